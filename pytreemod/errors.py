@@ -1,0 +1,154 @@
+"""The errors that pytreemod raises, and the grammar that their texts follow.
+
+Owns: one class per kind of mistake, and [`explain`][pytreemod.errors.explain], which lays out a
+text as *where: expected, got; places; cure as code*. Imports nothing of pytreemod.
+
+Every class also derives from the built-in that a Python user would catch, and all of them from
+`PytreemodError`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+
+class PytreemodError(Exception):
+    """Base of every error that pytreemod raises on its own account."""
+
+
+class ShapeError(PytreemodError, ValueError):
+    """An array has the wrong shape for the layer or function that it was given to."""
+
+
+class ArgumentError(PytreemodError, ValueError, TypeError):
+    """An argument is missing, misspelt, of the wrong type or out of range."""
+
+
+class FieldError(PytreemodError, TypeError, ValueError):
+    """A Module class is declared wrongly, or an instance was built wrongly."""
+
+
+class FrozenError(PytreemodError, FrozenInstanceError):
+    """Something was assigned to, or deleted from, a finished Module."""
+
+
+class SpecError(PytreemodError, ValueError, TypeError):
+    """A selector, filter spec, axes spec or `by` does not fit the tree it was applied to."""
+
+
+class StructureError(PytreemodError, ValueError):
+    """Two trees that must agree in structure, shape or type do not."""
+
+
+class StateError(PytreemodError, RuntimeError, ValueError):
+    """A State was used twice, asked for a token it does not hold, or given a misfit value."""
+
+
+class RngError(PytreemodError, TypeError, RuntimeError):
+    """A random key is missing, is no key, or was used where several were needed."""
+
+
+class TraceError(PytreemodError, RuntimeError):
+    """Something happened while a function was traced that would give a wrong program."""
+
+
+class DonatedError(PytreemodError, RuntimeError):
+    """An array was used whose memory an earlier call had given away."""
+
+
+MAX_PLACES = 5
+
+
+def explain(
+    where: str,
+    expected: str,
+    got: str,
+    *,
+    places: Iterable[str] = (),
+    cure: str | Sequence[str] = (),
+) -> str:
+    """Lay out an error text: `{where}: expected {expected}, got {got}.`, places, then the cure.
+
+    Args:
+        where: the layer's repr, or `function(argument)`.
+        expected: what would have been right.
+        got: what came instead, in short form (`f32[7,3]`, never a whole array).
+        places: one line for each place concerned; after five, "and N more".
+        cure: a sentence, then lines of code that the reader can paste.
+
+    Returns:
+        The text, several lines long.
+
+    Examples:
+        >>> print(explain("f(x)", "an array", "'a'", cure="write", places=["x[0]: 'a'"]))
+        f(x): expected an array, got 'a'.
+          at x[0]: 'a'
+          write
+    """
+    lines = [f"{where}: expected {expected}, got {got}."]
+    places = list(places)
+    lines += [f"  at {place}" for place in places[:MAX_PLACES]]
+    if len(places) > MAX_PLACES:
+        lines.append(f"  and {len(places) - MAX_PLACES} more")
+    cure = [cure] if isinstance(cure, str) else list(cure)
+    lines += [f"  {cure[0]}", *(f"      {line}" for line in cure[1:])] if cure else []
+    return "\n".join(lines)
+
+
+_SHORT_DTYPES = (
+    ("bfloat", "bf"),
+    ("float", "f"),
+    ("uint", "u"),
+    ("int", "i"),
+    ("complex", "c"),
+)
+
+
+def describe(value: Any) -> str:
+    """A value in short form for an error text: `f32[7,3]` for arrays, a clipped repr otherwise.
+
+    Args:
+        value: anything.
+
+    Returns:
+        At most about sixty characters.
+
+    Examples:
+        >>> import numpy as np
+        >>> describe(np.zeros((7, 3), np.float32)), describe("relu")
+        ('f32[7,3]', "'relu'")
+    """
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if isinstance(shape, tuple) and dtype is not None:
+        return f"{short_dtype(dtype)}[{','.join(map(str, shape))}]"
+    if isinstance(value, type):
+        return f"the class {value.__qualname__}"
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"the function {value.__qualname__}"
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"a value of type {type(value).__qualname__}"
+    text = " ".join(text.split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def short_dtype(dtype: Any) -> str:
+    """`float32` as `f32`, `bfloat16` as `bf16`, and so on.
+
+    Args:
+        dtype: a NumPy or JAX dtype.
+
+    Returns:
+        The short name.
+
+    Examples:
+        >>> import numpy as np
+        >>> short_dtype(np.dtype("float32"))
+        'f32'
+    """
+    name = str(getattr(dtype, "name", dtype))
+    for long, short in _SHORT_DTYPES:
+        if name.startswith(long):
+            return short + name[len(long) :]
+    return name

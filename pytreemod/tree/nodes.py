@@ -1,0 +1,112 @@
+"""How the tree room opens, names and rebuilds nodes, one level at a time.
+
+JAX's registry tells the children of every node. A class may tell more by carrying a *record*
+(its `__record__` attribute, an [`AbstractRecord`][pytreemod.tree.nodes.AbstractRecord]): which of
+its attributes are children, which are configuration, and what role each plays. Modules do. This
+room knows no Module, only records.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax.tree_util as jtu
+
+from pytreemod.typing import IsLeaf, PyTree
+
+DEFAULT_ROLE = "param"
+
+
+class AbstractRecord(ABC):
+    """What a class of frozen records tells the tree room about its instances."""
+
+    @abstractmethod
+    def names(self, node: Any) -> tuple[str, ...]:
+        """All fields of `node` that are set, in order."""
+
+    @abstractmethod
+    def data_names(self, node: Any) -> tuple[str, ...]:
+        """Those that are children of the pytree, in order."""
+
+    @abstractmethod
+    def role(self, name: str) -> str:
+        """The role that the field was declared with."""
+
+    @abstractmethod
+    def rebuild(self, node: Any, changes: dict[str, Any]) -> Any:
+        """A copy of `node` with some fields exchanged: no converter, no check, same split."""
+
+    @abstractmethod
+    def is_finished(self, node: Any) -> bool:
+        """Whether `node` can change no more."""
+
+    @abstractmethod
+    def early(self, node: Any) -> dict[str, Any] | None:
+        """What a pending copy of `node` must hold from the start; None if it cannot be pending."""
+
+    @abstractmethod
+    def shadow(self, node: Any, source: Any) -> Any:
+        """An instance of node's class whose fields are asked of `source` (see `pending`)."""
+
+
+def record_of(node: Any) -> AbstractRecord | None:
+    """The record of node's class, if it carries one."""
+    return getattr(type(node), "__record__", None)
+
+
+def is_node(value: Any) -> bool:
+    """Whether JAX's registry knows value's class: without opening the value where JAX can tell."""
+    ask = getattr(jtu, "is_tree_node", None)
+    if ask is not None:
+        return bool(ask(value))
+    return not jtu.treedef_is_leaf(jtu.tree_structure(value))
+
+
+def children_of(node: PyTree) -> list[tuple[Any, Any]] | None:
+    """The children of a node with their keys; None where `node` is a leaf."""
+    record = record_of(node)
+    if record is not None:
+        return [(jtu.GetAttrKey(name), getattr(node, name)) for name in record.data_names(node)]
+    pairs, _ = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+    if len(pairs) == 1 and not pairs[0][0]:
+        return None
+    return [(path[0], child) for path, child in pairs]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A leaf and how it is reached."""
+
+    path: tuple[Any, ...]
+    leaf: Any
+    nodes: tuple[Any, ...]
+    role: str
+
+
+def places(tree: PyTree, is_leaf: IsLeaf = None) -> Iterator[Place]:
+    """Every leaf of `tree` in JAX's order, with its path, the nodes above it and its role.
+
+    The innermost role that was given explicitly wins: a buffer inside a `"lora"` field is a
+    buffer, a plain parameter inside it is `"lora"`.
+    """
+    yield from _places(tree, is_leaf, (), (), DEFAULT_ROLE)
+
+
+def _places(
+    node: Any, is_leaf: IsLeaf, path: tuple[Any, ...], above: tuple[Any, ...], role: str
+) -> Iterator[Place]:
+    children = None if is_leaf is not None and is_leaf(node) else children_of(node)
+    if children is None:
+        yield Place(path, node, above, role)
+        return
+    record = record_of(node)
+    for key, child in children:
+        own = DEFAULT_ROLE if record is None else record.role(key.name)
+        yield from _places(
+            child,
+            is_leaf,
+            (*path, key),
+            (*above, node),
+            role if own == DEFAULT_ROLE else own,
+        )

@@ -1,0 +1,106 @@
+"""Splitting a tree in two by a filter spec, and putting the halves together again.
+
+**Law.** `combine(*partition(t, s))` equals `t`, for every tree `t` and every spec `s`.
+"""
+
+from typing import Any
+
+import jax.tree_util as jtu
+
+from pytreemod.tree.prefixes import mask_of
+from pytreemod.typing import FilterSpec, IsLeaf, PyTree
+
+
+def filter(
+    pytree: PyTree,
+    filter_spec: FilterSpec,
+    inverse: bool = False,
+    replace: Any = None,
+    is_leaf: IsLeaf = None,
+) -> PyTree:
+    """Keep the leaves that `filter_spec` picks; put `replace` in the place of the others.
+
+    Args:
+        pytree: any tree.
+        filter_spec: a selector, a predicate, a bool, or a prefix tree of these.
+        inverse: keep what is not picked instead.
+        replace: what stands for the leaves that go.
+        is_leaf: where to stop descending.
+
+    Returns:
+        A tree of the same structure.
+
+    Raises:
+        SpecError: the spec does not fit the tree.
+
+    Examples:
+        >>> filter([1, "a", 2.0], lambda x: isinstance(x, str))
+        [None, 'a', None]
+    """
+    leaves, treedef = jtu.tree_flatten(pytree, is_leaf=is_leaf)
+    mask = mask_of(filter_spec, pytree, is_leaf, where="filter(filter_spec)")
+    keep = not inverse
+    return treedef.unflatten(
+        [x if m is keep else replace for x, m in zip(leaves, mask, strict=True)]
+    )
+
+
+def partition(
+    pytree: PyTree, filter_spec: FilterSpec, replace: Any = None, is_leaf: IsLeaf = None
+) -> tuple[PyTree, PyTree]:
+    """Split a tree in two: the leaves that `filter_spec` picks, and the rest.
+
+    Args:
+        pytree: any tree.
+        filter_spec: a selector, a predicate, a bool, or a prefix tree of these.
+        replace: what stands for a leaf in the half that it is not in.
+        is_leaf: where to stop descending.
+
+    Returns:
+        Two trees of the same structure.
+
+    Raises:
+        SpecError: the spec does not fit the tree.
+
+    Examples:
+        >>> partition([1, "a"], lambda x: isinstance(x, str))
+        ([None, 'a'], [1, None])
+    """
+    leaves, treedef = jtu.tree_flatten(pytree, is_leaf=is_leaf)
+    mask = mask_of(filter_spec, pytree, is_leaf, where="partition(filter_spec)")
+    pairs = list(zip(leaves, mask, strict=True))
+    return (
+        treedef.unflatten([x if m else replace for x, m in pairs]),
+        treedef.unflatten([replace if m else x for x, m in pairs]),
+    )
+
+
+def combine(*pytrees: PyTree, is_leaf: IsLeaf = None) -> PyTree:
+    """Put trees of one structure together: at each place, the first leaf that is not None.
+
+    Args:
+        *pytrees: trees that agree but for their Nones.
+        is_leaf: where to stop descending.
+
+    Returns:
+        One tree.
+
+    Raises:
+        ValueError: the structures differ.
+
+    Examples:
+        >>> combine([None, "a"], [1, None])
+        [1, 'a']
+    """
+
+    def stop(node: Any) -> bool:
+        return node is None or (is_leaf is not None and is_leaf(node))
+
+    return jtu.tree_map(_first, *pytrees, is_leaf=stop)
+
+
+def _first(*leaves: Any) -> Any:
+    for leaf in leaves:
+        if leaf is not None:
+            return leaf
+    return None

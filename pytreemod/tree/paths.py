@@ -1,0 +1,87 @@
+"""Paths as text: `layers[2].weight`, and patterns over them: `layers.*.weight`."""
+
+import re
+from fnmatch import fnmatchcase
+from typing import Any
+
+import jax.tree_util as jtu
+
+from pytreemod.errors import SpecError, explain
+
+
+def step_name(key: Any) -> str:
+    """One step of a path as a bare word: the attribute's name, the index, the dict's key."""
+    if isinstance(key, jtu.GetAttrKey):
+        return key.name
+    if isinstance(key, jtu.SequenceKey):
+        return str(key.idx)
+    if isinstance(key, (jtu.DictKey, jtu.FlattenedIndexKey)):
+        return str(key.key)
+    return str(getattr(key, "name", key))
+
+
+def path_text(path: tuple[Any, ...], root: str = "") -> str:
+    """A JAX key path as the reader would write the access.
+
+    Args:
+        path: keys, as `jax.tree_util` gives them.
+        root: what the path starts from, such as an argument's name.
+
+    Returns:
+        `layers[2].weight`, `batch['x']`; `root` itself (or `<root>`) for the empty path.
+
+    Examples:
+        >>> path_text((jtu.GetAttrKey("layers"), jtu.SequenceKey(2), jtu.GetAttrKey("weight")))
+        'layers[2].weight'
+    """
+    text = root
+    for key in path:
+        if isinstance(key, jtu.GetAttrKey):
+            text += f".{key.name}" if text else key.name
+        elif isinstance(key, jtu.SequenceKey):
+            text += f"[{key.idx}]"
+        elif isinstance(key, jtu.DictKey):
+            text += f"[{key.key!r}]"
+        else:
+            text += f"[<{step_name(key)}>]"
+    return text or "<root>"
+
+
+_STEP = re.compile(r"\[\s*(?:'([^']*)'|\"([^\"]*)\"|([^\]]*))\s*\]|([^.\[\]]+)")
+
+
+def parse_pattern(pattern: str) -> tuple[str, ...]:
+    """Split `layers[2].*.weight` (or `layers.2.*.weight`) into its steps.
+
+    Raises:
+        SpecError: the pattern is empty or has an empty step.
+    """
+    steps: list[str] = []
+    position = 0
+    while position < len(pattern):
+        found = _STEP.match(pattern, position)
+        if found is None:
+            break
+        steps.append(next(group for group in found.groups() if group is not None).strip())
+        position = found.end()
+        if pattern[position : position + 1] == "." and position + 1 < len(pattern):
+            position += 1
+    if position != len(pattern) or not steps:
+        raise SpecError(
+            explain(
+                f"select.path({pattern!r})",
+                "steps joined by dots",
+                f"a stray character at position {position}",
+                cure=["write, for instance", 'select.path("layers.*.weight")'],
+            )
+        )
+    return tuple(steps)
+
+
+def matches(steps: tuple[str, ...], names: tuple[str, ...]) -> bool:
+    """Whether a pattern matches a path or a node above it (`*`: one step, `**`: any number)."""
+    if not steps:
+        return True
+    if steps[0] == "**":
+        return any(matches(steps[1:], names[i:]) for i in range(len(names) + 1))
+    return bool(names) and fnmatchcase(names[0], steps[0]) and matches(steps[1:], names[1:])

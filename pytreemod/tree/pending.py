@@ -1,0 +1,61 @@
+"""Records whose fields are worked out when they are first read.
+
+Records are immutable, so one may be handed out before it is filled in: nobody can tell the
+difference, and much of the time nobody looks. The model that a jitted step returns goes straight
+into the next call; it keeps its flat list of arrays, and its hundreds of nodes are built only if
+somebody reads a field. `tree_at` uses the same door for the stand-ins it shows to `where`.
+
+A class takes part by a `__getattr__` that asks [`read`][pytreemod.tree.pending.read]. It gets one
+when its first instance is handed out unfinished, not before: on Python 3.11 the interpreter reads
+every attribute more slowly in a class that has a `__getattr__`, even one that is never called
+(35 ns in place of 7; from 3.12 on it costs nothing).
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+PENDING = "<pending>"
+
+
+class AbstractSource(ABC):
+    """Where the fields of a pending record come from."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def read(self, node: Any, name: str) -> None:
+        """Put at least the field `name`, if there is one, into `node.__dict__`."""
+
+    @abstractmethod
+    def settle(self, node: Any) -> None:
+        """Put all fields into `node.__dict__`, with what else makes it a finished record."""
+
+
+def read(node: Any, name: str) -> Any:
+    """The body of `__getattr__`: fill a pending record in, then look again.
+
+    Raises:
+        AttributeError: there is no such attribute.
+    """
+    fields = node.__dict__
+    source = fields.get(PENDING)
+    if source is not None:
+        source.read(node, name)
+    # Looked up even if nothing was pending: another thread may have just filled the record in.
+    try:
+        return fields[name]
+    except KeyError:
+        message = f"{type(node).__qualname__!r} object has no attribute {name!r}"
+        raise AttributeError(message, name=name, obj=node) from None
+
+
+def open_to_waiting(cls: type) -> None:
+    """Let instances of `cls` be pending."""
+    type.__setattr__(cls, "__getattr__", read)
+
+
+def settle(node: Any) -> None:
+    """Fill `node` in now, if it is pending."""
+    source = node.__dict__.get(PENDING)
+    if source is not None:
+        source.settle(node)

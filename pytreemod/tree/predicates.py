@@ -1,0 +1,83 @@
+"""Predicates on leaves: which of them are arrays.
+
+NumPy arrays and scalars count as arrays everywhere: they are traced, mapped and differentiated
+as JAX arrays are.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_ARRAYS = (jax.Array, np.ndarray, np.generic)
+_NUMBERS = (bool, int, float, complex)
+
+
+def is_array(element: Any) -> bool:
+    """Whether `element` is a JAX array, a tracer, a NumPy array or a NumPy scalar.
+
+    Args:
+        element: anything.
+
+    Returns:
+        True for arrays only.
+
+    Examples:
+        >>> is_array(jnp.ones(3)), is_array(np.float32(1)), is_array(1.0)
+        (True, True, False)
+    """
+    return isinstance(element, _ARRAYS)
+
+
+def is_array_like(element: Any) -> bool:
+    """Whether JAX could make an array of `element`: arrays, Python numbers, `__jax_array__`.
+
+    Args:
+        element: anything.
+
+    Returns:
+        True for arrays, bools, ints, floats, complex numbers, and objects with `__jax_array__`.
+
+    Examples:
+        >>> is_array_like(1.0), is_array_like("1.0")
+        (True, False)
+    """
+    return isinstance(element, _ARRAYS + _NUMBERS) or hasattr(element, "__jax_array__")
+
+
+def is_inexact_array(element: Any) -> bool:
+    """Whether `element` is an array of floating or complex numbers.
+
+    Args:
+        element: anything.
+
+    Returns:
+        True for floating and complex arrays, NumPy ones included.
+
+    Examples:
+        >>> is_inexact_array(jnp.ones(3)), is_inexact_array(jnp.arange(3))
+        (True, False)
+    """
+    return isinstance(element, _ARRAYS) and bool(jnp.issubdtype(element.dtype, jnp.inexact))
+
+
+def is_inexact_array_like(element: Any) -> bool:
+    """Whether JAX could make a floating or complex array of `element`.
+
+    Args:
+        element: anything.
+
+    Returns:
+        True for inexact arrays, floats, complex numbers, and objects whose `__jax_array__` gives
+        an inexact array.
+
+    Examples:
+        >>> is_inexact_array_like(1.0), is_inexact_array_like(1)
+        (True, False)
+    """
+    if hasattr(element, "__jax_array__"):
+        element = element.__jax_array__()
+    return is_inexact_array(element) or (
+        isinstance(element, (float, complex)) and not isinstance(element, bool)
+    )

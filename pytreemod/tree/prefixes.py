@@ -1,0 +1,236 @@
+"""Prefix trees: a value, or a rule, for every leaf of a tree.
+
+Wherever a transform takes one value for each leaf (an axis, a spec, a bool), it takes a *prefix*:
+one value for the whole tree, a tree of values whose leaves stand for whole subtrees, a rule
+[`by`][pytreemod.by] anywhere inside it, or a Module that holds values in the place of its data.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.tree_util as jtu
+
+from pytreemod.errors import SpecError, describe, explain
+from pytreemod.tree.nodes import children_of, places, record_of
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.selecting import Selector, as_bool, as_selector, refuse_no_match
+from pytreemod.typing import FilterSpec, IsLeaf, PyTree
+
+Resolve = Callable[[Any, PyTree, tuple[Any, ...]], list[Any]]
+
+
+class By:
+    """A rule that gives each leaf the value of the first selector that picks it.
+
+    Made by [`by`][pytreemod.by]; accepted wherever a prefix tree is.
+    """
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: Sequence[tuple[Selector, Any]]):
+        self.items = tuple(items)
+
+    def values(
+        self, tree: PyTree, is_leaf: IsLeaf = None, root: str = "", strict: bool = True
+    ) -> list[Any]:
+        """The value for each leaf of `tree`, in JAX's order.
+
+        With `strict=False`, a path that matches nothing is let pass: it may be meant for another
+        tree that the rule is applied to.
+
+        Raises:
+            SpecError: no selector picks some leaf, or a path in the rule matches nothing.
+        """
+        spots = list(places(tree, is_leaf))
+        values: list[Any] = [None] * len(spots)
+        free = [True] * len(spots)
+        for selector, value in self.items:
+            picked = selector.pick(spots, tree, is_leaf)
+            if strict and selector.must_match and not any(picked):
+                refuse_no_match(selector, spots)
+            for i, hit in enumerate(picked):
+                if hit and free[i]:
+                    values[i], free[i] = value, False
+        lost = [path_text(spot.path, root) for spot, f in zip(spots, free, strict=True) if f]
+        if lost:
+            raise SpecError(
+                explain(
+                    repr(self),
+                    "a value for every leaf",
+                    f"none for {len(lost)} of {len(spots)}",
+                    places=lost,
+                    cure=["give the rest a default:", "pm.by({..., ...: default})"],
+                )
+            )
+        return values
+
+    def __repr__(self) -> str:
+        return f"by({{{', '.join(f'{s!r}: {v!r}' for s, v in self.items)}}})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, By) and self.items == other.items
+
+    def __hash__(self) -> int:
+        return hash(self.items)
+
+
+def by(rules: dict[Any, Any]) -> By:
+    """A prefix tree as a rule: `pm.by({selector: value, ..., ...: default})`.
+
+    The rule is resolved against the tree that it stands for: the first selector that picks a
+    leaf gives its value, and a leaf that nothing picks is an error that names it. Selectors are
+    written as everywhere: `select.path(...)` or a string, a class for `select.type`, a predicate;
+    the key `...` is the default, wherever it stands.
+
+    Args:
+        rules: from selectors to values.
+
+    Returns:
+        A value to pass as `in_axes`, `out_axes`, or any other prefix; it may stand anywhere
+        inside a prefix tree.
+
+    Raises:
+        SpecError: `rules` is no dict, or is empty.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> axes = pm.by({"x": 0, ...: None})
+        >>> f = pm.filter_vmap(lambda d: d["x"] * d["y"], in_axes=(axes,))
+        >>> f({"x": jnp.arange(3.0), "y": jnp.asarray(2.0)})
+        Array([0., 2., 4.], dtype=float32)
+    """
+    if not isinstance(rules, dict) or not rules:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise SpecError(
+            explain(
+                "by(rules)",
+                "a dict from selectors to values",
+                describe(rules),
+                cure=["write, for instance", "pm.by({pm.nn.BatchNorm: 0, ...: None})"],
+            )
+        )
+    ordered = [item for item in rules.items() if item[0] is not ...]
+    if ... in rules:
+        ordered.append((..., rules[...]))
+    return By([(as_selector(key), value) for key, value in ordered])
+
+
+def refuse_unmatched(rule: By, trees: Sequence[PyTree]) -> None:
+    """Refuse a path in a rule for several trees that matches nothing in any of them.
+
+    Raises:
+        SpecError: there is one.
+    """
+    spots = [spot for tree in trees for spot in places(tree)]
+    for selector, _ in rule.items:
+        if selector.must_match and not any(
+            any(selector.pick(list(places(tree)), tree, None)) for tree in trees
+        ):
+            refuse_no_match(selector, spots)
+
+
+def spread(
+    spec: Any,
+    tree: PyTree,
+    *,
+    resolve: Resolve,
+    stops: Callable[[Any], bool],
+    where: str,
+    path: tuple[Any, ...] = (),
+) -> list[Any]:
+    """Give every leaf of `tree` what `spec`, a prefix of it, says.
+
+    Args:
+        spec: the prefix.
+        tree: the tree.
+        resolve: turns one leaf of the prefix, the subtree that it stands for and that subtree's
+            path into a list with one value for each leaf of the subtree.
+        stops: which nodes of `spec` are its leaves.
+        where: what to call the prefix in errors.
+        path: where `tree` stands in the whole.
+
+    Returns:
+        One value for each leaf.
+
+    Raises:
+        SpecError: `spec` is not a prefix of `tree`; the path is named.
+    """
+    inner = None if stops(spec) else children_of(spec)
+    if inner is None:
+        return resolve(spec, tree, path)
+    children = children_of(tree)
+    if children is None or not _alike(spec, tree):
+        _refuse_mismatch(spec, tree, where, path)
+        return []
+    if record_of(tree) is not None:
+        parts = [getattr(spec, key.name, None) for key, _ in children]
+    else:
+        if [key for key, _ in inner] != [key for key, _ in children]:
+            _refuse_mismatch(spec, tree, where, path)
+        parts = [part for _, part in inner]
+    values: list[Any] = []
+    for part, (key, child) in zip(parts, children, strict=True):
+        values += spread(
+            part, child, resolve=resolve, stops=stops, where=where, path=(*path, key)
+        )
+    return values
+
+
+def _alike(spec: Any, tree: Any) -> bool:
+    return type(spec) is type(tree)
+
+
+def _refuse_mismatch(spec: Any, tree: Any, where: str, path: tuple[Any, ...]) -> None:
+    raise SpecError(
+        explain(
+            where,
+            "a prefix of the tree that it is for",
+            "another structure",
+            places=[f"{path_text(path)}: {_kind(spec)} where the tree has {_kind(tree)}"],
+        )
+    )
+
+
+def _kind(node: Any) -> str:
+    children = children_of(node)
+    if children is None:
+        return describe(node)
+    name = type(node).__qualname__
+    return f"{name} of {len(children)}" if isinstance(node, (tuple, list, dict)) else name
+
+
+def _is_filter_leaf(spec: Any) -> bool:
+    return isinstance(spec, (Selector, By, str, type, bool)) or spec is ...
+
+
+def mask_of(spec: FilterSpec, tree: PyTree, is_leaf: IsLeaf = None, *, where: str) -> list[bool]:
+    """One bool for each leaf of `tree`, from anything that may stand as a filter spec.
+
+    Args:
+        spec: a selector or what may stand in its place, `by` with bools, or a prefix tree.
+        tree: the tree.
+        is_leaf: where to stop descending.
+        where: what to call `spec` in errors.
+
+    Returns:
+        A list as long as `jax.tree.leaves(tree, is_leaf)`.
+
+    Raises:
+        SpecError: the spec is no prefix, or gives something other than bools.
+    """
+    if callable(spec) and not isinstance(spec, type) and children_of(spec) is None:
+        return [as_bool(spec(leaf), where) for leaf in jtu.tree_leaves(tree, is_leaf=is_leaf)]
+    if isinstance(spec, Selector):
+        return spec.mask(tree, is_leaf)
+
+    def resolve(value: Any, subtree: PyTree, path: tuple[Any, ...]) -> list[bool]:
+        if isinstance(value, By):
+            picked = value.values(subtree, is_leaf, path_text(path) if path else "")
+            return [as_bool(v, where) for v in picked]
+        if isinstance(value, bool):
+            return [value] * len(jtu.tree_leaves(subtree, is_leaf=is_leaf))
+        if not _is_filter_leaf(value) and not callable(value):
+            as_bool(value, where)
+        return as_selector(value).mask(subtree, is_leaf)
+
+    return spread(spec, tree, resolve=resolve, stops=_is_filter_leaf, where=where)

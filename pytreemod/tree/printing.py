@@ -1,0 +1,80 @@
+"""Trees as text."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import wadler_lindig as wl
+
+from pytreemod.errors import short_dtype
+from pytreemod.typing import PyTree
+
+
+def tree_pformat(
+    pytree: PyTree,
+    *,
+    width: int = 80,
+    indent: int = 2,
+    short_arrays: bool = True,
+    struct_as_array: bool = False,
+    truncate_leaf: Callable[[Any], bool] | None = None,
+) -> str:
+    """A tree as readable text, arrays as `f32[3,4]`.
+
+    Args:
+        pytree: any tree.
+        width: characters in a line, where they suffice.
+        indent: characters by which each level is indented.
+        short_arrays: `f32[3,4]` in place of an array's values.
+        struct_as_array: print a `jax.ShapeDtypeStruct` as if it were an array.
+        truncate_leaf: nodes to print as their type's name alone.
+
+    Returns:
+        The text.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> tree_pformat({"a": jnp.ones((3, 4)), "b": "text"})
+        "{'a': f32[3,4], 'b': 'text'}"
+    """
+
+    def custom(node: Any) -> wl.AbstractDoc | None:
+        if truncate_leaf is not None and truncate_leaf(node):
+            return wl.TextDoc(f"{type(node).__name__}(...)")
+        if struct_as_array and isinstance(node, jax.ShapeDtypeStruct):
+            return wl.array_summary(node.shape, short_dtype(node.dtype), None)
+        if short_arrays and isinstance(node, (jax.Array, np.ndarray)):
+            return _array_doc(node)
+        return None
+
+    return wl.pformat(
+        pytree,
+        width=width,
+        indent=indent,
+        custom=custom,
+        short_arrays=short_arrays,
+        hide_defaults=False,
+    )
+
+
+def _array_doc(array: Any) -> wl.AbstractDoc:
+    dtype = short_dtype(array.dtype)
+    if getattr(array, "weak_type", False):
+        dtype = f"weak_{dtype}"
+    kind = None if isinstance(array, jax.Array) else "numpy"
+    return wl.array_summary(tuple(array.shape), dtype, kind)
+
+
+def tree_pprint(pytree: PyTree, **options: Any) -> None:
+    """Print what [`tree_pformat`][pytreemod.tree_pformat] gives.
+
+    Args:
+        pytree: any tree.
+        **options: as for `tree_pformat`.
+
+    Examples:
+        >>> tree_pprint([1, "a"])
+        [1, 'a']
+    """
+    print(tree_pformat(pytree, **options))

@@ -1,0 +1,256 @@
+"""Selectors: one language for "which leaves".
+
+A selector is a value that says, for every leaf of a tree, whether that leaf is meant. Selectors
+form a Boolean algebra under `&`, `|` and `~`: for every tree, the mask of `a & b` is the
+leaf-wise *and* of the masks of `a` and `b`, and so on. The constructors that users write
+(`select.path`, `select.type`, `select.role`, `select.at`) are in
+[`selectors`][pytreemod.tree.selectors].
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Any
+
+import jax
+
+from pytreemod.errors import SpecError, describe, explain
+from pytreemod.tree.locating import locate
+from pytreemod.tree.nodes import Place, places
+from pytreemod.tree.paths import matches, parse_pattern, path_text, step_name
+from pytreemod.typing import IsLeaf, PyTree, Where
+
+MAX_NAMED = 8
+
+
+class Selector(ABC):
+    """Says which leaves of a tree are meant; combine with `&`, `|` and `~`."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+        """One bool for each leaf of `tree`, whose places are `spots`."""
+
+    @property
+    def must_match(self) -> bool:
+        """Whether matching no leaf at all is a mistake (a misspelt path)."""
+        return False
+
+    def mask(self, tree: PyTree, is_leaf: IsLeaf = None) -> list[bool]:
+        """One bool for each leaf of `tree`, in JAX's order.
+
+        Args:
+            tree: any tree.
+            is_leaf: where to stop descending.
+
+        Returns:
+            A list as long as `jax.tree.leaves(tree, is_leaf)`.
+
+        Raises:
+            SpecError: a path or an access was named that is not in the tree.
+        """
+        spots = list(places(tree, is_leaf))
+        picked = self.pick(spots, tree, is_leaf)
+        if self.must_match and not any(picked):
+            refuse_no_match(self, spots)
+        return picked
+
+    def __and__(self, other: Any) -> "Selector":
+        return _Both(self, as_selector(other))
+
+    def __rand__(self, other: Any) -> "Selector":
+        return _Both(as_selector(other), self)
+
+    def __or__(self, other: Any) -> "Selector":
+        return _Either(self, as_selector(other))
+
+    def __ror__(self, other: Any) -> "Selector":
+        return _Either(as_selector(other), self)
+
+    def __invert__(self) -> "Selector":
+        return _Without(self)
+
+
+def refuse_no_match(selector: Selector, spots: Sequence[Place]) -> None:
+    """Raise the error for a selector that names something which is not there."""
+    names = [path_text(spot.path) for spot in spots]
+    shown = ", ".join(names[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")
+    raise SpecError(
+        explain(
+            repr(selector),
+            "a pattern that matches at least one leaf",
+            "none",
+            cure=f"the tree has: {shown or 'no leaves'}",
+        )
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class PathSelector(Selector):
+    """Leaves whose path, or the path of a node above them, matches a pattern."""
+
+    pattern: str
+    steps: tuple[str, ...]
+
+    @property
+    def must_match(self) -> bool:
+        return True
+
+    def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+        return [matches(self.steps, tuple(map(step_name, spot.path))) for spot in spots]
+
+    def __repr__(self) -> str:
+        return f"select.path({self.pattern!r})"
+
+
+@dataclass(frozen=True, repr=False)
+class TypeSelector(Selector):
+    """Leaves of the given types, and all leaves below nodes of these types."""
+
+    types: tuple[type, ...]
+
+    def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+        return [
+            isinstance(spot.leaf, self.types) or any(isinstance(n, self.types) for n in spot.nodes)
+            for spot in spots
+        ]
+
+    def __repr__(self) -> str:
+        return f"select.type({', '.join(t.__qualname__ for t in self.types)})"
+
+
+@dataclass(frozen=True, repr=False)
+class RoleSelector(Selector):
+    """Leaves that were declared with one of the given roles."""
+
+    roles: tuple[str, ...]
+
+    def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+        return [spot.role in self.roles for spot in spots]
+
+    def __repr__(self) -> str:
+        return f"select.role({', '.join(map(repr, self.roles))})"
+
+
+@dataclass(frozen=True, repr=False)
+class AccessSelector(Selector):
+    """Leaves at or below the nodes that an access function returns."""
+
+    where: Where
+
+    def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+        found = locate(self.where, tree, is_leaf, "select.at(where)")
+        starts = [target.path for target in found.targets]
+        return [any(spot.path[: len(s)] == s for s in starts) for spot in spots]
+
+    def __repr__(self) -> str:
+        return f"select.at({getattr(self.where, '__qualname__', self.where)})"
+
+
+@dataclass(frozen=True, repr=False)
+class _Predicate(Selector):
+    predicate: Any
+
+    def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+        return [as_bool(self.predicate(spot.leaf), repr(self)) for spot in spots]
+
+    def __repr__(self) -> str:
+        return getattr(self.predicate, "__qualname__", repr(self.predicate))
+
+
+@dataclass(frozen=True, repr=False)
+class _Constant(Selector):
+    value: bool
+
+    def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+        return [self.value] * len(spots)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+@dataclass(frozen=True, repr=False)
+class _Both(Selector):
+    left: Selector
+    right: Selector
+
+    def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+        left = self.left.pick(spots, tree, is_leaf)
+        return [a and b for a, b in zip(left, self.right.pick(spots, tree, is_leaf), strict=True)]
+
+    def __repr__(self) -> str:
+        return f"({self.left!r} & {self.right!r})"
+
+
+@dataclass(frozen=True, repr=False)
+class _Either(Selector):
+    left: Selector
+    right: Selector
+
+    def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+        left = self.left.pick(spots, tree, is_leaf)
+        return [a or b for a, b in zip(left, self.right.pick(spots, tree, is_leaf), strict=True)]
+
+    def __repr__(self) -> str:
+        return f"({self.left!r} | {self.right!r})"
+
+
+@dataclass(frozen=True, repr=False)
+class _Without(Selector):
+    inner: Selector
+
+    def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+        return [not a for a in self.inner.pick(spots, tree, is_leaf)]
+
+    def __repr__(self) -> str:
+        return f"~{self.inner!r}"
+
+
+def as_bool(value: Any, where: str) -> bool:
+    """A predicate's answer as a bool; tracers and non-bools are refused."""
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, jax.core.Tracer) and getattr(value, "dtype", None) == bool:
+        return bool(value)
+    got = "a traced array" if isinstance(value, jax.core.Tracer) else describe(value)
+    raise SpecError(explain(where, "True or False for each leaf", got))
+
+
+def as_selector(spec: Any) -> Selector:
+    """A selector from whatever may stand in its place.
+
+    Args:
+        spec: a Selector; a class (`select.type`); a string (`select.path`); `True`, `False` or
+            `...`; a predicate on leaves.
+
+    Returns:
+        The selector.
+
+    Raises:
+        SpecError: `spec` is none of these.
+    """
+    if isinstance(spec, Selector):
+        return spec
+    if isinstance(spec, str):
+        return path_selector(spec)
+    if isinstance(spec, bool | EllipsisType):
+        return _Constant(spec is not False)
+    if isinstance(spec, type):
+        return TypeSelector((spec,))
+    if callable(spec):
+        return _Predicate(spec)
+    raise SpecError(
+        explain(
+            "selector",
+            "a selector, a class, a path, a bool or a predicate",
+            describe(spec),
+            cure=["write, for instance", 'select.path("layers.*.weight")'],
+        )
+    )
+
+
+def path_selector(pattern: str) -> PathSelector:
+    """The selector of a path pattern."""
+    return PathSelector(pattern, parse_pattern(pattern))

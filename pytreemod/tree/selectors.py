@@ -1,0 +1,97 @@
+"""The selectors that users write; `pytreemod.select` is this file.
+
+**Laws.** For selectors `a`, `b` and every tree: `(a & b)`, `(a | b)` and `~a` pick leaf by leaf
+what *and*, *or* and *not* say, so that De Morgan's laws, distributivity and double negation hold.
+"""
+
+import builtins
+
+from pytreemod.tree.selecting import (
+    AccessSelector,
+    PathSelector,
+    RoleSelector,
+    Selector,
+    TypeSelector,
+    path_selector,
+)
+from pytreemod.typing import Where
+
+__all__ = ["Selector", "at", "path", "role", "type"]
+
+
+def path(pattern: str) -> PathSelector:
+    """Leaves by path: `select.path("blocks.*.attention")`.
+
+    A step is an attribute's name, an index or a dict key; `*` stands for one step, `**` for any
+    number, and within a step `*` and `?` work as in file names. `layers[2].weight` and
+    `layers.2.weight` mean the same. A pattern that matches a node picks all leaves below it.
+
+    Args:
+        pattern: the steps.
+
+    Returns:
+        A selector. Alone, it refuses a tree in which it matches nothing.
+
+    Raises:
+        SpecError: the pattern is malformed.
+
+    Examples:
+        >>> import pytreemod as pm
+        >>> pm.filter({"a": [1, 2], "b": 3}, pm.select.path("a.*"))
+        {'a': [1, 2], 'b': None}
+    """
+    return path_selector(pattern)
+
+
+def type(*types: builtins.type) -> TypeSelector:
+    """Every leaf below a node of one of the given types, and leaves of these types.
+
+    Args:
+        *types: classes.
+
+    Returns:
+        A selector.
+
+    Examples:
+        >>> import pytreemod as pm
+        >>> pm.filter([(1, 2), 3], pm.select.type(tuple))
+        [(1, 2), None]
+    """
+    return TypeSelector(types)
+
+
+def role(*roles: str) -> RoleSelector:
+    """Leaves by the role given in `field(role=...)`; `"param"` is the default role.
+
+    Args:
+        *roles: names of roles.
+
+    Returns:
+        A selector.
+
+    Examples:
+        >>> import pytreemod as pm
+        >>> class Scaled(pm.Module):
+        ...     weight: float
+        ...     mean: float = pm.buffer()
+        >>> pm.filter(Scaled(1.0, 2.0), pm.select.role("buffer"))
+        Scaled(weight=None, mean=2.0)
+    """
+    return RoleSelector(roles)
+
+
+def at(where: Where) -> AccessSelector:
+    """Leaves by access, as in [`tree_at`][pytreemod.tree_at]: `select.at(lambda m: m.head)`.
+
+    Args:
+        where: from the tree to a node, or to a sequence of nodes.
+
+    Returns:
+        A selector of everything at or below these nodes.
+
+    Examples:
+        >>> import pytreemod as pm
+        >>> pm.filter({"a": [1, 2], "b": 3}, pm.select.at(lambda t: t["a"][0]))
+        {'a': [1, None], 'b': None}
+    """
+    return AccessSelector(where)

@@ -1,0 +1,229 @@
+"""The arrays of a record as one flat list, kept with the record.
+
+A record never changes, so what flattening it gives never changes either, and the second call with
+the same model need not flatten it again. Only containers of other kinds inside it could have been
+changed meanwhile: lists and dicts are remembered with what they held, and compared, element by
+element by identity, before a snapshot is used again. A tree with nodes of unknown kinds is never
+remembered.
+
+A record that a transform returns starts from the other end: it is handed out *pending*, with its
+snapshot, and its nodes are built when somebody reads a field.
+"""
+
+import weakref
+from collections.abc import Sequence
+from operator import is_
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+
+from pytreemod.tree.nodes import record_of
+from pytreemod.tree.pending import PENDING, AbstractSource
+from pytreemod.tree.predicates import is_array
+from pytreemod.typing import PyTree
+
+SNAPSHOT = "<snapshot>"
+
+
+class Static:
+    """A value that is compared safely: same object, or same type and a plain True from `==`."""
+
+    __slots__ = ("hash", "value")
+
+    def __init__(self, value: Any):
+        self.value = value
+        self.hash = hash(value)
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Static):
+            return NotImplemented
+        mine, others = self.value, other.value
+        if mine is others:
+            return True
+        if type(mine) is not type(others):
+            return False
+        # `==` may give anything, or raise: only a plain True makes two values the same.
+        try:
+            return (mine == others) is True or (mine != mine and others != others)
+        except Exception:
+            return False
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+_EXACT = (int, str, bytes, bool, type(None))
+
+
+def static_token(value: Any) -> Any:
+    """What stands for a static value in a key: equal exactly if a trace can be used again.
+
+    `1`, `1.0` and `True` are equal in Python, and so are `0.0` and `-0.0`; programs tell them
+    apart. NaN is not equal to itself; programs do not care.
+    """
+    if type(value) is float:
+        return value if value == value and value != 0.0 else repr(value)
+    return value if type(value) in _EXACT else Static(value)
+
+
+class Structure:
+    """All that is not arrays in a tree; the same object for equal trees.
+
+    Because equal structures are one object, comparing two of them, and hashing one, costs nothing.
+    """
+
+    __slots__ = ("__weakref__", "count", "positions", "statics", "treedef")
+
+    def __init__(
+        self, treedef: Any, positions: tuple[int, ...] | None, statics: tuple[Any, ...]
+    ):
+        self.treedef = treedef
+        self.positions = positions
+        self.statics = statics
+        self.count = treedef.num_leaves if positions is None else len(positions)
+
+    def assemble(self, arrays: Sequence[Any]) -> PyTree:
+        """Put the tree together from its arrays."""
+        if self.positions is None:
+            return self.treedef.unflatten(arrays)
+        leaves = list(self.statics)
+        for position, array in zip(self.positions, arrays, strict=True):
+            leaves[position] = array
+        return self.treedef.unflatten(leaves)
+
+
+def divide(tree: PyTree) -> tuple[list[Any], Structure]:
+    """The arrays of a tree, and a structure of its own for the rest; nothing need be hashable."""
+    leaves, treedef = jtu.tree_flatten(tree)
+    positions = tuple(i for i, leaf in enumerate(leaves) if is_array(leaf))
+    statics = tuple(None if is_array(leaf) else leaf for leaf in leaves)
+    return [leaves[i] for i in positions], Structure(treedef, positions, statics)
+
+
+_structures: "weakref.WeakValueDictionary[Any, Structure]" = weakref.WeakValueDictionary()
+
+
+def structure_of(leaves: Sequence[Any], treedef: Any) -> tuple[list[Any], Structure]:
+    """Divide flattened leaves into arrays and the structure that holds all else.
+
+    Raises:
+        TypeError: a leaf that is no array cannot be hashed.
+    """
+    marks = [is_array(leaf) for leaf in leaves]
+    if all(marks):
+        positions, statics, tokens = None, (), ()
+        arrays = list(leaves)
+    else:
+        positions = tuple(i for i, mark in enumerate(marks) if mark)
+        statics = tuple(None if m else leaf for m, leaf in zip(marks, leaves, strict=True))
+        tokens = tuple((type(x), static_token(x)) for x in statics)
+        arrays = [leaves[i] for i in positions]
+    key = (treedef, positions, tokens)
+    structure = _structures.get(key)
+    if structure is None:
+        # Two threads may both come here: setdefault makes them agree.
+        structure = _structures.setdefault(key, Structure(treedef, positions, statics))
+    return arrays, structure
+
+
+class Snapshot(AbstractSource):
+    """A record's arrays and structure, with the containers that must not have changed."""
+
+    __slots__ = ("arrays", "containers", "structure")
+
+    def __init__(
+        self,
+        arrays: list[Any],
+        structure: Structure,
+        containers: tuple[tuple[Any, Any, Any], ...] | None,
+    ):
+        self.arrays = arrays
+        self.structure = structure
+        # None: there are containers, but none has been handed out yet.
+        self.containers = containers
+
+    def read(self, node: Any, name: str) -> None:
+        self.settle(node)
+
+    def settle(self, node: Any) -> None:
+        fields = node.__dict__
+        built = self.structure.assemble(self.arrays)
+        for name, value in built.__dict__.items():
+            fields.setdefault(name, value)
+        if self.containers is not None:
+            fields[SNAPSHOT] = self
+        fields.pop(PENDING, None)
+
+    def is_current(self) -> bool:
+        """Whether the remembered containers still hold what they held."""
+        for container, keys, values in self.containers or ():
+            if len(container) != len(values):
+                return False
+            if keys is None:
+                if not all(map(is_, container, values)):
+                    return False
+            elif tuple(container) != keys or not all(map(is_, container.values(), values)):
+                return False
+        return True
+
+
+def snapshot_of(node: Any) -> Snapshot:
+    """The snapshot of a record: the one kept with it if it still holds, or a new one.
+
+    Raises:
+        TypeError: a leaf that is no array cannot be hashed.
+    """
+    fields = node.__dict__
+    kept = fields.get(PENDING)
+    if type(kept) is Snapshot:
+        return kept
+    kept = fields.get(SNAPSHOT)
+    if kept is not None and (not kept.containers or kept.is_current()):
+        return kept
+    return _take(node)
+
+
+class _Spy:
+    """Notes, while a tree is flattened, the containers in it that could be changed."""
+
+    def __init__(self) -> None:
+        self.containers: list[tuple[Any, Any, Any]] = []
+        self.known = True
+
+    def __call__(self, node: Any) -> bool:
+        kind = type(node)
+        if kind is list:
+            self.containers.append((node, None, tuple(node)))
+        elif kind is dict:
+            self.containers.append((node, tuple(node), tuple(node.values())))
+        elif isinstance(node, (tuple, jax.Array, np.ndarray)) or node is None:
+            pass
+        else:
+            record = record_of(node)
+            if record is not None:
+                self.known = self.known and record.is_finished(node)
+            elif self.known:
+                self.known = jtu.all_leaves([node])
+        return False
+
+
+def _take(node: Any) -> Snapshot:
+    spy = _Spy()
+    leaves, treedef = jtu.tree_flatten(node, is_leaf=spy)
+    arrays, structure = structure_of(leaves, treedef)
+    snapshot = Snapshot(arrays, structure, tuple(spy.containers))
+    if spy.known:
+        node.__dict__[SNAPSHOT] = snapshot
+    return snapshot
+
+
+def has_containers(node: Any) -> bool:
+    """Whether a tree holds containers that could be changed, or nodes of unknown kinds."""
+    spy = _Spy()
+    jtu.tree_flatten(node, is_leaf=spy)
+    return bool(spy.containers) or not spy.known

@@ -1,0 +1,28 @@
+"""Adding updates to a model."""
+
+from typing import Any
+
+import jax.tree_util as jtu
+
+from pytreemod.typing import PyTree
+
+
+def apply_updates(model: PyTree, updates: PyTree) -> PyTree:
+    """Add updates to a model, leaf by leaf; `None` leaves a leaf, or a whole subtree, as it is.
+
+    Args:
+        model: the tree to update.
+        updates: a prefix of it, such as an optax optimizer returns.
+
+    Returns:
+        `model + updates`.
+
+    Examples:
+        >>> apply_updates({"a": 1.0, "b": "text"}, {"a": 0.5, "b": None})
+        {'a': 1.5, 'b': 'text'}
+    """
+    return jtu.tree_map(_add, updates, model, is_leaf=lambda x: x is None)
+
+
+def _add(update: Any, leaf: Any) -> Any:
+    return leaf if update is None else leaf + update
