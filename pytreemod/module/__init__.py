@@ -1,0 +1,12 @@
+"""Room `module`: dataclasses that are pytrees.
+
+Owns: declaring fields, dividing them into data and configuration, building and freezing
+instances, telling JAX how to flatten them, and bound methods. The walk is
+`fields` → `division` → `schema` → `records` → `registration` → `construction` → `methods` →
+`classes`.
+
+May import `tree` and what that may import.
+
+Promises: an instance never changes once it is built; `unflatten(flatten(m)) == m` for every
+class and whatever the leaves are; reading a field costs what Python costs.
+"""

@@ -1,0 +1,339 @@
+"""`Module`, and the pipeline that makes a class into one.
+
+A class body becomes a Module class in named steps: abstract attributes are set aside, `dataclasses`
+collects the fields, an `__init__` is written or inherited, the schema is worked out, the code that
+finishes and flattens instances is written, JAX is told, methods are wrapped.
+"""
+
+import abc
+import dataclasses
+import inspect
+from typing import Any, TypeVar, dataclass_transform
+
+from typing_extensions import Self
+
+from pytreemod.errors import FieldError, explain
+from pytreemod.module.abstracts import split_annotations, unmet
+from pytreemod.module.annotations import field_check, type_checker_of
+from pytreemod.module.construction import replace_values, write_finish, write_init
+from pytreemod.module.fields import buffer, field, static_field
+from pytreemod.module.methods import as_method
+from pytreemod.module.records import Record, make_record
+from pytreemod.module.registration import register, write_layout
+from pytreemod.module.schema import LAYOUT, Schema
+from pytreemod.tree.pending import read
+from pytreemod.tree.comparison import tree_equal
+from pytreemod.tree.printing import tree_pformat
+
+import jax.tree_util as jtu
+
+_C = TypeVar("_C", bound=type)
+
+
+@dataclass_transform(field_specifiers=(dataclasses.field, field, buffer, static_field))
+class ModuleMeta(abc.ABCMeta):
+    """Makes Module classes. Cooperative: combine it with other metaclasses as any other."""
+
+    __record__: Schema
+
+    def __new__(
+        mcs,
+        name: str,
+        bases: tuple[type, ...],
+        namespace: dict[str, Any],
+        /,
+        *,
+        strict: bool | None = False,
+        is_abstract: bool = False,
+        kw_only: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        cls = super().__new__(mcs, name, bases, namespace, **kwargs)
+        own_abstract = _collect_fields(cls, kw_only)
+        schema = Schema(cls, write_layout, make_record)
+        _note_abstract(schema, own_abstract, is_abstract or strict is None)
+        _choose_init(schema, namespace)
+        _note_checks(schema)
+        _note_waiting(schema)
+        schema.finish = write_finish(schema)
+        type.__setattr__(cls, "__record__", schema)
+        register(schema)
+        _wrap_methods(cls)
+        return cls
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        schema = cls.__record__
+        if schema.refusal is not None:
+            raise FieldError(schema.refusal)
+        node = super().__call__(*args, **kwargs)
+        # Only what __init__ has just built: __new__ may return any object, a finished one too.
+        if type(node) is cls and LAYOUT not in node.__dict__:
+            schema.finish(node)
+        return node
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        super().__setattr__(name, as_method(name, value))
+        if name == "__init__":
+            _note_checks(cls.__record__)
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        signature = inspect.signature(cls.__init__)
+        parameters = list(signature.parameters.values())[1:]
+        return signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
+
+
+def _collect_fields(cls: type, kw_only: bool) -> frozenset[str]:
+    """Let `dataclasses` read the class body; returns the names declared abstract."""
+    annotations, abstract = split_annotations(cls)
+    whole = inspect.get_annotations(cls)
+    _refuse_slots(cls)
+    doc = cls.__doc__
+    # `dataclasses` writes a docstring where there is none, by asking for a signature that the
+    # class does not have yet.
+    cls.__doc__ = doc or "."
+    type.__setattr__(cls, "__annotations__", annotations)
+    replaces = "__replace__" in vars(cls)
+    dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
+    if "__replace__" in vars(cls) and not replaces:
+        del cls.__replace__  # pyright: ignore[reportAttributeAccessIssue]
+    type.__setattr__(cls, "__annotations__", whole)
+    cls.__doc__ = doc
+    return abstract
+
+
+def _refuse_slots(cls: type) -> None:
+    slots = vars(cls).get("__slots__", ())
+    if slots:
+        raise FieldError(
+            explain(
+                cls.__qualname__,
+                "fields declared by annotation",
+                f"__slots__ = {slots!r}",
+                cure=["declare them instead:", f"{next(iter(slots))}: jax.Array"],
+            )
+        )
+
+
+def _note_abstract(schema: Schema, own_abstract: frozenset[str], is_abstract: bool) -> None:
+    cls = schema.cls
+    provided = {*schema.fields, *inspect.get_annotations(cls)} - own_abstract
+    missing = unmet(cls, own_abstract, provided)
+    type.__setattr__(cls, "__abstractvars__", missing)
+    name = cls.__qualname__
+    methods = sorted(getattr(cls, "__abstractmethods__", ()))
+    if is_abstract:
+        schema.refusal = explain(
+            name,
+            "a concrete class",
+            "Cannot instantiate abstract Module, for it was declared with is_abstract=True",
+            cure=["subclass it:", f"class My{name}({name}): ..."],
+        )
+    elif missing or methods:
+        lacks = ", ".join([*sorted(missing), *(f"{m}()" for m in methods)])
+        schema.refusal = explain(
+            name,
+            "a concrete class",
+            f"Can't instantiate abstract class {name} with abstract attributes {lacks}",
+            cure=["provide them in a subclass:", f"class My{name}({name}): ..."],
+        )
+
+
+def _init_owner(cls: type) -> type:
+    return next(base for base in cls.__mro__ if "__init__" in vars(base))
+
+
+def _is_custom(owner: type) -> bool:
+    record = vars(owner).get("__record__")
+    if isinstance(record, Schema):
+        return record.custom_init
+    return owner is not object and owner is not Record
+
+
+def _choose_init(schema: Schema, namespace: dict[str, Any]) -> None:
+    """Write an `__init__`, unless the class or one of its bases has its own."""
+    cls = schema.cls
+    schema.custom_init = "__init__" in namespace or _is_custom(_init_owner(cls))
+    own_post = "__post_init__" in namespace
+    if schema.custom_init and own_post:
+        _refuse_post_init(cls, "__init__" in namespace)
+    if not schema.custom_init:
+        type.__setattr__(cls, "__init__", write_init(schema))
+    elif "__init__" not in namespace and schema.refusal is None:
+        _refuse_added_fields(schema)
+
+
+def _refuse_post_init(cls: type, own: bool) -> None:
+    name = cls.__qualname__
+    where = name if own else _init_owner(cls).__qualname__
+    raise FieldError(
+        explain(
+            name,
+            "either __init__ or __post_init__",
+            f"has both an `__init__` method ({where}.__init__) and a `__post_init__`, which "
+            "would never run",
+            cure=["move its lines to the end of __init__, or make checks of them:", "def __check_init__(self): ..."],
+        )
+    )
+
+
+def _refuse_added_fields(schema: Schema) -> None:
+    cls = schema.cls
+    own = inspect.get_annotations(cls)
+    added = [
+        name
+        for name, f in schema.fields.items()
+        if name in own
+        and f.default is dataclasses.MISSING
+        and f.default_factory is dataclasses.MISSING
+        and not any(name in b.__record__.fields for b in cls.__mro__[1:] if isinstance(b, ModuleMeta))
+    ]
+    if not added:
+        return
+    owner = _init_owner(cls).__qualname__
+    name = cls.__qualname__
+    raise FieldError(
+        explain(
+            name,
+            f"an __init__ that sets {', '.join(map(repr, added))}",
+            f"the one inherited from {owner}, which does not know of it",
+            cure=[
+                "write an __init__ (or give the field a default):",
+                f"def __init__(self, {', '.join(added)}, **kwargs):",
+                "    super().__init__(**kwargs)",
+                *(f"    self.{n} = {n}" for n in added),
+            ],
+        )
+    )
+
+
+def _note_checks(schema: Schema) -> None:
+    """Collect what runs on a finished instance."""
+    cls = schema.cls
+    checks: list[Any] = [
+        vars(base)["__check_init__"] for base in cls.__mro__ if "__check_init__" in vars(base)
+    ]
+    type_checker = type_checker_of(cls.__init__)
+    if type_checker is not None:
+        checks.insert(0, field_check(schema, type_checker))
+    schema.checks = tuple(checks)
+
+
+def _note_waiting(schema: Schema) -> None:
+    """Work out whether instances may be filled in at their first read.
+
+    Python must come to `__getattr__` for that: not if somebody else answers first, and not for
+    the fields of which the class itself has an attribute (a default).
+    """
+    cls: Any = schema.cls
+    schema.can_wait = (
+        getattr(cls, "__getattr__", read) is read
+        and cls.__getattribute__ is object.__getattribute__
+    )
+    schema.shown = tuple(n for n in schema.fields if any(n in vars(b) for b in cls.__mro__))
+
+
+def _wrap_methods(cls: type) -> None:
+    fields = vars(cls)["__dataclass_fields__"]
+    for name, value in list(vars(cls).items()):
+        wrapped = value if name in fields else as_method(name, value)
+        if wrapped is not value:
+            type.__setattr__(cls, name, wrapped)
+
+
+def restore(cls: Any, values: dict[str, Any], config: tuple[str, ...]) -> Any:
+    """Put a pickled or copied instance together again."""
+    layout = cls.__record__.layout_for(set(values), set(config))
+    return make_record(cls, {LAYOUT: layout, **values})
+
+
+class Module(Record, metaclass=ModuleMeta):
+    """Base class of models: a frozen dataclass that is also a pytree.
+
+    Declare fields in the class body. Arrays, containers and Modules in them are *data*, the
+    children of the pytree; functions, strings, classes and what is declared
+    `field(static=True)` are *configuration*, part of its structure. An instance never changes:
+    every change makes a new one.
+
+    **Form.** A subclass may write its own `__init__`, which assigns `self.x = ...`; or none, and
+    one is written from the fields, as for dataclasses. Class options: `kw_only=True` makes the
+    fields keyword-only, `is_abstract=True` forbids instances.
+
+    **Make.** Call the class. Then converters run, fields are divided into data and configuration,
+    the instance is frozen, and every `__check_init__` in the class and its bases is called.
+
+    **Use.** Read fields, call methods (bound methods are pytrees too), pass the instance through
+    any JAX transform; `replace` and [`tree_at`][pytreemod.tree_at] make changed copies.
+
+    **Laws.** `unflatten(flatten(m)) == m`, whatever the leaves are; `m.replace() == m`;
+    `m.replace(x=v).x == v` where `x` has no converter.
+
+    Raises:
+        FieldError: the class body or the construction is wrong; the text says how to cure it.
+        FrozenError: assignment or deletion after construction.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> class Linear(pm.Module):
+        ...     weight: jax.Array
+        ...     bias: jax.Array
+        ...     def __call__(self, x):
+        ...         return self.weight @ x + self.bias
+        >>> layer = Linear(jnp.ones((2, 3)), jnp.zeros(2))
+        >>> jax.jit(lambda m, x: m(x))(layer, jnp.ones(3))
+        Array([3., 3.], dtype=float32)
+        >>> jax.tree.map(jnp.shape, layer)
+        Linear(weight=(2, 3), bias=(2,))
+
+    Source:
+        The idea of callable pytrees: Kidger & Garcia 2021, "Equinox: neural networks in JAX via
+        callable PyTrees and filtered transformations".
+    """
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields exchanged; works whatever the class's `__init__` is.
+
+        Converters run on the new values, and all checks run again.
+
+        Args:
+            **changes: new values by field name.
+
+        Returns:
+            A new instance.
+
+        Raises:
+            FieldError: a name is no field, or a static field would hold an array.
+
+        Examples:
+            >>> import pytreemod as pm
+            >>> class Point(pm.Module):
+            ...     x: float
+            ...     y: float
+            >>> Point(1.0, 2.0).replace(y=3.0)
+            Point(x=1.0, y=3.0)
+        """
+        schema = type(self).__record__
+        made = schema.rebuild(self, replace_values(self, changes), decide=True)
+        for check in schema.checks:
+            check(made)
+        return made
+
+    def __replace__(self, **changes: Any) -> Self:
+        return type(self).replace(self, **changes)
+
+    def __repr__(self) -> str:
+        return tree_pformat(self)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and bool(tree_equal(self, other))
+
+    def __hash__(self) -> int:
+        leaves, treedef = jtu.tree_flatten(self)
+        return hash((tuple(leaves), treedef))
+
+    def __reduce__(self) -> Any:
+        schema = type(self).__record__
+        layout = schema.split(self)
+        values = {name: getattr(self, name) for name in (*layout.data, *layout.config)}
+        return restore, (type(self), values, layout.config)

@@ -1,0 +1,232 @@
+"""Building instances: the generated `__init__`, and what happens after any `__init__`.
+
+An instance is finished in this order: class-level defaults are filled in, every field must be
+set, converters run, the fields are divided into data and configuration, the instance is frozen,
+annotations are checked (only under jaxtyping), `__check_init__` runs.
+"""
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from pytreemod.errors import FieldError, describe, explain
+from pytreemod.module.division import KNOWN_DATA, KNOWN_STATIC, refuse_arrays
+from pytreemod.module.records import set_fields
+from pytreemod.module.registration import compile_functions
+from pytreemod.module.schema import LAYOUT, Schema
+
+
+class _Factory:
+    def __repr__(self) -> str:
+        return "<factory>"
+
+
+_FACTORY = _Factory()
+_SHARES_KEYS = sys.version_info < (3, 12)
+_MISSING = dataclasses.MISSING
+
+
+def write_finish(schema: Schema) -> Callable[[Any], None]:
+    """Write the code that finishes an instance of one class.
+
+    Constructing is on the path of everything eager, so the checks of one class are written out:
+    for most instances they come down to a few look-ups of types.
+    """
+    converts = "".join(f"    d[{n!r}] = convert_{n}(d[{n!r}])\n" for n in schema.converters)
+    tests = [
+        f"type(d[{name!r}]) in {'KNOWN_STATIC' if name in schema.static else 'KNOWN_DATA'}"
+        for name in schema.fields
+    ]
+    # On Python 3.11 a dict that grew attribute by attribute shares its keys with the class, and
+    # reading from such a dict is five times slower than from one of its own.
+    fresh = "    d = dict(d)\n    set_fields(node, d)\n" if _SHARES_KEYS and schema.custom_init else ""
+    source = f"""
+def finish(node):
+    d = node.__dict__
+{fresh}    if len(d) < {len(schema.fields)}:
+        fill(d)
+{converts}
+    if {" and ".join(tests) or "True"}:
+        d[{LAYOUT!r}] = layout
+    else:
+        divide(d)
+    for check in schema.checks:
+        check(node)
+"""
+
+    def fill(values: dict[str, Any]) -> None:
+        fill_defaults(schema, values)
+
+    def divide(values: dict[str, Any]) -> None:
+        layout = schema.decide(values)
+        for name in layout.config:
+            refuse_arrays(schema.cls, name, values[name])
+        values[LAYOUT] = layout
+
+    scope: dict[str, Any] = {
+        "KNOWN_DATA": KNOWN_DATA,
+        "KNOWN_STATIC": KNOWN_STATIC,
+        "layout": schema.layout,
+        "schema": schema,
+        "set_fields": set_fields,
+        "fill": fill,
+        "divide": divide,
+        **{f"convert_{name}": convert for name, convert in schema.converters.items()},
+    }
+    return compile_functions(source, scope, schema.cls.__qualname__)["finish"]
+
+
+def fill_defaults(schema: Schema, values: dict[str, Any]) -> None:
+    """Give fields that `__init__` did not set their defaults.
+
+    Raises:
+        FieldError: a field has neither a value nor a default.
+    """
+    for name, field in schema.fields.items():
+        if name in values:
+            continue
+        if field.default is not _MISSING:
+            values[name] = field.default
+        elif field.default_factory is not _MISSING:
+            values[name] = field.default_factory()
+        else:
+            _refuse_unset(schema, name)
+
+
+def _refuse_unset(schema: Schema, name: str) -> None:
+    cls = schema.cls.__qualname__
+    where = f"{cls}.__init__" if schema.custom_init else f"{cls}.__post_init__"
+    raise FieldError(
+        explain(
+            cls,
+            "every field to be set",
+            f"Field {name!r} was not initialized",
+            cure=[f"set it in {where}, or give it a default:", f"self.{name} = ...",],
+        )
+    )
+
+
+def write_init(schema: Schema) -> Callable[..., None]:
+    """Write the `__init__` of a class that has none: one parameter for each field, in order.
+
+    It does what the one that `dataclasses` writes would, but stores into the instance's dict
+    directly: an assignment would pass through `__setattr__`, in Python, for every field.
+
+    Raises:
+        FieldError: a field without a default follows one with a default.
+    """
+    cls = schema.cls
+    everything: dict[str, dataclasses.Field[Any]] = vars(cls)["__dataclass_fields__"]
+    params = [f for f in everything.values() if f.init and _is_parameter(f, schema)]
+    normal = [f for f in params if not f.kw_only]
+    only = [f for f in params if f.kw_only]
+    _check_order(cls, normal)
+    signature = ", ".join(
+        ["self", *map(_parameter, normal), *(["*"] if only else []), *map(_parameter, only)]
+    )
+    stored = ", ".join(filter(None, map(_store, schema.fields.values())))
+    lines = [f"_set_fields(self, {{{stored}}})"]
+    if hasattr(cls, "__post_init__"):
+        extra = ", ".join(f.name for f in params if f.name not in schema.fields)
+        lines.append(f"self.__post_init__({extra})")
+    made: dict[str, Any] = {"_factory": _FACTORY, "_set_fields": set_fields}
+    for f in everything.values():
+        made[f"_default_{f.name}"] = f.default
+        made[f"_make_{f.name}"] = f.default_factory
+    body = "\n        ".join(lines)
+    source = f"def _outer({', '.join(made)}):\n    def __init__({signature}):\n        {body}\n"
+    # The user's globals, so that whoever evaluates string annotations finds the names in them.
+    scope = getattr(sys.modules.get(cls.__module__), "__dict__", {})
+    local: dict[str, Any] = {}
+    exec(compile(source + "    return __init__", f"<generated for {cls.__qualname__}>", "exec"), scope, local)
+    init: Any = local["_outer"](**made)
+    init.__qualname__ = f"{cls.__qualname__}.__init__"
+    init.__module__ = cls.__module__
+    init.__annotations__ = {f.name: _annotation(f, schema) for f in params} | {"return": None}
+    return init
+
+
+def _is_parameter(field: dataclasses.Field[Any], schema: Schema) -> bool:
+    if field.name in schema.fields:
+        return True
+    kind = field.type
+    if isinstance(kind, str):
+        return kind.split("[")[0].rsplit(".", 1)[-1] == "InitVar"
+    return kind is dataclasses.InitVar or isinstance(kind, dataclasses.InitVar)
+
+
+def _has_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is not _MISSING or field.default_factory is not _MISSING
+
+
+def _check_order(cls: type, fields: list[dataclasses.Field[Any]]) -> None:
+    first: str | None = None
+    for f in fields:
+        if _has_default(f):
+            first = first or f.name
+        elif first is not None:
+            raise FieldError(
+                explain(
+                    cls.__qualname__,
+                    "fields with a default after those without",
+                    f"non-default argument {f.name!r} follows default argument {first!r}",
+                    cure=["give it a default, or make it a keyword:", f"{f.name}: ... = pm.field(kw_only=True)"],
+                )
+            )
+
+
+def _parameter(field: dataclasses.Field[Any]) -> str:
+    if field.default is not _MISSING:
+        return f"{field.name}=_default_{field.name}"
+    if field.default_factory is not _MISSING:
+        return f"{field.name}=_factory"
+    return field.name
+
+
+def _store(field: dataclasses.Field[Any]) -> str:
+    name = field.name
+    made = field.default_factory is not _MISSING
+    if field.init:
+        given = f"_make_{name}() if {name} is _factory else {name}" if made else name
+        return f"{name!r}: {given}"
+    if made:
+        return f"{name!r}: _make_{name}()"
+    return f"{name!r}: _default_{name}" if field.default is not _MISSING else ""
+
+
+def _annotation(field: dataclasses.Field[Any], schema: Schema) -> Any:
+    """What the parameter takes: the converter's own parameter where there is a converter."""
+    if field.name not in schema.converters:
+        return field.type.type if isinstance(field.type, dataclasses.InitVar) else field.type
+    try:
+        parameters = inspect.signature(schema.converters[field.name]).parameters
+    except (TypeError, ValueError):
+        return Any
+    first = next(iter(parameters.values()), None)
+    if first is None or first.annotation is inspect.Parameter.empty:
+        return Any
+    return Any if isinstance(first.annotation, str) else first.annotation
+
+
+def replace_values(node: Any, changes: dict[str, Any]) -> dict[str, Any]:
+    """The values of a finished copy of `node` with some fields exchanged and converted.
+
+    Raises:
+        FieldError: a name is no field.
+    """
+    schema: Schema = type(node).__record__
+    unknown = [name for name in changes if name not in schema.fields]
+    if unknown:
+        raise FieldError(
+            explain(
+                f"{schema.cls.__qualname__}.replace",
+                f"fields ({', '.join(schema.fields) or 'none'})",
+                ", ".join(f"{name}={describe(changes[name])}" for name in unknown),
+            )
+        )
+    return {
+        name: schema.converters[name](new) if name in schema.converters else new
+        for name, new in changes.items()
+    }

@@ -1,0 +1,158 @@
+"""Declaring fields: `field`, `buffer`, and the annotations of abstract attributes."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+from pytreemod.errors import FieldError, describe, explain
+from pytreemod.tree.nodes import DEFAULT_ROLE
+
+_T = TypeVar("_T")
+
+STATIC = "static"
+CONVERTER = "converter"
+ROLE = "role"
+
+
+def field(
+    *,
+    converter: Callable[[Any], Any] | None = None,
+    static: bool = False,
+    role: str = DEFAULT_ROLE,
+    **kwargs: Any,
+) -> Any:
+    """Declare a field of a Module.
+
+    Args:
+        converter: called on the field's value when an instance is built, by whatever
+            `__init__`; the annotation describes what it returns.
+        static: the field is configuration: part of the structure, never an array.
+        role: what the field is for; selectors ask for it with `select.role`. `"param"` is
+            trained, `"buffer"` is left alone by `filter_grad`, any other word is yours.
+        **kwargs: as for `dataclasses.field` (`default`, `default_factory`, `init`, `kw_only`,
+            `metadata`, ...).
+
+    Returns:
+        What `dataclasses.field` returns; use it on the right of an annotated name.
+
+    Raises:
+        FieldError: `metadata` already uses one of the names `static`, `converter`, `role`; or an
+            argument has the wrong type.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> class Scale(pm.Module):
+        ...     factor: jnp.ndarray = pm.field(converter=jnp.asarray)
+        ...     axis: int = pm.field(static=True, default=0)
+        >>> Scale(2.0)
+        Scale(factor=weak_f32[], axis=0)
+    """
+    metadata = dict(kwargs.pop("metadata", None) or {})
+    clash = sorted({STATIC, CONVERTER, ROLE} & set(metadata))
+    if clash:
+        raise FieldError(
+            f"Cannot use metadata with `{clash[0]}` already set.\n  pass it as field({clash[0]}=...)"
+        )
+    if converter is not None and not callable(converter):
+        raise FieldError(explain("field(converter)", "a function", describe(converter)))
+    if not isinstance(role, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise FieldError(explain("field(role)", "a string", describe(role)))
+    if static and role != DEFAULT_ROLE:
+        raise FieldError(
+            explain(
+                "field",
+                "a role for data, or static=True",
+                f"both, static=True and role={role!r}",
+                cure="configuration has no role: leave one of the two out",
+            )
+        )
+    if static:
+        metadata[STATIC] = True
+    if converter is not None:
+        metadata[CONVERTER] = converter
+    if role != DEFAULT_ROLE:
+        metadata[ROLE] = role
+    try:
+        return dataclasses.field(metadata=metadata, **kwargs)
+    except TypeError as error:
+        raise FieldError(f"field: {error}") from error
+
+
+def buffer(
+    *, converter: Callable[[Any], Any] | None = None, **kwargs: Any
+) -> Any:
+    """Declare data that training leaves alone: a field with the role `"buffer"`.
+
+    `filter_grad` does not differentiate it, and `trainable` keeps it from the optimizer.
+
+    Args:
+        converter: as for [`field`][pytreemod.field].
+        **kwargs: as for `dataclasses.field`.
+
+    Returns:
+        A field declaration.
+
+    Raises:
+        FieldError: as for `field`.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> class Normalize(pm.Module):
+        ...     scale: jax.Array
+        ...     mean: jax.Array = pm.buffer()
+        ...     def __call__(self, x):
+        ...         return self.scale * (x - self.mean)
+        >>> model = Normalize(jnp.asarray(2.0), jnp.asarray(1.0))
+        >>> pm.filter_grad(lambda m, x: m(x))(model, 4.0)
+        Normalize(scale=weak_f32[], mean=None)
+    """
+    return field(converter=converter, role="buffer", **kwargs)
+
+
+def static_field(**kwargs: Any) -> Any:
+    """Older spelling of `field(static=True)`.
+
+    Args:
+        **kwargs: as for [`field`][pytreemod.field].
+
+    Returns:
+        A field declaration.
+
+    Examples:
+        >>> import pytreemod as pm
+        >>> class Named(pm.Module):
+        ...     name: str = pm.field(static=True)
+    """
+    return field(static=True, **kwargs)
+
+
+class _Abstract:
+    """Marks, inside `Annotated`, an attribute that subclasses must provide."""
+
+    def __init__(self, kind: str):
+        self.kind = kind
+
+    def __repr__(self) -> str:
+        return self.kind
+
+
+_INSTANCE = _Abstract("AbstractVar")
+_CLASS = _Abstract("AbstractClassVar")
+
+AbstractVar = Annotated[_T, _INSTANCE]
+"""Annotates an attribute that every concrete subclass must have: `x: AbstractVar[int]`.
+
+A subclass provides it as a field, a property or a class attribute. A class that still lacks one
+cannot be instantiated.
+"""
+
+AbstractClassVar = Annotated[_T, _CLASS]
+"""Annotates a class attribute that every concrete subclass must set: `n: AbstractClassVar[int]`."""
+
+
+def is_abstract_annotation(annotation: Any) -> bool:
+    """Whether an evaluated annotation is `AbstractVar[...]` or `AbstractClassVar[...]`."""
+    marks = getattr(annotation, "__metadata__", ())
+    return any(isinstance(mark, _Abstract) for mark in marks)

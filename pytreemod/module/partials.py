@@ -1,0 +1,87 @@
+"""`Partial`, and wrapping functions in Modules."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pytreemod.errors import FieldError, explain
+from pytreemod.module.classes import Module
+
+_M = TypeVar("_M", bound=Module)
+
+
+class Partial(Module):
+    """`functools.partial` as a pytree: the function and what it is given are fields.
+
+    Args:
+        func: the function.
+        *args: arguments that come before those of the call.
+        **kwargs: arguments by keyword, passed with those of the call.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> double = pm.Partial(jnp.multiply, jnp.asarray(2.0))
+        >>> pm.filter_jit(double)(jnp.asarray(3.0))
+        Array(6., dtype=float32, weak_type=True)
+    """
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    def __init__(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any):
+        self.func = func
+        self.args = args
+        self.keywords = kwargs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function: first the stored arguments, then these."""
+        return self.func(*self.args, *args, **kwargs, **self.keywords)
+
+
+_COPIED = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
+
+
+def module_update_wrapper(wrapper: _M, wrapped: Any = None) -> _M:
+    """Give a Module that wraps a function the function's name, docstring and signature.
+
+    Args:
+        wrapper: the Module; its class has a property `__wrapped__`.
+        wrapped: the function; by default `wrapper.__wrapped__`.
+
+    Returns:
+        A copy of `wrapper` that bears these. They describe the instance, and are no part of the
+        tree: a transform's copy of it does not bear them.
+
+    Raises:
+        FieldError: the class has no property `__wrapped__`.
+
+    Examples:
+        >>> import pytreemod as pm
+        >>> class Twice(pm.Module):
+        ...     fn: object
+        ...     @property
+        ...     def __wrapped__(self):
+        ...         return self.fn
+        ...     def __call__(self, x):
+        ...         return self.fn(self.fn(x))
+        >>> def inc(x): return x + 1
+        >>> pm.module_update_wrapper(Twice(inc)).__name__
+        'inc'
+    """
+    cls = type(wrapper)
+    if not isinstance(getattr(cls, "__wrapped__", None), property):
+        raise FieldError(
+            explain(
+                f"module_update_wrapper({cls.__qualname__})",
+                "a class with a property __wrapped__",
+                "none",
+                cure=["add it:", "@property", "def __wrapped__(self):", "    return self.fn"],
+            )
+        )
+    wrapped = getattr(wrapper, "__wrapped__") if wrapped is None else wrapped  # noqa: B009
+    copy = wrapper.replace()
+    for name in _COPIED:
+        if hasattr(wrapped, name):
+            copy.__dict__[name] = getattr(wrapped, name)
+    return copy
