@@ -1,0 +1,287 @@
+"""The one boundary between a call and JAX: a call is split into arrays and the rest, and back.
+
+Every transform goes this way:
+
+    step(model, x)  ->  split: arrays, key  ->  jax.jit, jax.vmap, ...  ->  join  ->  user's code
+    result          <-  build                <-  ...                    <-  pack  <-  its result
+
+*Splitting* walks the arguments once and gives a flat list of arrays and a *key*: a tuple that is
+equal for two calls exactly if the second may use what was traced for the first. Records
+(Modules) come with their arrays already in a list (see `tree.snapshots`), so the walk is as long
+as the argument list, not as the model.
+
+*Packing* takes the result apart while it is traced and writes down, as a `Plan`, how to build it.
+The traced function returns `{plan: arrays}`: JAX keeps the keys of dicts in its own record of
+each trace, so the right plan comes back with the arrays of each call, whichever of a function's
+traces ran, and no table of ours has to be consulted.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.tree_util as jtu
+import numpy as np
+
+from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.module.records import make_record
+from pytreemod.tree.nodes import is_node, places, record_of
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.pending import PENDING
+from pytreemod.tree.predicates import is_array
+from pytreemod.tree.snapshots import (
+    Snapshot,
+    Structure,
+    has_containers,
+    snapshot_of,
+    static_token,
+    structure_of,
+)
+from pytreemod.typing import PyTree
+
+Handler = Callable[[Any, list[Any], list[Any]], None]
+
+
+class _Token:
+    """A word of the key's language."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+_ARRAY = _Token("array")
+_STATIC = _Token("static")
+_NAMED = _Token("named arguments")
+
+
+def _split_array(value: Any, arrays: list[Any], key: list[Any]) -> None:
+    arrays.append(value)
+    key.append(_ARRAY)
+
+
+def _split_none(value: Any, arrays: list[Any], key: list[Any]) -> None:
+    key.append(None)
+
+
+def _split_record(value: Any, arrays: list[Any], key: list[Any]) -> None:
+    snapshot = snapshot_of(value)
+    arrays.extend(snapshot.arrays)
+    key.append(snapshot.structure)
+
+
+def _split_sequence(value: Any, arrays: list[Any], key: list[Any]) -> None:
+    key.append(type(value))
+    key.append(len(value))
+    for item in value:
+        handlers.get(type(item), split_other)(item, arrays, key)
+
+
+def _split_dict(value: Any, arrays: list[Any], key: list[Any]) -> None:
+    names = tuple(value)
+    try:
+        names = tuple(sorted(names))
+    except TypeError:
+        _split_node(value, arrays, key)
+        return
+    key.append(dict)
+    key.append(names)
+    for name in names:
+        item = value[name]
+        handlers.get(type(item), split_other)(item, arrays, key)
+
+
+def _split_static(value: Any, arrays: list[Any], key: list[Any]) -> None:
+    key.append(_STATIC)
+    key.append(type(value))
+    key.append(static_token(value))
+
+
+def _split_node(value: Any, arrays: list[Any], key: list[Any]) -> None:
+    leaves, treedef = jtu.tree_flatten(value)
+    key.append(treedef)
+    for leaf in leaves:
+        (_split_array if is_array(leaf) else _split_static)(leaf, arrays, key)
+
+
+def split_other(value: Any, arrays: list[Any], key: list[Any]) -> None:
+    """Split a value of a type that was not met before."""
+    kind = type(value)
+    if is_array(value):
+        handlers[kind] = handler = _split_array
+    elif record_of(value) is not None:
+        handlers[kind] = handler = _split_record
+    elif isinstance(value, tuple) and hasattr(kind, "_fields") and is_node(value):
+        handlers[kind] = handler = _split_sequence
+    elif is_node(value):
+        # JAX's registry keeps the classes of nodes for good, so keeping them here leaks nothing.
+        handlers[kind] = handler = _split_node
+    else:
+        handler = _split_static
+    handler(value, arrays, key)
+
+
+handlers: dict[type, Handler] = {
+    type(None): _split_none,
+    tuple: _split_sequence,
+    list: _split_sequence,
+    dict: _split_dict,
+    np.ndarray: _split_array,
+    **dict.fromkeys((bool, int, float, complex, str, bytes, type, type(is_array)), _split_static),
+}
+"""How to split a value, by its exact type. Types join as they are met."""
+
+
+def split_call(
+    head: Sequence[Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[list[Any], tuple[Any, ...]]:
+    """Split a call: all its arrays in one list, and the key of all else.
+
+    Args:
+        head: what comes before the arguments (a function that is a pytree, or nothing).
+        args: the positional arguments.
+        kwargs: the arguments by keyword.
+
+    Returns:
+        The arrays, in JAX's order of leaves, and the key.
+    """
+    arrays: list[Any] = []
+    key: list[Any] = []
+    get = handlers.get
+    for value in head:
+        get(type(value), split_other)(value, arrays, key)
+    for value in args:
+        get(type(value), split_other)(value, arrays, key)
+    if kwargs:
+        key.append(_NAMED)
+        for name in sorted(kwargs):
+            key.append(name)
+            value = kwargs[name]
+            get(type(value), split_other)(value, arrays, key)
+    return arrays, tuple(key)
+
+
+def structure_of_call(
+    head: Sequence[Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[list[Any], Structure]:
+    """The arrays of a call, and the structure that gives back `(head, args, kwargs)`.
+
+    Raises:
+        ArgumentError: a value that is no array cannot be hashed; its path is named.
+    """
+    leaves, treedef = jtu.tree_flatten((tuple(head), tuple(args), kwargs))
+    try:
+        return structure_of(leaves, treedef)
+    except TypeError as error:
+        raise unhashable(head, args, kwargs, error) from error
+
+
+def unhashable(
+    head: Sequence[Any], args: Sequence[Any], kwargs: dict[str, Any], error: TypeError
+) -> TypeError:
+    """The error for a call with a static value that cannot be hashed."""
+    for root, tree in [*((f"args[{i}]", x) for i, x in enumerate((*head, *args))), *kwargs.items()]:
+        for place in places(tree):
+            try:
+                hash(None if is_array(place.leaf) else place.leaf)
+            except TypeError:
+                return ArgumentError(
+                    explain(
+                        "static argument",
+                        "a hashable value",
+                        describe(place.leaf),
+                        places=[path_text(place.path, root)],
+                        cure="what is no array becomes part of the program, found by its hash; "
+                        "give its class __hash__ and __eq__, or register it as a pytree",
+                    )
+                )
+    return error
+
+
+class Plan:
+    """How to build a result from its arrays. Compared by identity."""
+
+    __slots__ = ("build",)
+
+    def __init__(self, build: Callable[[Sequence[Any]], Any]):
+        self.build = build
+
+    def __repr__(self) -> str:
+        return "result"
+
+
+def pack(result: PyTree) -> dict[Plan, list[Any]]:
+    """Take a traced result apart: `{plan: arrays}`, for JAX to carry through the transform."""
+    writer = _PlanWriter()
+    expression = writer.write(result)
+    return {Plan(writer.compile(expression)): writer.arrays}
+
+
+def unpack(packed: dict[Plan, Sequence[Any]]) -> PyTree:
+    """Build the result that `pack` took apart."""
+    ((plan, arrays),) = packed.items()
+    return plan.build(arrays)
+
+
+def make_pending(
+    cls: type, early: dict[str, Any], structure: Structure, containers: Any, arrays: list[Any]
+) -> Any:
+    """A record with these arrays, whose fields are built when they are read."""
+    return make_record(cls, {PENDING: Snapshot(arrays, structure, containers), **early})
+
+
+class _PlanWriter:
+    """Writes the expression that builds a result; `o` is the list of its arrays."""
+
+    def __init__(self) -> None:
+        self.arrays: list[Any] = []
+        self.scope: dict[str, Any] = {"pending": make_pending}
+
+    def compile(self, expression: str) -> Callable[[Sequence[Any]], Any]:
+        return eval(compile(f"lambda o: {expression}", "<generated for a result>", "eval"), self.scope)
+
+    def constant(self, value: Any) -> str:
+        name = f"c{len(self.scope)}"
+        self.scope[name] = value
+        return name
+
+    def write(self, node: Any) -> str:
+        if is_array(node):
+            self.arrays.append(node)
+            return f"o[{len(self.arrays) - 1}]"
+        if node is None:
+            return "None"
+        kind = type(node)
+        if kind in (tuple, list):
+            inside = "".join(f"{self.write(item)}, " for item in node)
+            return f"({inside})" if kind is tuple else f"[{inside}]"
+        if record_of(node) is not None:
+            return self.write_record(node)
+        if not is_node(node):
+            return self.constant(node)
+        return self.write_node(node)
+
+    def write_record(self, node: Any) -> str:
+        record = record_of(node)
+        early = None if record is None else record.early(node)
+        if early is None:
+            return self.write_node(node)
+        leaves, treedef = jtu.tree_flatten(node)
+        try:
+            arrays, structure = structure_of(leaves, treedef)
+        except TypeError:
+            return self.write_node(node)
+        containers = None if has_containers(node) else ()
+        start = len(self.arrays)
+        self.arrays += arrays
+        fixed = self.constant((type(node), early, structure, containers))
+        return f"pending(*{fixed}, o[{start}:{len(self.arrays)}])"
+
+    def write_node(self, node: Any) -> str:
+        """A node of another kind: its children by expression, put together by JAX."""
+        children, treedef = jtu.tree_flatten(node, is_leaf=lambda x: x is not node)
+        inside = "".join(f"{self.write(child)}, " for child in children)
+        return f"{self.constant(treedef.unflatten)}(({inside}))"

@@ -1,0 +1,375 @@
+"""`filter_vmap`: map a function of any trees over an axis of some of their arrays."""
+
+import functools as ft
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, explain
+from pytreemod.transform.wrapping import (
+    Transformed,
+    argument_name,
+    check_callable,
+    function_name,
+    place_keywords,
+    positional_names,
+)
+from pytreemod.tree.nodes import is_node
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array
+from pytreemod.tree.prefixes import By, refuse_unmatched, spread
+from pytreemod.tree.snapshots import divide
+from pytreemod.typing import AxesSpec, AxisName, PyTree
+
+
+@dataclass(frozen=True)
+class if_array:  # noqa: N801  (a function to its users; a class so that equal ones are equal)
+    """An axis for arrays, None for everything else: `in_axes=if_array(1)`.
+
+    Args:
+        axis: the axis.
+
+    Examples:
+        >>> if_array(1)(jnp.ones((2, 3))), if_array(1)("text")
+        (1, None)
+    """
+
+    axis: int
+
+    def __call__(self, leaf: Any) -> int | None:
+        return self.axis if is_array(leaf) else None
+
+
+ON_AXIS_0 = if_array(0)
+
+
+def _is_axis(value: Any) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool))
+
+
+def _stops(spec: Any) -> bool:
+    return _is_axis(spec) or isinstance(spec, (By, bool)) or (callable(spec) and not is_node(spec))
+
+
+def axes_of(spec: AxesSpec, tree: PyTree, where: str, root: str, strict: bool = True) -> list[Any]:
+    """The axis of each leaf of `tree`; None for what is not mapped.
+
+    Args:
+        spec: ints, None, functions from leaf to axis, `by(...)`, or a prefix tree of these.
+        tree: the tree.
+        where: what to call the spec in errors.
+        root: what to call the tree in errors.
+        strict: whether a path in a rule that matches nothing is a mistake.
+
+    Returns:
+        An int or None for each leaf.
+
+    Raises:
+        SpecError: the spec is no prefix, or gives something that is no axis.
+    """
+
+    def resolve(value: Any, subtree: PyTree, path: tuple[Any, ...]) -> list[Any]:
+        leaves = jtu.tree_leaves(subtree)
+        if isinstance(value, By):
+            values = value.values(subtree, root=path_text(path, root), strict=strict)
+        else:
+            values = [value] * len(leaves)
+        return [one(v, leaf, path) for v, leaf in zip(values, leaves, strict=True)]
+
+    def one(value: Any, leaf: Any, path: tuple[Any, ...]) -> Any:
+        if callable(value):
+            value = value(leaf)
+        if not _is_axis(value):
+            raise SpecError(
+                explain(
+                    where,
+                    "an int or None for each leaf",
+                    describe(value),
+                    places=[path_text(path, root)],
+                )
+            )
+        return value if is_array(leaf) else None
+
+    return spread(spec, tree, resolve=resolve, stops=_stops, where=where)
+
+
+def _specs_by_argument(
+    spec: AxesSpec, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Any]:
+    """One spec for each argument, the positional ones first, then by keyword."""
+    every = [*(argument_name(names, i) for i in range(len(args))), *kwargs]
+    if isinstance(spec, dict) and all(isinstance(k, str) for k in spec):
+        unknown = [k for k in spec if k not in every]
+        if not unknown:
+            return [spec.get(name, ON_AXIS_0) for name in every]
+        if len(every) != 1:
+            raise ArgumentError(
+                explain(
+                    "filter_vmap(in_axes)",
+                    f"names of arguments of this call ({', '.join(every)})",
+                    ", ".join(map(repr, unknown)),
+                )
+            )
+        return [spec]
+    if isinstance(spec, (tuple, list)) and type(spec) in (tuple, list):
+        if len(spec) == len(args):
+            return [*spec, *[ON_AXIS_0] * len(kwargs)]
+        if len(every) == 1:
+            return [spec]
+        raise SpecError(
+            explain(
+                "filter_vmap(in_axes)",
+                f"one spec for each of the {len(args)} positional arguments",
+                f"{len(spec)}",
+                cure=["by name, what is left out is mapped over axis 0:", f"in_axes={{{every[0]!r}: 0}}" if every else "in_axes=0"],
+            )
+        )
+    if not _stops(spec):
+        if len(every) == 1:
+            return [spec]
+        raise SpecError(
+            explain(
+                "filter_vmap(in_axes)",
+                f"a tuple of specs for {len(every)} arguments",
+                describe(spec),
+                cure=["write, for instance", f"in_axes=(spec{', None' * (len(every) - 1)})"],
+            )
+        )
+    return [spec] * len(every)
+
+
+class _Vmapped(Transformed):
+    """A function under `filter_vmap`."""
+
+    __slots__ = ("names",)
+
+    def __init__(self, fn: Callable[..., Any], options: Any):
+        super().__init__(fn, options)
+        self.names = positional_names(fn)
+
+    @classmethod
+    def transform_name(cls) -> str:
+        return "filter_vmap"
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        in_axes, out_axes, axis_name, axis_size, vmapkwargs = self.options
+        args, kwargs = place_keywords(self.names, args, kwargs)
+        axes, leaves, treedef = self._inputs(in_axes, args, kwargs, axis_size, out_axes)
+        mapped = [i for i, axis in enumerate(axes) if axis is not None]
+        writer = _Outputs(out_axes, function_name(self.fn))
+        fn = self.fn
+
+        def run(values: list[Any]) -> Any:
+            full = list(leaves)
+            for i, value in zip(mapped, values, strict=True):
+                full[i] = value
+            args, kwargs = treedef.unflatten(full)
+            return writer.part(fn(*args, **kwargs))
+
+        options = {} if axis_size is None else {"axis_size": axis_size}
+        if axis_name is not None:
+            options["axis_name"] = axis_name
+        vmapped = jax.vmap(
+            run, in_axes=([axes[i] for i in mapped],), out_axes=writer.slots, **options, **dict(vmapkwargs)
+        )
+        try:
+            groups = vmapped([leaves[i] for i in mapped])
+        except ValueError as error:
+            writer.explain(error)
+            raise
+        return writer.join(groups)
+
+    def _inputs(
+        self, in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any], axis_size: Any, out_axes: Any
+    ) -> tuple[list[Any], list[Any], Any]:
+        specs = _specs_by_argument(in_axes, self.names, args, kwargs)
+        names = [*(argument_name(self.names, i) for i in range(len(args))), *kwargs]
+        strict = not (isinstance(in_axes, By) and len(names) > 1)
+        trees = [*args, *kwargs.values()]
+        if not strict:
+            refuse_unmatched(in_axes, trees)
+        by_name = {
+            name: axes_of(spec, tree, f"filter_vmap(in_axes) for {name}", name, strict)
+            for name, spec, tree in zip(names, specs, trees, strict=True)
+        }
+        # In the order in which JAX flattens (args, kwargs): keywords sorted.
+        order = [*names[: len(args)], *sorted(kwargs)]
+        axes = [axis for name in order for axis in by_name[name]]
+        leaves, treedef = jtu.tree_flatten((args, kwargs))
+        _check_sizes(
+            [
+                (f"{path_text(path, name)}", leaf, axis)
+                for name, tree in zip(order, [*args, *(kwargs[k] for k in sorted(kwargs))], strict=True)
+                for (path, leaf), axis in zip(jtu.tree_leaves_with_path(tree), by_name[name], strict=True)
+                if axis is not None
+            ],
+            axis_size,
+            self,
+            out_axes,
+        )
+        return axes, leaves, treedef
+
+
+def _check_sizes(mapped: list[tuple[str, Any, int]], axis_size: Any, wrapper: _Vmapped, out_axes: Any) -> None:
+    where = f"filter_vmap of {function_name(wrapper.fn)}"
+    sizes: dict[int, list[str]] = {}
+    for name, leaf, axis in mapped:
+        if not -leaf.ndim <= axis < leaf.ndim:
+            raise ShapeError(
+                explain(
+                    where,
+                    f"{name} to have the axis {axis} that it is mapped over",
+                    describe(leaf),
+                    cure=["do not map it; say so by name:", f'in_axes={{"{name.split(".")[0].split("[")[0]}": None}}'],
+                )
+            )
+        sizes.setdefault(leaf.shape[axis], []).append(f"{name}: {describe(leaf)}, axis {axis}")
+    if axis_size is not None:
+        sizes.setdefault(axis_size, []).insert(0, f"axis_size={axis_size}")
+    if len(sizes) > 1:
+        shown = [f"size {size} of {group[0]}" + (f" (and {len(group) - 1} more)" if len(group) > 1 else "") for size, group in sorted(sizes.items())]
+        raise ShapeError(
+            explain(
+                where,
+                "one size of the mapped axis",
+                f"{len(sizes)} sizes",
+                places=shown,
+                cure=["what is the same for all members is not mapped:", "in_axes=(0, None)"],
+            )
+        )
+    if not sizes and out_axes is not None:
+        raise ArgumentError(
+            explain(
+                where,
+                "an array to map over, or axis_size",
+                "neither",
+                cure=["say how many members there are:", "pm.filter_vmap(f, axis_size=n)"],
+            )
+        )
+
+
+def _known_axes(spec: Any) -> set[Any]:
+    """The axes that may occur in an out_axes spec, as far as it can tell before it is applied."""
+    found: set[Any] = set()
+    for leaf in jtu.tree_leaves(spec, is_leaf=_stops):
+        values = [value for _, value in leaf.items] if isinstance(leaf, By) else [leaf]
+        for value in values:
+            value = value.axis if isinstance(value, if_array) else value
+            if _is_axis(value):
+                found.add(value)
+    return found
+
+
+class _Outputs:
+    """Parts a mapped function's result by axis while it is traced, and joins it afterwards.
+
+    `jax.vmap` wants `out_axes` before the function runs, when its result's structure is not known
+    yet. So the result is handed out in one list for each axis that the spec can name.
+    """
+
+    def __init__(self, spec: AxesSpec, name: str):
+        self.spec = spec
+        self.name = name
+        self.slots = [None, 0, *sorted(_known_axes(spec) - {None, 0})]
+        self.targets: list[tuple[int, int]] = []
+        self.moves: list[int | None] = []
+        self.unmapped: list[str] = []
+        self.structure: Any = None
+
+    def part(self, result: PyTree) -> list[list[Any]]:
+        leaves_with_path = jtu.tree_leaves_with_path(result)
+        axes = axes_of(self.spec, result, "filter_vmap(out_axes)", "result")
+        axes = [a for a, (_, leaf) in zip(axes, leaves_with_path, strict=True) if is_array(leaf)]
+        paths = [path_text(path, "result") for path, leaf in leaves_with_path if is_array(leaf)]
+        arrays, self.structure = divide(result)
+        groups: list[list[Any]] = [[] for _ in self.slots]
+        for array, axis, path in zip(arrays, axes, paths, strict=True):
+            slot = self.slots.index(axis if axis in self.slots else 0)
+            self.moves.append(None if axis in self.slots else axis)
+            self.targets.append((slot, len(groups[slot])))
+            groups[slot].append(array)
+            if axis is None:
+                self.unmapped.append(path)
+        return groups
+
+    def join(self, groups: list[list[Any]]) -> PyTree:
+        arrays = [groups[slot][i] for slot, i in self.targets]
+        moved = [
+            a if axis is None else jnp.moveaxis(a, 0, axis)
+            for a, axis in zip(arrays, self.moves, strict=True)
+        ]
+        return self.structure.assemble(moved)
+
+    def explain(self, error: ValueError) -> None:
+        """Raise a better error if JAX refused a mapped value where none was promised."""
+        if "out_axes" not in str(error) or not self.unmapped:
+            return
+        raise SpecError(
+            explain(
+                f"filter_vmap of {self.name}",
+                "results that are the same for all members where out_axes is None",
+                "a result that differs from member to member",
+                places=self.unmapped,
+                cure=["give it an axis:", "out_axes=0"],
+            )
+        ) from error
+
+
+def filter_vmap(
+    fun: Callable[..., Any] | None = None,
+    *,
+    in_axes: AxesSpec = ON_AXIS_0,
+    out_axes: AxesSpec = ON_AXIS_0,
+    axis_name: AxisName | None = None,
+    axis_size: int | None = None,
+    **vmapkwargs: Any,
+) -> Any:
+    """`jax.vmap` for functions of any trees.
+
+    By default every array is mapped over axis 0 and everything else is the same for all members.
+    Over a class, or a function that builds a Module, it builds the stacked Module.
+
+    **Law.** `filter_vmap(f)(*args)` equals the stack of `f` called on each member.
+
+    Args:
+        fun: the function; left out, a decorator is returned.
+        in_axes: one spec for all arguments; a tuple with one for each positional argument; or a
+            dict by argument name, what is left out being mapped over axis 0. A spec is an int,
+            None, a function from leaf to axis, [`by`][pytreemod.by], a Module that holds specs in
+            the place of its data, or a prefix tree of these. For a single argument it need not be
+            wrapped in a tuple.
+        out_axes: the same for the result.
+        axis_name: a name for collectives (`jax.lax.pmean`).
+        axis_size: how many members, if no argument is mapped.
+        **vmapkwargs: for `jax.vmap` (`spmd_axis_name`, ...).
+
+    Returns:
+        A function of the same signature; arguments by keyword are mapped, too.
+
+    Raises:
+        ShapeError: mapped arrays disagree in size, or lack the axis; all paths are named.
+        SpecError: a spec does not fit the tree.
+        ArgumentError: a name in `in_axes` is no argument; nothing is mapped and `axis_size` is
+            missing.
+
+    Examples:
+        >>> f = filter_vmap(lambda x, how: x + 1 if how == "inc" else x, in_axes=(0, None))
+        >>> f(jnp.arange(3), "inc")
+        Array([1, 2, 3], dtype=int32)
+    """
+    options = (in_axes, out_axes, axis_name, axis_size, tuple(sorted(vmapkwargs.items())))
+    if fun is None:
+        return ft.partial(
+            filter_vmap,
+            in_axes=in_axes,
+            out_axes=out_axes,
+            axis_name=axis_name,
+            axis_size=axis_size,
+            **vmapkwargs,
+        )
+    check_callable("filter_vmap", fun)
+    return _Vmapped(fun, options)

@@ -1,0 +1,66 @@
+"""`filter_checkpoint`: recompute in the backward pass instead of storing."""
+
+import functools as ft
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from pytreemod.transform.wrapping import Transformed, check_callable
+from pytreemod.tree.snapshots import Structure, divide
+
+
+class _Checkpointed(Transformed):
+    __slots__ = ()
+
+    @classmethod
+    def transform_name(cls) -> str:
+        return "filter_checkpoint"
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        prevent_cse, policy = self.options
+        arrays, structure = divide((self.fn, args, kwargs))
+        box: list[Structure] = []
+
+        def run(values: list[Any]) -> list[Any]:
+            fn, args, kwargs = structure.assemble(values)
+            outs, out_structure = divide(fn(*args, **kwargs))
+            box.append(out_structure)
+            return outs
+
+        outs = jax.checkpoint(run, prevent_cse=prevent_cse, policy=policy)(arrays)
+        return box[-1].assemble(outs)
+
+
+def filter_checkpoint(
+    fun: Callable[..., Any] | None = None,
+    *,
+    prevent_cse: bool = True,
+    policy: Callable[..., bool] | None = None,
+) -> Any:
+    """`jax.checkpoint` (rematerialization) for functions of any trees.
+
+    **Law.** Values and gradients are those of `fun`; what changes is which intermediate values
+    are stored between the forward and the backward pass.
+
+    Args:
+        fun: the function, which may be a Module; left out, a decorator is returned.
+        prevent_cse: as for `jax.checkpoint`; False is faster inside `jax.lax.scan`.
+        policy: what may be stored; see `jax.checkpoint_policies`.
+
+    Returns:
+        A function of the same signature.
+
+    Raises:
+        ArgumentError: `fun` is not callable.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> pm.filter_grad(filter_checkpoint(lambda x: jnp.sin(jnp.sin(x))))(jnp.asarray(0.0))
+        Array(1., dtype=float32, weak_type=True)
+    """
+    if fun is None:
+        return ft.partial(filter_checkpoint, prevent_cse=prevent_cse, policy=policy)
+    check_callable("filter_checkpoint", fun)
+    return _Checkpointed(fun, (prevent_cse, policy))

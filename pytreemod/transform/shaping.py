@@ -1,0 +1,235 @@
+"""Looking at a function without running it: shapes, jaxprs, closures."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend as jex
+import jax.tree_util as jtu
+
+from pytreemod.errors import StructureError, describe, explain
+from pytreemod.transform.wrapping import Transformed, check_callable, function_name
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array
+from pytreemod.tree.snapshots import Structure, divide, static_token
+from pytreemod.typing import PyTree
+
+
+def _is_abstract(leaf: Any) -> bool:
+    return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def divide_abstractly(tree: PyTree) -> tuple[list[Any], Structure]:
+    """As `divide`, with `jax.ShapeDtypeStruct`s counted as arrays."""
+    leaves, treedef = jtu.tree_flatten(tree)
+    positions = tuple(i for i, leaf in enumerate(leaves) if _is_abstract(leaf))
+    statics = tuple(None if _is_abstract(leaf) else leaf for leaf in leaves)
+    return [leaves[i] for i in positions], Structure(treedef, positions, statics)
+
+
+def filter_eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> PyTree:
+    """The result of a call with `jax.ShapeDtypeStruct`s for arrays, without computing anything.
+
+    Args:
+        fun: any function; a class gives the skeleton of an instance.
+        *args: its arguments; a `jax.ShapeDtypeStruct` may stand for an array.
+        **kwargs: its arguments by keyword.
+
+    Returns:
+        The result's tree; what is no array in it is as `fun` returned it.
+
+    Raises:
+        ArgumentError: `fun` is not callable.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> filter_eval_shape(lambda n: {"x": jnp.ones((n, 2)), "n": n}, 3)
+        {'n': 3, 'x': ShapeDtypeStruct(shape=(3, 2), dtype=float32)}
+    """
+    check_callable("filter_eval_shape", fun)
+    arrays, structure = divide_abstractly((fun, args, kwargs))
+    box: list[Structure] = []
+
+    def run(values: list[Any]) -> list[Any]:
+        fn, args, kwargs = structure.assemble(values)
+        outs, out_structure = divide(fn(*args, **kwargs))
+        box.append(out_structure)
+        return outs
+
+    structs = jax.eval_shape(run, arrays)
+    return box[-1].assemble(structs)
+
+
+class _MakeJaxpr(Transformed):
+    __slots__ = ()
+
+    @classmethod
+    def transform_name(cls) -> str:
+        return "filter_make_jaxpr"
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        jaxpr, structs, structure = _trace(self.fn, args, kwargs)
+        dynamic = structure.treedef.unflatten(_scatter(structs, structure))
+        static = structure.treedef.unflatten(structure.statics)
+        return jaxpr, dynamic, static
+
+
+def _scatter(values: list[Any], structure: Structure) -> list[Any]:
+    leaves: list[Any] = [None] * structure.treedef.num_leaves
+    for position, value in zip(structure.positions or (), values, strict=True):
+        leaves[position] = value
+    return leaves
+
+
+def _trace(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any], Structure]:
+    arrays, structure = divide_abstractly((args, kwargs))
+    box: list[Structure] = []
+
+    def run(*values: Any) -> list[Any]:
+        args, kwargs = structure.assemble(values)
+        outs, out_structure = divide(fn(*args, **kwargs))
+        box.append(out_structure)
+        return outs
+
+    jaxpr, structs = jax.make_jaxpr(run, return_shape=True)(*arrays)
+    return jaxpr, structs, box[-1]
+
+
+def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, PyTree, PyTree]]:
+    """`jax.make_jaxpr` for functions of any trees.
+
+    Args:
+        fun: the function to trace.
+
+    Returns:
+        A function of the same arguments that returns three things: the closed jaxpr, whose inputs
+        are the arrays of the arguments in order; the result's tree with
+        `jax.ShapeDtypeStruct`s for arrays and None for the rest; the same tree with the rest.
+
+    Raises:
+        ArgumentError: `fun` is not callable.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> jaxpr, dynamic, static = filter_make_jaxpr(lambda x, s: (x + 1, s))(jnp.ones(2), "a")
+        >>> dynamic, static
+        ((ShapeDtypeStruct(shape=(2,), dtype=float32), None), (None, 'a'))
+    """
+    check_callable("filter_make_jaxpr", fun)
+    return _MakeJaxpr(fun, ())
+
+
+class ClosureConverted:
+    """A function whose captured arrays are data: what `filter_closure_convert` returns.
+
+    Attributes:
+        consts: the arrays that the function had captured.
+        in_struct: the arguments' structure, with shapes.
+        out_struct: the result's structure, with shapes.
+    """
+
+    def __init__(self, name: str, jaxpr: Any, consts: list[Any], in_spec: Any, out_spec: Any):
+        self.name = name
+        self.jaxpr = jaxpr
+        self.consts = consts
+        self._in = in_spec
+        self._out = out_spec
+
+    @property
+    def in_struct(self) -> PyTree:
+        """The arguments `(args, kwargs)`, with `jax.ShapeDtypeStruct`s for arrays."""
+        structs, structure = self._in
+        return structure.assemble(list(structs))
+
+    @property
+    def out_struct(self) -> PyTree:
+        """The result, with `jax.ShapeDtypeStruct`s for arrays."""
+        structs, structure = self._out
+        return structure.assemble(list(structs))
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the function.
+
+        Raises:
+            StructureError: the arguments differ, in structure, shape, dtype or static values,
+                from those that the function was converted for.
+        """
+        arrays, structure = divide_abstractly((args, kwargs))
+        self._check(arrays, structure)
+        closed = jex.core.ClosedJaxpr(self.jaxpr, self.consts)
+        return self._out[1].assemble(jex.core.jaxpr_as_fun(closed)(*arrays))
+
+    def _check(self, arrays: list[Any], structure: Structure) -> None:
+        structs, expected = self._in
+        places: list[str] = []
+        if structure.treedef != expected.treedef or structure.positions != expected.positions:
+            places.append("structure: not that of the example")
+        elif list(map(static_token, structure.statics)) != list(map(static_token, expected.statics)):
+            places.append("static values: not those of the example")
+        else:
+            paths = [p for p, _ in jtu.tree_leaves_with_path(expected.assemble(list(structs)))]
+            at = expected.positions or ()
+            places += [
+                f"{path_text(paths[i])}: {describe(want)} became {describe(got)}"
+                for i, want, got in zip(at, structs, arrays, strict=True)
+                if want.shape != got.shape or want.dtype != got.dtype
+            ]
+        if places:
+            raise StructureError(
+                explain(
+                    f"closure-converted {self.name}",
+                    "arguments like those that it was converted for",
+                    "others",
+                    places=places,
+                )
+            )
+
+
+def _flatten_converted(node: ClosureConverted) -> Any:
+    return (node.consts,), (node.name, node.jaxpr, node._in, node._out)  # pyright: ignore[reportPrivateUsage]
+
+
+jtu.register_pytree_with_keys(
+    ClosureConverted,
+    lambda node: (((jtu.GetAttrKey("consts"), node.consts),), _flatten_converted(node)[1]),
+    lambda aux, children: ClosureConverted(aux[0], aux[1], children[0], aux[2], aux[3]),
+    _flatten_converted,
+)
+
+
+def filter_closure_convert(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> ClosureConverted:
+    """Turn the arrays that a function captured into data that a transform can see.
+
+    The result is a pytree whose leaves are these arrays, so that it can be passed into a transform
+    as an argument where the function itself would smuggle them past it.
+
+    Args:
+        fn: the function.
+        *args: example arguments; arrays or `jax.ShapeDtypeStruct`s.
+        **kwargs: the same by keyword.
+
+    Returns:
+        A function for arguments like the example, with `consts`, `in_struct`, `out_struct`.
+
+    Raises:
+        ArgumentError: `fn` is not callable.
+        StructureError: when called with arguments unlike the example.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> y = jnp.asarray([2.0])
+        >>> f = filter_closure_convert(lambda x: x * y, jnp.asarray([3.0]))
+        >>> f(jnp.asarray([5.0])), len(f.consts)
+        (Array([10.], dtype=float32), 1)
+    """
+    check_callable("filter_closure_convert", fn)
+    closed, structs, out_structure = _trace(fn, args, kwargs)
+    arrays, in_structure = divide_abstractly((args, kwargs))
+    in_structs = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
+    return ClosureConverted(
+        function_name(fn),
+        closed.jaxpr,
+        list(closed.consts),
+        (in_structs, in_structure),
+        (tuple(structs), out_structure),
+    )
