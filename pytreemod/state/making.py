@@ -1,0 +1,82 @@
+"""Making a model and its State together."""
+
+import functools as ft
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import jax.tree_util as jtu
+
+from pytreemod.state.tokens import StateIndex
+from pytreemod.state.values import State, is_token, name_entries, tokens_of
+from pytreemod.tree.nodes import record_of
+from pytreemod.tree.paths import path_text
+from pytreemod.typing import PyTree
+
+_P = ParamSpec("_P")
+_M = TypeVar("_M")
+
+
+def _with(token: "StateIndex[Any]", changes: dict[str, Any]) -> Any:
+    record = record_of(token)
+    return token if record is None else record.rebuild(token, changes)
+
+
+def delete_init_state(model: PyTree) -> PyTree:
+    """A copy of a model whose tokens no longer hold initial values, once a State has them.
+
+    Args:
+        model: any tree with tokens in it.
+
+    Returns:
+        The copy.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> pm.nn.delete_init_state(pm.StateIndex(jnp.zeros(3))).init is None
+        True
+    """
+
+    def strip(node: Any) -> Any:
+        return _with(node, {"init": None}) if is_token(node) else node
+
+    return jtu.tree_map(strip, model, is_leaf=is_token)
+
+
+def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, State]]:
+    """Make a model and the State with the initial values of its tokens.
+
+    Tokens are named by their paths in the model, so that two models built alike agree, and what
+    was compiled for one serves the other. A token that stands in two places stays one.
+
+    Args:
+        make_model: a Module class, or any function that builds a model.
+
+    Returns:
+        A function of the same arguments that returns `(model, state)`.
+
+    Raises:
+        StateError: a token's initial value is already in another State.
+
+    Examples:
+        >>> import jax
+        >>> import pytreemod as pm
+        >>> norm, state = pm.make_with_state(pm.nn.BatchNorm)(3, "batch")
+    """
+
+    @ft.wraps(make_model)
+    def make(*args: _P.args, **kwargs: _P.kwargs) -> tuple[_M, State]:
+        model = make_model(*args, **kwargs)
+        names: dict[Any, str] = {}
+        for path, token in tokens_of(model):
+            names.setdefault(token.marker, path_text(path))
+        state = name_entries(State(model), names)
+
+        def name(node: Any) -> Any:
+            if not is_token(node):
+                return node
+            return _with(node, {"init": None, "marker": names[node.marker]})
+
+        return jtu.tree_map(name, model, is_leaf=is_token), state
+
+    return make

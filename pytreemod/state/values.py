@@ -1,0 +1,327 @@
+"""`State`: the values of a model's tokens."""
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import wadler_lindig as wl
+
+from pytreemod.errors import ArgumentError, StateError, describe, explain
+from pytreemod.state.tokens import StateIndex, Unnamed
+from pytreemod.tree.comparison import tree_equal
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array_like
+from pytreemod.tree.printing import tree_pformat
+from pytreemod.typing import PyTree
+
+_V = TypeVar("_V")
+
+
+def is_token(node: Any) -> bool:
+    """Whether a node of a tree is a token."""
+    return isinstance(node, StateIndex)
+
+
+def tokens_of(tree: PyTree) -> list[tuple[tuple[Any, ...], "StateIndex[Any]"]]:
+    """The tokens in a tree with their paths."""
+    return [
+        (path, node)
+        for path, node in jtu.tree_leaves_with_path(tree, is_leaf=is_token)
+        if is_token(node)
+    ]
+
+
+class State:
+    """The values of all tokens of a model: what goes in and comes out.
+
+    **Form.** A pytree whose leaves are arrays; each entry bears the path of its token.
+
+    **Make.** With [`make_with_state`][pytreemod.make_with_state], or `State(model)` from a model
+    whose tokens still hold their initial values.
+
+    **Use.** `get`, `set`, `substate`, `update`. A State is used up by `set` and `update`: they
+    return a new one, and the old one refuses to be used again, so that no update can be lost.
+
+    **Laws.** Those of [`StateIndex`][pytreemod.StateIndex]; and
+    `state.update(state.substate(m)) == state`.
+
+    Args:
+        model: any tree with tokens in it.
+
+    Raises:
+        StateError: a token's initial value is gone, for another State already has it.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> index = pm.StateIndex(jnp.asarray(1.0))
+        >>> state = pm.State(index)
+        >>> new = state.set(index, jnp.asarray(2.0))
+        >>> float(new.get(index))
+        2.0
+    """
+
+    __slots__ = ("_entries", "_names", "_used")
+
+    _entries: dict[Any, Any]
+    _names: dict[Any, str]
+    _used: str
+
+    def __init__(self, model: PyTree):
+        entries: dict[Any, Any] = {}
+        names: dict[Any, str] = {}
+        for path, token in tokens_of(model):
+            if token.marker in entries:
+                continue
+            if token.init is None:
+                raise StateError(
+                    explain(
+                        "State(model)",
+                        "tokens with their initial values",
+                        "one whose value was moved into another State",
+                        places=[path_text(path)],
+                        cure=["make both at once, and keep that State:", "model, state = pm.make_with_state(Model)(...)"],
+                    )
+                )
+            entries[token.marker] = jtu.tree_map(_as_array, token.init)
+            names[token.marker] = path_text(path)
+        self._entries, self._names, self._used = entries, names, ""
+
+    def get(self, item: "StateIndex[_V]") -> _V:
+        """The value of a token.
+
+        Args:
+            item: the token.
+
+        Returns:
+            The value.
+
+        Raises:
+            StateError: the State was used up, or has no such token.
+            ArgumentError: `item` is no token.
+
+        Examples:
+            >>> import jax.numpy as jnp
+            >>> import pytreemod as pm
+            >>> index = pm.StateIndex(jnp.asarray(1.0))
+            >>> float(pm.State(index).get(index))
+            1.0
+        """
+        self._check("get")
+        return self._entries[self._marker(item, "get")]
+
+    def set(self, item: "StateIndex[_V]", value: _V) -> "State":
+        """A State with another value for a token; this one is used up.
+
+        Args:
+            item: the token.
+            value: a tree of the structure, shapes and dtypes of the present value.
+
+        Returns:
+            The new State.
+
+        Raises:
+            StateError: the State was used up, has no such token, or the value does not fit.
+            ArgumentError: `item` is no token.
+
+        Examples:
+            >>> import jax.numpy as jnp
+            >>> import pytreemod as pm
+            >>> index = pm.StateIndex(jnp.asarray(1.0))
+            >>> state = pm.State(index)
+            >>> state = state.set(index, jnp.asarray(2.0))
+        """
+        self._check("set")
+        marker = self._marker(item, "set")
+        value = jtu.tree_map(_as_array, value)
+        self._check_fit(marker, value)
+        return self._succeed({**self._entries, marker: value}, "set")
+
+    def substate(self, pytree: PyTree) -> "State":
+        """The part of this State that concerns the tokens in a tree, such as one layer's.
+
+        Args:
+            pytree: a tree with tokens in it.
+
+        Returns:
+            A State of its own; this one stays usable, so that the part can be put back.
+
+        Raises:
+            StateError: the State was used up, or lacks one of the tokens.
+
+        Examples:
+            >>> import jax.numpy as jnp
+            >>> import pytreemod as pm
+            >>> a, b = pm.StateIndex(jnp.asarray(1.0)), pm.StateIndex(jnp.asarray(2.0))
+            >>> state = pm.State((a, b))
+            >>> part = state.substate(a)
+            >>> state = state.update(part.set(a, jnp.asarray(3.0)))
+            >>> float(state.get(a)), float(state.get(b))
+            (3.0, 2.0)
+        """
+        self._check("substate")
+        wanted = {self._marker(token, "substate") for _, token in tokens_of(pytree)}
+        return _make(
+            {m: v for m, v in self._entries.items() if m in wanted},
+            {m: n for m, n in self._names.items() if m in wanted},
+        )
+
+    def update(self, substate: "State") -> "State":
+        """A State in which the values of a substate take the places of this one's.
+
+        Args:
+            substate: a State with some of this one's tokens.
+
+        Returns:
+            The new State; both others are used up.
+
+        Raises:
+            StateError: one of the States was used up, or `substate` has a token that this one
+                lacks, or a value that does not fit.
+            ArgumentError: `substate` is no State.
+        """
+        self._check("update")
+        if not isinstance(substate, State):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError(explain("State.update(substate)", "a State", describe(substate)))
+        substate._check("update")
+        for marker, value in substate._entries.items():
+            if marker not in self._entries:
+                self._refuse_foreign(substate._names[marker], "update")
+            self._check_fit(marker, value)
+        entries = {**self._entries, **substate._entries}
+        substate._used = "update"
+        return self._succeed(entries, "update")
+
+    def _succeed(self, entries: dict[Any, Any], by: str) -> "State":
+        self._used = by
+        return _make(entries, self._names)
+
+    def _check(self, by: str) -> None:
+        if self._used:
+            raise StateError(
+                explain(
+                    f"State.{by}",
+                    "the newest State",
+                    f"Attempted to use old state: one that {self._used} has already replaced",
+                    cure=[
+                        "go on with what came back; using the old one would lose an update:",
+                        "x, state = layer1(x, state)",
+                        "x, state = layer2(x, state)",
+                    ],
+                )
+            )
+
+    def _marker(self, item: Any, by: str) -> Any:
+        if not is_token(item):
+            raise ArgumentError(
+                explain(f"State.{by}(item)", "a token (StateIndex)", describe(item))
+            )
+        if item.marker not in self._entries:
+            name = "one without a name" if isinstance(item.marker, Unnamed) else repr(item.marker)
+            self._refuse_foreign(name, by)
+        return item.marker
+
+    def _refuse_foreign(self, name: str, by: str) -> None:
+        raise StateError(
+            explain(
+                f"State.{by}",
+                f"a token of the model that this State was made with ({self._listing()})",
+                f"a token of another model: {name}",
+                cure=["make model and State together:", "model, state = pm.make_with_state(Model)(...)"],
+            )
+        )
+
+    def _listing(self) -> str:
+        names = list(self._names.values())
+        return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "it has none"
+
+    def _check_fit(self, marker: Any, value: Any) -> None:
+        old = self._entries[marker]
+        name = self._names[marker]
+        if jtu.tree_structure(old) != jtu.tree_structure(value):
+            got = tree_pformat(value)
+            raise StateError(
+                explain(f"State.set for {name}", f"a value of structure {tree_pformat(old)}", got)
+            )
+        for (path, was), now in zip(
+            jtu.tree_leaves_with_path(old), jtu.tree_leaves(value), strict=True
+        ):
+            if _kind(was) != _kind(now):
+                raise StateError(
+                    explain(
+                        f"State.set for {path_text(path, name)}",
+                        f"{describe(was)}, as before",
+                        describe(now),
+                        cure="shape and dtype of a value cannot change; cast or reshape the new one",
+                    )
+                )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, State) or list(other._entries) != list(self._entries):
+            return False
+        return bool(tree_equal([*self._entries.values()], [*other._entries.values()]))
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __repr__(self) -> str:
+        return tree_pformat(self)
+
+    def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
+        if self._used:
+            return wl.TextDoc(f"State(<used up by {self._used}>)")
+        pairs = [(self._names[m], v) for m, v in self._entries.items()]
+        return wl.bracketed(
+            begin=wl.TextDoc("State("),
+            docs=wl.named_objs(pairs, **kwargs),
+            sep=wl.comma,
+            end=wl.TextDoc(")"),
+            indent=kwargs["indent"],
+        )
+
+
+def _kind(leaf: Any) -> Any:
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return tuple(leaf.shape), leaf.dtype
+    return type(leaf)
+
+
+def _as_array(leaf: Any) -> Any:
+    return jnp.asarray(leaf) if is_array_like(leaf) and not isinstance(leaf, jax.Array) else leaf
+
+
+def _make(entries: dict[Any, Any], names: dict[Any, str]) -> State:
+    state = object.__new__(State)
+    state._entries, state._names, state._used = entries, names, ""  # pyright: ignore[reportPrivateUsage]
+    return state
+
+
+def name_entries(state: State, names: dict[Any, str]) -> State:
+    """A State whose entries are known by path: `names` goes from old markers to paths."""
+    entries: Iterable[tuple[Any, Any]] = state._entries.items()  # pyright: ignore[reportPrivateUsage]
+    return _make({names[m]: v for m, v in entries}, {n: n for n in names.values()})
+
+
+def _aux(state: State) -> tuple[tuple[Any, str], ...]:
+    state._check("use in a transform")  # pyright: ignore[reportPrivateUsage]
+    return tuple(state._names.items())  # pyright: ignore[reportPrivateUsage]
+
+
+def _flatten(state: State) -> tuple[tuple[Any, ...], Any]:
+    aux = _aux(state)
+    return tuple(state._entries.values()), aux  # pyright: ignore[reportPrivateUsage]
+
+
+def _flatten_with_keys(state: State) -> tuple[tuple[Any, ...], Any]:
+    children, aux = _flatten(state)
+    pairs = zip(aux, children, strict=True)
+    return tuple((jtu.DictKey(name), child) for (_, name), child in pairs), aux
+
+
+def _unflatten(aux: Any, children: Any) -> State:
+    markers = [marker for marker, _ in aux]
+    return _make(dict(zip(markers, children, strict=True)), dict(aux))
+
+
+jtu.register_pytree_with_keys(State, _flatten_with_keys, _unflatten, _flatten)
