@@ -16,7 +16,7 @@ class PytreemodError(Exception):
     """Base of every error that pytreemod raises on its own account."""
 
 
-class ShapeError(PytreemodError, ValueError):
+class ShapeError(PytreemodError, ValueError, TypeError):
     """An array has the wrong shape for the layer or function that it was given to."""
 
 
@@ -44,7 +44,14 @@ class StateError(PytreemodError, RuntimeError, ValueError):
     """A State was used twice, asked for a token it does not hold, or given a misfit value."""
 
 
-class RngError(PytreemodError, TypeError, RuntimeError):
+class TokenError(StateError, KeyError):
+    """A State was asked for a token that it does not hold."""
+
+    # KeyError would show the text as a repr, with its line breaks escaped.
+    __str__ = Exception.__str__
+
+
+class RngError(PytreemodError, TypeError, ValueError, RuntimeError):
     """A random key is missing, is no key, or was used where several were needed."""
 
 

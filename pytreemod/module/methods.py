@@ -13,16 +13,21 @@ import jax
 import jax.tree_util as jtu
 
 
+_STAGES = frozenset({"lower", "trace", "eval_shape"})
+
+
 class BoundMethod(ft.partial):  # pyright: ignore[reportMissingTypeArgument]
-    """A function bound to its first argument, as a pytree with that argument as its child.
-
-    It derives from `functools.partial` because a partial is made and called in C: reading and
-    calling a method costs a few times what it costs in plain Python, not hundreds.
-
-    Equality is as for Python's own methods: the same function bound to the same object.
-    """
+    # A function bound to its first argument, as a pytree with that argument as its child. It
+    # derives from `functools.partial` because a partial is made and called in C: reading and
+    # calling a method costs a few times what it costs in plain Python, not hundreds. Equality is
+    # as for Python's own methods: the same function bound to the same object. (No docstring of
+    # its own: an instance shows its function's.)
 
     __slots__ = ()
+
+    @property
+    def __doc__(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.func.__doc__
 
     @property
     def __self__(self) -> Any:
@@ -37,6 +42,9 @@ class BoundMethod(ft.partial):  # pyright: ignore[reportMissingTypeArgument]
         # __wrapped__, which would lead inspect.signature past the argument that is bound.
         if name == "__wrapped__":
             raise AttributeError(name)
+        # A jitted method is staged for the instance that it is bound to, as a call of it would be.
+        if name in _STAGES and hasattr(self.func, "stage_bound"):
+            return self.func.stage_bound(name, self.args[0])
         return getattr(self.func, name)
 
     def __eq__(self, other: object) -> bool:

@@ -50,8 +50,7 @@ def module_update_wrapper(wrapper: _M, wrapped: Any = None) -> _M:
         wrapped: the function; by default `wrapper.__wrapped__`.
 
     Returns:
-        A copy of `wrapper` that bears these. They describe the instance, and are no part of the
-        tree: a transform's copy of it does not bear them.
+        A copy of `wrapper` that bears these, as configuration.
 
     Raises:
         FieldError: the class has no property `__wrapped__`.
@@ -80,8 +79,5 @@ def module_update_wrapper(wrapper: _M, wrapped: Any = None) -> _M:
             )
         )
     wrapped = getattr(wrapper, "__wrapped__") if wrapped is None else wrapped  # noqa: B009
-    copy = wrapper.replace()
-    for name in _COPIED:
-        if hasattr(wrapped, name):
-            copy.__dict__[name] = getattr(wrapped, name)
-    return copy
+    names = {n: getattr(wrapped, n) for n in _COPIED if hasattr(wrapped, n)}
+    return cls.__record__.rebuild(wrapper, names)

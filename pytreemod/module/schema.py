@@ -69,9 +69,13 @@ class Schema(AbstractRecord):
         self.layout = self.layout_for({*self.fields}, {*self.static})
 
     def layout_for(self, present: set[str], config: set[str] | frozenset[str]) -> Layout:
-        """The one layout with these fields, of which some are configuration."""
+        """The one layout with these fields, of which some are configuration.
+
+        A name that is no field is configuration: what `module_update_wrapper` adds.
+        """
         data = tuple(n for n in self.fields if n in present and n not in config)
         rest = tuple(n for n in self.fields if n in present and n in config)
+        rest += tuple(sorted(present - {*self.fields}))
         key = (*data, "", *rest)
         with self._lock:
             layout = self._layouts.get(key)
@@ -120,7 +124,8 @@ class Schema(AbstractRecord):
         moved = {
             n
             for n, new in changes.items()
-            if n not in self.static
+            if n in self.fields
+            and n not in self.static
             and (decide or not isinstance(new, (str, type)))
             and is_configuration(new) != (n in layout.config)
         }

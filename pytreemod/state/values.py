@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import wadler_lindig as wl
 
-from pytreemod.errors import ArgumentError, StateError, describe, explain
+from pytreemod.errors import ArgumentError, StateError, TokenError, describe, explain
 from pytreemod.state.tokens import StateIndex, Unnamed
 from pytreemod.tree.comparison import tree_equal
 from pytreemod.tree.paths import path_text
@@ -99,7 +99,8 @@ class State:
             The value.
 
         Raises:
-            StateError: the State was used up, or has no such token.
+            StateError: the State was used up.
+            TokenError: it has no such token.
             ArgumentError: `item` is no token.
 
         Examples:
@@ -123,7 +124,8 @@ class State:
             The new State.
 
         Raises:
-            StateError: the State was used up, has no such token, or the value does not fit.
+            StateError: the State was used up, or the value does not fit.
+            TokenError: it has no such token.
             ArgumentError: `item` is no token.
 
         Examples:
@@ -149,7 +151,8 @@ class State:
             A State of its own; this one stays usable, so that the part can be put back.
 
         Raises:
-            StateError: the State was used up, or lacks one of the tokens.
+            StateError: the State was used up.
+            TokenError: it lacks one of the tokens.
 
         Examples:
             >>> import jax.numpy as jnp
@@ -178,8 +181,8 @@ class State:
             The new State; both others are used up.
 
         Raises:
-            StateError: one of the States was used up, or `substate` has a token that this one
-                lacks, or a value that does not fit.
+            StateError: one of the States was used up, or a value does not fit.
+            TokenError: `substate` has a token that this one lacks.
             ArgumentError: `substate` is no State.
         """
         self._check("update")
@@ -224,7 +227,7 @@ class State:
         return item.marker
 
     def _refuse_foreign(self, name: str, by: str) -> None:
-        raise StateError(
+        raise TokenError(
             explain(
                 f"State.{by}",
                 f"a token of the model that this State was made with ({self._listing()})",

@@ -291,11 +291,10 @@ class _Jitted(Transformed):
         arrays: list[Any] = []
         parts: list[Any] = []
         get = handlers.get
-        for value in args:
-            get(type(value), split_other)(value, arrays, parts)
-        key = tuple(parts)
         try:
-            entry = self.entries[key]
+            for value in args:
+                get(type(value), split_other)(value, arrays, parts)
+            entry = self.entries[tuple(parts)]
         except (KeyError, TypeError):
             return self._call_slowly(args, kwargs)
         if entry.quiet:
@@ -343,7 +342,7 @@ class _Jitted(Transformed):
 
         Arguments may be arrays or `jax.ShapeDtypeStruct`s.
         """
-        return Lowered(self, *self._stage("lower", args, kwargs))
+        return Lowered(self, (), *self._stage("lower", args, kwargs))
 
     def trace(self, /, *args: Any, **kwargs: Any) -> Any:
         """Trace for these arguments; see `jax.jit`'s `trace`."""
@@ -352,6 +351,17 @@ class _Jitted(Transformed):
     def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
         """The result's tree with `jax.ShapeDtypeStruct`s for arrays."""
         return unpack(self._stage("eval_shape", args, kwargs)[0])
+
+    def stage_bound(self, what: str, instance: Any) -> Callable[..., Any]:
+        """`lower`, `trace` or `eval_shape` of the method that is bound to an instance."""
+        if what != "lower":
+            return ft.partial(getattr(self, what), instance)
+
+        def lower(*args: Any, **kwargs: Any) -> Lowered:
+            staged = self._stage("lower", (instance, *args), kwargs)
+            return Lowered(self, (instance,), *staged)
+
+        return lower
 
     def _stage(self, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         # Structs are no arrays, so NumPy arrays without memory stand for them in the split.
@@ -376,8 +386,9 @@ class Lowered:
     Has `compile`, and whatever else `jax.stages.Lowered` has (`as_text`, `cost_analysis`, ...).
     """
 
-    def __init__(self, wrapper: _Jitted, lowered: Any, entry: _Entry):
+    def __init__(self, wrapper: _Jitted, bound: tuple[Any, ...], lowered: Any, entry: _Entry):
         self.lowered = lowered
+        self._bound = bound
         self._wrapper = wrapper
         self._entry = entry
 
@@ -391,7 +402,7 @@ class Lowered:
             A function of the same arguments.
         """
         compiled = self.lowered.compile(compiler_options=compiler_options)
-        return Compiled(self._wrapper, compiled, self._entry)
+        return Compiled(self._wrapper, self._bound, compiled, self._entry)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.lowered, name)
@@ -404,8 +415,9 @@ class Compiled:
     `jax.stages.Compiled` has (`cost_analysis`, `memory_analysis`, ...).
     """
 
-    def __init__(self, wrapper: _Jitted, compiled: Any, entry: _Entry):
+    def __init__(self, wrapper: _Jitted, bound: tuple[Any, ...], compiled: Any, entry: _Entry):
         self.compiled = compiled
+        self._bound = bound
         self._wrapper = wrapper
         self._entry = entry
 
@@ -416,7 +428,7 @@ class Compiled:
             ArgumentError: something other than the values of arrays differs from what the
                 function was compiled for.
         """
-        entry, arrays, _, _ = self._wrapper.prepare(args, kwargs)
+        entry, arrays, _, _ = self._wrapper.prepare((*self._bound, *args), kwargs)
         if entry is not self._entry:
             name = function_name(self._wrapper.fn)
             raise ArgumentError(

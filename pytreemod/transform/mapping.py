@@ -20,7 +20,7 @@ from pytreemod.transform.wrapping import (
 )
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.predicates import is_array
+from pytreemod.tree.predicates import is_array, is_array_like
 from pytreemod.tree.prefixes import By, refuse_unmatched, spread
 from pytreemod.tree.snapshots import divide
 from pytreemod.typing import AxesSpec, AxisName, PyTree
@@ -78,7 +78,23 @@ def axes_of(spec: AxesSpec, tree: PyTree, where: str, root: str, strict: bool = 
             values = value.values(subtree, root=path_text(path, root), strict=strict)
         else:
             values = [value] * len(leaves)
+            if _is_axis(value) and value is not None:
+                refuse_numbers(value, subtree, path)
         return [one(v, leaf, path) for v, leaf in zip(values, leaves, strict=True)]
+
+    def refuse_numbers(axis: int, subtree: PyTree, path: tuple[Any, ...]) -> None:
+        # An axis by number was asked for: a scalar has none. Functions and strings have no say.
+        for below, leaf in jtu.tree_leaves_with_path(subtree):
+            if is_array_like(leaf) and not is_array(leaf):
+                raise ShapeError(
+                    explain(
+                        where,
+                        f"arrays with an axis {axis}",
+                        describe(leaf),
+                        places=[path_text((*path, *below), root)],
+                        cure=["map arrays alone, and pass numbers on as they are:", f"in_axes=pm.if_array({axis})"],
+                    )
+                )
 
     def one(value: Any, leaf: Any, path: tuple[Any, ...]) -> Any:
         if callable(value):

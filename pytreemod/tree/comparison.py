@@ -21,7 +21,8 @@ def tree_equal(
 
     Args:
         *pytrees: two or more trees.
-        typematch: whether a NumPy array and a JAX array of equal values are different.
+        typematch: whether equal values of different types are different: a NumPy array and a JAX
+            array, `1` and `1.0`.
         rtol: relative tolerance for floating arrays.
         atol: absolute tolerance for floating arrays.
 
@@ -59,7 +60,9 @@ def _leaf_equal(x: Any, y: Any, typematch: bool, rtol: float, atol: float) -> bo
         )
     if is_array(x) or is_array(y):
         return False
-    return x is y or (type(x) is type(y) and bool(x == y))
+    if typematch and type(x) is not type(y):
+        return False
+    return x is y or bool(x == y)
 
 
 def _family(x: Any) -> type:

@@ -7,12 +7,13 @@ room knows no Module, only records.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import jax.tree_util as jtu
 
+from pytreemod.errors import SpecError, describe, explain
 from pytreemod.typing import IsLeaf, PyTree
 
 DEFAULT_ROLE = "param"
@@ -56,11 +57,17 @@ def record_of(node: Any) -> AbstractRecord | None:
 
 
 def is_node(value: Any) -> bool:
-    """Whether JAX's registry knows value's class: without opening the value where JAX can tell."""
-    ask = getattr(jtu, "is_tree_node", None)
-    if ask is not None:
-        return bool(ask(value))
-    return not jtu.treedef_is_leaf(jtu.tree_structure(value))
+    """Whether JAX takes `value` apart, judged by its class: the value is not opened."""
+    return value is None or is_node_class(type(value))
+
+
+def _ask_older_jax(cls: type) -> bool:
+    # Before JAX could be asked: a class that is not registered is refused a second registration.
+    return not jtu.all_leaves([object.__new__(cls)])
+
+
+is_node_class: Callable[[type], bool] = getattr(jtu, "is_tree_node", _ask_older_jax)
+"""Whether JAX takes instances of a class apart."""
 
 
 def children_of(node: PyTree) -> list[tuple[Any, Any]] | None:
@@ -68,10 +75,24 @@ def children_of(node: PyTree) -> list[tuple[Any, Any]] | None:
     record = record_of(node)
     if record is not None:
         return [(jtu.GetAttrKey(name), getattr(node, name)) for name in record.data_names(node)]
-    pairs, _ = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
-    if len(pairs) == 1 and not pairs[0][0]:
+    kind = type(node)
+    if kind is list or kind is tuple:
+        return [(jtu.SequenceKey(i), child) for i, child in enumerate(node)]
+    if kind is dict:
+        return [(jtu.DictKey(name), node[name]) for name in _sorted(node)]
+    if not is_node(node):
         return None
+    pairs, _ = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
     return [(path[0], child) for path, child in pairs]
+
+
+def _sorted(names: Any) -> list[Any]:
+    try:
+        return sorted(names)
+    except TypeError as error:
+        raise SpecError(
+            explain("dict in a tree", "keys that can be sorted", f"{describe(names)}")
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

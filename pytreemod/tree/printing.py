@@ -20,7 +20,7 @@ def tree_pformat(
     struct_as_array: bool = False,
     truncate_leaf: Callable[[Any], bool] | None = None,
 ) -> str:
-    """A tree as readable text, arrays as `f32[3,4]`.
+    """A tree as readable text, arrays as `f32[3,4]`; fields that hold their default are left out.
 
     Args:
         pytree: any tree.
@@ -54,7 +54,6 @@ def tree_pformat(
         indent=indent,
         custom=custom,
         short_arrays=short_arrays,
-        hide_defaults=False,
     )
 
 

@@ -1,0 +1,54 @@
+"""pytreemod: a module library for JAX in which a model is a value.
+
+This is the front door: it re-exports what users need from the rooms (`tree`, `module`,
+`transform`, `state`, `nn`), and owns nothing.
+"""
+
+from importlib.metadata import version as _version
+
+from pytreemod import nn as nn
+from pytreemod.errors import PytreemodError as PytreemodError
+from pytreemod.module.classes import Module as Module
+from pytreemod.module.fields import AbstractClassVar as AbstractClassVar
+from pytreemod.module.fields import AbstractVar as AbstractVar
+from pytreemod.module.fields import buffer as buffer
+from pytreemod.module.fields import field as field
+from pytreemod.module.fields import static_field as static_field
+from pytreemod.module.methods import BoundMethod as BoundMethod
+from pytreemod.module.partials import Partial as Partial
+from pytreemod.module.partials import module_update_wrapper as module_update_wrapper
+from pytreemod.nn.modes import inference_mode as tree_inference
+from pytreemod.state.making import make_with_state as make_with_state
+from pytreemod.state.tokens import StateIndex as StateIndex
+from pytreemod.state.values import State as State
+from pytreemod.transform.differentiating import filter_grad as filter_grad
+from pytreemod.transform.differentiating import filter_value_and_grad as filter_value_and_grad
+from pytreemod.transform.differentiating import trainable as trainable
+from pytreemod.transform.jitting import clear_caches as clear_caches
+from pytreemod.transform.jitting import filter_jit as filter_jit
+from pytreemod.transform.mapping import filter_vmap as filter_vmap
+from pytreemod.transform.mapping import if_array as if_array
+from pytreemod.transform.rematerializing import filter_checkpoint as filter_checkpoint
+from pytreemod.transform.shaping import filter_closure_convert as filter_closure_convert
+from pytreemod.transform.shaping import filter_eval_shape as filter_eval_shape
+from pytreemod.transform.shaping import filter_make_jaxpr as filter_make_jaxpr
+from pytreemod.tree import selectors as select
+from pytreemod.tree.comparison import tree_check as tree_check
+from pytreemod.tree.comparison import tree_equal as tree_equal
+from pytreemod.tree.comparison import tree_flatten_one_level as tree_flatten_one_level
+from pytreemod.tree.partitioning import combine as combine
+from pytreemod.tree.partitioning import filter as filter
+from pytreemod.tree.partitioning import partition as partition
+from pytreemod.tree.predicates import is_array as is_array
+from pytreemod.tree.predicates import is_array_like as is_array_like
+from pytreemod.tree.predicates import is_inexact_array as is_inexact_array
+from pytreemod.tree.predicates import is_inexact_array_like as is_inexact_array_like
+from pytreemod.tree.prefixes import by as by
+from pytreemod.tree.printing import tree_pformat as tree_pformat
+from pytreemod.tree.printing import tree_pprint as tree_pprint
+from pytreemod.tree.selecting import Selector as Selector
+from pytreemod.tree.surgery import tree_at as tree_at
+from pytreemod.tree.updating import apply_updates as apply_updates
+
+EquinoxRuntimeError = PytreemodError
+__version__ = _version("pytreemod")

@@ -1,0 +1,34 @@
+"""Layers: Modules that hold arrays, and call the pure functions of `pytreemod.nn.functional`.
+
+Owns: the layers, under Equinox's names. Leaves of a layer are arrays only (sizes, flags and
+functions are configuration), every layer accepts leading batch axes, and the axes it cares for are
+always checked. May import errors, tree, module, state and transform. Promises that no layer keeps
+anything behind the caller's back: keys and State are passed in, new State is handed back.
+"""
+
+from pytreemod.nn import functional as functional
+from pytreemod.nn.affine import Linear as Linear
+from pytreemod.nn.composition import Identity as Identity
+from pytreemod.nn.composition import Lambda as Lambda
+from pytreemod.nn.composition import Sequential as Sequential
+from pytreemod.nn.convolution import Conv as Conv
+from pytreemod.nn.convolution import Conv1d as Conv1d
+from pytreemod.nn.convolution import Conv2d as Conv2d
+from pytreemod.nn.convolution import Conv3d as Conv3d
+from pytreemod.nn.dropping import Dropout as Dropout
+from pytreemod.nn.lookup import Embedding as Embedding
+from pytreemod.nn.modes import inference_mode as inference_mode
+from pytreemod.nn.normalization import BatchNorm as BatchNorm
+from pytreemod.nn.normalization import LayerNorm as LayerNorm
+from pytreemod.nn.perceptrons import MLP as MLP
+from pytreemod.nn.pooling import AvgPool1d as AvgPool1d
+from pytreemod.nn.pooling import AvgPool2d as AvgPool2d
+from pytreemod.nn.pooling import AvgPool3d as AvgPool3d
+from pytreemod.nn.pooling import MaxPool1d as MaxPool1d
+from pytreemod.nn.pooling import MaxPool2d as MaxPool2d
+from pytreemod.nn.pooling import MaxPool3d as MaxPool3d
+from pytreemod.nn.pooling import Pool as Pool
+from pytreemod.nn.statefulness import StatefulLayer as StatefulLayer
+from pytreemod.state.making import make_with_state as make_with_state
+from pytreemod.state.tokens import StateIndex as StateIndex
+from pytreemod.state.values import State as State

@@ -1,0 +1,258 @@
+"""The convolutional layers."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Inexact, PRNGKeyArray, Shaped
+
+from pytreemod.errors import ArgumentError, explain
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import field
+from pytreemod.nn.checking import (
+    check_array,
+    check_channels,
+    check_choice,
+    check_dtype,
+    check_flag,
+    check_key,
+    check_size,
+    check_sizes,
+    check_window,
+    named,
+    title,
+)
+from pytreemod.nn.dimensions import for_dimensions
+from pytreemod.nn.functional.convolution import PADDING_MODES, conv
+from pytreemod.nn.functional.windows import (
+    Padding,
+    check_padding,
+    check_strides,
+    extents,
+    resolve_padding,
+)
+from pytreemod.nn.initializing import Initializer, initialize, uniform_by_fan_in
+
+
+class Conv(Module):
+    """A convolution over any number of spatial axes, channels first.
+
+    `Conv1d`, `Conv2d` and `Conv3d` are this layer with `num_spatial_dims` filled in.
+
+    Shapes:
+        x: (..., in_channels, *spatial)
+        return: (..., out_channels, *spatial_out)
+
+    Fields:
+        weight: (out_channels, in_channels // groups, *kernel_size)
+        bias: (out_channels, 1, ..., 1), or None if use_bias=False
+
+    Args:
+        num_spatial_dims: number of spatial axes, >= 1.
+        in_channels: size of the input's channel axis, >= 1.
+        out_channels: size of the output's channel axis, >= 1.
+        kernel_size: size of the kernel, for all axes or for each.
+        stride: step of the kernel, for all axes or for each.
+        padding: an amount, one per axis, (low, high) per axis, "SAME", "SAME_LOWER" or "VALID".
+        dilation: distance between the kernel's taps, for all axes or for each.
+        groups: number of groups of channels, a divisor of in_channels and out_channels.
+        use_bias: whether to add a bias.
+        padding_mode: what is padded: "ZEROS", "REFLECT", "REPLICATE" or "CIRCULAR".
+        dtype: of weight and bias; JAX's default float if None.
+        key: used once, for the initial weight and bias.
+        weight_init: `(key, shape, dtype) -> array`, called with the shape
+            `(*kernel_size, in_channels // groups, out_channels)` that `jax.nn.initializers`
+            reckon with; the result's axes are reordered.
+        bias_init: the same for the bias, called with `(out_channels,)`.
+
+    State and randomness: none.
+
+    Raises:
+        ArgumentError: an argument is negative, not an integer, or does not fit the others.
+        RngError: key is no random key.
+        ShapeError: x lacks an axis, its channels are not in_channels, or it is too small.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> layer = nn.Conv(2, 3, 8, kernel_size=3, padding="SAME", key=jax.random.key(0))
+        >>> layer(jnp.ones((3, 5, 5))).shape, layer(jnp.ones((7, 3, 5, 5))).shape
+        ((8, 5, 5), (7, 8, 5, 5))
+
+    Source:
+        Initial values U[-1/sqrt(n), 1/sqrt(n)] with n = in_channels // groups times the kernel's
+        taps, as `torch.nn.Conv2d`.
+    """
+
+    num_spatial_dims: int = field(static=True)
+    weight: Inexact[Array, "..."]
+    bias: Inexact[Array, "..."] | None
+    in_channels: int = field(static=True)
+    out_channels: int = field(static=True)
+    kernel_size: tuple[int, ...] = field(static=True)
+    stride: tuple[int, ...] = field(static=True)
+    padding: str | tuple[tuple[int, int], ...] = field(static=True)
+    dilation: tuple[int, ...] = field(static=True)
+    groups: int = field(static=True)
+    use_bias: bool = field(static=True)
+    padding_mode: str = field(static=True)
+
+    def __init__(
+        self,
+        num_spatial_dims: int,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: Padding = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        use_bias: bool = True,
+        padding_mode: str = "ZEROS",
+        dtype: Any = None,
+        *,
+        key: PRNGKeyArray,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+    ):
+        dims = check_size(named(self, "num_spatial_dims"), num_spatial_dims, 1)
+        self.num_spatial_dims = dims
+        self.in_channels = check_size(named(self, "in_channels"), in_channels, 1)
+        self.out_channels = check_size(named(self, "out_channels"), out_channels, 1)
+        self.kernel_size = check_sizes(named(self, "kernel_size"), kernel_size, dims, 1)
+        self.stride = check_strides(named(self, "stride"), stride, dims)
+        self.padding = check_padding(named(self, "padding"), padding, dims, words=True)
+        self.dilation = check_sizes(named(self, "dilation"), dilation, dims, 1)
+        self.groups = _check_groups(self, groups)
+        self.use_bias = check_flag(named(self, "use_bias"), use_bias)
+        self.padding_mode = check_choice(
+            named(self, "padding_mode"), padding_mode, tuple(PADDING_MODES)
+        )
+        dtype = check_dtype(named(self, "dtype"), dtype)
+        weight_key, bias_key = jax.random.split(check_key(named(self, "key"), key))
+        self.weight = _initial_weight(self, weight_init, weight_key, dtype)
+        self.bias = _initial_bias(self, bias_init, bias_key, dtype) if self.use_bias else None
+
+    @jax.named_scope("pm.nn.Conv")
+    def __call__(
+        self, x: Shaped[Array, "..."], *, key: PRNGKeyArray | None = None
+    ) -> Shaped[Array, "..."]:
+        """Convolve the channel and spatial axes of x; `key` is ignored."""
+        del key
+        where = title(self, "in_channels", "out_channels")
+        x, dims = check_array(where, x), self.num_spatial_dims
+        check_channels(where, x, self.in_channels, dims)
+        window = extents(self.kernel_size, self.dilation)
+        pads = resolve_padding(self.padding, x.shape[-dims:], window, self.stride)
+        check_window(where, x, window, pads)
+        return conv(
+            x,
+            self.weight,
+            self.bias,
+            stride=self.stride,
+            padding=pads,
+            dilation=self.dilation,
+            groups=self.groups,
+            padding_mode=self.padding_mode,
+        )
+
+
+class Conv1d(Conv):
+    """`Conv` over one spatial axis.
+
+    Shapes:
+        x: (..., in_channels, length)
+        return: (..., out_channels, length_out)
+
+    Args:
+        as for `Conv`, without num_spatial_dims.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.Conv1d(2, 4, 3, key=jax.random.key(0))(jnp.ones((2, 9))).shape
+        (4, 7)
+    """
+
+    @for_dimensions(Conv.__init__, 1)
+    def __init__(self): ...
+
+
+class Conv2d(Conv):
+    """`Conv` over two spatial axes.
+
+    Shapes:
+        x: (..., in_channels, height, width)
+        return: (..., out_channels, height_out, width_out)
+
+    Args:
+        as for `Conv`, without num_spatial_dims.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.Conv2d(2, 4, 3, stride=2, key=jax.random.key(0))(jnp.ones((7, 2, 9, 9))).shape
+        (7, 4, 4, 4)
+    """
+
+    @for_dimensions(Conv.__init__, 2)
+    def __init__(self): ...
+
+
+class Conv3d(Conv):
+    """`Conv` over three spatial axes.
+
+    Shapes:
+        x: (..., in_channels, depth, height, width)
+        return: (..., out_channels, depth_out, height_out, width_out)
+
+    Args:
+        as for `Conv`, without num_spatial_dims.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.Conv3d(1, 2, 3, padding=1, key=jax.random.key(0))(jnp.ones((1, 4, 4, 4))).shape
+        (2, 4, 4, 4)
+    """
+
+    @for_dimensions(Conv.__init__, 3)
+    def __init__(self): ...
+
+
+def _check_groups(layer: Conv, groups: Any) -> int:
+    where = named(layer, "groups")
+    count = check_size(where, groups, 1)
+    for name in ("in_channels", "out_channels"):
+        channels = getattr(layer, name)
+        if channels % count != 0:
+            raise ArgumentError(explain(where, f"a divisor of {name}={channels}", str(count)))
+    return count
+
+
+def _initial_weight(
+    layer: Conv, weight_init: Initializer | None, key: PRNGKeyArray, dtype: Any
+) -> Array:
+    """The weight, (out, in, *kernel), from an initializer that wants (*kernel, in, out).
+
+    JAX's initializers take fan-in from all axes but the last: handed the layout of the field they
+    would silently scale by the wrong size.
+    """
+    where, taps = named(layer, "weight_init"), layer.kernel_size
+    n_in, n_out = layer.in_channels // layer.groups, layer.out_channels
+    if weight_init is None:
+        start = uniform_by_fan_in(n_in * math.prod(taps))
+        return initialize(where, start, key, (n_out, n_in, *taps), dtype)
+    values = initialize(where, weight_init, key, (*taps, n_in, n_out), dtype)
+    return jnp.moveaxis(values, (-1, -2), (0, 1))
+
+
+def _initial_bias(
+    layer: Conv, bias_init: Initializer | None, key: PRNGKeyArray, dtype: Any
+) -> Array:
+    fan_in = layer.in_channels // layer.groups * math.prod(layer.kernel_size)
+    start = uniform_by_fan_in(fan_in) if bias_init is None else bias_init
+    values = initialize(named(layer, "bias_init"), start, key, (layer.out_channels,), dtype)
+    return values.reshape(layer.out_channels, *(1,) * layer.num_spatial_dims)

@@ -1,0 +1,50 @@
+"""Making the layers for 1, 2 and 3 spatial axes from the one for any number of them."""
+
+import functools as ft
+import inspect
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
+
+Layer = TypeVar("Layer")
+Rest = ParamSpec("Rest")
+
+
+def for_dimensions(
+    init: Callable[Concatenate[Layer, int, Rest], None], dims: int
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Layer, Rest], None]]:
+    """Decorates an empty `__init__`: makes it `init` with `num_spatial_dims` filled in.
+
+    A class of its own per dimension then needs two lines, instead of a copy of the signature and
+    of what `init` does.
+
+    Args:
+        init: an `__init__` whose first argument is the number of spatial axes.
+        dims: that number.
+
+    Returns:
+        A decorator; what it gives has the rest of init's signature.
+
+    Examples:
+        >>> class Grid:
+        ...     def __init__(self, num_spatial_dims: int, size: int):
+        ...         self.shape = (size,) * num_spatial_dims
+        >>> class Grid2d(Grid):
+        ...     @for_dimensions(Grid.__init__, 2)
+        ...     def __init__(self): ...
+        >>> Grid2d(3).shape
+        (3, 3)
+    """
+
+    def decorate(empty: Callable[..., None]) -> Callable[Concatenate[Layer, Rest], None]:
+        def fixed(self: Layer, /, *args: Rest.args, **kwargs: Rest.kwargs) -> None:
+            init(self, dims, *args, **kwargs)
+
+        signature = inspect.signature(init)
+        layer, _, *rest = signature.parameters.values()
+        ft.update_wrapper(fixed, empty)
+        # `update_wrapper` left a way back to the empty signature, which nothing should follow.
+        vars(fixed).pop("__wrapped__")
+        vars(fixed)["__signature__"] = signature.replace(parameters=[layer, *rest])
+        return fixed
+
+    return decorate

@@ -1,0 +1,17 @@
+"""The numerics of the layers, as pure functions of arrays.
+
+Owns: formulas, without Modules, randomness kept in keys and statistics passed in and out. Every
+function accepts leading batch axes. May import errors, and the checks of `pytreemod.nn.checking`.
+"""
+
+from pytreemod.nn.functional.affine import linear as linear
+from pytreemod.nn.functional.convolution import conv as conv
+from pytreemod.nn.functional.dropping import dropout as dropout
+from pytreemod.nn.functional.lookup import embedding as embedding
+from pytreemod.nn.functional.normalization import batch_norm as batch_norm
+from pytreemod.nn.functional.normalization import batch_statistics as batch_statistics
+from pytreemod.nn.functional.normalization import layer_norm as layer_norm
+from pytreemod.nn.functional.normalization import update_running as update_running
+from pytreemod.nn.functional.pooling import avg_pool as avg_pool
+from pytreemod.nn.functional.pooling import max_pool as max_pool
+from pytreemod.nn.functional.pooling import pool as pool

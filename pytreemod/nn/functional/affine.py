@@ -1,0 +1,44 @@
+"""Affine maps of the last axis."""
+
+from jax import lax
+from jaxtyping import Array, Shaped
+
+from pytreemod.nn.functional.promotion import place, promote
+
+
+def linear(
+    x: Shaped[Array, "*batch in"],
+    weight: Shaped[Array, "out in"],
+    bias: Shaped[Array, " out"] | None = None,
+) -> Shaped[Array, "*batch out"]:
+    """Apply $y = Wx + b$ to the last axis of x.
+
+    Shapes:
+        x: (..., in)
+        weight: (out, in)
+        bias: (out,) or None
+        return: (..., out)
+
+    Args:
+        x: input; every leading axis is a batch axis.
+        weight: the matrix, rows first.
+        bias: added to each output.
+
+    Returns:
+        The mapped array.
+
+    Raises:
+        TypeError: the sizes disagree (raised by JAX).
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.functional.linear(jnp.ones((7, 3)), jnp.ones((2, 3))).shape
+        (7, 2)
+
+    Source:
+        The layout of `torch.nn.functional.linear`.
+    """
+    x, weight, bias = promote(x, weight, bias)
+    y = lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
+    return y if bias is None else lax.add(y, place(bias, y, y.ndim - 1))

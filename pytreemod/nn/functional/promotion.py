@@ -1,0 +1,81 @@
+"""Dtypes and broadcasting as the layers' formulas need them.
+
+Both are explicit, so that the formulas hold under JAX's strictest settings
+(`jax_numpy_dtype_promotion="strict"`, `jax_numpy_rank_promotion="raise"`).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Shaped
+
+
+def promote(*arrays: Any) -> tuple[Any, ...]:
+    """Bring arrays to one dtype by JAX's rules; None stays None.
+
+    Args:
+        arrays: arrays, numbers or None.
+
+    Returns:
+        As many JAX arrays (or None).
+
+    Raises:
+        jax.errors.TypePromotionError: the dtypes differ and promotion is set to strict.
+
+    Examples:
+        >>> [array.dtype.name for array in promote(1.0, jnp.ones(2, jnp.bfloat16))]
+        ['bfloat16', 'bfloat16']
+    """
+    given = [array for array in arrays if array is not None]
+    dtype = jnp.result_type(*given)
+    return tuple(None if array is None else _as_dtype(array, dtype) for array in arrays)
+
+
+def _as_dtype(array: Any, dtype: Any) -> Array:
+    if isinstance(array, jax.Array) and array.dtype == dtype:
+        return array
+    return jnp.asarray(array, dtype)
+
+
+def computing_dtype(dtype: Any) -> Any:
+    """The dtype in which statistics of an array of `dtype` are computed: float32 or wider.
+
+    Args:
+        dtype: an array's dtype.
+
+    Returns:
+        A floating or complex dtype.
+
+    Examples:
+        >>> jnp.dtype(computing_dtype(jnp.bfloat16)).name
+        'float32'
+    """
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.result_type(float)
+    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
+
+
+def place(
+    values: Shaped[Array, "..."], like: Shaped[Array, "..."], axis: int
+) -> Shaped[Array, "..."]:
+    """Broadcast `values` against `like`, its first axis put at `axis` of it.
+
+    Args:
+        values: an array of at most `like.ndim - axis` axes.
+        like: the array to match.
+        axis: where the first axis of `values` belongs, counted from the front.
+
+    Returns:
+        An array of like's shape and dtype.
+
+    Examples:
+        >>> place(jnp.arange(2), jnp.zeros((2, 3), int), 0)
+        Array([[0, 0, 0],
+               [1, 1, 1]], dtype=int32)
+    """
+    values = _as_dtype(values, like.dtype)
+    if values.shape == like.shape:
+        return values
+    return lax.broadcast_in_dim(values, like.shape, range(axis, axis + values.ndim))

@@ -1,0 +1,80 @@
+"""Where the first values of weights and biases come from."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+
+from pytreemod.errors import ArgumentError, describe, explain
+
+Initializer: TypeAlias = Callable[[PRNGKeyArray, tuple[int, ...], Any], Array]
+"""A function `(key, shape, dtype) -> array`, as in `jax.nn.initializers`."""
+
+
+def uniform_by_fan_in(fan_in: int) -> Initializer:
+    """Uniform between -1/sqrt(fan_in) and 1/sqrt(fan_in), as PyTorch's layers start.
+
+    Args:
+        fan_in: how many inputs go into one output. With none, every value is zero.
+
+    Returns:
+        An initializer. For complex dtypes, real and imaginary part are drawn alike.
+
+    Examples:
+        >>> values = uniform_by_fan_in(4)(jax.random.key(0), (100,), jnp.float32)
+        >>> bool(jnp.all(jnp.abs(values) <= 0.5))
+        True
+
+    Source:
+        The defaults of `torch.nn.Linear` and `torch.nn.Conv2d`.
+    """
+    limit = 1 / math.sqrt(fan_in) if fan_in > 0 else 0.0
+
+    def draw(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
+        if not jnp.issubdtype(dtype, jnp.complexfloating):
+            return jax.random.uniform(key, shape, dtype, -limit, limit)
+        real = np.float32 if dtype == jnp.complex64 else np.float64
+        parts = [
+            jax.random.uniform(part, shape, real, -limit, limit) for part in jax.random.split(key)
+        ]
+        return jax.lax.complex(*parts)
+
+    return draw
+
+
+def initialize(
+    where: str, initializer: Initializer, key: PRNGKeyArray, shape: Sequence[int], dtype: Any
+) -> Array:
+    """Call an initializer and check what it gives.
+
+    Args:
+        where: names the layer and the argument in the error.
+        initializer: see `Initializer`.
+        key: passed on.
+        shape: passed on.
+        dtype: passed on.
+
+    Returns:
+        The initial values.
+
+    Raises:
+        ArgumentError: not callable, or its result is no array of that shape and dtype.
+
+    Examples:
+        >>> zeros = jax.nn.initializers.zeros
+        >>> initialize("Linear(bias_init)", zeros, jax.random.key(0), (2,), jnp.float32)
+        Array([0., 0.], dtype=float32)
+    """
+    if not callable(initializer):
+        expected = "a function (key, shape, dtype) -> array"
+        raise ArgumentError(explain(where, expected, describe(initializer)))
+    values = initializer(key, tuple(shape), dtype)
+    wanted = jax.ShapeDtypeStruct(tuple(shape), dtype)
+    found = getattr(values, "shape", None), getattr(values, "dtype", None)
+    if found != (wanted.shape, wanted.dtype):
+        raise ArgumentError(explain(where, f"it to return {describe(wanted)}", describe(values)))
+    return jnp.asarray(values)

@@ -1,0 +1,354 @@
+"""The normalizing layers."""
+
+from collections.abc import Hashable, Sequence
+from typing import Any, cast, overload
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Inexact, PRNGKeyArray, Shaped
+
+from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import field
+from pytreemod.nn.checking import (
+    as_sequence,
+    check_array,
+    check_dtype,
+    check_flag,
+    check_floating,
+    check_number,
+    check_size,
+    check_sizes,
+    named,
+    title,
+)
+from pytreemod.nn.functional.normalization import (
+    batch_norm,
+    batch_statistics,
+    layer_norm,
+    update_running,
+)
+from pytreemod.nn.functional.promotion import computing_dtype
+from pytreemod.nn.statefulness import ABSENT, Absent, StatefulLayer
+from pytreemod.state.tokens import StateIndex
+from pytreemod.state.values import State
+
+
+class LayerNorm(Module):
+    r"""Layer normalization: $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$ over trailing axes.
+
+    Computed in float32 or wider, returned in the dtype of x.
+
+    Shapes:
+        x: (..., *shape)
+        return: (..., *shape)
+
+    Fields:
+        weight: shape, or None if use_weight=False
+        bias: shape, or None if use_bias=False
+
+    Args:
+        shape: the trailing axes over which to normalize: a size, or a sequence of them.
+        eps: added to the variance, >= 0.
+        use_weight: whether to multiply by a weight, at first one.
+        use_bias: whether to add a bias, at first zero.
+        dtype: of weight and bias; JAX's default float if None.
+
+    State and randomness: none. A State passed in is handed back beside the result.
+
+    Raises:
+        ArgumentError: an argument is unusable, or x is not floating.
+        ShapeError: x does not end in shape.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.LayerNorm(2, eps=0.0)(jnp.array([[1.0, 3.0], [2.0, 0.0]])).tolist()
+        [[-1.0, 1.0], [1.0, -1.0]]
+
+    Source:
+        Ba, Kiros & Hinton 2016, https://arxiv.org/abs/1607.06450, eq. (4).
+    """
+
+    shape: tuple[int, ...] = field(static=True)
+    eps: float = field(static=True)
+    use_weight: bool = field(static=True)
+    use_bias: bool = field(static=True)
+    weight: Inexact[Array, "..."] | None
+    bias: Inexact[Array, "..."] | None
+
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        eps: float = 1e-5,
+        use_weight: bool = True,
+        use_bias: bool = True,
+        dtype: Any = None,
+    ):
+        sizes = as_sequence(shape)
+        count = 1 if sizes is None else len(sizes)
+        self.shape = check_sizes(named(self, "shape"), shape, count)
+        self.eps = check_number(named(self, "eps"), eps, 0)
+        self.use_weight = check_flag(named(self, "use_weight"), use_weight)
+        self.use_bias = check_flag(named(self, "use_bias"), use_bias)
+        dtype = check_dtype(named(self, "dtype"), dtype)
+        self.weight = jnp.ones(self.shape, dtype) if self.use_weight else None
+        self.bias = jnp.zeros(self.shape, dtype) if self.use_bias else None
+
+    @overload
+    def __call__(
+        self, x: Shaped[Array, "..."], *, key: PRNGKeyArray | None = None
+    ) -> Shaped[Array, "..."]: ...
+
+    @overload
+    def __call__(
+        self, x: Shaped[Array, "..."], state: State, *, key: PRNGKeyArray | None = None
+    ) -> tuple[Shaped[Array, "..."], State]: ...
+
+    @jax.named_scope("pm.nn.LayerNorm")
+    def __call__(
+        self,
+        x: Shaped[Array, "..."],
+        state: State | Absent = ABSENT,
+        *,
+        key: PRNGKeyArray | None = None,
+    ) -> Shaped[Array, "..."] | tuple[Shaped[Array, "..."], State]:
+        """Normalize the trailing axes of x; `key` is ignored, `state` handed back if given."""
+        del key
+        where = title(self, "shape")
+        x = check_array(where, x)
+        check_floating(where, x)
+        _check_trailing(where, x, self.shape)
+        out = layer_norm(x, self.shape, self.weight, self.bias, eps=self.eps)
+        return out if isinstance(state, type(ABSENT)) else (out, state)
+
+
+def _check_trailing(where: str, x: Array, shape: tuple[int, ...]) -> None:
+    """Require that x ends in `shape`."""
+    count = len(shape)
+    if x.ndim >= count and x.shape[x.ndim - count :] == shape:
+        return
+    if x.ndim >= count and x.shape[:count] == shape:
+        ends = f"{tuple(range(count))}, {tuple(range(-count, 0))}"
+        cure: Sequence[str] = (
+            "The first axes fit; to make them the last ones:",
+            f"layer(jnp.moveaxis(x, {ends}))",
+        )
+    elif x.ndim >= count:
+        cure = (
+            "For such arrays, build the layer with",
+            f"LayerNorm({x.shape[x.ndim - count :]})",
+        )
+    else:
+        cure = f"x has too few axes; the layer normalizes over the last {count}."
+    wanted = ", ".join(["...", *map(str, shape)])
+    raise ShapeError(explain(where, f"x of shape ({wanted})", describe(x), cure=cure))
+
+
+class BatchNorm(StatefulLayer):
+    r"""Batch normalization: $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$ for each channel.
+
+    While training, mean and (biased) variance are those of the batch, and the running statistics
+    in State move towards them (the running variance towards the unbiased one). In inference mode
+    the running statistics are used and State comes back as it was.
+
+    Which axis holds the channels depends on `axis_name`:
+
+    - `axis_name=None`: x is a whole batch, channels on axis 1, as in PyTorch;
+    - `axis_name="batch"`: x is one example, channels on axis 0, and the layer is called under
+      `jax.vmap(..., axis_name="batch")`, as in Equinox. Several names reduce over several axes.
+
+    Computed in float32 or wider, returned in the dtype of x.
+
+    Shapes:
+        x: (batch, input_size, *spatial); (input_size, *spatial) if axis_name is given
+        return: the shape of x
+
+    Fields:
+        weight: (input_size,), or None if channelwise_affine=False
+        bias: (input_size,), or None if channelwise_affine=False
+        state_index: token of the running statistics, (mean, var) of shape (input_size,) each
+
+    Args:
+        input_size: number of channels, >= 0.
+        axis_name: name of the mapped batch axis, or a sequence of names; None for whole batches.
+        eps: added to the variance, >= 0.
+        channelwise_affine: whether to scale and shift each channel.
+        momentum: how much of the running statistics stays at each step, from 0 to 1 (one minus
+            PyTorch's `momentum`).
+        inference: whether to use the running statistics, see `inference_mode`.
+        dtype: of weight and bias; JAX's default float if None. The running statistics are kept
+            in float32 or wider.
+        mode: "batch", the standard described above, is the only one.
+
+    State and randomness: reads and writes `state_index` when training, reads it in inference.
+
+    Raises:
+        ArgumentError: an argument is unusable, x is not floating, or axis_name is not bound.
+        ShapeError: the channels are not input_size, an axis is missing, or there is only one
+            value per channel to take a variance of.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> layer, state = nn.make_with_state(nn.BatchNorm)(3)
+        >>> out, state = layer(jnp.ones((8, 3, 5, 5)), state)
+        >>> out.shape
+        (8, 3, 5, 5)
+
+        One example at a time, under `jax.vmap`:
+
+        >>> layer, state = nn.make_with_state(nn.BatchNorm)(3, axis_name="batch")
+        >>> mapped = jax.vmap(layer, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
+        >>> out, state = mapped(jnp.ones((8, 3, 5, 5)), state)
+        >>> out.shape
+        (8, 3, 5, 5)
+
+    Source:
+        Ioffe & Szegedy 2015, https://arxiv.org/abs/1502.03167, algorithms 1 and 2; running
+        statistics as `torch.nn.BatchNorm2d`.
+    """
+
+    weight: Inexact[Array, " input_size"] | None
+    bias: Inexact[Array, " input_size"] | None
+    state_index: StateIndex[tuple[Float[Array, " input_size"], Float[Array, " input_size"]]]
+    axis_name: Hashable = field(static=True)
+    inference: bool = field(static=True)
+    input_size: int = field(static=True)
+    eps: float = field(static=True)
+    channelwise_affine: bool = field(static=True)
+    momentum: float = field(static=True)
+    mode: str = field(static=True)
+
+    def __init__(
+        self,
+        input_size: int,
+        axis_name: Hashable | Sequence[Hashable] = None,
+        eps: float = 1e-5,
+        channelwise_affine: bool = True,
+        momentum: float = 0.99,
+        inference: bool = False,
+        dtype: Any = None,
+        mode: str = "batch",
+    ):
+        self.input_size = check_size(named(self, "input_size"), input_size)
+        self.axis_name = tuple(axis_name) if isinstance(axis_name, list) else axis_name
+        self.eps = check_number(named(self, "eps"), eps, 0)
+        self.channelwise_affine = check_flag(named(self, "channelwise_affine"), channelwise_affine)
+        self.momentum = check_number(named(self, "momentum"), momentum, 0, 1)
+        self.inference = check_flag(named(self, "inference"), inference)
+        self.mode = _check_mode(named(self, "mode"), mode)
+        dtype = check_dtype(named(self, "dtype"), dtype)
+        size, wide = (self.input_size,), computing_dtype(dtype)
+        self.weight = jnp.ones(size, dtype) if self.channelwise_affine else None
+        self.bias = jnp.zeros(size, dtype) if self.channelwise_affine else None
+        self.state_index = StateIndex((jnp.zeros(size, wide), jnp.ones(size, wide)))
+
+    @jax.named_scope("pm.nn.BatchNorm")
+    def __call__(
+        self,
+        x: Shaped[Array, "..."],
+        state: State,
+        *,
+        key: PRNGKeyArray | None = None,
+        inference: bool | None = None,
+    ) -> tuple[Shaped[Array, "..."], State]:
+        """Normalize each channel of x.
+
+        Args:
+            x: see the class.
+            state: holds the running statistics.
+            key: ignored.
+            inference: overrides the field of that name if not None.
+
+        Returns:
+            The normalized array, and the State to go on with.
+        """
+        del key
+        channel_axis = 1 if self.axis_name is None else 0
+        x = self._check(x, channel_axis)
+        running = state.get(self.state_index)
+        if self.inference if inference is None else inference:
+            mean, var = running
+        else:
+            mean, var, count = self._statistics(x, channel_axis)
+            unbiased = var * (count / (count - 1))
+            new = zip(running, (mean, unbiased), strict=True)
+            mean_now, var_now = (update_running(old, now, self.momentum) for old, now in new)
+            state = state.set(self.state_index, (mean_now, var_now))
+        out = batch_norm(
+            x, mean, var, self.weight, self.bias, channel_axis=channel_axis, eps=self.eps
+        )
+        return out, state
+
+    def _title(self) -> str:
+        return title(self, "input_size", "axis_name")
+
+    def _check(self, x: Any, channel_axis: int) -> Array:
+        where = self._title()
+        x = check_array(where, x)
+        check_floating(where, x)
+        if x.ndim > channel_axis and x.shape[channel_axis] == self.input_size:
+            return x
+        axes = ("batch",) * channel_axis + (str(self.input_size), "...")
+        raise ShapeError(
+            explain(where, f"x of shape ({', '.join(axes)})", describe(x), cure=self._cure(x))
+        )
+
+    def _cure(self, x: Array) -> Sequence[str]:
+        """What would put the channels where this layer looks for them."""
+        if self.axis_name is None and x.shape[:1] == (self.input_size,):
+            return (
+                "x looks like one example; give the layer the whole batch, or name a mapped axis:",
+                f"layer = BatchNorm({self.input_size}, axis_name='batch')",
+                "jax.vmap(layer, in_axes=(0, None), out_axes=(0, None), axis_name='batch')",
+            )
+        if self.axis_name is not None and x.shape[1:2] == (self.input_size,):
+            return (
+                "x looks like a whole batch; map over it, or build the layer with axis_name=None:",
+                "jax.vmap(layer, in_axes=(0, None), out_axes=(0, None), "
+                f"axis_name={self.axis_name!r})(x, state)",
+            )
+        if x.shape[-1:] == (self.input_size,):
+            target = 1 if self.axis_name is None else 0
+            moved = f"jnp.moveaxis(x, -1, {target})"
+            return ("The last axis fits, but channels come first here:", f"layer({moved}, state)")
+        return "No axis of x fits; the layer was built for another number of channels."
+
+    def _statistics(self, x: Array, channel_axis: int) -> tuple[Array, Array, int]:
+        where, names = self._title(), _axis_names(self.axis_name)
+        try:
+            mean, var, count = batch_statistics(x, channel_axis=channel_axis, axis_name=names)
+        except NameError as error:
+            cure = (
+                "Map over the batch, or build the layer without axis_name and pass whole batches:",
+                "jax.vmap(layer, in_axes=(0, None), out_axes=(0, None), "
+                f"axis_name={self.axis_name!r})(x, state)",
+                f"layer = BatchNorm({self.input_size})",
+            )
+            expected = f"a mapped axis named {self.axis_name!r}"
+            raise ArgumentError(explain(where, expected, "none", cure=cure)) from error
+        if count < 2:
+            expected = "at least two values per channel to take a variance of"
+            cure = (
+                "Pass a larger batch, or use the running statistics:",
+                "nn.inference_mode(layer)",
+            )
+            raise ShapeError(explain(where, expected, describe(x), cure=cure))
+        return mean, var, count
+
+
+def _axis_names(axis_name: Hashable) -> tuple[Hashable, ...]:
+    if axis_name is None:
+        return ()
+    return cast("tuple[Hashable, ...]", axis_name) if isinstance(axis_name, tuple) else (axis_name,)
+
+
+def _check_mode(where: str, mode: Any) -> str:
+    if mode == "batch":
+        return mode
+    cure = (
+        "Equinox's 'ema', which trains on running statistics, is left out on purpose; write",
+        "BatchNorm(input_size, axis_name)",
+    )
+    raise ArgumentError(explain(where, "'batch'", describe(mode), cure=cure))

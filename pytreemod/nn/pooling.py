@@ -1,0 +1,301 @@
+"""The pooling layers."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jaxtyping import Array, PRNGKeyArray, Shaped
+
+from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import field
+from pytreemod.nn.checking import (
+    as_number,
+    check_array,
+    check_channels,
+    check_flag,
+    check_size,
+    check_sizes,
+    check_window,
+    named,
+    title,
+)
+from pytreemod.nn.dimensions import for_dimensions
+from pytreemod.nn.functional.pooling import pool
+from pytreemod.nn.functional.windows import Pads, check_padding, check_strides, cover
+
+
+class Pool(Module):
+    """Reduces windows over the spatial axes with any associative operation.
+
+    `MaxPool1d`, `MaxPool2d`, `MaxPool3d`, `AvgPool1d`, `AvgPool2d` and `AvgPool3d` are the usual
+    ones, ready made.
+
+    Shapes:
+        x: (..., channels, *spatial)
+        return: (..., channels, *spatial_out)
+
+    Fields:
+        none that are arrays
+
+    Args:
+        init: the operation's neutral element, a number; also the padding. An infinity stands for
+            the extreme value of x's dtype.
+        operation: an associative function of two arguments such as `jax.lax.add`. Only JAX's own
+            `add`, `max` and `min` can be differentiated.
+        num_spatial_dims: number of spatial axes, >= 1.
+        kernel_size: size of the window, for all axes or for each.
+        stride: step of the window, for all axes or for each.
+        padding: an amount, one per axis, or (low, high) per axis; each less than the window.
+        use_ceil: whether a last window that overhangs the input counts.
+
+    State and randomness: none.
+
+    Raises:
+        ArgumentError: an argument is negative, not an integer, or does not fit the others.
+        ShapeError: x lacks an axis, or is smaller than the window.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> layer = nn.Pool(0, jax.lax.add, num_spatial_dims=1, kernel_size=2, stride=2)
+        >>> layer(jnp.ones((1, 6))).tolist()
+        [[2.0, 2.0, 2.0]]
+
+    Source:
+        `use_ceil` as PyTorch's `ceil_mode`. The default stride is 1, as in Equinox.
+    """
+
+    init: int | float = field(static=True)
+    operation: Callable[[Any, Any], Any] = field(static=True)
+    num_spatial_dims: int = field(static=True)
+    kernel_size: tuple[int, ...] = field(static=True)
+    stride: tuple[int, ...] = field(static=True)
+    padding: tuple[tuple[int, int], ...] = field(static=True)
+    use_ceil: bool = field(static=True)
+
+    def __init__(
+        self,
+        init: int | float | Array,
+        operation: Callable[[Any, Any], Any],
+        num_spatial_dims: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | Sequence[tuple[int, int]] = 0,
+        use_ceil: bool = False,
+    ):
+        dims = check_size(named(self, "num_spatial_dims"), num_spatial_dims, 1)
+        self.num_spatial_dims = dims
+        self.init = _check_init(named(self, "init"), init)
+        self.operation = _check_operation(named(self, "operation"), operation)
+        self.kernel_size = check_sizes(named(self, "kernel_size"), kernel_size, dims, 1)
+        self.stride = check_strides(named(self, "stride"), stride, dims)
+        self.padding = _check_pads(named(self, "padding"), padding, self.kernel_size)
+        self.use_ceil = check_flag(named(self, "use_ceil"), use_ceil)
+
+    @jax.named_scope("pm.nn.Pool")
+    def __call__(
+        self, x: Shaped[Array, "..."], *, key: PRNGKeyArray | None = None
+    ) -> Shaped[Array, "..."]:
+        """Reduce the windows over the spatial axes of x; `key` is ignored."""
+        del key
+        where = title(self, "kernel_size")
+        x, dims = check_array(where, x), self.num_spatial_dims
+        check_channels(where, x, None, dims)
+        pads = self.padding
+        if self.use_ceil:
+            pads = cover(pads, x.shape[-dims:], self.kernel_size, self.stride)
+        check_window(where, x, self.kernel_size, pads)
+        return pool(
+            x, self.init, self.operation, self.kernel_size, stride=self.stride, padding=pads
+        )
+
+
+class MaxPool(Pool):
+    """The largest entry of each window, over any number of spatial axes; see `MaxPool2d`."""
+
+    def __init__(
+        self,
+        num_spatial_dims: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | Sequence[tuple[int, int]] = 0,
+        use_ceil: bool = False,
+    ):
+        super().__init__(
+            -math.inf, lax.max, num_spatial_dims, kernel_size, stride, padding, use_ceil
+        )
+
+
+class AvgPool(Pool):
+    """The mean of each window, over any number of spatial axes; see `AvgPool2d`."""
+
+    def __init__(
+        self,
+        num_spatial_dims: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] | Sequence[tuple[int, int]] = 0,
+        use_ceil: bool = False,
+    ):
+        super().__init__(0, lax.add, num_spatial_dims, kernel_size, stride, padding, use_ceil)
+
+    @jax.named_scope("pm.nn.AvgPool")
+    def __call__(
+        self, x: Shaped[Array, "..."], *, key: PRNGKeyArray | None = None
+    ) -> Shaped[Array, "..."]:
+        """Average the windows over the spatial axes of x; `key` is ignored."""
+        return super().__call__(x, key=key) / math.prod(self.kernel_size)
+
+
+class MaxPool1d(MaxPool):
+    """The largest entry of each window over one spatial axis.
+
+    Shapes:
+        x: (..., channels, length)
+        return: (..., channels, length_out)
+
+    Args:
+        kernel_size, stride, padding, use_ceil: as for `Pool`; padded positions never win.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.MaxPool1d(2, stride=2)(jnp.arange(6.0)[None]).tolist()
+        [[1.0, 3.0, 5.0]]
+    """
+
+    @for_dimensions(MaxPool.__init__, 1)
+    def __init__(self): ...
+
+
+class MaxPool2d(MaxPool):
+    """The largest entry of each window over two spatial axes.
+
+    Shapes:
+        x: (..., channels, height, width)
+        return: (..., channels, height_out, width_out)
+
+    Args:
+        kernel_size, stride, padding, use_ceil: as for `Pool`; padded positions never win.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.MaxPool2d(2, stride=2)(jnp.ones((7, 3, 8, 8))).shape
+        (7, 3, 4, 4)
+    """
+
+    @for_dimensions(MaxPool.__init__, 2)
+    def __init__(self): ...
+
+
+class MaxPool3d(MaxPool):
+    """The largest entry of each window over three spatial axes.
+
+    Shapes:
+        x: (..., channels, depth, height, width)
+        return: (..., channels, depth_out, height_out, width_out)
+
+    Args:
+        kernel_size, stride, padding, use_ceil: as for `Pool`; padded positions never win.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.MaxPool3d(2, stride=2)(jnp.ones((3, 4, 4, 4))).shape
+        (3, 2, 2, 2)
+    """
+
+    @for_dimensions(MaxPool.__init__, 3)
+    def __init__(self): ...
+
+
+class AvgPool1d(AvgPool):
+    """The mean of each window over one spatial axis; padding counts as zeros.
+
+    Shapes:
+        x: (..., channels, length)
+        return: (..., channels, length_out)
+
+    Args:
+        kernel_size, stride, padding, use_ceil: as for `Pool`; what overhangs counts as zeros.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.AvgPool1d(2, stride=2)(jnp.arange(6.0)[None]).tolist()
+        [[0.5, 2.5, 4.5]]
+    """
+
+    @for_dimensions(AvgPool.__init__, 1)
+    def __init__(self): ...
+
+
+class AvgPool2d(AvgPool):
+    """The mean of each window over two spatial axes; padding counts as zeros.
+
+    Shapes:
+        x: (..., channels, height, width)
+        return: (..., channels, height_out, width_out)
+
+    Args:
+        kernel_size, stride, padding, use_ceil: as for `Pool`; what overhangs counts as zeros.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.AvgPool2d(2, stride=2)(jnp.ones((7, 3, 8, 8))).shape
+        (7, 3, 4, 4)
+    """
+
+    @for_dimensions(AvgPool.__init__, 2)
+    def __init__(self): ...
+
+
+class AvgPool3d(AvgPool):
+    """The mean of each window over three spatial axes; padding counts as zeros.
+
+    Shapes:
+        x: (..., channels, depth, height, width)
+        return: (..., channels, depth_out, height_out, width_out)
+
+    Args:
+        kernel_size, stride, padding, use_ceil: as for `Pool`; what overhangs counts as zeros.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.AvgPool3d(2, stride=2)(jnp.ones((3, 4, 4, 4))).shape
+        (3, 2, 2, 2)
+    """
+
+    @for_dimensions(AvgPool.__init__, 3)
+    def __init__(self): ...
+
+
+def _check_init(where: str, init: Any) -> int | float:
+    """A Python number: an array would be a leaf that no optimizer should see."""
+    number = as_number(init)
+    if number is None:
+        raise ArgumentError(explain(where, "a number", describe(init)))
+    return number
+
+
+def _check_operation(where: str, operation: Any) -> Callable[[Any, Any], Any]:
+    if callable(operation):
+        return operation
+    cure = ("Pass a function of two arguments:", "operation=jax.lax.max")
+    raise ArgumentError(explain(where, "a function", describe(operation), cure=cure))
+
+
+def _check_pads(where: str, padding: Any, window: tuple[int, ...]) -> Pads:
+    pads = check_padding(where, padding, len(window), words=False)
+    assert not isinstance(pads, str)
+    # A window that sees nothing but padding would give the neutral element, -inf for a maximum.
+    if any(max(pair) >= extent for pair, extent in zip(pads, window, strict=True)):
+        expected = f"less than kernel_size={window} on each side"
+        raise ArgumentError(explain(where, expected, describe(padding)))
+    return pads
