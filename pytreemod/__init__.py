@@ -17,7 +17,7 @@ from pytreemod.module.fields import static_field as static_field
 from pytreemod.module.methods import BoundMethod as BoundMethod
 from pytreemod.module.partials import Partial as Partial
 from pytreemod.module.partials import module_update_wrapper as module_update_wrapper
-from pytreemod.nn.modes import inference_mode as tree_inference
+from pytreemod.nn import inference_mode
 from pytreemod.state.making import make_with_state as make_with_state
 from pytreemod.state.tokens import StateIndex as StateIndex
 from pytreemod.state.values import State as State
@@ -32,7 +32,7 @@ from pytreemod.transform.rematerializing import filter_checkpoint as filter_chec
 from pytreemod.transform.shaping import filter_closure_convert as filter_closure_convert
 from pytreemod.transform.shaping import filter_eval_shape as filter_eval_shape
 from pytreemod.transform.shaping import filter_make_jaxpr as filter_make_jaxpr
-from pytreemod.tree import selectors as select
+from pytreemod.tree import selectors
 from pytreemod.tree.comparison import tree_check as tree_check
 from pytreemod.tree.comparison import tree_equal as tree_equal
 from pytreemod.tree.comparison import tree_flatten_one_level as tree_flatten_one_level
@@ -50,5 +50,8 @@ from pytreemod.tree.selecting import Selector as Selector
 from pytreemod.tree.surgery import tree_at as tree_at
 from pytreemod.tree.updating import apply_updates as apply_updates
 
+# Names that differ from those of what they name.
+select = selectors
+tree_inference = inference_mode
 EquinoxRuntimeError = PytreemodError
 __version__ = _version("pytreemod")

@@ -1,10 +1,16 @@
 """Names for the types that pytreemod's signatures speak of.
 
-Owns: aliases only. Imports nothing of pytreemod.
+Owns: aliases, and JAX's tree functions under one name. Imports nothing of pytreemod.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
+
+import jax.tree_util
+
+# JAX annotates its tree functions in part only, and a strict checker passes each gap on to every
+# caller. What goes through them is any tree anyway.
+jtu: Any = jax.tree_util
 
 PyTree: TypeAlias = Any
 """Any tree of containers, Modules and leaves."""

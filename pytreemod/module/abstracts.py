@@ -33,7 +33,9 @@ def _is_abstract(annotation: Any, cls: type) -> bool:
     for scope in _scopes(cls):
         found, value = _look_up(head, scope)
         if found:
-            return value is AbstractVar or value is AbstractClassVar or is_abstract_annotation(value)
+            return (
+                value is AbstractVar or value is AbstractClassVar or is_abstract_annotation(value)
+            )
     # A name that nothing in sight defines (an import for type checkers only) goes by its spelling.
     return head.rsplit(".", 1)[-1] in _NAMES
 

@@ -8,9 +8,7 @@ finishes and flattens instances is written, JAX is told, methods are wrapped.
 import abc
 import dataclasses
 import inspect
-from typing import Any, TypeVar, dataclass_transform
-
-from typing_extensions import Self
+from typing import Any, Self, TypeVar, dataclass_transform
 
 from pytreemod.errors import FieldError, explain
 from pytreemod.module.abstracts import split_annotations, unmet
@@ -21,11 +19,10 @@ from pytreemod.module.methods import as_method
 from pytreemod.module.records import Record, make_record
 from pytreemod.module.registration import register, write_layout
 from pytreemod.module.schema import LAYOUT, Schema
-from pytreemod.tree.pending import read
 from pytreemod.tree.comparison import tree_equal
+from pytreemod.tree.pending import read
 from pytreemod.tree.printing import tree_pformat
-
-import jax.tree_util as jtu
+from pytreemod.typing import jtu
 
 _C = TypeVar("_C", bound=type)
 
@@ -172,7 +169,10 @@ def _refuse_post_init(cls: type, own: bool) -> None:
             "either __init__ or __post_init__",
             f"has both an `__init__` method ({where}.__init__) and a `__post_init__`, which "
             "would never run",
-            cure=["move its lines to the end of __init__, or make checks of them:", "def __check_init__(self): ..."],
+            cure=[
+                "move its lines to the end of __init__, or make checks of them:",
+                "def __check_init__(self): ...",
+            ],
         )
     )
 
@@ -186,7 +186,9 @@ def _refuse_added_fields(schema: Schema) -> None:
         if name in own
         and f.default is dataclasses.MISSING
         and f.default_factory is dataclasses.MISSING
-        and not any(name in b.__record__.fields for b in cls.__mro__[1:] if isinstance(b, ModuleMeta))
+        and not any(
+            name in b.__record__.fields for b in cls.__mro__[1:] if isinstance(b, ModuleMeta)
+        )
     ]
     if not added:
         return

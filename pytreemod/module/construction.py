@@ -41,7 +41,9 @@ def write_finish(schema: Schema) -> Callable[[Any], None]:
     ]
     # On Python 3.11 a dict that grew attribute by attribute shares its keys with the class, and
     # reading from such a dict is five times slower than from one of its own.
-    fresh = "    d = dict(d)\n    set_fields(node, d)\n" if _SHARES_KEYS and schema.custom_init else ""
+    fresh = (
+        "    d = dict(d)\n    set_fields(node, d)\n" if _SHARES_KEYS and schema.custom_init else ""
+    )
     source = f"""
 def finish(node):
     d = node.__dict__
@@ -103,7 +105,10 @@ def _refuse_unset(schema: Schema, name: str) -> None:
             cls,
             "every field to be set",
             f"Field {name!r} was not initialized",
-            cure=[f"set it in {where}, or give it a default:", f"self.{name} = ...",],
+            cure=[
+                f"set it in {where}, or give it a default:",
+                f"self.{name} = ...",
+            ],
         )
     )
 
@@ -140,7 +145,11 @@ def write_init(schema: Schema) -> Callable[..., None]:
     # The user's globals, so that whoever evaluates string annotations finds the names in them.
     scope = getattr(sys.modules.get(cls.__module__), "__dict__", {})
     local: dict[str, Any] = {}
-    exec(compile(source + "    return __init__", f"<generated for {cls.__qualname__}>", "exec"), scope, local)
+    exec(
+        compile(source + "    return __init__", f"<generated for {cls.__qualname__}>", "exec"),
+        scope,
+        local,
+    )
     init: Any = local["_outer"](**made)
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__module__ = cls.__module__
@@ -172,7 +181,10 @@ def _check_order(cls: type, fields: list[dataclasses.Field[Any]]) -> None:
                     cls.__qualname__,
                     "fields with a default after those without",
                     f"non-default argument {f.name!r} follows default argument {first!r}",
-                    cure=["give it a default, or make it a keyword:", f"{f.name}: ... = pm.field(kw_only=True)"],
+                    cure=[
+                        "give it a default, or make it a keyword:",
+                        f"{f.name}: ... = pm.field(kw_only=True)",
+                    ],
                 )
             )
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.tree_util as jtu
 import numpy as np
 
 from pytreemod.errors import FieldError, describe, explain
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
+from pytreemod.typing import jtu
 
 _CONFIGURATION = frozenset(
     {

@@ -79,9 +79,7 @@ def field(
         raise FieldError(f"field: {error}") from error
 
 
-def buffer(
-    *, converter: Callable[[Any], Any] | None = None, **kwargs: Any
-) -> Any:
+def buffer(*, converter: Callable[[Any], Any] | None = None, **kwargs: Any) -> Any:
     """Declare data that training leaves alone: a field with the role `"buffer"`.
 
     `filter_grad` does not differentiate it, and `trainable` keeps it from the optimizer.

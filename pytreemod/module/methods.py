@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.tree_util as jtu
 
+from pytreemod.typing import jtu
 
 _STAGES = frozenset({"lower", "trace", "eval_shape"})
 

@@ -78,6 +78,6 @@ def module_update_wrapper(wrapper: _M, wrapped: Any = None) -> _M:
                 cure=["add it:", "@property", "def __wrapped__(self):", "    return self.fn"],
             )
         )
-    wrapped = getattr(wrapper, "__wrapped__") if wrapped is None else wrapped  # noqa: B009
+    wrapped = getattr(wrapper, "__wrapped__") if wrapped is None else wrapped
     names = {n: getattr(wrapped, n) for n in _COPIED if hasattr(wrapped, n)}
     return cls.__record__.rebuild(wrapper, names)

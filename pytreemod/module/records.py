@@ -84,7 +84,11 @@ def refuse_undeclared(node: Any, name: str) -> None:
             f"{cls}.{name}",
             f"a declared field ({fields})",
             f"an undeclared attribute {name!r}",
-            cure=["declare it in the class body:", f"class {cls}(pm.Module):", f"    {name}: jax.Array"],
+            cure=[
+                "declare it in the class body:",
+                f"class {cls}(pm.Module):",
+                f"    {name}: jax.Array",
+            ],
         )
     )
 

@@ -20,12 +20,11 @@ it looks like for `class Linear` with data `weight`, `bias` and configuration `n
 
 from typing import Any
 
-import jax.tree_util as jtu
-
 from pytreemod.module.division import KNOWN_DATA
 from pytreemod.module.records import set_fields
 from pytreemod.module.schema import LAYOUT, Layout, Schema
 from pytreemod.tree.pending import settle
+from pytreemod.typing import jtu
 
 
 def compile_functions(source: str, scope: dict[str, Any], name: str) -> dict[str, Any]:

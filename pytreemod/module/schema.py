@@ -51,9 +51,7 @@ class Schema(AbstractRecord):
         self.cls = cls
         self.fields = {f.name: f for f in fields}
         self.static = frozenset(f.name for f in fields if f.metadata.get(STATIC))
-        self.converters = {
-            f.name: f.metadata[CONVERTER] for f in fields if CONVERTER in f.metadata
-        }
+        self.converters = {f.name: f.metadata[CONVERTER] for f in fields if CONVERTER in f.metadata}
         self.roles = {f.name: f.metadata[ROLE] for f in fields if ROLE in f.metadata}
         self.refusal: str | None = None
         self.custom_init = False

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, overload
 
 import jax
-import jax.tree_util as jtu
 from jaxtyping import Array, PRNGKeyArray
 
 from pytreemod.errors import ArgumentError, StateError, describe, explain
@@ -12,6 +11,7 @@ from pytreemod.module.classes import Module
 from pytreemod.nn.checking import check_key, named
 from pytreemod.nn.statefulness import ABSENT, Absence, Absent, StatefulLayer
 from pytreemod.state.values import State
+from pytreemod.typing import jtu
 
 Value = TypeVar("Value")
 

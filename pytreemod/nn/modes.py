@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-import jax.tree_util as jtu
-
 from pytreemod.nn.checking import check_flag
 from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.surgery import replace_at
+from pytreemod.typing import jtu
 
 Tree = TypeVar("Tree")
 

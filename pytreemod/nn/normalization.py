@@ -29,7 +29,7 @@ from pytreemod.nn.functional.normalization import (
     update_running,
 )
 from pytreemod.nn.functional.promotion import computing_dtype
-from pytreemod.nn.statefulness import ABSENT, Absent, StatefulLayer
+from pytreemod.nn.statefulness import ABSENT, Absence, Absent, StatefulLayer
 from pytreemod.state.tokens import StateIndex
 from pytreemod.state.values import State
 
@@ -120,7 +120,7 @@ class LayerNorm(Module):
         check_floating(where, x)
         _check_trailing(where, x, self.shape)
         out = layer_norm(x, self.shape, self.weight, self.bias, eps=self.eps)
-        return out if isinstance(state, type(ABSENT)) else (out, state)
+        return out if isinstance(state, Absence) else (out, state)
 
 
 def _check_trailing(where: str, x: Array, shape: tuple[int, ...]) -> None:

@@ -4,13 +4,11 @@ import functools as ft
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-import jax.tree_util as jtu
-
 from pytreemod.state.tokens import StateIndex
 from pytreemod.state.values import State, is_token, name_entries, tokens_of
 from pytreemod.tree.nodes import record_of
 from pytreemod.tree.paths import path_text
-from pytreemod.typing import PyTree
+from pytreemod.typing import PyTree, jtu
 
 _P = ParamSpec("_P")
 _M = TypeVar("_M")

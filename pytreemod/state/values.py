@@ -5,7 +5,6 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import jax.tree_util as jtu
 import wadler_lindig as wl
 
 from pytreemod.errors import ArgumentError, StateError, TokenError, describe, explain
@@ -14,7 +13,7 @@ from pytreemod.tree.comparison import tree_equal
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array_like
 from pytreemod.tree.printing import tree_pformat
-from pytreemod.typing import PyTree
+from pytreemod.typing import PyTree, jtu
 
 _V = TypeVar("_V")
 
@@ -82,7 +81,10 @@ class State:
                         "tokens with their initial values",
                         "one whose value was moved into another State",
                         places=[path_text(path)],
-                        cure=["make both at once, and keep that State:", "model, state = pm.make_with_state(Model)(...)"],
+                        cure=[
+                            "make both at once, and keep that State:",
+                            "model, state = pm.make_with_state(Model)(...)",
+                        ],
                     )
                 )
             entries[token.marker] = jtu.tree_map(_as_array, token.init)
@@ -232,7 +234,10 @@ class State:
                 f"State.{by}",
                 f"a token of the model that this State was made with ({self._listing()})",
                 f"a token of another model: {name}",
-                cure=["make model and State together:", "model, state = pm.make_with_state(Model)(...)"],
+                cure=[
+                    "make model and State together:",
+                    "model, state = pm.make_with_state(Model)(...)",
+                ],
             )
         )
 

@@ -19,7 +19,6 @@ traces ran, and no table of ours has to be consulted.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax.tree_util as jtu
 import numpy as np
 
 from pytreemod.errors import ArgumentError, describe, explain
@@ -36,7 +35,7 @@ from pytreemod.tree.snapshots import (
     static_token,
     structure_of,
 )
-from pytreemod.typing import PyTree
+from pytreemod.typing import PyTree, jtu
 
 Handler = Callable[[Any, list[Any], list[Any]], None]
 
@@ -241,7 +240,9 @@ class _PlanWriter:
         self.scope: dict[str, Any] = {"pending": make_pending}
 
     def compile(self, expression: str) -> Callable[[Sequence[Any]], Any]:
-        return eval(compile(f"lambda o: {expression}", "<generated for a result>", "eval"), self.scope)
+        return eval(
+            compile(f"lambda o: {expression}", "<generated for a result>", "eval"), self.scope
+        )
 
     def constant(self, value: Any) -> str:
         name = f"c{len(self.scope)}"

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jax.tree_util as jtu
 
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.transform.wrapping import (
@@ -22,7 +21,7 @@ from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.prefixes import mask_of
 from pytreemod.tree.selecting import Selector
 from pytreemod.tree.snapshots import divide
-from pytreemod.typing import FilterSpec, PyTree
+from pytreemod.typing import FilterSpec, PyTree, jtu
 
 
 @ft.lru_cache(maxsize=512)
@@ -53,9 +52,7 @@ def trainable_mask(tree: PyTree, wrt: FilterSpec | None, where: str) -> list[boo
     return [c and is_inexact_array(x) for c, x in zip(chosen, leaves, strict=True)]
 
 
-def trainable(
-    model: PyTree, wrt: FilterSpec | None = None
-) -> tuple[PyTree, PyTree]:
+def trainable(model: PyTree, wrt: FilterSpec | None = None) -> tuple[PyTree, PyTree]:
     """Split a model as `filter_grad` does: what is differentiated, and the rest.
 
     Initialize the optimizer with the first half, so that weight decay never reaches what the
@@ -115,9 +112,7 @@ class _Grad(Transformed):
             return value, arrays
 
         box: list[Any] = [None]
-        diffs = {
-            i: [x for x, m in zip(flat[i][0], masks[i], strict=True) if m] for i in chosen
-        }
+        diffs = {i: [x for x, m in zip(flat[i][0], masks[i], strict=True) if m] for i in chosen}
         (value, arrays), grads = jax.value_and_grad(run, has_aux=True, **dict(gradkwargs))(diffs)
         trees = []
         for i in chosen:
@@ -131,7 +126,9 @@ class _Grad(Transformed):
         """What the caller gets."""
         return ((value, aux) if has_aux else value), gradient
 
-    def _chosen(self, argnums: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    def _chosen(
+        self, argnums: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[int, ...]:
         indices = (0,) if argnums is None else (argnums,) if isinstance(argnums, int) else argnums
         names = positional_names(self.fn)
         for i in indices:
@@ -141,8 +138,13 @@ class _Grad(Transformed):
                     explain(
                         f"{self.transform_name()} of {function_name(self.fn)}",
                         f"argument {i} ({name}), which is differentiated, by position",
-                        f"{name!r} by keyword" if name in kwargs else f"{len(args)} positional arguments",
-                        cure=["pass it first, without its name:", f"{function_name(self.fn)}({name}, ...)"],
+                        f"{name!r} by keyword"
+                        if name in kwargs
+                        else f"{len(args)} positional arguments",
+                        cure=[
+                            "pass it first, without its name:",
+                            f"{function_name(self.fn)}({name}, ...)",
+                        ],
                     )
                 )
         return tuple(i % len(args) for i in indices)
@@ -160,7 +162,10 @@ class _Grad(Transformed):
                 "at least one floating array to differentiate",
                 "none" if self.options[0] is None else f"none picked by wrt={self.options[0]!r}",
                 places=spots,
-                cure=["differentiate another argument, or pass arrays:", "pm.filter_grad(f, argnums=1)"],
+                cure=[
+                    "differentiate another argument, or pass arrays:",
+                    "pm.filter_grad(f, argnums=1)",
+                ],
             )
         )
 
@@ -172,7 +177,9 @@ class _Grad(Transformed):
                     explain(
                         where,
                         "a pair (loss, aux), for has_aux=True",
-                        describe(result) if not isinstance(result, tuple) else f"{len(result)} values",
+                        describe(result)
+                        if not isinstance(result, tuple)
+                        else f"{len(result)} values",
                         cure=["return both:", "return loss, aux"],
                     )
                 )
@@ -185,7 +192,10 @@ class _Grad(Transformed):
                     where,
                     "a scalar loss",
                     f"a {type(value).__name__}",
-                    cure=["return the loss alone, or a pair and say so:", "pm.filter_grad(f, has_aux=True)"],
+                    cure=[
+                        "return the loss alone, or a pair and say so:",
+                        "pm.filter_grad(f, has_aux=True)",
+                    ],
                 )
             )
         if jnp.shape(value) != ():

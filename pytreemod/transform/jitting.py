@@ -10,11 +10,18 @@ from operator import itemgetter
 from typing import Any, TypeVar, overload
 
 import jax
-import jax.tree_util as jtu
 import numpy as np
 
 from pytreemod.errors import ArgumentError, DonatedError, describe, explain
-from pytreemod.transform.boundary import handlers, pack, split_call, split_other, structure_of_call, unhashable, unpack
+from pytreemod.transform.boundary import (
+    handlers,
+    pack,
+    split_call,
+    split_other,
+    structure_of_call,
+    unhashable,
+    unpack,
+)
 from pytreemod.transform.wrapping import (
     Transformed,
     argument_name,
@@ -29,6 +36,7 @@ from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By, mask_of
 from pytreemod.tree.selecting import Selector, as_selector
+from pytreemod.typing import jtu
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -60,7 +68,9 @@ class _Donation:
     def __hash__(self) -> int:
         return hash((self.rule, self.quiet))
 
-    def flags(self, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[bool]:
+    def flags(
+        self, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[bool]:
         """One bool for each array of the arguments, in order."""
         if isinstance(self.rule, Selector):
             return self._selected(self.rule, names, args, kwargs)
@@ -100,7 +110,10 @@ class _Arguments:
 
 jtu.register_pytree_with_keys(
     _Arguments,
-    lambda a: (tuple((jtu.GetAttrKey(n), v) for n, v in zip(a.names, a.values, strict=True)), a.names),
+    lambda a: (
+        tuple((jtu.GetAttrKey(n), v) for n, v in zip(a.names, a.values, strict=True)),
+        a.names,
+    ),
     lambda names, values: _Arguments(names, tuple(values)),
 )
 
@@ -205,13 +218,26 @@ class _Store:
 
     __slots__ = ("__weakref__", "donation", "entries", "jit_options", "reference")
 
-    def __init__(self, reference: Callable[[], Any] | None, donation: _Donation | None, jit_options: dict[str, Any]):
+    def __init__(
+        self,
+        reference: Callable[[], Any] | None,
+        donation: _Donation | None,
+        jit_options: dict[str, Any],
+    ):
         self.reference = reference
         self.donation = donation
         self.jit_options = jit_options
         self.entries: dict[Any, _Entry] = {}
 
-    def add(self, key: Any, names: tuple[str, ...], head: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> _Entry:
+    def add(
+        self,
+        key: Any,
+        names: tuple[str, ...],
+        head: tuple[Any, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str,
+    ) -> _Entry:
         """Make the compiled function for a key that was not met before."""
         arrays, structure = structure_of_call(head, args, kwargs)
         reference = self.reference

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jax.tree_util as jtu
 
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, explain
 from pytreemod.transform.wrapping import (
@@ -23,11 +22,11 @@ from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array, is_array_like
 from pytreemod.tree.prefixes import By, refuse_unmatched, spread
 from pytreemod.tree.snapshots import divide
-from pytreemod.typing import AxesSpec, AxisName, PyTree
+from pytreemod.typing import AxesSpec, AxisName, PyTree, jtu
 
 
 @dataclass(frozen=True)
-class if_array:  # noqa: N801  (a function to its users; a class so that equal ones are equal)
+class if_array:
     """An axis for arrays, None for everything else: `in_axes=if_array(1)`.
 
     Args:
@@ -92,7 +91,10 @@ def axes_of(spec: AxesSpec, tree: PyTree, where: str, root: str, strict: bool = 
                         f"arrays with an axis {axis}",
                         describe(leaf),
                         places=[path_text((*path, *below), root)],
-                        cure=["map arrays alone, and pass numbers on as they are:", f"in_axes=pm.if_array({axis})"],
+                        cure=[
+                            "map arrays alone, and pass numbers on as they are:",
+                            f"in_axes=pm.if_array({axis})",
+                        ],
                     )
                 )
 
@@ -141,7 +143,10 @@ def _specs_by_argument(
                 "filter_vmap(in_axes)",
                 f"one spec for each of the {len(args)} positional arguments",
                 f"{len(spec)}",
-                cure=["by name, what is left out is mapped over axis 0:", f"in_axes={{{every[0]!r}: 0}}" if every else "in_axes=0"],
+                cure=[
+                    "by name, what is left out is mapped over axis 0:",
+                    f"in_axes={{{every[0]!r}: 0}}" if every else "in_axes=0",
+                ],
             )
         )
     if not _stops(spec):
@@ -190,7 +195,11 @@ class _Vmapped(Transformed):
         if axis_name is not None:
             options["axis_name"] = axis_name
         vmapped = jax.vmap(
-            run, in_axes=([axes[i] for i in mapped],), out_axes=writer.slots, **options, **dict(vmapkwargs)
+            run,
+            in_axes=([axes[i] for i in mapped],),
+            out_axes=writer.slots,
+            **options,
+            **dict(vmapkwargs),
         )
         try:
             groups = vmapped([leaves[i] for i in mapped])
@@ -200,7 +209,12 @@ class _Vmapped(Transformed):
         return writer.join(groups)
 
     def _inputs(
-        self, in_axes: Any, args: tuple[Any, ...], kwargs: dict[str, Any], axis_size: Any, out_axes: Any
+        self,
+        in_axes: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        axis_size: Any,
+        out_axes: Any,
     ) -> tuple[list[Any], list[Any], Any]:
         specs = _specs_by_argument(in_axes, self.names, args, kwargs)
         names = [*(argument_name(self.names, i) for i in range(len(args))), *kwargs]
@@ -219,8 +233,12 @@ class _Vmapped(Transformed):
         _check_sizes(
             [
                 (f"{path_text(path, name)}", leaf, axis)
-                for name, tree in zip(order, [*args, *(kwargs[k] for k in sorted(kwargs))], strict=True)
-                for (path, leaf), axis in zip(jtu.tree_leaves_with_path(tree), by_name[name], strict=True)
+                for name, tree in zip(
+                    order, [*args, *(kwargs[k] for k in sorted(kwargs))], strict=True
+                )
+                for (path, leaf), axis in zip(
+                    jtu.tree_leaves_with_path(tree), by_name[name], strict=True
+                )
                 if axis is not None
             ],
             axis_size,
@@ -230,7 +248,9 @@ class _Vmapped(Transformed):
         return axes, leaves, treedef
 
 
-def _check_sizes(mapped: list[tuple[str, Any, int]], axis_size: Any, wrapper: _Vmapped, out_axes: Any) -> None:
+def _check_sizes(
+    mapped: list[tuple[str, Any, int]], axis_size: Any, wrapper: _Vmapped, out_axes: Any
+) -> None:
     where = f"filter_vmap of {function_name(wrapper.fn)}"
     sizes: dict[int, list[str]] = {}
     for name, leaf, axis in mapped:
@@ -240,14 +260,21 @@ def _check_sizes(mapped: list[tuple[str, Any, int]], axis_size: Any, wrapper: _V
                     where,
                     f"{name} to have the axis {axis} that it is mapped over",
                     describe(leaf),
-                    cure=["do not map it; say so by name:", f'in_axes={{"{name.split(".")[0].split("[")[0]}": None}}'],
+                    cure=[
+                        "do not map it; say so by name:",
+                        f'in_axes={{"{name.split(".")[0].split("[")[0]}": None}}',
+                    ],
                 )
             )
         sizes.setdefault(leaf.shape[axis], []).append(f"{name}: {describe(leaf)}, axis {axis}")
     if axis_size is not None:
         sizes.setdefault(axis_size, []).insert(0, f"axis_size={axis_size}")
     if len(sizes) > 1:
-        shown = [f"size {size} of {group[0]}" + (f" (and {len(group) - 1} more)" if len(group) > 1 else "") for size, group in sorted(sizes.items())]
+        shown = [
+            f"size {size} of {group[0]}"
+            + (f" (and {len(group) - 1} more)" if len(group) > 1 else "")
+            for size, group in sorted(sizes.items())
+        ]
         raise ShapeError(
             explain(
                 where,

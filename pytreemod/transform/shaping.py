@@ -5,14 +5,13 @@ from typing import Any
 
 import jax
 import jax.extend as jex
-import jax.tree_util as jtu
 
 from pytreemod.errors import StructureError, describe, explain
 from pytreemod.transform.wrapping import Transformed, check_callable, function_name
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure, divide, static_token
-from pytreemod.typing import PyTree
+from pytreemod.typing import PyTree, jtu
 
 
 def _is_abstract(leaf: Any) -> bool:
@@ -81,7 +80,9 @@ def _scatter(values: list[Any], structure: Structure) -> list[Any]:
     return leaves
 
 
-def _trace(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any], Structure]:
+def _trace(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, list[Any], Structure]:
     arrays, structure = divide_abstractly((args, kwargs))
     box: list[Structure] = []
 
@@ -164,7 +165,9 @@ class ClosureConverted:
         places: list[str] = []
         if structure.treedef != expected.treedef or structure.positions != expected.positions:
             places.append("structure: not that of the example")
-        elif list(map(static_token, structure.statics)) != list(map(static_token, expected.statics)):
+        elif list(map(static_token, structure.statics)) != list(
+            map(static_token, expected.statics)
+        ):
             places.append("static values: not those of the example")
         else:
             paths = [p for p, _ in jtu.tree_leaves_with_path(expected.assemble(list(structs)))]
@@ -197,7 +200,9 @@ jtu.register_pytree_with_keys(
 )
 
 
-def filter_closure_convert(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> ClosureConverted:
+def filter_closure_convert(
+    fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> ClosureConverted:
     """Turn the arrays that a function captured into data that a transform can see.
 
     The result is a pytree whose leaves are these arrays, so that it can be passed into a transform

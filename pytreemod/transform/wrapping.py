@@ -10,11 +10,10 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-import jax.tree_util as jtu
-
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.methods import BoundMethod
 from pytreemod.tree.nodes import is_node
+from pytreemod.typing import jtu
 
 _COPIED = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
 

@@ -4,14 +4,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jax.tree_util as jtu
 import numpy as np
 
 from pytreemod.errors import StructureError, explain
 from pytreemod.tree.nodes import children_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
-from pytreemod.typing import PyTree
+from pytreemod.typing import PyTree, jtu
 
 
 def tree_equal(
@@ -55,8 +54,10 @@ def _leaf_equal(x: Any, y: Any, typematch: bool, rtol: float, atol: float) -> bo
             return False
         if x.shape != y.shape or x.dtype != y.dtype:
             return False
-        return True if x is y and rtol == 0.0 == atol and not _may_be_nan(x) else _values_equal(
-            x, y, rtol, atol
+        return (
+            True
+            if x is y and rtol == 0.0 == atol and not _may_be_nan(x)
+            else _values_equal(x, y, rtol, atol)
         )
     if is_array(x) or is_array(y):
         return False
@@ -152,7 +153,9 @@ def _check(
         return
     if id(node) in seen:
         places = [path_text(seen[id(node)]), path_text(path)]
-        raise StructureError(explain("tree_check", "each node once", "one node twice", places=places))
+        raise StructureError(
+            explain("tree_check", "each node once", "one node twice", places=places)
+        )
     seen[id(node)] = path
     open_ids.add(id(node))
     for key, child in children:

@@ -12,13 +12,11 @@ the answer is not recognized is `where` asked again with marks in their place.
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import jax.tree_util as jtu
-
 from pytreemod.errors import SpecError, describe, explain
 from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.paths import matches, parse_pattern, path_text, step_name
 from pytreemod.tree.pending import PENDING, AbstractSource
-from pytreemod.typing import IsLeaf, PyTree, Where
+from pytreemod.typing import IsLeaf, PyTree, Where, jtu
 
 
 class _ComputedError(SpecError, AttributeError):
@@ -53,7 +51,10 @@ def refuse_computed(path: tuple[Any, ...]) -> NoReturn:
             "a function that only picks nodes of the tree",
             "one that computes with a leaf, or looks inside it",
             places=[path_text(path)],
-            cure=["pick the node, and compute in replace_fn:", "tree_at(where, tree, replace_fn=f)"],
+            cure=[
+                "pick the node, and compute in replace_fn:",
+                "tree_at(where, tree, replace_fn=f)",
+            ],
         )
     )
 

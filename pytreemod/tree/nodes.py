@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import jax.tree_util as jtu
-
 from pytreemod.errors import SpecError, describe, explain
-from pytreemod.typing import IsLeaf, PyTree
+from pytreemod.typing import IsLeaf, PyTree, jtu
 
 DEFAULT_ROLE = "param"
 

@@ -5,10 +5,8 @@
 
 from typing import Any
 
-import jax.tree_util as jtu
-
 from pytreemod.tree.prefixes import mask_of
-from pytreemod.typing import FilterSpec, IsLeaf, PyTree
+from pytreemod.typing import FilterSpec, IsLeaf, PyTree, jtu
 
 
 def filter(

@@ -4,9 +4,8 @@ import re
 from fnmatch import fnmatchcase
 from typing import Any
 
-import jax.tree_util as jtu
-
 from pytreemod.errors import SpecError, explain
+from pytreemod.typing import jtu
 
 
 def step_name(key: Any) -> str:

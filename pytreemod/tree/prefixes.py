@@ -8,13 +8,11 @@ one value for the whole tree, a tree of values whose leaves stand for whole subt
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax.tree_util as jtu
-
 from pytreemod.errors import SpecError, describe, explain
 from pytreemod.tree.nodes import children_of, places, record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.selecting import Selector, as_bool, as_selector, refuse_no_match
-from pytreemod.typing import FilterSpec, IsLeaf, PyTree
+from pytreemod.typing import FilterSpec, IsLeaf, PyTree, jtu
 
 Resolve = Callable[[Any, PyTree, tuple[Any, ...]], list[Any]]
 
@@ -170,9 +168,7 @@ def spread(
         parts = [part for _, part in inner]
     values: list[Any] = []
     for part, (key, child) in zip(parts, children, strict=True):
-        values += spread(
-            part, child, resolve=resolve, stops=stops, where=where, path=(*path, key)
-        )
+        values += spread(part, child, resolve=resolve, stops=stops, where=where, path=(*path, key))
     return values
 
 

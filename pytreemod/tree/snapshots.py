@@ -16,13 +16,12 @@ from operator import is_
 from typing import Any
 
 import jax
-import jax.tree_util as jtu
 import numpy as np
 
 from pytreemod.tree.nodes import record_of
 from pytreemod.tree.pending import PENDING, AbstractSource
 from pytreemod.tree.predicates import is_array
-from pytreemod.typing import PyTree
+from pytreemod.typing import PyTree, jtu
 
 SNAPSHOT = "<snapshot>"
 
@@ -79,9 +78,7 @@ class Structure:
 
     __slots__ = ("__weakref__", "count", "positions", "statics", "treedef")
 
-    def __init__(
-        self, treedef: Any, positions: tuple[int, ...] | None, statics: tuple[Any, ...]
-    ):
+    def __init__(self, treedef: Any, positions: tuple[int, ...] | None, statics: tuple[Any, ...]):
         self.treedef = treedef
         self.positions = positions
         self.statics = statics

@@ -3,13 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax.tree_util as jtu
-
 from pytreemod.errors import ArgumentError, SpecError, describe, explain
 from pytreemod.tree.locating import locate
 from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.paths import path_text, step_name
-from pytreemod.typing import IsLeaf, PyTree, Where
+from pytreemod.typing import IsLeaf, PyTree, Where, jtu
 
 
 class _Missing:
@@ -74,7 +72,11 @@ def tree_at(
                 "tree_at",
                 "exactly one of replace and replace_fn",
                 got,
-                cure=["write one of", "tree_at(where, tree, new)", "tree_at(where, tree, replace_fn=f)"],
+                cure=[
+                    "write one of",
+                    "tree_at(where, tree, new)",
+                    "tree_at(where, tree, replace_fn=f)",
+                ],
             )
         )
     found = locate(where, pytree, is_leaf, "tree_at(where)")
@@ -154,13 +156,9 @@ def replace_at(tree: PyTree, changes: Sequence[tuple[tuple[Any, ...], Any]]) -> 
 def _rebuild(node: Any, trie: dict[Any, Any]) -> Any:
     record = record_of(node)
     if record is not None:
-        changes = {
-            key.name: _renew(getattr(node, key.name), below) for key, below in trie.items()
-        }
+        changes = {key.name: _renew(getattr(node, key.name), below) for key, below in trie.items()}
         return record.rebuild(node, changes)
-    parts = [
-        _renew(child, trie[key]) if key in trie else child for key, child in _keyed(node)
-    ]
+    parts = [_renew(child, trie[key]) if key in trie else child for key, child in _keyed(node)]
     if type(node) is list:
         return parts
     return jtu.tree_structure(node, is_leaf=lambda x: x is not node).unflatten(parts)

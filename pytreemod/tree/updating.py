@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import jax.tree_util as jtu
-
-from pytreemod.typing import PyTree
+from pytreemod.typing import PyTree, jtu
 
 
 def apply_updates(model: PyTree, updates: PyTree) -> PyTree:
