@@ -59,6 +59,10 @@ class TraceError(PytreemodError, RuntimeError):
     """Something happened while a function was traced that would give a wrong program."""
 
 
+class CheckError(PytreemodError, RuntimeError):
+    """A check inside compiled code failed ([`error_if`][pytreemod.error_if])."""
+
+
 class DonatedError(PytreemodError, RuntimeError):
     """An array was used whose memory an earlier call had given away."""
 
@@ -127,7 +131,7 @@ def describe(value: Any) -> str:
     """
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if isinstance(shape, tuple) and dtype is not None:
-        return f"{short_dtype(dtype)}[{','.join(map(str, shape))}]"
+        return f"{short_dtype(dtype)}[{','.join(map(str, value.shape))}]"
     if isinstance(value, type):
         return f"the class {value.__qualname__}"
     if callable(value) and hasattr(value, "__qualname__"):

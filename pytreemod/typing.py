@@ -1,16 +1,17 @@
 """Names for the types that pytreemod's signatures speak of.
 
-Owns: aliases, and JAX's tree functions under one name. Imports nothing of pytreemod.
+Owns: aliases, and names under which JAX's functions pass a strict type checker. Imports nothing of pytreemod.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-import jax.tree_util
+import jax
 
-# JAX annotates its tree functions in part only, and a strict checker passes each gap on to every
-# caller. What goes through them is any tree anyway.
+# JAX annotates its functions in part only, and a strict checker passes each gap on to every
+# caller. What goes through these functions is any tree anyway.
 jtu: Any = jax.tree_util
+untyped_jax: Any = jax
 
 PyTree: TypeAlias = Any
 """Any tree of containers, Modules and leaves."""
@@ -29,6 +30,9 @@ FilterSpec: TypeAlias = Any
 
 AxesSpec: TypeAlias = Any
 """An int, None, a function from leaf to axis, `by(...)`, or a prefix tree of these."""
+
+class_of: Callable[[object], type[Any]] = type
+"""`type` of one argument, where a strict checker would complain that it cannot tell the class."""
 
 Names: TypeAlias = str | Sequence[str]
 """One name or several."""

@@ -46,7 +46,7 @@ def field(
         ...     factor: jnp.ndarray = pm.field(converter=jnp.asarray)
         ...     axis: int = pm.field(static=True, default=0)
         >>> Scale(2.0)
-        Scale(factor=weak_f32[], axis=0)
+        Scale(factor=weak_f32[])
     """
     metadata = dict(kwargs.pop("metadata", None) or {})
     clash = sorted({STATIC, CONVERTER, ROLE} & set(metadata))

@@ -157,13 +157,13 @@ def check_number(where: str, value: Any, low: float, high: float = math.inf) -> 
         ArgumentError: not a number, or out of range.
 
     Examples:
-        >>> check_number("Dropout(p)", 0.5, 0, 1)
+        >>> check_number("Dropout(p)", 0.5, 0.0, 1.0)
         0.5
     """
     number = as_number(value)
     if number is not None and low <= number <= high:
         return float(number)
-    expected = f"a number from {low} to {high}" if high < math.inf else f"a number >= {low}"
+    expected = f"a number from {low:g} to {high:g}" if high < math.inf else f"a number >= {low:g}"
     raise ArgumentError(explain(where, expected, describe(value)))
 
 
@@ -319,7 +319,7 @@ def _last_axis_cure(shape: tuple[int, ...], size: int, argument: str) -> Sequenc
             return (f"Axis {axis} fits; to make it the last one, write", f"layer({moved})")
     for axis in reversed(range(len(shape) - 1)):
         if math.prod(shape[axis:]) == size:
-            flat = "jnp.ravel(x)" if axis == 0 else f"x.reshape(x.shape[:{axis}] + ({size},))"
+            flat = "jnp.ravel(x)" if axis == 0 else f"x.reshape((*x.shape[:{axis}], {size}))"
             return (f"The axes from {axis} on fit once flattened:", f"layer({flat})")
     return f"No axis of x fits; for such arrays the layer needs {argument}={shape[-1]}."
 

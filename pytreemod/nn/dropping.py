@@ -54,8 +54,8 @@ class Dropout(Module):
     p: float = field(static=True)
     inference: bool = field(static=True)
 
-    def __init__(self, p: float = 0.5, inference: bool = False):
-        self.p = check_number(named(self, "p"), p, 0, 1)
+    def __init__(self, p: int | float = 0.5, inference: bool = False):
+        self.p = check_number(named(self, "p"), p, 0.0, 1.0)
         self.inference = check_flag(named(self, "inference"), inference)
 
     @jax.named_scope("pm.nn.Dropout")

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Inexact, Integer, PRNGKeyArray, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
@@ -90,7 +91,7 @@ class Embedding(Module):
 
     @jax.named_scope("pm.nn.Embedding")
     def __call__(
-        self, x: Integer[Array, "..."] | int, *, key: PRNGKeyArray | None = None
+        self, x: Integer[Array, "..."] | np.generic | int, *, key: PRNGKeyArray | None = None
     ) -> Shaped[Array, "..."]:
         """Read the rows that x names; `key` is ignored."""
         del key

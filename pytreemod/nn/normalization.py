@@ -88,7 +88,7 @@ class LayerNorm(Module):
         sizes = as_sequence(shape)
         count = 1 if sizes is None else len(sizes)
         self.shape = check_sizes(named(self, "shape"), shape, count)
-        self.eps = check_number(named(self, "eps"), eps, 0)
+        self.eps = check_number(named(self, "eps"), eps, 0.0)
         self.use_weight = check_flag(named(self, "use_weight"), use_weight)
         self.use_bias = check_flag(named(self, "use_bias"), use_bias)
         dtype = check_dtype(named(self, "dtype"), dtype)
@@ -233,9 +233,9 @@ class BatchNorm(StatefulLayer):
     ):
         self.input_size = check_size(named(self, "input_size"), input_size)
         self.axis_name = tuple(axis_name) if isinstance(axis_name, list) else axis_name
-        self.eps = check_number(named(self, "eps"), eps, 0)
+        self.eps = check_number(named(self, "eps"), eps, 0.0)
         self.channelwise_affine = check_flag(named(self, "channelwise_affine"), channelwise_affine)
-        self.momentum = check_number(named(self, "momentum"), momentum, 0, 1)
+        self.momentum = check_number(named(self, "momentum"), momentum, 0.0, 1.0)
         self.inference = check_flag(named(self, "inference"), inference)
         self.mode = _check_mode(named(self, "mode"), mode)
         dtype = check_dtype(named(self, "dtype"), dtype)

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from pytreemod.errors import StructureError, explain
 from pytreemod.tree.nodes import children_of
@@ -66,7 +67,7 @@ def _leaf_equal(x: Any, y: Any, typematch: bool, rtol: float, atol: float) -> bo
     return x is y or bool(x == y)
 
 
-def _family(x: Any) -> type:
+def _family(x: object) -> type:
     return jax.Array if isinstance(x, jax.Array) else type(x)
 
 
@@ -75,7 +76,7 @@ def _may_be_nan(x: Any) -> bool:
 
 
 def _values_equal(x: Any, y: Any, rtol: float, atol: float) -> bool | jax.Array:
-    traced = isinstance(x, jax.core.Tracer) or isinstance(y, jax.core.Tracer)
+    traced = isinstance(x, Tracer) or isinstance(y, Tracer)
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x, y = jax.random.key_data(x), jax.random.key_data(y)
     numpy: Any = jnp if traced else np
@@ -84,7 +85,7 @@ def _values_equal(x: Any, y: Any, rtol: float, atol: float) -> bool | jax.Array:
     return numpy.all(same) if traced else bool(np.all(same))
 
 
-def tree_flatten_one_level(pytree: PyTree) -> tuple[list[PyTree], jtu.PyTreeDef]:
+def tree_flatten_one_level(pytree: PyTree) -> tuple[list[PyTree], Any]:
     """The immediate children of a node, and the structure that puts them together again.
 
     Args:

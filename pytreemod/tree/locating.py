@@ -9,14 +9,15 @@ Configuration and `None` keep their values at first, because `where` may branch 
 the answer is not recognized is `where` asked again with marks in their place.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from pytreemod.errors import SpecError, describe, explain
-from pytreemod.tree.nodes import children_of, record_of
+from pytreemod.tree.nodes import children_of, record_of, stop_below
 from pytreemod.tree.paths import matches, parse_pattern, path_text, step_name
 from pytreemod.tree.pending import PENDING, AbstractSource
-from pytreemod.typing import IsLeaf, PyTree, Where, jtu
+from pytreemod.typing import IsLeaf, PyTree, Where, class_of, jtu
 
 
 class _ComputedError(SpecError, AttributeError):
@@ -80,7 +81,7 @@ class _StandIns:
     def _make(self, node: Any, path: tuple[Any, ...]) -> Any:
         if self.is_leaf is not None and self.is_leaf(node):
             return _Mark(path)
-        if node is None or (type(node) is tuple and not node):
+        if node is None or (class_of(node) is tuple and not node):
             return _Mark(path) if self.mark_none else node
         record = record_of(node)
         if record is not None:
@@ -89,9 +90,9 @@ class _StandIns:
         if children is None:
             return _Mark(path)
         parts = [self.make(child, (*path, key)) for key, child in children]
-        if type(node) is list:
+        if class_of(node) is list:
             return parts
-        treedef = jtu.tree_structure(node, is_leaf=lambda x: x is not node)
+        treedef = jtu.tree_structure(node, is_leaf=stop_below(node))
         return treedef.unflatten(parts)
 
     def field(self, node: Any, name: str, path: tuple[Any, ...]) -> Any:
@@ -203,10 +204,11 @@ def _computed_text(name: str, error: Exception) -> str:
 def _recognize(answer: Any, paths: dict[int, tuple[Any, ...]]) -> Found | None:
     if id(answer) in paths:
         return Found((Target(paths[id(answer)]),), single=True)
+    items: Sequence[Any] = answer
     if not isinstance(answer, (list, tuple)):
         return None
     targets: list[Target] = []
-    for item in answer:
+    for item in items:
         if id(item) in paths:
             targets.append(Target(paths[id(item)]))
             continue

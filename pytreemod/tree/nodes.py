@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytreemod.errors import SpecError, describe, explain
-from pytreemod.typing import IsLeaf, PyTree, jtu
+from pytreemod.typing import IsLeaf, PyTree, class_of, jtu
 
 DEFAULT_ROLE = "param"
 
@@ -49,23 +49,22 @@ class AbstractRecord(ABC):
         """An instance of node's class whose fields are asked of `source` (see `pending`)."""
 
 
-def record_of(node: Any) -> AbstractRecord | None:
+def record_of(node: object) -> AbstractRecord | None:
     """The record of node's class, if it carries one."""
     return getattr(type(node), "__record__", None)
 
 
+_is_node_class: Callable[[type], bool] | None = getattr(jtu, "is_tree_node", None)
+
+
 def is_node(value: Any) -> bool:
     """Whether JAX takes `value` apart, judged by its class: the value is not opened."""
-    return value is None or is_node_class(type(value))
-
-
-def _ask_older_jax(cls: type) -> bool:
-    # Before JAX could be asked: a class that is not registered is refused a second registration.
-    return not jtu.all_leaves([object.__new__(cls)])
-
-
-is_node_class: Callable[[type], bool] = getattr(jtu, "is_tree_node", _ask_older_jax)
-"""Whether JAX takes instances of a class apart."""
+    if value is None:
+        return True
+    if _is_node_class is not None:
+        return _is_node_class(type(value))
+    # Before JAX 0.10 it cannot be asked of a class.
+    return not jtu.all_leaves([value])
 
 
 def children_of(node: PyTree) -> list[tuple[Any, Any]] | None:
@@ -73,14 +72,14 @@ def children_of(node: PyTree) -> list[tuple[Any, Any]] | None:
     record = record_of(node)
     if record is not None:
         return [(jtu.GetAttrKey(name), getattr(node, name)) for name in record.data_names(node)]
-    kind = type(node)
+    kind = class_of(node)
     if kind is list or kind is tuple:
         return [(jtu.SequenceKey(i), child) for i, child in enumerate(node)]
     if kind is dict:
         return [(jtu.DictKey(name), node[name]) for name in _sorted(node)]
     if not is_node(node):
         return None
-    pairs, _ = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+    pairs, _ = jtu.tree_flatten_with_path(node, is_leaf=stop_below(node))
     return [(path[0], child) for path, child in pairs]
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_ARRAYS = (jax.Array, np.ndarray, np.generic)
+_ARRAYS: tuple[type, ...] = (jax.Array, np.ndarray, np.generic)
 _NUMBERS = (bool, int, float, complex)
 
 
@@ -78,6 +78,4 @@ def is_inexact_array_like(element: Any) -> bool:
     """
     if hasattr(element, "__jax_array__"):
         element = element.__jax_array__()
-    return is_inexact_array(element) or (
-        isinstance(element, (float, complex)) and not isinstance(element, bool)
-    )
+    return is_inexact_array(element) or isinstance(element, (float, complex))

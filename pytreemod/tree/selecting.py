@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any
 
-import jax
+import numpy as np
+from jax.core import Tracer
 
 from pytreemod.errors import SpecError, describe, explain
 from pytreemod.tree.locating import locate
@@ -212,9 +213,9 @@ def as_bool(value: Any, where: str) -> bool:
     """A predicate's answer as a bool; tracers and non-bools are refused."""
     if isinstance(value, bool):
         return value
-    if not isinstance(value, jax.core.Tracer) and getattr(value, "dtype", None) == bool:
+    if not isinstance(value, Tracer) and getattr(value, "dtype", None) == np.bool_:
         return bool(value)
-    got = "a traced array" if isinstance(value, jax.core.Tracer) else describe(value)
+    got = "a traced array" if isinstance(value, Tracer) else describe(value)
     raise SpecError(explain(where, "True or False for each leaf", got))
 
 

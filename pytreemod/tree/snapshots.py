@@ -21,7 +21,7 @@ import numpy as np
 from pytreemod.tree.nodes import record_of
 from pytreemod.tree.pending import PENDING, AbstractSource
 from pytreemod.tree.predicates import is_array
-from pytreemod.typing import PyTree, jtu
+from pytreemod.typing import PyTree, class_of, jtu
 
 SNAPSHOT = "<snapshot>"
 
@@ -118,7 +118,7 @@ def structure_of(leaves: Sequence[Any], treedef: Any) -> tuple[list[Any], Struct
     else:
         positions = tuple(i for i, mark in enumerate(marks) if mark)
         statics = tuple(None if m else leaf for m, leaf in zip(marks, leaves, strict=True))
-        tokens = tuple((type(x), static_token(x)) for x in statics)
+        tokens = tuple((class_of(x), static_token(x)) for x in statics)
         arrays = [leaves[i] for i in positions]
     key = (treedef, positions, tokens)
     structure = _structures.get(key)
@@ -193,7 +193,7 @@ class _Spy:
         self.known = True
 
     def __call__(self, node: Any) -> bool:
-        kind = type(node)
+        kind = class_of(node)
         if kind is list:
             self.containers.append((node, None, tuple(node)))
         elif kind is dict:

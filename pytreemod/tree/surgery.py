@@ -1,11 +1,12 @@
 """Out-of-place surgery: new trees that differ from an old one in the nodes that were named."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from pytreemod.errors import ArgumentError, SpecError, describe, explain
 from pytreemod.tree.locating import locate
-from pytreemod.tree.nodes import children_of, record_of
+from pytreemod.tree.nodes import children_of, record_of, stop_below
 from pytreemod.tree.paths import path_text, step_name
 from pytreemod.typing import IsLeaf, PyTree, Where, jtu
 
@@ -99,11 +100,11 @@ def tree_at(
 
 
 def _as_many(replace: Any, count: int) -> list[Any]:
+    news: Sequence[Any] = replace
     if not isinstance(replace, (list, tuple)):
         raise ArgumentError(
             explain("tree_at(replace)", f"a sequence of {count} nodes", describe(replace))
         )
-    news: Sequence[Any] = replace
     if len(news) != count:
         raise ArgumentError(
             explain("tree_at(replace)", f"{count} nodes, as where names", f"{len(news)}")
@@ -113,7 +114,7 @@ def _as_many(replace: Any, count: int) -> list[Any]:
 
 def _check_disjoint(paths: list[tuple[Any, ...]]) -> None:
     ordered = sorted(paths, key=lambda path: tuple(map(step_name, path)))
-    for first, second in zip(ordered, ordered[1:], strict=False):
+    for first, second in pairwise(ordered):
         if second[: len(first)] == first:
             got = "the same node twice" if first == second else "a node and something inside it"
             raise SpecError(
@@ -161,7 +162,7 @@ def _rebuild(node: Any, trie: dict[Any, Any]) -> Any:
     parts = [_renew(child, trie[key]) if key in trie else child for key, child in _keyed(node)]
     if type(node) is list:
         return parts
-    return jtu.tree_structure(node, is_leaf=lambda x: x is not node).unflatten(parts)
+    return jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(parts)
 
 
 def _renew(old: Any, below: Any) -> Any:
@@ -192,7 +193,7 @@ def replace_fields(tree: PyTree, changes: dict[str, Any]) -> tuple[PyTree, dict[
                 return node
             if type(node) is list:
                 return parts
-            return jtu.tree_structure(node, is_leaf=lambda x: x is not node).unflatten(parts)
+            return jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(parts)
         new = {} if same else {k.name: p for (k, _), p in zip(children, parts, strict=True)}
         data = record.data_names(node)
         for name in record.names(node):

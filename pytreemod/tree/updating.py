@@ -19,7 +19,11 @@ def apply_updates(model: PyTree, updates: PyTree) -> PyTree:
         >>> apply_updates({"a": 1.0, "b": "text"}, {"a": 0.5, "b": None})
         {'a': 1.5, 'b': 'text'}
     """
-    return jtu.tree_map(_add, updates, model, is_leaf=lambda x: x is None)
+    return jtu.tree_map(_add, updates, model, is_leaf=_is_none)
+
+
+def _is_none(node: object) -> bool:
+    return node is None
 
 
 def _add(update: Any, leaf: Any) -> Any:

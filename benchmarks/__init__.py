@@ -1,0 +1,1 @@
+"""How fast pytreemod is, measured beside JAX, Equinox and Flax NNX: see `benchmarks/README.md`."""

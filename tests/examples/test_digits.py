@@ -1,0 +1,104 @@
+"""The digits example runs, learns and repeats itself."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", reason="examples/digits.py reads scikit-learn's digits")
+pytest.importorskip("tqdm", reason="examples/digits.py shows tqdm's progress bar")
+
+SOURCE = Path(__file__).parents[2] / "examples" / "digits.py"
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """The example as a module; the file is a script in a folder that is no package."""
+    spec = importlib.util.spec_from_file_location("digits_example", SOURCE)
+    module = importlib.util.module_from_spec(spec)
+    # Entered as an import would: dataclasses look their module up by its name.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.fixture(autouse=True)
+def usual_promotion():
+    """JAX as a user finds it: optax's Adam itself raises a float to an integer power."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def test_short_run_learns(digits, capsys):
+    """Four epochs reach 90 % on the test set, and print a line each."""
+    accuracy = digits.main(["--epochs", "4"])
+
+    printed = capsys.readouterr().out
+    epochs = re.findall(r"^epoch +(\d+)   loss \d\.\d{4}   accuracy +\d+\.\d\d%$", printed, re.M)
+    assert epochs == ["1", "2", "3", "4"]
+    assert f"test accuracy {accuracy:.2%}\n" in printed
+    assert accuracy >= 0.9
+
+
+def test_confusion_matrix_is_a_picture(digits, tmp_path):
+    """`--plot` saves a PNG, on a machine without a display too."""
+    pytest.importorskip("matplotlib", reason="the picture is drawn with matplotlib")
+    path = tmp_path / "confusion.png"
+
+    digits.plot_confusion(np.array([0, 1, 2, 2]), np.array([0, 1, 2, 1]), path)
+
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_same_seed_gives_the_same_numbers(digits, capsys):
+    """Two runs from one seed print the same and end with the same model, to the last bit."""
+    data = digits.Split(*(part[:48] for part in digits.load_data(seed=0)[0]))
+
+    def numbers():
+        trained = digits.train(data, epochs=2, batch_size=16, seed=0)
+        return capsys.readouterr().out, [np.asarray(leaf) for leaf in jax.tree.leaves(trained)]
+
+    (first, first_leaves), (again, again_leaves) = numbers(), numbers()
+
+    assert first == again
+    assert len(first_leaves) == len(again_leaves)
+    assert all(map(np.array_equal, first_leaves, again_leaves))
+
+
+def test_test_set_is_held_out_in_proportion(digits):
+    """The two sets share no image, together hold them all, and have equal shares of each digit."""
+    train, test = digits.load_data(seed=0)
+
+    rows = np.concatenate([train.images, test.images]).reshape(1797, 64)
+    assert len(np.unique(rows, axis=0)) == 1797
+    assert rows.min() == 0
+    assert rows.max() == 1
+    shares = [np.bincount(part.labels) / len(part.labels) for part in (train, test)]
+    np.testing.assert_allclose(*shares, atol=0.005)
+
+
+def test_another_seed_splits_the_data_otherwise(digits):
+    """Which images are held out depends on the seed, and on nothing else."""
+    labels = [digits.load_data(seed)[1].labels.tolist() for seed in (0, 0, 1)]
+
+    assert labels[0] == labels[1]
+    assert labels[0] != labels[2]
+
+
+def test_batches_are_shuffled_and_of_one_size(digits):
+    """No image comes twice in an epoch, and what does not fill a batch is left out."""
+    labels = np.arange(10)
+    data = digits.Split(labels[:, None] * 2, labels)
+
+    batches = list(data.batches(4, np.random.default_rng(0)))
+
+    seen = np.concatenate([batch.labels for batch in batches])
+    assert [len(batch.labels) for batch in batches] == [4, 4]
+    assert len(set(seen)) == 8
+    assert list(seen) != sorted(seen)
+    assert all(np.array_equal(batch.images[:, 0], 2 * batch.labels) for batch in batches)
