@@ -227,18 +227,19 @@ def check_key(where: str, key: Any) -> PRNGKeyArray:
     raise RngError(explain(where, "one random key", describe(key), cure=cure))
 
 
-def check_dtype(where: str, dtype: Any) -> Any:
+def check_dtype(where: str, dtype: Any, *, real: bool = False) -> Any:
     """The dtype for a layer's arrays: JAX's default float where None, otherwise a floating one.
 
     Args:
         where: names the argument in the error.
         dtype: a dtype, its name, or None.
+        real: whether complex dtypes are refused too.
 
     Returns:
         A dtype.
 
     Raises:
-        ArgumentError: not a floating or complex dtype.
+        ArgumentError: not a floating (or complex) dtype.
 
     Examples:
         >>> check_dtype("Linear(dtype)", None).name
@@ -247,7 +248,7 @@ def check_dtype(where: str, dtype: Any) -> Any:
     if dtype is None:
         return jnp.result_type(float)
     try:
-        accepted = jnp.issubdtype(jnp.dtype(dtype), jnp.inexact)
+        accepted = jnp.issubdtype(jnp.dtype(dtype), jnp.floating if real else jnp.inexact)
     except TypeError:
         accepted = False
     if not accepted:
@@ -281,9 +282,11 @@ def check_array(where: str, x: Any) -> Array:
 
 
 def check_floating(where: str, x: Array) -> None:
-    """Refuse integer input where the result would have to be rounded back to integers."""
-    if not jnp.issubdtype(x.dtype, jnp.inexact):
-        cure = ("Convert it first:", "layer(x.astype(float))")
+    """Refuse integers, whose result would have to be rounded, and complex numbers."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        cure: Sequence[str] = ("Convert it first:", "layer(x.astype(float))")
+        if jnp.issubdtype(x.dtype, jnp.complexfloating):
+            cure = ("Normalize real and imaginary part each for itself:", "layer(x.real)")
         raise ArgumentError(explain(where, "x of a floating dtype", describe(x), cure=cure))
 
 

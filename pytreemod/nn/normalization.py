@@ -91,7 +91,7 @@ class LayerNorm(Module):
         self.eps = check_number(named(self, "eps"), eps, 0.0)
         self.use_weight = check_flag(named(self, "use_weight"), use_weight)
         self.use_bias = check_flag(named(self, "use_bias"), use_bias)
-        dtype = check_dtype(named(self, "dtype"), dtype)
+        dtype = check_dtype(named(self, "dtype"), dtype, real=True)
         self.weight = jnp.ones(self.shape, dtype) if self.use_weight else None
         self.bias = jnp.zeros(self.shape, dtype) if self.use_bias else None
 
@@ -238,7 +238,7 @@ class BatchNorm(StatefulLayer):
         self.momentum = check_number(named(self, "momentum"), momentum, 0.0, 1.0)
         self.inference = check_flag(named(self, "inference"), inference)
         self.mode = _check_mode(named(self, "mode"), mode)
-        dtype = check_dtype(named(self, "dtype"), dtype)
+        dtype = check_dtype(named(self, "dtype"), dtype, real=True)
         size, wide = (self.input_size,), computing_dtype(dtype)
         self.weight = jnp.ones(size, dtype) if self.channelwise_affine else None
         self.bias = jnp.zeros(size, dtype) if self.channelwise_affine else None

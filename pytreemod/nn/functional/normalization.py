@@ -41,6 +41,7 @@ def layer_norm(
         An array of x's shape; of its dtype too where that is inexact.
 
     Raises:
+        ArgumentError: x is complex.
         TypeError: weight or bias does not fit (raised by JAX).
 
     Examples:
@@ -80,6 +81,7 @@ def batch_statistics(
         The means, the variances, and how many entries went into each.
 
     Raises:
+        ArgumentError: x is complex.
         NameError: an axis of `axis_name` is not bound (raised by JAX).
 
     Examples:
@@ -136,6 +138,7 @@ def batch_norm(
         An array of x's shape; of its dtype too where that is inexact.
 
     Raises:
+        ArgumentError: x is complex.
         TypeError: an argument does not fit the channels (raised by JAX).
 
     Examples:
@@ -150,9 +153,11 @@ def batch_norm(
     """
     wide = x.astype(computing_dtype(x.dtype))
     scale = lax.rsqrt(var.astype(wide.dtype) + eps)
+    # One factor for each channel: the weight costs no pass over the whole array.
+    scale = scale if weight is None else scale * weight.astype(wide.dtype)
     centered = wide - place(mean, wide, channel_axis)
     out = centered * place(scale, wide, channel_axis)
-    return _narrow(_scale_and_shift(out, weight, bias, channel_axis), x)
+    return _narrow(_scale_and_shift(out, None, bias, channel_axis), x)
 
 
 def update_running(

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Shaped
 
+from pytreemod.errors import ArgumentError, explain
+
 
 def promote(*arrays: Any) -> tuple[Any, ...]:
     """Bring arrays to one dtype by JAX's rules; None stays None.
@@ -46,12 +48,17 @@ def computing_dtype(dtype: Any) -> Any:
         dtype: an array's dtype.
 
     Returns:
-        A floating or complex dtype.
+        A floating dtype.
+
+    Raises:
+        ArgumentError: the dtype is complex, for which the formulas would need |x|^2.
 
     Examples:
         >>> jnp.dtype(computing_dtype(jnp.bfloat16)).name
         'float32'
     """
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        raise ArgumentError(explain("normalization", "real numbers", str(jnp.dtype(dtype))))
     if not jnp.issubdtype(dtype, jnp.inexact):
         return jnp.result_type(float)
     return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32

@@ -1,0 +1,107 @@
+"""Every layer of `pytreemod.nn`, with an input for it: what the laws are tested on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pytreemod import nn
+from pytreemod.module.classes import Module
+
+from .numbers_to_compare import wave
+
+
+class Slope(Module):
+    """An activation that holds an array."""
+
+    factor: jax.Array
+
+    def __call__(self, x):
+        return jnp.where(x > 0, x, self.factor * x)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A layer, how to build it, and one input for it."""
+
+    name: str
+    make: Callable[[Any], Any]
+    x: Any
+    batches: bool = True  # whether layer(batch) is to equal vmap(layer)(batch)
+    axis_name: str | None = None  # whether x is a batch to be mapped over, under that name
+
+    def build(self, seed: int = 0) -> tuple[Any, nn.State]:
+        """The layer and its State."""
+        return nn.make_with_state(self.make)(jax.random.key(seed))
+
+    def apply(self, layer: Any, state: nn.State, x: Any = None, seed: int = 1) -> tuple[Any, Any]:
+        """The layer's output, and the State afterwards."""
+        x = jnp.asarray(self.x) if x is None else x
+        key = jax.random.key(seed)
+        if not (isinstance(layer, nn.StatefulLayer) and layer.is_stateful()):
+            return layer(x, key=key), state
+        if self.axis_name is None:
+            return layer(x, state, key=key)
+        mapped = jax.vmap(layer, in_axes=(0, None), out_axes=(0, None), axis_name=self.axis_name)
+        return mapped(x, state)
+
+
+def flatten(x):
+    """A batch of images as a batch of vectors."""
+    return x.reshape(x.shape[0], -1)
+
+
+def small_net(key):
+    """A network of every kind of layer that `Sequential` has to deal with."""
+    one, two = jax.random.split(key)
+    return nn.Sequential(
+        [
+            nn.Conv2d(1, 2, 3, key=one),
+            nn.BatchNorm(2),
+            nn.Lambda(jax.nn.relu),
+            nn.MaxPool2d(2),
+            nn.Dropout(0.5),
+            nn.Lambda(flatten),
+            nn.Linear(18, 3, key=two),
+        ]
+    )
+
+
+CATALOGUE = [
+    Entry("Linear", lambda key: nn.Linear(3, 4, key=key), wave(3)),
+    Entry("Linear without bias", lambda key: nn.Linear(3, 4, False, key=key), wave(3)),
+    Entry("Linear from scalar", lambda key: nn.Linear("scalar", 4, key=key), wave()),
+    Entry("Linear to scalar", lambda key: nn.Linear(3, "scalar", key=key), wave(3)),
+    Entry("MLP", lambda key: nn.MLP(3, 2, 4, 2, key=key), wave(3)),
+    Entry(
+        "MLP with a Module between",
+        lambda key: nn.MLP(3, "scalar", 4, 2, Slope(jnp.array(0.1)), jnp.tanh, key=key),
+        wave(3),
+    ),
+    Entry("Conv1d", lambda key: nn.Conv1d(2, 3, 2, key=key), wave(2, 4)),
+    Entry("Conv2d", lambda key: nn.Conv2d(2, 4, 3, 2, "SAME", groups=2, key=key), wave(2, 4, 5)),
+    Entry("Conv3d", lambda key: nn.Conv3d(1, 2, 2, use_bias=False, key=key), wave(1, 3, 2, 3)),
+    Entry("MaxPool1d", lambda key: nn.MaxPool1d(2), wave(2, 4)),
+    Entry("MaxPool2d", lambda key: nn.MaxPool2d(2, 2, 1), wave(2, 4, 4)),
+    Entry("MaxPool3d", lambda key: nn.MaxPool3d(2), wave(2, 2, 3, 2)),
+    Entry("AvgPool1d", lambda key: nn.AvgPool1d(3, padding=1), wave(2, 4)),
+    Entry("AvgPool2d", lambda key: nn.AvgPool2d(2, 2, use_ceil=True), wave(2, 3, 4)),
+    Entry("AvgPool3d", lambda key: nn.AvgPool3d(2), wave(2, 2, 3, 2)),
+    Entry("Pool", lambda key: nn.Pool(jnp.inf, jax.lax.min, 1, 2), wave(2, 4)),
+    Entry("LayerNorm", lambda key: nn.LayerNorm((2, 3)), wave(2, 3)),
+    Entry("BatchNorm", lambda key: nn.BatchNorm(3), wave(4, 3), batches=False),
+    Entry(
+        "BatchNorm under vmap",
+        lambda key: nn.BatchNorm(3, "batch"),
+        wave(4, 3, 2),
+        batches=False,
+        axis_name="batch",
+    ),
+    Entry("Dropout", lambda key: nn.Dropout(0.5), wave(6), batches=False),
+    Entry("Embedding", lambda key: nn.Embedding(5, 2, key=key), jnp.array([3, 0])),
+    Entry("Identity", lambda key: nn.Identity(), wave(3)),
+    Entry("Lambda", lambda key: nn.Lambda(jnp.tanh), wave(3)),
+    Entry("Sequential", small_net, wave(4, 1, 6, 6), batches=False),
+]

@@ -1,0 +1,1 @@
+"""Tests of the layers' numerics, against PyTorch and against NumPy."""

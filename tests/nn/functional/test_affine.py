@@ -1,0 +1,43 @@
+"""`linear`."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pytreemod.nn.functional import linear
+
+from ..numbers_to_compare import assert_close, wave
+
+
+@pytest.mark.parametrize("batch", [(), (5,), (2, 3)], ids=str)
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_linear_is_pytorchs(torch, batch, with_bias):
+    """The same numbers as torch.nn.functional.linear, for any leading axes."""
+    x, weight, bias = wave(*batch, 3), wave(4, 3, phase=1), wave(4, phase=2)
+    given = [x, weight, bias][: 3 if with_bias else 2]
+
+    assert_close(
+        linear(*map(jnp.asarray, given)),
+        torch.nn.functional.linear(*map(torch.tensor, given)),
+    )
+
+
+def test_linear_is_a_product_with_the_transposed_matrix():
+    """linear(x, W, b) = x W^T + b, restated in NumPy."""
+    x, weight, bias = wave(2, 5, 3), wave(4, 3), wave(4)
+
+    assert_close(linear(*map(jnp.asarray, (x, weight, bias))), x @ weight.T + bias)
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias"), [((3, 4), (3,)), ((4, 3), (3,)), ((4, 3), (4, 1))], ids=str
+)
+def test_linear_never_broadcasts_a_misfit(weight, bias):
+    """Sizes that do not fit raise, where NumPy's rules would find some way to broadcast."""
+    with pytest.raises((TypeError, ValueError), match=r"shape|size"):
+        linear(jnp.ones((4, 3)), jnp.ones(weight), jnp.ones(bias))
+
+
+def test_linear_accepts_numpy_arrays():
+    """NumPy arrays are arrays; float64 ones become JAX's default float."""
+    assert linear(np.ones((2, 3)), jnp.ones((4, 3))).dtype == jnp.float32

@@ -1,0 +1,95 @@
+"""`layer_norm`, `batch_norm` and the statistics that go with it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pytreemod.nn.functional import batch_norm, batch_statistics, layer_norm, update_running
+
+from ..numbers_to_compare import assert_close, wave
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4)], ids=str)
+def test_layer_norm_is_pytorchs(torch, shape):
+    """The same numbers as torch.nn.functional.layer_norm over one, two and three axes."""
+    x, weight, bias = wave(2, 3, 4), wave(*shape, phase=1), wave(*shape, phase=2)
+
+    found = layer_norm(jnp.asarray(x), shape, jnp.asarray(weight), jnp.asarray(bias), eps=1e-3)
+
+    reference = torch.nn.functional.layer_norm(
+        torch.tensor(x), shape, torch.tensor(weight), torch.tensor(bias), 1e-3
+    )
+    assert_close(found, reference)
+
+
+def test_layer_norm_without_weights_has_mean_zero_and_variance_one():
+    """What the name says, computed by NumPy."""
+    out = np.asarray(layer_norm(jnp.asarray(wave(5, 8)), (8,)))
+
+    assert_close(out.mean(1), np.zeros(5))
+    assert_close(out.var(1), np.ones(5), atol=1e-3)
+
+
+def test_variance_does_not_cancel():
+    """A large mean costs no accuracy: 1e4 + (-1, 1) normalizes to (-1, 1)."""
+    x = jnp.array([[1e4 - 1, 1e4 + 1]], jnp.float32)
+
+    assert_close(layer_norm(x, (2,), eps=0.0), [[-1, 1]])
+    assert_close(batch_statistics(x, channel_axis=0)[1], [1])
+
+
+@pytest.mark.parametrize("spatial", [(), (3,), (2, 3)], ids=str)
+def test_batch_norm_is_pytorchs(torch, spatial):
+    """Statistics, normalized values and running averages of torch.nn.functional.batch_norm."""
+    x, weight, bias = wave(4, 3, *spatial), wave(3, phase=1), wave(3, phase=2)
+    running = [torch.zeros(3), torch.ones(3)]
+    reference = torch.nn.functional.batch_norm(
+        torch.tensor(x), *running, torch.tensor(weight), torch.tensor(bias), True, 0.1, 1e-3
+    )
+
+    mean, var, count = batch_statistics(jnp.asarray(x), channel_axis=1)
+    found = batch_norm(jnp.asarray(x), mean, var, jnp.asarray(weight), jnp.asarray(bias), eps=1e-3)
+
+    assert_close(found, reference)
+    assert_close(update_running(jnp.zeros(3), mean, 0.9), running[0])
+    assert_close(update_running(jnp.ones(3), var * count / (count - 1), 0.9), running[1])
+
+
+def test_statistics_over_mapped_axes_are_those_of_the_whole_batch():
+    """Mapped once or twice, mean, variance and count equal those over all examples at once."""
+    x = jnp.asarray(wave(2, 4, 3, 5))
+    expected = batch_statistics(x.reshape(8, 3, 5), channel_axis=1)
+
+    def statistics(x):
+        return batch_statistics(x, channel_axis=0, axis_name=("outer", "inner"))
+
+    mapped = jax.vmap(jax.vmap(statistics, axis_name="inner"), axis_name="outer")
+    mean, var, count = mapped(x)
+
+    assert_close(mean, jnp.broadcast_to(expected[0], (2, 4, 3)))
+    assert_close(var, jnp.broadcast_to(expected[1], (2, 4, 3)))
+    assert count[0, 0] == expected[2] == 40
+
+
+def test_half_precision_is_computed_in_single_and_given_back_in_half():
+    """bfloat16 in and out, with the statistics of the float32 computation between."""
+    x = jnp.asarray(wave(4, 64)).astype(jnp.bfloat16)
+    single = x.astype(jnp.float32)
+
+    out = layer_norm(x, (64,), jnp.ones(64, jnp.bfloat16))
+    mean, var, _ = batch_statistics(x, channel_axis=0)
+
+    assert out.dtype == jnp.bfloat16
+    assert_close(
+        out.astype(jnp.float32), layer_norm(single, (64,)).astype(jnp.bfloat16).astype("f4")
+    )
+    assert mean.dtype == var.dtype == jnp.float32
+    assert batch_norm(x, mean, var, channel_axis=0).dtype == jnp.bfloat16
+
+
+def test_no_gradient_flows_into_running_averages():
+    """The averages of a step do not depend, for autodiff, on its batch."""
+    grad = jax.grad(lambda new: update_running(jnp.zeros(2), new, 0.9).sum())(jnp.ones(2))
+
+    assert grad.tolist() == [0, 0]

@@ -1,0 +1,64 @@
+"""Dtypes and broadcasting of the formulas."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pytreemod.errors import ArgumentError
+from pytreemod.nn.functional.promotion import computing_dtype, place, promote
+
+
+def test_promote_leaves_arrays_of_one_dtype_alone():
+    """No operation is added where nothing has to change."""
+    x, y = jnp.ones(2), jnp.ones(3)
+
+    promoted = promote(x, y, None)
+
+    assert promoted[0] is x
+    assert promoted[1] is y
+    assert promoted[2] is None
+
+
+def test_promote_follows_the_promotion_that_is_set():
+    """Mixed dtypes meet by JAX's rules, and are refused where promotion is strict."""
+    half, single = jnp.ones(2, jnp.bfloat16), jnp.ones(2)
+
+    with jax.numpy_dtype_promotion("standard"):
+        assert [x.dtype.name for x in promote(half, single)] == ["float32", "float32"]
+    with (
+        jax.numpy_dtype_promotion("strict"),
+        pytest.raises(jax.dtypes.TypePromotionError, match="no available implicit dtype promotion"),
+    ):
+        promote(half, single)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        (jnp.bfloat16, "float32"),
+        (jnp.float16, "float32"),
+        (jnp.float32, "float32"),
+        (jnp.int8, "float32"),
+    ],
+    ids=str,
+)
+def test_statistics_are_computed_in_single_precision_or_better(dtype, expected):
+    """Narrow floats and integers are widened."""
+    assert jnp.dtype(computing_dtype(jnp.dtype(dtype))).name == expected
+
+
+def test_statistics_of_complex_numbers_are_refused():
+    """The variance would need |x|^2, which the formulas do not take."""
+    with pytest.raises(
+        ArgumentError, match=r"^normalization: expected real numbers, got complex64"
+    ):
+        computing_dtype(jnp.complex64)
+
+
+def test_place_puts_an_array_along_the_axes_named():
+    """The first axis goes where it was told to; a misfit is refused."""
+    like = jnp.zeros((2, 3, 4))
+
+    assert (place(jnp.arange(3), like, 1) == jnp.arange(3.0)[None, :, None]).all()
+    with pytest.raises(TypeError, match="operand dimension sizes must"):
+        place(jnp.arange(3), like, 0)

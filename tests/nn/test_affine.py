@@ -1,0 +1,209 @@
+"""`Linear`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, RngError, ShapeError
+
+from .numbers_to_compare import assert_close, wave
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_linear_is_pytorchs(torch, key, use_bias):
+    """With the weights copied over, torch.nn.Linear gives the same output and gradients."""
+    layer = nn.Linear(3, 4, use_bias, key=key)
+    reference = torch.nn.Linear(3, 4, use_bias)
+    reference.weight.data = torch.tensor(np.array(layer.weight))
+    if use_bias:
+        reference.bias.data = torch.tensor(np.array(layer.bias))
+    x = wave(5, 3)
+
+    grads = jax.grad(lambda layer: jnp.sum(jnp.sin(layer(jnp.asarray(x)))))(layer)
+    out = reference(torch.tensor(x))
+    out.sin().sum().backward()
+
+    assert_close(layer(jnp.asarray(x)), out)
+    assert_close(grads.weight, reference.weight.grad)
+    if use_bias:
+        assert_close(grads.bias, reference.bias.grad)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "x", "shape"),
+    [
+        ((3, 4), (3,), (4,)),
+        (("scalar", 4), (), (4,)),
+        (("scalar", 4), (2, 5), (2, 5, 4)),
+        ((3, "scalar"), (3,), ()),
+        ((3, "scalar"), (2, 3), (2,)),
+        (("scalar", "scalar"), (2,), (2,)),
+        ((0, 2), (5, 0), (5, 2)),
+        ((2, 0), (2,), (0,)),
+    ],
+    ids=str,
+)
+def test_shapes(key, sizes, x, shape):
+    """The last axis is mapped; "scalar" stands for none; sizes may be zero."""
+    assert nn.Linear(*sizes, key=key)(jnp.ones(x)).shape == shape
+
+
+def test_a_scalar_layer_takes_python_numbers(key):
+    """A number is an array without axes."""
+    layer = nn.Linear("scalar", 2, key=key)
+
+    assert_close(layer(2.0), 2 * layer.weight[:, 0] + layer.bias)
+
+
+@pytest.mark.parametrize("dtype", [None, jnp.float32, jnp.bfloat16, jnp.float16, jnp.complex64])
+def test_dtype_is_that_of_weights_and_output(key, dtype):
+    """None is JAX's default float."""
+    expected = jnp.dtype(dtype or jnp.float32)
+    layer = nn.Linear(3, 4, dtype=dtype, key=key)
+
+    assert layer.weight.dtype == layer.bias.dtype == expected
+    assert layer(jnp.ones(3, expected)).dtype == expected
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.complex64], ids=str)
+def test_initial_values_are_uniform_within_one_over_root_fan_in(key, dtype):
+    """Bounded by 1/sqrt(in_features), with the variance of that uniform distribution."""
+    layer = nn.Linear(16, 200, dtype=dtype, key=key)
+    parts = [part(values) for part in (jnp.real, jnp.imag) for values in (layer.weight, layer.bias)]
+
+    for values in parts if jnp.iscomplexobj(layer.weight) else parts[:2]:
+        assert float(jnp.abs(values).max()) <= 0.25
+        assert abs(float(jnp.std(values.astype(jnp.float32))) - 0.25 / 3**0.5) < 0.02
+
+
+def test_keys_decide_the_initial_values(key):
+    """One key, one layer; and weight and bias are drawn independently."""
+    layer, same, other = (nn.Linear(2, 2, key=jax.random.key(seed)) for seed in (0, 0, 1))
+
+    assert (layer.weight == same.weight).all()
+    assert (layer.weight != other.weight).all()
+    assert (layer.weight[0] != layer.bias).all()
+
+
+def test_old_style_keys_work():
+    """jax.random.PRNGKey gives the numbers that jax.random.key gives."""
+    old = nn.Linear(2, 2, key=jax.random.PRNGKey(3))
+
+    assert (old.weight == nn.Linear(2, 2, key=jax.random.key(3)).weight).all()
+
+
+def test_weight_init_counts_inputs_as_jax_does(key):
+    """lecun_normal() gives variance 1 / in_features, not 1 / out_features."""
+    init = jax.nn.initializers.lecun_normal()
+    layer = nn.Linear(400, 25, key=key, weight_init=init, bias_init=jax.nn.initializers.ones)
+
+    assert layer.weight.shape == (25, 400)
+    assert abs(float(jnp.var(layer.weight)) * 400 - 1) < 0.1
+    assert (layer.bias == 1).all()
+
+
+def test_a_bias_that_is_put_in_later_counts(key):
+    """Whether there is a bias is asked of the field, not of the flag."""
+    layer = nn.Linear(2, 2, use_bias=False, key=key)
+
+    assert_close(layer.replace(bias=jnp.ones(2))(jnp.ones(2)), layer(jnp.ones(2)) + 1)
+
+
+WRONG_INPUTS = [
+    (jnp.ones((3, 7)), r"got f32\[3,7\]\.\n  Axis 0 fits; .*\n      layer\(x\.T\)"),
+    (jnp.ones((2, 3, 7)), r"Axis 1 fits; .*\n      layer\(jnp\.moveaxis\(x, 1, -1\)\)"),
+    (jnp.ones((7, 3, 1)), r"Axis 1 fits"),
+    (jnp.ones(5), r"got f32\[5\]\.\n  No axis of x fits; .* needs in_features=5"),
+    (jnp.ones(()), r"got f32\[\]\.\n  x has no axes; the layer needs 3 numbers"),
+]
+
+
+@pytest.mark.parametrize(("x", "text"), WRONG_INPUTS, ids=lambda value: str(value)[:20])
+def test_a_wrong_feature_axis_is_refused(key, x, text):
+    """The error names the layer, what it expected, what came, and what to write."""
+    expected = r"^Linear\(in_features=3, out_features=4\): expected x of shape \(\.\.\., 3\), "
+
+    with pytest.raises(ShapeError, match=f"{expected}(.|\n)*{text}"):
+        nn.Linear(3, 4, key=key)(x)
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        ((8, 8), r"layer\(jnp\.ravel\(x\)\)"),
+        ((5, 8, 8), r"layer\(x\.reshape\(\(\*x\.shape\[:1\], 64"),
+    ],
+)
+def test_images_not_flattened_are_told_how(key, shape, text):
+    """Where the trailing axes fit together, the cure is a reshape."""
+    with pytest.raises(ShapeError, match=text):
+        nn.Linear(64, 2, key=key)(jnp.ones(shape))
+
+
+def test_the_cures_cure(key):
+    """What the errors tell the reader to write works."""
+    layer, x = nn.Linear(64, 2, key=key), jnp.ones((5, 8, 8))
+
+    assert layer(x.reshape((*x.shape[:1], 64))).shape == (5, 2)
+    assert nn.Linear(3, 4, key=key)(jnp.moveaxis(jnp.ones((2, 3, 7)), 1, -1)).shape == (2, 7, 4)
+    assert nn.Linear(1, 4, key=key)(jnp.ones(())[None]).shape == (4,)
+
+
+def test_lists_are_no_arrays(key):
+    """Nor are strings: JAX would have to guess."""
+    with pytest.raises(ArgumentError, match=r"expected x to be an array, got \[1, 2, 3\]"):
+        nn.Linear(3, 4, key=key)([1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"in_features": -1}, r"Linear\(in_features\): expected an integer of .*, got -1"),
+        ({"out_features": 2.0}, r"Linear\(out_features\): expected an integer of .*, got 2\.0"),
+        ({"in_features": "three"}, r"Linear\(in_features\): expected .* or 'scalar', got 'three'"),
+        ({"in_features": True}, r"Linear\(in_features\): expected an integer of .*, got True"),
+        ({"use_bias": 1}, r"Linear\(use_bias\): expected True or False, got 1"),
+        ({"dtype": jnp.int32}, r"Linear\(dtype\): expected a floating dtype, got the class int32"),
+        ({"dtype": "floaty"}, r"Linear\(dtype\): expected a floating dtype, got 'floaty'"),
+        ({"weight_init": 0.0}, r"Linear\(weight_init\): expected a function \(key, shape, dtype\)"),
+        (
+            {"weight_init": lambda key, shape, dtype: jnp.zeros(shape[::-1], dtype)},
+            r"Linear\(weight_init\): expected it to return f32\[3,4\], got f32\[4,3\]",
+        ),
+        (
+            {"bias_init": lambda key, shape, dtype: jnp.zeros(shape, jnp.float16)},
+            r"Linear\(bias_init\): expected it to return f32\[4\], got f16\[4\]",
+        ),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_refused(key, arguments, text):
+    """Each by its name, before anything is drawn."""
+    sizes = {"in_features": 3, "out_features": 4}
+
+    with pytest.raises(ArgumentError, match=f"^{text}"):
+        nn.Linear(**(sizes | arguments), key=key)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (0, r"a random key, got 0\.\n  Pass a random key:\n      key=jax\.random\.key\(0\)$"),
+        (None, r"a random key, got None"),
+        (jnp.ones(2), r"one random key, got f32\[2\]"),
+        (np.zeros(3, np.uint32), r"one random key, got u32\[3\]"),
+    ],
+    ids=str,
+)
+def test_what_is_no_key_is_refused(wrong, text):
+    """The error names layer and argument, and shows how to make a key."""
+    with pytest.raises(RngError, match=rf"^Linear\(key\): expected {text}"):
+        nn.Linear(3, 4, key=wrong)
+
+
+def test_several_keys_are_not_one(key):
+    """A stack of keys is refused, with the map that it was meant for."""
+    with pytest.raises(RngError, match=r"got key<fry>\[2\](.|\n)*jax\.vmap\(f\)\(keys\)"):
+        nn.Linear(3, 4, key=jax.random.split(key))

@@ -1,0 +1,172 @@
+"""`Sequential`, `Lambda`, `Identity` and `StatefulLayer`."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, RngError, StateError
+from pytreemod.module.classes import Module
+
+from .numbers_to_compare import assert_close, wave
+
+
+class KeyTaker(Module):
+    """Gives back its input and what it was given as key."""
+
+    def __call__(self, x, *, key=None):
+        return (*x, key)
+
+
+class Counter(nn.StatefulLayer):
+    """Adds the number of earlier calls."""
+
+    index: nn.StateIndex
+
+    def __init__(self):
+        self.index = nn.StateIndex(jnp.array(0.0))
+
+    def __call__(self, x, state, *, key=None):
+        n = state.get(self.index)
+        return x + n, state.set(self.index, n + 1)
+
+
+def two_layers():
+    """Linear and relu, as a Sequential."""
+    return nn.Sequential([nn.Linear(3, 2, key=jax.random.key(0)), nn.Lambda(jax.nn.relu)])
+
+
+def test_sequential_applies_layers_in_order():
+    """Sequential([f, g])(x) == g(f(x)); an empty one is the identity."""
+    net, x = two_layers(), jnp.asarray(wave(5, 3))
+
+    assert_close(net(x), jax.nn.relu(net.layers[0](x)))
+    assert nn.Sequential([])(x) is x
+
+
+def test_sequential_is_a_sequence():
+    """Length, iteration, index and slice."""
+    net = two_layers()
+
+    assert len(net) == 2
+    assert [type(layer) for layer in net] == [nn.Linear, nn.Lambda]
+    assert net[-1] is net.layers[1]
+    assert isinstance(net[:1], nn.Sequential)
+    assert net[:1].layers == (net.layers[0],)
+
+
+@pytest.mark.parametrize("index", ["a", 1.0, None])
+def test_other_indices_are_refused(index):
+    """As a TypeError that says what is accepted."""
+    with pytest.raises(ArgumentError, match=r"^Sequential\[\.\.\.\]: expected an integer or a sli"):
+        two_layers()[index]
+
+
+def test_every_layer_gets_a_key_of_its_own(key):
+    """The keys are those of one split; without a key, none is made."""
+    net = nn.Sequential([KeyTaker(), KeyTaker(), KeyTaker()])
+
+    keys = net((), key=key)
+
+    assert (jnp.stack(keys) == jax.random.split(key, 3)).all()
+    assert net(()) == (None, None, None)
+
+
+def test_state_goes_through_stateful_layers_only():
+    """Others are called with x alone; the State comes out as the last stateful layer left it."""
+    net, state = nn.make_with_state(
+        lambda: nn.Sequential([Counter(), nn.Lambda(lambda x: 2 * x), Counter()])
+    )()
+
+    for number in range(3):
+        out, state = net(jnp.ones(()), state)
+        assert float(out) == 2 * (1 + number) + number
+    assert [float(state.get(net[i].index)) for i in (0, 2)] == [3, 3]
+
+
+def test_sequentials_nest():
+    """An inner Sequential is stateful if one of its layers is."""
+    inner = [nn.Sequential([nn.Identity()]), nn.Sequential([nn.Identity(), Counter()])]
+    net, state = nn.make_with_state(lambda: nn.Sequential(inner))()
+
+    out, state = net(jnp.ones(()), state)
+    out, state = net(jnp.ones(()), state)
+
+    assert [layer.is_stateful() for layer in (net, *net)] == [True, False, True]
+    assert float(out) == 2
+
+
+def test_a_state_that_nobody_needs_is_handed_back():
+    """Passing a State means a pair comes back, whatever the layers are."""
+    net = two_layers()
+    state = nn.State(net)
+
+    assert net(jnp.ones(3), state)[1] is state
+    assert not net.is_stateful()
+
+
+def test_a_missing_state_is_refused():
+    """The error names the layer that needs it, and shows how to get one."""
+    net, _ = nn.make_with_state(lambda: nn.Sequential([nn.Identity(), Counter()]))()
+    text = r"^Sequential\(\.\.\.\): expected a State, got none\.\n  at layers\[1\]: Counter\n"
+
+    with pytest.raises(StateError, match=text + r"(.|\n)*nn\.make_with_state\(make_model\)"):
+        net(jnp.ones(()))
+
+
+@pytest.mark.parametrize(
+    ("layers", "text"),
+    [
+        (
+            [nn.Identity(), jax.nn.relu],
+            r"expected Modules, got a function\.\n  at layers\[1\]: the",
+        ),
+        ([jax.nn.relu], r"\n  Make it a layer:\n      nn\.Lambda\(relu\)$"),
+        ([lambda x: x], r"\n      nn\.Lambda\(f\)$"),
+        (
+            [nn.Identity],
+            r"expected layers to call, got something else\.\n  at layers\[0\]: the cla",
+        ),
+        ([3], r"at layers\[0\]: 3"),
+        (
+            nn.Identity(),
+            r"expected a sequence of layers, got Identity\(\)(.|\n)*Sequential\(\[layer1",
+        ),
+        ("layers", r"expected a sequence of layers, got 'layers'"),
+    ],
+    ids=str,
+)
+def test_what_is_no_layer_is_refused(layers, text):
+    """Bare functions are told how to become layers."""
+    with pytest.raises(ArgumentError, match=rf"^Sequential\(layers\): (.|\n)*{text}"):
+        nn.Sequential(layers)
+
+
+def test_what_is_no_key_is_refused():
+    """In the name of the Sequential."""
+    with pytest.raises(RngError, match=r"^Sequential\(\.\.\.\): expected a random key, got 0"):
+        two_layers()(jnp.ones(3), key=0)
+
+
+def test_identity_gives_back_anything(key):
+    """It is made from any arguments, and takes no part in what passes."""
+    identity = nn.Identity(3, "anything", key=0)
+
+    assert identity("text", key=key) == "text"
+    assert jax.tree.leaves(identity) == []
+
+
+def test_lambda_calls_its_function_with_the_input_alone(key):
+    """A function is configuration, a Module is data."""
+    layer = nn.Lambda(nn.Linear(3, 2, key=key))
+
+    assert nn.Lambda(lambda x: 2 * x)(3, key=key) == 6
+    assert jax.tree.leaves(nn.Lambda(jnp.tanh)) == []
+    assert len(jax.tree.leaves(layer)) == 2
+    with pytest.raises(ArgumentError, match=r"^Lambda\(fn\): expected a function, got 3"):
+        nn.Lambda(3)
+
+
+def test_stateful_layers_say_so():
+    """The default of a subclass is to be stateful."""
+    assert Counter().is_stateful()

@@ -1,0 +1,184 @@
+"""`Conv`, `Conv1d`, `Conv2d` and `Conv3d`."""
+
+import dataclasses
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, RngError, ShapeError
+
+from .numbers_to_compare import assert_close, wave
+
+CASES = {
+    "1d": (nn.Conv1d, {"kernel_size": 3, "padding": 1}, (7,)),
+    "2d": (nn.Conv2d, {"kernel_size": (3, 2), "stride": 2, "groups": 2}, (5, 6)),
+    "2d reflect": (nn.Conv2d, {"kernel_size": 3, "padding": 2, "padding_mode": "reflect"}, (5, 6)),
+    "3d": (nn.Conv3d, {"kernel_size": 2, "dilation": (1, 2, 1)}, (3, 4, 3)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_convolutions_are_pytorchs(torch, key, case):
+    """With the weights copied over, PyTorch's layer gives the same output and gradients."""
+    make, options, spatial = CASES[case]
+    layer = make(4, 6, **options, key=key)
+    reference = getattr(torch.nn, make.__name__)(4, 6, **options)
+    reference.weight.data = torch.tensor(np.array(layer.weight))
+    reference.bias.data = torch.tensor(np.array(layer.bias)).reshape(6)
+    x = wave(2, 4, *spatial)
+
+    out, backward = jax.vjp(lambda layer: jnp.sin(layer(jnp.asarray(x))), layer)
+    (grads,) = backward(jnp.ones_like(out))
+    expected = reference(torch.tensor(x)).sin()
+    expected.sum().backward()
+
+    assert_close(out, expected)
+    assert_close(grads.weight, reference.weight.grad, atol=1e-4)
+    assert_close(grads.bias.reshape(6), reference.bias.grad, atol=1e-4)
+
+
+def test_the_layers_for_each_dimension_are_the_general_one(key):
+    """Conv2d(...) has the fields and values of Conv(2, ...), and is one."""
+    general, special = nn.Conv(2, 3, 4, (3, 2), key=key), nn.Conv2d(3, 4, (3, 2), key=key)
+
+    assert isinstance(special, nn.Conv)
+    assert special.num_spatial_dims == 2
+    for field in dataclasses.fields(general):
+        assert np.all(getattr(special, field.name) == getattr(general, field.name))
+
+
+def test_signatures_lack_the_dimension_only():
+    """help() and inspect show Conv's arguments without num_spatial_dims."""
+    general = list(inspect.signature(nn.Conv).parameters.values())
+
+    for layer in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
+        assert list(inspect.signature(layer).parameters.values()) == general[1:]
+
+
+def test_four_spatial_axes_are_as_good_as_two(key):
+    """JAX has convolutions over any number; restated for a kernel of one tap."""
+    layer = nn.Conv(4, 2, 3, 1, use_bias=False, key=key)
+    x = wave(2, 2, 1, 3, 2)
+
+    expected = np.einsum("oi,iabcd->oabcd", np.array(layer.weight).reshape(3, 2), x)
+    assert_close(layer(jnp.asarray(x)), expected)
+
+
+def test_initial_values_are_uniform_within_one_over_root_fan_in(key):
+    """fan_in is the channels of a group times the taps of the kernel."""
+    layer = nn.Conv2d(8, 64, (2, 4), groups=2, key=key)
+    bound = (4 * 8) ** -0.5
+
+    assert layer.weight.shape == (64, 4, 2, 4)
+    assert layer.bias.shape == (64, 1, 1)
+    for values in (layer.weight, layer.bias):
+        assert float(jnp.abs(values).max()) <= bound
+        assert abs(float(jnp.std(values)) / bound - 3**-0.5) < 0.06
+
+
+def test_weight_init_counts_inputs_as_jax_does(key):
+    """lecun_normal() gives variance 1 / fan_in; the bias is drawn flat."""
+    init = jax.nn.initializers.lecun_normal()
+    layer = nn.Conv2d(
+        32, 8, (3, 5), groups=2, key=key, weight_init=init, bias_init=jax.nn.initializers.ones
+    )
+
+    assert layer.weight.shape == (8, 16, 3, 5)
+    assert abs(float(jnp.var(layer.weight)) * 16 * 15 - 1) < 0.1
+    assert layer.bias.shape == (8, 1, 1)
+
+
+def test_weight_init_keeps_the_axes_apart(key):
+    """Entry (height, width, in, out) of the initializer is entry (out, in, height, width)."""
+
+    def numbered(key, shape, dtype):
+        return jnp.arange(np.prod(shape), dtype=dtype).reshape(shape)
+
+    weight = nn.Conv2d(4, 5, (2, 3), key=key, weight_init=numbered).weight
+
+    assert_close(weight, np.arange(120).reshape(2, 3, 4, 5).transpose(3, 2, 0, 1))
+
+
+def test_dtype(key):
+    """Weights and output have the dtype asked for."""
+    layer = nn.Conv1d(2, 3, 2, dtype=jnp.bfloat16, key=key)
+
+    assert layer.weight.dtype == layer.bias.dtype == jnp.bfloat16
+    assert layer(jnp.ones((2, 4), jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+WRONG_INPUTS = [
+    (3, (9, 9, 3), r"The last axis fits, but .*\n      layer\(jnp\.moveaxis\(x, -1, -3\)\)"),
+    (3, (9, 9), r"x lacks the channel axis"),
+    (1, (9, 9), r"x lacks the channel axis; .*\n      layer\(x\[None\]\)"),
+    (1, (5, 9, 9), r"x seems to lack .*\n      layer\(jnp\.expand_dims\(x, -3\)\)"),
+    (3, (4, 9, 9), r"For such arrays the layer needs 4 channels"),
+    (3, (9,), r"The layer needs at least 3 axes: one of channels, 2 spatial"),
+]
+
+
+@pytest.mark.parametrize(("channels", "shape", "text"), WRONG_INPUTS, ids=str)
+def test_wrong_channels_are_refused(key, channels, shape, text):
+    """The error names the layer, what it expected, what came, and what to write."""
+    start = (
+        rf"^Conv2d\(in_channels={channels}, out_channels=4\): "
+        rf"expected x of shape \(\.\.\., {channels}, height, width\), got f32\["
+    )
+
+    with pytest.raises(ShapeError, match=rf"{start}[\d,]*\]\.\n  {text}"):
+        nn.Conv2d(channels, 4, 3, key=key)(jnp.ones(shape))
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "names"),
+    [(nn.Conv1d, (2,), "length"), (nn.Conv3d, (2, 2), "depth, height, width")],
+)
+def test_spatial_axes_are_named(key, layer, shape, names):
+    """As many as the layer has."""
+    with pytest.raises(ShapeError, match=rf"expected x of shape \(\.\.\., 5, {names}\)"):
+        layer(5, 2, 1, key=key)(jnp.ones(shape))
+
+
+def test_an_image_smaller_than_the_kernel_is_refused(key):
+    """Instead of an empty result."""
+    layer = nn.Conv2d(1, 1, 3, padding=((0, 0), (1, 1)), dilation=(2, 1), key=key)
+    text = r"expected padded spatial axes of at least \(5, 3\), got \(4, 6\) from f32\[1,4,4\]"
+
+    with pytest.raises(ShapeError, match=text):
+        layer(jnp.ones((1, 4, 4)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"in_channels": 0}, r"\(in_channels\): expected an integer of at least 1, got 0"),
+        ({"out_channels": -4}, r"\(out_channels\): expected an integer of at least 1, got -4"),
+        ({"kernel_size": 0}, r"\(kernel_size\): expected an integer of at least 1, or .*, got 0"),
+        ({"kernel_size": (3, 3, 3)}, r"\(kernel_size\): .* a sequence of 2 of them, got \(3, 3, 3"),
+        ({"stride": (1, 0)}, r"\(stride\): expected .*, got \(1, 0\)"),
+        ({"padding": (1, -1)}, r"\(padding\): expected an integer >= 0, 2 of .*, got \(1, -1\)"),
+        ({"padding": "FULL"}, r"\(padding\): expected one of 'SAME', 'SAME_LOWER', 'VALID', got"),
+        ({"dilation": 1.0}, r"\(dilation\): expected .*, got 1\.0"),
+        ({"groups": 2}, r"\(groups\): expected a divisor of in_channels=3, got 2"),
+        ({"groups": 3}, r"\(groups\): expected a divisor of out_channels=4, got 3"),
+        ({"padding_mode": "MIRROR"}, r"\(padding_mode\): expected one of 'ZEROS', 'REFLECT'"),
+        ({"use_bias": "no"}, r"\(use_bias\): expected True or False, got 'no'"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_refused(key, arguments, text):
+    """Each by its name and the class that was called."""
+    given = {"in_channels": 3, "out_channels": 4, "kernel_size": 3} | arguments
+
+    with pytest.raises(ArgumentError, match=f"^Conv2d{text}"):
+        nn.Conv2d(**given, key=key)
+
+
+def test_what_is_no_key_is_refused():
+    """The error names layer and argument."""
+    with pytest.raises(RngError, match=r"^Conv1d\(key\): expected a random key, got 0"):
+        nn.Conv1d(1, 1, 1, key=0)

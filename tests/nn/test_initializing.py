@@ -1,0 +1,44 @@
+"""Initializers."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pytreemod.errors import ArgumentError
+from pytreemod.nn.initializing import initialize, uniform_by_fan_in
+
+
+def test_without_inputs_everything_is_zero(key):
+    """fan_in = 0 has no bound to draw within."""
+    assert uniform_by_fan_in(0)(key, (3,), jnp.float32).tolist() == [0, 0, 0]
+
+
+def test_complex_parts_are_drawn_independently(key):
+    """Real and imaginary part differ, each within the bound."""
+    values = uniform_by_fan_in(4)(key, (50,), jnp.complex64)
+
+    assert values.dtype == jnp.complex64
+    assert (values.real != values.imag).all()
+    assert float(jnp.abs(values.real).max()) <= 0.5 >= float(jnp.abs(values.imag).max())
+
+
+def test_initialize_passes_everything_on(key):
+    """Key, shape and dtype reach the function as they are."""
+    values = initialize("f(init)", jax.nn.initializers.normal(2.0), key, (2, 3), jnp.float16)
+
+    assert (values == jax.nn.initializers.normal(2.0)(key, (2, 3), jnp.float16)).all()
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (jnp.ones((3, 2)), r"f\(init\): expected it to return f32\[2,3\], got f32\[3,2\]"),
+        (jnp.ones((2, 3), int), r"f\(init\): expected it to return f32\[2,3\], got i32\[2,3\]"),
+        (None, r"f\(init\): expected it to return f32\[2,3\], got None"),
+    ],
+    ids=str,
+)
+def test_other_results_are_refused(key, result, text):
+    """A weight of another shape would fail later, or broadcast."""
+    with pytest.raises(ArgumentError, match=f"^{text}"):
+        initialize("f(init)", lambda key, shape, dtype: result, key, (2, 3), jnp.float32)

@@ -1,0 +1,98 @@
+"""`Embedding`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, RngError, ShapeError
+
+from .numbers_to_compare import assert_close, wave
+
+
+@pytest.mark.parametrize("rows", [1, np.int32(1), jnp.array([[0, 4], [4, 1]])], ids=str)
+def test_embedding_reads_rows(key, rows):
+    """The rows that are named, for a number or an array of any shape."""
+    layer = nn.Embedding(5, 3, key=key)
+
+    assert_close(layer(rows), np.asarray(layer.weight)[np.asarray(rows)])
+
+
+def test_initial_values_are_standard_normal(key):
+    """Mean zero, variance one."""
+    weight = nn.Embedding(100, 50, key=key).weight
+
+    assert abs(float(weight.mean())) < 0.05
+    assert abs(float(weight.std()) - 1) < 0.05
+
+
+def test_weight_init_and_dtype(key):
+    """An initializer is called with (num_embeddings, embedding_size) and the dtype."""
+    ones = jax.nn.initializers.ones
+    layer = nn.Embedding(5, 3, dtype=jnp.bfloat16, key=key, weight_init=ones)
+
+    assert layer.weight.dtype == jnp.bfloat16
+    assert layer.weight.tolist() == [[1] * 3] * 5
+
+
+def test_a_table_can_be_given():
+    """Sizes are then taken from it, and no key is needed."""
+    layer = nn.Embedding(weight=wave(4, 2))
+
+    assert (layer.num_embeddings, layer.embedding_size) == (4, 2)
+    assert isinstance(layer.weight, jax.Array)
+    assert_close(nn.Embedding(4, 2, wave(4, 2))(3), wave(4, 2)[3])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        (
+            {},
+            ArgumentError,
+            r"Embedding\(num_embeddings, embedding_size\): expected both, or weigh",
+        ),
+        ({"num_embeddings": 3}, ArgumentError, r"Embedding\(.*\): .*, got 3 and None"),
+        (
+            {"num_embeddings": -1, "embedding_size": 2},
+            ArgumentError,
+            r"Embedding\(num_embeddings\): expected an integer of at least 0, got -1",
+        ),
+        (
+            {"num_embeddings": 3, "embedding_size": 0.5},
+            ArgumentError,
+            r"Embedding\(embedding_size\): expected an integer of at least 0, got 0\.5",
+        ),
+        (
+            {"num_embeddings": 3, "weight": jnp.ones((4, 2))},
+            ArgumentError,
+            r"Embedding\(weight\): expected num_embeddings=3 rows .*, got f32\[4,2\]",
+        ),
+        ({"weight": jnp.ones(4)}, ShapeError, r"Embedding\(weight\): expected shape \(num_embed"),
+        (
+            {"num_embeddings": 3, "embedding_size": 2},
+            RngError,
+            r"Embedding\(key\): expected a random key, got None",
+        ),
+        (
+            {"num_embeddings": 3, "embedding_size": 2, "key": 0},
+            RngError,
+            r"Embedding\(key\): expected a random key, got 0",
+        ),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_refused(arguments, error, text):
+    """Each by its name."""
+    with pytest.raises(error, match=f"^{text}"):
+        nn.Embedding(**arguments)
+
+
+@pytest.mark.parametrize("x", [jnp.ones(3), 1.0, jnp.array(True)], ids=str)
+def test_what_is_no_integer_is_refused(key, x):
+    """Fractions and booleans name no row."""
+    text = r"^Embedding\(num_embeddings=5, embedding_size=3\): expected x of an integer dtype, got"
+
+    with pytest.raises(ArgumentError, match=text + r"(.|\n)*layer\(x\.astype\(int\)\)"):
+        nn.Embedding(5, 3, key=key)(x)

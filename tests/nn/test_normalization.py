@@ -1,0 +1,303 @@
+"""`LayerNorm` and `BatchNorm`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, ShapeError
+
+from .numbers_to_compare import assert_close, wave
+
+
+@pytest.mark.parametrize("shape", [4, (3, 4), ()], ids=str)
+def test_layer_norm_is_pytorchs(torch, shape):
+    """The same numbers, with weights copied over; a shape of () leaves nothing but the bias."""
+    layer = nn.LayerNorm(shape, eps=1e-3)
+    weight, bias = wave(*layer.shape, phase=1), wave(*layer.shape, phase=2)
+    x = wave(2, 3, 4)
+
+    out = layer.replace(weight=jnp.asarray(weight), bias=jnp.asarray(bias))(jnp.asarray(x))
+
+    if layer.shape == ():
+        assert_close(out, np.full_like(x, bias))
+    else:
+        reference = torch.nn.functional.layer_norm(
+            torch.tensor(x), layer.shape, torch.tensor(weight), torch.tensor(bias), 1e-3
+        )
+        assert_close(out, reference)
+
+
+@pytest.mark.parametrize(("use_weight", "use_bias"), [(True, False), (False, True)])
+def test_layer_norm_starts_as_the_plain_formula(use_weight, use_bias):
+    """Weight one and bias zero, each only if asked for."""
+    layer = nn.LayerNorm((2, 3), use_weight=use_weight, use_bias=use_bias, dtype=jnp.bfloat16)
+
+    assert (layer.weight is not None, layer.bias is not None) == (use_weight, use_bias)
+    for leaf, start in ((layer.weight, 1), (layer.bias, 0)):
+        if leaf is not None:
+            assert leaf.dtype == jnp.bfloat16
+            assert leaf.tolist() == [[start] * 3] * 2
+
+
+def test_layer_norm_hands_state_back():
+    """A State that is passed in comes out beside the result; without one, the result is alone."""
+    layer, x = nn.LayerNorm(3), jnp.asarray(wave(3))
+    state = nn.State(layer)
+
+    out, after = layer(x, state)
+
+    assert after is state
+    assert_close(out, layer(x))
+
+
+@pytest.mark.parametrize(
+    ("shape", "x", "text"),
+    [
+        (3, (3, 4), r"layer\(jnp\.moveaxis\(x, \(0,\), \(-1,\)\)\)"),
+        ((2, 3), (5, 2, 4), r"LayerNorm\(\(2, 4\)\)"),
+        ((2, 3), (3,), r"x has too few axes; the layer normalizes over the last 2"),
+    ],
+    ids=str,
+)
+def test_layer_norm_refuses_other_trailing_axes(shape, x, text):
+    """The error names the layer, what it expected, what came, and what to write."""
+    wanted = r"^LayerNorm\(shape=\([\d, ]*\)\): expected x of shape \(\.\.\., [\d, ]*3\), got f32\["
+
+    with pytest.raises(ShapeError, match=rf"{wanted}(.|\n)*{text}"):
+        nn.LayerNorm(shape)(jnp.ones(x))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"shape": -1}, r"LayerNorm\(shape\): expected an integer of at least 0, or a sequence"),
+        ({"shape": (2, 1.5)}, r"LayerNorm\(shape\): expected .*, got \(2, 1\.5\)"),
+        ({"eps": -1e-5}, r"LayerNorm\(eps\): expected a number >= 0, got -1e-05"),
+        ({"eps": "small"}, r"LayerNorm\(eps\): expected a number >= 0, got 'small'"),
+        ({"use_bias": None}, r"LayerNorm\(use_bias\): expected True or False, got None"),
+    ],
+    ids=str,
+)
+def test_layer_norm_refuses_bad_arguments(arguments, text):
+    """Each by its name."""
+    with pytest.raises(ArgumentError, match=f"^{text}"):
+        nn.LayerNorm(**({"shape": 3} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "text"),
+    [
+        (jnp.int32, r"got i32\[4,3\](.|\n)*layer\(x\.astype\(float\)\)"),
+        (jnp.complex64, r"got c64\[4,3\](.|\n)*layer\(x\.real\)"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("make", [nn.LayerNorm, nn.BatchNorm])
+def test_only_real_floating_numbers_are_normalized(make, dtype, text):
+    """Integers would have to be rounded back; complex numbers have another variance."""
+    layer, state = nn.make_with_state(make)(3)
+
+    with pytest.raises(
+        ArgumentError, match=rf"^{make.__name__}.*: expected x of a floating .*{text}"
+    ):
+        layer(jnp.ones((4, 3), dtype), state)
+
+
+def over_batch(layer):
+    """The layer mapped over a batch, with one State for all of it."""
+    return jax.vmap(layer, in_axes=(0, None), out_axes=(0, None), axis_name="batch")
+
+
+def set_weights(layer):
+    """The layer with weights that are neither ones nor zeros."""
+    size = layer.input_size
+    return layer.replace(
+        weight=jnp.asarray(wave(size, phase=1)), bias=jnp.asarray(wave(size, phase=2))
+    )
+
+
+@pytest.mark.parametrize("axis_name", [None, "batch"])
+@pytest.mark.parametrize("spatial", [(), (2, 3)], ids=str)
+def test_batch_norm_is_pytorchs_over_many_steps(torch, spatial, axis_name):
+    """Outputs and running statistics agree step by step in training, and then in inference."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3, axis_name, eps=1e-3, momentum=0.8)
+    layer = set_weights(layer)
+    reference = getattr(torch.nn, f"BatchNorm{max(len(spatial), 1)}d")(3, 1e-3, momentum=0.2)
+    reference.weight.data = torch.tensor(np.array(layer.weight))
+    reference.bias.data = torch.tensor(np.array(layer.bias))
+
+    @jax.jit
+    def train(x, state):
+        return (layer if axis_name is None else over_batch(layer))(x, state)
+
+    for step in range(6):
+        x = wave(4, 3, *spatial, phase=step) + step
+        out, state = train(jnp.asarray(x), state)
+        assert_close(out, reference(torch.tensor(x)), atol=1e-4)
+        mean, var = state.get(layer.state_index)
+        assert_close(mean, reference.running_mean)
+        assert_close(var, reference.running_var)
+
+    quiet, before = nn.inference_mode(layer), state
+    x = wave(2, 3, *spatial, phase=9)
+    out, state = (quiet if axis_name is None else over_batch(quiet))(jnp.asarray(x), state)
+    assert_close(out, reference.eval()(torch.tensor(x)), atol=1e-4)
+    assert_close(jnp.stack(state.get(layer.state_index)), jnp.stack((mean, var)))
+    assert jax.tree.structure(state) == jax.tree.structure(before)
+
+
+def test_batch_norm_gradients_are_pytorchs(torch):
+    """The gradient goes through the batch's statistics, but not into the running ones."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3)
+    layer = set_weights(layer)
+    reference = torch.nn.BatchNorm1d(3)
+    reference.weight.data = torch.tensor(np.array(layer.weight))
+    reference.bias.data = torch.tensor(np.array(layer.bias))
+    x = wave(4, 3)
+
+    def loss(layer, x):
+        out, after = layer(x, state)
+        return jnp.sum(jnp.sin(out)) + sum(map(jnp.sum, after.get(layer.state_index)))
+
+    grads, x_grad = jax.grad(loss, argnums=(0, 1))(layer, jnp.asarray(x))
+    tensor = torch.tensor(x, requires_grad=True)
+    reference(tensor).sin().sum().backward()
+
+    assert_close(x_grad, tensor.grad, atol=1e-4)
+    assert_close(grads.weight, reference.weight.grad, atol=1e-4)
+    assert_close(grads.bias, reference.bias.grad, atol=1e-4)
+
+
+def test_mapped_and_direct_batches_are_the_same():
+    """axis_name="batch" under vmap gives what axis_name=None gives on the batch."""
+    mapped, mapped_state = nn.make_with_state(nn.BatchNorm)(3, "batch")
+    direct, direct_state = nn.make_with_state(nn.BatchNorm)(3)
+    x = jnp.asarray(wave(4, 3, 2))
+
+    found, found_state = over_batch(mapped)(x, mapped_state)
+    expected, expected_state = direct(x, direct_state)
+
+    assert_close(found, expected)
+    for new, old in zip(
+        found_state.get(mapped.state_index), expected_state.get(direct.state_index), strict=True
+    ):
+        assert_close(new, old)
+
+
+@pytest.mark.parametrize("names", [("outer", "inner"), ["outer", "inner"]], ids=str)
+def test_several_axis_names_make_one_batch(names):
+    """Statistics are taken over all the axes named."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3, names)
+    direct, direct_state = nn.make_with_state(nn.BatchNorm)(3)
+    x = jnp.asarray(wave(2, 4, 3))
+    axes = {"in_axes": (0, None), "out_axes": (0, None)}
+
+    mapped = jax.vmap(jax.vmap(layer, **axes, axis_name="inner"), **axes, axis_name="outer")
+    out, _ = mapped(x, state)
+
+    assert_close(out.reshape(8, 3), direct(x.reshape(8, 3), direct_state)[0])
+
+
+def test_inference_needs_no_mapped_axis():
+    """Running statistics are at hand: one example, without vmap."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3, "batch")
+    x = jnp.asarray(wave(3))
+
+    out, after = layer(x, state, inference=True)
+
+    assert_close(out, x / jnp.sqrt(jnp.float32(1 + 1e-5)))
+    assert_close(jnp.stack(after.get(layer.state_index)), [[0] * 3, [1] * 3])
+
+
+def test_the_argument_overrides_the_field():
+    """inference=False trains even a layer that was switched to inference."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3, inference=True)
+
+    _, after = layer(jnp.asarray(wave(4, 3)) + 1, state, inference=False)
+
+    assert (after.get(layer.state_index)[0] != 0).all()
+
+
+def test_statistics_of_half_precision_layers_are_single():
+    """bfloat16 weights and outputs, float32 running statistics."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3, dtype=jnp.bfloat16)
+
+    out, state = layer(jnp.asarray(wave(4, 3)).astype(jnp.bfloat16), state)
+
+    assert layer.weight.dtype == out.dtype == jnp.bfloat16
+    assert {leaf.dtype.name for leaf in state.get(layer.state_index)} == {"float32"}
+
+
+def test_channelwise_affine_false_leaves_nothing_to_train():
+    """No weight, no bias: the formula alone."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3, channelwise_affine=False)
+
+    out, _ = layer(jnp.asarray(wave(4, 3)), state)
+
+    assert jax.tree.leaves(layer) == []
+    assert_close(jnp.mean(out, 0), jnp.zeros(3))
+
+
+WRONG_INPUTS = [
+    (None, (3,), r"x looks like one example; .*\n      layer = BatchNorm\(3, axis_name='batch'\)"),
+    (None, (5, 9, 3), r"The last axis fits, .*\n      layer\(jnp\.moveaxis\(x, -1, 1\), state\)"),
+    (None, (5, 4), r"No axis of x fits"),
+    ("b", (5, 3), r"x looks like a whole batch; .*\n      jax\.vmap\(layer, .*axis_name='b'\)"),
+    ("b", (9, 9, 3), r"The last axis fits, .*\n      layer\(jnp\.moveaxis\(x, -1, 0\), state\)"),
+]
+
+
+@pytest.mark.parametrize(("axis_name", "shape", "text"), WRONG_INPUTS, ids=str)
+def test_batch_norm_refuses_wrong_channels(axis_name, shape, text):
+    """With axis_name=None the channels are axis 1, otherwise axis 0; the error says which."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3, axis_name)
+    wanted = r"\(batch, 3, \.\.\.\)" if axis_name is None else r"\(3, \.\.\.\)"
+    start = rf"^BatchNorm\(input_size=3, axis_name={axis_name!r}\): expected x of shape {wanted}, "
+
+    with pytest.raises(ShapeError, match=rf"{start}got f32\[[\d,]*\]\.\n  {text}"):
+        layer(jnp.ones(shape), state)
+
+
+def test_batch_norm_outside_vmap_shows_both_ways_out():
+    """An axis name that nothing binds is this user's mistake, not one about shard_map."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3, "batch")
+    text = (
+        r"^BatchNorm\(input_size=3, axis_name='batch'\): expected a mapped axis named 'batch', got "
+        r"none\.(.|\n)*jax\.vmap\(layer, in_axes=\(0, None\), out_axes=\(0, None\), "
+        r"axis_name='batch'\)\(x, state\)\n      layer = BatchNorm\(3\)$"
+    )
+
+    with pytest.raises(ArgumentError, match=text):
+        layer(jnp.ones(3), state)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (0, 3)], ids=str)
+def test_one_value_has_no_variance(shape):
+    """A batch of one is refused in training, as in PyTorch, and accepted in inference."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3)
+
+    with pytest.raises(
+        ShapeError, match=r"expected at least two values per channel(.|\n)*nn\.inference_"
+    ):
+        layer(jnp.ones(shape), state)
+    assert layer(jnp.ones(shape), state, inference=True)[0].shape == shape
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"input_size": -3}, r"BatchNorm\(input_size\): expected an integer of at least 0, got -3"),
+        ({"momentum": 1.5}, r"BatchNorm\(momentum\): expected a number from 0 to 1, got 1\.5"),
+        ({"eps": None}, r"BatchNorm\(eps\): expected a number >= 0, got None"),
+        ({"inference": "yes"}, r"BatchNorm\(inference\): expected True or False, got 'yes'"),
+        ({"mode": "ema"}, r"BatchNorm\(mode\): expected 'batch', got 'ema'\.\n  Equinox's 'ema', "),
+        ({"dtype": int}, r"BatchNorm\(dtype\): expected a floating dtype, got the class int"),
+    ],
+    ids=str,
+)
+def test_batch_norm_refuses_bad_arguments(arguments, text):
+    """Each by its name."""
+    with pytest.raises(ArgumentError, match=f"^{text}"):
+        nn.BatchNorm(**({"input_size": 3} | arguments))

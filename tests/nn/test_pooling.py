@@ -1,0 +1,133 @@
+"""The pooling layers."""
+
+import inspect
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, ShapeError
+
+from .numbers_to_compare import assert_close, wave
+
+LAYERS = [
+    (nn.MaxPool1d, (7,)),
+    (nn.MaxPool2d, (5, 6)),
+    (nn.MaxPool3d, (4, 5, 4)),
+    (nn.AvgPool1d, (7,)),
+    (nn.AvgPool2d, (5, 6)),
+    (nn.AvgPool3d, (4, 5, 4)),
+]
+
+
+@pytest.mark.parametrize(("make", "spatial"), LAYERS)
+def test_pools_are_pytorchs(torch, make, spatial):
+    """The same numbers as the layer of that name in PyTorch."""
+    x = wave(2, 3, *spatial)
+    reference = getattr(torch.nn, make.__name__)(3, stride=2, padding=1)
+
+    assert_close(make(3, stride=2, padding=1)(jnp.asarray(x)), reference(torch.tensor(x)))
+
+
+@pytest.mark.parametrize(("make", "spatial"), LAYERS)
+def test_the_default_stride_is_one(make, spatial):
+    """As in Equinox, and not the window's size as in PyTorch."""
+    out = make(2)(jnp.ones((1, *spatial)))
+
+    assert out.shape == (1, *(size - 1 for size in spatial))
+    assert (out == 1).all()
+
+
+@pytest.mark.parametrize(("make", "spatial"), LAYERS)
+def test_signatures_and_kinship(make, spatial):
+    """Each takes (kernel_size, stride, padding, use_ceil), and is a Pool of its dimension."""
+    layer = make(2, 1, 0, use_ceil=True)
+
+    names = ["kernel_size", "stride", "padding", "use_ceil"]
+    assert list(inspect.signature(make).parameters) == names
+    assert isinstance(layer, nn.Pool)
+    assert layer.num_spatial_dims == len(spatial)
+
+
+@pytest.mark.parametrize(("size", "stride", "padding"), [(7, 2, 1), (8, 3, 0)])
+def test_use_ceil_is_pytorchs_ceil_mode(torch, size, stride, padding):
+    """An overhanging window counts."""
+    x = wave(2, size, size)
+    reference = torch.nn.MaxPool2d(2, stride, padding, ceil_mode=True)
+
+    found = nn.MaxPool2d(2, stride, padding, use_ceil=True)(jnp.asarray(x))
+
+    assert_close(found, reference(torch.tensor(x)))
+
+
+def test_use_ceil_fits_a_window_that_is_larger_than_the_input():
+    """One overhanging window, instead of an error."""
+    assert_close(nn.AvgPool1d(4, 4, use_ceil=True)(jnp.ones((1, 2))), [[0.5]])
+
+
+def test_a_pool_of_ones_own(key):
+    """Any operation, any number of axes, an array as neutral element."""
+    layer = nn.Pool(jnp.array(-math.inf), jax.lax.max, 4, 2, stride=2)
+    x = wave(1, 2, 2, 2, 2)
+
+    assert_close(layer(jnp.asarray(x)).reshape(()), x.max())
+    assert jax.tree.leaves(layer) == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        ((9, 9), r"got f32\[9,9\]\.\n  x lacks the channel axis; .*\n      layer\(x\[None\]\)"),
+        ((9,), r"got f32\[9\]\.\n  The layer needs at least 3 axes"),
+    ],
+    ids=str,
+)
+def test_a_forgotten_channel_axis_is_refused(shape, text):
+    """With the line that adds it."""
+    start = r"^MaxPool2d\(kernel_size=\(2, 2\)\): expected x of shape \(\.\.\., channels, height, "
+
+    with pytest.raises(ShapeError, match=f"{start}width\\), {text}"):
+        nn.MaxPool2d(2)(jnp.ones(shape))
+
+
+def test_an_input_smaller_than_the_window_is_refused():
+    """Instead of an empty result."""
+    text = r"^AvgPool1d\(kernel_size=\(5,\)\): expected padded spatial axes of at least \(5,\), got"
+
+    with pytest.raises(ShapeError, match=text + r" \(4,\) from f32\[1,4\]"):
+        nn.AvgPool1d(5)(jnp.ones((1, 4)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"kernel_size": -2}, r"\(kernel_size\): expected an integer of at least 1, or a sequence"),
+        ({"stride": 0}, r"\(stride\): expected an integer of at least 1"),
+        ({"padding": "SAME"}, r"\(padding\): expected an integer >= 0, .*, got 'SAME'"),
+        (
+            {"padding": 2},
+            r"\(padding\): expected less than kernel_size=\(2, 2\) on each side, got 2",
+        ),
+        ({"use_ceil": 1}, r"\(use_ceil\): expected True or False, got 1"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_refused(arguments, text):
+    """Each by its name and the class that was called."""
+    with pytest.raises(ArgumentError, match=f"^AvgPool2d{text}"):
+        nn.AvgPool2d(**({"kernel_size": 2} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("init", "operation", "text"),
+    [
+        (jnp.ones(2), jax.lax.add, r"Pool\(init\): expected a number, got f32\[2\]"),
+        (0, "add", r"Pool\(operation\): expected a function, got 'add'"),
+    ],
+)
+def test_what_is_no_operation_is_refused(init, operation, text):
+    """The neutral element is one number, the operation a function."""
+    with pytest.raises(ArgumentError, match=f"^{text}"):
+        nn.Pool(init, operation, 1, 2)
