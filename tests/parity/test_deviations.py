@@ -1,0 +1,493 @@
+"""Where pytreemod differs from Equinox on purpose: each test states what both do.
+
+Every other file of this folder holds programs that must agree. A program that has to change when
+the import changes belongs here, with the line that a person coming from Equinox would write.
+"""
+
+import dataclasses
+from typing import Any
+
+import equinox
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+
+import pytreemod
+from tests.parity.helpers import assert_same, caught, module_from, ramp, with_known_weights
+
+KEY = jax.random.key(0)
+
+
+def assert_close(values, expected):
+    """Both pairs of arrays agree to four digits."""
+    np.testing.assert_allclose(np.array(values), np.array(expected), rtol=1e-4)
+
+
+def linear(eqx, n_in=2, n_out=3):
+    """A Linear with the same weights in both libraries."""
+    return with_known_weights(eqx.nn.Linear(n_in, n_out, key=KEY))
+
+
+def activated(eqx):
+    """A Module with an array, a function and a string in fields that are not static."""
+
+    class Activated(eqx.Module):
+        weight: jax.Array
+        activation: Any
+        mode: str
+
+        def __call__(self, x):
+            return jnp.sum(self.activation(self.weight * x))
+
+    return Activated(ramp(2), jnp.tanh, "train")
+
+
+def test_functions_and_strings_in_fields_are_configuration():
+    """Equinox makes leaves of them; in pytreemod the arrays are the only leaves."""
+    assert len(jtu.tree_leaves(activated(equinox))) == 3
+
+    assert len(jtu.tree_leaves(activated(pytreemod))) == 1
+
+
+def test_a_module_with_a_function_goes_through_plain_jit():
+    """Equinox's is refused by `jax.jit` and `jax.grad`; pytreemod's needs no filter."""
+    call = lambda m: m(2.0)  # noqa: E731
+    with pytest.raises(TypeError, match="abstract array"):
+        jax.jit(call)(activated(equinox))
+
+    expected = equinox.filter_grad(call)(activated(equinox)).weight
+    assert_same(expected, jax.jit(jax.grad(call))(activated(pytreemod)).weight)
+
+
+def test_a_gradient_keeps_the_configuration():
+    """Equinox's gradient has None for a function; pytreemod's has the function."""
+    call = lambda m: m(2.0)  # noqa: E731
+    assert equinox.filter_grad(call)(activated(equinox)).activation is None
+
+    assert pytreemod.filter_grad(call)(activated(pytreemod)).activation is jnp.tanh
+
+
+def test_networks_can_be_stacked():
+    """Stacking two MLPs fails in Equinox, for their functions; in pytreemod it is one line."""
+    stack = lambda *leaves: jnp.stack(leaves)  # noqa: E731
+    mlps = {
+        eqx: [eqx.nn.MLP(2, 2, 3, 1, key=jax.random.key(seed)) for seed in (0, 1)]
+        for eqx in (equinox, pytreemod)
+    }
+    with pytest.raises(TypeError, match="array"):
+        jax.tree.map(stack, *mlps[equinox])
+
+    assert jax.tree.map(stack, *mlps[pytreemod]).layers[0].weight.shape == (2, 3, 2)
+
+
+@pytest.mark.parametrize(("name", "args"), [("Dropout", (0.5,)), ("MaxPool2d", (2,))])
+def test_flags_of_layers_are_configuration(name, args):
+    """Numbers and flags are leaves in Equinox; in pytreemod a layer's leaves are arrays only."""
+    assert jtu.tree_leaves(getattr(equinox.nn, name)(*args)) != []
+
+    assert jtu.tree_leaves(getattr(pytreemod.nn, name)(*args)) == []
+
+
+def test_tree_at_reaches_configuration():
+    """Equinox cannot edit a static field; pytreemod's `tree_at` edits every field."""
+    edit = lambda eqx: eqx.tree_at(lambda m: m.use_bias, linear(eqx), False)  # noqa: E731
+    with pytest.raises(TypeError, match="not a leaf"):
+        edit(equinox)
+
+    assert edit(pytreemod).use_bias is False
+    assert pytreemod.tree_at(lambda d: d.p, pytreemod.nn.Dropout(0.5), 0.1).p == 0.1
+    assert equinox.tree_at(lambda d: d.p, equinox.nn.Dropout(0.5), 0.1).p == 0.1
+
+
+def returns_before_it_has_finished(eqx):
+    """Whether a compiled call of about 0.1 s comes back before its result is there."""
+    spin = lambda _, y: jnp.tanh(y @ y)  # noqa: E731
+    busy = eqx.filter_jit(lambda x: jax.lax.fori_loop(0, 1000, spin, x))
+    jax.block_until_ready(busy(jnp.eye(200)))
+    result = busy(jnp.eye(200))
+    early = not result.is_ready()
+    jax.block_until_ready(result)
+    return early
+
+
+def test_filter_jit_is_asynchronous():
+    """Equinox waits for the device on every call; pytreemod returns as `jax.jit` does."""
+    assert not returns_before_it_has_finished(equinox)
+
+    assert returns_before_it_has_finished(pytreemod)
+
+
+def test_equality_is_a_bool():
+    """With arrays inside, `==` is an array in Equinox and a bool in pytreemod."""
+    assert isinstance(linear(equinox) == linear(equinox), jax.Array)
+
+    assert (linear(pytreemod) == linear(pytreemod)) is True
+    assert (linear(pytreemod) != linear(pytreemod)) is False
+
+
+def test_deletion_is_refused():
+    """Equinox lets a field be deleted from a frozen Module; pytreemod does not."""
+    theirs, ours = linear(equinox), linear(pytreemod)
+    del theirs.weight
+    assert "weight" not in vars(theirs)
+
+    with pytest.raises(dataclasses.FrozenInstanceError, match="weight"):
+        del ours.weight
+
+
+def apply_batch_norm(layer, state, *batches):
+    """A BatchNorm over the first axis of each batch in turn: the last output, and the State."""
+    mapped = jax.vmap(layer, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+    jitted = jax.jit(mapped) if len(batches) > 1 else mapped
+    for x in batches:
+        y, state = jitted(x, state)
+    return y, state
+
+
+def running_statistics(eqx, batches, momentum):
+    """Mean and variance that a BatchNorm uses for inference, read off two outputs."""
+    layer, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(
+        2, "batch", mode="batch", momentum=momentum, channelwise_affine=False, eps=0.0
+    )
+    _, state = apply_batch_norm(layer, state, *batches)
+    zeros_and_ones = jnp.array([[0.0, 0.0], [1.0, 1.0]])
+    (at_0, at_1), _ = apply_batch_norm(eqx.nn.inference_mode(layer), state, zeros_and_ones)
+    deviation = 1 / (at_1 - at_0)
+    return -at_0 * deviation, deviation**2
+
+
+def test_batch_norm_is_the_standard_one_by_default():
+    """Equinox warns and uses running statistics in training; pytreemod does as `mode="batch"`."""
+    batches = [jnp.sin(5 * ramp(4, 3)) + 1, 3 * jnp.cos(7 * ramp(4, 3))]
+    with pytest.warns(UserWarning, match="mode"):
+        default = equinox.nn.make_with_state(equinox.nn.BatchNorm)(3, "batch")
+    standard = equinox.nn.make_with_state(equinox.nn.BatchNorm)(3, "batch", mode="batch")
+    ours = pytreemod.nn.make_with_state(pytreemod.nn.BatchNorm)(3, "batch")
+
+    expected, _ = apply_batch_norm(*standard, *batches)
+    assert not np.allclose(apply_batch_norm(*default, *batches)[0], expected, atol=1e-3)
+    assert_same(expected, apply_batch_norm(*ours, *batches)[0])
+
+
+def test_running_statistics_of_batch_norm_are_those_of_pytorch():
+    """Equinox divides by 1 - momentum**n what started at 0 and 1; pytreemod does as PyTorch."""
+    x, momentum = jnp.array([[1.0, 2.0], [3.0, 5.0], [4.0, 4.0]]), 0.9
+    mean, biased, unbiased = x.mean(0), x.var(0), x.var(0, ddof=1)
+
+    theirs = running_statistics(equinox, [x], momentum)
+    assert_close(theirs, (mean, (0.9 + 0.1 * biased) / (1 - 0.9)))
+    ours = running_statistics(pytreemod, [x], momentum)
+    assert_close(ours, (0.1 * mean, 0.9 + 0.1 * unbiased))
+
+    # On one batch again and again both forget where they started.
+    assert_close(running_statistics(equinox, [x] * 10, 0.3), (mean, biased))
+    assert_close(running_statistics(pytreemod, [x] * 10, 0.3), (mean, unbiased))
+
+
+def test_batch_norm_applies_to_a_batch():
+    """Outside `vmap` Equinox's has no axis to average over; pytreemod's takes the batch itself."""
+    x = jnp.sin(5 * ramp(4, 3)) + 1
+    layer, state = equinox.nn.make_with_state(equinox.nn.BatchNorm)(3, "batch", mode="batch")
+    with pytest.raises(NameError, match="batch"):
+        layer(x[0], state)
+
+    direct, direct_state = pytreemod.nn.make_with_state(pytreemod.nn.BatchNorm)(3)
+    assert_same(apply_batch_norm(layer, state, x)[0], direct(x, direct_state)[0])
+
+
+BATCHED = {
+    "Linear": (linear, (5, 2)),
+    "Conv1d": (lambda eqx: with_known_weights(eqx.nn.Conv1d(2, 3, 2, key=KEY)), (5, 2, 4)),
+    "LayerNorm": (lambda eqx: with_known_weights(eqx.nn.LayerNorm((3,))), (5, 3)),
+    "MaxPool2d": (lambda eqx: eqx.nn.MaxPool2d(2), (5, 2, 3, 3)),
+    "MLP": (lambda eqx: with_known_weights(eqx.nn.MLP(2, 3, 4, 1, key=KEY)), (5, 2)),
+    "Embedding": (lambda eqx: with_known_weights(eqx.nn.Embedding(4, 3, key=KEY)), (5,)),
+}
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_layers_broadcast_over_leading_axes(name):
+    """Equinox's layers take one example and need `vmap`; pytreemod's take leading axes too."""
+    make, shape = BATCHED[name]
+    x = jnp.arange(5, dtype=jnp.int32) % 4 if name == "Embedding" else ramp(*shape)
+    theirs = caught(lambda: make(equinox)(x))
+    assert isinstance(theirs, (TypeError, ValueError, AssertionError))
+
+    assert_same(jax.vmap(make(equinox))(x), make(pytreemod)(x))
+
+
+def test_a_forgotten_batch_axis_is_no_broadcast_bias():
+    """With 4 features in and 3 out, Equinox multiplies a (4, 3) batch; pytreemod refuses it."""
+    with jax.numpy_rank_promotion("allow"):
+        assert linear(equinox, 4, 3)(ramp(4, 3)).shape == (3, 3)
+
+        with pytest.raises(ValueError, match=r"Linear\("):
+            linear(pytreemod, 4, 3)(ramp(4, 3))
+
+
+def test_a_wrong_feature_size_is_a_shape_error():
+    """Equinox hands the mistake to JAX, a TypeError; pytreemod's own is a ValueError."""
+    with pytest.raises(TypeError, match="dot_general"):
+        linear(equinox)(ramp(7))
+
+    with pytest.raises(ValueError, match=r"Linear\("):
+        linear(pytreemod)(ramp(7))
+
+
+def test_tree_at_refuses_the_same_node_twice():
+    """Equinox keeps the last of two replacements; pytreemod refuses to choose."""
+    edit = lambda eqx: eqx.tree_at(lambda t: (t["a"], t["a"]), {"a": 1.0, "b": 2}, (3, 4))  # noqa: E731
+    assert edit(equinox) == {"a": 4, "b": 2}
+
+    with pytest.raises(ValueError, match="a"):
+        edit(pytreemod)
+
+
+def test_tree_at_tells_two_nones_apart():
+    """Equinox finds nodes by identity, and None is everywhere; pytreemod finds them by place."""
+    edit = lambda eqx: eqx.tree_at(lambda t: t["b"], {"a": None, "b": None}, 1)  # noqa: E731
+    with pytest.raises(ValueError, match="uniquely"):
+        edit(equinox)
+
+    assert edit(pytreemod) == {"a": None, "b": 1}
+
+
+def test_class_defaults_stay_in_the_tree():
+    """A default that `__init__` does not set is no leaf in Equinox; in pytreemod it is."""
+
+    def leaves(eqx):
+        class Layer(eqx.Module):
+            weight: int
+            scale: float = 2.0
+
+            def __init__(self):
+                self.weight = 1
+
+        return jtu.tree_leaves(Layer())
+
+    assert leaves(equinox) == [1]
+    assert leaves(pytreemod) == [1, 2.0]
+
+
+def static_array(eqx):
+    """Construct a Module with an array in a static field."""
+
+    class Layer(eqx.Module):
+        weight: jax.Array = eqx.field(static=True)
+
+    return Layer(ramp(2))
+
+
+def test_an_array_in_a_static_field_is_refused():
+    """Equinox warns; pytreemod refuses, since the array would be compared by JAX's caches."""
+    with pytest.warns(UserWarning, match="static"):
+        static_array(equinox)
+
+    with pytest.raises((TypeError, ValueError), match="weight"):
+        static_array(pytreemod)
+
+
+def test_a_transformed_function_that_holds_arrays_is_refused():
+    """Equinox warns that its arrays would be hidden; pytreemod refuses."""
+
+    def make(eqx):
+        class Layer(eqx.Module):
+            weight: jax.Array
+
+            def __call__(self, x):
+                return self.weight * x
+
+        class Net(eqx.Module):
+            function: Any
+
+        return Net(jax.jit(Layer(ramp(2))))
+
+    with pytest.warns(UserWarning, match="transformed"):
+        make(equinox)
+
+    with pytest.raises((TypeError, ValueError), match="function"):
+        make(pytreemod)
+
+
+def test_init_and_post_init_together_are_refused():
+    """Equinox warns that `__post_init__` will not run; pytreemod refuses the class."""
+
+    def make(eqx):
+        class Layer(eqx.Module):
+            size: int
+
+            def __init__(self):
+                self.size = 1
+
+            def __post_init__(self):
+                self.size = 2
+
+    with pytest.warns(UserWarning, match="__post_init__"):
+        make(equinox)
+
+    with pytest.raises((TypeError, ValueError), match="__post_init__"):
+        make(pytreemod)
+
+
+def test_a_required_field_under_an_inherited_init_is_refused_with_the_class():
+    """Equinox fails on the first instance; pytreemod fails where the class is written."""
+
+    def make(eqx):
+        class Base(eqx.Module):
+            weight: int
+
+            def __init__(self):
+                self.weight = 1
+
+        class Derived(Base):
+            bias: int
+
+        return Derived
+
+    theirs = make(equinox)
+    with pytest.raises(TypeError, match="bias"):
+        theirs()
+
+    with pytest.raises(TypeError, match="bias"):
+        make(pytreemod)
+
+
+def test_kw_only_is_a_class_option():
+    """Equinox passes it to `__init_subclass__`, which fails; pytreemod makes keywords of fields."""
+
+    def make(eqx):
+        class Layer(eqx.Module, kw_only=True):
+            first: int = 1
+            second: int
+
+        return Layer
+
+    with pytest.raises(TypeError, match="keyword"):
+        make(equinox)
+
+    layer = make(pytreemod)(second=2)
+    assert (layer.first, layer.second) == (1, 2)
+    with pytest.raises(TypeError, match="positional"):
+        make(pytreemod)(1, 2)
+
+
+ABSTRACT_STRINGS = """
+    from __future__ import annotations
+
+    class Base(eqx.Module):
+        size: eqx.AbstractVar[int]
+
+    class Final(Base):
+        size: int
+"""
+
+
+def test_abstract_var_in_a_string_annotation():
+    """Equinox takes it for a field; pytreemod reads it as what it says."""
+    theirs = module_from(ABSTRACT_STRINGS, equinox, "abstract_strings")
+    ours = module_from(ABSTRACT_STRINGS, pytreemod, "abstract_strings")
+    assert [field.name for field in dataclasses.fields(theirs.Base)] == ["size"]
+
+    assert dataclasses.fields(ours.Base) == ()
+    with pytest.raises(TypeError, match="size"):
+        ours.Base()
+    assert ours.Final(3).size == 3
+
+
+def test_bound_special_methods_are_trees():
+    """`m.__call__` hides its arrays from Equinox; in pytreemod it is a tree like `m.method`."""
+    count = lambda eqx: len([x for x in jtu.tree_leaves(linear(eqx).__call__) if eqx.is_array(x)])  # noqa: E731
+    assert count(equinox) == 0
+
+    assert count(pytreemod) == 2
+
+
+def test_filter_vmap_takes_keyword_arguments():
+    """Equinox refuses them; in pytreemod they are mapped like the others."""
+    call = lambda eqx: eqx.filter_vmap(lambda x, y: x + y)(ramp(3), y=ramp(3))  # noqa: E731
+    with pytest.raises(RuntimeError, match="keyword"):
+        call(equinox)
+
+    assert_same(2 * ramp(3), call(pytreemod))
+
+
+def test_filter_vmap_takes_a_bare_spec_for_one_argument():
+    """Equinox wants a tuple of one; pytreemod takes the spec of the only argument as it is."""
+
+    def call(eqx, wrap):
+        class Pair(eqx.Module):
+            first: Any
+            second: Any
+
+        add = lambda pair: pair.first.sum() + pair.second.sum()  # noqa: E731
+        spec = Pair(0, None)
+        return eqx.filter_vmap(add, in_axes=wrap(spec))(Pair(ramp(3, 2), ramp(2)))
+
+    tupled = call(equinox, lambda spec: (spec,))
+    caught(lambda: call(equinox, lambda spec: spec))
+
+    assert_same(tupled, call(pytreemod, lambda spec: spec))
+    assert_same(tupled, call(pytreemod, lambda spec: (spec,)))
+
+
+def test_nothing_to_differentiate_is_an_error():
+    """Equinox returns Nones; pytreemod says that no leaf is an inexact array."""
+    call = lambda eqx: eqx.filter_grad(lambda t: jnp.float32(1.0))([jnp.int32(1), 2.0])  # noqa: E731
+    assert call(equinox) == [None, None]
+
+    with pytest.raises((TypeError, ValueError), match="filter_grad"):
+        call(pytreemod)
+
+
+def test_argnums_chooses_what_is_differentiated():
+    """Equinox refuses `argnums`; pytreemod takes it as `jax.grad` does."""
+    call = lambda eqx: eqx.filter_grad(lambda x, y: jnp.sum(x * y), argnums=1)(2.0, ramp(2))  # noqa: E731
+    with pytest.raises(ValueError, match="argnums"):
+        call(equinox)
+
+    assert_same(jnp.array([2.0, 2.0]), call(pytreemod))
+
+
+def test_donation_by_argument_name():
+    """Equinox knows its strings alone; pytreemod takes names of arguments besides."""
+
+    def call(eqx):
+        x, y = ramp(4), ramp(4) + 1
+        eqx.filter_jit(lambda x, y: (x + 1, y + 1), donate=("y",))(x, y)
+        return x.is_deleted(), y.is_deleted()
+
+    with pytest.raises(ValueError, match="donate"):
+        call(equinox)
+
+    assert call(pytreemod) == (False, True)
+
+
+def test_shardings_are_options_of_filter_jit():
+    """Equinox refuses them; pytreemod passes them on."""
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    call = lambda eqx: eqx.filter_jit(lambda x: x + 1, out_shardings=sharding)(ramp(2))  # noqa: E731
+    with pytest.raises(ValueError, match="out_shardings"):
+        call(equinox)
+
+    assert call(pytreemod).sharding == sharding
+
+
+def test_methods_that_are_jitted_can_be_lowered():
+    """Equinox's decorated method has no `lower` once bound; pytreemod's has."""
+
+    def call(eqx):
+        class Layer(eqx.Module):
+            weight: jax.Array
+
+            @eqx.filter_jit
+            def apply(self, x):
+                return self.weight * x
+
+        return Layer(ramp(2)).apply.lower(ramp(2)).compile()(ramp(2))
+
+    with pytest.raises(AttributeError, match="lower"):
+        call(equinox)
+
+    assert_same(ramp(2) ** 2, call(pytreemod))

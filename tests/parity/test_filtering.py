@@ -1,0 +1,194 @@
+"""Predicates, and taking trees apart by them: filter, partition, combine."""
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+
+from tests.parity.helpers import caught, ramp, same_under_both_imports
+
+PREDICATES = ["is_array", "is_array_like", "is_inexact_array", "is_inexact_array_like"]
+
+
+class Convertible:
+    """Something that JAX can make an array of."""
+
+    def __jax_array__(self):
+        return jnp.float32(1.0)
+
+
+CANDIDATES = {
+    "f32": jnp.float32(1.0),
+    "i32": jnp.int32(1),
+    "bool array": jnp.array(True),
+    "c64": jnp.complex64(1j),
+    "bf16": jnp.zeros(2, jnp.bfloat16),
+    "key": jax.random.key(0),
+    "numpy": np.zeros(2),
+    "numpy int": np.zeros(2, np.int32),
+    "numpy scalar": np.float32(1),
+    "numpy bool": np.bool_(True),
+    "struct": jax.ShapeDtypeStruct((2,), jnp.float32),
+    "convertible": Convertible(),
+    "float": 1.0,
+    "int": 1,
+    "complex": 1j,
+    "bool": True,
+    "str": "a",
+    "None": None,
+    "function": jnp.sin,
+    "list": [jnp.zeros(1)],
+}
+
+
+def example():
+    """A tree with one leaf of each kind that matters."""
+    return {
+        "weight": ramp(2, 3),
+        "count": jnp.int32(3),
+        "host": np.arange(3.0),
+        "rest": (1.5, 2, "text", None, [True, ramp(2)]),
+    }
+
+
+@pytest.mark.parametrize("name", PREDICATES)
+@same_under_both_imports
+def test_predicates_agree_on_every_kind_of_value(eqx, name):
+    """Each predicate says the same bool about arrays, scalars, keys, shapes and strangers."""
+    predicate = getattr(eqx, name)
+    return {kind: predicate(value) for kind, value in CANDIDATES.items()}
+
+
+@same_under_both_imports
+def test_predicates_agree_on_tracers(eqx):
+    """Under `jax.jit` a traced array counts as an array, with its own dtype."""
+    # Not is_inexact_array_like: Equinox 0.13.8 fails on a tracer of JAX 0.10.
+    names = ["is_array", "is_array_like", "is_inexact_array"]
+    seen = []
+
+    @jax.jit
+    def trace(x, n):
+        seen.extend(getattr(eqx, name)(leaf) for name in names for leaf in (x, n))
+        return x
+
+    trace(1.0, 2)
+    return seen
+
+
+@pytest.mark.parametrize("name", PREDICATES)
+@same_under_both_imports
+def test_filter_by_a_predicate(eqx, name):
+    """`filter` keeps what the predicate takes, and `inverse` keeps the rest."""
+    predicate = getattr(eqx, name)
+    return eqx.filter(example(), predicate), eqx.filter(example(), predicate, inverse=True)
+
+
+@same_under_both_imports
+def test_filter_replaces_what_it_drops(eqx):
+    """`replace` stands where a leaf was dropped, on both halves of `partition` as well."""
+    return [
+        eqx.filter(example(), eqx.is_array, replace="gone"),
+        eqx.filter(example(), eqx.is_array, inverse=True, replace=0),
+        eqx.partition(example(), eqx.is_inexact_array, replace=...),
+    ]
+
+
+OTHERS = {"weight": False, "count": True, "host": False}
+SPECS = {
+    "all": True,
+    "none": False,
+    "bools": {**OTHERS, "rest": False},
+    "in a tuple": {**OTHERS, "rest": (True, False, True, None, True)},
+    "in full": {**OTHERS, "rest": (False, False, True, None, [True, False])},
+}
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@same_under_both_imports
+def test_partition_by_a_prefix_of_bools(eqx, spec):
+    """A tree of bools that is a prefix says for each part which half it goes to."""
+    kept, rest = eqx.partition(example(), SPECS[spec])
+    return kept, rest, eqx.combine(kept, rest)
+
+
+@same_under_both_imports
+def test_partition_by_a_prefix_that_mixes_predicates(eqx):
+    """Predicates may stand in the prefix tree, each for the part below it."""
+    spec = {"weight": False, "count": eqx.is_array, "host": True, "rest": eqx.is_inexact_array_like}
+    return eqx.partition(example(), spec)
+
+
+@same_under_both_imports
+def test_partition_of_a_module_by_a_module(eqx):
+    """A Module of bools, made by `tree_at`, chooses single fields."""
+
+    class Layer(eqx.Module):
+        weight: jax.Array
+        bias: jax.Array
+        size: int = eqx.field(static=True)
+
+    class Net(eqx.Module):
+        layers: list
+        scale: float
+
+    net = Net([Layer(ramp(2), ramp(1), 2), Layer(ramp(3), ramp(2), 3)], 0.5)
+    nothing = jtu.tree_map(lambda _: False, net)
+    spec = eqx.tree_at(lambda n: [n.layers[0].bias, n.layers[1].weight], nothing, [True, True])
+    kept, rest = eqx.partition(net, spec)
+    return kept, rest, eqx.combine(kept, rest), eqx.combine(rest, kept)
+
+
+@same_under_both_imports
+def test_is_leaf_stops_above_the_leaves(eqx):
+    """With `is_leaf` whole parts are kept or dropped."""
+    tree = {"a": [ramp(2), 1], "b": (ramp(3), None), "c": 3.0}
+    is_pair = lambda node: isinstance(node, (list, tuple))  # noqa: E731
+    by_pair = lambda node: isinstance(node, list)  # noqa: E731
+    kept, rest = eqx.partition(tree, by_pair, is_leaf=is_pair)
+    return kept, rest, eqx.combine(kept, rest, is_leaf=is_pair)
+
+
+@same_under_both_imports
+def test_none_can_be_a_leaf(eqx):
+    """`is_leaf` may make leaves of the Nones, which the predicate then sees."""
+    is_none = lambda node: node is None  # noqa: E731
+    return eqx.filter([None, ramp(2), (None, 1)], is_none, replace="full", is_leaf=is_none)
+
+
+@same_under_both_imports
+def test_combine_takes_the_first_that_is_not_none(eqx):
+    """`combine` fills the Nones of the first tree from the second, then from the third."""
+    trees = [[1, None, None, None], [2, 3, None, None], [4, 5, ramp(2), None]]
+    return eqx.combine(*trees), eqx.combine(*reversed(trees)), eqx.combine(trees[0])
+
+
+@same_under_both_imports
+def test_partition_and_combine_inside_jit(eqx):
+    """The idiom of differentiating half a tree works under plain JAX."""
+    tree = {"weight": ramp(3), "steps": 2, "name": "a"}
+    params, static = eqx.partition(tree, eqx.is_inexact_array)
+
+    @jax.jit
+    def loss(params, x):
+        tree = eqx.combine(params, static)
+        return jnp.sum(tree["weight"] ** tree["steps"] * x)
+
+    return loss(params, 2.0), jax.grad(loss)(params, 2.0)
+
+
+@same_under_both_imports
+def test_wrong_specs_are_refused(eqx):
+    """A spec has to be a prefix of the tree, with bools or callables as leaves."""
+
+    def traced(flag):
+        return eqx.filter(example(), flag)
+
+    return [
+        caught(lambda: eqx.filter(example(), {"weight": True})),
+        caught(lambda: eqx.partition(example(), {**dict.fromkeys(example(), True), "more": True})),
+        caught(lambda: eqx.filter([1, 2], [True, 3])),
+        caught(lambda: eqx.partition([1, 2], 1.0)),
+        caught(lambda: jax.jit(traced)(True)),
+        caught(lambda: eqx.combine([1, 2], [1, 2, 3])),
+    ]

@@ -1,0 +1,432 @@
+"""Layers: the same weights give the same numbers, under the same names and signatures."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.parity.helpers import (
+    array_paths,
+    caught,
+    ramp,
+    same_under_both_imports,
+    with_known_weights,
+)
+
+
+def key(seed=0):
+    """A fixed key."""
+    return jax.random.key(seed)
+
+
+def described(layer, names):
+    """The arrays of a layer by path and shape, and its public attributes."""
+    arrays = [leaf for leaf in jax.tree.leaves(layer) if isinstance(leaf, jax.Array)]
+    shapes = dict(zip(array_paths(layer), [a.shape for a in arrays], strict=True))
+    return shapes, {name: getattr(layer, name) for name in names.split()}
+
+
+LINEAR = {
+    "plain": ((3, 2), {}),
+    "no bias": ((3, 2), {"use_bias": False}),
+    "bias by position": ((3, 2, False), {}),
+    "scalar in": (("scalar", 2), {}),
+    "scalar out": ((3, "scalar"), {}),
+    "half": ((3, 2), {"dtype": jnp.float16}),
+    "empty": ((0, 2), {}),
+}
+
+
+@pytest.mark.parametrize("case", LINEAR)
+@same_under_both_imports
+def test_linear(eqx, case):
+    """`W x + b`, with "scalar" sizes, without bias, in other dtypes."""
+    args, options = LINEAR[case]
+    layer = with_known_weights(eqx.nn.Linear(*args, **options, key=key()))
+    x = jnp.float32(2.0) if args[0] == "scalar" else ramp(args[0])
+    x = x.astype(options.get("dtype", jnp.float32))
+    names = "in_features out_features use_bias"
+    return layer(x), layer(x, key=key()), layer.bias is None, described(layer, names)
+
+
+@pytest.mark.parametrize("make", ["Linear", "Conv2d", "Embedding"])
+@same_under_both_imports
+def test_initial_values(eqx, make):
+    """Different keys give different values, in the range and with the spread that is promised."""
+    sizes = {"Linear": (64, 128), "Conv2d": (16, 32, 3), "Embedding": (128, 64)}[make]
+    layer, other = (getattr(eqx.nn, make)(*sizes, key=key(seed)) for seed in (0, 1))
+    fan_in = {"Linear": 64, "Conv2d": 16 * 9, "Embedding": 1}[make]
+    spread = float(jnp.std(layer.weight)) * fan_in**0.5
+    expected = 1.0 if make == "Embedding" else 3**-0.5
+    bounded = make == "Embedding" or float(jnp.abs(layer.weight).max()) <= fan_in**-0.5
+    bias = getattr(layer, "bias", None)
+    facts = {
+        "spread": abs(spread - expected) < 0.05,
+        "bounded": bounded,
+        "new for a new key": not bool(jnp.allclose(layer.weight, other.weight)),
+        "random bias": bias is not None and len(np.unique(bias)) == bias.size,
+    }
+    assert [facts["spread"], facts["bounded"], facts["new for a new key"]] == [True] * 3
+    return facts, described(layer, "")[0]
+
+
+CONV = {
+    "plain": ("Conv2d", (2, 3, 3), {}, (2, 5, 6)),
+    "1d": ("Conv1d", (2, 3, 2), {}, (2, 5)),
+    "3d": ("Conv3d", (1, 2, 2), {}, (1, 3, 4, 3)),
+    "sizes for each axis": ("Conv2d", (2, 3, (1, 3)), {"stride": (2, 1)}, (2, 5, 6)),
+    "stride": ("Conv2d", (2, 3, 3), {"stride": 2}, (2, 5, 6)),
+    "padding": ("Conv2d", (2, 3, 3), {"padding": 1}, (2, 5, 6)),
+    "padding for each axis": ("Conv2d", (2, 3, 3), {"padding": (0, 2)}, (2, 5, 6)),
+    "padding in pairs": ("Conv2d", (2, 3, 3), {"padding": ((0, 1), (2, 0))}, (2, 5, 6)),
+    "same": ("Conv2d", (2, 3, 3), {"padding": "SAME", "stride": 2}, (2, 5, 6)),
+    "same lower": ("Conv2d", (2, 3, 3), {"padding": "SAME_LOWER", "stride": 2}, (2, 5, 6)),
+    "valid": ("Conv1d", (2, 3, 2), {"padding": "VALID"}, (2, 5)),
+    "dilation": ("Conv2d", (2, 3, 3), {"dilation": 2}, (2, 5, 6)),
+    "groups": ("Conv2d", (4, 6, 2), {"groups": 2}, (4, 4, 4)),
+    "depthwise": ("Conv1d", (3, 3, 2), {"groups": 3}, (3, 5)),
+    "no bias": ("Conv2d", (2, 3, 3), {"use_bias": False}, (2, 5, 6)),
+    "reflect": ("Conv2d", (2, 3, 3), {"padding": 1, "padding_mode": "REFLECT"}, (2, 5, 6)),
+    "replicate": ("Conv2d", (2, 3, 3), {"padding": 1, "padding_mode": "REPLICATE"}, (2, 5, 6)),
+    "circular": ("Conv1d", (1, 2, 3), {"padding": 1, "padding_mode": "CIRCULAR"}, (1, 4)),
+    "lower case mode": ("Conv1d", (1, 2, 3), {"padding": 1, "padding_mode": "reflect"}, (1, 4)),
+    "by position": ("Conv2d", (2, 3, 3, 2, 1), {}, (2, 5, 6)),
+}
+
+
+@pytest.mark.parametrize("case", CONV)
+@same_under_both_imports
+def test_convolution(eqx, case):
+    """Channels first, one example, every option."""
+    name, args, options, shape = CONV[case]
+    layer = with_known_weights(getattr(eqx.nn, name)(*args, **options, key=key()))
+    names = "num_spatial_dims in_channels out_channels kernel_size stride dilation groups use_bias"
+    return layer(ramp(*shape)), layer(ramp(*shape), key=key()), described(layer, names)
+
+
+POOL = {
+    "plain": ((2,), {}, (2, 5, 6)),
+    "stride": ((2,), {"stride": 2}, (2, 5, 6)),
+    "for each axis": (((1, 3),), {"stride": (2, 1)}, (2, 5, 6)),
+    "padding": ((3,), {"stride": 2, "padding": 1}, (1, 5, 5)),
+    "padding in pairs": ((3,), {"padding": ((0, 1), (1, 0))}, (1, 5, 5)),
+    "ceil": ((2,), {"stride": 2, "use_ceil": True}, (1, 5, 7)),
+    "by position": ((3, 2, 1, True), {}, (1, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("case", POOL)
+@pytest.mark.parametrize("name", ["MaxPool2d", "AvgPool2d"])
+@same_under_both_imports
+def test_pooling(eqx, name, case):
+    """Windows over the two last axes, with default stride 1."""
+    args, options, shape = POOL[case]
+    layer = getattr(eqx.nn, name)(*args, **options)
+    return layer(jnp.sin(9 * ramp(*shape))), layer(ramp(*shape), key=key()), array_paths(layer)
+
+
+MLP: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "plain": ((2, 3, 4, 2), {}),
+    "no hidden layer": ((2, 3, 4, 0), {}),
+    "one hidden layer": ((2, 3, 4, 1), {}),
+    "tanh": ((2, 3, 4, 2), {"activation": jnp.tanh}),
+    "final activation": ((2, 3, 4, 2), {"final_activation": jax.nn.softplus}),
+    "no bias": ((2, 3, 4, 2), {"use_bias": False}),
+    "no final bias": ((2, 3, 4, 2), {"use_final_bias": False}),
+    "scalars": (("scalar", "scalar", 4, 1), {}),
+    "half": ((2, 3, 4, 1), {"dtype": jnp.float16}),
+    "lambda": ((2, 3, 4, 2), {"activation": lambda x: x**2}),
+}
+
+
+@pytest.mark.parametrize("case", MLP)
+@same_under_both_imports
+def test_mlp(eqx, case):
+    """Linear layers with an activation between them, at the same paths."""
+    args, options = MLP[case]
+    model = with_known_weights(eqx.nn.MLP(*args, **options, key=key()))
+    x = jnp.float32(0.5) if args[0] == "scalar" else ramp(2)
+    x = x.astype(options.get("dtype", jnp.float32))
+    names = "in_size out_size width_size depth use_bias use_final_bias"
+    return model(x), model(x, key=key()), described(model, names)
+
+
+@same_under_both_imports
+def test_mlp_in_training(eqx):
+    """Gradients of a jitted, mapped network agree with the weights copied."""
+    model = with_known_weights(eqx.nn.MLP(2, "scalar", 4, 2, activation=jnp.tanh, key=key()))
+
+    @eqx.filter_jit
+    @eqx.filter_value_and_grad
+    def loss(model, x, y):
+        return jnp.mean((eqx.filter_vmap(model)(x) - y) ** 2)
+
+    value, grads = loss(model, ramp(5, 2), ramp(5))
+    return value, [leaf for leaf in jax.tree.leaves(grads) if eqx.is_array(leaf)]
+
+
+LAYER_NORM = {
+    "int": ((4,), {}, (4,)),
+    "tuple": (((2, 3),), {}, (2, 3)),
+    "scalar": (((),), {}, ()),
+    "eps": ((4,), {"eps": 0.1}, (4,)),
+    "no weight": ((4,), {"use_weight": False}, (4,)),
+    "no bias": ((4,), {"use_bias": False}, (4,)),
+    "neither": ((4,), {"use_weight": False, "use_bias": False}, (4,)),
+}
+
+
+@pytest.mark.parametrize("case", LAYER_NORM)
+@same_under_both_imports
+def test_layer_norm(eqx, case):
+    """Zero mean and unit variance over the shape, then weight and bias."""
+    args, options, shape = LAYER_NORM[case]
+    fresh = eqx.nn.LayerNorm(*args, **options)
+    layer = with_known_weights(fresh)
+    x = jnp.sin(5 * ramp(*shape))
+    names = "shape eps use_weight use_bias"
+    return fresh(x), layer(x), layer(x, key=key()), described(layer, names)
+
+
+@same_under_both_imports
+def test_layer_norm_in_half_precision_and_with_state(eqx):
+    """Statistics are taken in float32, and a State that is passed comes back."""
+    layer = eqx.nn.LayerNorm(4, dtype=jnp.float16)
+    state = eqx.nn.State(layer)
+    y, after = layer(ramp(4), state)
+    return layer(100 * ramp(4).astype(jnp.float16)), y, after is state
+
+
+BATCH_NORM = {
+    "vectors": ((4, 3), 3, {}),
+    "images": ((3, 2, 4, 4), 2, {}),
+    "momentum": ((4, 3), 3, {"momentum": 0.5}),
+    "eps": ((4, 3), 1, {"eps": 0.1}),
+    "no weights": ((4, 3), 2, {"channelwise_affine": False}),
+}
+
+
+@pytest.mark.parametrize("case", BATCH_NORM)
+@same_under_both_imports
+def test_batch_norm_in_training(eqx, case):
+    """In the standard mode: mean and variance of the batch, whatever came before.
+
+    What inference gives is in `test_deviations.py`: the running statistics differ.
+    """
+    shape, steps, options = BATCH_NORM[case]
+    layer, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(
+        shape[1], axis_name="batch", mode="batch", **options
+    )
+    layer, outputs = with_known_weights(layer), []
+    over_batch = {"axis_name": "batch", "in_axes": (0, None), "out_axes": (0, None)}
+    for step in range(steps):
+        x = jnp.sin(7 * ramp(*shape) + step) + step
+        y, state = eqx.filter_vmap(layer, **over_batch)(x, state)
+        outputs.append(y)
+    names = "axis_name input_size eps channelwise_affine momentum inference"
+    return outputs, described(layer, names)
+
+
+@same_under_both_imports
+def test_batch_norm_for_inference_leaves_the_state_alone(eqx):
+    """By `inference_mode` or by argument, the same input gives the same output again."""
+    layer, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, axis_name="batch", mode="batch")
+    x, over_batch = jnp.sin(7 * ramp(4, 3)), {"in_axes": (0, None), "out_axes": (0, None)}
+    _, state = eqx.filter_vmap(layer, axis_name="batch", **over_batch)(x, state)
+    quiet = eqx.nn.inference_mode(layer)
+    first, state = eqx.filter_vmap(quiet, **over_batch)(x, state)
+    second, state = eqx.filter_vmap(quiet, **over_batch)(x, state)
+    by_argument = lambda x, state: layer(x, state, inference=True)  # noqa: E731
+    third, _ = eqx.filter_vmap(by_argument, **over_batch)(x, state)
+    facts = [bool(jnp.array_equal(first, other)) for other in (second, third)]
+    assert facts == [True, True]
+    return facts, first.shape, quiet.inference
+
+
+@same_under_both_imports
+def test_batch_norm_through_jit_grad_and_nested_vmap(eqx):
+    """Gradients go through the statistics, and an outer map makes a separate batch of each row."""
+    layer, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, axis_name="batch", mode="batch")
+    layer = with_known_weights(layer)
+
+    def apply(layer, x, state):
+        return jax.vmap(layer, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(x, state)
+
+    @eqx.filter_jit
+    @eqx.filter_value_and_grad(has_aux=True)
+    def loss(x, layer, state):
+        y, state = apply(layer, x, state)
+        return jnp.sum(y**3), state
+
+    (value, state), grads = loss(jnp.sin(5 * ramp(4, 2)), layer, state)
+    y, _ = eqx.filter_vmap(apply, in_axes=(None, 0, None))(layer, jnp.sin(5 * ramp(3, 4, 2)), state)
+    return value, grads, y
+
+
+@same_under_both_imports
+def test_dropout(eqx):
+    """Kept values are scaled up; about p are dropped; the same key drops the same."""
+    layer, x = eqx.nn.Dropout(0.25), ramp(4000) + 2
+    y = layer(x, key=key())
+    kept = y != 0
+    dropped = 1 - float(jnp.mean(kept.astype(jnp.float32)))
+    facts = [
+        abs(dropped - 0.25) < 0.05,
+        bool(jnp.allclose(y[kept], x[kept] / 0.75)),
+        bool(jnp.array_equal(y, layer(x, key=key()))),
+        bool(jnp.array_equal(y, layer(x, key=key(1)))),
+        bool(jnp.array_equal(eqx.filter_jit(layer)(x, key=key()), y)),
+    ]
+    assert facts == [True, True, True, False, True]
+    return facts, layer.p, layer.inference
+
+
+@same_under_both_imports
+def test_dropout_that_drops_nothing_or_all(eqx):
+    """p of 0 and 1, inference by constructor, by argument and by `inference_mode`."""
+    x = ramp(3)
+    return [
+        eqx.nn.Dropout(0.0)(x, key=key()),
+        eqx.nn.Dropout(0)(x),
+        eqx.nn.Dropout(1.0)(x, key=key()),
+        eqx.nn.Dropout(0.9, inference=True)(x),
+        eqx.nn.Dropout(0.9)(x, inference=True),
+        eqx.nn.Dropout(1.0, inference=True)(x, key=key(), inference=False),
+        eqx.nn.inference_mode(eqx.nn.Dropout(0.9))(x),
+        caught(lambda: eqx.nn.Dropout(0.5)(x), about="key"),
+        eqx.nn.Dropout().p,
+    ]
+
+
+@same_under_both_imports
+def test_embedding(eqx):
+    """A row of the table, made at random or given."""
+    layer = with_known_weights(eqx.nn.Embedding(5, 3, key=key()))
+    given = eqx.nn.Embedding(weight=ramp(4, 2))
+    names = "num_embeddings embedding_size"
+    many = jax.vmap(layer)(jnp.array([0, 4, 4], jnp.int32))
+    return (
+        layer(jnp.int32(2)),
+        many,
+        given(jnp.int32(1)),
+        [
+            described(layer, names),
+            described(given, names),
+            layer(np.int32(3)),
+        ],
+    )
+
+
+@same_under_both_imports
+def test_identity_and_lambda(eqx):
+    """`Identity` takes anything and returns its input; `Lambda` calls its function."""
+    identity = eqx.nn.Identity(3, "anything", key=1)
+    double = eqx.nn.Lambda(lambda x: 2 * x)
+    return identity(ramp(2)), identity("text", key=key()), double(ramp(2)), double(1, key=key())
+
+
+@same_under_both_imports
+def test_sequential(eqx):
+    """Layers in order, as a sequence: length, index, slice, iteration, and keys for each."""
+    model = eqx.nn.Sequential(
+        [
+            eqx.nn.Linear(2, 4, key=key(0)),
+            eqx.nn.Lambda(jax.nn.relu),
+            eqx.nn.Dropout(0.0),
+            eqx.nn.Identity(),
+            eqx.nn.Linear(4, 3, key=key(1)),
+        ]
+    )
+    model = with_known_weights(model)
+    inner = eqx.nn.Sequential([model[:2], model[2:]])
+    return [
+        model(ramp(2)),
+        model(ramp(2), key=key()),
+        inner(ramp(2)),
+        len(model),
+        type(model[1]).__name__,
+        type(model[1:3]).__name__,
+        [type(layer).__name__ for layer in model],
+        type(model.layers).__name__,
+        array_paths(model),
+        array_paths(inner),
+        model[:2](ramp(2)),
+        eqx.nn.Sequential([])(ramp(2)),
+    ]
+
+
+@same_under_both_imports
+def test_sequential_hands_state_to_stateful_layers_only(eqx):
+    """A `StatefulLayer` gets `(x, state)` and gives both back; the others see x alone."""
+
+    class Counter(eqx.nn.StatefulLayer):
+        index: eqx.nn.StateIndex
+
+        def __init__(self):
+            self.index = eqx.nn.StateIndex(jnp.int32(0))
+
+        def __call__(self, x, state, *, key=None):
+            n = state.get(self.index)
+            return x + n.astype(jnp.float32), state.set(self.index, n + 1)
+
+    def build():
+        counter = Counter()
+        return eqx.nn.Sequential([eqx.nn.Lambda(lambda x: 10 * x), counter, eqx.nn.Identity()])
+
+    model, state = eqx.nn.make_with_state(build)()
+    outer, outer_state = eqx.nn.make_with_state(lambda: eqx.nn.Sequential([build(), build()]))()
+    results = []
+    for _ in range(2):
+        y, state = model(ramp(2), state)
+        z, outer_state = outer(ramp(2), outer_state, key=key())
+        results.append((y, z))
+    plain = eqx.nn.Sequential([eqx.nn.Identity()])
+    return (
+        results,
+        state.get(model[1].index),
+        [m.is_stateful() for m in (model, outer, plain, model[1])],
+        plain(ramp(2), eqx.nn.State(plain))[0],
+    )
+
+
+@same_under_both_imports
+def test_inference_mode_reaches_every_layer(eqx):
+    """Every attribute of that name is set, in layers of one's own too, and set back."""
+
+    class Own(eqx.Module):
+        weight: jax.Array
+        inference: bool = False
+        training: bool = True
+
+    model = {"a": [eqx.nn.Dropout(0.5), Own(ramp(2))], "b": eqx.nn.Sequential([eqx.nn.Dropout()])}
+    on = eqx.nn.inference_mode(model)
+    off = eqx.nn.inference_mode(on, value=False)
+    flags = [
+        (m["a"][0].inference, m["a"][1].inference, m["a"][1].training, m["b"][0].inference)
+        for m in (model, on, off)
+    ]
+    return flags, on["a"][1].weight, eqx.tree_inference(model, True)["a"][0].inference
+
+
+@same_under_both_imports
+def test_layers_are_wrapped_and_edited_in_place_of_subclassing(eqx):
+    """A layer is a field of a Module, is edited by `tree_at` and is found by its class."""
+
+    class Net(eqx.Module):
+        layers: list
+        head: eqx.nn.Linear
+
+        def __call__(self, x):
+            for layer in self.layers:
+                x = jnp.tanh(layer(x))
+            return self.head(x)
+
+    net = Net([eqx.nn.Linear(2, 2, key=key()) for _ in range(2)], eqx.nn.Linear(2, 1, key=key()))
+    net = with_known_weights(net)
+    is_linear = lambda node: isinstance(node, eqx.nn.Linear)  # noqa: E731
+    weights = lambda n: [m.weight for m in jax.tree.leaves(n, is_leaf=is_linear) if is_linear(m)]  # noqa: E731
+    halved = eqx.tree_at(weights, net, replace_fn=lambda w: w / 2)
+    no_bias = eqx.tree_at(lambda n: n.head.bias, net, jnp.zeros(1))
+    return net(ramp(2)), halved(ramp(2)), no_bias(ramp(2)), len(weights(net))

@@ -1,0 +1,246 @@
+"""`State` and `StateIndex`: values that go in and come out, and that are used once."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests.parity.helpers import caught, ramp, same_under_both_imports
+
+
+def make_counter(eqx):
+    """The class of a layer that counts its calls and remembers its last input."""
+
+    class Counter(eqx.Module):
+        count: eqx.nn.StateIndex
+        last: eqx.nn.StateIndex
+        weight: jax.Array
+
+        def __init__(self, size=2, start=0):
+            self.count = eqx.nn.StateIndex(jnp.int32(start))
+            self.last = eqx.nn.StateIndex({"x": jnp.zeros(size), "seen": jnp.array(False)})
+            self.weight = ramp(size)
+
+        def __call__(self, x, state):
+            n = state.get(self.count)
+            state = state.set(self.count, n + 1)
+            state = state.set(self.last, {"x": x, "seen": jnp.array(True)})
+            return self.weight * x + n.astype(jnp.float32), state
+
+    return Counter
+
+
+def make_pair(eqx):
+    """The class of a Module that holds two of the layers above."""
+    counter_class = make_counter(eqx)
+
+    class Two(eqx.Module):
+        first: counter_class
+        second: counter_class
+
+        def __init__(self):
+            self.first = counter_class(2, start=1)
+            self.second = counter_class(3, start=10)
+
+        def __call__(self, x, state):
+            y, state = self.first(x, state)
+            y, state = self.first(y, state)
+            z, state = self.second(jnp.ones(3), state)
+            return (y, z), state
+
+    return Two
+
+
+@same_under_both_imports
+def test_get_and_set(eqx):
+    """A fresh State holds the initial values, and `set` gives a State with a new one."""
+    layer, state = eqx.nn.make_with_state(make_counter(eqx))()
+    before = state.get(layer.count), state.get(layer.last)
+    outputs = []
+    for _ in range(3):
+        y, state = layer(ramp(2), state)
+        outputs.append(y)
+    return before, outputs, state.get(layer.count), state.get(layer.last)
+
+
+@same_under_both_imports
+def test_make_with_state_passes_arguments_on(eqx):
+    """Positions and keywords reach the constructor, and so do those of a function."""
+    counter_class = make_counter(eqx)
+    layer, state = eqx.nn.make_with_state(counter_class)(3, start=5)
+
+    def build(sizes):
+        return {"layers": [counter_class(size, start=size) for size in sizes], "name": "a"}
+
+    model, states = eqx.nn.make_with_state(build)([1, 2])
+    counts = [states.get(part.count) for part in model["layers"]]
+    return layer.weight, state.get(layer.count), counts, model["name"]
+
+
+@same_under_both_imports
+def test_each_place_has_its_own_value(eqx):
+    """Two layers of one class do not share; one layer that is used twice does."""
+    model, state = eqx.nn.make_with_state(make_pair(eqx))()
+    output, state = model(ramp(2), state)
+    return output, state.get(model.first.count), state.get(model.second.count)
+
+
+@same_under_both_imports
+def test_substate_and_update(eqx):
+    """A part of the State goes to a part of the model, and comes back."""
+    model, state = eqx.nn.make_with_state(make_pair(eqx))()
+    part = state.substate(model.first)
+    _, part = model.first(ramp(2), part)
+    missing = caught(lambda: part.get(model.second.count))
+    state = state.update(part)
+    return state.get(model.first.count), state.get(model.second.count), missing
+
+
+@same_under_both_imports
+def test_through_jit(eqx):
+    """State goes in and out of a jitted function, which is traced once."""
+    model, state = eqx.nn.make_with_state(make_pair(eqx))()
+    traces = []
+
+    @eqx.filter_jit
+    def step(model, x, state):
+        traces.append(None)
+        return model(x, state)
+
+    for _ in range(3):
+        output, state = step(model, ramp(2), state)
+    return output, state.get(model.first.count), len(traces)
+
+
+@same_under_both_imports
+def test_through_grad(eqx):
+    """State is the auxiliary output of a loss."""
+    layer, state = eqx.nn.make_with_state(make_counter(eqx))()
+
+    @eqx.filter_value_and_grad(has_aux=True)
+    def loss(layer, x, state):
+        y, state = layer(x, state)
+        return jnp.sum(y**2), state
+
+    (value, state), grads = loss(layer, ramp(2), state)
+    return value, grads.weight, state.get(layer.count)
+
+
+@same_under_both_imports
+def test_through_vmap(eqx):
+    """Unbatched State goes in, batched or unbatched State comes out."""
+    layer, state = eqx.nn.make_with_state(make_counter(eqx))()
+    batched = eqx.filter_vmap(layer, in_axes=(0, None))
+    y, many = batched(ramp(3, 2), state)
+    layer, state = eqx.nn.make_with_state(make_counter(eqx))()
+
+    def count(x, state):
+        return x, state.set(layer.count, state.get(layer.count) + 1)
+
+    _, one = eqx.filter_vmap(count, in_axes=(0, None), out_axes=(0, None))(ramp(3, 2), state)
+    return y, many.get(layer.count), many.get(layer.last), one.get(layer.count)
+
+
+@same_under_both_imports
+def test_an_ensemble_with_state(eqx):
+    """Mapping `make_with_state` gives stacked models with stacked State."""
+    counter_class = make_counter(eqx)
+
+    @eqx.filter_vmap
+    def build(start):
+        return eqx.nn.make_with_state(counter_class)(2, start)
+
+    layers, states = build(jnp.arange(3, dtype=jnp.int32))
+    y, states = eqx.filter_vmap(lambda layer, x, s: layer(x, s))(layers, ramp(3, 2), states)
+    return y, states.get(layers.count)
+
+
+@same_under_both_imports
+def test_as_the_carry_of_a_scan(eqx):
+    """A State keeps its structure, so that plain `jax.lax.scan` carries it."""
+    layer, state = eqx.nn.make_with_state(make_counter(eqx))()
+
+    def step(state, x):
+        y, state = layer(x, state)
+        return state, y
+
+    state, outputs = jax.lax.scan(step, state, ramp(4, 2))
+    return state.get(layer.count), outputs
+
+
+@same_under_both_imports
+def test_a_state_is_a_tree_of_its_values(eqx):
+    """Its leaves are the values, and `tree_map` gives a State with the new ones."""
+    layer, state = eqx.nn.make_with_state(make_counter(eqx))()
+    leaves = sorted(str(leaf.shape) + str(leaf.dtype) for leaf in jax.tree.leaves(state))
+    changed = jax.tree.map(lambda leaf: leaf + 1 if leaf.dtype == jnp.int32 else leaf, state)
+    return leaves, changed.get(layer.count)
+
+
+@same_under_both_imports
+def test_the_index_is_no_leaf(eqx):
+    """The values live in the State alone: the layer's arrays are its weights."""
+    layer, _ = eqx.nn.make_with_state(make_counter(eqx))()
+    return [leaf for leaf in jax.tree.leaves(layer) if eqx.is_array(leaf)]
+
+
+@pytest.mark.parametrize("use", ["get", "set", "update", "substate", "flatten", "jit"])
+@same_under_both_imports
+def test_an_old_state_is_refused(eqx, use):
+    """After `set` the State that went in cannot be used again, in any way."""
+    layer, old = eqx.nn.make_with_state(make_counter(eqx))()
+    new = old.set(layer.count, jnp.int32(1))
+    uses: dict[str, Any] = {
+        "get": lambda: old.get(layer.count),
+        "set": lambda: old.set(layer.count, jnp.int32(2)),
+        "update": lambda: old.update(new),
+        "substate": lambda: old.substate(layer),
+        "flatten": lambda: jax.tree.leaves(old),
+        "jit": lambda: eqx.filter_jit(lambda s: s.get(layer.count))(old),
+    }
+    return caught(uses[use]), new.get(layer.count)
+
+
+@same_under_both_imports
+def test_update_uses_up_the_state(eqx):
+    """After `update` the whole State that went in is old as well."""
+    layer, old = eqx.nn.make_with_state(make_counter(eqx))()
+    part = old.substate(layer).set(layer.count, jnp.int32(4))
+    new = old.update(part)
+    return new.get(layer.count), caught(lambda: old.get(layer.count))
+
+
+@same_under_both_imports
+def test_a_value_keeps_its_structure_shape_and_dtype(eqx):
+    """`set` refuses a value that does not look like the one that it replaces."""
+    counter_class = make_counter(eqx)
+    layer, state = eqx.nn.make_with_state(counter_class)()
+    return [
+        caught(lambda: state.set(layer.count, jnp.zeros(2, jnp.int32))),
+        caught(lambda: state.set(layer.count, jnp.float32(1.0))),
+        caught(lambda: state.set(layer.count, (jnp.int32(1),))),
+        caught(lambda: state.set(layer.last, {"x": jnp.zeros(2)})),
+        state.get(layer.count),
+    ]
+
+
+@same_under_both_imports
+def test_a_state_of_another_model_is_refused(eqx):
+    """A State that does not hold the token cannot be asked for it."""
+    layer, _ = eqx.nn.make_with_state(make_pair(eqx))()
+    _, state = eqx.nn.make_with_state(make_counter(eqx))()
+    return [
+        caught(lambda: state.get(layer.second.count)),
+        caught(lambda: state.set(layer.second.count, jnp.int32(1))),
+        caught(lambda: state.substate(layer)),
+    ]
+
+
+@same_under_both_imports
+def test_state_from_a_model(eqx):
+    """`State(model)` collects the initial values of a model that still holds them."""
+    layer = make_counter(eqx)(2, 3)
+    state = eqx.nn.State(layer)
+    y, state = layer(ramp(2), state)
+    return y, state.get(layer.count)

@@ -1,0 +1,306 @@
+"""Editing, comparing, checking and printing trees."""
+
+import dataclasses
+import functools as ft
+from collections import namedtuple
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+
+from tests.parity.helpers import BOTH, caught, ramp, same_under_both_imports
+
+Pair = namedtuple("Pair", ["first", "second"])
+
+
+@dataclasses.dataclass
+class Plain:
+    """A dataclass that is no Module."""
+
+    first: Any
+    second: Any
+
+
+def make_net(eqx):
+    """A small Module of Modules, the same in both libraries."""
+
+    class Layer(eqx.Module):
+        weight: jax.Array
+        bias: jax.Array | None
+        size: int = eqx.field(static=True, default=2)
+
+    class Net(eqx.Module):
+        layers: list
+        head: Layer
+        extra: dict
+        scale: float = 1.0
+
+        @property
+        def first(self):
+            return self.layers[0]
+
+    layers = [Layer(ramp(2), ramp(1)), Layer(ramp(3), None)]
+    return Net(layers, Layer(ramp(4), ramp(4) + 1), {"a": jnp.int32(1), "b": (2, 3)})
+
+
+TREE_AT_FORMS = {
+    "one leaf": lambda eqx, net: eqx.tree_at(lambda n: n.head.weight, net, ramp(5)),
+    "through a list": lambda eqx, net: eqx.tree_at(lambda n: n.layers[1].weight, net, 3.0),
+    "through a dict": lambda eqx, net: eqx.tree_at(lambda n: n.extra["b"][0], net, "new"),
+    "negative index": lambda eqx, net: eqx.tree_at(lambda n: n.layers[-1].weight, net, 1),
+    "a python number": lambda eqx, net: eqx.tree_at(lambda n: n.scale, net, 2.0),
+    "by replace_fn": lambda eqx, net: eqx.tree_at(
+        lambda n: n.head.weight, net, replace_fn=lambda w: 2 * w
+    ),
+    "keyword replace": lambda eqx, net: eqx.tree_at(lambda n: n.scale, net, replace=None),
+    "a whole module": lambda eqx, net: eqx.tree_at(lambda n: n.layers[0], net, net.head),
+    "a module by a leaf": lambda eqx, net: eqx.tree_at(lambda n: n.head, net, ramp(2)),
+    "a leaf by a module": lambda eqx, net: eqx.tree_at(lambda n: n.scale, net, net.head),
+    "a list": lambda eqx, net: eqx.tree_at(lambda n: n.layers, net, [net.head]),
+    "a list by replace_fn": lambda eqx, net: eqx.tree_at(
+        lambda n: n.layers, net, replace_fn=lambda layers: layers[::-1]
+    ),
+    "several leaves": lambda eqx, net: eqx.tree_at(
+        lambda n: (n.head.weight, n.extra["a"]), net, (1, 2)
+    ),
+    "several, as a list": lambda eqx, net: eqx.tree_at(
+        lambda n: [layer.weight for layer in n.layers], net, [1, ramp(2)]
+    ),
+    "several by replace_fn": lambda eqx, net: eqx.tree_at(
+        lambda n: [n.head.weight, n.layers[0].bias], net, replace_fn=jnp.exp
+    ),
+    "several of several depths": lambda eqx, net: eqx.tree_at(
+        lambda n: (n.head, n.layers[0].weight), net, (0, 1)
+    ),
+    "a None": lambda eqx, net: eqx.tree_at(
+        lambda n: n.layers[1].bias, net, ramp(3), is_leaf=lambda x: x is None
+    ),
+    "None and a leaf": lambda eqx, net: eqx.tree_at(
+        lambda n: (n.layers[1].bias, n.layers[0].bias), net, (1, 2), is_leaf=lambda x: x is None
+    ),
+    "the root": lambda eqx, net: eqx.tree_at(lambda n: n, net, 1),
+    "nothing": lambda eqx, net: eqx.tree_at(lambda n: (), net, ()),
+    "through a property": lambda eqx, net: eqx.tree_at(lambda n: n.first.weight, net, 1),
+}
+
+
+@pytest.mark.parametrize("form", TREE_AT_FORMS)
+@same_under_both_imports
+def test_tree_at(eqx, form):
+    """`tree_at` changes what `where` names, in a new tree, and leaves the old one alone."""
+    net = make_net(eqx)
+    changed = TREE_AT_FORMS[form](eqx, net)
+    return changed, net
+
+
+@same_under_both_imports
+def test_tree_at_on_plain_containers(eqx):
+    """Any tree will do: dicts, lists and tuples keep their types."""
+    tree = {"a": [1, (2, None)], "b": jnp.int32(3)}
+    return [
+        eqx.tree_at(lambda t: t["a"][1][0], tree, "x"),
+        eqx.tree_at(lambda t: (t["a"], t["b"]), tree, (0, 1)),
+        eqx.tree_at(lambda t: t["a"][1], tree, replace_fn=list),
+    ]
+
+
+@same_under_both_imports
+def test_tree_at_inside_jit_and_grad(eqx):
+    """A traced value may be put in, and gradients flow through it."""
+    net = make_net(eqx)
+
+    def total(weight):
+        return jnp.sum(eqx.tree_at(lambda n: n.head.weight, net, weight).head.weight ** 2)
+
+    return jax.jit(total)(ramp(3)), jax.grad(total)(ramp(3))
+
+
+@same_under_both_imports
+def test_tree_at_runs_neither_init_nor_checks(eqx):
+    """What is put in is not converted and not checked."""
+
+    class Layer(eqx.Module):
+        size: int = eqx.field(converter=int)
+        factor: int = 1
+
+        def __check_init__(self):
+            if self.factor != 1:
+                raise ValueError("factor must be 1")
+
+    changed = eqx.tree_at(lambda m: (m.size, m.factor), Layer("3"), (2.5, 7))
+    return changed.size, changed.factor
+
+
+@same_under_both_imports
+def test_tree_at_refuses_what_it_cannot_do(eqx):
+    """Neither both nor neither replacement; lengths agree; `where` returns nodes of the tree."""
+    net = make_net(eqx)
+    return [
+        caught(lambda: eqx.tree_at(lambda n: n.scale, net)),
+        caught(lambda: eqx.tree_at(lambda n: n.scale, net, 1, replace_fn=lambda x: x)),
+        caught(lambda: eqx.tree_at(lambda n: (n.scale, n.head), net, (1,))),
+        caught(lambda: eqx.tree_at(lambda n: 3, net, 1)),
+        caught(lambda: eqx.tree_at(lambda n: n.missing, net, 1), about="missing"),
+        caught(lambda: eqx.tree_at(lambda n: n.layers[7], net, 1)),
+    ]
+
+
+EQUAL_PAIRS = {
+    "same": (lambda: (ramp(2), 1, "a"), lambda: (ramp(2), 1, "a")),
+    "values": (lambda: ramp(2), lambda: ramp(2) + 1),
+    "shapes": (lambda: ramp(2), lambda: ramp(2, 1)),
+    "dtypes": (lambda: ramp(2), lambda: ramp(2).astype(jnp.float16)),
+    "jax and numpy": (lambda: jnp.arange(3), lambda: np.arange(3, dtype=np.int32)),
+    "int and float": (lambda: 1, lambda: 1.0),
+    "bool and int": (lambda: True, lambda: 1),
+    "array and number": (lambda: jnp.float32(1.0), lambda: 1.0),
+    "list and tuple": (lambda: [1, 2], lambda: (1, 2)),
+    "keys": (lambda: {"a": 1}, lambda: {"b": 1}),
+    "None": (lambda: [None, 1], lambda: [1, None]),
+    "strings": (lambda: ["a"], lambda: ["b"]),
+    "functions": (lambda: [jnp.sin], lambda: [jnp.sin]),
+    "nan": (lambda: jnp.float32("nan"), lambda: jnp.float32("nan")),
+    "close": (lambda: jnp.float32(1.0), lambda: jnp.float32(1.001)),
+    "close numbers": (lambda: 1.0, lambda: 1.001),
+    "empty": (lambda: jnp.zeros((0, 2)), lambda: jnp.ones((0, 2))),
+}
+
+
+@pytest.mark.parametrize("pair", EQUAL_PAIRS)
+@same_under_both_imports
+def test_tree_equal(eqx, pair):
+    """Equal means structure, shape, dtype and value, with `typematch`, `rtol` and `atol`."""
+    one, two = (make() for make in EQUAL_PAIRS[pair])
+    return [
+        bool(eqx.tree_equal(one, two)),
+        bool(eqx.tree_equal(two, one)),
+        bool(eqx.tree_equal(one, two, typematch=True)),
+        bool(eqx.tree_equal(one, two, rtol=1e-2)),
+        bool(eqx.tree_equal(one, two, atol=1e-2)),
+    ]
+
+
+@same_under_both_imports
+def test_tree_equal_of_several_trees_and_under_jit(eqx):
+    """Three trees are compared at once, and traced arrays give a traced answer."""
+    same = eqx.tree_equal([ramp(2)], [ramp(2)], [ramp(2)])
+    different = eqx.tree_equal([ramp(2)], [ramp(2)], [ramp(2) + 1])
+    traced = jax.jit(lambda a, b: eqx.tree_equal(a, b))
+    return bool(same), bool(different), traced(ramp(2), ramp(2)), traced(ramp(2), -ramp(2))
+
+
+@same_under_both_imports
+def test_tree_equal_is_a_plain_bool_where_no_array_decides(eqx):
+    """`is False` holds for different structures, and `is True` for equal plain values."""
+    return [
+        eqx.tree_equal([1, "a"], [1, "a"]),
+        eqx.tree_equal([ramp(2)], (ramp(2),)),
+        eqx.tree_equal(ramp(2), ramp(3)),
+        eqx.tree_equal(np.arange(3), np.arange(3)) is True,
+    ]
+
+
+@same_under_both_imports
+def test_tree_check_finds_a_node_that_appears_twice(eqx):
+    """A Module or container in two places is refused; arrays and empty nodes are not."""
+    net = make_net(eqx)
+    shared = [1, 2]
+    return [
+        eqx.tree_check(net),
+        eqx.tree_check([ramp(2), None, None, (), ()]),
+        eqx.tree_check([net.scale, net.head.weight, net.head.weight]),
+        caught(lambda: eqx.tree_check([net.head, {"a": net.head}])),
+        caught(lambda: eqx.tree_check([shared, shared])),
+    ]
+
+
+@same_under_both_imports
+def test_tree_flatten_one_level(eqx):
+    """The children are the nodes directly below, Nones included, and rebuild the node."""
+    net = make_net(eqx)
+    results = []
+    for tree in [{"b": [1, 2], "a": None}, (1, (2, 3)), [], 3, net]:
+        children, structure = eqx.tree_flatten_one_level(tree)
+        results.append((children, jtu.tree_unflatten(structure, children)))
+    return results
+
+
+@same_under_both_imports
+def test_a_tree_that_contains_itself_is_refused(eqx):
+    """A list or dict that is its own child is found before anything recurses into it."""
+    items: list = []
+    items.append(items)
+    named: dict = {}
+    named["a"] = named
+    return [
+        caught(lambda: eqx.tree_check(items)),
+        caught(lambda: eqx.tree_flatten_one_level(items)),
+        caught(lambda: eqx.tree_flatten_one_level(named)),
+    ]
+
+
+@same_under_both_imports
+def test_apply_updates_adds_where_there_is_an_update(eqx):
+    """None leaves a leaf alone, and None above several leaves leaves all of them alone."""
+    net = make_net(eqx)
+    updates = jtu.tree_map(lambda leaf: leaf + 1, eqx.filter(net, eqx.is_inexact_array))
+    tree = {"a": ramp(2), "b": [ramp(3), 1.0], "c": "text"}
+    return [
+        eqx.apply_updates(net, updates),
+        eqx.apply_updates(tree, {"a": ramp(2), "b": None, "c": None}),
+        eqx.apply_updates(tree, {"a": None, "b": [None, 2.0], "c": None}),
+    ]
+
+
+PRINTED = {
+    "arrays": lambda eqx: [ramp(2, 3), jnp.int32(1), jnp.zeros((0,), jnp.bfloat16)],
+    "more dtypes": lambda eqx: [
+        jnp.array([True]),
+        jnp.uint8(1),
+        jnp.complex64(1),
+        ramp(2).astype(jnp.float16),
+        jnp.asarray(1.0),
+    ],
+    "numpy": lambda eqx: {"a": np.zeros((2, 3)), "b": np.int32(3)},
+    "struct": lambda eqx: (jax.ShapeDtypeStruct((2,), jnp.float32),),
+    "scalars": lambda eqx: [1, 2.5, True, None, "text", 1j],
+    "containers": lambda eqx: {"a": [1, (2,)], "b": ({}, [], ()), "c": {"d": {1, 2}}},
+    "functions": lambda eqx: [make_net, ramp, int, len, jnp.sin, jax.nn.gelu],
+    "function with a rule": lambda eqx: [jax.nn.relu],
+    "partial": lambda eqx: ft.partial(make_net, 1, key=ramp(2)),
+    "dataclass": lambda eqx: Plain([1, ramp(2)], "b"),
+    "named tuple": lambda eqx: Pair(1, ramp(2)),
+    "module": make_net,
+    "nested": lambda eqx: {"nets": [make_net(eqx), make_net(eqx).head]},
+}
+
+
+@pytest.mark.parametrize("tree", PRINTED)
+@same_under_both_imports
+def test_tree_pformat(eqx, tree):
+    """Printed trees agree character for character, at every width and indent."""
+    options = [{}, {"width": 30}, {"width": 5}, {"indent": 4}, {"short_arrays": False}]
+    return [eqx.tree_pformat(PRINTED[tree](eqx), **chosen).splitlines() for chosen in options]
+
+
+@same_under_both_imports
+def test_tree_pformat_options(eqx):
+    """Shapes can be printed as arrays, and chosen leaves shortened to `...`."""
+    return [
+        eqx.tree_pformat(jax.ShapeDtypeStruct((2,), jnp.float32), struct_as_array=True),
+        eqx.tree_pformat([[1, 2], 3], truncate_leaf=lambda node: node == [1, 2]),
+        eqx.tree_pformat(make_net(eqx), truncate_leaf=lambda node: isinstance(node, dict)),
+    ]
+
+
+def test_tree_pprint_prints_what_tree_pformat_formats(capsys):
+    """`tree_pprint` writes the text and a line end to standard output."""
+    printed = []
+    for eqx in BOTH:
+        eqx.tree_pprint([ramp(2), {"a": 1}], width=10)
+        printed.append((capsys.readouterr().out, eqx.tree_pformat([ramp(2), {"a": 1}], width=10)))
+    assert printed[0] == printed[1]
+    assert printed[0][0] == printed[0][1] + "\n"

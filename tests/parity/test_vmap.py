@@ -1,0 +1,261 @@
+"""`filter_vmap`: axes of every spelling, over functions, classes, methods and Modules."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.parity.helpers import caught, ramp, same_under_both_imports
+
+
+def make_layer(eqx):
+    """The class of a small layer with an array, a second array and a static field."""
+
+    class Layer(eqx.Module):
+        weight: jax.Array
+        bias: jax.Array
+        size: int = eqx.field(static=True, default=2)
+
+        def __call__(self, x):
+            return self.weight @ x + self.bias
+
+    return Layer
+
+
+@same_under_both_imports
+def test_by_default_arrays_are_mapped_and_the_rest_is_shared(eqx):
+    """Every array on axis 0; numbers, strings and functions go to every call."""
+    shapes = []
+
+    @eqx.filter_vmap
+    def apply(tree, factor, f, name):
+        shapes.append((tree["x"].shape, tree["host"].shape, factor, name))
+        return f(tree["x"]) * factor + tree["host"]
+
+    tree = {"x": ramp(3, 2), "host": np.ones((3, 2), np.float32), "none": None}
+    return apply(tree, 2.0, jnp.sin, "a"), shapes
+
+
+SPECS = {
+    "ints": (0, 1),
+    "none": (None, 0),
+    "negative": (-1, -2),
+    "callable": (lambda leaf: 0, None),
+    "callable by shape": (lambda leaf: 0 if leaf.shape[0] == 3 else None, 1),
+}
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@same_under_both_imports
+def test_in_axes_as_a_tuple(eqx, spec):
+    """One entry for each argument: an axis, None, or a function from leaf to axis."""
+    x, y = ramp(3, 3), ramp(3, 3) + 2
+    return eqx.filter_vmap(lambda a, b: a * 2 + b.sum(), in_axes=SPECS[spec])(x, y)
+
+
+@same_under_both_imports
+def test_in_axes_for_a_single_argument(eqx):
+    """A one-tuple, an int and a tree below the argument."""
+    tree = {"a": ramp(3, 2), "b": ramp(2, 3)}
+    return [
+        eqx.filter_vmap(jnp.sum, in_axes=0)(ramp(3, 2)),
+        eqx.filter_vmap(jnp.sum, in_axes=-1)(ramp(3, 2)),
+        eqx.filter_vmap(jnp.sum, in_axes=(1,))(ramp(3, 2)),
+        eqx.filter_vmap(lambda t: t["a"] - t["b"], in_axes=({"a": 0, "b": 1},))(tree),
+        eqx.filter_vmap(lambda t: t["a"].sum() * t["b"], in_axes=({"a": None, "b": 1},))(tree),
+    ]
+
+
+@same_under_both_imports
+def test_in_axes_by_argument_name(eqx):
+    """A dict names arguments; those that are not named are mapped as by default."""
+
+    @eqx.filter_vmap(in_axes={"b": None, "c": 1})
+    def apply(a, b, c):
+        return a * b.sum() + c
+
+    @eqx.filter_vmap(in_axes={"model": eqx.if_array(1)})
+    def scaled(model, x):
+        return model["w"] * x * model["n"]
+
+    return apply(ramp(3), ramp(2), ramp(1, 3)), scaled({"w": ramp(2, 3), "n": 2}, ramp(3))
+
+
+@same_under_both_imports
+def test_if_array(eqx):
+    """`if_array(i)` maps arrays over axis i and shares everything else."""
+    axes = eqx.if_array(1)
+    mapped = eqx.filter_vmap(lambda t: t[0] * t[1], in_axes=(axes,))([ramp(2, 3), 4.0])
+    return axes(ramp(2)), axes(3.0), axes("a"), mapped, eqx.if_array(0) == eqx.if_array(0)
+
+
+@same_under_both_imports
+def test_a_module_as_prefix(eqx):
+    """A Module of axes says for each field how it is mapped."""
+    layer_class = make_layer(eqx)
+    layers = layer_class(ramp(3, 2, 2), ramp(2))
+    axes = layer_class(0, None)
+    apply = eqx.filter_vmap(lambda layer, x: layer(x), in_axes=(axes, None))
+    nested = eqx.filter_vmap(lambda t, x: t[0](x) + t[1], in_axes=([axes, 0], 0))
+    return apply(layers, ramp(2)), nested([layers, ramp(3)], ramp(3, 2))
+
+
+@same_under_both_imports
+def test_axes_made_by_tree_at(eqx):
+    """The idiom for mapping one leaf of a model: None everywhere, then an axis in one place."""
+    layer_class = make_layer(eqx)
+    layer = layer_class(ramp(2, 2), ramp(2, 4))
+    nothing = jax.tree.map(lambda _: None, layer)
+    axes = eqx.tree_at(lambda m: m.bias, nothing, 1, is_leaf=lambda x: x is None)
+    return eqx.filter_vmap(lambda m, x: m(x), in_axes=(axes, None))(layer, ramp(2))
+
+
+OUT_SPECS = {
+    "int": 1,
+    "none": (0, None),
+    "negative": -1,
+    "tuple": (1, 0),
+    "callable": (lambda leaf: leaf.ndim, 0),
+}
+
+
+@pytest.mark.parametrize("spec", OUT_SPECS)
+@same_under_both_imports
+def test_out_axes(eqx, spec):
+    """An output may be stacked on any axis, or be the same for every call."""
+    shared = ramp(4)
+
+    def apply(x):
+        return jnp.outer(x, ramp(2)), shared if OUT_SPECS[spec] == (0, None) else x
+
+    return eqx.filter_vmap(apply, out_axes=OUT_SPECS[spec])(ramp(3, 5))
+
+
+@same_under_both_imports
+def test_outputs_that_are_no_arrays(eqx):
+    """Strings, numbers and functions come out once; a Module comes out with stacked arrays."""
+    layer_class = make_layer(eqx)
+
+    @eqx.filter_vmap
+    def apply(x):
+        return x * 2, "text", None, 3, jnp.sin, layer_class(x, x.sum(), size=5)
+
+    return apply(ramp(3, 2))
+
+
+@same_under_both_imports
+def test_axis_name_and_axis_size(eqx):
+    """Collectives use the name; a size makes up for arguments without arrays."""
+    normalized = eqx.filter_vmap(lambda x: x - jax.lax.pmean(x, "batch"), axis_name="batch")
+    numbered = eqx.filter_vmap(lambda _: jax.lax.axis_index("i"), axis_name="i", axis_size=3)
+    repeated = eqx.filter_vmap(lambda x: x, in_axes=None, axis_size=2)
+    return normalized(ramp(3, 2)), numbered("nothing"), repeated(ramp(2))
+
+
+@same_under_both_imports
+def test_an_ensemble_by_mapping_the_constructor(eqx):
+    """Mapping over keys builds a Module of stacked arrays, which maps again when called."""
+
+    class Layer(eqx.Module):
+        weight: jax.Array
+        size: int = eqx.field(static=True)
+
+        def __init__(self, size, key):
+            self.size = size
+            self.weight = jax.random.normal(key, (size,))
+
+        def __call__(self, x):
+            return jnp.sum(self.weight * x)
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    build = eqx.filter_vmap(lambda key: Layer(2, key))
+    ensemble = build(keys)
+    direct = eqx.filter_vmap(Layer, in_axes=(None, 0))(2, keys)
+
+    @eqx.filter_vmap(in_axes=(eqx.if_array(0), None))
+    def evaluate(model, x):
+        return model(x)
+
+    return ensemble, direct, evaluate(ensemble, ramp(2))
+
+
+@same_under_both_imports
+def test_an_ensemble_over_a_batch(eqx):
+    """Maps nest: members outside, examples inside, and the other way round."""
+    layer_class = make_layer(eqx)
+    ensemble = layer_class(ramp(3, 2, 2), ramp(3, 2))
+    batch = ramp(4, 2)
+    inner = eqx.filter_vmap(lambda m, x: m(x), in_axes=(None, 0))
+    members_first = eqx.filter_vmap(inner, in_axes=(0, None))(ensemble, batch)
+    outer = eqx.filter_vmap(lambda m, x: m(x), in_axes=(0, None))
+    batch_first = eqx.filter_vmap(outer, in_axes=(None, 0), out_axes=1)(ensemble, batch)
+    return members_first, batch_first
+
+
+@same_under_both_imports
+def test_callables_that_are_no_functions(eqx):
+    """A Module, a bound method, a partial and a decorated method: their arrays are shared."""
+
+    class Scale(eqx.Module):
+        factor: jax.Array
+
+        def __call__(self, x):
+            return self.factor * x
+
+        def twice(self, x):
+            return 2 * self(x)
+
+        @eqx.filter_vmap(in_axes=(None, 0))
+        def each(self, x):
+            return self(x)
+
+    scale = Scale(ramp(2))
+    return [
+        eqx.filter_vmap(scale)(ramp(3)),
+        eqx.filter_vmap(scale.twice)(ramp(3)),
+        eqx.filter_vmap(eqx.Partial(scale.twice))(ramp(3)),
+        scale.each(ramp(3)),
+    ]
+
+
+@same_under_both_imports
+def test_under_jit_and_grad(eqx):
+    """A mapped function can be jitted, and differentiated through."""
+    layer_class = make_layer(eqx)
+    layer = layer_class(ramp(2, 2), ramp(2))
+
+    def loss(layer, batch):
+        return jnp.sum(eqx.filter_vmap(layer)(batch) ** 2)
+
+    return eqx.filter_jit(eqx.filter_value_and_grad(loss))(layer, ramp(3, 2))
+
+
+@same_under_both_imports
+def test_keys_are_arrays(eqx):
+    """Typed keys are mapped like other arrays."""
+    keys = jax.random.split(jax.random.key(1), 3)
+    return eqx.filter_vmap(lambda key, n: jax.random.uniform(key, (n,)))(keys, 2)
+
+
+@same_under_both_imports
+def test_the_identity_may_move_an_axis(eqx):
+    """What comes in on one axis may leave on another."""
+    tree = {"a": ramp(2, 3), "b": ("text", ramp(2, 3, 4))}
+    moved = eqx.filter_vmap(lambda t: t, in_axes=eqx.if_array(1), out_axes=eqx.if_array(0))
+    return moved(tree), eqx.filter_vmap(lambda x: x, in_axes=0, out_axes=1)(ramp(2, 3))
+
+
+@same_under_both_imports
+def test_wrong_axes_are_refused(eqx):
+    """Sizes agree, named arguments exist, and something has to be mapped."""
+    add = lambda a, b: a + b  # noqa: E731
+    return [
+        caught(lambda: eqx.filter_vmap(add)(ramp(2), ramp(3))),
+        caught(lambda: eqx.filter_vmap(jnp.sum)(jnp.float32(1.0))),
+        caught(lambda: eqx.filter_vmap(jnp.sum, in_axes=(5,))(ramp(2))),
+        caught(lambda: eqx.filter_vmap(add, in_axes={"c": 0})(ramp(2), ramp(2)), about="c"),
+        caught(lambda: eqx.filter_vmap(add, in_axes=(0, 0, 0))(ramp(2), ramp(2))),
+        caught(lambda: eqx.filter_vmap(add, in_axes=(None, None))(ramp(2), ramp(2))),
+        caught(lambda: eqx.filter_vmap(add, in_axes=("0", 0))(ramp(2), ramp(2))),
+        caught(lambda: eqx.filter_vmap(lambda x: x, out_axes=None)(ramp(2))),
+    ]
