@@ -6,7 +6,9 @@ This is the front door: it re-exports what users need from the rooms (`tree`, `m
 
 from importlib.metadata import version as _version
 
+from pytreemod import debug as debug
 from pytreemod import nn as nn
+from pytreemod.errors import CheckError as CheckError
 from pytreemod.errors import PytreemodError as PytreemodError
 from pytreemod.module.classes import Module as Module
 from pytreemod.module.fields import AbstractClassVar as AbstractClassVar
@@ -21,9 +23,12 @@ from pytreemod.nn import inference_mode
 from pytreemod.state.making import make_with_state as make_with_state
 from pytreemod.state.tokens import StateIndex as StateIndex
 from pytreemod.state.values import State as State
+from pytreemod.transform.checking import branched_error_if as branched_error_if
+from pytreemod.transform.checking import error_if as error_if
 from pytreemod.transform.differentiating import filter_grad as filter_grad
 from pytreemod.transform.differentiating import filter_value_and_grad as filter_value_and_grad
 from pytreemod.transform.differentiating import trainable as trainable
+from pytreemod.transform.enumerating import Enumeration as Enumeration
 from pytreemod.transform.jitting import clear_caches as clear_caches
 from pytreemod.transform.jitting import filter_jit as filter_jit
 from pytreemod.transform.mapping import filter_vmap as filter_vmap
@@ -53,5 +58,5 @@ from pytreemod.tree.updating import apply_updates as apply_updates
 # Names that differ from those of what they name.
 select = selectors
 tree_inference = inference_mode
-EquinoxRuntimeError = PytreemodError
+EquinoxRuntimeError = CheckError
 __version__ = _version("pytreemod")

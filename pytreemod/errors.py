@@ -36,6 +36,10 @@ class SpecError(PytreemodError, ValueError, TypeError):
     """A selector, filter spec, axes spec or `by` does not fit the tree it was applied to."""
 
 
+class AccessError(SpecError, AttributeError):
+    """A `where` looked inside a leaf, or computed with it, where it may only pick nodes."""
+
+
 class StructureError(PytreemodError, ValueError):
     """Two trees that must agree in structure, shape or type do not."""
 
@@ -55,8 +59,8 @@ class RngError(PytreemodError, TypeError, ValueError, RuntimeError):
     """A random key is missing, is no key, or was used where several were needed."""
 
 
-class TraceError(PytreemodError, RuntimeError):
-    """Something happened while a function was traced that would give a wrong program."""
+class RetraceError(PytreemodError, RuntimeError):
+    """A function had to be traced more often than it may be."""
 
 
 class CheckError(PytreemodError, RuntimeError):

@@ -1,6 +1,7 @@
 """Names for the types that pytreemod's signatures speak of.
 
-Owns: aliases, and names under which JAX's functions pass a strict type checker. Imports nothing of pytreemod.
+Owns: aliases, and names under which JAX's functions pass a strict type checker. Imports nothing of
+pytreemod.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import jax
 # caller. What goes through these functions is any tree anyway.
 jtu: Any = jax.tree_util
 untyped_jax: Any = jax
+Tracer: type[Any] = untyped_jax.core.Tracer
 
 PyTree: TypeAlias = Any
 """Any tree of containers, Modules and leaves."""
@@ -31,7 +33,7 @@ FilterSpec: TypeAlias = Any
 AxesSpec: TypeAlias = Any
 """An int, None, a function from leaf to axis, `by(...)`, or a prefix tree of these."""
 
-class_of: Callable[[object], type[Any]] = type
+class_of: Callable[[object], Any] = type
 """`type` of one argument, where a strict checker would complain that it cannot tell the class."""
 
 Names: TypeAlias = str | Sequence[str]

@@ -78,7 +78,7 @@ def unmet(cls: type, own: frozenset[str], provided: set[str]) -> frozenset[str]:
     """
     inherited: set[str] = set()
     for base in cls.__mro__[1:]:
-        inherited |= getattr(base, "__abstractvars__", frozenset())
+        inherited.update(getattr(base, "__abstractvars__", ()))
     return frozenset(
         name for name in inherited | own if name in own or not _is_provided(cls, name, provided)
     )

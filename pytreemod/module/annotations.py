@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from jaxtyping import jaxtyped
+from jaxtyping import jaxtyped  # pyright: ignore[reportUnknownVariableType] (typed in part)
 
 from pytreemod.module.schema import Schema
 

@@ -6,6 +6,7 @@ finishes and flattens instances is written, JAX is told, methods are wrapped.
 """
 
 import abc
+import copy
 import dataclasses
 import inspect
 from typing import Any, Self, TypeVar, dataclass_transform
@@ -17,12 +18,12 @@ from pytreemod.module.construction import replace_values, write_finish, write_in
 from pytreemod.module.fields import buffer, field, static_field
 from pytreemod.module.methods import as_method
 from pytreemod.module.records import Record, make_record
-from pytreemod.module.registration import register, write_layout
+from pytreemod.module.registration import register, write_code
 from pytreemod.module.schema import LAYOUT, Schema
 from pytreemod.tree.comparison import tree_equal
 from pytreemod.tree.pending import read
 from pytreemod.tree.printing import tree_pformat
-from pytreemod.typing import jtu
+from pytreemod.typing import class_of, jtu
 
 _C = TypeVar("_C", bound=type)
 
@@ -47,7 +48,7 @@ class ModuleMeta(abc.ABCMeta):
     ) -> Any:
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
         own_abstract = _collect_fields(cls, kw_only)
-        schema = Schema(cls, write_layout, make_record)
+        schema = Schema(cls, write_code, make_record)
         _note_abstract(schema, own_abstract, is_abstract or strict is None)
         _choose_init(schema, namespace)
         _note_checks(schema)
@@ -64,7 +65,7 @@ class ModuleMeta(abc.ABCMeta):
             raise FieldError(schema.refusal)
         node = super().__call__(*args, **kwargs)
         # Only what __init__ has just built: __new__ may return any object, a finished one too.
-        if type(node) is cls and LAYOUT not in node.__dict__:
+        if class_of(node) is cls and LAYOUT not in node.__dict__:
             schema.finish(node)
         return node
 
@@ -124,7 +125,7 @@ def _note_abstract(schema: Schema, own_abstract: frozenset[str], is_abstract: bo
             name,
             "a concrete class",
             "Cannot instantiate abstract Module, for it was declared with is_abstract=True",
-            cure=["subclass it:", f"class My{name}({name}): ..."],
+            cure=["subclass it:", f"class My{cls.__name__}({cls.__name__}): ..."],
         )
     elif missing or methods:
         lacks = ", ".join([*sorted(missing), *(f"{m}()" for m in methods)])
@@ -132,7 +133,7 @@ def _note_abstract(schema: Schema, own_abstract: frozenset[str], is_abstract: bo
             name,
             "a concrete class",
             f"Can't instantiate abstract class {name} with abstract attributes {lacks}",
-            cure=["provide them in a subclass:", f"class My{name}({name}): ..."],
+            cure=["provide them in a subclass:", f"class My{cls.__name__}({cls.__name__}): ..."],
         )
 
 
@@ -245,7 +246,7 @@ def _wrap_methods(cls: type) -> None:
 
 def restore(cls: Any, values: dict[str, Any], config: tuple[str, ...]) -> Any:
     """Put a pickled or copied instance together again."""
-    layout = cls.__record__.layout_for(set(values), set(config))
+    layout = cls.__record__.layout_for(values, set(config))
     return make_record(cls, {LAYOUT: layout, **values})
 
 
@@ -333,6 +334,13 @@ class Module(Record, metaclass=ModuleMeta):
     def __hash__(self) -> int:
         leaves, treedef = jtu.tree_flatten(self)
         return hash((tuple(leaves), treedef))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # Configuration is shared: a copy of a jitted function would be another function.
+        layout = type(self).__record__.split(self)
+        shared = {n: getattr(self, n) for n in layout.config if n not in layout.code.held}
+        copied = {n: getattr(self, n) for n in (*layout.data, *layout.code.held)}
+        return make_record(type(self), {LAYOUT: layout, **shared, **copy.deepcopy(copied, memo)})
 
     def __reduce__(self) -> Any:
         schema = type(self).__record__

@@ -7,15 +7,17 @@ annotations are checked (only under jaxtyping), `__check_init__` runs.
 
 import dataclasses
 import inspect
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from pytreemod.errors import FieldError, describe, explain
-from pytreemod.module.division import KNOWN_DATA, KNOWN_STATIC, refuse_arrays
-from pytreemod.module.records import set_fields
+from pytreemod.module.division import KNOWN_DATA, refuse_arrays
+from pytreemod.module.records import refuse_finished, refuse_itself, set_fields
 from pytreemod.module.registration import compile_functions
 from pytreemod.module.schema import LAYOUT, Schema
+from pytreemod.typing import class_of
 
 
 class _Factory:
@@ -35,10 +37,8 @@ def write_finish(schema: Schema) -> Callable[[Any], None]:
     for most instances they come down to a few look-ups of types.
     """
     converts = "".join(f"    d[{n!r}] = convert_{n}(d[{n!r}])\n" for n in schema.converters)
-    tests = [
-        f"type(d[{name!r}]) in {'KNOWN_STATIC' if name in schema.static else 'KNOWN_DATA'}"
-        for name in schema.fields
-    ]
+    tests = [f"type(d[{n!r}]) in KNOWN_DATA" for n in schema.fields if n not in schema.static]
+    kinds = "".join(f"type(d[{n!r}]), " for n in schema.fields if n in schema.static)
     # On Python 3.11 a dict that grew attribute by attribute shares its keys with the class, and
     # reading from such a dict is five times slower than from one of its own.
     fresh = (
@@ -50,10 +50,11 @@ def finish(node):
 {fresh}    if len(d) < {len(schema.fields)}:
         fill(d)
 {converts}
-    if {" and ".join(tests) or "True"}:
+    layout = layouts.get(({kinds}))
+    if {" and ".join(["layout is not None", *tests])}:
         d[{LAYOUT!r}] = layout
     else:
-        divide(d)
+        divide(node, d)
     for check in schema.checks:
         check(node)
 """
@@ -61,16 +62,22 @@ def finish(node):
     def fill(values: dict[str, Any]) -> None:
         fill_defaults(schema, values)
 
-    def divide(values: dict[str, Any]) -> None:
+    def divide(node: Any, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            if type(value) is float and value != value:
+                # One NaN for all: it is not equal to itself, but it is itself.
+                values[name] = math.nan
         layout = schema.decide(values)
         for name in layout.config:
             refuse_arrays(schema.cls, name, values[name])
+        for name in layout.data:
+            if type(values[name]) not in KNOWN_DATA:
+                refuse_itself(node, name, values[name])
         values[LAYOUT] = layout
 
     scope: dict[str, Any] = {
         "KNOWN_DATA": KNOWN_DATA,
-        "KNOWN_STATIC": KNOWN_STATIC,
-        "layout": schema.layout,
+        "layouts": schema.layouts_by_type,
         "schema": schema,
         "set_fields": set_fields,
         "fill": fill,
@@ -132,11 +139,15 @@ def write_init(schema: Schema) -> Callable[..., None]:
         ["self", *map(_parameter, normal), *(["*"] if only else []), *map(_parameter, only)]
     )
     stored = ", ".join(filter(None, map(_store, schema.fields.values())))
-    lines = [f"_set_fields(self, {{{stored}}})"]
+    lines = [
+        f"if {LAYOUT!r} in self.__dict__:",
+        "    _refuse_finished(self)",
+        f"_set_fields(self, {{{stored}}})",
+    ]
     if hasattr(cls, "__post_init__"):
         extra = ", ".join(f.name for f in params if f.name not in schema.fields)
         lines.append(f"self.__post_init__({extra})")
-    made: dict[str, Any] = {"_factory": _FACTORY, "_set_fields": set_fields}
+    made: dict[str, Any] = {"_factory": _FACTORY, "_set_fields": set_fields, "_refuse_finished": refuse_finished}
     for f in everything.values():
         made[f"_default_{f.name}"] = f.default
         made[f"_make_{f.name}"] = f.default_factory
@@ -211,7 +222,8 @@ def _store(field: dataclasses.Field[Any]) -> str:
 def _annotation(field: dataclasses.Field[Any], schema: Schema) -> Any:
     """What the parameter takes: the converter's own parameter where there is a converter."""
     if field.name not in schema.converters:
-        return field.type.type if isinstance(field.type, dataclasses.InitVar) else field.type
+        annotation: Any = field.type
+        return annotation.type if isinstance(field.type, dataclasses.InitVar) else annotation
     try:
         parameters = inspect.signature(schema.converters[field.name]).parameters
     except (TypeError, ValueError):
@@ -228,7 +240,7 @@ def replace_values(node: Any, changes: dict[str, Any]) -> dict[str, Any]:
     Raises:
         FieldError: a name is no field.
     """
-    schema: Schema = type(node).__record__
+    schema: Schema = class_of(node).__record__
     unknown = [name for name in changes if name not in schema.fields]
     if unknown:
         raise FieldError(

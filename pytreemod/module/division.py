@@ -6,6 +6,7 @@ Everything else is data unless it was declared `static`. The judgment is made on
 instance is built; unflattening restores it and never judges again.
 """
 
+import copy
 import functools as ft
 import types
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import numpy as np
 from pytreemod.errors import FieldError, describe, explain
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
-from pytreemod.typing import jtu
+from pytreemod.typing import class_of, jtu, untyped_jax
 
 _CONFIGURATION = frozenset(
     {
@@ -28,7 +29,7 @@ _CONFIGURATION = frozenset(
         types.MethodType,
         ft.partial,
         np.ufunc,
-        type(jax.jit(lambda: None)),
+        class_of(untyped_jax.jit(lambda: None)),
     }
 )
 
@@ -51,7 +52,7 @@ KNOWN_STATIC: set[type] = {
 }
 
 
-def is_configuration(value: Any) -> bool:
+def is_configuration(value: object) -> bool:
     """Whether a field that is not declared static is configuration because of its value."""
     kind = type(value)
     if kind in KNOWN_DATA:
@@ -62,6 +63,52 @@ def is_configuration(value: Any) -> bool:
         KNOWN_DATA.add(kind)
         return False
     return callable(value) and not is_array(value) and not is_node(value)
+
+
+PLAIN = frozenset({bool, int, str, bytes, type(None)})
+"""Types of configuration whose values are told apart by type and `==`."""
+
+
+def kind_of(value: Any) -> Any:
+    """What tells a configuration value apart from others that `==` calls equal.
+
+    `1`, `1.0` and `True` are equal in Python, and so are `0.0` and `-0.0`, but a program traced
+    for one is not the program of another.
+    """
+    kind = class_of(value)
+    if kind is float and value == 0.0:
+        return float, repr(value)
+    if kind is tuple:
+        return (tuple, *map(kind_of, value))
+    return kind
+
+
+class Held:
+    """Configuration that could be changed in place (a list, a dict, a set), as it was.
+
+    The structure of a tree must not change under JAX's hands, so it gets a copy, and whoever
+    rebuilds the tree gets another.
+    """
+
+    __slots__ = ("value",)
+
+    TYPES = (list, dict, set, bytearray)
+
+    def __init__(self, value: Any):
+        self.value = copy.deepcopy(value)
+
+    def give(self) -> Any:
+        """A copy of the value."""
+        return copy.deepcopy(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Held) and bool(self.value == other.value)
+
+    def __hash__(self) -> int:
+        return hash(class_of(self.value))
+
+    def __repr__(self) -> str:
+        return repr(self.value)
 
 
 def refuse_arrays(cls: type, name: str, value: Any) -> None:
@@ -83,7 +130,8 @@ def refuse_arrays(cls: type, name: str, value: Any) -> None:
                     places=[f"{name}{inside}: {found}"],
                     cure=[
                         "configuration cannot be traced; use what keeps the arrays visible:",
-                        "pm.filter_jit(f), pm.filter_vmap(f), ... instead of jax.jit(f), jax.vmap(f)",
+                        "pm.filter_jit(f), pm.filter_vmap(f), ... "
+                        "instead of jax.jit(f), jax.vmap(f)",
                         "pm.Partial(f, array) instead of functools.partial(f, array)",
                     ],
                 )
@@ -104,13 +152,14 @@ def refuse_arrays(cls: type, name: str, value: Any) -> None:
 
 
 def _arrays_in(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    within: Any = value  # A checker narrows `value` to containers of it knows not what.
     if is_array(value):
         yield path, describe(value)
     elif isinstance(value, (tuple, list)):
-        for i, item in enumerate(value):
+        for i, item in enumerate(within):
             yield from _arrays_in(item, f"{path}[{i}]")
     elif isinstance(value, dict):
-        for key, item in value.items():
+        for key, item in within.items():
             yield from _arrays_in(item, f"{path}[{key!r}]")
     elif isinstance(value, type):
         return
@@ -126,4 +175,4 @@ def _arrays_in(value: Any, path: str) -> Iterator[tuple[str, str]]:
     elif isinstance(value, types.MethodType):
         yield from _arrays_in(value.__self__, f"{path}.__self__")
     elif callable(value) and hasattr(value, "__wrapped__"):
-        yield from _arrays_in(value.__wrapped__, f"{path}.__wrapped__")
+        yield from _arrays_in(within.__wrapped__, f"{path}.__wrapped__")

@@ -52,7 +52,12 @@ def field(
     clash = sorted({STATIC, CONVERTER, ROLE} & set(metadata))
     if clash:
         raise FieldError(
-            f"Cannot use metadata with `{clash[0]}` already set.\n  pass it as field({clash[0]}=...)"
+            explain(
+                "field(metadata)",
+                f"no {clash[0]!r} in it",
+                f"Cannot use metadata with `{clash[0]}` already set",
+                cure=["give it to field itself:", f"pm.field({clash[0]}=...)"],
+            )
         )
     if converter is not None and not callable(converter):
         raise FieldError(explain("field(converter)", "a function", describe(converter)))
@@ -75,8 +80,10 @@ def field(
         metadata[ROLE] = role
     try:
         return dataclasses.field(metadata=metadata, **kwargs)
-    except TypeError as error:
-        raise FieldError(f"field: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise FieldError(
+            explain("field", "arguments that dataclasses.field takes, too", str(error))
+        ) from error
 
 
 def buffer(*, converter: Callable[[Any], Any] | None = None, **kwargs: Any) -> Any:

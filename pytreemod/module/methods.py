@@ -9,9 +9,7 @@ import functools as ft
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
-from pytreemod.typing import jtu
+from pytreemod.typing import class_of, jtu, untyped_jax
 
 _STAGES = frozenset({"lower", "trace", "eval_shape"})
 
@@ -43,8 +41,9 @@ class BoundMethod(ft.partial):  # pyright: ignore[reportMissingTypeArgument]
         if name == "__wrapped__":
             raise AttributeError(name)
         # A jitted method is staged for the instance that it is bound to, as a call of it would be.
-        if name in _STAGES and hasattr(self.func, "stage_bound"):
-            return self.func.stage_bound(name, self.args[0])
+        stage = getattr(self.func, "stage_bound", None) if name in _STAGES else None
+        if stage is not None:
+            return stage(name, self.args[0])
         return getattr(self.func, name)
 
     def __eq__(self, other: object) -> bool:
@@ -111,7 +110,7 @@ _PLAIN = frozenset(
     " __tree_flatten__ __pdoc__".split()
 )
 
-_FUNCTIONS: tuple[type, ...] = (type(lambda: None), type(jax.jit(lambda: None)))
+_FUNCTIONS: tuple[type, ...] = (type(lambda: None), class_of(untyped_jax.jit(lambda: None)))
 
 
 def as_method(name: str, value: Any) -> Any:

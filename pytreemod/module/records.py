@@ -4,12 +4,15 @@ Owns how fields are stored (in the instance's dict, beside its layout), and what
 assignment, before and after the instance is finished.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from pytreemod.errors import FieldError, FrozenError, describe, explain
 from pytreemod.module.methods import BoundMethod
 from pytreemod.module.schema import LAYOUT, Schema
+from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.pending import PENDING
+from pytreemod.typing import class_of
 
 # What Python's machinery assigns to instances without asking.
 _PASSED = frozenset({"__orig_class__"})
@@ -29,8 +32,8 @@ class Record:
             refuse_assignment(self, name, value)
         if name not in self.__record__.fields and name not in _PASSED:
             refuse_undeclared(self, name)
-        if type(value) is BoundMethod and value.__self__ is self:
-            refuse_own_method(self, name, value)
+        if type(value) in _MAY_HOLD_SELF:
+            refuse_itself(self, name, value)
         values[name] = value
 
     def __delattr__(self, name: str) -> None:
@@ -48,7 +51,7 @@ class Record:
 set_fields = vars(Record)["__dict__"].__set__
 """Gives a record its dict: `set_fields(record, {...})`, past `__setattr__`."""
 
-_new = object.__new__
+_new: Callable[[type], Any] = object.__new__
 
 
 def make_record(cls: type, values: dict[str, Any]) -> Any:
@@ -78,7 +81,7 @@ def refuse_assignment(node: Any, name: str, value: Any) -> None:
 def refuse_undeclared(node: Any, name: str) -> None:
     """Raise the error for an attribute that no field declares."""
     cls = type(node).__qualname__
-    fields = ", ".join(type(node).__record__.fields) or "none"
+    fields = ", ".join(class_of(node).__record__.fields) or "none"
     raise FrozenError(
         explain(
             f"{cls}.{name}",
@@ -86,25 +89,62 @@ def refuse_undeclared(node: Any, name: str) -> None:
             f"an undeclared attribute {name!r}",
             cure=[
                 "declare it in the class body:",
-                f"class {cls}(pm.Module):",
+                f"class {type(node).__name__}(pm.Module):",
                 f"    {name}: jax.Array",
             ],
         )
     )
 
 
-def refuse_own_method(node: Any, name: str, value: BoundMethod) -> None:
-    """Raise the error for a method of an instance assigned to that instance's field."""
+_MAY_HOLD_SELF = (BoundMethod, list, tuple, dict)
+
+
+def refuse_itself(node: Any, name: str, value: Any) -> None:
+    """Refuse a field's value that contains the instance itself, such as its own bound method.
+
+    Looks at the value, and at what is directly inside it: deeper down, it could only have come
+    from another Module, which was looked at when it was built.
+
+    Raises:
+        FieldError: the instance would contain itself.
+    """
+    inside: list[Any]
+    if class_of(value) is BoundMethod:
+        inside = [value]
+    elif record_of(value) is not None:
+        inside = list(vars(value).values())
+    else:
+        inside = [child for _, child in children_of(value) or ()]
+    for found in inside:
+        if found is node:
+            _refuse_own(node, name, "the instance")
+        if class_of(found) is BoundMethod and found.__self__ is node:
+            _refuse_own(node, name, f"its own method {found.__name__!r}")
+
+
+def _refuse_own(node: Any, name: str, what: str) -> None:
     cls = type(node).__qualname__
     raise FieldError(
         explain(
             f"{cls}.{name}",
             "a value that does not contain the instance itself",
-            f"its own method {value.__name__!r}: Cannot assign methods in __init__",
+            f"{what}: Cannot assign methods in __init__",
             cure=[
-                "a tree cannot contain itself; write a method that calls it:",
-                f"def {name}(self, *args):",
-                f"    return self.{value.__name__}(*args)",
+                "a tree cannot contain itself; write a method instead:",
+                f"def {name}(self, *args): ...",
             ],
+        )
+    )
+
+
+def refuse_finished(node: Any) -> None:
+    """Raise the error for `__init__` called on a finished Module."""
+    cls = type(node).__qualname__
+    raise FrozenError(
+        explain(
+            f"{cls}.__init__",
+            "an instance that is being built",
+            "a finished one, which is frozen",
+            cure=["make another:", f"model = {cls}(...)"],
         )
     )

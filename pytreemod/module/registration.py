@@ -1,18 +1,19 @@
 """Teaching JAX to flatten and unflatten a Module class.
 
-Flattening runs for every node of every tree in every call of a transform, so each layout of a
-class gets code of its own, written out field by field: no loop, no lookup of names. This is what
-it looks like for `class Linear` with data `weight`, `bias` and configuration `n`:
+Flattening runs for every node of every tree in every call of a transform, so each class gets code
+of its own, written out field by field: no loop, no lookup of names. This is what it looks like for
+`class Linear` with data `weight`, `bias` and configuration `n`:
 
     def flatten(node):
         d = node.__dict__
+        layout = d["<layout>"]
         return (d["weight"], d["bias"]), (layout, d["n"])
 
     def unflatten(aux, children):
+        layout, c0 = aux
+        x0, x1 = children
         made = new(cls)
-        a, b = children
-        _, c = aux
-        set_fields(made, {"<layout>": layout, "weight": a, "bias": b, "n": c})
+        set_fields(made, {"<layout>": layout, "weight": x0, "bias": x1, "n": c0})
         return made
 
 `benchmarks/dispatch.py` measures it against nested dicts, which JAX flattens in C++.
@@ -20,9 +21,9 @@ it looks like for `class Linear` with data `weight`, `bias` and configuration `n
 
 from typing import Any
 
-from pytreemod.module.division import KNOWN_DATA
+from pytreemod.module.division import KNOWN_DATA, Held
 from pytreemod.module.records import set_fields
-from pytreemod.module.schema import LAYOUT, Layout, Schema
+from pytreemod.module.schema import LAYOUT, Code, Schema
 from pytreemod.tree.pending import settle
 from pytreemod.typing import jtu
 
@@ -33,86 +34,85 @@ def compile_functions(source: str, scope: dict[str, Any], name: str) -> dict[str
     return scope
 
 
-def _code(layout: Layout) -> tuple[str, str, str]:
-    """The expressions of one layout: what flatten returns, plain and with keys; unflatten's body."""
-    reads = "".join(f"d[{name!r}], " for name in layout.data)
-    keyed = "".join(f"(k{i}, d[{name!r}]), " for i, name in enumerate(layout.data))
-    aux = "(layout, " + "".join(f"d[{name!r}], " for name in layout.config) + ")"
-    children = [f"x{i}" for i in range(len(layout.data))]
-    held = [f"c{i}" for i in range(len(layout.config))]
-    pairs = zip((*layout.data, *layout.config), (*children, *held), strict=True)
-    values = ", ".join(f"{name!r}: {variable}" for name, variable in pairs)
+def _expressions(code: Code) -> tuple[str, str, str]:
+    """What flatten returns, plain and with keys, and the body of unflatten."""
+    reads = "".join(f"d[{name!r}], " for name in code.data)
+    keyed = "".join(f"(k{i}, d[{name!r}]), " for i, name in enumerate(code.data))
+    held = {name: f"hold(d[{name!r}])" for name in code.held}
+    aux = "".join(f"{held.get(name, f'd[{name!r}]')}, " for name in code.config)
+    children = [f"x{i}" for i in range(len(code.data))]
+    config = [f"c{i}" for i in range(len(code.config))]
+    given = [
+        f"{variable}.give()" if name in code.held else variable
+        for name, variable in zip(code.config, config, strict=True)
+    ]
+    pairs = zip((*code.data, *code.config), (*children, *given), strict=True)
+    values = ", ".join(f"{name!r}: {value}" for name, value in pairs)
     body = f"""
-    {", ".join(["_", *held])}, = aux
+    {", ".join(["layout", *config])}, = aux
     {", ".join(children) + ", = children" if children else ""}
     made = new(cls)
     set_fields(made, {{{LAYOUT!r}: layout, {values}}})
     return made
 """
-    return f"({reads}), {aux}", f"({keyed}), {aux}", body
+    return f"({reads}), (layout, {aux})", f"({keyed}), (layout, {aux})", body
 
 
-def _scope(layout: Layout) -> dict[str, Any]:
-    keys = {f"k{i}": jtu.GetAttrKey(name) for i, name in enumerate(layout.data)}
-    return {
-        "layout": layout,
-        "cls": layout.cls,
-        "new": object.__new__,
-        "set_fields": set_fields,
-        **keys,
-    }
+def _scope(cls: type, code: Code) -> dict[str, Any]:
+    keys = {f"k{i}": jtu.GetAttrKey(name) for i, name in enumerate(code.data)}
+    return {"cls": cls, "new": object.__new__, "set_fields": set_fields, "hold": Held, **keys}
 
 
-def write_layout(layout: Layout) -> None:
-    """Write the code that flattens and unflattens the instances of one layout."""
-    plain, keyed, body = _code(layout)
+def write_code(cls: type, code: Code) -> None:
+    """Write the functions that flatten and unflatten instances of one division of fields."""
+    plain, keyed, body = _expressions(code)
     source = f"""
-def flatten(d):
+def flatten(d, layout):
     return {plain}
 
-def flatten_with_keys(d):
+def flatten_with_keys(d, layout):
     return {keyed}
 
 def unflatten(aux, children):{body}"""
-    scope = compile_functions(source, _scope(layout), layout.cls.__qualname__)
-    layout.flatten = scope["flatten"]
-    layout.flatten_with_keys = scope["flatten_with_keys"]
-    layout.unflatten = scope["unflatten"]
+    scope = compile_functions(source, _scope(cls, code), cls.__qualname__)
+    code.flatten = scope["flatten"]
+    code.flatten_with_keys = scope["flatten_with_keys"]
+    code.unflatten = scope["unflatten"]
 
 
 def register(schema: Schema) -> None:
     """Register a Module class with JAX.
 
-    The functions that JAX calls are those of the class's usual layout, with a guard: an instance
+    The functions that JAX calls are those of the class's usual division, with a guard: an instance
     that is pending, was put together by hand, or divides in another way, takes the longer road.
     """
 
     def flatten_slowly(node: Any) -> Any:
         layout = schema.split(node)
         settle(node)
-        return layout.flatten(node.__dict__)
+        return layout.code.flatten(node.__dict__, layout)
 
     def flatten_with_keys(node: Any) -> Any:
         layout = schema.split(node)
         settle(node)
-        return layout.flatten_with_keys(node.__dict__)
+        return layout.code.flatten_with_keys(node.__dict__, layout)
 
-    layout = schema.layout
-    plain, _, body = _code(layout)
+    plain, _, body = _expressions(schema.code)
     source = f"""
 def flatten(node):
     d = node.__dict__
     try:
-        if d[{LAYOUT!r}] is layout:
+        layout = d[{LAYOUT!r}]
+        if layout.is_usual:
             return {plain}
     except KeyError:
         pass
     return flatten_slowly(node)
 
 def unflatten(aux, children):
-    if aux[0] is not layout:
-        return aux[0].unflatten(aux, children){body}"""
-    scope = {**_scope(layout), "flatten_slowly": flatten_slowly}
+    if not aux[0].is_usual:
+        return aux[0].code.unflatten(aux, children){body}"""
+    scope = {**_scope(schema.cls, schema.code), "flatten_slowly": flatten_slowly}
     compile_functions(source, scope, schema.cls.__qualname__)
     jtu.register_pytree_with_keys(
         schema.cls, flatten_with_keys, scope["unflatten"], scope["flatten"]

@@ -2,8 +2,9 @@
 
 A `Schema` holds the fields of one class with all that construction, flattening and surgery ask of
 them, worked out once when the class is made. A `Layout` is one way in which the fields of an
-instance divide into data and configuration: nearly every class has only one, but a field that
-holds a function in one instance and a Module in another gives two.
+instance divide into data and configuration, for configuration values of given types: most classes
+have only one, but a field that holds a function in one instance and a Module in another gives
+two.
 """
 
 import dataclasses
@@ -11,28 +12,44 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from pytreemod.module.division import is_configuration, refuse_arrays
+from pytreemod.module.division import PLAIN, Held, is_configuration, kind_of, refuse_arrays
 from pytreemod.module.fields import CONVERTER, ROLE, STATIC
 from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord
 from pytreemod.tree.pending import PENDING, AbstractSource, open_to_waiting, settle
+from pytreemod.tree.snapshots import SNAPSHOT
 
 # Where an instance's dict keeps its layout. No identifier, so that no field can bear the name.
 LAYOUT = "<layout>"
 
+_HIDDEN = frozenset({LAYOUT, PENDING, SNAPSHOT, "__orig_class__"})
 _SCALARS = (type(None), bool, int, float, complex)
 
 
-class Layout:
-    """One division of a class's fields into data and configuration, with its code."""
+class Code:
+    """The functions that flatten and unflatten instances of one division of fields."""
 
-    __slots__ = ("cls", "config", "data", "flatten", "flatten_with_keys", "unflatten")
+    __slots__ = ("config", "data", "flatten", "flatten_with_keys", "held", "unflatten")
 
-    flatten: Callable[[Any], Any]
-    flatten_with_keys: Callable[[Any], Any]
+    flatten: Callable[[dict[str, Any], "Layout"], Any]
+    flatten_with_keys: Callable[[dict[str, Any], "Layout"], Any]
     unflatten: Callable[[Any, Any], Any]
 
-    def __init__(self, cls: type, data: tuple[str, ...], config: tuple[str, ...]):
-        self.cls, self.data, self.config = cls, data, config
+    def __init__(self, data: tuple[str, ...], config: tuple[str, ...], held: tuple[str, ...]):
+        self.data, self.config, self.held = data, config, held
+
+
+class Layout:
+    """One division of a class's fields, for configuration of given kinds.
+
+    Stands first in the auxiliary data of a flattened instance, where it is compared by identity.
+    """
+
+    __slots__ = ("cls", "code", "config", "data", "is_usual")
+
+    def __init__(self, cls: type, code: Code, is_usual: bool):
+        self.cls, self.code = cls, code
+        self.data, self.config = code.data, code.config
+        self.is_usual = is_usual
 
     def __repr__(self) -> str:
         return self.cls.__qualname__
@@ -44,7 +61,7 @@ class Schema(AbstractRecord):
     def __init__(
         self,
         cls: type,
-        write_layout: Callable[[Layout], None],
+        write_code: Callable[[type, Code], None],
         make: Callable[[type, dict[str, Any]], Any],
     ):
         fields = dataclasses.fields(cls)
@@ -60,34 +77,51 @@ class Schema(AbstractRecord):
         self.shown: tuple[str, ...] = ()
         self._is_open = False
         self.finish: Callable[[Any], None] = lambda node: None
-        self._write_layout = write_layout
+        self._write_code = write_code
         self._make = make
-        self._layouts: dict[tuple[str, ...], Layout] = {}
-        self._lock = threading.Lock()
-        self.layout = self.layout_for({*self.fields}, {*self.static})
+        self._codes: dict[Any, Code] = {}
+        self._layouts: dict[Any, Layout] = {}
+        # The layouts of ordinary instances, by the types of their static fields.
+        self.layouts_by_type: dict[tuple[type, ...], Layout] = {}
+        self._lock = threading.RLock()
+        data = tuple(n for n in self.fields if n not in self.static)
+        self.code = self._code_for(data, tuple(n for n in self.fields if n in self.static), ())
 
-    def layout_for(self, present: set[str], config: set[str] | frozenset[str]) -> Layout:
-        """The one layout with these fields, of which some are configuration.
+    def _code_for(self, data: tuple[str, ...], config: tuple[str, ...], held: Any) -> Code:
+        key = (data, config, held)
+        with self._lock:
+            if key not in self._codes:
+                code = Code(*key)
+                self._write_code(self.cls, code)
+                self._codes[key] = code
+            return self._codes[key]
+
+    def layout_for(self, values: dict[str, Any], config: set[str] | frozenset[str]) -> Layout:
+        """The one layout for these values, of which some are configuration.
 
         A name that is no field is configuration: what `module_update_wrapper` adds.
         """
-        data = tuple(n for n in self.fields if n in present and n not in config)
-        rest = tuple(n for n in self.fields if n in present and n in config)
-        rest += tuple(sorted(present - {*self.fields}))
-        key = (*data, "", *rest)
+        data = tuple(n for n in self.fields if n in values and n not in config)
+        rest = tuple(n for n in self.fields if n in values and n in config)
+        rest += tuple(sorted(values.keys() - self.fields.keys() - _HIDDEN))
+        kinds = tuple(kind_of(values[n]) for n in rest)
+        key = (data, rest, kinds)
         with self._lock:
-            layout = self._layouts.get(key)
-            if layout is None:
-                layout = Layout(self.cls, data, rest)
-                self._write_layout(layout)
-                self._layouts[key] = layout
+            if key not in self._layouts:
+                held = tuple(n for n in rest if isinstance(values[n], Held.TYPES))
+                code = self._code_for(data, rest, held)
+                self._layouts[key] = Layout(self.cls, code, code is self.code)
+            layout = self._layouts[key]
+            if layout.is_usual and PLAIN.issuperset(kinds):
+                self.layouts_by_type[kinds] = layout
         return layout
 
     def decide(self, values: dict[str, Any]) -> Layout:
         """The layout that an instance with these values gets when it is built."""
-        present = {name for name in self.fields if name in values}
-        auto = {n for n in present if n not in self.static and is_configuration(values[n])}
-        return self.layout_for(present, auto | self.static)
+        auto = {n for n in self.fields if n in values and n not in self.static}
+        auto = {n for n in auto if is_configuration(values[n])}
+        fields = {n: v for n, v in values.items() if n in self.fields}
+        return self.layout_for(fields, auto | self.static)
 
     def split(self, node: Any) -> Layout:
         """The layout of an instance; decided by its values if it was put together by hand."""
@@ -128,8 +162,8 @@ class Schema(AbstractRecord):
             and is_configuration(new) != (n in layout.config)
         }
         values.update(changes)
-        if moved or len(values) > len(layout.data) + len(layout.config):
-            layout = self.layout_for({*values}, ({*layout.config} ^ moved) | self.static)
+        if not all(n in layout.data and n not in moved for n in changes):
+            layout = self.layout_for(values, ({*layout.config} ^ moved) | self.static)
         for name, new in changes.items():
             if name in layout.config:
                 refuse_arrays(self.cls, name, new)
@@ -138,7 +172,8 @@ class Schema(AbstractRecord):
 
     def is_finished(self, node: Any) -> bool:
         """Whether `node` can change no more."""
-        return LAYOUT in node.__dict__
+        layout = node.__dict__.get(LAYOUT)
+        return layout is not None and not layout.code.held
 
     def early(self, node: Any) -> dict[str, Any] | None:
         """What a pending copy of `node` must hold from the start; see `AbstractRecord.early`.

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import wadler_lindig as wl
 
 from pytreemod.errors import ArgumentError, StateError, TokenError, describe, explain
@@ -13,7 +12,7 @@ from pytreemod.tree.comparison import tree_equal
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array_like
 from pytreemod.tree.printing import tree_pformat
-from pytreemod.typing import PyTree, jtu
+from pytreemod.typing import PyTree, class_of, jtu, untyped_jax
 
 _V = TypeVar("_V")
 
@@ -280,9 +279,11 @@ class State:
         if self._used:
             return wl.TextDoc(f"State(<used up by {self._used}>)")
         pairs = [(self._names[m], v) for m, v in self._entries.items()]
+        # Typed in part: its **kwargs are not.
+        entries = wl.named_objs(pairs, **kwargs)  # pyright: ignore[reportUnknownMemberType]
         return wl.bracketed(
             begin=wl.TextDoc("State("),
-            docs=wl.named_objs(pairs, **kwargs),
+            docs=entries,
             sep=wl.comma,
             end=wl.TextDoc(")"),
             indent=kwargs["indent"],
@@ -292,11 +293,12 @@ class State:
 def _kind(leaf: Any) -> Any:
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return tuple(leaf.shape), leaf.dtype
-    return type(leaf)
+    return class_of(leaf)
 
 
 def _as_array(leaf: Any) -> Any:
-    return jnp.asarray(leaf) if is_array_like(leaf) and not isinstance(leaf, jax.Array) else leaf
+    given = isinstance(leaf, jax.Array) or not is_array_like(leaf)
+    return leaf if given else untyped_jax.numpy.asarray(leaf)
 
 
 def _make(entries: dict[Any, Any], names: dict[Any, str]) -> State:

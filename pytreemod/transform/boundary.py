@@ -30,7 +30,8 @@ from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import (
     Snapshot,
     Structure,
-    has_containers,
+    container_paths,
+    divide,
     snapshot_of,
     static_token,
     structure_of,
@@ -169,20 +170,23 @@ def structure_of_call(
     """The arrays of a call, and the structure that gives back `(head, args, kwargs)`.
 
     Raises:
-        ArgumentError: a value that is no array cannot be hashed; its path is named.
+        TypeError: a value that is no array cannot be hashed.
     """
     leaves, treedef = jtu.tree_flatten((tuple(head), tuple(args), kwargs))
-    try:
-        return structure_of(leaves, treedef)
-    except TypeError as error:
-        raise unhashable(head, args, kwargs, error) from error
+    return structure_of(leaves, treedef)
 
 
-def unhashable(
-    head: Sequence[Any], args: Sequence[Any], kwargs: dict[str, Any], error: TypeError
-) -> TypeError:
-    """The error for a call with a static value that cannot be hashed."""
-    for root, tree in [*((f"args[{i}]", x) for i, x in enumerate((*head, *args))), *kwargs.items()]:
+def unhashable(named: Sequence[tuple[str, Any]], error: TypeError) -> TypeError:
+    """The error for a call with a static value that cannot be hashed: its path is named.
+
+    Args:
+        named: the arguments with their names.
+        error: what hashing raised.
+
+    Returns:
+        A better error if the value was found, or else `error`.
+    """
+    for root, tree in named:
         for place in places(tree):
             try:
                 hash(None if is_array(place.leaf) else place.leaf)
@@ -226,10 +230,14 @@ def unpack(packed: dict[Plan, Sequence[Any]]) -> PyTree:
 
 
 def make_pending(
-    cls: type, early: dict[str, Any], structure: Structure, containers: Any, arrays: list[Any]
+    cls: type, early: dict[str, Any], structure: Structure, paths: Any, arrays: list[Any]
 ) -> Any:
     """A record with these arrays, whose fields are built when they are read."""
-    return make_record(cls, {PENDING: Snapshot(arrays, structure, containers), **early})
+    return make_record(cls, {PENDING: Snapshot(arrays, structure, (), paths), **early})
+
+
+# Python's parser gives up on expressions nested much deeper.
+MAX_DEPTH = 30
 
 
 class _PlanWriter:
@@ -238,6 +246,7 @@ class _PlanWriter:
     def __init__(self) -> None:
         self.arrays: list[Any] = []
         self.scope: dict[str, Any] = {"pending": make_pending}
+        self.depth = 0
 
     def compile(self, expression: str) -> Callable[[Sequence[Any]], Any]:
         return eval(
@@ -250,6 +259,14 @@ class _PlanWriter:
         return name
 
     def write(self, node: Any) -> str:
+        """The expression that builds `node`."""
+        self.depth += 1
+        try:
+            return self.write_whole(node) if self.depth > MAX_DEPTH else self._write(node)
+        finally:
+            self.depth -= 1
+
+    def _write(self, node: Any) -> str:
         if is_array(node):
             self.arrays.append(node)
             return f"o[{len(self.arrays) - 1}]"
@@ -275,11 +292,17 @@ class _PlanWriter:
             arrays, structure = structure_of(leaves, treedef)
         except TypeError:
             return self.write_node(node)
-        containers = None if has_containers(node) else ()
         start = len(self.arrays)
         self.arrays += arrays
-        fixed = self.constant((type(node), early, structure, containers))
+        fixed = self.constant((type(node), early, structure, container_paths(node)))
         return f"pending(*{fixed}, o[{start}:{len(self.arrays)}])"
+
+    def write_whole(self, node: Any) -> str:
+        """A node with all that is below it, put together by JAX."""
+        arrays, structure = divide(node)
+        start = len(self.arrays)
+        self.arrays += arrays
+        return f"{self.constant(structure.assemble)}(o[{start}:{len(self.arrays)}])"
 
     def write_node(self, node: Any) -> str:
         """A node of another kind: its children by expression, put together by JAX."""

@@ -60,21 +60,22 @@ _failures = _Failures()
 
 @contextmanager
 def listening() -> Iterator[Callable[[PyTree], None]]:
-    """Have failures noted; yields a function that waits for results and raises what was noted."""
+    """Have failures noted; yields a function that waits for results.
+
+    Raises:
+        CheckError: at the end, if a failure was noted meanwhile. (One of another thread's, perhaps:
+            raised in the wrong place is better than lost.)
+    """
     with _failures.lock:
         _failures.listeners += 1
     try:
-        yield _wait
+        yield jax.block_until_ready
+        failure = _failures.take()
     finally:
         with _failures.lock:
             _failures.listeners -= 1
             if not _failures.listeners:
                 _failures.noted.clear()
-
-
-def _wait(results: PyTree) -> None:
-    jax.block_until_ready(results)
-    failure = _failures.take()
     if failure is not None:
         raise failure
 

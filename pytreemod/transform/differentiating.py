@@ -19,7 +19,7 @@ from pytreemod.tree.nodes import places
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.prefixes import mask_of
-from pytreemod.tree.selecting import Selector
+from pytreemod.tree.selecting import Selector, refuse_unmatched
 from pytreemod.tree.snapshots import divide
 from pytreemod.typing import FilterSpec, PyTree, jtu
 
@@ -73,6 +73,8 @@ def trainable(model: PyTree, wrt: FilterSpec | None = None) -> tuple[PyTree, PyT
         ({'n': None, 'w': Array([1., 1.], dtype=float32)}, {'n': 3, 'w': None})
     """
     leaves, treedef = jtu.tree_flatten(model)
+    if isinstance(wrt, Selector):
+        refuse_unmatched([wrt], [model])
     mask = trainable_mask(model, wrt, "trainable(wrt)")
     pairs = list(zip(leaves, mask, strict=True))
     return (
@@ -95,6 +97,8 @@ class _Grad(Transformed):
         chosen = self._chosen(argnums, args, kwargs)
         flat = {i: jtu.tree_flatten(args[i]) for i in chosen}
         where = f"{self.transform_name()}(wrt)"
+        if isinstance(wrt, Selector):
+            refuse_unmatched([wrt], [args[i] for i in chosen])
         masks = {i: trainable_mask(args[i], wrt, where) for i in chosen}
         if not any(map(any, masks.values())):
             self._refuse_nothing(args, chosen)

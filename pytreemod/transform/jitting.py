@@ -1,317 +1,69 @@
 """`filter_jit`: compile a function of any trees; arrays are traced, all else is static."""
 
 import functools as ft
-import inspect
 import warnings
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from operator import itemgetter
 from typing import Any, TypeVar, overload
 
 import jax
 import numpy as np
 
 from pytreemod.errors import ArgumentError, DonatedError, describe, explain
-from pytreemod.transform.boundary import (
-    handlers,
-    pack,
-    split_call,
-    split_other,
-    structure_of_call,
-    unhashable,
-    unpack,
-)
+from pytreemod.transform.boundary import handlers, split_call, split_other, unhashable, unpack
+from pytreemod.transform.checking import listening
+from pytreemod.transform.compiling import Entry, clear_stores, propagate, store_for
+from pytreemod.transform.donating import as_donation
 from pytreemod.transform.wrapping import (
     Transformed,
     argument_name,
     check_callable,
     function_name,
-    parameters_of,
     place_keywords,
     positional_names,
 )
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.predicates import is_array
-from pytreemod.tree.prefixes import By, mask_of
-from pytreemod.tree.selecting import Selector, as_selector
 from pytreemod.typing import jtu
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-# A program with as many compiled variants does nothing else; the oldest goes.
-MAX_ENTRIES = 4096
-
-_STRINGS = ("none", "all", "all-except-first", "warn", "warn-except-first")
 _REFUSED = (
     "static_argnums",
     "static_argnames",
     "donate_argnums",
     "donate_argnames",
-)
-_RENAMED = ("default", "fn", "args", "kwargs", "out")
-
-
-class _Donation:
-    """Which arguments' arrays a call gives away."""
-
-    __slots__ = ("quiet", "rule")
-
-    def __init__(self, rule: Any, quiet: bool):
-        self.rule = rule
-        self.quiet = quiet
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Donation) and (self.rule, self.quiet) == (other.rule, other.quiet)
-
-    def __hash__(self) -> int:
-        return hash((self.rule, self.quiet))
-
-    def flags(
-        self, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[bool]:
-        """One bool for each array of the arguments, in order."""
-        if isinstance(self.rule, Selector):
-            return self._selected(self.rule, names, args, kwargs)
-        flags: list[bool] = []
-        for i, value in enumerate(args):
-            flags += [self._gives(i, argument_name(names, i))] * _count(value)
-        for name in sorted(kwargs):
-            flags += [self._gives(-1, name)] * _count(kwargs[name])
-        return flags
-
-    def _gives(self, index: int, name: str) -> bool:
-        if self.rule == "all-except-first":
-            return index != 0
-        return self.rule == "all" or (isinstance(self.rule, tuple) and name in self.rule)
-
-    def _selected(
-        self, rule: Selector, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[bool]:
-        # One tree of all arguments by name, in the order of the call: paths in the selector start
-        # with the argument's name, as they do in errors.
-        named = _Arguments(
-            (*(argument_name(names, i) for i in range(len(args))), *sorted(kwargs)),
-            (*args, *(kwargs[name] for name in sorted(kwargs))),
-        )
-        mask = mask_of(rule, named, where="filter_jit(donate)")
-        leaves = jtu.tree_leaves(named)
-        return [m for m, leaf in zip(mask, leaves, strict=True) if is_array(leaf)]
-
-
-class _Arguments:
-    """Arguments by name, as a tree in the order of the call."""
-
-    def __init__(self, names: tuple[str, ...], values: tuple[Any, ...]):
-        self.names = names
-        self.values = values
-
-
-jtu.register_pytree_with_keys(
-    _Arguments,
-    lambda a: (
-        tuple((jtu.GetAttrKey(n), v) for n, v in zip(a.names, a.values, strict=True)),
-        a.names,
-    ),
-    lambda names, values: _Arguments(names, tuple(values)),
+    "default",
+    "fn",
+    "args",
+    "kwargs",
+    "out",
 )
 
 
-def _count(value: Any) -> int:
-    return sum(map(is_array, jtu.tree_leaves(value)))
-
-
-def _as_donation(donate: Any, fn: Any) -> _Donation | None:
-    if isinstance(donate, str):
-        if donate == "none":
-            return None
-        if donate in _STRINGS:
-            return _Donation(donate.replace("warn", "all"), quiet=donate.startswith("all"))
-        donate = (donate,)
-    if isinstance(donate, (Selector, type, By)):
-        return _Donation(as_selector(donate), quiet=False)
-    if isinstance(donate, Sequence) and all(isinstance(name, str) for name in donate):
-        _check_names(tuple(donate), fn)
-        return _Donation(tuple(donate), quiet=False) if donate else None
-    raise ArgumentError(
-        explain(
-            "filter_jit(donate)",
-            f"names of arguments, a selector, or one of {', '.join(map(repr, _STRINGS))}",
-            describe(donate),
-            cure=["write, for instance", '@pm.filter_jit(donate=("model", "opt_state"))'],
-        )
-    )
-
-
-def _check_names(names: tuple[str, ...], fn: Any) -> None:
-    parameters = parameters_of(fn)
-    if parameters is None or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
-        return
-    known = [p.name for p in parameters]
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ArgumentError(
-            explain(
-                "filter_jit(donate)",
-                f"names of arguments of {function_name(fn)} ({', '.join(known)})",
-                ", ".join(map(repr, unknown)),
-            )
-        )
-
-
-class _Entry:
-    """One compiled function: one key, any shapes."""
-
-    __slots__ = ("jitted", "quiet", "separate", "tracing")
-
-    def __init__(
-        self,
-        jitted: Any,
-        separate: Callable[[list[Any]], tuple[list[Any], list[Any]]] | None,
-        quiet: bool,
-    ):
-        self.jitted = jitted
-        self.separate = separate
-        self.quiet = quiet
-
-    def call(self, arrays: list[Any]) -> Any:
-        if self.separate is None:
-            return self.jitted(arrays)
-        donated, kept = self.separate(arrays)
-        return self.jitted(donated, kept)
-
-    def arguments(self, arrays: list[Any]) -> tuple[Any, ...]:
-        return (arrays,) if self.separate is None else self.separate(arrays)
-
-
-def _separation(
-    flags: list[bool],
-) -> tuple[Callable[[list[Any]], tuple[list[Any], list[Any]]], Callable[[Any, Any], list[Any]]]:
-    """How to part the arrays of a call into donated and kept ones, and how to join them again."""
-    given = [i for i, flag in enumerate(flags) if flag]
-    kept = [i for i, flag in enumerate(flags) if not flag]
-    cut = len(given)
-    if given == list(range(cut)):
-        # Arguments are mostly donated from the front: slices, which cost nothing per array.
-        return (lambda a: (a[:cut], a[cut:])), (lambda d, k: [*d, *k])
-    pick_given, pick_kept = _picker(given), _picker(kept)
-
-    def join(donated: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-        arrays: list[Any] = [None] * len(flags)
-        for i, array in zip([*given, *kept], [*donated, *others], strict=True):
-            arrays[i] = array
-        return arrays
-
-    return (lambda a: (pick_given(a), pick_kept(a))), join
-
-
-def _picker(positions: list[int]) -> Callable[[list[Any]], list[Any]]:
-    if len(positions) < 2:
-        return lambda a: [a[i] for i in positions]
-    pick = itemgetter(*positions)
-    return lambda a: list(pick(a))
-
-
-class _Store:
-    """The compiled functions of one function under one set of options."""
-
-    __slots__ = ("__weakref__", "donation", "entries", "jit_options", "reference")
-
-    def __init__(
-        self,
-        reference: Callable[[], Any] | None,
-        donation: _Donation | None,
-        jit_options: dict[str, Any],
-    ):
-        self.reference = reference
-        self.donation = donation
-        self.jit_options = jit_options
-        self.entries: dict[Any, _Entry] = {}
-
-    def add(
-        self,
-        key: Any,
-        names: tuple[str, ...],
-        head: tuple[Any, ...],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        name: str,
-    ) -> _Entry:
-        """Make the compiled function for a key that was not met before."""
-        arrays, structure = structure_of_call(head, args, kwargs)
-        reference = self.reference
-
-        def run(values: list[Any]) -> Any:
-            head, args, kwargs = structure.assemble(values)
-            fn = head[0] if reference is None else reference()
-            return pack(fn(*args, **kwargs))
-
-        donation = self.donation
-        if donation is None:
-            run.__name__ = run.__qualname__ = name
-            entry = _Entry(jax.jit(run, **self.jit_options), None, quiet=False)
-        else:
-            flags = [False] * (len(arrays) - sum(map(_count, (args, kwargs))))
-            flags += donation.flags(names, args, kwargs)
-            separate, join = _separation(flags)
-
-            def run_donated(donated: list[Any], kept: list[Any]) -> Any:
-                return run(join(donated, kept))
-
-            run_donated.__name__ = run_donated.__qualname__ = name
-            jitted = jax.jit(run_donated, donate_argnums=0, **self.jit_options)
-            entry = _Entry(jitted, separate, donation.quiet)
-        if len(self.entries) >= MAX_ENTRIES:
-            self.entries.pop(next(iter(self.entries)), None)
-        return self.entries.setdefault(key, entry)
-
-
-# Keyed weakly by the function, so that `filter_jit(f)` written inside a loop finds what the last
-# one compiled, and nothing outlives f.
-_stores: "weakref.WeakKeyDictionary[Any, dict[Any, _Store]]" = weakref.WeakKeyDictionary()
-# For callables that are pytrees: they come in with the arguments, and the key tells them apart.
-_shared_stores: dict[Any, _Store] = {}
-_FUNCTIONS = (type(is_array), type(len), type)
-
-
-def _store_for(fn: Any, donation: _Donation | None, jit_options: dict[str, Any]) -> _Store:
-    try:
-        options = (donation, tuple(sorted(jit_options.items())))
-        hash(options)
-    except TypeError:
-        options = None
-    if is_node(fn):
-        if options is None:
-            return _Store(None, donation, jit_options)
-        return _shared_stores.setdefault(options, _Store(None, donation, jit_options))
-    if options is None or not isinstance(fn, _FUNCTIONS):
-        return _Store(lambda: fn, donation, jit_options)
-    by_options = _stores.setdefault(fn, {})
-    return by_options.setdefault(options, _Store(weakref.ref(fn), donation, jit_options))
-
-
-class _Jitted(Transformed):
+class Jitted(Transformed):
     """A function under `filter_jit`."""
 
     __slots__ = ("entries", "is_tree", "names", "store")
 
     def __init__(self, fn: Callable[..., Any], options: Any):
         super().__init__(fn, options)
-        donation, jit_options = options
+        donation, max_traces, jit_options = options
         self.names = positional_names(fn)
         self.is_tree = is_node(fn)
-        self.store = _store_for(fn, donation, dict(jit_options))
+        self.store = store_for(fn, donation, max_traces, dict(jit_options))
         self.entries = self.store.entries
 
     @classmethod
     def transform_name(cls) -> str:
+        """The transform as the reader knows it."""
         return "filter_jit"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         # Every call of every step of every training loop comes through these lines. What can be
-        # known per structure is found by `key`; what is left is one walk over the arguments,
-        # written out here because a function call more is a tenth of the whole.
+        # known per structure is found by its key; what is left is one walk over the arguments,
+        # written out here because one function call more is a tenth of the whole
+        # (benchmarks/dispatch.py). Whatever is out of the ordinary takes the longer road.
         if kwargs or self.is_tree:
             return self._call_slowly(args, kwargs)
         arrays: list[Any] = []
@@ -323,45 +75,75 @@ class _Jitted(Transformed):
             entry = self.entries[tuple(parts)]
         except (KeyError, TypeError):
             return self._call_slowly(args, kwargs)
-        if entry.quiet:
-            return self._run(entry, arrays, args, kwargs)
+        if entry.is_special:
+            return self._call_specially(entry, arrays, args, kwargs)
         try:
-            packed = entry.jitted(arrays) if entry.separate is None else entry.call(arrays)
-        except RuntimeError as error:
-            _explain_deleted(self, args, kwargs, error)
+            if entry.separate is None:
+                packed = entry.jitted(arrays)
+            else:
+                packed = entry.jitted(*entry.separate(arrays))
+        except (RuntimeError, ValueError) as error:
+            self._explain_deleted(args, kwargs, error)
             raise
         ((plan, values),) = packed.items()
         return plan.build(values)
 
     def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        entry, arrays, args, kwargs = self.prepare(args, kwargs)
-        return self._run(entry, arrays, args, kwargs)
-
-    def _run(self, entry: _Entry, arrays: list[Any], args: Any, kwargs: Any) -> Any:
+        args, kwargs = self.placed(args, kwargs)
+        entry, arrays = self.find(args, kwargs)
+        if entry.is_special:
+            return self._call_specially(entry, arrays, args, kwargs)
         try:
-            if not entry.quiet:
-                return unpack(entry.call(arrays))
-            with _without_donation_warning():
-                return unpack(entry.call(arrays))
-        except RuntimeError as error:
-            _explain_deleted(self, args, kwargs, error)
+            return unpack(entry.jitted(*entry.arguments(arrays)))
+        except (RuntimeError, ValueError) as error:
+            self._explain_deleted(args, kwargs, error)
             raise
 
-    def prepare(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[_Entry, list[Any], tuple[Any, ...], dict[str, Any]]:
-        """The compiled function for a call, its arrays, and its arguments in their places."""
-        if kwargs:
-            args, kwargs = place_keywords(self.names, args, kwargs)
-        head = (self.fn,) if self.is_tree else ()
+    def _call_specially(self, entry: Entry, arrays: list[Any], args: Any, kwargs: Any) -> Any:
+        """A first call, a quiet one, or one with a check inside: it waits for its results."""
         try:
-            arrays, key = split_call(head, args, kwargs)
+            with _without_donation_warning(entry.quiet):
+                if any(isinstance(array, jax.core.Tracer) for array in arrays):
+                    packed = entry.jitted(*entry.arguments(arrays))
+                    propagate(entry)
+                else:
+                    with listening() as wait:
+                        packed = entry.jitted(*entry.arguments(arrays))
+                        if entry.has_check:
+                            wait(packed)
+        except (RuntimeError, ValueError) as error:
+            self._explain_deleted(args, kwargs, error)
+            raise
+        return unpack(packed)
+
+    def placed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments in their places, however they were spelled."""
+        return place_keywords(self.names, args, kwargs) if kwargs else (args, kwargs)
+
+    def split(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], tuple[Any, ...]]:
+        """A call's arrays and its key."""
+        return split_call((self.fn,) if self.is_tree else (), args, kwargs)
+
+    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, list[Any]]:
+        """The compiled function for a call, made if need be, and the call's arrays.
+
+        Raises:
+            ArgumentError: a static value cannot be hashed; its path is named.
+        """
+        try:
+            arrays, key = self.split(args, kwargs)
             entry = self.entries.get(key)
+            if entry is None:
+                head = (self.fn,) if self.is_tree else ()
+                entry = self.store.add(key, self.names, self.fn, head, args, kwargs)
         except TypeError as error:
-            raise unhashable(head, args, kwargs, error) from error
-        if entry is None:
-            entry = self.store.add(key, self.names, head, args, kwargs, function_name(self.fn))
-        return entry, arrays, args, kwargs
+            own = [("function", self.fn)] if self.is_tree else []
+            raise unhashable([*own, *self._named(args, kwargs)], error) from error
+        return entry, arrays
 
     def lower(self, /, *args: Any, **kwargs: Any) -> "Lowered":
         """Trace and lower for these arguments, without running; see `jax.jit`'s `lower`.
@@ -389,7 +171,7 @@ class _Jitted(Transformed):
 
         return lower
 
-    def _stage(self, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def _stage(self, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Entry]:
         # Structs are no arrays, so NumPy arrays without memory stand for them in the split.
         structs: dict[int, Any] = {}
 
@@ -400,10 +182,36 @@ class _Jitted(Transformed):
             structs[id(made)] = (leaf, made)
             return made
 
-        args, kwargs = jtu.tree_map(stand_in, (args, kwargs))
-        entry, arrays, _, _ = self.prepare(args, kwargs)
+        args, kwargs = self.placed(*jtu.tree_map(stand_in, (args, kwargs)))
+        entry, arrays = self.find(args, kwargs)
         arrays = [structs[id(x)][0] if id(x) in structs else x for x in arrays]
         return getattr(entry.jitted, what)(*entry.arguments(arrays)), entry
+
+    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+        positional = ((argument_name(self.names, i), x) for i, x in enumerate(args))
+        return [*positional, *kwargs.items()]
+
+    def _explain_deleted(self, args: Any, kwargs: dict[str, Any], error: Exception) -> None:
+        """Raise a better error if `error` came from an argument whose memory was given away."""
+        gone = [
+            f"{path_text(path, name)}: {describe(leaf)}"
+            for name, value in self._named(args, kwargs)
+            for path, leaf in jtu.tree_leaves_with_path(value)
+            if isinstance(leaf, jax.Array)
+            and not isinstance(leaf, jax.core.Tracer)
+            and leaf.is_deleted()
+        ]
+        # Arrays that this very call gave away are gone, too, if it failed later on.
+        if gone and "deleted" in str(error):
+            raise DonatedError(
+                explain(
+                    function_name(self.fn),
+                    "arrays that are still there",
+                    f"{len(gone)} whose memory was given away by an earlier call (donate=...)",
+                    places=gone,
+                    cure=["go on with what that call returned:", "model, ... = step(model, ...)"],
+                )
+            ) from error
 
 
 class Lowered:
@@ -412,7 +220,7 @@ class Lowered:
     Has `compile`, and whatever else `jax.stages.Lowered` has (`as_text`, `cost_analysis`, ...).
     """
 
-    def __init__(self, wrapper: _Jitted, bound: tuple[Any, ...], lowered: Any, entry: _Entry):
+    def __init__(self, wrapper: Jitted, bound: tuple[Any, ...], lowered: Any, entry: Entry):
         self.lowered = lowered
         self._bound = bound
         self._wrapper = wrapper
@@ -441,7 +249,7 @@ class Compiled:
     `jax.stages.Compiled` has (`cost_analysis`, `memory_analysis`, ...).
     """
 
-    def __init__(self, wrapper: _Jitted, bound: tuple[Any, ...], compiled: Any, entry: _Entry):
+    def __init__(self, wrapper: Jitted, bound: tuple[Any, ...], compiled: Any, entry: Entry):
         self.compiled = compiled
         self._bound = bound
         self._wrapper = wrapper
@@ -454,8 +262,9 @@ class Compiled:
             ArgumentError: something other than the values of arrays differs from what the
                 function was compiled for.
         """
-        entry, arrays, _, _ = self._wrapper.prepare((*self._bound, *args), kwargs)
-        if entry is not self._entry:
+        args, kwargs = self._wrapper.placed((*self._bound, *args), kwargs)
+        arrays, key = self._wrapper.split(args, kwargs)
+        if key != self._entry.key:
             name = function_name(self._wrapper.fn)
             raise ArgumentError(
                 explain(
@@ -465,47 +274,33 @@ class Compiled:
                     cure=["compile for these, too:", f"filter_jit({name}).lower(...).compile()"],
                 )
             )
-        return unpack(self.compiled(*entry.arguments(arrays)))
+        return unpack(self.compiled(*self._entry.arguments(arrays)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.compiled, name)
 
 
 @contextmanager
-def _without_donation_warning() -> Iterator[None]:
+def _without_donation_warning(quiet: bool) -> Iterator[None]:
+    if not quiet:
+        yield
+        return
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         yield
 
 
-def _explain_deleted(wrapper: _Jitted, args: Any, kwargs: dict[str, Any], error: Exception) -> None:
-    """Raise a better error if `error` came from an argument whose memory was given away."""
-    named = [*((argument_name(wrapper.names, i), x) for i, x in enumerate(args)), *kwargs.items()]
-    gone = [
-        f"{path_text(path, name)}: {describe(leaf)}"
-        for name, value in named
-        for path, leaf in jtu.tree_leaves_with_path(value)
-        if isinstance(leaf, jax.Array)
-        and not isinstance(leaf, jax.core.Tracer)
-        and leaf.is_deleted()
-    ]
-    if gone:
-        raise DonatedError(
-            explain(
-                f"{function_name(wrapper.fn)}",
-                "arrays that are still there",
-                f"{len(gone)} whose memory was given away by an earlier call (donate=...)",
-                places=gone,
-                cure=["go on with what that call returned:", "model, ... = step(model, ...)"],
-            )
-        ) from error
-
-
 @overload
-def filter_jit(fun: _F, *, donate: Any = "none", **jitkwargs: Any) -> _F: ...
+def filter_jit(
+    fun: _F, *, donate: Any = "none", max_traces: int | None = None, **jitkwargs: Any
+) -> _F: ...
 @overload
-def filter_jit(*, donate: Any = "none", **jitkwargs: Any) -> Callable[[_F], _F]: ...
-def filter_jit(fun: Any = None, *, donate: Any = "none", **jitkwargs: Any) -> Any:
+def filter_jit(
+    *, donate: Any = "none", max_traces: int | None = None, **jitkwargs: Any
+) -> Callable[[_F], _F]: ...
+def filter_jit(
+    fun: Any = None, *, donate: Any = "none", max_traces: int | None = None, **jitkwargs: Any
+) -> Any:
     """`jax.jit` for functions of any trees: arrays are traced, everything else is static.
 
     The function may take and return Modules, containers, numbers, strings, functions: whatever.
@@ -522,6 +317,8 @@ def filter_jit(fun: Any = None, *, donate: Any = "none", **jitkwargs: Any) -> An
             (`select.path("model.layers")`); or `"none"`, `"all"`, `"all-except-first"`, and
             `"warn"`, `"warn-except-first"`, which are the same with JAX's warning if a donated
             array was of no use.
+        max_traces: how often the function may be traced; one trace more raises, and the text says
+            what differed (see [`explain_retraces`][pytreemod.debug.explain_retraces]).
         **jitkwargs: for `jax.jit` (`inline`, `keep_unused`, `compiler_options`, ...).
 
     Returns:
@@ -530,6 +327,7 @@ def filter_jit(fun: Any = None, *, donate: Any = "none", **jitkwargs: Any) -> An
     Raises:
         ArgumentError: `fun` is not callable, an option does not exist, a name in `donate` is no
             argument; when called: a static value is not hashable.
+        RetraceError: when called: a trace more than `max_traces` is needed.
         DonatedError: when called: an argument's memory was donated to an earlier call.
 
     Examples:
@@ -545,14 +343,17 @@ def filter_jit(fun: Any = None, *, donate: Any = "none", **jitkwargs: Any) -> An
     """
     _check_options(jitkwargs)
     if fun is None:
-        return ft.partial(filter_jit, donate=donate, **jitkwargs)
+        return ft.partial(filter_jit, donate=donate, max_traces=max_traces, **jitkwargs)
     check_callable("filter_jit", fun)
-    return _Jitted(fun, (_as_donation(donate, fun), tuple(sorted(jitkwargs.items()))))
+    if max_traces is not None and (type(max_traces) is not int or max_traces < 0):
+        raise ArgumentError(explain("filter_jit(max_traces)", "a count", describe(max_traces)))
+    donation = as_donation(donate, fun)
+    return Jitted(fun, (donation, max_traces, tuple(sorted(jitkwargs.items()))))
 
 
 def _check_options(options: dict[str, Any]) -> None:
     for name in options:
-        if name in _REFUSED or name in _RENAMED:
+        if name in _REFUSED:
             raise ArgumentError(
                 explain(
                     "filter_jit",
@@ -572,9 +373,5 @@ def clear_caches() -> None:
     Examples:
         >>> clear_caches()
     """
-    for by_options in list(_stores.values()):
-        for store in by_options.values():
-            store.entries.clear()
-    for store in _shared_stores.values():
-        store.entries.clear()
+    clear_stores()
     jax.clear_caches()

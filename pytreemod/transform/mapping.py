@@ -20,7 +20,8 @@ from pytreemod.transform.wrapping import (
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array, is_array_like
-from pytreemod.tree.prefixes import By, refuse_unmatched, spread
+from pytreemod.tree.prefixes import By, spread
+from pytreemod.tree.selecting import refuse_unmatched
 from pytreemod.tree.snapshots import divide
 from pytreemod.typing import AxesSpec, AxisName, PyTree, jtu
 
@@ -112,7 +113,7 @@ def axes_of(spec: AxesSpec, tree: PyTree, where: str, root: str, strict: bool = 
             )
         return value if is_array(leaf) else None
 
-    return spread(spec, tree, resolve=resolve, stops=_stops, where=where)
+    return spread(spec, tree, resolve=resolve, stops=_stops, where=where, root=root)
 
 
 def _specs_by_argument(
@@ -221,7 +222,7 @@ class _Vmapped(Transformed):
         strict = not (isinstance(in_axes, By) and len(names) > 1)
         trees = [*args, *kwargs.values()]
         if not strict:
-            refuse_unmatched(in_axes, trees)
+            refuse_unmatched(in_axes.selectors, trees)
         by_name = {
             name: axes_of(spec, tree, f"filter_vmap(in_axes) for {name}", name, strict)
             for name, spec, tree in zip(names, specs, trees, strict=True)

@@ -6,6 +6,7 @@ function does; and it keeps the name, docstring and signature of what it wraps.
 """
 
 import inspect
+import sys
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -60,6 +61,14 @@ class Transformed:
 
     def __hash__(self) -> int:
         return hash((type(self), self.fn, self.options))
+
+    def __reduce__(self) -> Any:
+        # A decorated function is found by its name, as any function is when it is pickled.
+        name = self.__dict__["__qualname__"]
+        found: Any = sys.modules.get(self.__dict__.get("__module__", ""))
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else (type(self), (self.fn, self.options))
 
     def __repr__(self) -> str:
         return f"<{self.transform_name()} of {self.__qualname__}>"

@@ -5,13 +5,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from pytreemod.errors import StructureError, explain
 from pytreemod.tree.nodes import children_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
-from pytreemod.typing import PyTree, jtu
+from pytreemod.typing import PyTree, Tracer, jtu
 
 
 def tree_equal(

@@ -13,15 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from pytreemod.errors import SpecError, describe, explain
+from pytreemod.errors import AccessError, SpecError, describe, explain
 from pytreemod.tree.nodes import children_of, record_of, stop_below
 from pytreemod.tree.paths import matches, parse_pattern, path_text, step_name
 from pytreemod.tree.pending import PENDING, AbstractSource
 from pytreemod.typing import IsLeaf, PyTree, Where, class_of, jtu
-
-
-class _ComputedError(SpecError, AttributeError):
-    """`where` asked a leaf for an attribute."""
 
 
 class _Mark:
@@ -41,12 +37,13 @@ class _Mark:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = _refuse
     __truediv__ = __rtruediv__ = __floordiv__ = __pow__ = __neg__ = __abs__ = __call__ = _refuse
     __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __len__ = __iter__ = __getitem__ = _refuse
-    __float__ = __int__ = __index__ = _refuse
+    __float__ = __int__ = __index__ = __eq__ = __ne__ = _refuse  # pyright: ignore[reportAssignmentType]  (it never returns)
+    __hash__ = object.__hash__
 
 
 def refuse_computed(path: tuple[Any, ...]) -> NoReturn:
     """Raise the error for a `where` that looks inside a leaf or computes with it."""
-    raise _ComputedError(
+    raise AccessError(
         explain(
             "where",
             "a function that only picks nodes of the tree",
@@ -73,7 +70,7 @@ class _StandIns:
 
     def make(self, node: Any, path: tuple[Any, ...]) -> Any:
         made = self._make(node, path)
-        if made is not None and made != ():
+        if made is not None and not (class_of(made) is tuple and not made):
             self.paths[id(made)] = path
             self.alive.append(made)
         return made

@@ -57,7 +57,7 @@ def record_of(node: object) -> AbstractRecord | None:
 _is_node_class: Callable[[type], bool] | None = getattr(jtu, "is_tree_node", None)
 
 
-def is_node(value: Any) -> bool:
+def is_node(value: object) -> bool:
     """Whether JAX takes `value` apart, judged by its class: the value is not opened."""
     if value is None:
         return True
@@ -65,6 +65,11 @@ def is_node(value: Any) -> bool:
         return _is_node_class(type(value))
     # Before JAX 0.10 it cannot be asked of a class.
     return not jtu.all_leaves([value])
+
+
+def stop_below(node: Any) -> Callable[[Any], bool]:
+    """The `is_leaf` that opens `node` and nothing below it."""
+    return lambda x: x is not node
 
 
 def children_of(node: PyTree) -> list[tuple[Any, Any]] | None:

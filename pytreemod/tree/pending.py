@@ -42,11 +42,13 @@ def read(node: Any, name: str) -> Any:
     if source is not None:
         source.read(node, name)
     # Looked up even if nothing was pending: another thread may have just filled the record in.
-    try:
+    if name in fields:
         return fields[name]
-    except KeyError:
-        message = f"{type(node).__qualname__!r} object has no attribute {name!r}"
-        raise AttributeError(message, name=name, obj=node) from None
+    for base in type(node).__mro__:
+        other = vars(base).get("__getattr__", read)
+        if other is not read:
+            return other(node, name)
+    return object.__getattribute__(node, name)
 
 
 def open_to_waiting(cls: type) -> None:

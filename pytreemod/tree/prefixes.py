@@ -11,7 +11,7 @@ from typing import Any
 from pytreemod.errors import SpecError, describe, explain
 from pytreemod.tree.nodes import children_of, places, record_of
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.selecting import Selector, as_bool, as_selector, refuse_no_match
+from pytreemod.tree.selecting import Selector, as_bool, as_selector, refuse_unmatched
 from pytreemod.typing import FilterSpec, IsLeaf, PyTree, jtu
 
 Resolve = Callable[[Any, PyTree, tuple[Any, ...]], list[Any]]
@@ -39,13 +39,13 @@ class By:
         Raises:
             SpecError: no selector picks some leaf, or a path in the rule matches nothing.
         """
+        if strict:
+            refuse_unmatched(self.selectors, [tree], is_leaf)
         spots = list(places(tree, is_leaf))
         values: list[Any] = [None] * len(spots)
         free = [True] * len(spots)
         for selector, value in self.items:
             picked = selector.pick(spots, tree, is_leaf)
-            if strict and selector.must_match and not any(picked):
-                refuse_no_match(selector, spots)
             for i, hit in enumerate(picked):
                 if hit and free[i]:
                     values[i], free[i] = value, False
@@ -61,6 +61,11 @@ class By:
                 )
             )
         return values
+
+    @property
+    def selectors(self) -> list[Selector]:
+        """The selectors, in order."""
+        return [selector for selector, _ in self.items]
 
     def __repr__(self) -> str:
         return f"by({{{', '.join(f'{s!r}: {v!r}' for s, v in self.items)}}})"
@@ -113,20 +118,6 @@ def by(rules: dict[Any, Any]) -> By:
     return By([(as_selector(key), value) for key, value in ordered])
 
 
-def refuse_unmatched(rule: By, trees: Sequence[PyTree]) -> None:
-    """Refuse a path in a rule for several trees that matches nothing in any of them.
-
-    Raises:
-        SpecError: there is one.
-    """
-    spots = [spot for tree in trees for spot in places(tree)]
-    for selector, _ in rule.items:
-        if selector.must_match and not any(
-            any(selector.pick(list(places(tree)), tree, None)) for tree in trees
-        ):
-            refuse_no_match(selector, spots)
-
-
 def spread(
     spec: Any,
     tree: PyTree,
@@ -135,6 +126,7 @@ def spread(
     stops: Callable[[Any], bool],
     where: str,
     path: tuple[Any, ...] = (),
+    root: str = "",
 ) -> list[Any]:
     """Give every leaf of `tree` what `spec`, a prefix of it, says.
 
@@ -146,6 +138,7 @@ def spread(
         stops: which nodes of `spec` are its leaves.
         where: what to call the prefix in errors.
         path: where `tree` stands in the whole.
+        root: what to call the whole in errors.
 
     Returns:
         One value for each leaf.
@@ -158,17 +151,25 @@ def spread(
         return resolve(spec, tree, path)
     children = children_of(tree)
     if children is None or not _alike(spec, tree):
-        _refuse_mismatch(spec, tree, where, path)
+        _refuse_mismatch(spec, tree, where, path_text(path, root))
         return []
     if record_of(tree) is not None:
         parts = [getattr(spec, key.name, None) for key, _ in children]
     else:
         if [key for key, _ in inner] != [key for key, _ in children]:
-            _refuse_mismatch(spec, tree, where, path)
+            _refuse_mismatch(spec, tree, where, path_text(path, root))
         parts = [part for _, part in inner]
     values: list[Any] = []
     for part, (key, child) in zip(parts, children, strict=True):
-        values += spread(part, child, resolve=resolve, stops=stops, where=where, path=(*path, key))
+        values += spread(
+            part,
+            child,
+            resolve=resolve,
+            stops=stops,
+            where=where,
+            path=(*path, key),
+            root=root,
+        )
     return values
 
 
@@ -176,13 +177,13 @@ def _alike(spec: Any, tree: Any) -> bool:
     return type(spec) is type(tree)
 
 
-def _refuse_mismatch(spec: Any, tree: Any, where: str, path: tuple[Any, ...]) -> None:
+def _refuse_mismatch(spec: Any, tree: Any, where: str, place: str) -> None:
     raise SpecError(
         explain(
             where,
             "a prefix of the tree that it is for",
             "another structure",
-            places=[f"{path_text(path)}: {_kind(spec)} where the tree has {_kind(tree)}"],
+            places=[f"{place}: {_kind(spec)} where the tree has {_kind(tree)}"],
         )
     )
 

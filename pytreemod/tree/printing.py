@@ -42,13 +42,15 @@ def tree_pformat(
     def custom(node: Any) -> wl.AbstractDoc | None:
         if truncate_leaf is not None and truncate_leaf(node):
             return wl.TextDoc(f"{type(node).__name__}(...)")
+        if isinstance(node, (jax.custom_jvp, jax.custom_vjp)):
+            return wl.pdoc(node.__wrapped__)
         if struct_as_array and isinstance(node, jax.ShapeDtypeStruct):
             return wl.array_summary(node.shape, short_dtype(node.dtype), None)
         if short_arrays and isinstance(node, (jax.Array, np.ndarray)):
             return _array_doc(node)
         return None
 
-    return wl.pformat(
+    return wl.pformat(  # pyright: ignore[reportUnknownMemberType] (its **kwargs have no type)
         pytree,
         width=width,
         indent=indent,

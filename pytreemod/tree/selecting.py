@@ -8,19 +8,18 @@ leaf-wise *and* of the masks of `a` and `b`, and so on. The constructors that us
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any
 
 import numpy as np
-from jax.core import Tracer
 
 from pytreemod.errors import SpecError, describe, explain
 from pytreemod.tree.locating import locate
 from pytreemod.tree.nodes import Place, places
 from pytreemod.tree.paths import matches, parse_pattern, path_text, step_name
-from pytreemod.typing import IsLeaf, PyTree, Where
+from pytreemod.typing import IsLeaf, PyTree, Tracer, Where
 
 MAX_NAMED = 8
 
@@ -34,10 +33,9 @@ class Selector(ABC):
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """One bool for each leaf of `tree`, whose places are `spots`."""
 
-    @property
-    def must_match(self) -> bool:
-        """Whether matching no leaf at all is a mistake (a misspelt path)."""
-        return False
+    def paths(self) -> Iterator["PathSelector"]:
+        """The path patterns in this selector: matching nothing at all, each would be a mistake."""
+        yield from ()
 
     def mask(self, tree: PyTree, is_leaf: IsLeaf = None) -> list[bool]:
         """One bool for each leaf of `tree`, in JAX's order.
@@ -52,11 +50,8 @@ class Selector(ABC):
         Raises:
             SpecError: a path or an access was named that is not in the tree.
         """
-        spots = list(places(tree, is_leaf))
-        picked = self.pick(spots, tree, is_leaf)
-        if self.must_match and not any(picked):
-            refuse_no_match(self, spots)
-        return picked
+        refuse_unmatched([self], [tree], is_leaf)
+        return self.pick(list(places(tree, is_leaf)), tree, is_leaf)
 
     def __and__(self, other: Any) -> "Selector":
         return _Both(self, as_selector(other))
@@ -74,18 +69,33 @@ class Selector(ABC):
         return _Without(self)
 
 
-def refuse_no_match(selector: Selector, spots: Sequence[Place]) -> None:
-    """Raise the error for a selector that names something which is not there."""
-    names = [path_text(spot.path) for spot in spots]
-    shown = ", ".join(names[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")
-    raise SpecError(
-        explain(
-            repr(selector),
-            "a pattern that matches at least one leaf",
-            "none",
-            cure=f"the tree has: {shown or 'no leaves'}",
+def refuse_unmatched(
+    selectors: Sequence[Selector], trees: Sequence[PyTree], is_leaf: IsLeaf = None
+) -> None:
+    """Refuse a path pattern that matches nothing in any of the trees: it is misspelt.
+
+    Negated or combined, such a pattern would silently mean everything, or nothing.
+
+    Raises:
+        SpecError: there is one; what the trees have is listed.
+    """
+    patterns = [path for selector in selectors for path in selector.paths()]
+    if not patterns:
+        return
+    spots = [spot for tree in trees for spot in places(tree, is_leaf)]
+    for pattern in patterns:
+        if any(pattern.pick(spots, None, is_leaf)):
+            continue
+        names = [path_text(spot.path) for spot in spots]
+        shown = ", ".join(names[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")
+        raise SpecError(
+            explain(
+                repr(pattern),
+                "a pattern that matches at least one leaf",
+                "none",
+                cure=f"the tree has: {shown or 'no leaves'}",
+            )
         )
-    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,9 +105,9 @@ class PathSelector(Selector):
     pattern: str
     steps: tuple[str, ...]
 
-    @property
-    def must_match(self) -> bool:
-        return True
+    def paths(self) -> Iterator["PathSelector"]:
+        """Itself."""
+        yield self
 
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         return [matches(self.steps, tuple(map(step_name, spot.path))) for spot in spots]
@@ -177,6 +187,10 @@ class _Both(Selector):
     left: Selector
     right: Selector
 
+    def paths(self) -> Iterator[PathSelector]:
+        yield from self.left.paths()
+        yield from self.right.paths()
+
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         left = self.left.pick(spots, tree, is_leaf)
         return [a and b for a, b in zip(left, self.right.pick(spots, tree, is_leaf), strict=True)]
@@ -190,6 +204,10 @@ class _Either(Selector):
     left: Selector
     right: Selector
 
+    def paths(self) -> Iterator[PathSelector]:
+        yield from self.left.paths()
+        yield from self.right.paths()
+
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         left = self.left.pick(spots, tree, is_leaf)
         return [a or b for a, b in zip(left, self.right.pick(spots, tree, is_leaf), strict=True)]
@@ -201,6 +219,9 @@ class _Either(Selector):
 @dataclass(frozen=True, repr=False)
 class _Without(Selector):
     inner: Selector
+
+    def paths(self) -> Iterator[PathSelector]:
+        yield from self.inner.paths()
 
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         return [not a for a in self.inner.pick(spots, tree, is_leaf)]

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytreemod.tree.nodes import record_of
+from pytreemod.tree.nodes import children_of, is_node, record_of
 from pytreemod.tree.pending import PENDING, AbstractSource
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import PyTree, class_of, jtu
@@ -67,6 +67,8 @@ def static_token(value: Any) -> Any:
     """
     if type(value) is float:
         return value if value == value and value != 0.0 else repr(value)
+    if type(value) is complex:
+        return repr(value)
     return value if type(value) in _EXACT else Static(value)
 
 
@@ -128,37 +130,50 @@ def structure_of(leaves: Sequence[Any], treedef: Any) -> tuple[list[Any], Struct
     return arrays, structure
 
 
-class Snapshot(AbstractSource):
-    """A record's arrays and structure, with the containers that must not have changed."""
+Containers = tuple[tuple[Any, Any, Any], ...]
+"""Containers that could be changed: each with its keys (None for a list) and what it holds."""
 
-    __slots__ = ("arrays", "containers", "structure")
+
+class Snapshot(AbstractSource):
+    """A record's arrays and structure, with the containers that must not have changed.
+
+    While the record is pending it has no containers yet, but `paths` says where they will be; None
+    if it will have nodes of unknown kinds, and so cannot be remembered once it is built.
+    """
+
+    __slots__ = ("arrays", "containers", "paths", "structure")
 
     def __init__(
         self,
         arrays: list[Any],
         structure: Structure,
-        containers: tuple[tuple[Any, Any, Any], ...] | None,
+        containers: Containers = (),
+        paths: "tuple[Path, ...] | None" = (),
     ):
         self.arrays = arrays
         self.structure = structure
-        # None: there are containers, but none has been handed out yet.
         self.containers = containers
+        self.paths = paths
 
     def read(self, node: Any, name: str) -> None:
+        """Fill `node` in, all of it: the arrays are there, and one field costs most of the rest."""
         self.settle(node)
 
     def settle(self, node: Any) -> None:
+        """Build the record's fields from the arrays."""
         fields = node.__dict__
         built = self.structure.assemble(self.arrays)
         for name, value in built.__dict__.items():
             fields.setdefault(name, value)
-        if self.containers is not None:
-            fields[SNAPSHOT] = self
+        if self.paths is not None:
+            found = [_follow(node, path) for path in self.paths]
+            kept = tuple(_contents(container) for container in found)
+            fields[SNAPSHOT] = Snapshot(self.arrays, self.structure, kept)
         fields.pop(PENDING, None)
 
     def is_current(self) -> bool:
         """Whether the remembered containers still hold what they held."""
-        for container, keys, values in self.containers or ():
+        for container, keys, values in self.containers:
             if len(container) != len(values):
                 return False
             if keys is None:
@@ -185,6 +200,25 @@ def snapshot_of(node: Any) -> Snapshot:
     return _take(node)
 
 
+Path = tuple[Any, ...]
+
+
+def _contents(container: Any) -> tuple[Any, Any, Any]:
+    if class_of(container) is dict:
+        return container, tuple(container), tuple(container.values())
+    return container, None, tuple(container)
+
+
+def _follow(node: Any, path: Path) -> Any:
+    for key in path:
+        node = getattr(node, key.name) if isinstance(key, jtu.GetAttrKey) else node[_index(key)]
+    return node
+
+
+def _index(key: Any) -> Any:
+    return key.idx if isinstance(key, jtu.SequenceKey) else key.key
+
+
 class _Spy:
     """Notes, while a tree is flattened, the containers in it that could be changed."""
 
@@ -194,10 +228,8 @@ class _Spy:
 
     def __call__(self, node: Any) -> bool:
         kind = class_of(node)
-        if kind is list:
-            self.containers.append((node, None, tuple(node)))
-        elif kind is dict:
-            self.containers.append((node, tuple(node), tuple(node.values())))
+        if kind is list or kind is dict:
+            self.containers.append(_contents(node))
         elif isinstance(node, (tuple, jax.Array, np.ndarray)) or node is None:
             pass
         else:
@@ -219,8 +251,17 @@ def _take(node: Any) -> Snapshot:
     return snapshot
 
 
-def has_containers(node: Any) -> bool:
-    """Whether a tree holds containers that could be changed, or nodes of unknown kinds."""
-    spy = _Spy()
-    jtu.tree_flatten(node, is_leaf=spy)
-    return bool(spy.containers) or not spy.known
+def container_paths(node: Any) -> tuple[Path, ...] | None:
+    """Where the containers in a tree are that could be changed; None if that cannot be told."""
+    paths: list[Path] = []
+
+    def visit(node: Any, path: Path) -> bool:
+        if is_array(node) or not is_node(node):
+            return True
+        if type(node) in (list, dict):
+            paths.append(path)
+        elif record_of(node) is None and not (isinstance(node, tuple) or node is None):
+            return False
+        return all(visit(child, (*path, key)) for key, child in children_of(node) or ())
+
+    return tuple(paths) if visit(node, ()) else None

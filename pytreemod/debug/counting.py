@@ -1,0 +1,114 @@
+"""Counting traces of a function, whatever traces it."""
+
+import functools as ft
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pytreemod.errors import ArgumentError, RetraceError, describe, explain
+from pytreemod.transform.retracing import Trace, explain_change, too_many_text
+from pytreemod.transform.wrapping import Transformed, function_name, positional_names
+from pytreemod.tree.snapshots import divide
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class _Counter:
+    def __init__(self) -> None:
+        self.traces: list[Trace] = []
+        self.count = 0
+
+
+class _Counted(Transformed):
+    """A function that counts its calls, which under a transform are its traces."""
+
+    __slots__ = ()
+
+    @classmethod
+    def transform_name(cls) -> str:
+        """The transform as the reader knows it."""
+        return "assert_max_traces"
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        max_traces, counter = self.options
+        arrays, structure = divide(((), args, kwargs))
+        trace = Trace.of(positional_names(self.fn), structure, arrays)
+        if max_traces is not None and counter.count >= max_traces:
+            changes = explain_change(counter.traces, trace) if counter.traces else []
+            raise RetraceError(too_many_text(function_name(self.fn), max_traces, changes))
+        counter.count += 1
+        counter.traces.append(trace)
+        del counter.traces[:-16]
+        return self.fn(*args, **kwargs)
+
+
+def assert_max_traces(fn: _F | None = None, *, max_traces: int | None) -> Any:
+    """Raise an error if a function is traced more often than it may be.
+
+    Put it *under* the transform: every time the function itself is called counts.
+
+    Args:
+        fn: the function; left out, a decorator is returned.
+        max_traces: how often it may be called; None to count only.
+
+    Returns:
+        A function of the same signature.
+
+    Raises:
+        ArgumentError: `max_traces` is no count.
+        RetraceError: when called once too often; the text names what changed.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> @pm.filter_jit
+        ... @pm.debug.assert_max_traces(max_traces=1)
+        ... def f(x):
+        ...     return x + 1
+        >>> _ = f(jnp.ones(2))
+        >>> f(jnp.ones(3))
+        Traceback (most recent call last):
+            ...
+        pytreemod.errors.RetraceError: f: expected at most 1 trace (max_traces), got a call that ...
+    """
+    if max_traces is not None and (type(max_traces) is not int or max_traces < 0):
+        raise ArgumentError(
+            explain("assert_max_traces(max_traces)", "a count", describe(max_traces))
+        )
+    if fn is None:
+        return ft.partial(assert_max_traces, max_traces=max_traces)
+    return _Counted(fn, (max_traces, _Counter()))
+
+
+def get_num_traces(fn: Any) -> int:
+    """How often a function under [`assert_max_traces`][pytreemod.debug.assert_max_traces] was traced.
+
+    Args:
+        fn: what `assert_max_traces` returned, or a transform of it.
+
+    Returns:
+        The count.
+
+    Raises:
+        ArgumentError: there is no such function inside.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> f = pm.filter_jit(pm.debug.assert_max_traces(lambda x: x, max_traces=None))
+        >>> _ = f(jnp.ones(2)), f(jnp.ones(2)), f(jnp.ones(3))
+        >>> pm.debug.get_num_traces(f)
+        2
+    """
+    inner = fn
+    while inner is not None and not isinstance(inner, _Counted):
+        inner = getattr(inner, "func", None) or getattr(inner, "__wrapped__", None)
+    if inner is None:
+        raise ArgumentError(
+            explain(
+                "get_num_traces(fn)",
+                "a function under assert_max_traces",
+                describe(fn),
+                cure=["count without a limit:", "pm.debug.assert_max_traces(fn, max_traces=None)"],
+            )
+        )
+    return inner.options[1].count

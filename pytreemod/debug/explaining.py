@@ -1,0 +1,85 @@
+"""Listening to the traces of a jitted function."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from typing_extensions import Self
+
+from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.module.methods import BoundMethod
+from pytreemod.transform.jitting import Jitted
+
+
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+class _Explainer:
+    """Reports why a function was traced again; call it in the function's place, or use `with`."""
+
+    def __init__(self, wrapper: Jitted, call: Callable[..., Any], announce: Callable[[str], None]):
+        self.reports: list[str] = []
+        self._log = wrapper.store.log_of(wrapper.fn)
+        self._call = call
+        self._announce = announce
+
+    def _note(self, text: str) -> None:
+        self.reports.append(text)
+        self._announce(text)
+
+    def __enter__(self) -> Self:
+        self._log.observers.append(self._note)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._log.observers.remove(self._note)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self:
+            return self._call(*args, **kwargs)
+
+    def __str__(self) -> str:
+        return "\n".join(self.reports) or "no retraces"
+
+
+def explain_retraces(
+    fn: Callable[..., Any], announce: Callable[[str], None] = _to_stderr
+) -> _Explainer:
+    """Say, for each trace of a jitted function after the first, what made it necessary.
+
+    Each report names the argument and the path in it, and what changed: the structure, a static
+    value (old and new; functions by name and line), a shape, a dtype, a weak type, a sharding.
+
+    Args:
+        fn: a function under `filter_jit`, or a method under it, bound or not.
+        announce: called with each report; prints to standard error by default.
+
+    Returns:
+        A context manager that listens while it is open; and a function that can be called in the
+        place of `fn`, listening during the call. `reports` lists the texts so far.
+
+    Raises:
+        ArgumentError: `fn` is not under `filter_jit`.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> f = pm.filter_jit(lambda x, how: x)
+        >>> with pm.debug.explain_retraces(f, announce=print) as report:
+        ...     _ = f(jnp.ones(2), "a")
+        ...     _ = f(jnp.ones(2), "b")
+        <lambda> was traced again (trace 2), because of
+          how: 'a' -> 'b'
+    """
+    wrapper = fn.func if isinstance(fn, BoundMethod) else fn
+    if not isinstance(wrapper, Jitted):
+        raise ArgumentError(
+            explain(
+                "explain_retraces(fn)",
+                "a function under filter_jit",
+                describe(fn),
+                cure=["wrap it first:", "pm.debug.explain_retraces(pm.filter_jit(fn))"],
+            )
+        )
+    return _Explainer(wrapper, fn, announce)

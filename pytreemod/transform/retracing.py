@@ -1,0 +1,208 @@
+"""Why a function was traced again: what differs between two traces, by path.
+
+A trace is remembered as the structure of its arguments and the types of their arrays; no array,
+and nothing of the model but its configuration, is kept.
+"""
+
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytreemod.errors import RetraceError, describe, explain
+from pytreemod.tree.nodes import children_of, record_of
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.snapshots import Structure
+from pytreemod.typing import jtu
+
+REMEMBERED = 16
+"""How many traces of a function are remembered to compare new ones with."""
+
+
+@dataclass(frozen=True)
+class ArrayType:
+    """What of an array a trace depends on."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    weak_type: bool
+    sharding: Any = None
+
+    def __str__(self) -> str:
+        weak = "weak_" if self.weak_type else ""
+        return f"{weak}{describe(self)}"
+
+
+def array_type(value: Any) -> ArrayType:
+    """The type of an array or a tracer."""
+    aval: Any = getattr(value, "aval", value)
+    return ArrayType(
+        tuple(value.shape),
+        value.dtype,
+        bool(getattr(aval, "weak_type", False)),
+        getattr(aval, "sharding", None),
+    )
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One trace of a function: its arguments by name, with types for arrays."""
+
+    names: tuple[str, ...]
+    arguments: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, names: tuple[str, ...], structure: Structure, values: list[Any]) -> "Trace":
+        """The trace of a call with this structure and these arrays."""
+        head, args, kwargs = structure.assemble([array_type(v) for v in values])
+        positional = [names[i] if i < len(names) else f"args[{i}]" for i in range(len(args))]
+        own = ["function"] * len(head)
+        return cls((*own, *positional, *kwargs), (*head, *args, *kwargs.values()))
+
+
+@dataclass
+class TraceLog:
+    """The traces of one function, and who wants to hear of new ones."""
+
+    count: int = 0
+    last: deque[Trace] = field(default_factory=lambda: deque[Trace](maxlen=REMEMBERED))
+    observers: list[Callable[[str], None]] = field(default_factory=list[Callable[[str], None]])
+
+    def add(self, trace: Trace, name: str, max_traces: int | None) -> None:
+        """Note a trace, tell observers why it was needed, refuse one too many.
+
+        Raises:
+            RetraceError: there were `max_traces` already.
+        """
+        too_many = max_traces is not None and self.count >= max_traces
+        if self.last and (self.observers or too_many):
+            changes = explain_change(list(self.last), trace)
+            if too_many:
+                raise RetraceError(too_many_text(name, max_traces, changes))
+            text = f"{name} was traced again (trace {self.count + 1}), because of\n"
+            for observer in list(self.observers):
+                observer(text + "\n".join(f"  {line}" for line in changes))
+        elif too_many:
+            raise RetraceError(too_many_text(name, max_traces, []))
+        self.count += 1
+        self.last.append(trace)
+
+
+def too_many_text(name: str, max_traces: int | None, changes: list[str]) -> str:
+    """The text for a function that was traced too often."""
+    plural = "trace" if max_traces == 1 else "traces"
+    return explain(
+        name,
+        f"at most {max_traces} {plural} (max_traces)",
+        "a call that needs another",
+        places=changes,
+        cure="keep what is named here the same from call to call, or pass it as an array",
+    )
+
+
+def explain_change(earlier: list[Trace], new: Trace) -> list[str]:
+    """What differs between a trace and the most similar one before it, a line for each place."""
+    candidates = [list(_differences(old, new)) for old in reversed(earlier)]
+    best = min(candidates, key=len)
+    return best or ["nothing in the arguments: a setting of JAX, or JAX's own caches were cleared"]
+
+
+def _differences(old: Trace, new: Trace) -> Iterator[str]:
+    before = dict(zip(old.names, old.arguments, strict=True))
+    after = dict(zip(new.names, new.arguments, strict=True))
+    for name in {**before, **after}:
+        if name not in before:
+            yield f"{name}: not given before, now {_show(after[name])}"
+        elif name not in after:
+            yield f"{name}: {_show(before[name])} before, not given now"
+        else:
+            yield from _compare(before[name], after[name], (), name)
+
+
+def _compare(old: Any, new: Any, path: tuple[Any, ...], root: str) -> Iterator[str]:
+    if type(old) is not type(new):
+        yield _line(path, root, _show(old), _show(new))
+        return
+    if isinstance(old, ArrayType):
+        if old != new:
+            yield from _compare_arrays(old, new, path, root)
+        return
+    yield from _compare_configuration(old, new, path, root)
+    children, others = children_of(old), children_of(new)
+    if children is None or others is None:
+        if not _same(old, new):
+            yield _line(path, root, _show(old), _show(new), _why(old, new))
+        return
+    before, after = dict(children), dict(others)
+    for key in {**before, **after}:
+        below = (*path, key)
+        if key not in before:
+            yield _line(below, root, "absent", _show(after[key]))
+        elif key not in after:
+            yield _line(below, root, _show(before[key]), "absent")
+        else:
+            yield from _compare(before[key], after[key], below, root)
+
+
+def _compare_arrays(
+    old: ArrayType, new: ArrayType, path: tuple[Any, ...], root: str
+) -> Iterator[str]:
+    if (old.shape, old.dtype) != (new.shape, new.dtype):
+        yield _line(path, root, str(old), str(new))
+    elif old.weak_type != new.weak_type:
+        names = {True: "a weak type (from a Python number)", False: "a strong type"}
+        yield _line(
+            path, root, f"{old} of {names[old.weak_type]}", f"{new} of {names[new.weak_type]}"
+        )
+    else:
+        yield _line(path, root, f"{old} on {old.sharding}", f"{new} on {new.sharding}")
+
+
+def _compare_configuration(old: Any, new: Any, path: tuple[Any, ...], root: str) -> Iterator[str]:
+    record, other = record_of(old), record_of(new)
+    if record is None or other is None:
+        return
+    before = {n: getattr(old, n) for n in record.names(old) if n not in record.data_names(old)}
+    after = {n: getattr(new, n) for n in other.names(new) if n not in other.data_names(new)}
+    for name in {**before, **after}:
+        below = (*path, jtu.GetAttrKey(name))
+        if name not in before or name not in after:
+            states = ["configuration" if name in side else "data" for side in (before, after)]
+            yield _line(below, root, *states)
+        elif not _same(before[name], after[name]):
+            was, now = before[name], after[name]
+            yield _line(below, root, _show(was), _show(now), _why(was, now))
+
+
+def _line(path: tuple[Any, ...], root: str, old: str, new: str, why: str = "") -> str:
+    return f"{path_text(path, root)}: {old} -> {new}{f' ({why})' if why else ''}"
+
+
+def _same(old: Any, new: Any) -> bool:
+    if old is new:
+        return True
+    try:
+        return type(old) is type(new) and ((old == new) is True or (old != old and new != new))
+    except Exception:
+        return False
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, ArrayType):
+        return str(value)
+    code = getattr(value, "__code__", None)
+    if isinstance(code, types.CodeType):
+        return f"{value.__qualname__} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})"
+    if children_of(value) is not None:
+        return f"a {type(value).__qualname__}"
+    return describe(value)
+
+
+def _why(old: Any, new: Any) -> str:
+    """What makes two values different that look alike."""
+    if getattr(old, "__code__", old) is getattr(new, "__code__", new) and callable(old):
+        return "the same function made anew: make it once, outside the loop"
+    if type(old).__eq__ is object.__eq__ and not callable(old):
+        return f"a {type(old).__qualname__} is equal to itself alone: give it __eq__ and __hash__"
+    return ""
