@@ -25,7 +25,7 @@ from pytreemod.tree.pending import read
 from pytreemod.tree.printing import tree_pformat
 from pytreemod.typing import class_of, jtu
 
-_C = TypeVar("_C", bound=type)
+_I = TypeVar("_I")
 
 
 @dataclass_transform(field_specifiers=(dataclasses.field, field, buffer, static_field))
@@ -46,6 +46,7 @@ class ModuleMeta(abc.ABCMeta):
         kw_only: bool = False,
         **kwargs: Any,
     ) -> Any:
+        """Make a Module class."""
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
         own_abstract = _collect_fields(cls, kw_only)
         schema = Schema(cls, write_code, make_record)
@@ -59,11 +60,12 @@ class ModuleMeta(abc.ABCMeta):
         _wrap_methods(cls)
         return cls
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        schema = cls.__record__
+    def __call__(cls: type[_I], *args: Any, **kwargs: Any) -> _I:
+        """Build, finish and freeze an instance."""
+        schema: Schema = cls.__record__  # pyright: ignore[reportAttributeAccessIssue] (a Module's)
         if schema.refusal is not None:
             raise FieldError(schema.refusal)
-        node = super().__call__(*args, **kwargs)
+        node: Any = super().__call__(*args, **kwargs)
         # Only what __init__ has just built: __new__ may return any object, a finished one too.
         if class_of(node) is cls and LAYOUT not in node.__dict__:
             schema.finish(node)

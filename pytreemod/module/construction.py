@@ -147,7 +147,11 @@ def write_init(schema: Schema) -> Callable[..., None]:
     if hasattr(cls, "__post_init__"):
         extra = ", ".join(f.name for f in params if f.name not in schema.fields)
         lines.append(f"self.__post_init__({extra})")
-    made: dict[str, Any] = {"_factory": _FACTORY, "_set_fields": set_fields, "_refuse_finished": refuse_finished}
+    made: dict[str, Any] = {
+        "_factory": _FACTORY,
+        "_set_fields": set_fields,
+        "_refuse_finished": refuse_finished,
+    }
     for f in everything.values():
         made[f"_default_{f.name}"] = f.default
         made[f"_make_{f.name}"] = f.default_factory

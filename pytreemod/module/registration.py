@@ -63,7 +63,7 @@ def _scope(cls: type, code: Code) -> dict[str, Any]:
     return {"cls": cls, "new": object.__new__, "set_fields": set_fields, "hold": Held, **keys}
 
 
-def write_code(cls: type, code: Code) -> None:
+def write_code(cls: type, code: Code) -> tuple[Any, Any, Any]:
     """Write the functions that flatten and unflatten instances of one division of fields."""
     plain, keyed, body = _expressions(code)
     source = f"""
@@ -75,9 +75,7 @@ def flatten_with_keys(d, layout):
 
 def unflatten(aux, children):{body}"""
     scope = compile_functions(source, _scope(cls, code), cls.__qualname__)
-    code.flatten = scope["flatten"]
-    code.flatten_with_keys = scope["flatten_with_keys"]
-    code.unflatten = scope["unflatten"]
+    return scope["flatten"], scope["flatten_with_keys"], scope["unflatten"]
 
 
 def register(schema: Schema) -> None:
@@ -90,12 +88,12 @@ def register(schema: Schema) -> None:
     def flatten_slowly(node: Any) -> Any:
         layout = schema.split(node)
         settle(node)
-        return layout.code.flatten(node.__dict__, layout)
+        return layout.code.functions[0](node.__dict__, layout)
 
     def flatten_with_keys(node: Any) -> Any:
         layout = schema.split(node)
         settle(node)
-        return layout.code.flatten_with_keys(node.__dict__, layout)
+        return layout.code.functions[1](node.__dict__, layout)
 
     plain, _, body = _expressions(schema.code)
     source = f"""
@@ -111,7 +109,7 @@ def flatten(node):
 
 def unflatten(aux, children):
     if not aux[0].is_usual:
-        return aux[0].code.unflatten(aux, children){body}"""
+        return aux[0].code.functions[2](aux, children){body}"""
     scope = {**_scope(schema.cls, schema.code), "flatten_slowly": flatten_slowly}
     compile_functions(source, scope, schema.cls.__qualname__)
     jtu.register_pytree_with_keys(

@@ -8,6 +8,7 @@ two.
 """
 
 import dataclasses
+import functools as ft
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -26,16 +27,27 @@ _SCALARS = (type(None), bool, int, float, complex)
 
 
 class Code:
-    """The functions that flatten and unflatten instances of one division of fields."""
+    """One division of a class's fields, with the functions that flatten and unflatten it.
 
-    __slots__ = ("config", "data", "flatten", "flatten_with_keys", "held", "unflatten")
+    They are written when they are first used: ordinary instances never need them, for their class
+    is registered with functions of its own.
+    """
 
-    flatten: Callable[[dict[str, Any], "Layout"], Any]
-    flatten_with_keys: Callable[[dict[str, Any], "Layout"], Any]
-    unflatten: Callable[[Any, Any], Any]
+    def __init__(
+        self,
+        cls: type,
+        data: tuple[str, ...],
+        config: tuple[str, ...],
+        held: tuple[str, ...],
+        write: Callable[[type, "Code"], tuple[Any, Any, Any]],
+    ):
+        self.cls, self.data, self.config, self.held = cls, data, config, held
+        self._write = write
 
-    def __init__(self, data: tuple[str, ...], config: tuple[str, ...], held: tuple[str, ...]):
-        self.data, self.config, self.held = data, config, held
+    @ft.cached_property
+    def functions(self) -> tuple[Any, Any, Any]:
+        """`flatten(dict, layout)`, the same with keys, and `unflatten(aux, children)`."""
+        return self._write(self.cls, self)
 
 
 class Layout:
@@ -61,7 +73,7 @@ class Schema(AbstractRecord):
     def __init__(
         self,
         cls: type,
-        write_code: Callable[[type, Code], None],
+        write_code: Callable[[type, Code], tuple[Any, Any, Any]],
         make: Callable[[type, dict[str, Any]], Any],
     ):
         fields = dataclasses.fields(cls)
@@ -91,9 +103,7 @@ class Schema(AbstractRecord):
         key = (data, config, held)
         with self._lock:
             if key not in self._codes:
-                code = Code(*key)
-                self._write_code(self.cls, code)
-                self._codes[key] = code
+                self._codes[key] = Code(self.cls, *key, self._write_code)
             return self._codes[key]
 
     def layout_for(self, values: dict[str, Any], config: set[str] | frozenset[str]) -> Layout:

@@ -30,7 +30,10 @@ class EnumerationItem(Module):
                     f"{self._enumeration.__qualname__} == ...",
                     f"an item of {self._enumeration.__qualname__}",
                     describe(other),
-                    cure=["bring both to one class first:", f"{self._enumeration.__qualname__}.promote(item)"],
+                    cure=[
+                        "bring both to one class first:",
+                        f"{self._enumeration.__qualname__}.promote(item)",
+                    ],
                 )
             )
         return self._value == other._value
@@ -94,7 +97,9 @@ class _EnumerationMeta(type):
     def __getattr__(cls, name: str) -> EnumerationItem:
         names = cls.__dict__.get("_names", ())
         if name not in names:
-            raise AttributeError(f"{cls.__qualname__} has no item {name!r}; it has {', '.join(names)}")
+            raise AttributeError(
+                f"{cls.__qualname__} has no item {name!r}; it has {', '.join(names)}"
+            )
         # NumPy, so that naming an item does not start a device.
         return EnumerationItem(np.int32(names.index(name)), cls)  # pyright: ignore[reportArgumentType]
 

@@ -94,7 +94,7 @@ def axes_of(spec: AxesSpec, tree: PyTree, where: str, root: str, strict: bool = 
                         places=[path_text((*path, *below), root)],
                         cure=[
                             "map arrays alone, and pass numbers on as they are:",
-                            f"in_axes=pm.if_array({axis})",
+                            f"{'out' if 'out_axes' in where else 'in'}_axes=pm.if_array({axis})",
                         ],
                     )
                 )

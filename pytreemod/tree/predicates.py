@@ -43,7 +43,12 @@ def is_array_like(element: Any) -> bool:
         >>> is_array_like(1.0), is_array_like("1.0")
         (True, False)
     """
-    return isinstance(element, _ARRAYS + _NUMBERS) or hasattr(element, "__jax_array__")
+    return isinstance(element, _ARRAYS + _NUMBERS) or _converts(element)
+
+
+def _converts(element: Any) -> bool:
+    # Tracers have the attribute, and it is None.
+    return callable(getattr(element, "__jax_array__", None))
 
 
 def is_inexact_array(element: Any) -> bool:
@@ -76,6 +81,6 @@ def is_inexact_array_like(element: Any) -> bool:
         >>> is_inexact_array_like(1.0), is_inexact_array_like(1)
         (True, False)
     """
-    if hasattr(element, "__jax_array__"):
+    if not isinstance(element, _ARRAYS) and _converts(element):
         element = element.__jax_array__()
     return is_inexact_array(element) or isinstance(element, (float, complex))

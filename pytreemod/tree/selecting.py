@@ -234,9 +234,10 @@ def as_bool(value: Any, where: str) -> bool:
     """A predicate's answer as a bool; tracers and non-bools are refused."""
     if isinstance(value, bool):
         return value
-    if not isinstance(value, Tracer) and getattr(value, "dtype", None) == np.bool_:
+    traced = isinstance(value, Tracer)
+    if not traced and getattr(value, "dtype", None) == np.bool_ and value.shape == ():
         return bool(value)
-    got = "a traced array" if isinstance(value, Tracer) else describe(value)
+    got = "a traced array" if traced else describe(value)
     raise SpecError(explain(where, "True or False for each leaf", got))
 
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 
 from pytreemod import nn
 from pytreemod.module.classes import Module
-
-from .numbers_to_compare import wave
+from tests.nn.numbers_to_compare import wave
 
 
 class Slope(Module):

@@ -7,8 +7,8 @@ import pytest
 
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, RngError, ShapeError
-
-from .numbers_to_compare import assert_close, wave
+from tests.labels import label
+from tests.nn.numbers_to_compare import assert_close, wave
 
 
 @pytest.mark.parametrize("use_bias", [True, False])
@@ -43,7 +43,7 @@ def test_linear_is_pytorchs(torch, key, use_bias):
         ((0, 2), (5, 0), (5, 2)),
         ((2, 0), (2,), (0,)),
     ],
-    ids=str,
+    ids=label,
 )
 def test_shapes(key, sizes, x, shape):
     """The last axis is mapped; "scalar" stands for none; sizes may be zero."""
@@ -67,7 +67,7 @@ def test_dtype_is_that_of_weights_and_output(key, dtype):
     assert layer(jnp.ones(3, expected)).dtype == expected
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.complex64], ids=str)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.complex64], ids=label)
 def test_initial_values_are_uniform_within_one_over_root_fan_in(key, dtype):
     """Bounded by 1/sqrt(in_features), with the variance of that uniform distribution."""
     layer = nn.Linear(16, 200, dtype=dtype, key=key)
@@ -177,7 +177,7 @@ def test_lists_are_no_arrays(key):
             r"Linear\(bias_init\): expected it to return f32\[4\], got f16\[4\]",
         ),
     ],
-    ids=str,
+    ids=label,
 )
 def test_bad_arguments_are_refused(key, arguments, text):
     """Each by its name, before anything is drawn."""
@@ -195,7 +195,7 @@ def test_bad_arguments_are_refused(key, arguments, text):
         (jnp.ones(2), r"one random key, got f32\[2\]"),
         (np.zeros(3, np.uint32), r"one random key, got u32\[3\]"),
     ],
-    ids=str,
+    ids=label,
 )
 def test_what_is_no_key_is_refused(wrong, text):
     """The error names layer and argument, and shows how to make a key."""

@@ -16,9 +16,10 @@ from pytreemod.nn.checking import (
     check_sizes,
     title,
 )
+from tests.labels import label
 
 
-@pytest.mark.parametrize("value", [3, np.int64(3), np.array(3), jnp.array(3)], ids=repr)
+@pytest.mark.parametrize("value", [3, np.int64(3), np.array(3), jnp.array(3)], ids=label)
 def test_whole_numbers_of_any_kind_are_sizes(value):
     """They become Python ints, so that configuration stays hashable."""
     size = check_size("f(n)", value)
@@ -39,27 +40,27 @@ def test_a_traced_number_is_no_size():
         jax.jit(lambda n: check_size("f(n)", n))(3)
 
 
-@pytest.mark.parametrize("given", [2, [2, 2], (np.int32(2), 2)], ids=str)
+@pytest.mark.parametrize("given", [2, [2, 2], (np.int32(2), 2)], ids=label)
 def test_one_size_or_one_for_each_axis(given):
     """Both give a tuple."""
     assert check_sizes("f(n)", given, 2) == (2, 2)
 
 
-@pytest.mark.parametrize("given", [[2], [2, 2, 2], [2, -1], "22", {2, 3}, 2.0, None], ids=str)
+@pytest.mark.parametrize("given", [[2], [2, 2, 2], [2, -1], "22", {2, 3}, 2.0, None], ids=label)
 def test_what_is_not_one_size_for_each_axis(given):
     """Wrong counts, negative entries, strings and sets are refused."""
     with pytest.raises(ArgumentError, match=r"^f\(n\): expected an integer of .* sequence of 2 of"):
         check_sizes("f(n)", given, 2)
 
 
-@pytest.mark.parametrize("value", [0.5, np.float32(0.5), jnp.array(0.5)], ids=repr)
+@pytest.mark.parametrize("value", [0.5, np.float32(0.5), jnp.array(0.5)], ids=label)
 def test_real_numbers_of_any_kind_are_numbers(value):
     """They become Python floats."""
     assert check_number("f(p)", value, 0.0, 1.0) == 0.5
     assert type(check_number("f(p)", value, 0.0, 1.0)) is float
 
 
-@pytest.mark.parametrize("value", [1j, "1", None, True, jnp.ones(1)], ids=str)
+@pytest.mark.parametrize("value", [1j, "1", None, True, jnp.ones(1)], ids=label)
 def test_what_is_no_real_number(value):
     """Complex numbers, text, booleans and arrays with axes are none."""
     assert as_number(value) is None

@@ -7,8 +7,8 @@ import pytest
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, RngError, StateError
 from pytreemod.module.classes import Module
-
-from .numbers_to_compare import assert_close, wave
+from tests.labels import label
+from tests.nn.numbers_to_compare import assert_close, wave
 
 
 class KeyTaker(Module):
@@ -134,7 +134,7 @@ def test_a_missing_state_is_refused():
         ),
         ("layers", r"expected a sequence of layers, got 'layers'"),
     ],
-    ids=str,
+    ids=label,
 )
 def test_what_is_no_layer_is_refused(layers, text):
     """Bare functions are told how to become layers."""

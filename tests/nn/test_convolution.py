@@ -10,8 +10,8 @@ import pytest
 
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, RngError, ShapeError
-
-from .numbers_to_compare import assert_close, wave
+from tests.labels import label
+from tests.nn.numbers_to_compare import assert_close, wave
 
 CASES = {
     "1d": (nn.Conv1d, {"kernel_size": 3, "padding": 1}, (7,)),
@@ -121,7 +121,7 @@ WRONG_INPUTS = [
 ]
 
 
-@pytest.mark.parametrize(("channels", "shape", "text"), WRONG_INPUTS, ids=str)
+@pytest.mark.parametrize(("channels", "shape", "text"), WRONG_INPUTS, ids=label)
 def test_wrong_channels_are_refused(key, channels, shape, text):
     """The error names the layer, what it expected, what came, and what to write."""
     start = (
@@ -168,7 +168,7 @@ def test_an_image_smaller_than_the_kernel_is_refused(key):
         ({"padding_mode": "MIRROR"}, r"\(padding_mode\): expected one of 'ZEROS', 'REFLECT'"),
         ({"use_bias": "no"}, r"\(use_bias\): expected True or False, got 'no'"),
     ],
-    ids=str,
+    ids=label,
 )
 def test_bad_arguments_are_refused(key, arguments, text):
     """Each by its name and the class that was called."""

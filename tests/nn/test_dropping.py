@@ -6,8 +6,8 @@ import pytest
 
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, RngError
-
-from .numbers_to_compare import assert_close, wave
+from tests.labels import label
+from tests.nn.numbers_to_compare import assert_close, wave
 
 
 def test_in_training_entries_are_dropped(key):
@@ -66,7 +66,7 @@ def test_what_is_no_key_is_refused():
         nn.Dropout(0.5)(jnp.ones(3), key=0)
 
 
-@pytest.mark.parametrize("p", [-0.1, 1.1, "half", None, True, jnp.ones(2), float("nan")], ids=str)
+@pytest.mark.parametrize("p", [-0.1, 1.1, "half", None, True, jnp.ones(2), float("nan")], ids=label)
 def test_what_is_no_probability_is_refused(p):
     """p is a number from 0 to 1."""
     with pytest.raises(ArgumentError, match=r"^Dropout\(p\): expected a number from 0 to 1, got"):

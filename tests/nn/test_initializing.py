@@ -6,6 +6,7 @@ import pytest
 
 from pytreemod.errors import ArgumentError
 from pytreemod.nn.initializing import initialize, uniform_by_fan_in
+from tests.labels import label
 
 
 def test_without_inputs_everything_is_zero(key):
@@ -36,7 +37,7 @@ def test_initialize_passes_everything_on(key):
         (jnp.ones((2, 3), int), r"f\(init\): expected it to return f32\[2,3\], got i32\[2,3\]"),
         (None, r"f\(init\): expected it to return f32\[2,3\], got None"),
     ],
-    ids=str,
+    ids=label,
 )
 def test_other_results_are_refused(key, result, text):
     """A weight of another shape would fail later, or broadcast."""

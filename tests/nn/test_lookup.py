@@ -7,11 +7,11 @@ import pytest
 
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, RngError, ShapeError
+from tests.labels import label
+from tests.nn.numbers_to_compare import assert_close, wave
 
-from .numbers_to_compare import assert_close, wave
 
-
-@pytest.mark.parametrize("rows", [1, np.int32(1), jnp.array([[0, 4], [4, 1]])], ids=str)
+@pytest.mark.parametrize("rows", [1, np.int32(1), jnp.array([[0, 4], [4, 1]])], ids=label)
 def test_embedding_reads_rows(key, rows):
     """The rows that are named, for a number or an array of any shape."""
     layer = nn.Embedding(5, 3, key=key)
@@ -81,7 +81,7 @@ def test_a_table_can_be_given():
             r"Embedding\(key\): expected a random key, got 0",
         ),
     ],
-    ids=str,
+    ids=label,
 )
 def test_bad_arguments_are_refused(arguments, error, text):
     """Each by its name."""
@@ -89,7 +89,7 @@ def test_bad_arguments_are_refused(arguments, error, text):
         nn.Embedding(**arguments)
 
 
-@pytest.mark.parametrize("x", [jnp.ones(3), 1.0, jnp.array(True)], ids=str)
+@pytest.mark.parametrize("x", [jnp.ones(3), 1.0, jnp.array(True)], ids=label)
 def test_what_is_no_integer_is_refused(key, x):
     """Fractions and booleans name no row."""
     text = r"^Embedding\(num_embeddings=5, embedding_size=3\): expected x of an integer dtype, got"

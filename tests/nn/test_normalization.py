@@ -7,11 +7,11 @@ import pytest
 
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, ShapeError
+from tests.labels import label
+from tests.nn.numbers_to_compare import assert_close, wave
 
-from .numbers_to_compare import assert_close, wave
 
-
-@pytest.mark.parametrize("shape", [4, (3, 4), ()], ids=str)
+@pytest.mark.parametrize("shape", [4, (3, 4), ()], ids=label)
 def test_layer_norm_is_pytorchs(torch, shape):
     """The same numbers, with weights copied over; a shape of () leaves nothing but the bias."""
     layer = nn.LayerNorm(shape, eps=1e-3)
@@ -59,7 +59,7 @@ def test_layer_norm_hands_state_back():
         ((2, 3), (5, 2, 4), r"LayerNorm\(\(2, 4\)\)"),
         ((2, 3), (3,), r"x has too few axes; the layer normalizes over the last 2"),
     ],
-    ids=str,
+    ids=label,
 )
 def test_layer_norm_refuses_other_trailing_axes(shape, x, text):
     """The error names the layer, what it expected, what came, and what to write."""
@@ -78,7 +78,7 @@ def test_layer_norm_refuses_other_trailing_axes(shape, x, text):
         ({"eps": "small"}, r"LayerNorm\(eps\): expected a number >= 0, got 'small'"),
         ({"use_bias": None}, r"LayerNorm\(use_bias\): expected True or False, got None"),
     ],
-    ids=str,
+    ids=label,
 )
 def test_layer_norm_refuses_bad_arguments(arguments, text):
     """Each by its name."""
@@ -92,7 +92,7 @@ def test_layer_norm_refuses_bad_arguments(arguments, text):
         (jnp.int32, r"got i32\[4,3\](.|\n)*layer\(x\.astype\(float\)\)"),
         (jnp.complex64, r"got c64\[4,3\](.|\n)*layer\(x\.real\)"),
     ],
-    ids=str,
+    ids=label,
 )
 @pytest.mark.parametrize("make", [nn.LayerNorm, nn.BatchNorm])
 def test_only_real_floating_numbers_are_normalized(make, dtype, text):
@@ -119,7 +119,7 @@ def set_weights(layer):
 
 
 @pytest.mark.parametrize("axis_name", [None, "batch"])
-@pytest.mark.parametrize("spatial", [(), (2, 3)], ids=str)
+@pytest.mark.parametrize("spatial", [(), (2, 3)], ids=label)
 def test_batch_norm_is_pytorchs_over_many_steps(torch, spatial, axis_name):
     """Outputs and running statistics agree step by step in training, and then in inference."""
     layer, state = nn.make_with_state(nn.BatchNorm)(3, axis_name, eps=1e-3, momentum=0.8)
@@ -186,7 +186,7 @@ def test_mapped_and_direct_batches_are_the_same():
         assert_close(new, old)
 
 
-@pytest.mark.parametrize("names", [("outer", "inner"), ["outer", "inner"]], ids=str)
+@pytest.mark.parametrize("names", [("outer", "inner"), ["outer", "inner"]], ids=label)
 def test_several_axis_names_make_one_batch(names):
     """Statistics are taken over all the axes named."""
     layer, state = nn.make_with_state(nn.BatchNorm)(3, names)
@@ -249,7 +249,7 @@ WRONG_INPUTS = [
 ]
 
 
-@pytest.mark.parametrize(("axis_name", "shape", "text"), WRONG_INPUTS, ids=str)
+@pytest.mark.parametrize(("axis_name", "shape", "text"), WRONG_INPUTS, ids=label)
 def test_batch_norm_refuses_wrong_channels(axis_name, shape, text):
     """With axis_name=None the channels are axis 1, otherwise axis 0; the error says which."""
     layer, state = nn.make_with_state(nn.BatchNorm)(3, axis_name)
@@ -273,7 +273,7 @@ def test_batch_norm_outside_vmap_shows_both_ways_out():
         layer(jnp.ones(3), state)
 
 
-@pytest.mark.parametrize("shape", [(1, 3), (0, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 3), (0, 3)], ids=label)
 def test_one_value_has_no_variance(shape):
     """A batch of one is refused in training, as in PyTorch, and accepted in inference."""
     layer, state = nn.make_with_state(nn.BatchNorm)(3)
@@ -295,7 +295,7 @@ def test_one_value_has_no_variance(shape):
         ({"mode": "ema"}, r"BatchNorm\(mode\): expected 'batch', got 'ema'\.\n  Equinox's 'ema', "),
         ({"dtype": int}, r"BatchNorm\(dtype\): expected a floating dtype, got the class int"),
     ],
-    ids=str,
+    ids=label,
 )
 def test_batch_norm_refuses_bad_arguments(arguments, text):
     """Each by its name."""

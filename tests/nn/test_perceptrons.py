@@ -7,9 +7,9 @@ import pytest
 
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, RngError, ShapeError
-
-from .catalogue import Slope
-from .numbers_to_compare import assert_close, wave
+from tests.labels import label
+from tests.nn.catalogue import Slope
+from tests.nn.numbers_to_compare import assert_close, wave
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
@@ -55,7 +55,7 @@ def test_biases_of_hidden_and_final_layers(key, use_bias, use_final_bias):
         (("scalar", "scalar"), (5,), (5,)),
         ((3, 2), (4, 5, 3), (4, 5, 2)),
     ],
-    ids=str,
+    ids=label,
 )
 def test_shapes(key, sizes, x, shape):
     """The last axis is mapped; "scalar" stands for none."""
@@ -103,7 +103,7 @@ def test_a_wrong_feature_axis_is_refused_in_the_name_of_the_mlp(key):
         ({"final_activation": None}, r"MLP\(final_activation\): expected a function .*, got None"),
         ({"use_final_bias": None}, r"MLP\(use_final_bias\): expected True or False, got None"),
     ],
-    ids=str,
+    ids=label,
 )
 def test_bad_arguments_are_refused(key, arguments, text):
     """Each by its name."""

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from .catalogue import CATALOGUE
-from .numbers_to_compare import assert_close
+from tests.nn.catalogue import CATALOGUE
+from tests.nn.numbers_to_compare import assert_close
 
 every_layer = pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
 

@@ -9,8 +9,8 @@ import pytest
 
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, ShapeError
-
-from .numbers_to_compare import assert_close, wave
+from tests.labels import label
+from tests.nn.numbers_to_compare import assert_close, wave
 
 LAYERS = [
     (nn.MaxPool1d, (7,)),
@@ -82,7 +82,7 @@ def test_a_pool_of_ones_own(key):
         ((9, 9), r"got f32\[9,9\]\.\n  x lacks the channel axis; .*\n      layer\(x\[None\]\)"),
         ((9,), r"got f32\[9\]\.\n  The layer needs at least 3 axes"),
     ],
-    ids=str,
+    ids=label,
 )
 def test_a_forgotten_channel_axis_is_refused(shape, text):
     """With the line that adds it."""
@@ -112,7 +112,7 @@ def test_an_input_smaller_than_the_window_is_refused():
         ),
         ({"use_ceil": 1}, r"\(use_ceil\): expected True or False, got 1"),
     ],
-    ids=str,
+    ids=label,
 )
 def test_bad_arguments_are_refused(arguments, text):
     """Each by its name and the class that was called."""

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from pytreemod.nn.functional import linear
+from tests.labels import label
+from tests.nn.numbers_to_compare import assert_close, wave
 
-from ..numbers_to_compare import assert_close, wave
 
-
-@pytest.mark.parametrize("batch", [(), (5,), (2, 3)], ids=str)
+@pytest.mark.parametrize("batch", [(), (5,), (2, 3)], ids=label)
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_linear_is_pytorchs(torch, batch, with_bias):
     """The same numbers as torch.nn.functional.linear, for any leading axes."""
@@ -30,7 +30,7 @@ def test_linear_is_a_product_with_the_transposed_matrix():
 
 
 @pytest.mark.parametrize(
-    ("weight", "bias"), [((3, 4), (3,)), ((4, 3), (3,)), ((4, 3), (4, 1))], ids=str
+    ("weight", "bias"), [((3, 4), (3,)), ((4, 3), (3,)), ((4, 3), (4, 1))], ids=label
 )
 def test_linear_never_broadcasts_a_misfit(weight, bias):
     """Sizes that do not fit raise, where NumPy's rules would find some way to broadcast."""

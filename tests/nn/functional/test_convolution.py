@@ -6,8 +6,8 @@ import pytest
 
 from pytreemod.errors import ArgumentError
 from pytreemod.nn.functional import conv
-
-from ..numbers_to_compare import assert_close, wave
+from tests.labels import label
+from tests.nn.numbers_to_compare import assert_close, wave
 
 CASES = {
     "1d": ((2, 2, 7), (3, 2, 3), {}),
@@ -77,8 +77,8 @@ def test_named_and_uneven_paddings(padding, size, stride, pads):
     assert_close(found[0], conv1d_by_hand(x, kernel, *pads, stride))
 
 
-@pytest.mark.parametrize("bias_shape", [(3,), (3, 1, 1)], ids=str)
-@pytest.mark.parametrize("batch", [(), (2,), (2, 1, 2), (0,)], ids=str)
+@pytest.mark.parametrize("bias_shape", [(3,), (3, 1, 1)], ids=label)
+@pytest.mark.parametrize("batch", [(), (2,), (2, 1, 2), (0,)], ids=label)
 def test_every_axis_before_the_channels_is_a_batch_axis(batch, bias_shape):
     """Any number of leading axes gives what one call for each image gives."""
     x, weight = jnp.asarray(wave(*batch, 2, 4, 4)), jnp.asarray(wave(3, 2, 2, 2))
@@ -99,7 +99,7 @@ def test_every_axis_before_the_channels_is_a_batch_axis(batch, bias_shape):
         ({"dilation": (1, 2, 3)}, r"conv\(dilation\): expected .*, got \(1, 2, 3\)"),
         ({"padding_mode": "MIRROR"}, r"conv\(padding_mode\): expected one of 'ZEROS', 'REFLECT'"),
     ],
-    ids=str,
+    ids=label,
 )
 def test_malformed_options_are_refused(options, text):
     """Each option says what it takes."""

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from pytreemod.nn.functional import dropout
-
-from ..numbers_to_compare import assert_close, wave
+from tests.nn.numbers_to_compare import assert_close, wave
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])

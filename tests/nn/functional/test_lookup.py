@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from pytreemod.nn.functional import embedding
+from tests.labels import label
+from tests.nn.numbers_to_compare import assert_close, wave
 
-from ..numbers_to_compare import assert_close, wave
 
-
-@pytest.mark.parametrize("shape", [(), (4,), (2, 3), (0,)], ids=str)
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3), (0,)], ids=label)
 def test_embedding_is_pytorchs(torch, shape):
     """The same rows as torch.nn.functional.embedding, for numbers of any shape."""
     table = wave(5, 2)

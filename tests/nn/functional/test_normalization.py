@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from pytreemod.nn.functional import batch_norm, batch_statistics, layer_norm, update_running
+from tests.labels import label
+from tests.nn.numbers_to_compare import assert_close, wave
 
-from ..numbers_to_compare import assert_close, wave
 
-
-@pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4)], ids=label)
 def test_layer_norm_is_pytorchs(torch, shape):
     """The same numbers as torch.nn.functional.layer_norm over one, two and three axes."""
     x, weight, bias = wave(2, 3, 4), wave(*shape, phase=1), wave(*shape, phase=2)
@@ -39,7 +39,7 @@ def test_variance_does_not_cancel():
     assert_close(batch_statistics(x, channel_axis=0)[1], [1])
 
 
-@pytest.mark.parametrize("spatial", [(), (3,), (2, 3)], ids=str)
+@pytest.mark.parametrize("spatial", [(), (3,), (2, 3)], ids=label)
 def test_batch_norm_is_pytorchs(torch, spatial):
     """Statistics, normalized values and running averages of torch.nn.functional.batch_norm."""
     x, weight, bias = wave(4, 3, *spatial), wave(3, phase=1), wave(3, phase=2)

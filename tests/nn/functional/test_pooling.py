@@ -7,8 +7,8 @@ import pytest
 from jax import lax
 
 from pytreemod.nn.functional import avg_pool, max_pool, pool
-
-from ..numbers_to_compare import assert_close, wave
+from tests.labels import label
+from tests.nn.numbers_to_compare import assert_close, wave
 
 CASES = {
     "1d": ((2, 2, 7), (3,), {"stride": 2}),
@@ -62,7 +62,7 @@ def test_uneven_padding():
     assert_close(avg_pool(x, (2,), padding=[(1, 0)]), [-0.5, -1.5, -2.5])
 
 
-@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.bfloat16, jnp.bool_], ids=str)
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.bfloat16, jnp.bool_], ids=label)
 def test_a_maximum_keeps_the_dtype(dtype):
     """Padding is the smallest value of whatever dtype x has."""
     x = jnp.array([1, 0, 1]).astype(dtype)

@@ -6,6 +6,7 @@ import pytest
 
 from pytreemod.errors import ArgumentError
 from pytreemod.nn.functional.promotion import computing_dtype, place, promote
+from tests.labels import label
 
 
 def test_promote_leaves_arrays_of_one_dtype_alone():
@@ -40,7 +41,7 @@ def test_promote_follows_the_promotion_that_is_set():
         (jnp.float32, "float32"),
         (jnp.int8, "float32"),
     ],
-    ids=str,
+    ids=label,
 )
 def test_statistics_are_computed_in_single_precision_or_better(dtype, expected):
     """Narrow floats and integers are widened."""

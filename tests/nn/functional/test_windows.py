@@ -4,6 +4,7 @@ import pytest
 
 from pytreemod.errors import ArgumentError
 from pytreemod.nn.functional.windows import check_padding, cover, extents, resolve_padding
+from tests.labels import label
 
 
 @pytest.mark.parametrize(
@@ -15,7 +16,7 @@ from pytreemod.nn.functional.windows import check_padding, cover, extents, resol
         ((1, (0, 3)), ((1, 1), (0, 3))),
         ("same", "SAME"),
     ],
-    ids=str,
+    ids=label,
 )
 def test_the_spellings_of_a_padding(padding, expected):
     """An amount, one for each axis, pairs, a mixture of both, or a word."""
