@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, overload
 
 from pytreemod.errors import FieldError, describe, explain
 from pytreemod.tree.nodes import DEFAULT_ROLE
@@ -14,6 +14,18 @@ CONVERTER = "converter"
 ROLE = "role"
 
 
+# As in the stubs of `dataclasses`: a default has the type of the field. With a converter it has the
+# type of what is converted, and a checker asks the converter itself.
+@overload
+def field(
+    *, converter: Callable[[Any], Any], static: bool = ..., role: str = ..., **kwargs: Any
+) -> Any: ...
+@overload
+def field(*, default: _T, static: bool = ..., role: str = ..., **kwargs: Any) -> _T: ...
+@overload
+def field(
+    *, converter: None = None, static: bool = ..., role: str = ..., **kwargs: Any
+) -> Any: ...
 def field(
     *,
     converter: Callable[[Any], Any] | None = None,

@@ -9,6 +9,8 @@ import functools as ft
 from collections.abc import Callable
 from typing import Any
 
+import wadler_lindig as wl
+
 from pytreemod.typing import class_of, jtu, untyped_jax
 
 _STAGES = frozenset({"lower", "trace", "eval_shape"})
@@ -56,6 +58,10 @@ class BoundMethod(ft.partial):  # pyright: ignore[reportMissingTypeArgument]
 
     def __reduce__(self) -> Any:
         return bind, (self.func, self.args[0])
+
+    def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
+        owner = wl.pdoc(self.args[0], **kwargs)
+        return wl.TextDoc(f"<bound method {self.__qualname__} of ") + owner + wl.TextDoc(">")
 
     def __repr__(self) -> str:
         return f"<bound method {self.__qualname__} of {self.args[0]!r}>"

@@ -10,7 +10,7 @@ from typing import Any
 from pytreemod.errors import FieldError, FrozenError, describe, explain
 from pytreemod.module.methods import BoundMethod
 from pytreemod.module.schema import LAYOUT, Schema
-from pytreemod.tree.nodes import children_of, record_of
+from pytreemod.tree.nodes import record_of
 from pytreemod.tree.pending import PENDING
 from pytreemod.typing import class_of
 
@@ -113,8 +113,13 @@ def refuse_itself(node: Any, name: str, value: Any) -> None:
         inside = [value]
     elif record_of(value) is not None:
         inside = list(vars(value).values())
+    elif isinstance(value, dict):
+        inside = list(value.values())
+    elif isinstance(value, (list, tuple)):
+        inside = list(value)
     else:
-        inside = [child for _, child in children_of(value) or ()]
+        # A transformed function. Nodes of other kinds are not opened: building never flattens.
+        inside = [getattr(value, "__wrapped__", None)]
     for found in inside:
         if found is node:
             _refuse_own(node, name, "the instance")

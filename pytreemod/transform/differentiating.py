@@ -2,9 +2,8 @@
 
 import functools as ft
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
-import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
@@ -21,7 +20,15 @@ from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.prefixes import mask_of
 from pytreemod.tree.selecting import Selector, refuse_unmatched
 from pytreemod.tree.snapshots import divide
-from pytreemod.typing import FilterSpec, PyTree, jtu
+from pytreemod.typing import FilterSpec, PyTree, class_of, jtu, untyped_jax
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_V = TypeVar("_V")
+_A = TypeVar("_A")
+_X = TypeVar("_X")
+# The argument that is differentiated comes first, and by position.
+_Function: TypeAlias = Callable[Concatenate[_X, _P], _V]
 
 
 @ft.lru_cache(maxsize=512)
@@ -52,7 +59,7 @@ def trainable_mask(tree: PyTree, wrt: FilterSpec | None, where: str) -> list[boo
     return [c and is_inexact_array(x) for c, x in zip(chosen, leaves, strict=True)]
 
 
-def trainable(model: PyTree, wrt: FilterSpec | None = None) -> tuple[PyTree, PyTree]:
+def trainable(model: _T, wrt: FilterSpec | None = None) -> tuple[_T, _T]:
     """Split a model as `filter_grad` does: what is differentiated, and the rest.
 
     Initialize the optimizer with the first half, so that weight decay never reaches what the
@@ -117,8 +124,9 @@ class _Grad(Transformed):
 
         box: list[Any] = [None]
         diffs = {i: [x for x, m in zip(flat[i][0], masks[i], strict=True) if m] for i in chosen}
-        (value, arrays), grads = jax.value_and_grad(run, has_aux=True, **dict(gradkwargs))(diffs)
-        trees = []
+        differentiate = untyped_jax.value_and_grad(run, has_aux=True, **dict(gradkwargs))
+        (value, arrays), grads = differentiate(diffs)
+        trees: list[Any] = []
         for i in chosen:
             new = iter(grads[i])
             trees.append(flat[i][1].unflatten([next(new) if m else None for m in masks[i]]))
@@ -175,19 +183,20 @@ class _Grad(Transformed):
 
     def _parted(self, result: Any, has_aux: bool) -> tuple[Any, Any]:
         where = f"{self.transform_name()} of {function_name(self.fn)}"
+        parts: Any = result
         if has_aux:
-            if not isinstance(result, tuple) or len(result) != 2:
+            if not isinstance(result, tuple) or len(parts) != 2:
                 raise ArgumentError(
                     explain(
                         where,
                         "a pair (loss, aux), for has_aux=True",
                         describe(result)
                         if not isinstance(result, tuple)
-                        else f"{len(result)} values",
+                        else f"{len(parts)} values",
                         cure=["return both:", "return loss, aux"],
                     )
                 )
-            value, aux = result
+            value, aux = parts
         else:
             value, aux = result, None
         if isinstance(value, (tuple, list, dict)) or value is None:
@@ -195,7 +204,7 @@ class _Grad(Transformed):
                 explain(
                     where,
                     "a scalar loss",
-                    f"a {type(value).__name__}",
+                    f"a {class_of(value).__name__}",
                     cure=[
                         "return the loss alone, or a pair and say so:",
                         "pm.filter_grad(f, has_aux=True)",
@@ -230,23 +239,76 @@ def _make(
     cls: type[_Grad], fun: Any, wrt: Any, argnums: Any, has_aux: bool, gradkwargs: dict[str, Any]
 ) -> Any:
     where = cls.transform_name()
-    if isinstance(argnums, list):
+    if issubclass(class_of(argnums), list):
         argnums = tuple(argnums)
     if not _is_argnums(argnums):
         raise ArgumentError(explain(f"{where}(argnums)", "an int or several", describe(argnums)))
     options = (wrt, argnums, has_aux, tuple(sorted(gradkwargs.items())))
     if fun is None:
-        return lambda fn: _make(cls, fn, wrt, argnums, has_aux, gradkwargs)
+        given = {"wrt": wrt, "argnums": argnums, "has_aux": has_aux, "gradkwargs": gradkwargs}
+        return ft.partial(_make, cls, **given)
     check_callable(where, fun)
     return cls(fun, options)
 
 
 def _is_argnums(argnums: Any) -> bool:
-    if argnums is None or (isinstance(argnums, int) and not isinstance(argnums, bool)):
+    kind = class_of(argnums)
+    if argnums is None or (issubclass(kind, int) and kind is not bool):
         return True
-    return isinstance(argnums, tuple) and len(argnums) > 0 and all(type(i) is int for i in argnums)
+    return issubclass(kind, tuple) and len(argnums) > 0 and all(class_of(i) is int for i in argnums)
 
 
+@overload
+def filter_value_and_grad(
+    fun: _Function[_X, _P, _V],
+    *,
+    wrt: FilterSpec | None = ...,
+    argnums: Literal[0] | None = ...,
+    has_aux: Literal[False] = ...,
+    **gradkwargs: Any,
+) -> _Function[_X, _P, tuple[_V, _X]]: ...
+@overload
+def filter_value_and_grad(
+    fun: _Function[_X, _P, tuple[_V, _A]],
+    *,
+    wrt: FilterSpec | None = ...,
+    argnums: Literal[0] | None = ...,
+    has_aux: Literal[True],
+    **gradkwargs: Any,
+) -> _Function[_X, _P, tuple[tuple[_V, _A], _X]]: ...
+@overload
+def filter_value_and_grad(
+    fun: Callable[_P, Any],
+    *,
+    wrt: FilterSpec | None = ...,
+    argnums: int | Sequence[int],
+    has_aux: bool = ...,
+    **gradkwargs: Any,
+) -> Callable[_P, Any]: ...
+@overload
+def filter_value_and_grad(
+    *,
+    wrt: FilterSpec | None = ...,
+    argnums: Literal[0] | None = ...,
+    has_aux: Literal[False] = ...,
+    **gradkwargs: Any,
+) -> Callable[[_Function[_X, _P, _V]], _Function[_X, _P, tuple[_V, _X]]]: ...
+@overload
+def filter_value_and_grad(
+    *,
+    wrt: FilterSpec | None = ...,
+    argnums: Literal[0] | None = ...,
+    has_aux: Literal[True],
+    **gradkwargs: Any,
+) -> Callable[[_Function[_X, _P, tuple[_V, _A]]], _Function[_X, _P, tuple[tuple[_V, _A], _X]]]: ...
+@overload
+def filter_value_and_grad(
+    *,
+    wrt: FilterSpec | None = ...,
+    argnums: int | Sequence[int],
+    has_aux: bool = ...,
+    **gradkwargs: Any,
+) -> Callable[[Callable[_P, Any]], Callable[_P, Any]]: ...
 def filter_value_and_grad(
     fun: Callable[..., Any] | None = None,
     *,
@@ -280,6 +342,57 @@ def filter_value_and_grad(
     return _make(_Grad, fun, wrt, argnums, has_aux, gradkwargs)
 
 
+@overload
+def filter_grad(
+    fun: _Function[_X, _P, Any],
+    *,
+    wrt: FilterSpec | None = ...,
+    argnums: Literal[0] | None = ...,
+    has_aux: Literal[False] = ...,
+    **gradkwargs: Any,
+) -> _Function[_X, _P, _X]: ...
+@overload
+def filter_grad(
+    fun: _Function[_X, _P, tuple[Any, _A]],
+    *,
+    wrt: FilterSpec | None = ...,
+    argnums: Literal[0] | None = ...,
+    has_aux: Literal[True],
+    **gradkwargs: Any,
+) -> _Function[_X, _P, tuple[_X, _A]]: ...
+@overload
+def filter_grad(
+    fun: Callable[_P, Any],
+    *,
+    wrt: FilterSpec | None = ...,
+    argnums: int | Sequence[int],
+    has_aux: bool = ...,
+    **gradkwargs: Any,
+) -> Callable[_P, Any]: ...
+@overload
+def filter_grad(
+    *,
+    wrt: FilterSpec | None = ...,
+    argnums: Literal[0] | None = ...,
+    has_aux: Literal[False] = ...,
+    **gradkwargs: Any,
+) -> Callable[[_Function[_X, _P, Any]], _Function[_X, _P, _X]]: ...
+@overload
+def filter_grad(
+    *,
+    wrt: FilterSpec | None = ...,
+    argnums: Literal[0] | None = ...,
+    has_aux: Literal[True],
+    **gradkwargs: Any,
+) -> Callable[[_Function[_X, _P, tuple[Any, _A]]], _Function[_X, _P, tuple[_X, _A]]]: ...
+@overload
+def filter_grad(
+    *,
+    wrt: FilterSpec | None = ...,
+    argnums: int | Sequence[int],
+    has_aux: bool = ...,
+    **gradkwargs: Any,
+) -> Callable[[Callable[_P, Any]], Callable[_P, Any]]: ...
 def filter_grad(
     fun: Callable[..., Any] | None = None,
     *,

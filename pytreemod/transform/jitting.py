@@ -305,8 +305,8 @@ def filter_jit(
 
     The function may take and return Modules, containers, numbers, strings, functions: whatever.
     It is traced again when something static changes (by `==`, type included) or when an array
-    changes shape or dtype. A call returns as soon as `jax.jit`'s would: it never waits for the
-    device. `fun` may itself be a pytree (a Module, a bound method): its arrays are traced, too.
+    changes shape or dtype. A call returns as soon as `jax.jit`'s would: it waits for the
+    device only if the function contains a check ([`error_if`][pytreemod.error_if]). `fun` may itself be a pytree (a Module, a bound method): its arrays are traced, too.
 
     **Law.** `filter_jit(f)(*args)` equals `f(*args)`, for every `f` without side effects.
 

@@ -37,7 +37,7 @@ class _Mark:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = _refuse
     __truediv__ = __rtruediv__ = __floordiv__ = __pow__ = __neg__ = __abs__ = __call__ = _refuse
     __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __len__ = __iter__ = __getitem__ = _refuse
-    __float__ = __int__ = __index__ = __eq__ = __ne__ = _refuse  # pyright: ignore[reportAssignmentType]  (it never returns)
+    __array__ = __jax_array__ = __float__ = __int__ = __index__ = __eq__ = __ne__ = _refuse  # pyright: ignore[reportAssignmentType]  (it never returns)
     __hash__ = object.__hash__
 
 
@@ -177,7 +177,7 @@ def locate(where: Where | str, tree: PyTree, is_leaf: IsLeaf, name: str) -> Foun
                 raise
             raise SpecError(_computed_text(name, error)) from error
         found = _recognize(answer, makers.paths)
-        if found is not None:
+        if found is not None and (found.targets or mark_none):
             return found
     raise SpecError(
         explain(

@@ -10,6 +10,8 @@ import wadler_lindig as wl
 from pytreemod.errors import short_dtype
 from pytreemod.typing import PyTree
 
+_WRAPPERS = (jax.custom_jvp, jax.custom_vjp, type(jax.jit(lambda: None)))
+
 
 def tree_pformat(
     pytree: PyTree,
@@ -42,8 +44,9 @@ def tree_pformat(
     def custom(node: Any) -> wl.AbstractDoc | None:
         if truncate_leaf is not None and truncate_leaf(node):
             return wl.TextDoc(f"{type(node).__name__}(...)")
-        if isinstance(node, (jax.custom_jvp, jax.custom_vjp)):
-            return wl.pdoc(node.__wrapped__)
+        if isinstance(node, _WRAPPERS):
+            # JAX shows where in memory they lie, which says nothing and is never the same twice.
+            return custom(node.__wrapped__) or wl.pdoc(node.__wrapped__)
         if struct_as_array and isinstance(node, jax.ShapeDtypeStruct):
             return wl.array_summary(node.shape, short_dtype(node.dtype), None)
         if short_arrays and isinstance(node, (jax.Array, np.ndarray)):

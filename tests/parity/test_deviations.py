@@ -491,3 +491,10 @@ def test_methods_that_are_jitted_can_be_lowered():
         call(equinox)
 
     assert_same(ramp(2) ** 2, call(pytreemod))
+
+
+@pytest.mark.parametrize("function", [jax.nn.relu, jax.nn.gelu])
+def test_jitted_functions_print_without_their_address(function):
+    """Equinox shows the address of a function under `jax.jit`; pytreemod shows its name alone."""
+    assert "PjitFunction" in equinox.tree_pformat(function)
+    assert pytreemod.tree_pformat(function) == f"<function {function.__name__}>"
