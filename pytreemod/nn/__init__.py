@@ -29,6 +29,8 @@ from pytreemod.nn.pooling import MaxPool2d as MaxPool2d
 from pytreemod.nn.pooling import MaxPool3d as MaxPool3d
 from pytreemod.nn.pooling import Pool as Pool
 from pytreemod.nn.statefulness import StatefulLayer as StatefulLayer
+from pytreemod.state.making import delete_init_state as delete_init_state
 from pytreemod.state.making import make_with_state as make_with_state
+from pytreemod.state.tokens import RngStream as RngStream
 from pytreemod.state.tokens import StateIndex as StateIndex
 from pytreemod.state.values import State as State

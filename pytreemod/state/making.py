@@ -14,7 +14,7 @@ _P = ParamSpec("_P")
 _M = TypeVar("_M")
 
 
-def _with(token: "StateIndex[Any]", changes: dict[str, Any]) -> Any:
+def _with(token: Any, changes: dict[str, Any]) -> Any:
     record = record_of(token)
     return token if record is None else record.rebuild(token, changes)
 
@@ -36,7 +36,7 @@ def delete_init_state(model: PyTree) -> PyTree:
     """
 
     def strip(node: Any) -> Any:
-        return _with(node, {"init": None}) if is_token(node) else node
+        return _with(node, {"init": None}) if isinstance(node, StateIndex) else node
 
     return jtu.tree_map(strip, model, is_leaf=is_token)
 
@@ -73,7 +73,8 @@ def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, Stat
         def name(node: Any) -> Any:
             if not is_token(node):
                 return node
-            return _with(node, {"init": None, "marker": names[node.marker]})
+            named = _with(node, {"marker": names[node.marker]})
+            return _with(named, {"init": None}) if isinstance(node, StateIndex) else named
 
         return jtu.tree_map(name, model, is_leaf=is_token), state
 

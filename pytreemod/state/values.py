@@ -1,17 +1,22 @@
 """`State`: the values of a model's tokens."""
 
-from collections.abc import Iterable
+import functools as ft
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import wadler_lindig as wl
 
-from pytreemod.errors import ArgumentError, StateError, TokenError, describe, explain
-from pytreemod.state.tokens import StateIndex, Unnamed
+from pytreemod.errors import ArgumentError, RngError, StateError, TokenError, describe, explain
+from pytreemod.state import streams
+from pytreemod.state.streams import Stream
+from pytreemod.state.tokens import AbstractToken, RngStream, StateIndex, Unnamed
 from pytreemod.tree.comparison import tree_equal
+from pytreemod.tree.nodes import places
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array_like
 from pytreemod.tree.printing import tree_pformat
+from pytreemod.tree.selecting import as_selector
 from pytreemod.typing import PyTree, class_of, jtu, untyped_jax
 
 _V = TypeVar("_V")
@@ -19,10 +24,10 @@ _V = TypeVar("_V")
 
 def is_token(node: Any) -> bool:
     """Whether a node of a tree is a token."""
-    return isinstance(node, StateIndex)
+    return isinstance(node, AbstractToken)
 
 
-def tokens_of(tree: PyTree) -> list[tuple[tuple[Any, ...], "StateIndex[Any]"]]:
+def tokens_of(tree: PyTree) -> list[tuple[tuple[Any, ...], Any]]:
     """The tokens in a tree with their paths."""
     return [
         (path, node)
@@ -61,17 +66,24 @@ class State:
         2.0
     """
 
-    __slots__ = ("_entries", "_names", "_used")
+    __slots__ = ("_entries", "_kinds", "_names", "_used")
 
     _entries: dict[Any, Any]
     _names: dict[Any, str]
+    _kinds: dict[Any, type]
     _used: str
 
     def __init__(self, model: PyTree):
         entries: dict[Any, Any] = {}
         names: dict[Any, str] = {}
+        kinds: dict[Any, type] = {}
         for path, token in tokens_of(model):
             if token.marker in entries:
+                continue
+            names[token.marker] = path_text(path)
+            kinds[token.marker] = type(token)
+            if isinstance(token, RngStream):
+                entries[token.marker] = Stream()
                 continue
             if token.init is None:
                 raise StateError(
@@ -87,8 +99,7 @@ class State:
                     )
                 )
             entries[token.marker] = jtu.tree_map(_as_array, token.init)
-            names[token.marker] = path_text(path)
-        self._entries, self._names, self._used = entries, names, ""
+        self._entries, self._names, self._kinds, self._used = entries, names, kinds, ""
 
     def get(self, item: "StateIndex[_V]") -> _V:
         """The value of a token.
@@ -112,7 +123,7 @@ class State:
             1.0
         """
         self._check("get")
-        return self._entries[self._marker(item, "get")]
+        return self._entries[self._marker(item, "get", StateIndex)]
 
     def set(self, item: "StateIndex[_V]", value: _V) -> "State":
         """A State with another value for a token; this one is used up.
@@ -137,7 +148,7 @@ class State:
             >>> state = state.set(index, jnp.asarray(2.0))
         """
         self._check("set")
-        marker = self._marker(item, "set")
+        marker = self._marker(item, "set", StateIndex)
         value = jtu.tree_map(_as_array, value)
         self._check_fit(marker, value)
         return self._succeed({**self._entries, marker: value}, "set")
@@ -170,6 +181,7 @@ class State:
         return _make(
             {m: v for m, v in self._entries.items() if m in wanted},
             {m: n for m, n in self._names.items() if m in wanted},
+            {m: k for m, k in self._kinds.items() if m in wanted},
         )
 
     def update(self, substate: "State") -> "State":
@@ -198,9 +210,163 @@ class State:
         substate._used = "update"
         return self._succeed(entries, "update")
 
+    def seed(self, key: Any) -> "State":
+        """Give every random stream a key of its own; this State is used up.
+
+        The key of a stream depends on `key` and on the stream's path alone.
+
+        Args:
+            key: one random key.
+
+        Returns:
+            The new State.
+
+        Raises:
+            RngError: `key` is no random key.
+            StateError: the State was used up.
+
+        Examples:
+            >>> import jax
+            >>> import pytreemod as pm
+            >>> stream = pm.RngStream()
+            >>> state = pm.State(stream).seed(jax.random.key(0))
+        """
+        self._check("seed")
+        streams.check_key("State.seed(key)", key)
+        seeded = {m: streams.seeded(key, self._names[m]) for m in self._streams()}
+        return self._succeed({**self._entries, **seeded}, "seed")
+
+    def next_key(self, stream: RngStream) -> tuple[Any, "State"]:
+        """A new key of a random stream; this State is used up.
+
+        Args:
+            stream: the token.
+
+        Returns:
+            The key, and the new State.
+
+        Raises:
+            RngError: the streams were not seeded, or this one was split and belongs under a map.
+            StateError: the State was used up.
+            TokenError: it has no such token.
+
+        Examples:
+            >>> import jax
+            >>> import pytreemod as pm
+            >>> stream = pm.RngStream()
+            >>> state = pm.State(stream).seed(jax.random.key(0))
+            >>> key, state = state.next_key(stream)
+        """
+        self._check("next_key")
+        marker = self._marker(stream, "next_key", RngStream)
+        value = self._seeded(marker, "next_key")
+        if value.count.ndim:
+            raise RngError(
+                explain(
+                    f"State.next_key({self._names[marker]})",
+                    "one stream",
+                    f"{value.count.shape[0]} of them, for the State was split",
+                    cure=["map over them:", "in_axes=pm.by({pm.RngStream: 0, ...: None})"],
+                )
+            )
+        key, value = streams.use(value)
+        return key, self._succeed({**self._entries, marker: value}, "next_key")
+
+    def split(self, n: int, select: Any = None) -> "State":
+        """A State for `n` members: the chosen entries get a leading axis; this one is used up.
+
+        Streams differ from member to member; other values are repeated. Pass it with
+        `in_axes=pm.by({pm.RngStream: 0, ...: None})`, or 0 for the entries that were chosen.
+
+        Args:
+            n: how many members.
+            select: a selector over this State, such as a path, `pm.RngStream` or
+                `pm.StateIndex`; all random streams by default.
+
+        Returns:
+            The new State.
+
+        Raises:
+            ArgumentError: `n` is no count.
+            RngError: a chosen stream was not seeded.
+            SpecError: `select` names something that is not there.
+            StateError: the State was used up.
+
+        Examples:
+            >>> import jax
+            >>> import pytreemod as pm
+            >>> stream = pm.RngStream()
+            >>> state = pm.State(stream).seed(jax.random.key(0)).split(3)
+            >>> axes = pm.by({pm.RngStream: 0, ...: None})
+            >>> draw = lambda state: state.next_key(stream)
+            >>> keys, state = pm.filter_vmap(draw, in_axes=(axes,), out_axes=(0, axes))(state)
+            >>> keys.shape
+            (3,)
+            >>> state = state.join()
+        """
+        self._check("split")
+        if type(n) is not int or n < 0:
+            raise ArgumentError(explain("State.split(n)", "a count", describe(n)))
+        if select is None:
+            chosen = self._streams()
+        else:
+            spots = list(places(self))
+            picked = as_selector(select).mask(self)
+            names = {s.path[0].key for s, hit in zip(spots, picked, strict=True) if hit}
+            chosen = [m for m in self._entries if self._names[m] in names]
+        entries = dict(self._entries)
+        for marker in chosen:
+            if self._kinds[marker] is RngStream:
+                entries[marker] = streams.split(self._seeded(marker, "split"), n)
+            else:
+                entries[marker] = jtu.tree_map(ft.partial(_repeat, n), entries[marker])
+        return self._succeed(entries, "split")
+
+    def join(self) -> "State":
+        """Undo `split` for the random streams: each is one again, past what its members used.
+
+        Values that were repeated by `split` stay as they are: what to make of different members
+        (the first, the mean) is for you to say.
+
+        Returns:
+            The new State; this one is used up.
+
+        Raises:
+            StateError: the State was used up, or no stream in it was split.
+        """
+        self._check("join")
+        split = [m for m in self._streams() if self._entries[m].outer != ()]
+        if not split:
+            raise StateError(
+                explain(
+                    "State.join",
+                    "a State whose streams were split",
+                    "one in which none was",
+                    cure=["split it first:", "state = state.split(n)"],
+                )
+            )
+        joined = {m: streams.join(self._entries[m]) for m in split}
+        return self._succeed({**self._entries, **joined}, "join")
+
+    def _streams(self) -> list[Any]:
+        return [m for m, kind in self._kinds.items() if kind is RngStream]
+
+    def _seeded(self, marker: Any, by: str) -> Stream:
+        value: Stream = self._entries[marker]
+        if value.key is None:
+            raise RngError(
+                explain(
+                    f"State.{by}({self._names[marker]})",
+                    "a stream with a key",
+                    "one that was not seeded",
+                    cure=["once, after making the model:", "state = state.seed(jax.random.key(0))"],
+                )
+            )
+        return value
+
     def _succeed(self, entries: dict[Any, Any], by: str) -> "State":
         self._used = by
-        return _make(entries, self._names)
+        return _make(entries, self._names, self._kinds)
 
     def _check(self, by: str) -> None:
         if self._used:
@@ -217,11 +383,10 @@ class State:
                 )
             )
 
-    def _marker(self, item: Any, by: str) -> Any:
-        if not is_token(item):
-            raise ArgumentError(
-                explain(f"State.{by}(item)", "a token (StateIndex)", describe(item))
-            )
+    def _marker(self, item: Any, by: str, kind: type = AbstractToken) -> Any:
+        if not isinstance(item, kind):
+            name = "token" if kind is AbstractToken else kind.__name__
+            raise ArgumentError(explain(f"State.{by}(item)", f"a {name}", describe(item)))
         if item.marker not in self._entries:
             name = "one without a name" if isinstance(item.marker, Unnamed) else repr(item.marker)
             self._refuse_foreign(name, by)
@@ -272,6 +437,9 @@ class State:
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
+    def __child_kinds__(self) -> list[type]:
+        return list(self._kinds.values())
+
     def __repr__(self) -> str:
         return tree_pformat(self)
 
@@ -301,37 +469,46 @@ def _as_array(leaf: Any) -> Any:
     return leaf if given else untyped_jax.numpy.asarray(leaf)
 
 
-def _make(entries: dict[Any, Any], names: dict[Any, str]) -> State:
+def _repeat(n: int, leaf: Any) -> Any:
+    return jnp.broadcast_to(leaf, (n, *jnp.shape(leaf)))
+
+
+def _make(entries: dict[Any, Any], names: dict[Any, str], kinds: dict[Any, type]) -> State:
     state = object.__new__(State)
-    state._entries, state._names, state._used = entries, names, ""  # pyright: ignore[reportPrivateUsage]
+    state._entries, state._names = entries, names  # pyright: ignore[reportPrivateUsage]
+    state._kinds, state._used = kinds, ""  # pyright: ignore[reportPrivateUsage]
     return state
 
 
 def name_entries(state: State, names: dict[Any, str]) -> State:
     """A State whose entries are known by path: `names` goes from old markers to paths."""
-    entries: Iterable[tuple[Any, Any]] = state._entries.items()  # pyright: ignore[reportPrivateUsage]
-    return _make({names[m]: v for m, v in entries}, {n: n for n in names.values()})
-
-
-def _aux(state: State) -> tuple[tuple[Any, str], ...]:
-    state._check("use in a transform")  # pyright: ignore[reportPrivateUsage]
-    return tuple(state._names.items())  # pyright: ignore[reportPrivateUsage]
+    return _make(
+        {names[m]: v for m, v in state._entries.items()},  # pyright: ignore[reportPrivateUsage]
+        {n: n for n in names.values()},
+        {names[m]: k for m, k in state._kinds.items()},  # pyright: ignore[reportPrivateUsage]
+    )
 
 
 def _flatten(state: State) -> tuple[tuple[Any, ...], Any]:
-    aux = _aux(state)
-    return tuple(state._entries.values()), aux  # pyright: ignore[reportPrivateUsage]
+    state._check("use in a transform")  # pyright: ignore[reportPrivateUsage]
+    entries, names = state._entries, state._names  # pyright: ignore[reportPrivateUsage]
+    kinds = state._kinds  # pyright: ignore[reportPrivateUsage]
+    return tuple(entries.values()), tuple((m, names[m], kinds[m]) for m in entries)
 
 
 def _flatten_with_keys(state: State) -> tuple[tuple[Any, ...], Any]:
     children, aux = _flatten(state)
     pairs = zip(aux, children, strict=True)
-    return tuple((jtu.DictKey(name), child) for (_, name), child in pairs), aux
+    return tuple((jtu.DictKey(name), child) for (_, name, _), child in pairs), aux
 
 
 def _unflatten(aux: Any, children: Any) -> State:
-    markers = [marker for marker, _ in aux]
-    return _make(dict(zip(markers, children, strict=True)), dict(aux))
+    markers = [marker for marker, _, _ in aux]
+    return _make(
+        dict(zip(markers, children, strict=True)),
+        {marker: name for marker, name, _ in aux},
+        {marker: kind for marker, _, kind in aux},
+    )
 
 
 jtu.register_pytree_with_keys(State, _flatten_with_keys, _unflatten, _flatten)

@@ -97,6 +97,26 @@ def _sorted(names: Any) -> list[Any]:
         ) from error
 
 
+class StandsFor:
+    """Above a leaf, says that what is below stands for a node of another class.
+
+    A node may say so of its children by a method `__child_kinds__`, which gives a class for each:
+    the entries of a State stand for the tokens whose values they are.
+    """
+
+    __slots__ = ("cls",)
+
+    def __init__(self, cls: type):
+        self.cls = cls
+
+
+def is_of(node: Any, types: tuple[type, ...]) -> bool:
+    """Whether `node` is, or stands for, an instance of one of the types."""
+    if type(node) is StandsFor:
+        return issubclass(node.cls, types)
+    return isinstance(node, types)
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """A leaf and how it is reached."""
@@ -124,12 +144,14 @@ def _places(
         yield Place(path, node, above, role)
         return
     record = record_of(node)
-    for key, child in children:
+    kinds = getattr(node, "__child_kinds__", None)
+    marks = [()] * len(children) if kinds is None else [(StandsFor(k),) for k in kinds()]
+    for (key, child), mark in zip(children, marks, strict=True):
         own = DEFAULT_ROLE if record is None else record.role(key.name)
         yield from _places(
             child,
             is_leaf,
             (*path, key),
-            (*above, node),
+            (*above, node, *mark),
             role if own == DEFAULT_ROLE else own,
         )

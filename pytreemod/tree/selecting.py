@@ -17,7 +17,7 @@ import numpy as np
 
 from pytreemod.errors import SpecError, describe, explain
 from pytreemod.tree.locating import locate
-from pytreemod.tree.nodes import Place, places
+from pytreemod.tree.nodes import Place, is_of, places
 from pytreemod.tree.paths import matches, parse_pattern, path_text, step_name
 from pytreemod.typing import IsLeaf, PyTree, Tracer, Where
 
@@ -124,7 +124,7 @@ class TypeSelector(Selector):
 
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         return [
-            isinstance(spot.leaf, self.types) or any(isinstance(n, self.types) for n in spot.nodes)
+            isinstance(spot.leaf, self.types) or any(is_of(n, self.types) for n in spot.nodes)
             for spot in spots
         ]
 
