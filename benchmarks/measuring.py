@@ -11,12 +11,15 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any
 
 Burst = Callable[[int], float]
 
 BURST_SECONDS = 3e-3
 LONGEST_BURST_SECONDS = 50e-3
 GOOD_MANY = 20
+UNROLLED = 100
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,10 @@ class Spread:
         """Summarize at least two values."""
         lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
         return cls(min(values), lower, median, upper)
+
+    def as_dict(self) -> dict[str, float]:
+        """For JSON."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,38 @@ def no_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def repeating(function: Callable[[], Any]) -> Burst:
+    """`function()`, over and over: for what takes a microsecond or more."""
+
+    def burst(number: int) -> float:
+        began = perf_counter()
+        for _ in range(number):
+            function()
+        return perf_counter() - began
+
+    return burst
+
+
+def unrolled(statement: str, **names: Any) -> Burst:
+    """A statement of Python, over and over: for what takes nanoseconds.
+
+    It is written out `UNROLLED` times, for to go round a loop takes longer than to read a field.
+    The names are local variables, as they would be in a user's function. Multiply by
+    `1 / UNROLLED` to get the time of one.
+    """
+    body = "\n        ".join([statement] * UNROLLED)
+    source = f"""
+def burst(number, {", ".join(f"{name}={name}" for name in names)}):
+    began = perf_counter()
+    for _ in range(number):
+        {body}
+    return perf_counter() - began
+"""
+    scope: dict[str, Any] = {"perf_counter": perf_counter, **names}
+    exec(source, scope)
+    return scope["burst"]
 
 
 def calls_in(burst: Burst) -> int:

@@ -44,6 +44,10 @@ class StructureError(PytreemodError, ValueError):
     """Two trees that must agree in structure, shape or type do not."""
 
 
+class DerivativeError(PytreemodError, RuntimeError, ValueError, TypeError):
+    """A tangent or gradient does not fit what it is for, or a rule for one is missing or wrong."""
+
+
 class StateError(PytreemodError, RuntimeError, ValueError):
     """A State was used twice, asked for a token it does not hold, or given a misfit value."""
 

@@ -1,19 +1,23 @@
 """Names for the types that pytreemod's signatures speak of.
 
-Owns: aliases, and names under which JAX's functions pass a strict type checker. Imports nothing of
-pytreemod.
+Owns: aliases, and what of JAX and Python a strict type checker stumbles over, under names that it
+accepts. Imports nothing of pytreemod.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
+import jax.core
 
 # JAX annotates its functions in part only, and a strict checker passes each gap on to every
-# caller. What goes through these functions is any tree anyway.
+# caller. What goes through its tree functions is any tree anyway; `untyped_jax` is for those whose
+# results would have no type at all.
 jtu: Any = jax.tree_util
 untyped_jax: Any = jax
-Tracer: type[Any] = untyped_jax.core.Tracer
+
+# A generic class in JAX's annotations, and not in its code.
+Tracer: type[Any] = jax.core.Tracer
 
 PyTree: TypeAlias = Any
 """Any tree of containers, Modules and leaves."""
@@ -35,6 +39,14 @@ AxesSpec: TypeAlias = Any
 
 class_of: Callable[[object], Any] = type
 """`type` of one argument, where a strict checker would complain that it cannot tell the class."""
+
+ShardingSpec: TypeAlias = Any
+"""A sharding, a PartitionSpec, a device, None, a function from an array to one of these,
+`by(...)`, or a prefix tree of these."""
+
+SpecTree: TypeAlias = Any
+"""A PartitionSpec, a NamedSharding, None, a function from an array to one of these, `by(...)`, or a
+prefix tree of these."""
 
 Names: TypeAlias = str | Sequence[str]
 """One name or several."""

@@ -2,7 +2,7 @@
 
 import functools as ft
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from pytreemod.errors import ArgumentError, RetraceError, describe, explain
 from pytreemod.transform.retracing import Trace, explain_change, too_many_text
@@ -41,7 +41,11 @@ class _Counted(Transformed):
         return self.fn(*args, **kwargs)
 
 
-def assert_max_traces(fn: _F | None = None, *, max_traces: int | None) -> Any:
+@overload
+def assert_max_traces(fn: _F, *, max_traces: int | None) -> _F: ...
+@overload
+def assert_max_traces(*, max_traces: int | None) -> Callable[[_F], _F]: ...
+def assert_max_traces(fn: Any = None, *, max_traces: int | None) -> Any:
     """Raise an error if a function is traced more often than it may be.
 
     Put it *under* the transform: every time the function itself is called counts.
@@ -80,7 +84,7 @@ def assert_max_traces(fn: _F | None = None, *, max_traces: int | None) -> Any:
 
 
 def get_num_traces(fn: Any) -> int:
-    """How often a function under [`assert_max_traces`][pytreemod.debug.assert_max_traces] was traced.
+    """How often a function under `assert_max_traces` was traced.
 
     Args:
         fn: what `assert_max_traces` returned, or a transform of it.

@@ -4,8 +4,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from typing_extensions import Self
-
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.methods import BoundMethod
 from pytreemod.transform.jitting import Jitted
@@ -28,7 +26,7 @@ class _Explainer:
         self.reports.append(text)
         self._announce(text)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "_Explainer":
         self._log.observers.append(self._note)
         return self
 

@@ -9,7 +9,7 @@ import abc
 import copy
 import dataclasses
 import inspect
-from typing import Any, Self, TypeVar, dataclass_transform
+from typing import Any, TypeVar, dataclass_transform
 
 from pytreemod.errors import FieldError, explain
 from pytreemod.module.abstracts import split_annotations, unmet
@@ -21,11 +21,13 @@ from pytreemod.module.records import Record, make_record
 from pytreemod.module.registration import register, write_code
 from pytreemod.module.schema import LAYOUT, Schema
 from pytreemod.tree.comparison import tree_equal
-from pytreemod.tree.pending import read
+from pytreemod.tree.pending import answers_alone
 from pytreemod.tree.printing import tree_pformat
 from pytreemod.typing import class_of, jtu
 
-_I = TypeVar("_I")
+_R = TypeVar("_R", bound=Record)
+# Not `Self`, which type checkers that run with the program (beartype) refuse in single methods.
+_M = TypeVar("_M", bound="Module")
 
 
 @dataclass_transform(field_specifiers=(dataclasses.field, field, buffer, static_field))
@@ -60,9 +62,14 @@ class ModuleMeta(abc.ABCMeta):
         _wrap_methods(cls)
         return cls
 
-    def __call__(cls: type[_I], *args: Any, **kwargs: Any) -> _I:
+    # Typed so that a checker goes on to `__init__` for the parameters.
+    def __call__(
+        cls: type[_R],  # pyright: ignore[reportGeneralTypeIssues]  (its instances are Records)
+        *args: Any,
+        **kwargs: Any,
+    ) -> _R:
         """Build, finish and freeze an instance."""
-        schema: Schema = cls.__record__  # pyright: ignore[reportAttributeAccessIssue] (a Module's)
+        schema = cls.__record__
         if schema.refusal is not None:
             raise FieldError(schema.refusal)
         node: Any = super().__call__(*args, **kwargs)
@@ -232,7 +239,7 @@ def _note_waiting(schema: Schema) -> None:
     """
     cls: Any = schema.cls
     schema.can_wait = (
-        getattr(cls, "__getattr__", read) is read
+        answers_alone(cls)
         and cls.__getattribute__ is object.__getattribute__
     )
     schema.shown = tuple(n for n in schema.fields if any(n in vars(b) for b in cls.__mro__))
@@ -296,7 +303,7 @@ class Module(Record, metaclass=ModuleMeta):
         callable PyTrees and filtered transformations".
     """
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self: _M, /, **changes: Any) -> _M:
         """A copy with some fields exchanged; works whatever the class's `__init__` is.
 
         Converters run on the new values, and all checks run again.
@@ -324,7 +331,7 @@ class Module(Record, metaclass=ModuleMeta):
             check(made)
         return made
 
-    def __replace__(self, **changes: Any) -> Self:
+    def __replace__(self: _M, /, **changes: Any) -> _M:
         return type(self).replace(self, **changes)
 
     def __repr__(self) -> str:
@@ -337,7 +344,7 @@ class Module(Record, metaclass=ModuleMeta):
         leaves, treedef = jtu.tree_flatten(self)
         return hash((tuple(leaves), treedef))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self: _M, memo: dict[int, Any]) -> _M:
         # Configuration is shared: a copy of a jitted function would be another function.
         layout = type(self).__record__.split(self)
         shared = {n: getattr(self, n) for n in layout.config if n not in layout.code.held}

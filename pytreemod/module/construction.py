@@ -17,6 +17,7 @@ from pytreemod.module.division import KNOWN_DATA, refuse_arrays
 from pytreemod.module.records import refuse_finished, refuse_itself, set_fields
 from pytreemod.module.registration import compile_functions
 from pytreemod.module.schema import LAYOUT, Schema
+from pytreemod.tree.pending import PENDING
 from pytreemod.typing import class_of
 
 
@@ -135,18 +136,20 @@ def write_init(schema: Schema) -> Callable[..., None]:
     normal = [f for f in params if not f.kw_only]
     only = [f for f in params if f.kw_only]
     _check_order(cls, normal)
+    # A field may be called `self`: `dataclasses` then gives way, too.
+    owner = "self" if "self" not in everything else "_dataclass_self"
     signature = ", ".join(
-        ["self", *map(_parameter, normal), *(["*"] if only else []), *map(_parameter, only)]
+        [owner, *map(_parameter, normal), *(["*"] if only else []), *map(_parameter, only)]
     )
     stored = ", ".join(filter(None, map(_store, schema.fields.values())))
     lines = [
-        f"if {LAYOUT!r} in self.__dict__:",
-        "    _refuse_finished(self)",
-        f"_set_fields(self, {{{stored}}})",
+        f"if {LAYOUT!r} in {owner}.__dict__ or {PENDING!r} in {owner}.__dict__:",
+        f"    _refuse_finished({owner})",
+        f"_set_fields({owner}, {{{stored}}})",
     ]
     if hasattr(cls, "__post_init__"):
         extra = ", ".join(f.name for f in params if f.name not in schema.fields)
-        lines.append(f"self.__post_init__({extra})")
+        lines.append(f"{owner}.__post_init__({extra})")
     made: dict[str, Any] = {
         "_factory": _FACTORY,
         "_set_fields": set_fields,

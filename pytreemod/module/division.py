@@ -18,7 +18,7 @@ import numpy as np
 from pytreemod.errors import FieldError, describe, explain
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
-from pytreemod.typing import class_of, jtu, untyped_jax
+from pytreemod.typing import class_of, jtu
 
 _CONFIGURATION = frozenset(
     {
@@ -29,7 +29,7 @@ _CONFIGURATION = frozenset(
         types.MethodType,
         ft.partial,
         np.ufunc,
-        class_of(untyped_jax.jit(lambda: None)),
+        type(jax.jit(lambda: None)),
     }
 )
 
@@ -121,7 +121,7 @@ def refuse_arrays(cls: type, name: str, value: Any) -> None:
         return
     for inside, found in _arrays_in(value, ""):
         what = f"{cls.__qualname__}.{name}"
-        if callable(value) and not isinstance(value, type):
+        if callable(value) and not isinstance(value, type) and not is_node(value):
             raise FieldError(
                 explain(
                     what,

@@ -6,17 +6,19 @@ transform as the Module itself would. It knows no Module: any pytree can be boun
 """
 
 import functools as ft
+import inspect
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import wadler_lindig as wl
 
-from pytreemod.typing import class_of, jtu, untyped_jax
+from pytreemod.typing import jtu
 
 _STAGES = frozenset({"lower", "trace", "eval_shape"})
 
 
-class BoundMethod(ft.partial):  # pyright: ignore[reportMissingTypeArgument]
+class BoundMethod(ft.partial):  # noqa: D101  # pyright: ignore[reportMissingTypeArgument]
     # A function bound to its first argument, as a pytree with that argument as its child. It
     # derives from `functools.partial` because a partial is made and called in C: reading and
     # calling a method costs a few times what it costs in plain Python, not hundreds. Equality is
@@ -36,6 +38,12 @@ class BoundMethod(ft.partial):  # pyright: ignore[reportMissingTypeArgument]
     @property
     def __func__(self) -> Callable[..., Any]:
         return self.func
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        # Told here, because what __getattr__ hands on makes it look like the unbound function.
+        signature = inspect.signature(self.func)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
 
     def __getattr__(self, name: str) -> Any:
         # As Python's methods do: the name, the docstring and the rest are the function's. Not
@@ -107,16 +115,17 @@ class Method:
 
 # What Python itself calls, often on an instance that is half built, half copied or broken:
 # bound the plain way.
-_PLAIN = frozenset(
+_PLAIN_NAMES = (
     "__init__ __post_init__ __check_init__ __new__ __init_subclass__ __class_getitem__ __del__"
     " __getattr__ __getattribute__ __setattr__ __delattr__ __dir__ __get__ __set__ __delete__"
     " __set_name__ __repr__ __str__ __format__ __sizeof__ __hash__ __eq__ __ne__ __bool__"
     " __reduce__ __reduce_ex__ __getstate__ __setstate__ __getnewargs__ __getnewargs_ex__"
     " __copy__ __deepcopy__ __replace__ __instancecheck__ __subclasscheck__ __subclasshook__"
-    " __tree_flatten__ __pdoc__".split()
+    " __tree_flatten__ __pdoc__"
 )
+_PLAIN = frozenset(_PLAIN_NAMES.split())
 
-_FUNCTIONS: tuple[type, ...] = (type(lambda: None), class_of(untyped_jax.jit(lambda: None)))
+_FUNCTIONS: tuple[type, ...] = (type(lambda: None), type(jax.jit(lambda: None)))
 
 
 def as_method(name: str, value: Any) -> Any:

@@ -34,7 +34,7 @@ class Partial(Module):
         self.args = args
         self.keywords = kwargs
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function: first the stored arguments, then these."""
         return self.func(*self.args, *args, **kwargs, **self.keywords)
 
@@ -78,6 +78,7 @@ def module_update_wrapper(wrapper: _M, wrapped: Any = None) -> _M:
                 cure=["add it:", "@property", "def __wrapped__(self):", "    return self.fn"],
             )
         )
-    wrapped = getattr(wrapper, "__wrapped__") if wrapped is None else wrapped
+    if wrapped is None:
+        wrapped = getattr(wrapper, "__wrapped__")  # noqa: B009  (no attribute of every Module)
     names = {n: getattr(wrapped, n) for n in _COPIED if hasattr(wrapped, n)}
     return cls.__record__.rebuild(wrapper, names)

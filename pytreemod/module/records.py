@@ -32,7 +32,7 @@ class Record:
             refuse_assignment(self, name, value)
         if name not in self.__record__.fields and name not in _PASSED:
             refuse_undeclared(self, name)
-        if type(value) in _MAY_HOLD_SELF:
+        if type(value) in _MAY_HOLD_SELF or isinstance(value, Record):
             refuse_itself(self, name, value)
         values[name] = value
 
@@ -108,15 +108,16 @@ def refuse_itself(node: Any, name: str, value: Any) -> None:
     Raises:
         FieldError: the instance would contain itself.
     """
+    within: Any = value  # A checker narrows `value` to containers of it knows not what.
     inside: list[Any]
-    if class_of(value) is BoundMethod:
+    if class_of(value) is BoundMethod or value is node:
         inside = [value]
     elif record_of(value) is not None:
-        inside = list(vars(value).values())
+        inside = list(within.__dict__.values())
     elif isinstance(value, dict):
-        inside = list(value.values())
+        inside = list(within.values())
     elif isinstance(value, (list, tuple)):
-        inside = list(value)
+        inside = list(within)
     else:
         # A transformed function. Nodes of other kinds are not opened: building never flattens.
         inside = [getattr(value, "__wrapped__", None)]

@@ -55,15 +55,24 @@ def use(stream: Stream) -> tuple[Any, Stream]:
 def split(stream: Stream, n: int) -> Stream:
     """`n` streams, all different, on a leading axis; `join` gives back the one after them."""
     base, after = use(stream)
-    keys = jax.vmap(lambda i: jax.random.fold_in(base, i))(jnp.arange(n, dtype=jnp.uint32))
+
+    def fold(i: jax.Array) -> jax.Array:
+        return jax.random.fold_in(base, i)
+
+    def repeat(x: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(x, (n, *x.shape))
+
+    keys = jax.vmap(fold)(jnp.arange(n, dtype=jnp.uint32))
     # What it is split from has a leading axis too, so that one axes spec fits the whole value.
-    outer = jax.tree.map(
-        lambda x: jnp.broadcast_to(x, (n, *x.shape)), (after.key, after.count, stream.outer)
-    )
+    outer = jax.tree.map(repeat, (after.key, after.count, stream.outer))
     return Stream(keys, jnp.zeros(n, jnp.uint32), outer)
 
 
 def join(stream: Stream) -> Stream:
     """The stream that `split` was given, advanced once: past all that its members used."""
-    key, count, outer = jax.tree.map(lambda x: x[0], stream.outer)
+
+    def first(x: jax.Array) -> jax.Array:
+        return x[0]
+
+    key, count, outer = jax.tree.map(first, stream.outer)
     return Stream(key, count, outer)

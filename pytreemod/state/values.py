@@ -17,7 +17,7 @@ from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array_like
 from pytreemod.tree.printing import tree_pformat
 from pytreemod.tree.selecting import as_selector
-from pytreemod.typing import PyTree, class_of, jtu, untyped_jax
+from pytreemod.typing import PyTree, class_of, jtu
 
 _V = TypeVar("_V")
 
@@ -426,7 +426,8 @@ class State:
                         f"State.set for {path_text(path, name)}",
                         f"{describe(was)}, as before",
                         describe(now),
-                        cure="shape and dtype of a value cannot change; cast or reshape the new one",
+                        cure="shape and dtype of a value cannot change; "
+                        "cast or reshape the new one",
                     )
                 )
 
@@ -447,11 +448,9 @@ class State:
         if self._used:
             return wl.TextDoc(f"State(<used up by {self._used}>)")
         pairs = [(self._names[m], v) for m, v in self._entries.items()]
-        # Typed in part: its **kwargs are not.
-        entries = wl.named_objs(pairs, **kwargs)  # pyright: ignore[reportUnknownMemberType]
         return wl.bracketed(
             begin=wl.TextDoc("State("),
-            docs=entries,
+            docs=wl.named_objs(pairs, **kwargs),
             sep=wl.comma,
             end=wl.TextDoc(")"),
             indent=kwargs["indent"],
@@ -466,7 +465,7 @@ def _kind(leaf: Any) -> Any:
 
 def _as_array(leaf: Any) -> Any:
     given = isinstance(leaf, jax.Array) or not is_array_like(leaf)
-    return leaf if given else untyped_jax.numpy.asarray(leaf)
+    return leaf if given else jnp.asarray(leaf)
 
 
 def _repeat(n: int, leaf: Any) -> Any:

@@ -4,80 +4,121 @@ A check is a host callback behind a conditional: a program whose checks hold nev
 device for them. The callback cannot be vectorized away, for `jax.vmap` hands it the whole batch of
 predicates, so that the message can say which member failed.
 
-Who raises? A call of `filter_jit` whose function was seen to contain a check *listens*: the
-callback then only notes the failure, and the call waits for its results, looks, and raises from
-the user's own line. Nothing is torn down half-way, so several devices cannot wait for each other.
-Where nobody listens (plain `jax.jit`), the callback raises, and JAX passes that on in its own
-error. A function without checks never listens, and never waits.
+Who raises? A call of `filter_jit` whose program contains a check *listens*: the callback then only
+notes the failure, and the call waits for its results, looks, and raises from the user's own line.
+Nothing is torn down half-way, so several devices cannot wait for each other. Where nobody listens
+(plain `jax.jit`), the callback raises, and JAX passes that on in its own error; on several devices
+it prints, and the results are NaN, because the others would wait for the one that raised, forever.
+A function without checks never listens, and never waits.
 """
 
 import functools as ft
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+import zlib
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
+from jax.interpreters import mlir
 
 from pytreemod.errors import ArgumentError, CheckError, describe, explain
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.snapshots import divide
-from pytreemod.typing import PyTree
+from pytreemod.tree.snapshots import Structure, divide
+from pytreemod.typing import PyTree, Tracer
 
 ON_ERROR = "PYTREEMOD_ON_ERROR"
 BREAKPOINT_FRAMES = "PYTREEMOD_ON_ERROR_BREAKPOINT_FRAMES"
 _MODES = ("raise", "breakpoint", "nan", "off")
+_MARK = "error_if_"
 
 
-class _Failures:
-    """Failures noted while somebody listens; calls in several threads share the list."""
+class _Listener:
+    """A call that wants to know of failures of its own checks; of all, if these are not known."""
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.listeners = 0
-        self.noted: list[CheckError] = []
+    def __init__(self, checks: Collection[str] | None):
+        self.checks = checks
+        self.noted: list[Callable[[], CheckError]] = []
 
-    def note(self, failure: CheckError) -> None:
-        with self.lock:
-            if self.listeners:
-                self.noted.append(failure)
-                return
-        raise failure
+    def hears(self, check: str) -> bool:
+        return self.checks is None or check in self.checks
 
-    def take(self) -> CheckError | None:
-        with self.lock:
-            return self.noted.pop(0) if self.noted else None
+    def raise_first(self, cause: Exception | None) -> None:
+        if self.noted:
+            raise self.noted[0]() from cause
 
 
-_failures = _Failures()
+_listeners: list[_Listener] = []
+_lock = threading.Lock()
 
 
 @contextmanager
-def listening() -> Iterator[Callable[[PyTree], None]]:
+def listening(checks: Collection[str] | None = None) -> Generator[Callable[[PyTree], None]]:
     """Have failures noted; yields a function that waits for results.
 
+    Args:
+        checks: the checks to listen to, by name (see `checks_in`); all of them, if left out.
+
     Raises:
-        CheckError: at the end, if a failure was noted meanwhile. (One of another thread's, perhaps:
-            raised in the wrong place is better than lost.)
+        CheckError: at the end, if a failure was noted meanwhile. (If two threads are in the same
+            program, both raise: nothing tells which of them it was.)
     """
-    with _failures.lock:
-        _failures.listeners += 1
+    listener = _Listener(checks)
+    with _lock:
+        _listeners.append(listener)
     try:
         yield jax.block_until_ready
-        failure = _failures.take()
+    except Exception as error:
+        # What a failure has brought about: the debugger was quit, say.
+        listener.raise_first(error)
+        raise
     finally:
-        with _failures.lock:
-            _failures.listeners -= 1
-            if not _failures.listeners:
-                _failures.noted.clear()
-    if failure is not None:
-        raise failure
+        with _lock:
+            _listeners.remove(listener)
+    listener.raise_first(None)
+
+
+def _note(check: str, make_error: Callable[[], CheckError]) -> bool:
+    """Tell those who listen; whether somebody does."""
+    with _lock:
+        heard = [listener for listener in _listeners if listener.hears(check)]
+        for listener in heard:
+            listener.noted.append(make_error)
+    return bool(heard)
+
+
+def checks_in(jaxpr: Any) -> frozenset[str]:
+    """The names of the checks in a program.
+
+    Looking at the program finds them all. Watching the trace would miss those in functions that
+    JAX had traced before: the body of a `scan`, an inner `jax.jit`.
+    """
+    names: set[str] = set()
+    seen: set[int] = set()
+
+    def visit(value: Any) -> None:
+        if type(value) in (tuple, list):
+            for item in value:
+                visit(item)
+        elif isinstance(value, (ClosedJaxpr, Jaxpr)) and id(value) not in seen:
+            seen.add(id(value))
+            for equation in value.eqns:
+                name = equation.params.get("name")
+                if isinstance(name, str) and name.startswith(_MARK):
+                    names.add(name)
+                for parameter in equation.params.values():
+                    visit(parameter)
+
+    visit(jaxpr)
+    return frozenset(names)
 
 
 class _Tracing(threading.local):
@@ -91,7 +132,7 @@ _tracing = _Tracing()
 
 
 @contextmanager
-def finding_checks() -> Iterator[Callable[[], bool]]:
+def finding_checks() -> Generator[Callable[[], bool]]:
     """Watch a trace; yields a function that tells whether it contained a check."""
     _tracing.found.append(False)
     position = len(_tracing.found) - 1
@@ -114,31 +155,93 @@ def note_check() -> None:
         _tracing.found[-1] = True
 
 
-class _Report:
-    """What to say when a check fails."""
+class _Check:
+    """A check: what to say, and what to do, when it fails."""
 
-    def __init__(self, messages: tuple[str, ...], site: str):
+    def __init__(self, messages: tuple[str, ...], structure: Structure | None):
         self.messages = messages
-        self.site = site
+        self.site = _site()
+        # The same for each trace of the same line.
+        self.name = f"{_MARK}{zlib.crc32(repr((messages, self.site)).encode()):08x}"
+        # What the debugger shows `x` with; None if there is to be no debugger.
+        self.structure = structure
+        self.frames = 0 if structure is None else _frames()
 
-    def __call__(self, failed: Any, index: Any) -> Any:
-        failed, index = np.asarray(failed), np.asarray(index)
-        places = np.argwhere(failed)
-        if failed.any():
-            first = tuple(int(i) for i in places[0])
-            message = self.messages[int(np.broadcast_to(index, failed.shape)[first])]
-            _failures.note(self.error(message, first, len(places)))
-        return np.asarray(True)
+    def fail(self, failed: Any, index: Any, seen: list[Any]) -> Any:
+        """What runs on the device on a failure: call back."""
+        if self.structure is not None:
+            failed = self.call_back(self.announce, failed, failed, index)
+            failed = self.stop(failed, self.structure.assemble(seen))
+        several = _several_devices.bind()
+        return self.call_back(self.report, jnp.asarray(True), failed, index, several)
 
-    def error(self, message: str, first: tuple[int, ...], count: int) -> CheckError:
+    def succeed(self, failed: Any, index: Any, seen: list[Any]) -> Any:
+        """What runs on the device when nothing failed."""
+        return jnp.asarray(True)
+
+    def stop(self, pred: Any, x: PyTree) -> Any:
+        """Open a debugger, which shows `x` and `pred`: the locals of this frame."""
+        # Through the token, so that what is said and done comes in the order written here.
+        return jax.debug.breakpoint(num_frames=self.frames, token=pred)
+
+    def call_back(self, function: Callable[..., Any], like: Any, *args: Any) -> Any:
+        """Call a function on the host, which gives an array like `like`."""
+        result = jax.ShapeDtypeStruct(like.shape, like.dtype)
+        return jax.pure_callback(function, result, *args, vmap_method="sequential")
+
+    def report(self, failed: Any, index: Any, is_shared: Any) -> Any:
+        """On the host: note the failure, or raise."""
+        make_error = ft.partial(self.error, failed, index, is_batch=True)
+        if not _note(self.name, make_error):
+            if not is_shared:
+                raise make_error()
+            _print(make_error())
+        return np.asarray(False)
+
+    def announce(self, failed: Any, index: Any) -> Any:
+        """On the host, before the debugger opens: note the failure, and say it."""
+        make_error = ft.partial(self.error, failed, index, is_batch=True)
+        _note(self.name, make_error)
+        _print(make_error())
+        return np.asarray(failed)
+
+    def raise_now(self, failed: Any, index: Any, seen: list[Any], *, is_batch: bool) -> None:
+        """Raise from the line of the check itself, for everything is known there."""
+        error = self.error(failed, index, is_batch=is_batch)
+        if self.structure is not None:
+            _print(error)
+            try:
+                self.stop(jnp.asarray(failed), self.structure.assemble(seen))
+            except RuntimeError as quit_debugger:
+                raise error from quit_debugger
+        raise error
+
+    def error(self, failed: Any, index: Any, *, is_batch: bool) -> CheckError:
         """The error for a failure, with where it happened as notes below the message."""
-        error = CheckError(message)
-        if first:
-            others = f", and {count - 1} more" if count > 1 else ""
-            error.add_note(f"for the batch index {first if len(first) > 1 else first[0]}{others}")
+        failed = np.asarray(failed)
+        places = np.argwhere(failed)
+        first = tuple(int(i) for i in places[0])
+        error = CheckError(self.message(int(np.broadcast_to(index, failed.shape)[first])))
+        if first and is_batch:
+            others = f", and {len(places) - 1} more" if len(places) > 1 else ""
+            error.add_note(f"for the batch index {_in_words(first)}{others}")
         if self.site:
             error.add_note(f"checked at {self.site}")
         return error
+
+    def message(self, index: int) -> str:
+        """The message with this index, which may be anything where it was traced."""
+        count = len(self.messages)
+        known = -count <= index < count
+        return self.messages[index] if known else f"message {index} of {count} (no such message)"
+
+
+def _in_words(index: Sequence[int]) -> str:
+    return str(index[0]) if len(index) == 1 else f"({', '.join(map(str, index))})"
+
+
+def _print(error: CheckError) -> None:
+    print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
 
 
 def _site() -> str:
@@ -151,69 +254,106 @@ def _site() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_qualname}"
 
 
-def _make_check(on_failure: Callable[[Any, Any], Any]) -> Any:
-    """A function `(failed, index) -> True` that calls `on_failure` if any of `failed` is True.
+# Whether the program runs on several devices is known when it is lowered, and to no one but JAX.
+_several_devices: Any = Primitive("several_devices")
+_several_devices.def_impl(lambda: np.bool_(False))
+_several_devices.def_abstract_eval(lambda: jax.typeof(np.bool_(False)))
+
+
+def _lower_several_devices(context: Any) -> Any:
+    axes = getattr(context.module_context, "axis_context", None)
+    mesh_size = getattr(getattr(axes, "mesh", None), "size", 1)
+    answer = np.bool_(getattr(axes, "num_devices", mesh_size) != 1)
+    return cast("Any", mlir).lower_fun(lambda: answer, multiple_results=False)(context)
+
+
+mlir.register_lowering(_several_devices, _lower_several_devices)
+
+
+def _is_traced(value: Any) -> bool:
+    """Whether a value, though it may be known, is part of a program that runs later, or never."""
+    return isinstance(value, Tracer) or isinstance(jnp.logical_not(value), Tracer)
+
+
+def _make_guard(check: _Check) -> Any:
+    """A function `(failed, index, seen) -> passed` that calls `check.fail` if any failed.
 
     Under `jax.vmap` it receives the whole batch, as one more leading axis, and its result is not
     mapped: the condition stays a condition and is not turned into a selection.
     """
 
-    @custom_vmap
-    def check(failed: Any, index: Any) -> Any:
-        return jax.lax.cond(
-            jnp.any(failed), on_failure, lambda failed, index: jnp.asarray(True), failed, index
-        )
+    def run(failed: Any, index: Any, seen: list[Any]) -> Any:
+        cond = cast("Any", jax.lax.cond)
+        return cond(jnp.any(failed), check.fail, check.succeed, failed, index, seen)
 
-    @check.def_vmap
-    def _(axis_size: int, in_batched: list[bool], failed: Any, index: Any) -> tuple[Any, bool]:  # pyright: ignore[reportUnusedFunction]
-        if not in_batched[0]:
-            failed = jnp.broadcast_to(failed, (axis_size, *jnp.shape(failed)))
-        if not in_batched[1]:
-            index = jnp.broadcast_to(index, (axis_size, *jnp.shape(index)))
-        return check(failed, index), False
+    run.__name__ = run.__qualname__ = check.name
+    guard: Any = custom_vmap(jax.jit(run))
 
-    return check
+    @guard.def_vmap
+    def _(  # pyright: ignore[reportUnusedFunction]
+        axis_size: int, in_batched: list[Any], failed: Any, index: Any, seen: list[Any]
+    ) -> tuple[Any, bool]:
+        def batch(is_batched: bool, value: Any) -> Any:
+            return value if is_batched else jnp.broadcast_to(value, (axis_size, *value.shape))
+
+        failed, index, seen = jax.tree.map(batch, list(in_batched), [failed, index, seen])
+        if _is_traced(failed) or _is_traced(index):
+            return guard(failed, index, seen), False
+        if np.any(failed):
+            check.raise_now(failed, index, seen, is_batch=True)
+        return jnp.asarray(True), False
+
+    return guard
 
 
-def _raising(report: _Report) -> Callable[[Any, Any], Any]:
-    return ft.partial(
-        jax.pure_callback, report, jax.ShapeDtypeStruct((), jnp.bool_), vmap_method="sequential"
-    )
-
-
-def _breaking(report: _Report) -> Callable[[Any, Any], Any]:
-    frames = int(os.environ.get(BREAKPOINT_FRAMES, "1"))
-
-    def stop(failed: Any, index: Any) -> Any:
-        jax.debug.print(report.messages[0].replace("{", "{{").replace("}", "}}"))
-        jax.debug.breakpoint(num_frames=frames)
-        return _raising(report)(failed, index)
-
-    return stop
+def _frames() -> int:
+    text = os.environ.get(BREAKPOINT_FRAMES, "1")
+    if not text.isdecimal():
+        raise ArgumentError(explain(BREAKPOINT_FRAMES, "a count of frames", describe(text)))
+    return int(text)
 
 
 @ft.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _guard(check: Any, arrays: list[Any], failed: Any, index: Any) -> list[Any]:
-    passed = check(failed, index)
-    # A selection that always gives the array: the check must not be dropped while it is used.
-    return [_select(passed, array) for array in arrays]
+def _guarded(guard: Any, arrays: list[Any], failed: Any, index: Any, seen: list[Any]) -> list[Any]:
+    passed = guard(failed, index, seen)
+    # A selection, so that the check is not dropped as long as one of the arrays is used.
+    return [jax.lax.select(passed, array, _nothing_like(array)) for array in arrays]
 
 
-def _select(passed: Any, array: Any) -> Any:
-    return jax.lax.select(jnp.broadcast_to(passed, jnp.shape(array)), array, jnp.zeros_like(array))
+def _nothing_like(array: Any) -> Any:
+    if jnp.issubdtype(array.dtype, jnp.inexact):
+        return jnp.full_like(array, jnp.nan)
+    return jnp.zeros_like(array)
 
 
-@_guard.defjvp
-def _guard_jvp(check: Any, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    return _guard(check, *primals), tangents[0]
+@_guarded.defjvp
+def _guarded_jvp(guard: Any, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    return cast("Any", _guarded(guard, *primals)), tangents[0]
+
+
+@jax.custom_jvp
+def _poisoned(arrays: list[Any], failed: Any) -> list[Any]:
+    return [
+        jnp.where(failed, jnp.full_like(array, jnp.nan), array)
+        if jnp.issubdtype(array.dtype, jnp.inexact)
+        else array
+        for array in arrays
+    ]
+
+
+@_poisoned.defjvp
+def _poisoned_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    return _poisoned(*primals), tangents[0]
 
 
 def error_if(x: PyTree, pred: Any, msg: str, *, on_error: str = "default") -> PyTree:
     """Raise an error if `pred` is True, also inside compiled code.
 
     Returns `x`, and takes effect only if what it returns is used. Under `filter_jit` the error is
-    raised by the call; under plain `jax.jit`, JAX reports it when a result is waited for. Only a
-    function that contains a check pays for it: such a call of `filter_jit` waits for its results.
+    raised by the call; under plain `jax.jit`, JAX reports it when a result is waited for (on
+    several devices, where raising would leave the others waiting, it is printed and the result is
+    NaN). Only a function that contains a check pays for it: such a call of `filter_jit` waits for
+    its results.
 
     **Law.** If `pred` is False, `error_if(x, pred, msg)` is `x`; so are its derivatives.
 
@@ -221,9 +361,10 @@ def error_if(x: PyTree, pred: Any, msg: str, *, on_error: str = "default") -> Py
         x: any tree with at least one array.
         pred: a boolean, or a boolean array of any shape: any True is a failure.
         msg: what to say.
-        on_error: `"raise"`; `"breakpoint"` (open a debugger, then raise); `"nan"` (replace
-            floating arrays by NaN, raise nothing); `"off"`; `"default"` takes the environment
-            variable PYTREEMOD_ON_ERROR, or else `"raise"`. Read when the function is traced.
+        on_error: `"raise"`; `"breakpoint"` (open a debugger that shows `x` and `pred`, then
+            raise); `"nan"` (replace floating arrays by NaN, raise nothing); `"off"`; `"default"`
+            takes the environment variable PYTREEMOD_ON_ERROR, or else `"raise"`. Read when the
+            function is traced.
 
     Returns:
         `x`.
@@ -231,7 +372,8 @@ def error_if(x: PyTree, pred: Any, msg: str, *, on_error: str = "default") -> Py
     Raises:
         CheckError: the check failed. Its notes name the line of the check, and under `jax.vmap`
             the index in the batch.
-        ArgumentError: `x` has no array, `pred` is not boolean, or `on_error` is unknown.
+        ArgumentError: `x` has no array, `pred` is not boolean, `msg` is no text, or `on_error` is
+            unknown.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -248,7 +390,9 @@ def error_if(x: PyTree, pred: Any, msg: str, *, on_error: str = "default") -> Py
         pytreemod.errors.CheckError: x must not be negative
         ...
     """
-    return branched_error_if(x, pred, 0, [msg], on_error=on_error)
+    if not isinstance(msg, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError(explain("error_if(msg)", "text", describe(msg)))
+    return _check("error_if", x, pred, 0, (msg,), on_error)
 
 
 def branched_error_if(
@@ -259,7 +403,8 @@ def branched_error_if(
     Args:
         x: any tree with at least one array.
         pred: a boolean, or a boolean array.
-        index: an integer: which message; of a shape that broadcasts against `pred`.
+        index: an integer: which message; of a shape that broadcasts against `pred`, if there is
+            one message for each of its elements (that of the first failure is shown).
         msgs: the messages.
         on_error: as for `error_if`.
 
@@ -268,7 +413,8 @@ def branched_error_if(
 
     Raises:
         CheckError: the check failed.
-        ArgumentError: as for `error_if`; `msgs` is empty or holds something else than strings.
+        ArgumentError: as for `error_if`; `msgs` is empty or holds something else than strings;
+            `index` is no integer, or is known and out of range.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -276,15 +422,17 @@ def branched_error_if(
         >>> pm.branched_error_if(jnp.asarray(1.0), False, 1, ["too small", "too large"])
         Array(1., dtype=float32, weak_type=True)
     """
-    where = "error_if"
-    messages = tuple(msgs)
-    if not messages or not all(isinstance(m, str) for m in messages):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ArgumentError(explain(f"{where}(msg)", "text", describe(msgs)))
-    mode = _mode(on_error)
-    if not is_array(pred) and not isinstance(pred, bool):
-        _refuse_pred(pred)
-    if jnp.result_type(pred) != jnp.bool_:
-        _refuse_pred(pred)
+    if isinstance(msgs, str) or not msgs or not all(isinstance(m, str) for m in msgs):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError(explain("branched_error_if(msgs)", "a list of texts", describe(msgs)))
+    return _check("branched_error_if", x, pred, index, tuple(msgs), on_error)
+
+
+def _check(
+    where: str, x: PyTree, pred: Any, index: Any, messages: tuple[str, ...], on_error: str
+) -> PyTree:
+    mode = _mode(where, on_error)
+    _require_boolean(where, pred)
+    _require_index(where, index, len(messages))
     arrays, structure = divide(x)
     if not arrays:
         raise ArgumentError(
@@ -297,35 +445,36 @@ def branched_error_if(
         )
     if mode == "off":
         return x
-    if mode == "nan":
-        failed = jnp.any(pred)
-        return structure.assemble([_poison(failed, array) for array in arrays])
-    report = _Report(messages, _site())
     failed, index = jnp.asarray(pred), jnp.asarray(index)
-    if not isinstance(failed, jax.core.Tracer) and not isinstance(index, jax.core.Tracer):
-        _check_now(report, np.asarray(failed), np.asarray(index))
+    if not isinstance(failed, Tracer) and not np.any(failed):
         return x
+    if mode == "nan":
+        arrays = [jnp.asarray(array) for array in arrays]
+        return structure.assemble(_poisoned(arrays, jnp.any(failed)))
+    check = _Check(messages, structure if mode == "breakpoint" else None)
+    seen = arrays if mode == "breakpoint" else []
+    if not _is_traced(failed) and not isinstance(index, Tracer):
+        check.raise_now(failed, index, seen, is_batch=False)
     note_check()
+    guard = _make_guard(check)
+    guarded = cast("list[Any]", _guarded(guard, arrays, *_first_of(failed, index), seen))
+    return structure.assemble(guarded)
+
+
+def _first_of(failed: Any, index: Any) -> tuple[Any, Any]:
+    """Whether any failed, and the index that belongs to the first of them."""
+    if index.ndim == 0:
+        return jnp.any(failed), index
     failed, index = jnp.broadcast_arrays(failed, index)
-    any_failed = jnp.any(failed)
-    first = jnp.argmax(failed.reshape(-1)) if failed.ndim else jnp.asarray(0)
-    chosen = index.reshape(-1)[first] if failed.ndim else index
-    check = _make_check((_breaking if mode == "breakpoint" else _raising)(report))
-    return structure.assemble(_guard(check, arrays, any_failed, chosen))
+    return jnp.any(failed), index.reshape(-1)[jnp.argmax(failed.reshape(-1))]
 
 
-def _check_now(report: _Report, failed: Any, index: Any) -> None:
-    if not failed.any():
+def _require_boolean(where: str, pred: Any) -> None:
+    if (is_array(pred) or isinstance(pred, bool)) and jnp.result_type(pred) == jnp.bool_:
         return
-    first = tuple(int(i) for i in np.argwhere(failed)[0])
-    message = report.messages[int(np.broadcast_to(index, failed.shape)[first])]
-    raise report.error(message, (), 1)
-
-
-def _refuse_pred(pred: Any) -> None:
     raise ArgumentError(
         explain(
-            "error_if(pred)",
+            f"{where}(pred)",
             "a boolean, or an array of them",
             describe(pred),
             cure=["compare, for instance", "error_if(x, x < 0, ...)"],
@@ -333,18 +482,22 @@ def _refuse_pred(pred: Any) -> None:
     )
 
 
-def _mode(on_error: str) -> str:
-    source = "on_error"
+def _require_index(where: str, index: Any, count: int) -> None:
+    is_number = is_array(index) or type(index) is int
+    fits = is_number and jnp.issubdtype(jnp.result_type(index), jnp.integer)
+    if fits and not isinstance(index, Tracer):
+        fits = bool(np.all((np.asarray(index) >= -count) & (np.asarray(index) < count)))
+    if not fits:
+        is_known = is_number and not isinstance(index, Tracer) and np.ndim(index) == 0
+        got = np.asarray(index).item() if is_known else index
+        expected = f"an integer that is an index of {count} messages"
+        raise ArgumentError(explain(f"{where}(index)", expected, describe(got)))
+
+
+def _mode(where: str, on_error: str) -> str:
+    source = f"{where}(on_error)"
     if on_error == "default":
         source, on_error = ON_ERROR, os.environ.get(ON_ERROR, "raise")
     if on_error not in _MODES:
-        raise ArgumentError(
-            explain(f"error_if({source})", f"one of {', '.join(_MODES)}", describe(on_error))
-        )
+        raise ArgumentError(explain(source, f"one of {', '.join(_MODES)}", describe(on_error)))
     return on_error
-
-
-def _poison(failed: Any, array: Any) -> Any:
-    if not jnp.issubdtype(array.dtype, jnp.inexact):
-        return array
-    return jnp.where(failed, jnp.full_like(array, jnp.nan), array)

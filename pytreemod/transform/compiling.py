@@ -8,21 +8,41 @@ by shape and dtype.
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from pytreemod.transform.boundary import pack, structure_of_call
 from pytreemod.transform.checking import finding_checks, note_check
+from pytreemod.transform.constants import release
 from pytreemod.transform.donating import Donation, count_arrays, separation
+from pytreemod.transform.laying_out import (
+    ArgumentLayout,
+    Asking,
+    ResultLayout,
+    argument_shardings,
+    has_functions,
+)
 from pytreemod.transform.retracing import Trace, TraceLog
-from pytreemod.transform.wrapping import function_name
+from pytreemod.transform.specifying import Assigned
+from pytreemod.transform.wrapping import function_name, parameters_of
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure
 
 MAX_ENTRIES = 4096
 """With as many static variants a program does nothing but compile; the oldest goes."""
+
+
+class Options(NamedTuple):
+    """How `filter_jit` was told to compile."""
+
+    donation: Donation | None = None
+    max_traces: int | None = None
+    in_shardings: ArgumentLayout | None = None
+    out_shardings: ResultLayout | None = None
+    static: tuple[str, ...] = ()
+    jit: tuple[tuple[str, Any], ...] = ()
 
 
 class Entry:
@@ -52,27 +72,11 @@ class Entry:
 class Store:
     """The compiled functions of one function under one set of options."""
 
-    __slots__ = (
-        "__weakref__",
-        "donation",
-        "entries",
-        "jit_options",
-        "logs",
-        "max_traces",
-        "reference",
-    )
+    __slots__ = ("__weakref__", "entries", "logs", "options", "reference")
 
-    def __init__(
-        self,
-        reference: Callable[[], Any] | None,
-        donation: Donation | None,
-        max_traces: int | None,
-        jit_options: dict[str, Any],
-    ):
+    def __init__(self, reference: Callable[[], Any] | None, options: Options):
         self.reference = reference
-        self.donation = donation
-        self.max_traces = max_traces
-        self.jit_options = jit_options
+        self.options = options
         self.entries: dict[tuple[Any, ...], Entry] = {}
         # By name: callables that are pytrees share a store.
         self.logs: dict[str, TraceLog] = {}
@@ -96,43 +100,105 @@ class Store:
             TypeError: a static value cannot be hashed.
         """
         arrays, structure = structure_of_call(head, args, kwargs)
-        donation = self.donation
+        donation = self.options.donation
         entry = Entry(key, quiet=donation is not None and donation.quiet)
         run = self._runner(structure, entry, names, function_name(fn), self.log_of(fn))
-        if donation is None:
-            entry.jitted = jax.jit(run, **self.jit_options)
-        else:
+        options: dict[str, Any] = {}
+        if donation is not None:
             # The function's own arrays come first, and are never donated.
             flags = [False] * (len(arrays) - count_arrays((args, kwargs)))
             flags += donation.flags(names, args, kwargs)
             entry.separate, join = separation(flags)
-
-            def run_donated(donated: list[Any], kept: list[Any]) -> Any:
-                return run(join(donated, kept))
-
-            run_donated.__name__ = run_donated.__qualname__ = run.__name__
-            entry.jitted = jax.jit(run_donated, donate_argnums=0, **self.jit_options)
+            run = _taking_two(run, join)
+            options["donate_argnums"] = 0
+        assigned = self.assign(names, fn, args, kwargs, arrays)
+        if assigned is None:
+            entry.jitted = self._jit(run, options)
+        else:
+            entry.jitted = self._jit_laid_out(run, options, entry, assigned)
         if len(self.entries) >= MAX_ENTRIES:
             self.entries.pop(next(iter(self.entries)), None)
         return self.entries.setdefault(key, entry)
+
+    def assign(
+        self,
+        names: tuple[str, ...],
+        fn: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        arrays: list[Any],
+    ) -> list[Assigned] | None:
+        """What `in_shardings` says of the arrays of a call; None where there is no such option.
+
+        Raises:
+            SpecError, ArgumentError: it does not fit the arguments.
+        """
+        layout = self.options.in_shardings
+        if layout is None:
+            return None
+        known = [parameter.name for parameter in parameters_of(fn) or ()]
+        assigned = layout.assign(names, known, args, kwargs)
+        # The function's own arrays come first, and lie as they lie.
+        own = [Assigned("function", None, None)] * (len(arrays) - len(assigned))
+        return [a._replace(array=array) for a, array in zip(own + assigned, arrays, strict=True)]
+
+    def _jit(self, run: Callable[..., Any], options: dict[str, Any]) -> Any:
+        out = self.options.out_shardings
+        if out is not None:
+            options = {**options, "out_shardings": out.prefix}
+        return jax.jit(run, **options, **dict(self.options.jit))
+
+    def _jit_laid_out(
+        self,
+        run: Callable[..., Any],
+        options: dict[str, Any],
+        entry: Entry,
+        assigned: list[Assigned],
+    ) -> Any:
+        # What is kept must not keep the arrays of the first call.
+        parts = entry.arguments([a._replace(array=None) for a in assigned])
+
+        def jit(shardings: tuple[list[Any], ...]) -> Any:
+            return self._jit(run, {**options, "in_shardings": shardings})
+
+        def shardings_of(arguments: tuple[list[Any], ...]) -> tuple[list[Any], ...]:
+            return tuple(map(argument_shardings, parts, arguments))
+
+        if has_functions(assigned):
+            return Asking(jit, shardings_of)
+        return jit(shardings_of(entry.arguments([a.array for a in assigned])))
 
     def _runner(
         self, structure: Structure, entry: Entry, names: tuple[str, ...], name: str, log: TraceLog
     ) -> Callable[[list[Any]], Any]:
         """The function that JAX traces."""
-        reference, max_traces = self.reference, self.max_traces
+        reference = self.reference
+        _, max_traces, _, out, static, _ = self.options
 
         def run(values: list[Any]) -> Any:
             log.add(Trace.of(names, structure, values), name, max_traces)
             head, args, kwargs = structure.assemble(values)
+            if static:
+                args, kwargs = release(static, names, args, kwargs)
             fn = head[0] if reference is None else reference()
             with finding_checks() as found:
-                packed = pack(fn(*args, **kwargs))
+                result = fn(*args, **kwargs)
+                packed = pack(result) if out is None else out.pack(result)
             entry.traced(found())
             return packed
 
         run.__name__ = run.__qualname__ = name
         return run
+
+
+def _taking_two(run: Callable[[list[Any]], Any], join: Callable[..., list[Any]]) -> Any:
+    """`run` with its arrays in two lists: donated, and kept."""
+
+    def run_donated(donated: list[Any], kept: list[Any]) -> Any:
+        return run(join(donated, kept))
+
+    run_donated.__name__ = run_donated.__qualname__ = run.__name__
+    return run_donated
 
 
 def _full_name(fn: Any) -> str:
@@ -148,23 +214,19 @@ _lock = threading.Lock()
 _FUNCTIONS = (type(is_array), type(len), type)
 
 
-def store_for(
-    fn: Any, donation: Donation | None, max_traces: int | None, jit_options: dict[str, Any]
-) -> Store:
+def store_for(fn: Any, options: Options) -> Store:
     """The store of a function under these options; a function of its own for odd callables."""
     try:
-        options = (donation, max_traces, tuple(sorted(jit_options.items())))
         hash(options)
     except TypeError:
-        options = None
+        return Store(None if is_node(fn) else lambda: fn, options)
     if is_node(fn):
-        made = Store(None, donation, max_traces, jit_options)
-        return made if options is None else _shared_stores.setdefault(options, made)
-    if options is None or not isinstance(fn, _FUNCTIONS):
-        return Store(lambda: fn, donation, max_traces, jit_options)
+        return _shared_stores.setdefault(options, Store(None, options))
+    if not isinstance(fn, _FUNCTIONS):
+        return Store(lambda: fn, options)
     with _lock:
         by_options = _stores.setdefault(fn, {})
-    return by_options.setdefault(options, Store(weakref.ref(fn), donation, max_traces, jit_options))
+    return by_options.setdefault(options, Store(weakref.ref(fn), options))
 
 
 def propagate(entry: Entry) -> None:

@@ -1,12 +1,13 @@
 """Which arrays a jitted call gives away, so that their memory can hold the results."""
 
-import inspect
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any
 
 from pytreemod.errors import ArgumentError, describe, explain
-from pytreemod.transform.wrapping import argument_name, function_name, parameters_of
+from pytreemod.transform.wrapping import argument_name, check_names
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By, mask_of
 from pytreemod.tree.selecting import Selector, as_selector
@@ -70,21 +71,29 @@ class _Arguments:
         self.values = values
 
 
-jtu.register_pytree_with_keys(
-    _Arguments,
-    lambda a: (
-        tuple((jtu.GetAttrKey(n), v) for n, v in zip(a.names, a.values, strict=True)),
-        a.names,
-    ),
-    lambda names, values: _Arguments(names, tuple(values)),
-)
+def _flatten_with_keys(node: _Arguments) -> tuple[tuple[Any, ...], Any]:
+    keys = map(jtu.GetAttrKey, node.names)
+    return tuple(zip(keys, node.values, strict=True)), node.names
+
+
+def _unflatten(names: Any, values: Any) -> _Arguments:
+    return _Arguments(names, tuple(values))
+
+
+jtu.register_pytree_with_keys(_Arguments, _flatten_with_keys, _unflatten)
 
 
 def count_arrays(value: Any) -> int:
+    """How many arrays are in a tree."""
     return sum(map(is_array, jtu.tree_leaves(value)))
 
 
 def as_donation(donate: Any, fn: Any) -> Donation | None:
+    """What `filter_jit(fn, donate=...)` means; None for nothing.
+
+    Raises:
+        ArgumentError: it means nothing, or names an argument that `fn` does not have.
+    """
     if isinstance(donate, str):
         if donate == "none":
             return None
@@ -93,9 +102,10 @@ def as_donation(donate: Any, fn: Any) -> Donation | None:
         donate = (donate,)
     if isinstance(donate, (Selector, type, By)):
         return Donation(as_selector(donate), quiet=False)
-    if isinstance(donate, Sequence) and all(isinstance(name, str) for name in donate):
-        _check_names(tuple(donate), fn)
-        return Donation(tuple(donate), quiet=False) if donate else None
+    names: Any = donate
+    if isinstance(donate, Sequence) and all(isinstance(name, str) for name in names):
+        check_names("filter_jit(donate)", tuple(names), fn)
+        return Donation(tuple(names), quiet=False) if names else None
     raise ArgumentError(
         explain(
             "filter_jit(donate)",
@@ -106,20 +116,15 @@ def as_donation(donate: Any, fn: Any) -> Donation | None:
     )
 
 
-def _check_names(names: tuple[str, ...], fn: Any) -> None:
-    parameters = parameters_of(fn)
-    if parameters is None or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+@contextmanager
+def without_warning(quiet: bool) -> Iterator[None]:
+    """Silence JAX's warning about donated arrays that were of no use, if `quiet`."""
+    if not quiet:
+        yield
         return
-    known = [p.name for p in parameters]
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ArgumentError(
-            explain(
-                "filter_jit(donate)",
-                f"names of arguments of {function_name(fn)} ({', '.join(known)})",
-                ", ".join(map(repr, unknown)),
-            )
-        )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        yield
 
 
 def separation(

@@ -12,7 +12,7 @@ from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.transform.checking import branched_error_if
 from pytreemod.tree.predicates import is_array
-from pytreemod.typing import PyTree
+from pytreemod.typing import PyTree, Tracer
 
 _RESERVED = ("promote", "where")
 
@@ -46,7 +46,7 @@ class EnumerationItem(Module):
 
     def __repr__(self) -> str:
         prefix = f"{self._enumeration.__module__}.{self._enumeration.__qualname__}"
-        if isinstance(self._value, jax.core.Tracer) or np.ndim(self._value) != 0:
+        if isinstance(self._value, Tracer) or np.ndim(self._value) != 0:
             return f"{prefix}<{self._value}>" if np.ndim(self._value) == 0 else f"{prefix}<traced>"
         return f"{prefix}<{self._enumeration[self]}>"
 
@@ -105,7 +105,7 @@ class _EnumerationMeta(type):
 
     def __getitem__(cls, item: EnumerationItem) -> str:
         value = _checked(cls, item, f"{cls.__qualname__}[item]")._value  # pyright: ignore[reportPrivateUsage]
-        if isinstance(value, jax.core.Tracer):
+        if isinstance(value, Tracer):
             _refuse(f"{cls.__qualname__}[item]", "an item outside of a transform", "a traced one")
         return cls._messages[int(value)]
 
@@ -116,7 +116,8 @@ class _EnumerationMeta(type):
         return (getattr(cls, name) for name in cls._names)
 
     def __contains__(cls, item: object) -> bool:
-        return isinstance(item, EnumerationItem) and item._enumeration is cls  # pyright: ignore[reportPrivateUsage]
+        of: Any = item._enumeration if isinstance(item, EnumerationItem) else None  # pyright: ignore[reportPrivateUsage]
+        return of is cls
 
     def __instancecheck__(cls, instance: object) -> bool:
         own = isinstance(instance, EnumerationItem)
@@ -190,7 +191,8 @@ class Enumeration(metaclass=_EnumerationMeta):
             raise ArgumentError(
                 explain(f"{cls.__qualname__}.promote(item)", f"an item of {bases}", describe(item))
             )
-        table = np.asarray([cls._names.index(name) for name in source._names], np.int32)
+        names = cls._names  # pyright: ignore[reportPrivateUsage]  (its metaclass's)
+        table = np.asarray([names.index(name) for name in source._names], np.int32)
         value = item._value  # pyright: ignore[reportPrivateUsage]
         traced = isinstance(value, jax.Array)
         return EnumerationItem(jnp.asarray(table)[value] if traced else table[value], cls)  # pyright: ignore[reportArgumentType]

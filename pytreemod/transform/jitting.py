@@ -1,19 +1,19 @@
 """`filter_jit`: compile a function of any trees; arrays are traced, all else is static."""
 
 import functools as ft
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 import jax
 import numpy as np
 
-from pytreemod.errors import ArgumentError, DonatedError, describe, explain
+from pytreemod.errors import ArgumentError, DonatedError, PytreemodError, describe, explain
 from pytreemod.transform.boundary import handlers, split_call, split_other, unhashable, unpack
 from pytreemod.transform.checking import listening
-from pytreemod.transform.compiling import Entry, clear_stores, propagate, store_for
-from pytreemod.transform.donating import as_donation
+from pytreemod.transform.compiling import Entry, Options, clear_stores, propagate, store_for
+from pytreemod.transform.constants import as_static, hold
+from pytreemod.transform.donating import as_donation, without_warning
+from pytreemod.transform.laying_out import ArgumentLayout, ResultLayout
 from pytreemod.transform.wrapping import (
     Transformed,
     argument_name,
@@ -24,7 +24,7 @@ from pytreemod.transform.wrapping import (
 )
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
-from pytreemod.typing import jtu
+from pytreemod.typing import Names, ShardingSpec, jtu
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -44,14 +44,17 @@ _REFUSED = (
 class Jitted(Transformed):
     """A function under `filter_jit`."""
 
-    __slots__ = ("entries", "is_tree", "names", "store")
+    __slots__ = ("entries", "is_slow", "is_tree", "names", "store")
 
-    def __init__(self, fn: Callable[..., Any], options: Any):
+    options: Options
+
+    def __init__(self, fn: Callable[..., Any], options: Options):
         super().__init__(fn, options)
-        donation, max_traces, jit_options = options
         self.names = positional_names(fn)
         self.is_tree = is_node(fn)
-        self.store = store_for(fn, donation, max_traces, dict(jit_options))
+        # Whether something must be done before a call can be split.
+        self.is_slow = self.is_tree or bool(options.static)
+        self.store = store_for(fn, options)
         self.entries = self.store.entries
 
     @classmethod
@@ -64,7 +67,7 @@ class Jitted(Transformed):
         # known per structure is found by its key; what is left is one walk over the arguments,
         # written out here because one function call more is a tenth of the whole
         # (benchmarks/dispatch.py). Whatever is out of the ordinary takes the longer road.
-        if kwargs or self.is_tree:
+        if kwargs or self.is_slow:
             return self._call_slowly(args, kwargs)
         arrays: list[Any] = []
         parts: list[Any] = []
@@ -83,7 +86,7 @@ class Jitted(Transformed):
             else:
                 packed = entry.jitted(*entry.separate(arrays))
         except (RuntimeError, ValueError) as error:
-            self._explain_deleted(args, kwargs, error)
+            self._explain(arrays, args, kwargs, error)
             raise
         ((plan, values),) = packed.items()
         return plan.build(values)
@@ -96,13 +99,13 @@ class Jitted(Transformed):
         try:
             return unpack(entry.jitted(*entry.arguments(arrays)))
         except (RuntimeError, ValueError) as error:
-            self._explain_deleted(args, kwargs, error)
+            self._explain(arrays, args, kwargs, error)
             raise
 
     def _call_specially(self, entry: Entry, arrays: list[Any], args: Any, kwargs: Any) -> Any:
         """A first call, a quiet one, or one with a check inside: it waits for its results."""
         try:
-            with _without_donation_warning(entry.quiet):
+            with without_warning(entry.quiet):
                 if any(isinstance(array, jax.core.Tracer) for array in arrays):
                     packed = entry.jitted(*entry.arguments(arrays))
                     propagate(entry)
@@ -112,15 +115,22 @@ class Jitted(Transformed):
                         if entry.has_check:
                             wait(packed)
         except (RuntimeError, ValueError) as error:
-            self._explain_deleted(args, kwargs, error)
+            self._explain(arrays, args, kwargs, error)
             raise
         return unpack(packed)
 
     def placed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments in their places, however they were spelled."""
-        return place_keywords(self.names, args, kwargs) if kwargs else (args, kwargs)
+        """The arguments in their places, however they were spelled; static ones held as such.
+
+        Raises:
+            ArgumentError: there is a JAX array in an argument that was said to be static.
+        """
+        if kwargs:
+            args, kwargs = place_keywords(self.names, args, kwargs)
+        static = self.options.static
+        return hold(static, self.names, args, kwargs) if static else (args, kwargs)
 
     def split(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -140,6 +150,8 @@ class Jitted(Transformed):
             if entry is None:
                 head = (self.fn,) if self.is_tree else ()
                 entry = self.store.add(key, self.names, self.fn, head, args, kwargs)
+        except PytreemodError:
+            raise
         except TypeError as error:
             own = [("function", self.fn)] if self.is_tree else []
             raise unhashable([*own, *self._named(args, kwargs)], error) from error
@@ -182,14 +194,26 @@ class Jitted(Transformed):
             structs[id(made)] = (leaf, made)
             return made
 
-        args, kwargs = self.placed(*jtu.tree_map(stand_in, (args, kwargs)))
+        args, kwargs = jtu.tree_map(stand_in, self.placed(args, kwargs))
         entry, arrays = self.find(args, kwargs)
         arrays = [structs[id(x)][0] if id(x) in structs else x for x in arrays]
-        return getattr(entry.jitted, what)(*entry.arguments(arrays)), entry
+        try:
+            return getattr(entry.jitted, what)(*entry.arguments(arrays)), entry
+        except (RuntimeError, ValueError) as error:
+            self._explain(arrays, args, kwargs, error)
+            raise
 
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
         positional = ((argument_name(self.names, i), x) for i, x in enumerate(args))
         return [*positional, *kwargs.items()]
+
+    def _explain(self, arrays: list[Any], args: Any, kwargs: Any, error: Exception) -> None:
+        """Raise a better error than JAX's own, where there is one."""
+        self._explain_deleted(args, kwargs, error)
+        layout = self.options.in_shardings
+        assigned = self.store.assign(self.names, self.fn, args, kwargs, arrays)
+        if layout is not None and assigned is not None:
+            layout.explain(assigned, error)
 
     def _explain_deleted(self, args: Any, kwargs: dict[str, Any], error: Exception) -> None:
         """Raise a better error if `error` came from an argument whose memory was given away."""
@@ -242,6 +266,11 @@ class Lowered:
         return getattr(self.lowered, name)
 
 
+def _same_key(key: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    # A hash first, as a dict would: a PyTreeDef raises when it is compared with something else.
+    return hash(key) == hash(other) and key == other
+
+
 class Compiled:
     """A compiled function: what `filter_jit(f).lower(...).compile()` returns.
 
@@ -264,7 +293,7 @@ class Compiled:
         """
         args, kwargs = self._wrapper.placed((*self._bound, *args), kwargs)
         arrays, key = self._wrapper.split(args, kwargs)
-        if key != self._entry.key:
+        if not _same_key(key, self._entry.key):
             name = function_name(self._wrapper.fn)
             raise ArgumentError(
                 explain(
@@ -280,26 +309,36 @@ class Compiled:
         return getattr(self.compiled, name)
 
 
-@contextmanager
-def _without_donation_warning(quiet: bool) -> Iterator[None]:
-    if not quiet:
-        yield
-        return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        yield
-
-
 @overload
 def filter_jit(
-    fun: _F, *, donate: Any = "none", max_traces: int | None = None, **jitkwargs: Any
+    fun: _F,
+    *,
+    donate: Any = "none",
+    static: Names = (),
+    in_shardings: ShardingSpec = None,
+    out_shardings: ShardingSpec = None,
+    max_traces: int | None = None,
+    **jitkwargs: Any,
 ) -> _F: ...
 @overload
 def filter_jit(
-    *, donate: Any = "none", max_traces: int | None = None, **jitkwargs: Any
+    *,
+    donate: Any = "none",
+    static: Names = (),
+    in_shardings: ShardingSpec = None,
+    out_shardings: ShardingSpec = None,
+    max_traces: int | None = None,
+    **jitkwargs: Any,
 ) -> Callable[[_F], _F]: ...
 def filter_jit(
-    fun: Any = None, *, donate: Any = "none", max_traces: int | None = None, **jitkwargs: Any
+    fun: Any = None,
+    *,
+    donate: Any = "none",
+    static: Names = (),
+    in_shardings: ShardingSpec = None,
+    out_shardings: ShardingSpec = None,
+    max_traces: int | None = None,
+    **jitkwargs: Any,
 ) -> Any:
     """`jax.jit` for functions of any trees: arrays are traced, everything else is static.
 
@@ -317,6 +356,17 @@ def filter_jit(
             (`select.path("model.layers")`); or `"none"`, `"all"`, `"all-except-first"`, and
             `"warn"`, `"warn-except-first"`, which are the same with JAX's warning if a donated
             array was of no use.
+        static: names of arguments whose arrays are part of the program, not data: NumPy's arrays
+            and numbers in them are compared by value, and arrive as they were passed, so that they
+            can be shapes and indices. An array of JAX in them is an error. (What is no array is
+            static wherever it stands.)
+        in_shardings: where the arguments are to lie: one spec for all of them; a tuple with one for
+            each positional argument; or a dict by argument name. A spec is a sharding, a
+            `PartitionSpec` for the mesh in context (`jax.set_mesh`), a device, None for "as it
+            is", a function from an array to one of these, [`by`][pytreemod.by], a Module that
+            holds these in the place of its data, or a prefix tree of these. What a dict leaves
+            out, and the arrays of `fun` itself, lie as they lie.
+        out_shardings: where the result is to lie: one such spec.
         max_traces: how often the function may be traced; one trace more raises, and the text says
             what differed (see [`explain_retraces`][pytreemod.debug.explain_retraces]).
         **jitkwargs: for `jax.jit` (`inline`, `keep_unused`, `compiler_options`, ...).
@@ -325,8 +375,12 @@ def filter_jit(
         A function of the same signature, with `lower(...).compile()`, `trace` and `eval_shape`.
 
     Raises:
-        ArgumentError: `fun` is not callable, an option does not exist, a name in `donate` is no
-            argument; when called: a static value is not hashable.
+        ArgumentError: `fun` is not callable, an option does not exist, a name in `donate` or
+            `static` is no argument; when called: a static value is not hashable, there is a JAX
+            array in an argument named in `static`, an argument lies elsewhere than `in_shardings`
+            says.
+        SpecError: when called: `in_shardings` or `out_shardings` is no prefix of the tree.
+        ShapeError: when called: a sharding does not fit its array.
         RetraceError: when called: a trace more than `max_traces` is needed.
         DonatedError: when called: an argument's memory was donated to an earlier call.
 
@@ -343,12 +397,27 @@ def filter_jit(
     """
     _check_options(jitkwargs)
     if fun is None:
-        return ft.partial(filter_jit, donate=donate, max_traces=max_traces, **jitkwargs)
+        return ft.partial(
+            filter_jit,
+            donate=donate,
+            static=static,
+            in_shardings=in_shardings,
+            out_shardings=out_shardings,
+            max_traces=max_traces,
+            **jitkwargs,
+        )
     check_callable("filter_jit", fun)
     if max_traces is not None and (type(max_traces) is not int or max_traces < 0):
         raise ArgumentError(explain("filter_jit(max_traces)", "a count", describe(max_traces)))
-    donation = as_donation(donate, fun)
-    return Jitted(fun, (donation, max_traces, tuple(sorted(jitkwargs.items()))))
+    options = Options(
+        as_donation(donate, fun),
+        max_traces,
+        None if in_shardings is None else ArgumentLayout(in_shardings),
+        None if out_shardings is None else ResultLayout(out_shardings),
+        as_static(static, fun),
+        tuple(sorted(jitkwargs.items())),
+    )
+    return Jitted(fun, options)
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -357,11 +426,11 @@ def _check_options(options: dict[str, Any]) -> None:
             raise ArgumentError(
                 explain(
                     "filter_jit",
-                    "donate=... and jax.jit's other options",
+                    "static=..., donate=... and jax.jit's other options",
                     f"{name}=",
                     cure=[
-                        "what is no array is static by itself; donate by name:",
-                        '@pm.filter_jit(donate=("model", "opt_state"))',
+                        "what is no array is static by itself; arguments are named:",
+                        '@pm.filter_jit(donate=("model", "opt_state"), static="size")',
                     ],
                 )
             )

@@ -3,7 +3,7 @@
 import functools as ft
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,9 @@ from pytreemod.tree.predicates import is_array, is_array_like
 from pytreemod.tree.prefixes import By, spread
 from pytreemod.tree.selecting import refuse_unmatched
 from pytreemod.tree.snapshots import divide
-from pytreemod.typing import AxesSpec, AxisName, PyTree, jtu
+from pytreemod.typing import AxesSpec, AxisName, PyTree, class_of, jtu
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class if_array:
     axis: int
 
     def __call__(self, leaf: Any) -> int | None:
+        """The axis of a leaf: `axis` for an array, None for anything else."""
         return self.axis if is_array(leaf) else None
 
 
@@ -117,31 +120,35 @@ def axes_of(spec: AxesSpec, tree: PyTree, where: str, root: str, strict: bool = 
 
 
 def _specs_by_argument(
-    spec: AxesSpec, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    spec: AxesSpec,
+    names: tuple[str, ...],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    where: str,
 ) -> list[Any]:
     """One spec for each argument, the positional ones first, then by keyword."""
     every = [*(argument_name(names, i) for i in range(len(args))), *kwargs]
-    if isinstance(spec, dict) and all(isinstance(k, str) for k in spec):
+    if issubclass(class_of(spec), dict) and all(isinstance(k, str) for k in spec):
         unknown = [k for k in spec if k not in every]
         if not unknown:
             return [spec.get(name, ON_AXIS_0) for name in every]
         if len(every) != 1:
             raise ArgumentError(
                 explain(
-                    "filter_vmap(in_axes)",
+                    where,
                     f"names of arguments of this call ({', '.join(every)})",
                     ", ".join(map(repr, unknown)),
                 )
             )
         return [spec]
-    if isinstance(spec, (tuple, list)) and type(spec) in (tuple, list):
+    if class_of(spec) in (tuple, list):
         if len(spec) == len(args):
             return [*spec, *[ON_AXIS_0] * len(kwargs)]
         if len(every) == 1:
             return [spec]
         raise SpecError(
             explain(
-                "filter_vmap(in_axes)",
+                where,
                 f"one spec for each of the {len(args)} positional arguments",
                 f"{len(spec)}",
                 cure=[
@@ -155,7 +162,7 @@ def _specs_by_argument(
             return [spec]
         raise SpecError(
             explain(
-                "filter_vmap(in_axes)",
+                where,
                 f"a tuple of specs for {len(every)} arguments",
                 describe(spec),
                 cure=["write, for instance", f"in_axes=(spec{', None' * (len(every) - 1)})"],
@@ -164,8 +171,8 @@ def _specs_by_argument(
     return [spec] * len(every)
 
 
-class _Vmapped(Transformed):
-    """A function under `filter_vmap`."""
+class Vmapped(Transformed):
+    """A function under `filter_vmap`, and the base of `filter_pmap`'s."""
 
     __slots__ = ("names",)
 
@@ -180,7 +187,7 @@ class _Vmapped(Transformed):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         in_axes, out_axes, axis_name, axis_size, vmapkwargs = self.options
         args, kwargs = place_keywords(self.names, args, kwargs)
-        axes, leaves, treedef = self._inputs(in_axes, args, kwargs, axis_size, out_axes)
+        axes, leaves, treedef = self.inputs(in_axes, args, kwargs, axis_size, out_axes)
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
         writer = _Outputs(out_axes, function_name(self.fn))
         fn = self.fn
@@ -209,7 +216,7 @@ class _Vmapped(Transformed):
             raise
         return writer.join(groups)
 
-    def _inputs(
+    def inputs(
         self,
         in_axes: Any,
         args: tuple[Any, ...],
@@ -217,14 +224,20 @@ class _Vmapped(Transformed):
         axis_size: Any,
         out_axes: Any,
     ) -> tuple[list[Any], list[Any], Any]:
-        specs = _specs_by_argument(in_axes, self.names, args, kwargs)
+        """Axes, leaves and structure of `(args, kwargs)`.
+
+        Raises:
+            ShapeError, SpecError, ArgumentError: the axes do not fit the arguments.
+        """
+        where = f"{self.transform_name()}(in_axes)"
+        specs = _specs_by_argument(in_axes, self.names, args, kwargs, where)
         names = [*(argument_name(self.names, i) for i in range(len(args))), *kwargs]
         strict = not (isinstance(in_axes, By) and len(names) > 1)
         trees = [*args, *kwargs.values()]
         if not strict:
             refuse_unmatched(in_axes.selectors, trees)
         by_name = {
-            name: axes_of(spec, tree, f"filter_vmap(in_axes) for {name}", name, strict)
+            name: axes_of(spec, tree, f"{where} for {name}", name, strict)
             for name, spec, tree in zip(names, specs, trees, strict=True)
         }
         # In the order in which JAX flattens (args, kwargs): keywords sorted.
@@ -250,9 +263,9 @@ class _Vmapped(Transformed):
 
 
 def _check_sizes(
-    mapped: list[tuple[str, Any, int]], axis_size: Any, wrapper: _Vmapped, out_axes: Any
+    mapped: list[tuple[str, Any, int]], axis_size: Any, wrapper: Vmapped, out_axes: Any
 ) -> None:
-    where = f"filter_vmap of {function_name(wrapper.fn)}"
+    where = f"{wrapper.transform_name()} of {function_name(wrapper.fn)}"
     sizes: dict[int, list[str]] = {}
     for name, leaf, axis in mapped:
         if not -leaf.ndim <= axis < leaf.ndim:
@@ -291,12 +304,15 @@ def _check_sizes(
                 where,
                 "an array to map over, or axis_size",
                 "neither",
-                cure=["say how many members there are:", "pm.filter_vmap(f, axis_size=n)"],
+                cure=[
+                    "say how many members there are:",
+                    f"pm.{wrapper.transform_name()}(f, axis_size=n)",
+                ],
             )
         )
 
 
-def _known_axes(spec: Any) -> set[Any]:
+def known_axes(spec: Any) -> set[Any]:
     """The axes that may occur in an out_axes spec, as far as it can tell before it is applied."""
     found: set[Any] = set()
     for leaf in jtu.tree_leaves(spec, is_leaf=_stops):
@@ -318,7 +334,7 @@ class _Outputs:
     def __init__(self, spec: AxesSpec, name: str):
         self.spec = spec
         self.name = name
-        self.slots = [None, 0, *sorted(_known_axes(spec) - {None, 0})]
+        self.slots = [None, 0, *sorted(known_axes(spec) - {None, 0})]
         self.targets: list[tuple[int, int]] = []
         self.moves: list[int | None] = []
         self.unmapped: list[str] = []
@@ -363,8 +379,28 @@ class _Outputs:
         ) from error
 
 
+# A mapped function keeps its type: what changes are the shapes of its arrays, not their type.
+@overload
 def filter_vmap(
-    fun: Callable[..., Any] | None = None,
+    fun: _F,
+    *,
+    in_axes: AxesSpec = ...,
+    out_axes: AxesSpec = ...,
+    axis_name: AxisName | None = ...,
+    axis_size: int | None = ...,
+    **vmapkwargs: Any,
+) -> _F: ...
+@overload
+def filter_vmap(
+    *,
+    in_axes: AxesSpec = ...,
+    out_axes: AxesSpec = ...,
+    axis_name: AxisName | None = ...,
+    axis_size: int | None = ...,
+    **vmapkwargs: Any,
+) -> Callable[[_F], _F]: ...
+def filter_vmap(
+    fun: Any = None,
     *,
     in_axes: AxesSpec = ON_AXIS_0,
     out_axes: AxesSpec = ON_AXIS_0,
@@ -416,4 +452,4 @@ def filter_vmap(
             **vmapkwargs,
         )
     check_callable("filter_vmap", fun)
-    return _Vmapped(fun, options)
+    return Vmapped(fun, options)

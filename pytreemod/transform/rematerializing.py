@@ -2,12 +2,13 @@
 
 import functools as ft
 from collections.abc import Callable
-from typing import Any
-
-import jax
+from typing import Any, TypeVar, overload
 
 from pytreemod.transform.wrapping import Transformed, check_callable
 from pytreemod.tree.snapshots import Structure, divide
+from pytreemod.typing import untyped_jax
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class _Checkpointed(Transformed):
@@ -28,12 +29,20 @@ class _Checkpointed(Transformed):
             box.append(out_structure)
             return outs
 
-        outs = jax.checkpoint(run, prevent_cse=prevent_cse, policy=policy)(arrays)
+        outs = untyped_jax.checkpoint(run, prevent_cse=prevent_cse, policy=policy)(arrays)
         return box[-1].assemble(outs)
 
 
+@overload
 def filter_checkpoint(
-    fun: Callable[..., Any] | None = None,
+    fun: _F, *, prevent_cse: bool = ..., policy: Callable[..., bool] | None = ...
+) -> _F: ...
+@overload
+def filter_checkpoint(
+    *, prevent_cse: bool = ..., policy: Callable[..., bool] | None = ...
+) -> Callable[[_F], _F]: ...
+def filter_checkpoint(
+    fun: Any = None,
     *,
     prevent_cse: bool = True,
     policy: Callable[..., bool] | None = None,

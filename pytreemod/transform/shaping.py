@@ -1,7 +1,7 @@
 """Looking at a function without running it: shapes, jaxprs, closures."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 
@@ -11,6 +11,8 @@ from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure, divide, static_token
 from pytreemod.typing import PyTree, jtu
+
+_R = TypeVar("_R")
 
 
 def _is_abstract(leaf: Any) -> bool:
@@ -25,7 +27,7 @@ def divide_abstractly(tree: PyTree) -> tuple[list[Any], Structure]:
     return [leaves[i] for i in positions], Structure(treedef, positions, statics)
 
 
-def filter_eval_shape(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> PyTree:
+def filter_eval_shape(fun: Callable[..., _R], /, *args: Any, **kwargs: Any) -> _R:
     """The result of a call with `jax.ShapeDtypeStruct`s for arrays, without computing anything.
 
     Args:
@@ -159,7 +161,8 @@ class ClosureConverted:
         # Here, and not above: it takes a third of the time of importing pytreemod, for this line.
         from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-        run = jaxpr_as_fun(ClosedJaxpr(self.jaxpr, self.consts))
+        # JAX's annotations forget that the result is a list.
+        run = cast("Callable[..., list[Any]]", jaxpr_as_fun(ClosedJaxpr(self.jaxpr, self.consts)))
         return self._out[1].assemble(run(*arrays))
 
     def _check(self, arrays: list[Any], structure: Structure) -> None:
@@ -194,11 +197,18 @@ def _flatten_converted(node: ClosureConverted) -> Any:
     return (node.consts,), (node.name, node.jaxpr, node._in, node._out)  # pyright: ignore[reportPrivateUsage]
 
 
+def _flatten_converted_with_keys(node: ClosureConverted) -> Any:
+    (consts,), aux = _flatten_converted(node)
+    return ((jtu.GetAttrKey("consts"), consts),), aux
+
+
+def _unflatten_converted(aux: Any, children: Any) -> ClosureConverted:
+    name, jaxpr, in_spec, out_spec = aux
+    return ClosureConverted(name, jaxpr, children[0], in_spec, out_spec)
+
+
 jtu.register_pytree_with_keys(
-    ClosureConverted,
-    lambda node: (((jtu.GetAttrKey("consts"), node.consts),), _flatten_converted(node)[1]),
-    lambda aux, children: ClosureConverted(aux[0], aux[1], children[0], aux[2], aux[3]),
-    _flatten_converted,
+    ClosureConverted, _flatten_converted_with_keys, _unflatten_converted, _flatten_converted
 )
 
 

@@ -71,7 +71,7 @@ class Transformed:
         return name if found is self else (type(self), (self.fn, self.options))
 
     def __repr__(self) -> str:
-        return f"<{self.transform_name()} of {self.__qualname__}>"
+        return f"<{self.transform_name()} of {self.__dict__['__qualname__']}>"
 
     @classmethod
     def transform_name(cls) -> str:
@@ -120,6 +120,27 @@ def place_keywords(
             break
         placed.append(rest.pop(name))
     return tuple(placed), rest
+
+
+def check_names(where: str, names: tuple[str, ...], fn: Any) -> None:
+    """Refuse names that are not those of arguments of a function, as far as Python can tell.
+
+    Raises:
+        ArgumentError: there are some.
+    """
+    parameters = parameters_of(fn)
+    if parameters is None or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+        return
+    known = [p.name for p in parameters]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ArgumentError(
+            explain(
+                where,
+                f"names of arguments of {function_name(fn)} ({', '.join(known)})",
+                ", ".join(map(repr, unknown)),
+            )
+        )
 
 
 def check_callable(where: str, fn: Any) -> None:

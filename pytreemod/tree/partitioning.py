@@ -3,19 +3,22 @@
 **Law.** `combine(*partition(t, s))` equals `t`, for every tree `t` and every spec `s`.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 from pytreemod.tree.prefixes import mask_of
-from pytreemod.typing import FilterSpec, IsLeaf, PyTree, jtu
+from pytreemod.typing import FilterSpec, IsLeaf, jtu
+
+# A tree of the same structure has the same type, whatever stands in the place of its leaves.
+_T = TypeVar("_T")
 
 
 def filter(
-    pytree: PyTree,
+    pytree: _T,
     filter_spec: FilterSpec,
     inverse: bool = False,
     replace: Any = None,
     is_leaf: IsLeaf = None,
-) -> PyTree:
+) -> _T:
     """Keep the leaves that `filter_spec` picks; put `replace` in the place of the others.
 
     Args:
@@ -44,8 +47,8 @@ def filter(
 
 
 def partition(
-    pytree: PyTree, filter_spec: FilterSpec, replace: Any = None, is_leaf: IsLeaf = None
-) -> tuple[PyTree, PyTree]:
+    pytree: _T, filter_spec: FilterSpec, replace: Any = None, is_leaf: IsLeaf = None
+) -> tuple[_T, _T]:
     """Split a tree in two: the leaves that `filter_spec` picks, and the rest.
 
     Args:
@@ -73,7 +76,7 @@ def partition(
     )
 
 
-def combine(*pytrees: PyTree, is_leaf: IsLeaf = None) -> PyTree:
+def combine(*pytrees: _T, is_leaf: IsLeaf = None) -> _T:
     """Put trees of one structure together: at each place, the first leaf that is not None.
 
     Args:

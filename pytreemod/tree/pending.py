@@ -31,8 +31,8 @@ class AbstractSource(ABC):
         """Put all fields into `node.__dict__`, with what else makes it a finished record."""
 
 
-def read(node: Any, name: str) -> Any:
-    """The body of `__getattr__`: fill a pending record in, then look again.
+def read(node: Any, name: str, cls: type) -> Any:
+    """The body of `__getattr__` of `cls`: fill a pending record in, then look again.
 
     Raises:
         AttributeError: there is no such attribute.
@@ -44,16 +44,27 @@ def read(node: Any, name: str) -> Any:
     # Looked up even if nothing was pending: another thread may have just filled the record in.
     if name in fields:
         return fields[name]
-    for base in type(node).__mro__:
-        other = vars(base).get("__getattr__", read)
-        if other is not read:
-            return other(node, name)
+    order = type(node).__mro__
+    for base in order[order.index(cls) + 1 :]:
+        if "__getattr__" in vars(base):
+            return vars(base)["__getattr__"](node, name)
     return object.__getattribute__(node, name)
+
+
+def answers_alone(cls: Any) -> bool:
+    """Whether nobody but `read` answers for attributes that instances of `cls` lack."""
+    found = getattr(cls, "__getattr__", None)
+    return found is None or hasattr(found, "is_reader")
 
 
 def open_to_waiting(cls: type) -> None:
     """Let instances of `cls` be pending."""
-    type.__setattr__(cls, "__getattr__", read)
+
+    def __getattr__(self: Any, name: str) -> Any:  # noqa: N807  (it becomes the method)
+        return read(self, name, cls)
+
+    __getattr__.is_reader = True  # pyright: ignore[reportFunctionMemberAccess]  (a mark of ours)
+    type.__setattr__(cls, "__getattr__", __getattr__)
 
 
 def settle(node: Any) -> None:

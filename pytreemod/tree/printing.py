@@ -10,7 +10,7 @@ import wadler_lindig as wl
 from pytreemod.errors import short_dtype
 from pytreemod.typing import PyTree
 
-_WRAPPERS = (jax.custom_jvp, jax.custom_vjp, type(jax.jit(lambda: None)))
+_WRAPPERS: tuple[type, ...] = (jax.custom_jvp, jax.custom_vjp, type(jax.jit(lambda: None)))
 
 
 def tree_pformat(
@@ -53,7 +53,7 @@ def tree_pformat(
             return _array_doc(node)
         return None
 
-    return wl.pformat(  # pyright: ignore[reportUnknownMemberType] (its **kwargs have no type)
+    return wl.pformat(
         pytree,
         width=width,
         indent=indent,

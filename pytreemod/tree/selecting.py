@@ -110,6 +110,7 @@ class PathSelector(Selector):
         yield self
 
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+        """Leaves at or below a place whose path matches."""
         return [matches(self.steps, tuple(map(step_name, spot.path))) for spot in spots]
 
     def __repr__(self) -> str:
@@ -123,6 +124,7 @@ class TypeSelector(Selector):
     types: tuple[type, ...]
 
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+        """Leaves of the types, and leaves below nodes of the types."""
         return [
             isinstance(spot.leaf, self.types) or any(is_of(n, self.types) for n in spot.nodes)
             for spot in spots
@@ -139,6 +141,7 @@ class RoleSelector(Selector):
     roles: tuple[str, ...]
 
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+        """Leaves with one of the roles."""
         return [spot.role in self.roles for spot in spots]
 
     def __repr__(self) -> str:
@@ -152,6 +155,7 @@ class AccessSelector(Selector):
     where: Where
 
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+        """Leaves at or below the nodes that the function returns."""
         found = locate(self.where, tree, is_leaf, "select.at(where)")
         starts = [target.path for target in found.targets]
         return [any(spot.path[: len(s)] == s for s in starts) for spot in spots]

@@ -48,7 +48,7 @@ class Static:
             return False
         # `==` may give anything, or raise: only a plain True makes two values the same.
         try:
-            return (mine == others) is True or (mine != mine and others != others)
+            return (mine == others) is True
         except Exception:
             return False
 
@@ -258,9 +258,13 @@ def container_paths(node: Any) -> tuple[Path, ...] | None:
     def visit(node: Any, path: Path) -> bool:
         if is_array(node) or not is_node(node):
             return True
+        record = record_of(node)
         if type(node) in (list, dict):
             paths.append(path)
-        elif record_of(node) is None and not (isinstance(node, tuple) or node is None):
+        elif record is not None:
+            if not record.is_finished(node):
+                return False
+        elif not (isinstance(node, tuple) or node is None):
             return False
         return all(visit(child, (*path, key)) for key, child in children_of(node) or ())
 

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from pytreemod.errors import ArgumentError, SpecError, describe, explain
 from pytreemod.tree.locating import locate
 from pytreemod.tree.nodes import children_of, record_of, stop_below
 from pytreemod.tree.paths import path_text, step_name
-from pytreemod.typing import IsLeaf, PyTree, Where, jtu
+from pytreemod.typing import IsLeaf, PyTree, jtu
+
+_T = TypeVar("_T")
 
 
 class _Missing:
@@ -29,12 +31,12 @@ class _New:
 
 
 def tree_at(
-    where: Where | str,
-    pytree: PyTree,
+    where: Callable[[_T], Any] | str,
+    pytree: _T,
     replace: Any = MISSING,
     replace_fn: Callable[[Any], Any] = MISSING,
     is_leaf: IsLeaf = None,
-) -> PyTree:
+) -> _T:
     """A copy of `pytree` in which the nodes that `where` names are replaced.
 
     Only the nodes between the root and the targets are rebuilt; all else is shared. Neither

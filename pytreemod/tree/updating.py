@@ -1,11 +1,13 @@
 """Adding updates to a model."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 from pytreemod.typing import PyTree, jtu
 
+_T = TypeVar("_T")
 
-def apply_updates(model: PyTree, updates: PyTree) -> PyTree:
+
+def apply_updates(model: _T, updates: PyTree) -> _T:
     """Add updates to a model, leaf by leaf; `None` leaves a leaf, or a whole subtree, as it is.
 
     Args:

@@ -1,0 +1,82 @@
+"""Run the benchmarks, each in a process of its own.
+
+    python -m benchmarks                              # all, about a quarter of an hour
+    python -m benchmarks --quick                      # small and rough, to see that they run
+    python -m benchmarks --only dispatch flattening   # some
+    python -m benchmarks --json                       # every number, for a program to read
+
+A process of its own, because what one has compiled, cached and left behind would weigh on the next.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.libraries import surroundings
+from benchmarks.tables import add_options, as_json, heading
+
+NAMES = (
+    "dispatch",
+    "static",
+    "training",
+    "flattening",
+    "construction",
+    "access",
+    "surgery",
+    "tracing",
+    "programs",
+    "memory",
+    "importing",
+)
+"""The files, one for each row of the table of promises."""
+
+
+def command(name: str, *options: str) -> list[str]:
+    """What runs one benchmark."""
+    return [sys.executable, "-m", f"benchmarks.{name}", *options]
+
+
+def print_tables(names: Sequence[str], options: Sequence[str]) -> list[str]:
+    """Let each print its table; returns the names of those that failed."""
+    print(heading(surroundings()), flush=True)
+    failed: list[str] = []
+    for name in names:
+        print(flush=True)
+        done = subprocess.run(command(name, "--bare", *options), check=False)
+        failed += [name] * (done.returncode != 0)
+    return failed
+
+
+def print_json(names: Sequence[str], options: Sequence[str]) -> list[str]:
+    """Gather what each has measured; returns the names of those that failed."""
+    tables: dict[str, Any] = {}
+    failed: list[str] = []
+    for name in names:
+        asked = command(name, "--json", *options)
+        done = subprocess.run(asked, check=False, stdout=subprocess.PIPE, text=True)
+        if done.returncode == 0:
+            tables[name] = json.loads(done.stdout)
+        else:
+            failed.append(name)
+    print(as_json(tables))
+    return failed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what was asked for; the exit status is 1 if a benchmark could not run."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="How fast it is.")
+    parser.add_argument("--only", nargs="+", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
+    add_options(parser)
+    chosen = parser.parse_args(arguments)
+    run = print_json if chosen.json else print_tables
+    failed = run(chosen.only or NAMES, ["--quick"] if chosen.quick else [])
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

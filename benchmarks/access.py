@@ -1,0 +1,143 @@
+"""What it costs to read a field and to call a method.
+
+    python -m benchmarks.access [--quick] [--json]
+
+The baseline is an instance of a frozen dataclass. A model that comes back from `filter_jit` is
+handed out before its nodes are built; its class then has a `__getattr__`. On Python 3.11 that makes
+every read from every instance of the class slower, so those rows stand beside the ordinary ones.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.libraries import FILTERING, installed
+from benchmarks.measuring import UNROLLED, unrolled
+from benchmarks.tables import Benchmark, Row, raced
+
+PYTHON = "Python"
+READ, CALL = 1.0, 8.0
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The baseline."""
+
+    weight: jax.Array
+    bias: jax.Array
+    size: int
+
+    def __call__(self, x: Any) -> Any:
+        return x
+
+    def apply(self, x: Any) -> Any:
+        return x
+
+
+def filtering_class(library: Any) -> type:
+    """The same as a Module of Equinox or pytreemod."""
+
+    class Affine(library.Module):
+        weight: jax.Array
+        bias: jax.Array
+        size: int = library.field(static=True)
+
+        def __call__(self, x: Any) -> Any:
+            return x
+
+        def apply(self, x: Any) -> Any:
+            return x
+
+    return Affine
+
+
+def nnx_class(nnx: Any) -> type:
+    """The same as a Module of NNX."""
+
+    class Affine(nnx.Module):
+        def __init__(self, weight: jax.Array, bias: jax.Array, size: int):
+            self.weight = nnx.Param(weight)
+            self.bias = nnx.Param(bias)
+            self.size = size
+
+        def __call__(self, x: Any) -> Any:
+            return x
+
+        def apply(self, x: Any) -> Any:
+            return x
+
+    return Affine
+
+
+def fresh(plain: Any, libraries: dict[str, Any]) -> dict[str, Any]:
+    """An instance of a class of which no other instance was ever made."""
+    values = (plain.weight, plain.bias, plain.size)
+    made = {PYTHON: plain}
+    for name, library in libraries.items():
+        cls = nnx_class(library) if name == "NNX" else filtering_class(library)
+        made[name] = cls(*values)
+    return made
+
+
+def after_jit(plain: Any, libraries: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Instances of classes that `filter_jit` has returned: one made by hand, one returned."""
+    filtering = {name: lib for name, lib in libraries.items() if name in FILTERING}
+    made = fresh(plain, filtering)
+    returned = {PYTHON: plain}
+    for name, library in filtering.items():
+        returned[name] = library.filter_jit(lambda model: model)(made[name])
+    # It is finished at the first read, which is not what is measured here.
+    assert all(node.size == plain.size for node in returned.values())
+    return made, returned
+
+
+@dataclass(frozen=True)
+class Deed:
+    """A statement about `model` and `x`."""
+
+    label: str
+    statement: str
+    limit: float
+
+
+READS = (
+    Deed("reading a field", "model.weight", READ),
+    Deed("reading a configuration field", "model.size", READ),
+)
+CALLS = (
+    Deed("calling a method", "model.apply(x)", CALL),
+    Deed("calling the instance", "model(x)", CALL),
+)
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Reads and calls: of untouched classes, then of those that a jitted call has returned."""
+    rounds = 4 if quick else 60
+    libraries = installed()
+    plain = Plain(jnp.ones((3, 2)), jnp.zeros(3), 3)
+
+    def row(deed: Deed, models: dict[str, Any], where: str = "", *, limited: bool = True) -> Row:
+        bursts = {name: unrolled(deed.statement, model=m, x=1) for name, m in models.items()}
+        limit = deed.limit if limited else None
+        return raced(deed.label + where, bursts, rounds=rounds, share=1 / UNROLLED, limit=limit)
+
+    models = fresh(plain, libraries)
+    for deed in (*READS, *CALLS):
+        yield row(deed, models)
+    made, returned = after_jit(plain, libraries)
+    kinds: tuple[tuple[str, dict[str, Any], Callable[[Deed], bool]], ...] = (
+        (", its class came from a jitted call", made, lambda deed: deed in CALLS),
+        (", it came itself from a jitted call", returned, lambda deed: deed in CALLS),
+    )
+    for where, instances, is_limited in kinds:
+        for deed in (READS[0], CALLS[0]):
+            yield row(deed, instances, where, limited=is_limited(deed))
+
+
+BENCHMARK = Benchmark("Reading a field and calling a method, against plain Python", PYTHON, rows)
+
+if __name__ == "__main__":
+    BENCHMARK.main()

@@ -1,0 +1,180 @@
+"""What it costs to make an instance of a Module with five fields.
+
+    python -m benchmarks.construction [--quick] [--json]
+
+The baseline is a frozen dataclass with the same five fields, built in the same way: two arrays, an
+integer, a number and a flag, of which a Module's last three are configuration.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.libraries import FILTERING, installed
+from benchmarks.measuring import UNROLLED, Burst, unrolled
+from benchmarks.tables import Benchmark, Row, raced
+
+LIMIT = 3.0
+DATACLASS = "dataclass"
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The baseline."""
+
+    weight: jax.Array
+    bias: jax.Array
+    size: int
+    rate: float
+    flag: bool
+
+
+def with_written_init(library: Any) -> type:
+    """A Module whose `__init__` is written for it."""
+
+    class Written(library.Module):
+        weight: jax.Array
+        bias: jax.Array
+        size: int = library.field(static=True)
+        rate: float = library.field(static=True)
+        flag: bool = library.field(static=True)
+
+    return Written
+
+
+def with_own_init(library: Any) -> type:
+    """A Module that has its own `__init__`."""
+
+    class Own(library.Module):
+        weight: jax.Array
+        bias: jax.Array
+        size: int = library.field(static=True)
+        rate: float = library.field(static=True)
+        flag: bool = library.field(static=True)
+
+        def __init__(self, weight: jax.Array, bias: jax.Array, size: int, rate: float, flag: bool):
+            self.weight = weight
+            self.bias = bias
+            self.size = size
+            self.rate = rate
+            self.flag = flag
+
+    return Own
+
+
+def all_data(library: Any) -> type:
+    """A Module with five fields of data."""
+
+    class Data(library.Module):
+        weight: jax.Array
+        bias: jax.Array
+        size: int
+        rate: float
+        flag: bool
+
+    return Data
+
+
+def with_check(library: Any) -> type:
+    """A Module that looks at itself when it is finished."""
+
+    class Checked(with_written_init(library)):
+        def __check_init__(self):
+            if self.size < 0:
+                raise ValueError("size is negative")
+
+    return Checked
+
+
+@dataclass(frozen=True)
+class PlainChecked(Plain):
+    """The baseline that looks at itself."""
+
+    def __post_init__(self):
+        if self.size < 0:
+            raise ValueError("size is negative")
+
+
+def nnx_class(nnx: Any) -> type:
+    """NNX has no generated `__init__`, so the same class stands in both rows."""
+
+    class Own(nnx.Module):
+        def __init__(self, weight: jax.Array, bias: jax.Array, size: int, rate: float, flag: bool):
+            self.weight = nnx.Param(weight)
+            self.bias = nnx.Param(bias)
+            self.size = size
+            self.rate = rate
+            self.flag = flag
+
+    return Own
+
+
+@dataclass(frozen=True)
+class Style:
+    """A way to write a class."""
+
+    label: str
+    plain: type
+    module: Callable[[Any], type]
+    in_nnx: bool = True
+
+
+STYLES = (
+    Style("5 fields, generated __init__", Plain, with_written_init),
+    Style("5 fields, own __init__", Plain, with_own_init),
+    Style("5 fields, all data", Plain, all_data),
+    Style("5 fields and a check", PlainChecked, with_check, in_nnx=False),
+)
+
+
+def making(cls: type, values: tuple[Any, ...]) -> Burst:
+    """`cls(...)`."""
+    weight, bias, size, rate, flag = values
+    return unrolled(
+        "cls(weight, bias, size, rate, flag)",
+        cls=cls,
+        weight=weight,
+        bias=bias,
+        size=size,
+        rate=rate,
+        flag=flag,
+    )
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Each style of class, and the copy with one field exchanged."""
+    rounds = 4 if quick else 60
+    libraries = installed(*FILTERING)
+    nnx = installed("NNX")
+    values = (jnp.ones((3, 2)), jnp.zeros(3), 3, 0.5, True)
+    for style in STYLES:
+        bursts = {DATACLASS: making(style.plain, values)}
+        if style.in_nnx:
+            bursts |= {name: making(nnx_class(lib), values) for name, lib in nnx.items()}
+        bursts |= {name: making(style.module(lib), values) for name, lib in libraries.items()}
+        yield raced(style.label, bursts, rounds=rounds, share=1 / UNROLLED, limit=LIMIT)
+    # Equinox's Modules have no `replace` of their own; dataclasses' is what its users call.
+    bursts = {
+        name: unrolled("replace(node, bias=bias)", replace=replace, node=node, bias=values[1])
+        for name, (replace, node) in copiers(libraries, values).items()
+    }
+    yield raced("copy with one field exchanged", bursts, rounds=rounds, share=1 / UNROLLED)
+
+
+def copiers(libraries: dict[str, Any], values: tuple[Any, ...]) -> dict[str, tuple[Any, Any]]:
+    """How each copies with a field exchanged, and what it copies."""
+    found = {DATACLASS: (dataclasses.replace, Plain(*values))}
+    for name, library in libraries.items():
+        cls = with_written_init(library)
+        found[name] = getattr(cls, "replace", dataclasses.replace), cls(*values)
+    return found
+
+
+BENCHMARK = Benchmark("Constructing a Module, against a frozen dataclass", DATACLASS, rows)
+
+if __name__ == "__main__":
+    BENCHMARK.main()

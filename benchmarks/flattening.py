@@ -1,0 +1,91 @@
+"""What it costs JAX to take a model apart and to rebuild it, for each module in it.
+
+    python -m benchmarks.flattening [--quick] [--json]
+
+Every transform of plain JAX, and every `jax.tree.map`, does this on every call. The baseline is
+nested dicts of the same shape: JAX flattens those in C++. Only the baseline's tree of dicts has
+its nodes rebuilt without a line of Python.
+"""
+
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Any
+
+import jax.tree_util as jtu
+
+from benchmarks.libraries import installed
+from benchmarks.measuring import Burst
+from benchmarks.networks import nested_dicts, network_class
+from benchmarks.tables import Benchmark, Row, raced
+
+
+def flattening(tree: Any) -> Burst:
+    """Flatten."""
+    flatten = jtu.tree_flatten
+
+    def burst(number: int) -> float:
+        began = perf_counter()
+        for _ in range(number):
+            flatten(tree)
+        return perf_counter() - began
+
+    return burst
+
+
+def unflattening(tree: Any) -> Burst:
+    """Unflatten."""
+    leaves, structure = jtu.tree_flatten(tree)
+    unflatten = jtu.tree_unflatten
+
+    def burst(number: int) -> float:
+        began = perf_counter()
+        for _ in range(number):
+            unflatten(structure, leaves)
+        return perf_counter() - began
+
+    return burst
+
+
+def rebuilding(tree: Any) -> Burst:
+    """Flatten and unflatten."""
+    flatten, unflatten = jtu.tree_flatten, jtu.tree_unflatten
+
+    def burst(number: int) -> float:
+        began = perf_counter()
+        for _ in range(number):
+            leaves, structure = flatten(tree)
+            unflatten(structure, leaves)
+        return perf_counter() - began
+
+    return burst
+
+
+HALVES: dict[str, Callable[[Any], Burst]] = {
+    "flatten": flattening,
+    "unflatten": unflattening,
+}
+LIMIT = 1.0
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Both ways for three sizes; then each way by itself, for the largest."""
+    depths, rounds = ((3, 21), 4) if quick else ((3, 21, 201), 60)
+    makers = {"dicts": nested_dicts}
+    makers |= {name: network_class(name, library) for name, library in installed().items()}
+
+    def row(what: str, burst_of: Callable[[Any], Burst], depth: int, limit: float | None) -> Row:
+        modules = depth + 1
+        bursts = {name: burst_of(make(depth)) for name, make in makers.items()}
+        label = f"{what}, per module, {modules} modules"
+        return raced(label, bursts, rounds=rounds, share=1 / modules, limit=limit)
+
+    for depth in depths:
+        yield row("flatten and unflatten", rebuilding, depth, LIMIT)
+    for what, burst_of in HALVES.items():
+        yield row(what, burst_of, depths[-1], None)
+
+
+BENCHMARK = Benchmark("Flattening and unflattening, against nested dicts", "dicts", rows)
+
+if __name__ == "__main__":
+    BENCHMARK.main()

@@ -1,0 +1,80 @@
+"""How long `import` takes in a process that has imported JAX already.
+
+    python -m benchmarks.importing [--quick] [--json]
+
+Each import is made in a fresh process. The baseline is `import jax` itself; next to it stands how
+much of that time each library adds. The limit on pytreemod is a time, of a median and not of a
+ratio, and so is measured on whatever machine this is.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.libraries import MODULES, OURS, installed
+from benchmarks.measuring import Spread
+from benchmarks.tables import Benchmark, Row, in_words
+
+JAX = "import jax"
+LIMIT = 0.05
+MILLISECOND = 1e-3
+PROGRAM = """
+import json, sys, time
+began = time.perf_counter()
+import jax
+between = time.perf_counter()
+import {module}
+ended = time.perf_counter()
+print(json.dumps([between - began, ended - between]))
+"""
+
+
+def seconds_to_import(module: str) -> tuple[float, float]:
+    """For JAX, and after it for the module, in a process of its own."""
+    command = [sys.executable, "-c", PROGRAM.format(module=module)]
+    # Users' Pythons keep the byte code they have compiled, unless told not to.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    jax_seconds, seconds = json.loads(done.stdout)
+    return jax_seconds, seconds
+
+
+def in_milliseconds(spread: Spread) -> str:
+    """Median, quartiles, best."""
+    values = (spread.median, spread.lower_quartile, spread.upper_quartile, spread.best)
+    median, lower, upper, best = (f"{value / MILLISECOND:.0f}" for value in values)
+    return f"{median} ({lower}-{upper}) {best:>4} ms"
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """One row: everybody, in turns."""
+    names = list(installed())
+    jax_seconds: list[float] = []
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for name in names:
+        seconds_to_import(MODULES[name])  # writes its byte code, and fills the disk's cache
+    for _ in range(2 if quick else 15):
+        for name in names:
+            first, then = seconds_to_import(MODULES[name])
+            jax_seconds.append(first)
+            seconds[name].append(then)
+    spreads = {name: Spread.of(values) for name, values in seconds.items()}
+    of_jax = Spread.of(jax_seconds)
+    numbers: dict[str, Any] = {name: {"seconds": s.as_dict()} for name, s in spreads.items()}
+    yield Row(
+        "import, after import jax",
+        in_words(of_jax.median),
+        {name: in_milliseconds(spread) for name, spread in spreads.items()},
+        {JAX: {"seconds": of_jax.as_dict()}, **numbers},
+        target=f"≤ {LIMIT / MILLISECOND:.0f} ms",
+        met=spreads[OURS].median <= LIMIT,
+    )
+
+
+BENCHMARK = Benchmark("Importing, after JAX was imported", JAX, rows)
+
+if __name__ == "__main__":
+    BENCHMARK.main()

@@ -1,0 +1,503 @@
+"""Whether the compiled program is the one that a careful person would have written by hand.
+
+    python -m benchmarks.programs [--quick] [--json]
+
+For every layer, for its gradient, and for the training step of `examples/digits.py`, there is a
+function of plain arrays here that computes the same. Both are compiled; then every operation in
+XLA's optimized program is counted, and XLA is asked for the floating-point operations,
+transcendental functions and bytes of memory that the program will take. Nothing is timed, so
+nothing is noisy: the two are equal or different, and what differs is printed.
+
+Before they are compared, both programs are run, and must give the same numbers.
+"""
+
+import importlib.util
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import optax
+from jax import lax
+
+import pytreemod as pm
+from benchmarks.libraries import OURS
+from benchmarks.tables import Benchmark, Row
+from pytreemod import nn
+
+BY_HAND = "by hand"
+EPS = 1e-5
+COSTS = ("flops", "transcendentals", "bytes accessed")
+OPERATION = re.compile(r"^ +(?:ROOT )?%?[\w.-]+ = (?:\(.*?\)|\S+) ([a-z][\w-]*)\(", re.MULTILINE)
+DIGITS = Path(__file__).parents[1] / "examples" / "digits.py"
+
+
+# --- programs and their differences ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a compiled program consists of."""
+
+    operations: Counter[str]
+    costs: dict[str, float]
+
+    @classmethod
+    def of(cls, compiled: Any) -> "Program":
+        """Read it off what `jax.jit(f).lower(...).compile()` gives."""
+        costs = compiled.cost_analysis()
+        return cls(
+            Counter(OPERATION.findall(compiled.as_text())),
+            {name: float(costs.get(name, 0)) for name in COSTS},
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"operations": dict(sorted(self.operations.items())), **self.costs}
+
+
+def differences(ours: Program, by_hand: Program) -> list[str]:
+    """What one has more or less of than the other."""
+    names = sorted({*ours.operations, *by_hand.operations})
+    found = [
+        f"{name} {ours.operations[name] - by_hand.operations[name]:+d}"
+        for name in names
+        if ours.operations[name] != by_hand.operations[name]
+    ]
+    found += [
+        f"{name} {ours.costs[name] - by_hand.costs[name]:+g}"
+        for name in COSTS
+        if ours.costs[name] != by_hand.costs[name]
+    ]
+    return found
+
+
+def comparison(label: str, ours: Program, by_hand: Program) -> Row:
+    """A row of it."""
+    differing = differences(ours, by_hand)
+    return Row(
+        label,
+        f"{by_hand.operations.total()} ops",
+        {OURS: "different" if differing else "equal"},
+        {BY_HAND: by_hand.as_dict(), OURS: ours.as_dict(), "differences": differing},
+        target="equal",
+        met=not differing,
+        note=", ".join(differing),
+    )
+
+
+def require_same_numbers(label: str, ours: Any, by_hand: Any) -> None:
+    """Programs that compute different things cannot be compared."""
+    pairs = zip(jtu.tree_leaves(ours), jtu.tree_leaves(by_hand), strict=True)
+    for mine, other in pairs:
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5, err_msg=label)
+
+
+# --- the layers by hand: functions of a list of arrays and an input -------------------------------
+
+Arrays = list[jax.Array]
+
+
+def linear(arrays: Arrays, x: jax.Array) -> jax.Array:
+    weight, *bias = arrays
+    # A matrix by a vector: to write it as for a batch would transpose the matrix.
+    y = weight @ x if x.ndim == 1 else x @ weight.T
+    return y + bias[0] if bias else y
+
+
+def perceptron(arrays: Arrays, x: jax.Array) -> jax.Array:
+    *hidden, weight, bias = arrays
+    for pair in zip(hidden[::2], hidden[1::2], strict=True):
+        x = jax.nn.relu(linear(list(pair), x))
+    return linear([weight, bias], x)
+
+
+def convolution(
+    arrays: Arrays,
+    x: jax.Array,
+    *,
+    padding: Sequence[tuple[int, int]],
+    stride: int = 1,
+    groups: int = 1,
+) -> jax.Array:
+    weight, bias = arrays
+    y = lax.conv_general_dilated(
+        x[None], weight, [stride] * len(padding), padding, feature_group_count=groups
+    )
+    return y[0] + bias.reshape(-1, *[1] * len(padding))
+
+
+def max_pool(arrays: Arrays, x: jax.Array) -> jax.Array:
+    window = (1, *[2] * (x.ndim - 1))
+    return lax.reduce_window(x, -jnp.inf, lax.max, window, (1,) * x.ndim, "VALID")
+
+
+def average_pool(arrays: Arrays, x: jax.Array) -> jax.Array:
+    window = (1, *[2] * (x.ndim - 1))
+    return lax.reduce_window(x, 0.0, lax.add, window, (1,) * x.ndim, "VALID") / np.prod(window)
+
+
+def layer_norm(arrays: Arrays, x: jax.Array) -> jax.Array:
+    weight, bias = arrays
+    centered = x - jnp.mean(x, axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
+    return centered * lax.rsqrt(variance + EPS) * weight + bias
+
+
+def dropout(arrays: Arrays, x: jax.Array, key: jax.Array) -> jax.Array:
+    keep = jax.random.bernoulli(key, 0.5, x.shape)
+    return jnp.where(keep, x / 0.5, 0)
+
+
+def embedding(arrays: Arrays, x: jax.Array) -> jax.Array:
+    (weight,) = arrays
+    return jnp.take(weight, x, axis=0)
+
+
+def per_channel(values: jax.Array, x: jax.Array, axis: int) -> jax.Array:
+    """Ready to be broadcast against x."""
+    return values.reshape(-1, *[1] * (x.ndim - axis - 1))
+
+
+def batch_norm(
+    arrays: Arrays, running: Arrays, x: jax.Array, *, momentum: float = 0.99, axis: int = 1
+) -> tuple[jax.Array, Arrays]:
+    """On a whole batch with the channels at axis 1; or on one example under vmap, at axis 0."""
+    weight, bias = arrays
+    axes = tuple(i for i in range(x.ndim) if i != axis)
+    over_batch = partial(lax.pmean, axis_name="batch") if axis == 0 else lambda value: value
+    count = x.size // x.shape[axis] * (lax.psum(1, "batch") if axis == 0 else 1)
+
+    mean = over_batch(jnp.mean(x, axes))
+    centered = x - per_channel(mean, x, axis)
+    variance = over_batch(jnp.mean(jnp.square(centered), axes))
+    scale = lax.rsqrt(variance + EPS) * weight
+    y = centered * per_channel(scale, x, axis) + per_channel(bias, x, axis)
+
+    now = [mean, variance * (count / (count - 1))]
+    return y, [
+        momentum * old + (1 - momentum) * lax.stop_gradient(new)
+        for old, new in zip(running, now, strict=True)
+    ]
+
+
+def mapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Over a batch whose axis is called so; model and statistics are the same for all of it."""
+
+    def call(model: Any, state: Any, x: jax.Array) -> Any:
+        each = partial(function, model)
+        return jax.vmap(each, in_axes=(None, 0), out_axes=(0, None), axis_name="batch")(state, x)
+
+    return call
+
+
+# --- every layer beside its hand-written function -------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer, its function by hand, and inputs for both."""
+
+    label: str
+    layer: Any
+    by_hand: Callable[..., Any]
+    inputs: tuple[Any, ...]
+    call: Callable[..., Any] = lambda layer, *inputs: layer(*inputs)
+    state: nn.State | None = None
+
+
+def wave(*shape: int) -> jax.Array:
+    """Numbers between -1 and 1, all different."""
+    return jnp.sin(1.0 + jnp.arange(np.prod(shape, dtype=int), dtype=jnp.float32)).reshape(shape)
+
+
+def stateless_cases(key: jax.Array) -> list[Case]:
+    """Layers that map an array to an array."""
+    image = wave(2, 6, 6)
+    window = {"kernel_size": 2}
+    return [
+        Case("Linear", nn.Linear(8, 4, key=key), linear, (wave(8),)),
+        Case("Linear, a batch", nn.Linear(8, 4, key=key), linear, (wave(5, 8),)),
+        Case(
+            "Linear without bias",
+            nn.Linear(8, 4, use_bias=False, key=key),
+            linear,
+            (wave(8),),
+        ),
+        Case("MLP", nn.MLP(8, 3, 16, 2, key=key), perceptron, (wave(8),)),
+        Case("MLP, a batch", nn.MLP(8, 3, 16, 2, key=key), perceptron, (wave(5, 8),)),
+        Case(
+            "Conv1d",
+            nn.Conv1d(2, 3, 3, padding=1, key=key),
+            partial(convolution, padding=[(1, 1)]),
+            (wave(2, 8),),
+        ),
+        Case(
+            "Conv2d, strided, in groups",
+            nn.Conv2d(2, 4, 3, stride=2, padding=1, groups=2, key=key),
+            partial(convolution, padding=[(1, 1)] * 2, stride=2, groups=2),
+            (image,),
+        ),
+        Case(
+            "Conv3d",
+            nn.Conv3d(2, 3, 2, key=key),
+            partial(convolution, padding=[(0, 0)] * 3),
+            (wave(2, 4, 4, 4),),
+        ),
+        *(
+            Case(type(layer).__name__, layer, by_hand, (wave(2, *[4] * dims),))
+            for layers, by_hand in (
+                ((nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d), max_pool),
+                ((nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d), average_pool),
+            )
+            for dims, layer in enumerate((make(**window) for make in layers), start=1)
+        ),
+        Case("LayerNorm", nn.LayerNorm(8), layer_norm, (wave(8),)),
+        Case("LayerNorm, a batch", nn.LayerNorm(8), layer_norm, (wave(5, 8),)),
+        Case(
+            "Dropout",
+            nn.Dropout(0.5),
+            dropout,
+            (wave(32), key),
+            call=lambda layer, x, key: layer(x, key=key),
+        ),
+        Case("Embedding", nn.Embedding(7, 4, key=key), embedding, (jnp.array([3, 0, 6]),)),
+        Case("Identity", nn.Identity(), lambda arrays, x: x, (wave(8),)),
+        Case("Lambda", nn.Lambda(jnp.tanh), lambda arrays, x: jnp.tanh(x), (wave(8),)),
+        Case(
+            "Sequential",
+            nn.Sequential([nn.Linear(8, 4, key=key), nn.Lambda(jnp.tanh), nn.LayerNorm(4)]),
+            lambda arrays, x: layer_norm(arrays[2:], jnp.tanh(linear(arrays[:2], x))),
+            (wave(8),),
+        ),
+    ]
+
+
+def stateful_cases() -> list[Case]:
+    """Layers that have State."""
+    whole, state = nn.make_with_state(nn.BatchNorm)(3)
+    one, one_state = nn.make_with_state(nn.BatchNorm)(3, "batch")
+    x = wave(4, 3, 5)
+    return [
+        Case(
+            "BatchNorm",
+            whole,
+            batch_norm,
+            (x,),
+            call=lambda layer, state, x: layer(x, state),
+            state=state,
+        ),
+        Case(
+            "BatchNorm under vmap",
+            one,
+            mapped(partial(batch_norm, axis=0)),
+            (x,),
+            call=mapped(lambda layer, state, x: layer(x, state)),
+            state=one_state,
+        ),
+    ]
+
+
+def without_case(cases: Sequence[Case]) -> list[str]:
+    """Layers that nobody has written by hand yet."""
+    covered = {type(case.layer) for case in cases}
+    # Classes that others derive from, and whose program is theirs.
+    covered |= {base for cls in covered for base in cls.__mro__}
+    layers = {
+        name: value
+        for name, value in vars(nn).items()
+        if isinstance(value, type) and issubclass(value, pm.Module) and "__call__" in dir(value)
+    }
+    return sorted(name for name, value in layers.items() if value not in covered)
+
+
+Function = Callable[..., Any]
+
+
+def both_ways(case: Case) -> tuple[Function, tuple[Any, ...], Function, tuple[Any, ...]]:
+    """Our function with its arguments, and the hand-written one with its own."""
+    arrays = jtu.tree_leaves(case.layer)
+    if case.state is None:
+        return case.call, (case.layer, *case.inputs), case.by_hand, (arrays, *case.inputs)
+    running = jtu.tree_leaves(case.state)
+    return (
+        case.call,
+        (case.layer, case.state, *case.inputs),
+        case.by_hand,
+        (arrays, running, *case.inputs),
+    )
+
+
+def squared(function: Function, *, has_aux: bool) -> Function:
+    """A scalar of its output, to differentiate."""
+
+    def scalar(*args: Any) -> Any:
+        if not has_aux:
+            return jnp.sum(jnp.square(function(*args)))
+        out, aux = function(*args)
+        return jnp.sum(jnp.square(out)), aux
+
+    return scalar
+
+
+def layer_rows(case: Case) -> Iterator[Row]:
+    """The layer, and its gradient in all its arrays and its input."""
+    ours, our_args, by_hand, hand_args = both_ways(case)
+    yield compared(case.label, pm.filter_jit(ours), our_args, jax.jit(by_hand), hand_args)
+
+    has_aux = case.state is not None
+    place = 1 + has_aux
+    scalar = squared(ours, has_aux=has_aux)
+
+    def of_pair(pair: tuple[Any, jax.Array], *rest: Any) -> Any:
+        layer, x = pair
+        return scalar(layer, *rest[: place - 1], x, *rest[place - 1 :])
+
+    layer, *between = our_args[:place]
+    x, *rest = our_args[place:]
+    argnums = (0, place) if jnp.issubdtype(x.dtype, jnp.inexact) else (0,)
+    by_hand = jax.grad(squared(by_hand, has_aux=has_aux), argnums, has_aux=has_aux)
+    yield compared(
+        f"{case.label}, gradient",
+        pm.filter_jit(pm.filter_grad(of_pair, has_aux=has_aux)),
+        ((layer, x), *between, *rest),
+        jax.jit(by_hand),
+        hand_args,
+    )
+
+
+def compared(label: str, ours: Any, our_args: Any, by_hand: Any, hand_args: Any) -> Row:
+    """Compile both, run both, compare."""
+    compiled = ours.lower(*our_args).compile(), by_hand.lower(*hand_args).compile()
+    require_same_numbers(label, compiled[0](*our_args), compiled[1](*hand_args))
+    return comparison(label, *map(Program.of, compiled))
+
+
+# --- the training step of the digits example, by hand ---------------------------------------------
+
+
+def load_digits_example() -> ModuleType | None:
+    """The example as a module, or None where what it needs is not installed."""
+    spec = importlib.util.spec_from_file_location("digits_example", DIGITS)
+    if spec is None or spec.loader is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except ModuleNotFoundError:
+        return None
+    return module
+
+
+BatchNorms = list[Arrays]
+
+
+def convolve_and_normalize(
+    weight: jax.Array, norm: Arrays, running: Arrays, x: jax.Array
+) -> tuple[jax.Array, Arrays]:
+    """One block of the digit reader, for one image under vmap."""
+    y = lax.conv_general_dilated(x[None], weight, (1, 1), [(1, 1), (1, 1)])[0]
+    y, running = batch_norm(norm, running, y, momentum=0.9, axis=0)
+    return jax.nn.relu(y), running
+
+
+def halve(x: jax.Array) -> jax.Array:
+    """The larger of two neighbors, both ways."""
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2), (1, 2, 2), "VALID")
+
+
+def read_digit(
+    arrays: Arrays, running: BatchNorms, image: jax.Array, key: jax.Array
+) -> tuple[jax.Array, BatchNorms]:
+    """One image to ten logits; `arrays` in the order of the model's leaves."""
+    x, new = image, []
+    for i, statistics in enumerate(running):
+        weight, *norm = arrays[3 * i : 3 * i + 3]
+        x, statistics = convolve_and_normalize(weight, norm, statistics, halve(x) if i == 2 else x)
+        new.append(statistics)
+    features = halve(x).reshape(-1)
+    keep = jax.random.bernoulli(key, 0.7, features.shape)
+    features = jnp.where(keep, features / 0.7, 0)
+    return linear(arrays[-2:], features), new
+
+
+def make_step_by_hand(optimizer: optax.GradientTransformation) -> Function:
+    """The training step of the example, on lists of arrays."""
+
+    def loss_fn(
+        arrays: Arrays, running: BatchNorms, images: jax.Array, labels: jax.Array, key: jax.Array
+    ) -> tuple[jax.Array, tuple[BatchNorms, jax.Array]]:
+        keys = jax.random.split(key, len(images))
+        batched = jax.vmap(
+            partial(read_digit, arrays), in_axes=(None, 0, 0), out_axes=(0, None), axis_name="batch"
+        )
+        logits, running = batched(running, images, keys)
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+        return loss, (running, jnp.mean(logits.argmax(axis=1) == labels))
+
+    @partial(jax.jit, donate_argnums=(0, 1, 2))
+    def step(
+        arrays: Arrays,
+        running: BatchNorms,
+        opt_state: optax.OptState,
+        images: jax.Array,
+        labels: jax.Array,
+        key: jax.Array,
+    ) -> tuple[Any, ...]:
+        value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
+        (loss, (running, accuracy)), grads = value_and_grad(arrays, running, images, labels, key)
+        updates, opt_state = optimizer.update(grads, opt_state, arrays)
+        return optax.apply_updates(arrays, updates), running, opt_state, loss, accuracy
+
+    return step
+
+
+def digits_row(batch_size: int) -> Row:
+    """The training step."""
+    digits, label = load_digits_example(), "training step of examples/digits.py"
+    if digits is None:
+        return Row(label, "-", {}, {}, note="needs what the example needs: pytreemod[examples]")
+    optimizer = digits.make_optimizer(100)
+    model, state = nn.make_with_state(digits.DigitReader)(key=jax.random.key(0))
+    batch = (
+        np.asarray(wave(batch_size, 1, 8, 8)),
+        np.arange(batch_size, dtype=np.int32) % 10,
+        jax.random.key(1),
+    )
+    arrays, values = jtu.tree_leaves(model), jtu.tree_leaves(state)
+    running = [values[i : i + 2] for i in range(0, len(values), 2)]
+    # Both steps are given the memory of their arguments, so each needs arrays of its own.
+    mine = jtu.tree_map(jnp.copy, (model, state))
+    opt_state = optimizer.init(pm.filter(model, pm.is_inexact_array))
+    our_args = (*mine, opt_state, *batch)
+    hand_args = (arrays, running, optimizer.init(arrays), *batch)
+    return compared(
+        label, digits.make_step(optimizer), our_args, make_step_by_hand(optimizer), hand_args
+    )
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Every layer and its gradient, and the training step."""
+    cases = [*stateless_cases(jax.random.key(0)), *stateful_cases()]
+    for case in cases[::6] if quick else cases:
+        yield from layer_rows(case)
+    yield digits_row(4 if quick else 64)
+    if missing := without_case(cases):
+        yield Row("layers nobody has written by hand", "-", {}, {}, note=", ".join(missing))
+
+
+BENCHMARK = Benchmark("Compiled programs, against hand-written JAX", BY_HAND, rows)
+
+if __name__ == "__main__":
+    BENCHMARK.main()

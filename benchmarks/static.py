@@ -1,0 +1,200 @@
+"""What a call costs that is not `f(model, x)`: static values, keywords, methods.
+
+    python -m benchmarks.static [--quick] [--json]
+
+The static value alternates between two, both compiled for already, as a flag for training or a
+choice of activation would. The baseline is `jax.jit` on a flat list of the arrays, called in the
+same way, with `static_argnames`; a method is compared with a function of the list.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.libraries import installed
+from benchmarks.measuring import Burst
+from benchmarks.networks import apply_flat, flat_arrays, network_class, vector
+from benchmarks.tables import Benchmark, Row, raced
+
+JAX = "jax.jit"
+LIMITS = {3: 1.3, 21: 1.1}
+CALLS_PER_ROUND = 2
+
+Function = Callable[..., Any]
+
+
+def finish(y: jax.Array, how: Any) -> jax.Array:
+    """Something that depends on a static value."""
+    if callable(how):
+        return how(y)
+    return y * {"double": 2.0, "halve": 0.5}.get(how, how)
+
+
+# --- bursts: two calls each -----------------------------------------------------------------------
+
+
+def by_position(function: Function, model: Any, one: Any, other: Any) -> Burst:
+    """The static value is the third argument."""
+    x = vector()
+
+    def burst(number: int) -> float:
+        began = perf_counter()
+        for _ in range(number):
+            function(model, x, one)
+            out = function(model, x, other)
+        out.block_until_ready()
+        return perf_counter() - began
+
+    return burst
+
+
+def by_keyword(function: Function, model: Any, one: Any, other: Any) -> Burst:
+    """The static value comes by its name."""
+    x = vector()
+
+    def burst(number: int) -> float:
+        began = perf_counter()
+        for _ in range(number):
+            function(model, x, how=one)
+            out = function(model, x, how=other)
+        out.block_until_ready()
+        return perf_counter() - began
+
+    return burst
+
+
+def all_by_keyword(function: Function, model: Any, one: Any, other: Any) -> Burst:
+    """Everything comes by name, and not in order."""
+    x = vector()
+
+    def burst(number: int) -> float:
+        began = perf_counter()
+        for _ in range(number):
+            function(how=one, x=x, model=model)
+            out = function(x=x, model=model, how=other)
+        out.block_until_ready()
+        return perf_counter() - began
+
+    return burst
+
+
+def calling(function: Function, *args: Any) -> Burst:
+    """The same call twice."""
+
+    def burst(number: int) -> float:
+        began = perf_counter()
+        for _ in range(number):
+            function(*args)
+            out = function(*args)
+        out.block_until_ready()
+        return perf_counter() - began
+
+    return burst
+
+
+def calling_method(model: Any, x: jax.Array) -> Burst:
+    """The method is read from the model for each call."""
+
+    def burst(number: int) -> float:
+        began = perf_counter()
+        for _ in range(number):
+            model.apply(x)
+            out = model.apply(x)
+        out.block_until_ready()
+        return perf_counter() - began
+
+    return burst
+
+
+# --- who calls ----------------------------------------------------------------------------------
+
+
+def jitted(name: str, library: Any) -> Function:
+    """A function of a model, an input and a static value."""
+
+    def apply(model: Any, x: jax.Array, how: Any) -> jax.Array:
+        return finish(apply_flat(model, x) if library is None else model(x), how)
+
+    if library is None:
+        return jax.jit(apply, static_argnames="how")
+    if name == "NNX":
+        return library.jit(apply, static_argnames="how")
+    return library.filter_jit(apply)
+
+
+def with_method(name: str, library: Any) -> type:
+    """The network with a jitted method."""
+    jit = library.jit if name == "NNX" else library.filter_jit
+
+    class Network(network_class(name, library)):
+        @jit
+        def apply(self, x: jax.Array) -> jax.Array:
+            return self(x)
+
+    return Network
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to call."""
+
+    label: str
+    burst_of: Callable[[Function, Any, Any, Any], Burst]
+    values: tuple[Any, Any]
+
+
+KINDS = (
+    Kind("string, by position", by_position, ("double", "halve")),
+    Kind("number, by position", by_position, (2.0, 3.0)),
+    Kind("function, by position", by_position, (jnp.sin, jnp.cos)),
+    Kind("string, by keyword", by_keyword, ("double", "halve")),
+    Kind("string, and everything by keyword", all_by_keyword, ("double", "halve")),
+)
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Each way to call, for two sizes of model."""
+    depths, rounds = ((3,), 4) if quick else ((3, 21), 60)
+    libraries = installed()
+    classes = {name: network_class(name, library) for name, library in libraries.items()}
+    for depth in depths:
+        models = {JAX: flat_arrays(depth), **{name: cls(depth) for name, cls in classes.items()}}
+
+        def row(label: str, bursts: dict[str, Burst], depth: int = depth) -> Row:
+            return raced(
+                f"{label}, {2 * depth} arrays",
+                bursts,
+                rounds=rounds,
+                share=1 / CALLS_PER_ROUND,
+                limit=LIMITS[depth],
+            )
+
+        for kind in KINDS:
+            functions = {JAX: jitted(JAX, None)}
+            functions |= {name: jitted(name, lib) for name, lib in libraries.items()}
+            yield row(
+                kind.label,
+                {n: kind.burst_of(functions[n], models[n], *kind.values) for n in models},
+            )
+        plain = calling(jax.jit(apply_flat), models[JAX], vector())
+        methods = {
+            name: calling_method(with_method(name, lib)(depth), vector())
+            for name, lib in libraries.items()
+        }
+        yield row("jitted method", {JAX: plain, **methods})
+        callables = {
+            name: calling(lib.filter_jit(models[name]), vector())
+            for name, lib in libraries.items()
+            if name != "NNX"
+        }
+        yield row("jitted model", {JAX: plain, **callables})
+
+
+BENCHMARK = Benchmark("Other ways to call, against jax.jit called so", JAX, rows)
+
+if __name__ == "__main__":
+    BENCHMARK.main()

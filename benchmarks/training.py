@@ -1,0 +1,225 @@
+"""Train three networks, of 6, 42 and 402 arrays, with Adam, as a user would write it.
+
+    python -m benchmarks.training [--quick] [--json]
+
+Other than in `dispatch.py`, the network computes something: layers of width 16 on batches of 32
+examples, which come from NumPy, one after the other, and model and optimizer state are donated.
+The baseline is the same loop with everything in flat lists, by hand. All start from the same
+numbers (NNX from its own), so the losses must agree, and are printed.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import cycle
+from time import perf_counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import optax
+
+import pytreemod
+from benchmarks.libraries import OURS, installed
+from benchmarks.measuring import Burst
+from benchmarks.tables import Benchmark, Row, raced, ratio_row
+
+JAX = "jax.jit"
+WIDTH, BATCH = 16, 32
+LIMITS = {3: 1.3, 21: 1.1, 201: 1.1}
+STEPS = 100
+
+Step = Callable[[np.ndarray, np.ndarray], jax.Array]
+"""Takes a batch, and returns the loss; the model is its own affair."""
+
+
+# --- what is learned ----------------------------------------------------------------------------
+
+
+def batches() -> list[tuple[np.ndarray, np.ndarray]]:
+    """Points, and a smooth function of them."""
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(20, BATCH, WIDTH)).astype(np.float32)
+    return list(zip(points, np.sin(points[..., ::-1]), strict=True))
+
+
+def run(layers: list[Callable[[jax.Array], jax.Array]], x: jax.Array) -> jax.Array:
+    """Residual, so that the deep ones learn, too."""
+    for layer in layers:
+        x = x + jnp.tanh(layer(x)) / len(layers)
+    return x
+
+
+def squared_error(y: jax.Array, target: jax.Array) -> jax.Array:
+    """A scalar."""
+    return jnp.mean((y - target) ** 2)
+
+
+def optimizer() -> optax.GradientTransformation:
+    """Everybody's."""
+    return optax.adam(3e-3)
+
+
+# --- who learns: each returns a step, with a model of its own -------------------------------------
+
+
+def flat(depth: int) -> Step:
+    """`jax.jit` on flat lists, by hand."""
+    adam = optimizer()
+    arrays = [jnp.copy(leaf) for leaf in jtu.tree_leaves(filtering_model(pytreemod, depth))]
+    leaves, structure = jtu.tree_flatten(adam.init(arrays))
+
+    def loss_fn(arrays: list[jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
+        pairs = zip(arrays[::2], arrays[1::2], strict=True)
+        layers = [partial(lambda w, b, x: w @ x + b, w, b) for w, b in pairs]
+        return squared_error(jax.vmap(partial(run, layers))(x), y)
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def work(arrays: Any, leaves: Any, x: jax.Array, y: jax.Array) -> tuple[Any, Any, jax.Array]:
+        loss, grads = jax.value_and_grad(loss_fn)(arrays, x, y)
+        updates, opt_state = adam.update(grads, jtu.tree_unflatten(structure, leaves), arrays)
+        return optax.apply_updates(arrays, updates), jtu.tree_leaves(opt_state), loss
+
+    def step(x: np.ndarray, y: np.ndarray) -> jax.Array:
+        nonlocal arrays, leaves
+        arrays, leaves, loss = work(arrays, leaves, x, y)
+        return loss
+
+    return step
+
+
+def filtering_model(library: Any, depth: int) -> Any:
+    """Equinox's or pytreemod's; both draw the same numbers from a key."""
+
+    class Network(library.Module):
+        layers: list[Any]
+
+        def __init__(self):
+            keys = jax.random.split(jax.random.key(0), depth)
+            self.layers = [library.nn.Linear(WIDTH, WIDTH, key=key) for key in keys]
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return run(self.layers, x)
+
+    return Network()
+
+
+def filtering(library: Any, depth: int) -> Step:
+    """Equinox or pytreemod."""
+    adam, model = optimizer(), filtering_model(library, depth)
+    opt_state = adam.init(library.filter(model, library.is_inexact_array))
+
+    def loss_fn(model: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        return squared_error(jax.vmap(model)(x), y)
+
+    # The batch comes first, for Equinox can only donate all arguments, or all but the first.
+    @library.filter_jit(donate="all-except-first")
+    def work(batch: Any, model: Any, opt_state: Any) -> tuple[Any, Any, jax.Array]:
+        loss, grads = library.filter_value_and_grad(loss_fn)(model, *batch)
+        updates, opt_state = adam.update(grads, opt_state, model)
+        return library.apply_updates(model, updates), opt_state, loss
+
+    def step(x: np.ndarray, y: np.ndarray) -> jax.Array:
+        nonlocal model, opt_state
+        model, opt_state, loss = work((x, y), model, opt_state)
+        return loss
+
+    return step
+
+
+def nnx_step(nnx: Any, depth: int) -> Step:
+    """NNX."""
+
+    class Network(nnx.Module):
+        def __init__(self):
+            rngs = nnx.Rngs(0)
+            self.layers = nnx.List([nnx.Linear(WIDTH, WIDTH, rngs=rngs) for _ in range(depth)])
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return run(self.layers, x)
+
+    model = Network()
+    adam = nnx.Optimizer(model, optimizer(), wrt=nnx.Param)
+
+    def loss_fn(model: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        return squared_error(model(x), y)
+
+    @partial(nnx.jit, donate_argnums=(0, 1))
+    def work(model: Any, adam: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        loss, grads = nnx.value_and_grad(loss_fn)(model, x, y)
+        adam.update(model, grads)
+        return loss
+
+    return lambda x, y: work(model, adam, x, y)
+
+
+def makers() -> dict[str, Callable[[int], Step]]:
+    """Everybody's way to begin."""
+    found: dict[str, Callable[[int], Step]] = {JAX: flat}
+    for name, library in installed().items():
+        found[name] = partial(nnx_step if name == "NNX" else filtering, library)
+    return found
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+
+def stepping(step: Step) -> Burst:
+    """Go on training."""
+    data = cycle(batches())
+
+    def burst(number: int) -> float:
+        began = perf_counter()
+        for _ in range(number):
+            loss = step(*next(data))
+        loss.block_until_ready()
+        return perf_counter() - began
+
+    return burst
+
+
+def learned(step: Step, steps: int) -> tuple[float, float]:
+    """The loss of the first step, and of the last."""
+    losses = [step(*batch) for batch, _ in zip(cycle(batches()), range(steps), strict=False)]
+    return float(losses[0]), float(losses[-1])
+
+
+def seconds_to_first_loss(make: Callable[[int], Step], depth: int) -> float:
+    """Tracing and compiling, and all else that happens before the loop runs smoothly."""
+    step, batch = make(depth), batches()[0]
+    began = perf_counter()
+    step(*batch).block_until_ready()
+    return perf_counter() - began
+
+
+def loss_row(label: str, losses: dict[str, tuple[float, float]]) -> Row:
+    """What was learned."""
+    texts = {name: f"{first:.4f} -> {last:.4f}" for name, (first, last) in losses.items()}
+    agree = np.allclose(losses[OURS], losses[JAX], rtol=1e-3)
+    return Row(
+        label, "", texts, {**losses}, target="same", met=bool(agree), note=f"{JAX}: {texts[JAX]}"
+    )
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """For each size: what was learned, the time of a step, and the time until the first loss."""
+    depths, rounds, first_rounds = ((3,), 4, 2) if quick else ((3, 21, 201), 40, 3)
+    for depth in depths:
+        size = f"{2 * depth} arrays"
+        steps = {name: make(depth) for name, make in makers().items()}
+        losses = {name: learned(step, STEPS) for name, step in steps.items()}
+        yield loss_row(f"loss in {STEPS} steps, {size}", losses)
+        bursts = {name: stepping(step) for name, step in steps.items()}
+        yield raced(f"training, one step, {size}", bursts, rounds=rounds, limit=LIMITS[depth])
+        first: dict[str, list[float]] = {name: [] for name in steps}
+        for _ in range(first_rounds):
+            for name, make in makers().items():
+                first[name].append(seconds_to_first_loss(make, depth))
+        yield ratio_row(f"until the first loss, {size}", first)
+
+
+BENCHMARK = Benchmark("Training, against the same by hand on flat lists", JAX, rows)
+
+if __name__ == "__main__":
+    BENCHMARK.main()

@@ -1,0 +1,112 @@
+"""Arguments whose arrays are part of the program: `filter_jit(static=...)`.
+
+What is no array is static by itself. In an argument that is named in `static=`, NumPy's arrays and
+numbers are, too: they are compared by what they hold, and arrive as they were passed.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.transform.wrapping import argument_name, check_names
+from pytreemod.tree.paths import path_text
+from pytreemod.typing import PyTree, class_of, jtu
+
+
+class Constant:
+    """A NumPy array or number as a static value: equal to one that holds the same bytes."""
+
+    __slots__ = ("token", "value")
+
+    def __init__(self, value: Any):
+        self.value = value
+        if isinstance(value, np.ndarray):
+            # The caller may write to the array; what was traced must not change with it.
+            self.value = value.copy()
+            self.value.flags.writeable = False
+        self.token = (class_of(value), value.shape, value.dtype, value.tobytes())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Constant) and self.token == other.token
+
+    def __hash__(self) -> int:
+        return hash(self.token)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+def as_static(static: Any, fn: Any) -> tuple[str, ...]:
+    """The names in `filter_jit(fn, static=...)`.
+
+    Raises:
+        ArgumentError: they are no names, or not those of arguments.
+    """
+    names = (static,) if isinstance(static, str) else static
+    if not isinstance(names, (tuple, list)) or not all(isinstance(n, str) for n in names):
+        raise ArgumentError(
+            explain(
+                "filter_jit(static)",
+                "names of arguments",
+                describe(static),
+                cure=["write, for instance", '@pm.filter_jit(static=("size",))'],
+            )
+        )
+    check_names("filter_jit(static)", tuple(names), fn)
+    return tuple(names)
+
+
+def hold(
+    static: tuple[str, ...], names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Make static what is in the arguments that were named.
+
+    Raises:
+        ArgumentError: there is a JAX array in one; its path is named.
+    """
+    named = [(argument_name(names, i), x) for i, x in enumerate(args)]
+    held = tuple(_hold(x, name) if name in static else x for name, x in named)
+    return held, {k: _hold(x, k) if k in static else x for k, x in kwargs.items()}
+
+
+def _hold(tree: PyTree, name: str) -> PyTree:
+    leaves, treedef = jtu.tree_flatten(tree)
+    if any(isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) for leaf in leaves):
+        _refuse(tree, name)
+    numpy = (np.ndarray, np.generic)
+    return treedef.unflatten([Constant(x) if isinstance(x, numpy) else x for x in leaves])
+
+
+def _refuse(tree: PyTree, name: str) -> None:
+    places = [
+        f"{path_text(path, name)}: {describe(leaf)}"
+        for path, leaf in jtu.tree_leaves_with_path(tree)
+        if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct))
+    ]
+    raise ArgumentError(
+        explain(
+            f"filter_jit(static) for {name}",
+            "NumPy arrays, and values that are no arrays",
+            "an array of JAX",
+            places=places,
+            cure=[
+                "looking at its numbers would mean to wait for the device; if that is meant:",
+                f"{name} = jax.device_get({name})",
+            ],
+        )
+    )
+
+
+def release(
+    static: tuple[str, ...], names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What `hold` was given."""
+    named = [(argument_name(names, i), x) for i, x in enumerate(args)]
+    released = tuple(_release(x) if name in static else x for name, x in named)
+    return released, {k: _release(x) if k in static else x for k, x in kwargs.items()}
+
+
+def _release(tree: PyTree) -> PyTree:
+    return jtu.tree_map(lambda x: x.value if isinstance(x, Constant) else x, tree)

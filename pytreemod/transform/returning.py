@@ -1,0 +1,81 @@
+"""What a differentiated function returns: a pair with has_aux, and any tree in any case."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pytreemod.errors import ArgumentError, PytreemodError, describe, explain
+from pytreemod.transform.choosing import fill
+from pytreemod.tree.snapshots import Structure, divide
+from pytreemod.typing import PyTree, jtu
+
+
+def pair_of(
+    result: Any,
+    where: str,
+    pair: str,
+    *,
+    reason: str = "",
+    error: type[PytreemodError] = ArgumentError,
+) -> tuple[Any, Any]:
+    """The two values that a function or a rule has to return.
+
+    Args:
+        result: what it returned.
+        where: what to call it in errors.
+        pair: what the two are: `loss, aux`.
+        reason: why there have to be two.
+        error: the class of error to raise.
+
+    Returns:
+        The pair.
+
+    Raises:
+        ArgumentError: it is no pair, unless `error` says otherwise.
+    """
+    if not isinstance(result, tuple) or len(values := _untyped(result)) != 2:
+        got = f"{len(_untyped(result))} values" if isinstance(result, tuple) else describe(result)
+        cure = ["return both:", f"return {pair}"]
+        raise error(explain(where, f"a pair ({pair}){reason}", got, cure=cure))
+    return values[0], values[1]
+
+
+def _untyped(value: Any) -> Any:
+    return value
+
+
+class Parted:
+    """How to put a result together from the leaves that are differentiated, and the rest."""
+
+    __slots__ = ("mask", "structure", "treedef")
+
+    def __init__(self, treedef: Any, mask: tuple[bool, ...], structure: Structure):
+        self.treedef = treedef
+        self.mask = mask
+        self.structure = structure
+
+    def join(self, chosen: Iterable[Any], rest: Sequence[Any]) -> tuple[Any, Any]:
+        """The result and what came with it."""
+        others, aux = self.structure.assemble(rest)
+        return self.treedef.unflatten(fill(self.mask, chosen, others)), aux
+
+    def place(self, derivatives: Iterable[Any]) -> PyTree:
+        """A tree like the result, with something for each differentiated leaf, else None."""
+        return self.treedef.unflatten(fill(self.mask, derivatives, [None] * len(self.mask)))
+
+
+def part(result: PyTree, mask: Sequence[bool], aux: Any = None) -> tuple[Any, Any, Parted]:
+    """Part a result: the leaves that are differentiated, other arrays, and how to join them.
+
+    Args:
+        result: any tree.
+        mask: which of its leaves are differentiated.
+        aux: what comes with the result.
+
+    Returns:
+        Two lists of arrays, and the way back.
+    """
+    leaves, treedef = jtu.tree_flatten(result)
+    others = [None if m else x for x, m in zip(leaves, mask, strict=True)]
+    rest, structure = divide((others, aux))
+    chosen = [x for x, m in zip(leaves, mask, strict=True) if m]
+    return chosen, rest, Parted(treedef, tuple(mask), structure)

@@ -1,0 +1,155 @@
+"""Specs of a transform, one for each argument of a call.
+
+Users give one spec for all arguments, a tuple with one for each, or a dict by argument name.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+from pytreemod.errors import ArgumentError, SpecError, describe, explain
+from pytreemod.transform.wrapping import argument_name
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array
+from pytreemod.tree.prefixes import By, spread
+from pytreemod.tree.selecting import refuse_unmatched
+from pytreemod.typing import PyTree, class_of, jtu
+
+
+class Assigned(NamedTuple):
+    """An array of a tree, where it is, and what a spec says of it."""
+
+    place: str
+    array: Any
+    value: Any
+
+
+class Named(NamedTuple):
+    """An argument of a call, under the name that errors call it terms."""
+
+    name: str
+    tree: PyTree
+
+
+def named_arguments(
+    names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Named]:
+    """The arguments of a call in the order of its arrays: keywords last, and sorted."""
+    positional = [Named(argument_name(names, i), x) for i, x in enumerate(args)]
+    return [*positional, *(Named(name, kwargs[name]) for name in sorted(kwargs))]
+
+
+class Terms(NamedTuple):
+    """What specs of a transform are made of.
+
+    Attributes:
+        where: what to call the spec in errors: `filter_jit(in_shardings)`.
+        stops: which nodes of a spec are its leaves.
+        default: the spec of an argument that a dict by name leaves out.
+    """
+
+    where: str
+    stops: Callable[[Any], bool]
+    default: Any = None
+
+
+def specs_by_argument(
+    spec: Any, arguments: Sequence[Named], positional: int, known: Collection[str], terms: Terms
+) -> list[Any]:
+    """One spec for each argument.
+
+    Args:
+        spec: one for all, a tuple with one for each positional argument, or a dict by name.
+        arguments: the arguments of the call.
+        positional: how many of them are positional.
+        known: names of parameters that need not be given in every call.
+        terms: what specs are made of.
+
+    Returns:
+        A list as long as `arguments`.
+
+    Raises:
+        ArgumentError: a name in the dict is no argument.
+        SpecError: the tuple has another length, or a tree of specs stands for several arguments.
+    """
+    every = [argument.name for argument in arguments]
+    if issubclass(class_of(spec), dict) and all(isinstance(name, str) for name in spec):
+        unknown = [name for name in spec if name not in every and name not in known]
+        if not unknown:
+            return [spec.get(name, terms.default) for name in every]
+        if len(every) != 1:
+            _refuse_names(unknown, every, terms.where)
+        return [spec]
+    if class_of(spec) in (tuple, list) and len(spec) == positional:
+        return [*spec, *[terms.default] * (len(every) - positional)]
+    if len(every) == 1 or terms.stops(spec):
+        return [spec] * len(every)
+    raise SpecError(
+        explain(
+            terms.where,
+            f"one spec for each of the {positional} positional arguments",
+            str(len(spec)) if class_of(spec) in (tuple, list) else describe(spec),
+            cure="a dict gives specs by the name of the argument, and may leave arguments out",
+        )
+    )
+
+
+def _refuse_names(unknown: list[str], every: list[str], where: str) -> None:
+    raise ArgumentError(
+        explain(
+            where,
+            f"names of arguments of this call ({', '.join(every)})",
+            ", ".join(map(repr, unknown)),
+        )
+    )
+
+
+def assign(
+    spec: Any, tree: PyTree, root: str, terms: Terms, strict: bool = True
+) -> list[Assigned]:
+    """What a spec says of each array of a tree; functions in it are not asked yet.
+
+    Args:
+        spec: a prefix of the tree.
+        tree: the tree.
+        root: what to call the tree in errors.
+        terms: what the spec is made of.
+        strict: whether a path in a rule that matches nothing is a mistake.
+
+    Raises:
+        SpecError: the spec is no prefix of the tree.
+    """
+
+    def resolve(value: Any, subtree: PyTree, path: tuple[Any, ...]) -> list[Any]:
+        if isinstance(value, By):
+            return value.values(subtree, root=path_text(path, root), strict=strict)
+        return [value] * len(jtu.tree_leaves(subtree))
+
+    values = spread(spec, tree, resolve=resolve, stops=terms.stops, where=terms.where, root=root)
+    leaves = jtu.tree_leaves_with_path(tree)
+    return [
+        Assigned(path_text(path, root), leaf, value)
+        for (path, leaf), value in zip(leaves, values, strict=True)
+        if is_array(leaf)
+    ]
+
+
+def assign_arguments(
+    spec: Any, arguments: Sequence[Named], positional: int, known: Collection[str], terms: Terms
+) -> list[Assigned]:
+    """What a spec says of each array of a call, in order; see `specs_by_argument`."""
+    specs = specs_by_argument(spec, arguments, positional, known, terms)
+    # One rule for several arguments need not find each of its paths in each of them.
+    strict = not (isinstance(spec, By) and len(arguments) > 1)
+    if not strict:
+        refuse_unmatched(spec.selectors, [argument.tree for argument in arguments])
+    return [
+        assigned
+        for own, argument in zip(specs, arguments, strict=True)
+        for assigned in assign(
+            own,
+            argument.tree,
+            argument.name,
+            terms._replace(where=f"{terms.where} for {argument.name}"),
+            strict,
+        )
+    ]

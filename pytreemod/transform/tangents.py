@@ -1,0 +1,152 @@
+"""Tangents, cotangents and gradients: trees beside the trees that they belong to.
+
+In each of them None stands for zero, for one leaf or for everything below a node, and nothing but
+None belongs to a leaf that cannot be differentiated.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pytreemod.errors import DerivativeError, describe, explain
+from pytreemod.tree.nodes import children_of, is_node
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array, is_array_like
+from pytreemod.typing import PyTree, class_of, jtu
+
+_NUMBERS = (bool, int, float, complex)
+
+
+class _Misfit:
+    """A node of a derivative where the tree beside it has another."""
+
+    __slots__ = ("node",)
+
+    def __init__(self, node: Any):
+        self.node = node
+
+
+def is_differentiable(leaf: Any) -> bool:
+    """Whether a tangent can belong to `leaf`: a floating array or number, or the shape of one."""
+    if isinstance(leaf, (float, complex)):
+        return True
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is not None and bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def is_zero(derivative: Any) -> bool:
+    """Whether a derivative is zero by its type: None, JAX's symbolic zeros, those of integers."""
+    return (
+        derivative is None
+        or isinstance(derivative, jax.custom_derivatives.SymbolicZero)
+        or getattr(derivative, "dtype", None) == jax.dtypes.float0
+    )
+
+
+def beside(
+    tree: PyTree,
+    derivative: PyTree,
+    *,
+    where: str,
+    expected: str,
+    root: str = "",
+    strict: bool = True,
+) -> list[Any]:
+    """The derivative of each leaf of `tree`, None where it is zero.
+
+    Args:
+        tree: the tree that the derivative belongs to; shapes may stand for arrays.
+        derivative: a tree of the same structure, or None at any node of it.
+        where: what to call the transform in errors.
+        expected: what to call the derivative in errors.
+        root: what to call `tree` in errors.
+        strict: whether what stands at a leaf that cannot be differentiated is a mistake, or is
+            passed over.
+
+    Returns:
+        A list as long as that of the leaves.
+
+    Raises:
+        DerivativeError: a structure, shape or dtype differs; all paths are named.
+    """
+    found: list[Any] = []
+    wrong: list[str] = []
+    for path, leaf, value in _walk(tree, derivative, ()):
+        fitted, complaint = _fit(leaf, value, strict)
+        found.append(fitted)
+        if complaint:
+            wrong.append(f"{path_text(path, root)}: {complaint}")
+    if wrong:
+        raise DerivativeError(
+            explain(
+                where,
+                expected,
+                "one that does not fit" if len(wrong) == 1 else f"{len(wrong)} that do not fit",
+                places=wrong,
+                cure="None stands for zero, and for what is not differentiated",
+            )
+        )
+    return found
+
+
+def _walk(tree: Any, derivative: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, Any, Any]]:
+    """Every leaf of `tree` with its path and derivative."""
+    if derivative is None:
+        for below, leaf in jtu.tree_leaves_with_path(tree):
+            yield (*path, *below), leaf, None
+        return
+    children = children_of(tree)
+    if children is None:
+        yield path, tree, _Misfit(derivative) if is_node(derivative) else derivative
+        return
+    others = children_of(derivative) if class_of(tree) is class_of(derivative) else None
+    if others is None or [key for key, _ in children] != [key for key, _ in others]:
+        yield path, tree, _Misfit(derivative)
+        return
+    for (key, child), (_, other) in zip(children, others, strict=True):
+        yield from _walk(child, other, (*path, key))
+
+
+def _fit(leaf: Any, value: Any, strict: bool) -> tuple[Any, str | None]:
+    """The derivative as it goes on, and what is wrong with it."""
+    if is_zero(value):
+        return None, None
+    if isinstance(value, _Misfit):
+        return None, f"{_kind(value.node)}, for {_kind(leaf)}"
+    if not is_differentiable(leaf):
+        complaint = f"{describe(value)} instead of None, for {describe(leaf)}"
+        return None, complaint if strict else None
+    if not is_array_like(value):
+        return None, f"{describe(value)}, for {describe(leaf)}"
+    if not is_array(value):
+        value = _from_number(leaf, value)
+    if jnp.shape(value) != jnp.shape(leaf) or _dtype(value) != _dtype(leaf):
+        return None, f"{describe(value)}, for {describe(leaf)}"
+    return value, None
+
+
+def _from_number(leaf: Any, value: Any) -> Any:
+    """A Python number as an array like `leaf`, if it is one of the leaf's kind."""
+    if not isinstance(value, _NUMBERS):
+        return jnp.asarray(value)
+    if isinstance(leaf, _NUMBERS):
+        return value
+    if isinstance(value, complex) and not jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+        return value
+    return jnp.asarray(value, leaf.dtype)
+
+
+def _dtype(value: Any) -> Any:
+    if isinstance(value, _NUMBERS):
+        return jnp.result_type(value)
+    return jax.dtypes.canonicalize_dtype(value.dtype)
+
+
+def _kind(node: Any) -> str:
+    children = children_of(node)
+    if node is None or children is None:
+        return describe(node)
+    name = class_of(node).__qualname__
+    return f"a {name} of {len(children)}" if isinstance(node, (tuple, list, dict)) else f"a {name}"

@@ -1,0 +1,73 @@
+"""The code on every page of the documentation runs, and gives what the page says.
+
+`docs/contributing/checks.md` states the convention: ```python is executed, ```pycon is a session
+whose output is compared, and the blocks of a page share one namespace, in order.
+"""
+
+import doctest
+import sys
+import types
+from pathlib import Path
+
+import jax
+import pytest
+
+from tests.docs.pages import PAGES, Block, blocks_of, name_of
+
+RUN = ("python", "pycon")
+NOT_RUN = ("sh", "text")
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+WITH_CODE = [page for page in PAGES if any(block.language in RUN for block in blocks_of(page))]
+
+
+def execute(block: Block, page: Path, namespace: dict) -> None:
+    """Run a block as a script; a traceback shows the page's own lines."""
+    source = "\n" * block.line + block.code
+    exec(compile(source, str(page), "exec"), namespace)
+
+
+def check_session(block: Block, page: Path, namespace: dict) -> None:
+    """Run a session, and compare what it prints with what the page shows."""
+    parsed = doctest.DocTestParser().get_doctest(
+        block.code, {}, name_of(page), str(page), block.line
+    )
+    parsed.globs = namespace
+    report: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=FLAGS)
+    runner.run(parsed, out=report.append, clear_globs=False)
+    assert not runner.failures, "".join(report)
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
+def test_every_block_runs(page, monkeypatch, tmp_path):
+    """The blocks of a page, one after the other in one namespace, do what the page says."""
+    module = types.ModuleType("page")
+    # The module of the classes that the page defines, for whoever asks where they are from.
+    monkeypatch.setitem(sys.modules, "page", module)
+    monkeypatch.chdir(tmp_path)
+    # As a reader has it: optax itself does not pass under the strict rules of the other tests.
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for block in blocks_of(page):
+            if block.language == "python":
+                execute(block, page, vars(module))
+            elif block.language == "pycon":
+                check_session(block, page, vars(module))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_block_escapes(page):
+    """Every block says in which language it is: no code is left out by a misspelt fence."""
+    found = {block.language for block in blocks_of(page)}
+    fences = page.read_text(encoding="utf-8").count("```")
+
+    assert found <= {*RUN, *NOT_RUN}
+    assert fences == 2 * len(blocks_of(page))
+
+
+def test_the_check_can_fail():
+    """A session that shows another output than it gives is reported."""
+    wrong = Block("pycon", ">>> 1 + 1\n3\n", 0)
+
+    with pytest.raises(AssertionError, match="Expected"):
+        check_session(wrong, PAGES[0], {})

@@ -1,0 +1,59 @@
+"""The reference has an entry for everything public, and for every kind of error."""
+
+import re
+import types
+from operator import attrgetter
+
+import pytest
+
+import pytreemod
+from pytreemod import errors
+from tests.docs.pages import ROOT
+
+ENTRIES = {
+    entry
+    for page in (ROOT / "docs" / "reference").glob("*.md")
+    for entry in re.findall(r"^::: pytreemod\.([\w.]+)", page.read_text(encoding="utf-8"), re.M)
+}
+DOCUMENTED = [attrgetter(entry)(pytreemod) for entry in ENTRIES]
+
+
+ERRORS = [
+    name
+    for name, value in vars(errors).items()
+    if isinstance(value, type) and issubclass(value, errors.PytreemodError)
+]
+
+
+def public(module):
+    """The public names of a module, without the modules in it."""
+    names = getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")])
+    return [name for name in names if not isinstance(getattr(module, name), types.ModuleType)]
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (module, name)
+        for module in (
+            pytreemod,
+            pytreemod.select,
+            pytreemod.debug,
+            pytreemod.nn,
+            pytreemod.nn.functional,
+        )
+        for name in public(module)
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_every_public_name_has_an_entry(module, name):
+    """What can be imported is in the reference, under this name or another of the same thing."""
+    thing = getattr(module, name)
+
+    assert any(thing is other for other in DOCUMENTED), f"add to docs/reference: ::: {name}"
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_every_error_has_an_entry(error):
+    """Each class of error has its place on the page of errors."""
+    assert f"errors.{error}" in ENTRIES

@@ -1,0 +1,133 @@
+"""Laws of filter_grad: it equals `jax.grad` of the function of the differentiated arrays alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from tests.helpers.comparing import assert_close
+from tests.helpers.trees import (
+    Affine,
+    Boxed,
+    Buffered,
+    Child,
+    Containers,
+    Defaults,
+    Holder,
+    OwnInit,
+    Pair,
+    Static,
+    affine,
+    double,
+    ramp,
+)
+
+MODELS = {
+    "affine": affine,
+    "array": lambda: ramp(3),
+    "list": lambda: [ramp(2), "text", 3, jnp.arange(2)],
+    "dict": lambda: {"b": affine(), "a": Pair(1.0, ramp(2)), "c": None},
+    "defaults": lambda: Defaults(ramp(2), act=affine()),
+    "static": lambda: Static(ramp(2), 3),
+    "buffers": lambda: Buffered(ramp(2), ramp(2), ramp(3), Buffered(*[ramp(1)] * 3)),
+    "own init": lambda: OwnInit(2),
+    "child": lambda: Child("a", 2),
+    "generic": lambda: Boxed([ramp(2), jnp.arange(3), True]),
+    "containers": lambda: Containers([ramp(1)], {"a": affine()}, (jnp.asarray([True]), 1j)),
+    "NumPy": lambda: Holder([np.float32(2.0), np.ones(2, np.float32), np.arange(2)]),
+    "bound method": lambda: affine().scaled,
+}
+every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
+
+
+def loss(tree, factor=1.0):
+    """A scalar that depends on every floating array, on each differently."""
+    parts = [x for x in jax.tree.leaves(tree) if pm.is_inexact_array(x)]
+    terms = [jnp.sum(jnp.sin((i + 1.0) * jnp.asarray(x))) for i, x in enumerate(parts)]
+    return factor * sum(terms, start=jnp.asarray(0.0))
+
+
+def by_hand(tree, spec, *args):
+    """The gradient by partition, jax.grad and combine."""
+    picked, rest = pm.partition(tree, spec)
+    return jax.grad(lambda diff: loss(pm.combine(diff, rest), *args))(picked)
+
+
+TRAINED = ~pm.select.role("buffer") & pm.is_inexact_array
+
+
+@every_model
+def test_default_is_every_floating_array_but_buffers(make):
+    """filter_grad(f)(m) == jax.grad(f on the partition)(m's trainable half)."""
+    found = pm.filter_grad(loss)(make(), 2.0)
+
+    assert_close(found, by_hand(make(), TRAINED, 2.0))
+
+
+@every_model
+def test_value_and_grad_is_both(make):
+    """filter_value_and_grad(f)(m) == (f(m), filter_grad(f)(m))."""
+    value, gradient = pm.filter_value_and_grad(loss)(make())
+
+    assert_close(value, loss(make()))
+    assert_close(gradient, pm.filter_grad(loss)(make()))
+
+
+@every_model
+@pytest.mark.parametrize(
+    "wrt",
+    [pm.is_inexact_array, pm.select.type(Affine, list) | pm.select.role("buffer"), True],
+    ids=["arrays, buffers too", "a selector", "everything"],
+)
+def test_wrt_says_otherwise(make, wrt):
+    """filter_grad(f, wrt=s)(m) == jax.grad on partition(m, s & is_inexact_array)."""
+    tree = make()
+    picked = pm.select.type(object) & wrt & pm.is_inexact_array
+    if not any(picked.mask(tree)):
+        with pytest.raises(ValueError, match="expected at least one floating array"):
+            pm.filter_grad(loss, wrt=wrt)(tree)
+        return
+
+    assert_close(pm.filter_grad(loss, wrt=wrt)(tree), by_hand(tree, picked))
+
+
+@every_model
+def test_gradient_has_the_structure_of_the_trainable_half(make):
+    """structure(filter_grad(f)(m)) == structure(trainable(m)[0])."""
+    gradient = pm.filter_grad(loss)(make())
+
+    assert jax.tree.structure(gradient) == jax.tree.structure(pm.trainable(make())[0])
+
+
+def test_jit_of_grad_is_grad_of_jit():
+    """Composition with filter_jit in either order gives the same gradient."""
+    model = affine()
+    plain = pm.filter_grad(loss)(model)
+
+    assert_close(pm.filter_jit(pm.filter_grad(loss))(model), plain)
+    assert_close(pm.filter_grad(pm.filter_jit(loss))(model), plain)
+
+
+def test_second_derivatives():
+    """filter_grad of a function of filter_grad is the second derivative."""
+
+    def slope(model):
+        return jnp.sum(pm.filter_grad(loss)(model).weight)
+
+    found = pm.filter_grad(slope)(affine())
+    expected = jax.grad(lambda w: jnp.sum(jax.grad(lambda v: jnp.sum(jnp.sin(v)))(w)))(
+        affine().weight
+    )
+    assert_close(found.weight, expected)
+
+
+def test_apply_updates_follows_the_gradient():
+    """apply_updates(m, -g) moves what was differentiated and nothing else."""
+    model = Buffered(ramp(2), ramp(2), ramp(2), double)
+    gradient = pm.filter_grad(loss)(model)
+    moved = pm.apply_updates(model, jax.tree.map(lambda g: -g, gradient))
+
+    assert_close(moved.weight, model.weight - gradient.weight)
+    assert moved.mean is model.mean
+    assert moved.inner is double

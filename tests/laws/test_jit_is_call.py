@@ -1,0 +1,112 @@
+"""Law of filter_jit: `filter_jit(f)(*args) == f(*args)`, over models, trees and kinds of argument."""
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+
+import pytreemod as pm
+from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.laws import law, trees
+from tests.helpers.trees import MODULES, TREES, Affine, Color, OwnInit, Pair, affine, double, ramp
+
+identity = pm.filter_jit(lambda tree: tree)
+mixed = pm.filter_jit(lambda *args, **kwargs: (args, kwargs))
+
+# What a trace cannot return as it came in: NumPy arrays come back as JAX arrays.
+every_traceable = pytest.mark.parametrize(
+    "make", [*TREES.values(), *MODULES.values()], ids=[*TREES, *MODULES]
+)
+
+
+def as_jax(tree):
+    """The tree with JAX arrays for NumPy arrays."""
+    return jax.tree.map(lambda x: jnp.asarray(x) if pm.is_array(x) else x, tree)
+
+
+@every_traceable
+def test_identity(make):
+    """filter_jit(identity)(t) == t for every tree and every class of Module, time and again."""
+    tree = make()
+    for _ in range(3):
+        assert_same(identity(tree), as_jax(tree))
+
+
+@every_traceable
+def test_identity_of_what_came_back(make):
+    """What a jitted call returns goes into the next one as the original would."""
+    tree = make()
+
+    assert_same(identity(identity(identity(tree))), as_jax(tree))
+
+
+@law
+@given(trees)
+def test_identity_of_any_tree(tree):
+    """The same, for trees that nobody thought of."""
+    assert_same(identity(tree), as_jax(tree))
+
+
+@law
+@given(st.lists(trees, max_size=2), st.dictionaries(st.sampled_from(["b", "a"]), trees, max_size=2))
+def test_arguments_arrive_where_they_were_sent(args, kwargs):
+    """Positional arguments and arguments by keyword all arrive as they were."""
+    found_args, found_kwargs = mixed(*args, **kwargs)
+
+    assert_same(list(found_args), as_jax(args))
+    assert_same(found_kwargs, as_jax(kwargs))
+
+
+def update(model, x, rate=0.5):
+    """What a training step does: a number, a new model, and something that is no array."""
+    y = model(x)
+    return jax.tree.map(lambda w: w - rate * jnp.sum(y), model), {"y": y, "rate": rate}
+
+
+jitted_update = pm.filter_jit(update)
+
+
+@pytest.mark.parametrize("rate", [0.5, 2.0])
+@pytest.mark.parametrize("make", [affine, lambda: OwnInit(3), lambda: OwnInit(3, use_bias=False)])
+def test_step_after_step(make, rate):
+    """Five jitted steps give what five plain steps give."""
+    fast = slow = make()
+    x = ramp(3)
+    for _ in range(5):
+        fast, seen = jitted_update(fast, x, rate=rate)
+        slow, expected = update(slow, x, rate=rate)
+        assert_close(seen, expected, rtol=1e-4)
+    assert_close(fast, slow, rtol=1e-4)
+
+
+CALLABLES = {
+    "function": (double, (3.0,)),
+    "Module": (affine(), (ramp(3),)),
+    "bound method": (affine().scaled, (ramp(3),)),
+    "Partial": (pm.Partial(Affine.scaled, affine(), by=2.0), (ramp(3),)),
+    "class": (Affine, (ramp(2), "text")),
+    "class with its own init": (OwnInit, (3,)),
+    "built-in": (max, (3, 5)),
+    "jitted": (jax.jit(double), (ramp(2),)),
+    "filter_jit": (pm.filter_jit(double), (ramp(2),)),
+    "filter_grad": (pm.filter_grad(lambda m: jnp.sum(m.weight**2)), (affine(),)),
+    "named tuple": (Pair, (1, ramp(2))),
+    "enumeration": (Color, (1,)),
+    "method of a built-in": ("a,b".split, (",",)),
+}
+
+
+@pytest.mark.parametrize(("fn", "args"), CALLABLES.values(), ids=CALLABLES.keys())
+def test_every_callable(fn, args):
+    """filter_jit(f)(*args) == f(*args) for functions, Modules, methods, classes, partials."""
+    for _ in range(2):
+        assert_same(pm.filter_jit(fn)(*args), fn(*args))
+
+
+def test_aliases_stay_independent_values():
+    """f(m, m) and results that hold one array twice mean what they mean without jit."""
+    m = affine()
+    both = pm.filter_jit(lambda a, b: (jax.tree.map(double, a), b, [a.weight, a.weight]))
+
+    assert_same(both(m, m), (jax.tree.map(double, m), m, [m.weight, m.weight]))

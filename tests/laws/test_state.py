@@ -1,0 +1,172 @@
+"""Laws of State: what was set is what is got, and nothing else changes."""
+
+import copy
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+
+import pytreemod as pm
+from tests.helpers.comparing import assert_same
+from tests.helpers.laws import array_trees, law
+from tests.helpers.trees import Pair, affine, ramp
+
+values = st.lists(array_trees.filter(lambda t: jax.tree.leaves(t) != []), min_size=2, max_size=3)
+
+
+class Net(pm.Module):
+    """Tokens at several depths, one of them shared."""
+
+    first: pm.StateIndex
+    rest: list
+    shared: pm.StateIndex
+
+    def __init__(self, *inits):
+        tokens = [pm.StateIndex(init) for init in inits]
+        self.first, *self.rest = tokens
+        self.shared = tokens[-1]
+
+    def tokens(self):
+        """All tokens, once each."""
+        return [self.first, *self.rest]
+
+
+def make(inits):
+    """A model and its State."""
+    return pm.make_with_state(Net)(*inits)
+
+
+def as_jax(tree):
+    """The tree as a State holds it."""
+    return jax.tree.map(jnp.asarray, tree)
+
+
+def again(state):
+    """A State with the same entries, for a law that uses it up."""
+    return copy.copy(state)
+
+
+@law
+@given(values)
+def test_initial_values_are_got(inits):
+    """state.get(token) == init, for every token of the model."""
+    model, state = make(inits)
+
+    for token, init in zip(model.tokens(), inits, strict=True):
+        assert_same(state.get(token), as_jax(init))
+    assert_same(state.get(model.shared), as_jax(inits[-1]))
+
+
+@law
+@given(values, st.data())
+def test_set_then_get(inits, data):
+    """state.set(i, v).get(i) == v, and for another token j, get(j) is what it was."""
+    model, state = make(inits)
+    i = data.draw(st.integers(0, len(inits) - 1))
+    value = jax.tree.map(lambda x: x if x.dtype == bool else x + x.dtype.type(1), as_jax(inits[i]))
+    before = [state.get(token) for token in model.tokens()]
+
+    after = state.set(model.tokens()[i], value)
+    for j, token in enumerate(model.tokens()):
+        assert_same(after.get(token), value if j == i else before[j])
+
+
+@law
+@given(values)
+def test_set_of_what_is_there_changes_nothing(inits):
+    """state.set(i, state.get(i)) == state."""
+    model, state = make(inits)
+    kept = again(state)
+
+    assert state.set(model.first, state.get(model.first)) == kept
+
+
+@law
+@given(values)
+def test_update_with_a_substate_changes_nothing(inits):
+    """state.update(state.substate(m)) == state, for the whole model and for each part."""
+    model, state = make(inits)
+    for part in (model, model.first, model.rest, []):
+        kept = again(state)
+        state = state.update(state.substate(part))
+        assert state == kept
+
+
+@law
+@given(values)
+def test_state_is_a_pytree_of_arrays(inits):
+    """unflatten(flatten(s)) == s, its leaves are arrays, and jit gives it back."""
+    _, state = make(inits)
+    leaves, treedef = jax.tree.flatten(state)
+
+    assert all(isinstance(leaf, jax.Array) for leaf in leaves)
+    assert treedef.unflatten(leaves) == state
+    assert jax.jit(lambda s: s)(state) == state
+
+
+class Accumulator(pm.Module):
+    """Adds what it sees to what it saw."""
+
+    total: pm.StateIndex
+    gain: jax.Array
+
+    def __init__(self):
+        self.total = pm.StateIndex(Pair(jnp.zeros(2), jnp.asarray(0)))
+        self.gain = ramp(2)
+
+    def __call__(self, x, state):
+        seen, count = state.get(self.total)
+        seen = seen + self.gain * x
+        return seen, state.set(self.total, Pair(seen, count + 1))
+
+
+def run(step, n):
+    """`n` steps from the beginning."""
+    model, state = pm.make_with_state(Accumulator)()
+    outs = []
+    for i in range(n):
+        y, state = step(model, ramp(2) * float(i), state)
+        outs.append(y)
+    return jnp.stack(outs), state.get(model.total)
+
+
+@pytest.mark.parametrize("transform", [jax.jit, pm.filter_jit, pm.filter_jit(donate="state")])
+def test_steps_under_jit_are_steps(transform):
+    """A State that goes in and comes out of a jitted step holds what it would without jit."""
+
+    def step(model, x, state):
+        return model(x, state)
+
+    assert_same(run(transform(step), 3), run(step, 3))
+
+
+def test_scan_carries_a_state():
+    """A State is a carry: lax.scan over steps is the steps."""
+    model, state = pm.make_with_state(Accumulator)()
+    xs = jnp.stack([ramp(2) * float(i) for i in range(3)])
+
+    final, ys = jax.lax.scan(lambda s, x: model(x, s)[::-1], state, xs)
+    assert_same((ys, final.get(model.total)), run(lambda m, x, s: m(x, s), 3))
+
+
+def test_vmap_maps_a_state():
+    """A State that is mapped over holds one value for each member."""
+    model, state = pm.make_with_state(Accumulator)()
+    states = jax.tree.map(lambda x: jnp.stack([x, x + 1]), state)
+    xs = ramp(2, 2)
+
+    ys, after = pm.filter_vmap(model, in_axes=(0, 0))(xs, states)
+    for i in range(2):
+        y, one = model(xs[i], jax.tree.map(lambda x, i=i: x[i], states))
+        assert_same((ys[i], jax.tree.map(lambda x, i=i: x[i], after.get(model.total))),
+                    (y, one.get(model.total)))
+
+
+def test_a_model_without_tokens_has_an_empty_state():
+    """make_with_state of a Module without tokens gives a State without leaves."""
+    model, state = pm.make_with_state(affine)()
+
+    assert jax.tree.leaves(state) == []
+    assert model == affine()

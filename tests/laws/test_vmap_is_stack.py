@@ -1,0 +1,131 @@
+"""Law of filter_vmap: it equals the stack of the calls on each member."""
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+
+import pytreemod as pm
+from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.laws import law
+from tests.helpers.trees import Affine, OwnInit, Static, affine, double, ramp
+
+MEMBERS = 2
+
+
+def take(tree, axes, i):
+    """Member `i`: `axes` is a tree with an int or a dash for each leaf."""
+
+    def one(axis, leaf):
+        return leaf if axis == "-" else jnp.take(leaf, i, axis)
+
+    return jax.tree.map(one, axes, tree)
+
+
+def stack(members, axes):
+    """The members of a result, stacked along the axes; dashes are the same in all of them."""
+
+    def one(axis, *leaves):
+        return leaves[0] if axis == "-" else jnp.stack(leaves, axis)
+
+    return jax.tree.map(one, axes, *members)
+
+
+def as_spec(axes):
+    """The tree of axes as filter_vmap takes it."""
+    return jax.tree.map(lambda axis: None if axis == "-" else axis, axes)
+
+
+def combined(tree, scale):
+    """A function of a tree with three arrays and of a number; its result has two."""
+    x, y, z = jax.tree.leaves(tree)
+    total = jnp.sum(x) + jnp.sum(y) * jnp.sum(jnp.cos(z))
+    return {"sums": jnp.outer(jnp.sin(x.reshape(-1)[:2] + total), y.reshape(-1)[:2]), "x": x * scale}
+
+
+axis = st.sampled_from([0, 1, 2, -1, -2, -3])
+
+
+@law
+@given(
+    st.sampled_from([list, tuple, lambda xs: Affine(xs[0], [xs[1], xs[2]])]),
+    st.tuples(axis, st.one_of(axis, st.just("-")), st.one_of(axis, st.just("-"))),
+    st.tuples(axis, axis),
+    st.sampled_from([2.0, 3]),
+)
+def test_vmap_is_the_stack_of_calls(build, axes, out_axes, scale):
+    """filter_vmap(f, in_axes=a, out_axes=b) == stack of f on members, for any axes in and out."""
+    shapes = [(2, 3), (3, 2), (1, 2)]
+    full = [
+        ramp(*(s if a == "-" else np.insert(s, a if a >= 0 else len(s) + 1 + a, MEMBERS)))
+        for s, a in zip(shapes, axes, strict=True)
+    ]
+    tree, in_axes = build(full), build(list(axes))
+    outs = {"sums": out_axes[0], "x": out_axes[1]}
+
+    mapped = pm.filter_vmap(combined, in_axes=(as_spec(in_axes), None), out_axes=outs)
+    found = mapped(tree, scale * jnp.ones(()))
+    members = [combined(take(tree, in_axes, i), scale * jnp.ones(())) for i in range(MEMBERS)]
+    assert_close(found, stack(members, outs), rtol=1e-4)
+
+
+def stacked(n=3):
+    """Three models in one."""
+    return pm.filter_vmap(lambda start: affine(start=start))(jnp.arange(float(n)))
+
+
+def test_default_axes_map_every_array_and_nothing_else():
+    """By default arrays are mapped over axis 0; numbers, strings and functions are shared."""
+    models, xs = stacked(), ramp(3, 3)
+
+    found = pm.filter_vmap(lambda m, x, how, fn: fn(m(x)) if how == "double" else m(x))(
+        models, xs, "double", double
+    )
+    expected = jnp.stack([2 * jax.tree.map(lambda w: w[i], models)(xs[i]) for i in range(3)])
+    assert_close(found, expected)
+
+
+def test_over_a_class_it_builds_the_stacked_module():
+    """filter_vmap(Class)(arrays) is one Module whose members are the Modules built one by one."""
+    made = pm.filter_vmap(Static, in_axes=(0, None))(ramp(3, 2), 5)
+
+    assert_same(made, Static(ramp(3, 2), 5))
+
+
+def test_over_an_ensemble_of_layers_with_their_own_init():
+    """Members of a stacked Module act as the Modules they were stacked from."""
+    layers = pm.filter_vmap(lambda scale: jax.tree.map(lambda w: w * scale, OwnInit(2)))(ramp(3))
+
+    found = pm.filter_vmap(lambda layer, x: layer(x), in_axes=(0, None))(layers, ramp(2))
+    expected = jnp.stack([OwnInit(2)(ramp(2)) * s for s in (1.0, 2.0, 3.0)])
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("transform", [pm.filter_jit, lambda f: f])
+def test_vmap_of_grad_is_the_stack_of_gradients(transform):
+    """filter_vmap(filter_grad(f)) == stack of filter_grad(f), jitted or not."""
+
+    def loss(model, x):
+        return jnp.sum(model(x) ** 2)
+
+    model, xs = affine(), ramp(4, 3)
+    found = transform(pm.filter_vmap(pm.filter_grad(loss), in_axes=(None, 0)))(model, xs)
+    members = [pm.filter_grad(loss)(model, x) for x in xs]
+    assert_close(found, jax.tree.map(lambda *ws: jnp.stack(ws), *members), rtol=1e-4)
+
+
+def test_aliases_in_the_arguments_are_independent():
+    """f(m, m) with in_axes=(0, 1) maps one array over two axes at once."""
+    square = ramp(2, 2)
+    found = pm.filter_vmap(lambda a, b: a - b, in_axes=(0, 1))(square, square)
+
+    np.testing.assert_array_equal(found, np.asarray(square) - np.asarray(square).T)
+
+
+def test_identity_moves_the_axis():
+    """The identity with in_axes=0 and out_axes=1 transposes."""
+    found = pm.filter_vmap(lambda m: m, in_axes=0, out_axes=1)(Affine(ramp(2, 3), ramp(2, 4)))
+
+    assert_same(found, Affine(ramp(2, 3).T, ramp(2, 4).T))

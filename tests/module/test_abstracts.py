@@ -1,0 +1,215 @@
+"""Abstract attributes."""
+
+import abc
+import dataclasses
+from typing import ClassVar, Generic, TypeVar
+
+import jax
+import pytest
+
+import pytreemod as pm
+import pytreemod as other_name
+from pytreemod import AbstractClassVar, AbstractVar
+from pytreemod.errors import FieldError
+from tests.helpers import string_annotations
+from tests.helpers.trees import AbstractLayer, ConcreteLayer, PropertyLayer, ramp
+
+Renamed = AbstractVar
+T = TypeVar("T")
+
+
+def test_an_abstract_class_cannot_be_instantiated():
+    """What it lacks is listed, attributes and methods, with the line to begin with."""
+    with pytest.raises(
+        FieldError,
+        match=r"^AbstractLayer: expected a concrete class, got Can't instantiate abstract class "
+        r"AbstractLayer with abstract attributes label, weight, __call__\(\)\.\n"
+        r"  provide them in a subclass:\n      class MyAbstractLayer\(AbstractLayer\): \.\.\.$",
+    ):
+        AbstractLayer()
+
+
+def test_the_error_is_a_type_error():
+    """As for Python's own abstract classes."""
+    with pytest.raises(TypeError, match="Can't instantiate abstract class"):
+        AbstractLayer()
+
+
+def test_a_field_a_property_or_a_class_attribute_provides():
+    """Each of the three makes the class concrete."""
+
+    class ByClassAttribute(AbstractLayer):
+        weight = 3.0
+        label = "class"
+
+        def __call__(self, x):
+            return self.weight * x
+
+    assert ConcreteLayer(ramp(2)).weight.shape == (2,)
+    assert PropertyLayer(ramp(2)).weight.tolist() == [1.0, 4.0]
+    assert ByClassAttribute()(2.0) == 6.0
+    assert jax.tree.leaves(ByClassAttribute()) == []
+
+
+def test_what_is_still_missing_is_listed():
+    """A subclass that provides one of two still lacks the other."""
+
+    class Half(AbstractLayer):
+        weight: jax.Array
+
+        def __call__(self, x):
+            return x
+
+    with pytest.raises(FieldError, match=r"Half with abstract attributes label\."):
+        Half(ramp(1))
+
+
+def test_abstract_attributes_are_no_fields():
+    """They are neither parameters nor leaves."""
+    assert [name for name in ConcreteLayer.__dataclass_fields__ if name != "label"] == ["weight"]
+
+    class Base(pm.Module):
+        x: AbstractVar[int]
+        y: int
+
+    class Layer(Base):
+        x: int
+
+    assert jax.tree.leaves(Layer(5, 6)) == [5, 6]
+    assert Layer(y=5, x=6).y == 5
+    assert [f.name for f in dataclasses.fields(Layer)] == ["y", "x"]
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        AbstractVar[int],
+        pm.AbstractVar[jax.Array | None],
+        other_name.AbstractVar["int"],
+        Renamed[list[int]],
+        AbstractClassVar[str],
+        "AbstractVar[int]",
+        "pm.AbstractVar[jax.Array]",
+        "other_name.AbstractVar[int]",
+        "Renamed[int]",
+        "AbstractClassVar['str']",
+        "AbstractVar[not_defined.Anywhere]",
+        "not_imported.AbstractVar[int]",
+    ],
+    ids=str,
+)
+def test_every_spelling(annotation):
+    """Evaluated or a string, under any name: what the name stands for counts."""
+
+    class Base(pm.Module):
+        x: annotation
+
+    with pytest.raises(FieldError, match=r"with abstract attributes x\."):
+        Base()
+
+    class Layer(Base):
+        x = 1
+
+    assert Layer().x == 1
+
+
+@pytest.mark.parametrize("annotation", ["int", int, "list[AbstractVar]", "ClassVar[int]", "T", T])
+def test_other_annotations_are_not_abstract(annotation):
+    """A name that only looks similar declares a field, or a class variable."""
+
+    class Layer(pm.Module):
+        x: annotation = 1
+
+    assert Layer().x == 1
+
+
+def test_a_local_name_for_abstractvar():
+    """A name that is defined where the class is defined is found."""
+    Local = pm.AbstractVar
+
+    class Base(pm.Module):
+        x: "Local[int]"
+
+    with pytest.raises(FieldError, match="abstract attributes x"):
+        Base()
+
+
+def test_abstract_again():
+    """A subclass may declare abstract what a base provides."""
+
+    class Layer(ConcreteLayer):
+        weight: AbstractVar[jax.Array]
+
+    class Back(Layer):
+        weight: jax.Array
+
+    with pytest.raises(FieldError, match="abstract attributes weight"):
+        Layer(ramp(1))
+    assert Back(ramp(1)).label == "concrete"
+
+
+def test_several_abstract_bases():
+    """What any base lacks is lacking unless another provides it."""
+
+    class First(pm.Module):
+        x: AbstractVar[int]
+
+    class Second(pm.Module):
+        y: AbstractVar[int]
+
+    class WithX(pm.Module):
+        x: int
+
+    class Lacking(First, Second):
+        pass
+
+    class LackingY(WithX, First, Second):
+        pass
+
+    class Complete(LackingY):
+        y: int = 2
+
+    with pytest.raises(FieldError, match="abstract attributes x, y"):
+        Lacking()
+    with pytest.raises(FieldError, match="abstract attributes y"):
+        LackingY(1)
+    assert jax.tree.leaves(Complete(1)) == [1, 2]
+
+
+def test_abstract_generic():
+    """Abstract attributes of generic classes."""
+
+    class Base(pm.Module, Generic[T]):
+        value: AbstractVar[T]
+
+        @abc.abstractmethod
+        def get(self) -> T: ...
+
+    class Layer(Base[int]):
+        value: int
+
+        def get(self):
+            return self.value
+
+    assert Layer(3).get() == 3
+
+
+def test_string_annotated_interfaces():
+    """The classes of a file with string annotations behave the same."""
+    with pytest.raises(FieldError, match=r"Interface with abstract attributes label, names, weight"):
+        string_annotations.Interface()
+    assert string_annotations.Provided(1.0).names == ["a"]
+    assert isinstance(string_annotations.Provided(1.0), string_annotations.Interface)
+
+
+def test_class_variables_provide():
+    """An annotated class variable provides an AbstractClassVar."""
+
+    class Base(pm.Module):
+        n: AbstractClassVar[int]
+
+    class Layer(Base):
+        n: ClassVar[int] = 3
+
+    assert Layer().n == 3
+    assert jax.tree.leaves(Layer()) == []

@@ -1,0 +1,403 @@
+"""Building instances: the generated `__init__`, and what happens after any `__init__`."""
+
+import dataclasses
+import inspect
+import typing
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import FieldError
+from tests.helpers import string_annotations
+from tests.helpers.trees import (
+    Affine,
+    Checked,
+    Child,
+    Converted,
+    Defaults,
+    DefaultsUnderOwnInit,
+    Empty,
+    Factories,
+    Holder,
+    KeywordsOnly,
+    OneKeyword,
+    OwnInit,
+    Parent,
+    Prepared,
+    affine,
+    double,
+    ramp,
+)
+
+
+def signature(cls):
+    """A class's signature as text, without annotations."""
+    parameters = inspect.signature(cls).parameters.values()
+    return [f"{p.name}{'' if p.default is p.empty else '='}{'*' * (p.kind == p.KEYWORD_ONLY)}" for p in parameters]
+
+
+@pytest.mark.parametrize(
+    ("cls", "expected"),
+    [
+        (Affine, ["weight", "bias"]),
+        (Empty, []),
+        (Defaults, ["weight", "scale=", "name=", "act=", "bias=", "inner="]),
+        (Factories, ["parts=", "table="]),
+        (KeywordsOnly, ["scale=*", "weight*"]),
+        (OneKeyword, ["weight", "scale=*"]),
+        (Prepared, ["scale", "weight"]),
+        (OwnInit, ["size", "use_bias=*"]),
+        (Parent, ["size", "use_bias=*"]),
+        (Child, ["name", "size"]),
+        (DefaultsUnderOwnInit, ["size"]),
+        (string_annotations.Initialized, ["size="]),
+    ],
+)
+def test_signature(cls, expected):
+    """The signature is the own __init__'s, or has one parameter for each field in order."""
+    assert signature(cls) == expected
+    assert inspect.signature(cls).return_annotation is inspect.Signature.empty
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: Affine(), "missing 2 required positional arguments: 'weight' and 'bias'"),
+        (lambda: Affine(1, 2, 3), "takes 3 positional arguments but 4 were given"),
+        (lambda: Affine(1, 2, bias=3), "multiple values for argument 'bias'"),
+        (lambda: Affine(1, bais=3), "unexpected keyword argument 'bais'"),
+        (lambda: KeywordsOnly(1.0), "takes 1 positional argument but 2 were given"),
+        (lambda: KeywordsOnly(), "missing 1 required keyword-only argument: 'weight'"),
+        (lambda: Empty(1), "takes 1 positional argument but 2 were given"),
+    ],
+)
+def test_wrong_calls_are_pythons_own_errors(call, text):
+    """A wrong call fails as for any Python function, with the class in the text."""
+    with pytest.raises(TypeError, match=rf"\.?__init__\(\).*{text}|{text}"):
+        call()
+
+
+def test_defaults_are_shared_and_factories_are_called():
+    """A default is one object; a factory makes one for each instance, and only if asked."""
+    assert Defaults(1.0).inner is Defaults(2.0).inner
+    assert Factories().parts is not Factories().parts
+    assert Factories([1]).parts == [1]
+    assert Defaults(1.0, 5.0).scale == 5.0
+
+
+def test_converters_run_after_any_init():
+    """On what was passed, on defaults, and on what an own __init__ assigned; once each."""
+    calls = []
+
+    def convert(value):
+        calls.append(value)
+        return value + 1
+
+    class Generated(pm.Module):
+        x: int = pm.field(converter=convert)
+        y: int = pm.field(converter=convert, default=10)
+
+    class Own(pm.Module):
+        x: int = pm.field(converter=convert)
+
+        def __init__(self):
+            self.x = 1
+            self.x = self.x + 1
+
+    made = Generated(1)
+    assert (made.x, made.y, calls) == (2, 11, [1, 10])
+    calls.clear()
+    assert Own().x == 3
+    assert calls == [2]
+    assert Converted([1.0]).sizes == (1, 2)
+
+
+def test_converters_are_inherited_and_can_be_overridden():
+    """A subclass that declares the field anew has its own converter, or none."""
+
+    class Base(pm.Module):
+        x: object = pm.field(converter=str)
+
+    class Same(Base):
+        pass
+
+    class Other(Base):
+        x: object
+
+    assert Same(1).x == "1"
+    assert Other(1).x == 1
+
+
+def test_a_converters_parameter_is_what_init_takes():
+    """The annotation of the parameter is the converter's, for it describes what goes in."""
+
+    def convert(value: list[int]) -> jax.Array:
+        return jnp.asarray(value)
+
+    class Layer(pm.Module):
+        weight: jax.Array = pm.field(converter=convert)
+        other: int = pm.field(converter=lambda x: x)
+        third: str
+
+    hints = Layer.__init__.__annotations__
+    assert hints["weight"] == list[int]
+    assert hints["other"] is typing.Any
+    assert hints["third"] is str
+
+
+def test_order_after_init():
+    """Defaults, then converters, then freezing, then checks from the class up to its bases."""
+    seen = []
+
+    class Base(pm.Module):
+        x: int = pm.field(converter=lambda v: seen.append("converter") or v)
+
+        def __check_init__(self):
+            seen.append("base check")
+            with pytest.raises(pm.PytreemodError, match="frozen"):
+                self.x = 2
+
+    class Layer(Base):
+        def __init__(self, x):
+            seen.append("init")
+            self.x = x
+
+        def __check_init__(self):
+            seen.append(f"check of {self.x}")
+            assert len(jax.tree.leaves(self)) == 1
+
+    Layer(1)
+    assert seen[:3] == ["init", "converter", "check of 1"]
+    assert seen[3:] == ["base check"]
+
+
+def test_check_init_refuses_instances():
+    """An error in __check_init__ is the caller's; replace checks again, unflatten does not."""
+    with pytest.raises(ValueError, match="low 2 is above high 1"):
+        Checked(2, 1)
+    with pytest.raises(ValueError, match="low 5 is above high 2"):
+        Checked(1, 2).replace(low=5)
+
+    assert jax.tree.map(lambda x: -x, Checked(1, 2)).low == -1
+
+
+def test_post_init_sees_fields_and_init_vars():
+    """__post_init__ gets the InitVars, may assign fields, and runs before converters."""
+    made = Prepared(2.0, ramp(2))
+
+    assert made.scaled.tolist() == [2.0, 4.0]
+    assert not hasattr(made, "scale")
+    assert string_annotations.Initialized(2).weight.shape == (2,)
+    assert string_annotations.Initialized().weight.shape == (3,)
+
+
+def test_inherited_post_init_runs():
+    """A subclass without __init__ keeps its base's __post_init__, new fields included."""
+
+    class More(Prepared):
+        extra: int = 0
+
+    made = More(3.0, ramp(1), 5)
+    assert (made.scaled.tolist(), made.extra) == ([3.0], 5)
+
+
+def test_a_field_that_init_does_not_set_is_refused():
+    """The class and the field are named, and the line to write is shown."""
+
+    class Forgetful(pm.Module):
+        weight: jax.Array
+        bias: jax.Array
+
+        def __init__(self):
+            self.weight = ramp(1)
+
+    with pytest.raises(
+        FieldError,
+        match=r"Forgetful: expected every field to be set, got Field 'bias' was not initialized\.\n"
+        r"  set it in [^\n]*Forgetful\.__init__, or give it a default:\n      self\.bias = \.\.\.$",
+    ):
+        Forgetful()
+
+
+def test_a_field_that_post_init_does_not_set_is_refused():
+    """The same for init=False fields, which __post_init__ has to set."""
+
+    class Unset(pm.Module):
+        weight: jax.Array = pm.field(init=False)
+
+    with pytest.raises(FieldError, match=r"Field 'weight' was not initialized\.\n  set it in [^\n]*Unset\.__post_init__"):
+        Unset()
+
+
+def test_class_level_defaults_fill_in_under_an_own_init():
+    """A field with a default that __init__ does not set has it, and stays in the tree."""
+    made = DefaultsUnderOwnInit(2)
+
+    assert (made.scale, made.act) == (2.0, double)
+    assert len(jax.tree.leaves(made)) == 2
+    assert "scale" in vars(made)
+
+
+def test_a_field_without_default_after_one_with_is_refused():
+    """When the class is made; the cures are named."""
+    with pytest.raises(
+        FieldError,
+        match=r"non-default argument 'y' follows default argument 'x'\.\n  give it a default, or make "
+        r"it a keyword:\n      y: \.\.\. = pm\.field\(kw_only=True\)",
+    ):
+
+        class Wrong(pm.Module):
+            x: int = 1
+            y: int
+
+
+def test_replace_converts_checks_and_divides_again():
+    """replace is construction with the other fields kept, whatever the class's __init__ is."""
+    assert Converted([1.0]).replace(weight=[3.0]).weight.tolist() == [3.0]
+    layer = Child("a", 2).replace(name="b", offset=1)
+    assert (layer.name, layer.size) == ("b", 2)
+    assert isinstance(layer.offset, jax.Array)
+    assert len(jax.tree.leaves(Holder(affine()).replace(content=double))) == 0
+    assert len(jax.tree.leaves(Holder(double).replace(content="text"))) == 0
+    assert len(jax.tree.leaves(Holder(double).replace(content=1.0))) == 1
+
+
+@pytest.mark.parametrize("make", [affine, lambda: Child("a", 2)])
+def test_replace_of_an_unknown_field_is_refused(make):
+    """The fields that there are, are listed."""
+    fields = ", ".join(f.name for f in dataclasses.fields(make()))
+    with pytest.raises(FieldError, match=rf"\.replace: expected fields \({fields}\), got wieght=f32\[2\]"):
+        make().replace(wieght=ramp(2))
+
+
+@pytest.mark.skipif(not hasattr(__import__("copy"), "replace"), reason="copy.replace came with 3.13")
+def test_copy_replace():
+    """copy.replace is m.replace."""
+    import copy
+
+    assert copy.replace(Child("a", 2), name="b").name == "b"
+
+
+def test_dataclasses_functions_work():
+    """fields, is_dataclass, replace and asdict see a Module as the dataclass that it is."""
+    layer = affine()
+
+    assert [f.name for f in dataclasses.fields(Affine)] == ["weight", "bias"]
+    assert dataclasses.is_dataclass(layer)
+    assert dataclasses.replace(Checked(1, 2), low=0).low == 0
+    assert dataclasses.asdict(Checked(1, 2)) == {"low": 1, "high": 2}
+
+
+def test_mutable_defaults_are_refused():
+    """As for dataclasses: a list would be shared by all instances."""
+    with pytest.raises(ValueError, match="mutable default .*use default_factory"):
+
+        class Wrong(pm.Module):
+            x: list = []  # noqa: RUF012
+
+
+def test_instances_of_modules_may_be_defaults():
+    """A Module is immutable, and so may be shared."""
+
+    class Outer(pm.Module):
+        inner: Affine = Affine(1.0, 2.0)
+        made: Affine = pm.field(default=Affine(3.0, 4.0))
+
+    assert jax.tree.leaves(Outer()) == [1.0, 2.0, 3.0, 4.0]
+    assert Outer().inner is Outer().inner
+
+
+def test_an_init_that_fails_leaves_nothing_behind():
+    """After an error in __init__ the class works as before."""
+
+    class Fragile(pm.Module):
+        x: int
+
+        def __init__(self, x):
+            self.x = 1 // x
+
+    with pytest.raises(ZeroDivisionError, match="by zero"):
+        Fragile(0)
+    assert Fragile(1).x == 1
+
+
+def test_init_may_read_call_and_assign_twice():
+    """While it runs, an instance is an ordinary object, methods and transforms included."""
+
+    class Busy(pm.Module):
+        first: jax.Array
+        second: jax.Array
+
+        def __init__(self):
+            self.first = ramp(2)
+            self.second = self.twice()
+            self.second = jax.jit(lambda m: m.first * 3)(self)
+            self.second += 1
+
+        def twice(self):
+            return self.first * 2
+
+    assert Busy().second.tolist() == [4.0, 7.0]
+
+
+def test_init_subclass_and_new_work_as_ever():
+    """__init_subclass__ keywords and an own __new__ are Python's."""
+    made = []
+
+    class Registered(pm.Module):
+        x: int
+
+        def __init_subclass__(cls, tag=None, **kwargs):
+            super().__init_subclass__(**kwargs)
+            made.append(tag)
+
+        def __new__(cls, x):
+            return super().__new__(cls)
+
+    class Sub(Registered, tag="here"):
+        pass
+
+    assert made == ["here"]
+    assert Sub(1).x == 1
+
+
+def test_new_may_return_something_else():
+    """What __new__ returns is returned, finished only if it is a new instance of the class."""
+
+    class Choosing(pm.Module):
+        x: int
+
+        def __new__(cls, x):
+            return x if x > 1 else super().__new__(cls)
+
+    assert Choosing(5) == 5
+    assert Choosing(1).x == 1
+
+
+def test_threads_construct_at_once():
+    """Many threads that build instances of one class at once get what they asked for."""
+
+    def build(i):
+        return Child(f"name {i}", 2).replace(temperature=float(i))
+
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(build, range(64)))
+    assert [(m.name, m.temperature) for m in made] == [(f"name {i}", float(i)) for i in range(64)]
+
+
+@pytest.mark.parametrize("value", [float("nan"), -0.0, 0.0, True, 1, 1.0])
+def test_values_are_stored_as_they_are(value):
+    """No value is exchanged for another that Python calls equal."""
+
+    class Plain(pm.Module):
+        data: object
+        config: object = pm.field(static=True)
+
+    for other in (1, True, 1.0, 0.0, -0.0):
+        Plain(other, other)
+    made = Plain(value, value)
+    assert repr((made.data, made.config)) == repr((value, value))
+    assert type(made.config) is type(value)

@@ -1,0 +1,201 @@
+"""What is data and what is configuration."""
+
+import enum
+import functools as ft
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import FieldError
+from pytreemod.module.division import is_configuration
+from tests.helpers.trees import Affine, Holder, OwnInit, Pair, Static, affine, double, ramp
+
+CONFIGURATION = {
+    "function": double,
+    "lambda": lambda x: x,
+    "built-in": max,
+    "method of a built-in": [].append,
+    "jitted": jax.jit(double),
+    "custom_jvp": jax.custom_jvp(double),
+    "custom_vjp": jax.custom_vjp(double),
+    "jax.nn.relu": jax.nn.relu,
+    "ufunc": np.exp,
+    "jnp ufunc": jnp.add,
+    "functools.partial": ft.partial(double, 1),
+    "vmapped": jax.vmap(double),
+    "grad": jax.grad(double),
+    "string": "text",
+    "string enumeration": enum.StrEnum("Mode", ["TRAIN"]).TRAIN,
+    "class": int,
+    "Module class": Affine,
+    "method of a plain class": ft.partial(str.join, ","),
+    "operator": operator.itemgetter(1),
+    "optax transformation's function": optax.sgd(0.1).init,
+}
+DATA = {
+    "number": 1,
+    "float": 1.0,
+    "complex": 1j,
+    "bool": True,
+    "None": None,
+    "array": ramp(2),
+    "NumPy array": np.ones(2),
+    "NumPy scalar": np.float32(1),
+    "key": jax.random.key(0),
+    "struct": jax.ShapeDtypeStruct((), jnp.float32),
+    "list": [1],
+    "tuple": (double, 1),
+    "dict": {"a": "b"},
+    "named tuple": Pair(1, 2),
+    "Module": affine(),
+    "callable Module": OwnInit(2),
+    "Partial": pm.Partial(double, 1),
+    "jax Partial": jax.tree_util.Partial(double, 1),
+    "bound method": affine().scaled,
+    "filter_jit": pm.filter_jit(double),
+    "filter_jit of a Module": pm.filter_jit(affine()),
+    "object": object(),
+    "bytes": b"bytes",
+    "set": frozenset({1}),
+    "enumeration": enum.Enum("Color", ["RED"]).RED,
+    "optax transformation": optax.sgd(0.1),
+}
+
+
+@pytest.mark.parametrize("value", CONFIGURATION.values(), ids=CONFIGURATION.keys())
+def test_callables_strings_and_classes_are_configuration(value):
+    """What JAX can never hold as data is configuration without being declared."""
+    assert is_configuration(value)
+    assert jax.tree.leaves(Holder(value)) == []
+    assert jax.tree.map(lambda x: 1 / 0, Holder(value)).content is value
+
+
+@pytest.mark.parametrize("value", DATA.values(), ids=DATA.keys())
+def test_everything_else_is_data(value):
+    """Numbers, arrays, containers, Modules and unknown objects are children."""
+    assert not is_configuration(value)
+    assert jax.tree.structure(Holder(value)).num_leaves == jax.tree.structure(value).num_leaves
+    children, _ = pm.tree_flatten_one_level(Holder(value))
+    assert children == [value] if not pm.is_array(value) else children[0] is value
+
+
+def test_one_class_may_divide_in_several_ways():
+    """A field may hold a function in one instance and a Module in the next."""
+    with_function, with_module = Holder(double), Holder(affine())
+
+    assert jax.tree.structure(with_function) == jax.tree.structure(Holder(double))
+    assert jax.tree.structure(with_function) != jax.tree.structure(with_module)
+    assert len(jax.tree.leaves([with_function, with_module, Holder(1)])) == 3
+
+
+def test_the_division_is_made_once():
+    """Unflattening restores the split that flattening made, whatever the leaves have become."""
+    functions = jax.tree.map(lambda _: double, affine())
+    assert jax.tree.leaves(functions) == [double, double]
+
+    hollow = jax.tree.map(lambda _: None, Holder(1))
+    filled = jax.tree.unflatten(jax.tree.structure(Holder(1)), ["text"])
+    assert jax.tree.leaves(hollow) == []
+    assert jax.tree.leaves(filled) == ["text"]
+
+
+ARRAYS_IN = {
+    "array": (ramp(2), r"got f32\[2\]\.\n  declare"),
+    "NumPy array": (np.ones((2, 1)), r"got f64\[2,1\]\."),
+    "NumPy scalar": (np.float32(1), r"got f32\[\]\."),
+    "key": (jax.random.key(0), r"got key<fry>\[\]\."),
+    "in a tuple": ((1, ramp(2)), r"got f32\[2\]\.\n  at size\[1\]: f32\[2\]\n"),
+    "in a list": ([ramp(2)], r"\n  at size\[0\]: f32\[2\]\n"),
+    "in a dict": ({"a": (0, ramp(3))}, r"\n  at size\['a'\]\[1\]: f32\[3\]\n"),
+    "in a Module": (Holder([ramp(2, 3)]), r"got f32\[2,3\]\."),
+    "in a callable Module": (affine(), r"got f32\[2,3\]\."),
+}
+
+
+@pytest.mark.parametrize(("value", "text"), ARRAYS_IN.values(), ids=ARRAYS_IN.keys())
+def test_an_array_in_a_static_field_is_refused(value, text):
+    """By construction, own __init__, replace and surgery; the cures are code."""
+    text = rf"^Static\.size: expected no array in a static field, {text}" if "got" in text else text
+    with pytest.raises(FieldError, match=text) as caught:
+        Static(1.0, value)
+    assert "size: jax.Array = pm.buffer()" in str(caught.value)
+    assert "size: tuple[float, ...] = pm.field(static=True)" in str(caught.value)
+    with pytest.raises(FieldError, match="expected no array in a static field"):
+        Static(1.0, 2).replace(size=value)
+    with pytest.raises(FieldError, match="expected no array in a static field"):
+        pm.tree_at(lambda m: m.size, Static(1.0, 2), value)
+
+
+def test_an_array_in_a_static_field_is_refused_under_a_trace():
+    """A traced array in configuration would leak out of its trace."""
+    with pytest.raises(FieldError, match=r"Static\.size: expected no array in a static field, got f32\[2\]"):
+        jax.jit(lambda x: Static(1.0, x).weight)(ramp(2))
+
+
+WITH_ARRAYS_INSIDE = {
+    "functools.partial": (ft.partial(double, ramp(2)), r"content\.args\[0\]: f32\[2\]"),
+    "partial by keyword": (ft.partial(double, x=ramp(2)), r"content\.keywords\['x'\]: f32\[2\]"),
+    "partial of a Module": (ft.partial(affine(), 1), r"content\.func: f32\[2,3\]"),
+    "jax.jit of a Module": (jax.jit(affine()), r"content\.__wrapped__: f32\[2,3\]"),
+    "jax.jit of a bound method": (jax.jit(affine().scaled), r"content\.__wrapped__: f32\[2,3\]"),
+    "jax.vmap of a Module": (jax.vmap(affine()), r"content\.__wrapped__: f32\[2,3\]"),
+    "jax.jit of a partial": (
+        jax.jit(ft.partial(double, ramp(2))),
+        r"content\.__wrapped__\.args\[0\]: f32\[2\]",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "place"), WITH_ARRAYS_INSIDE.values(), ids=WITH_ARRAYS_INSIDE.keys()
+)
+def test_a_callable_that_hides_arrays_is_refused(value, place):
+    """Arrays inside a wrapped function would be constants that nothing trains: the cure is shown."""
+    with pytest.raises(
+        FieldError,
+        match=rf"^Holder\.content: expected a callable without arrays inside, or a pytree, got "
+        rf"[^\n]* which hides f32[^\n]*\n  at {place}\n",
+    ) as caught:
+        Holder(value)
+    assert "pm.Partial(f, array) instead of functools.partial(f, array)" in str(caught.value)
+    assert "pm.filter_jit(f)" in str(caught.value)
+
+
+def test_the_cures_of_that_error_work():
+    """filter_jit and Partial keep the arrays visible."""
+    for value in (pm.filter_jit(affine()), pm.Partial(double, ramp(2)), pm.filter_vmap(affine())):
+        assert jax.tree.leaves(Holder(value)) != []
+
+
+def test_functions_that_close_over_arrays_are_let_be():
+    """A closure is opaque: what is inside cannot be seen, here or in JAX."""
+    x = ramp(2)
+
+    assert jax.tree.leaves(Holder(lambda: x)) == []
+
+
+def test_construction_never_flattens_field_values():
+    """A node of an unknown kind is stored as it is, unopened, beside data and configuration."""
+    opened = []
+
+    @jax.tree_util.register_pytree_node_class
+    class Touchy:
+        def tree_flatten(self):
+            opened.append(self)
+            raise RuntimeError("do not touch")
+
+        @classmethod
+        def tree_unflatten(cls, aux, children):
+            return cls()
+
+    thing = Touchy()
+    for value in (thing, [thing], {"a": thing}, Holder(thing), Affine(thing, thing)):
+        Holder(value)
+        OwnInit(2)
+    assert Holder(thing).replace().content is thing
+    assert opened == []

@@ -1,0 +1,94 @@
+"""Declaring fields."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import FieldError
+from tests.helpers.trees import Buffered, Static, ramp
+
+
+def test_field_takes_what_dataclasses_field_takes():
+    """Every argument of dataclasses.field arrives in the field."""
+    declared = pm.field(
+        default=3, init=False, repr=False, hash=True, compare=False, kw_only=True,
+        metadata={"mine": 1},
+    )  # fmt: skip
+
+    assert isinstance(declared, dataclasses.Field)
+    assert (declared.default, declared.init, declared.repr) == (3, False, False)
+    assert (declared.hash, declared.compare, declared.kw_only) == (True, False, True)
+    assert dict(declared.metadata) == {"mine": 1}
+    assert pm.field(default_factory=list).default_factory is list
+
+
+def test_metadata_keys_are_static_converter_and_role():
+    """Libraries that look into a field's metadata find the keys that they expect."""
+    assert pm.field(static=True).metadata == {"static": True}
+    assert pm.field(converter=tuple).metadata == {"converter": tuple}
+    assert pm.field(role="lora").metadata == {"role": "lora"}
+    assert pm.buffer(converter=tuple).metadata == {"converter": tuple, "role": "buffer"}
+    assert pm.static_field(default=1).metadata == {"static": True}
+    assert pm.field().metadata == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"metadata": {"static": True}}, r"Cannot use metadata with `static` already set"),
+        ({"metadata": {"converter": 1}}, r"Cannot use metadata with `converter` already set"),
+        ({"metadata": {"role": "a", "x": 1}}, r"Cannot use metadata with `role` already set"),
+        ({"converter": 3}, r"field\(converter\): expected a function, got 3\."),
+        ({"role": 3}, r"field\(role\): expected a string, got 3\."),
+        ({"role": None}, r"field\(role\): expected a string, got None\."),
+        (
+            {"static": True, "role": "lora"},
+            r"field: expected a role for data, or static=True, got both, static=True and role='lora'",
+        ),
+        ({"default": 1, "default_factory": list}, r"field: .*cannot specify both default and"),
+        ({"statik": True}, r"field: .*unexpected keyword argument 'statik'"),
+    ],
+)
+def test_misuse_is_refused(arguments, text):
+    """A misspelt argument, a wrong type or a contradiction is a FieldError that says which."""
+    with pytest.raises(FieldError, match=text):
+        pm.field(**arguments)
+
+
+def test_metadata_error_shows_the_argument_to_use():
+    """The cure is code to paste."""
+    with pytest.raises(FieldError, match=r"\n      pm\.field\(static=\.\.\.\)$"):
+        pm.field(metadata={"static": True})
+
+
+def test_buffer_is_left_alone_by_filter_grad():
+    """A buffer is data that goes through transforms, but no gradient and no trainable leaf."""
+    model = Buffered(ramp(2), ramp(2), ramp(2))
+    gradient = pm.filter_grad(lambda m: jnp.sum(m.weight * m.mean * m.low_rank))(model)
+
+    assert len(jax.tree.leaves(model)) == 3
+    assert gradient.mean is None
+    assert gradient.weight.shape == (2,)
+    assert pm.trainable(model)[0].mean is None
+
+
+def test_static_fields_are_structure():
+    """A static field is no leaf, and trees that differ in it differ in structure."""
+    assert jax.tree.leaves(Static(1.0, 2, "a")) == [1.0]
+    assert jax.tree.structure(Static(1.0, 2)) != jax.tree.structure(Static(1.0, 3))
+
+
+def test_one_declaration_serves_one_field_only():
+    """Two classes that use field() get fields of their own."""
+
+    class First(pm.Module):
+        x: int = pm.field(static=True)
+
+    class Second(pm.Module):
+        x: int = pm.field(converter=float)
+
+    assert jax.tree.leaves(First(1)) == []
+    assert jax.tree.leaves(Second(1)) == [1.0]

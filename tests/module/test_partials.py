@@ -1,0 +1,89 @@
+"""Partial and module_update_wrapper."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import FieldError
+from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.trees import Holder, Wrapping, affine, double, ramp
+
+
+def collect(*args, **kwargs):
+    """What it was called with."""
+    return args, kwargs
+
+
+def test_partial_is_functools_partial():
+    """Stored arguments come first, stored keywords join those of the call."""
+    partial = pm.Partial(collect, 1, 2, a=3)
+
+    assert partial(4, b=5) == ((1, 2, 4), {"a": 3, "b": 5})
+    assert (partial.func, partial.args, partial.keywords) == (collect, (1, 2), {"a": 3})
+
+
+def test_partial_is_a_tree():
+    """A function is structure, a Module and the arguments are children."""
+    assert jax.tree.leaves(pm.Partial(double, 1, a=[2])) == [1, 2]
+    assert len(jax.tree.leaves(pm.Partial(affine(), ramp(3)))) == 3
+    gradient = pm.filter_grad(lambda p: jnp.sum(p()))(pm.Partial(affine(), ramp(3)))
+    assert_close(gradient.func.bias, jnp.ones(2))
+    assert gradient.args[0].shape == (3,)
+
+
+@pytest.mark.parametrize("name", ["func", "self", "args", "keywords"])
+def test_keywords_may_bear_any_name(name):
+    """A stored keyword does not collide with Partial's own."""
+    assert pm.Partial(collect, **{name: 1})() == ((), {name: 1})
+    assert pm.Partial(collect)(**{name: 1}) == ((), {name: 1})
+
+
+def test_a_keyword_given_twice_is_an_error():
+    """One that is stored and given again."""
+    with pytest.raises(TypeError, match="multiple values for keyword argument 'a'"):
+        pm.Partial(collect, a=1)(a=2)
+
+
+def test_update_wrapper_copies_what_names_a_function():
+    """Name, qualified name, docstring, module and annotations; the signature follows."""
+
+    def annotated(x: int, y: str = "a") -> float:
+        """What it does."""
+
+    wrapped = pm.module_update_wrapper(Wrapping(annotated))
+    assert (wrapped.__name__, wrapped.__doc__) == ("annotated", "What it does.")
+    assert wrapped.__qualname__.endswith("annotated")
+    assert wrapped.__module__ == __name__
+    assert list(inspect.signature(wrapped).parameters) == ["x", "y"]
+    assert wrapped.fn is annotated
+
+
+def test_update_wrapper_keeps_the_module_a_module():
+    """The names are configuration: the tree has the same leaves, and transforms keep them."""
+    wrapped = pm.module_update_wrapper(Wrapping(affine()))
+    again = pm.filter_jit(lambda m: m)(jax.tree.map(lambda x: x, wrapped))
+
+    assert len(jax.tree.leaves(wrapped)) == 2
+    assert_same(again.fn, affine())
+    named = pm.module_update_wrapper(Wrapping(double))
+    assert jax.tree.map(lambda x: x, named).__name__ == "double"
+    assert pm.filter_jit(lambda m: m)(named).__name__ == "double"
+    assert named(2) == 4
+
+
+def test_update_wrapper_takes_another_function():
+    """The names may come from elsewhere."""
+    assert pm.module_update_wrapper(Wrapping(double), collect).__name__ == "collect"
+
+
+def test_update_wrapper_needs_the_property():
+    """A class without a property __wrapped__ is refused, with the lines to add."""
+    with pytest.raises(
+        FieldError,
+        match=r"module_update_wrapper\(Holder\): expected a class with a property __wrapped__, got none\.\n"
+        r"  add it:\n      @property\n      def __wrapped__\(self\):\n          return self\.fn$",
+    ):
+        pm.module_update_wrapper(Holder(double))

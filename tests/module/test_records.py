@@ -1,0 +1,255 @@
+"""Frozen instances: what happens to an assignment, before and after."""
+
+import copy
+import dataclasses
+import subprocess
+import sys
+
+import jax
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import FieldError, FrozenError
+from tests.helpers.comparing import assert_same
+from tests.helpers.trees import Affine, Boxed, Child, Holder, OwnInit, Static, affine, by_hand, ramp
+
+FINISHED = {
+    "generated init": affine,
+    "own init": lambda: OwnInit(2),
+    "inherited": lambda: Child("a", 2),
+    "from tree_map": lambda: jax.tree.map(lambda x: x, affine()),
+    "from tree_at": lambda: pm.tree_at(lambda m: m.bias, affine(), 0),
+    "replaced": lambda: affine().replace(bias=0),
+    "copied": lambda: copy.copy(affine()),
+    "deep-copied": lambda: copy.deepcopy(affine()),
+    "from jax.jit": lambda: jax.jit(lambda m: m)(affine()),
+}
+every_finished = pytest.mark.parametrize("make", FINISHED.values(), ids=FINISHED.keys())
+
+
+@every_finished
+def test_assignment_after_construction_is_refused(make):
+    """The error names class, field and value, and shows both lines to write instead."""
+    module = make()
+    name = type(module).__name__
+    with pytest.raises(
+        FrozenError,
+        match=rf"^{name}\.weight: expected no assignment, for a Module is frozen, got cannot assign to "
+        r"field 'weight' the value f32\[2\]\.\n  make a new one; inside a larger model, name the place:"
+        r"\n      model = model\.replace\(weight=new\)\n      model = pm\.tree_at\(",
+    ):
+        module.weight = ramp(2)
+
+
+@every_finished
+def test_undeclared_attributes_cannot_be_added_later(make):
+    """A finished instance takes no new attribute either."""
+    with pytest.raises(FrozenError, match=r"no assignment, for a Module is frozen"):
+        make().cache = 1
+
+
+@every_finished
+def test_del_is_refused(make):
+    """A field cannot be deleted; the cure is a copy without the value."""
+    name = type(make()).__name__
+    with pytest.raises(
+        FrozenError,
+        match=rf"^{name}\.weight: expected no deletion, for a Module is frozen, got del on 'weight'\.\n"
+        r"  make a new one without the value:\n      model = model\.replace\(weight=None\)$",
+    ):
+        del make().weight
+
+
+@every_finished
+def test_augmented_assignment_is_refused(make):
+    """`model.weight += 1` is an assignment."""
+    module = make()
+    with pytest.raises(FrozenError, match="no assignment"):
+        module.weight += 1
+
+    assert_same(module.weight, make().weight)
+
+
+def test_del_during_construction_is_refused():
+    """There is nothing to gain from it."""
+
+    class Deleting(pm.Module):
+        x: int
+
+        def __init__(self):
+            self.x = 1
+            del self.x
+
+    with pytest.raises(FrozenError, match=r"Deleting\.x: expected no deletion"):
+        Deleting()
+
+
+def test_the_error_is_what_python_users_catch():
+    """FrozenError is dataclasses' own, and so an AttributeError."""
+    assert issubclass(FrozenError, dataclasses.FrozenInstanceError)
+    assert issubclass(FrozenError, AttributeError)
+    assert issubclass(FrozenError, pm.PytreemodError)
+
+
+@pytest.mark.parametrize("args", [(1, 2), ()])
+def test_init_again_is_refused(args):
+    """Calling __init__ on a finished instance would change it."""
+    with pytest.raises(
+        FrozenError,
+        match=r"^Affine\.__init__: expected an instance that is being built, got a finished one, which is "
+        r"frozen\.\n  make another:\n      model = Affine\(\.\.\.\)$|missing 2 required",
+    ) if args else pytest.raises(TypeError, match="missing 2 required"):
+        affine().__init__(*args)
+    layer = OwnInit(2)
+    with pytest.raises(FrozenError, match="no assignment"):
+        layer.__init__(3)
+
+
+def test_an_undeclared_attribute_is_refused_in_init():
+    """Fields are declared in the class body: the declaration is shown."""
+
+    class Undeclared(pm.Module):
+        weight: jax.Array
+
+        def __init__(self):
+            self.weight = ramp(1)
+            self.wieght = ramp(1)
+
+    with pytest.raises(
+        FrozenError,
+        match=r"Undeclared\.wieght: expected a declared field \(weight\), got an undeclared attribute "
+        r"'wieght'\.\n  declare it in the class body:\n      class [^\n]*Undeclared\(pm\.Module\):\n"
+        r"          wieght: jax\.Array$",
+    ):
+        Undeclared()
+
+
+def test_attributes_of_the_class_cannot_be_assigned_either():
+    """A method, a class variable or a property is no field."""
+
+    class Layer(pm.Module):
+        x: int
+        kind = "layer"
+
+        def __init__(self, name):
+            setattr(self, name, 1)
+
+        def method(self):
+            """Nothing."""
+
+        @property
+        def computed(self):
+            """Nothing."""
+
+    for name in ("kind", "method", "computed"):
+        with pytest.raises(AttributeError, match=rf"expected a declared field \(x\), got an undeclared attribute '{name}'|no setter"):
+            Layer(name)
+
+
+CYCLES = {
+    "method": lambda self: self.step,
+    "dunder method": lambda self: self.__call__,
+    "filter_jit": lambda self: pm.filter_jit(self.step),
+    "filter_grad": lambda self: pm.filter_grad(self.step),
+    "in a list": lambda self: [self.step],
+    "in a dict": lambda self: {"fn": self.step},
+    "in a tuple": lambda self: (1, self.step),
+    "in a Partial": lambda self: pm.Partial(self.step, 1),
+    "itself": lambda self: self,
+    "in a Module": lambda self: Holder(self.step),
+}
+
+
+@pytest.mark.parametrize("name", CYCLES)
+def test_an_own_method_in_a_field_is_refused(name):
+    """A tree cannot contain itself: the method, and what wraps it, is refused with the cure.
+
+    In a process of its own: JAX does not survive a tree that contains itself.
+    """
+    source = f"""
+import jax, pytreemod as pm
+from tests.module.test_records import CYCLES
+
+class Loop(pm.Module):
+    weight: float
+    fn: object
+    def __init__(self):
+        self.weight = 1.0
+        self.fn = CYCLES[{name!r}](self)
+    def step(self, x):
+        return x
+    def __call__(self, x):
+        return x
+
+try:
+    jax.tree.leaves(Loop())
+except BaseException as error:
+    print(type(error).__name__, error)
+"""
+    run = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
+    assert run.stdout.startswith("FieldError Loop.fn: expected a value that does not contain the instance itself, got ")
+    assert "Cannot assign methods in __init__" in run.stdout
+    assert "write a method" in run.stdout
+
+
+def test_a_method_of_another_instance_is_a_value():
+    """Only the own methods make a cycle; also those of an equal instance do not."""
+    other = affine()
+
+    assert Holder(other.scaled).content.__self__ is other
+    assert Holder(Holder(1).replace).content.__self__ == Holder(1)
+
+
+def test_instances_put_together_by_hand_are_modules():
+    """object.__new__ and object.__setattr__ give an instance that flattens, compares and copies."""
+    made = by_hand()
+
+    assert_same(jax.tree.leaves(made), jax.tree.leaves(Affine(ramp(2, 3), ramp(2))))
+    assert made == Affine(ramp(2, 3), ramp(2))
+    assert_same(copy.copy(made), made)
+    assert made.replace(bias=1).bias == 1
+    assert pm.tree_at(lambda m: m.weight, made, 1).weight == 1
+    assert repr(made) == "Affine(weight=f32[2,3], bias=f32[2])"
+    assert_same(jax.jit(lambda m: m)(made), made)
+    assert_same(pm.filter_jit(lambda m: m(ramp(3)))(made), made(ramp(3)))
+
+
+def test_instances_put_together_in_part_hold_what_was_set():
+    """Fields that were not set are not in the tree, and come back from a transform as unset."""
+    made = object.__new__(Static)
+    object.__setattr__(made, "weight", ramp(2))
+
+    assert len(jax.tree.leaves(made)) == 1
+    again = jax.tree.map(lambda x: x, made)
+    assert not hasattr(again, "size")
+    assert again.mode == "train"  # The class's own default, as for any Python object.
+    assert_same(pm.filter_jit(lambda m: m.weight)(made), ramp(2))
+
+
+def test_hand_made_instances_divide_by_what_they_hold():
+    """A function is configuration in them, too."""
+    made = object.__new__(Holder)
+    object.__setattr__(made, "content", max)
+
+    assert jax.tree.leaves(made) == []
+    assert jax.tree.map(lambda x: x, made).content is max
+
+
+def test_generic_instances_keep_working():
+    """Boxed[int](...) gets __orig_class__ from typing, and is a Module like others."""
+    boxed = Boxed[int](1)
+
+    assert boxed.__orig_class__ == Boxed[int]
+    assert boxed == Boxed(1)
+    assert jax.tree.map(lambda x: x, boxed) == boxed
+
+
+def test_reading_is_plain_python():
+    """There is no __getattribute__, and a class nobody jitted has no __getattr__ either."""
+
+    class Plain(pm.Module):
+        x: int
+
+    assert Plain.__getattribute__ is object.__getattribute__
+    assert not hasattr(Plain, "__getattr__")
+    assert vars(Plain(1))["x"] == 1

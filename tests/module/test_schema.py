@@ -1,0 +1,108 @@
+"""What is known of a Module class once its body has been read."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import pytest
+
+import pytreemod as pm
+from tests.helpers.trees import (
+    Affine,
+    Buffered,
+    Converted,
+    Defaults,
+    Holder,
+    OwnInit,
+    Static,
+    affine,
+    by_hand,
+    double,
+    every_module,
+)
+
+
+@every_module
+def test_names_are_data_and_configuration(make):
+    """The fields that are set are data or configuration, each one of the two, in order."""
+    module = make()
+    record = type(module).__record__
+    names, data = record.names(module), record.data_names(module)
+
+    assert names == tuple(n for n in record.fields if n in names)
+    assert set(data) <= set(names)
+    assert not set(data) & record.static
+    assert jax.tree.structure([getattr(module, n) for n in data]).num_leaves == len(
+        jax.tree.leaves(module)
+    )
+
+
+def test_roles():
+    """The default role is "param"; others are as declared."""
+    record = Buffered.__record__
+
+    assert [record.role(n) for n in record.fields] == ["param", "buffer", "lora", "lora"]
+
+
+def test_rebuild_keeps_the_division_unless_values_ask_for_another():
+    """A function in the place of data moves to configuration; a string, a label, does not."""
+    record = Holder.__record__
+    assert record.data_names(record.rebuild(Holder(1), {"content": double})) == ()
+    assert record.data_names(record.rebuild(Holder(1), {"content": "label"})) == ("content",)
+    assert record.data_names(record.rebuild(Holder(double), {"content": affine()})) == ("content",)
+    assert record.data_names(record.rebuild(Holder(double), {"content": "name"})) == ()
+
+
+def test_rebuild_shares_what_it_does_not_change():
+    """A copy with some fields exchanged; the original stays as it is."""
+    layer = affine()
+    changed = Affine.__record__.rebuild(layer, {"bias": 1})
+
+    assert changed.weight is layer.weight
+    assert layer.bias.shape == (2,)
+    assert type(changed) is Affine
+
+
+def test_a_hand_made_instance_is_not_finished():
+    """Only what construction finished can change no more, and may be remembered."""
+    record = Affine.__record__
+
+    assert record.is_finished(affine())
+    assert not record.is_finished(by_hand())
+
+
+@pytest.mark.parametrize(
+    ("make", "waits"),
+    [
+        (affine, True),
+        (lambda: OwnInit(2), True),
+        (lambda: Defaults(1.0), False),
+        (lambda: Static(1.0, 2), True),
+        (lambda: Converted([1.0]), True),
+    ],
+)
+def test_which_instances_may_wait(make, waits):
+    """A class whose defaults are data in containers is filled in at once; others may wait."""
+    module = make()
+    early = type(module).__record__.early(module)
+
+    assert (early is not None) is waits
+    assert pm.filter_jit(lambda m: m)(module) == module
+
+
+def test_threads_that_meet_new_divisions_at_once():
+    """Instances that divide in new ways, built by many threads, agree on their structure."""
+
+    class Fresh(pm.Module):
+        a: object
+        b: object
+        c: object = pm.field(static=True)
+
+    values = [1, double, "text", affine(), None, max]
+
+    def build(i):
+        made = Fresh(values[i % 6], values[i % 5], i % 4)
+        return jax.tree.structure(made)
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(build, range(120)))
+    assert found == [build(i) for i in range(120)]

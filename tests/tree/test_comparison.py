@@ -1,0 +1,185 @@
+"""tree_equal, tree_check, tree_flatten_one_level."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import StructureError
+from tests.helpers.trees import (
+    Affine,
+    Color,
+    OwnInit,
+    Pair,
+    Static,
+    affine,
+    double,
+    every_module,
+    every_tree,
+    ramp,
+)
+
+
+@every_tree
+def test_a_tree_equals_itself(make):
+    """tree_equal(t, t) is True, with typematch, too."""
+    tree = make()
+
+    assert pm.tree_equal(tree, tree) is True
+    assert pm.tree_equal(tree, tree, tree, typematch=True) is True
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (ramp(2), ramp(3)),
+        (ramp(2), ramp(1, 2)),
+        (ramp(2), ramp(2, start=2.0)),
+        (ramp(2), ramp(2).astype(jnp.bfloat16)),
+        (ramp(2), [1.0, 2.0]),
+        (jnp.asarray(1.0), 1.0),
+        (1, 2),
+        ("a", "b"),
+        (1, "1"),
+        (None, 0),
+        ([1], (1,)),
+        ([1], [1, 1]),
+        ({"a": 1}, {"b": 1}),
+        (Pair(1, 2), (1, 2)),
+        (Static(1, 2), Static(1, 3)),
+        (Static(1, 2, "a"), Static(1, 2, "b")),
+        (OwnInit(2), OwnInit(2, use_bias=False)),
+        (double, max),
+        (Color.RED, Color.BLUE),
+        (jax.random.key(0), jax.random.key(1)),
+        (jnp.asarray(np.nan), jnp.asarray(np.nan)),
+        (Affine, Affine(1, 2)),
+    ],
+)
+def test_differences_are_seen(a, b):
+    """Type, structure, configuration, shape, dtype and value all count; NaN equals nothing."""
+    assert pm.tree_equal(a, b) is False
+    assert pm.tree_equal([b, 1], [a, 1]) is False
+    assert pm.tree_equal(a, a, b) is False
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (1, 1.0),
+        (1, True),
+        (np.arange(3, dtype=np.int32), jnp.arange(3, dtype=np.int32)),
+        (np.float32(2), jnp.asarray(2.0)),
+        (np.float32(2), np.asarray(2.0, np.float32)),
+    ],
+)
+def test_typematch_tells_types_apart(a, b):
+    """Equal values of different types are equal unless typematch is asked for."""
+    assert pm.tree_equal(a, b) is True
+    assert pm.tree_equal(a, b, typematch=True) is False
+
+
+def test_tolerances():
+    """rtol and atol are for floating arrays; a NaN is close to nothing."""
+    a, b = jnp.asarray([1.0, 100.0]), jnp.asarray([1.001, 100.1])
+
+    assert pm.tree_equal(a, b) is False
+    assert pm.tree_equal(a, b, rtol=1e-2) is True
+    assert pm.tree_equal(a, b, atol=1e-2) is False
+    assert pm.tree_equal(a, b, atol=0.2) is True
+    assert pm.tree_equal(np.asarray([np.nan]), np.asarray([np.nan]), rtol=1.0) is False
+    assert pm.tree_equal(jnp.asarray(1), jnp.asarray(2), rtol=10.0) is False
+
+
+def test_under_a_trace_the_answer_is_an_array():
+    """Where values are traced the answer is traced; a structural difference is still a bool."""
+    same = jax.jit(pm.tree_equal)
+
+    assert same(affine(), affine()).dtype == bool
+    assert bool(same(affine(), affine()))
+    assert not bool(same(affine(), affine(start=2.0)))
+    kinds = []
+    jax.make_jaxpr(lambda x: kinds.append(pm.tree_equal([x], (x,))))(1.0)
+    jax.make_jaxpr(lambda x: kinds.append(pm.tree_equal([x, 1], [x, 2])))(1.0)
+    assert kinds == [False, False]
+
+
+@every_module
+def test_equality_of_modules_is_one_bool(make):
+    """m == m is True, m != m is False, and m equals nothing of another type."""
+    module = make()
+
+    assert (module == module) is True
+    assert (module != module) is False
+    assert (module == 3) is False
+    assert (module == [module]) is False
+
+
+def test_flatten_one_level():
+    """The immediate children, and a structure that puts them together."""
+    tree = [1, (2, 3), affine(), None]
+    children, treedef = pm.tree_flatten_one_level(tree)
+
+    assert children == tree
+    assert all(x is y for x, y in zip(children, tree, strict=True))
+    assert treedef.unflatten(children) == tree
+
+
+def test_flatten_one_level_of_a_module():
+    """The children of a Module are its data, in order."""
+    layer = affine()
+    children, treedef = pm.tree_flatten_one_level(layer)
+
+    assert children[0] is layer.weight
+    assert children[1] is layer.bias
+    assert treedef.unflatten([1, 2]) == Affine(1, 2)
+
+
+def test_flatten_one_level_of_a_leaf_and_of_none():
+    """A leaf's only child is itself; None has no children."""
+    assert pm.tree_flatten_one_level(5)[0] == [5]
+    assert pm.tree_flatten_one_level(None)[0] == []
+
+
+def test_flatten_one_level_refuses_a_node_in_itself():
+    """A list that contains itself is refused."""
+    tree = []
+    tree.append(tree)
+
+    with pytest.raises(StructureError, match="expected a tree, got a node that contains itself"):
+        pm.tree_flatten_one_level(tree)
+
+
+@every_tree
+def test_check_accepts_trees(make):
+    """Every tree of the catalogue is one, shared leaves included."""
+    assert pm.tree_check(make()) is None
+
+
+def test_check_names_both_places_of_a_shared_node():
+    """A layer that stands in two places would become two: both paths are in the error."""
+    layer = affine()
+    with pytest.raises(
+        StructureError,
+        match=r"tree_check: expected each node once, got one node twice\.\n"
+        r"  at \['encoder'\]\n  at \['heads'\]\[1\]",
+    ):
+        pm.tree_check({"encoder": layer, "heads": [affine(), layer]})
+
+
+def test_check_lets_leaves_and_empty_nodes_be_shared():
+    """An array, None, () and a Module without fields may be anywhere, any number of times."""
+    x, empty = ramp(2), ()
+
+    pm.tree_check([x, x, None, None, empty, empty, pm.nn.Identity()])
+
+
+def test_check_refuses_a_node_in_itself():
+    """A cycle is an error that names where it starts and where it closes."""
+    tree = {"a": []}
+    tree["a"].append(tree["a"])
+    with pytest.raises(
+        StructureError, match=r"got a node that contains itself\.\n  at \['a'\]\n  at \['a'\]\[0\]"
+    ):
+        pm.tree_check(tree)

@@ -1,0 +1,309 @@
+"""What an access function is shown, and what it may do."""
+
+from collections import OrderedDict
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import AccessError, SpecError
+from pytreemod.tree.locating import locate
+from pytreemod.tree.paths import path_text
+from tests.helpers.trees import (
+    Affine,
+    Containers,
+    Defaults,
+    Holder,
+    OwnGetattr,
+    OwnGetattribute,
+    OwnInit,
+    Pair,
+    Parent,
+    Registered,
+    Static,
+    WithProperty,
+    Wrapping,
+    affine,
+    double,
+    ramp,
+)
+
+
+def named(where, tree, is_leaf=None):
+    """The paths that `where` names."""
+    found = locate(where, tree, is_leaf, "where")
+    texts = [path_text(target.path) for target in found.targets]
+    return texts[0] if found.single else texts
+
+
+def everything():
+    """A tree of nodes of every kind."""
+    return {
+        "layers": [affine(), OwnInit(2), Defaults(ramp(1), act=affine())],
+        "pair": Pair(1, (2, ())),
+        "ordered": OrderedDict(z=1, a=[2]),
+        "registered": Registered([1], "note"),
+        "nothing": None,
+    }
+
+
+class Middle(pm.Module):
+    """Finds its own parts."""
+
+    parts: list
+
+    def middle(self):
+        """A method to be used as an access."""
+        return self.parts[len(self.parts) // 2]
+
+    @property
+    def last(self):
+        """A property to be used as an access."""
+        return self.parts[-1]
+
+    def __getitem__(self, i):
+        return self.parts[i]
+
+    def __iter__(self):
+        return iter(self.parts)
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        (lambda t: t, "<root>"),
+        (lambda t: t["layers"], "['layers']"),
+        (lambda t: t["layers"][0], "['layers'][0]"),
+        (lambda t: t["layers"][-1].act.bias, "['layers'][2].act.bias"),
+        (lambda t: t["layers"][1].size, "['layers'][1].size"),
+        (lambda t: t["layers"][2].name, "['layers'][2].name"),
+        (lambda t: t["layers"][2].bias, "['layers'][2].bias"),
+        (lambda t: t["pair"].second[0], "['pair'].second[0]"),
+        (lambda t: t["pair"].second[1], "['pair'].second[1]"),
+        (lambda t: t["ordered"]["a"][0], "['ordered']['a'][0]"),
+        (lambda t: t["registered"].value[0], "['registered'].value[0]"),
+        (lambda t: t["nothing"], "['nothing']"),
+        (lambda t: [x.weight for x in t["layers"]], [f"['layers'][{i}].weight" for i in range(3)]),
+        (lambda t: (t["pair"], t["nothing"]), ["['pair']", "['nothing']"]),
+        (lambda t: [x for x in t["layers"] if isinstance(x, OwnInit)], ["['layers'][1]"]),
+        (lambda t: t["layers"][1].bias if t["layers"][1].size == 2 else t, "['layers'][1].bias"),
+        (lambda t: getattr(t["layers"][0], "weight"), "['layers'][0].weight"),  # noqa: B009
+        (lambda t: [*t["layers"][:2], t["pair"].first], ["['layers'][0]", "['layers'][1]", "['pair'].first"]),
+        (lambda t: (), []),
+        (lambda t: [(t["pair"].first,), [t["nothing"]]], ["['pair'].first", "['nothing']"]),
+    ],
+)
+def test_access_is_recognized(where, expected):
+    """Attributes, items, slices, loops, isinstance and configuration, alone and in sequences."""
+    assert named(where, everything()) == expected
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        (lambda m: m.middle(), "parts[1]"),
+        (lambda m: m.last, "parts[2]"),
+        (lambda m: m[0], "parts[0]"),
+        (list, ["parts[0]", "parts[1]", "parts[2]"]),
+        (Middle.middle, "parts[1]"),
+    ],
+)
+def test_methods_and_properties_work_as_accesses(where, expected):
+    """The class's own methods find nodes in the stand-in as in the tree."""
+    assert named(where, Middle([1, affine(), 3])) == expected
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: OwnGetattr(ramp(2)),
+        lambda: OwnGetattribute(ramp(2)),
+        lambda: WithProperty(ramp(2)),
+        lambda: Parent(2),
+        lambda: Static(ramp(2), 3),
+    ],
+)
+def test_classes_that_answer_for_themselves(make):
+    """A class's own __getattr__, __getattribute__ or property does not get in the way."""
+    assert named(lambda m: m.weight, make()) == "weight"
+    if isinstance(make(), (OwnGetattr, OwnGetattribute)):
+        assert locate(lambda m: [m.weight] if m.magic == 42 else m, make(), None, "w").targets
+
+
+def test_equal_nodes_are_told_apart():
+    """One array in two places, equal numbers, equal Nones: the access says which is meant."""
+    x = ramp(2)
+    tree = [x, Holder(x), 1, 1, None, None, (), ()]
+
+    assert named(lambda t: t[0], tree) == "[0]"
+    assert named(lambda t: t[1].content, tree) == "[1].content"
+    assert [named(lambda t, i=i: t[i], tree) for i in (2, 3, 4, 5, 6, 7)] == [
+        f"[{i}]" for i in (2, 3, 4, 5, 6, 7)
+    ]
+
+
+def test_the_cost_follows_the_access():
+    """Only what `where` looks at is filled in: the sibling is not opened."""
+    opened = []
+
+    @jax.tree_util.register_pytree_node_class
+    class Spy:
+        def tree_flatten(self):
+            opened.append(self)
+            return (), None
+
+        @classmethod
+        def tree_unflatten(cls, aux, children):
+            return cls()
+
+    tree = Affine(1, Holder(Spy()))
+    opened.clear()
+
+    assert named(lambda m: m.weight, tree) == "weight"
+    assert opened == []
+
+
+def test_is_leaf_makes_leaves():
+    """A node that is_leaf stops at is one leaf, None included."""
+    tree = {"a": [1, None]}
+
+    assert named(lambda t: t["a"], tree, lambda x: isinstance(x, list)) == "['a']"
+    assert named(lambda t: t["a"][1], tree, lambda x: x is None) == "['a'][1]"
+    with pytest.raises(AccessError, match=r"looks inside it\.\n  at \['a'\]"):
+        named(lambda t: t["a"][1], tree, lambda x: isinstance(x, list))
+
+
+COMPUTING = {
+    "arithmetic": lambda m: m.weight + 1,
+    "arithmetic from the right": lambda m: 1 - m.weight,
+    "matmul": lambda m: m.weight @ m.bias,
+    "negation": lambda m: -m.weight,
+    "an attribute of a leaf": lambda m: m.weight.T,
+    "a method of a leaf": lambda m: m.weight.sum(),
+    "an item of a leaf": lambda m: m.weight[0],
+    "a comparison": lambda m: m.weight if m.bias == 1 else m.bias,
+    "another comparison": lambda m: m.weight if m.bias != 1 else m.bias,
+    "an order": lambda m: m.weight if m.bias < 1 else m.bias,
+    "a truth value": lambda m: m.weight if m.bias else m.bias,
+    "membership": lambda m: m.weight if m.bias in [1, 2] else m.bias,
+    "a conversion": lambda m: m.weight if float(m.bias) else m.bias,
+}
+
+
+@pytest.mark.parametrize("where", COMPUTING.values(), ids=COMPUTING.keys())
+def test_computing_with_a_leaf_is_refused(where):
+    """A `where` that computes, compares or looks inside a leaf is refused with path and cure."""
+    shape = (1,) if where in (COMPUTING["matmul"], COMPUTING["an item of a leaf"]) else ()
+    with pytest.raises(
+        AccessError, match=r"one that computes with a leaf, or looks inside it\.\n  at (weight|bias)"
+    ) as caught:
+        locate(where, Affine(jnp.ones(shape), jnp.ones(shape)), None, "where")
+    assert "tree_at(where, tree, replace_fn=f)" in str(caught.value)
+
+
+def test_calling_the_model_is_refused():
+    """A JAX function applied to a leaf is a computation, whatever error it meets inside."""
+    with pytest.raises(SpecError, match=r"computes with a leaf|needs the values of leaves"):
+        locate(lambda m: m(ramp(3)), affine(), None, "tree_at(where)")
+    with pytest.raises(SpecError, match=r"computes with a leaf|needs the values of leaves"):
+        locate(lambda m: jnp.sum(m.weight), affine(), None, "tree_at(where)")
+    with pytest.raises(SpecError, match=r"computes with a leaf|needs the values of leaves"):
+        locate(lambda m: np.sum(m.weight), affine(), None, "tree_at(where)")
+
+
+@pytest.mark.parametrize(
+    ("where", "got"),
+    [
+        (lambda m: 3, "3"),
+        (lambda m: None, "None"),
+        (lambda m: "weight", "'weight'"),
+        (lambda m: ramp(2), r"f32\[2\]"),
+        (lambda m: m.scaled, "the function Affine.scaled"),
+        (lambda m: [m.weight, 3], r"\[.*"),
+        (lambda m: {"w": m.weight}, r"\{.*"),
+        (lambda m: Affine(m.weight, m.bias), r"Affine\(.*"),
+        (lambda m: [m.weight, m.scaled], r"\[.*"),
+    ],
+)
+def test_an_answer_that_is_no_node_is_refused(where, got):
+    """A constant, a method, a new object: not a node of the tree."""
+    with pytest.raises(
+        SpecError,
+        match=rf"where: expected a function that returns nodes of the tree, got one that returns {got}",
+    ) as caught:
+        locate(where, affine(), None, "where")
+    assert "lambda tree: tree.layers[0].weight" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        (lambda t: t["layer"], KeyError),
+        (lambda t: t["layers"][9], IndexError),
+        (lambda t: t["layers"][0].wieght, AttributeError),
+        (lambda t: t.layers, AttributeError),
+        (lambda t: 1 / 0, ZeroDivisionError),
+    ],
+)
+def test_a_where_that_fails_on_the_tree_fails_as_it_would(where, error):
+    """A misspelt name gives Python's own error, as the access itself would."""
+    with pytest.raises(error, match=r"layer|range|wieght|layers|division"):
+        locate(where, everything(), None, "where")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("layers.*.weight", [f"['layers'][{i}].weight" for i in range(3)]),
+        ("layers[0]", "['layers'][0]"),
+        ("**.size", "['layers'][1].size"),
+        ("nothing", "['nothing']"),
+        ("ordered", "['ordered']"),
+        ("*.*.act", "['layers'][2].act"),
+    ],
+)
+def test_patterns_find_nodes(pattern, expected):
+    """A path pattern names nodes, the outermost that match; configuration, too."""
+    assert named(pattern, everything()) == expected
+
+
+def test_a_pattern_that_matches_no_node_is_refused():
+    """A misspelt pattern is an error that quotes it."""
+    with pytest.raises(SpecError, match=r"where: expected a path that is in the tree, got 'layer\.\*'"):
+        locate("layer.*", everything(), None, "where")
+
+
+def test_nodes_with_their_own_equality():
+    """Nodes whose `==` builds an expression, or refuses, are found by identity all the same."""
+
+    class Expression(pm.Module):
+        parts: object
+
+        def __eq__(self, other):
+            return Expression((self, other))
+
+        __hash__ = None
+
+    tree = {"x": Expression(1.0), "y": [Expression(Expression(2.0))]}
+    assert named(lambda t: t["x"], tree) == "['x']"
+    assert named(lambda t: t["y"][0].parts.parts, tree) == "['y'][0].parts.parts"
+
+
+def test_a_where_that_goes_through_a_wrapper():
+    """Wrappers that hold a Module are nodes like others."""
+    assert named(lambda m: m.fn.weight, Wrapping(affine())) == "fn.weight"
+    assert named(lambda m: m.content.__self__.bias, Holder(affine().scaled)) == "content.__self__.bias"
+    assert named(lambda m: m.content.__wrapped__.bias, Holder(pm.filter_jit(affine()))) == (
+        "content.__wrapped__.bias"
+    )
+
+
+def test_containers_in_the_stand_in_are_containers():
+    """len, `in`, items and enumerate see lists, tuples and dicts of the same sizes."""
+    tree = Containers([1, 2], {"a": 3, "b": 4}, (5, double))
+
+    assert named(lambda m: m.items[len(m.items) - 1], tree) == "items[1]"
+    assert named(lambda m: [v for k, v in m.table.items() if k == "b"], tree) == ["table['b']"]
+    assert named(lambda m: [m.pair[i] for i, _ in enumerate(m.pair)], tree) == ["pair[0]", "pair[1]"]

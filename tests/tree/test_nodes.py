@@ -1,0 +1,84 @@
+"""Opening nodes one level at a time."""
+
+from collections import OrderedDict, defaultdict
+
+import jax
+import jax.tree_util as jtu
+import pytest
+
+from pytreemod.errors import SpecError
+from pytreemod.tree.nodes import children_of, is_node, places, record_of
+from tests.helpers.trees import ALL_TREES, Affine, Buffered, Pair, Registered, every_tree
+from tests.labels import label
+
+
+def by_jax(node):
+    """The children of a node with their keys, as JAX tells them."""
+    pairs, _ = jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+    return [(path[0], child) for path, child in pairs]
+
+
+CONTAINERS = [
+    OrderedDict(b=1, a=2),
+    defaultdict(list, b=[1], a=2),
+    Pair(1, 2),
+    Registered(1, "note"),
+    jtu.Partial(max, 1, key=2),
+    {2: 1, 1: 2},
+    None,
+    (),
+]
+
+
+@pytest.mark.parametrize("node", CONTAINERS, ids=label)
+def test_children_are_what_jax_says(node):
+    """children_of gives the keys and children that JAX gives, in its order."""
+    children = children_of(node)
+
+    assert [key for key, _ in children] == [key for key, _ in by_jax(node)]
+    assert all(x is y for (_, x), (_, y) in zip(children, by_jax(node), strict=True))
+
+
+@every_tree
+def test_places_are_jax_leaves_with_their_paths(make):
+    """places(t) has the leaves and the paths of jax.tree_util.tree_leaves_with_path(t)."""
+    tree = make()
+    spots, expected = list(places(tree)), jtu.tree_leaves_with_path(tree)
+
+    assert [spot.path for spot in spots] == [path for path, _ in expected]
+    assert all(s.leaf is leaf for s, (_, leaf) in zip(spots, expected, strict=True))
+    assert all(len(spot.nodes) == len(spot.path) for spot in spots)
+
+
+@every_tree
+def test_a_leaf_is_no_node(make):
+    """is_node agrees with JAX on every tree and on every leaf of it."""
+    tree = make()
+
+    assert is_node(tree) == (tree is None or not jtu.all_leaves([tree]))
+    assert not any(map(is_node, jax.tree.leaves(tree)))
+    assert all((children_of(x) is None) == (not is_node(x)) for x in [tree, *jax.tree.leaves(tree)])
+
+
+def test_only_modules_carry_records():
+    """record_of is None for everything but instances of Module classes."""
+    assert record_of(Affine(1, 2)) is Affine.__record__
+    carriers = {name for name, make in ALL_TREES.items() if record_of(make()) is not None}
+    assert "affine" in carriers
+    assert not carriers & {"array", "list", "dict", "None", "registered", "named tuple"}
+    assert record_of(Affine) is None
+
+
+def test_dict_keys_that_cannot_be_sorted_are_refused():
+    """Keys of mixed types give an error, as they do in JAX."""
+    with pytest.raises(SpecError, match=r"dict in a tree: expected keys that can be sorted, got"):
+        children_of({1: 1, "a": 2})
+
+
+def test_roles_are_inherited_from_the_field_above():
+    """A leaf has the role of the innermost field that was given one explicitly."""
+    tree = [Buffered(1, Affine(2, [3]), 4, Buffered(5, 6, 7))]
+
+    assert [spot.role for spot in places(tree)] == [
+        "param", "buffer", "buffer", "lora", "lora", "buffer", "lora",
+    ]  # fmt: skip

@@ -1,0 +1,120 @@
+"""filter, partition and combine."""
+
+import jax
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import SpecError
+from tests.helpers.comparing import assert_identical
+from tests.helpers.trees import Affine, Pair, Static, affine
+
+
+def is_none(x):
+    """Where None is a leaf."""
+    return x is None
+
+
+def test_filter_keeps_replaces_and_inverts():
+    """What is not picked becomes `replace`; `inverse` swaps the two."""
+    tree = {"a": [1, "b"], "c": Affine(2.0, None)}
+
+    assert pm.filter(tree, lambda x: isinstance(x, int)) == {
+        "a": [1, None],
+        "c": Affine(None, None),
+    }
+    assert pm.filter(tree, lambda x: isinstance(x, int), replace=0)["a"] == [1, 0]
+    assert pm.filter(tree, lambda x: isinstance(x, int), inverse=True)["a"] == [None, "b"]
+
+
+def test_is_leaf_stops_the_descent():
+    """Specs, replacement and combination all see the leaves that is_leaf makes."""
+    tree = [(1, 2), None, 3]
+    stop = lambda x: isinstance(x, tuple) or x is None  # noqa: E731
+    first, second = pm.partition(tree, lambda x: x is None, replace=0, is_leaf=stop)
+
+    assert first == [0, None, 0]
+    assert second == [(1, 2), 0, 3]
+    assert pm.combine([None, 1], [(2, 3), None], is_leaf=lambda x: isinstance(x, tuple)) == [
+        (2, 3),
+        1,
+    ]
+
+
+def test_configuration_is_in_both_halves():
+    """Static fields are structure: each half has them, and combine gets them back."""
+    first, second = pm.partition(Static(1.0, 3, "mode"), False)
+
+    assert (first, second) == (Static(None, 3, "mode"), Static(1.0, 3, "mode"))
+    assert pm.combine(first, second) == Static(1.0, 3, "mode")
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ([True, False], ([(1, 2), None], [(None, None), 3])),
+        ([(True, False), pm.is_array], ([(1, None), None], [(None, 2), 3])),
+        ([pm.by({int: True}), False], ([(1, 2), None], [(None, None), 3])),
+        ([pm.select.type(int), ...], ([(1, 2), 3], [(None, None), None])),
+        ([(lambda x: x > 1), False], ([(None, 2), None], [(1, None), 3])),
+    ],
+)
+def test_prefix_trees_of_specs(spec, expected):
+    """A spec may be a tree whose leaves stand for whole subtrees."""
+    assert pm.partition([(1, 2), 3], spec) == expected
+
+
+def test_a_module_of_specs_is_a_prefix():
+    """A Module that holds specs in the place of its data says what is picked field by field."""
+    tree = [affine(), affine()]
+    prefix = [Affine(True, False), False]
+
+    picked, _ = pm.partition(tree, prefix)
+    assert picked[0].weight is tree[0].weight
+    assert picked[0].bias is None
+    assert jax.tree.leaves(picked[1]) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ([True], r"at <root>: list of 1 where the tree has list of 2"),
+        ([(True,), True], r"at \[0\]: tuple of 1 where the tree has tuple of 2"),
+        ([True, [True]], r"at \[1\]: list of 1 where the tree has 3"),
+        ({"a": True}, r"at <root>: dict of 1 where the tree has list of 2"),
+        (Affine(True, True), r"at <root>: Affine where the tree has list of 2"),
+        ([None, True], r"at \[0\]: None(Type)? where the tree has tuple of 2"),
+    ],
+)
+def test_what_is_no_prefix_is_refused(spec, text):
+    """A spec of another structure is refused with the path at which they part."""
+    with pytest.raises(SpecError, match=rf"partition\(filter_spec\): expected a prefix[^\n]*\n  {text}"):
+        pm.partition([(1, 2), 3], spec)
+
+
+@pytest.mark.parametrize("value", [1, "a path that is no path", np.ones(2)])
+def test_specs_that_are_no_specs_are_refused(value):
+    """A number or an array where a spec belongs is refused; a string is a path."""
+    with pytest.raises(SpecError, match=r"True or False for each leaf|stray character|matches at least"):
+        pm.filter([1, 2], [value, True])
+
+
+def test_combine_takes_the_first_that_is_not_none():
+    """At each place the first leaf that is not None; where all are None, None."""
+    assert pm.combine([None, 1, None], [2, 3, None], [4, None, None]) == [2, 1, None]
+    assert pm.combine(Pair(None, 0)) == Pair(None, 0)
+
+
+def test_combine_of_different_structures_is_an_error():
+    """JAX's own error names the difference."""
+    with pytest.raises(ValueError, match="arity|length|Expected list"):
+        pm.combine([None, None], [1])
+
+
+def test_nothing_given_is_changed():
+    """Neither the tree nor its containers are changed."""
+    tree = {"a": [1, affine()], "b": None}
+    before = {"a": list(tree["a"]), "b": None}
+    pm.combine(*pm.partition(tree, pm.is_array))
+
+    assert_identical(tree, before)

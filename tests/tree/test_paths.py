@@ -1,0 +1,96 @@
+"""Paths as text, and patterns over them."""
+
+from collections import OrderedDict
+
+import jax.tree_util as jtu
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import SpecError
+from pytreemod.tree.paths import matches, parse_pattern, path_text
+from tests.helpers.trees import Affine, Pair, Registered
+from tests.labels import label
+
+
+def texts(tree, root=""):
+    """The paths of all leaves."""
+    return [path_text(path, root) for path, _ in jtu.tree_leaves_with_path(tree)]
+
+
+@pytest.mark.parametrize(
+    ("tree", "expected"),
+    [
+        (1, ["<root>"]),
+        ([1, (2, 3)], ["[0]", "[1][0]", "[1][1]"]),
+        ({"b": 1, "a c": 2}, ["['a c']", "['b']"]),
+        ({1: 1}, ["[1]"]),
+        (Affine(1, [2]), ["weight", "bias[0]"]),
+        ({"m": Affine(1, 2)}, ["['m'].weight", "['m'].bias"]),
+        (Pair(1, 2), ["first", "second"]),
+        (OrderedDict(x=1), ["['x']"]),
+        ([Registered(1, "")], ["[0].value"]),
+    ],
+    ids=label,
+)
+def test_a_path_reads_as_the_access(tree, expected):
+    """A path is written as the reader would write the access."""
+    assert texts(tree) == expected
+
+
+def test_a_root_comes_first():
+    """With a root the path starts from that name; a path without steps is the root itself."""
+    assert texts(Affine(1, [2]), "model") == ["model.weight", "model.bias[0]"]
+    assert texts([1], "batch") == ["batch[0]"]
+    assert texts(1, "x") == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "steps"),
+    [
+        ("a", ("a",)),
+        ("a.b", ("a", "b")),
+        ("layers[2].weight", ("layers", "2", "weight")),
+        ("layers.2.weight", ("layers", "2", "weight")),
+        ("x['key'].*", ("x", "key", "*")),
+        ('x["a b"]', ("x", "a b")),
+        ("**.w?", ("**", "w?")),
+        ("[0][1]", ("0", "1")),
+        ("['a.b']", ("a.b",)),
+    ],
+)
+def test_patterns_are_split_into_steps(pattern, steps):
+    """Dots and brackets mean the same; quotes keep a key whole."""
+    assert parse_pattern(pattern) == steps
+
+
+@pytest.mark.parametrize("pattern", ["", ".", "a..b", "a.", "[", "a]b[", ".a"])
+def test_malformed_patterns_are_refused(pattern):
+    """An empty step or an open bracket is an error that says where, with an example."""
+    with pytest.raises(SpecError, match=r"steps joined by dots, got a stray character at position") as caught:
+        pm.select.path(pattern)
+    assert 'select.path("layers.*.weight")' in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "expected"),
+    [
+        ("a", "a", True),
+        ("a", "a.b", True),
+        ("a.b", "a", False),
+        ("*", "a.b", True),
+        ("*.b", "a.b", True),
+        ("*.b", "b", False),
+        ("**.b", "b", True),
+        ("**.b", "x.y.b.z", True),
+        ("a.**.b", "a.b", True),
+        ("a.**.b", "a.x.y.b", True),
+        ("a.**.b", "c.x.b", False),
+        ("lay*.?", "layers.1", True),
+        ("lay*.?", "layers.12", False),
+        ("**", "a", True),
+        ("Layers", "layers", False),
+    ],
+)
+def test_patterns_match_a_path_or_a_node_above_it(pattern, path, expected):
+    """`*` is one step, `**` any number, and case counts."""
+    assert matches(parse_pattern(pattern), parse_pattern(path)) is expected

@@ -1,0 +1,395 @@
+"""Records that are handed out before they are filled in, and cannot be told from others.
+
+`pending(m)` is what a jitted identity returns: nothing of it has been built yet. Each test compares
+it with the Module that was built in the usual way.
+"""
+
+import copy
+import dataclasses
+import gc
+import pickle
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import FrozenError
+from pytreemod.tree.pending import PENDING
+from tests.helpers.comparing import assert_identical, assert_same, field_names
+from tests.helpers.trees import (
+    MODULES,
+    Affine,
+    Checked,
+    Child,
+    Defaults,
+    Holder,
+    OwnGetattr,
+    OwnGetattribute,
+    OwnInit,
+    Parent,
+    Static,
+    WithProperty,
+    affine,
+    double,
+    ramp,
+)
+
+pending = pm.filter_jit(lambda module: module)
+
+# NumPy arrays come back as JAX arrays, as from every jitted function.
+_WITH_NUMPY = {"holds a NumPy array", "holds an enum", "factories kept"}
+SAME_AFTER_JIT = {name: make for name, make in MODULES.items() if name not in _WITH_NUMPY}
+every_module = pytest.mark.parametrize("make", SAME_AFTER_JIT.values(), ids=SAME_AFTER_JIT.keys())
+
+
+def is_pending(module):
+    """Whether a Module still waits to be filled in."""
+    return PENDING in module.__dict__
+
+
+def test_what_a_jitted_function_returns_waits():
+    """The point of it all: nothing is built before somebody looks."""
+    model = pending(Holder([affine(), OwnInit(2)]))
+    assert is_pending(model)
+
+    assert is_pending(pending(model))
+    assert is_pending(model)
+    model.content
+    assert not is_pending(model)
+
+
+@every_module
+def test_fields_are_those_of_the_original(make):
+    """Every field reads as in the original, in whatever order it is asked for."""
+    module = make()
+    names = field_names(module)
+    for first in names or [None]:
+        waiting = pending(module)
+        for name in ([first] if first else []) + names:
+            assert_same(getattr(waiting, name), getattr(module, name))
+
+
+LOOKS = {
+    "type": type,
+    "class": lambda m: m.__class__,
+    "isinstance": lambda m: isinstance(m, pm.Module),
+    "repr": repr,
+    "str": str,
+    "structure": jax.tree.structure,
+    "paths": lambda m: [path for path, _ in jax.tree_util.tree_leaves_with_path(m)],
+    "names of fields": field_names,
+    "dataclass fields": dataclasses.fields,
+    "is a dataclass": dataclasses.is_dataclass,
+    "pretty": lambda m: pm.tree_pformat(m, width=20),
+    "callable": callable,
+    "has an attribute": lambda m: [hasattr(m, n) for n in ("weight", "nothing", "__call__", "replace")],
+}
+
+
+@every_module
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS.keys())
+def test_first_look(make, look):
+    """Whatever is asked first of a waiting Module, the answer is that of a built one."""
+    module = make()
+    # Once through the tree functions: unflattening sorts the keys of dicts.
+    rebuilt = jax.tree.map(lambda leaf: leaf, module)
+
+    assert look(pending(module)) == look(rebuilt)
+
+
+MAKES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "replace": lambda m: pm.Module.replace(m),
+    "tree_map": lambda m: jax.tree.map(lambda x: x, m),
+    "flatten and unflatten": lambda m: jax.tree.unflatten(*jax.tree.flatten(m)[::-1]),
+    "partition": lambda m: pm.combine(*pm.partition(m, pm.is_array)),
+    "tree_at": lambda m: pm.tree_at(lambda t: [], m, []),
+    "tree_at everywhere": lambda m: pm.tree_at("**", Holder(m), replace_fn=lambda x: x).content,
+    "filter_jit": pending,
+    "filter_jit again": lambda m: pending(pending(m)),
+    "in a list": lambda m: pending([m])[0],
+    "in a Module": lambda m: pending(Holder(m)).content,
+}
+
+
+@every_module
+@pytest.mark.parametrize("make_from", MAKES.values(), ids=MAKES.keys())
+def test_first_use(make, make_from):
+    """Whatever is made from a waiting Module first is what is made from a built one."""
+    module = make()
+
+    assert_same(make_from(pending(module)), make_from(module))
+
+
+# Python cannot pickle jitted functions.
+@pytest.mark.parametrize("name", sorted(SAME_AFTER_JIT.keys() - {"automatic configuration"}))
+def test_pickling_first(name):
+    """A waiting Module is pickled as a built one."""
+    module = SAME_AFTER_JIT[name]()
+
+    assert_same(pickle.loads(pickle.dumps(pending(module))), module)
+
+
+@pytest.mark.parametrize("make", [affine, lambda: Static(ramp(2), 3), lambda: Child("a", 2)])
+def test_equality(make):
+    """A waiting Module equals the original, from either side, and differs from others."""
+    assert pending(make()) == make()
+    assert make() == pending(make())
+    assert pending(make()) == pending(make())
+    assert pending(make()) != jax.tree.map(lambda x: x + 1, make())
+    assert pending(make()) != 3
+
+
+def test_vars_after_reading():
+    """Once a field was read, vars holds every field with its value."""
+    model = pending(affine())
+    model.weight
+
+    shown = {n: v for n, v in vars(model).items() if n.isidentifier()}
+    assert list(shown) == ["weight", "bias"]
+    assert shown["bias"] is model.bias
+
+
+def test_methods_and_calls():
+    """Methods, calls and inherited methods work on a Module that was not read before."""
+    np.testing.assert_array_equal(pending(affine())(ramp(3)), affine()(ramp(3)))
+    np.testing.assert_array_equal(pending(affine()).scaled(ramp(3), by=2.0), 2 * affine()(ramp(3)))
+    assert pending(Parent(2)).hot() == 0.5
+    np.testing.assert_array_equal(pending(Child("a", 2))(ramp(2)), Child("a", 2)(ramp(2)))
+    assert pending(WithProperty(ramp(2))).doubled.tolist() == [2.0, 4.0]
+
+
+def test_bound_methods_hold_the_waiting_module():
+    """A bound method of a waiting Module is a tree with the Module's leaves."""
+    method = pending(affine()).scaled
+
+    assert len(jax.tree.leaves(method)) == 2
+    np.testing.assert_array_equal(pm.filter_jit(method)(ramp(3)), affine()(ramp(3)))
+
+
+def test_surgery_first():
+    """tree_at and replace make changed copies of a waiting Module and leave it as it is."""
+    model = pending(affine())
+    changed = pm.tree_at(lambda m: m.bias, model, 0.0)
+    assert changed.bias == 0.0
+    assert_same(changed.weight, affine().weight)
+
+    assert pending(affine()).replace(bias=1.0).bias == 1.0
+    assert_same(model, affine())
+
+
+@pytest.mark.parametrize(
+    ("act", "text"),
+    [
+        (lambda m: setattr(m, "weight", 1), "no assignment, for a Module is frozen"),
+        (lambda m: setattr(m, "other", 1), "no assignment, for a Module is frozen"),
+        (lambda m: delattr(m, "weight"), "no deletion, for a Module is frozen"),
+        (lambda m: m.__init__(1, 2), "a finished one, which is frozen"),
+    ],
+)
+def test_frozen_before_it_is_filled_in(act, text):
+    """A waiting Module is as frozen as a built one."""
+    model = pending(affine())
+    with pytest.raises(FrozenError, match=text):
+        act(model)
+
+    assert_same(model, affine())
+
+
+@pytest.mark.parametrize("make", [affine, lambda: pending(affine())])
+def test_hash_of_arrays_is_an_error(make):
+    """hash fails where a leaf cannot be hashed, and works where all can."""
+    with pytest.raises(TypeError, match="unhashable type"):
+        hash(make())
+    assert hash(pending(Checked(1.0, 2.0))) == hash(Checked(1.0, 2.0))
+
+
+def test_unknown_names_are_attribute_errors():
+    """The text is Python's own, before the record is filled in, after, and for eager ones."""
+    for make in (affine, lambda: Defaults(ramp(1)), lambda: Parent(2), lambda: WithProperty(ramp(2))):
+        name = type(make()).__name__
+        for module in (pending(make()), make()):
+            for _ in range(2):
+                with pytest.raises(
+                    AttributeError, match=rf"^'{name}' object has no attribute 'wieght'"
+                ) as caught:
+                    module.wieght
+                assert caught.value.name == "wieght"
+                assert caught.value.obj is module
+
+
+def test_errors_inside_properties_keep_their_text():
+    """An attribute that a property misses is named, not the property."""
+    for module in (pending(WithProperty(ramp(2))), WithProperty(ramp(2))):
+        with pytest.raises(AttributeError, match="has no attribute 'missing_thing'"):
+            module.broken
+
+
+def test_class_level_defaults_do_not_shine_through():
+    """A field whose class has a default reads as the instance's own value."""
+    model = pending(Defaults(ramp(2), 3.0, "other", abs, None))
+
+    assert (model.scale, model.name, model.act, model.bias) == (3.0, "other", abs, None)
+    model = pending(Defaults(ramp(2), ramp(1), act=affine(), bias=ramp(2)))
+    assert_same((model.scale, model.act, model.bias), (ramp(1), affine(), ramp(2)))
+
+
+def test_own_getattr_and_getattribute():
+    """A class that answers for itself keeps doing so."""
+    with_getattr = pending(OwnGetattr(ramp(2), 5.0))
+    assert (with_getattr.magic, with_getattr.scale) == (42, 5.0)
+    assert_same(with_getattr.weight, ramp(2))
+    with pytest.raises(AttributeError, match="no nothing here"):
+        with_getattr.nothing
+
+    with_getattribute = pending(OwnGetattribute(ramp(2)))
+    assert with_getattribute.magic == 42
+    assert_same(with_getattribute.weight, ramp(2))
+
+
+@pytest.mark.parametrize("order", ["class first", "jit first"])
+def test_a_getattr_elsewhere_in_the_bases_is_asked(order):
+    """Another base's __getattr__ still answers once instances of the class have waited."""
+
+    class Mixin:
+        def __getattr__(self, name):
+            if name == "magic":
+                return 42
+            raise AttributeError(f"no {name} in the mixin")
+
+    class Base(pm.Module):
+        weight: jax.Array
+
+    if order == "jit first":
+        pending(Base(ramp(1)))
+
+    class Both(Base, Mixin):
+        other: float = 1.0
+
+    pending(Base(ramp(1)))
+    for module in (Both(ramp(1)), pending(Both(ramp(1))), pending(pending(Both(ramp(1))))):
+        assert module.magic == 42
+        assert_same(module.weight, ramp(1))
+        with pytest.raises(AttributeError, match="no nothing in the mixin"):
+            module.nothing
+
+
+def test_subclasses_of_a_class_that_waited():
+    """A subclass made later, with its own __getattr__ or without, works as if nothing had been."""
+
+    class Base(pm.Module):
+        weight: jax.Array
+
+    pending(Base(ramp(1)))
+
+    class Plain(Base):
+        scale: float = 2.0
+
+    class Own(Base):
+        def __getattr__(self, name):
+            if name == "magic":
+                return 42
+            return super().__getattr__(name)
+
+    assert_same(pending(Plain(ramp(1), 3.0)).scale, 3.0)
+    assert Own(ramp(1)).magic == 42
+    assert_same(pending(Own(ramp(1))).weight, ramp(1))
+    with pytest.raises(AttributeError, match="'nothing'"):
+        Own(ramp(1)).nothing
+
+
+def test_threads_that_read_one_waiting_module():
+    """Eight threads that read one waiting Module all see one and the same object in each field."""
+    tree = Holder([Holder(affine(start=np.float32(i))) for i in range(6)])
+    for _ in range(30):
+        model = pending(tree)
+        barrier = threading.Barrier(8)
+
+        def read(i, model=model, barrier=barrier):
+            barrier.wait()
+            if i % 4 == 1:
+                jax.tree.leaves(model)
+            if i % 4 == 2:
+                copy.copy(model)
+            if i % 4 == 3:
+                pm.tree_at(lambda m: m.content[0], model, 1)
+            return id(model.content), id(model.content[3].content)
+
+        with ThreadPoolExecutor(8) as pool:
+            assert len(set(pool.map(read, range(8)))) == 1
+        assert_same(model, tree)
+
+
+def test_containers_are_each_instances_own():
+    """Lists and dicts inside two results are different objects; so are those of later reads."""
+    model = Holder([ramp(1), {"a": 1}])
+    first, second = pending(model), pending(model)
+
+    assert first.content is not second.content
+    assert first.content is first.content
+    first.content.append(5)
+    first.content[1]["a"] = 2
+    assert_same(second, model)
+    assert_same(pending(model), model)
+
+
+def test_mutation_of_a_waiting_modules_list_is_seen():
+    """A list inside a result that is changed after it was read is passed on as changed."""
+    model = pending(Holder([ramp(1)]))
+    model.content.append(2.0)
+
+    assert_same(pending(model), Holder([ramp(1), 2.0]))
+    model.content[0] = ramp(2)
+    assert_same(pending(model), Holder([ramp(2), 2.0]))
+
+
+def test_identity_of_what_is_not_traced():
+    """Functions and other values that are no arrays come back as the same objects."""
+    thing = object()
+    model = pending(Holder([double, thing, Affine]))
+
+    assert_identical(model.content, [double, thing, Affine])
+
+
+def test_waiting_modules_do_not_keep_their_origin_alive():
+    """A result holds its own arrays, not the arguments'."""
+    source = affine()
+    watched = weakref.ref(source.weight)
+    result = pm.filter_jit(lambda m: jax.tree.map(lambda x: x + 1, m))(source)
+    del source
+    gc.collect()
+
+    assert watched() is None
+    assert result.weight.shape == (2, 3)
+
+
+def test_donated_arrays_of_a_waiting_module_are_gone():
+    """Reading a waiting Module whose arrays were given away gives deleted arrays, not others."""
+    step = pm.filter_jit(lambda m: jax.tree.map(lambda x: x + 1, m), donate="all")
+    first = step(affine())
+    second = step(first)
+
+    assert first.weight.is_deleted()
+    assert_same(second.weight, affine().weight + 2)
+
+
+def test_nan_and_odd_values_survive():
+    """Fields that hold NaN, -0.0, bytes and big ints come back as they were."""
+    model = pending(Holder([float("nan"), -0.0, b"x", 2**70, 1j]))
+
+    assert repr(model.content) == repr([float("nan"), -0.0, b"x", 2**70, 1j])
+
+
+def test_results_of_vmap_and_grad_do_not_wait_for_anything():
+    """Other transforms return Modules that behave the same."""
+    stacked = pm.filter_vmap(lambda m: m)(Affine(jnp.ones((2, 3)), jnp.ones((2, 1))))
+    gradient = pm.filter_grad(lambda m: jnp.sum(m.weight))(affine())
+
+    assert_same(pending(stacked), stacked)
+    assert_same(pending(gradient), gradient)

@@ -1,0 +1,136 @@
+"""The selectors that users write, each on the same tree."""
+
+import jax
+import pytest
+
+import pytreemod as pm
+from pytreemod import select
+from pytreemod.errors import SpecError
+from tests.helpers.trees import Affine, Buffered, Pair
+from tests.labels import label
+
+NAMES = ["b0w", "b0b", "b0c", "b1w", "b1b", "w", "mean", "low", "iw", "im", "il", "x", "y"]
+
+
+def model():
+    """Thirteen leaves, numbered in order."""
+    tree = {
+        "blocks": [Affine(0, [0, 0]), Affine(0, 0)],
+        "head": Buffered(0, 0, 0, Buffered(0, 0, 0)),
+        "pair": Pair(0.0, 0),
+    }
+    numbers = iter(range(len(NAMES)))
+    return jax.tree.map(lambda leaf: type(leaf)(next(numbers)), tree)
+
+
+def picked(selector):
+    """The names of the leaves that a selector picks."""
+    mask = pm.filter(model(), selector, replace=-1)
+    return [NAMES[int(leaf)] for leaf in jax.tree.leaves(mask) if leaf != -1]
+
+
+@pytest.mark.parametrize(
+    ("selector", "expected"),
+    [
+        (select.path("blocks"), "b0w b0b b0c b1w b1b"),
+        (select.path("blocks.*.bias"), "b0b b0c b1b"),
+        (select.path("blocks[0].bias[1]"), "b0c"),
+        (select.path("blocks.0.bias.1"), "b0c"),
+        (select.path("**.weight"), "b0w b1w w iw"),
+        (select.path("head.*"), "w mean low iw im il"),
+        (select.path("**.inner.m*"), "im"),
+        (select.path("pair.first"), "x"),
+        (select.type(Affine), "b0w b0b b0c b1w b1b"),
+        (select.type(list), "b0w b0b b0c b1w b1b"),
+        (select.type(Pair), "x y"),
+        (select.type(float), "x"),
+        (select.type(float, Buffered), "w mean low iw im il x"),
+        (select.type(), ""),
+        (select.role("buffer"), "mean im"),
+        (select.role("lora"), "low iw il"),
+        (select.role("param"), "b0w b0b b0c b1w b1b w x y"),
+        (select.role("lora", "buffer"), "mean low iw im il"),
+        (select.role("nobody's"), ""),
+        (select.at(lambda m: m["head"].inner), "iw im il"),
+        (select.at(lambda m: [m["blocks"][1], m["pair"].second]), "b1w b1b y"),
+        (select.at(lambda m: [b.bias for b in m["blocks"]]), "b0b b0c b1b"),
+        (select.path("blocks") & select.path("**.bias"), "b0b b0c b1b"),
+        (select.path("blocks") & ~select.path("**.bias"), "b0w b1w"),
+        (select.type(float) | select.role("buffer"), "mean im x"),
+        (~select.type(Affine, Buffered), "x y"),
+        (select.type(Affine) & (lambda leaf: leaf > 2), "b1w b1b"),
+        ((lambda leaf: leaf > 10) | select.role("buffer"), "mean im x y"),
+        (select.role("buffer") | Pair, "mean im x y"),
+        (Pair | select.role("buffer"), "mean im x y"),
+        ("blocks.0" | select.role("buffer"), "b0w b0b b0c mean im"),
+        (select.role("buffer") & ..., "mean im"),
+        (select.role("buffer") & False, ""),
+        (True & select.role("buffer"), "mean im"),
+        (Affine, "b0w b0b b0c b1w b1b"),
+        ("pair", "x y"),
+        (..., " ".join(NAMES)),
+    ],
+    ids=label,
+)
+def test_selector_picks(selector, expected):
+    """By path, type, role and access, alone and combined; classes and strings in their places."""
+    assert picked(selector) == expected.split()
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        select.path("block"),
+        select.path("blocks.*.biases"),
+        ~select.path("blocks.7"),
+        select.path("head") & select.path("nothing.here"),
+        select.role("buffer") | "pairs",
+    ],
+    ids=label,
+)
+def test_a_path_that_matches_nothing_is_refused(selector):
+    """A misspelt path is an error that lists what is there, negated and combined, too."""
+    with pytest.raises(SpecError, match=r"expected a pattern that matches at least one leaf") as caught:
+        pm.filter(model(), selector)
+    assert "the tree has: ['blocks'][0].weight, ['blocks'][0].bias[0]" in str(caught.value)
+    assert str(caught.value).endswith(", ...")
+
+
+def test_an_access_that_is_not_there_is_refused():
+    """select.at fails as the access itself would fail."""
+    with pytest.raises(AttributeError, match="no attribute 'tail'"):
+        pm.filter(model()["head"], select.at(lambda m: m.tail))
+    with pytest.raises(SpecError, match=r"select.at\(where\): expected a function that returns nodes"):
+        pm.filter(model(), select.at(lambda m: 3))
+
+
+@pytest.mark.parametrize(
+    ("selector", "text"),
+    [
+        (select.path("a.*"), "select.path('a.*')"),
+        (select.type(Affine, int), "select.type(Affine, int)"),
+        (select.role("buffer", "lora"), "select.role('buffer', 'lora')"),
+        (~(select.role("a") & Affine) | True, "(~(select.role('a') & select.type(Affine)) | True)"),
+        (select.role("a") & pm.is_array, "(select.role('a') & is_array)"),
+    ],
+)
+def test_repr_is_how_it_was_written(selector, text):
+    """A selector prints as the reader would write it, for errors quote it."""
+    assert repr(selector) == text
+
+
+def test_selectors_are_values():
+    """Equal selectors are equal and hash alike, so that transforms can be found by them."""
+    first, second = (select.path("a") & ~select.role("b") | Affine for _ in range(2))
+
+    assert first == second
+    assert hash(first) == hash(second)
+    assert first != select.path("a") & ~select.role("c") | Affine
+
+
+def test_role_of_the_innermost_field_wins():
+    """A buffer inside a "lora" field is a buffer; a plain parameter inside it is "lora"."""
+    model = Buffered(0, 0, low_rank=Affine(1, Buffered(2, 3, 4)))
+
+    assert pm.filter(model, select.role("lora")).low_rank == Affine(1, Buffered(2, None, 4))
+    assert pm.filter(model, select.role("buffer")).low_rank == Affine(None, Buffered(None, 3, None))

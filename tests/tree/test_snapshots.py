@@ -1,0 +1,399 @@
+"""The remembered arrays of a record: never stale, never shared by what differs, never kept too long."""
+
+import gc
+import weakref
+from collections import OrderedDict, deque
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod.tree.snapshots import (
+    SNAPSHOT,
+    Static,
+    divide,
+    snapshot_of,
+    static_token,
+    structure_of,
+)
+from tests.helpers.comparing import assert_identical, assert_same
+from tests.helpers.trees import (
+    Affine,
+    Containers,
+    Holder,
+    Pair,
+    Registered,
+    affine,
+    double,
+    every_module,
+    every_tree,
+    ramp,
+)
+from tests.helpers.trees import Static as WithStatic
+
+identity = pm.filter_jit(lambda tree: tree)
+
+
+class StaticList(pm.Module):
+    """Configuration that can be changed in place."""
+
+    weight: jax.Array
+    sizes: list = pm.field(static=True)
+
+
+def remembered(module):
+    """Whether a Module keeps a snapshot."""
+    return SNAPSHOT in module.__dict__
+
+
+# ---- what is remembered
+
+
+@every_module
+def test_a_snapshot_gives_back_the_module(make):
+    """assemble(arrays) of a snapshot is the Module, leaf for leaf, twice in a row."""
+    module = make()
+    for _ in range(2):
+        snapshot = snapshot_of(module)
+        assert_same(snapshot.structure.assemble(snapshot.arrays), module)
+
+
+def test_the_second_call_finds_the_first_ones_snapshot():
+    """A Module is flattened once, however often it is passed."""
+    model = Holder([affine(), {"a": 1}])
+
+    assert snapshot_of(model) is snapshot_of(model)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Holder(Registered(1, "")),
+        lambda: Holder(OrderedDict(a=1)),
+        lambda: Holder(jtu.Partial(max, 1)),
+        lambda: Holder([affine().scaled]),
+        lambda: Holder(pm.filter_jit(affine())),
+        lambda: Holder(pm.State(pm.StateIndex(ramp(1)))),
+    ],
+)
+def test_nodes_of_unknown_kinds_are_never_remembered(make):
+    """A node that may change in ways that nobody can see is flattened every time."""
+    model = make()
+    snapshot_of(model)
+
+    assert not remembered(model)
+
+
+def test_a_module_under_construction_is_not_remembered():
+    """What a jitted method sees of a half-built self is forgotten at once."""
+    seen = []
+
+    class Growing(pm.Module):
+        first: jax.Array
+        second: jax.Array
+
+        def __init__(self):
+            self.first = ramp(1)
+            seen.append(identity(Holder(self)).content)
+            self.first = ramp(2)
+            self.second = ramp(3)
+
+    model = Growing()
+    assert_same(seen[0].first, ramp(1))
+    assert_same(identity(model).first, ramp(2))
+    assert_same(identity(model).second, ramp(3))
+
+
+# ---- what was changed in place is seen
+
+
+def change_list(m):
+    """Appends to a list."""
+    m.items.append(3.0)
+
+
+def change_item(m):
+    """Exchanges an array in a list."""
+    m.items[0] = ramp(3)
+
+
+def change_nested(m):
+    """Changes a list in a list."""
+    m.items[1].append("more")
+
+
+def change_dict(m):
+    """Adds a key."""
+    m.table["new"] = 1
+
+
+def change_value(m):
+    """Exchanges a value in a dict."""
+    m.table["a"] = {"deep": ramp(2)}
+
+
+def change_deep(m):
+    """Changes a dict inside a Module inside a dict."""
+    m.table["m"].content["x"] = -1.0
+
+
+def change_by_removal(m):
+    """Removes a key and puts another in its place."""
+    m.table["z"] = m.table.pop("a")
+
+
+def change_in_tuple(m):
+    """Changes a list inside a tuple."""
+    m.pair[1].clear()
+
+
+def reverse(m):
+    """Reverses a list of equal length."""
+    m.items.reverse()
+
+
+CHANGES = [
+    change_list, change_item, change_nested, change_dict, change_value, change_deep,
+    change_by_removal, change_in_tuple, reverse,
+]  # fmt: skip
+
+
+def containers():
+    """Lists and dicts at many depths."""
+    return Containers(
+        [ramp(2), [1, ramp(1)]], {"a": 2.0, "m": Holder({"x": 1.0})}, (ramp(1), [ramp(2)], double)
+    )
+
+
+@pytest.mark.parametrize("how", ["built", "returned", "returned and passed on", "inside another"])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
+def test_mutation_after_a_call_is_seen(change, how):
+    """A list or dict inside a Module that is changed after a call is passed on as changed."""
+    model, expected = containers(), containers()
+    identity(model)
+    if how.startswith("returned"):
+        model = identity(model)
+    if how == "returned and passed on":
+        identity(model)
+    outer = Holder([model]) if how == "inside another" else model
+    identity(outer)
+    change(model)
+    change(expected)
+
+    found = identity(outer)
+    assert_same(found.content[0] if how == "inside another" else found, expected)
+    change_list(model)
+    change_list(expected)
+    found = identity(outer)
+    assert_same(found.content[0] if how == "inside another" else found, expected)
+
+
+def test_numpy_arrays_changed_in_place_are_seen():
+    """A NumPy array inside a Module is read at each call."""
+    array = np.zeros(3, np.float32)
+    model = Holder([array])
+    total = pm.filter_jit(lambda m: jnp.sum(m.content[0]))
+    assert total(model) == 0.0
+    array[:] = 2.0
+
+    assert total(model) == 6.0
+
+
+@pytest.mark.parametrize("returned", [False, True])
+def test_static_containers_changed_in_place_are_seen(returned):
+    """A list in a static field that is changed after a call makes a new trace."""
+    count = pm.filter_jit(lambda m: len(m.sizes) * m.weight)
+    model = StaticList(jnp.ones(()), [1])
+    assert count(model) == 1.0
+    if returned:
+        model = identity(model)
+    assert count(model) == 1.0
+    model.sizes.append(2)
+
+    assert count(model) == 2.0
+    assert identity(model).sizes == [1, 2]
+    model.sizes.append(3)
+    assert count(model) == 3.0
+
+
+def test_deques_are_leaves_and_refused():
+    """A deque is no node for JAX and has no hash: an error, not a stale result."""
+    with pytest.raises(pm.PytreemodError, match=r"expected a hashable value, got deque"):
+        identity(Holder(deque([1])))
+
+
+# ---- what differs is told apart
+
+
+DIFFERENT = [0, False, 0.0, -0.0, 1, True, 1.0, 1 + 0j, float("nan"), complex("nan"), None, "1", b"1",
+             (1,), (True,), (1.0,), (0.0,), (-0.0,), ((1,),), ((True,),)]  # fmt: skip
+
+
+def test_static_tokens_tell_apart_what_python_calls_equal():
+    """Tokens with types are equal for a value and itself, and for nothing else in the list."""
+    keys = [(type(x), static_token(x)) for x in DIFFERENT if not isinstance(x, tuple)]
+
+    assert len(set(keys)) == len(keys)
+    again = [(type(x), static_token(x)) for x in DIFFERENT if not isinstance(x, tuple)]
+    assert keys == again
+
+
+@pytest.mark.parametrize("make", [lambda x: x, lambda x: [x], Holder, lambda x: {"k": Holder([x])}])
+def test_values_come_back_as_they_were_whatever_came_before(make):
+    """1, True and 1.0, 0.0 and -0.0: what goes in comes out, as arguments and inside Modules."""
+    for value in [x for x in DIFFERENT if not isinstance(x, tuple)]:
+        assert repr(identity(make(value))) == repr(make(value))
+
+
+@pytest.mark.parametrize("value", DIFFERENT, ids=repr)
+def test_configuration_comes_back_as_it_was(value):
+    """The same for static fields, alone and inside tuples."""
+    for other in DIFFERENT:
+        identity(WithStatic(1.0, other))
+
+    assert repr(identity(WithStatic(1.0, value)).size) == repr(value)
+
+
+class Awkward:
+    """Compares as it is told."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def __eq__(self, other):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def __hash__(self):
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "same"),
+    [
+        (True, True),
+        (False, False),
+        (1, False),
+        (np.ones(2, bool), False),
+        (np.True_, False),
+        (NotImplemented, False),
+        (ValueError("cannot be compared"), False),
+        ("yes", False),
+    ],
+    ids=repr,
+)
+def test_only_a_plain_true_makes_values_the_same(answer, same):
+    """Values whose == gives an array, or raises, are the same only if they are one object."""
+    first, second = Static(Awkward(answer)), Static(Awkward(answer))
+
+    assert (first == second) is same
+    assert first == Static(first.value)
+    assert first != Static(3)
+    assert hash(first) == hash(second)
+
+
+# ---- structures
+
+
+def test_equal_trees_share_one_structure():
+    """Equal structures are one object, so that comparing and hashing them costs nothing."""
+    _, first = structure_of(*jax.tree.flatten([affine(), "text", 1.0]))
+    _, second = structure_of(*jax.tree.flatten([affine(start=np.float32(9)), "text", 1.0]))
+    _, other = structure_of(*jax.tree.flatten([affine(), "text", 2.0]))
+
+    assert first is second
+    assert first is not other
+
+
+def test_structures_go_when_nobody_needs_them():
+    """Nothing keeps a structure but those who use it."""
+    _, structure = structure_of(*jax.tree.flatten([ramp(1), "a structure for this test alone"]))
+    watched = weakref.ref(structure)
+    del structure
+    gc.collect()
+
+    assert watched() is None
+
+
+@every_tree
+def test_divide_separates_arrays_and_puts_them_back(make):
+    """divide(t) gives the arrays alone, and assemble gives t back, hashable or not."""
+    tree = [make(), {1, 2}]
+    arrays, structure = divide(tree)
+
+    assert all(map(pm.is_array, arrays))
+    assert structure.count == len(arrays)
+    assert_identical(structure.assemble(arrays), tree)
+
+
+def test_threads_agree_on_a_structure():
+    """Threads that meet a structure at once get one object."""
+    def make(i):
+        return structure_of(*jax.tree.flatten([ramp(1), f"threads {i % 3}"]))[1]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(make, range(48)))
+    assert len(set(map(id, found))) == 3
+
+
+# ---- what is let go
+
+
+def test_arrays_go_with_the_model():
+    """Nothing but the model keeps its arrays: neither the snapshot nor a compiled function."""
+    model = Affine(ramp(5), ramp(7))
+    watched = [weakref.ref(model.weight), weakref.ref(model.bias), weakref.ref(model.weight)]
+    identity(model)
+    del model
+    gc.collect()
+
+    assert [ref() for ref in watched] == [None] * 3
+
+
+def test_live_arrays_do_not_grow():
+    """Twenty steps leave as many arrays alive as one."""
+    step = pm.filter_jit(lambda m: jax.tree.map(lambda x: x + 1, m))
+    model = step(Affine(ramp(13), ramp(13)))
+    gc.collect()
+    before = len(jax.live_arrays())
+    for i in range(20):
+        model = step(model)
+        if i % 3 == 0:
+            model.weight
+    gc.collect()
+
+    assert len(jax.live_arrays()) == before
+    del model
+    gc.collect()
+    assert len(jax.live_arrays()) == before - 2
+
+
+def test_replaced_arrays_in_a_list_go_at_the_next_call():
+    """A snapshot that no longer holds is dropped with its arrays."""
+    model = Holder([ramp(17)])
+    watched = weakref.ref(model.content[0])
+    identity(model)
+    model.content[0] = ramp(1)
+    identity(model)
+    gc.collect()
+
+    assert watched() is None
+
+
+def test_snapshots_are_no_part_of_the_module():
+    """Equality, hash, repr, copies and structure of a Module that was passed are unchanged."""
+    fresh, used = Pair(affine(), WithStatic(1.0, 2)), Pair(affine(), WithStatic(1.0, 2))
+    for module in used:
+        identity(module)
+
+    assert fresh == used
+    assert repr(fresh) == repr(used)
+    assert hash(fresh.second) == hash(used.second)
+    assert jax.tree.structure(fresh) == jax.tree.structure(used)
+    assert remembered(used.second)
+    assert not remembered(used.second.replace(size=3))

@@ -1,0 +1,258 @@
+"""tree_at, and the functions below it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import ArgumentError, FieldError, SpecError
+from pytreemod.tree.surgery import node_at, replace_at, replace_fields
+from tests.helpers.comparing import assert_identical
+from tests.helpers.trees import (
+    Affine,
+    AutoConfiguration,
+    Checked,
+    Converted,
+    Defaults,
+    Holder,
+    OwnInit,
+    Pair,
+    Registered,
+    Static,
+    affine,
+    double,
+    ramp,
+)
+
+weight = lambda m: m.weight  # noqa: E731
+
+
+def test_one_node():
+    """The new node takes the old one's place; the original is not touched."""
+    tree = {"a": [affine(), 2], "b": 3}
+    kept = tree["a"][0]
+    changed = pm.tree_at(lambda t: t["a"][0].weight, tree, "new")
+
+    assert changed["a"][0].weight == "new"
+    assert changed["a"][0].bias is kept.bias
+    assert tree["a"][0] is kept
+    assert kept.weight.shape == (2, 3)
+
+
+def test_several_nodes():
+    """For a sequence of nodes, a sequence of new ones: lists and tuples, in the order named."""
+    changed = pm.tree_at(lambda m: (m.bias, m.weight), Affine(1, 2), [3, 4])
+
+    assert (changed.weight, changed.bias) == (4, 3)
+    assert pm.tree_at(lambda t: [t[0]], [1, 2], (5,)) == [5, 2]
+    assert pm.tree_at(lambda t: (), [1, 2], ()) == [1, 2]
+
+
+def test_replace_fn_is_called_on_each_old_node():
+    """replace_fn gets the real nodes, not stand-ins."""
+    changed = pm.tree_at(lambda m: [m.weight, m.bias], affine(), replace_fn=jnp.shape)
+
+    assert (changed.weight, changed.bias) == ((2, 3), (2,))
+    assert pm.tree_at(lambda t: t["a"], {"a": [1, 2]}, replace_fn=sum) == {"a": 3}
+
+
+def test_the_whole_tree():
+    """Where the root is named, the new node is the result."""
+    assert pm.tree_at(lambda t: t, affine(), 5) == 5
+
+
+@pytest.mark.parametrize("new", [None, (), [1, [2]], {"a": 1}, Affine(1, 2), "text", 3])
+def test_the_new_node_may_have_any_structure(new):
+    """A leaf may become a subtree, and a subtree a leaf, None included."""
+    assert pm.tree_at(lambda t: t[1], [1, (2, 3)], new) == [1, new]
+    assert pm.tree_at(lambda t: t[0].bias, [Affine(1, 2)], new)[0].bias is new
+
+
+def test_none_can_be_replaced():
+    """An optional field that is None is a node like others, in trees with several Nones, too."""
+    layer = OwnInit(2, use_bias=False)
+    x = ramp(2)
+
+    assert pm.tree_at(lambda m: m.bias, layer, x).bias is x
+    assert pm.tree_at(lambda m: m.bias, layer, x, is_leaf=lambda n: n is None).bias is x
+    assert pm.tree_at(lambda t: t[2], [None, None, None], 1) == [None, None, 1]
+    assert pm.tree_at(lambda t: (t[0], t[1]), [None, ()], (1, 2)) == [1, 2]
+
+
+def test_configuration_can_be_replaced():
+    """Static fields, functions and strings are reached as data is, and stay configuration."""
+    layer = Static(ramp(2), 3)
+    changed = pm.tree_at(lambda m: m.size, layer, 4)
+    assert (changed.size, changed.weight) == (4, layer.weight)
+    assert jax.tree.leaves(changed) == [layer.weight]
+
+    changed = pm.tree_at(lambda m: (m.function, m.name), AutoConfiguration(1.0), (max, "other"))
+    assert (changed.function, changed.name) == (max, "other")
+    assert jax.tree.leaves(changed)[0] == 1.0
+    assert max not in jax.tree.leaves(changed)
+
+
+def test_a_field_moves_between_data_and_configuration():
+    """A function in the place of a Module is configuration; a Module in its place is data."""
+    model = Defaults(ramp(1), act=affine())
+    assert len(jax.tree.leaves(model)) == 4
+
+    with_function = pm.tree_at(lambda m: m.act, model, double)
+    assert with_function.act is double
+    assert len(jax.tree.leaves(with_function)) == 2
+    back = pm.tree_at(lambda m: m.act, with_function, model.act)
+    assert_identical(back, model)
+    assert jax.tree.structure(back) == jax.tree.structure(model)
+
+
+def test_strings_as_labels_stay_data():
+    """A string in the place of an array is a leaf, for trees of labels."""
+    labels = pm.tree_at(lambda m: (m.weight, m.bias), affine(), ("decay", "none"))
+
+    assert jax.tree.leaves(labels) == ["decay", "none"]
+
+
+def test_an_array_in_a_static_field_is_refused():
+    """Surgery cannot put an array where construction could not."""
+    with pytest.raises(FieldError, match=r"Static\.size: expected no array in a static field, got f32\[2\]"):
+        pm.tree_at(lambda m: m.size, Static(ramp(2), 3), ramp(2))
+
+
+def test_neither_converters_nor_checks_run():
+    """tree_at puts in what it was given."""
+    assert pm.tree_at(weight, Converted([1.0]), [2.0]).weight == [2.0]
+    assert pm.tree_at(lambda m: m.low, Checked(1.0, 2.0), 5.0).low == 5.0
+
+
+def test_paths_as_where():
+    """A path names nodes as a function does; for several nodes there is replace_fn."""
+    tree = [affine(), affine()]
+
+    assert pm.tree_at("0.weight", tree, 1)[0].weight == 1
+    changed = pm.tree_at("*.bias", tree, replace_fn=jnp.shape)
+    assert [layer.bias for layer in changed] == [(2,), (2,)]
+    assert pm.tree_at("size", Static(1, 2), 3).size == 3
+
+
+def test_other_nodes_are_rebuilt_as_they_were():
+    """Named tuples, registered nodes, Partials and bound methods keep their kinds."""
+    tree = [Pair(1, 2), Registered(3, "note"), pm.Partial(max, 4), affine().scaled]
+    changed = pm.tree_at(
+        lambda t: (t[0].second, t[1].value, t[2].args[0], t[3].__self__.bias), tree, (5, 6, 7, 8)
+    )
+
+    assert changed[0] == Pair(1, 5)
+    assert (changed[1].value, changed[1].note) == (6, "note")
+    assert changed[2](1) == 7
+    assert changed[3].__self__.bias == 8
+    assert type(changed[3]) is pm.BoundMethod
+
+
+def test_works_under_a_trace():
+    """Inside jit the new nodes are traced arrays."""
+
+    @jax.jit
+    def halve(model):
+        return pm.tree_at(weight, model, replace_fn=lambda w: w / 2)
+
+    np.testing.assert_array_equal(halve(affine()).weight, affine().weight / 2)
+
+
+@pytest.mark.parametrize(
+    ("where", "text"),
+    [
+        (lambda t: (t[0].weight, t[0].weight), r"got the same node twice\.\n  at \[0\]\.weight$"),
+        (lambda t: [t[1], t[0], t[1]], r"got the same node twice\.\n  at \[1\]$"),
+        (
+            lambda t: (t[0], t[0].bias),
+            r"got a node and something inside it\.\n  at \[0\]\n  at \[0\]\.bias$",
+        ),
+        (lambda t: (t, t[1]), r"got a node and something inside it\.\n  at <root>\n  at \[1\]$"),
+        (lambda t: (t[0].scaled.__self__, t[0]), r"got the same node twice\.\n  at \[0\]$"),
+    ],
+)
+def test_a_node_named_twice_is_refused(where, text):
+    """The same node twice, or a node and something inside it: the paths are named."""
+    with pytest.raises(SpecError, match=rf"tree_at\(where\): expected each node once, {text}"):
+        pm.tree_at(where, [affine(), 1], replace_fn=lambda x: x)
+
+
+def test_a_computed_value_is_refused():
+    """`where` may pick only; the cure is replace_fn."""
+    with pytest.raises(
+        SpecError,
+        match=r"expected a function that only picks nodes of the tree, got one that computes with a "
+        r"leaf, or looks inside it\.\n  at weight\n  pick the node, and compute in replace_fn:\n"
+        r"      tree_at\(where, tree, replace_fn=f\)",
+    ):
+        pm.tree_at(lambda m: m.weight * 2, affine(), 0)
+
+
+def test_a_computed_index_is_not_ambiguous():
+    """Equal leaves in several places are no reason to guess: the access decides."""
+    x = ramp(2)
+
+    assert pm.tree_at(lambda t: t[1], [x, x], 0)[0] is x
+    assert pm.tree_at(lambda t: t[1], [1, 1], 0) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "got neither"),
+        ({"replace": 1, "replace_fn": double}, "got both"),
+    ],
+)
+def test_exactly_one_of_replace_and_replace_fn(options, text):
+    """Neither or both is an error that shows the two forms."""
+    with pytest.raises(
+        ArgumentError, match=rf"expected exactly one of replace and replace_fn, {text}\.\n  write one of"
+    ):
+        pm.tree_at(weight, affine(), **options)
+
+
+@pytest.mark.parametrize(
+    ("replace", "text"),
+    [
+        (1, r"tree_at\(replace\): expected a sequence of 2 nodes, got 1"),
+        (ramp(2), r"tree_at\(replace\): expected a sequence of 2 nodes, got f32\[2\]"),
+        ((1, 2, 3), r"tree_at\(replace\): expected 2 nodes, as where names, got 3"),
+    ],
+)
+def test_replace_must_be_as_long_as_where(replace, text):
+    """An array is no sequence of nodes, and lengths must agree."""
+    with pytest.raises(ArgumentError, match=text):
+        pm.tree_at(lambda m: (m.weight, m.bias), affine(), replace)
+
+
+def test_one_replacement_for_a_pattern_of_several_is_refused():
+    """A pattern's order is not the reader's: several nodes take replace_fn."""
+    with pytest.raises(
+        ArgumentError,
+        match=r"expected replace_fn for a path that matches several nodes, got replace, for 2 nodes"
+        r"\.\n  write\n      tree_at\('\*\.weight', tree, replace_fn=lambda old: new\)",
+    ):
+        pm.tree_at("*.weight", [affine(), affine()], (1, 2))
+
+
+def test_replace_at_and_node_at_follow_key_paths():
+    """node_at(replace_at(t, [(p, x)]), p) is x, configuration included."""
+    tree = {"a": [Static(1, 2), Pair(3, 4)]}
+    get, seq, at = jax.tree_util.DictKey("a"), jax.tree_util.SequenceKey, jax.tree_util.GetAttrKey
+    paths = [(get, seq(0), at("size")), (get, seq(1), at("second"))]
+
+    changed = replace_at(tree, [(path, f"new {i}") for i, path in enumerate(paths)])
+    assert [node_at(changed, path) for path in paths] == ["new 0", "new 1"]
+    assert changed == {"a": [Static(1, "new 0"), Pair(3, "new 1")]}
+    assert replace_at(tree, [((), 5)]) == 5
+
+
+def test_replace_fields_changes_configuration_everywhere():
+    """Every configuration field of a name is changed, at any depth; data of that name is not."""
+    tree = [Static(1, "a"), {"x": Holder(Static(2, "b"))}, Affine(3, 4), Pair(Static(5, 6), 7)]
+    changed, counts = replace_fields(tree, {"size": 0, "weight": 0})
+
+    assert counts == {"size": 3, "weight": 0}
+    assert changed == [Static(1, 0), {"x": Holder(Static(2, 0))}, Affine(3, 4), Pair(Static(5, 0), 7)]
+    assert changed[2] is tree[2]
