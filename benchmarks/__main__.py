@@ -13,11 +13,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.libraries import surroundings
 from benchmarks.tables import add_options, as_json, heading
 
+ROOT = Path(__file__).parents[1]
 NAMES = (
     "dispatch",
     "static",
@@ -34,9 +36,10 @@ NAMES = (
 """The files, one for each row of the table of promises."""
 
 
-def command(name: str, *options: str) -> list[str]:
-    """What runs one benchmark."""
-    return [sys.executable, "-m", f"benchmarks.{name}", *options]
+def run(name: str, *options: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    """One benchmark, from the folder that holds this package, wherever the user is."""
+    command = [sys.executable, "-m", f"benchmarks.{name}", *options]
+    return subprocess.run(command, check=False, text=True, cwd=ROOT, **how)
 
 
 def print_tables(names: Sequence[str], options: Sequence[str]) -> list[str]:
@@ -45,7 +48,7 @@ def print_tables(names: Sequence[str], options: Sequence[str]) -> list[str]:
     failed: list[str] = []
     for name in names:
         print(flush=True)
-        done = subprocess.run(command(name, "--bare", *options), check=False)
+        done = run(name, "--bare", *options)
         failed += [name] * (done.returncode != 0)
     return failed
 
@@ -55,8 +58,7 @@ def print_json(names: Sequence[str], options: Sequence[str]) -> list[str]:
     tables: dict[str, Any] = {}
     failed: list[str] = []
     for name in names:
-        asked = command(name, "--json", *options)
-        done = subprocess.run(asked, check=False, stdout=subprocess.PIPE, text=True)
+        done = run(name, "--json", *options, stdout=subprocess.PIPE)
         if done.returncode == 0:
             tables[name] = json.loads(done.stdout)
         else:
@@ -71,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
     add_options(parser)
     chosen = parser.parse_args(arguments)
-    run = print_json if chosen.json else print_tables
-    failed = run(chosen.only or NAMES, ["--quick"] if chosen.quick else [])
+    show = print_json if chosen.json else print_tables
+    failed = show(chosen.only or NAMES, ["--quick"] if chosen.quick else [])
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return bool(failed)

@@ -28,7 +28,6 @@ from benchmarks.tables import Benchmark, Row, raced, ratio_row
 JAX = "jax.jit"
 WIDTH, BATCH = 16, 32
 LIMITS = {3: 1.3, 21: 1.1, 201: 1.1}
-STEPS = 100
 
 Step = Callable[[np.ndarray, np.ndarray], jax.Array]
 """Takes a batch, and returns the loss; the model is its own affair."""
@@ -204,12 +203,14 @@ def loss_row(label: str, losses: dict[str, tuple[float, float]]) -> Row:
 
 def rows(quick: bool) -> Iterator[Row]:
     """For each size: what was learned, the time of a step, and the time until the first loss."""
-    depths, rounds, first_rounds = ((3,), 4, 2) if quick else ((3, 21, 201), 40, 3)
+    depths, rounds, first_rounds, learning = (
+        ((3,), 4, 2, 20) if quick else ((3, 21, 201), 40, 3, 200)
+    )
     for depth in depths:
         size = f"{2 * depth} arrays"
         steps = {name: make(depth) for name, make in makers().items()}
-        losses = {name: learned(step, STEPS) for name, step in steps.items()}
-        yield loss_row(f"loss in {STEPS} steps, {size}", losses)
+        losses = {name: learned(step, learning) for name, step in steps.items()}
+        yield loss_row(f"loss in {learning} steps, {size}", losses)
         bursts = {name: stepping(step) for name, step in steps.items()}
         yield raced(f"training, one step, {size}", bursts, rounds=rounds, limit=LIMITS[depth])
         first: dict[str, list[float]] = {name: [] for name in steps}

@@ -8,6 +8,7 @@ finishes and flattens instances is written, JAX is told, methods are wrapped.
 import abc
 import copy
 import dataclasses
+import functools as ft
 import inspect
 from typing import Any, TypeVar, dataclass_transform
 
@@ -56,7 +57,7 @@ class ModuleMeta(abc.ABCMeta):
         _choose_init(schema, namespace)
         _note_checks(schema)
         _note_waiting(schema)
-        schema.finish = write_finish(schema)
+        schema.finish = ft.partial(_finish_first, schema)
         type.__setattr__(cls, "__record__", schema)
         register(schema)
         _wrap_methods(cls)
@@ -88,6 +89,12 @@ class ModuleMeta(abc.ABCMeta):
         signature = inspect.signature(cls.__init__)
         parameters = list(signature.parameters.values())[1:]
         return signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
+
+
+def _finish_first(schema: Schema, node: Any) -> None:
+    # Written for the first instance: many classes that are imported are never built.
+    schema.finish = write_finish(schema)
+    schema.finish(node)
 
 
 def _collect_fields(cls: type, kw_only: bool) -> frozenset[str]:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import describe
-from pytreemod.tree.nodes import AbstractRecord, children_of, record_of, stop_below
+from pytreemod.tree.nodes import children_of, record_of, stop_below
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import static_token
 from pytreemod.typing import PyTree, class_of, jtu
@@ -166,15 +166,15 @@ def _differences(a: Any, b: Any, path: tuple[Any, ...], fits: Any) -> Iterator[D
     if inner is None or others is None or type(a) is not type(b):
         yield Difference(path, a, b)
         return
+    if record_of(a) is not None:
+        yield from _of_records(a, b, path, fits)
+        return
     if not issubclass(class_of(a), dict) and [k for k, _ in inner] != [k for k, _ in others]:
         yield Difference(path, a, b)
         return
     found = list(_below(dict(inner), dict(others), path, fits))
     yield from found
-    record = record_of(a)
-    if record is not None:
-        yield from _of_configuration(record, a, b, path)
-    elif not found and _bare(a) != _bare(b):
+    if not found and _bare(a) != _bare(b):
         yield Difference(path, a, b, in_data=False)
 
 
@@ -189,14 +189,21 @@ def _below(
             yield Difference(here, inner.get(key, MISSING), others.get(key, MISSING))
 
 
-def _of_configuration(
-    record: AbstractRecord, a: Any, b: Any, path: tuple[Any, ...]
-) -> Iterator[Difference]:
-    data = record.data_names(a)
-    for name in record.names(a):
-        mine, others = getattr(a, name), getattr(b, name, MISSING)
-        if name not in data and not same_static(mine, others):
-            yield Difference((*path, jtu.GetAttrKey(name)), mine, others, in_data=False)
+def _of_records(a: Any, b: Any, path: tuple[Any, ...], fits: Any) -> Iterator[Difference]:
+    """Where two records differ, in data or in configuration: a field may be either in each."""
+    (mine, data), (others, data_of_other) = map(_names, (a, b))
+    for name in [*mine, *(name for name in others if name not in mine)]:
+        here = (*path, jtu.GetAttrKey(name))
+        first, second = getattr(a, name, MISSING), getattr(b, name, MISSING)
+        if name in data and name in data_of_other:
+            yield from _differences(first, second, here, fits)
+        elif not same_static(first, second):
+            yield Difference(here, first, second, in_data=False)
+
+
+def _names(node: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    record = record_of(node)
+    return ((), ()) if record is None else (record.names(node), record.data_names(node))
 
 
 def _bare(node: Any) -> Any:

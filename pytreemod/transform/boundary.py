@@ -23,7 +23,7 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.records import make_record
-from pytreemod.tree.nodes import is_node, places, record_of
+from pytreemod.tree.nodes import is_node, places, record_of, stop_below
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import PENDING
 from pytreemod.tree.predicates import is_array
@@ -36,7 +36,7 @@ from pytreemod.tree.snapshots import (
     static_token,
     structure_of,
 )
-from pytreemod.typing import PyTree, jtu
+from pytreemod.typing import PyTree, class_of, jtu
 
 Handler = Callable[[Any, list[Any], list[Any]], None]
 
@@ -73,14 +73,14 @@ def _split_record(value: Any, arrays: list[Any], key: list[Any]) -> None:
     key.append(snapshot.structure)
 
 
-def _split_sequence(value: Any, arrays: list[Any], key: list[Any]) -> None:
+def _split_sequence(value: Sequence[object], arrays: list[Any], key: list[Any]) -> None:
     key.append(type(value))
     key.append(len(value))
     for item in value:
         handlers.get(type(item), split_other)(item, arrays, key)
 
 
-def _split_dict(value: Any, arrays: list[Any], key: list[Any]) -> None:
+def _split_dict(value: dict[Any, object], arrays: list[Any], key: list[Any]) -> None:
     names = tuple(value)
     try:
         names = tuple(sorted(names))
@@ -89,6 +89,9 @@ def _split_dict(value: Any, arrays: list[Any], key: list[Any]) -> None:
         return
     key.append(dict)
     key.append(names)
+    if any(type(name) is not str for name in names):
+        # 1, 1.0 and True are one key to Python, but programs tell them apart.
+        key.append(tuple(map(type, names)))
     for name in names:
         item = value[name]
         handlers.get(type(item), split_other)(item, arrays, key)
@@ -109,12 +112,12 @@ def _split_node(value: Any, arrays: list[Any], key: list[Any]) -> None:
 
 def split_other(value: Any, arrays: list[Any], key: list[Any]) -> None:
     """Split a value of a type that was not met before."""
-    kind = type(value)
+    kind = class_of(value)
     if is_array(value):
         handlers[kind] = handler = _split_array
     elif record_of(value) is not None:
         handlers[kind] = handler = _split_record
-    elif isinstance(value, tuple) and hasattr(kind, "_fields") and is_node(value):
+    elif hasattr(kind, "_fields") and issubclass(kind, tuple) and is_node(value):
         handlers[kind] = handler = _split_sequence
     elif is_node(value):
         # JAX's registry keeps the classes of nodes for good, so keeping them here leaks nothing.
@@ -150,7 +153,7 @@ def split_call(
     """
     arrays: list[Any] = []
     key: list[Any] = []
-    get = handlers.get
+    get: Any = handlers.get
     for value in head:
         get(type(value), split_other)(value, arrays, key)
     for value in args:
@@ -172,8 +175,9 @@ def structure_of_call(
     Raises:
         TypeError: a value that is no array cannot be hashed.
     """
-    leaves, treedef = jtu.tree_flatten((tuple(head), tuple(args), kwargs))
-    return structure_of(leaves, treedef)
+    arrays, structure = divide((tuple(head), tuple(args), kwargs))
+    hash(structure.statics)
+    return arrays, structure
 
 
 def unhashable(named: Sequence[tuple[str, Any]], error: TypeError) -> TypeError:
@@ -223,8 +227,8 @@ def pack(result: PyTree) -> dict[Plan, list[Any]]:
     return {Plan(writer.compile(expression)): writer.arrays}
 
 
-def unpack(packed: dict[Plan, Sequence[Any]]) -> PyTree:
-    """Build the result that `pack` took apart."""
+def unpack(packed: Any) -> PyTree:
+    """Build the result that `pack` took apart (or `grouping.group`)."""
     ((plan, arrays),) = packed.items()
     return plan.build(arrays)
 
@@ -272,7 +276,7 @@ class _PlanWriter:
             return f"o[{len(self.arrays) - 1}]"
         if node is None:
             return "None"
-        kind = type(node)
+        kind = class_of(node)
         if kind in (tuple, list):
             inside = "".join(f"{self.write(item)}, " for item in node)
             return f"({inside})" if kind is tuple else f"[{inside}]"
@@ -306,6 +310,6 @@ class _PlanWriter:
 
     def write_node(self, node: Any) -> str:
         """A node of another kind: its children by expression, put together by JAX."""
-        children, treedef = jtu.tree_flatten(node, is_leaf=lambda x: x is not node)
+        children, treedef = jtu.tree_flatten(node, is_leaf=stop_below(node))
         inside = "".join(f"{self.write(child)}, " for child in children)
         return f"{self.constant(treedef.unflatten)}(({inside}))"

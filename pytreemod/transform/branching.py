@@ -7,7 +7,7 @@ time told which of their leaves are to be arrays, and of which dtype.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,8 @@ from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure
 from pytreemod.typing import PyTree, jtu
+
+_Out = TypeVar("_Out")
 
 _lax: Any = jax.lax
 _config: Any = jax.config
@@ -195,7 +197,8 @@ def _cure(entry: Difference) -> list[str]:
     sides = (entry.first, entry.second)
     arrays = [aval_of(side) for side in sides if isinstance(side, Slot)]
     if entry.of_dtypes:
-        return ["cast what one of them returns:", f"x.astype(jnp.{arrays[0].dtype.name})"]
+        aval = arrays[0] if arrays else aval_of(entry.first)
+        return ["cast what one of them returns:", f"jnp.asarray(x, jnp.{aval.dtype.name})"]
     if entry.of_arrays:
         return ["the array that is chosen has one shape, whichever it is"]
     if arrays and (None in sides or MISSING in sides):
@@ -234,10 +237,10 @@ def _run(
 
 def filter_cond(
     pred: Any,
-    true_fun: Callable[..., Any],
-    false_fun: Callable[..., Any],
+    true_fun: Callable[..., _Out],
+    false_fun: Callable[..., _Out],
     *operands: Any,
-) -> PyTree:
+) -> _Out:
     """`jax.lax.cond` for functions of any trees.
 
     What is no array in the operands, numbers included, is passed to the branches as it is. What is
@@ -299,7 +302,7 @@ def _refuse_condition(pred: Any) -> None:
         )
 
 
-def filter_switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> PyTree:
+def filter_switch(index: Any, branches: Sequence[Callable[..., _Out]], *operands: Any) -> _Out:
     """`jax.lax.switch` for functions of any trees.
 
     Operands and results are treated as by [`filter_cond`][pytreemod.filter_cond].

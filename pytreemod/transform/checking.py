@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,8 @@ from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.typing import PyTree, Tracer
 
+_T = TypeVar("_T")
+
 ON_ERROR = "PYTREEMOD_ON_ERROR"
 BREAKPOINT_FRAMES = "PYTREEMOD_ON_ERROR_BREAKPOINT_FRAMES"
 _MODES = ("raise", "breakpoint", "nan", "off")
@@ -42,14 +44,14 @@ _MARK = "error_if_"
 
 
 class _Listener:
-    """A call that wants to know of failures of its own checks; of all, if these are not known."""
+    """A call that wants to know of failures of its own checks."""
 
-    def __init__(self, checks: Collection[str] | None):
+    def __init__(self, checks: Collection[str]):
         self.checks = checks
         self.noted: list[Callable[[], CheckError]] = []
 
     def hears(self, check: str) -> bool:
-        return self.checks is None or check in self.checks
+        return check in self.checks
 
     def raise_first(self, cause: Exception | None) -> None:
         if self.noted:
@@ -61,11 +63,11 @@ _lock = threading.Lock()
 
 
 @contextmanager
-def listening(checks: Collection[str] | None = None) -> Generator[Callable[[PyTree], None]]:
+def listening(checks: Collection[str]) -> Generator[Callable[[PyTree], None]]:
     """Have failures noted; yields a function that waits for results.
 
     Args:
-        checks: the checks to listen to, by name (see `checks_in`); all of them, if left out.
+        checks: the checks to listen to, by name (see `checks_in`).
 
     Raises:
         CheckError: at the end, if a failure was noted meanwhile. (If two threads are in the same
@@ -121,40 +123,6 @@ def checks_in(jaxpr: Any) -> frozenset[str]:
     return frozenset(names)
 
 
-class _Tracing(threading.local):
-    """The traces of `filter_jit` that are under way in this thread, innermost last."""
-
-    def __init__(self) -> None:
-        self.found: list[bool] = []
-
-
-_tracing = _Tracing()
-
-
-@contextmanager
-def finding_checks() -> Generator[Callable[[], bool]]:
-    """Watch a trace; yields a function that tells whether it contained a check."""
-    _tracing.found.append(False)
-    position = len(_tracing.found) - 1
-    seen = [False]
-
-    def found() -> bool:
-        return seen[0]
-
-    try:
-        yield found
-    finally:
-        seen[0] = _tracing.found.pop(position)
-        if seen[0]:
-            note_check()
-
-
-def note_check() -> None:
-    """Tell the trace that is under way that it contains a check."""
-    if _tracing.found:
-        _tracing.found[-1] = True
-
-
 class _Check:
     """A check: what to say, and what to do, when it fails."""
 
@@ -193,9 +161,11 @@ class _Check:
         """On the host: note the failure, or raise."""
         make_error = ft.partial(self.error, failed, index, is_batch=True)
         if not _note(self.name, make_error):
+            error = make_error()
             if not is_shared:
-                raise make_error()
-            _print(make_error())
+                raise error
+            error.add_note("printed, for jax.jit on several devices cannot raise; filter_jit does")
+            _print(error)
         return np.asarray(False)
 
     def announce(self, failed: Any, index: Any) -> Any:
@@ -299,7 +269,7 @@ def _make_guard(check: _Check) -> Any:
         failed, index, seen = jax.tree.map(batch, list(in_batched), [failed, index, seen])
         if _is_traced(failed) or _is_traced(index):
             return guard(failed, index, seen), False
-        if np.any(failed):
+        if np.asarray(failed).any():
             check.raise_now(failed, index, seen, is_batch=True)
         return jnp.asarray(True), False
 
@@ -346,7 +316,7 @@ def _poisoned_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
     return _poisoned(*primals), tangents[0]
 
 
-def error_if(x: PyTree, pred: Any, msg: str, *, on_error: str = "default") -> PyTree:
+def error_if(x: _T, pred: Any, msg: str, *, on_error: str = "default") -> _T:
     """Raise an error if `pred` is True, also inside compiled code.
 
     Returns `x`, and takes effect only if what it returns is used. Under `filter_jit` the error is
@@ -396,8 +366,8 @@ def error_if(x: PyTree, pred: Any, msg: str, *, on_error: str = "default") -> Py
 
 
 def branched_error_if(
-    x: PyTree, pred: Any, index: Any, msgs: Sequence[str], *, on_error: str = "default"
-) -> PyTree:
+    x: _T, pred: Any, index: Any, msgs: Sequence[str], *, on_error: str = "default"
+) -> _T:
     """Like [`error_if`][pytreemod.error_if], with the message chosen by a traced index.
 
     Args:
@@ -445,8 +415,9 @@ def _check(
         )
     if mode == "off":
         return x
-    failed, index = jnp.asarray(pred), jnp.asarray(index)
-    if not isinstance(failed, Tracer) and not np.any(failed):
+    # NumPy's, where the values are known: under a trace, those of jnp would be traced.
+    failed, index = (v if isinstance(v, Tracer) else np.asarray(v) for v in (pred, index))
+    if not isinstance(failed, Tracer) and not failed.any():
         return x
     if mode == "nan":
         arrays = [jnp.asarray(array) for array in arrays]
@@ -455,7 +426,6 @@ def _check(
     seen = arrays if mode == "breakpoint" else []
     if not _is_traced(failed) and not isinstance(index, Tracer):
         check.raise_now(failed, index, seen, is_batch=False)
-    note_check()
     guard = _make_guard(check)
     guarded = cast("list[Any]", _guarded(guard, arrays, *_first_of(failed, index), seen))
     return structure.assemble(guarded)
@@ -464,7 +434,7 @@ def _check(
 def _first_of(failed: Any, index: Any) -> tuple[Any, Any]:
     """Whether any failed, and the index that belongs to the first of them."""
     if index.ndim == 0:
-        return jnp.any(failed), index
+        return jnp.any(failed), jnp.asarray(index)
     failed, index = jnp.broadcast_arrays(failed, index)
     return jnp.any(failed), index.reshape(-1)[jnp.argmax(failed.reshape(-1))]
 
@@ -490,7 +460,7 @@ def _require_index(where: str, index: Any, count: int) -> None:
     if not fits:
         is_known = is_number and not isinstance(index, Tracer) and np.ndim(index) == 0
         got = np.asarray(index).item() if is_known else index
-        expected = f"an integer that is an index of {count} messages"
+        expected = f"an index of msgs (an integer below {count})"
         raise ArgumentError(explain(f"{where}(index)", expected, describe(got)))
 
 

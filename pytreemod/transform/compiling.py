@@ -8,12 +8,12 @@ by shape and dtype.
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 
 from pytreemod.transform.boundary import pack, structure_of_call
-from pytreemod.transform.checking import finding_checks, note_check
+from pytreemod.transform.checking import checks_in
 from pytreemod.transform.constants import release
 from pytreemod.transform.donating import Donation, count_arrays, separation
 from pytreemod.transform.laying_out import (
@@ -45,28 +45,43 @@ class Options(NamedTuple):
     jit: tuple[tuple[str, Any], ...] = ()
 
 
+class TracedAnewError(RuntimeError):
+    """A trace is needed on the short road; the call is to take the longer one."""
+
+
 class Entry:
     """One compiled function: one key, any shapes."""
 
-    __slots__ = ("has_check", "is_special", "jitted", "key", "quiet", "separate")
+    __slots__ = ("checks", "is_new", "is_special", "jitted", "key", "quiet", "separate")
 
     def __init__(self, key: tuple[Any, ...], quiet: bool):
         self.key = key
         self.quiet = quiet
         self.jitted: Any = None
         self.separate: Callable[[list[Any]], tuple[list[Any], list[Any]]] | None = None
-        self.has_check = False
-        # Whether a call must do more than call: not traced yet, or one of the other two.
+        self.checks: frozenset[str] = frozenset()
+        # Whether it was traced since somebody looked for checks in it.
+        self.is_new = True
+        # Whether a call must do more than call: new, quiet, or one with a check inside.
         self.is_special = True
 
     def arguments(self, arrays: list[Any]) -> tuple[list[Any], ...]:
         """What the jitted function takes: all arrays, or the donated ones and the others."""
         return (arrays,) if self.separate is None else self.separate(arrays)
 
-    def traced(self, has_check: bool) -> None:
-        """Note what a trace has shown."""
-        self.has_check = self.has_check or has_check
-        self.is_special = self.has_check or self.quiet
+    @property
+    def has_check(self) -> bool:
+        """Whether a call has to wait, to see if a check failed."""
+        return bool(self.checks)
+
+    def look(self, arguments: tuple[list[Any], ...]) -> None:
+        """Find the checks in the program for these arguments.
+
+        JAX traces here if it must, and takes the trace from its cache in the call that follows.
+        """
+        self.checks |= checks_in(self.jitted.trace(*arguments).jaxpr)
+        self.is_new = False
+        self.is_special = self.quiet or self.has_check
 
 
 class Store:
@@ -176,16 +191,19 @@ class Store:
         _, max_traces, _, out, static, _ = self.options
 
         def run(values: list[Any]) -> Any:
-            log.add(Trace.of(names, structure, values), name, max_traces)
+            if not entry.is_special:
+                # A call on the short road met new shapes; nobody listens there for checks.
+                entry.is_new = entry.is_special = True
+                raise TracedAnewError
+            entry.is_new = True
+            if not cast("Any", jax.config).jax_disable_jit:  # Then calls are no traces.
+                log.add(Trace.of(names, structure, values), name, max_traces)
             head, args, kwargs = structure.assemble(values)
             if static:
                 args, kwargs = release(static, names, args, kwargs)
             fn = head[0] if reference is None else reference()
-            with finding_checks() as found:
-                result = fn(*args, **kwargs)
-                packed = pack(result) if out is None else out.pack(result)
-            entry.traced(found())
-            return packed
+            result = fn(*args, **kwargs)
+            return pack(result) if out is None else out.pack(result)
 
         run.__name__ = run.__qualname__ = name
         return run
@@ -227,12 +245,6 @@ def store_for(fn: Any, options: Options) -> Store:
     with _lock:
         by_options = _stores.setdefault(fn, {})
     return by_options.setdefault(options, Store(weakref.ref(fn), options))
-
-
-def propagate(entry: Entry) -> None:
-    """Tell an outer trace that a function called in it contains a check."""
-    if entry.has_check:
-        note_check()
 
 
 def clear_stores() -> None:

@@ -21,12 +21,13 @@ class Constant:
     __slots__ = ("token", "value")
 
     def __init__(self, value: Any):
-        self.value = value
-        if isinstance(value, np.ndarray):
+        kind = class_of(value)
+        if issubclass(kind, np.ndarray):
             # The caller may write to the array; what was traced must not change with it.
-            self.value = value.copy()
-            self.value.flags.writeable = False
-        self.token = (class_of(value), value.shape, value.dtype, value.tobytes())
+            value = value.copy()
+            value.flags.writeable = False
+        self.value: Any = value
+        self.token: Any = (kind, value.shape, value.dtype, value.tobytes())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Constant) and self.token == other.token
@@ -44,8 +45,8 @@ def as_static(static: Any, fn: Any) -> tuple[str, ...]:
     Raises:
         ArgumentError: they are no names, or not those of arguments.
     """
-    names = (static,) if isinstance(static, str) else static
-    if not isinstance(names, (tuple, list)) or not all(isinstance(n, str) for n in names):
+    names: Any = (static,) if isinstance(static, str) else static
+    if class_of(names) not in (tuple, list) or not all(isinstance(name, str) for name in names):
         raise ArgumentError(
             explain(
                 "filter_jit(static)",
@@ -109,4 +110,8 @@ def release(
 
 
 def _release(tree: PyTree) -> PyTree:
-    return jtu.tree_map(lambda x: x.value if isinstance(x, Constant) else x, tree)
+    return jtu.tree_map(_value, tree)
+
+
+def _value(leaf: Any) -> Any:
+    return leaf.value if isinstance(leaf, Constant) else leaf

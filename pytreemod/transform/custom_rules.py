@@ -21,29 +21,14 @@ from pytreemod.tree.predicates import is_array, is_inexact_array
 from pytreemod.tree.snapshots import Structure, divide, static_token
 from pytreemod.typing import PyTree, jtu
 
-
-class _Rules:
-    """The rules of a function, by name; they come after the function, one by one."""
-
-    __slots__ = ("by_name",)
-
-    def __init__(self) -> None:
-        self.by_name: dict[str, Callable[..., Any]] = {}
-
-    # By content: what was compiled with other rules must not be used again.
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Rules) and self.by_name == other.by_name
-
-    def __hash__(self) -> int:
-        return hash(tuple(sorted(self.by_name.items())))
-
-    def __repr__(self) -> str:
-        return f"rules({', '.join(self.by_name)})"
+# The options of these two are their rules, by name. Each definition replaces them all: what was
+# compiled with other rules compares unequal, and is not used again.
 
 
 def _define(custom: Transformed, name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
     check_callable(f"{name} of {function_name(custom.fn)}", rule)
-    custom.options[0].by_name[name] = rule
+    rules = {**dict(custom.options), name: rule}
+    custom.options = tuple(sorted(rules.items()))
     return rule
 
 
@@ -53,7 +38,7 @@ def _rule(custom: Transformed, name: str, signature: str) -> Callable[..., Any]:
     Raises:
         DerivativeError: it was not defined yet.
     """
-    found = custom.options[0].by_name.get(name)
+    found = dict(custom.options).get(name)
     if found is None:
         called = function_name(custom.fn)
         raise DerivativeError(
@@ -401,7 +386,7 @@ def filter_custom_jvp(fn: Callable[..., Any]) -> Any:
         Array(100., dtype=float32, weak_type=True)
     """
     check_callable("filter_custom_jvp", fn)
-    return _CustomJvp(fn, (_Rules(),))
+    return _CustomJvp(fn, ())
 
 
 def filter_custom_vjp(fn: Callable[..., Any]) -> Any:
@@ -446,4 +431,4 @@ def filter_custom_vjp(fn: Callable[..., Any]) -> Any:
         Array(1., dtype=float32, weak_type=True)
     """
     check_callable("filter_custom_vjp", fn)
-    return _CustomVjp(fn, (_Rules(),))
+    return _CustomVjp(fn, ())

@@ -1,20 +1,16 @@
-"""`filter_shard_map` and `filter_pmap`: one function call for each device."""
+"""`filter_shard_map`: a function that each device runs on its part of the arrays."""
 
 import functools as ft
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, TypeVar, overload
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, explain
+from pytreemod.errors import ArgumentError, SpecError, describe, explain
 from pytreemod.transform.agreeing import varying_axes
-from pytreemod.transform.boundary import split_call, unhashable, unpack
-from pytreemod.transform.donating import without_warning
+from pytreemod.transform.boundary import unpack
 from pytreemod.transform.grouping import Grouped, group, values_in
-from pytreemod.transform.mapping import ON_AXIS_0, Vmapped, axes_of, known_axes
 from pytreemod.transform.placing import (
     SPECS,
     Layout,
@@ -28,7 +24,13 @@ from pytreemod.transform.placing import (
     spec_text,
     stops,
 )
-from pytreemod.transform.specifying import Assigned, assign, assign_arguments, named_arguments
+from pytreemod.transform.specifying import (
+    Assigned,
+    Terms,
+    assign,
+    assign_arguments,
+    named_arguments,
+)
 from pytreemod.transform.wrapping import (
     Transformed,
     check_callable,
@@ -38,9 +40,8 @@ from pytreemod.transform.wrapping import (
     positional_names,
 )
 from pytreemod.tree.nodes import is_node
-from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import divide
-from pytreemod.typing import AxesSpec, AxisName, PyTree, SpecTree, jtu
+from pytreemod.typing import AxisName, PyTree, SpecTree
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -53,6 +54,7 @@ class _AsTheyLie:
 AS_THEY_LIE = _AsTheyLie()
 IN = "filter_shard_map(in_specs)"
 OUT = "filter_shard_map(out_specs)"
+_TERMS = Terms(IN, stops, None, "in_specs", "P('data')", "is the same on all devices")
 
 
 class _Options(NamedTuple):
@@ -120,7 +122,7 @@ class _ShardMapped(Transformed):
             named_arguments(self.names, args, kwargs),
             len(args),
             [parameter.name for parameter in parameters_of(self.fn) or ()],
-            placement_terms(IN),
+            _TERMS,
         )
 
     def _mesh(self, values: Sequence[Any]) -> Any:
@@ -193,7 +195,8 @@ class _Results:
 
     @property
     def prefix(self) -> Grouped:
-        """`out_specs` as JAX takes them. (There are no arrays in the plan.)"""
+        """`out_specs` as JAX takes them."""
+        # There is no array in the plan; but None is no spec for JAX.
         plan: Any = PartitionSpec()
         return Grouped(plan, list(self.slots))
 
@@ -325,7 +328,7 @@ def filter_shard_map(
             axis_names=axis_names,
             check_vma=check_vma,
         )
-    check_callable("filter_shard_map", f)
+    check_callable("filter_shard_map", f, "f")
     options = _Options(
         mesh,
         None if in_specs is AS_THEY_LIE else Layout(in_specs),
@@ -334,217 +337,3 @@ def filter_shard_map(
         check_vma,
     )
     return _ShardMapped(f, options)
-
-
-_DONATE = ("all", "warn", "none")
-
-
-class _Pmapped(Vmapped):
-    """A function under `filter_pmap`."""
-
-    __slots__ = ("pmapped",)
-
-    def __init__(self, fn: Callable[..., Any], options: Any):
-        super().__init__(fn, options)
-        self.pmapped: dict[Any, Any] = {}
-
-    @classmethod
-    def transform_name(cls) -> str:
-        """The transform as the reader knows it."""
-        return "filter_pmap"
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        in_axes, out_axes, _, axis_size, donate, pmapkwargs = self.options
-        args, kwargs = place_keywords(self.names, args, kwargs)
-        axes, leaves, _ = self.inputs(in_axes, args, kwargs, axis_size, out_axes)
-        mapped = [
-            None if axis is None else axis % leaf.ndim
-            for axis, leaf in zip(axes, leaves, strict=True)
-            if is_array(leaf)
-        ]
-        arrays = [leaf for leaf in leaves if is_array(leaf)]
-        # An axis_size handed to JAX makes 0.12 warn about an integer of its own.
-        counted = all(axis is None for axis in mapped) and axis_size is not None
-        if counted:
-            arrays.append(np.zeros((axis_size, 0), bool))
-            mapped.append(0)
-        self._check_devices(arrays, mapped, dict(pmapkwargs))
-        own = divide(self.fn)[0] if is_node(self.fn) else []
-        pmapped = self._find(args, kwargs, tuple(mapped), counted)
-        with without_warning(donate == "all"):
-            return unpack(pmapped(own, arrays))
-
-    def _find(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        axes: tuple[int | None, ...],
-        counted: bool,
-    ) -> Any:
-        """The pmapped function for a call; JAX compiles it once as long as it is the same."""
-        head = (self.fn,) if is_node(self.fn) else ()
-        try:
-            key = (split_call(head, args, kwargs)[1], axes)
-            if key not in self.pmapped:
-                self.pmapped[key] = self._pmap(head, args, kwargs, axes, counted)
-        except TypeError as error:
-            named = named_arguments(self.names, args, kwargs)
-            raise unhashable([*(("function", fn) for fn in head), *named], error) from error
-        return self.pmapped[key]
-
-    def _pmap(
-        self,
-        head: tuple[Any, ...],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        axes: tuple[int | None, ...],
-        counted: bool,
-    ) -> Any:
-        _, out_axes, axis_name, _, donate, pmapkwargs = self.options
-        structure = divide((head, args, kwargs))[1]
-        slots = [None, 0, *sorted(x for x in known_axes(out_axes) - {None, 0} if x > 0)]
-        plain: Any = self.fn
-
-        def run(own: list[Any], values: list[Any]) -> Grouped:
-            head, args, kwargs = structure.assemble(own + values[: len(values) - counted])
-            return _group_by_axis((head[0] if head else plain)(*args, **kwargs), out_axes, slots)
-
-        run.__name__ = run.__qualname__ = function_name(self.fn)
-        options = {} if donate == "none" else {"donate_argnums": 1}
-        return jax.pmap(
-            run,
-            axis_name,
-            in_axes=(None, list(axes)),
-            out_axes=Grouped(None, slots),
-            **options,
-            **dict(pmapkwargs),
-        )
-
-    def _check_devices(
-        self, arrays: list[Any], axes: list[int | None], pmapkwargs: dict[str, Any]
-    ) -> None:
-        devices = pmapkwargs.get("devices")
-        count = len(devices) if devices else jax.local_device_count(pmapkwargs.get("backend"))
-        sizes = [x.shape[a] for x, a in zip(arrays, axes, strict=True) if a is not None]
-        if sizes and sizes[0] > count:
-            raise ShapeError(
-                explain(
-                    f"filter_pmap of {function_name(self.fn)}",
-                    f"at most {count} members, one for each device",
-                    str(sizes[0]),
-                    cure="filter_vmap maps over any number of members, on one device",
-                )
-            )
-
-
-def _group_by_axis(result: PyTree, out_axes: AxesSpec, slots: list[int | None]) -> Grouped:
-    leaves = jtu.tree_leaves(result)
-    axes = axes_of(out_axes, result, "filter_pmap(out_axes)", "result")
-    axes = [axis for axis, leaf in zip(axes, leaves, strict=True) if is_array(leaf)]
-    # What pmap was not told of, or does not take (negative axes), is moved afterwards.
-    late = [axis not in slots for axis in axes]
-
-    def move(arrays: list[Any]) -> list[Any]:
-        rows = zip(arrays, axes, late, strict=True)
-        return [jnp.moveaxis(x, 0, axis) if is_late else x for x, axis, is_late in rows]
-
-    positions = [slots.index(0 if n else axis) for axis, n in zip(axes, late, strict=True)]
-    return group(result, positions, len(slots), move if any(late) else None)
-
-
-@overload
-def filter_pmap(
-    fun: _F,
-    *,
-    in_axes: AxesSpec = ...,
-    out_axes: AxesSpec = ...,
-    axis_name: AxisName | None = ...,
-    axis_size: int | None = ...,
-    donate: str = ...,
-    **pmapkwargs: Any,
-) -> _F: ...
-@overload
-def filter_pmap(
-    *,
-    in_axes: AxesSpec = ...,
-    out_axes: AxesSpec = ...,
-    axis_name: AxisName | None = ...,
-    axis_size: int | None = ...,
-    donate: str = ...,
-    **pmapkwargs: Any,
-) -> Callable[[_F], _F]: ...
-def filter_pmap(
-    fun: Any = None,
-    *,
-    in_axes: AxesSpec = ON_AXIS_0,
-    out_axes: AxesSpec = ON_AXIS_0,
-    axis_name: AxisName | None = None,
-    axis_size: int | None = None,
-    donate: str = "none",
-    **pmapkwargs: Any,
-) -> Any:
-    """`jax.pmap` for functions of any trees: one member for each device.
-
-    For programs that have it already. New ones use [`filter_jit`][pytreemod.filter_jit] with
-    shardings, or [`filter_shard_map`][pytreemod.filter_shard_map].
-
-    **Law.** `filter_pmap(f)(*args)` equals `filter_vmap(f)(*args)`.
-
-    Args:
-        fun: the function; left out, a decorator is returned. If it is a Module or a bound method,
-            its own arrays are the same for all members.
-        in_axes: as for [`filter_vmap`][pytreemod.filter_vmap].
-        out_axes: the same for the result; None takes the result of the first device.
-        axis_name: a name for collectives (`jax.lax.pmean`).
-        axis_size: how many members, if no argument is mapped.
-        donate: whether the memory of the arguments' arrays may be used for the results: `"none"`,
-            `"all"`, or `"warn"`, which is the same with JAX's warning if a donated array was of
-            no use.
-        **pmapkwargs: for `jax.pmap` (`devices`, `backend`).
-
-    Returns:
-        A function of the same signature.
-
-    Raises:
-        ShapeError: there are more members than devices, mapped arrays disagree in size, or lack
-            the axis; all paths are named.
-        SpecError: a spec does not fit the tree.
-        ArgumentError: an option does not exist; a name in `in_axes` is no argument; nothing is
-            mapped and `axis_size` is missing; a static value is not hashable.
-
-    Examples:
-        >>> import jax.numpy as jnp
-        >>> f = filter_pmap(lambda x, how: x + 1 if how == "inc" else x, in_axes=(0, None))
-        >>> f(jnp.arange(1), "inc")
-        Array([1], dtype=int32)
-    """
-    if fun is None:
-        return ft.partial(
-            filter_pmap,
-            in_axes=in_axes,
-            out_axes=out_axes,
-            axis_name=axis_name,
-            axis_size=axis_size,
-            donate=donate,
-            **pmapkwargs,
-        )
-    check_callable("filter_pmap", fun)
-    _check_pmap_options(donate, pmapkwargs)
-    options = (in_axes, out_axes, axis_name, axis_size, donate, tuple(sorted(pmapkwargs.items())))
-    return _Pmapped(fun, options)
-
-
-def _check_pmap_options(donate: str, pmapkwargs: dict[str, Any]) -> None:
-    if donate not in _DONATE:
-        expected = f"one of {', '.join(map(repr, _DONATE))}"
-        raise ArgumentError(explain("filter_pmap(donate)", expected, describe(donate)))
-    for name in ("static_broadcasted_argnums", "donate_argnums"):
-        if name in pmapkwargs:
-            raise ArgumentError(
-                explain(
-                    "filter_pmap",
-                    "donate=... and jax.pmap's other options",
-                    f"{name}=",
-                    cure="what is no array is static by itself; donate='all' donates",
-                )
-            )

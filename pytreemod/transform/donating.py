@@ -1,7 +1,7 @@
 """Which arrays a jitted call gives away, so that their memory can hold the results."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any
@@ -70,6 +70,11 @@ class _Arguments:
         self.names = names
         self.values = values
 
+    def __getattr__(self, name: str) -> Any:
+        if name in self.__dict__.get("names", ()):
+            return self.values[self.names.index(name)]
+        raise AttributeError(f"the call has no argument {name!r}")
+
 
 def _flatten_with_keys(node: _Arguments) -> tuple[tuple[Any, ...], Any]:
     keys = map(jtu.GetAttrKey, node.names)
@@ -117,7 +122,7 @@ def as_donation(donate: Any, fn: Any) -> Donation | None:
 
 
 @contextmanager
-def without_warning(quiet: bool) -> Iterator[None]:
+def without_warning(quiet: bool) -> Generator[None]:
     """Silence JAX's warning about donated arrays that were of no use, if `quiet`."""
     if not quiet:
         yield

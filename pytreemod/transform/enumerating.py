@@ -14,7 +14,7 @@ from pytreemod.transform.checking import branched_error_if
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import PyTree, Tracer
 
-_RESERVED = ("promote", "where")
+_RESERVED = ("promote", "where", "mro", "_names", "_messages")
 
 
 class EnumerationItem(Module):
@@ -24,31 +24,31 @@ class EnumerationItem(Module):
     _enumeration: "type[Enumeration]" = field(static=True)
 
     def __eq__(self, other: object) -> Any:
-        if not isinstance(other, EnumerationItem) or other._enumeration is not self._enumeration:
-            raise ArgumentError(
-                explain(
-                    f"{self._enumeration.__qualname__} == ...",
-                    f"an item of {self._enumeration.__qualname__}",
-                    describe(other),
-                    cure=[
-                        "bring both to one class first:",
-                        f"{self._enumeration.__qualname__}.promote(item)",
-                    ],
-                )
-            )
-        return self._value == other._value
+        return self._value == self._other_value(other)
 
     def __ne__(self, other: object) -> Any:
-        return jnp.logical_not(self == other)
+        return self._value != self._other_value(other)
+
+    def _other_value(self, other: object) -> Any:
+        if isinstance(other, EnumerationItem) and other._enumeration is self._enumeration:
+            return other._value
+        name = self._enumeration.__qualname__
+        raise ArgumentError(
+            explain(
+                f"{name} == ...",
+                f"an item of {name}",
+                describe(other),
+                cure=["bring both to one class first:", f"{name}.promote(item)"],
+            )
+        )
 
     def __hash__(self) -> int:
         return hash((self._enumeration, int(self._value)))
 
     def __repr__(self) -> str:
         prefix = f"{self._enumeration.__module__}.{self._enumeration.__qualname__}"
-        if isinstance(self._value, Tracer) or np.ndim(self._value) != 0:
-            return f"{prefix}<{self._value}>" if np.ndim(self._value) == 0 else f"{prefix}<traced>"
-        return f"{prefix}<{self._enumeration[self]}>"
+        is_traced = isinstance(self._value, Tracer)
+        return f"{prefix}<{'traced' if is_traced else self._enumeration[self]}>"
 
     def error_if(self, token: PyTree, pred: Any) -> PyTree:
         """Raise an error with this item's message if `pred` is True; see `error_if`.
@@ -63,7 +63,8 @@ class EnumerationItem(Module):
         Raises:
             CheckError: `pred` is True.
         """
-        return branched_error_if(token, pred, self._value, self._enumeration.messages())
+        messages = self._enumeration._messages  # pyright: ignore[reportPrivateUsage]  (ours)
+        return branched_error_if(token, pred, self._value, messages)
 
 
 class _EnumerationMeta(type):
@@ -103,11 +104,15 @@ class _EnumerationMeta(type):
         # NumPy, so that naming an item does not start a device.
         return EnumerationItem(np.int32(names.index(name)), cls)  # pyright: ignore[reportArgumentType]
 
-    def __getitem__(cls, item: EnumerationItem) -> str:
+    def __getitem__(cls, item: EnumerationItem) -> Any:
         value = _checked(cls, item, f"{cls.__qualname__}[item]")._value  # pyright: ignore[reportPrivateUsage]
         if isinstance(value, Tracer):
-            _refuse(f"{cls.__qualname__}[item]", "an item outside of a transform", "a traced one")
-        return cls._messages[int(value)]
+            got = "a traced one"
+            raise ArgumentError(
+                explain(f"{cls.__qualname__}[item]", "an item outside of a transform", got)
+            )
+        # What jax.vmap made of items is an array of them.
+        return cls._messages[int(value)] if np.ndim(value) == 0 else np.array(cls._messages)[value]
 
     def __len__(cls) -> int:
         return len(cls._names)
@@ -125,10 +130,6 @@ class _EnumerationMeta(type):
 
     def __repr__(cls) -> str:
         return f"<enumeration {cls.__qualname__}: {', '.join(cls._names)}>"
-
-    def messages(cls) -> tuple[str, ...]:
-        """The messages of all items, in order."""
-        return cls._messages
 
 
 def _refuse(where: str, expected: str, got: str) -> None:
@@ -156,8 +157,8 @@ class Enumeration(metaclass=_EnumerationMeta):
     and its own.
 
     Raises:
-        ArgumentError: a member is no text, or is called `promote` or `where`; items of different
-            classes are compared.
+        ArgumentError: a member is no text, or has a name with a meaning (`promote`, `where`);
+            items of different classes are compared.
 
     Examples:
         >>> import jax.numpy as jnp

@@ -2,7 +2,7 @@
 
 import functools as ft
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 import jax
 import numpy as np
@@ -10,10 +10,17 @@ import numpy as np
 from pytreemod.errors import ArgumentError, DonatedError, PytreemodError, describe, explain
 from pytreemod.transform.boundary import handlers, split_call, split_other, unhashable, unpack
 from pytreemod.transform.checking import listening
-from pytreemod.transform.compiling import Entry, Options, clear_stores, propagate, store_for
+from pytreemod.transform.compiling import (
+    Entry,
+    Options,
+    TracedAnewError,
+    clear_stores,
+    store_for,
+)
 from pytreemod.transform.constants import as_static, hold
 from pytreemod.transform.donating import as_donation, without_warning
 from pytreemod.transform.laying_out import ArgumentLayout, ResultLayout
+from pytreemod.transform.stepping import forget
 from pytreemod.transform.wrapping import (
     Transformed,
     argument_name,
@@ -24,7 +31,7 @@ from pytreemod.transform.wrapping import (
 )
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
-from pytreemod.typing import Names, ShardingSpec, jtu
+from pytreemod.typing import Names, ShardingSpec, Tracer, jtu
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -63,6 +70,7 @@ class Jitted(Transformed):
         return "filter_jit"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the function, compiled."""
         # Every call of every step of every training loop comes through these lines. What can be
         # known per structure is found by its key; what is left is one walk over the arguments,
         # written out here because one function call more is a tenth of the whole
@@ -71,7 +79,7 @@ class Jitted(Transformed):
             return self._call_slowly(args, kwargs)
         arrays: list[Any] = []
         parts: list[Any] = []
-        get = handlers.get
+        get: Any = handlers.get
         try:
             for value in args:
                 get(type(value), split_other)(value, arrays, parts)
@@ -85,6 +93,8 @@ class Jitted(Transformed):
                 packed = entry.jitted(arrays)
             else:
                 packed = entry.jitted(*entry.separate(arrays))
+        except TracedAnewError:
+            return self._call_specially(entry, arrays, args, kwargs)
         except (RuntimeError, ValueError) as error:
             self._explain(arrays, args, kwargs, error)
             raise
@@ -98,22 +108,22 @@ class Jitted(Transformed):
             return self._call_specially(entry, arrays, args, kwargs)
         try:
             return unpack(entry.jitted(*entry.arguments(arrays)))
+        except TracedAnewError:
+            return self._call_specially(entry, arrays, args, kwargs)
         except (RuntimeError, ValueError) as error:
             self._explain(arrays, args, kwargs, error)
             raise
 
     def _call_specially(self, entry: Entry, arrays: list[Any], args: Any, kwargs: Any) -> Any:
         """A first call, a quiet one, or one with a check inside: it waits for its results."""
+        arguments = entry.arguments(arrays)
         try:
             with without_warning(entry.quiet):
-                if any(isinstance(array, jax.core.Tracer) for array in arrays):
-                    packed = entry.jitted(*entry.arguments(arrays))
-                    propagate(entry)
-                else:
-                    with listening() as wait:
-                        packed = entry.jitted(*entry.arguments(arrays))
-                        if entry.has_check:
-                            wait(packed)
+                if _runs_later(arrays) or cast("Any", jax.config).jax_disable_jit:
+                    return unpack(entry.jitted(*arguments))
+                if entry.is_new:
+                    entry.look(arguments)
+                packed = _call_and_listen(entry, entry.jitted, arguments)
         except (RuntimeError, ValueError) as error:
             self._explain(arrays, args, kwargs, error)
             raise
@@ -197,8 +207,13 @@ class Jitted(Transformed):
         args, kwargs = jtu.tree_map(stand_in, self.placed(args, kwargs))
         entry, arrays = self.find(args, kwargs)
         arrays = [structs[id(x)][0] if id(x) in structs else x for x in arrays]
+        entry.is_special = True
+        arguments = entry.arguments(arrays)
         try:
-            return getattr(entry.jitted, what)(*entry.arguments(arrays)), entry
+            staged = getattr(entry.jitted, what)(*arguments)
+            if what == "lower":
+                entry.look(arguments)
+            return staged, entry
         except (RuntimeError, ValueError) as error:
             self._explain(arrays, args, kwargs, error)
             raise
@@ -222,7 +237,7 @@ class Jitted(Transformed):
             for name, value in self._named(args, kwargs)
             for path, leaf in jtu.tree_leaves_with_path(value)
             if isinstance(leaf, jax.Array)
-            and not isinstance(leaf, jax.core.Tracer)
+            and not isinstance(leaf, Tracer)
             and leaf.is_deleted()
         ]
         # Arrays that this very call gave away are gone, too, if it failed later on.
@@ -303,10 +318,26 @@ class Compiled:
                     cure=["compile for these, too:", f"filter_jit({name}).lower(...).compile()"],
                 )
             )
-        return unpack(self.compiled(*self._entry.arguments(arrays)))
+        arguments = self._entry.arguments(arrays)
+        return unpack(_call_and_listen(self._entry, self.compiled, arguments))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.compiled, name)
+
+
+def _runs_later(arrays: list[Any]) -> bool:
+    """Whether a call is part of another trace."""
+    return any(isinstance(array, Tracer) for array in arrays)
+
+
+def _call_and_listen(entry: Entry, function: Callable[..., Any], arguments: Any) -> Any:
+    """Call, and if there are checks inside, wait for the results and raise if one failed."""
+    if not entry.checks:
+        return function(*arguments)
+    with listening(entry.checks) as wait:
+        packed = function(*arguments)
+        wait(packed)
+    return packed
 
 
 @overload
@@ -345,7 +376,8 @@ def filter_jit(
     The function may take and return Modules, containers, numbers, strings, functions: whatever.
     It is traced again when something static changes (by `==`, type included) or when an array
     changes shape or dtype. A call returns as soon as `jax.jit`'s would: it waits for the
-    device only if the function contains a check ([`error_if`][pytreemod.error_if]). `fun` may itself be a pytree (a Module, a bound method): its arrays are traced, too.
+    device only if the function contains a check ([`error_if`][pytreemod.error_if]). `fun` may
+    itself be a pytree (a Module, a bound method): its arrays are traced, too.
 
     **Law.** `filter_jit(f)(*args)` equals `f(*args)`, for every `f` without side effects.
 
@@ -437,10 +469,11 @@ def _check_options(options: dict[str, Any]) -> None:
 
 
 def clear_caches() -> None:
-    """Forget everything that `filter_jit` has compiled, and clear JAX's own caches.
+    """Forget everything that transforms have kept from earlier calls, and clear JAX's own caches.
 
     Examples:
         >>> clear_caches()
     """
     clear_stores()
+    forget()
     jax.clear_caches()

@@ -28,12 +28,19 @@ from pytreemod.transform.placing import (
     spec_text,
     stops,
 )
-from pytreemod.transform.specifying import Assigned, assign, assign_arguments, named_arguments
+from pytreemod.transform.specifying import (
+    Assigned,
+    Terms,
+    assign,
+    assign_arguments,
+    named_arguments,
+)
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import PyTree, Tracer, jtu
 
 IN = "filter_jit(in_shardings)"
 OUT = "filter_jit(out_shardings)"
+_TERMS = Terms(IN, stops, None, "in_shardings", "sharding", "lies as it lies")
 
 
 class ArgumentLayout(Layout):
@@ -54,7 +61,7 @@ class ArgumentLayout(Layout):
             SpecError, ArgumentError: the spec does not fit the arguments.
         """
         arguments = named_arguments(names, args, kwargs)
-        return assign_arguments(self.spec, arguments, len(args), known, placement_terms(IN))
+        return assign_arguments(self.spec, arguments, len(args), known, _TERMS)
 
     def explain(self, assigned: Sequence[Assigned], error: Exception) -> None:
         """Raise a better error if `error` came from an argument that cannot lie as it is to."""
@@ -119,12 +126,13 @@ class Asking:
     def find(self, arguments: tuple[list[Any], ...]) -> Any:
         """The function for these arrays."""
         shardings = self.shardings_of(arguments)
-        token = tuple(map(tuple, shardings))
+        token = tuple(tuple[Any, ...](some) for some in shardings)
         if token not in self.jitted:
             self.jitted[token] = self.jit(shardings)
         return self.jitted[token]
 
     def __call__(self, *arguments: list[Any]) -> Any:
+        """As `jax.jit`'s."""
         return self.find(arguments)(*arguments)
 
     def lower(self, *arguments: list[Any]) -> Any:

@@ -116,17 +116,9 @@ class _Jvp(Transformed):
                 )
             )
         names = positional_names(self.fn)
-        return [
-            found
-            for i, (primal, tangent) in enumerate(zip(args, tangents, strict=True))
-            for found in beside(
-                primal,
-                tangent,
-                where=where,
-                expected="tangents like the primals",
-                root=argument_name(names, i),
-            )
-        ]
+        roots = [argument_name(names, i) for i in range(len(args))]
+        expected = "tangents like the primals"
+        return beside(args, tangents, where=where, expected=expected, root=roots)
 
 
 def _as_sequence(value: Any, name: str) -> tuple[Any, ...]:

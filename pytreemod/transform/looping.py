@@ -6,7 +6,7 @@ of each step as it went in.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,10 @@ from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.typing import AxesSpec, PyTree, Tracer, class_of, jtu
+
+_Carry = TypeVar("_Carry")
+_Out = TypeVar("_Out")
+_Tree = TypeVar("_Tree")
 
 _lax: Any = jax.lax
 
@@ -320,8 +324,8 @@ def _scan(
 
 
 def filter_scan(
-    f: Callable[..., Any],
-    init: PyTree,
+    f: Callable[[_Carry, Any], tuple[_Carry, _Out]],
+    init: _Carry,
     xs: PyTree = None,
     length: int | None = None,
     reverse: bool = False,
@@ -329,7 +333,7 @@ def filter_scan(
     *,
     in_axes: AxesSpec = ON_AXIS_0,
     out_axes: AxesSpec = ON_AXIS_0,
-) -> tuple[PyTree, PyTree]:
+) -> tuple[_Carry, _Out]:
     """`jax.lax.scan` for steps of any trees: `carry, y = f(carry, x)` for every `x` in `xs`.
 
     A Module whose arrays have a leading axis is taken apart along it: a stack of layers is applied
@@ -394,13 +398,13 @@ def filter_scan(
 
 
 def filter_map(
-    f: Callable[..., Any],
+    f: Callable[[Any], _Out],
     xs: PyTree,
     *,
     batch_size: int | None = None,
     in_axes: AxesSpec = ON_AXIS_0,
     out_axes: AxesSpec = ON_AXIS_0,
-) -> PyTree:
+) -> _Out:
     """`jax.lax.map` for functions of any trees: one member of `xs` after the other.
 
     Like [`filter_vmap`][pytreemod.filter_vmap] in what it gives, unlike it in how: less memory,
@@ -454,8 +458,8 @@ def _map_batches(
 
 
 def filter_associative_scan(
-    fn: Callable[[Any, Any], Any], elems: PyTree, reverse: bool = False, axis: int = 0
-) -> PyTree:
+    fn: Callable[[_Tree, _Tree], _Tree], elems: _Tree, reverse: bool = False, axis: int = 0
+) -> _Tree:
     """`jax.lax.associative_scan` for trees in which not everything is an array.
 
     **Law.** For an associative `fn`, member `i` of the result is `fn` over the members 0 to `i`.
@@ -499,13 +503,33 @@ def filter_associative_scan(
         after = fn(structure.assemble(a), structure.assemble(b))
         return _returned(where, "elems", structure, a, after)
 
-    scanned = _lax.associative_scan(combine, parts.values, reverse=reverse, axis=axis)
-    return structure.assemble(scanned)
+    return structure.assemble(_scan_arrays(combine, parts.values, reverse, axis))
+
+
+def _scan_arrays(
+    combine: Callable[[list[Any], list[Any]], list[Any]],
+    arrays: list[Any],
+    reverse: bool,
+    axis: int,
+) -> list[Any]:
+    # JAX wants one axis for all arrays, counted from the front.
+    axes = [axis % array.ndim for array in arrays]
+    if len(set(axes)) == 1:
+        return _lax.associative_scan(combine, arrays, reverse=reverse, axis=axes[0])
+
+    def combine_moved(a: list[Any], b: list[Any]) -> list[Any]:
+        return list(map(_to_front, combine(back(a), back(b)), axes))
+
+    def back(moved: list[Any]) -> list[Any]:
+        return [jnp.moveaxis(array, 0, to) for array, to in zip(moved, axes, strict=True)]
+
+    moved = list(map(_to_front, arrays, axes))
+    return back(_lax.associative_scan(combine_moved, moved, reverse=reverse))
 
 
 def filter_while_loop(
-    cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: PyTree
-) -> PyTree:
+    cond_fun: Callable[[_Carry], Any], body_fun: Callable[[_Carry], _Carry], init_val: _Carry
+) -> _Carry:
     """`jax.lax.while_loop` for any tree.
 
     **Law.** It equals `while cond_fun(val): val = body_fun(val)`.
@@ -575,11 +599,11 @@ def _as_condition(name: str, value: Any) -> Any:
 def filter_fori_loop(
     lower: Any,
     upper: Any,
-    body_fun: Callable[[Any, Any], Any],
-    init_val: PyTree,
+    body_fun: Callable[[Any, _Carry], _Carry],
+    init_val: _Carry,
     *,
     unroll: int | bool | None = None,
-) -> PyTree:
+) -> _Carry:
     """`jax.lax.fori_loop` for any tree.
 
     **Law.** It equals `for i in range(lower, upper): val = body_fun(i, val)`.

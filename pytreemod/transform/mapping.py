@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, explain
+from pytreemod.transform.specifying import Terms, specs_by_argument
 from pytreemod.transform.wrapping import (
     Transformed,
     argument_name,
@@ -23,7 +24,7 @@ from pytreemod.tree.predicates import is_array, is_array_like
 from pytreemod.tree.prefixes import By, spread
 from pytreemod.tree.selecting import refuse_unmatched
 from pytreemod.tree.snapshots import divide
-from pytreemod.typing import AxesSpec, AxisName, PyTree, class_of, jtu
+from pytreemod.typing import AxesSpec, AxisName, PyTree, jtu
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -119,58 +120,6 @@ def axes_of(spec: AxesSpec, tree: PyTree, where: str, root: str, strict: bool = 
     return spread(spec, tree, resolve=resolve, stops=_stops, where=where, root=root)
 
 
-def _specs_by_argument(
-    spec: AxesSpec,
-    names: tuple[str, ...],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    where: str,
-) -> list[Any]:
-    """One spec for each argument, the positional ones first, then by keyword."""
-    every = [*(argument_name(names, i) for i in range(len(args))), *kwargs]
-    if issubclass(class_of(spec), dict) and all(isinstance(k, str) for k in spec):
-        unknown = [k for k in spec if k not in every]
-        if not unknown:
-            return [spec.get(name, ON_AXIS_0) for name in every]
-        if len(every) != 1:
-            raise ArgumentError(
-                explain(
-                    where,
-                    f"names of arguments of this call ({', '.join(every)})",
-                    ", ".join(map(repr, unknown)),
-                )
-            )
-        return [spec]
-    if class_of(spec) in (tuple, list):
-        if len(spec) == len(args):
-            return [*spec, *[ON_AXIS_0] * len(kwargs)]
-        if len(every) == 1:
-            return [spec]
-        raise SpecError(
-            explain(
-                where,
-                f"one spec for each of the {len(args)} positional arguments",
-                f"{len(spec)}",
-                cure=[
-                    "by name, what is left out is mapped over axis 0:",
-                    f"in_axes={{{every[0]!r}: 0}}" if every else "in_axes=0",
-                ],
-            )
-        )
-    if not _stops(spec):
-        if len(every) == 1:
-            return [spec]
-        raise SpecError(
-            explain(
-                where,
-                f"a tuple of specs for {len(every)} arguments",
-                describe(spec),
-                cure=["write, for instance", f"in_axes=(spec{', None' * (len(every) - 1)})"],
-            )
-        )
-    return [spec] * len(every)
-
-
 class Vmapped(Transformed):
     """A function under `filter_vmap`, and the base of `filter_pmap`'s."""
 
@@ -182,12 +131,14 @@ class Vmapped(Transformed):
 
     @classmethod
     def transform_name(cls) -> str:
+        """The transform as the reader knows it."""
         return "filter_vmap"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the function on all members."""
         in_axes, out_axes, axis_name, axis_size, vmapkwargs = self.options
         args, kwargs = place_keywords(self.names, args, kwargs)
-        axes, leaves, treedef = self.inputs(in_axes, args, kwargs, axis_size, out_axes)
+        axes, leaves, treedef = self.inputs(in_axes, args, kwargs, axis_size)
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
         writer = _Outputs(out_axes, function_name(self.fn))
         fn = self.fn
@@ -222,7 +173,6 @@ class Vmapped(Transformed):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         axis_size: Any,
-        out_axes: Any,
     ) -> tuple[list[Any], list[Any], Any]:
         """Axes, leaves and structure of `(args, kwargs)`.
 
@@ -230,8 +180,9 @@ class Vmapped(Transformed):
             ShapeError, SpecError, ArgumentError: the axes do not fit the arguments.
         """
         where = f"{self.transform_name()}(in_axes)"
-        specs = _specs_by_argument(in_axes, self.names, args, kwargs, where)
         names = [*(argument_name(self.names, i) for i in range(len(args))), *kwargs]
+        terms = Terms(where, _stops, ON_AXIS_0, "in_axes", "0", "is mapped over axis 0")
+        specs = specs_by_argument(in_axes, names, len(args), (), terms)
         strict = not (isinstance(in_axes, By) and len(names) > 1)
         trees = [*args, *kwargs.values()]
         if not strict:
@@ -257,13 +208,12 @@ class Vmapped(Transformed):
             ],
             axis_size,
             self,
-            out_axes,
         )
         return axes, leaves, treedef
 
 
 def _check_sizes(
-    mapped: list[tuple[str, Any, int]], axis_size: Any, wrapper: Vmapped, out_axes: Any
+    mapped: list[tuple[str, Any, int]], axis_size: Any, wrapper: Vmapped
 ) -> None:
     where = f"{wrapper.transform_name()} of {function_name(wrapper.fn)}"
     sizes: dict[int, list[str]] = {}
@@ -298,7 +248,7 @@ def _check_sizes(
                 cure=["what is the same for all members is not mapped:", "in_axes=(0, None)"],
             )
         )
-    if not sizes and out_axes is not None:
+    if not sizes:
         raise ArgumentError(
             explain(
                 where,

@@ -7,7 +7,7 @@ functions from an array to one of these, and of rules by path ([`by`][pytreemod.
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
@@ -18,6 +18,8 @@ from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By
 from pytreemod.typing import PyTree, Tracer, jtu, untyped_jax
+
+_T = TypeVar("_T")
 
 PLACEMENTS = "shardings, PartitionSpecs, devices or None"
 SPECS = "PartitionSpecs, NamedShardings or None"
@@ -44,7 +46,7 @@ def stops(spec: Any) -> bool:
 
 
 def placement_terms(where: str) -> Terms:
-    """What shardings and specs are made of; what a dict by name leaves out has no placement."""
+    """What shardings and specs are made of, for a tree of them that stands for one tree."""
     return Terms(where, stops)
 
 
@@ -275,7 +277,7 @@ def _lay(array: Any, value: Any) -> Any:
     return constrain(array, value) if isinstance(moved, Tracer) else moved
 
 
-def filter_shard(x: PyTree, device_or_shardings: PyTree) -> PyTree:
+def filter_shard(x: _T, device_or_shardings: PyTree) -> _T:
     """Lay the arrays of a tree out on devices; leave everything else as it is.
 
     Outside compiled code the arrays are moved; inside, the compiler is told where they have to be.

@@ -4,6 +4,7 @@ A trace is remembered as the structure of its arguments and the types of their a
 and nothing of the model but its configuration, is kept.
 """
 
+import re
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -11,13 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytreemod.errors import RetraceError, describe, explain
-from pytreemod.tree.nodes import children_of, record_of
+from pytreemod.tree.nodes import children_of, record_of, stop_below
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.snapshots import Structure
-from pytreemod.typing import jtu
+from pytreemod.typing import class_of, jtu
 
 REMEMBERED = 16
 """How many traces of a function are remembered to compare new ones with."""
+
+SHOWN = 20
+"""How many differences a report lists: a structure that changed as a whole has hundreds."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +84,21 @@ class TraceLog:
             changes = explain_change(list(self.last), trace)
             if too_many:
                 raise RetraceError(too_many_text(name, max_traces, changes))
-            text = f"{name} was traced again (trace {self.count + 1}), because of\n"
+            text = report(name, self.count + 1, changes)
             for observer in list(self.observers):
-                observer(text + "\n".join(f"  {line}" for line in changes))
+                observer(text)
         elif too_many:
             raise RetraceError(too_many_text(name, max_traces, []))
         self.count += 1
         self.last.append(trace)
+
+
+def report(name: str, number: int, changes: list[str]) -> str:
+    """The text for a trace after the first."""
+    lines = [f"{name} was traced again (trace {number}), because of", *changes[:SHOWN]]
+    if len(changes) > SHOWN:
+        lines.append(f"and {len(changes) - SHOWN} more")
+    return "\n  ".join(lines)
 
 
 def too_many_text(name: str, max_traces: int | None, changes: list[str]) -> str:
@@ -129,10 +141,11 @@ def _compare(old: Any, new: Any, path: tuple[Any, ...], root: str) -> Iterator[s
             yield from _compare_arrays(old, new, path, root)
         return
     yield from _compare_configuration(old, new, path, root)
+    yield from _compare_auxiliary(old, new, path, root)
     children, others = children_of(old), children_of(new)
     if children is None or others is None:
         if not _same(old, new):
-            yield _line(path, root, _show(old), _show(new), _why(old, new))
+            yield _change(path_text(path, root), old, new)
         return
     before, after = dict(children), dict(others)
     for key in {**before, **after}:
@@ -156,7 +169,34 @@ def _compare_arrays(
             path, root, f"{old} of {names[old.weak_type]}", f"{new} of {names[new.weak_type]}"
         )
     else:
-        yield _line(path, root, f"{old} on {old.sharding}", f"{new} on {new.sharding}")
+        yield _line(path, root, f"{old} {_lie(old.sharding)}", f"{new} {_lie(new.sharding)}")
+
+
+def _lie(sharding: Any) -> str:
+    """How an array lies on its devices, as far as a trace depends on it."""
+    mesh, spec = getattr(sharding, "mesh", None), getattr(sharding, "spec", None)
+    if mesh is None or spec is None:
+        return f"on {sharding}"
+    kinds = [str(getattr(kind, "name", kind)).lower() for kind in mesh.axis_types]
+    axes = ", ".join(f"{n}={size} {k}" for (n, size), k in zip(mesh.shape.items(), kinds))
+    return f"as {spec} on a mesh ({axes})" if axes else "on no mesh"
+
+
+def _compare_auxiliary(old: Any, new: Any, path: tuple[Any, ...], root: str) -> Iterator[str]:
+    """What a node of another library, or of the user's, keeps beside its children."""
+    if record_of(old) is not None or children_of(old) is None:
+        return
+    if isinstance(old, (tuple, list, dict)):
+        return
+    was, now = (jtu.tree_structure(x, is_leaf=stop_below(x)).node_data() for x in (old, new))
+    if was is None or now is None:
+        return
+    pairs = [(was[1], now[1])]
+    if isinstance(was[1], tuple) and isinstance(now[1], tuple) and len(was[1]) == len(now[1]):
+        pairs = list(zip(was[1], now[1], strict=True))
+    for before, after in pairs:
+        if not _same(before, after):
+            yield _change(f"{path_text(path, root)} (auxiliary data)", before, after)
 
 
 def _compare_configuration(old: Any, new: Any, path: tuple[Any, ...], root: str) -> Iterator[str]:
@@ -171,12 +211,16 @@ def _compare_configuration(old: Any, new: Any, path: tuple[Any, ...], root: str)
             states = ["configuration" if name in side else "data" for side in (before, after)]
             yield _line(below, root, *states)
         elif not _same(before[name], after[name]):
-            was, now = before[name], after[name]
-            yield _line(below, root, _show(was), _show(now), _why(was, now))
+            yield _change(path_text(below, root), before[name], after[name])
 
 
-def _line(path: tuple[Any, ...], root: str, old: str, new: str, why: str = "") -> str:
-    return f"{path_text(path, root)}: {old} -> {new}{f' ({why})' if why else ''}"
+def _line(path: tuple[Any, ...], root: str, old: str, new: str) -> str:
+    return f"{path_text(path, root)}: {old} -> {new}"
+
+
+def _change(place: str, old: Any, new: Any) -> str:
+    why = _why(old, new)
+    return f"{place}: {_show(old)} -> {_show(new)}{f' ({why})' if why else ''}"
 
 
 def _same(old: Any, new: Any) -> bool:
@@ -189,20 +233,30 @@ def _same(old: Any, new: Any) -> bool:
 
 
 def _show(value: Any) -> str:
-    if isinstance(value, ArrayType):
+    if isinstance(value, ArrayType) or value is None:
         return str(value)
     code = getattr(value, "__code__", None)
     if isinstance(code, types.CodeType):
         return f"{value.__qualname__} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})"
-    if children_of(value) is not None:
-        return f"a {type(value).__qualname__}"
-    return describe(value)
+    return _a(class_of(value)) if children_of(value) is not None else _named(value)
+
+
+def _named(value: Any) -> str:
+    """A value without its address, which is different each time and tells nothing."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", describe(value))
+
+
+def _a(cls: type) -> str:
+    return f"{'an' if cls.__qualname__[0] in 'aeiouAEIOU' else 'a'} {cls.__qualname__}"
 
 
 def _why(old: Any, new: Any) -> str:
     """What makes two values different that look alike."""
-    if getattr(old, "__code__", old) is getattr(new, "__code__", new) and callable(old):
+    shown = _show(old)
+    if type(old) is not type(new) or shown != _show(new):
+        return ""
+    if callable(old):
         return "the same function made anew: make it once, outside the loop"
-    if type(old).__eq__ is object.__eq__ and not callable(old):
-        return f"a {type(old).__qualname__} is equal to itself alone: give it __eq__ and __hash__"
-    return ""
+    if type(old).__eq__ is object.__eq__:
+        return f"{_a(class_of(old))} is equal to itself alone: give it __eq__ and __hash__"
+    return "further on" if shown.endswith("...") else "== does not say that they are the same"

@@ -121,6 +121,10 @@ def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, PyTre
     return _MakeJaxpr(fun, ())
 
 
+def _tokens(structure: Structure) -> list[Any]:
+    return [(type(value), static_token(value)) for value in structure.statics]
+
+
 class ClosureConverted:
     """A function whose captured arrays are data: what `filter_closure_convert` returns.
 
@@ -170,9 +174,7 @@ class ClosureConverted:
         places: list[str] = []
         if structure.treedef != expected.treedef or structure.positions != expected.positions:
             places.append("structure: not that of the example")
-        elif list(map(static_token, structure.statics)) != list(
-            map(static_token, expected.statics)
-        ):
+        elif _tokens(structure) != _tokens(expected):
             places.append("static values: not those of the example")
         else:
             paths = [p for p, _ in jtu.tree_leaves_with_path(expected.assemble(list(structs)))]

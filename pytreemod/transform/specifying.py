@@ -39,73 +39,88 @@ def named_arguments(
 
 
 class Terms(NamedTuple):
-    """What specs of a transform are made of.
+    """What the specs of a transform are made of, and what to say of them in errors.
 
     Attributes:
-        where: what to call the spec in errors: `filter_jit(in_shardings)`.
+        where: what to call the spec: `filter_jit(in_shardings)`.
         stops: which nodes of a spec are its leaves.
         default: the spec of an argument that a dict by name leaves out.
+        option: the name of the transform's option.
+        example: a value, as it is written.
+        rest: what becomes of an argument that is left out.
     """
 
     where: str
     stops: Callable[[Any], bool]
     default: Any = None
+    option: str = ""
+    example: str = ""
+    rest: str = ""
 
 
 def specs_by_argument(
-    spec: Any, arguments: Sequence[Named], positional: int, known: Collection[str], terms: Terms
+    spec: Any, every: Sequence[str], positional: int, known: Collection[str], terms: Terms
 ) -> list[Any]:
     """One spec for each argument.
 
     Args:
         spec: one for all, a tuple with one for each positional argument, or a dict by name.
-        arguments: the arguments of the call.
+        every: the names of the arguments of the call, the positional ones first.
         positional: how many of them are positional.
         known: names of parameters that need not be given in every call.
         terms: what specs are made of.
 
     Returns:
-        A list as long as `arguments`.
+        A list as long as `every`.
 
     Raises:
         ArgumentError: a name in the dict is no argument.
         SpecError: the tuple has another length, or a tree of specs stands for several arguments.
     """
-    every = [argument.name for argument in arguments]
     if issubclass(class_of(spec), dict) and all(isinstance(name, str) for name in spec):
         unknown = [name for name in spec if name not in every and name not in known]
         if not unknown:
             return [spec.get(name, terms.default) for name in every]
         if len(every) != 1:
-            _refuse_names(unknown, every, terms.where)
+            expected = f"names of arguments of this call ({', '.join(every)})"
+            raise ArgumentError(explain(terms.where, expected, ", ".join(map(repr, unknown))))
         return [spec]
-    if class_of(spec) in (tuple, list) and len(spec) == positional:
+    is_sequence = class_of(spec) in (tuple, list)
+    if is_sequence and len(spec) == positional:
         return [*spec, *[terms.default] * (len(every) - positional)]
-    if len(every) == 1 or terms.stops(spec):
+    if len(every) == 1 or (terms.stops(spec) and not is_sequence):
         return [spec] * len(every)
+    _refuse(spec, is_sequence, every, positional, terms)
+    return []
+
+
+def _refuse(
+    spec: Any, is_sequence: bool, every: Sequence[str], positional: int, terms: Terms
+) -> None:
+    if not is_sequence:
+        raise SpecError(
+            explain(
+                terms.where,
+                f"a tuple of specs for {len(every)} arguments",
+                describe(spec),
+                cure=[
+                    "write, for instance",
+                    f"{terms.option}=(spec{', None' * (len(every) - 1)})",
+                ],
+            )
+        )
+    example = f"{{{every[0]!r}: {terms.example}}}" if every else terms.example
     raise SpecError(
         explain(
             terms.where,
             f"one spec for each of the {positional} positional arguments",
-            str(len(spec)) if class_of(spec) in (tuple, list) else describe(spec),
-            cure="a dict gives specs by the name of the argument, and may leave arguments out",
+            str(len(spec)),
+            cure=[f"by name, what is left out {terms.rest}:", f"{terms.option}={example}"],
         )
     )
 
 
-def _refuse_names(unknown: list[str], every: list[str], where: str) -> None:
-    raise ArgumentError(
-        explain(
-            where,
-            f"names of arguments of this call ({', '.join(every)})",
-            ", ".join(map(repr, unknown)),
-        )
-    )
-
-
-def assign(
-    spec: Any, tree: PyTree, root: str, terms: Terms, strict: bool = True
-) -> list[Assigned]:
+def assign(spec: Any, tree: PyTree, root: str, terms: Terms, strict: bool = True) -> list[Assigned]:
     """What a spec says of each array of a tree; functions in it are not asked yet.
 
     Args:
@@ -137,7 +152,8 @@ def assign_arguments(
     spec: Any, arguments: Sequence[Named], positional: int, known: Collection[str], terms: Terms
 ) -> list[Assigned]:
     """What a spec says of each array of a call, in order; see `specs_by_argument`."""
-    specs = specs_by_argument(spec, arguments, positional, known, terms)
+    every = [argument.name for argument in arguments]
+    specs = specs_by_argument(spec, every, positional, known, terms)
     # One rule for several arguments need not find each of its paths in each of them.
     strict = not (isinstance(spec, By) and len(arguments) > 1)
     if not strict:

@@ -5,7 +5,7 @@ their arrays, and have one.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,10 @@ from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import divide
 from pytreemod.typing import PyTree, jtu
 
+_T = TypeVar("_T")
 
-def stack(trees: Iterable[PyTree], axis: int = 0) -> PyTree:
+
+def stack(trees: Iterable[_T], axis: int = 0) -> _T:
     """One tree whose arrays are those of several trees, stacked.
 
     What is no array (numbers, functions, strings) must be equal in all of them, and stays as it
@@ -42,8 +44,9 @@ def stack(trees: Iterable[PyTree], axis: int = 0) -> PyTree:
         StructureError: two trees differ; the paths are named.
 
     Examples:
-        >>> stack([{"x": jnp.asarray(1), "unit": "cm"}, {"x": jnp.asarray(2), "unit": "cm"}])
-        {'unit': 'cm', 'x': Array([1, 2], dtype=int32)}
+        >>> stack([{"x": jnp.zeros(2), "unit": "cm"}, {"x": jnp.ones(2), "unit": "cm"}])
+        {'unit': 'cm', 'x': Array([[0., 0.],
+               [1., 1.]], dtype=float32)}
     """
     members = list(trees)
     if not members:
@@ -90,7 +93,7 @@ def _explain_mismatch(index: int, found: Sequence[Difference]) -> str:
     )
 
 
-def unstack(tree: PyTree, axis: int = 0) -> list[PyTree]:
+def unstack(tree: _T, axis: int = 0) -> list[_T]:
     """The members of a stacked tree, one by one: what `stack` was given.
 
     **Law.** `stack(unstack(tree)) == tree`, if it has at least one member.

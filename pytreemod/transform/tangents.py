@@ -4,7 +4,7 @@ In each of them None stands for zero, for one leaf or for everything below a nod
 None belongs to a leaf that cannot be differentiated.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -51,7 +51,7 @@ def beside(
     *,
     where: str,
     expected: str,
-    root: str = "",
+    root: str | Sequence[str] = "",
     strict: bool = True,
 ) -> list[Any]:
     """The derivative of each leaf of `tree`, None where it is zero.
@@ -61,7 +61,7 @@ def beside(
         derivative: a tree of the same structure, or None at any node of it.
         where: what to call the transform in errors.
         expected: what to call the derivative in errors.
-        root: what to call `tree` in errors.
+        root: what to call `tree` in errors; for a tuple, what to call each of its items.
         strict: whether what stands at a leaf that cannot be differentiated is a mistake, or is
             passed over.
 
@@ -77,7 +77,7 @@ def beside(
         fitted, complaint = _fit(leaf, value, strict)
         found.append(fitted)
         if complaint:
-            wrong.append(f"{path_text(path, root)}: {complaint}")
+            wrong.append(f"{_place(path, root)}: {complaint}")
     if wrong:
         raise DerivativeError(
             explain(
@@ -89,6 +89,13 @@ def beside(
             )
         )
     return found
+
+
+def _place(path: tuple[Any, ...], root: str | Sequence[str]) -> str:
+    if isinstance(root, str):
+        return path_text(path, root)
+    index: int = path[0].idx
+    return path_text(path[1:], root[index])
 
 
 def _walk(tree: Any, derivative: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, Any, Any]]:

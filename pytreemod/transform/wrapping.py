@@ -143,14 +143,14 @@ def check_names(where: str, names: tuple[str, ...], fn: Any) -> None:
         )
 
 
-def check_callable(where: str, fn: Any) -> None:
+def check_callable(where: str, fn: Any, argument: str = "fun") -> None:
     """Refuse to transform what cannot be called.
 
     Raises:
         ArgumentError: `fn` is not callable.
     """
     if not callable(fn):
-        raise ArgumentError(explain(f"{where}(fun)", "something callable", describe(fn)))
+        raise ArgumentError(explain(f"{where}({argument})", "something callable", describe(fn)))
 
 
 def argument_name(names: tuple[str, ...], index: int) -> str:

@@ -60,7 +60,7 @@ def answers_alone(cls: Any) -> bool:
 def open_to_waiting(cls: type) -> None:
     """Let instances of `cls` be pending."""
 
-    def __getattr__(self: Any, name: str) -> Any:  # noqa: N807  (it becomes the method)
+    def __getattr__(self: Any, name: str) -> Any:
         return read(self, name, cls)
 
     __getattr__.is_reader = True  # pyright: ignore[reportFunctionMemberAccess]  (a mark of ours)

@@ -25,7 +25,13 @@ MAX_NAMED = 8
 
 
 class Selector(ABC):
-    """Says which leaves of a tree are meant; combine with `&`, `|` and `~`."""
+    """Says which leaves of a tree are meant; combine with `&`, `|` and `~`.
+
+    Examples:
+        >>> import pytreemod as pm
+        >>> pm.filter({"a": 1, "b": 2.0}, ~pm.select.path("a") & pm.select.type(float))
+        {'a': None, 'b': 2.0}
+    """
 
     __slots__ = ()
 

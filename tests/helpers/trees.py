@@ -25,7 +25,10 @@ T = TypeVar("T")
 Pair = namedtuple("Pair", ["first", "second"])
 
 
-def ramp(*shape: int, start: Any = np.float32(1.0)) -> jax.Array:
+ONE = np.float32(1)
+
+
+def ramp(*shape: int, start: Any = ONE) -> jax.Array:
     """Different numbers, starting at `start`: `ramp(2) == [1, 2]`."""
     return jnp.asarray(np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + start)
 
@@ -59,7 +62,7 @@ class Affine(pm.Module):
         return by * self(x)
 
 
-def affine(rows: int = 2, columns: int = 3, start: Any = np.float32(1.0)) -> Affine:
+def affine(rows: int = 2, columns: int = 3, start: Any = ONE) -> Affine:
     """An `Affine`."""
     return Affine(ramp(rows, columns, start=start), ramp(rows, start=-start))
 
@@ -394,9 +397,7 @@ MODULES: dict[str, Callable[[], pm.Module]] = {
     "string annotations": lambda: string_annotations.Written(ramp(2), double),
     "string annotations, abstract": lambda: string_annotations.Provided(ramp(2)),
     "string annotations, InitVar": lambda: string_annotations.Initialized(2),
-    "string annotations, nested": lambda: string_annotations.Pair(
-        string_annotations.Pair(ramp(2))
-    ),
+    "string annotations, nested": lambda: string_annotations.Pair(string_annotations.Pair(ramp(2))),
     "token": lambda: pm.StateIndex(ramp(2)),
     "by hand": by_hand,
 }

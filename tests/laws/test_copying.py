@@ -44,8 +44,11 @@ def test_deepcopy_is_equal(make):
     assert_same(copied, module)
 
 
-@pytest.mark.parametrize("make", [m for n, m in MODULES.items() if n not in UNPICKLABLE],
-                         ids=[n for n in MODULES if n not in UNPICKLABLE])
+@pytest.mark.parametrize(
+    "make",
+    [m for n, m in MODULES.items() if n not in UNPICKLABLE],
+    ids=[n for n in MODULES if n not in UNPICKLABLE],
+)
 @pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
 def test_pickled_and_unpickled_is_equal(make, protocol):
     """pickle.loads(pickle.dumps(m)) == m, and it divides in the same way."""

@@ -1,4 +1,4 @@
-"""Law of filter_jit: `filter_jit(f)(*args) == f(*args)`, over models, trees and kinds of argument."""
+"""Law of filter_jit: `filter_jit(f)(*args) == f(*args)`, for models, trees and any argument."""
 
 import hypothesis.strategies as st
 import jax

@@ -160,8 +160,10 @@ def test_vmap_maps_a_state():
     ys, after = pm.filter_vmap(model, in_axes=(0, 0))(xs, states)
     for i in range(2):
         y, one = model(xs[i], jax.tree.map(lambda x, i=i: x[i], states))
-        assert_same((ys[i], jax.tree.map(lambda x, i=i: x[i], after.get(model.total))),
-                    (y, one.get(model.total)))
+        assert_same(
+            (ys[i], jax.tree.map(lambda x, i=i: x[i], after.get(model.total))),
+            (y, one.get(model.total)),
+        )
 
 
 def test_a_model_without_tokens_has_an_empty_state():

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 import pytreemod as pm
 from tests.helpers.comparing import assert_close, assert_same
@@ -19,7 +19,7 @@ def take(tree, axes, i):
     """Member `i`: `axes` is a tree with an int or a dash for each leaf."""
 
     def one(axis, leaf):
-        return leaf if axis == "-" else jnp.take(leaf, i, axis)
+        return leaf if axis == "-" else np.take(leaf, i, axis)
 
     return jax.tree.map(one, axes, tree)
 
@@ -28,7 +28,7 @@ def stack(members, axes):
     """The members of a result, stacked along the axes; dashes are the same in all of them."""
 
     def one(axis, *leaves):
-        return leaves[0] if axis == "-" else jnp.stack(leaves, axis)
+        return leaves[0] if axis == "-" else np.stack(leaves, axis)
 
     return jax.tree.map(one, axes, *members)
 
@@ -42,13 +42,16 @@ def combined(tree, scale):
     """A function of a tree with three arrays and of a number; its result has two."""
     x, y, z = jax.tree.leaves(tree)
     total = jnp.sum(x) + jnp.sum(y) * jnp.sum(jnp.cos(z))
-    return {"sums": jnp.outer(jnp.sin(x.reshape(-1)[:2] + total), y.reshape(-1)[:2]), "x": x * scale}
+    return {
+        "sums": jnp.outer(jnp.sin(x.reshape(-1)[:2] + total), y.reshape(-1)[:2]),
+        "x": x * scale,
+    }
 
 
 axis = st.sampled_from([0, 1, 2, -1, -2, -3])
 
 
-@law
+@settings(law, max_examples=12)  # Each example compiles anew.
 @given(
     st.sampled_from([list, tuple, lambda xs: Affine(xs[0], [xs[1], xs[2]])]),
     st.tuples(axis, st.one_of(axis, st.just("-")), st.one_of(axis, st.just("-"))),
@@ -83,7 +86,7 @@ def test_default_axes_map_every_array_and_nothing_else():
     found = pm.filter_vmap(lambda m, x, how, fn: fn(m(x)) if how == "double" else m(x))(
         models, xs, "double", double
     )
-    expected = jnp.stack([2 * jax.tree.map(lambda w: w[i], models)(xs[i]) for i in range(3)])
+    expected = jnp.stack([2 * jax.tree.map(lambda w, i=i: w[i], models)(xs[i]) for i in range(3)])
     assert_close(found, expected)
 
 

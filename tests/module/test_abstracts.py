@@ -7,8 +7,8 @@ from typing import ClassVar, Generic, TypeVar
 import jax
 import pytest
 
-import pytreemod as pm
 import pytreemod as other_name
+import pytreemod as pm
 from pytreemod import AbstractClassVar, AbstractVar
 from pytreemod.errors import FieldError
 from tests.helpers import string_annotations
@@ -196,7 +196,9 @@ def test_abstract_generic():
 
 def test_string_annotated_interfaces():
     """The classes of a file with string annotations behave the same."""
-    with pytest.raises(FieldError, match=r"Interface with abstract attributes label, names, weight"):
+    with pytest.raises(
+        FieldError, match=r"Interface with abstract attributes label, names, weight"
+    ):
         string_annotations.Interface()
     assert string_annotations.Provided(1.0).names == ["a"]
     assert isinstance(string_annotations.Provided(1.0), string_annotations.Interface)

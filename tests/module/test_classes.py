@@ -40,7 +40,8 @@ def test_both_inits_are_refused():
     with pytest.raises(
         FieldError,
         match=r"Both: expected either __init__ or __post_init__, got has both an `__init__` method "
-        r"\([^)]*Both\.__init__\) and a `__post_init__`[^\n]*\n  move its lines to the end of __init__, "
+        r"\([^)]*Both\.__init__\) and a `__post_init__`[^\n]*\n  move its lines to the end of "
+        r"__init__, "
         r"or make checks of them:\n      def __check_init__\(self\): \.\.\.$",
     ):
 
@@ -67,7 +68,8 @@ def test_a_required_field_under_an_inherited_init_is_refused():
     """When the class is made, with the __init__ to write."""
     with pytest.raises(
         FieldError,
-        match=r"Sub: expected an __init__ that sets 'extra', 'more', got the one inherited from OwnInit, "
+        match=r"Sub: expected an __init__ that sets 'extra', 'more', got the one inherited from "
+        r"OwnInit, "
         r"which does not know of it\.\n  write an __init__ \(or give the field a default\):\n"
         r"      def __init__\(self, extra, more, \*\*kwargs\):\n"
         r"          super\(\)\.__init__\(\*\*kwargs\)\n"
@@ -109,7 +111,8 @@ def test_an_abstract_class_may_add_fields_under_an_inherited_init():
 def test_slots_are_refused(slots):
     """Fields are declared by annotation."""
     with pytest.raises(
-        FieldError, match=r"Slotted: expected fields declared by annotation, got __slots__ = [^\n]*\n  declare"
+        FieldError,
+        match=r"Slotted: expected fields declared by annotation, got __slots__ = [^\n]*\n  declare",
     ):
 
         class Slotted(pm.Module):
@@ -174,7 +177,11 @@ def test_class_variables_are_no_fields():
 
     assert [f.name for f in dataclasses.fields(Layer)] == ["x"]
     assert (Layer(1).kind, Layer(1).other, Layer(1).plain) == ("layer", 3, [1])
-    assert [f.name for f in dataclasses.fields(string_annotations.Written)] == ["weight", "act", "size"]
+    assert [f.name for f in dataclasses.fields(string_annotations.Written)] == [
+        "weight",
+        "act",
+        "size",
+    ]
 
 
 def test_string_annotations_mean_the_same():
@@ -240,7 +247,8 @@ def test_is_abstract_forbids_instances_of_the_class_alone():
 
     with pytest.raises(
         FieldError,
-        match=r"Base: expected a concrete class, got Cannot instantiate abstract Module, for it was "
+        match=r"Base: expected a concrete class, got Cannot instantiate abstract Module, for it "
+        r"was "
         r"declared with is_abstract=True\.\n  subclass it:\n      class MyBase\(Base\): \.\.\.$",
     ):
         Base(1)
@@ -421,6 +429,7 @@ def test_own_eq_and_hash_are_respected():
 
 def test_threads_make_classes_at_once():
     """Class creation has no shared state that threads could disturb."""
+
     def make(i):
         cls = type(pm.Module)(f"Made{i}", (pm.Module,), {"__annotations__": {"x": int, "y": int}})
         return jax.tree.leaves(cls(i, jnp.ones(())))[0]

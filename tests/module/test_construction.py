@@ -36,7 +36,10 @@ from tests.helpers.trees import (
 def signature(cls):
     """A class's signature as text, without annotations."""
     parameters = inspect.signature(cls).parameters.values()
-    return [f"{p.name}{'' if p.default is p.empty else '='}{'*' * (p.kind == p.KEYWORD_ONLY)}" for p in parameters]
+    return [
+        f"{p.name}{'' if p.default is p.empty else '='}{'*' * (p.kind == p.KEYWORD_ONLY)}"
+        for p in parameters
+    ]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +231,10 @@ def test_a_field_that_post_init_does_not_set_is_refused():
     class Unset(pm.Module):
         weight: jax.Array = pm.field(init=False)
 
-    with pytest.raises(FieldError, match=r"Field 'weight' was not initialized\.\n  set it in [^\n]*Unset\.__post_init__"):
+    with pytest.raises(
+        FieldError,
+        match=r"Field 'weight' was not initialized\.\n  set it in [^\n]*Unset\.__post_init__",
+    ):
         Unset()
 
 
@@ -245,7 +251,8 @@ def test_a_field_without_default_after_one_with_is_refused():
     """When the class is made; the cures are named."""
     with pytest.raises(
         FieldError,
-        match=r"non-default argument 'y' follows default argument 'x'\.\n  give it a default, or make "
+        match=r"non-default argument 'y' follows default argument 'x'\.\n  give it a default, "
+        r"or make "
         r"it a keyword:\n      y: \.\.\. = pm\.field\(kw_only=True\)",
     ):
 
@@ -269,11 +276,15 @@ def test_replace_converts_checks_and_divides_again():
 def test_replace_of_an_unknown_field_is_refused(make):
     """The fields that there are, are listed."""
     fields = ", ".join(f.name for f in dataclasses.fields(make()))
-    with pytest.raises(FieldError, match=rf"\.replace: expected fields \({fields}\), got wieght=f32\[2\]"):
+    with pytest.raises(
+        FieldError, match=rf"\.replace: expected fields \({fields}\), got wieght=f32\[2\]"
+    ):
         make().replace(wieght=ramp(2))
 
 
-@pytest.mark.skipif(not hasattr(__import__("copy"), "replace"), reason="copy.replace came with 3.13")
+@pytest.mark.skipif(
+    not hasattr(__import__("copy"), "replace"), reason="copy.replace came with 3.13"
+)
 def test_copy_replace():
     """copy.replace is m.replace."""
     import copy
@@ -293,7 +304,7 @@ def test_dataclasses_functions_work():
 
 def test_mutable_defaults_are_refused():
     """As for dataclasses: a list would be shared by all instances."""
-    with pytest.raises(ValueError, match="mutable default .*use default_factory"):
+    with pytest.raises(ValueError, match=r"mutable default .*use default_factory"):
 
         class Wrong(pm.Module):
             x: list = []  # noqa: RUF012

@@ -133,7 +133,9 @@ def test_an_array_in_a_static_field_is_refused(value, text):
 
 def test_an_array_in_a_static_field_is_refused_under_a_trace():
     """A traced array in configuration would leak out of its trace."""
-    with pytest.raises(FieldError, match=r"Static\.size: expected no array in a static field, got f32\[2\]"):
+    with pytest.raises(
+        FieldError, match=r"Static\.size: expected no array in a static field, got f32\[2\]"
+    ):
         jax.jit(lambda x: Static(1.0, x).weight)(ramp(2))
 
 
@@ -155,7 +157,7 @@ WITH_ARRAYS_INSIDE = {
     ("value", "place"), WITH_ARRAYS_INSIDE.values(), ids=WITH_ARRAYS_INSIDE.keys()
 )
 def test_a_callable_that_hides_arrays_is_refused(value, place):
-    """Arrays inside a wrapped function would be constants that nothing trains: the cure is shown."""
+    """Arrays inside a wrapped function would be constants that nothing trains; see the cure."""
     with pytest.raises(
         FieldError,
         match=rf"^Holder\.content: expected a callable without arrays inside, or a pytree, got "

@@ -46,7 +46,8 @@ def test_metadata_keys_are_static_converter_and_role():
         ({"role": None}, r"field\(role\): expected a string, got None\."),
         (
             {"static": True, "role": "lora"},
-            r"field: expected a role for data, or static=True, got both, static=True and role='lora'",
+            r"field: expected a role for data, or static=True, got both, static=True and "
+            r"role='lora'",
         ),
         ({"default": 1, "default_factory": list}, r"field: .*cannot specify both default and"),
         ({"statik": True}, r"field: .*unexpected keyword argument 'statik'"),

@@ -193,7 +193,7 @@ def test_methods_under_the_hook_refuse_misfits():
             return self.weight * x
 
     assert Layer(ramp(2))(ramp(2)).shape == (2,)
-    with pytest.raises(TypeCheckError, match="parameter: x|x"):
+    with pytest.raises(TypeCheckError, match=r"parameter: x|x"):
         Layer(ramp(2))(ramp(1, 2))
 
 
@@ -239,7 +239,7 @@ def test_local_names_in_annotations():
             self.b = b
 
     assert Layer(ramp(2), ramp(2)).b.shape == (2,)
-    with pytest.raises(TypeCheckError, match="Layer|b"):
+    with pytest.raises(TypeCheckError, match=r"Layer|b"):
         Layer(ramp(2), ramp(3))
 
 

@@ -107,7 +107,7 @@ def many():
 
 
 def test_methods_of_every_kind_work():
-    """Plain, jitted, transformed, class, static, cached, dispatched, wrapped methods, properties."""
+    """Plain, jitted, transformed, class, static, cached, dispatched and wrapped methods."""
     m = many()
 
     assert_close(m.plain(2.0, by=3.0), ramp(2) * 6)
@@ -135,7 +135,19 @@ def test_dunder_methods_work():
         assert inside == "inside"
 
 
-@pytest.mark.parametrize("name", ["plain", "jitted", "filter_jitted", "mapped", "__call__", "__getitem__", "wrapped", "gradient"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain",
+        "jitted",
+        "filter_jitted",
+        "mapped",
+        "__call__",
+        "__getitem__",
+        "wrapped",
+        "gradient",
+    ],
+)
 def test_bound_methods_are_trees_of_their_instance(name):
     """Dunder methods included: the children are the instance's, the function is structure."""
     m = many()
@@ -251,7 +263,7 @@ def test_functions_in_a_class_body_that_are_fields_are_no_methods():
 
     class Layer(pm.Module):
         act: object = np.negative
-        fn: object = lambda x: x + 1  # noqa: E731
+        fn: object = lambda x: x + 1
 
     layer = Layer()
     assert layer.fn(1) == 2

@@ -83,7 +83,8 @@ def test_update_wrapper_needs_the_property():
     """A class without a property __wrapped__ is refused, with the lines to add."""
     with pytest.raises(
         FieldError,
-        match=r"module_update_wrapper\(Holder\): expected a class with a property __wrapped__, got none\.\n"
+        match=r"module_update_wrapper\(Holder\): expected a class with a property __wrapped__, "
+        r"got none\.\n"
         r"  add it:\n      @property\n      def __wrapped__\(self\):\n          return self\.fn$",
     ):
         pm.module_update_wrapper(Holder(double))

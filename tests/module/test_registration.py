@@ -58,7 +58,7 @@ def test_unflatten_runs_nothing_of_the_class():
 def test_a_missing_leaf_is_an_error():
     """A treedef takes as many leaves as it has."""
     treedef = jax.tree.structure(affine())
-    with pytest.raises(ValueError, match="Too (few|many) leaves|too (few|many)"):
+    with pytest.raises(ValueError, match=r"Too (few|many) leaves|too (few|many)"):
         treedef.unflatten([1])
 
 
@@ -78,7 +78,9 @@ def test_structures_tell_classes_and_configuration_apart():
         )
     ]  # fmt: skip
     assert len(set(structures)) == len(structures)
-    assert all((a == b) == (i == j) for i, a in enumerate(structures) for j, b in enumerate(structures))
+    assert all(
+        (a == b) == (i == j) for i, a in enumerate(structures) for j, b in enumerate(structures)
+    )
 
 
 def test_structures_of_equal_nans_are_equal():
@@ -93,13 +95,15 @@ def test_tree_map_over_several_trees():
     """Modules of one structure are mapped together; configuration must agree."""
     added = jax.tree.map(lambda x, y: x + y, affine(), affine())
     np.testing.assert_array_equal(added.weight, 2 * affine().weight)
-    with pytest.raises(ValueError, match="mismatch|structure"):
+    with pytest.raises(ValueError, match=r"mismatch|structure"):
         jax.tree.map(lambda x, y: x, Static(1, 2), Static(1, 3))
 
 
 def test_paths_are_attributes():
     """Paths print as accesses, and lead to configuration's neighbours only."""
-    texts = [jtu.keystr(path) for path, _ in jtu.tree_leaves_with_path(Defaults(affine(), [1, 2.0]))]
+    texts = [
+        jtu.keystr(path) for path, _ in jtu.tree_leaves_with_path(Defaults(affine(), [1, 2.0]))
+    ]
 
     assert texts == [".weight.weight", ".weight.bias", ".scale[0]", ".scale[1]"]
 
@@ -135,7 +139,27 @@ def test_many_fields():
     assert wide.field_299 == 299
 
 
-@pytest.mark.parametrize("name", ["layout", "d", "node", "made", "x0", "c0", "cls", "new", "aux", "children", "self", "check", "_", "hold", "set_fields", "schema"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "layout",
+        "d",
+        "node",
+        "made",
+        "x0",
+        "c0",
+        "cls",
+        "new",
+        "aux",
+        "children",
+        "self",
+        "check",
+        "_",
+        "hold",
+        "set_fields",
+        "schema",
+    ],
+)
 def test_fields_may_bear_any_name(name):
     """The generated code does not collide with the names of fields."""
     Odd = type(pm.Module)("Odd", (pm.Module,), {

@@ -197,7 +197,7 @@ def test_a_training_loop_without_any_filter():
 
 
 def test_a_module_as_the_function():
-    """A callable Module, and its bound methods, are functions for jax.vmap, jax.grad and jax.jit."""
+    """Callable Modules and bound methods are functions for jax.vmap, jax.grad and jax.jit."""
     layer = affine()
 
     assert_close(jax.vmap(layer)(ramp(2, 3))[0], layer(ramp(3)))
@@ -212,7 +212,9 @@ def test_remat_custom_vjp_and_callbacks():
     def scaled(model):
         return total(model)
 
-    scaled.defvjp(lambda m: (total(m), m), lambda m, g: (jax.tree.map(lambda x: g * jnp.ones_like(x), m),))
+    scaled.defvjp(
+        lambda m: (total(m), m), lambda m, g: (jax.tree.map(lambda x: g * jnp.ones_like(x), m),)
+    )
 
     assert_close(jax.grad(scaled)(affine()), jax.tree.map(jnp.ones_like, affine()))
     assert_close(jax.grad(jax.checkpoint(total))(affine()), jax.grad(total)(affine()))

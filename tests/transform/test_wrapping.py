@@ -158,7 +158,10 @@ def test_decorated_methods_of_plain_classes_bind():
         lambda t: t()(lambda x: jnp.sum(x)),
     ],
 )
-@pytest.mark.parametrize("name", ["filter_jit", "filter_grad", "filter_value_and_grad", "filter_vmap", "filter_checkpoint"])
+@pytest.mark.parametrize(
+    "name",
+    ["filter_jit", "filter_grad", "filter_value_and_grad", "filter_vmap", "filter_checkpoint"],
+)
 def test_with_and_without_parentheses(decorate, name):
     """Every transform is a decorator, with options or without."""
     assert decorate(TRANSFORMS[name])(ramp(2)) is not None

@@ -90,7 +90,10 @@ class Middle(pm.Module):
         (lambda t: [x for x in t["layers"] if isinstance(x, OwnInit)], ["['layers'][1]"]),
         (lambda t: t["layers"][1].bias if t["layers"][1].size == 2 else t, "['layers'][1].bias"),
         (lambda t: getattr(t["layers"][0], "weight"), "['layers'][0].weight"),  # noqa: B009
-        (lambda t: [*t["layers"][:2], t["pair"].first], ["['layers'][0]", "['layers'][1]", "['pair'].first"]),
+        (
+            lambda t: [*t["layers"][:2], t["pair"].first],
+            ["['layers'][0]", "['layers'][1]", "['pair'].first"],
+        ),
         (lambda t: (), []),
         (lambda t: [(t["pair"].first,), [t["nothing"]]], ["['pair'].first", "['nothing']"]),
     ],
@@ -197,7 +200,8 @@ def test_computing_with_a_leaf_is_refused(where):
     """A `where` that computes, compares or looks inside a leaf is refused with path and cure."""
     shape = (1,) if where in (COMPUTING["matmul"], COMPUTING["an item of a leaf"]) else ()
     with pytest.raises(
-        AccessError, match=r"one that computes with a leaf, or looks inside it\.\n  at (weight|bias)"
+        AccessError,
+        match=r"one that computes with a leaf, or looks inside it\.\n  at (weight|bias)",
     ) as caught:
         locate(where, Affine(jnp.ones(shape), jnp.ones(shape)), None, "where")
     assert "tree_at(where, tree, replace_fn=f)" in str(caught.value)
@@ -231,7 +235,8 @@ def test_an_answer_that_is_no_node_is_refused(where, got):
     """A constant, a method, a new object: not a node of the tree."""
     with pytest.raises(
         SpecError,
-        match=rf"where: expected a function that returns nodes of the tree, got one that returns {got}",
+        match=rf"where: expected a function that returns nodes of the tree, got one that "
+        rf"returns {got}",
     ) as caught:
         locate(where, affine(), None, "where")
     assert "lambda tree: tree.layers[0].weight" in str(caught.value)
@@ -271,7 +276,9 @@ def test_patterns_find_nodes(pattern, expected):
 
 def test_a_pattern_that_matches_no_node_is_refused():
     """A misspelt pattern is an error that quotes it."""
-    with pytest.raises(SpecError, match=r"where: expected a path that is in the tree, got 'layer\.\*'"):
+    with pytest.raises(
+        SpecError, match=r"where: expected a path that is in the tree, got 'layer\.\*'"
+    ):
         locate("layer.*", everything(), None, "where")
 
 
@@ -294,7 +301,9 @@ def test_nodes_with_their_own_equality():
 def test_a_where_that_goes_through_a_wrapper():
     """Wrappers that hold a Module are nodes like others."""
     assert named(lambda m: m.fn.weight, Wrapping(affine())) == "fn.weight"
-    assert named(lambda m: m.content.__self__.bias, Holder(affine().scaled)) == "content.__self__.bias"
+    assert (
+        named(lambda m: m.content.__self__.bias, Holder(affine().scaled)) == "content.__self__.bias"
+    )
     assert named(lambda m: m.content.__wrapped__.bias, Holder(pm.filter_jit(affine()))) == (
         "content.__wrapped__.bias"
     )
@@ -306,4 +315,7 @@ def test_containers_in_the_stand_in_are_containers():
 
     assert named(lambda m: m.items[len(m.items) - 1], tree) == "items[1]"
     assert named(lambda m: [v for k, v in m.table.items() if k == "b"], tree) == ["table['b']"]
-    assert named(lambda m: [m.pair[i] for i, _ in enumerate(m.pair)], tree) == ["pair[0]", "pair[1]"]
+    assert named(lambda m: [m.pair[i] for i, _ in enumerate(m.pair)], tree) == [
+        "pair[0]",
+        "pair[1]",
+    ]

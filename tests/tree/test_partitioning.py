@@ -88,14 +88,18 @@ def test_a_module_of_specs_is_a_prefix():
 )
 def test_what_is_no_prefix_is_refused(spec, text):
     """A spec of another structure is refused with the path at which they part."""
-    with pytest.raises(SpecError, match=rf"partition\(filter_spec\): expected a prefix[^\n]*\n  {text}"):
+    with pytest.raises(
+        SpecError, match=rf"partition\(filter_spec\): expected a prefix[^\n]*\n  {text}"
+    ):
         pm.partition([(1, 2), 3], spec)
 
 
 @pytest.mark.parametrize("value", [1, "a path that is no path", np.ones(2)])
 def test_specs_that_are_no_specs_are_refused(value):
     """A number or an array where a spec belongs is refused; a string is a path."""
-    with pytest.raises(SpecError, match=r"True or False for each leaf|stray character|matches at least"):
+    with pytest.raises(
+        SpecError, match=r"True or False for each leaf|stray character|matches at least"
+    ):
         pm.filter([1, 2], [value, True])
 
 
@@ -107,7 +111,7 @@ def test_combine_takes_the_first_that_is_not_none():
 
 def test_combine_of_different_structures_is_an_error():
     """JAX's own error names the difference."""
-    with pytest.raises(ValueError, match="arity|length|Expected list"):
+    with pytest.raises(ValueError, match=r"arity|length|Expected list"):
         pm.combine([None, None], [1])
 
 

@@ -66,7 +66,9 @@ def test_patterns_are_split_into_steps(pattern, steps):
 @pytest.mark.parametrize("pattern", ["", ".", "a..b", "a.", "[", "a]b[", ".a"])
 def test_malformed_patterns_are_refused(pattern):
     """An empty step or an open bracket is an error that says where, with an example."""
-    with pytest.raises(SpecError, match=r"steps joined by dots, got a stray character at position") as caught:
+    with pytest.raises(
+        SpecError, match=r"steps joined by dots, got a stray character at position"
+    ) as caught:
         pm.select.path(pattern)
     assert 'select.path("layers.*.weight")' in str(caught.value)
 

@@ -87,7 +87,9 @@ LOOKS = {
     "is a dataclass": dataclasses.is_dataclass,
     "pretty": lambda m: pm.tree_pformat(m, width=20),
     "callable": callable,
-    "has an attribute": lambda m: [hasattr(m, n) for n in ("weight", "nothing", "__call__", "replace")],
+    "has an attribute": lambda m: [
+        hasattr(m, n) for n in ("weight", "nothing", "__call__", "replace")
+    ],
 }
 
 
@@ -212,7 +214,12 @@ def test_hash_of_arrays_is_an_error(make):
 
 def test_unknown_names_are_attribute_errors():
     """The text is Python's own, before the record is filled in, after, and for eager ones."""
-    for make in (affine, lambda: Defaults(ramp(1)), lambda: Parent(2), lambda: WithProperty(ramp(2))):
+    for make in (
+        affine,
+        lambda: Defaults(ramp(1)),
+        lambda: Parent(2),
+        lambda: WithProperty(ramp(2)),
+    ):
         name = type(make()).__name__
         for module in (pending(make()), make()):
             for _ in range(2):

@@ -37,7 +37,8 @@ def test_a_leaf_that_nothing_picks_is_refused():
     """Every leaf must get a value: those that do not are named, with the cure."""
     with pytest.raises(
         SpecError,
-        match=r"by\(\{select\.type\(Affine\): 0\}\): expected a value for every leaf, got none for 4 "
+        match=r"by\(\{select\.type\(Affine\): 0\}\): expected a value for every leaf, got none "
+        r"for 4 "
         r"of 6\.\n  at \['a'\]\[1\]\.weight\n  at \['a'\]\[1\]\.mean\n  at \['a'\]\[1\]\.low_rank\n"
         r"  at \['b'\]\n  give the rest a default:\n      pm\.by\(\{\.\.\., \.\.\.: default\}\)",
     ):
@@ -54,7 +55,8 @@ def test_a_path_that_matches_nothing_is_refused():
     """A misspelt path in a rule is an error even if a default catches everything."""
     with pytest.raises(
         SpecError,
-        match=r"select\.path\('a\.\*\.wieght'\): expected a pattern that matches at least one leaf, got "
+        match=r"select\.path\('a\.\*\.wieght'\): expected a pattern that matches at least one "
+        r"leaf, got "
         r"none\.\n  the tree has: \['a'\]\[0\]\.weight",
     ):
         pm.by({"a.*.wieght": 0, ...: 1}).values(TREE)
@@ -65,7 +67,8 @@ def test_rules_must_be_a_dict(rules):
     """by(...) of anything but a dict with something in it is refused, with an example."""
     with pytest.raises(
         SpecError,
-        match=r"by\(rules\): expected a dict from selectors to values, got [^\n]*\n  write, for instance"
+        match=r"by\(rules\): expected a dict from selectors to values, got [^\n]*\n  write, for "
+        r"instance"
         r"\n      pm\.by\(",
     ):
         pm.by(rules)
@@ -130,6 +133,7 @@ def test_where_a_prefix_parts_from_the_tree_is_named(spec, place):
     """Structure by structure: kind, length and keys must agree as far as the prefix goes."""
     with pytest.raises(
         SpecError,
-        match=rf"spec: expected a prefix of the tree that it is for, got another structure\.\n  {place}",
+        match=rf"spec: expected a prefix of the tree that it is for, got another structure\.\n  "
+        rf"{place}",
     ):
         mask_of(spec, TREE, where="spec")

@@ -28,7 +28,10 @@ from tests.helpers.trees import (
         (affine(), "Affine(weight=f32[2,3], bias=f32[2])"),
         (Empty(), "Empty()"),
         (OwnInit(2), "OwnInit(weight=f32[2], bias=f32[2], size=2)"),
-        (Holder([1, "a", None, Pair(True, 2j)]), "Holder(content=[1, 'a', None, Pair(first=True, second=2j)])"),
+        (
+            Holder([1, "a", None, Pair(True, 2j)]),
+            "Holder(content=[1, 'a', None, Pair(first=True, second=2j)])",
+        ),
         (Holder(jnp.asarray(1)), "Holder(content=weak_i32[])"),
         (Holder(np.ones((2, 1))), "Holder(content=f64[2,1](numpy))"),
         (Holder(jnp.ones(2, jnp.bfloat16)), "Holder(content=bf16[2])"),
@@ -52,7 +55,10 @@ def test_fields_with_their_default_are_left_out():
     assert pm.tree_pformat(Defaults(ramp(1))) == "Defaults(weight=f32[1])"
     assert pm.tree_pformat(Static(1, 2)) == "Static(weight=1, size=2)"
     assert pm.tree_pformat(Static(1, 2, "eval")) == "Static(weight=1, size=2, mode='eval')"
-    assert pm.tree_pformat(KeywordsOnly(weight=1.0, scale=2.0)) == "KeywordsOnly(scale=2.0, weight=1.0)"
+    assert (
+        pm.tree_pformat(KeywordsOnly(weight=1.0, scale=2.0))
+        == "KeywordsOnly(scale=2.0, weight=1.0)"
+    )
 
 
 @every_module
@@ -80,7 +86,10 @@ def test_long_trees_are_broken_and_indented():
         "  )\n"
         "]"
     )
-    assert pm.tree_pformat([affine()], width=30, indent=4).splitlines()[2] == "        weight=f32[2,3],"
+    assert (
+        pm.tree_pformat([affine()], width=30, indent=4).splitlines()[2]
+        == "        weight=f32[2,3],"
+    )
 
 
 def test_options():

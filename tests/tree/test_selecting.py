@@ -22,7 +22,8 @@ def test_anything_else_is_no_selector(spec, got):
     """A number or an array combined with a selector is refused, with an example."""
     with pytest.raises(
         SpecError,
-        match=rf"selector: expected a selector, a class, a path, a bool or a predicate, got {got}\.\n"
+        match=rf"selector: expected a selector, a class, a path, a bool or a predicate, got "
+        rf"{got}\.\n"
         r"  write, for instance\n      select.path",
     ):
         pm.select.role("a") & spec

@@ -90,7 +90,9 @@ def test_selector_picks(selector, expected):
 )
 def test_a_path_that_matches_nothing_is_refused(selector):
     """A misspelt path is an error that lists what is there, negated and combined, too."""
-    with pytest.raises(SpecError, match=r"expected a pattern that matches at least one leaf") as caught:
+    with pytest.raises(
+        SpecError, match=r"expected a pattern that matches at least one leaf"
+    ) as caught:
         pm.filter(model(), selector)
     assert "the tree has: ['blocks'][0].weight, ['blocks'][0].bias[0]" in str(caught.value)
     assert str(caught.value).endswith(", ...")
@@ -100,7 +102,9 @@ def test_an_access_that_is_not_there_is_refused():
     """select.at fails as the access itself would fail."""
     with pytest.raises(AttributeError, match="no attribute 'tail'"):
         pm.filter(model()["head"], select.at(lambda m: m.tail))
-    with pytest.raises(SpecError, match=r"select.at\(where\): expected a function that returns nodes"):
+    with pytest.raises(
+        SpecError, match=r"select.at\(where\): expected a function that returns nodes"
+    ):
         pm.filter(model(), select.at(lambda m: 3))
 
 

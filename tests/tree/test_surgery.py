@@ -115,7 +115,9 @@ def test_strings_as_labels_stay_data():
 
 def test_an_array_in_a_static_field_is_refused():
     """Surgery cannot put an array where construction could not."""
-    with pytest.raises(FieldError, match=r"Static\.size: expected no array in a static field, got f32\[2\]"):
+    with pytest.raises(
+        FieldError, match=r"Static\.size: expected no array in a static field, got f32\[2\]"
+    ):
         pm.tree_at(lambda m: m.size, Static(ramp(2), 3), ramp(2))
 
 
@@ -182,7 +184,8 @@ def test_a_computed_value_is_refused():
     """`where` may pick only; the cure is replace_fn."""
     with pytest.raises(
         SpecError,
-        match=r"expected a function that only picks nodes of the tree, got one that computes with a "
+        match=r"expected a function that only picks nodes of the tree, got one that computes "
+        r"with a "
         r"leaf, or looks inside it\.\n  at weight\n  pick the node, and compute in replace_fn:\n"
         r"      tree_at\(where, tree, replace_fn=f\)",
     ):
@@ -207,7 +210,8 @@ def test_a_computed_index_is_not_ambiguous():
 def test_exactly_one_of_replace_and_replace_fn(options, text):
     """Neither or both is an error that shows the two forms."""
     with pytest.raises(
-        ArgumentError, match=rf"expected exactly one of replace and replace_fn, {text}\.\n  write one of"
+        ArgumentError,
+        match=rf"expected exactly one of replace and replace_fn, {text}\.\n  write one of",
     ):
         pm.tree_at(weight, affine(), **options)
 
@@ -254,5 +258,10 @@ def test_replace_fields_changes_configuration_everywhere():
     changed, counts = replace_fields(tree, {"size": 0, "weight": 0})
 
     assert counts == {"size": 3, "weight": 0}
-    assert changed == [Static(1, 0), {"x": Holder(Static(2, 0))}, Affine(3, 4), Pair(Static(5, 0), 7)]
+    assert changed == [
+        Static(1, 0),
+        {"x": Holder(Static(2, 0))},
+        Affine(3, 4),
+        Pair(Static(5, 0), 7),
+    ]
     assert changed[2] is tree[2]

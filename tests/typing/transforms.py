@@ -145,6 +145,7 @@ def other(model: Model, x: jax.Array) -> None:
     assert_type(pm.filter_vmap(loss)(model, x), jax.Array)
     assert_type(pm.filter_vmap(Model)(x, 3), Model)
     assert_type(pm.filter_vmap(model, axis_size=3)(x), jax.Array)
+    assert_type(pm.filter_pmap(loss)(model, x), jax.Array)
     assert_type(model.mapped(x), jax.Array)
     assert_type(model.saved(x), jax.Array)
     assert_type(pm.filter_checkpoint(loss)(model, x), jax.Array)

@@ -38,6 +38,10 @@ def split(layer: Layer, updates: Any) -> None:
     assert_type(pm.tree_at(lambda t: (t.weight, t.count), layer, (1, 2)), Layer)
     assert_type(pm.tree_at("weight", layer, replace_fn=jax.numpy.sin), Layer)
     assert_type(pm.combine({"a": 1}, {"a": 2}), dict[str, int])
+    assert_type(pm.error_if(layer, False, "never"), Layer)
+    assert_type(pm.stack([layer, layer]), Layer)
+    assert_type(pm.unstack(layer), list[Layer])
+    assert_type(pm.filter_shard(layer, None), Layer)
 
 
 def ask(layer: Layer) -> None:

@@ -1,0 +1,389 @@
+"""Derivatives other than the gradient: jvp, vjp, Jacobians, Hessians and custom rules."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.parity.helpers import caught, ramp, same_under_both_imports
+
+
+def make_net(eqx):
+    """A Module with float, integer, numpy and plain leaves, nested."""
+
+    class Layer(eqx.Module):
+        weight: jax.Array
+        bias: jax.Array
+        count: jax.Array
+        rate: float = 0.5
+
+        def __call__(self, x):
+            return self.rate * jnp.tanh(self.weight @ x + self.bias)
+
+    class Net(eqx.Module):
+        layers: tuple
+        host: np.ndarray
+
+        def __call__(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x + jnp.sum(self.host)
+
+        def with_extras(self, x):
+            return {"y": self(x), "n": self.layers[0].count, "s": "text", "f": 2.0}
+
+    layers = tuple(Layer(ramp(2, 2) + i, ramp(2), jnp.arange(3)) for i in range(2))
+    return Net(layers, np.ones(2, np.float32))
+
+
+def tangent_of(eqx, tree):
+    """Different numbers for each floating array, None elsewhere."""
+    return jax.tree.map(lambda x: jnp.asarray(x) * 2 + 1, eqx.filter(tree, eqx.is_inexact_array))
+
+
+# ---- filter_jvp
+
+
+@same_under_both_imports
+def test_jvp(eqx):
+    """Tangents like the primals, None for what is no floating array; results of any kind."""
+    net = make_net(eqx)
+    call = lambda n, x: n.with_extras(x)  # noqa: E731
+    return eqx.filter_jvp(call, (net, ramp(2)), (tangent_of(eqx, net), ramp(2)))
+
+
+@same_under_both_imports
+def test_jvp_with_zero_tangents(eqx):
+    """None for a floating array is zero, and so is None in the result."""
+
+    def f(x, y, n):
+        return x * y, 2 * y, jax.lax.stop_gradient(x), jnp.arange(2), n, jnp.ones(2), np.ones(2)
+
+    return [
+        eqx.filter_jvp(f, (ramp(2), ramp(2), 3), (ramp(2), None, None)),
+        eqx.filter_jvp(f, [ramp(2), ramp(2), "a"], [None, ramp(2), None]),
+        eqx.filter_jvp(f, (ramp(2), ramp(2), None), (None, None, None)),
+        eqx.filter_jvp(jax.jit(f), (ramp(2), ramp(2), 3), (ramp(2), None, None)),
+    ]
+
+
+@same_under_both_imports
+def test_jvp_of_numbers(eqx):
+    """A Python float has a tangent if one is given."""
+    f = lambda x, y: (x * y, x)  # noqa: E731
+    return eqx.filter_jvp(f, (ramp(2), 2.0), (ramp(2), 1.0)), eqx.filter_jvp(
+        f, (2.0, jnp.float32(3.0)), (1.0, jnp.float32(2.0))
+    )
+
+
+@same_under_both_imports
+def test_jvp_passes_keywords_on(eqx):
+    """Keywords are constants of the function, has_aux and tangents included."""
+    f = lambda x, *, has_aux, y: (x * y, has_aux)  # noqa: E731
+    return eqx.filter_jvp(f, (ramp(2),), (ramp(2),), has_aux=True, y=ramp(2))
+
+
+@same_under_both_imports
+def test_jvp_under_other_transforms(eqx):
+    """jit, vmap and grad of a jvp, and a jvp of each."""
+    net = make_net(eqx)
+    along = lambda x: eqx.filter_jvp(net, (x,), (jnp.ones(2),))[1]  # noqa: E731
+    return [
+        eqx.filter_jit(along)(ramp(2)),
+        eqx.filter_vmap(along)(ramp(3, 2)),
+        eqx.filter_grad(lambda x: jnp.sum(along(x)))(ramp(2)),
+        eqx.filter_jvp(eqx.filter_jit(net), (ramp(2),), (jnp.ones(2),)),
+        eqx.filter_jvp(eqx.filter_grad(lambda x: jnp.sum(net(x))), (ramp(2),), (jnp.ones(2),)),
+        eqx.filter_jvp(net.with_extras, (ramp(2),), (jnp.ones(2),))[1],
+    ]
+
+
+# ---- filter_vjp
+
+
+@same_under_both_imports
+def test_vjp(eqx):
+    """Cotangents for floating arrays of the result; None for what is not differentiated."""
+    net = make_net(eqx)
+    out, vjp_fn = eqx.filter_vjp(lambda n, x, k: n.with_extras(x), net, ramp(2), "k")
+    return out, vjp_fn({"y": ramp(2), "n": None, "s": None, "f": None})
+
+
+@same_under_both_imports
+def test_vjp_with_aux(eqx):
+    """(out, vjp_fn, aux), aux being any tree."""
+    f = lambda x, n: (x**2, {"x": x, "n": n, "s": "text"})  # noqa: E731
+    out, vjp_fn, aux = eqx.filter_vjp(f, ramp(2), jnp.arange(2), has_aux=True)
+    return out, vjp_fn(ramp(2)), aux
+
+
+@same_under_both_imports
+def test_vjp_of_constants(eqx):
+    """Floats are not differentiated; NumPy arrays and constants take a cotangent."""
+    out, vjp_fn = eqx.filter_vjp(lambda x, y: (x * y, jnp.ones(2)), np.float32(2.0), 3.0)
+    return out, vjp_fn((jnp.float32(1.0), ramp(2)))
+
+
+@same_under_both_imports
+def test_vjp_without_arguments(eqx):
+    """A function of nothing has no cotangents."""
+    out, vjp_fn = eqx.filter_vjp(lambda: jnp.ones(2))
+    return out, vjp_fn(ramp(2))
+
+
+@same_under_both_imports
+def test_vjp_goes_through_jit(eqx):
+    """The function that comes back is a pytree."""
+    prepare = eqx.filter_jit(lambda x: eqx.filter_vjp(jnp.sin, x))
+    out, vjp_fn = prepare(ramp(2))
+    return out, vjp_fn(ramp(2)), eqx.filter_jit(lambda f, ct: f(ct))(vjp_fn, ramp(2))
+
+
+# ---- Jacobians
+
+
+@pytest.mark.parametrize("name", ["filter_jacfwd", "filter_jacrev"])
+@same_under_both_imports
+def test_jacobians(eqx, name):
+    """By the floating arrays of the first argument; other arguments and keywords are passed on."""
+    net = make_net(eqx)
+    make = getattr(eqx, name)
+    return [
+        make(lambda n, x: n(x))(net, ramp(2)),
+        make(net)(ramp(2)),
+        make(lambda x, k, *, power: {"y": x**power * k, "z": (jnp.sum(x), None)})(
+            ramp(2), 2.0, power=3
+        ),
+        make(lambda d: d["x"] ** 2)({"x": ramp(2), "n": jnp.arange(2), "s": "a"}),
+    ]
+
+
+@same_under_both_imports
+def test_jacrev_with_aux(eqx):
+    """(jacobian, aux), aux being any tree."""
+    return eqx.filter_jacrev(lambda x: (x**2, {"x": x, "s": "a"}), has_aux=True)(ramp(2))
+
+
+@pytest.mark.parametrize("name", ["filter_jacfwd", "filter_jacrev", "filter_hessian"])
+@same_under_both_imports
+def test_aux_of_arrays(eqx, name):
+    """has_aux by position, with arrays in aux."""
+    return getattr(eqx, name)(lambda x: (jnp.sum(x**3), x + 1), True)(ramp(2))
+
+
+@same_under_both_imports
+def test_hessian(eqx):
+    """A tree of trees."""
+    net = make_net(eqx)
+    small = eqx.tree_at(lambda n: n.layers, net, net.layers[:1])
+    return [
+        eqx.filter_hessian(lambda n, x: jnp.sum(n(x) ** 2))(small, ramp(2)),
+        eqx.filter_hessian(lambda d: jnp.sum(d["x"] ** 3))({"x": ramp(2), "s": "a", "n": 3}),
+    ]
+
+
+@same_under_both_imports
+def test_jacobians_under_other_transforms(eqx):
+    """jit, vmap and grad of a Jacobian."""
+    jac = eqx.filter_jacfwd(lambda x: jnp.outer(x, x) ** 2)
+    return [
+        eqx.filter_jit(jac)(ramp(2)),
+        eqx.filter_vmap(jac)(ramp(3, 2)),
+        eqx.filter_grad(lambda x: jnp.sum(jac(x)))(ramp(2)),
+    ]
+
+
+# ---- filter_custom_jvp
+
+
+def make_custom_jvp(eqx, log):
+    """A function of a dict and a number, whose derivative is ten times too large."""
+
+    @eqx.filter_custom_jvp
+    def f(d, y, *, shift=0.0):
+        """Scales."""
+        return d["x"] * y + shift, jnp.arange(2)
+
+    @f.def_jvp
+    def f_jvp(primals, tangents, *, shift=0.0):
+        (d, y), (dd, dy) = primals, tangents
+        log.append((d["name"], dd["name"], dd["x"] is None, dy is None))
+        tangent = None if dd["x"] is None else 10 * dd["x"] * y
+        return (d["x"] * y + shift, jnp.arange(2)), (tangent, None)
+
+    return f
+
+
+@same_under_both_imports
+def test_custom_jvp(eqx):
+    """The value is the function's, the derivatives are the rule's, in either mode."""
+    log: list = []
+    f = make_custom_jvp(eqx, log)
+    by_x = lambda x: jnp.sum(f({"x": x, "name": "a"}, 3.0, shift=1.0)[0])  # noqa: E731
+    return [
+        f({"x": ramp(2), "name": "a"}, 3.0),
+        eqx.filter_jvp(f, ({"x": ramp(2), "name": "a"}, 3.0), ({"x": ramp(2), "name": None}, None)),
+        eqx.filter_grad(by_x)(ramp(2)),
+        eqx.filter_jit(eqx.filter_grad(by_x))(ramp(2)),
+        eqx.filter_grad(eqx.filter_jit(by_x))(ramp(2)),
+        eqx.filter_vmap(eqx.filter_grad(by_x))(ramp(3, 2)),
+        eqx.filter_jacfwd(by_x)(ramp(2)),
+        log,
+    ]
+
+
+@same_under_both_imports
+def test_custom_jvp_with_a_zero_tangent(eqx):
+    """The rule is told with None, and may answer with None."""
+    log: list = []
+    f = make_custom_jvp(eqx, log)
+    call = lambda y: f({"x": ramp(2), "name": "a"}, y)  # noqa: E731
+    return eqx.filter_jvp(call, (3.0,), (1.0,)), log
+
+
+@same_under_both_imports
+def test_custom_jvp_of_a_module(eqx):
+    """Tangents of a Module are Modules, with None for everything that is no floating array."""
+    net = make_net(eqx)
+
+    @eqx.filter_custom_jvp
+    def f(n, x):
+        return n(x)
+
+    @f.def_jvp
+    def f_jvp(primals, tangents):
+        (n, x), (dn, dx) = primals, tangents
+        assert (dn.layers[0].count, dn.layers[1].rate, dx) == (None, None, None)
+        return n(x), 3 * dn.layers[0].bias + dn.host
+
+    return eqx.filter_grad(lambda n: jnp.sum(f(n, ramp(2))))(net)
+
+
+# ---- filter_custom_vjp
+
+
+def make_custom_vjp(eqx, log):
+    """A function of a dict and a number, whose gradient is ten times too large."""
+
+    @eqx.filter_custom_vjp
+    def f(d, y, *, shift=0.0):
+        """Scales."""
+        return d["x"] * y + shift, "text", jnp.arange(2), jnp.ones(2)
+
+    @f.def_fwd
+    def f_fwd(perturbed, d, y, *, shift=0.0):
+        log.append(perturbed)
+        return (d["x"] * y + shift, "text", jnp.arange(2), jnp.ones(2)), {"y": y, "word": "kept"}
+
+    @f.def_bwd
+    def f_bwd(residuals, grad_out, perturbed, d, y, *, shift=0.0):
+        log.append((residuals["word"], [g is None for g in grad_out], perturbed, d["name"]))
+        return {"x": 10 * grad_out[0] * residuals["y"], "name": None, "n": None}
+
+    return f
+
+
+def argument(x):
+    """The first argument of that function."""
+    return {"x": x, "name": "a", "n": jnp.arange(2)}
+
+
+@same_under_both_imports
+def test_custom_vjp(eqx):
+    """The value is the function's, the gradient is the rules'; what they are given is the same."""
+    log: list = []
+    f = make_custom_vjp(eqx, log)
+    by_x = lambda x: jnp.sum(f(argument(x), 3.0, shift=1.0)[0])  # noqa: E731
+    return [
+        f(argument(ramp(2)), 3.0),
+        eqx.filter_grad(by_x)(ramp(2)),
+        eqx.filter_grad(lambda d: jnp.sum(f(d, 3.0)[0]))(argument(ramp(2))),
+        eqx.filter_jit(eqx.filter_grad(by_x))(ramp(2)),
+        eqx.filter_grad(eqx.filter_jit(by_x))(ramp(2)),
+        eqx.filter_vmap(eqx.filter_grad(by_x))(ramp(3, 2)),
+        eqx.filter_grad(lambda x: jnp.sum(eqx.filter_vmap(by_x)(x)))(ramp(3, 2)),
+        log,
+    ]
+
+
+@same_under_both_imports
+def test_custom_vjp_of_a_module(eqx):
+    """The gradient may be the argument itself with other arrays in it."""
+    net = make_net(eqx)
+
+    @eqx.filter_custom_vjp
+    def f(n, x):
+        return n(x)
+
+    f.def_fwd(lambda perturbed, n, x: (n(x), perturbed.layers[0].weight))
+
+    @f.def_bwd
+    def f_bwd(residuals, grad_out, perturbed, n, x):
+        return eqx.tree_at(lambda n: n.layers[0].bias, n, grad_out * 100)
+
+    return eqx.filter_grad(lambda n: jnp.sum(f(n, ramp(2))))(net)
+
+
+@same_under_both_imports
+def test_custom_vjp_with_a_zero_gradient(eqx):
+    """None in the gradient is zero."""
+    f = eqx.filter_custom_vjp(lambda d: d["a"] * d["b"])
+    f.def_fwd(lambda perturbed, d: (d["a"] * d["b"], None))
+    f.def_bwd(lambda residuals, grad_out, perturbed, d: {"a": grad_out, "b": None})
+    return jax.grad(lambda d: jnp.sum(f(d)))({"a": ramp(2), "b": ramp(2)})
+
+
+# ---- the same mistakes are caught by the same except clauses
+
+
+def float16_cotangent(eqx):
+    eqx.filter_vjp(jnp.sin, ramp(2))[1](ramp(2).astype(jnp.float16))
+
+
+def wrong_gradient(eqx):
+    f = eqx.filter_custom_vjp(lambda d: d["x"])
+    f.def_fwd(lambda perturbed, d: (d["x"], None))
+    f.def_bwd(lambda residuals, grad_out, perturbed, d: grad_out)
+    jax.grad(lambda x: jnp.sum(f({"x": x})))(ramp(2))
+
+
+def by_a_keyword(eqx):
+    f = make_custom_jvp(eqx, [])
+    jax.grad(lambda s: jnp.sum(f({"x": ramp(2), "name": "a"}, 3.0, shift=s)[0]))(2.0)
+
+
+def by_another_argument(eqx):
+    f = make_custom_vjp(eqx, [])
+    jax.grad(lambda y: jnp.sum(f(argument(ramp(2)), y)[0]))(2.0)
+
+
+MISTAKES = [
+    lambda eqx: eqx.filter_jvp(jnp.sin, (ramp(2),), (ramp(3),)),
+    lambda eqx: eqx.filter_jvp(jnp.sin, (ramp(2),), (ramp(2).astype(jnp.float16),)),
+    lambda eqx: eqx.filter_jvp(lambda d: d["x"], ({"x": ramp(2)},), ({"y": ramp(2)},)),
+    lambda eqx: eqx.filter_jvp(jnp.multiply, (ramp(2), ramp(2)), (ramp(2),)),
+    lambda eqx: eqx.filter_jvp(lambda x, s: x, (ramp(2), "a"), (ramp(2), 1.0)),
+    lambda eqx: eqx.filter_vjp(jnp.sin, ramp(2))[1](ramp(3)),
+    lambda eqx: eqx.filter_vjp(jnp.sin, ramp(2))[1]((ramp(2), ramp(2))),
+    float16_cotangent,
+    lambda eqx: eqx.filter_vjp(lambda x: (x, "a"), ramp(2))[1]((ramp(2), 1.0)),
+    lambda eqx: eqx.filter_jacrev(lambda x: x)({"n": 3}),
+    lambda eqx: eqx.filter_jacfwd(lambda x: x)(x=ramp(2)),
+    lambda eqx: eqx.filter_custom_vjp(jnp.sin)(ramp(2)),
+    by_a_keyword,
+    by_another_argument,
+    wrong_gradient,
+    lambda eqx: make_custom_vjp(eqx, [])(),
+    lambda eqx: eqx.filter_jvp(
+        make_custom_vjp(eqx, []),
+        (argument(ramp(2)), 1.0),
+        (argument(ramp(2)) | {"name": None, "n": None}, None),
+    ),
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@same_under_both_imports
+def test_mistakes(eqx, mistake):
+    """What is raised is an instance of the built-in class that Equinox's error derives from."""
+    return caught(lambda: mistake(eqx))

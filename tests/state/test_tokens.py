@@ -1,0 +1,78 @@
+"""Tokens."""
+
+import copy
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pytreemod as pm
+from tests.helpers.comparing import assert_same
+from tests.helpers.trees import Holder, affine, ramp
+
+
+def test_a_token_holds_its_initial_value_as_data():
+    """Until a State has it, the value is in the tree, so that it can be traced and mapped."""
+    token = pm.StateIndex({"a": ramp(2), "m": affine()})
+
+    assert len(jax.tree.leaves(token)) == 3
+    assert_same(token.init["a"], ramp(2))
+    assert_same(pm.filter_jit(lambda t: t.init["a"] * 2)(token), ramp(2) * 2)
+
+
+def test_two_tokens_are_two_places():
+    """Tokens are told apart by identity until they are named, also if their values are equal."""
+    first, second = pm.StateIndex(ramp(1)), pm.StateIndex(ramp(1))
+    state = pm.State([first, second])
+    state = state.set(first, ramp(1, start=5.0))
+
+    assert first != second
+    assert_same(state.get(first), ramp(1, start=5.0))
+    assert_same(state.get(second), ramp(1))
+
+
+def test_a_token_keeps_its_identity_through_transforms():
+    """What a transform makes of a token is the same place."""
+    token = pm.StateIndex(ramp(1))
+    state = pm.State(token)
+    for same in (
+        jax.tree.map(lambda x: x, token),
+        pm.filter_jit(lambda t: t)(token),
+        pm.tree_at(lambda t: t.init, token, None),
+        copy.copy(token),
+        token.replace(init=None),
+    ):
+        assert_same(state.get(same), ramp(1))
+
+
+def test_one_token_in_two_places_is_one_value():
+    """A token that two layers share is one entry of the State."""
+    token = pm.StateIndex(ramp(1))
+    model = {"a": Holder(token), "b": [token]}
+    state = pm.State(model)
+
+    assert len(jax.tree.leaves(state)) == 1
+    assert_same(state.set(model["a"].content, ramp(1) * 2).get(model["b"][0]), ramp(1) * 2)
+
+
+def test_named_tokens_are_configuration_alone():
+    """After make_with_state a token has no leaf, and its name is its path."""
+    model, _ = pm.make_with_state(lambda: Holder([pm.StateIndex(ramp(1))]))()
+
+    assert jax.tree.leaves(model) == []
+    assert model.content[0].marker == "content[0]"
+    assert model.content[0].init is None
+
+
+def test_generic():
+    """StateIndex[Array] is the class with a type for checkers."""
+    token = pm.StateIndex[jax.Array](jnp.ones(2))
+
+    assert isinstance(token, pm.StateIndex)
+    assert token.init.shape == (2,)
+
+
+@pytest.mark.parametrize("name", ["StateIndex", "State", "make_with_state"])
+def test_names_are_in_both_places(name):
+    """In pytreemod, and in pytreemod.nn as in Equinox."""
+    assert getattr(pm, name) is getattr(pm.nn, name)

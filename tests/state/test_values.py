@@ -1,0 +1,345 @@
+"""State."""
+
+import copy
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import ArgumentError, StateError, TokenError
+from tests.helpers.comparing import assert_same
+from tests.helpers.trees import Pair, affine, ramp
+
+
+class Net(pm.Module):
+    """Two tokens."""
+
+    mean: pm.StateIndex
+    pair: pm.StateIndex
+
+    def __init__(self) -> None:
+        self.mean = pm.StateIndex(jnp.zeros(2))
+        self.pair = pm.StateIndex(Pair(jnp.zeros((), jnp.int32), {"x": ramp(3)}))
+
+
+class Other(pm.Module):
+    """Another model."""
+
+    token: pm.StateIndex
+
+    def __init__(self) -> None:
+        self.token = pm.StateIndex(jnp.zeros(2))
+
+
+def make():
+    """A model and its State."""
+    return pm.make_with_state(Net)()
+
+
+def test_set_gives_a_new_state():
+    """The value is there, the other one is as it was."""
+    model, state = make()
+    new = state.set(model.mean, jnp.ones(2))
+
+    assert_same(new.get(model.mean), jnp.ones(2))
+    assert_same(new.get(model.pair), Pair(jnp.zeros((), jnp.int32), {"x": ramp(3)}))
+
+
+def test_values_are_arrays():
+    """Numbers and NumPy arrays become JAX arrays when they are stored."""
+    token = pm.StateIndex([1.5, np.ones(2, np.float32), True])
+    state = pm.State(token)
+
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
+    new = state.set(token, [2.5, np.zeros(2, np.float32), False])
+    assert [x.tolist() for x in new.get(token)] == [2.5, [0.0, 0.0], False]
+
+
+USES = {
+    "get": lambda s, m: s.get(m.mean),
+    "set": lambda s, m: s.set(m.mean, jnp.ones(2)),
+    "substate": lambda s, m: s.substate(m.mean),
+    "update": lambda s, m: s.update(make()[1]),
+}
+USERS = {
+    "set": lambda s, m: s.set(m.mean, jnp.ones(2)),
+    "update": lambda s, m: s.update(s.substate(m.mean)),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("user", USERS)
+def test_an_old_state_refuses_to_be_used(use, user):
+    """After set and update the old State is used up: the cure is the two lines that thread it."""
+    model, state = make()
+    USERS[user](state, model)
+    with pytest.raises(
+        StateError,
+        match=rf"^State\.{use}: expected the newest State, got Attempted to use old state: one "
+        rf"that {user} "
+        r"has already replaced\.\n  go on with what came back; using the old one would lose an "
+        r"update:\n"
+        r"      x, state = layer1\(x, state\)\n      x, state = layer2\(x, state\)$",
+    ):
+        USES[use](state, model)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        jax.tree.leaves,
+        jax.jit(lambda s: s),
+        pm.filter_jit(lambda s: s),
+        lambda s: jax.tree.map(jnp.copy, s),
+        pm.filter_vmap(lambda s: s),
+    ],
+    ids=["leaves", "jax.jit", "filter_jit", "tree_map", "filter_vmap"],
+)
+def test_an_old_state_refuses_to_go_into_a_transform(use):
+    """Flattening an old State is an error, too, whatever flattens it."""
+    model, state = make()
+    state.set(model.mean, jnp.ones(2))
+    with pytest.raises(
+        StateError, match=r"expected the newest State, got Attempted to use old state"
+    ):
+        use(state)
+
+
+def test_the_same_state_used_twice_in_a_model_is_refused():
+    """The classic mistake: the second layer gets the State that the first one has replaced."""
+    layer, state = pm.make_with_state(Other)()
+
+    def call(layer, x, state):
+        return x, state.set(layer.token, x)
+
+    def network(layer, x, state):
+        x, _ = call(layer, x, state)
+        return call(layer, x, state)
+
+    with pytest.raises(StateError, match=r"State\.set: expected the newest State"):
+        network(layer, ramp(2), state)
+    with pytest.raises(StateError, match=r"State\.set: expected the newest State"):
+        pm.filter_jit(network)(layer, ramp(2), pm.make_with_state(Other)()[1])
+
+
+def test_update_uses_up_both():
+    """The substate that was put back cannot be put back again."""
+    model, state = make()
+    part = state.substate(model.mean)
+    new = state.update(part)
+    with pytest.raises(StateError, match=r"one that update has already replaced"):
+        new.update(part)
+    with pytest.raises(StateError, match=r"one that update has already replaced"):
+        part.get(model.mean)
+
+    assert_same(new.get(model.mean), jnp.zeros(2))
+
+
+def test_get_and_substate_use_nothing_up():
+    """Looking is free."""
+    model, state = make()
+    for _ in range(2):
+        state.get(model.mean)
+        part = state.substate(model)
+    assert part == state
+
+
+@pytest.mark.parametrize("use", [USES["get"], USES["set"], USES["substate"]])
+def test_a_state_of_another_model_is_refused(use):
+    """The State's tokens are listed, and the one that was asked for; the cure is one line."""
+    model, _ = make()
+    _, state = pm.make_with_state(Other)()
+    with pytest.raises(
+        TokenError,
+        match=r"^State\.\w+: expected a token of the model that this State was made with "
+        r"\(token\), got a "
+        r"token of another model: 'mean'\.\n  make model and State together:\n"
+        r"      model, state = pm\.make_with_state\(Model\)\(\.\.\.\)$",
+    ) as caught:
+        use(state, model)
+    assert isinstance(caught.value, (KeyError, StateError))
+    assert "\n" in str(caught.value)
+
+
+def test_a_token_that_was_never_named_is_refused():
+    """A token of a model that was built without its State."""
+    _, state = make()
+    with pytest.raises(
+        TokenError, match=r"\(mean, pair\), got a token of another model: one without a name"
+    ):
+        state.get(Net().mean)
+    with pytest.raises(TokenError, match=r"\(it has none\)"):
+        pm.make_with_state(affine)()[1].get(Net().mean)
+
+
+def test_a_substate_of_another_model_is_refused():
+    """update with a State that has other tokens."""
+    _, state = make()
+    _, other = pm.make_with_state(Other)()
+    with pytest.raises(
+        TokenError,
+        match=r"State\.update: expected a token of the model [^\n]*another model: '?token'?",
+    ):
+        state.update(other)
+
+
+@pytest.mark.parametrize(
+    ("token", "value", "text"),
+    [
+        (
+            "mean",
+            jnp.zeros(3),
+            r"State\.set for mean: expected f32\[2\], as before, got "
+            r"f32\[3\]\.\n  shape and dtype",
+        ),
+        (
+            "mean",
+            jnp.zeros((1, 2)),
+            r"State\.set for mean: expected f32\[2\], as before, got "
+            r"f32\[1,2\]",
+        ),
+        ("mean", jnp.zeros(2, jnp.bfloat16), r"expected f32\[2\], as before, got bf16\[2\]"),
+        ("mean", np.zeros(2, np.int32), r"expected f32\[2\], as before, got i32\[2\]"),
+        (
+            "mean",
+            [jnp.zeros(2)],
+            r"State\.set for mean: expected a value of structure f32\[2\], "
+            r"got \[f32\[2\]\]",
+        ),
+        ("mean", None, r"expected a value of structure f32\[2\], got None"),
+        (
+            "pair",
+            Pair(jnp.asarray(0, jnp.int32), {"x": ramp(4)}),
+            r"State\.set for pair\.second\['x'\]: expected f32\[3\], as before, got f32\[4\]",
+        ),
+        (
+            "pair",
+            Pair(jnp.asarray(0.0), {"x": ramp(3)}),
+            r"State\.set for pair\.first: expected "
+            r"i32\[\], as before, got f32\[\]",
+        ),
+        ("pair", (0, {"x": ramp(3)}), r"State\.set for pair: expected a value of structure Pair"),
+    ],
+)
+def test_a_misfit_value_is_refused(token, value, text):
+    """Structure, shape and dtype cannot change: the path of the misfit is named."""
+    model, state = make()
+    with pytest.raises(StateError, match=text):
+        state.set(getattr(model, token), value)
+
+    assert_same(state.get(model.mean), jnp.zeros(2))
+
+
+@pytest.mark.parametrize("item", [3, "mean", None, jnp.zeros(2), affine()])
+def test_what_is_no_token_is_refused(item):
+    """get and set take tokens."""
+    _, state = make()
+    with pytest.raises(
+        ArgumentError, match=r"State\.get\(item\): expected a (token \()?StateIndex\)?, got"
+    ):
+        state.get(item)
+    with pytest.raises(
+        ArgumentError, match=r"State\.set\(item\): expected a (token \()?StateIndex\)?, got"
+    ):
+        state.set(item, 1)
+
+
+@pytest.mark.parametrize("substate", [3, None, {"mean": jnp.zeros(2)}])
+def test_update_takes_states(substate):
+    """Anything else is refused."""
+    with pytest.raises(ArgumentError, match=r"State\.update\(substate\): expected a State, got"):
+        make()[1].update(substate)
+
+
+def test_substate_has_the_tokens_of_the_tree():
+    """Those of the layer that is passed, and no others."""
+    model, state = make()
+    part = state.substate(model.pair)
+
+    assert repr(part) == "State(pair=Pair(first=i32[], second={'x': f32[3]}))"
+    with pytest.raises(TokenError, match="another model: 'mean'"):
+        part.get(model.mean)
+    assert repr(state.substate(affine())) == "State()"
+
+
+def test_repr_shows_paths():
+    """Each value under its token's path; a used-up State says so."""
+    model, state = make()
+    assert repr(state) == "State(mean=f32[2], pair=Pair(first=i32[], second={'x': f32[3]}))"
+    state.set(model.mean, jnp.ones(2))
+
+    assert repr(state) == "State(<used up by set>)"
+    assert repr([state]) == "[State(<used up by set>)]"
+
+
+def test_equality():
+    """By tokens and values; States have no hash."""
+    (model, a), (_, b) = make(), make()
+    assert a == b
+    assert a != b.set(model.mean, jnp.ones(2))
+    assert a != pm.make_with_state(Other)()[1]
+    assert a != 3
+    with pytest.raises(TypeError, match="unhashable type: 'State'"):
+        hash(a)
+
+
+def test_leaves_have_the_paths_of_their_tokens():
+    """Selectors and errors name a State's entries by path."""
+    _, state = make()
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
+
+    assert paths == ["['mean']", "['pair'].first", "['pair'].second['x']"]
+    kept = pm.filter(state, pm.select.path("pair.second"))
+    assert [x.shape for x in jax.tree.leaves(kept)] == [(3,)]
+
+
+def test_copies_and_pickles():
+    """A State is copied and pickled with its values; copies live their own lives."""
+    model, state = make()
+    for made in (copy.copy(state), copy.deepcopy(state), pickle.loads(pickle.dumps(state))):
+        assert made == state
+        made.set(model.mean, jnp.ones(2))
+    assert_same(state.get(model.mean), jnp.zeros(2))
+
+
+def test_transforms_leave_the_callers_state_usable():
+    """What happens to a State inside a transform happens to the one inside."""
+    model, state = make()
+
+    @pm.filter_jit
+    def step(model, state):
+        return state.set(model.mean, state.get(model.mean) + 1)
+
+    first, second = step(model, state), step(model, state)
+    assert first == second
+    assert_same(state.get(model.mean), jnp.zeros(2))
+
+
+def test_a_state_may_hold_keys_and_optimizers():
+    """Random keys and an optimizer's state are values like others."""
+    optimizer = optax.sgd(0.1, momentum=0.9)
+    token = pm.StateIndex((jax.random.key(0), optimizer.init(ramp(2))))
+    state = pm.State(token)
+    key, opt_state = state.get(token)
+    updates, opt_state = optimizer.update(ramp(2), opt_state)
+    state = state.set(token, (jax.random.split(key)[0], opt_state))
+
+    assert updates.shape == (2,)
+    assert state.get(token)[0].dtype == key.dtype
+
+
+def test_gradients_through_a_state():
+    """Values that depend on what is differentiated carry the derivative."""
+    model, state = pm.make_with_state(Other)()
+
+    def loss(w, state):
+        state = state.set(model.token, w * 2)
+        return jnp.sum(state.get(model.token)), state
+
+    gradient, after = pm.filter_grad(loss, has_aux=True)(ramp(2), state)
+    np.testing.assert_array_equal(gradient, [2.0, 2.0])
+    assert_same(after.get(model.token), ramp(2) * 2)

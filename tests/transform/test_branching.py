@@ -1,0 +1,533 @@
+"""filter_cond and filter_switch: branches over any trees."""
+
+import functools as ft
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, ShapeError, StructureError
+from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.equations import equations
+from tests.helpers.trees import Affine, Holder, OwnInit, Static, affine, double, ramp
+
+
+class Net(pm.Module):
+    """Arrays, a number, a function and a string, with methods to choose between."""
+
+    weight: jax.Array
+    bias: jax.Array
+    rate: float = 0.5
+    act: object = jnp.tanh
+    name: str = "net"
+
+    def __call__(self, x):
+        return self.act(self.weight @ x)
+
+    def shifted(self, x):
+        return self(x) + self.bias
+
+
+def net():
+    """A small `Net`."""
+    return Net(ramp(2, 2, start=np.float32(0.1)), ramp(2))
+
+
+def scale_weight(net):
+    return net.replace(weight=2 * net.weight)
+
+
+def shift_bias(net):
+    return net.replace(bias=net.bias + 1)
+
+
+both_ways = pytest.mark.parametrize("pred", [True, False])
+jitted_or_not = pytest.mark.parametrize("transform", [lambda f: f, pm.filter_jit, jax.jit])
+
+
+# ---- the law
+
+
+@both_ways
+@jitted_or_not
+def test_cond_is_the_conditional(pred, transform):
+    """filter_cond(p, f, g, *args) == (f if p else g)(*args), for a Module in and out."""
+    model = net()
+    choose = transform(lambda pred: pm.filter_cond(pred, scale_weight, shift_bias, model).bias)
+
+    assert_same(choose(jnp.asarray(pred)), (scale_weight if pred else shift_bias)(model).bias)
+
+
+@both_ways
+def test_branches_change_different_parts(pred):
+    """What a branch passes on is merged with what the other changes; the rest is as it was."""
+    model = net()
+
+    assert_same(
+        pm.filter_cond(pred, scale_weight, shift_bias, model),
+        scale_weight(model) if pred else shift_bias(model),
+    )
+
+
+@both_ways
+def test_operands_of_all_kinds(pred):
+    """Numbers, strings and functions in the operands reach the branches as they are."""
+
+    def first(x, how, n, fn):
+        return {"x": fn(x) if how == "apply" else x, "n": n, "fn": fn, "how": how}
+
+    def second(x, how, n, fn):
+        return {"x": x * n, "n": n, "fn": fn, "how": how}
+
+    operands = (ramp(2), "apply", 3, double)
+    assert_same(
+        pm.filter_cond(pred, first, second, *operands), (first if pred else second)(*operands)
+    )
+
+
+@pytest.mark.parametrize("index", [-1, 0, 1, 2, 7, np.int8(1), jnp.asarray(2)])
+def test_switch_is_indexing(index):
+    """filter_switch(i, fs, *args) == fs[clamped i](*args), for functions, Modules and methods."""
+    branches, x = [net(), net().shifted, lambda x: -x], ramp(2)
+
+    found = pm.filter_switch(index, branches, x)
+    assert_close(found, branches[min(max(int(index), 0), 2)](x))
+
+
+def test_switch_over_unlike_modules():
+    """Modules of different classes are branches, if they return the same."""
+    branches = (affine(2, 2), OwnInit(2), nn.MLP(2, 2, 4, 1, key=jax.random.key(0)))
+
+    for i, branch in enumerate(branches):
+        found = pm.filter_jit(lambda bs, i: pm.filter_switch(i, bs, ramp(2)))(branches, i)
+        assert_close(found, branch(ramp(2)))
+
+
+def test_switch_of_one():
+    """A single branch needs no choice."""
+    assert_same(pm.filter_switch(5, [lambda m: {"m": m, "s": "a"}], net()), {"m": net(), "s": "a"})
+
+
+BRANCHES = {
+    "lambda": lambda: lambda x: net()(x),
+    "Module": net,
+    "bound method": lambda: net().__call__,
+    "Partial": lambda: pm.Partial(Net.__call__, net()),
+    "functools.partial": lambda: ft.partial(lambda m, x: m(x), net()),
+    "filter_jit": lambda: pm.filter_jit(net()),
+    "filter_checkpoint": lambda: pm.filter_checkpoint(net()),
+    "jax.jit": lambda: jax.jit(lambda x: net()(x)),
+}
+
+
+@pytest.mark.parametrize("make", BRANCHES.values(), ids=BRANCHES.keys())
+def test_anything_callable_is_a_branch(make):
+    """Functions, Modules, methods, partials, transformed functions: the result is the same."""
+    assert_close(pm.filter_cond(True, make(), lambda x: x, ramp(2)), net()(ramp(2)))
+
+
+# ---- what branches return
+
+
+def number(value):
+    """A branch that returns a number, array or whatever."""
+    return lambda: value
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (1, 1, 1),
+        (True, True, True),
+        (0.0, 0.0, 0.0),
+        ("a", "a", "a"),
+        (None, None, None),
+        (np.float32(1), np.float32(2), jnp.float32(1)),
+    ],
+)
+def test_equal_leaves_stay_what_they_are(first, second, expected):
+    """Numbers and strings on which all branches agree are returned themselves."""
+    found = pm.filter_cond(True, number(first), number(second))
+
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "dtype", "weak"),
+    [
+        pytest.param(1, 2, jnp.int32, True, id="ints"),
+        pytest.param(1.0, 2.0, jnp.float32, True, id="floats"),
+        pytest.param(0.0, -0.0, jnp.float32, True, id="zeros of both signs"),
+        pytest.param(True, False, jnp.bool_, False, id="bools"),
+        pytest.param(1, 2.0, jnp.float32, None, id="int and float"),
+        pytest.param(1.5, jnp.float32(2), jnp.float32, None, id="float and array"),
+        pytest.param(1.5, jnp.bfloat16(2), jnp.bfloat16, False, id="float and half"),
+        pytest.param(3, np.int8(2), jnp.int8, False, id="int and NumPy scalar"),
+        pytest.param(3, jnp.float16(2), jnp.float16, False, id="int and half"),
+        pytest.param(jnp.asarray(1.5), jnp.bfloat16(2), jnp.bfloat16, False, id="weak array"),
+        pytest.param(1j, 2.0, jnp.complex64, None, id="complex and float"),
+    ],
+)
+@pytest.mark.parametrize("swap", [False, True])
+def test_numbers_take_the_dtype_of_what_they_meet(first, second, dtype, weak, swap):
+    """A number that differs, or meets an array, becomes an array: as JAX promotes numbers."""
+    pair = [second, first] if swap else [first, second]
+
+    for pred, value in zip((True, False), pair, strict=True):
+        found = pm.filter_cond(pred, *map(number, pair))
+        assert (found.shape, found.dtype) == ((), dtype)
+        assert complex(found) == complex(value)
+        assert weak in (None, found.weak_type)
+
+
+@both_ways
+def test_one_branch_changes_a_number_the_other_passes_on(pred):
+    """A Module whose number is changed by one branch alone comes out with an array there."""
+    change = lambda m: m.replace(rate=m.rate * jnp.sum(m.bias))  # noqa: E731
+
+    found = pm.filter_cond(pred, change, scale_weight, net())
+    expected = (change if pred else scale_weight)(net())
+    assert_same(found.weight, expected.weight)
+    assert float(found.rate) == float(expected.rate)
+    assert (found.act, found.name) == (jnp.tanh, "net")
+
+
+def test_three_branches_with_numbers():
+    """All branches of a switch are joined: numbers in some, arrays in others."""
+    branches = [number([1, "a"]), number([jnp.bfloat16(2), "a"]), number([3.0, "a"])]
+
+    for i in range(3):
+        found = pm.filter_jit(lambda i: pm.filter_switch(i, branches))(jnp.asarray(i))
+        assert (found[0].dtype, float(found[0]), found[1]) == (jnp.bfloat16, i + 1.0, "a")
+
+
+def test_branches_are_traced_once_or_twice():
+    """Once, if they agree; again, if numbers have to become arrays; later calls not at all."""
+    traces = []
+
+    def noted(value):
+        def branch(x):
+            traces.append(value)
+            return x * value, value
+
+        return branch
+
+    same, other = noted(2.0), noted(2.0)
+    for start in (1.0, 2.0):
+        pm.filter_cond(True, same, other, jnp.float32(start))
+    assert len(traces) == 2
+    other = noted(3.0)
+    for pred in (True, False):
+        found = pm.filter_cond(pred, same, other, jnp.float32(1.0))
+        assert float(found[1]) == (2.0 if pred else 3.0)
+    assert len(traces) == 6
+    pm.filter_cond(True, same, other, jnp.ones(2))
+    assert len(traces) == 10
+
+
+def test_methods_are_traced_once_for_all_instances():
+    """The arrays of Modules are inputs: another instance is another call of the same program."""
+    traces = []
+
+    class Scaled(pm.Module):
+        scale: jax.Array
+
+        def up(self, x):
+            traces.append(None)
+            return x * self.scale
+
+        def down(self, x):
+            traces.append(None)
+            return x / self.scale
+
+    def run(scale):
+        model = Scaled(jnp.float32(scale))
+        return float(pm.filter_cond(True, model.up, model.down, jnp.float32(3)))
+
+    assert [run(1), run(2)] == [3.0, 6.0]
+    assert len(traces) == 2
+
+
+def test_x64_and_back():
+    """Numbers become arrays of the precision of the day."""
+    first, second = number(1.0), number(2.0)
+
+    with jax.enable_x64(True):
+        assert pm.filter_cond(True, first, second).dtype == jnp.float64
+    assert pm.filter_cond(True, first, second).dtype == jnp.float32
+
+
+# ---- other transforms
+
+
+def test_cond_under_vmap():
+    """With a condition for each member, each member gets its branch; State-like dicts included."""
+    model = net()
+    found = pm.filter_vmap(
+        lambda p, x: pm.filter_cond(p, lambda m, x: (m(x), "a"), lambda m, x: (x, "a"), model, x)
+    )(jnp.asarray([True, False]), ramp(2, 2))
+
+    assert_close(found[0], jnp.stack([model(ramp(2, 2)[0]), ramp(2, 2)[1]]))
+    assert found[1] == "a"
+
+
+@both_ways
+def test_gradient_of_cond(pred):
+    """The gradient is that of the branch that was taken, for Modules that are branches, too."""
+
+    def loss(model, x):
+        return jnp.sum(pm.filter_cond(pred, model, model.shifted, x) ** 2)
+
+    found = pm.filter_jit(pm.filter_grad(loss))(net(), ramp(2))
+    branch = Net.__call__ if pred else Net.shifted
+    expected = pm.filter_grad(lambda m, x: jnp.sum(branch(m, x) ** 2))(net(), ramp(2))
+    assert_close(found, expected)
+
+
+def test_cond_inside_cond_inside_scan():
+    """Control flow nests."""
+
+    def step(carry, x):
+        inner = lambda m: pm.filter_cond(x > 2, shift_bias, lambda m: m, m)  # noqa: E731
+        return pm.filter_cond(x > 1, inner, scale_weight, carry), carry.name
+
+    model, names = pm.filter_jit(lambda xs: pm.filter_scan(step, net(), xs))(ramp(3))
+    assert_same(model, shift_bias(scale_weight(net())))
+    assert names == "net"
+
+
+def test_state_through_branches():
+    """A State goes in and comes out, changed or not."""
+    norm, state = pm.make_with_state(nn.BatchNorm)(2)
+    x = ramp(4, 2)
+
+    def train(x, state):
+        return norm(x, state)
+
+    out, after = pm.filter_cond(True, train, lambda x, state: (x, state), x, state)
+    expected, expected_state = norm(x, pm.make_with_state(nn.BatchNorm)(2)[1])
+    assert_close(out, expected)
+    assert_close(jax.tree.leaves(after), jax.tree.leaves(expected_state))
+
+
+def test_without_jit():
+    """Under jax.disable_jit the chosen branch alone runs."""
+    with jax.disable_jit():
+        found = pm.filter_cond(True, lambda m: (m, "a"), lambda m: 1 / 0, net())
+
+    assert_same(found, (net(), "a"))
+
+
+@pytest.mark.parametrize("derivative", [False, True], ids=["value", "gradient"])
+def test_no_operation_is_added(derivative):
+    """The program has the operations of the one written by hand, and so has its derivative."""
+
+    def ours(w, b, x, p, i):
+        model = Net(w, b)
+        y = pm.filter_cond(p, model, model.shifted, x)
+        return pm.filter_switch(i, [lambda m: (m.weight, m), lambda m: (m.weight * 2, m)], model)[
+            0
+        ] @ y  # fmt: skip
+
+    def by_hand(w, b, x, p, i):
+        y = jax.lax.cond(
+            p, lambda w, b, x: jnp.tanh(w @ x), lambda w, b, x: jnp.tanh(w @ x) + b, w, b, x
+        )
+        return jax.lax.switch(i, [lambda w, b: (w, w, b), lambda w, b: (w * 2, w, b)], w, b)[0] @ y
+
+    args = (ramp(2, 2), ramp(2), ramp(2), jnp.asarray(True), jnp.asarray(1))
+    if derivative:
+        ours, by_hand = (
+            lambda w, *args, fn=fn: jax.jvp(lambda w: fn(w, *args), (w,), (w,))
+            for fn in (ours, by_hand)
+        )
+    assert equations(ours, *args) == equations(by_hand, *args)
+
+
+# ---- mistakes
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        pytest.param(
+            lambda m: m.replace(weight=m.weight[:1]),
+            lambda m: m,
+            r"got 1 difference\.\n"
+            r"  at result\.weight: f32\[1,2\] from true_fun, f32\[2,2\] from false_fun\n"
+            r"  the array that is chosen has one shape, whichever it is",
+            id="shape",
+        ),
+        pytest.param(
+            lambda m: {"x": m.bias},
+            lambda m: {"x": m.bias.astype(int)},
+            r"result\['x'\]: f32\[2\] from true_fun, i32\[2\] from false_fun\n"
+            r"  cast what one of them returns:\n      jnp\.asarray\(x, jnp\.float32\)",
+            id="dtype",
+        ),
+        pytest.param(
+            lambda m: m.replace(bias=None),
+            lambda m: m,
+            r"result\.bias: None from true_fun, f32\[2\] from false_fun\n"
+            r"  return zeros where there is nothing:\n      jnp\.zeros\(\(2,\), jnp\.float32\)",
+            id="None",
+        ),
+        pytest.param(
+            lambda m: m,
+            lambda m: m.replace(act=jnp.sin),
+            r"result\.act: the function tanh from true_fun, the function sin from false_fun\n"
+            r"  what is no array cannot be chosen while the program runs: choose among arrays",
+            id="function",
+        ),
+        pytest.param(
+            lambda m: ["a"],
+            lambda m: ["b"],
+            r"result\[0\]: 'a' from true_fun, 'b' from false_fun",
+            id="string",
+        ),
+        pytest.param(
+            lambda m: [m],
+            lambda m: (m,),
+            r"result: list of 1 from true_fun, tuple of 1 from false_fun\n"
+            r"  return the same structure from each branch",
+            id="container",
+        ),
+        pytest.param(
+            lambda m: {"a": m, "b": 1},
+            lambda m: {"a": m},
+            r"result\['b'\]: 1 from true_fun, nothing from false_fun\n"
+            r"  return the same structure",
+            id="key",
+        ),
+        pytest.param(
+            lambda m: Affine(m.weight, m.bias),
+            lambda m: m,
+            r"result: Affine from true_fun, Net from false_fun",
+            id="class",
+        ),
+        pytest.param(
+            lambda m: Static(m.bias, 2),
+            lambda m: Static(m.bias, 3),
+            r"result\.size: 2 from true_fun, 3 from false_fun",
+            id="configuration",
+        ),
+        pytest.param(
+            lambda m: 1.0,
+            lambda m: jnp.int32(1),
+            r"result: 1\.0 from true_fun, i32\[\] from false_fun",
+            id="float where an int is",
+        ),
+        pytest.param(
+            lambda m: 1.0,
+            lambda m: m.bias,
+            r"result: 1\.0 from true_fun, f32\[2\] from false_fun",
+            id="number where a vector is",
+        ),
+        pytest.param(
+            lambda m: True, lambda m: 1, r"result: True from true_fun, 1 from false", id="bool, int"
+        ),
+        pytest.param(
+            lambda m: Holder([m.weight, m.bias]),
+            lambda m: Holder([m.bias, m.weight]),
+            r"got 2 differences\.\n  at result\.content\[0\]: .*\n  at result\.content\[1\]: ",
+            id="two places",
+        ),
+    ],
+)
+def test_branches_that_disagree_are_shown_side_by_side(first, second, text):
+    """Each path at which the results differ is named, with what each branch returns."""
+    with pytest.raises(
+        StructureError,
+        match=r"filter_cond of <lambda> and <lambda>: expected branches that return the same "
+        rf"structure, shapes, dtypes and static values[\s\S]*{text}",
+    ):
+        pm.filter_cond(True, first, second, net())
+
+
+def test_the_branch_of_a_switch_is_named():
+    """The first branch that differs from branches[0] is named by its number."""
+    branches = [number([1.0, "a"]), number([2.0, "a"]), number([3.0, "b"])]
+
+    for _ in range(2):  # What was traced for the first call does not hide the mistake.
+        with pytest.raises(
+            StructureError,
+            match=r"filter_switch: [\s\S]*"
+            r"result\[1\]: 'a' from branches\[0\], 'b' from branches\[2\]",
+        ):
+            pm.filter_switch(0, branches)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (
+            lambda: pm.filter_cond(True, 1, double),
+            ArgumentError,
+            r"filter_cond\(true_fun\): expected something callable, got 1",
+        ),
+        (
+            lambda: pm.filter_cond(True, double, None),
+            ArgumentError,
+            r"filter_cond\(false_fun\): expected something callable, got None",
+        ),
+        (
+            lambda: pm.filter_cond(ramp(2) > 0, double, abs, 1),
+            ShapeError,
+            r"filter_cond\(pred\): expected a scalar bool, got bool\[2\]\.\n"
+            r"  join it, or choose for each element:\n      jnp\.any\(pred\)\n"
+            r"      jnp\.where\(pred, x, y\)$",
+        ),
+        (
+            lambda: pm.filter_cond("yes", double, abs, 1),
+            ArgumentError,
+            r"filter_cond\(pred\): expected a scalar bool, got 'yes'",
+        ),
+        (
+            lambda: pm.filter_switch(0, double, 1),
+            ArgumentError,
+            r"filter_switch\(branches\): expected several functions, got the function double",
+        ),
+        (
+            lambda: pm.filter_switch(0, [], 1),
+            ArgumentError,
+            r"filter_switch\(branches\): expected one function or more, got none",
+        ),
+        (
+            lambda: pm.filter_switch(0, [double, "abs"], 1),
+            ArgumentError,
+            r"filter_switch\(branches\[1\]\): expected something callable, got 'abs'",
+        ),
+        (
+            lambda: pm.filter_switch(0.0, [double, abs], 1),
+            ArgumentError,
+            r"filter_switch\(index\): expected an integer scalar, got 0\.0",
+        ),
+        (
+            lambda: pm.filter_switch(True, [double, abs], 1),
+            ArgumentError,
+            r"filter_switch\(index\): expected an integer scalar, got True",
+        ),
+        (
+            lambda: pm.filter_switch(jnp.arange(2), [double, abs], 1),
+            ArgumentError,
+            r"filter_switch\(index\): expected an integer scalar, got i32\[2\]",
+        ),
+    ],
+)
+def test_mistakes_are_explained(call, error, text):
+    """What is no function, no condition, no index: by argument name."""
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_the_errors_of_a_branch_arrive_undisturbed():
+    """What a branch itself raises is raised."""
+
+    def branch():
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        pm.filter_cond(True, branch, number(1))

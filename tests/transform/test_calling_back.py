@@ -1,0 +1,282 @@
+"""filter_pure_callback and filter_io_callback."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import ArgumentError
+from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.equations import equations
+from tests.helpers.trees import Static, affine, double, ramp
+
+
+def struct(*shape, dtype=jnp.float32):
+    """An array that is still to come."""
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def on_host(model, x, how, *, rate):
+    """Python that no trace could go through."""
+    assert how == "how"
+    assert isinstance(model, type(affine()))
+    y = np.asarray(model.weight) @ np.asarray(x) * rate
+    return {"y": y, "how": how}, model, (None, double)
+
+
+def call(model, x, how, rate=2.0):
+    """The same through a callback."""
+    promised = ({"y": struct(2), "how": how}, model, (None, double))
+    return pm.filter_pure_callback(on_host, model, x, how, rate=rate, result_shape_dtypes=promised)
+
+
+@pytest.mark.parametrize("through", [lambda f: f, pm.filter_jit])
+def test_any_trees_go_in_and_out(through):
+    """Modules, strings, numbers, functions, None: as they are, in compiled code and outside."""
+    out, model, rest = through(call)(affine(), ramp(3), "how")
+
+    assert_close(out.pop("y"), 2 * affine().weight @ ramp(3))
+    assert out == {"how": "how"}
+    assert_same(model, affine())
+    assert rest == (None, double)
+
+
+def test_a_module_as_callback():
+    """Its arrays go to the host with the arguments, though they are traced."""
+
+    class OnHost(pm.Module):
+        weight: jax.Array
+
+        def __call__(self, x):
+            return np.asarray(self.weight) * np.asarray(x)
+
+        def method(self, x):
+            return self(x)
+
+    @pm.filter_jit
+    def fn(model, x):
+        return [pm.filter_pure_callback(f, x, result_shape_dtypes=x) for f in (model, model.method)]
+
+    assert_close(fn(OnHost(ramp(2)), ramp(2)), [ramp(2) ** 2] * 2)
+
+
+def test_arrays_may_stand_for_their_types():
+    """`result_shape_dtypes=x`: an array like x."""
+    assert_close(
+        pm.filter_pure_callback(np.sin, ramp(2), result_shape_dtypes=ramp(2)), np.sin(ramp(2))
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(1.5, jnp.float32), (1, jnp.float32), (1, jnp.int32), (True, jnp.bool_), (2j, jnp.complex64)],
+)
+def test_python_numbers_become_arrays(value, dtype):
+    """Of the dtype that was promised, where Python would convert, too."""
+    out = pm.filter_pure_callback(lambda: value, result_shape_dtypes=struct(dtype=dtype))
+
+    assert_same(out, jnp.asarray(value, dtype))
+
+
+def test_the_host_computes_in_64_bits():
+    """float64 from NumPy is what float32 is here, as everywhere in JAX."""
+    out = pm.filter_pure_callback(lambda: np.ones(2), result_shape_dtypes=struct(2))
+
+    assert_same(out, jnp.ones(2))
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_keys_stay_keys(impl):
+    """A typed key is one on the host, and comes back as one."""
+
+    def use(key):
+        return key, np.asarray(jax.random.key_data(key))
+
+    @pm.filter_jit
+    def fn(key):
+        data = jax.eval_shape(jax.random.key_data, key)
+        return pm.filter_pure_callback(use, key, result_shape_dtypes=(key, data))
+
+    key = jax.random.key(3, impl=impl)
+    assert_same(fn(key), (key, jax.random.key_data(key)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"vmap_method": "sequential"},
+        {"vmap_method": "expand_dims"},
+        {"vmap_method": "broadcast_all"},
+        {"vmap_method": "legacy_vectorized"},
+        {"vectorized": True},
+        {"vectorized": False},
+    ],
+)
+def test_vmap(options):
+    """Each of JAX's ways, with static values in arguments and results."""
+    sizes = []
+
+    def add(x, y, name):
+        sizes.append(np.shape(x))
+        return np.asarray(x) + np.asarray(y), name
+
+    def fn(x, y):
+        promised = (struct(), "name")
+        return pm.filter_pure_callback(add, x, y, "name", result_shape_dtypes=promised, **options)
+
+    total, name = pm.filter_vmap(fn, in_axes=(0, None))(ramp(3), jnp.float32(1))
+
+    assert_close(total, ramp(3) + 1)
+    assert name == "name"
+    one_by_one = options in ({"vmap_method": "sequential"}, {"vectorized": False})
+    assert sizes == ([()] * 3 if one_by_one else [(3,)])
+
+
+def test_derivatives_by_custom_rule():
+    """A callback has none of its own; JAX's text says so, and a rule gives one."""
+
+    def sine(x):
+        return pm.filter_pure_callback(np.sin, x, result_shape_dtypes=x)
+
+    with_rule = jax.custom_jvp(sine)
+    with_rule.defjvp(lambda primals, tangents: (sine(*primals), jnp.cos(*primals) * tangents[0]))
+
+    with pytest.raises(ValueError, match="do not support JVP"):
+        jax.grad(sine)(1.0)
+    assert_close(jax.grad(with_rule)(1.0), np.cos(1.0))
+
+
+def test_no_equation_is_added():
+    """The program is the one written by hand."""
+
+    def by_hand(weight, bias, x):
+        return jax.pure_callback(lambda w, b, x: w @ x, struct(2), weight, bias, x)
+
+    def filtered(weight, bias, x):
+        return call(type(affine())(weight, bias), x, "how")[0]["y"]
+
+    arrays = (affine().weight, affine().bias, ramp(3))
+    assert equations(filtered, *arrays) == equations(by_hand, *arrays)
+
+
+# ---- effects
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_effects_happen(ordered):
+    """Once for each time that the program comes there; in order, if asked."""
+    seen = []
+
+    @pm.filter_jit
+    def fn(x, name):
+        for i in range(3):
+            pm.filter_io_callback(
+                lambda x, i, name: seen.append((i, name, float(x))), x * i, i, name, ordered=ordered
+            )
+        return x
+
+    fn(jnp.float32(2), "x")
+    fn(jnp.float32(3), "x")
+    jax.effects_barrier()
+
+    expected = [(i, "x", float(i * x)) for x in (2, 3) for i in range(3)]
+    assert (seen if ordered else sorted(seen)) == (expected if ordered else sorted(expected))
+
+
+def test_effects_with_results():
+    """A generator on the host, read from compiled code."""
+    batches = iter([ramp(2), ramp(2) + 1])
+
+    @pm.filter_jit
+    def read(name):
+        return pm.filter_io_callback(
+            lambda name: {"x": np.asarray(next(batches)), "name": name},
+            name,
+            result_shape_dtypes={"x": struct(2), "name": name},
+            ordered=True,
+        )
+
+    assert_same(
+        [read("a"), read("a")], [{"name": "a", "x": ramp(2)}, {"name": "a", "x": ramp(2) + 1}]
+    )
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("result", "promised", "text"),
+    [
+        ("b", "a", r"  at result: 'b' instead of 'a'\n"),
+        ((np.ones(2, np.float32), 1), (struct(2), 2), r"  at result\[1\]: 1 instead of 2\n"),
+        (
+            (np.ones(3, np.float32), 1),
+            (struct(2), 1),
+            r"  at result\[0\]: f32\[3\] instead of f32\[2\]\n",
+        ),
+        (np.ones(2, np.int32), struct(2), r"  at result: i32\[2\] instead of f32\[2\]\n"),
+        ({"a": 1}, {"a": 1, "b": struct()}, r"  at result\['b'\]: nothing instead of f32\[\]\n"),
+        ({"a": 1, "b": 2}, {"a": 1}, r"  at result\['b'\]: 2 instead of nothing\n"),
+        ([1], (1,), r"  at result: list of 1 instead of tuple of 1\n"),
+        (1.5, struct(dtype=jnp.int32), r"  at result: 1\.5 instead of i32\[\]\n"),
+        (1, struct(1), r"  at result: 1 instead of f32\[1\]\n"),
+        (None, struct(1), r"  at result: None instead of f32\[1\]\n"),
+        ("a", struct(1), r"  at result: 'a' instead of f32\[1\]\n"),
+        (
+            Static(np.ones(1, np.float32), 2),
+            Static(struct(1), 3),
+            r"  at result\.size: 2 instead of 3\n",
+        ),
+    ],
+)
+@pytest.mark.parametrize("transform", ["filter_pure_callback", "filter_io_callback"])
+def test_results_that_were_not_promised(transform, result, promised, text):
+    """Every place is named, in the error that JAX passes on."""
+    grammar = (
+        rf"{transform} of <lambda>: expected what result_shape_dtypes says, got something else\.\n"
+    )
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        jax.block_until_ready(getattr(pm, transform)(lambda: result, result_shape_dtypes=promised))
+        jax.effects_barrier()
+    caught.match(grammar)
+    caught.match(text.removesuffix(r"\n"))
+
+
+def test_io_returns_nothing_by_default():
+    """What was not promised is not taken."""
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"at result: 3 instead of None"):
+        pm.filter_io_callback(lambda: 3)
+
+
+@pytest.mark.parametrize("transform", ["filter_pure_callback", "filter_io_callback"])
+def test_what_cannot_be_called_is_refused(transform):
+    """The argument is named."""
+    text = rf"^{transform}\(callback\): expected something callable, got 3\.$"
+    with pytest.raises(ArgumentError, match=text):
+        getattr(pm, transform)(3, result_shape_dtypes=None)
+
+
+def test_two_spellings_at_once_are_refused():
+    """The old and the new one."""
+    with pytest.raises(ArgumentError, match="expected vmap_method= or vectorized=, got both"):
+        pm.filter_pure_callback(
+            double, ramp(1), result_shape_dtypes=ramp(1), vectorized=True, vmap_method="sequential"
+        )
+
+
+def test_errors_of_the_callback():
+    """JAX reports them with their text."""
+
+    def fail(x):
+        raise KeyError("mine")
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"KeyError: 'mine'"):
+        jax.block_until_ready(pm.filter_pure_callback(fail, ramp(1), result_shape_dtypes=ramp(1)))
+
+
+def test_vmap_without_a_method_is_refused_by_jax():
+    """Its text lists the methods."""
+    fn = pm.filter_vmap(lambda x: pm.filter_pure_callback(double, x, result_shape_dtypes=x))
+    with pytest.raises(NotImplementedError, match="vmap_method is one of 'sequential'"):
+        fn(ramp(2))

@@ -1,0 +1,617 @@
+"""filter_custom_jvp and filter_custom_vjp: derivatives that the user writes, for any trees."""
+
+import copy
+import inspect
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+import pytreemod as pm
+from pytreemod.errors import ArgumentError, DerivativeError
+from tests.helpers.comparing import assert_close
+from tests.helpers.equations import equations
+from tests.helpers.trees import Affine, affine, ramp
+
+# ---- filter_custom_jvp
+
+
+def make_scaled(log=None):
+    """`d["x"] * y`, whose derivative by x is ten times too large, so that one can see it."""
+
+    @pm.filter_custom_jvp
+    def scaled(d, y, *, shift=0.0):
+        """Scales."""
+        return {"out": d["x"] * y + shift, "name": d["name"], "n": jnp.arange(2)}
+
+    @scaled.def_jvp
+    def scaled_jvp(primals, tangents, *, shift=0.0):
+        (d, y), (dd, dy) = primals, tangents
+        if log is not None:
+            log.append((d, y, dd, dy))
+        terms = [10 * dd["x"] * y] if dd["x"] is not None else []
+        terms += [d["x"] * dy] if dy is not None else []
+        out = {"out": d["x"] * y + shift, "name": d["name"], "n": jnp.arange(2)}
+        return out, {"out": sum(terms[1:], start=terms[0]), "name": None, "n": None}
+
+    return scaled
+
+
+def test_a_call_is_the_functions():
+    """Values, strings, integers and keywords are as without the rule, compiled and not."""
+    scaled = make_scaled()
+    for call in (scaled, pm.filter_jit(scaled)):
+        out = call({"x": ramp(2), "name": "a"}, ramp(2), shift=1.0)
+        assert_close(out["out"], ramp(2) ** 2 + 1.0)
+        assert_close(out["n"], jnp.arange(2))
+        assert out["name"] == "a"
+
+
+def test_the_jvp_rule_is_the_derivative():
+    """Forward, reverse, compiled, mapped, scanned and nested: all of it comes from the rule."""
+    scaled = make_scaled()
+
+    def f(x):
+        return jnp.sum(scaled({"x": x, "name": "a"}, jnp.asarray(3.0))["out"])
+
+    x, expected = jnp.asarray(2.0), jnp.asarray(30.0)
+    assert_close(pm.filter_jvp(f, (x,), (jnp.ones(()),))[1], expected)
+    assert_close(pm.filter_grad(f)(x), expected)
+    assert_close(jax.jit(jax.grad(f))(x), expected)
+    assert_close(pm.filter_grad(pm.filter_jit(f))(x), expected)
+    assert_close(pm.filter_grad(pm.filter_checkpoint(f))(x), expected)
+    assert_close(jax.vmap(jax.grad(f))(ramp(2)), jnp.full(2, 30.0))
+    assert_close(jax.grad(lambda x: jnp.sum(pm.filter_vmap(f)(x)))(ramp(2)), jnp.full(2, 30.0))
+    assert_close(jax.grad(lambda x: jnp.sum(jax.lax.map(f, x)))(ramp(2)), jnp.full(2, 30.0))
+    assert_close(pm.filter_jacrev(f)(x), expected)
+    assert_close(pm.filter_linearize(f, x)[1](1.0), expected)
+
+
+def test_a_tangent_is_none_where_it_is_zero():
+    """The rule sees None for constants, integers and what is no array, and knows to skip them."""
+    log = []
+    scaled = make_scaled(log)
+
+    pm.filter_jvp(scaled, ({"x": ramp(2), "name": "a"}, 2.0), ({"x": ramp(2), "name": None}, None))
+    d, y, dd, dy = log.pop()
+    assert_close(dd, {"x": ramp(2), "name": None})
+    assert (d["name"], y, dy) == ("a", 2.0, None)
+    jax.grad(lambda y: jnp.sum(scaled({"x": ramp(2), "name": "a"}, y)["out"]))(2.0)
+    assert log.pop()[2] == {"x": None, "name": None}
+
+
+def test_none_is_a_zero_tangent_of_the_result():
+    """At a leaf or for everything below a node, in the rule's result."""
+
+    @pm.filter_custom_jvp
+    def f(x):
+        return {"a": x, "b": [x, x]}
+
+    f.def_jvp(lambda primals, tangents: (f(*primals), {"a": tangents[0], "b": None}))
+
+    tangent = pm.filter_jvp(f, (ramp(2),), (jnp.ones(2),))[1]
+    assert_close(tangent, {"a": jnp.ones(2), "b": [None, None]})
+    assert_close(jax.grad(lambda x: jnp.sum(f(x)["b"][0]))(ramp(2)), jnp.zeros(2))
+
+
+def test_modules_are_arguments_and_results():
+    """A tangent of a Module is a Module; what is no array stays as it is."""
+
+    @pm.filter_custom_jvp
+    def twice(model):
+        return Affine(2 * model.weight, model.bias)
+
+    @twice.def_jvp
+    def twice_jvp(primals, tangents):
+        (model,), (tangent,) = primals, tangents
+        assert isinstance(tangent, Affine)
+        return twice(model), Affine(7 * tangent.weight, tangent.bias)
+
+    grad = pm.filter_grad(lambda m: jnp.sum(twice(m).weight) + jnp.sum(twice(m).bias))(affine())
+    assert_close(grad, Affine(jnp.full((2, 3), 7.0), jnp.ones(2)))
+
+
+def test_numbers_differentiated_outside_of_jit_are_arrays_in_the_rule():
+    """Whether compiled or not, a rule sees arrays where the function sees tracers."""
+
+    @pm.filter_custom_jvp
+    def f(x):
+        return x * 2
+
+    @f.def_jvp
+    def f_jvp(primals, tangents):
+        assert all(map(pm.is_array, (*primals, *tangents)))
+        return f(*primals), 5 * tangents[0]
+
+    assert_close(jax.jvp(f, (3.0,), (1.0,))[1], jnp.asarray(5.0))
+    assert_close(jax.grad(f)(3.0), jnp.asarray(5.0))
+
+
+def test_a_number_with_a_tangent_is_an_array():
+    """A rule may return a plain number and its tangent."""
+    f = pm.filter_custom_jvp(lambda x: x * 0)
+    f.def_jvp(lambda primals, tangents: (0.0, 4.0))
+
+    assert_close(jax.jvp(f, (3.0,), (1.0,)), (jnp.asarray(0.0), jnp.asarray(4.0)))
+
+
+def test_second_derivatives_go_through_the_rule():
+    """The rule is differentiated in its turn."""
+
+    @pm.filter_custom_jvp
+    def cube(x):
+        return x**3
+
+    cube.def_jvp(lambda primals, tangents: (cube(*primals), 3 * primals[0] ** 2 * tangents[0]))
+
+    assert_close(pm.filter_hessian(cube)(jnp.asarray(2.0)), jnp.asarray(12.0))
+    check_grads(cube, (jnp.asarray(0.7),), order=2, rtol=2e-2, atol=2e-2)
+
+
+# ---- filter_custom_vjp
+
+
+def make_clipped(log=None):
+    """`d["x"] * y`, whose gradient is ten times too large, so that one can see it."""
+
+    @pm.filter_custom_vjp
+    def clipped(d, y, *, shift=0.0):
+        """Clips."""
+        return {"out": d["x"] * y + shift, "name": d["name"], "rest": [jnp.arange(2), jnp.ones(2)]}
+
+    @clipped.def_fwd
+    def clipped_fwd(perturbed, d, y, *, shift=0.0):
+        if log is not None:
+            log.append(perturbed)
+        return clipped(d, y, shift=shift), {"y": y, "word": "kept"}
+
+    @clipped.def_bwd
+    def clipped_bwd(residuals, grad_out, perturbed, d, y, *, shift=0.0):
+        if log is not None:
+            log.append((residuals, grad_out, perturbed, d, y, shift))
+        assert residuals["word"] == "kept"
+        return {"x": 10 * grad_out["out"] * residuals["y"], "name": None, "n": None}
+
+    return clipped
+
+
+ARGUMENT = {"x": ramp(2), "name": "a", "n": jnp.arange(2)}
+
+
+def with_x(x):
+    return {**ARGUMENT, "x": x}
+
+
+def test_a_call_is_the_functions_with_a_vjp():
+    """Values, strings, integers and keywords are as without the rules, compiled and not."""
+    clipped = make_clipped()
+    for call in (clipped, pm.filter_jit(clipped)):
+        out = call(ARGUMENT, 2.0, shift=1.0)
+        assert_close(out["out"], 2 * ramp(2) + 1.0)
+        assert out["name"] == "a"
+
+
+def test_the_vjp_rule_is_the_gradient():
+    """Plain, compiled, mapped, scanned, checkpointed: all of it comes from the rules."""
+    clipped = make_clipped()
+
+    def f(x):
+        return jnp.sum(clipped(with_x(x), jnp.asarray(3.0))["out"])
+
+    x, expected = ramp(2), jnp.full(2, 30.0)
+    assert_close(pm.filter_grad(f)(x), expected)
+    assert_close(jax.jit(jax.grad(f))(x), expected)
+    assert_close(pm.filter_grad(pm.filter_jit(f))(x), expected)
+    assert_close(pm.filter_vjp(f, x)[1](1.0)[0], expected)
+    assert_close(pm.filter_grad(pm.filter_checkpoint(f))(x), expected)
+    assert_close(jax.vmap(jax.grad(f))(jnp.stack([x, x])), jnp.full((2, 2), 30.0))
+    mapped = jax.grad(lambda x: jnp.sum(pm.filter_vmap(f)(x)))
+    assert_close(mapped(jnp.stack([x, x])), jnp.full((2, 2), 30.0))
+    scanned = jax.grad(lambda x: jnp.sum(jax.lax.map(f, x)))
+    assert_close(scanned(jnp.stack([x, x])), jnp.full((2, 2), 30.0))
+    whole = pm.filter_grad(lambda d: jnp.sum(clipped(d, 3.0)["out"]))(ARGUMENT)
+    assert_close(whole, {"x": expected, "name": None, "n": None})
+
+
+def test_what_the_rules_are_given():
+    """perturbed is a tree of bools; grad_out has None for what is no array, or is not used."""
+    log = []
+    clipped = make_clipped(log)
+
+    pm.filter_grad(lambda x: jnp.sum(clipped(with_x(x), 2.0, shift=1.0)["out"]))(ramp(2))
+    perturbed, (residuals, grad_out, again, d, y, shift) = log
+
+    assert perturbed == again == {"x": True, "name": False, "n": False}
+    assert residuals == {"y": 2.0, "word": "kept"}
+    assert_close(grad_out, {"out": jnp.ones(2), "name": None, "rest": [None, None]})
+    assert_close(d["x"], ramp(2))
+    assert (d["name"], y, shift) == ("a", 2.0, 1.0)
+
+
+def test_each_forward_pass_has_its_own_residuals():
+    """What a forward pass keeps may depend on what is perturbed, call by call."""
+
+    @pm.filter_custom_vjp
+    def product(xy):
+        return xy[0] * xy[1]
+
+    @product.def_fwd
+    def product_fwd(perturbed, xy):
+        kept = {name: value for name, value, p in zip("xy", xy[::-1], perturbed, strict=True) if p}
+        return product(xy), kept
+
+    @product.def_bwd
+    def product_bwd(residuals, grad_out, perturbed, xy):
+        return tuple(grad_out * residuals[n] if n in residuals else None for n in "xy")
+
+    def f(x, y):
+        both = product((x, y))
+        one = product((x, jax.lax.stop_gradient(y)))
+        return both + one
+
+    for transform in (lambda f: f, jax.jit):
+        grads = jax.grad(transform(f), argnums=(0, 1))(2.0, 3.0)
+        assert_close(grads, (jnp.asarray(6.0), jnp.asarray(2.0)))
+
+
+def test_gradient_may_keep_what_is_not_differentiated():
+    """The argument itself with new arrays is a gradient: integers and functions are passed over."""
+
+    class Model(pm.Module):
+        weight: jax.Array
+        count: jax.Array
+        sizes: tuple
+
+        @pm.filter_custom_vjp
+        def __call__(self, x):
+            return self.weight * x
+
+        @__call__.def_fwd
+        def forward(perturbed, self, x):
+            assert perturbed == Model(True, False, (False, False))
+            return self.weight * x, None
+
+        @__call__.def_bwd
+        def backward(residuals, grad_out, perturbed, self, x):
+            return self.replace(weight=7 * grad_out)
+
+    model = Model(ramp(2), jnp.arange(3), (1, 2))
+    grad = pm.filter_grad(lambda m: jnp.sum(m(ramp(2))))(model)
+
+    assert_close(grad, Model(jnp.full(2, 7.0), None, (None, None)))
+    assert_close(model(ramp(2)), ramp(2) ** 2)
+
+
+def test_none_is_a_zero_gradient():
+    """For a leaf, and for everything below a node."""
+
+    @pm.filter_custom_vjp
+    def f(d):
+        return d["a"] * d["b"][0]
+
+    f.def_fwd(lambda perturbed, d: (f(d), None))
+    f.def_bwd(lambda residuals, grad_out, perturbed, d: {"a": grad_out, "b": None})
+
+    grad = jax.grad(f)({"a": 2.0, "b": [3.0]})
+    assert_close(grad, {"a": jnp.ones(()), "b": [jnp.zeros(())]})
+
+
+def test_numbers_differentiated_outside_of_jit_have_their_gradient():
+    """A Python number that JAX differentiates is an array for the rules, compiled or not."""
+    f = pm.filter_custom_vjp(lambda x: x * 2)
+    f.def_fwd(lambda perturbed, x: (x * 2, x))
+    f.def_bwd(lambda x, grad_out, perturbed, _: 5 * grad_out)
+
+    assert_close(jax.grad(f)(3.0), jnp.asarray(5.0))
+    assert_close(jax.grad(jax.jit(f))(3.0), jnp.asarray(5.0))
+
+
+def test_vjp_against_finite_differences():
+    """A rule that is right passes JAX's own check of gradients."""
+
+    @pm.filter_custom_vjp
+    def f(d, how):
+        return jnp.sin(d["x"]) * (2.0 if how == "twice" else 1.0)
+
+    f.def_fwd(lambda perturbed, d, how: (f(d, how), jnp.cos(d["x"])))
+    f.def_bwd(lambda cos, grad_out, perturbed, d, how: {"x": 2.0 * cos * grad_out})
+
+    check_grads(lambda x: f({"x": x}, "twice"), (ramp(2),), 1, ["rev"], rtol=1e-2, atol=1e-2)
+
+
+# ---- both
+
+
+def make_both():
+    """A function under each, with a rule that multiplies the derivative by ten."""
+    jvp, vjp = pm.filter_custom_jvp(documented), pm.filter_custom_vjp(documented)
+    jvp.def_jvp(tenfold_jvp)
+    vjp.def_fwd(tenfold_fwd)
+    vjp.def_bwd(tenfold_bwd)
+    return jvp, vjp
+
+
+def documented(x):
+    """Squares."""
+    return x**2
+
+
+def tenfold_jvp(primals, tangents):
+    return documented(*primals), 10 * tangents[0]
+
+
+def tenfold_fwd(perturbed, x):
+    return documented(x), None
+
+
+def tenfold_bwd(residuals, grad_out, perturbed, x):
+    return 10 * grad_out
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["custom_jvp", "custom_vjp"])
+def test_they_are_what_every_transformed_function_is(index):
+    """Name, docstring, signature; a pytree that can be stored, compared, copied and pickled."""
+    f = make_both()[index]
+    name = ["filter_custom_jvp", "filter_custom_vjp"][index]
+
+    assert (f.__name__, f.__doc__, f.__wrapped__) == ("documented", "Squares.", documented)
+    assert list(inspect.signature(f).parameters) == ["x"]
+    assert repr(f) == f"<{name} of documented>"
+    for same in (copy.deepcopy(f), pickle.loads(pickle.dumps(f)), jax.tree.map(lambda x: x, f)):
+        assert same == f
+        assert hash(same) == hash(f)
+        assert_close(jax.grad(same)(3.0), jnp.asarray(10.0))
+    assert f != getattr(pm, name)(documented)
+    grad = pm.filter_grad(pm.filter_jit(lambda g, x: g(x)), argnums=1)
+    assert_close(grad(pm.Partial(f), jnp.asarray(3.0)), jnp.asarray(10.0))
+
+
+def test_rules_that_are_replaced_are_seen_by_compiled_code():
+    """A jitted function that is given one with other rules traces again."""
+    f = make_both()[0]
+    derivative = pm.filter_jit(lambda f, x: jax.grad(f)(x))
+
+    assert float(derivative(f, 3.0)) == 10.0
+    f.def_jvp(lambda primals, tangents: (f(*primals), 20 * tangents[0]))
+    assert float(derivative(f, 3.0)) == 20.0
+
+
+def test_def_returns_the_rule():
+    """So that it keeps its name in the file where it stands."""
+    jvp, vjp = make_both()
+
+    assert jvp.def_jvp(tenfold_jvp) is tenfold_jvp
+    assert vjp.def_fwd(tenfold_fwd) is tenfold_fwd
+    assert vjp.def_bwd(tenfold_bwd) is tenfold_bwd
+
+
+def test_methods_have_rules():
+    """A decorated method binds; the instance is the first argument of the function."""
+
+    class Layer(pm.Module):
+        weight: jax.Array
+
+        @pm.filter_custom_jvp
+        def forward(self, x):
+            return self.weight * x
+
+        @forward.def_jvp
+        def forward_jvp(primals, tangents):
+            (self, x), (dself, dx) = primals, tangents
+            assert dx is None
+            return self.weight * x, 3 * dself.weight
+
+    layer = Layer(ramp(2))
+    assert_close(layer.forward(ramp(2)), ramp(2) ** 2)
+    assert_close(
+        pm.filter_grad(lambda m: jnp.sum(m.forward(ramp(2))))(layer).weight, jnp.full(2, 3.0)
+    )
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["custom_jvp", "custom_vjp"])
+def test_modules_are_functions(index):
+    """What the Module holds is constant, and goes through jit as data."""
+    model = affine(2, 2)
+    transform = [pm.filter_custom_jvp, pm.filter_custom_vjp][index]
+
+    def make(model):
+        made = transform(model)
+        if index:
+            made.def_fwd(lambda perturbed, x: (model(x), None))
+            made.def_bwd(lambda residuals, grad_out, perturbed, x: 10 * grad_out)
+        else:
+            made.def_jvp(lambda primals, tangents: (model(*primals), 10 * tangents[0]))
+        return made
+
+    assert_close(make(model)(ramp(2)), model(ramp(2)))
+    assert_close(
+        jax.grad(lambda x: jnp.sum(make(model)(x)))(ramp(2)),
+        jnp.full(2, 10.0),
+    )
+    with pytest.raises(DerivativeError, match=r"got others, too.\n  at .*weight"):
+        pm.filter_grad(lambda m: jnp.sum(make(m)(ramp(2))))(model)
+
+
+def test_no_operation_is_added():
+    """The programs have the operations of JAX's own on the arrays alone."""
+    clipped, scaled = make_both()[1], make_both()[0]
+    by_hand_jvp, by_hand_vjp = jax.custom_jvp(documented), jax.custom_vjp(documented)
+    by_hand_jvp.defjvp(lambda p, t: tenfold_jvp(p, t))
+    by_hand_vjp.defvjp(
+        lambda x: (documented(x), None), lambda residuals, grad_out: (10 * grad_out,)
+    )
+
+    for mine, theirs in ((scaled, by_hand_jvp), (clipped, by_hand_vjp)):
+        for transform in (lambda f: f, jax.grad, lambda f: jax.grad(jax.jit(f)), jax.vmap):
+            x = ramp(2) if transform is jax.vmap else jnp.asarray(2.0)
+            assert equations(transform(mine), x) == equations(transform(theirs), x)
+
+
+# ---- bad input
+
+
+def test_called_before_the_rules_are_defined():
+    """The missing rule is named, and shown."""
+    jvp, vjp = pm.filter_custom_jvp(documented), pm.filter_custom_vjp(documented)
+
+    text = "filter_custom_jvp of documented: expected def_jvp before the first call, got none.\n"
+    with pytest.raises(
+        DerivativeError, match=f"{text}  define the rule:\n      @documented.def_jvp"
+    ):
+        jvp(2.0)
+    with pytest.raises(DerivativeError, match="expected def_fwd before the first call"):
+        vjp(2.0)
+    vjp.def_fwd(tenfold_fwd)
+    with pytest.raises(
+        DerivativeError, match=r"@documented.def_bwd\n      def bwd\(residuals, grad"
+    ):
+        vjp(2.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: pm.filter_custom_jvp(3), r"filter_custom_jvp\(fun\): expected something callable"),
+        (lambda: pm.filter_custom_vjp(3), r"filter_custom_vjp\(fun\): expected something callable"),
+        (
+            lambda: make_both()[0].def_jvp(3),
+            r"def_jvp of documented\(fun\): expected something cal",
+        ),
+        (lambda: make_both()[1](), r"expected argument 0 \(x\), .* got no positional arguments"),
+        (lambda: make_both()[1](x=2.0), r"expected argument 0 \(x\), .* got 'x' by keyword"),
+    ],
+)
+def test_wrong_calls(call, text):
+    """What is wrong is named."""
+    with pytest.raises(ArgumentError, match=text):
+        call()
+
+
+def test_a_keyword_cannot_be_differentiated():
+    """The path of the tangent is named, and where to put the argument."""
+    scaled = make_scaled()
+
+    def f(shift):
+        return jnp.sum(scaled({"x": ramp(2), "name": "a"}, 1.0, shift=shift)["out"])
+
+    text = r"positional arguments only, got others, too.\n  at shift\n  pass it by position"
+    with pytest.raises(DerivativeError, match=text):
+        jax.grad(f)(2.0)
+    assert_close(f(2.0), jnp.sum(ramp(2) + 2.0))
+
+
+@pytest.mark.parametrize("name", ["y", "shift"])
+def test_other_arguments_cannot_be_differentiated(name):
+    """Only the first argument of a custom_vjp has a gradient; the other is named."""
+    clipped = make_clipped()
+
+    def f(value):
+        arguments = {"y": 1.0, "shift": 1.0, name: value}
+        out = clipped(ARGUMENT, arguments["y"], shift=arguments["shift"])
+        return jnp.sum(out["out"])
+
+    text = rf"by its first argument \(d\) only, got others, too.\n  at {name}\n  put it into the f"
+    with pytest.raises(DerivativeError, match=text):
+        jax.grad(f)(2.0)
+
+
+def test_forward_mode_of_a_custom_vjp_is_jaxs_error():
+    """JAX's own message arrives."""
+    with pytest.raises(TypeError, match="can't apply forward-mode"):
+        pm.filter_jvp(make_both()[1], (2.0,), (1.0,))
+
+
+X = ramp(3)
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (lambda p, t: p[0], r"expected a pair \(out, tangent_out\), got f32\[3\]"),
+        (lambda p, t: (p[0], t[0], 1), r"expected a pair \(out, tangent_out\), got 3 values"),
+        (
+            lambda p, t: ({"y": p[0]}, t[0]),
+            r"tangent like out, .*\n  at tangent_out: f32\[3\], for a",
+        ),
+        (lambda p, t: ({"y": p[0]}, {"z": t[0]}), r"at tangent_out: a dict of 1, for a dict of 1"),
+        (
+            lambda p, t: ({"y": p[0]}, {"y": t[0][:2]}),
+            r"at tangent_out\['y'\]: f32\[2\], for f32\[3\]",
+        ),
+        (lambda p, t: (p[0], t[0].astype(jnp.float16)), r"at tangent_out: f16\[3\], for f32\[3\]"),
+        (lambda p, t: ((p[0], "s"), (t[0], t[0])), r"\[1\]: f32\[3\] instead of None, for 's'"),
+        (lambda p, t: ((p[0], 2), (t[0], 1.0)), r"at tangent_out\[1\]: 1.0 instead of None, for 2"),
+    ],
+)
+def test_wrong_results_of_a_jvp_rule(rule, text):
+    """Structure, shape, dtype and kind of the tangent, by path."""
+    f = pm.filter_custom_jvp(lambda x: x)
+    f.def_jvp(rule)
+
+    with pytest.raises(DerivativeError, match=f"(?s)^def_jvp of <lambda>: .*{text}"):
+        pm.filter_jvp(f, (X,), (X,))
+
+
+@pytest.mark.parametrize(
+    ("out", "text"),
+    [
+        (
+            lambda x: {"y": x[:2], "n": "a"},
+            r"result\['y'\]: f32\[2\], where the function has f32\[3\]",
+        ),
+        (lambda x: {"y": x, "n": "b"}, r"result\['n'\]: 'b', where the function has 'a'"),
+        (lambda x: {"y": x}, r"result\['n'\]: nothing, where the function has 'a'"),
+        (
+            lambda x: {"y": x, "n": "a", "z": x},
+            r"result\['z'\]: f32\[3\], where the function has noth",
+        ),
+    ],
+)
+@pytest.mark.parametrize("transform", [pm.filter_custom_jvp, pm.filter_custom_vjp])
+def test_a_rule_whose_value_is_another_than_the_functions(transform, out, text):
+    """Where both were traced, they have to agree, leaf by leaf."""
+    f = transform(lambda x: {"y": x, "n": "a"})
+    if transform is pm.filter_custom_jvp:
+        f.def_jvp(lambda p, t: (out(p[0]), None))
+    else:
+        f.def_fwd(lambda perturbed, x: (out(x), None))
+        f.def_bwd(lambda residuals, grad_out, perturbed, x: grad_out["y"])
+
+    with pytest.raises(DerivativeError, match=f"expected the function's own result.*\n  at {text}"):
+        pm.filter_grad(pm.filter_jit(lambda x: jnp.sum(f(x)["y"])))(X)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "text"),
+    [
+        (lambda g: g, r"at gradient: f32\[3\], for a dict of 2"),
+        (lambda g: {"x": g}, r"at gradient: a dict of 1, for a dict of 2"),
+        (lambda g: {"x": g[:2], "n": None}, r"at gradient\['x'\]: f32\[2\], for f32\[3\]"),
+        (lambda g: {"x": g.astype(jnp.int32), "n": None}, r"at gradient\['x'\]: i32\[3\], for f32"),
+        (lambda g: {"x": (g, g), "n": None}, r"at gradient\['x'\]: a tuple of 2, for f32\[3\]"),
+    ],
+)
+def test_wrong_gradients_of_a_vjp_rule(gradient, text):
+    """Structure, shape, dtype and kind of the gradient, by path."""
+    f = pm.filter_custom_vjp(lambda d: d["x"])
+    f.def_fwd(lambda perturbed, d: (d["x"], None))
+    f.def_bwd(lambda residuals, grad_out, perturbed, d: gradient(grad_out))
+
+    where = "^def_bwd of <lambda>: expected a gradient like the first argument"
+    with pytest.raises(DerivativeError, match=f"{where}.*\n  {text}"):
+        pm.filter_grad(lambda d: jnp.sum(f(d)))({"x": X, "n": np.arange(2)})
+
+
+def test_a_forward_rule_without_residuals():
+    """A pair is asked for."""
+    f = pm.filter_custom_vjp(lambda x: x)
+    f.def_fwd(lambda perturbed, x: x)
+    f.def_bwd(lambda residuals, grad_out, perturbed, x: grad_out)
+
+    with pytest.raises(
+        DerivativeError, match=r"def_fwd of <lambda>: expected a pair \(out, residu"
+    ):
+        jax.grad(lambda x: jnp.sum(f(x)))(X)

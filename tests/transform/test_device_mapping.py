@@ -1,0 +1,279 @@
+"""filter_pmap."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import ArgumentError, ShapeError, SpecError
+from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.meshes import DEVICES
+from tests.helpers.trees import Affine, Static, affine, double, ramp
+
+
+def stacked(n=4):
+    """Members with different weights, stacked."""
+    return jax.tree.map(lambda x: jnp.stack([x + i for i in range(n)]), affine())
+
+
+def call(model, x):
+    """The model's output."""
+    return model(x)
+
+
+@pytest.mark.parametrize(
+    ("in_axes", "model", "x"),
+    [
+        ((0, 0), stacked(), ramp(4, 3)),
+        ((0, None), stacked(), ramp(3)),
+        ((None, 1), affine(), ramp(3, 4)),
+        ((None, -1), affine(), ramp(3, 4)),
+        ({"model": None}, affine(), ramp(4, 3)),
+        ((Affine(0, None), None), Affine(stacked().weight, affine().bias), ramp(3)),
+        ((pm.by({"bias": None, ...: 0}), 0), Affine(stacked().weight, affine().bias), ramp(4, 3)),
+        ((lambda x: 0 if x.ndim == 3 else None, None), Affine(stacked().weight, ramp(2)), ramp(3)),
+    ],
+)
+def test_pmap_is_vmap(in_axes, model, x):
+    """filter_pmap(f)(*args) == filter_vmap(f)(*args)."""
+    mapped = pm.filter_pmap(call, in_axes=in_axes)
+
+    assert_close(mapped(model, x), pm.filter_vmap(call, in_axes=in_axes)(model, x))
+
+
+@pytest.mark.parametrize(
+    "out_axes",
+    [0, 1, -1, None, {"a": 1, "b": None}, pm.by({"a": -1, ...: 0}), pm.if_array(1), lambda x: 1],
+)
+def test_axes_of_results(out_axes):
+    """Ints, negative ones, None, functions, rules and trees of these."""
+
+    def fn(x):
+        total = jax.lax.psum(x, "i") if out_axes is None else x
+        return {"a": total, "b": jax.lax.psum(x, "i")}
+
+    mapped = pm.filter_pmap(fn, in_axes=1, out_axes=out_axes, axis_name="i")
+    expected = pm.filter_vmap(fn, in_axes=1, out_axes=out_axes, axis_name="i")
+
+    assert_close(mapped(ramp(2, 4)), expected(ramp(2, 4)))
+
+
+def test_what_is_no_array():
+    """In and out as it is: strings, functions, configuration."""
+    fn = pm.filter_pmap(lambda x, box, how: (x + 1, box, how, (double, "a", 3)))
+
+    x, box, how, rest = fn(ramp(4), Static(ramp(4), size=(1,)), "how")
+
+    assert_close(x, ramp(4) + 1)
+    assert_same(box, Static(ramp(4), size=(1,)))
+    assert (how, rest) == ("how", (double, "a", 3))
+
+
+def test_building_an_ensemble():
+    """Over a class or a function that builds, it builds the stacked Module."""
+
+    class Layer(pm.Module):
+        weight: jax.Array
+        size: int = pm.field(static=True)
+
+        def __init__(self, size, *, key):
+            self.size = size
+            self.weight = jax.random.normal(key, (size,))
+
+    keys = jax.random.split(jax.random.key(0), 4)
+    built = pm.filter_pmap(lambda key: Layer(2, key=key))(keys)
+
+    assert_close(built.weight, jax.vmap(lambda k: jax.random.normal(k, (2,)))(keys))
+    assert built.size == 2
+
+
+def test_functions_that_are_trees():
+    """Their own arrays are the same for all members."""
+    model = affine()
+
+    for fn in (model, model.__call__):
+        assert_close(pm.filter_pmap(fn)(ramp(4, 3)), jax.vmap(model)(ramp(4, 3)))
+
+
+def test_compiled_once():
+    """A second call like the first does not trace; another shape or value does."""
+    traces = []
+
+    @pm.filter_pmap(in_axes=(0, None))
+    def fn(x, how):
+        traces.append(how)
+        return x, how
+
+    fn(ramp(4), "a")
+    fn(ramp(4) + 1, "a")
+    assert len(traces) == 1
+    assert fn(ramp(4), "b")[1] == "b"
+    assert fn(ramp(4, 2), "a")[1] == "a"
+    assert len(traces) == 3
+
+
+def test_keywords_are_mapped():
+    """Equinox refuses them; here they are arguments like others."""
+    fn = pm.filter_pmap(lambda x, *, y: x + y, in_axes={"y": None})
+
+    assert_close(fn(ramp(4), y=jnp.float32(2)), ramp(4) + 2)
+
+
+@pytest.mark.parametrize("size", [1, 8])
+def test_axis_size(size):
+    """Nothing is mapped, and JAX does not warn."""
+    fn = pm.filter_pmap(lambda x: x * 2, in_axes=None, axis_size=size)
+
+    assert_close(fn(ramp(2)), jnp.stack([ramp(2) * 2] * size))
+
+
+def test_nothing_is_mapped_nowhere():
+    """With out_axes=None it is one call."""
+    fn = pm.filter_pmap(lambda x: x * 2, in_axes=None, out_axes=None)
+
+    assert_close(fn(ramp(2)), ramp(2) * 2)
+
+
+def test_derivatives():
+    """Through it, for mapped and for shared arrays."""
+
+    def loss(model, x):
+        return jnp.sum(pm.filter_pmap(call, in_axes=(None, 0))(model, x))
+
+    expected = pm.filter_grad(lambda m, x: jnp.sum(jax.vmap(m)(x)))(affine(), ramp(4, 3))
+
+    assert_close(pm.filter_grad(loss)(affine(), ramp(4, 3)), expected)
+
+
+def test_inside_jit():
+    """Legal, as in JAX."""
+    fn = pm.filter_jit(pm.filter_pmap(lambda x, how: (x * 2, how)))
+
+    assert_close(fn(ramp(4), "a")[0], ramp(4) * 2)
+
+
+def test_chosen_devices():
+    """jax.pmap's own options pass."""
+    out = pm.filter_pmap(double, devices=DEVICES[4:])(ramp(4))
+
+    assert out.devices() == set(DEVICES[4:])
+
+
+def test_donation():
+    """`all` is quiet, `warn` warns where a donated array was of no use."""
+
+    def total(x):
+        return jnp.sum(x)
+
+    x = pm.filter_pmap(lambda x: x + 0)(ramp(4, 2))
+    assert_close(pm.filter_pmap(double, donate="all")(x), 2 * ramp(4, 2))
+    assert x.is_deleted()
+    assert_close(pm.filter_pmap(total, donate="all")(ramp(4, 2)), jnp.sum(ramp(4, 2), axis=1))
+    with pytest.warns(UserWarning, match="Some donated buffers were not usable"):
+        pm.filter_pmap(total, donate="warn")(ramp(4, 2) + 1)
+
+
+# ---- bad input
+
+
+def test_more_members_than_devices():
+    """The text names both numbers and the transform that has no such limit."""
+    text = (
+        r"^filter_pmap of double: expected at most 8 members, one for each device, got 12\.\n"
+        r"  filter_vmap maps over any number of members, on one device$"
+    )
+    with pytest.raises(ShapeError, match=text):
+        pm.filter_pmap(double)(ramp(12))
+    with pytest.raises(ShapeError, match="at most 2 members"):
+        pm.filter_pmap(double, devices=DEVICES[:2])(ramp(4))
+
+
+@pytest.mark.parametrize(
+    ("options", "args", "error", "text"),
+    [
+        (
+            {},
+            (ramp(4), ramp(2)),
+            ShapeError,
+            r"^filter_pmap of <lambda>: expected one size of the mapped axis, "
+            r"got 2 sizes\.\n  at size 2 of y: f32\[2\], axis 0\n  at size 4 of "
+            r"x",
+        ),
+        (
+            {},
+            (ramp(4), jnp.ones(())),
+            ShapeError,
+            r"^filter_pmap of <lambda>: expected y to have the axis 0 that it "
+            r"is mapped over, got f32\[\]",
+        ),
+        (
+            {"in_axes": (0,)},
+            (ramp(4), ramp(4)),
+            SpecError,
+            r"^filter_pmap\(in_axes\): expected one spec for each of the 2 "
+            r"positional arguments, got 1\.",
+        ),
+        (
+            {"in_axes": {"z": 0}},
+            (ramp(4), ramp(4)),
+            ArgumentError,
+            r"^filter_pmap\(in_axes\): expected names of arguments of this call "
+            r"\(x, y\), got 'z'",
+        ),
+        (
+            {"in_axes": (0, "a")},
+            (ramp(4), ramp(4)),
+            SpecError,
+            r"^filter_pmap\(in_axes\) for y: expected",
+        ),
+        (
+            {"in_axes": None},
+            (ramp(4), ramp(4)),
+            ArgumentError,
+            r"^filter_pmap of <lambda>: expected an array to map over, or "
+            r"axis_size, got neither\.\n  say how many members there "
+            r"are:\n      pm\.filter_pmap\(f, axis_size=n\)",
+        ),
+        ({"out_axes": "a"}, (ramp(4), ramp(4)), SpecError, r"^filter_pmap\(out_axes\): expected"),
+        (
+            {},
+            (ramp(4), {"a": {1}, "b": set}),
+            ArgumentError,
+            r"^static argument: expected a hashable value, got \{1\}\.\n  at " r"y\['a'\]\n",
+        ),
+    ],
+)
+def test_calls_that_do_not_fit_are_refused(options, args, error, text):
+    """By argument name and path."""
+    with pytest.raises(error, match=text):
+        pm.filter_pmap(lambda x, y: x, **options)(*args)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"donate": "some"},
+            r"^filter_pmap\(donate\): expected one of 'all', 'warn', 'none', " r"got 'some'",
+        ),
+        (
+            {"static_broadcasted_argnums": 0},
+            r"^filter_pmap: expected donate=\.\.\. and jax\.pmap's other "
+            r"options, got static_broadcasted_argnums=\.\n  what is no array is "
+            r"static by itself",
+        ),
+        ({"donate_argnums": 0}, r"got donate_argnums="),
+    ],
+)
+def test_options_that_do_not_exist_are_refused(options, text):
+    """When the function is wrapped."""
+    with pytest.raises(ArgumentError, match=text):
+        pm.filter_pmap(double, **options)
+
+
+def test_numbers_from_numpy():
+    """NumPy arrays go in, JAX's come out."""
+    out = pm.filter_pmap(lambda x: x)(np.arange(4, dtype=np.float32))
+
+    assert_same(out, jnp.arange(4, dtype=jnp.float32))

@@ -1,0 +1,373 @@
+"""filter_grad, filter_value_and_grad, trainable."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import ArgumentError, ShapeError, SpecError
+from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.trees import (
+    Affine,
+    Buffered,
+    Defaults,
+    Holder,
+    OwnInit,
+    Static,
+    affine,
+    double,
+    ramp,
+)
+
+
+def loss(model, x, *, power=2):
+    """A scalar of a model and an input."""
+    return jnp.sum(model(x) ** power)
+
+
+def test_shape_of_what_comes_back():
+    """The gradient; the value and the gradient; each with aux where asked."""
+    model, x = affine(), ramp(3)
+    with_aux = lambda m, x: (loss(m, x), {"y": m(x), "name": "aux", "n": 3})  # noqa: E731
+    gradient = pm.filter_grad(loss)(model, x)
+
+    value, again = pm.filter_value_and_grad(loss)(model, x)
+    assert_close((value, again), (loss(model, x), gradient))
+    again, aux = pm.filter_grad(with_aux, has_aux=True)(model, x)
+    assert_close(again, gradient)
+    assert (aux["name"], aux["n"]) == ("aux", 3)
+    assert_close(aux["y"], model(x))
+    (value, aux), again = pm.filter_value_and_grad(with_aux, has_aux=True)(model, x)
+    assert_close((value, again), (loss(model, x), gradient))
+    assert aux["name"] == "aux"
+
+
+def test_aux_may_be_a_module_or_nothing():
+    """aux is any tree, arrays of it concrete when they come back."""
+    _, aux = pm.filter_grad(lambda m: (jnp.sum(m.weight), Holder([m, None])), has_aux=True)(
+        affine()
+    )
+    assert_same(aux.content[0], affine())
+
+    assert pm.filter_grad(lambda m: (jnp.sum(m.weight), None), has_aux=True)(affine())[1] is None
+
+
+def test_other_arguments_are_passed_on():
+    """By position and by keyword, arrays or not."""
+    found = pm.filter_grad(loss)(affine(), x=ramp(3), power=1)
+
+    assert_close(found.bias, jnp.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("argnums", "shapes"),
+    [
+        (0, [(2,)]),
+        (1, [(3,)]),
+        (2, [(4,)]),
+        (-1, [(4,)]),
+        ((0, 2), [(2,), (4,)]),
+        ([2, 0], [(4,), (2,)]),
+        ((1,), [(3,)]),
+    ],
+)
+def test_argnums(argnums, shapes):
+    """One argument gives a tree, several a tuple of trees in the order asked for."""
+    fn = lambda a, b, c: jnp.sum(a["x"]) * jnp.sum(b["x"]) * jnp.sum(c["x"])  # noqa: E731
+    args = [{"x": ramp(n), "n": n} for n in (2, 3, 4)]
+    found = pm.filter_grad(fn, argnums=argnums)(*args)
+    expected = jax.grad(lambda xs: fn(*({"x": x} for x in xs)))([ramp(2), ramp(3), ramp(4)])
+
+    trees = found if isinstance(argnums, (tuple, list)) else (found,)
+    assert isinstance(found, tuple) == isinstance(argnums, (tuple, list))
+    assert [tree["x"].shape for tree in trees] == shapes
+    indices = argnums if isinstance(argnums, (tuple, list)) else [argnums]
+    for index, tree in zip(indices, trees, strict=True):
+        assert_close(tree["x"], expected[index])
+        assert tree["n"] is None
+
+
+def name_of_spec(spec):
+    """A spec for the name of a test: the same in every process."""
+    return getattr(spec, "__name__", repr(spec))
+
+
+@pytest.mark.parametrize(
+    ("wrt", "expected"),
+    [
+        (None, "weight low_rank inner"),
+        (pm.select.role("lora"), "low_rank inner"),
+        (pm.select.role("buffer"), "mean"),
+        (pm.select.path("weight"), "weight"),
+        (pm.select.at(lambda m: m.inner), "inner"),
+        (pm.is_inexact_array, "weight mean low_rank inner"),
+        (pm.select.type(list), "inner"),
+        ("low_rank", "low_rank"),
+        (list, "inner"),
+        (~pm.select.path("weight"), "mean low_rank inner"),
+        (Buffered(True, False, False, True), "weight inner"),
+        (pm.by({"weight": True, ...: False}), "weight"),
+        (lambda leaf: leaf.shape == (2,), "mean"),
+    ],
+    ids=name_of_spec,
+)
+def test_wrt_picks_what_is_differentiated(wrt, expected):
+    """Selectors, predicates, classes, paths, prefix trees; integers never."""
+    model = Buffered(ramp(1), ramp(2), ramp(3), [ramp(4), jnp.arange(5)])
+    fn = lambda m: sum(jnp.sum(x.astype(jnp.float32) ** 2) for x in jax.tree.leaves(m))  # noqa: E731
+    gradient = pm.filter_grad(fn, wrt=wrt)(model)
+
+    found = [n for n in ("weight", "mean", "low_rank") if getattr(gradient, n) is not None]
+    found += ["inner"] if gradient.inner[0] is not None else []
+    assert found == expected.split()
+    assert gradient.inner[1] is None
+
+
+def test_a_buffer_stays_a_buffer_where_it_is():
+    """Buffers of inner Modules are left alone, also inside fields with other roles."""
+    model = Holder([Buffered(ramp(1), ramp(1), Buffered(ramp(1), ramp(1), ramp(1)))])
+    gradient = pm.filter_grad(lambda m: sum(jnp.sum(x) for x in jax.tree.leaves(m)))(model)
+
+    outer, inner = gradient.content[0], gradient.content[0].low_rank
+    assert [x is None for x in (outer.weight, outer.mean)] == [False, True]
+    assert [x is None for x in (inner.weight, inner.mean, inner.low_rank)] == [False, True, False]
+
+
+def test_numbers_and_numpy():
+    """Python numbers are not differentiated; NumPy arrays are, and give JAX arrays."""
+    gradient = pm.filter_grad(lambda m: m[0] * jnp.sum(m[1]) * m[2])(
+        [2.0, np.ones(2, np.float32), 3]
+    )
+
+    assert gradient[0] is None
+    assert gradient[2] is None
+    assert isinstance(gradient[1], jax.Array)
+    np.testing.assert_array_equal(gradient[1], [6.0, 6.0])
+
+
+def test_configuration_that_cannot_be_hashed():
+    """A list in a static field is no obstacle to a gradient."""
+    gradient = pm.filter_grad(lambda m: jnp.sum(m.weight) * m.size[0])(Static(ramp(2), [3]))
+
+    np.testing.assert_array_equal(gradient.weight, [3.0, 3.0])
+    assert gradient.size == [3]
+
+
+def test_complex_and_options():
+    """holomorphic and allow_int go on to jax.grad."""
+    found = pm.filter_grad(lambda z: z["a"] ** 2, holomorphic=True)({"a": jnp.asarray(1 + 2j)})
+    assert_close(found["a"], jnp.asarray(2 + 4j))
+
+    with pytest.raises(TypeError, match=r"grad requires real-valued outputs|holomorphic"):
+        pm.filter_grad(lambda z: z**2)(jnp.asarray(1 + 2j))
+    with pytest.raises(TypeError, match="no_such_option"):
+        pm.filter_grad(loss, no_such_option=1)(affine(), ramp(3))
+
+
+def test_by_keyword_is_refused():
+    """The differentiated argument must come by position: the cure is the call to write."""
+    for transform, name in (
+        (pm.filter_grad, "filter_grad"),
+        (pm.filter_value_and_grad, "filter_value_and_grad"),
+    ):
+        with pytest.raises(
+            ArgumentError,
+            match=rf"^{name} of loss: expected argument 0 \(model\), which is differentiated, "
+            rf"by position, "
+            r"got 'model' by keyword\.\n  pass it first, without its name:\n      loss\(model, "
+            r"\.\.\.\)$",
+        ):
+            transform(loss)(model=affine(), x=ramp(3))
+
+
+def test_an_argnum_that_is_not_there_is_refused():
+    """Too few positional arguments: the argument is named."""
+    with pytest.raises(
+        ArgumentError,
+        match=r"filter_grad of loss: expected argument 1 \(x\), which is differentiated, by "
+        r"position, got 'x' by",
+    ):
+        pm.filter_grad(loss, argnums=1)(affine(), x=ramp(3))
+    with pytest.raises(
+        ArgumentError, match=r"expected argument 3 \(args\[3\]\)[^\n]*got 2 positional arguments"
+    ):
+        pm.filter_grad(loss, argnums=3)(affine(), ramp(3))
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "got", "places"),
+    [
+        ((3,), {}, "none", r"  at x: 3\n"),
+        (
+            ({"a": [1, "b"], "c": jnp.arange(2)},),
+            {},
+            "none",
+            r"  at x\['a'\]\[0\]: 1\n  at x\['a'\]\[1\]: 'b'\n  at x\['c'\]: i32\[2\]\n",
+        ),
+        ((Holder(1.5),), {}, "none", r"  at x\.content: 1\.5\n"),
+        (([],), {}, "none", ""),
+        (
+            (Affine(1, 2),),
+            {"wrt": pm.select.role("buffer")},
+            r"none picked by wrt=select\.role\('buffer'\)",
+            "",
+        ),
+        ((affine(),), {"wrt": False}, "none picked by wrt=False", ""),
+    ],
+)
+def test_nothing_to_differentiate_is_refused(args, options, got, places):
+    """What was there instead is listed with its path."""
+
+    def fn(x):
+        return 0.0
+
+    with pytest.raises(
+        ArgumentError,
+        match=rf"^filter_grad of fn: expected at least one floating array to differentiate, got "
+        rf"{got}\.\n{places}",
+    ) as caught:
+        pm.filter_grad(fn, **options)(*args)
+    assert (
+        "differentiate another argument, or pass arrays:\n      pm.filter_grad(f, argnums=1)"
+        in str(caught.value)
+    )
+
+
+def test_a_path_in_wrt_that_matches_nothing_is_refused():
+    """A misspelt path is an error, not an empty gradient."""
+    for call in (
+        lambda wrt: pm.filter_grad(lambda m: 0.0, wrt=wrt)(affine()),
+        lambda wrt: pm.trainable(affine(), wrt),
+    ):
+        for wrt in ("wieght", ~pm.select.path("wieght"), pm.select.path("bias.x")):
+            with pytest.raises(
+                SpecError, match=r"expected a pattern that matches at least one leaf, got none"
+            ):
+                call(wrt)
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (
+            lambda m: m.weight,
+            r"a scalar loss, got f32\[2,3\]\.\n  reduce it, for instance by\n      return "
+            r"jnp\.mean\(loss\)",
+        ),
+        (lambda m: m.bias[:1], r"a scalar loss, got f32\[1\]"),
+        (lambda m: np.ones(2), r"a scalar loss, got f64\[2\]"),
+    ],
+)
+def test_a_loss_that_is_no_scalar_is_refused(result, text):
+    """The shape is shown, with the line to write."""
+    with pytest.raises(ShapeError, match=rf"^filter_grad of <lambda>: expected {text}"):
+        pm.filter_grad(result)(affine())
+
+
+@pytest.mark.parametrize(
+    ("result", "kind"),
+    [
+        (lambda m: (jnp.sum(m.bias), 1), "a tuple"),
+        (lambda m: [jnp.sum(m.bias)], "a list"),
+        (lambda m: {"loss": jnp.sum(m.bias)}, "a dict"),
+        (lambda m: None, "a NoneType"),
+    ],
+)
+def test_a_loss_that_is_no_array_is_refused(result, kind):
+    """A pair without has_aux, or a forgotten return: the cure is has_aux."""
+    with pytest.raises(
+        ArgumentError,
+        match=rf"expected a scalar loss, got {kind}\.\n  return the loss alone, or a pair and "
+        rf"say so:\n"
+        r"      pm\.filter_grad\(f, has_aux=True\)",
+    ):
+        pm.filter_grad(result)(affine())
+
+
+@pytest.mark.parametrize(
+    ("result", "got"),
+    [
+        (lambda m: jnp.sum(m.bias), r"f32\[\]"),
+        (lambda m: (jnp.sum(m.bias),), "1 values"),
+        (lambda m: (jnp.sum(m.bias), 1, 2), "3 values"),
+        (lambda m: [jnp.sum(m.bias), 1], r"\[.*"),
+    ],
+)
+def test_has_aux_wants_a_pair(result, got):
+    """Anything but a pair is refused with the line to write."""
+    with pytest.raises(
+        ArgumentError,
+        match=rf"expected a pair \(loss, aux\), for has_aux=True, got {got}\.?\n?.*\n?  return "
+        rf"both:\n      return loss, aux",
+    ):
+        pm.filter_grad(result, has_aux=True)(affine())
+
+
+@pytest.mark.parametrize("argnums", ["x", 1.0, True, (), (0, "x"), (True,)])
+def test_argnums_must_be_ints(argnums):
+    """Names and empty tuples are refused when the function is made."""
+    with pytest.raises(
+        ArgumentError, match=r"filter_grad\(argnums\): expected an int or several, got"
+    ):
+        pm.filter_grad(loss, argnums=argnums)
+
+
+def test_trainable_is_for_the_optimizer():
+    """Weight decay reaches what the gradient reaches, and nothing else."""
+    model = {"net": Buffered(ramp(2), ramp(2), ramp(2)), "act": double, "frozen": affine()}
+    wrt = pm.select.path("net") & ~pm.select.role("buffer")
+    optimizer = optax.sgd(1.0)
+    optimizer = optax.chain(optax.add_decayed_weights(0.5), optimizer)
+    first, rest = pm.trainable(model, wrt)
+    state = optimizer.init(first)
+    gradient = pm.filter_grad(lambda m: 0.0 * jnp.sum(m["net"].weight), wrt=wrt)(model)
+
+    assert jax.tree.structure(gradient) == jax.tree.structure(first)
+    updates, _ = optimizer.update(gradient, state, first)
+    moved = pm.apply_updates(model, updates)
+    assert_close(moved["net"].weight, 0.5 * ramp(2))
+    assert_same((moved["net"].mean, moved["frozen"], moved["act"]), (ramp(2), affine(), double))
+    assert_same(pm.combine(first, rest), model)
+
+
+def test_has_jaxs_errors_for_jaxs_mistakes():
+    """A side effect with a traced value, or a non-differentiable step, is JAX's error."""
+    with pytest.raises(jax.errors.TracerBoolConversionError, match="Attempted boolean conversion"):
+        pm.filter_jit(pm.filter_grad(lambda m: jnp.sum(m.bias) if m.bias[0] > 0 else 0.0))(affine())
+
+
+def test_functions_and_modules_as_the_function():
+    """A method, a Module or a Partial may be differentiated with respect to its argument."""
+    layer = OwnInit(3, use_bias=False)
+
+    def total(layer, x):
+        return jnp.sum(layer(x))
+
+    assert_close(pm.filter_grad(pm.Partial(total, layer))(ramp(3)), layer.weight)
+    gradient = pm.filter_grad(lambda f: jnp.sum(f(ramp(3))))(layer.__call__)
+    assert_close(gradient.__self__.weight, ramp(3))
+
+
+def test_under_vmap_and_scan():
+    """Gradients compose with the other transforms."""
+    grads = jax.vmap(lambda x: pm.filter_grad(loss)(affine(), x))(ramp(2, 3))
+    assert grads.weight.shape == (2, 2, 3)
+
+    def body(model, x):
+        gradient = pm.filter_grad(loss)(model, x)
+        return pm.apply_updates(model, jax.tree.map(lambda g: -1e-4 * g, gradient)), None
+
+    final, _ = jax.lax.scan(body, affine(), ramp(2, 3))
+    assert final.weight.shape == (2, 3)
+
+
+def test_gradient_of_defaults_and_functions():
+    """Functions in the model are neither differentiated nor in the way."""
+    model = Defaults(ramp(2), act=jnp.tanh)
+    gradient = pm.filter_grad(lambda m: jnp.sum(m.act(m.weight)))(model)
+
+    assert_close(gradient.weight, 1 - jnp.tanh(ramp(2)) ** 2)
+    assert gradient.act is jnp.tanh
+    assert gradient.scale is None

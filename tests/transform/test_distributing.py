@@ -1,0 +1,468 @@
+"""filter_shard_map."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pytreemod as pm
+from pytreemod.errors import ArgumentError, ShapeError, SpecError
+from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.equations import equations
+from tests.helpers.meshes import DEVICES, EXPLICIT, MESH, all_lie, lies, on
+from tests.helpers.trees import Affine, Holder, Static, double, ramp
+
+
+def model():
+    """Two arrays whose axes the mesh divides: f32[4,2] and f32[4]."""
+    return Affine(ramp(4, 2), ramp(4))
+
+
+def apply(model, x):
+    """A model on a batch."""
+    return x @ model.weight.T
+
+
+BATCH = ramp(8, 2)
+EXPECTED = apply(model(), BATCH)
+
+
+@pytest.mark.parametrize(
+    "in_specs",
+    [
+        (None, P("data")),
+        [P(), P("data")],
+        (None, on("data")),
+        {"x": P("data")},
+        {"model": None, "x": P(("data", "model"))},
+        (Affine(P(), None), P("data")),
+        (pm.by({...: P()}), P("data")),
+        pm.by({pm.select.type(Affine): None, ...: P("data")}),
+        lambda a: P("data") if a.shape == (8, 2) else None,
+        (None, pm.by({...: lambda a: P(*(["data"] + [None] * (a.ndim - 1)))})),
+    ],
+)
+def test_arguments_are_split_as_the_spec_says(in_specs):
+    """By position, by name, by rule, by function, by Module."""
+    out_specs = (
+        P(("data", "model"))
+        if in_specs == {"model": None, "x": P(("data", "model"))}
+        else P("data")
+    )
+    fn = pm.filter_shard_map(apply, mesh=MESH, in_specs=in_specs, out_specs=out_specs)  # fmt: skip
+
+    assert_close(fn(model(), BATCH), EXPECTED)
+    assert_close(pm.filter_jit(fn)(model(), x=BATCH), EXPECTED)
+
+
+@pytest.mark.parametrize(
+    "out_specs",
+    [
+        (P("data"), Affine(None, P()), None),
+        (on("data"), None, P()),
+        pm.by({"0": P("data"), ...: None}),
+        lambda a: P("data") if a.shape == (2, 4) else None,
+        (lambda a: P("data"), pm.by({...: lambda a: P()}), None),
+    ],
+)
+def test_results_are_put_together_as_the_spec_says(out_specs):
+    """The same language; what is no array comes out as the function returned it."""
+    fn = pm.filter_shard_map(
+        lambda m, x: (apply(m, x), m, ("text", double, x.shape)),
+        mesh=MESH,
+        in_specs=(None, P("data")),
+        out_specs=out_specs,
+    )
+
+    for call in (fn, pm.filter_jit(fn)):
+        y, same, rest = call(model(), BATCH)
+        assert_close(y, EXPECTED)
+        assert_same(same, model())
+        assert rest == ("text", double, (2, 2))
+        assert all_lie((y, same)) == [("data",), (), ()]
+
+
+def test_tensor_parallelism_by_path():
+    """Two layers, split over the hidden axis, summed at the end: the numbers of one device."""
+
+    class Net(pm.Module):
+        first: Affine
+        second: Affine
+
+    net = Net(Affine(ramp(4, 2), ramp(4)), Affine(ramp(2, 4), ramp(2)))
+    specs = pm.by({"first": P("model"), "second.weight": P(None, "model"), ...: None})
+
+    def forward(net, x):
+        hidden = jax.nn.relu(x @ net.first.weight.T + net.first.bias[None])
+        return jax.lax.psum(hidden @ net.second.weight.T, "model") + net.second.bias[None]
+
+    fn = pm.filter_shard_map(forward, mesh=MESH, in_specs=(specs, P("data")), out_specs=P("data"))
+    hidden = jax.nn.relu(BATCH @ net.first.weight.T + net.first.bias[None])
+
+    assert_close(fn(net, BATCH), hidden @ net.second.weight.T + net.second.bias[None])
+    laid = pm.filter_shard(
+        net, pm.by({"first": on("model"), "second.weight": on(None, "model"), ...: on()})
+    )
+    assert_close(pm.filter_jit(fn)(laid, BATCH), fn(net, BATCH))  # fmt: skip
+
+
+def test_data_parallel_training():
+    """Gradients of the parts, averaged, are the gradient of the whole."""
+
+    @pm.filter_jit
+    @pm.filter_shard_map(mesh=MESH, in_specs={"x": P("data")}, out_specs=None)
+    def step(model, x):
+        def loss(model):
+            return jax.lax.pmean(jnp.mean(apply(model, x) ** 2), "data")
+
+        value, grads = pm.filter_value_and_grad(loss)(model)
+        return value, grads
+
+    value, grads = step(model(), BATCH)
+    expected = pm.filter_value_and_grad(lambda m: jnp.mean(apply(m, BATCH) ** 2))(model())
+
+    assert_close((value, grads), expected)
+
+
+def test_gradients_through_it():
+    """With the model as argument, as the function itself, and captured."""
+
+    def loss(wrapped):
+        return lambda m: jnp.mean(wrapped(m, BATCH) ** 2)
+
+    def with_specs(fn, in_specs):
+        return pm.filter_shard_map(fn, mesh=MESH, in_specs=in_specs, out_specs=P("data"))
+
+    class Callable(Affine):
+        def __call__(self, x):
+            return apply(self, x)
+
+    m = Callable(*jax.tree.leaves(model()))
+    ways = [
+        with_specs(apply, (None, P("data"))),
+        lambda m, x: with_specs(m, P("data"))(x),
+        lambda m, x: with_specs(m.__call__, {"x": P("data")})(x),
+        lambda m, x: with_specs(lambda x: apply(m, x), P("data"))(x),
+    ]
+    expected = pm.filter_grad(loss(apply))(m)
+    for way in ways:
+        assert_close(pm.filter_grad(loss(way))(m), expected)
+    assert_close(pm.filter_jit(pm.filter_grad(loss(ways[1])))(m), expected)
+
+
+def test_collectives_and_keys():
+    """Inside, the mesh's axes have names; typed keys are split as other arrays."""
+
+    @pm.filter_shard_map(
+        mesh=MESH, in_specs=P(("data", "model")), out_specs=(P(("data", "model")), None)
+    )
+    def noise(keys):
+        x = jax.random.uniform(keys[0], (1,))
+        return x, jax.lax.psum(x, ("data", "model"))
+
+    keys = jax.random.split(jax.random.key(0), 8)  # fmt: skip
+    each, total = noise(keys)
+
+    assert_close(each, jax.vmap(jax.random.uniform)(keys))
+    assert_close(total, jnp.sum(each, keepdims=True))
+
+
+@pytest.mark.parametrize("mesh", [MESH, EXPLICIT])
+def test_the_mesh_in_context(mesh):
+    """Set by jax.set_mesh, whatever the type of its axes."""
+    fn = pm.filter_shard_map(apply, in_specs=(None, P("data")), out_specs=P("data"))
+
+    with jax.set_mesh(mesh):
+        assert_close(pm.filter_jit(fn)(model(), BATCH), EXPECTED)
+
+
+def test_the_mesh_of_a_named_sharding():
+    """A spec that knows its mesh needs no other."""
+    fn = pm.filter_shard_map(apply, in_specs={"x": on("data")}, out_specs=P("data"))
+
+    assert_close(fn(model(), BATCH), EXPECTED)
+    out = pm.filter_shard_map(lambda x: x, in_specs=None, out_specs=on())(ramp(4))
+    assert lies(out) == ()
+
+
+def test_without_in_specs():
+    """On a mesh with explicit axes the arguments are split as they lie."""
+    fn = pm.filter_shard_map(lambda d, how: (d, how), out_specs=(P("data"), None))
+
+    with jax.set_mesh(EXPLICIT):
+        x = pm.filter_shard(np.asarray(ramp(8)), P("data"))
+        out, how = fn({"x": x}, "as it lies")
+    assert_same(out, {"x": ramp(8)})
+    assert how == "as it lies"
+
+
+def test_one_axis_inside_another():
+    """axis_names says which axes are seen; maps nest."""
+
+    @pm.filter_shard_map(in_specs=P("data"), out_specs=P("data"), axis_names={"data"})
+    def outer(x):
+        split = P(None, "model")
+        inner = pm.filter_shard_map(
+            lambda x: x * 2, in_specs=split, out_specs=split, axis_names={"model"}
+        )
+        return inner(x)
+
+    with jax.set_mesh(MESH):
+        assert_close(pm.filter_jit(outer)(BATCH), BATCH * 2)
+
+
+def test_with_vmap_inside_and_outside():
+    """Both orders."""
+    specs = {"mesh": MESH, "in_specs": (None, P("data")), "out_specs": P("data")}
+    inside = pm.filter_shard_map(lambda m, x: pm.filter_vmap(lambda x: m.weight @ x)(x), **specs)
+    outside = pm.filter_vmap(pm.filter_shard_map(apply, **specs), in_axes=(None, 0))
+
+    assert_close(inside(model(), BATCH), EXPECTED)
+    assert_close(outside(model(), jnp.stack([BATCH, BATCH + 1]))[0], EXPECTED)
+
+
+def test_static_arguments_and_configuration():
+    """Numbers, strings and configuration reach every device as they are."""
+
+    def fn(box, n, x):
+        assert box.size == (1, 2)
+        return Static(x * n, size=box.size, mode="out")
+
+    out = pm.filter_shard_map(fn, mesh=MESH, in_specs=P(), out_specs=Static(P(), None, None))(
+        Static(ramp(1), size=(1, 2)), 3, ramp(2)
+    )
+
+    assert_same(out, Static(ramp(2) * 3, size=(1, 2), mode="out"))
+
+
+def test_methods():
+    """As a decorator in a class."""
+
+    class Layer(pm.Module):
+        weight: jax.Array
+
+        @pm.filter_shard_map(mesh=MESH, in_specs={"x": P("data")}, out_specs=P("data"))
+        def __call__(self, x):
+            return x @ self.weight
+
+    layer = Layer(ramp(2, 2))
+
+    assert_close(layer(BATCH), BATCH @ layer.weight)
+    assert_close(pm.filter_jit(layer)(x=BATCH), BATCH @ layer.weight)
+    assert repr(Layer.__call__) == f"<filter_shard_map of {Layer.__call__.__qualname__}>"
+
+
+@pytest.mark.parametrize(
+    "out_specs", [(P("data"), None, P()), lambda a: P(*["data"] * (a.ndim > 1))]
+)
+def test_no_equation_is_added(out_specs):  # fmt: skip
+    """The program is the one written by hand."""
+
+    def by_hand(weight, bias, x):
+        specs = {"in_specs": (P(), P(), P("data")), "out_specs": (P("data"), P(), P())}
+        return jax.shard_map(lambda w, b, x: (x @ w.T, w[0], b), mesh=MESH, **specs)(
+            weight, bias, x
+        )
+
+    def filtered(weight, bias, x):
+        fn = pm.filter_shard_map(
+            lambda m, x, how: (x @ m.weight.T, m.weight[0], m.bias),
+            mesh=MESH,
+            in_specs={"x": P("data")},
+            out_specs=out_specs,
+        )
+        return fn(Affine(weight, bias), x, "how")
+
+    arrays = (*jax.tree.leaves(model()), BATCH)
+    assert equations(filtered, *arrays) == equations(by_hand, *arrays)
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("in_specs", "error", "text"),
+    [
+        (
+            (P(),),
+            SpecError,
+            r"^filter_shard_map\(in_specs\): expected one spec for each of the "
+            r"2 positional arguments, got 1\.\n  by name, what is left out is "
+            r"the same on all devices:\n      in_specs=\{'model': P\('data'\)\}$",
+        ),
+        (
+            {"y": P()},
+            ArgumentError,
+            r"^filter_shard_map\(in_specs\): expected names of arguments of "
+            r"this call \(model, x\), got 'y'\.",
+        ),
+        (
+            "data",
+            SpecError,
+            r"^filter_shard_map\(in_specs\): expected PartitionSpecs, "
+            r"NamedShardings or None, got 'data'\.\n  at model\.weight$",
+        ),
+        (
+            (None, DEVICES[0]),
+            SpecError,
+            r"expected PartitionSpecs, NamedShardings or None, got [^\n]*\n  at " r"x$",
+        ),
+        (
+            (Holder(P()), None),
+            SpecError,
+            r"^filter_shard_map\(in_specs\) for model: expected a prefix of the "
+            r"tree that it is for, got another structure\.\n  at model: Holder "
+            r"where the tree has Affine",
+        ),
+        (
+            (P(None, "data"), None),
+            ShapeError,
+            r"^filter_shard_map\(in_specs\): expected specs with at most one "
+            r"entry for each axis of the array, got longer ones\.\n  at "
+            r"model\.bias: f32\[4\] with P\(None, 'data'\)\n",
+        ),
+        (
+            {"x": P("data", "model", None)},
+            ShapeError,
+            r"at x: f32\[8,2\] with P\('data', 'model', None\)\n",
+        ),
+        (
+            {"x": P(None, "data")},
+            ShapeError,
+            r"^filter_shard_map\(in_specs\): expected axes that the mesh "
+            r"divides evenly, got others\.\n  at x: f32\[8,2\], axis 1 over "
+            r"'data' of size 4\n",
+        ),
+        (
+            {"x": P("batch")},
+            SpecError,
+            r"^filter_shard_map\(in_specs\): expected axes of the mesh "
+            r"\('data', 'model'\), got 'batch'\.\n  at x: P\('batch'\)$",
+        ),
+        (lambda a: P("batch"), SpecError, r"got 'batch'\.\n  at model\.weight: P\('batch'\)$"),
+    ],
+)
+def test_in_specs_that_do_not_fit_are_refused(in_specs, error, text):
+    """Argument, path, shape and spec are in the text."""
+    fn = pm.filter_shard_map(apply, mesh=MESH, in_specs=in_specs, out_specs=None)
+    with pytest.raises(error, match=text):
+        fn(model(), BATCH)
+
+
+@pytest.mark.parametrize(
+    ("out_specs", "error", "text"),
+    [
+        (
+            (P(), P()),
+            SpecError,
+            r"^filter_shard_map\(out_specs\): expected a prefix of the tree "
+            r"that it is for, got another structure\.\n  at result: tuple of 2 "
+            r"where the tree has dict of 2",
+        ),
+        (
+            {"y": P("data"), "loss": "data"},
+            SpecError,
+            r"^filter_shard_map\(out_specs\): expected PartitionSpecs, "
+            r"NamedShardings or None, got 'data'\.\n  at result\['loss'\]",
+        ),
+        (
+            P("data"),
+            ShapeError,
+            r"^filter_shard_map\(out_specs\): expected specs with at most one "
+            r"entry[^\n]*\n  at result\['loss'\]: f32\[\] with P\('data'\)",
+        ),
+        (
+            P("batch"),
+            SpecError,
+            r"^filter_shard_map\(out_specs\): expected axes of the mesh "
+            r"\('data', 'model'\), got 'batch'\.\n  at P\('batch'\)$",
+        ),
+        (
+            lambda a: P("batch") if a.ndim else P(),
+            SpecError,
+            r"got 'batch'\.\n  at result\['y'\]: P\('batch'\)$",
+        ),
+        (
+            P(),
+            SpecError,
+            r"^filter_shard_map\(out_specs\): expected results that are the "
+            r"same along the mesh axes that their specs do not name, got "
+            r"results that may differ from device to device\.\n  at "
+            r"result\['loss'\]: f32\[\] with P\(\), varies over 'data'\n  at "
+            r"result\['y'\]: f32\[2,4\] with P\(\), varies over 'data'\n  name "
+            r"the axis in the spec; or make them the same, for instance\n      "
+            r"loss = jax\.lax\.pmean\(loss, 'data'\)\n",
+        ),
+        (
+            {"y": P("data"), "loss": None},
+            SpecError,
+            r"at result\['loss'\]: f32\[\] with P\(\), varies over 'data'\n  " r"name the axis",
+        ),
+        (
+            pm.by({"los": P(), ...: None}),
+            SpecError,
+            r"select\.path\('los'\): expected a pattern that matches",
+        ),
+    ],
+)
+def test_out_specs_that_do_not_fit_are_refused(out_specs, error, text):
+    """The path in the result, shape and spec are in the text."""
+
+    def fn(model, x):
+        y = apply(model, x)
+        return {"y": y, "loss": jnp.mean(y)}
+
+    mapped = pm.filter_shard_map(fn, mesh=MESH, in_specs=(None, P("data")), out_specs=out_specs)
+    for call in (mapped, pm.filter_jit(mapped)):
+        with pytest.raises(error, match=text):
+            call(model(), BATCH)
+
+
+def test_the_check_can_be_turned_off():
+    """With check_vma=False a result is taken from the first device."""
+    fn = pm.filter_shard_map(
+        lambda x: x, mesh=MESH, in_specs=P("data"), out_specs=P(), check_vma=False
+    )
+
+    assert fn(ramp(4)).shape == (1,)
+
+
+def test_no_mesh_is_refused():
+    """Neither given, nor in context, nor in a spec."""
+    fn = pm.filter_shard_map(apply, in_specs=(None, P("data")), out_specs=P("data"))
+
+    with pytest.raises(
+        ArgumentError,
+        match=r"^filter_shard_map of apply: expected a mesh, got none\.\n"
+        r"  give one as mesh=\.\.\., or have it in context:\n"
+        r"      with jax\.set_mesh\(mesh\): apply\(\.\.\.\)$",
+    ):
+        fn(model(), BATCH)
+
+
+def test_missing_in_specs_are_refused():
+    """Only arrays on explicit axes know how they lie."""
+    with pytest.raises(
+        ArgumentError,
+        match=r"^filter_shard_map\(in_specs\): expected a spec for each argument, got none\.\n"
+        r"  only for a mesh whose axes are of type Explicit they can be left out$",
+    ):
+        pm.filter_shard_map(lambda x: x, mesh=MESH, out_specs=P())(ramp(4))
+
+
+def test_what_cannot_be_called_is_refused():
+    """As for every transform."""
+    with pytest.raises(
+        ArgumentError, match=r"filter_shard_map\(f\): expected something callable, got 3"
+    ):
+        pm.filter_shard_map(3, mesh=MESH, in_specs=P(), out_specs=P())  # fmt: skip
+
+
+def test_misspelt_axis_names_are_refused_by_jax():
+    """Its text names both sets."""
+    fn = pm.filter_shard_map(
+        lambda x: x, mesh=MESH, in_specs=P(), out_specs=P(), axis_names={"batch"}
+    )
+    with pytest.raises(ValueError, match=r"axis_names.*batch.*subset"):
+        fn(ramp(4))

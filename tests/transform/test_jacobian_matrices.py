@@ -1,0 +1,350 @@
+"""filter_jacfwd, filter_jacrev and filter_hessian of functions of any trees."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import ArgumentError, SpecError
+from tests.helpers.comparing import assert_close
+from tests.helpers.equations import equations
+from tests.helpers.trees import Affine, Buffered, affine, ramp
+
+JACOBIANS = {"filter_jacfwd": jax.jacfwd, "filter_jacrev": jax.jacrev}
+both = pytest.mark.parametrize("name", JACOBIANS)
+ALL = {**JACOBIANS, "filter_hessian": jax.hessian}
+every = pytest.mark.parametrize("name", ALL)
+
+
+class Net(pm.Module):
+    """Floating arrays beside everything else."""
+
+    inner: Affine
+    steps: jax.Array
+    act: object = jnp.tanh
+    rate: float = 0.5
+    names: tuple = ("a", None)
+
+    def __call__(self, x):
+        return self.rate * self.act(self.inner.weight @ x + self.inner.bias)
+
+
+def net():
+    return Net(affine(2, 3, np.float32(-0.4)), jnp.asarray(3))
+
+
+X = ramp(3, start=np.float32(0.2))
+
+
+def quotients(f, x, step=1e-2):
+    """The Jacobian of an array by one, from central differences in NumPy."""
+    columns = [
+        (np.asarray(f(x + step * d)) - np.asarray(f(x - step * d))) / (2 * step)
+        for d in np.eye(x.size, dtype=np.float32).reshape(x.size, *x.shape)
+    ]
+    return np.stack(columns, -1).reshape(*columns[0].shape, *x.shape)
+
+
+@both
+def test_it_is_jaxs_on_the_arrays_alone(name):
+    """filter_jac(f)(m) == jax.jac(f on the partition)(m's arrays), with None elsewhere."""
+    arrays, rest = pm.partition(net(), pm.is_inexact_array)
+    expected = JACOBIANS[name](lambda arrays: pm.combine(arrays, rest)(X))(arrays)
+    found = getattr(pm, name)(lambda m, x: m(x))(net(), X)
+
+    assert_close(found, expected)
+    assert found.inner.weight.shape == (2, 2, 3)
+    assert (found.steps, found.rate, found.names) == (None, None, (None, None))
+
+
+@every
+def test_it_is_what_finite_differences_say(name):
+    """First derivatives agree with difference quotients, second with those of the first."""
+
+    def f(tree):
+        return jnp.sin(tree["x"]) * tree["x"][::-1]
+
+    def plain(x):
+        return f({"x": x})
+
+    below = jax.jacrev(plain) if name == "filter_hessian" else plain
+    found = getattr(pm, name)(f)({"x": X, "n": 3})["x"]
+    found = found["x"] if name == "filter_hessian" else found
+
+    assert_close(found, jnp.asarray(quotients(below, X)), rtol=1e-2, atol=1e-2)
+
+
+@both
+def test_results_of_any_kind(name):
+    """Floating arrays and numbers of the result have a tree of the argument, the rest has None."""
+
+    def f(d):
+        return {"y": d["x"] * 2, "z": [jnp.sum(d["x"]), np.ones(1, np.float32), 1.5], "rest": rest}
+
+    rest = [jnp.arange(2), "text", None, double]
+    found = getattr(pm, name)(f)({"x": jnp.ones(2), "s": "a"})
+
+    like = {"x": jnp.ones(2), "s": None}
+    expected = {
+        "y": {**like, "x": 2 * jnp.eye(2)},
+        "z": [like, {**like, "x": jnp.zeros((1, 2))}, {**like, "x": jnp.zeros(2)}],
+        "rest": [None, None, None, None],
+    }
+    assert_close(found, expected)
+
+
+def double(x):
+    return 2 * x
+
+
+@both
+def test_a_module_as_the_result(name):
+    """The Jacobian of a construction is an instance that holds matrices."""
+    found = getattr(pm, name)(lambda x: Affine(jnp.outer(x, x), x))(jnp.ones(2))
+
+    assert isinstance(found, Affine)
+    assert (found.weight.shape, found.bias.shape) == ((2, 2, 2), (2, 2))
+
+
+def test_hessian_is_jacfwd_of_jacrev():
+    """filter_hessian(f) == filter_jacfwd(filter_jacrev(f)), and so of jax.hessian."""
+
+    def loss(m, x):
+        return jnp.sum(m(x) ** 2)
+
+    found = pm.filter_hessian(loss)(net(), X)
+    expected = jax.hessian(lambda w: loss(pm.tree_at(lambda m: m.inner.weight, net(), w), X))(
+        net().inner.weight
+    )
+
+    assert_close(found, pm.filter_jacfwd(pm.filter_jacrev(loss))(net(), X))
+    assert_close(found.inner.weight.inner.weight, expected, rtol=1e-4, atol=1e-5)
+    assert found.inner.bias.inner.weight.shape == (2, 2, 3)
+    assert found.inner.bias.steps is None
+
+
+@every
+def test_aux_of_any_kind(name):
+    """has_aux gives (derivative, aux), aux with its values and whatever else is in it."""
+    derivative, aux = getattr(pm, name)(
+        lambda d: (jnp.sum(d["x"] ** 3), {"x": d["x"], "n": jnp.arange(2), "s": "text"}), True
+    )({"x": jnp.ones(2), "s": "a"})
+
+    assert_close(aux["x"], jnp.ones(2))
+    assert_close(aux["n"], jnp.arange(2))
+    assert aux["s"] == "text"
+    assert derivative["s"] is None
+
+
+@every
+def test_argnums(name):
+    """One argument gives a tree for each result, several give a tuple, as in JAX."""
+
+    def f(x, d, y):
+        return jnp.sum(x * d["x"] ** 2 * y)
+
+    def plain(x, d, y):
+        return f(x, {"x": d}, y)
+
+    a, b, c = jnp.ones(2), ramp(2), ramp(2) + 1.0
+    make, by_hand = getattr(pm, name), ALL[name]
+    several = make(f, argnums=[0, -1])(a, {"x": b, "s": "a"}, c)
+    one = make(f, argnums=1)(a, {"x": b, "s": "a"}, c)
+
+    assert_close(several, by_hand(plain, argnums=(0, 2))(a, b, c))
+    plain_one = by_hand(plain, argnums=1)(a, b, c)
+    assert_close(one["x"]["x"] if name == "filter_hessian" else one["x"], plain_one)
+
+
+@every
+def test_wrt(name):
+    """Buffers are left out, unless `wrt` says otherwise; it may differ by argument."""
+    model = Buffered(ramp(2), ramp(2), ramp(2))
+
+    def f(m, x):
+        return jnp.sum(m.weight * m.mean * m.low_rank * x)
+
+    make = getattr(pm, name)
+    default = make(f)(model, ramp(2))
+    only = make(f, wrt=pm.select.role("lora"))(model, ramp(2))
+    mixed = make(f, argnums=(0, 1), wrt={"m": pm.select.role("buffer")})(model, ramp(2))
+
+    def picked(tree):
+        return [leaf is not None for leaf in (tree.weight, tree.mean, tree.low_rank)]
+
+    assert picked(default) == [True, False, True]
+    assert picked(only) == [False, False, True]
+    assert picked(mixed[0]) == [False, True, False]
+    assert mixed[1] is not None
+
+
+@every
+def test_keywords_are_constant(name):
+    """Arguments by keyword, and other positions, go to the function as they are."""
+    f = getattr(pm, name)(lambda x, how, *, power: x**power if how == "power" else x)
+
+    assert jnp.shape(f(jnp.asarray(2.0), "power", power=3)) == ()
+    assert_close(f(jnp.asarray(2.0), "power", power=3), ALL[name](lambda x: x**3)(2.0))
+
+
+@every
+def test_as_decorator(name):
+    """With and without options; on functions and on methods, which keep their names."""
+    make = getattr(pm, name)
+
+    @make
+    def cube(x):
+        """To the third."""
+        return x**3
+
+    @make(has_aux=True, argnums=1)
+    def other(x, y):
+        return x * y**2, "aux"
+
+    class Model(pm.Module):
+        weight: jax.Array
+
+        @make
+        def loss(self, x):
+            return self.weight**3 * x
+
+        def plain(self, x):
+            return self.weight * x**3
+
+    model, x = Model(jnp.asarray(2.0)), jnp.asarray(2.0)
+    expected = ALL[name](lambda x: x**3)(2.0)
+    assert_close(cube(x), expected)
+    derivative, aux = other(x, x)
+    assert_close(derivative, ALL[name](lambda y: 2.0 * y**2)(2.0))
+    assert aux == "aux"
+    of_self = model.loss(x).weight
+    assert_close(of_self.weight if name == "filter_hessian" else of_self, 2.0 * expected)
+    assert_close(make(model.plain)(x), 2.0 * expected)
+    assert (cube.__name__, cube.__doc__) == ("cube", "To the third.")
+    assert repr(cube) == f"<{name} of {cube.__qualname__}>"
+    assert list(inspect.signature(cube).parameters) == ["x"]
+
+
+@every
+def test_nests_with_other_transforms(name):
+    """jit, vmap, grad and each other, filtered and plain, inside and outside."""
+    make = getattr(pm, name)
+
+    def f(d):
+        return d["x"] ** 4
+
+    def derivative(x):
+        found = make(f)({"x": x, "s": "a"})["x"]
+        return found["x"] if name == "filter_hessian" else found
+
+    expected = ALL[name](lambda x: x**4)
+    x = jnp.asarray([1.0, 2.0])
+    assert_close(pm.filter_jit(pm.filter_vmap(derivative))(x), jax.vmap(expected)(x))
+    assert_close(jax.vmap(jax.jit(derivative))(x), jax.vmap(expected)(x))
+    assert_close(jax.vmap(jax.grad(derivative))(x), jax.vmap(jax.grad(expected))(x))
+    assert_close(pm.filter_vjp(derivative, x[0])[1](1.0)[0], jax.grad(expected)(x[0]))
+    assert_close(make(pm.filter_jit(f))({"x": x[1]})["x"], make(f)({"x": x[1]})["x"])
+    assert_close(jax.tree.leaves(make(pm.filter_checkpoint(f))({"x": x[1]})), [expected(x[1])])
+
+
+@every
+def test_holomorphic_functions(name):
+    """`holomorphic` goes to JAX, and JAX's own message arrives where it is missing."""
+    z = jnp.asarray([1.0 + 2.0j])
+    make = getattr(pm, name)
+
+    assert_close(make(jnp.sin, holomorphic=True)(z), ALL[name](jnp.sin, holomorphic=True)(z))
+    with pytest.raises(TypeError, match="pass holomorphic=True"):
+        make(jnp.sin)(z)
+
+
+@every
+def test_no_operation_is_added(name):
+    """The program has the operations of JAX's transform on the arrays alone."""
+    model = affine()
+
+    def by_hand(arrays):
+        return jnp.sum(jnp.tanh(arrays[0] @ X + arrays[1]))
+
+    def of_a_tree(model, x):
+        return {"y": jnp.sum(jnp.tanh(model.weight @ x + model.bias)), "name": "n", "x": None}
+
+    def through_pm(weight, bias):
+        return getattr(pm, name)(of_a_tree)(Affine(weight, bias), X)["y"]
+
+    assert equations(through_pm, model.weight, model.bias) == equations(
+        lambda *arrays: ALL[name](by_hand)(list(arrays)), model.weight, model.bias
+    )
+
+
+# ---- bad input
+
+
+@every
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda make: make(3), r"\(fun\): expected something callable, got 3"),
+        (
+            lambda make: make(jnp.sin, argnums="x"),
+            r"\(argnums\): expected an int or several, got 'x",
+        ),
+        (
+            lambda make: make(jnp.sin, argnums=True),
+            r"\(argnums\): expected an int or several, got T",
+        ),
+        (
+            lambda make: make(jnp.sin, argnums=()),
+            r"\(argnums\): expected an int or several, got \(",
+        ),
+        (
+            lambda make: make(loss, argnums=(0, -2))(X, X),
+            r"expected each argument once, got \(0, -2",
+        ),
+        (
+            lambda make: make(loss, argnums=2)(X, X),
+            r"expected argument 2 \(args\[2\]\), which is dif",
+        ),
+        (
+            lambda make: make(loss)(y=X, x=X),
+            r"of loss: expected argument 0 \(x\), which .*by keyword",
+        ),
+        (
+            lambda make: make(loss)({"n": 3}, X),
+            r"one floating array to differentiate.*\n  at x\['n'\]",
+        ),
+        (
+            lambda make: make(lambda x: 3)(X),
+            r"one floating array in the result, got none.\n  at resu",
+        ),
+        (
+            lambda make: make(loss, True)(X, X),
+            r"a pair \(result, aux\), for has_aux=True, got f32\[",
+        ),
+    ],
+)
+def test_wrong_calls(name, call, text):
+    """What is wrong is named, by the transform that the user called."""
+    with pytest.raises(ArgumentError, match=text) as caught:
+        call(getattr(pm, name))
+    assert str(caught.value).startswith(name)
+
+
+def loss(x, y):
+    return jnp.sum(x * y)
+
+
+@every
+def test_wrong_wrt(name):
+    """A selector that matches nothing, or picks nothing that can be differentiated."""
+    make = getattr(pm, name)
+
+    with pytest.raises(
+        SpecError, match=r"select.path\('wieght'\): expected a pattern that matches"
+    ):
+        make(loss, wrt="wieght")({"weight": X}, X)
+    with pytest.raises(ArgumentError, match=r"none picked by wrt=False.\n  at x: f32\[3\]"):
+        make(loss, wrt=False)(X, X)

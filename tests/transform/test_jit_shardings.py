@@ -1,0 +1,441 @@
+"""filter_jit with in_shardings and out_shardings."""
+
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pytreemod as pm
+from pytreemod.errors import ArgumentError, RetraceError, ShapeError, SpecError
+from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.meshes import DEVICES, EXPLICIT, MESH, OTHER_MESH, all_lie, lies, on
+from tests.helpers.trees import Affine, Holder, ramp
+
+
+def model():
+    """Two arrays whose axes the mesh divides: f32[4,2] and f32[4]."""
+    return Affine(ramp(4, 2), ramp(4))
+
+
+def apply(model, x):
+    """A model, a batch, and what is no array."""
+    return model, x @ model.weight.T, "done"
+
+
+BATCH = ramp(8, 2)
+WHOLE, SPLIT = (), ("data",)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        (on(), on("data")),
+        [on(), on("data")],
+        {"x": on("data"), "model": on()},
+        (Affine(on(), on()), on("data")),
+        (pm.by({...: on()}), on("data")),
+        pm.by({pm.select.type(Affine): on(), ...: on("data")}),
+        lambda a: on("data") if a.shape[0] == 8 else on(),
+        {"model": lambda a: on(), "x": lambda a: on("data")},
+    ],
+)
+def test_arguments_lie_as_the_spec_says(spec):
+    """By position, by name, by rule, by function, by Module: JAX is told for each array."""
+    fn = pm.filter_jit(apply, in_shardings=spec)
+    ((shardings,), _) = fn.lower(model(), BATCH).compile().input_shardings
+
+    assert [tuple(s.spec) for s in shardings] == [WHOLE, WHOLE, SPLIT]
+    out = fn(model(), BATCH)
+    assert_close(out[:2], apply(model(), BATCH)[:2])
+    assert_same(fn(model(), BATCH), out)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        (on("data"), on("data"), on()),
+        (Affine(on("data"), on("data")), on("data"), None),
+        pm.by({...: on("data")}),
+        on("data"),
+        lambda a: on("data"),
+        (pm.by({"weight": on("data"), ...: lambda a: on("data")}), on("data"), None),
+    ],
+    ids=["tuple", "module", "rule", "one", "function", "mixed"],
+)
+def test_results_lie_as_the_spec_says(spec):
+    """The same language; what is no array comes back whatever its place in the spec says."""
+    fn = pm.filter_jit(apply, out_shardings=spec)
+    for _ in range(2):
+        out = fn(model(), BATCH)
+        assert all_lie(out) == [SPLIT, SPLIT, SPLIT]
+        assert_close(out[:2], apply(model(), BATCH)[:2])
+        assert out[2] == "done"
+
+
+def test_results_that_lie_differently():
+    """Every array finds its way back to its place."""
+    spec = ({"a": on("data"), "b": [None, on("model"), on("data")]}, on())
+    fn = pm.filter_jit(lambda x: ({"a": x, "b": [x + 1, x + 2, x + 3]}, x + 4), out_shardings=spec)
+
+    out = fn(ramp(4))
+
+    assert all_lie(out) == [("data",), lies(out[0]["b"][0]), ("model",), ("data",), ()]
+    x = np.asarray(ramp(4))
+    assert_close(out, ({"a": x, "b": [x + 1, x + 2, x + 3]}, x + 4))
+
+
+def test_the_step_of_a_training_loop():
+    """Model and optimizer stay where the out_shardings put them, step after step."""
+    whole = on()
+
+    @pm.filter_jit(donate="model", in_shardings=(whole, on("data")), out_shardings=(whole, None))
+    def step(model, x):
+        loss, grads = pm.filter_value_and_grad(lambda m: jnp.mean((x @ m.weight.T) ** 2))(model)
+        return jax.tree.map(lambda w, g: w - 0.001 * g, model, grads), loss
+
+    current, losses = pm.filter_shard(model(), whole), []
+    for _ in range(3):
+        current, loss = step(current, BATCH)
+        losses.append(float(loss))
+
+    assert losses[0] > losses[1] > losses[2]
+    assert all_lie(current) == [WHOLE, WHOLE]
+
+
+def test_traced_once():
+    """Specs for results do not make the function be traced twice."""
+    spec = ({"a": on("data")}, pm.by({...: on()}))
+    fn = pm.filter_jit(lambda x: ({"a": x}, [x]), max_traces=1, out_shardings=spec)
+    fn(ramp(4))
+    fn(ramp(4))
+
+    with pytest.raises(RetraceError, match="at most 1 trace"):
+        fn(ramp(8))
+
+
+@pytest.mark.parametrize(
+    "spec", [on("data"), {"a": on("data"), "b": on()}, pm.by({"a": on("data"), ...: None})]
+)
+def test_no_equation_is_added(spec):
+    """The program is the one that jax.jit has with a tree of shardings."""
+
+    def fn(x):
+        return {"a": x * 2, "b": x}
+
+    ours = pm.filter_jit(fn, in_shardings=on(), out_shardings=spec).trace(ramp(4)).jaxpr
+    theirs = jax.jit(fn, in_shardings=on()).trace(ramp(4)).jaxpr
+
+    assert [e.primitive.name for e in ours.eqns] == [e.primitive.name for e in theirs.eqns]
+
+
+def test_functions_are_asked_for_each_shape():
+    """One key, many shapes: a function in a spec sees the arrays of the call."""
+    spec = {"x": lambda a: on("data") if a.shape[0] % 4 == 0 else on()}
+    fn = pm.filter_jit(lambda x: x + 1, in_shardings=spec, out_shardings=lambda a: spec["x"](a))
+
+    assert [lies(fn(ramp(n))) for n in (8, 3, 4, 8, 3)] == [SPLIT, WHOLE, SPLIT, SPLIT, WHOLE]
+    assert lies(fn.lower(jax.ShapeDtypeStruct((8,), jnp.float32)).compile()(ramp(8))) == SPLIT
+    assert fn.eval_shape(ramp(3)).shape == (3,)
+
+
+def test_keywords_and_defaults():
+    """A dict by name holds however the argument is given, and names those that are left out."""
+    spec = {"x": on(), "y": on(), "z": on("data")}
+    fn = pm.filter_jit(lambda x, y=None, *, z=None: (x, z), in_shardings=spec)
+
+    assert fn(x=ramp(4))[1] is None
+    assert_same(fn(ramp(4), z=ramp(4)), (ramp(4), ramp(4)))
+
+
+def test_names_of_a_dict_that_is_the_argument():
+    """With one argument, a dict of other names is a prefix of it."""
+    fn = pm.filter_jit(lambda batch: batch, in_shardings={"a": on("data"), "b": on()})
+
+    assert_same(fn({"a": ramp(4), "b": ramp(4)}), {"a": ramp(4), "b": ramp(4)})
+
+
+def test_methods_and_modules():
+    """`self` is an argument like others; the arrays of a callable Module lie as they lie."""
+
+    class Layer(pm.Module):
+        weight: jax.Array
+
+        @pm.filter_jit(in_shardings=(None, on("data")), out_shardings=on("data"))
+        def __call__(self, x):
+            return x @ self.weight
+
+        @pm.filter_jit(in_shardings={"self": on(), "x": on("data")})
+        def named(self, x):
+            return x @ self.weight
+
+        def plain(self, x):
+            return x @ self.weight
+
+    layer = Layer(ramp(2, 2))
+    split = {"in_shardings": on("data"), "out_shardings": on("data")}
+    for fn in (layer, layer.named, pm.filter_jit(layer.plain, **split)):
+        assert lies(fn(BATCH)) == SPLIT
+        assert_close(fn(BATCH), layer.plain(BATCH))
+
+
+def test_partition_specs_mean_the_mesh_in_context():
+    """It is looked up at each call, so that one function serves two meshes."""
+    fn = pm.filter_jit(lambda x: (x, x), in_shardings=P("data"), out_shardings=(P("data"), P()))
+    for mesh in (MESH, OTHER_MESH, EXPLICIT):
+        x = np.asarray(ramp(8))
+        with jax.set_mesh(mesh):
+            first, second = fn(x)
+        assert first.sharding.mesh.shape == mesh.shape
+        assert (lies(first), lies(second)) == (SPLIT, WHOLE)
+
+
+def test_partition_specs_without_a_mesh():
+    """JAX's own text names the cure, and arrives undisturbed."""
+    with pytest.raises(RuntimeError, match=r"requires a non-empty mesh in context.*in_shardings"):
+        pm.filter_jit(lambda x: x, in_shardings=P("data"))(ramp(8))
+
+
+def test_devices_may_stand_for_shardings():
+    """A device is the sharding that puts all of an array there."""
+    fn = pm.filter_jit(lambda x: (x, x), in_shardings=DEVICES[3], out_shardings=DEVICES[3])
+
+    assert all_lie(fn(ramp(2))) == [DEVICES[3]] * 2
+
+
+def test_what_is_no_array_ignores_its_spec():
+    """Static arguments, static results."""
+    fn = pm.filter_jit(
+        lambda x, name: (x, name), in_shardings=(on("data"), on()), out_shardings=on("data")
+    )
+
+    assert fn(ramp(4), "a")[1] == "a"
+    assert fn(ramp(4), None)[1] is None
+
+
+def test_staged_functions():
+    """lower, compile, trace and eval_shape go the same way."""
+    split = {"in_shardings": (on(), on("data")), "out_shardings": (on(), on("data"), None)}
+    fn = pm.filter_jit(apply, **split)
+    compiled = fn.lower(model(), jax.ShapeDtypeStruct((8, 2), jnp.float32)).compile()
+
+    assert all_lie(compiled(model(), BATCH)) == [WHOLE, WHOLE, SPLIT]
+    assert fn.eval_shape(model(), BATCH)[1].shape == (8, 4)
+
+
+def test_inside_another_jit():
+    """An inner function's shardings hold for the inner function."""
+    inner = pm.filter_jit(lambda x: (x * 2, "s"), out_shardings=(on("data"), None))
+
+    out, name = pm.filter_jit(lambda x: inner(x))(ramp(4))
+
+    assert (lies(out), name) == (SPLIT, "s")
+    assert_close(pm.filter_grad(lambda x: jnp.sum(inner(x)[0]))(ramp(4)), jnp.full(4, 2.0))
+
+
+def test_with_donation_and_static_arguments():
+    """Donated and kept arrays keep their shardings apart; `static` has none."""
+
+    @pm.filter_jit(donate="y", static="n", in_shardings={"x": on("data"), "y": on()})
+    def fn(x, y, n):
+        return x[: int(n)], y + 1
+
+    y = pm.filter_shard(ramp(4), on())
+    first, second = fn(ramp(8), y, np.int64(4))
+
+    assert_close((first, second), (ramp(8)[:4], ramp(4) + 1))
+    assert y.is_deleted()
+
+
+def test_equal_specs_share_what_was_compiled():
+    """The decorator may stand inside a loop."""
+    traces = []
+
+    def fn(x):
+        traces.append(x)
+        return x
+
+    for _ in range(3):
+        pm.filter_jit(fn, in_shardings={"x": on("data")}, out_shardings=pm.by({...: on()}))(ramp(4))
+
+    assert len(traces) == 1
+
+
+def test_arrays_of_the_first_call_are_let_go():
+    """What is kept of a call is its structure."""
+    fn = pm.filter_jit(lambda x: x * 2, in_shardings=lambda a: on("data"), out_shardings=on())
+    x = ramp(4)
+    watched = weakref.ref(x)
+    fn(x)
+    del x
+    gc.collect()
+
+    assert watched() is None
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "text"),
+    [
+        (
+            (on(),),
+            SpecError,
+            r"filter_jit\(in_shardings\): expected one spec for each of the 2 "
+            r"positional arguments, got 1\.\n  by name, what is left out lies "
+            r"as it lies:\n      in_shardings=\{'model': sharding\}",
+        ),
+        (
+            {"y": on()},
+            ArgumentError,
+            r"filter_jit\(in_shardings\): expected names of arguments of this "
+            r"call \(model, x\), got 'y'\.",
+        ),
+        (
+            Affine(on(), on()),
+            SpecError,
+            r"filter_jit\(in_shardings\): expected a tuple of specs for 2 "
+            r"arguments, got Affine\(",
+        ),
+        (
+            (None, "data"),
+            SpecError,
+            r"filter_jit\(in_shardings\): expected shardings, PartitionSpecs, "
+            r"devices or None, got 'data'\.\n  at x$",
+        ),
+        (
+            (None, {"a": on()}),
+            SpecError,
+            r"filter_jit\(in_shardings\) for x: expected a prefix of the tree "
+            r"that it is for, got another structure\.\n  at x: dict of 1 where "
+            r"the tree has f32\[8,2\]",
+        ),
+        (
+            pm.by({"wight": on(), ...: None}),
+            SpecError,
+            r"select\.path\('wight'\): expected a pattern that matches at least "
+            r"one leaf, got none",
+        ),
+        ((lambda a: 3, None), SpecError, r"devices or None, got 3\.\n  at model\.weight"),
+        (
+            {"model": on(None, "model")},
+            ShapeError,
+            r"filter_jit\(in_shardings\): expected specs with at most one entry "
+            r"for each axis of the array, got longer ones\.\n  at model\.bias: "
+            r"f32\[4\] with P\(None, 'model'\)\n",
+        ),
+        (
+            {"x": on(None, "data")},
+            ShapeError,
+            r"filter_jit\(in_shardings\): expected axes that the mesh divides "
+            r"evenly, got others\.\n  at x: f32\[8,2\], axis 1 over 'data' of "
+            r"size 4\n  pad the array, or leave the axis whole",
+        ),
+        (
+            {"x": on(("data", "model"), None), "model": on(("data", "model"))},
+            ShapeError,
+            r"at model\.weight: f32\[4,2\], axis 0 over 'data' of size 4 and "
+            r"'model' of size 2\n  at model\.bias",
+        ),
+    ],
+)
+def test_in_shardings_that_do_not_fit_are_refused(spec, error, text):
+    """Argument, path, shape and spec are in the text."""
+    fn = pm.filter_jit(apply, in_shardings=spec)
+    with pytest.raises(error, match=text):
+        fn(model(), BATCH)
+
+
+def test_a_later_call_that_does_not_fit_is_refused():
+    """Also where the function was compiled for another shape already."""
+    fn = pm.filter_jit(lambda batch: batch, in_shardings=on("data"))
+    fn({"x": ramp(8)})
+
+    for call in (fn, fn.lower):
+        with pytest.raises(ShapeError, match=r"at batch\['x'\]: f32\[3\], axis 0 over 'data'"):
+            call({"x": ramp(3)})
+
+
+def test_arguments_that_lie_elsewhere_are_refused():
+    """JAX does not move what was put somewhere; the text says what, where, and the cure."""
+    fn = pm.filter_jit(lambda m: m, in_shardings=on("data"))
+    elsewhere = pm.filter_shard(model(), Affine(on(None, "model"), on("data")))
+
+    with pytest.raises(
+        ArgumentError,
+        match=r"^filter_jit\(in_shardings\): expected arguments that were not put anywhere else "
+        r"before, got 1 that were\.\n  at m\.weight: P\(None, 'model'\), to be P\('data'\)\n"
+        r"  move them first:\n      x = pm\.filter_shard\(x, sharding\)$",
+    ):
+        fn(elsewhere)
+    text = r"at x: P\('model'\), to be P\('data'\)"
+    with jax.set_mesh(MESH), pytest.raises(ArgumentError, match=text):
+        pm.filter_jit(lambda x: x, in_shardings=P("data"))(pm.filter_shard(ramp(8), on("model")))
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "text"),
+    [
+        (
+            (on(),),
+            SpecError,
+            r"filter_jit\(out_shardings\): expected a prefix of the tree that "
+            r"it is for, got another structure\.\n  at result: tuple of 1 where "
+            r"the tree has tuple of 3",
+        ),
+        (
+            (Holder(on()), None, None),
+            SpecError,
+            r"at result\[0\]: Holder where the tree has Affine",
+        ),
+        (
+            (None, "data", None),
+            SpecError,
+            r"filter_jit\(out_shardings\): expected shardings, PartitionSpecs, "
+            r"devices or None, got 'data'\.\n  at result\[1\]",
+        ),
+        (
+            on(None, "model"),
+            ShapeError,
+            r"filter_jit\(out_shardings\): expected specs with at most one "
+            r"entry[^\n]*\n  at result\[0\]\.bias: f32\[4\] with P\(None, "
+            r"'model'\)",
+        ),
+        (
+            lambda a: on(None, "model"),
+            ShapeError,
+            r"at result\[0\]\.bias: f32\[4\] with P\(None, 'model'\)",
+        ),
+        (
+            (None, on(None, ("data", "model")), None),
+            ShapeError,
+            r"expected axes that the mesh divides evenly, got others\.\n  at "
+            r"result\[1\]: f32\[8,4\], axis 1 over 'data' of size 4 and 'model' "
+            r"of size 2",
+        ),
+        (
+            pm.by({"0.wight": on(), ...: None}),
+            SpecError,
+            r"select\.path\('0\.wight'\): expected a pattern",
+        ),
+    ],
+)
+def test_out_shardings_that_do_not_fit_are_refused(spec, error, text):
+    """The path in the result, shape and spec are in the text."""
+    fn = pm.filter_jit(apply, out_shardings=spec)
+    with pytest.raises(error, match=text):
+        fn(model(), BATCH)
+
+
+def test_the_users_own_errors_arrive_undisturbed():
+    """A ValueError of the function is not taken for one of the shardings."""
+
+    def fail(x):
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match=r"^mine"):
+        pm.filter_jit(fail, in_shardings=on("data"), out_shardings=on())(ramp(4))

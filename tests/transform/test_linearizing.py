@@ -1,0 +1,688 @@
+"""filter_jvp, filter_vjp and filter_linearize: derivatives along directions, of any trees."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_jvp, check_vjp
+
+import pytreemod as pm
+from pytreemod.errors import ArgumentError, DerivativeError, SpecError
+from tests.helpers.comparing import assert_close
+from tests.helpers.equations import equations
+from tests.helpers.trees import Affine, Buffered, Holder, Static, affine, double, ramp
+
+
+class Net(pm.Module):
+    """Arrays of all kinds, configuration and plain leaves, with a nonlinear call."""
+
+    layers: list
+    steps: jax.Array
+    host: np.ndarray
+    act: object = jnp.tanh
+    rate: float = 0.5
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = self.act(layer.weight @ x + layer.bias)
+        return {"y": self.rate * x + jnp.sum(self.host), "steps": self.steps, "name": "net"}
+
+    def loss(self, x):
+        return jnp.sum(self(x)["y"] ** 2)
+
+
+def net():
+    return Net(
+        [affine(2, 3, np.float32(0.1)), affine(2, 2, np.float32(-0.3))],
+        jnp.asarray(3),
+        np.ones(2, np.float32),
+    )
+
+
+def directions(tree):
+    """A tangent for each floating array: different numbers, None elsewhere."""
+    leaves, treedef = jax.tree.flatten(tree)
+    made = [
+        ramp(*x.shape, start=np.float32(i + 0.5)).astype(x.dtype)
+        if pm.is_inexact_array(x)
+        else None
+        for i, x in enumerate(leaves)
+    ]
+    return treedef.unflatten(made)
+
+
+X = ramp(3, start=np.float32(0.2))
+
+
+def call(model, x):
+    return model(x)
+
+
+# ---- filter_jvp
+
+
+def test_jvp_is_the_jvp_of_the_arrays_alone():
+    """filter_jvp(f, p, t) == jax.jvp(f on the partition), with None for everything else."""
+    model, tangent = net(), directions(net())
+    arrays, rest = pm.partition(model, pm.is_inexact_array)
+    expected = jax.jvp(
+        lambda arrays, x: pm.combine(arrays, rest)(x)["y"], (arrays, X), (tangent, X)
+    )
+    out, out_tangent = pm.filter_jvp(call, (model, X), (tangent, X))
+
+    assert_close(out["y"], expected[0])
+    assert_close(out_tangent, {"y": expected[1], "steps": None, "name": None})
+    assert (out["steps"].item(), out["name"]) == (3, "net")
+
+
+def test_jvp_is_what_finite_differences_say():
+    """The tangent agrees with difference quotients."""
+
+    def f(weight, x):
+        return pm.tree_at(lambda m: m.layers[0].weight, net(), weight)(x)["y"]
+
+    def f_jvp(primals, tangents):
+        return pm.filter_jvp(f, primals, tangents)
+
+    check_jvp(f, f_jvp, (net().layers[0].weight, X), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (Affine(ramp(2, 3), ramp(2)), None),
+        (Affine(None, ramp(2)), ramp(3)),
+        (None, ramp(3)),
+        (None, None),
+    ],
+    ids=["an argument", "a leaf", "a Module", "everything"],
+)
+def test_none_is_zero_for_all_that_is_below(given):
+    """None at a leaf, at a node or for an argument equals zeros there."""
+
+    def f(model, x):
+        return model.weight @ x * model.bias
+
+    primals = (affine(), ramp(3))
+    full = jax.tree.map(
+        lambda x, t: jnp.zeros_like(x) if t is None else t,
+        primals,
+        (given[0] or Affine(None, None), given[1]),
+    )
+    expected = pm.filter_jvp(f, primals, full)[1]
+    found = pm.filter_jvp(f, primals, given)[1]
+
+    if any(leaf is not None for leaf in jax.tree.leaves(given)):
+        assert_close(found, expected)
+    else:
+        assert found is None
+    assert_close(pm.filter_linearize(f, *primals)[1](*given), expected)
+
+
+def test_tangent_is_none_where_nothing_depends():
+    """Constants, stopped gradients, integers and what is no array have None."""
+    x = jnp.asarray([1.0, 2.5])
+
+    def f(x, y):
+        return [x * y, jax.lax.stop_gradient(x), jnp.floor(x), 3 * y, jnp.ones(2), np.ones(2), 2.0]
+
+    out, tangent = pm.filter_jvp(f, (x, x), (x, None))
+
+    assert_close(tangent, [x * x, None, None, None, None, None, None])
+    assert_close(out, f(x, x))
+    assert isinstance(out[5], np.ndarray)
+    assert type(out[6]) is float
+
+
+def test_what_is_constant_inside_is_not_constant_outside():
+    """A result that depends on an outer variable only has None inside and a gradient outside."""
+
+    def f(y):
+        out, tangent = pm.filter_jvp(lambda x: (x * y, 3.0 * y), (y,), (jnp.ones(2),))
+        assert tangent[1] is None
+        return jnp.sum(out[1]) + jnp.sum(tangent[0])
+
+    assert_close(jax.grad(f)(jnp.ones(2)), jnp.full(2, 4.0))
+    assert_close(pm.filter_jvp(f, (jnp.ones(2),), (jnp.ones(2),))[1], jnp.asarray(8.0))
+    assert_close(jax.jit(jax.grad(f))(jnp.ones(2)), jnp.full(2, 4.0))
+
+
+def test_numbers_have_tangents_if_they_are_given():
+    """Python floats are constant unless a tangent says otherwise."""
+    out, tangent = pm.filter_jvp(lambda x, n: x * n, (2.0, 3), (1.0, None))
+
+    assert (float(out), float(tangent)) == (6.0, 3.0)
+    assert pm.filter_jvp(lambda x: 2 * x, (2.0,), (None,)) == (4.0, None)
+
+
+def test_tangent_of_a_number_takes_the_dtype_of_its_array():
+    """A Python number may be the tangent of a scalar array of any floating dtype."""
+    _, tangent = pm.filter_jvp(lambda x: x * x, (jnp.asarray(3.0, jnp.bfloat16),), (1.0,))
+
+    assert (tangent.dtype, float(tangent)) == (jnp.bfloat16, 6.0)
+
+
+def test_zeros_of_integers_may_be_written_as_jax_does():
+    """A float0 array stands for None."""
+    zeros = np.zeros(2, jax.dtypes.float0)
+
+    assert_close(pm.filter_jvp(lambda n: n, (jnp.arange(2),), (zeros,)), (jnp.arange(2), None))
+
+
+def test_keywords_are_constant_and_the_functions_own():
+    """Keywords go to the function, whatever they are called."""
+    out, tangent = pm.filter_jvp(
+        lambda x, *, has_aux, y: (x * y, has_aux), (2.0,), (1.0,), has_aux="mine", y=jnp.ones(1)
+    )
+
+    assert_close(out[0], jnp.full(1, 2.0))
+    assert_close(tangent, (jnp.ones(1), None))
+    assert out[1] == "mine"
+
+
+def test_jvp_as_decorator():
+    """Alone it makes a function of primals, tangents and keywords, which keeps its name."""
+
+    @pm.filter_jvp
+    def cube(x, *, n=3):
+        """To the third."""
+        return x**n
+
+    assert_close(cube((2.0,), (1.0,)), (jnp.asarray(8.0), jnp.asarray(12.0)))
+    assert_close(cube((2.0,), (1.0,), n=2), (jnp.asarray(4.0), jnp.asarray(4.0)))
+    assert (cube.__name__, cube.__doc__, repr(cube)[:25]) == (
+        "cube",
+        "To the third.",
+        "<filter_jvp of test_jvp_a",
+    )
+    assert list(inspect.signature(cube).parameters) == ["x", "n"]
+
+
+class Scaled(pm.Module):
+    """Decorated methods."""
+
+    weight: jax.Array
+    kept: object = None
+
+    @pm.filter_jvp
+    def slope(self, x):
+        return jnp.sum(self.weight * x**2)
+
+    @pm.filter_vjp
+    def pulled(self, x):
+        return self.weight * x
+
+    @pm.filter_linearize(has_aux=True)
+    def pushed(self, x):
+        return self.weight * x, "aux"
+
+    def plain(self, x):
+        return self.weight * x
+
+    def __call__(self, x):
+        return self.weight * x
+
+
+def test_decorated_methods():
+    """A method under filter_jvp is a function of the other arguments; the others take self, too."""
+    model, x = Scaled(ramp(2)), ramp(2)
+
+    assert_close(model.slope((x,), (jnp.ones(2),))[1], 2 * jnp.sum(ramp(2) * x))
+    y, vjp_fn = model.pulled(x)
+    assert_close(y, ramp(2) * x)
+    assert_close(vjp_fn(jnp.ones(2)), (Scaled(x), model.weight))
+    _, f_jvp, aux = model.pushed(x)
+    assert_close(f_jvp(Scaled(jnp.ones(2)), None), x)
+    assert aux == "aux"
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda m: m,
+        lambda m: m.plain,
+        lambda m: m.__call__,
+        lambda m: pm.Partial(lambda w, x: w * x, m.weight),
+        lambda m: pm.filter_jit(m.plain),
+        lambda m: pm.filter_checkpoint(m),
+    ],
+    ids=["Module", "bound method", "__call__", "Partial", "jitted", "checkpointed"],
+)
+def test_any_callable_is_linearized(fn):
+    """Modules, bound methods, Partials and transformed functions, with their arrays constant."""
+    fn, x = fn(Scaled(ramp(2))), ramp(2)
+    expected = (ramp(2) * x, ramp(2))
+
+    assert_close(pm.filter_jvp(fn, (x,), (jnp.ones(2),)), expected)
+    assert_close(pm.filter_vjp(fn, x)[1](jnp.ones(2)), (ramp(2),))
+    assert_close(pm.filter_linearize(fn, x)[1](jnp.ones(2)), ramp(2))
+
+
+def test_a_class_is_a_function():
+    """The tangent of a construction is an instance."""
+    _, tangent = pm.filter_jvp(Affine, (ramp(1, 1), ramp(1)), (None, ramp(1)))
+
+    assert_close(tangent, Affine(None, ramp(1)))
+
+
+# ---- filter_vjp
+
+
+def test_vjp_is_the_vjp_of_the_arrays_alone():
+    """filter_vjp(f, *p) == jax.vjp(f on the partition), with None for everything else."""
+    model = net()
+    arrays, rest = pm.partition(model, pm.is_inexact_array)
+    y, pull = jax.vjp(lambda arrays, x: pm.combine(arrays, rest)(x)["y"], arrays, X)
+    out, vjp_fn = pm.filter_vjp(call, model, X)
+
+    assert_close(out["y"], y)
+    assert (out["steps"].item(), out["name"]) == (3, "net")
+    assert_close(vjp_fn({"y": y, "steps": None, "name": None}), pull(y))
+
+
+def test_vjp_is_what_finite_differences_say():
+    """The cotangents agree with difference quotients."""
+
+    def f(weight, x):
+        return pm.tree_at(lambda m: m.layers[0].weight, net(), weight)(x)["y"]
+
+    def f_vjp(*primals):
+        return pm.filter_vjp(f, *primals)
+
+    check_vjp(f, f_vjp, (net().layers[0].weight, X), rtol=1e-2, atol=1e-2)
+
+
+def test_vjp_of_a_scalar_is_the_gradient():
+    """filter_vjp(f, x)[1](1.0) == (filter_grad(f)(x),), buffers left out."""
+    model = Buffered(ramp(2), ramp(2), ramp(2))
+
+    def loss(m):
+        return jnp.sum(m.weight * m.mean * m.low_rank)
+
+    value, vjp_fn = pm.filter_vjp(loss, model)
+
+    assert_close(vjp_fn(1.0), (pm.filter_grad(loss)(model),))
+    assert vjp_fn(1.0)[0].mean is None
+    assert_close(value, loss(model))
+
+
+@pytest.mark.parametrize(
+    ("wrt", "weight", "mean", "x"),
+    [
+        (pm.is_array, True, True, True),
+        (pm.select.role("buffer"), False, True, False),
+        ("mean", False, True, False),
+        ((pm.select.path("weight"), False), True, False, False),
+        ({"m": pm.select.path("mean")}, False, True, True),
+        ({"x": False}, True, False, False),
+        ((None, None), True, False, True),
+    ],
+    ids=["predicate", "role", "path", "tuple", "dict", "dict without the first", "default"],
+)
+def test_wrt_picks_leaves_of_each_argument(wrt, weight, mean, x):
+    """One selector for every argument, one for each, or by name."""
+    model = Buffered(ramp(2), ramp(2), None)
+    grads = pm.filter_vjp(lambda m, x: m.weight * m.mean * x, model, ramp(2), wrt=wrt)[1](ramp(2))
+    found = [g is not None for g in (grads[0].weight, grads[0].mean, grads[1])]
+
+    assert found == [weight, mean, x]
+
+
+def test_none_is_a_zero_cotangent():
+    """None for a floating array, or for everything below a node, counts as zeros."""
+    _, vjp_fn = pm.filter_vjp(lambda x: {"a": x, "b": (2 * x, 3 * x)}, ramp(2))
+    ones = jnp.ones(2)
+
+    assert_close(vjp_fn({"a": ones, "b": None}), (ones,))
+    assert_close(vjp_fn({"a": None, "b": (None, ones)}), (3 * ones,))
+    assert_close(vjp_fn(None), (jnp.zeros(2),))
+
+
+def test_vjp_with_aux_of_any_kind():
+    """aux is any tree, with the values that the function gave it."""
+    out, vjp_fn, aux = pm.filter_vjp(
+        lambda x: (x * 2, {"x": x, "n": jnp.arange(2), "s": "text"}), ramp(2), has_aux=True
+    )
+
+    assert_close(vjp_fn(jnp.ones(2)), (jnp.full(2, 2.0),))
+    assert_close(aux["x"], ramp(2))
+    assert aux["s"] == "text"
+    assert_close(out, 2 * ramp(2))
+
+
+def test_nothing_to_differentiate_gives_none():
+    """Without floating arrays among the arguments all cotangents are None."""
+    out, vjp_fn = pm.filter_vjp(lambda n, s: jnp.ones(2), 3, "a")
+
+    assert vjp_fn(jnp.ones(2)) == (None, None)
+    assert_close(out, jnp.ones(2))
+
+
+def test_vjp_as_decorator():
+    """With and without options it makes a function of the arguments, keywords being constant."""
+
+    @pm.filter_vjp
+    def scaled(x, *, factor):
+        return x * factor
+
+    @pm.filter_vjp(has_aux=True, wrt={"x": True, "y": False})
+    def product(x, y):
+        return x * y, "aux"
+
+    assert_close(scaled(ramp(2), factor=ramp(2))[1](jnp.ones(2)), (ramp(2),))
+    _, vjp_fn, aux = product(ramp(2), ramp(2))
+    assert_close(vjp_fn(jnp.ones(2)), (ramp(2), None))
+    assert aux == "aux"
+    assert repr(scaled) == f"<filter_vjp of {scaled.__qualname__}>"
+
+
+def test_a_function_without_parameters_is_called_at_once():
+    """There is nothing to wait for, as in JAX."""
+    out, vjp_fn = pm.filter_vjp(lambda: jnp.ones(2))
+
+    assert_close(out, jnp.ones(2))
+    assert vjp_fn(jnp.ones(2)) == ()
+
+
+# ---- the maps that are returned
+
+
+@pytest.fixture(params=["filter_vjp", "filter_linearize"])
+def linear(request):
+    """A linear map from ramp(2), and what it makes of ones."""
+    make = getattr(pm, request.param)
+    _, made = make(lambda x: jnp.sin(x) * jnp.arange(1.0, 3.0), ramp(2))
+    return made, make
+
+
+def test_the_map_is_a_pytree(linear):
+    """Its arrays are leaves, and it goes through jit, vmap, scan and into fields."""
+    made, _ = linear
+    ones = jnp.ones(2)
+    expected = made(ones)
+
+    assert jax.tree.leaves(made)
+    assert_close(pm.filter_jit(lambda f, t: f(t))(made, ones), expected)
+    assert_close(jax.jit(lambda f, t: f(t))(made, ones), expected)
+    assert_close(Holder(made).content(ones), expected)
+    assert_close(jax.tree.map(lambda x: x, made)(ones), expected)
+    assert jax.vmap(made)(jnp.ones((3, 2))) is not None
+    stacked = jax.vmap(made)(jnp.stack([ones, 2 * ones]))
+    assert_close(jax.tree.map(lambda y: y[1], stacked), jax.tree.map(lambda y: 2 * y, expected))
+
+
+def test_the_map_can_come_out_of_jit(linear):
+    """Linearized inside, applied outside; the second call does not trace."""
+    made, make = linear
+    traces = []
+
+    @pm.filter_jit
+    def prepare(x):
+        traces.append(x)
+        return make(lambda x: jnp.sin(x) * jnp.arange(1.0, 3.0), x)[1]
+
+    for _ in range(2):
+        assert_close(prepare(ramp(2))(jnp.ones(2)), made(jnp.ones(2)))
+    assert len(traces) == 1
+
+
+def test_the_map_says_what_it_is():
+    """The repr names the function."""
+
+    def f(x):
+        return x
+
+    assert repr(pm.filter_vjp(f, ramp(1))[1]) == "<vjp_fn of f>"
+    assert repr(pm.filter_linearize(f, ramp(1))[1]) == "<f_jvp of f>"
+
+
+# ---- filter_linearize
+
+
+def test_linearize_is_the_jvp():
+    """filter_linearize(f, *p)[1](*t) == filter_jvp(f, p, t)[1]."""
+    tangents = (pm.tree_at(lambda t: t.layers[0], directions(net()), None), X)
+    out, f_jvp = pm.filter_linearize(call, net(), X)
+    expected = pm.filter_jvp(call, (net(), X), tangents)
+
+    assert_close(f_jvp(*tangents), expected[1])
+    assert_close(out["y"], expected[0]["y"])
+
+
+def test_linearize_and_vjp_are_transposes():
+    """<c, J t> == <J' c, t> for all tangents t and cotangents c."""
+    tangents = (directions(net()), X)
+    _, f_jvp = pm.filter_linearize(call, net(), X)
+    _, vjp_fn = pm.filter_vjp(call, net(), X)
+    forward = f_jvp(*tangents)["y"]
+    back = vjp_fn({"y": forward, "steps": None, "name": None})
+    products = jax.tree.map(jnp.vdot, back, tangents)
+
+    assert_close(sum(jax.tree.leaves(products)), jnp.vdot(forward, forward), rtol=1e-4)
+
+
+def test_linearize_runs_the_function_once():
+    """Every further tangent costs the linear part alone."""
+    calls = []
+
+    def f(x):
+        calls.append(x)
+        return jnp.sin(x)
+
+    _, f_jvp = pm.filter_linearize(f, ramp(2))
+    assert_close(f_jvp(jnp.ones(2)), jnp.cos(ramp(2)))
+    assert_close(f_jvp(2 * jnp.ones(2)), 2 * jnp.cos(ramp(2)))
+    assert len(calls) == 1
+
+
+def test_linearize_has_none_where_nothing_depends():
+    """As filter_jvp: constants and what is no floating array."""
+    _, f_jvp, aux = pm.filter_linearize(
+        lambda x: ([x, jnp.ones(2), jnp.arange(2), "s"], jnp.sum(x)), ramp(2), has_aux=True
+    )
+
+    assert_close(f_jvp(jnp.ones(2)), [jnp.ones(2), None, None, None])
+    assert_close(aux, jnp.sum(ramp(2)))
+
+
+# ---- all three
+
+
+def test_complex_numbers():
+    """Holomorphic functions have complex tangents and cotangents, as in JAX."""
+    z, one = jnp.asarray([1.0 + 2.0j]), jnp.ones(1, jnp.complex64)
+
+    def f(z):
+        return z**2
+
+    assert_close(pm.filter_jvp(f, (z,), (one,)), jax.jvp(f, (z,), (one,)))
+    assert_close(pm.filter_vjp(f, z)[1](one), jax.vjp(f, z)[1](one))
+    assert_close(pm.filter_linearize(f, z)[1](one), jax.jvp(f, (z,), (one,))[1])
+
+
+def test_they_nest_with_every_other_transform():
+    """jit, vmap, grad, scan, checkpoint and each other, inside and outside, filtered and plain."""
+    x, one = ramp(3), jnp.ones(())
+    cube = {"third": lambda x: x**3}
+
+    def slope(f, x):
+        return pm.filter_jvp(lambda f, x: f["third"](x), (f, x), (None, one))[1]
+
+    def pulled(x):
+        return pm.filter_vjp(cube["third"], x)[1](one)[0]
+
+    def pushed(x):
+        return pm.filter_linearize(cube["third"], x)[1](one)
+
+    for derivative in (lambda x: slope(cube, x), pulled, pushed):
+        assert_close(pm.filter_vmap(pm.filter_jit(derivative))(x), 3 * x**2)
+        assert_close(jax.jit(jax.vmap(derivative))(x), 3 * x**2)
+        assert_close(jax.vmap(jax.grad(derivative))(x), 6 * x)
+        assert_close(pm.filter_vmap(pm.filter_grad(pm.filter_checkpoint(derivative)))(x), 6 * x)
+        assert_close(jax.lax.map(derivative, x), 3 * x**2)
+        assert_close(pm.filter_jvp(derivative, (x[0],), (one,))[1], 6 * x[0])
+    jitted = pm.filter_jit(cube["third"])
+    assert_close(pm.filter_jvp(jitted, (x[0],), (one,))[1], 3 * x[0] ** 2)
+    mapped = pm.filter_vmap(cube["third"])
+    assert_close(pm.filter_vjp(mapped, x)[1](jnp.ones(3))[0], 3 * x**2)
+
+
+def test_no_operation_is_added():
+    """The programs have the operations of JAX's transforms on the arrays alone."""
+    model = affine()
+    arrays = (model.weight, model.bias, X)
+
+    def by_hand(weight, bias, x):
+        return jnp.tanh(weight @ x + bias)
+
+    def of_a_tree(model, x, name):
+        return {"y": jnp.tanh(model.weight @ x + model.bias), "n": jnp.arange(2), "name": name}
+
+    def jvp(weight, bias, x):
+        return pm.filter_jvp(
+            of_a_tree, (Affine(weight, bias), x, "n"), (Affine(weight, bias), x, None)
+        )
+
+    def vjp(weight, bias, x):
+        out, vjp_fn = pm.filter_vjp(of_a_tree, Affine(weight, bias), x, "n")
+        return vjp_fn({"y": out["y"], "n": None, "name": None})[:2]
+
+    def linearize(weight, bias, x):
+        _, f_jvp = pm.filter_linearize(of_a_tree, Affine(weight, bias), x, "n")
+        return f_jvp(Affine(weight, bias), x, None)["y"]
+
+    def jax_vjp(*arrays):
+        out, vjp_fn = jax.vjp(by_hand, *arrays)
+        return vjp_fn(out)
+
+    iota = equations(lambda: jnp.arange(2))
+    assert equations(lambda *a: jvp(*a)[1]["y"], *arrays) == iota + equations(
+        lambda *a: jax.jvp(by_hand, a, a), *arrays
+    )
+    assert equations(vjp, *arrays) == iota + equations(jax_vjp, *arrays)
+    assert equations(linearize, *arrays) == iota + equations(
+        lambda *a: jax.linearize(by_hand, *a)[1](*a), *arrays
+    )
+
+
+# ---- bad input
+
+
+def f_of_two(model, x):
+    return model["w"] * x
+
+
+PRIMALS = ({"w": jnp.ones(3), "n": 2, "b": [jnp.ones(2)]}, jnp.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("tangents", "text"),
+    [
+        (
+            ({"w": jnp.ones(2), "n": None, "b": None}, None),
+            r"tangents like the primals, got one that does not fit.\n  at model\['w'\]: f32\[2\], "
+            r"for f32\[3\]\n  None stands for zero",
+        ),
+        (({"w": jnp.ones(3, jnp.float16), "n": None, "b": None}, None), r"f16\[3\], for f32\[3\]"),
+        (({"w": "a", "n": None, "b": None}, None), r"model\['w'\]: 'a', for f32\[3\]"),
+        (({"w": None, "n": 1, "b": None}, None), r"model\['n'\]: 1 instead of None, for 2"),
+        (({"w": None, "b": None}, None), r"model: a dict of 2, for a dict of 3"),
+        (({"w": None, "n": None, "b": [None, None]}, None), r"a list of 2, for a list of 1"),
+        (({"w": None, "n": None, "b": (None,)}, None), r"a tuple of 1, for a list of 1"),
+        ((None, (jnp.ones(3),)), r"at x: a tuple of 1, for f32\[3\]"),
+        ((None, 1.0), r"at x: f32\[\], for f32\[3\]"),
+        ((jnp.ones(3), jnp.ones(2)), r"got 2 that do not fit.\n  at model: f32\[3\], for a dict"),
+    ],
+)
+def test_wrong_tangents_are_named_by_path(tangents, text):
+    """Structure, shape, dtype and kind, for filter_jvp and for a linearized function."""
+    with pytest.raises(DerivativeError, match=text):
+        pm.filter_jvp(f_of_two, PRIMALS, tangents)
+    with pytest.raises(
+        DerivativeError, match=r"^f_jvp of f_of_two: expected tangents like the pri"
+    ):
+        pm.filter_linearize(f_of_two, *PRIMALS)[1](*tangents)
+
+
+@pytest.mark.parametrize(
+    ("cotangent", "text"),
+    [
+        (
+            (jnp.ones(2), None, None),
+            r"vjp_fn of f: expected cotangents like the result.*\n  at res",
+        ),
+        ((jnp.ones(2), None, None), r"at result\[0\]: f32\[2\], for f32\[3\]"),
+        ((jnp.ones(3), 1, None), r"at result\[1\]: 1 instead of None, for a leaf that is not diff"),
+        ((jnp.ones(3), None), r"at result: a tuple of 2, for a tuple of 3"),
+        (jnp.ones(3), r"at result: f32\[3\], for a tuple of 3"),
+    ],
+)
+def test_wrong_cotangents_are_named_by_path(cotangent, text):
+    """Structure, shape and kind."""
+
+    def f(x):
+        return x, jnp.arange(2), "s"
+
+    with pytest.raises(DerivativeError, match=text):
+        pm.filter_vjp(f, jnp.ones(3))[1](cotangent)
+
+
+def test_tangents_of_what_is_not_linearized():
+    """A buffer has a tangent only if `wrt` says so."""
+    model = Buffered(ramp(2), ramp(2), None)
+    tangent = Buffered(None, ramp(2), None)
+
+    with pytest.raises(DerivativeError, match=r"tangents\[0\].mean: f32\[2\] instead of None"):
+        pm.filter_linearize(lambda m: m.weight * m.mean, model)[1](tangent)
+    _, f_jvp = pm.filter_linearize(lambda m: m.weight * m.mean, model, wrt=pm.is_array)
+    assert_close(f_jvp(tangent), ramp(2) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda: pm.filter_jvp(3, (), ()),
+            r"filter_jvp\(fun\): expected something callable, got 3",
+        ),
+        (lambda: pm.filter_vjp(3), r"filter_vjp\(fun\): expected something callable"),
+        (lambda: pm.filter_linearize("f"), r"filter_linearize\(fun\): expected something callable"),
+        (lambda: pm.filter_jvp(double, (1.0,)), "primals and tangents, got primals alone"),
+        (lambda: pm.filter_jvp(double, tangents=(1.0,)), "primals and tangents, got none"),
+        (lambda: pm.filter_jvp(double, 1.0, (1.0,)), r"filter_jvp\(primals\): expected a tuple"),
+        (lambda: pm.filter_jvp(double, (1.0,), None), r"filter_jvp\(tangents\): expected a tuple"),
+        (
+            lambda: pm.filter_jvp(double, (1.0,), (1.0, 1.0)),
+            "filter_jvp of double: expected a tangent for each of the 1 primals, got 2 tangents",
+        ),
+        (
+            lambda: pm.filter_vjp(double, ramp(2), has_aux=True),
+            r"filter_vjp of double: expected a pair \(result, aux\), for has_aux=True, got f32",
+        ),
+        (
+            lambda: pm.filter_linearize(lambda x: (x, x, x), ramp(2), has_aux=True),
+            r"expected a pair \(result, aux\), for has_aux=True, got 3 values",
+        ),
+    ],
+)
+def test_wrong_calls(call, text):
+    """What is wrong is named."""
+    with pytest.raises(ArgumentError, match=text):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("wrt", "text"),
+    [
+        ((True,), "one spec for each of the 2 differentiated arguments, got 1"),
+        ({"m": True, "z": True}, r"names of differentiated arguments \(m, x\), got 'z'"),
+        ("wieght", "a pattern that matches at least one leaf"),
+        (({"weight": True}, True), r"filter_vjp\(wrt\) for m: expected a prefix of the tree"),
+    ],
+)
+def test_wrong_wrt(wrt, text):
+    """A spec that does not fit the arguments."""
+    with pytest.raises(SpecError, match=text):
+        pm.filter_vjp(lambda m, x: m.weight * x, Static(ramp(2), 1), ramp(2), wrt=wrt)

@@ -1,0 +1,464 @@
+"""filter_vmap and if_array."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import ArgumentError, ShapeError, SpecError
+from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.trees import (
+    Affine,
+    Buffered,
+    Holder,
+    OwnInit,
+    Pair,
+    Static,
+    affine,
+    double,
+    ramp,
+)
+
+
+def stacked_affine(n=3):
+    """Members with different weights, stacked."""
+    return jax.tree.map(lambda x: jnp.stack([x + i for i in range(n)]), affine())
+
+
+def call(model, x):
+    """The model's output."""
+    return model(x)
+
+
+XS = ramp(3, 3)
+SUM_COLUMNS = np.asarray(XS).sum(axis=0)
+SUM_ROWS = np.asarray(XS).sum(axis=1)
+
+
+@pytest.mark.parametrize(
+    ("in_axes", "expected"),
+    [
+        (0, SUM_ROWS),
+        (1, SUM_COLUMNS),
+        (-1, SUM_COLUMNS),
+        ((1,), SUM_COLUMNS),
+        ([1], SUM_COLUMNS),
+        ({"x": 1}, SUM_COLUMNS),
+        ({}, SUM_ROWS),
+        (pm.if_array(1), SUM_COLUMNS),
+        (lambda leaf: leaf.ndim - 1, SUM_COLUMNS),
+        (pm.by({...: 1}), SUM_COLUMNS),
+        ((pm.by({pm.is_array: 1}),), SUM_COLUMNS),
+        ({"x": pm.by({...: 1})}, SUM_COLUMNS),
+    ],
+)
+def test_axes_of_one_array(in_axes, expected):
+    """Ints, functions, rules; bare, in a tuple, or by name."""
+    np.testing.assert_array_equal(
+        pm.filter_vmap(lambda x: jnp.sum(x), in_axes=in_axes)(XS), expected
+    )
+
+
+TREE = {"a": [ramp(3, 2), ramp(2, 3)], "b": ramp(3), "n": 2.0}
+
+
+def tree_function(tree):
+    """Uses everything in the tree."""
+    return jnp.sum(tree["a"][0]) + jnp.sum(tree["a"][1]) + jnp.sum(tree["b"]) * tree["n"]
+
+
+@pytest.mark.parametrize(
+    "in_axes",
+    [
+        {"a": [0, 1], "b": 0, "n": None},
+        ({"a": [0, 1], "b": pm.if_array(0), "n": pm.if_array(0)},),
+        pm.by({"a.1": 1, pm.is_array: 0, ...: None}),
+        {"a": pm.by({"0": 0, "1": 1}), "b": 0, "n": None},
+        {"tree": {"a": [0, 1], "b": 0, "n": None}},
+        {"tree": pm.by({"a.1": 1, ...: pm.if_array(0)})},
+    ],
+)
+def test_axes_of_a_tree(in_axes):
+    """A prefix tree, a rule, or a rule inside a prefix tree, for one argument that is a tree."""
+    found = pm.filter_vmap(tree_function, in_axes=in_axes)(TREE)
+    members = [
+        {"a": [TREE["a"][0][i], TREE["a"][1][:, i]], "b": TREE["b"][i], "n": 2.0} for i in range(3)
+    ]
+
+    assert_close(found, jnp.stack([tree_function(member) for member in members]))
+
+
+@pytest.mark.parametrize(
+    "in_axes",
+    [
+        (0, None),
+        {"x": None},
+        {"model": 0, "x": None},
+        (Affine(0, 0), None),
+        (pm.by({"weight": 0, "bias": 0}), None),
+        pm.by({Affine: 0, ...: None}),
+        pm.by({"weight": 0, "bias": 0, ...: None}),
+    ],
+)
+def test_axes_of_several_arguments(in_axes):
+    """By position, by name, by one rule for all; a Module of axes is a prefix."""
+    models, x = stacked_affine(), ramp(3)
+    expected = jnp.stack([jax.tree.map(lambda w, i=i: w[i], models)(x) for i in range(3)])
+
+    assert_close(pm.filter_vmap(call, in_axes=in_axes)(models, x), expected)
+    assert_close(pm.filter_vmap(call, in_axes=in_axes)(models, x=x), expected)
+
+
+def test_a_module_as_prefix_with_parts_unmapped():
+    """Fields of a Module are mapped or not, each on its own."""
+    model = Affine(ramp(3, 2, 3), ramp(2))
+    found = pm.filter_vmap(call, in_axes=(Affine(0, None), None))(model, ramp(3))
+
+    assert_close(found, jnp.stack([Affine(model.weight[i], model.bias)(ramp(3)) for i in range(3)]))
+
+
+def test_keyword_arguments_are_mapped():
+    """By default over axis 0, or as in_axes says by name."""
+    fn = lambda x, *, y, how: x * y if how == "times" else x  # noqa: E731
+
+    assert_close(pm.filter_vmap(fn)(ramp(3), y=ramp(3), how="times"), ramp(3) ** 2)
+    found = pm.filter_vmap(fn, in_axes={"y": None})(ramp(3), how="times", y=jnp.asarray(2.0))
+    assert_close(found, 2 * ramp(3))
+    assert_close(pm.filter_vmap(fn, in_axes=(0,))(ramp(3), y=ramp(3), how="no"), ramp(3))
+
+
+@pytest.mark.parametrize(
+    ("out_axes", "shape"),
+    [
+        (0, (4, 2, 3)),
+        (1, (2, 4, 3)),
+        (2, (2, 3, 4)),
+        (-1, (2, 3, 4)),
+        (pm.if_array(1), (2, 4, 3)),
+        (lambda leaf: leaf.ndim, (2, 3, 4)),
+    ],
+)
+def test_out_axes_of_one_array(out_axes, shape):
+    """Ints and functions of the member's result."""
+    found = pm.filter_vmap(lambda x: x * jnp.ones((2, 3)), out_axes=out_axes)(ramp(4))
+
+    assert found.shape == shape
+    assert_close(jnp.sum(found), 6 * jnp.sum(ramp(4)))
+
+
+@pytest.mark.parametrize(
+    "out_axes",
+    [
+        {"model": Affine(1, 0), "text": None, "same": None},
+        pm.by({"model.weight": 1, "same": None, ...: pm.if_array(0)}),
+        {"model": pm.by({"weight": 1, ...: 0}), "text": None, "same": None},
+    ],
+)
+def test_out_axes_of_a_tree(out_axes):
+    """Prefix trees, Modules of axes and rules; strings and functions come back as they are."""
+
+    def fn(x):
+        return {"model": jax.tree.map(lambda w: w * x, affine()), "text": "abc", "same": ramp(2)}
+
+    found = pm.filter_vmap(fn, out_axes=out_axes)(ramp(4))
+    assert found["model"].weight.shape == (2, 4, 3)
+    assert found["model"].bias.shape == (4, 2)
+    assert found["text"] == "abc"
+    assert_same(found["same"], ramp(2))
+
+
+def test_over_a_class():
+    """filter_vmap(Class) builds the stacked Module, its configuration once."""
+    made = pm.filter_vmap(Static, in_axes=(0, None))(ramp(3, 2), ("a", 1))
+    assert_same(made, Static(ramp(3, 2), ("a", 1)))
+
+
+def test_a_callable_module_is_mapped_over_its_arguments():
+    """The Module itself is the same for all members."""
+    assert_close(pm.filter_vmap(affine())(XS), jnp.stack([affine()(x) for x in XS]))
+    assert_close(pm.filter_vmap(affine().scaled)(XS, by=ramp(3)).shape, (3, 2))
+
+
+def test_names_of_a_bound_method_are_without_self():
+    """in_axes by name means the arguments that the caller passes."""
+
+    class Layer(pm.Module):
+        w: jax.Array
+
+        def combine(self, x, y):
+            return self.w + x + y
+
+    layer = Layer(jnp.asarray(1.0))
+    assert_close(pm.filter_vmap(layer.combine, in_axes={"y": None})(ramp(3), 2.0), ramp(3) + 3)
+    assert_close(
+        pm.filter_vmap(layer.combine, in_axes={"x": None})(jnp.asarray(2.0), ramp(3)), ramp(3) + 3
+    )
+
+
+def test_collectives_and_axis_size():
+    """axis_name serves collectives; axis_size stands in where nothing is mapped."""
+    centered = pm.filter_vmap(lambda x: x - jax.lax.pmean(x, "batch"), axis_name="batch")(ramp(3))
+    assert_close(centered, ramp(3) - 2)
+
+    assert_close(pm.filter_vmap(lambda: ramp(2), axis_size=3)(), jnp.stack([ramp(2)] * 3))
+    found = pm.filter_vmap(lambda x: x, in_axes=None, axis_size=2, out_axes=1)(ramp(3))
+    assert found.shape == (3, 2)
+
+
+def test_if_array():
+    """An axis for arrays, None for all else; equal ones are equal."""
+    assert [pm.if_array(1)(x) for x in (ramp(2), np.ones(2), 1.0, "a", None)] == [
+        1,
+        1,
+        None,
+        None,
+        None,
+    ]
+    assert pm.if_array(1) == pm.if_array(1) != pm.if_array(0)
+    assert repr(pm.if_array(1)) == "if_array(axis=1)"
+
+
+def test_aliases_are_independent():
+    """One array in two arguments, a submodule shared by two, a captured Module as result."""
+    x = ramp(3, 3)
+    assert_close(pm.filter_vmap(lambda a, b: a @ b, in_axes=(0, 1))(x, x), jnp.diagonal(x @ x))
+
+    layer = affine()
+    found = pm.filter_vmap(
+        lambda a, b, x: (a(x), b, layer), in_axes=(None, None, 0), out_axes=(0, None, None)
+    )(layer, [layer], XS)
+    assert_close(found[0], jax.vmap(layer)(XS))
+    assert_same(found[1:], ([layer], layer))
+
+
+def test_empty_results_and_no_results():
+    """A function that returns nothing, or nothing that is mapped, returns that."""
+    assert pm.filter_vmap(lambda x: None)(ramp(3)) is None
+    assert pm.filter_vmap(lambda x: ("a", [], {}))(ramp(3)) == ("a", [], {})
+
+
+def test_jit_and_vmap_compose():
+    """filter_jit(filter_vmap(f)) == filter_vmap(f), traced once."""
+    traces = []
+
+    @pm.filter_jit
+    @pm.filter_vmap(in_axes=(0, None))
+    def fn(model, x):
+        traces.append(None)
+        return model(x)
+
+    for _ in range(2):
+        assert_close(
+            fn(stacked_affine(), ramp(3)),
+            pm.filter_vmap(call, in_axes=(0, None))(stacked_affine(), ramp(3)),
+        )
+    assert len(traces) == 1
+
+
+# ---- mistakes
+
+
+def test_inconsistent_sizes_are_refused():
+    """Every size with an argument that has it, by path; the cure is None."""
+    with pytest.raises(
+        ShapeError,
+        match=r"^filter_vmap of call: expected one size of the mapped axis, got 2 sizes\.\n"
+        r"  at size 3 of model\.weight: f32\[3,2,3\], axis 0 \(and 1 more\)\n"
+        r"  at size 4 of x: f32\[4,3\], axis 0\n"
+        r"  what is the same for all members is not mapped:\n      in_axes=\(0, None\)$",
+    ):
+        pm.filter_vmap(call)(stacked_affine(), ramp(4, 3))
+    with pytest.raises(
+        ShapeError, match=r"at size 2 of axis_size=2\n  at size 3 of x: f32\[3\], axis 0"
+    ):
+        pm.filter_vmap(lambda x: x, axis_size=2)(ramp(3))
+
+
+@pytest.mark.parametrize(
+    ("args", "in_axes", "text"),
+    [
+        (
+            (ramp(3), jnp.asarray(1.0)),
+            pm.if_array(0),
+            r"expected y to have the axis 0 that it "
+            r"is mapped over, got f32\[\]\.\n  do not "
+            r"map it; say so by name:\n      "
+            r"in_axes=\{\"y\": None\}",
+        ),
+        (
+            (ramp(3), {"a": [jnp.asarray(1.0)]}),
+            pm.if_array(0),
+            r"expected y\['a'\]\[0\] to have the axis 0[^\n]*\n  do not map it; say so by "
+            r"name:\n      in_axes=\{\"y\": None\}",
+        ),
+        (
+            (ramp(3), ramp(3)),
+            (0, 1),
+            r"expected y to have the axis 1 that it is mapped over, "
+            r"got f32\[3\]",
+        ),
+        (
+            (ramp(3), ramp(3)),
+            (0, -2),
+            r"expected y to have the axis -2 that it is mapped over, "
+            r"got f32\[3\]",
+        ),
+        (
+            (ramp(3), 1.0),
+            0,
+            r"filter_vmap\(in_axes\) for y: expected arrays with an axis 0, got "
+            r"1\.0\.\n  at y\n  map arrays alone, and pass numbers on as they "
+            r"are:\n      in_axes=pm\.if_array\(0\)",
+        ),
+        (
+            (ramp(3), Holder([1])),
+            (0, 0),
+            r"filter_vmap\(in_axes\) for y: expected arrays with "
+            r"an axis 0, got 1\.\n  at y\.content\[0\]",
+        ),
+    ],
+)
+def test_scalars_on_an_axis_are_refused(args, in_axes, text):
+    """A scalar has no axis 0: argument, path and cure are in the error."""
+    with pytest.raises(ShapeError, match=text):
+        pm.filter_vmap(lambda x, y: x, in_axes=in_axes)(*args)
+
+
+@pytest.mark.parametrize("axes", [{}, {"in_axes": None}, {"in_axes": None, "out_axes": None}])
+def test_nothing_to_map_is_refused(axes):
+    """Without an array to map the number of members is not known."""
+    with pytest.raises(
+        ArgumentError,
+        match=r"^filter_vmap of <lambda>: expected an array to map over, or axis_size, got "
+        r"neither\.\n"
+        r"  say how many members there are:\n      pm\.filter_vmap\(f, axis_size=n\)$",
+    ):
+        pm.filter_vmap(lambda x: x, **axes)(3)
+
+
+@pytest.mark.parametrize(
+    ("in_axes", "error", "text"),
+    [
+        (
+            {"z": 0},
+            ArgumentError,
+            r"filter_vmap\(in_axes\): expected names of arguments of this "
+            r"call \(x, y\), got 'z'",
+        ),
+        (
+            (0, 0, 0),
+            SpecError,
+            r"filter_vmap\(in_axes\): expected one spec for each of the 2 "
+            r"positional arguments, got 3\.\n  by name, what is left out is "
+            r"mapped over axis 0:\n      in_axes=\{'x': 0\}",
+        ),
+        ((0,), SpecError, r"one spec for each of the 2 positional arguments, got 1"),
+        (
+            Affine(0, 0),
+            SpecError,
+            r"filter_vmap\(in_axes\): expected a tuple of specs for 2 "
+            r"arguments, got Affine\([^\n]*\n  write, for instance\n      "
+            r"in_axes=\(spec, None\)",
+        ),
+        (
+            ({"a": 0}, 0),
+            SpecError,
+            r"filter_vmap\(in_axes\) for x: expected a prefix[^\n]*\n  "
+            r"at x: dict of 1 where the tree has f32\[3\]",
+        ),
+        (
+            ("0", 0),
+            SpecError,
+            r"filter_vmap\(in_axes\) for x: expected an int or None for each "
+            r"leaf, got '0'\.\n  at x",
+        ),
+        ((1.0, 0), SpecError, r"expected an int or None for each leaf, got 1\.0"),
+        ((True, 0), SpecError, r"expected an int or None for each leaf, got True"),
+        (lambda leaf: "0", SpecError, r"expected an int or None for each leaf, got '0'"),
+        (
+            (pm.by({str: 0}), 0),
+            SpecError,
+            r"by\(\{select\.type\(str\): 0\}\): expected a value "
+            r"for every leaf, got none for 1 of 1\.\n  at x",
+        ),
+        (
+            (pm.by({"w": 0, ...: None}), 0),
+            SpecError,
+            r"select\.path\('w'\): expected a pattern "
+            r"that matches at least one leaf",
+        ),
+        (
+            pm.by({"w": 0, ...: None}),
+            SpecError,
+            r"select\.path\('w'\): expected a pattern that "
+            r"matches at least one leaf",
+        ),
+    ],
+)
+def test_misfit_in_axes_are_refused(in_axes, error, text):
+    """Unknown names, wrong counts, no prefix, no axis, rules with gaps: each says what it is."""
+    with pytest.raises(error, match=text):
+        pm.filter_vmap(lambda x, y: x, in_axes=in_axes)(ramp(3), ramp(3))
+
+
+@pytest.mark.parametrize(
+    ("out_axes", "error", "text"),
+    [
+        (
+            None,
+            SpecError,
+            r"expected results that are the same for all members where out_axes "
+            r"is None, got a result that differs from member to member\.\n  at "
+            r"result\['x'\]\n[^$]*out_axes=0",
+        ),
+        ({"x": None, "y": 0}, SpecError, r"differs from member to member\.\n  at result\['x'\]\n"),
+        (
+            {"x": 0},
+            SpecError,
+            r"filter_vmap\(out_axes\): expected a prefix[^\n]*\n  at result: "
+            r"dict of 1 where the tree has dict of 2",
+        ),
+        ((0, 0), SpecError, r"at result: tuple of 2 where the tree has dict of 2"),
+        (
+            {"x": "0", "y": 0},
+            SpecError,
+            r"filter_vmap\(out_axes\): expected an int or None for "
+            r"each leaf, got '0'\.\n  at result\['x'\]",
+        ),
+        (pm.by({"z": 0, ...: 0}), SpecError, r"select\.path\('z'\)"),
+    ],
+)
+def test_misfit_out_axes_are_refused(out_axes, error, text):
+    """A mapped result without an axis, no prefix, no axis: the path starts with `result`."""
+    with pytest.raises(error, match=text):
+        pm.filter_vmap(lambda x: {"x": x, "y": x}, out_axes=out_axes)(ramp(3))
+
+
+def test_errors_inside_are_the_users():
+    """A ValueError in the function is not taken for ours."""
+
+    def fn(x):
+        raise ValueError("mine, about out_axes")
+
+    with pytest.raises(ValueError, match=r"^mine, about out_axes") as caught:
+        pm.filter_vmap(fn, out_axes=None)(ramp(3))
+    assert type(caught.value) is ValueError
+
+
+def test_buffers_and_named_tuples_are_mapped_like_the_rest():
+    """Roles play no part in mapping; named tuples keep their kind."""
+    model = Buffered(ramp(3), ramp(3), ramp(3))
+    found = pm.filter_vmap(lambda m: Pair(m.weight + m.mean, m))(model)
+
+    assert type(found) is Pair
+    assert_close(found.first, 2 * ramp(3))
+    assert_same(found.second, model)
+
+
+def test_functions_in_models_are_shared():
+    """A model that holds functions and numbers is mapped over its arrays alone."""
+    model = Holder([OwnInit(3), double, 2.0])
+    found = pm.filter_vmap(lambda m: m.content[1](m.content[0].weight) * m.content[2])(model)
+
+    assert_close(found, ramp(3) * 4)

@@ -1,0 +1,157 @@
+"""filter_eval_shape, filter_make_jaxpr, filter_closure_convert."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import ArgumentError, StructureError
+from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.trees import Affine, Holder, OwnInit, Static, affine, double, every_module, ramp
+
+
+def struct(*shape, dtype=jnp.float32):
+    """A `ShapeDtypeStruct`."""
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def types(tree):
+    """The tree with shape and dtype for each array or struct."""
+    return jax.tree.map(lambda x: (x.shape, str(x.dtype)) if hasattr(x, "shape") else x, tree)
+
+
+@every_module
+def test_eval_shape_of_a_maker_gives_the_skeleton(make):
+    """The Module that would be built, with structs for arrays."""
+    skeleton, module = pm.filter_eval_shape(make), make()
+
+    assert type(skeleton) is type(module)
+    found, expected = jax.tree.leaves(skeleton), jax.tree.leaves(module)
+    for x, y in zip(found, expected, strict=True):
+        if pm.is_array(y):
+            assert isinstance(x, jax.ShapeDtypeStruct)
+            assert (x.shape, x.dtype) == (y.shape, jnp.asarray(y).dtype)
+        else:
+            assert type(x) is type(y)
+
+
+def test_eval_shape_computes_nothing():
+    """Arrays are never made, however large; structs may stand for arguments."""
+    huge = pm.filter_eval_shape(lambda n: {"x": jnp.ones((n, n)), "n": n, "f": double}, 10**9)
+    assert huge["x"].shape == (10**9, 10**9)
+    assert (huge["n"], huge["f"]) == (10**9, double)
+
+    out = pm.filter_eval_shape(lambda m, x: m(x), pm.filter_eval_shape(affine), struct(3))
+    assert types(out) == ((2,), "float32")
+    assert pm.filter_eval_shape(affine(), struct(3)).shape == (2,)
+    assert pm.filter_eval_shape(affine().scaled, struct(3), by=2.0).shape == (2,)
+    assert pm.filter_eval_shape(OwnInit, 3, use_bias=False).bias is None
+
+
+def test_eval_shape_refuses_what_is_no_function():
+    """Something that cannot be called is refused."""
+    with pytest.raises(
+        ArgumentError, match=r"filter_eval_shape\(fun\): expected something callable, got 3"
+    ):
+        pm.filter_eval_shape(3)
+
+
+def test_make_jaxpr():
+    """The jaxpr's inputs are the arrays of the arguments; the result comes in two halves."""
+    model = Holder([affine(), "name", 2.0])
+    jaxpr, dynamic, static = pm.filter_make_jaxpr(lambda m, x: (m.content[0](x), m.content[1:], m))(
+        model, struct(3)
+    )
+
+    assert [a.shape for a in jaxpr.in_avals] == [(2, 3), (2,), (3,)]
+    assert [a.shape for a in jaxpr.out_avals] == [(2,), (2, 3), (2,)]
+    assert types(dynamic)[0] == ((2,), "float32")
+    assert dynamic[1] == [None, None]
+    assert static[0] is None
+    assert static[1] == ["name", 2.0]
+    assert static[2].content[0].weight is None
+    both = pm.combine(dynamic, static)
+    assert types(both) == types((affine()(ramp(3)), ["name", 2.0], model))
+
+
+def test_make_jaxpr_traces_no_more_than_jax_does():
+    """The program is that of jax.make_jaxpr on the arrays."""
+    jaxpr, _, _ = pm.filter_make_jaxpr(lambda m, x: jnp.sin(m["w"]) * x)(
+        {"w": ramp(2), "n": 1}, ramp(2)
+    )
+
+    assert str(jaxpr.jaxpr) == str(
+        jax.make_jaxpr(lambda w, x: jnp.sin(w) * x)(ramp(2), ramp(2)).jaxpr
+    )
+
+
+def test_closure_convert_makes_captured_arrays_data():
+    """What a function closed over becomes leaves; the function does what it did."""
+    model, y = affine(), ramp(2)
+    converted = pm.filter_closure_convert(lambda x, how: (model(x) * y, how), ramp(3), "text")
+
+    assert len(jax.tree.leaves(converted)) == len(converted.consts) == 3
+    assert_same(converted(ramp(3, start=2.0), "text"), (model(ramp(3, start=2.0)) * y, "text"))
+    moved = jax.tree.map(lambda c: c * 0, converted)
+    assert_close(moved(ramp(3), "text")[0], jnp.zeros(2))
+
+
+def test_closure_convert_goes_through_transforms():
+    """Converted functions are arguments: gradients reach what they captured."""
+    y = ramp(2)
+    converted = pm.filter_closure_convert(lambda x: jnp.sum(x * y), ramp(2))
+
+    gradient = pm.filter_grad(lambda f: f(ramp(2, start=3.0)))(converted)
+    assert_close(gradient.consts[0], ramp(2, start=3.0))
+    assert_close(jax.jit(lambda f, x: f(x))(converted, ramp(2)), jnp.sum(y * y))
+    assert_close(jax.vmap(converted)(ramp(3, 2)), jnp.sum(ramp(3, 2) * y[None], 1))
+
+
+def test_closure_convert_tells_its_structures():
+    """in_struct and out_struct are trees of structs."""
+    converted = pm.filter_closure_convert(lambda x, *, n: {"y": x[:n], "n": n}, ramp(3), n=2)
+
+    assert types(converted.in_struct) == ((((3,), "float32"),), {"n": 2})
+    assert types(converted.out_struct) == {"y": ((2,), "float32"), "n": 2}
+
+
+@pytest.mark.parametrize(
+    ("args", "places"),
+    [
+        ((ramp(4), 1, affine()), r"  at \[0\]\[0\]: f32\[3\] became f32\[4\]"),
+        (
+            (ramp(3).astype(jnp.bfloat16), 1, affine()),
+            r"  at \[0\]\[0\]: f32\[3\] became bf16\[3\]",
+        ),
+        (
+            (ramp(3), 1, Affine(ramp(2, 3), ramp(5))),
+            r"  at \[0\]\[2\]\.bias: f32\[2\] became f32\[5\]",
+        ),
+        ((ramp(3), 2, affine()), r"  at static values: not those of the example"),
+        ((ramp(3), True, affine()), r"  at static values: not those of the example"),
+        ((ramp(3), 1, [affine()]), r"  at structure: not that of the example"),
+        ((ramp(3), 1), r"  at structure: not that of the example"),
+        ((3.0, 1, affine()), r"  at structure: not that of the example"),
+    ],
+)
+def test_closure_convert_refuses_other_arguments(args, places):
+    """Structure, static values, shapes and dtypes must be those of the example: paths are named."""
+    converted = pm.filter_closure_convert(lambda x, n, m: x * n, ramp(3), 1, affine())
+    with pytest.raises(
+        StructureError,
+        match=rf"^closure-converted <lambda>: expected arguments like those that it was "
+        rf"converted for, got "
+        rf"others\.\n{places}",
+    ):
+        converted(*args)
+
+
+def test_configuration_in_examples():
+    """Modules with configuration are arguments as any other."""
+    converted = pm.filter_closure_convert(lambda m: m.weight * m.size, Static(ramp(2), 3))
+
+    assert_close(converted(Static(ramp(2), 3)), ramp(2) * 3)
+    with pytest.raises(StructureError, match="structure: not that of the example"):
+        converted(Static(ramp(2), 4))
+    assert np.shape(converted(Static(np.ones(2, np.float32), 3))) == (2,)
