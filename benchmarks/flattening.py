@@ -8,13 +8,12 @@ its nodes rebuilt without a line of Python.
 """
 
 from collections.abc import Callable, Iterator
-from time import perf_counter
 from typing import Any
 
 import jax.tree_util as jtu
 
 from benchmarks.libraries import installed
-from benchmarks.measuring import Burst
+from benchmarks.measuring import CALLER, Burst
 from benchmarks.networks import nested_dicts, network_class
 from benchmarks.tables import Benchmark, Row, raced
 
@@ -24,10 +23,10 @@ def flattening(tree: Any) -> Burst:
     flatten = jtu.tree_flatten
 
     def burst(number: int) -> float:
-        began = perf_counter()
+        began = CALLER()
         for _ in range(number):
             flatten(tree)
-        return perf_counter() - began
+        return CALLER() - began
 
     return burst
 
@@ -38,10 +37,10 @@ def unflattening(tree: Any) -> Burst:
     unflatten = jtu.tree_unflatten
 
     def burst(number: int) -> float:
-        began = perf_counter()
+        began = CALLER()
         for _ in range(number):
             unflatten(structure, leaves)
-        return perf_counter() - began
+        return CALLER() - began
 
     return burst
 
@@ -51,11 +50,11 @@ def rebuilding(tree: Any) -> Burst:
     flatten, unflatten = jtu.tree_flatten, jtu.tree_unflatten
 
     def burst(number: int) -> float:
-        began = perf_counter()
+        began = CALLER()
         for _ in range(number):
             leaves, structure = flatten(tree)
             unflatten(structure, leaves)
-        return perf_counter() - began
+        return CALLER() - began
 
     return burst
 

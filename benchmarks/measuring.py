@@ -2,8 +2,11 @@
 
 The unit of work is a *burst*: a function that does the thing `n` times in a row, and says how many
 seconds that took. A *race* runs one short burst of each contender after the other, round after
-round. A neighbor that takes the processor for a second then slows a few rounds of everybody, and
+round. A neighbor that slows the processor for a second then slows a few rounds of everybody, and
 because contenders are compared within a round, the median of the ratios hardly moves.
+
+Most seconds here are the processor's, not the clock's: those in which a neighbor had the processor
+would drown all others on a machine that is busy.
 """
 
 import gc
@@ -11,10 +14,18 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from time import perf_counter
+from time import perf_counter, process_time, thread_time
 from typing import Any
 
 Burst = Callable[[int], float]
+
+CALLER = thread_time
+"""Seconds in which the processor worked for the thread that calls: what Python spends on something.
+That a neighbor took the processor away does not count; nor does waiting for a device."""
+PROCESS = process_time
+"""Seconds in which it worked for this process: what XLA's threads spend counts as well."""
+WALL = perf_counter
+"""Seconds on the clock on the wall."""
 
 BURST_SECONDS = 3e-3
 LONGEST_BURST_SECONDS = 50e-3
@@ -70,13 +81,13 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def repeating(function: Callable[[], Any]) -> Burst:
-    """`function()`, over and over: for what takes a microsecond or more."""
+    """`function()`, over and over: for what takes many microseconds."""
 
     def burst(number: int) -> float:
-        began = perf_counter()
+        began = CALLER()
         for _ in range(number):
             function()
-        return perf_counter() - began
+        return CALLER() - began
 
     return burst
 
@@ -91,12 +102,12 @@ def unrolled(statement: str, **names: Any) -> Burst:
     body = "\n        ".join([statement] * UNROLLED)
     source = f"""
 def burst(number, {", ".join(f"{name}={name}" for name in names)}):
-    began = perf_counter()
+    began = clock()
     for _ in range(number):
         {body}
-    return perf_counter() - began
+    return clock() - began
 """
-    scope: dict[str, Any] = {"perf_counter": perf_counter, **names}
+    scope: dict[str, Any] = {"clock": CALLER, **names}
     exec(source, scope)
     return scope["burst"]
 

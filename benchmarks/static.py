@@ -9,14 +9,13 @@ same way, with `static_argnames`; a method is compared with a function of the li
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from benchmarks.libraries import installed
-from benchmarks.measuring import Burst
+from benchmarks.measuring import CALLER, Burst
 from benchmarks.networks import apply_flat, flat_arrays, network_class, vector
 from benchmarks.tables import Benchmark, Row, raced
 
@@ -37,17 +36,23 @@ def finish(y: jax.Array, how: Any) -> jax.Array:
 # --- bursts: two calls each -----------------------------------------------------------------------
 
 
+def caller_seconds(began: float, out: jax.Array) -> float:
+    """Since `began`; then waits, untimed, so that no burst leaves work to the next."""
+    seconds = CALLER() - began
+    out.block_until_ready()
+    return seconds
+
+
 def by_position(function: Function, model: Any, one: Any, other: Any) -> Burst:
     """The static value is the third argument."""
     x = vector()
 
     def burst(number: int) -> float:
-        began = perf_counter()
+        began = CALLER()
         for _ in range(number):
             function(model, x, one)
             out = function(model, x, other)
-        out.block_until_ready()
-        return perf_counter() - began
+        return caller_seconds(began, out)
 
     return burst
 
@@ -57,12 +62,11 @@ def by_keyword(function: Function, model: Any, one: Any, other: Any) -> Burst:
     x = vector()
 
     def burst(number: int) -> float:
-        began = perf_counter()
+        began = CALLER()
         for _ in range(number):
             function(model, x, how=one)
             out = function(model, x, how=other)
-        out.block_until_ready()
-        return perf_counter() - began
+        return caller_seconds(began, out)
 
     return burst
 
@@ -72,12 +76,11 @@ def all_by_keyword(function: Function, model: Any, one: Any, other: Any) -> Burs
     x = vector()
 
     def burst(number: int) -> float:
-        began = perf_counter()
+        began = CALLER()
         for _ in range(number):
             function(how=one, x=x, model=model)
             out = function(x=x, model=model, how=other)
-        out.block_until_ready()
-        return perf_counter() - began
+        return caller_seconds(began, out)
 
     return burst
 
@@ -86,12 +89,11 @@ def calling(function: Function, *args: Any) -> Burst:
     """The same call twice."""
 
     def burst(number: int) -> float:
-        began = perf_counter()
+        began = CALLER()
         for _ in range(number):
             function(*args)
             out = function(*args)
-        out.block_until_ready()
-        return perf_counter() - began
+        return caller_seconds(began, out)
 
     return burst
 
@@ -100,12 +102,11 @@ def calling_method(model: Any, x: jax.Array) -> Burst:
     """The method is read from the model for each call."""
 
     def burst(number: int) -> float:
-        began = perf_counter()
+        began = CALLER()
         for _ in range(number):
             model.apply(x)
             out = model.apply(x)
-        out.block_until_ready()
-        return perf_counter() - began
+        return caller_seconds(began, out)
 
     return burst
 

@@ -11,7 +11,6 @@ numbers (NNX from its own), so the losses must agree, and are printed.
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle
-from time import perf_counter
 from typing import Any
 
 import jax
@@ -22,7 +21,7 @@ import optax
 
 import pytreemod
 from benchmarks.libraries import OURS, installed
-from benchmarks.measuring import Burst
+from benchmarks.measuring import PROCESS, WALL, Burst
 from benchmarks.tables import Benchmark, Row, raced, ratio_row
 
 JAX = "jax.jit"
@@ -113,7 +112,9 @@ def filtering(library: Any, depth: int) -> Step:
         return squared_error(jax.vmap(model)(x), y)
 
     # The batch comes first, for Equinox can only donate all arguments, or all but the first.
-    @library.filter_jit(donate="all-except-first")
+    donate = ("model", "opt_state") if library is pytreemod else "all-except-first"
+
+    @library.filter_jit(donate=donate)
     def work(batch: Any, model: Any, opt_state: Any) -> tuple[Any, Any, jax.Array]:
         loss, grads = library.filter_value_and_grad(loss_fn)(model, *batch)
         updates, opt_state = adam.update(grads, opt_state, model)
@@ -164,16 +165,16 @@ def makers() -> dict[str, Callable[[int], Step]]:
 # --- the table ----------------------------------------------------------------------------------
 
 
-def stepping(step: Step) -> Burst:
+def stepping(step: Step, clock: Callable[[], float]) -> Burst:
     """Go on training."""
     data = cycle(batches())
 
     def burst(number: int) -> float:
-        began = perf_counter()
+        began = clock()
         for _ in range(number):
             loss = step(*next(data))
         loss.block_until_ready()
-        return perf_counter() - began
+        return clock() - began
 
     return burst
 
@@ -187,9 +188,9 @@ def learned(step: Step, steps: int) -> tuple[float, float]:
 def seconds_to_first_loss(make: Callable[[int], Step], depth: int) -> float:
     """Tracing and compiling, and all else that happens before the loop runs smoothly."""
     step, batch = make(depth), batches()[0]
-    began = perf_counter()
+    began = PROCESS()
     step(*batch).block_until_ready()
-    return perf_counter() - began
+    return PROCESS() - began
 
 
 def loss_row(label: str, losses: dict[str, tuple[float, float]]) -> Row:
@@ -211,8 +212,9 @@ def rows(quick: bool) -> Iterator[Row]:
         steps = {name: make(depth) for name, make in makers().items()}
         losses = {name: learned(step, learning) for name, step in steps.items()}
         yield loss_row(f"loss in {learning} steps, {size}", losses)
-        bursts = {name: stepping(step) for name, step in steps.items()}
-        yield raced(f"training, one step, {size}", bursts, rounds=rounds, limit=LIMITS[depth])
+        for clock, what, limit in ((PROCESS, "processor", LIMITS[depth]), (WALL, "wall", None)):
+            bursts = {name: stepping(step, clock) for name, step in steps.items()}
+            yield raced(f"one step, {what}, {size}", bursts, rounds=rounds, limit=limit)
         first: dict[str, list[float]] = {name: [] for name in steps}
         for _ in range(first_rounds):
             for name, make in makers().items():

@@ -78,9 +78,20 @@ def kind_of(value: Any) -> Any:
     kind = class_of(value)
     if kind is float and value == 0.0:
         return float, repr(value)
-    if kind is tuple:
-        return (tuple, *map(kind_of, value))
+    if isinstance(value, (tuple, list)):
+        return (kind, *map(kind_of, value))
+    if isinstance(value, dict):
+        return (kind, *((kind_of(k), kind_of(v)) for k, v in value.items()))
     return kind
+
+
+def _copied(value: Any) -> Any:
+    """Containers copied, what they hold shared: a copy of a function would be another function."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    return copy.copy(value) if isinstance(value, Held.TYPES) else value
 
 
 class Held:
@@ -95,11 +106,11 @@ class Held:
     TYPES = (list, dict, set, bytearray)
 
     def __init__(self, value: Any):
-        self.value = copy.deepcopy(value)
+        self.value = _copied(value)
 
     def give(self) -> Any:
         """A copy of the value."""
-        return copy.deepcopy(self.value)
+        return _copied(self.value)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Held) and bool(self.value == other.value)

@@ -38,10 +38,6 @@ _lax: Any = jax.lax
 _config: Any = jax.config
 
 
-class _Retrace(Exception):
-    """The branches must be traced again, now that it is known what all of them return."""
-
-
 class _Result:
     """What a branch returned: the types of its arrays, and everything else."""
 
@@ -86,41 +82,15 @@ def _fit(first: Any, second: Any) -> bool:
     return a.shape == b.shape and (a.dtype == b.dtype or agreeing_dtype([a, b]) is not None)
 
 
-class _Branches:
-    """The branches of one transform for operands of one structure, and what they returned.
+class _Memory:
+    """What the branches of one transform have returned, for operands of one structure."""
 
-    Attributes:
-        current: the branches as functions of arrays, for JAX.
-    """
-
-    def __init__(
-        self,
-        where: str,
-        labels: Sequence[str],
-        restore: Callable[..., Sequence[Any]],
-        functions: Structure,
-        operands: Structure,
-    ):
+    def __init__(self, where: str, labels: Sequence[str]):
         self.where = where
         self.labels = labels
-        self.restore = restore
-        self.functions = functions
-        self.operands = operands
         self.results: dict[Any, list[_Result | None]] = {}
         self.plans: dict[Any, _Plan] = {}
-        self.renew()
-
-    def renew(self) -> None:
-        """Make new functions, of which JAX has no traces."""
-        self.current = [self._branch(i) for i in range(len(self.labels))]
-
-    def _branch(self, index: int) -> Callable[..., Framed]:
-        def branch(own: Any, values: Any) -> Framed:
-            fn = self.restore(self.functions.assemble(own))[index]
-            result = fn(*self.operands.assemble(values))
-            return self.settle(index, _conditions(own, values), result)
-
-        return branch
+        self.is_undone = False
 
     def settle(self, index: int, key: Any, result: PyTree) -> Framed:
         """The result of a branch as all branches return theirs, as far as that is known."""
@@ -132,7 +102,10 @@ class _Branches:
             plan = self.plans.get(key)
             self.plans[key] = joint = self._join(results)
             if plan is None and not _settled(joint, results):
-                raise _Retrace
+                # JAX refuses what no other branch returns. (To raise here would abort the trace
+                # of this branch, and JAX never lets go of the tracers of an aborted trace.)
+                self.is_undone = True
+                return Framed(own.apply(leaves).arrays, Frame(own.frame.structure, (-1,)))
         return self.plans.get(key, own).apply(leaves)
 
     def _join(self, results: Sequence[Any]) -> _Plan:
@@ -142,6 +115,50 @@ class _Branches:
                 labels = self.labels[0], self.labels[i]
                 raise StructureError(_explain_mismatch(self.where, labels, found))
         return _plan(results)
+
+
+class _Branches:
+    """The branches of one transform as functions of arrays, for JAX.
+
+    They remember together, but do not hold each other: JAX's traces of them, and what these have
+    captured, are to go as soon as nobody needs them.
+
+    Attributes:
+        current: the functions.
+        memory: what they returned.
+    """
+
+    def __init__(
+        self,
+        memory: _Memory,
+        restore: Callable[..., Sequence[Any]],
+        functions: Structure,
+        operands: Structure,
+    ):
+        self.memory = memory
+        self.parts = restore, functions, operands
+        self.renew()
+
+    def renew(self) -> None:
+        """Make new functions, of which JAX has no traces."""
+        count = len(self.memory.labels)
+        self.current = [_branch(i, self.memory, *self.parts) for i in range(count)]
+        self.memory.is_undone = False
+
+
+def _branch(
+    index: int,
+    memory: _Memory,
+    restore: Callable[..., Sequence[Any]],
+    functions: Structure,
+    operands: Structure,
+) -> Callable[..., Framed]:
+    def branch(own: Any, values: Any) -> Framed:
+        fn = restore(functions.assemble(own))[index]
+        result = fn(*operands.assemble(values))
+        return memory.settle(index, _conditions(own, values), result)
+
+    return branch
 
 
 def _conditions(*values: Any) -> Any:
@@ -223,16 +240,18 @@ def _run(
     nodes = Parts(callee.nodes)
 
     def make() -> _Branches:
-        return _Branches(where, labels, callee.restorer(), nodes.structure, split.structure)
+        memory = _Memory(where, labels)
+        return _Branches(memory, callee.restorer(), nodes.structure, split.structure)
 
     key = (where, nodes.key, split.key)
     branches = keep(callee, key, (*nodes.values, *split.values), make)
     try:
-        framed = choose(branches.current, nodes.values, split.values)
-    except _Retrace:
-        branches.renew()
-        framed = choose(branches.current, nodes.values, split.values)
-    return framed.build()
+        return choose(branches.current, nodes.values, split.values).build()
+    except TypeError:
+        if not branches.memory.is_undone:
+            raise
+    branches.renew()
+    return choose(branches.current, nodes.values, split.values).build()
 
 
 def filter_cond(

@@ -96,6 +96,13 @@ class Store:
         # By name: callables that are pytrees share a store.
         self.logs: dict[str, TraceLog] = {}
 
+    def clear(self) -> None:
+        """Forget what was compiled, and how often."""
+        self.entries.clear()
+        for log in self.logs.values():
+            log.count = 0
+            log.last.clear()
+
     def log_of(self, fn: Any) -> TraceLog:
         """The traces of a function."""
         return self.logs.setdefault(_full_name(fn), TraceLog())
@@ -251,6 +258,6 @@ def clear_stores() -> None:
     """Forget all compiled functions."""
     for by_options in list(_stores.values()):
         for store in by_options.values():
-            store.entries.clear()
+            store.clear()
     for store in _shared_stores.values():
-        store.entries.clear()
+        store.clear()

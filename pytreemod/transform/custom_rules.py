@@ -75,7 +75,7 @@ class _Outputs:
             pairs = zip(leaves, tangents, strict=True)
             result = treedef.unflatten([x if t is None else _as_array(x) for x, t in pairs])
         arrays, structure = divide(result)
-        structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
+        structs = [jax.ShapeDtypeStruct(x.shape, jnp.result_type(x)) for x in arrays]
         if self.structure is None:
             self.structure, self.structs = structure, structs
         elif self.structs != structs or not _agree(self.structure, structure):
@@ -118,7 +118,7 @@ def _same(one: Any, other: Any) -> bool:
     try:
         return one is other or static_token(one) == static_token(other)
     except TypeError:
-        return bool(one == other)
+        return (one == other) is True
 
 
 def _as_array(value: Any) -> Any:

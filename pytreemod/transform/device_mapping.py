@@ -52,7 +52,8 @@ class _Pmapped(Vmapped):
         # An axis_size handed to JAX makes 0.12 warn about an integer of its own.
         counted = all(axis is None for axis in mapped)
         if counted:
-            arrays.append(np.zeros((axis_size or 1, 0), bool))
+            size: Any = axis_size
+            arrays.append(np.zeros((size, 0), bool))
             mapped.append(0)
         self._check_devices(arrays, mapped, dict(pmapkwargs))
         own = divide(self.fn)[0] if is_node(self.fn) else []

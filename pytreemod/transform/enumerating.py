@@ -184,11 +184,11 @@ class Enumeration(metaclass=_EnumerationMeta):
             An item of this class.
 
         Raises:
-            ArgumentError: `item` belongs to no base of this class.
+            ArgumentError: `item` belongs neither to this class nor to a base of it.
         """
         source: Any = getattr(item, "_enumeration", None)
         if not is_item(item) or not issubclass(cls, source):
-            bases = ", ".join(b.__qualname__ for b in cls.__mro__[1:-2]) or "its bases"
+            bases = ", ".join(b.__qualname__ for b in cls.__mro__[:-2])
             raise ArgumentError(
                 explain(f"{cls.__qualname__}.promote(item)", f"an item of {bases}", describe(item))
             )

@@ -217,7 +217,7 @@ _FIXED = _Fixed()
 
 
 def _space(treedef: Any, mask: Sequence[bool], values: Sequence[Any]) -> _Space:
-    structs = [jax.ShapeDtypeStruct(jnp.shape(x), x.dtype) for x in values]
+    structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in values]
     return _Space(treedef, tuple(fill(mask, structs, [None] * len(mask))))
 
 

@@ -135,19 +135,21 @@ def _differences(old: Trace, new: Trace) -> Iterator[str]:
 def _compare(old: Any, new: Any, path: tuple[Any, ...], root: str) -> Iterator[str]:
     if type(old) is not type(new):
         yield _line(path, root, _show(old), _show(new))
-        return
-    if isinstance(old, ArrayType):
+    elif isinstance(old, ArrayType):
         if old != new:
             yield from _compare_arrays(old, new, path, root)
-        return
-    yield from _compare_configuration(old, new, path, root)
-    yield from _compare_auxiliary(old, new, path, root)
-    children, others = children_of(old), children_of(new)
-    if children is None or others is None:
+    elif children_of(old) is None:
         if not _same(old, new):
             yield _change(path_text(path, root), old, new)
-        return
-    before, after = dict(children), dict(others)
+    elif record_of(old) is not None:
+        yield from _compare_fields(old, new, path, root)
+    else:
+        yield from _compare_auxiliary(old, new, path, root)
+        yield from _compare_children(old, new, path, root)
+
+
+def _compare_children(old: Any, new: Any, path: tuple[Any, ...], root: str) -> Iterator[str]:
+    before, after = dict(children_of(old) or ()), dict(children_of(new) or ())
     for key in {**before, **after}:
         below = (*path, key)
         if key not in before:
@@ -183,9 +185,7 @@ def _lie(sharding: Any) -> str:
 
 
 def _compare_auxiliary(old: Any, new: Any, path: tuple[Any, ...], root: str) -> Iterator[str]:
-    """What a node of another library, or of the user's, keeps beside its children."""
-    if record_of(old) is not None or children_of(old) is None:
-        return
+    """What a node of JAX's, or of the user's, keeps beside its children."""
     if isinstance(old, (tuple, list, dict)):
         return
     was, now = (jtu.tree_structure(x, is_leaf=stop_below(x)).node_data() for x in (old, new))
@@ -199,19 +199,26 @@ def _compare_auxiliary(old: Any, new: Any, path: tuple[Any, ...], root: str) -> 
             yield _change(f"{path_text(path, root)} (auxiliary data)", before, after)
 
 
-def _compare_configuration(old: Any, new: Any, path: tuple[Any, ...], root: str) -> Iterator[str]:
-    record, other = record_of(old), record_of(new)
-    if record is None or other is None:
-        return
-    before = {n: getattr(old, n) for n in record.names(old) if n not in record.data_names(old)}
-    after = {n: getattr(new, n) for n in other.names(new) if n not in other.data_names(new)}
+def _compare_fields(old: Any, new: Any, path: tuple[Any, ...], root: str) -> Iterator[str]:
+    """The fields of two records of one class; a value may be data in one and not in the other."""
+    (before, data), (after, other_data) = _fields(old), _fields(new)
     for name in {**before, **after}:
         below = (*path, jtu.GetAttrKey(name))
-        if name not in before or name not in after:
-            states = ["configuration" if name in side else "data" for side in (before, after)]
-            yield _line(below, root, *states)
-        elif not _same(before[name], after[name]):
-            yield _change(path_text(below, root), before[name], after[name])
+        states = [name in side for side in (before, after, data, other_data)]
+        if all(states):
+            yield from _compare(before[name], after[name], below, root)
+        elif states == [True, True, False, False]:
+            if not _same(before[name], after[name]):
+                yield _change(path_text(below, root), before[name], after[name])
+        else:
+            shown = [_show(side[name]) if name in side else "absent" for side in (before, after)]
+            yield _line(below, root, *shown)
+
+
+def _fields(node: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The fields of a record by name, and the names of those that are data."""
+    record: Any = record_of(node)
+    return {name: getattr(node, name) for name in record.names(node)}, record.data_names(node)
 
 
 def _line(path: tuple[Any, ...], root: str, old: str, new: str) -> str:
@@ -220,30 +227,43 @@ def _line(path: tuple[Any, ...], root: str, old: str, new: str) -> str:
 
 def _change(place: str, old: Any, new: Any) -> str:
     why = _why(old, new)
-    return f"{place}: {_show(old)} -> {_show(new)}{f' ({why})' if why else ''}"
+    return f"{place}: {_text(old)} -> {_text(new)}{f' ({why})' if why else ''}"
 
 
 def _same(old: Any, new: Any) -> bool:
     if old is new:
         return True
+    if type(old) is not type(new):
+        return False
+    if isinstance(old, (float, complex)):
+        return repr(old) == repr(new)  # Tells 0.0 from -0.0, and takes NaN for itself.
     try:
-        return type(old) is type(new) and ((old == new) is True or (old != old and new != new))
+        same = (old == new) is True
     except Exception:
         return False
+    return same and (class_of(old) is not tuple or all(map(_same, old, new)))
 
 
 def _show(value: Any) -> str:
     if isinstance(value, ArrayType) or value is None:
         return str(value)
+    return _a(class_of(value)) if children_of(value) is not None else _text(value)
+
+
+def _text(value: Any) -> str:
+    """A static value in short: functions by name and line, and no addresses, which tell nothing."""
     code = getattr(value, "__code__", None)
     if isinstance(code, types.CodeType):
         return f"{value.__qualname__} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})"
-    return _a(class_of(value)) if children_of(value) is not None else _named(value)
+    return describe(value) if isinstance(value, type) else describe(_WithoutAddress(value))
 
 
-def _named(value: Any) -> str:
-    """A value without its address, which is different each time and tells nothing."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", describe(value))
+class _WithoutAddress:
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __repr__(self) -> str:
+        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self.value))
 
 
 def _a(cls: type) -> str:
@@ -252,8 +272,8 @@ def _a(cls: type) -> str:
 
 def _why(old: Any, new: Any) -> str:
     """What makes two values different that look alike."""
-    shown = _show(old)
-    if type(old) is not type(new) or shown != _show(new):
+    shown = _text(old)
+    if type(old) is not type(new) or shown != _text(new):
         return ""
     if callable(old):
         return "the same function made anew: make it once, outside the loop"

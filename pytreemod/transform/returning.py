@@ -6,7 +6,7 @@ from typing import Any
 from pytreemod.errors import ArgumentError, PytreemodError, describe, explain
 from pytreemod.transform.choosing import fill
 from pytreemod.tree.snapshots import Structure, divide
-from pytreemod.typing import PyTree, jtu
+from pytreemod.typing import PyTree, class_of, jtu
 
 
 def pair_of(
@@ -32,15 +32,13 @@ def pair_of(
     Raises:
         ArgumentError: it is no pair, unless `error` says otherwise.
     """
-    if not isinstance(result, tuple) or len(values := _untyped(result)) != 2:
-        got = f"{len(_untyped(result))} values" if isinstance(result, tuple) else describe(result)
+    kind: Any = class_of(result)
+    values: list[Any] = list(result) if issubclass(kind, (tuple, list)) else []
+    if len(values) != 2:
+        got = f"{len(values)} values" if issubclass(kind, (tuple, list)) else describe(result)
         cure = ["return both:", f"return {pair}"]
         raise error(explain(where, f"a pair ({pair}){reason}", got, cure=cure))
     return values[0], values[1]
-
-
-def _untyped(value: Any) -> Any:
-    return value
 
 
 class Parted:

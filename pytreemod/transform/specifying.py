@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from pytreemod.errors import ArgumentError, SpecError, describe, explain
 from pytreemod.transform.wrapping import argument_name
+from pytreemod.tree.nodes import children_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By, spread
@@ -88,7 +89,8 @@ def specs_by_argument(
     is_sequence = class_of(spec) in (tuple, list)
     if is_sequence and len(spec) == positional:
         return [*spec, *[terms.default] * (len(every) - positional)]
-    if len(every) == 1 or (terms.stops(spec) and not is_sequence):
+    is_one = children_of(spec) is None or terms.stops(spec)
+    if len(every) == 1 or (is_one and not is_sequence):
         return [spec] * len(every)
     _refuse(spec, is_sequence, every, positional, terms)
     return []

@@ -19,7 +19,7 @@ def take(tree, axes, i):
     """Member `i`: `axes` is a tree with an int or a dash for each leaf."""
 
     def one(axis, leaf):
-        return leaf if axis == "-" else np.take(leaf, i, axis)
+        return leaf if axis == "-" else np.take(np.asarray(leaf), i, axis)
 
     return jax.tree.map(one, axes, tree)
 

@@ -9,7 +9,9 @@ import pytreemod as pm
 from tests.helpers.trees import (
     Affine,
     Defaults,
+    Empty,
     Holder,
+    Pair,
     Static,
     affine,
     double,
@@ -81,6 +83,29 @@ def test_structures_tell_classes_and_configuration_apart():
     assert all(
         (a == b) == (i == j) for i, a in enumerate(structures) for j, b in enumerate(structures)
     )
+
+
+def test_structures_tell_types_apart_inside_containers():
+    """The same inside lists, dicts and named tuples, as far as Python's containers go."""
+    for wrap in (lambda x: [x], lambda x: {"a": x}, lambda x: Pair(x, 0), lambda x: [(x, [x])]):
+        structures = [jax.tree.structure(Static(1, wrap(x))) for x in (1, True, 1.0, 0.0, -0.0)]
+        assert len(set(structures)) == 5
+        for value in (1, True, 1.0, 0.0, -0.0):
+            found = pm.filter_jit(lambda m: m)(Static(1, wrap(value))).size
+            assert repr(found) == repr(wrap(value))
+
+
+@pytest.mark.parametrize("thing", [object(), jax.nn.relu, jax.jit(double), double, Empty()])
+def test_static_containers_share_what_they_hold(thing):
+    """A list in a static field is copied for the structure; what is in it is not."""
+    for value in ([thing], {"a": thing}, [(1, [thing])]):
+        module = Static(ramp(1), value)
+        assert jax.tree.structure(module) == jax.tree.structure(module)
+        assert jax.tree.map(lambda x, y: y, module, module).size == value
+        final, _ = jax.lax.scan(
+            lambda m, _: (jax.tree.map(lambda x: x + 1, m), None), module, length=2
+        )
+        assert final.size == value
 
 
 def test_structures_of_equal_nans_are_equal():

@@ -90,10 +90,10 @@ def test_jvp_under_other_transforms(eqx):
     along = lambda x: eqx.filter_jvp(net, (x,), (jnp.ones(2),))[1]  # noqa: E731
     return [
         eqx.filter_jit(along)(ramp(2)),
-        eqx.filter_vmap(along)(ramp(3, 2)),
-        eqx.filter_grad(lambda x: jnp.sum(along(x)))(ramp(2)),
+        eqx.filter_jit(eqx.filter_vmap(along))(ramp(3, 2)),
+        eqx.filter_jit(eqx.filter_grad(lambda x: jnp.sum(along(x))))(ramp(2)),
         eqx.filter_jvp(eqx.filter_jit(net), (ramp(2),), (jnp.ones(2),)),
-        eqx.filter_jvp(eqx.filter_grad(lambda x: jnp.sum(net(x))), (ramp(2),), (jnp.ones(2),)),
+        eqx.filter_jvp(eqx.filter_grad(lambda x: jnp.sum(x**3)), (ramp(2),), (jnp.ones(2),)),
         eqx.filter_jvp(net.with_extras, (ramp(2),), (jnp.ones(2),))[1],
     ]
 
@@ -149,8 +149,8 @@ def test_jacobians(eqx, name):
     net = make_net(eqx)
     make = getattr(eqx, name)
     return [
-        make(lambda n, x: n(x))(net, ramp(2)),
-        make(net)(ramp(2)),
+        eqx.filter_jit(make(lambda n, x: n(x)))(net, ramp(2)),
+        eqx.filter_jit(make(net))(ramp(2)),
         make(lambda x, k, *, power: {"y": x**power * k, "z": (jnp.sum(x), None)})(
             ramp(2), 2.0, power=3
         ),
@@ -177,7 +177,7 @@ def test_hessian(eqx):
     net = make_net(eqx)
     small = eqx.tree_at(lambda n: n.layers, net, net.layers[:1])
     return [
-        eqx.filter_hessian(lambda n, x: jnp.sum(n(x) ** 2))(small, ramp(2)),
+        eqx.filter_jit(eqx.filter_hessian(lambda n, x: jnp.sum(n(x) ** 2)))(small, ramp(2)),
         eqx.filter_hessian(lambda d: jnp.sum(d["x"] ** 3))({"x": ramp(2), "s": "a", "n": 3}),
     ]
 
@@ -188,8 +188,8 @@ def test_jacobians_under_other_transforms(eqx):
     jac = eqx.filter_jacfwd(lambda x: jnp.outer(x, x) ** 2)
     return [
         eqx.filter_jit(jac)(ramp(2)),
-        eqx.filter_vmap(jac)(ramp(3, 2)),
-        eqx.filter_grad(lambda x: jnp.sum(jac(x)))(ramp(2)),
+        eqx.filter_jit(eqx.filter_vmap(jac))(ramp(3, 2)),
+        eqx.filter_jit(eqx.filter_grad(lambda x: jnp.sum(jac(x))))(ramp(2)),
     ]
 
 

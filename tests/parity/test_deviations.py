@@ -498,3 +498,29 @@ def test_jitted_functions_print_without_their_address(function):
     """Equinox shows the address of a function under `jax.jit`; pytreemod shows its name alone."""
     assert "PjitFunction" in equinox.tree_pformat(function)
     assert pytreemod.tree_pformat(function) == f"<function {function.__name__}>"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_filter_pmap_is_filter_vmap():
+    """Equinox's filter_pmap refuses keywords, negative axes and bare specs; pytreemod's does not."""
+
+    def call(library):
+        fn = library.filter_pmap(lambda x, *, y: x + y, in_axes=-1, out_axes=-1)
+        return fn(ramp(2, 4), y=ramp(2, 4))
+
+    with pytest.raises(RuntimeError, match="keyword arguments"):
+        call(equinox)
+
+    np.testing.assert_array_equal(call(pytreemod), 2 * ramp(2, 4))
+
+
+def test_shard_takes_rules_and_nones():
+    """Equinox's filter_shard knows shardings only; pytreemod's leaves what None stands for."""
+    device = jax.devices()[1]
+    tree = {"a": ramp(2), "b": ramp(2)}
+    with pytest.raises(ValueError, match="sharding None"):
+        equinox.filter_shard(tree, {"a": jax.sharding.SingleDeviceSharding(device), "b": None})
+
+    moved = pytreemod.filter_shard(tree, pytreemod.by({"a": device, ...: None}))
+    assert moved["a"].devices() == {device}
+    assert moved["b"].devices() == tree["b"].devices()

@@ -91,7 +91,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_under_every_transform(program):
-    """Where the check holds the result is that of the program without it; where not, each call raises."""
+    """Where the check holds, the result is that without it; where not, each call raises."""
     checked, plain = pm.filter_jit(program(small)), pm.filter_jit(program(no_check))
 
     assert_close(checked(GOOD), plain(GOOD))
@@ -104,7 +104,7 @@ def test_under_every_transform(program):
 
 @pytest.mark.parametrize("transform", [no_check, jax.vmap, jax.grad], ids=["jit", "vmap", "grad"])
 def test_under_plain_jit(transform):
-    """Without filter_jit JAX reports the failure, when the result is waited for, with the message in its text."""
+    """Without filter_jit JAX raises, when the result is waited for; our message is in the text."""
     program = small if transform is not jax.grad else squares(small)
     jitted = jax.jit(transform(program))
 
@@ -148,7 +148,7 @@ def test_what_comes_back_is_x():
 
 
 def test_trees_go_through_compiled_checks():
-    """Modules, keys, integers, strings and NumPy arrays come out of a compiled check as they went in."""
+    """Modules, keys, integers, strings, NumPy arrays come out of a check as they went in."""
     tree = [affine(), jax.random.key(3), jnp.arange(2), np.ones(2, np.float16), "text", 1.5, None]
     checked = pm.filter_jit(lambda tree, pred: pm.error_if(tree, pred, TEXT))
 
@@ -272,7 +272,7 @@ BRANCHED = {
 
 @pytest.mark.parametrize(("inputs", "args", "text"), BRANCHED.values(), ids=BRANCHED.keys())
 def test_an_index_chooses_the_message(inputs, args, text):
-    """branched_error_if takes the message with the traced index; of several, that of the first failure."""
+    """The message is the one with the traced index; of several, that of the first failure."""
 
     def check(*args):
         return pm.branched_error_if(*inputs(*args), ["a", "b", "c"])
@@ -316,7 +316,7 @@ def test_a_used_part_of_the_result_is_enough():
 
 
 def test_only_a_function_with_a_check_waits():
-    """Calls of other functions take the short road; so do those of functions whose checks are off."""
+    """Calls of other functions take the short road, also if their checks are off."""
     plain = pm.filter_jit(jnp.sin)
     off = pm.filter_jit(lambda x: pm.error_if(x, x > 3, TEXT, on_error="off"))
     nan = pm.filter_jit(lambda x: pm.error_if(x, x > 3, TEXT, on_error="nan"))
@@ -338,7 +338,7 @@ def test_a_check_that_can_not_fail_costs_nothing():
 
 
 def test_a_branch_that_is_not_taken_does_not_fail():
-    """A check that always fails marks a place that is not to be reached: reaching it is the failure."""
+    """A check that always fails marks a place that must not be reached."""
 
     @pm.filter_jit
     def f(reached, x):
@@ -396,7 +396,7 @@ def test_a_check_in_an_inner_filter_jit_is_found_by_the_outer():
 
 
 def test_new_shapes_with_a_check():
-    """A function that has a check for some shapes only raises from the first call with one of these."""
+    """A check that is there for some shapes only raises from the first call with one of them."""
     jitted = pm.filter_jit(lambda x: small(x) if x.ndim else x)
 
     assert jitted(jnp.float32(9.0)) == 9.0
@@ -442,7 +442,7 @@ def test_methods_and_modules():
 
 
 def test_names_of_checks_in_a_program():
-    """Each line with a check has one name, the same in every trace; without a check there is none."""
+    """Each line with a check has one name, the same in every trace."""
 
     def names(f, x=GOOD):
         return checks_in(jax.make_jaxpr(f)(x))
@@ -477,7 +477,7 @@ def test_a_failure_is_raised_in_its_own_thread():
 
 
 def test_nothing_is_said_elsewhere(capfd, caplog):
-    """A failure under filter_jit is the error alone: nothing printed or logged, no filter touched."""
+    """A failure is the error alone: nothing printed or logged, no filter touched."""
     logger = logging.getLogger("jax")
     before = (list(warnings.filters), logger.level, list(logger.handlers), list(logger.filters))
     with caplog.at_level(logging.WARNING):
@@ -571,7 +571,7 @@ def debugger(monkeypatch):
 @pytest.mark.parametrize("transform", [no_check, jax.vmap], ids=["one", "mapped"])
 @pytest.mark.parametrize("jit", [no_check, pm.filter_jit], ids=["eager", "jitted"])
 def test_breakpoint(transform, jit, debugger, capsys):
-    """`breakpoint` says what failed, opens a debugger that shows x and the predicate, then raises."""
+    """`breakpoint` says what failed, opens a debugger that shows x and pred, then raises."""
 
     def stop(x):
         return pm.error_if({"x": x}, x > 3, TEXT, on_error="breakpoint")["x"]
@@ -671,7 +671,11 @@ def test_mistakes(call, text):
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        (ON_ERROR, "on", "PYTREEMOD_ON_ERROR: expected one of raise, breakpoint, nan, off, got 'on'."),
+        (
+            ON_ERROR,
+            "on",
+            "PYTREEMOD_ON_ERROR: expected one of raise, breakpoint, nan, off, got 'on'.",
+        ),
         (
             "PYTREEMOD_ON_ERROR_BREAKPOINT_FRAMES",
             "all",
@@ -745,7 +749,7 @@ def run(script, **options):
 
 
 def test_several_devices():
-    """On eight devices nothing hangs: filter_jit raises; jax.jit prints the message and gives NaN."""
+    """On eight devices nothing hangs: filter_jit raises; jax.jit prints and gives NaN."""
     done = run(SEVERAL_DEVICES)
 
     assert done.returncode == 0, done.stderr
@@ -772,7 +776,7 @@ for clear in (jax.clear_caches, pm.clear_caches):
 
 
 def test_a_debugger_without_a_terminal():
-    """With standard input closed the debugger opens and is left at once; the check raises all the same.
+    """With standard input closed the debugger is left at once, and the check raises.
 
     So it does after all caches were cleared, which other tests in this process would feel.
     """

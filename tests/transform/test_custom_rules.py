@@ -322,6 +322,26 @@ def test_vjp_against_finite_differences():
     check_grads(lambda x: f({"x": x}, "twice"), (ramp(2),), 1, ["rev"], rtol=1e-2, atol=1e-2)
 
 
+def test_rules_may_use_numpy_and_lists():
+    """A pair may be a list, a residual or a gradient a NumPy array of doubles; keys are data."""
+
+    @pm.filter_custom_vjp
+    def f(x, key):
+        return {"y": 2 * x + jax.random.normal(key), "key": key, "host": np.ones(2)}
+
+    f.def_fwd(lambda perturbed, x, key: [f(x, key), (np.ones(2), key)])
+
+    @f.def_bwd
+    def f_bwd(residuals, grad_out, perturbed, x, key):
+        ones, _ = residuals
+        assert (grad_out["key"], grad_out["host"]) == (None, None)
+        return 7 * ones
+
+    for transform in (lambda f: f, jax.jit):
+        grad = transform(jax.grad(lambda x: jnp.sum(f(x, jax.random.key(0))["y"])))
+        assert_close(grad(ramp(2)), jnp.full(2, 7.0))
+
+
 # ---- both
 
 

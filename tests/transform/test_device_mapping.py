@@ -128,13 +128,6 @@ def test_axis_size(size):
     assert_close(fn(ramp(2)), jnp.stack([ramp(2) * 2] * size))
 
 
-def test_nothing_is_mapped_nowhere():
-    """With out_axes=None it is one call."""
-    fn = pm.filter_pmap(lambda x: x * 2, in_axes=None, out_axes=None)
-
-    assert_close(fn(ramp(2)), ramp(2) * 2)
-
-
 def test_derivatives():
     """Through it, for mapped and for shared arrays."""
 

@@ -52,8 +52,8 @@ def quotients(f, x, step=1e-2):
 def test_it_is_jaxs_on_the_arrays_alone(name):
     """filter_jac(f)(m) == jax.jac(f on the partition)(m's arrays), with None elsewhere."""
     arrays, rest = pm.partition(net(), pm.is_inexact_array)
-    expected = JACOBIANS[name](lambda arrays: pm.combine(arrays, rest)(X))(arrays)
-    found = getattr(pm, name)(lambda m, x: m(x))(net(), X)
+    expected = jax.jit(JACOBIANS[name](lambda arrays: pm.combine(arrays, rest)(X)))(arrays)
+    found = pm.filter_jit(getattr(pm, name)(lambda m, x: m(x)))(net(), X)
 
     assert_close(found, expected)
     assert found.inner.weight.shape == (2, 2, 3)
@@ -115,12 +115,15 @@ def test_hessian_is_jacfwd_of_jacrev():
     def loss(m, x):
         return jnp.sum(m(x) ** 2)
 
-    found = pm.filter_hessian(loss)(net(), X)
-    expected = jax.hessian(lambda w: loss(pm.tree_at(lambda m: m.inner.weight, net(), w), X))(
-        net().inner.weight
-    )
+    def by_hand(w):
+        return loss(pm.tree_at(lambda m: m.inner.weight, net(), w), X)
 
-    assert_close(found, pm.filter_jacfwd(pm.filter_jacrev(loss))(net(), X))
+    # Compiled: one program instead of a hundred small ones.
+    found = pm.filter_jit(pm.filter_hessian(loss))(net(), X)
+    nested = pm.filter_jit(pm.filter_jacfwd(pm.filter_jacrev(loss)))(net(), X)
+    expected = jax.jit(jax.hessian(by_hand))(net().inner.weight)
+
+    assert_close(found, nested)
     assert_close(found.inner.weight.inner.weight, expected, rtol=1e-4, atol=1e-5)
     assert found.inner.bias.inner.weight.shape == (2, 2, 3)
     assert found.inner.bias.steps is None
@@ -242,12 +245,14 @@ def test_nests_with_other_transforms(name):
 
     expected = ALL[name](lambda x: x**4)
     x = jnp.asarray([1.0, 2.0])
-    assert_close(pm.filter_jit(pm.filter_vmap(derivative))(x), jax.vmap(expected)(x))
-    assert_close(jax.vmap(jax.jit(derivative))(x), jax.vmap(expected)(x))
-    assert_close(jax.vmap(jax.grad(derivative))(x), jax.vmap(jax.grad(expected))(x))
-    assert_close(pm.filter_vjp(derivative, x[0])[1](1.0)[0], jax.grad(expected)(x[0]))
-    assert_close(make(pm.filter_jit(f))({"x": x[1]})["x"], make(f)({"x": x[1]})["x"])
-    assert_close(jax.tree.leaves(make(pm.filter_checkpoint(f))({"x": x[1]})), [expected(x[1])])
+    plain, slopes = jax.jit(jax.vmap(expected))(x), jax.jit(jax.vmap(jax.grad(expected)))(x)
+    assert_close(pm.filter_jit(pm.filter_vmap(derivative))(x), plain)
+    assert_close(jax.vmap(jax.jit(derivative))(x), plain)
+    assert_close(jax.jit(jax.vmap(jax.grad(derivative)))(x), slopes)
+    pull = pm.filter_jit(lambda x: pm.filter_vjp(derivative, x)[1](1.0)[0])
+    assert_close(pull(x[0]), slopes[0])
+    for inner in (pm.filter_jit(f), pm.filter_checkpoint(f)):
+        assert_close(jax.tree.leaves(make(inner)({"x": x[1]})), [plain[1]])
 
 
 @every

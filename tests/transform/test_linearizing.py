@@ -164,6 +164,27 @@ def test_tangent_of_a_number_takes_the_dtype_of_its_array():
     assert (tangent.dtype, float(tangent)) == (jnp.bfloat16, 6.0)
 
 
+def test_numpy_doubles_are_derivatives_of_floats():
+    """NumPy's default dtype becomes JAX's, as it does everywhere in JAX."""
+    ones = np.ones(2)
+
+    assert_close(pm.filter_jvp(jnp.sin, (ramp(2),), (ones,))[1], jnp.cos(ramp(2)))
+    assert_close(pm.filter_vjp(jnp.sin, ramp(2))[1](ones)[0], jnp.cos(ramp(2)))
+    assert_close(pm.filter_linearize(jnp.sin, ramp(2))[1](ones), jnp.cos(ramp(2)))
+
+
+def test_keys_pass_through():
+    """A random key has no derivative, in the arguments and in the result."""
+    key = jax.random.key(0)
+
+    def f(x, key):
+        return x * jax.random.normal(key), key
+
+    noise = jax.random.normal(key)
+    assert_close(pm.filter_jvp(f, (2.0, key), (1.0, None))[1], (noise, None))
+    assert_close(pm.filter_vjp(f, jnp.asarray(2.0), key)[1]((1.0, None)), (noise, None))
+
+
 def test_zeros_of_integers_may_be_written_as_jax_does():
     """A float0 array stands for None."""
     zeros = np.zeros(2, jax.dtypes.float0)
@@ -519,8 +540,9 @@ def test_they_nest_with_every_other_transform():
     for derivative in (lambda x: slope(cube, x), pulled, pushed):
         assert_close(pm.filter_vmap(pm.filter_jit(derivative))(x), 3 * x**2)
         assert_close(jax.jit(jax.vmap(derivative))(x), 3 * x**2)
-        assert_close(jax.vmap(jax.grad(derivative))(x), 6 * x)
-        assert_close(pm.filter_vmap(pm.filter_grad(pm.filter_checkpoint(derivative)))(x), 6 * x)
+        assert_close(jax.jit(jax.vmap(jax.grad(derivative)))(x), 6 * x)
+        recomputed = pm.filter_vmap(pm.filter_grad(pm.filter_checkpoint(derivative)))
+        assert_close(pm.filter_jit(recomputed)(x), 6 * x)
         assert_close(jax.lax.map(derivative, x), 3 * x**2)
         assert_close(pm.filter_jvp(derivative, (x[0],), (one,))[1], 6 * x[0])
     jitted = pm.filter_jit(cube["third"])
