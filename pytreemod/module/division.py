@@ -78,20 +78,21 @@ def kind_of(value: Any) -> Any:
     kind = class_of(value)
     if kind is float and value == 0.0:
         return float, repr(value)
-    if isinstance(value, (tuple, list)):
+    if issubclass(kind, (tuple, list)):
         return (kind, *map(kind_of, value))
-    if isinstance(value, dict):
-        return (kind, *((kind_of(k), kind_of(v)) for k, v in value.items()))
+    if issubclass(kind, dict):
+        return (kind, *((kind_of(key), kind_of(value[key])) for key in value))
     return kind
 
 
 def _copied(value: Any) -> Any:
     """Containers copied, what they hold shared: a copy of a function would be another function."""
-    if type(value) in (list, tuple):
-        return type(value)(map(_copied, value))
-    if type(value) is dict:
-        return {key: _copied(item) for key, item in value.items()}
-    return copy.copy(value) if isinstance(value, Held.TYPES) else value
+    kind = class_of(value)
+    if kind in (list, tuple):
+        return kind(map(_copied, value))
+    if kind is dict:
+        return {key: _copied(value[key]) for key in value}
+    return copy.copy(value) if issubclass(kind, Held.TYPES) else value
 
 
 class Held:

@@ -245,13 +245,16 @@ def _run(
 
     key = (where, nodes.key, split.key)
     branches = keep(callee, key, (*nodes.values, *split.values), make)
+    framed = None
     try:
-        return choose(branches.current, nodes.values, split.values).build()
+        framed = choose(branches.current, nodes.values, split.values)
     except TypeError:
         if not branches.memory.is_undone:
             raise
-    branches.renew()
-    return choose(branches.current, nodes.values, split.values).build()
+    if framed is None or branches.memory.is_undone:
+        branches.renew()
+        framed = choose(branches.current, nodes.values, split.values)
+    return framed.build()
 
 
 def filter_cond(

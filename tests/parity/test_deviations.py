@@ -502,7 +502,7 @@ def test_jitted_functions_print_without_their_address(function):
 
 @pytest.mark.filterwarnings("ignore")
 def test_filter_pmap_is_filter_vmap():
-    """Equinox's filter_pmap refuses keywords, negative axes and bare specs; pytreemod's does not."""
+    """Equinox's filter_pmap refuses keywords, negative axes and bare specs."""
 
     def call(library):
         fn = library.filter_pmap(lambda x, *, y: x + y, in_axes=-1, out_axes=-1)
@@ -524,3 +524,25 @@ def test_shard_takes_rules_and_nones():
     moved = pytreemod.filter_shard(tree, pytreemod.by({"a": device, ...: None}))
     assert moved["a"].devices() == {device}
     assert moved["b"].devices() == tree["b"].devices()
+
+
+def test_a_callback_may_be_a_traced_module():
+    """Equinox sends the arguments' arrays to the host; pytreemod the callback's own, too."""
+
+    def call(library):
+        class OnHost(library.Module):
+            weight: jax.Array
+
+            def __call__(self, x):
+                return np.asarray(self.weight) + np.asarray(x)
+
+        @library.filter_jit
+        def fn(module, x):
+            return library.filter_pure_callback(module, x, result_shape_dtypes=x)
+
+        return fn(OnHost(ramp(2)), ramp(2))
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="TracerArrayConversionError"):
+        call(equinox)
+
+    np.testing.assert_array_equal(call(pytreemod), 2 * ramp(2))

@@ -31,6 +31,18 @@ class Net(pm.Module):
         return self(x) + self.bias
 
 
+class Scaled(pm.Module):
+    """Multiplies."""
+
+    scale: jax.Array
+
+    def __call__(self, x):
+        return self.scale * x
+
+    def step(self, carry, x):
+        return self(carry), x
+
+
 def net():
     """A small `Net`."""
     return Net(ramp(2, 2, start=np.float32(0.1)), ramp(2))
@@ -319,6 +331,28 @@ def test_without_jit():
         found = pm.filter_cond(True, lambda m: (m, "a"), lambda m: 1 / 0, net())
 
     assert_same(found, (net(), "a"))
+
+
+def test_without_jit_one_branch_after_the_other():
+    """Under jax.disable_jit, what is seen of one branch now and of the other later is joined."""
+    first, second = number((1.0, "a")), number((2.0, "a"))
+
+    with jax.disable_jit():
+        found = [pm.filter_cond(pred, first, second) for pred in (True, False, True)]
+    assert [(float(x), name) for x, name in found] == [(1.0, "a"), (2.0, "a"), (1.0, "a")]
+
+
+def test_no_trace_outlives_its_call():
+    """Tracers go when the trace is done, even if branches had to be traced twice."""
+
+    def run(w, x):
+        by_function = pm.filter_cond(x > 0, lambda: (1.0, w), lambda: (x + w, w))
+        by_method = pm.filter_cond(x > 0, Scaled(w), Scaled(x).__call__, 2.0)
+        steps, _ = pm.filter_scan(Scaled(w).step, x, length=2)
+        return by_function, by_method, steps
+
+    with jax.checking_leaks():
+        jax.jit(run)(jnp.float32(1), jnp.float32(2))
 
 
 @pytest.mark.parametrize("derivative", [False, True], ids=["value", "gradient"])

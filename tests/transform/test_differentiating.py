@@ -292,7 +292,7 @@ def test_a_loss_that_is_no_array_is_refused(result, kind):
         (lambda m: jnp.sum(m.bias), r"f32\[\]"),
         (lambda m: (jnp.sum(m.bias),), "1 values"),
         (lambda m: (jnp.sum(m.bias), 1, 2), "3 values"),
-        (lambda m: [jnp.sum(m.bias), 1], r"\[.*"),
+        (lambda m: {"loss": jnp.sum(m.bias), "aux": 1}, r"\{.*"),
     ],
 )
 def test_has_aux_wants_a_pair(result, got):
