@@ -85,10 +85,13 @@ def kind_of(value: Any) -> Any:
     return kind
 
 
+_SEQUENCES: frozenset[Any] = frozenset({list, tuple})
+
+
 def _copied(value: Any) -> Any:
     """Containers copied, what they hold shared: a copy of a function would be another function."""
     kind = class_of(value)
-    if kind in (list, tuple):
+    if kind in _SEQUENCES:
         return kind(map(_copied, value))
     if kind is dict:
         return {key: _copied(value[key]) for key in value}

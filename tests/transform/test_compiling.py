@@ -1,4 +1,4 @@
-"""The compiled functions behind filter_jit: how they are found, how many are kept, what they know."""
+"""The compiled functions behind filter_jit: how they are found, kept and let go."""
 
 import gc
 import weakref

@@ -39,6 +39,9 @@ def test_shape_of_what_comes_back():
     assert_close(again, gradient)
     assert (aux["name"], aux["n"]) == ("aux", 3)
     assert_close(aux["y"], model(x))
+    listed = pm.filter_grad(lambda m, x: [loss(m, x), "aux"], has_aux=True)(model, x)
+    assert_close(listed[0], gradient)
+    assert listed[1] == "aux"
     (value, aux), again = pm.filter_value_and_grad(with_aux, has_aux=True)(model, x)
     assert_close((value, again), (loss(model, x), gradient))
     assert aux["name"] == "aux"

@@ -1,0 +1,187 @@
+"""debug.explain_retraces: listening to the traces of a jitted function."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import ArgumentError
+from tests.helpers.trees import ramp
+
+
+@pytest.fixture
+def scale():
+    """A new jitted function."""
+
+    @pm.filter_jit
+    def scale(x, factor=1.0):
+        return x * factor
+
+    return scale
+
+
+SECOND = "scale was traced again (trace 2), because of\n  factor: 1.0 -> 2.0"
+THIRD = "scale was traced again (trace 3), because of\n  x: f32[2] -> f32[3]"
+
+
+def test_as_a_context_manager(scale):
+    """While it is open, each trace after the first is announced and kept."""
+    announced = []
+    scale(ramp(2), 1.0)
+    with pm.debug.explain_retraces(scale, announce=announced.append) as report:
+        scale(ramp(2), 2.0)
+        scale(ramp(2), 1.0)
+        scale(ramp(3), 2.0)
+    scale(ramp(4), 2.0)
+
+    assert report.reports == announced == [SECOND, THIRD]
+    assert str(report) == f"{SECOND}\n{THIRD}"
+
+
+def test_the_first_trace_is_not_reported(scale):
+    """There is nothing to compare it with."""
+    with pm.debug.explain_retraces(scale, announce=pytest.fail) as report:
+        scale(ramp(2))
+        scale(ramp(2))
+
+    assert report.reports == []
+    assert str(report) == "no retraces"
+
+
+def test_in_the_functions_place(scale):
+    """It can be called instead of the function, and listens during its calls only."""
+    announced = []
+    explained = pm.debug.explain_retraces(scale, announce=announced.append)
+
+    assert (explained(ramp(2), 1.0) == ramp(2)).all()
+    assert (explained(ramp(2), factor=2.0) == 2 * ramp(2)).all()
+    scale(ramp(3), 1.0)
+    assert announced == explained.reports == [SECOND]
+
+
+def test_reports_go_to_standard_error(scale, capsys):
+    """Unless one says where else."""
+    explained = pm.debug.explain_retraces(scale)
+    explained(ramp(2), 1.0)
+    explained(ramp(2), 2.0)
+
+    assert capsys.readouterr() == ("", SECOND + "\n")
+
+
+def test_several_listeners(scale):
+    """Each hears all traces while it is open; those inside one another, too."""
+    heard = [], []
+    with pm.debug.explain_retraces(scale, announce=heard[0].append):
+        scale(ramp(2), 1.0)
+        with pm.debug.explain_retraces(scale, announce=heard[1].append):
+            scale(ramp(2), 2.0)
+        scale(ramp(3), 2.0)
+
+    assert heard == ([SECOND, THIRD], [SECOND])
+
+
+def test_it_closes_after_an_error(scale):
+    """A failure inside ends the listening; the failing trace was reported before it ran."""
+    announced = []
+    explained = pm.debug.explain_retraces(scale, announce=announced.append)
+    explained(ramp(2), 1.0)
+    with pytest.raises(TypeError, match="NoneType"):
+        explained(ramp(2), None)
+    with pytest.raises(KeyError, match="mine"), explained:
+        raise KeyError("mine")
+    scale(ramp(3), 1.0)
+
+    [report] = announced
+    assert report.endswith("factor: 1.0 -> None")
+
+
+def test_one_listener_can_be_used_again(scale):
+    """Opened twice, it goes on with its list."""
+    listener = pm.debug.explain_retraces(scale, announce=lambda text: None)
+    scale(ramp(2), 1.0)
+    with listener:
+        scale(ramp(2), 2.0)
+    with listener:
+        scale(ramp(3), 2.0)
+
+    assert listener.reports == [SECOND, THIRD]
+
+
+class Model(pm.Module):
+    """A Module with a jitted method."""
+
+    weight: jax.Array
+    size: int = pm.field(static=True, default=1)
+
+    @pm.filter_jit
+    def apply(self, x):
+        return self.weight * x
+
+    def plain(self, x):
+        return self.weight * x
+
+
+@pytest.mark.parametrize("bound", [True, False])
+def test_methods(bound):
+    """A jitted method is listened to for all instances, bound or not."""
+    model, announced = Model(jnp.ones(())), []
+    method = model.apply if bound else Model.apply
+    explained = pm.debug.explain_retraces(method, announce=announced.append)
+    size = 5 + bound
+    arguments = () if bound else (model,)
+    Model.apply(model, ramp(size))
+    explained(*arguments, ramp(size + 10))
+    with explained:
+        Model(jnp.ones(()), size).apply(ramp(size))
+
+    places = [re.sub(r".*because of\n  ", "", text, flags=re.S) for text in announced]
+    assert places == [f"x: f32[{size}] -> f32[{size + 10}]", f"self.size: 1 -> {size}"]
+
+
+def test_decorated_in_one_line():
+    """explain_retraces(filter_jit(f)) is a function like filter_jit(f), also on a bound method."""
+    announced = []
+    call = pm.debug.explain_retraces(
+        pm.filter_jit(Model(jnp.ones(())).plain), announce=announced.append
+    )
+    call(ramp(2))
+    call(ramp(3))
+
+    assert len(announced) == 1
+    assert announced[0].endswith("x: f32[2] -> f32[3]")
+
+
+def test_traces_inside_another_function(scale):
+    """A trace inside of another transform counts as any."""
+    announced = []
+    with pm.debug.explain_retraces(scale, announce=announced.append):
+        jax.vmap(scale)(ramp(2))
+        jax.jit(lambda x: scale(x, 2.0))(ramp(2))
+
+    assert [text.splitlines()[1] for text in announced] == [
+        "  x: f32[] -> f32[2]",
+    ] or [text.splitlines()[1:] for text in announced] == [
+        ["  x: f32[] -> f32[2]", "  factor: not given before, now 2.0"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fn", "got"),
+    [
+        (ramp, "the function ramp"),
+        (jax.jit(ramp), "the function ramp"),
+        (Model(1.0).plain, "Model.plain"),
+        (3, "3"),
+    ],
+    ids=["function", "jax.jit", "method", "number"],
+)
+def test_only_jitted_functions_have_traces(fn, got):
+    """Anything else is refused, with the line to write instead."""
+    text = r"explain_retraces\(fn\): expected a function under filter_jit, got [^\n]*"
+    cure = re.escape("\n  wrap it first:\n      pm.debug.explain_retraces(pm.filter_jit(fn))")
+    with pytest.raises(ArgumentError, match=rf"\A{text}{cure}\Z") as caught:
+        pm.debug.explain_retraces(fn)
+
+    assert got in str(caught.value) or "plain" in str(caught.value)
