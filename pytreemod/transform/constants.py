@@ -14,6 +14,8 @@ from pytreemod.transform.wrapping import argument_name, check_names
 from pytreemod.tree.paths import path_text
 from pytreemod.typing import PyTree, class_of, jtu
 
+_NUMPY = (np.ndarray, np.generic)
+
 
 class Constant:
     """A NumPy array or number as a static value: equal to one that holds the same bytes."""
@@ -76,8 +78,9 @@ def _hold(tree: PyTree, name: str) -> PyTree:
     leaves, treedef = jtu.tree_flatten(tree)
     if any(isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) for leaf in leaves):
         _refuse(tree, name)
-    numpy = (np.ndarray, np.generic)
-    return treedef.unflatten([Constant(x) if isinstance(x, numpy) else x for x in leaves])
+    if not any(isinstance(leaf, _NUMPY) for leaf in leaves):
+        return tree
+    return treedef.unflatten([Constant(x) if isinstance(x, _NUMPY) else x for x in leaves])
 
 
 def _refuse(tree: PyTree, name: str) -> None:

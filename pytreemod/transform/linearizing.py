@@ -38,7 +38,7 @@ def _zeros_among(marker: Any, outs: list[Any]) -> list[bool]:
     differentiation that `marker` belongs to, not by one around it, because the marker's tangent
     is not zero in the former.
     """
-    zeros: list[bool] = []
+    zeros = [False] * len(outs)
 
     def passed(marker: Any, outs: list[Any]) -> list[Any]:
         return outs

@@ -60,7 +60,11 @@ class Transformed:
         return same and self.options == other.options
 
     def __hash__(self) -> int:
-        return hash((type(self), self.fn, self.options))
+        try:
+            return hash((type(self), self.fn, self.options))
+        except TypeError:
+            # Axes by name are a dict, which has no hash: equal functions are told apart by `==`.
+            return hash((type(self), self.fn))
 
     def __reduce__(self) -> Any:
         # A decorated function is found by its name, as any function is when it is pickled.

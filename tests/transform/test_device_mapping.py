@@ -146,6 +146,15 @@ def test_inside_jit():
     assert_close(fn(ramp(4), "a")[0], ramp(4) * 2)
 
 
+@pytest.mark.parametrize("transform", [pm.filter_pmap, pm.filter_vmap])
+def test_inside_plain_jit(transform):
+    """JAX asks a function for its hash; axes by name do not stand in the way."""
+    fn = transform(lambda x, y: x + y, in_axes={"y": None})
+
+    assert_close(jax.jit(fn)(ramp(4), jnp.float32(1)), ramp(4) + 1)
+    assert hash(fn) == hash(transform(fn.__wrapped__, in_axes={"y": None}))
+
+
 def test_chosen_devices():
     """jax.pmap's own options pass."""
     out = pm.filter_pmap(double, devices=DEVICES[4:])(ramp(4))

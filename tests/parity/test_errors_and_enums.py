@@ -1,0 +1,298 @@
+"""`error_if`, `branched_error_if`, `Enumeration`, and the counting of traces."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests.parity.helpers import caught, ramp, same_under_both_imports
+
+GOOD, BAD = ramp(4, start=-2.0, stop=1.0), ramp(4, start=0.0, stop=6.0)
+TEXT = "x is too large"
+
+
+def fails(call, *args, about=TEXT):
+    """Whether the call raises a RuntimeError with the message in its text."""
+    return isinstance(caught(lambda: call(*args), about=about), RuntimeError)
+
+
+def checked(eqx):
+    return lambda x: eqx.error_if(x, x > 3, TEXT)
+
+
+def squares(eqx):
+    return lambda x: jnp.sum(checked(eqx)(x) ** 2)
+
+
+def scanned(eqx):
+    step = lambda carry, y: (carry + y, checked(eqx)(carry))  # noqa: E731
+    return lambda x: jax.lax.scan(step, jnp.float32(0.0), x)
+
+
+PROGRAMS = {
+    "call": checked,
+    "vmap": lambda eqx: jax.vmap(checked(eqx)),
+    "filter_vmap": lambda eqx: eqx.filter_vmap(checked(eqx)),
+    "grad": lambda eqx: jax.grad(squares(eqx)),
+    "filter_value_and_grad": lambda eqx: eqx.filter_value_and_grad(squares(eqx)),
+    "vmap of grad": lambda eqx: jax.vmap(jax.grad(squares(eqx))),
+    "jvp": lambda eqx: lambda x: jax.jvp(checked(eqx), (x,), (x,)),
+    "scan": scanned,
+    "cond": lambda eqx: lambda x: jax.lax.cond(x[3] > 0, checked(eqx), lambda x: x, x),
+    "while_loop": lambda eqx: (
+        lambda x: jax.lax.while_loop(
+            lambda c: c[0] < 2, lambda c: (c[0] + 1, checked(eqx)(c[1])), (0, x)
+        )
+    ),
+    "checkpoint": lambda eqx: eqx.filter_grad(eqx.filter_checkpoint(squares(eqx))),
+    "jit inside": lambda eqx: lambda x: eqx.filter_jit(checked(eqx))(x) + 1,
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
+@same_under_both_imports
+def test_checks_in_compiled_code(eqx, program):
+    """What holds is passed on, what does not raises with the message, under every transform."""
+    jitted = eqx.filter_jit(program(eqx))
+    return jitted(GOOD), fails(jitted, BAD), jitted(GOOD / 2)
+
+
+@same_under_both_imports
+def test_checks_in_eager_code(eqx):
+    """Outside of jit as well, under vmap and grad too."""
+    return (
+        checked(eqx)(GOOD),
+        fails(checked(eqx), BAD),
+        fails(jax.vmap(checked(eqx)), BAD),
+        fails(jax.grad(squares(eqx)), BAD),
+    )
+
+
+@same_under_both_imports
+def test_the_name_of_the_error(eqx):
+    """`except eqx.EquinoxRuntimeError` catches a failed check."""
+    try:
+        eqx.filter_jit(checked(eqx))(BAD)
+    except eqx.EquinoxRuntimeError as error:
+        return TEXT in str(error), isinstance(error, RuntimeError)
+
+
+@same_under_both_imports
+def test_trees_are_passed_on(eqx):
+    """Modules, numbers, strings and None in x come out as they went in."""
+
+    class Layer(eqx.Module):
+        weight: jax.Array
+        name: str = eqx.field(static=True)
+
+    @eqx.filter_jit
+    def f(tree, limit):
+        return eqx.error_if(tree, tree["layer"].weight[0] > limit, TEXT)
+
+    tree = {"layer": Layer(ramp(2), "a"), "integers": jnp.arange(3), "none": None}
+    return f(tree, 0.0), fails(f, tree, -2.0), f(tree, 0.0)["layer"].name
+
+
+@same_under_both_imports
+def test_predicates(eqx):
+    """A bool, or an array of any shape: any True fails, whether it is known or traced."""
+
+    def check(pred):
+        return lambda x: eqx.error_if(x, pred, TEXT)
+
+    failing = [True, jnp.array(True), jnp.array([[False], [True]])]
+    passing = [False, jnp.array(False), jnp.zeros((2, 3), bool)]
+    return (
+        [fails(eqx.filter_jit(check(pred)), GOOD) for pred in failing],
+        [eqx.filter_jit(check(pred))(GOOD) for pred in passing],
+    )
+
+
+@same_under_both_imports
+def test_an_unused_check_does_nothing(eqx):
+    """What error_if returns has to be used."""
+    return eqx.filter_jit(lambda x: (checked(eqx)(x), x + 1)[1])(BAD)
+
+
+@same_under_both_imports
+def test_nan_and_off(eqx):
+    """`nan` replaces floats where the check fails, `off` nothing; derivatives are those of x."""
+
+    def result(mode):
+        check = eqx.filter_jit(lambda x: eqx.error_if(x, x > 3, TEXT, on_error=mode))
+        return check(BAD), jax.grad(lambda x: jnp.sum(check(x)))(BAD), check(GOOD)
+
+    return result("nan"), result("off")
+
+
+@same_under_both_imports
+def test_messages_by_index(eqx):
+    """branched_error_if takes the message with the traced index."""
+
+    @eqx.filter_jit
+    def f(x, index):
+        return eqx.branched_error_if(x, x > 3, index, ["one", "two", "three"])
+
+    return f(GOOD, jnp.array(1)), [
+        fails(f, BAD, jnp.array(i), about=text) for i, text in enumerate(["one", "two", "three"])
+    ]
+
+
+# ---- enumerations
+
+
+def results(eqx):
+    """A base and a derived enumeration."""
+
+    class Base(eqx.Enumeration):
+        success = "All is well."
+        failure = "It did not work."
+
+    class Derived(Base):
+        late = "It took too long."
+
+    return Base, Derived
+
+
+FLAGS = jnp.array([True, False, True])
+
+
+@same_under_both_imports
+def test_messages_and_comparisons(eqx):
+    """Items have messages, lengths count them, and items of one class can be compared."""
+    base, derived = results(eqx)
+    return (
+        [base[base.success], base[base.failure], derived[derived.failure], derived[derived.late]],
+        (len(base), len(derived)),
+        [bool(base.success == base.success), bool(base.success == base.failure)],
+        [bool(base.success != base.success), bool(base.success != base.failure)],
+    )
+
+
+@same_under_both_imports
+def test_items_as_trees(eqx):
+    """An item is one int32, which counts the items of the bases first."""
+    base, derived = results(eqx)
+    items = (base.success, base.failure, derived.success, derived.late)
+    return [[int(leaf) for leaf in jax.tree.leaves(item)] for item in items]
+
+
+@same_under_both_imports
+def test_isinstance_of_items(eqx):
+    """An item is an instance of its class, and the classes derive from each other."""
+    base, derived = results(eqx)
+    return (
+        isinstance(base.success, base),
+        isinstance(derived.late, derived),
+        isinstance(base.success, derived),
+        isinstance(1, base),
+        issubclass(derived, base),
+    )
+
+
+@same_under_both_imports
+def test_where_and_promote(eqx):
+    """Choosing and promoting, eagerly, under jit, vmap and scan."""
+    base, derived = results(eqx)
+
+    def choose(flag):
+        return derived.promote(base.where(flag, base.success, base.failure))
+
+    def step(carry, flag):
+        return derived.where(flag, carry, derived.late), carry == derived.late
+
+    last, seen = jax.lax.scan(step, derived.success, FLAGS)
+    mapped = jax.vmap(choose)(FLAGS)
+    return (
+        [derived[choose(flag)] for flag in FLAGS],
+        [derived[eqx.filter_jit(choose)(flag)] for flag in FLAGS],
+        derived[jax.jit(choose)(FLAGS[1])],
+        [mapped == derived.success, mapped != derived.failure],
+        [derived[last], seen],
+        derived[choose(True)],
+    )
+
+
+@same_under_both_imports
+def test_reprs_of_items(eqx):
+    """An item prints with its class and message, many with theirs, a traced one as such."""
+    base, _ = results(eqx)
+    mapped = jax.vmap(lambda flag: base.where(flag, base.success, base.failure))(FLAGS)
+    traced = []
+    jax.make_jaxpr(lambda f: traced.append(str(base.where(f, base.success, base.failure))))(True)
+    return [str(item) for item in (base.success, base.failure, mapped)] + traced
+
+
+@same_under_both_imports
+def test_errors_of_items(eqx):
+    """item.error_if raises with the message of the item."""
+    base, _ = results(eqx)
+
+    @eqx.filter_jit
+    def f(item, x):
+        return item.error_if(x, item != base.success)
+
+    return (
+        f(base.success, GOOD),
+        fails(f, base.failure, GOOD, about="It did not work."),
+        fails(base.success.error_if, GOOD, True, about="All is well."),
+    )
+
+
+MISTAKES = {
+    "compared with another class": lambda base, derived: base.success == derived.success,
+    "compared with a number": lambda base, derived: base.success == 0,
+    "compared with !=": lambda base, derived: base.success != derived.success,
+    "promoted down": lambda base, derived: base.promote(derived.late),
+    "promoted number": lambda base, derived: derived.promote(1),
+    "index of another class": lambda base, derived: base[derived.late],
+    "index by number": lambda base, derived: base[0],
+    "where of a vector": lambda base, derived: base.where(FLAGS, base.success, base.failure),
+    "where of a number": lambda base, derived: base.where(1, base.success, base.failure),
+    "where of another class": lambda base, derived: base.where(True, base.success, derived.late),
+    "where of a number's item": lambda base, derived: base.where(True, 1, base.failure),
+    "unknown item": lambda base, derived: base.late,
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES.keys())
+@same_under_both_imports
+def test_misuse_of_items(eqx, mistake):
+    """The same built-in error for the same mistake."""
+    return caught(lambda: mistake(*results(eqx)))
+
+
+@pytest.mark.parametrize("name", ["promote", "where"])
+@same_under_both_imports
+def test_reserved_names(eqx, name):
+    """Items may not be called like what the class can do."""
+    return caught(lambda: type(eqx.Enumeration)("Wrong", (eqx.Enumeration,), {name: "text"}))
+
+
+# ---- counting traces
+
+
+@same_under_both_imports
+def test_traces_are_counted(eqx):
+    """get_num_traces finds the count below the transforms."""
+    f = eqx.filter_jit(eqx.debug.assert_max_traces(lambda x: x + 1, max_traces=None))
+    values = [f(ramp(n)) for n in (2, 2, 3)]
+    return values, eqx.debug.get_num_traces(f)
+
+
+@same_under_both_imports
+def test_one_trace_too_many(eqx):
+    """The error is a RuntimeError that names the argument; calls that were traced go on."""
+
+    @eqx.filter_jit
+    @eqx.debug.assert_max_traces(max_traces=1)
+    def f(x, scale):
+        return x * scale
+
+    first = f(ramp(2), ramp(2))
+    return first, fails(f, ramp(3), ramp(3), about="x"), f(2 * ramp(2), ramp(2))
+
+
+@same_under_both_imports
+def test_what_does_not_count(eqx):
+    """A function that is not counted has no count."""
+    return caught(lambda: eqx.debug.get_num_traces(len))
