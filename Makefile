@@ -23,7 +23,7 @@ train: $(VENV)/.installed-examples
 	$(BIN)/python examples/digits.py $(ARGS)
 
 test: $(VENV)/.installed-tests
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m 'not slow' $(ARGS)
 
 check: $(VENV)/.installed-tests
 	$(BIN)/ruff check .
