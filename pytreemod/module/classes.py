@@ -245,10 +245,7 @@ def _note_waiting(schema: Schema) -> None:
     the fields of which the class itself has an attribute (a default).
     """
     cls: Any = schema.cls
-    schema.can_wait = (
-        answers_alone(cls)
-        and cls.__getattribute__ is object.__getattribute__
-    )
+    schema.can_wait = answers_alone(cls) and cls.__getattribute__ is object.__getattribute__
     schema.shown = tuple(n for n in schema.fields if any(n in vars(b) for b in cls.__mro__))
 
 

@@ -52,6 +52,12 @@ def finish(node):
         fill(d)
 {converts}
     layout = layouts.get(({kinds}))
+    if layout is not None and layout.floats:
+        for name in layout.floats:
+            value = d[name]
+            if not value or value != value:
+                layout = None
+                break
     if {" and ".join(["layout is not None", *tests])}:
         d[{LAYOUT!r}] = layout
     else:

@@ -65,7 +65,7 @@ def is_configuration(value: object) -> bool:
     return callable(value) and not is_array(value) and not is_node(value)
 
 
-PLAIN = frozenset({bool, int, str, bytes, type(None)})
+PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
 """Types of configuration whose values are told apart by type and `==`."""
 
 

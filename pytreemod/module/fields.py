@@ -23,9 +23,7 @@ def field(
 @overload
 def field(*, default: _T, static: bool = ..., role: str = ..., **kwargs: Any) -> _T: ...
 @overload
-def field(
-    *, converter: None = None, static: bool = ..., role: str = ..., **kwargs: Any
-) -> Any: ...
+def field(*, converter: None = None, static: bool = ..., role: str = ..., **kwargs: Any) -> Any: ...
 def field(
     *,
     converter: Callable[[Any], Any] | None = None,

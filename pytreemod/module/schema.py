@@ -56,12 +56,14 @@ class Layout:
     Stands first in the auxiliary data of a flattened instance, where it is compared by identity.
     """
 
-    __slots__ = ("cls", "code", "config", "data", "is_usual")
+    __slots__ = ("cls", "code", "config", "data", "floats", "is_usual")
 
     def __init__(self, cls: type, code: Code, is_usual: bool):
         self.cls, self.code = cls, code
         self.data, self.config = code.data, code.config
         self.is_usual = is_usual
+        # Fields whose type alone does not say all: zeros have a sign, and NaN is one for all.
+        self.floats: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return self.cls.__qualname__
@@ -123,6 +125,9 @@ class Schema(AbstractRecord):
                 self._layouts[key] = Layout(self.cls, code, code is self.code)
             layout = self._layouts[key]
             if layout.is_usual and PLAIN.issuperset(kinds):
+                layout.floats = tuple(
+                    n for n, kind in zip(rest, kinds, strict=True) if kind is float
+                )
                 self.layouts_by_type[kinds] = layout
         return layout
 

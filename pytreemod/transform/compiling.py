@@ -81,7 +81,8 @@ class Entry:
         """
         self.checks |= checks_in(self.jitted.trace(*arguments).jaxpr)
         self.is_new = False
-        self.is_special = self.quiet or self.has_check
+        # JAX warns of useless donations while it compiles: not in later calls.
+        self.is_special = self.has_check
 
 
 class Store:
