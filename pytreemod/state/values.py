@@ -1,7 +1,7 @@
 """`State`: the values of a model's tokens."""
 
 import functools as ft
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array_like
 from pytreemod.tree.printing import tree_pformat
 from pytreemod.tree.selecting import as_selector
+from pytreemod.tree.snapshots import AbstractKeeper, Snapshot, Structure, take_snapshot
 from pytreemod.typing import PyTree, class_of, jtu
 
 _V = TypeVar("_V")
@@ -36,7 +37,7 @@ def tokens_of(tree: PyTree) -> list[tuple[tuple[Any, ...], Any]]:
     ]
 
 
-class State:
+class State(AbstractKeeper):
     """The values of all tokens of a model: what goes in and comes out.
 
     **Form.** A pytree whose leaves are arrays; each entry bears the path of its token.
@@ -66,8 +67,9 @@ class State:
         2.0
     """
 
-    __slots__ = ("_entries", "_kinds", "_names", "_used")
+    __slots__ = ("_entries", "_kept", "_kinds", "_names", "_used")
 
+    _kept: Snapshot | None
     _entries: dict[Any, Any]
     _names: dict[Any, str]
     _kinds: dict[Any, type]
@@ -100,6 +102,7 @@ class State:
                 )
             entries[token.marker] = jtu.tree_map(_as_array, token.init)
         self._entries, self._names, self._kinds, self._used = entries, names, kinds, ""
+        self._kept = None
 
     def get(self, item: "StateIndex[_V]") -> _V:
         """The value of a token.
@@ -431,6 +434,31 @@ class State:
                     )
                 )
 
+    def __getattr__(self, name: str) -> Any:
+        # A State that a jitted call returned is filled in when it is first asked for a value.
+        if name != "_entries":
+            raise AttributeError(f"'State' object has no attribute {name!r}", name=name, obj=self)
+        kept = cast("Snapshot", self._kept)
+        self._entries = kept.structure.assemble(kept.arrays)._entries
+        if kept.paths is None:
+            self._kept = None
+        return self._entries
+
+    def __snapshot__(self) -> Snapshot:
+        self._check("use in a transform")
+        kept = self._kept
+        if kept is None or (kept.containers and not kept.is_current()):
+            kept, may_keep = take_snapshot(self)
+            self._kept = kept if may_keep else None
+        return kept
+
+    def __usable__(self) -> bool:
+        return not self._used
+
+    def __pending__(self) -> Any:
+        paths = None if self._kept is None or self._kept.containers else ()
+        return ft.partial(_make_pending, self._names, self._kinds, paths)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, State) or list(other._entries) != list(self._entries):
             return False
@@ -476,6 +504,15 @@ def _make(entries: dict[Any, Any], names: dict[Any, str], kinds: dict[Any, type]
     state = object.__new__(State)
     state._entries, state._names = entries, names  # pyright: ignore[reportPrivateUsage]
     state._kinds, state._used = kinds, ""  # pyright: ignore[reportPrivateUsage]
+    state._kept = None  # pyright: ignore[reportPrivateUsage]
+    return state
+
+
+def _make_pending(names: Any, kinds: Any, paths: Any, structure: Structure, arrays: Any) -> State:
+    state = object.__new__(State)
+    state._names, state._kinds = names, kinds  # pyright: ignore[reportPrivateUsage]
+    state._used = ""  # pyright: ignore[reportPrivateUsage]
+    state._kept = Snapshot(arrays, structure, (), paths)  # pyright: ignore[reportPrivateUsage]
     return state
 
 

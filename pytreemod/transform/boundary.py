@@ -28,6 +28,7 @@ from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import PENDING
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import (
+    AbstractKeeper,
     Snapshot,
     Structure,
     container_paths,
@@ -69,6 +70,12 @@ def _split_none(value: Any, arrays: list[Any], key: list[Any]) -> None:
 
 def _split_record(value: Any, arrays: list[Any], key: list[Any]) -> None:
     snapshot = snapshot_of(value)
+    arrays.extend(snapshot.arrays)
+    key.append(snapshot.structure)
+
+
+def _split_keeper(value: Any, arrays: list[Any], key: list[Any]) -> None:
+    snapshot = value.__snapshot__()
     arrays.extend(snapshot.arrays)
     key.append(snapshot.structure)
 
@@ -117,6 +124,8 @@ def split_other(value: Any, arrays: list[Any], key: list[Any]) -> None:
         handlers[kind] = handler = _split_array
     elif record_of(value) is not None:
         handlers[kind] = handler = _split_record
+    elif issubclass(kind, AbstractKeeper):
+        handlers[kind] = handler = _split_keeper
     elif hasattr(kind, "_fields") and issubclass(kind, tuple) and is_node(value):
         handlers[kind] = handler = _split_sequence
     elif is_node(value):
@@ -282,6 +291,8 @@ class _PlanWriter:
             return f"({inside})" if kind is tuple else f"[{inside}]"
         if record_of(node) is not None:
             return self.write_record(node)
+        if isinstance(node, AbstractKeeper):
+            return self.write_keeper(node)
         if not is_node(node):
             return self.constant(node)
         return self.write_node(node)
@@ -300,6 +311,17 @@ class _PlanWriter:
         self.arrays += arrays
         fixed = self.constant((type(node), early, structure, container_paths(node)))
         return f"pending(*{fixed}, o[{start}:{len(self.arrays)}])"
+
+    def write_keeper(self, node: AbstractKeeper) -> str:
+        """A node that keeps its snapshot, with all that is below it."""
+        try:
+            snapshot = node.__snapshot__()
+        except TypeError:
+            return self.write_node(node)
+        start = len(self.arrays)
+        self.arrays += snapshot.arrays
+        make, structure = self.constant(node.__pending__()), self.constant(snapshot.structure)
+        return f"{make}({structure}, o[{start}:{len(self.arrays)}])"
 
     def write_whole(self, node: Any) -> str:
         """A node with all that is below it, put together by JAX."""

@@ -27,7 +27,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
-from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 from jax.interpreters import mlir
 
 from pytreemod.errors import ArgumentError, CheckError, describe, explain
@@ -110,7 +109,7 @@ def checks_in(jaxpr: Any) -> frozenset[str]:
         if type(value) in (tuple, list):
             for item in value:
                 visit(item)
-        elif isinstance(value, (ClosedJaxpr, Jaxpr)) and id(value) not in seen:
+        elif hasattr(value, "eqns") and id(value) not in seen:
             seen.add(id(value))
             for equation in value.eqns:
                 name = equation.params.get("name")
@@ -140,7 +139,7 @@ class _Check:
         if self.structure is not None:
             failed = self.call_back(self.announce, failed, failed, index)
             failed = self.stop(failed, self.structure.assemble(seen))
-        several = _several_devices.bind()
+        several = _several_devices().bind()
         return self.call_back(self.report, jnp.asarray(True), failed, index, several)
 
     def succeed(self, failed: Any, index: Any, seen: list[Any]) -> Any:
@@ -224,10 +223,20 @@ def _site() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_qualname}"
 
 
-# Whether the program runs on several devices is known when it is lowered, and to no one but JAX.
-_several_devices: Any = Primitive("several_devices")
-_several_devices.def_impl(lambda: np.bool_(False))
-_several_devices.def_abstract_eval(lambda: jax.typeof(np.bool_(False)))
+@ft.cache
+def _several_devices() -> Any:
+    """A primitive that says whether the program runs on several devices.
+
+    That is known when the program is lowered, and to no one but JAX.
+    """
+    # Here, for JAX loads Pallas with it: a third of the time that importing pytreemod would take.
+    from jax.extend.core import Primitive
+
+    primitive: Any = Primitive("several_devices")
+    primitive.def_impl(lambda: np.bool_(False))
+    primitive.def_abstract_eval(lambda: jax.typeof(np.bool_(False)))
+    mlir.register_lowering(primitive, _lower_several_devices)
+    return primitive
 
 
 def _lower_several_devices(context: Any) -> Any:
@@ -235,9 +244,6 @@ def _lower_several_devices(context: Any) -> Any:
     mesh_size = getattr(getattr(axes, "mesh", None), "size", 1)
     answer = np.bool_(getattr(axes, "num_devices", mesh_size) != 1)
     return cast("Any", mlir).lower_fun(lambda: answer, multiple_results=False)(context)
-
-
-mlir.register_lowering(_several_devices, _lower_several_devices)
 
 
 def _is_traced(value: Any) -> bool:

@@ -11,6 +11,7 @@ snapshot, and its nodes are built when somebody reads a field.
 """
 
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from operator import is_
 from typing import Any
@@ -130,8 +131,33 @@ def structure_of(leaves: Sequence[Any], treedef: Any) -> tuple[list[Any], Struct
     return arrays, structure
 
 
+class AbstractKeeper(ABC):
+    """A node that is no record, but never changes either, and keeps its snapshot itself."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __snapshot__(self) -> "Snapshot":
+        """Its arrays and structure.
+
+        Raises:
+            TypeError: a leaf that is no array cannot be hashed.
+        """
+
+    @abstractmethod
+    def __pending__(self) -> Any:
+        """A function `(structure, arrays) -> node` that makes one like this, pending."""
+
+    @abstractmethod
+    def __usable__(self) -> bool:
+        """Whether it may still be flattened."""
+
+
+_KEEPER = object()
+
 Containers = tuple[tuple[Any, Any, Any], ...]
-"""Containers that could be changed: each with its keys (None for a list) and what it holds."""
+"""What could have changed: containers, each with its keys (None for a list) and what it holds, and
+keepers that may be used up by now."""
 
 
 class Snapshot(AbstractSource):
@@ -174,9 +200,12 @@ class Snapshot(AbstractSource):
     def is_current(self) -> bool:
         """Whether the remembered containers still hold what they held."""
         for container, keys, values in self.containers:
-            if len(container) != len(values):
+            if keys is _KEEPER:
+                if not container.__usable__():
+                    return False
+            elif len(container) != len(values):
                 return False
-            if keys is None:
+            elif keys is None:
                 if not all(map(is_, container, values)):
                     return False
             elif tuple(container) != keys or not all(map(is_, container.values(), values)):
@@ -206,6 +235,8 @@ Path = tuple[Any, ...]
 def _contents(container: Any) -> tuple[Any, Any, Any]:
     if class_of(container) is dict:
         return container, tuple(container), tuple(container.values())
+    if isinstance(container, AbstractKeeper):
+        return container, _KEEPER, ()
     return container, None, tuple(container)
 
 
@@ -222,7 +253,8 @@ def _index(key: Any) -> Any:
 class _Spy:
     """Notes, while a tree is flattened, the containers in it that could be changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Any):
+        self.root = root
         self.containers: list[tuple[Any, Any, Any]] = []
         self.known = True
 
@@ -232,6 +264,9 @@ class _Spy:
             self.containers.append(_contents(node))
         elif isinstance(node, (tuple, jax.Array, np.ndarray)) or node is None:
             pass
+        elif isinstance(node, AbstractKeeper):
+            if node is not self.root:
+                self.containers.append(_contents(node))
         else:
             record = record_of(node)
             if record is not None:
@@ -242,13 +277,23 @@ class _Spy:
 
 
 def _take(node: Any) -> Snapshot:
-    spy = _Spy()
-    leaves, treedef = jtu.tree_flatten(node, is_leaf=spy)
-    arrays, structure = structure_of(leaves, treedef)
-    snapshot = Snapshot(arrays, structure, tuple(spy.containers))
-    if spy.known:
+    snapshot, is_kept = take_snapshot(node)
+    if is_kept:
         node.__dict__[SNAPSHOT] = snapshot
     return snapshot
+
+
+def take_snapshot(node: Any) -> tuple[Snapshot, bool]:
+    """A new snapshot, and whether it may be kept: whether `is_current` will tell if it still holds.
+
+    Raises:
+        TypeError: a leaf that is no array cannot be hashed.
+    """
+    spy = _Spy(node)
+    leaves, treedef = jtu.tree_flatten(node, is_leaf=spy)
+    arrays, structure = structure_of(leaves, treedef)
+    return Snapshot(arrays, structure, tuple(spy.containers)), spy.known
+
 
 
 def container_paths(node: Any) -> tuple[Path, ...] | None:
@@ -259,6 +304,9 @@ def container_paths(node: Any) -> tuple[Path, ...] | None:
         if is_array(node) or not is_node(node):
             return True
         record = record_of(node)
+        if isinstance(node, AbstractKeeper):
+            paths.append(path)
+            return not node.__snapshot__().containers
         if type(node) in (list, dict):
             paths.append(path)
         elif record is not None:

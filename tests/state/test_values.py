@@ -343,3 +343,58 @@ def test_gradients_through_a_state():
     gradient, after = pm.filter_grad(loss, has_aux=True)(ramp(2), state)
     np.testing.assert_array_equal(gradient, [2.0, 2.0])
     assert_same(after.get(model.token), ramp(2) * 2)
+
+
+# ---- in calls
+
+
+class _Bundle(pm.Module):
+    """A Module with its State beside it."""
+
+    weight: jax.Array
+    state: pm.State
+
+
+def test_a_used_up_state_inside_a_module_is_refused_by_a_second_call():
+    """The Module keeps its arrays in a list, and yet a call sees that the State was replaced."""
+    index = pm.StateIndex(jnp.zeros(()))
+    state = pm.State(index)
+    bundle = _Bundle(jnp.ones(()), state)
+    identity = pm.filter_jit(lambda bundle: bundle)
+    identity(bundle)
+    identity(bundle)
+    state.set(index, jnp.ones(()))
+    with pytest.raises(StateError, match="old state"):
+        identity(bundle)
+
+
+def test_a_returned_state_is_read_like_any_other():
+    """A State that a jitted call returned has its values, names and kinds, filled in or not."""
+    tokens = (pm.StateIndex(jnp.zeros(2)), pm.StateIndex({"a": jnp.ones(3)}), pm.RngStream())
+    state = pm.State(tokens).seed(jax.random.key(0))
+    add = pm.filter_jit(lambda state: state)
+    back = add(add(state))
+    assert back == state
+    assert repr(back) == repr(state)
+    assert back.get(tokens[1])["a"].tolist() == [1.0, 1.0, 1.0]
+    _, back = back.next_key(tokens[2])
+    assert back != add(state)
+
+
+def test_a_dict_in_a_state_that_was_changed_in_place_is_not_taken_for_the_old_one():
+    """What a call gets is what the State holds now."""
+    index = pm.StateIndex({"a": jnp.zeros(())})
+    state = pm.State(index)
+    read = pm.filter_jit(lambda state: state.get(index)["a"])
+    assert read(state) == 0
+    state.get(index)["a"] = jnp.ones(())
+    assert read(state) == 1
+    back = pm.filter_jit(lambda state: state)(state)
+    back.get(index)["a"] = jnp.full((), 2.0)
+    assert read(back) == 2
+
+
+def test_a_missing_attribute_of_a_state_is_named():
+    """Attributes that a State lacks are refused as Python does."""
+    with pytest.raises(AttributeError, match="no attribute 'values'"):
+        _ = pm.State(()).values

@@ -77,7 +77,6 @@ def test_the_second_call_finds_the_first_ones_snapshot():
         lambda: Holder(jtu.Partial(max, 1)),
         lambda: Holder([affine().scaled]),
         lambda: Holder(pm.filter_jit(affine())),
-        lambda: Holder(pm.State(pm.StateIndex(ramp(1)))),
     ],
 )
 def test_nodes_of_unknown_kinds_are_never_remembered(make):
