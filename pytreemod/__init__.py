@@ -18,6 +18,8 @@ from pytreemod.module.methods import BoundMethod as BoundMethod
 from pytreemod.module.partials import Partial as Partial
 from pytreemod.module.partials import module_update_wrapper as module_update_wrapper
 from pytreemod.nn import inference_mode as inference_mode
+from pytreemod.nn import stateful as stateful
+from pytreemod.nn import with_mode as with_mode
 from pytreemod.state.making import make_with_state as make_with_state
 from pytreemod.state.tokens import RngStream as RngStream
 from pytreemod.state.tokens import StateIndex as StateIndex

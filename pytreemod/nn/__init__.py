@@ -8,6 +8,8 @@ anything behind the caller's back: keys and State are passed in, new State is ha
 
 from pytreemod.nn import functional as functional
 from pytreemod.nn.affine import Linear as Linear
+from pytreemod.nn.bundling import Stateful as Stateful
+from pytreemod.nn.bundling import stateful as stateful
 from pytreemod.nn.composition import Identity as Identity
 from pytreemod.nn.composition import Lambda as Lambda
 from pytreemod.nn.composition import Sequential as Sequential
@@ -18,6 +20,7 @@ from pytreemod.nn.convolution import Conv3d as Conv3d
 from pytreemod.nn.dropping import Dropout as Dropout
 from pytreemod.nn.lookup import Embedding as Embedding
 from pytreemod.nn.modes import inference_mode as inference_mode
+from pytreemod.nn.modes import with_mode as with_mode
 from pytreemod.nn.normalization import BatchNorm as BatchNorm
 from pytreemod.nn.normalization import LayerNorm as LayerNorm
 from pytreemod.nn.perceptrons import MLP as MLP

@@ -10,6 +10,7 @@ from jaxtyping import Array, Inexact, PRNGKeyArray, Shaped
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.checking import (
+    Title,
     check_array,
     check_dtype,
     check_feature_size,
@@ -17,7 +18,6 @@ from pytreemod.nn.checking import (
     check_key,
     check_last_axis,
     named,
-    title,
 )
 from pytreemod.nn.functional.affine import linear
 from pytreemod.nn.initializing import Initializer, initialize, uniform_by_fan_in
@@ -106,7 +106,7 @@ class Linear(Module):
     ) -> Shaped[Array, "..."]:
         """Apply the layer to the last axis of x; `key` is ignored."""
         del key
-        where = title(self, "in_features", "out_features")
+        where = Title(self, "in_features", "out_features")
         x = check_array(where, x)
         if self.in_features == "scalar":
             x = lax.expand_dims(x, (x.ndim,))

@@ -7,7 +7,7 @@ and the argument. Imports errors and tree only.
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,23 +21,31 @@ from pytreemod.tree.predicates import is_array_like
 KEY_CURE = ("Pass a random key:", "key=jax.random.key(0)")
 
 
-def title(layer: Any, *names: str) -> str:
-    """A layer as its errors call it: `Linear(in_features=3, out_features=4)`.
+class Title:
+    """A layer as its errors call it; the text is only made if there is an error to show it in.
 
     Args:
         layer: a Module.
         names: the fields to show.
 
-    Returns:
-        One line.
-
     Examples:
         >>> from types import SimpleNamespace
-        >>> title(SimpleNamespace(p=0.5, q=1), "p")
+        >>> str(Title(SimpleNamespace(p=0.5, q=1), "p"))
         'SimpleNamespace(p=0.5)'
     """
-    shown = ", ".join(f"{name}={getattr(layer, name)!r}" for name in names)
-    return f"{type(layer).__name__}({shown})"
+
+    __slots__ = ("layer", "names")
+
+    def __init__(self, layer: Any, *names: str):
+        self.layer, self.names = layer, names
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{name}={getattr(self.layer, name)!r}" for name in self.names)
+        return f"{type(self.layer).__name__}({shown})"
+
+
+Where: TypeAlias = str | Title
+"""What an error is about: a text, or something that will make one."""
 
 
 def named(layer: Any, argument: str) -> str:
@@ -197,7 +205,7 @@ def check_choice(where: str, value: Any, choices: Sequence[str]) -> str:
     raise ArgumentError(explain(where, f"one of {', '.join(map(repr, choices))}", describe(value)))
 
 
-def check_key(where: str, key: Any) -> PRNGKeyArray:
+def check_key(where: Where, key: Any) -> PRNGKeyArray:
     """Accept one random key, new style or old.
 
     Args:
@@ -216,7 +224,7 @@ def check_key(where: str, key: Any) -> PRNGKeyArray:
     """
     shape, dtype = getattr(key, "shape", None), getattr(key, "dtype", None)
     if shape is None or dtype is None:
-        raise RngError(explain(where, "a random key", describe(key), cure=KEY_CURE))
+        raise RngError(explain(str(where), "a random key", describe(key), cure=KEY_CURE))
     typed = jnp.issubdtype(dtype, jax.dtypes.prng_key)
     # Old-style keys are bare uint32 words: two of them by default, four for the "rbg" generator.
     if (typed and shape == ()) or (dtype == jnp.uint32 and shape in ((2,), (4,))):
@@ -224,7 +232,7 @@ def check_key(where: str, key: Any) -> PRNGKeyArray:
     cure: Sequence[str] = KEY_CURE
     if typed:
         cure = ("These are several keys; pass one of them, or map over them:", "jax.vmap(f)(keys)")
-    raise RngError(explain(where, "one random key", describe(key), cure=cure))
+    raise RngError(explain(str(where), "one random key", describe(key), cure=cure))
 
 
 def check_dtype(where: str, dtype: Any, *, real: bool = False) -> Any:
@@ -256,7 +264,7 @@ def check_dtype(where: str, dtype: Any, *, real: bool = False) -> Any:
     return jax.dtypes.canonicalize_dtype(dtype)
 
 
-def check_array(where: str, x: Any) -> Array:
+def check_array(where: Where, x: Any) -> Array:
     """Accept what JAX can compute with: arrays and numbers, but no lists.
 
     Args:
@@ -278,19 +286,19 @@ def check_array(where: str, x: Any) -> Array:
     if is_array_like(x):
         return jnp.asarray(x)
     cure = ("Make it an array:", "layer(jnp.asarray(x))")
-    raise ArgumentError(explain(where, "x to be an array", describe(x), cure=cure))
+    raise ArgumentError(explain(str(where), "x to be an array", describe(x), cure=cure))
 
 
-def check_floating(where: str, x: Array) -> None:
+def check_floating(where: Where, x: Array) -> None:
     """Refuse integers, whose result would have to be rounded, and complex numbers."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         cure: Sequence[str] = ("Convert it first:", "layer(x.astype(float))")
         if jnp.issubdtype(x.dtype, jnp.complexfloating):
             cure = ("Normalize real and imaginary part each for itself:", "layer(x.real)")
-        raise ArgumentError(explain(where, "x of a floating dtype", describe(x), cure=cure))
+        raise ArgumentError(explain(str(where), "x of a floating dtype", describe(x), cure=cure))
 
 
-def check_last_axis(where: str, x: Array, size: int, argument: str) -> None:
+def check_last_axis(where: Where, x: Array, size: int, argument: str) -> None:
     """Require that the last axis of `x` has `size` entries.
 
     Args:
@@ -307,7 +315,7 @@ def check_last_axis(where: str, x: Array, size: int, argument: str) -> None:
     """
     if x.shape[-1:] != (size,):
         cure = _last_axis_cure(x.shape, size, argument)
-        raise ShapeError(explain(where, f"x of shape (..., {size})", describe(x), cure=cure))
+        raise ShapeError(explain(str(where), f"x of shape (..., {size})", describe(x), cure=cure))
 
 
 def _last_axis_cure(shape: tuple[int, ...], size: int, argument: str) -> Sequence[str]:
@@ -337,7 +345,7 @@ def spatial_names(count: int) -> tuple[str, ...]:
     return tuple(f"d{axis}" for axis in range(count))
 
 
-def check_channels(where: str, x: Array, channels: int | None, dims: int) -> None:
+def check_channels(where: Where, x: Array, channels: int | None, dims: int) -> None:
     """Require axes (..., channels, *spatial), with any number of channels where None.
 
     Args:
@@ -358,7 +366,7 @@ def check_channels(where: str, x: Array, channels: int | None, dims: int) -> Non
     axes = ("...", "channels" if channels is None else str(channels), *spatial_names(dims))
     cure = _channel_cure(x.shape, channels, axis)
     raise ShapeError(
-        explain(where, f"x of shape ({', '.join(axes)})", describe(x), cure=cure),
+        explain(str(where), f"x of shape ({', '.join(axes)})", describe(x), cure=cure),
     )
 
 
@@ -380,7 +388,7 @@ def _channel_cure(shape: tuple[int, ...], channels: int | None, axis: int) -> Se
     return f"For such arrays the layer needs {shape[axis]} channels."
 
 
-def check_window(where: str, x: Array, window: Sequence[int], pads: Sequence[Any]) -> None:
+def check_window(where: Where, x: Array, window: Sequence[int], pads: Sequence[Any]) -> None:
     """Require that a window of the given extent fits into the padded spatial axes.
 
     JAX would return an empty array, which shows up later as a loss of nan, far from its cause.
@@ -401,4 +409,4 @@ def check_window(where: str, x: Array, window: Sequence[int], pads: Sequence[Any
     padded = tuple(size + low + high for size, (low, high) in zip(sizes, pads, strict=True))
     if any(size < extent for size, extent in zip(padded, window, strict=True)):
         expected = f"padded spatial axes of at least {tuple(window)}"
-        raise ShapeError(explain(where, expected, f"{padded} from {describe(x)}"))
+        raise ShapeError(explain(str(where), expected, f"{padded} from {describe(x)}"))

@@ -12,6 +12,7 @@ from pytreemod.errors import ArgumentError, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.checking import (
+    Title,
     check_array,
     check_channels,
     check_choice,
@@ -22,7 +23,6 @@ from pytreemod.nn.checking import (
     check_sizes,
     check_window,
     named,
-    title,
 )
 from pytreemod.nn.dimensions import for_dimensions
 from pytreemod.nn.functional.convolution import PADDING_MODES, conv
@@ -141,7 +141,7 @@ class Conv(Module):
     ) -> Shaped[Array, "..."]:
         """Convolve the channel and spatial axes of x; `key` is ignored."""
         del key
-        where = title(self, "in_channels", "out_channels")
+        where = Title(self, "in_channels", "out_channels")
         x, dims = check_array(where, x), self.num_spatial_dims
         check_channels(where, x, self.in_channels, dims)
         window = extents(self.kernel_size, self.dilation)

@@ -7,12 +7,12 @@ from pytreemod.errors import RngError, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.checking import (
+    Title,
     check_array,
     check_flag,
     check_key,
     check_number,
     named,
-    title,
 )
 from pytreemod.nn.functional.dropping import dropout
 
@@ -76,7 +76,7 @@ class Dropout(Module):
         Returns:
             An array of the same shape.
         """
-        where = title(self, "p")
+        where = Title(self, "p")
         x = check_array(where, x)
         if self.p == 0 or (self.inference if inference is None else inference):
             return x
@@ -86,5 +86,5 @@ class Dropout(Module):
                 "layer(x, key=jax.random.key(0))",
                 "layer = nn.inference_mode(layer)",
             )
-            raise RngError(explain(where, "a random key when training", "none", cure=cure))
+            raise RngError(explain(str(where), "a random key when training", "none", cure=cure))
         return dropout(x, self.p, key=check_key(where, key))

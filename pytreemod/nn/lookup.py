@@ -11,12 +11,12 @@ from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.checking import (
+    Title,
     check_array,
     check_dtype,
     check_key,
     check_size,
     named,
-    title,
 )
 from pytreemod.nn.functional.lookup import embedding
 from pytreemod.nn.initializing import Initializer, initialize
@@ -95,11 +95,13 @@ class Embedding(Module):
     ) -> Shaped[Array, "..."]:
         """Read the rows that x names; `key` is ignored."""
         del key
-        where = title(self, "num_embeddings", "embedding_size")
+        where = Title(self, "num_embeddings", "embedding_size")
         rows = check_array(where, x)
         if not jnp.issubdtype(rows.dtype, jnp.integer):
             cure = ("Convert it first:", "layer(x.astype(int))")
-            raise ArgumentError(explain(where, "x of an integer dtype", describe(rows), cure=cure))
+            raise ArgumentError(
+                explain(str(where), "x of an integer dtype", describe(rows), cure=cure)
+            )
         return embedding(rows, self.weight)
 
     def _check_sizes_given(self, num_embeddings: Any, embedding_size: Any) -> None:

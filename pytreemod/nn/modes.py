@@ -1,33 +1,76 @@
-"""Switching a whole model between training and inference."""
+"""Setting flags of every layer in a model at once, such as from training to inference."""
 
+import difflib
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+import numpy as np
+
+from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.nn.checking import check_flag
-from pytreemod.tree.nodes import children_of, record_of
+from pytreemod.state.tokens import AbstractToken
+from pytreemod.state.values import State
+from pytreemod.tree.nodes import AbstractRecord, children_of, record_of
+from pytreemod.tree.paths import path_text
 from pytreemod.tree.surgery import replace_at
-from pytreemod.typing import jtu
+from pytreemod.typing import Tracer, jtu
 
 Tree = TypeVar("Tree")
+Path = tuple[Any, ...]
 
-FLAG = "inference"
+MAX_NAMED = 8
+
+
+def with_mode(model: Tree, /, **flags: Any) -> Tree:
+    """Set fields by name, wherever they occur in a tree of Modules.
+
+    Sets configuration, and flags that are data: fields that hold True or False. What else is data
+    (arrays, numbers, Modules) is never touched; that is for [`tree_at`][pytreemod.tree_at]. New
+    values pass through the converters and checks of the Modules that get them.
+
+    **Law.** `with_mode(m, inference=b) == inference_mode(m, b)`.
+
+    Args:
+        model: a model, or any tree that holds some.
+        **flags: new values by field name.
+
+    Returns:
+        A new tree. The arrays in it are the same.
+
+    Raises:
+        ArgumentError: no Module in the tree has a field of that name, one of them holds other
+            data in it, or what is not True or False was given for a field that is either.
+        FieldError: an array was given.
+
+    Examples:
+        >>> from pytreemod import nn
+        >>> nn.with_mode([nn.Dropout(0.5), nn.Identity()], p=0.1, inference=True)
+        [Dropout(p=0.1, inference=True), Identity()]
+    """
+    setting = _Setting("with_mode({name})", flags)
+    new = setting.visit(model, ())
+    for name in flags:
+        if name not in setting.seen:
+            _refuse_unknown(name, setting.seen)
+    return new
 
 
 def inference_mode(pytree: Tree, value: bool = True) -> Tree:
     """Set every field named `inference`, anywhere in a tree of Modules.
 
     `Dropout` and `BatchNorm` have such a field; Modules of your own may have one too, as
-    configuration or as data.
+    configuration or as data. Other fields are set by [`with_mode`][pytreemod.with_mode].
 
     Args:
         pytree: a model, or any tree that holds some.
         value: True for inference, False for training.
 
     Returns:
-        A new tree. The arrays in it are the same.
+        A new tree. The arrays in it are the same. If nothing has such a field, the tree itself.
 
     Raises:
-        ArgumentError: value is neither True nor False.
+        ArgumentError: value is neither True nor False, or a field of that name holds data that
+            is neither.
 
     Examples:
         >>> from pytreemod import nn
@@ -35,16 +78,97 @@ def inference_mode(pytree: Tree, value: bool = True) -> Tree:
         [Dropout(p=0.5, inference=True)]
     """
     value = check_flag("inference_mode(value)", value)
-    changes = [(path, value) for path in _flags(pytree, ())]
-    return replace_at(pytree, changes) if changes else pytree
+    return _Setting("inference_mode", {"inference": value}).visit(pytree, ())
 
 
-def _flags(node: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """The key path of every field of that name, outermost first, none inside another."""
-    record, flag = record_of(node), jtu.GetAttrKey(FLAG)
-    has_flag = record is not None and FLAG in record.names(node)
-    if has_flag:
-        yield (*path, flag)
-    for key, child in children_of(node) or ():
-        if not (has_flag and key == flag):
-            yield from _flags(child, (*path, key))
+class _Setting:
+    """One walk over a tree that sets fields and notes which it could have set."""
+
+    def __init__(self, where: str, flags: dict[str, Any]):
+        self.where, self.flags = where, flags
+        self.seen: set[str] = set()
+
+    def visit(self, node: Any, path: Path) -> Any:
+        """The tree with its new values: what is inside a Module is done before its checks run."""
+        if isinstance(node, (AbstractToken, State)):
+            return node
+        children = children_of(node) or []
+        parts = [(key, old, self.visit(old, (*path, key))) for key, old in children]
+        changed = [((key,), new) for key, old, new in parts if new is not old]
+        node = replace_at(node, changed) if changed else node
+        record = record_of(node)
+        if record is None:
+            return node
+        values = dict(self._values(node, path, record))
+        return node.replace(**values) if values else node
+
+    def _values(self, node: Any, path: Path, record: AbstractRecord) -> Iterator[tuple[str, Any]]:
+        data = record.data_names(node)
+        for name in record.names(node):
+            old = getattr(node, name)
+            settable = name not in data or _is_flag(old)
+            if settable:
+                self.seen.add(name)
+            if name in self.flags:
+                place = path_text((*path, jtu.GetAttrKey(name)))
+                where = self.where.format(name=name)
+                if not settable:
+                    _refuse_data(where, place, old)
+                new = self.flags[name]
+                yield name, _check_bool(where, place, new) if _is_flag(old) else new
+
+
+def _is_flag(value: Any) -> bool:
+    """Whether a value is True or False; as an array, too, which transforms make of data."""
+    if isinstance(value, bool):
+        return True
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    return dtype == np.dtype(bool) and shape == ()
+
+
+def _check_bool(where: str, place: str, value: Any) -> bool:
+    if type(value) in (bool, np.bool_):
+        return bool(value)
+    traced = isinstance(value, Tracer)
+    cure = [
+        "flags are structure, which a traced value cannot decide; it can choose between two calls:",
+        "y = pm.filter_cond(flag, model_on, model_off, x)",
+    ]
+    got = "a traced array" if traced else describe(value)
+    raise ArgumentError(
+        explain(where, "True or False", got, places=[place], cure=cure if traced else ())
+    )
+
+
+def _refuse_data(where: str, place: str, old: Any) -> None:
+    raise ArgumentError(
+        explain(
+            where,
+            "a field that is configuration, or True or False",
+            f"one that is other data: {_kind(old)}",
+            places=[place],
+            cure=[
+                "set this one by its place, or declare it with pm.field(static=True):",
+                f"model = pm.tree_at({place!r}, model, new)",
+            ],
+        )
+    )
+
+
+def _kind(value: Any) -> str:
+    is_node = record_of(value) is not None
+    return f"a {type(value).__name__}" if is_node else describe(value)
+
+
+def _refuse_unknown(name: str, seen: set[str]) -> None:
+    names = sorted(seen)
+    close = difflib.get_close_matches(name, names, n=1)
+    shown = ", ".join(names[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")
+    raise ArgumentError(
+        explain(
+            f"with_mode({name})",
+            f"a field that the model has ({shown or 'it has none that can be set'})",
+            f"{name!r}, which occurs nowhere in it",
+            cure=f"did you mean {close[0]!r}?" if close else (),
+        )
+    )

@@ -11,6 +11,7 @@ from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.checking import (
+    Title,
     as_sequence,
     check_array,
     check_dtype,
@@ -20,12 +21,11 @@ from pytreemod.nn.checking import (
     check_size,
     check_sizes,
     named,
-    title,
 )
 from pytreemod.nn.functional.normalization import (
     batch_norm,
-    batch_statistics,
     layer_norm,
+    normalize_batch,
     update_running,
 )
 from pytreemod.nn.functional.promotion import computing_dtype
@@ -115,7 +115,7 @@ class LayerNorm(Module):
     ) -> Shaped[Array, "..."] | tuple[Shaped[Array, "..."], State]:
         """Normalize the trailing axes of x; `key` is ignored, `state` handed back if given."""
         del key
-        where = title(self, "shape")
+        where = Title(self, "shape")
         x = check_array(where, x)
         check_floating(where, x)
         _check_trailing(where, x, self.shape)
@@ -123,7 +123,7 @@ class LayerNorm(Module):
         return out if isinstance(state, Absence) else (out, state)
 
 
-def _check_trailing(where: str, x: Array, shape: tuple[int, ...]) -> None:
+def _check_trailing(where: Title, x: Array, shape: tuple[int, ...]) -> None:
     """Require that x ends in `shape`."""
     count = len(shape)
     if x.ndim >= count and x.shape[x.ndim - count :] == shape:
@@ -142,7 +142,7 @@ def _check_trailing(where: str, x: Array, shape: tuple[int, ...]) -> None:
     else:
         cure = f"x has too few axes; the layer normalizes over the last {count}."
     wanted = ", ".join(["...", *map(str, shape)])
-    raise ShapeError(explain(where, f"x of shape ({wanted})", describe(x), cure=cure))
+    raise ShapeError(explain(str(where), f"x of shape ({wanted})", describe(x), cure=cure))
 
 
 class BatchNorm(StatefulLayer):
@@ -269,20 +269,18 @@ class BatchNorm(StatefulLayer):
         x = self._check(x, channel_axis)
         running = state.get(self.state_index)
         if self.inference if inference is None else inference:
-            mean, var = running
-        else:
-            mean, var, count = self._statistics(x, channel_axis)
-            unbiased = var * (count / (count - 1))
-            new = zip(running, (mean, unbiased), strict=True)
-            mean_now, var_now = (update_running(old, now, self.momentum) for old, now in new)
-            state = state.set(self.state_index, (mean_now, var_now))
-        out = batch_norm(
-            x, mean, var, self.weight, self.bias, channel_axis=channel_axis, eps=self.eps
-        )
-        return out, state
+            out = batch_norm(
+                x, *running, self.weight, self.bias, channel_axis=channel_axis, eps=self.eps
+            )
+            return out, state
+        out, mean, var, count = self._normalize(x, channel_axis)
+        unbiased = var * (count / (count - 1))
+        new = zip(running, (mean, unbiased), strict=True)
+        mean_now, var_now = (update_running(old, now, self.momentum) for old, now in new)
+        return out, state.set(self.state_index, (mean_now, var_now))
 
-    def _title(self) -> str:
-        return title(self, "input_size", "axis_name")
+    def _title(self) -> Title:
+        return Title(self, "input_size", "axis_name")
 
     def _check(self, x: Any, channel_axis: int) -> Array:
         where = self._title()
@@ -292,7 +290,7 @@ class BatchNorm(StatefulLayer):
             return x
         axes = ("batch",) * channel_axis + (str(self.input_size), "...")
         raise ShapeError(
-            explain(where, f"x of shape ({', '.join(axes)})", describe(x), cure=self._cure(x))
+            explain(str(where), f"x of shape ({', '.join(axes)})", describe(x), cure=self._cure(x))
         )
 
     def _cure(self, x: Array) -> Sequence[str]:
@@ -315,10 +313,17 @@ class BatchNorm(StatefulLayer):
             return ("The last axis fits, but channels come first here:", f"layer({moved}, state)")
         return "No axis of x fits; the layer was built for another number of channels."
 
-    def _statistics(self, x: Array, channel_axis: int) -> tuple[Array, Array, int]:
+    def _normalize(self, x: Array, channel_axis: int) -> tuple[Array, Array, Array, int]:
         where, names = self._title(), _axis_names(self.axis_name)
         try:
-            mean, var, count = batch_statistics(x, channel_axis=channel_axis, axis_name=names)
+            out, mean, var, count = normalize_batch(
+                x,
+                self.weight,
+                self.bias,
+                channel_axis=channel_axis,
+                axis_name=names,
+                eps=self.eps,
+            )
         except NameError as error:
             cure = (
                 "Map over the batch, or build the layer without axis_name and pass whole batches:",
@@ -327,15 +332,15 @@ class BatchNorm(StatefulLayer):
                 f"layer = BatchNorm({self.input_size})",
             )
             expected = f"a mapped axis named {self.axis_name!r}"
-            raise ArgumentError(explain(where, expected, "none", cure=cure)) from error
+            raise ArgumentError(explain(str(where), expected, "none", cure=cure)) from error
         if count < 2:
             expected = "at least two values per channel to take a variance of"
             cure = (
                 "Pass a larger batch, or use the running statistics:",
                 "nn.inference_mode(layer)",
             )
-            raise ShapeError(explain(where, expected, describe(x), cure=cure))
-        return mean, var, count
+            raise ShapeError(explain(str(where), expected, describe(x), cure=cure))
+        return out, mean, var, count
 
 
 def _axis_names(axis_name: Hashable) -> tuple[Hashable, ...]:

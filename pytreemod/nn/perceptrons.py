@@ -11,6 +11,7 @@ from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.affine import Linear
 from pytreemod.nn.checking import (
+    Title,
     check_array,
     check_dtype,
     check_feature_size,
@@ -19,7 +20,6 @@ from pytreemod.nn.checking import (
     check_last_axis,
     check_size,
     named,
-    title,
 )
 from pytreemod.nn.initializing import Initializer
 
@@ -126,7 +126,7 @@ class MLP(Module):
         """Apply the layers one after the other; `key` is ignored."""
         del key
         if self.in_size != "scalar":
-            where = title(self, "in_size", "out_size", "width_size", "depth")
+            where = Title(self, "in_size", "out_size", "width_size", "depth")
             check_last_axis(where, check_array(where, x), self.in_size, "in_size")
         for layer in self.layers[:-1]:
             x = self.activation(layer(x))

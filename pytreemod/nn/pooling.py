@@ -12,6 +12,7 @@ from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.checking import (
+    Title,
     as_number,
     check_array,
     check_channels,
@@ -20,7 +21,6 @@ from pytreemod.nn.checking import (
     check_sizes,
     check_window,
     named,
-    title,
 )
 from pytreemod.nn.dimensions import for_dimensions
 from pytreemod.nn.functional.pooling import pool
@@ -101,7 +101,7 @@ class Pool(Module):
     ) -> Shaped[Array, "..."]:
         """Reduce the windows over the spatial axes of x; `key` is ignored."""
         del key
-        where = title(self, "kernel_size")
+        where = Title(self, "kernel_size")
         x, dims = check_array(where, x), self.num_spatial_dims
         check_channels(where, x, None, dims)
         pads = self.padding

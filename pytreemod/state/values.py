@@ -9,11 +9,12 @@ import wadler_lindig as wl
 
 from pytreemod.errors import ArgumentError, RngError, StateError, TokenError, describe, explain
 from pytreemod.state import streams
+from pytreemod.state.entries import Entry, Register
 from pytreemod.state.streams import Stream
 from pytreemod.state.tokens import AbstractToken, RngStream, StateIndex, Unnamed
 from pytreemod.tree.comparison import tree_equal
 from pytreemod.tree.nodes import places
-from pytreemod.tree.paths import path_text
+from pytreemod.tree.paths import PathName, path_text
 from pytreemod.tree.predicates import is_array_like
 from pytreemod.tree.printing import tree_pformat
 from pytreemod.tree.selecting import as_selector
@@ -67,42 +68,25 @@ class State(AbstractKeeper):
         2.0
     """
 
-    __slots__ = ("_entries", "_kept", "_kinds", "_names", "_used")
+    __slots__ = ("_entries", "_kept", "_register", "_used")
 
     _kept: Snapshot | None
     _entries: dict[Any, Any]
-    _names: dict[Any, str]
-    _kinds: dict[Any, type]
+    _register: Register
     _used: str
 
     def __init__(self, model: PyTree):
-        entries: dict[Any, Any] = {}
-        names: dict[Any, str] = {}
-        kinds: dict[Any, type] = {}
+        values: dict[Any, Any] = {}
+        entries: dict[Any, Entry] = {}
         for path, token in tokens_of(model):
-            if token.marker in entries:
+            known = entries.get(token.marker)
+            if known is not None:
+                entries[token.marker] = known._replace(places=known.places + 1)
                 continue
-            names[token.marker] = path_text(path)
-            kinds[token.marker] = type(token)
-            if isinstance(token, RngStream):
-                entries[token.marker] = Stream()
-                continue
-            if token.init is None:
-                raise StateError(
-                    explain(
-                        "State(model)",
-                        "tokens with their initial values",
-                        "one whose value was moved into another State",
-                        places=[path_text(path)],
-                        cure=[
-                            "make both at once, and keep that State:",
-                            "model, state = pm.make_with_state(Model)(...)",
-                        ],
-                    )
-                )
-            entries[token.marker] = jtu.tree_map(_as_array, token.init)
-        self._entries, self._names, self._kinds, self._used = entries, names, kinds, ""
-        self._kept = None
+            entries[token.marker] = Entry(token.marker, PathName.of(path), type(token), 1)
+            values[token.marker] = _initial(path, token)
+        self._entries, self._register = values, Register(entries.values())
+        self._used, self._kept = "", None
 
     def get(self, item: "StateIndex[_V]") -> _V:
         """The value of a token.

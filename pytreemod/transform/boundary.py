@@ -17,8 +17,10 @@ traces ran, and no table of ours has to be consulted.
 """
 
 from collections.abc import Callable, Sequence
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
+import jax
 import numpy as np
 
 from pytreemod.errors import ArgumentError, describe, explain
@@ -110,6 +112,12 @@ def _split_static(value: Any, arrays: list[Any], key: list[Any]) -> None:
     key.append(static_token(value))
 
 
+def _split_function(value: Any, arrays: list[Any], key: list[Any]) -> None:
+    # Equal to nothing but itself: it can stand in the key as it is.
+    key.append(_STATIC)
+    key.append(value)
+
+
 def _split_node(value: Any, arrays: list[Any], key: list[Any]) -> None:
     leaves, treedef = jtu.tree_flatten(value)
     key.append(treedef)
@@ -142,7 +150,17 @@ handlers: dict[type, Handler] = {
     list: _split_sequence,
     dict: _split_dict,
     np.ndarray: _split_array,
-    **dict.fromkeys((bool, int, float, complex, str, bytes, type, type(is_array)), _split_static),
+    **dict.fromkeys((bool, int, float, complex, str, bytes, type), _split_static),
+    **dict.fromkeys(
+        (
+            FunctionType,
+            BuiltinFunctionType,
+            type(jax.jit(is_array)),
+            jax.custom_jvp,
+            jax.custom_vjp,
+        ),
+        _split_function,
+    ),
 }
 """How to split a value, by its exact type. Types join as they are met."""
 

@@ -75,8 +75,18 @@ class Jitted(Transformed):
         # known per structure is found by its key; what is left is one walk over the arguments,
         # written out here because one function call more is a tenth of the whole
         # (benchmarks/dispatch.py). Whatever is out of the ordinary takes the longer road.
-        if kwargs or self.is_slow:
+        if self.is_slow:
             return self._call_slowly(args, kwargs)
+        if kwargs:
+            # As `place_keywords`, but Python has made this dict for us alone.
+            placed: list[Any] = [*args]
+            for name in self.names[len(args) :]:
+                if name not in kwargs:
+                    break
+                placed.append(kwargs.pop(name))
+            args = tuple(placed)
+            if kwargs:
+                return self._call_slowly(args, kwargs)
         arrays: list[Any] = []
         parts: list[Any] = []
         get: Any = handlers.get

@@ -195,26 +195,32 @@ class Vmapped(Transformed):
         order = [*names[: len(args)], *sorted(kwargs)]
         axes = [axis for name in order for axis in by_name[name]]
         leaves, treedef = jtu.tree_flatten((args, kwargs))
-        _check_sizes(
-            [
-                (f"{path_text(path, name)}", leaf, axis)
-                for name, tree in zip(
-                    order, [*args, *(kwargs[k] for k in sorted(kwargs))], strict=True
-                )
+        if not _agree(leaves, axes, axis_size):
+            by_tree = dict(zip(names, trees, strict=True))
+            mapped = [
+                (path_text(path, name), leaf, axis)
+                for name in order
                 for (path, leaf), axis in zip(
-                    jtu.tree_leaves_with_path(tree), by_name[name], strict=True
+                    jtu.tree_leaves_with_path(by_tree[name]), by_name[name], strict=True
                 )
                 if axis is not None
-            ],
-            axis_size,
-            self,
-        )
+            ]
+            _refuse_sizes(mapped, axis_size, self)
         return axes, leaves, treedef
 
 
-def _check_sizes(
-    mapped: list[tuple[str, Any, int]], axis_size: Any, wrapper: Vmapped
-) -> None:
+def _agree(leaves: list[Any], axes: list[Any], axis_size: Any) -> bool:
+    """Whether all that is mapped has its axis, and there is one size of it."""
+    sizes = set() if axis_size is None else {axis_size}
+    for leaf, axis in zip(leaves, axes, strict=True):
+        if axis is not None:
+            if not -leaf.ndim <= axis < leaf.ndim:
+                return False
+            sizes.add(leaf.shape[axis])
+    return len(sizes) == 1
+
+
+def _refuse_sizes(mapped: list[tuple[str, Any, int]], axis_size: Any, wrapper: Vmapped) -> None:
     where = f"{wrapper.transform_name()} of {function_name(wrapper.fn)}"
     sizes: dict[int, list[str]] = {}
     for name, leaf, axis in mapped:
@@ -248,18 +254,17 @@ def _check_sizes(
                 cure=["what is the same for all members is not mapped:", "in_axes=(0, None)"],
             )
         )
-    if not sizes:
-        raise ArgumentError(
-            explain(
-                where,
-                "an array to map over, or axis_size",
-                "neither",
-                cure=[
-                    "say how many members there are:",
-                    f"pm.{wrapper.transform_name()}(f, axis_size=n)",
-                ],
-            )
+    raise ArgumentError(
+        explain(
+            where,
+            "an array to map over, or axis_size",
+            "neither",
+            cure=[
+                "say how many members there are:",
+                f"pm.{wrapper.transform_name()}(f, axis_size=n)",
+            ],
         )
+    )
 
 
 def known_axes(spec: Any) -> set[Any]:

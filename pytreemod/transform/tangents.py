@@ -4,11 +4,12 @@ In each of them None stands for zero, for one leaf or for everything below a nod
 None belongs to a leaf that cannot be differentiated.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.interpreters import ad
 
 from pytreemod.errors import DerivativeError, describe, explain
 from pytreemod.tree.nodes import children_of, is_node
@@ -40,7 +41,7 @@ def is_zero(derivative: Any) -> bool:
     """Whether a derivative is zero by its type: None, JAX's symbolic zeros, those of integers."""
     return (
         derivative is None
-        or isinstance(derivative, jax.custom_derivatives.SymbolicZero)
+        or isinstance(derivative, (ad.Zero, jax.custom_derivatives.SymbolicZero))
         or getattr(derivative, "dtype", None) == jax.dtypes.float0
     )
 
@@ -51,7 +52,7 @@ def beside(
     *,
     where: str,
     expected: str,
-    root: str | Sequence[str] = "",
+    root: str | Callable[[], Sequence[str]] = "",
     strict: bool = True,
 ) -> list[Any]:
     """The derivative of each leaf of `tree`, None where it is zero.
@@ -61,7 +62,7 @@ def beside(
         derivative: a tree of the same structure, or None at any node of it.
         where: what to call the transform in errors.
         expected: what to call the derivative in errors.
-        root: what to call `tree` in errors; for a tuple, what to call each of its items.
+        root: what to call `tree` in errors; for a tuple, what gives a name for each of its items.
         strict: whether what stands at a leaf that cannot be differentiated is a mistake, or is
             passed over.
 
@@ -91,11 +92,11 @@ def beside(
     return found
 
 
-def _place(path: tuple[Any, ...], root: str | Sequence[str]) -> str:
+def _place(path: tuple[Any, ...], root: str | Callable[[], Sequence[str]]) -> str:
     if isinstance(root, str):
         return path_text(path, root)
     index: int = path[0].idx
-    return path_text(path[1:], root[index])
+    return path_text(path[1:], root()[index])
 
 
 def _walk(tree: Any, derivative: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, Any, Any]]:

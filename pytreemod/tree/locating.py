@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from pytreemod.errors import AccessError, SpecError, describe, explain
 from pytreemod.tree.nodes import children_of, record_of, stop_below
-from pytreemod.tree.paths import matches, parse_pattern, path_text, step_name
+from pytreemod.tree.paths import matches, parse_pattern, path_text, step_names
 from pytreemod.tree.pending import PENDING, AbstractSource
 from pytreemod.typing import IsLeaf, PyTree, Where, class_of, jtu
 
@@ -230,7 +230,7 @@ def _matching(pattern: str, tree: PyTree) -> list[tuple[Any, ...]]:
     found: list[tuple[Any, ...]] = []
 
     def visit(node: Any, path: tuple[Any, ...]) -> None:
-        names = tuple(map(step_name, path))
+        names = step_names(path)
         if names and matches(steps, names):
             found.append(path)
             return

@@ -19,6 +19,28 @@ def step_name(key: Any) -> str:
     return str(getattr(key, "name", key))
 
 
+class PathName(str):
+    """A path as text that serves as a key, and still knows its steps: the names of entries."""
+
+    steps: tuple[str, ...]
+
+    @classmethod
+    def of(cls, path: tuple[Any, ...]) -> "PathName":
+        """The name of a JAX key path."""
+        name = cls(path_text(path))
+        name.steps = step_names(path)
+        return name
+
+
+def step_names(path: tuple[Any, ...]) -> tuple[str, ...]:
+    """The steps of a path as bare words; a key that is itself a path gives all of its steps."""
+    names: list[str] = []
+    for key in path:
+        inner = key.key if isinstance(key, jtu.DictKey) else None
+        names += inner.steps if isinstance(inner, PathName) else (step_name(key),)
+    return tuple(names)
+
+
 def path_text(path: tuple[Any, ...], root: str = "") -> str:
     """A JAX key path as the reader would write the access.
 

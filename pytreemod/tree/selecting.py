@@ -18,7 +18,7 @@ import numpy as np
 from pytreemod.errors import SpecError, describe, explain
 from pytreemod.tree.locating import locate
 from pytreemod.tree.nodes import Place, is_of, places
-from pytreemod.tree.paths import matches, parse_pattern, path_text, step_name
+from pytreemod.tree.paths import matches, parse_pattern, path_text, step_names
 from pytreemod.typing import IsLeaf, PyTree, Tracer, Where
 
 MAX_NAMED = 8
@@ -117,7 +117,7 @@ class PathSelector(Selector):
 
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Leaves at or below a place whose path matches."""
-        return [matches(self.steps, tuple(map(step_name, spot.path))) for spot in spots]
+        return [matches(self.steps, step_names(spot.path)) for spot in spots]
 
     def __repr__(self) -> str:
         return f"select.path({self.pattern!r})"

@@ -11,6 +11,7 @@ from pytreemod.nn.functional.lookup import embedding as embedding
 from pytreemod.nn.functional.normalization import batch_norm as batch_norm
 from pytreemod.nn.functional.normalization import batch_statistics as batch_statistics
 from pytreemod.nn.functional.normalization import layer_norm as layer_norm
+from pytreemod.nn.functional.normalization import normalize_batch as normalize_batch
 from pytreemod.nn.functional.normalization import update_running as update_running
 from pytreemod.nn.functional.pooling import avg_pool as avg_pool
 from pytreemod.nn.functional.pooling import max_pool as max_pool

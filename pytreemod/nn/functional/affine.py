@@ -3,6 +3,7 @@
 from jax import lax
 from jaxtyping import Array, Shaped
 
+from pytreemod.nn.functional.inlining import as_arrays, traced_once
 from pytreemod.nn.functional.promotion import place, promote
 
 
@@ -39,6 +40,11 @@ def linear(
     Source:
         The layout of `torch.nn.functional.linear`.
     """
+    return _linear(*as_arrays(x, weight, bias))
+
+
+@traced_once()
+def _linear(x: Array, weight: Array, bias: Array | None) -> Array:
     x, weight, bias = promote(x, weight, bias)
     y = lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
     return y if bias is None else lax.add(y, place(bias, y, y.ndim - 1))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
+from pytreemod.nn.functional.inlining import as_arrays, traced_once
 from pytreemod.nn.functional.promotion import computing_dtype, place
 
 
@@ -53,7 +54,14 @@ def layer_norm(
     Source:
         Ba, Kiros & Hinton 2016, https://arxiv.org/abs/1607.06450, eq. (4).
     """
-    first = x.ndim - len(shape)
+    return _layer_norm(*as_arrays(x, weight, bias), eps, count=len(shape))
+
+
+@traced_once("count")
+def _layer_norm(
+    x: Array, weight: Array | None, bias: Array | None, eps: float, *, count: int
+) -> Array:
+    first = x.ndim - count
     axes = tuple(range(first, x.ndim))
     wide = x.astype(computing_dtype(x.dtype))
     mean = jnp.mean(wide, axes, keepdims=True)
@@ -94,18 +102,31 @@ def batch_statistics(
     Source:
         Ioffe & Szegedy 2015, https://arxiv.org/abs/1502.03167, algorithm 1.
     """
-    axes = tuple(axis for axis in range(x.ndim) if axis != channel_axis)
     names = tuple(axis_name)
-    count = math.prod(x.shape[axis] for axis in axes)
+    count = _count(x, channel_axis, names)
+    mean, var, _ = _moments(*as_arrays(x), channel_axis=channel_axis, names=names)
+    return mean, var, count
+
+
+def _count(x: Array, channel_axis: int, names: tuple[Hashable, ...]) -> int:
+    """How many entries there are for each channel."""
+    count = math.prod(size for axis, size in enumerate(x.shape) if axis != channel_axis)
+    return count * cast("int", lax.psum(1, names)) if names else count
+
+
+@traced_once("channel_axis", "names")
+def _moments(
+    x: Array, *, channel_axis: int, names: tuple[Hashable, ...]
+) -> tuple[Array, Array, Array]:
+    """Mean and biased variance of each channel, and x without its mean."""
+    axes = tuple(axis for axis in range(x.ndim) if axis != channel_axis)
     wide = x.astype(computing_dtype(x.dtype))
     mean = jnp.mean(wide, axes)
-    if names:
-        mapped = cast("int", lax.psum(1, names))
-        count *= mapped
-        mean = lax.pmean(mean, names)
+    mean = lax.pmean(mean, names) if names else mean
     # Centered before squaring: E[x^2] - E[x]^2 cancels badly, and may come out negative.
-    var = jnp.mean(jnp.square(wide - place(mean, wide, channel_axis)), axes)
-    return mean, lax.pmean(var, names) if names else var, count
+    centered = wide - place(mean, wide, channel_axis)
+    var = jnp.mean(jnp.square(centered), axes)
+    return mean, lax.pmean(var, names) if names else var, centered
 
 
 def batch_norm(
@@ -151,13 +172,107 @@ def batch_norm(
     Source:
         Ioffe & Szegedy 2015, https://arxiv.org/abs/1502.03167, algorithm 1.
     """
+    return _batch_norm(*as_arrays(x, mean, var, weight, bias), eps, channel_axis=channel_axis)
+
+
+@traced_once("channel_axis")
+def _batch_norm(
+    x: Array,
+    mean: Array,
+    var: Array,
+    weight: Array | None,
+    bias: Array | None,
+    eps: float,
+    *,
+    channel_axis: int,
+) -> Array:
     wide = x.astype(computing_dtype(x.dtype))
-    scale = lax.rsqrt(var.astype(wide.dtype) + eps)
-    # One factor for each channel: the weight costs no pass over the whole array.
-    scale = scale if weight is None else scale * weight.astype(wide.dtype)
     centered = wide - place(mean, wide, channel_axis)
-    out = centered * place(scale, wide, channel_axis)
-    return _narrow(_scale_and_shift(out, None, bias, channel_axis), x)
+    return _narrow(_rescale(centered, var, weight, bias, eps, channel_axis), x)
+
+
+def _rescale(
+    centered: Array,
+    var: Array,
+    weight: Array | None,
+    bias: Array | None,
+    eps: float,
+    channel_axis: int,
+) -> Array:
+    scale = lax.rsqrt(var.astype(centered.dtype) + eps)
+    # One factor for each channel: the weight costs no pass over the whole array.
+    scale = scale if weight is None else scale * weight.astype(centered.dtype)
+    out = centered * place(scale, centered, channel_axis)
+    return _scale_and_shift(out, None, bias, channel_axis)
+
+
+def normalize_batch(
+    x: Shaped[Array, "..."],
+    weight: Shaped[Array, " channels"] | None = None,
+    bias: Shaped[Array, " channels"] | None = None,
+    *,
+    channel_axis: int = 1,
+    axis_name: Sequence[Hashable] = (),
+    eps: float = 1e-5,
+) -> tuple[Shaped[Array, "..."], Shaped[Array, " channels"], Shaped[Array, " channels"], int]:
+    """Normalize each channel by the statistics of the batch itself, as in training.
+
+    `batch_norm` with what `batch_statistics` gives, in one: the mean is subtracted only once, and
+    so the gradient, too, takes one reduction less.
+
+    Shapes:
+        x: any, channels at `channel_axis`
+        weight, bias: (channels,)
+        return: (the shape of x, (channels,), (channels,), int)
+
+    Args:
+        x: input.
+        weight: factor for each channel.
+        bias: summand for each channel.
+        channel_axis: the axis of the channels, counted from the front.
+        axis_name: names of axes mapped by `jax.vmap` (or `shard_map`) to reduce over as well.
+        eps: added to the variance.
+
+    Returns:
+        The normalized array, the means, the biased variances, and how many entries went into each.
+
+    Raises:
+        ArgumentError: x is complex.
+        NameError: an axis of `axis_name` is not bound (raised by JAX).
+        TypeError: an argument does not fit the channels (raised by JAX).
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> x = jnp.array([[1.0], [3.0]])
+        >>> out, mean, var, count = nn.functional.normalize_batch(x, eps=0.0)
+        >>> out.tolist(), mean, var, count
+        ([[-1.0], [1.0]], Array([2.], dtype=float32), Array([1.], dtype=float32), 2)
+
+    Source:
+        Ioffe & Szegedy 2015, https://arxiv.org/abs/1502.03167, algorithm 1.
+    """
+    names = tuple(axis_name)
+    count = _count(x, channel_axis, names)
+    out, mean, var = _normalize_batch(
+        *as_arrays(x, weight, bias), eps, channel_axis=channel_axis, names=names
+    )
+    return out, mean, var, count
+
+
+@traced_once("channel_axis", "names")
+def _normalize_batch(
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    eps: float,
+    *,
+    channel_axis: int,
+    names: tuple[Hashable, ...],
+) -> tuple[Array, Array, Array]:
+    mean, var, centered = _moments(x, channel_axis=channel_axis, names=names)
+    out = _rescale(centered, var, weight, bias, eps, channel_axis)
+    return _narrow(out, x), mean, var
 
 
 def update_running(
@@ -182,7 +297,12 @@ def update_running(
         >>> nn.functional.update_running(jnp.array([1.0]), jnp.array([3.0]), 0.5)
         Array([2.], dtype=float32)
     """
-    return momentum * running + (1 - momentum) * lax.stop_gradient(new).astype(running.dtype)
+    return _average(*as_arrays(running, new), momentum, 1 - momentum)
+
+
+@traced_once()
+def _average(running: Array, new: Array, old_share: float, new_share: float) -> Array:
+    return old_share * running + new_share * lax.stop_gradient(new).astype(running.dtype)
 
 
 def _scale_and_shift(out: Array, weight: Array | None, bias: Array | None, axis: int) -> Array:
