@@ -1,0 +1,92 @@
+"""The project's tasks. Each sets up what it needs, with nothing but Python 3.11 or newer.
+
+    python3 tasks.py train [--epochs 5]    train a network on handwritten digits
+    python3 tasks.py ensemble              train eight networks at once, and let them vote
+    python3 tasks.py test [-k linear]      run the tests
+    python3 tasks.py check                 run ruff and pyright
+    python3 tasks.py bench [--quick]       measure against JAX, Equinox and Flax NNX
+    python3 tasks.py docs                  build the documentation into site/
+    python3 tasks.py clean                 remove everything that was built
+
+What follows the task's name goes to the program that it runs. Each Python has a virtual environment
+of its own in .venvs/, made by the first task that needs it.
+"""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+HOME = ROOT / ".venvs" / VERSION
+PYTHON = HOME / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+BUILT = (".venvs", "build", "dist", "site", ".pytest_cache", ".ruff_cache", ".hypothesis")
+
+# For each task the extra of pyproject.toml that it needs, and the commands, all but `python`. The
+# words after the task's name go to the last one.
+TASKS: dict[str, tuple[str, list[list[str]]]] = {
+    "train": ("examples", [["examples/digits.py"]]),
+    "ensemble": ("examples", [["examples/ensemble.py"]]),
+    "test": ("tests", [["-m", "pytest", "-n", "2", "-m", "not slow"]]),
+    "check": (
+        "tests",
+        [
+            ["-m", "ruff", "check", "."],
+            ["-m", "ruff", "format", "--check", "."],
+            ["-m", "pyright", "--pythonpath", str(PYTHON)],
+        ],
+    ),
+    "bench": ("benchmarks", [["-m", "benchmarks"]]),
+    "docs": ("docs", [["-m", "mkdocs", "build", "--strict"]]),
+}
+
+
+def install(extra: str) -> None:
+    """Make the environment and install this folder with an extra, if that was not done yet."""
+    project = (ROOT / "pyproject.toml").read_bytes()
+    stamp = HOME / f"installed-{extra}-{hashlib.sha256(project).hexdigest()[:16]}"
+    if stamp.exists():
+        return
+    print(f"installing pytreemod[{extra}] into {HOME.relative_to(ROOT)}", flush=True)
+    if not PYTHON.exists():
+        venv.create(HOME, with_pip=True)
+    pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    run([*pip, "--editable", f".[{extra}]"])
+    # Written last, so that an interrupted set-up starts again instead of looking finished.
+    stamp.touch()
+
+
+def run(command: Sequence[str]) -> None:
+    """Run the environment's Python; a failure ends this program with the same status."""
+    status = subprocess.run([str(PYTHON), *command], cwd=ROOT, check=False).returncode
+    if status:
+        sys.exit(status)
+
+
+def clean() -> None:
+    """Remove everything that was built."""
+    for name in BUILT:
+        shutil.rmtree(ROOT / name, ignore_errors=True)
+
+
+def main(words: Sequence[str]) -> None:
+    """Do the task that the first word names."""
+    if list(words[:1]) == ["clean"]:
+        clean()
+    elif not words or words[0] not in TASKS:
+        sys.exit(__doc__)
+    else:
+        extra, commands = TASKS[words[0]]
+        install(extra)
+        *before, last = commands
+        for command in before:
+            run(command)
+        run([*last, *words[1:]])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
