@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 NAMES = (
     "dispatch",
     "static",
+    "eager",
     "training",
     "flattening",
     "construction",

@@ -71,6 +71,10 @@ class CheckError(PytreemodError, RuntimeError):
     """A check inside compiled code failed ([`error_if`][pytreemod.error_if])."""
 
 
+class CaptureError(PytreemodError, RuntimeError):
+    """A value was to be captured inside a transform that hands none out."""
+
+
 class DonatedError(PytreemodError, RuntimeError):
     """An array was used whose memory an earlier call had given away."""
 

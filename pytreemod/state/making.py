@@ -4,19 +4,12 @@ import functools as ft
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from pytreemod.state.tokens import StateIndex
-from pytreemod.state.values import State, is_token, name_entries, tokens_of
-from pytreemod.tree.nodes import record_of
-from pytreemod.tree.paths import path_text
+from pytreemod.state.tokens import rebuilt
+from pytreemod.state.values import State, is_token, named_by_path
 from pytreemod.typing import PyTree, jtu
 
 _P = ParamSpec("_P")
 _M = TypeVar("_M")
-
-
-def _with(token: Any, changes: dict[str, Any]) -> Any:
-    record = record_of(token)
-    return token if record is None else record.rebuild(token, changes)
 
 
 def delete_init_state(model: PyTree) -> PyTree:
@@ -36,7 +29,7 @@ def delete_init_state(model: PyTree) -> PyTree:
     """
 
     def strip(node: Any) -> Any:
-        return _with(node, {"init": None}) if isinstance(node, StateIndex) else node
+        return rebuilt(node, {"init": None}) if is_token(node) else node
 
     return jtu.tree_map(strip, model, is_leaf=is_token)
 
@@ -65,16 +58,12 @@ def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, Stat
     @ft.wraps(make_model)
     def make(*args: _P.args, **kwargs: _P.kwargs) -> tuple[_M, State]:
         model = make_model(*args, **kwargs)
-        names: dict[Any, str] = {}
-        for path, token in tokens_of(model):
-            names.setdefault(token.marker, path_text(path))
-        state = name_entries(State(model), names)
+        state, markers = named_by_path(State(model))
 
         def name(node: Any) -> Any:
             if not is_token(node):
                 return node
-            named = _with(node, {"marker": names[node.marker]})
-            return _with(named, {"init": None}) if isinstance(node, StateIndex) else named
+            return rebuilt(node, {"marker": markers[node.marker], "init": None})
 
         return jtu.tree_map(name, model, is_leaf=is_token), state
 

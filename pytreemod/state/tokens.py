@@ -3,7 +3,8 @@
 from typing import Any, Generic, TypeVar
 
 from pytreemod.module.classes import Module
-from pytreemod.module.fields import field
+from pytreemod.module.fields import buffer, field
+from pytreemod.tree.nodes import record_of
 
 _V = TypeVar("_V")
 
@@ -21,6 +22,12 @@ class AbstractToken(Module, is_abstract=True):
     """What all tokens have in common: a marker, which is the token's path once it has a name."""
 
     marker: Any = field(static=True)
+
+
+def rebuilt(token: Any, changes: dict[str, Any]) -> Any:
+    """A copy of a token with some fields exchanged."""
+    record = record_of(token)
+    return token if record is None else record.rebuild(token, changes)
 
 
 class StateIndex(AbstractToken, Generic[_V]):
@@ -98,5 +105,8 @@ class RngStream(AbstractToken):
         Keys by folding in: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
     """
 
+    init: Any = buffer()
+
     def __init__(self) -> None:
+        self.init = None
         self.marker = Unnamed()

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import wadler_lindig as wl
 
-from pytreemod.errors import ArgumentError, RngError, StateError, TokenError, describe, explain
-from pytreemod.state import streams
+from pytreemod.errors import ArgumentError, RngError, StateError, describe, explain
+from pytreemod.state import refusals, streams
 from pytreemod.state.entries import Entry, Register
 from pytreemod.state.streams import Stream
-from pytreemod.state.tokens import AbstractToken, RngStream, StateIndex, Unnamed
+from pytreemod.state.tokens import AbstractToken, RngStream, StateIndex, Unnamed, rebuilt
 from pytreemod.tree.comparison import tree_equal
 from pytreemod.tree.nodes import places
 from pytreemod.tree.paths import PathName, path_text
@@ -21,6 +21,7 @@ from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.snapshots import AbstractKeeper, Snapshot, Structure, take_snapshot
 from pytreemod.typing import PyTree, class_of, jtu
 
+_M = TypeVar("_M")
 _V = TypeVar("_V")
 
 
@@ -46,11 +47,13 @@ class State(AbstractKeeper):
     **Make.** With [`make_with_state`][pytreemod.make_with_state], or `State(model)` from a model
     whose tokens still hold their initial values.
 
-    **Use.** `get`, `set`, `substate`, `update`. A State is used up by `set` and `update`: they
-    return a new one, and the old one refuses to be used again, so that no update can be lost.
+    **Use.** `get`, `set`, `next_key`, `substate`, `update`; `seed`, `split`, `join` for the random
+    streams; `fill` to give a model its values back. What returns a new State uses this one up: it
+    refuses to be used again, so that no update can be lost.
 
     **Laws.** Those of [`StateIndex`][pytreemod.StateIndex]; and
-    `state.update(state.substate(m)) == state`.
+    `state.update(state.substate(m)) == state`; and
+    `make_with_state(state.fill)(model) == (model, state)`.
 
     Args:
         model: any tree with tokens in it.
@@ -70,10 +73,10 @@ class State(AbstractKeeper):
 
     __slots__ = ("_entries", "_kept", "_register", "_used")
 
-    _kept: Snapshot | None
     _entries: dict[Any, Any]
     _register: Register
-    _used: str
+    _kept: Snapshot | None
+    _used: tuple[str, Any] | None
 
     def __init__(self, model: PyTree):
         values: dict[Any, Any] = {}
@@ -83,10 +86,10 @@ class State(AbstractKeeper):
             if known is not None:
                 entries[token.marker] = known._replace(places=known.places + 1)
                 continue
-            entries[token.marker] = Entry(token.marker, PathName.of(path), type(token), 1)
             values[token.marker] = _initial(path, token)
+            entries[token.marker] = Entry(token.marker, PathName.of(path), type(token), 1)
         self._entries, self._register = values, Register(entries.values())
-        self._used, self._kept = "", None
+        self._used, self._kept = None, None
 
     def get(self, item: "StateIndex[_V]") -> _V:
         """The value of a token.
@@ -109,7 +112,7 @@ class State(AbstractKeeper):
             >>> float(pm.State(index).get(index))
             1.0
         """
-        self._check("get")
+        self._check("get", item)
         return self._entries[self._marker(item, "get", StateIndex)]
 
     def set(self, item: "StateIndex[_V]", value: _V) -> "State":
@@ -134,11 +137,10 @@ class State(AbstractKeeper):
             >>> state = pm.State(index)
             >>> state = state.set(index, jnp.asarray(2.0))
         """
-        self._check("set")
+        self._check("set", item)
         marker = self._marker(item, "set", StateIndex)
-        value = jtu.tree_map(_as_array, value)
-        self._check_fit(marker, value)
-        return self._succeed({**self._entries, marker: value}, "set")
+        entries = {**self._entries, marker: self._fitting(marker, value, "set")}
+        return self._succeed(entries, "set", marker)
 
     def substate(self, pytree: PyTree) -> "State":
         """The part of this State that concerns the tokens in a tree, such as one layer's.
@@ -165,11 +167,8 @@ class State(AbstractKeeper):
         """
         self._check("substate")
         wanted = {self._marker(token, "substate") for _, token in tokens_of(pytree)}
-        return _make(
-            {m: v for m, v in self._entries.items() if m in wanted},
-            {m: n for m, n in self._names.items() if m in wanted},
-            {m: k for m, k in self._kinds.items() if m in wanted},
-        )
+        register = self._register.only(wanted)
+        return _make({entry.marker: self._entries[entry.marker] for entry in register}, register)
 
     def update(self, substate: "State") -> "State":
         """A State in which the values of a substate take the places of this one's.
@@ -189,27 +188,31 @@ class State(AbstractKeeper):
         if not isinstance(substate, State):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError(explain("State.update(substate)", "a State", describe(substate)))
         substate._check("update")
+        entries = dict(self._entries)
         for marker, value in substate._entries.items():
-            if marker not in self._entries:
-                self._refuse_foreign(substate._names[marker], "update")
-            self._check_fit(marker, value)
-        entries = {**self._entries, **substate._entries}
-        substate._used = "update"
+            if marker not in entries:
+                raise refusals.foreign("update", substate._register[marker].name, self._register)
+            entries[marker] = self._fitting(marker, value, "update")
+        substate._used = "update", None
         return self._succeed(entries, "update")
 
-    def seed(self, key: Any) -> "State":
+    def seed(self, key: Any, select: Any = None) -> "State":
         """Give every random stream a key of its own; this State is used up.
 
-        The key of a stream depends on `key` and on the stream's path alone.
+        The key of a stream depends on `key` and on the stream's path alone. A stream that was used
+        before starts anew.
 
         Args:
             key: one random key.
+            select: a selector over this State that says which streams, such as a path; all by
+                default.
 
         Returns:
             The new State.
 
         Raises:
-            RngError: `key` is no random key.
+            RngError: `key` is no random key, or `select` picks no stream.
+            SpecError: `select` names something that is not there.
             StateError: the State was used up.
 
         Examples:
@@ -220,8 +223,14 @@ class State(AbstractKeeper):
         """
         self._check("seed")
         streams.check_key("State.seed(key)", key)
-        seeded = {m: streams.seeded(key, self._names[m]) for m in self._streams()}
-        return self._succeed({**self._entries, **seeded}, "seed")
+        chosen = self._register.of_kind(RngStream)
+        if select is not None:
+            picked = self._chosen(select)
+            chosen = [marker for marker in chosen if marker in picked]
+            if not chosen:
+                raise refusals.nothing_to_seed(select)
+        seeded = streams.seeded(key, [self._register[marker].name for marker in chosen])
+        return self._succeed({**self._entries, **dict(zip(chosen, seeded, strict=True))}, "seed")
 
     def next_key(self, stream: RngStream) -> tuple[Any, "State"]:
         """A new key of a random stream; this State is used up.
@@ -244,20 +253,13 @@ class State(AbstractKeeper):
             >>> state = pm.State(stream).seed(jax.random.key(0))
             >>> key, state = state.next_key(stream)
         """
-        self._check("next_key")
+        self._check("next_key", stream)
         marker = self._marker(stream, "next_key", RngStream)
         value = self._seeded(marker, "next_key")
         if value.count.ndim:
-            raise RngError(
-                explain(
-                    f"State.next_key({self._names[marker]})",
-                    "one stream",
-                    f"{value.count.shape[0]} of them, for the State was split",
-                    cure=["map over them:", "in_axes=pm.by({pm.RngStream: 0, ...: None})"],
-                )
-            )
+            raise refusals.split_stream(self._register[marker].name, value.count.shape[0])
         key, value = streams.use(value)
-        return key, self._succeed({**self._entries, marker: value}, "next_key")
+        return key, self._succeed({**self._entries, marker: value}, "next_key", marker)
 
     def split(self, n: int, select: Any = None) -> "State":
         """A State for `n` members: the chosen entries get a leading axis; this one is used up.
@@ -294,16 +296,10 @@ class State(AbstractKeeper):
         self._check("split")
         if type(n) is not int or n < 0:
             raise ArgumentError(explain("State.split(n)", "a count", describe(n)))
-        if select is None:
-            chosen = self._streams()
-        else:
-            spots = list(places(self))
-            picked = as_selector(select).mask(self)
-            names = {s.path[0].key for s, hit in zip(spots, picked, strict=True) if hit}
-            chosen = [m for m in self._entries if self._names[m] in names]
+        chosen = self._register.of_kind(RngStream) if select is None else self._chosen(select)
         entries = dict(self._entries)
         for marker in chosen:
-            if self._kinds[marker] is RngStream:
+            if issubclass(self._register[marker].kind, RngStream):
                 entries[marker] = streams.split(self._seeded(marker, "split"), n)
             else:
                 entries[marker] = jtu.tree_map(ft.partial(_repeat, n), entries[marker])
@@ -322,7 +318,8 @@ class State(AbstractKeeper):
             StateError: the State was used up, or no stream in it was split.
         """
         self._check("join")
-        split = [m for m in self._streams() if self._entries[m].outer != ()]
+        every = self._register.of_kind(RngStream)
+        split = [marker for marker in every if self._entries[marker].outer != ()]
         if not split:
             raise StateError(
                 explain(
@@ -335,88 +332,108 @@ class State(AbstractKeeper):
         joined = {m: streams.join(self._entries[m]) for m in split}
         return self._succeed({**self._entries, **joined}, "join")
 
-    def _streams(self) -> list[Any]:
-        return [m for m, kind in self._kinds.items() if kind is RngStream]
+    def fill(self, model: _M) -> _M:
+        """Give a model its values back: its tokens hold them as initial values; the State is used up.
+
+        This undoes `make_with_state`, so that the model can be changed, or become a part of
+        another one, and be made with a State again:
+
+            model, state = pm.make_with_state(state.fill)(changed_model)
+            model, state = pm.make_with_state(Pair)(state1.fill(model1), state2.fill(model2))
+
+        Args:
+            model: a tree with tokens in it. Those that have no State yet stay as they are. Values
+                whose tokens are not in it are forgotten.
+
+        Returns:
+            A copy of the model.
+
+        Raises:
+            TokenError: a token of the model has its value in another State.
+            StateError: two tokens of the model have one name, for they come from two models; or
+                the State was used up.
+
+        Examples:
+            >>> import jax.numpy as jnp
+            >>> import pytreemod as pm
+            >>> make = pm.make_with_state(lambda: {"a": pm.StateIndex(jnp.asarray(1.0))})
+            >>> model, state = make()
+            >>> model["b"] = pm.StateIndex(jnp.asarray(2.0))
+            >>> model, state = pm.make_with_state(state.fill)(model)
+            >>> state
+            State(['a']=f32[], ['b']=f32[])
+        """
+        self._check("fill")
+        found: dict[Any, list[str]] = {}
+        for path, token in tokens_of(model):
+            if token.marker in self._register:
+                found.setdefault(token.marker, []).append(path_text(path))
+            elif not isinstance(token.marker, Unnamed):
+                raise refusals.foreign("fill", token.marker, self._register, [path_text(path)])
+        for marker, spots in found.items():
+            if len(spots) > self._register[marker].places:
+                raise refusals.ambiguous(self._register[marker], spots)
+        fresh = {marker: Unnamed() for marker in found}
+
+        def restore(node: Any) -> Any:
+            if not is_token(node) or node.marker not in fresh:
+                return node
+            marker = node.marker
+            return rebuilt(node, {"init": self._entries[marker], "marker": fresh[marker]})
+
+        filled = jtu.tree_map(restore, model, is_leaf=is_token)
+        self._used = "fill", None
+        return filled
+
+    def _chosen(self, select: Any) -> list[Any]:
+        # Streams without a key have no leaf that could be picked, so they are given one.
+        entries = {
+            marker: Stream(_UNSEEDED) if _is_unseeded(value) else value
+            for marker, value in self._entries.items()
+        }
+        probe = _make(entries, self._register)
+        picked = as_selector(select).mask(probe)
+        names = {s.path[0].key for s, hit in zip(places(probe), picked, strict=True) if hit}
+        return [entry.marker for entry in self._register if entry.name in names]
 
     def _seeded(self, marker: Any, by: str) -> Stream:
         value: Stream = self._entries[marker]
         if value.key is None:
-            raise RngError(
-                explain(
-                    f"State.{by}({self._names[marker]})",
-                    "a stream with a key",
-                    "one that was not seeded",
-                    cure=["once, after making the model:", "state = state.seed(jax.random.key(0))"],
-                )
-            )
+            raise refusals.unseeded(by, self._register[marker].name)
         return value
 
-    def _succeed(self, entries: dict[Any, Any], by: str) -> "State":
-        self._used = by
-        return _make(entries, self._names, self._kinds)
+    def _succeed(self, entries: dict[Any, Any], by: str, marker: Any = None) -> "State":
+        self._used = by, marker
+        return _make(entries, self._register)
 
-    def _check(self, by: str) -> None:
+    def _check(self, by: str, item: Any = None) -> None:
         if self._used:
-            raise StateError(
-                explain(
-                    f"State.{by}",
-                    "the newest State",
-                    f"Attempted to use old state: one that {self._used} has already replaced",
-                    cure=[
-                        "go on with what came back; using the old one would lose an update:",
-                        "x, state = layer1(x, state)",
-                        "x, state = layer2(x, state)",
-                    ],
-                )
-            )
+            marker = getattr(item, "marker", None)
+            names = [e.name for e in self._register if e.marker == marker]
+            raise refusals.used_up(by, self._user(), names)
+
+    def _user(self) -> str:
+        by, marker = self._used or ("", None)
+        return by if marker is None else f"{by}({self._register[marker].name})"
 
     def _marker(self, item: Any, by: str, kind: type = AbstractToken) -> Any:
         if not isinstance(item, kind):
             name = "token" if kind is AbstractToken else kind.__name__
             raise ArgumentError(explain(f"State.{by}(item)", f"a {name}", describe(item)))
         if item.marker not in self._entries:
-            name = "one without a name" if isinstance(item.marker, Unnamed) else repr(item.marker)
-            self._refuse_foreign(name, by)
+            raise refusals.foreign(by, item.marker, self._register)
         return item.marker
 
-    def _refuse_foreign(self, name: str, by: str) -> None:
-        raise TokenError(
-            explain(
-                f"State.{by}",
-                f"a token of the model that this State was made with ({self._listing()})",
-                f"a token of another model: {name}",
-                cure=[
-                    "make model and State together:",
-                    "model, state = pm.make_with_state(Model)(...)",
-                ],
-            )
-        )
-
-    def _listing(self) -> str:
-        names = list(self._names.values())
-        return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "it has none"
-
-    def _check_fit(self, marker: Any, value: Any) -> None:
+    def _fitting(self, marker: Any, value: Any, by: str) -> Any:
+        """A value as it is stored, if it may take the place of the present one."""
         old = self._entries[marker]
-        name = self._names[marker]
-        if jtu.tree_structure(old) != jtu.tree_structure(value):
-            got = tree_pformat(value)
-            raise StateError(
-                explain(f"State.set for {name}", f"a value of structure {tree_pformat(old)}", got)
-            )
-        for (path, was), now in zip(
-            jtu.tree_leaves_with_path(old), jtu.tree_leaves(value), strict=True
-        ):
-            if _kind(was) != _kind(now):
-                raise StateError(
-                    explain(
-                        f"State.set for {path_text(path, name)}",
-                        f"{describe(was)}, as before",
-                        describe(now),
-                        cure="shape and dtype of a value cannot change; "
-                        "cast or reshape the new one",
-                    )
-                )
+        if _is_strong(value) and _is_strong(old):
+            # Nearly all values are single arrays, and nothing else need be looked at.
+            if value.shape == old.shape and value.dtype == old.dtype:
+                return value
+        value = jtu.tree_map(_as_array, value)
+        refusals.check_fit(f"State.{by} for", self._register[marker].name, old, value)
+        return value
 
     def __getattr__(self, name: str) -> Any:
         # A State that a jitted call returned is filled in when it is first asked for a value.
@@ -441,7 +458,7 @@ class State(AbstractKeeper):
 
     def __pending__(self) -> Any:
         paths = None if self._kept is None or self._kept.containers else ()
-        return ft.partial(_make_pending, self._names, self._kinds, paths)
+        return ft.partial(_make_pending, self._register, paths)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, State) or list(other._entries) != list(self._entries):
@@ -451,15 +468,15 @@ class State(AbstractKeeper):
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def __child_kinds__(self) -> list[type]:
-        return list(self._kinds.values())
+        return [entry.kind for entry in self._register]
 
     def __repr__(self) -> str:
         return tree_pformat(self)
 
     def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
         if self._used:
-            return wl.TextDoc(f"State(<used up by {self._used}>)")
-        pairs = [(self._names[m], v) for m, v in self._entries.items()]
+            return wl.TextDoc(f"State(<used up by {self._user()}>)")
+        pairs = [(entry.name, self._entries[entry.marker]) for entry in self._register]
         return wl.bracketed(
             begin=wl.TextDoc("State("),
             docs=wl.named_objs(pairs, **kwargs),
@@ -469,66 +486,81 @@ class State(AbstractKeeper):
         )
 
 
-def _kind(leaf: Any) -> Any:
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        return tuple(leaf.shape), leaf.dtype
-    return class_of(leaf)
+class _Unseeded:
+    """Stands for the key that a stream has not got yet."""
+
+
+_UNSEEDED = _Unseeded()
+
+
+def _is_unseeded(value: Any) -> bool:
+    return isinstance(value, Stream) and value.key is None
+
+
+def _initial(path: tuple[Any, ...], token: Any) -> Any:
+    is_stream = isinstance(token, RngStream)
+    is_new = isinstance(token.marker, Unnamed)
+    if token.init is None and not (is_stream and is_new):
+        raise refusals.moved(path_text(path))
+    if is_stream:
+        return Stream() if token.init is None else token.init
+    return jtu.tree_map(_as_array, token.init)
+
+
+def _is_strong(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and not getattr(leaf, "weak_type", False)
 
 
 def _as_array(leaf: Any) -> Any:
-    given = isinstance(leaf, jax.Array) or not is_array_like(leaf)
-    return leaf if given else jnp.asarray(leaf)
+    if _is_strong(leaf) or not is_array_like(leaf):
+        return leaf
+    # A weak type would not outlive the first step, which would be compiled twice therefore.
+    array = jnp.asarray(leaf)
+    return jax.lax.convert_element_type(array, array.dtype)
 
 
 def _repeat(n: int, leaf: Any) -> Any:
     return jnp.broadcast_to(leaf, (n, *jnp.shape(leaf)))
 
 
-def _make(entries: dict[Any, Any], names: dict[Any, str], kinds: dict[Any, type]) -> State:
+# pyright: reportPrivateUsage=false
+# What follows are State's own other halves: JAX wants functions.
+
+
+def _make(entries: dict[Any, Any], register: Register) -> State:
     state = object.__new__(State)
-    state._entries, state._names = entries, names  # pyright: ignore[reportPrivateUsage]
-    state._kinds, state._used = kinds, ""  # pyright: ignore[reportPrivateUsage]
-    state._kept = None  # pyright: ignore[reportPrivateUsage]
+    state._entries, state._register = entries, register
+    state._used, state._kept = None, None
     return state
 
 
-def _make_pending(names: Any, kinds: Any, paths: Any, structure: Structure, arrays: Any) -> State:
+def _make_pending(register: Register, paths: Any, structure: Structure, arrays: Any) -> State:
     state = object.__new__(State)
-    state._names, state._kinds = names, kinds  # pyright: ignore[reportPrivateUsage]
-    state._used = ""  # pyright: ignore[reportPrivateUsage]
-    state._kept = Snapshot(arrays, structure, (), paths)  # pyright: ignore[reportPrivateUsage]
+    state._register, state._used = register, None
+    state._kept = Snapshot(arrays, structure, (), paths)
     return state
 
 
-def name_entries(state: State, names: dict[Any, str]) -> State:
-    """A State whose entries are known by path: `names` goes from old markers to paths."""
-    return _make(
-        {names[m]: v for m, v in state._entries.items()},  # pyright: ignore[reportPrivateUsage]
-        {n: n for n in names.values()},
-        {names[m]: k for m, k in state._kinds.items()},  # pyright: ignore[reportPrivateUsage]
-    )
+def named_by_path(state: State) -> tuple[State, dict[Any, str]]:
+    """A State whose entries are recognized by their paths, and from old markers to new."""
+    old, new = state._register, state._register.named()
+    markers = {a.marker: b.marker for a, b in zip(old, new, strict=True)}
+    return _make({markers[m]: value for m, value in state._entries.items()}, new), markers
 
 
-def _flatten(state: State) -> tuple[tuple[Any, ...], Any]:
-    state._check("use in a transform")  # pyright: ignore[reportPrivateUsage]
-    entries, names = state._entries, state._names  # pyright: ignore[reportPrivateUsage]
-    kinds = state._kinds  # pyright: ignore[reportPrivateUsage]
-    return tuple(entries.values()), tuple((m, names[m], kinds[m]) for m in entries)
+def _flatten(state: State) -> tuple[tuple[Any, ...], Register]:
+    state._check("use in a transform")
+    return tuple(state._entries.values()), state._register
 
 
-def _flatten_with_keys(state: State) -> tuple[tuple[Any, ...], Any]:
-    children, aux = _flatten(state)
-    pairs = zip(aux, children, strict=True)
-    return tuple((jtu.DictKey(name), child) for (_, name, _), child in pairs), aux
+def _flatten_with_keys(state: State) -> tuple[tuple[Any, ...], Register]:
+    children, register = _flatten(state)
+    pairs = zip(register, children, strict=True)
+    return tuple((jtu.DictKey(entry.name), child) for entry, child in pairs), register
 
 
-def _unflatten(aux: Any, children: Any) -> State:
-    markers = [marker for marker, _, _ in aux]
-    return _make(
-        dict(zip(markers, children, strict=True)),
-        {marker: name for marker, name, _ in aux},
-        {marker: kind for marker, _, kind in aux},
-    )
+def _unflatten(register: Register, children: Any) -> State:
+    return _make(dict(zip(register.by_marker, children, strict=True)), register)
 
 
 jtu.register_pytree_with_keys(State, _flatten_with_keys, _unflatten, _flatten)

@@ -25,6 +25,7 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.records import make_record
+from pytreemod.transform.sowing import Sown, release
 from pytreemod.tree.nodes import is_node, places, record_of, stop_below
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import PENDING
@@ -251,6 +252,8 @@ def pack(result: PyTree) -> dict[Plan, list[Any]]:
     """Take a traced result apart: `{plan: arrays}`, for JAX to carry through the transform."""
     writer = _PlanWriter()
     expression = writer.write(result)
+    if type(result) is Sown:
+        expression = f"{writer.constant(release)}({expression})"
     return {Plan(writer.compile(expression)): writer.arrays}
 
 

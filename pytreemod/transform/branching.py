@@ -12,7 +12,14 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import ArgumentError, ShapeError, StructureError, describe, explain
+from pytreemod.errors import (
+    ArgumentError,
+    CaptureError,
+    ShapeError,
+    StructureError,
+    describe,
+    explain,
+)
 from pytreemod.transform.agreeing import (
     MISSING,
     Difference,
@@ -24,6 +31,7 @@ from pytreemod.transform.agreeing import (
     is_value,
     same_static,
 )
+from pytreemod.transform.sowing import is_collecting, labels_of, reap, release, with_harvest
 from pytreemod.transform.stepping import Callee, Frame, Framed, Parts, keep, refuse_uncallable
 from pytreemod.transform.wrapping import function_name
 from pytreemod.tree.nodes import is_node
@@ -110,11 +118,36 @@ class _Memory:
 
     def _join(self, results: Sequence[Any]) -> _Plan:
         for i, other in enumerate(results[1:], 1):
-            found = differences(results[0].tree(), other.tree(), _fit)
+            first, second = results[0].tree(), other.tree()
+            labels = self.labels[0], self.labels[i]
+            _refuse_other_names(self.where, labels, first, second)
+            found = differences(first, second, _fit)
             if found:
-                labels = self.labels[0], self.labels[i]
                 raise StructureError(_explain_mismatch(self.where, labels, found))
         return _plan(results)
+
+
+def _refuse_other_names(where: str, names: tuple[str, str], first: Any, second: Any) -> None:
+    """Refuse branches in which different values are captured."""
+    of_first, of_second = labels_of(first), labels_of(second)
+    if of_first == of_second:
+        return
+    only = [
+        *(f"{names[0]}: {name!r}" for _, name in of_first if (_, name) not in of_second),
+        *(f"{names[1]}: {name!r}" for _, name in of_second if (_, name) not in of_first),
+    ]
+    raise CaptureError(
+        explain(
+            where,
+            "branches in which the same values are captured, under the same names",
+            "others",
+            places=only or [f"{names[0]}: {len(of_first)} values", f"{names[1]}: {len(of_second)}"],
+            cure=[
+                "sow zeros of its shape in the branch that has no such value:",
+                f"pm.sow({(of_first or of_second)[0].name!r}, jnp.zeros_like(x))",
+            ],
+        )
+    )
 
 
 class _Branches:
@@ -155,7 +188,8 @@ def _branch(
 ) -> Callable[..., Framed]:
     def branch(own: Any, values: Any) -> Framed:
         fn = restore(functions.assemble(own))[index]
-        result = fn(*operands.assemble(values))
+        result, harvest = reap(fn, operands.assemble(values), {})
+        result = with_harvest(result, harvest and harvest.sorted())
         return memory.settle(index, _conditions(own, values), result)
 
     return branch
@@ -164,7 +198,8 @@ def _branch(
 def _conditions(*values: Any) -> Any:
     """What a branch is traced for, and what else of JAX decides on the types in its result."""
     types = tuple(map(aval_of, jtu.tree_leaves(values)))
-    return types, _config.jax_enable_x64, _config.jax_numpy_dtype_promotion
+    settings = _config.jax_enable_x64, _config.jax_numpy_dtype_promotion
+    return types, settings, is_collecting()
 
 
 def _plan(results: Sequence[Any]) -> _Plan:
@@ -254,7 +289,7 @@ def _run(
     if framed is None or branches.memory.is_undone:
         branches.renew()
         framed = choose(branches.current, nodes.values, split.values)
-    return framed.build()
+    return release(framed.build())
 
 
 def filter_cond(

@@ -24,6 +24,7 @@ from pytreemod.transform.laying_out import (
     has_functions,
 )
 from pytreemod.transform.retracing import Trace, TraceLog
+from pytreemod.transform.sowing import is_collecting, reaping
 from pytreemod.transform.specifying import Assigned
 from pytreemod.transform.wrapping import function_name, parameters_of
 from pytreemod.tree.nodes import is_node
@@ -204,13 +205,14 @@ class Store:
                 entry.is_new = entry.is_special = True
                 raise TracedAnewError
             entry.is_new = True
-            if not cast("Any", jax.config).jax_disable_jit:  # Then calls are no traces.
+            # With jit disabled, calls are no traces; and a capture is nobody's retrace.
+            if not (cast("Any", jax.config).jax_disable_jit or is_collecting()):
                 log.add(Trace.of(names, structure, values), name, max_traces)
             head, args, kwargs = structure.assemble(values)
             if static:
                 args, kwargs = release(static, names, args, kwargs)
             fn = head[0] if reference is None else reference()
-            result = fn(*args, **kwargs)
+            result = reaping(fn)(*args, **kwargs)
             return pack(result) if out is None else out.pack(result)
 
         run.__name__ = run.__qualname__ = name

@@ -13,6 +13,7 @@ from pytreemod.transform.boundary import split_call, unhashable, unpack
 from pytreemod.transform.donating import without_warning
 from pytreemod.transform.grouping import Grouped, group
 from pytreemod.transform.mapping import ON_AXIS_0, Vmapped, axes_of, known_axes
+from pytreemod.transform.sowing import reaping
 from pytreemod.transform.specifying import named_arguments
 from pytreemod.transform.wrapping import check_callable, function_name, place_keywords
 from pytreemod.tree.nodes import is_node
@@ -94,7 +95,8 @@ class _Pmapped(Vmapped):
 
         def run(own: list[Any], values: list[Any]) -> Grouped:
             head, args, kwargs = structure.assemble(own + values[: len(values) - counted])
-            return _group_by_axis((head[0] if head else plain)(*args, **kwargs), out_axes, slots)
+            result = reaping(head[0] if head else plain)(*args, **kwargs)
+            return _group_by_axis(result, out_axes, slots)
 
         run.__name__ = run.__qualname__ = function_name(self.fn)
         options = {} if donate == "none" else {"donate_argnums": 1}

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.transform.choosing import as_argnums, choose, refuse_nothing, trainable_mask
 from pytreemod.transform.returning import pair_of
+from pytreemod.transform.sowing import deposit, reap
 from pytreemod.transform.wrapping import Transformed, check_callable, function_name
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.typing import FilterSpec, class_of, jtu
@@ -69,14 +70,17 @@ class _Grad(Transformed):
         box: list[Structure] = []
 
         def run(diffs: list[Any]) -> tuple[Any, Any]:
-            value, aux = self._parted(fn(*chosen.rejoin(diffs), **kwargs), has_aux)
-            arrays, structure = divide(aux)
+            result, harvest = reap(fn, chosen.rejoin(diffs), kwargs)
+            value, aux = self._parted(result, has_aux)
+            arrays, structure = divide((aux, harvest))
             box.append(structure)
             return value, arrays
 
         differentiate = jax.value_and_grad(run, has_aux=True, **dict(gradkwargs))
         (value, arrays), grads = differentiate(chosen.values)
-        return self.result(value, box[-1].assemble(arrays), chosen.assemble(grads), has_aux)
+        aux, harvest = box[-1].assemble(arrays)
+        deposit(harvest)
+        return self.result(value, aux, chosen.assemble(grads), has_aux)
 
     @staticmethod
     def result(value: Any, aux: Any, gradient: Any, has_aux: bool) -> Any:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.transform.boundary import pack, unpack
+from pytreemod.transform.sowing import reaping
 from pytreemod.transform.wrapping import Transformed, check_callable, function_name
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.snapshots import divide
@@ -33,7 +34,7 @@ class _Checkified(Transformed):
 
         def run(values: list[Any]) -> Any:
             head, args, kwargs = structure.assemble(values)
-            return pack((head[0] if head else self.fn)(*args, **kwargs))
+            return pack(reaping(head[0] if head else self.fn)(*args, **kwargs))
 
         run.__name__ = run.__qualname__ = function_name(self.fn)
         error, packed = checkify.checkify(run, errors=errors)(arrays)

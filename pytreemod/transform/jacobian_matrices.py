@@ -10,6 +10,7 @@ import jax
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.transform.choosing import as_argnums, choose, refuse_nothing
 from pytreemod.transform.returning import Parted, pair_of, part
+from pytreemod.transform.sowing import deposit, reap
 from pytreemod.transform.tangents import is_differentiable
 from pytreemod.transform.wrapping import Transformed, check_callable, function_name
 from pytreemod.tree.paths import path_text
@@ -30,17 +31,19 @@ class _Jacobian(Transformed):
         box: list[Parted] = []
 
         def run(diffs: list[Any]) -> tuple[Any, Any]:
-            result, aux = fn(*chosen.rejoin(diffs), **kwargs), None
+            (result, harvest), aux = reap(fn, chosen.rejoin(diffs), kwargs), None
             if has_aux:
                 result, aux = pair_of(result, where, "result, aux", reason=", for has_aux=True")
-            outs, rest, parted = part(result, _differentiable(result, where), aux)
+            outs, rest, parted = part(result, _differentiable(result, where), (aux, harvest))
             box.append(parted)
             return outs, rest
 
         jacobians, rest = self.differentiate(run, dict(jaxkwargs))(chosen.values)
         parted = box[-1]
         matrices = parted.place(map(chosen.assemble, jacobians))
-        return (matrices, parted.join(jacobians, rest)[1]) if has_aux else matrices
+        aux, harvest = parted.join(jacobians, rest)[1]
+        deposit(harvest)
+        return (matrices, aux) if has_aux else matrices
 
     @staticmethod
     @abstractmethod

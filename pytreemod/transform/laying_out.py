@@ -169,10 +169,12 @@ class ResultLayout(Layout):
         Raises:
             ShapeError, SpecError: the spec does not fit the result.
         """
-        assigned = assign(self.spec, result, "result", placement_terms(OUT))
+        own = result.result if type(result) is Sown else result
+        assigned = assign(self.spec, own, "result", placement_terms(OUT))
         settled = settle(assigned, as_sharding, OUT, PLACEMENTS)
         check_fit(settled, OUT)
         if self.slots is None:
+            # One sharding for the whole result: what is captured lies as it, too.
             return pack(result)
         values = [value for _, _, value in settled]
         late = [value not in self.slots for value in values]

@@ -15,6 +15,7 @@ from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.methods import bind
 from pytreemod.transform.choosing import choose, fill
 from pytreemod.transform.returning import Parted, pair_of, part
+from pytreemod.transform.sowing import deposit, reap
 from pytreemod.transform.tangents import beside, is_zero
 from pytreemod.transform.wrapping import (
     Transformed,
@@ -103,8 +104,8 @@ class _Jvp(Transformed):
         box: list[Parted] = []
 
         def run(marker: Any, diffs: list[Any]) -> tuple[Any, Any]:
-            result = fn(*treedef.unflatten(fill(mask, diffs, leaves)), **kwargs)
-            chosen, rest, parted = _part_nonzero(marker, result)
+            args = treedef.unflatten(fill(mask, diffs, leaves))
+            chosen, rest, parted = _part_nonzero(marker, *reap(fn, args, kwargs))
             box.append(parted)
             return chosen, rest
 
@@ -114,7 +115,9 @@ class _Jvp(Transformed):
             (_MARKER, [tangent for tangent in found if tangent is not None]),
             has_aux=True,
         )
-        return box[-1].join(outs, rest)[0], box[-1].place(tangents_out)
+        result, harvest = box[-1].join(outs, rest)
+        deposit(harvest)
+        return result, box[-1].place(tangents_out)
 
     def _tangents(self, args: tuple[Any, ...], tangents: tuple[Any, ...]) -> list[Any]:
         where = f"filter_jvp of {function_name(self.fn)}"
@@ -304,17 +307,18 @@ class _Linearizing(Transformed):
         box: list[Parted] = []
 
         def run(marker: Any, diffs: list[Any]) -> tuple[Any, Any]:
-            result, aux = fn(*chosen.rejoin(diffs), **kwargs), None
+            (result, harvest), aux = reap(fn, chosen.rejoin(diffs), kwargs), None
             if has_aux:
                 where = f"{name} of {function_name(fn)}"
                 result, aux = pair_of(result, where, "result, aux", reason=", for has_aux=True")
-            outs, rest, parted = self.part(marker, result, aux)
+            outs, rest, parted = self.part(marker, result, (aux, harvest))
             box.append(parted)
             return outs, rest
 
         outs, apply, rest = self.linearize(run, chosen.values)
         parted = box[-1]
-        result, aux = parted.join(outs, rest)
+        result, (aux, harvest) = parted.join(outs, rest)
+        deposit(harvest)
         arguments = _space(chosen.treedef, chosen.mask, chosen.values)
         linear = self.make(apply, arguments, _space(parted.treedef, parted.mask, outs))
         return (result, linear, aux) if has_aux else (result, linear)

@@ -30,6 +30,7 @@ from pytreemod.transform.agreeing import (
     varying_axes,
 )
 from pytreemod.transform.mapping import ON_AXIS_0, axes_of
+from pytreemod.transform.sowing import reap, reaping, release, with_harvest
 from pytreemod.transform.stepping import (
     Callee,
     Frame,
@@ -309,9 +310,10 @@ def _scan(
     def step(state: Any, sliced: Any) -> Any:
         own, whole, values = state
         (f,) = restore_functions(functions.assemble(own))
-        after, y = call(f, structure.assemble(values), restore_element(sliced, whole))
+        arguments = (f, structure.assemble(values), restore_element(sliced, whole))
+        (after, y), harvest = reap(call, arguments, {})
         values = _returned(where, "carry", structure, values, after)
-        return (own, whole, values), _framed(name, out_axes, y)
+        return (own, whole, values), _framed(name, out_axes, with_harvest(y, harvest))
 
     key = (name, nodes.key, carry.key, elements.key, spec_key(out_axes), where)
     # What does not change is carried, too: JAX takes it out of the loop again.
@@ -320,7 +322,7 @@ def _scan(
     (_, _, values), framed = _lax.scan(
         kept, state, elements.sliced, length=elements.length, **options
     )
-    return structure.assemble(values), framed.build()
+    return structure.assemble(values), release(framed.build())
 
 
 def filter_scan(
@@ -452,9 +454,9 @@ def _map_batches(
     restore, whole = elements.restorer(), elements.rest.values
 
     def run(sliced: Any) -> Framed:
-        return _framed("filter_map", out_axes, f(restore(sliced, whole)))
+        return _framed("filter_map", out_axes, reaping(f)(restore(sliced, whole)))
 
-    return _lax.map(run, elements.sliced, batch_size=batch_size).build()
+    return release(_lax.map(run, elements.sliced, batch_size=batch_size).build())
 
 
 def filter_associative_scan(

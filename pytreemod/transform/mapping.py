@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, explain
+from pytreemod.transform.sowing import Sown, reaping, release
 from pytreemod.transform.specifying import Terms, specs_by_argument
 from pytreemod.transform.wrapping import (
     Transformed,
@@ -75,6 +76,9 @@ def axes_of(spec: AxesSpec, tree: PyTree, where: str, root: str, strict: bool = 
     Raises:
         SpecError: the spec is no prefix, or gives something that is no axis.
     """
+    if type(tree) is Sown:
+        own = axes_of(spec, tree.result, where, root, strict)
+        return [*own, *map(ON_AXIS_0, jtu.tree_leaves(tree.harvest))]
 
     def resolve(value: Any, subtree: PyTree, path: tuple[Any, ...]) -> list[Any]:
         leaves = jtu.tree_leaves(subtree)
@@ -141,7 +145,7 @@ class Vmapped(Transformed):
         axes, leaves, treedef = self.inputs(in_axes, args, kwargs, axis_size)
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
         writer = _Outputs(out_axes, function_name(self.fn))
-        fn = self.fn
+        fn = reaping(self.fn)
 
         def run(values: list[Any]) -> Any:
             full = list(leaves)
@@ -165,7 +169,7 @@ class Vmapped(Transformed):
         except ValueError as error:
             writer.explain(error)
             raise
-        return writer.join(groups)
+        return release(writer.join(groups))
 
     def inputs(
         self,
@@ -211,7 +215,7 @@ class Vmapped(Transformed):
 
 def _agree(leaves: list[Any], axes: list[Any], axis_size: Any) -> bool:
     """Whether all that is mapped has its axis, and there is one size of it."""
-    sizes = set() if axis_size is None else {axis_size}
+    sizes: set[Any] = set() if axis_size is None else {axis_size}
     for leaf, axis in zip(leaves, axes, strict=True):
         if axis is not None:
             if not -leaf.ndim <= axis < leaf.ndim:

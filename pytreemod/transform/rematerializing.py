@@ -4,6 +4,7 @@ import functools as ft
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
+from pytreemod.transform.sowing import reaping, release
 from pytreemod.transform.wrapping import Transformed, check_callable
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.typing import untyped_jax
@@ -25,12 +26,12 @@ class _Checkpointed(Transformed):
 
         def run(values: list[Any]) -> list[Any]:
             fn, args, kwargs = structure.assemble(values)
-            outs, out_structure = divide(fn(*args, **kwargs))
+            outs, out_structure = divide(reaping(fn)(*args, **kwargs))
             box.append(out_structure)
             return outs
 
         outs = untyped_jax.checkpoint(run, prevent_cse=prevent_cse, policy=policy)(arrays)
-        return box[-1].assemble(outs)
+        return release(box[-1].assemble(outs))
 
 
 @overload

@@ -6,6 +6,7 @@ from typing import Any, TypeVar, cast
 import jax
 
 from pytreemod.errors import StructureError, describe, explain
+from pytreemod.transform.sowing import reaping, release
 from pytreemod.transform.wrapping import Transformed, check_callable, function_name
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
@@ -52,12 +53,12 @@ def filter_eval_shape(fun: Callable[..., _R], /, *args: Any, **kwargs: Any) -> _
 
     def run(values: list[Any]) -> list[Any]:
         fn, args, kwargs = structure.assemble(values)
-        outs, out_structure = divide(fn(*args, **kwargs))
+        outs, out_structure = divide(reaping(fn)(*args, **kwargs))
         box.append(out_structure)
         return outs
 
     structs = jax.eval_shape(run, arrays)
-    return box[-1].assemble(structs)
+    return release(box[-1].assemble(structs))
 
 
 class _MakeJaxpr(Transformed):

@@ -12,7 +12,17 @@ from benchmarks.libraries import installed
 pytest.importorskip("optax", reason="the benchmarks train with optax")
 
 # Ten seconds and more: they compile much, and start many processes.
-SLOW = {"programs", "importing", "static", "dispatch", "training", "tracing", "surgery", "memory"}
+SLOW = {
+    "programs",
+    "importing",
+    "static",
+    "eager",
+    "dispatch",
+    "training",
+    "tracing",
+    "surgery",
+    "memory",
+}
 
 
 @pytest.fixture(autouse=True)

@@ -8,13 +8,13 @@ import pytest
 from pytreemod import nn
 from pytreemod.errors import ArgumentError
 from pytreemod.nn.checking import (
+    Title,
     as_integer,
     as_number,
     check_choice,
     check_number,
     check_size,
     check_sizes,
-    title,
 )
 from tests.labels import label
 
@@ -77,4 +77,4 @@ def test_a_layer_is_called_by_its_class_and_the_fields_that_matter():
     """No arrays, one line."""
     layer = nn.Linear(3, 4, key=jax.random.key(0))
 
-    assert title(layer, "in_features") == "Linear(in_features=3)"
+    assert str(Title(layer, "in_features")) == "Linear(in_features=3)"

@@ -1,4 +1,4 @@
-"""`inference_mode`."""
+"""`inference_mode` and `with_mode`."""
 
 from typing import Any
 
@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError
+from pytreemod.errors import ArgumentError, FieldError
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 
@@ -64,3 +65,163 @@ def test_the_value_is_true_or_false(value):
         ArgumentError, match=r"^inference_mode\(value\): expected True or False, got"
     ):
         nn.inference_mode(nn.Dropout(), value)
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_inference_mode_is_a_special_case(value):
+    """Law: with_mode(m, inference=b) == inference_mode(m, b)."""
+    assert nn.with_mode(model(), inference=value) == nn.inference_mode(model(), value)
+
+
+def test_any_configuration_is_set_by_name():
+    """Numbers, strings, functions; several at once, everywhere, and nothing else."""
+    before = [model(), nn.MLP(2, 2, 3, 1, key=jax.random.key(0))]
+
+    after = nn.with_mode(before, p=0.25, inference=True, activation=jnp.tanh)
+
+    sequential = after[0]["rest"][0]
+    assert after[0]["block"].inner.p == sequential[0].p == 0.25
+    assert flags(after[0]) == [True] * 4
+    assert after[1].activation is jnp.tanh
+    assert flags(before[0]) == [False] * 4
+    assert after[1].layers[0] is before[1].layers[0]
+    assert nn.with_mode(after, p=0.5, inference=False, activation=jax.nn.relu) != before
+    assert jax.tree.leaves(after[1])[0] is jax.tree.leaves(before[1])[0]
+
+
+def test_without_flags_the_tree_comes_back():
+    """There is nothing to set."""
+    tree = model()
+
+    assert nn.with_mode(tree) is tree
+
+
+def test_a_flag_that_was_traced_is_still_one():
+    """Data that is True or False becomes an array under `jax.jit`, and is set nevertheless."""
+    block = jax.jit(lambda block: block)(Block(None))
+
+    assert isinstance(block.inference, jax.Array)
+    assert nn.inference_mode(block).inference is True
+
+
+def test_numpys_true_becomes_pythons():
+    """So that the structure is that of any other model in this mode."""
+    assert (
+        nn.with_mode(nn.Dropout(), inference=jnp.ones((), bool).__array__()[()]).inference is True
+    )
+
+
+def test_only_a_part_is_set_by_tree_at():
+    """The flags of one of the layers."""
+    layers = [nn.Dropout(0.5), nn.Dropout(0.5)]
+
+    quiet = pm.tree_at(lambda m: m[1], layers, replace_fn=lambda m: nn.with_mode(m, p=0.0))
+
+    assert [layer.p for layer in quiet] == [0.5, 0.0]
+
+
+class Rate(Module):
+    """Converts what it is given, and checks it together with what is below."""
+
+    rate: float = field(static=True, converter=float)
+    below: Any = None
+
+    def __check_init__(self):
+        if self.below is not None and self.below.rate < self.rate:
+            raise ValueError(f"{self.below.rate} is below {self.rate}")
+
+
+def test_converters_and_checks_run():
+    """As in `replace`; a check sees what was set further in, whatever the order."""
+    rates = Rate(1.0, Rate(2.0))
+
+    assert nn.with_mode(rates, rate="3").below.rate == 3.0
+    with pytest.raises(ValueError, match=r"^could not convert"):
+        nn.with_mode(rates, rate="three")
+    with pytest.raises(ValueError, match=r"^2\.0 is below 3\.0$"):
+        pm.tree_at(lambda r: r, rates, nn.with_mode(Rate(1.0), rate=3)).replace(below=Rate(2.0))
+
+
+class Encoder(Module):
+    """Uses the name of the flag for something else."""
+
+    inference: Any
+
+
+WRONG = {
+    "unknown": (
+        {"momentun": 0.5},
+        ArgumentError,
+        r"^with_mode\(momentun\): expected a field that the model has \(axis_name, channelwise_affine, "
+        r".*, \.\.\.\), got 'momentun', which occurs nowhere in it\.\n"
+        r"  did you mean 'momentum'\?$",
+    ),
+    "nothing like it": (
+        {"zzz": 1},
+        ArgumentError,
+        r"^with_mode\(zzz\): expected .* got 'zzz', which occurs nowhere in it\.$",
+    ),
+    "a place in State": (
+        {"marker": "a"},
+        ArgumentError,
+        r"^with_mode\(marker\): expected a field that the model has",
+    ),
+    "array": (
+        {"weight": jnp.ones(2)},
+        ArgumentError,
+        r"^with_mode\(weight\): expected a field that is configuration, or True or False, got one "
+        r"that is other data: f32\[2\]\.\n"
+        r"  at \['rest'\]\[0\]\.layers\[1\]\.weight\n"
+        r"  set this one by its place, or declare it with pm\.field\(static=True\):\n"
+        r"      model = pm\.tree_at\(\"\['rest'\]\[0\]\.layers\[1\]\.weight\", model, new\)$",
+    ),
+    "Module": (
+        {"inner": None},
+        ArgumentError,
+        r"^with_mode\(inner\): .* got one that is other data: a Dropout\.",
+    ),
+    "flag": (
+        {"inference": "yes"},
+        ArgumentError,
+        r"^with_mode\(inference\): expected True or False, got 'yes'\.\n  at ",
+    ),
+    "array in configuration": ({"p": jnp.ones(2)}, FieldError, r"^Dropout\.p: expected no array"),
+}
+
+
+@pytest.mark.parametrize(("changes", "error", "text"), WRONG.values(), ids=WRONG.keys())
+def test_what_cannot_be_set_is_refused(changes, error, text):
+    """Names that occur nowhere, data, and values that would not fit."""
+    with pytest.raises(error, match=text):
+        nn.with_mode(model(), **changes)
+
+
+def test_a_model_without_fields_says_so():
+    """There is no list to choose from."""
+    with pytest.raises(ArgumentError, match=r"\(it has none that can be set\), got 'p'"):
+        nn.with_mode([jnp.ones(2)], p=0.1)
+
+
+@pytest.mark.parametrize("inference", [nn.Dropout(), jnp.ones(2), None, jnp.zeros(2, bool)])
+def test_data_that_is_called_inference_is_not_overwritten(inference):
+    """An inference network is no flag."""
+    with pytest.raises(
+        ArgumentError, match=r"^inference_mode: expected a field that is configuration, or True"
+    ):
+        nn.inference_mode(Encoder(inference))
+
+
+def test_a_traced_flag_is_explained():
+    """A mode is structure; `filter_cond` chooses between two models."""
+    dropout = nn.Dropout(0.5)
+
+    def traced(flag):
+        return nn.with_mode(dropout, inference=flag)(jnp.ones(2))
+
+    def chosen(flag):
+        on, off = (nn.with_mode(dropout, inference=mode) for mode in (True, False))
+        return pm.filter_cond(flag, on, lambda x: off(x, key=jax.random.key(0)), jnp.ones(2))
+
+    with pytest.raises(ArgumentError, match=r"got a traced array\.\n  at <root>\.|pm\.filter_cond"):
+        jax.jit(traced)(True)
+    assert jax.jit(chosen)(True).tolist() == [1.0, 1.0]

@@ -45,8 +45,8 @@ def test_model_and_state_come_together():
     model, state = pm.make_with_state(Net)(size=2)
 
     assert pm.tree_pformat(state, width=200) == (
-        "State(first.count=weak_i32[], rest['a'][0].count=weak_i32[], "
-        "rest['a'][1].count=weak_i32[])"
+        "State(first.count=i32[], rest['a'][0].count=i32[], "
+        "rest['a'][1].count=i32[])"
     )
     assert [leaf.shape for leaf in jax.tree.leaves(model)] == [(2,)]
     assert [int(leaf) for leaf in jax.tree.leaves(state)] == [0, 0, 0]
@@ -134,8 +134,9 @@ def test_a_model_whose_values_are_gone_is_refused():
             match=r"^State\(model\): expected tokens with their initial values, got one whose "
             r"value was "
             r"moved into another State\.\n  at first\.count\n  make both at once, and keep that "
-            r"State:\n"
-            r"      model, state = pm\.make_with_state\(Model\)\(\.\.\.\)$",
+            r"State; or give the values back first:\n"
+            r"      model, state = pm\.make_with_state\(Model\)\(\.\.\.\)\n"
+            r"      model, state = pm\.make_with_state\(state\.fill\)\(model\)$",
         ):
             make()
 

@@ -70,6 +70,8 @@ USERS = {
     "update": lambda s, m: s.update(s.substate(m.mean)),
 }
 
+REPLACED_BY = {"set": r"set\(mean\)", "update": "update"}
+
 
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("user", USERS)
@@ -77,11 +79,13 @@ def test_an_old_state_refuses_to_be_used(use, user):
     """After set and update the old State is used up: the cure is the two lines that thread it."""
     model, state = make()
     USERS[user](state, model)
+    place = r"  at mean\n" if use in ("get", "set") else ""
     with pytest.raises(
         StateError,
         match=rf"^State\.{use}: expected the newest State, got Attempted to use old state: one "
-        rf"that {user} "
-        r"has already replaced\.\n  go on with what came back; using the old one would lose an "
+        rf"that {REPLACED_BY[user]} "
+        rf"has already replaced\.\n{place}  go on with what came back; using the old one would "
+        r"lose an "
         r"update:\n"
         r"      x, state = layer1\(x, state\)\n      x, state = layer2\(x, state\)$",
     ):
@@ -272,8 +276,8 @@ def test_repr_shows_paths():
     assert repr(state) == "State(mean=f32[2], pair=Pair(first=i32[], second={'x': f32[3]}))"
     state.set(model.mean, jnp.ones(2))
 
-    assert repr(state) == "State(<used up by set>)"
-    assert repr([state]) == "[State(<used up by set>)]"
+    assert repr(state) == "State(<used up by set(mean)>)"
+    assert repr([state]) == "[State(<used up by set(mean)>)]"
 
 
 def test_equality():

@@ -45,7 +45,7 @@ def test_with_optax():
 
 def test_updates_of_another_structure_are_an_error():
     """An update for a field that is not there does not pass in silence."""
-    with pytest.raises(ValueError, match="pytree structure error: different types"):
+    with pytest.raises(ValueError, match=r"different types|Expected list"):
         pm.apply_updates([affine()], [[jnp.ones(2)]])
 
 

@@ -54,12 +54,12 @@ def layer_norm(
     Source:
         Ba, Kiros & Hinton 2016, https://arxiv.org/abs/1607.06450, eq. (4).
     """
-    return _layer_norm(*as_arrays(x, weight, bias), eps, count=len(shape))
+    return _layer_norm(*as_arrays(x, weight, bias), eps=eps, count=len(shape))
 
 
 @traced_once("count")
 def _layer_norm(
-    x: Array, weight: Array | None, bias: Array | None, eps: float, *, count: int
+    x: Array, weight: Array | None, bias: Array | None, *, eps: float, count: int
 ) -> Array:
     first = x.ndim - count
     axes = tuple(range(first, x.ndim))
@@ -172,7 +172,7 @@ def batch_norm(
     Source:
         Ioffe & Szegedy 2015, https://arxiv.org/abs/1502.03167, algorithm 1.
     """
-    return _batch_norm(*as_arrays(x, mean, var, weight, bias), eps, channel_axis=channel_axis)
+    return _batch_norm(*as_arrays(x, mean, var, weight, bias), eps=eps, channel_axis=channel_axis)
 
 
 @traced_once("channel_axis")
@@ -182,8 +182,8 @@ def _batch_norm(
     var: Array,
     weight: Array | None,
     bias: Array | None,
-    eps: float,
     *,
+    eps: float,
     channel_axis: int,
 ) -> Array:
     wide = x.astype(computing_dtype(x.dtype))
@@ -255,7 +255,7 @@ def normalize_batch(
     names = tuple(axis_name)
     count = _count(x, channel_axis, names)
     out, mean, var = _normalize_batch(
-        *as_arrays(x, weight, bias), eps, channel_axis=channel_axis, names=names
+        *as_arrays(x, weight, bias), eps=eps, channel_axis=channel_axis, names=names
     )
     return out, mean, var, count
 
@@ -265,8 +265,8 @@ def _normalize_batch(
     x: Array,
     weight: Array | None,
     bias: Array | None,
-    eps: float,
     *,
+    eps: float,
     channel_axis: int,
     names: tuple[Hashable, ...],
 ) -> tuple[Array, Array, Array]:
@@ -297,11 +297,12 @@ def update_running(
         >>> nn.functional.update_running(jnp.array([1.0]), jnp.array([3.0]), 0.5)
         Array([2.], dtype=float32)
     """
-    return _average(*as_arrays(running, new), momentum, 1 - momentum)
+    given = as_arrays(running, new)
+    return _average(*given, old_share=momentum, new_share=1 - momentum)
 
 
 @traced_once()
-def _average(running: Array, new: Array, old_share: float, new_share: float) -> Array:
+def _average(running: Array, new: Array, *, old_share: float, new_share: float) -> Array:
     return old_share * running + new_share * lax.stop_gradient(new).astype(running.dtype)
 
 

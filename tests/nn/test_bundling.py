@@ -1,0 +1,487 @@
+"""`stateful`: a model and its State as one value."""
+
+import copy
+import functools as ft
+import pickle
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, RngError, ShapeError, StateError, TokenError
+from tests.helpers.equations import equations
+
+X = jnp.asarray([[1.0, 2.0], [3.0, 5.0], [2.0, 4.0]])
+EACH = pm.by({pm.RngStream: 0, ...: None})
+
+
+class Noise(nn.StatefulLayer):
+    """Adds noise of its own stream to what it gets."""
+
+    stream: pm.RngStream
+
+    def __init__(self):
+        self.stream = pm.RngStream()
+
+    def __call__(self, x, state, *, key=None):
+        noise_key, state = state.next_key(self.stream)
+        return x + jax.random.normal(noise_key, x.shape), state
+
+
+class Coder(pm.Module):
+    """A model with methods and no `__call__`; one of them needs no State."""
+
+    norm: nn.BatchNorm
+    scale: jax.Array
+
+    def __init__(self):
+        self.norm = nn.BatchNorm(2)
+        self.scale = jnp.asarray(2.0)
+
+    def encode(self, x, state):
+        out, state = self.norm(x, state)
+        return self.scale * out, state
+
+
+def linear():
+    return nn.Linear(2, 2, key=jax.random.key(0))
+
+
+def plain():
+    """Neither State nor streams."""
+    return nn.Sequential([linear(), nn.Lambda(jnp.tanh)])
+
+
+def normed():
+    """Statistics only."""
+    return nn.Sequential([linear(), nn.BatchNorm(2)])
+
+
+def noisy():
+    """Statistics and a stream."""
+    return nn.Sequential([nn.BatchNorm(2), Noise(), linear()])
+
+
+def seeded(model):
+    return pm.stateful(model).seed(jax.random.key(1))
+
+
+def loss(net, x):
+    out, net = net(x)
+    return jnp.mean(jnp.square(out)), net
+
+
+def update(net, x):
+    """A step of plain gradient descent: nothing in it speaks of State."""
+    (value, net), grads = pm.filter_value_and_grad(loss, has_aux=True)(net, x)
+    return pm.apply_updates(net, jax.tree.map(lambda g: -0.1 * g, grads)), value
+
+
+def assert_equal(a, b):
+    """Two trees with the same arrays, or nearly so."""
+    for left, right in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        if jnp.issubdtype(left.dtype, jax.dtypes.prng_key):
+            left, right = jax.random.key_data(left), jax.random.key_data(right)
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
+
+
+# --- calling ------------------------------------------------------------------------------------
+
+
+def test_a_call_is_the_models_call_with_its_state():
+    """The output, and the State afterwards, are those of the model called by hand."""
+    model, state = pm.make_with_state(noisy)()
+    state = state.seed(jax.random.key(1))
+    expected, after = model(X, state)
+
+    out, net = seeded(noisy())(X)
+
+    assert_equal(out, expected)
+    assert_equal(net.state, after)
+    assert pm.tree_equal(net.model, model)
+
+
+def test_both_ways_of_making_agree():
+    """With the State that the model was made with, and from the model alone."""
+    together = pm.stateful(*pm.make_with_state(normed)())
+
+    assert together == pm.stateful(normed())
+
+
+@pytest.mark.parametrize("make", [plain, normed, noisy])
+def test_one_training_code_serves_all_models(make):
+    """With statistics, with streams, with neither; compiled, with the old net donated."""
+    net = seeded(make())
+    step = pm.filter_jit(update, donate=("net",))
+
+    values = []
+    for _ in range(20):
+        net, value = step(net, X)
+        values.append(float(value))
+
+    assert pm.inference_mode(net)(X)[0].shape == X.shape
+    assert len(set(values)) == 20
+    assert make is noisy or values[-1] < values[0]
+
+
+def test_state_is_no_parameter():
+    """Gradients and trainable leaves leave statistics and streams out."""
+    net = seeded(noisy())
+
+    grads, _ = pm.filter_grad(loss, has_aux=True)(net, X)
+    params, rest = pm.trainable(net)
+
+    assert jax.tree.leaves(grads.state) == jax.tree.leaves(params.state) == []
+    assert len(jax.tree.leaves(grads.model)) == len(jax.tree.leaves(net.model)) == 4
+    assert pm.tree_equal(pm.combine(params, rest), net)
+
+
+def test_statistics_of_a_step_are_those_of_one_call():
+    """`apply_updates` on the net that the loss returned keeps what the loss did to the State."""
+    _, called = pm.stateful(normed())(X)
+
+    net, _ = update(pm.stateful(normed()), X)
+
+    assert_equal(net.state, called.state)
+
+
+def test_inference_returns_the_pair_and_the_same_net():
+    """Nothing changed, so the net may be called again, and training goes on from it."""
+    _, net = pm.stateful(nn.BatchNorm(2))(X)
+    ready = pm.inference_mode(net)
+
+    first, again = ready(X)
+    second, _ = ready(X)
+
+    assert again is ready
+    assert_equal(first, second)
+    assert update(net, X)[0].state != net.state
+
+
+def test_keywords_and_positions_reach_the_model():
+    """Whatever the model takes beside x; a key, for instance."""
+    dropout, key = nn.Dropout(0.5), jax.random.key(3)
+
+    out, _ = pm.stateful(dropout)(X, key=key)
+
+    assert_equal(out, dropout(X, key=key))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [Coder.encode, lambda model, x, state: model.encode(x, state), ft.partial(Coder.encode)],
+    ids=["method", "lambda", "partial"],
+)
+def test_other_methods_are_applied(call):
+    """`net.apply(Model.method, ...)` gives the output and the net, as a call does."""
+    model, state = pm.make_with_state(Coder)()
+    expected, after = model.encode(X, state)
+
+    out, net = pm.stateful(Coder()).apply(call, X)
+
+    assert_equal(out, expected)
+    assert net.state == after
+
+
+def test_a_method_without_state_is_applied_to_a_model_without():
+    """The model's tokens decide whether State is passed."""
+    out, net = pm.stateful(linear()).apply(nn.Linear.__call__, X)
+
+    assert_equal(out, linear()(X))
+    assert net == pm.stateful(linear())
+
+
+def test_a_model_that_requires_state_gets_an_empty_one():
+    """A class written for layers with State works with layers that have none."""
+
+    class Passing(pm.Module):
+        layer: nn.LayerNorm
+
+        def __call__(self, x, state):
+            return self.layer(x, state)
+
+    out, net = pm.stateful(Passing(nn.LayerNorm(2)))(X)
+
+    assert_equal(out, nn.LayerNorm(2)(X))
+    assert jax.tree.leaves(net.state) == []
+
+
+# --- random streams -----------------------------------------------------------------------------
+
+
+def test_seed_split_and_join_are_those_of_the_state():
+    """Members draw different noise from one net, and afterwards there is one stream again."""
+    net = pm.stateful(Noise()).seed(jax.random.key(1))
+    state = net.state.substate(net.model)
+
+    call = pm.filter_vmap(lambda net: net(X), in_axes=(EACH,), out_axes=(0, EACH))
+    out, split = call(net.split(4))
+    joined = split.join()
+
+    assert len(np.unique(np.asarray(out[:, 0, 0]))) == 4
+    assert_equal(joined.state, state.split(4).join())
+
+
+@pytest.mark.parametrize("make", [plain, normed])
+def test_a_model_without_streams_is_seeded_split_and_joined_in_vain(make):
+    """So that the code around a model need not know whether it has streams."""
+    net = pm.stateful(make())
+
+    assert pm.stateful(make()).seed(jax.random.key(0)).split(3).join() == net
+
+
+def test_an_unseeded_stream_is_named():
+    """The error of the State arrives."""
+    with pytest.raises(RngError, match=r"^State\.next_key\(layers\[1\]\.stream\): expected"):
+        pm.stateful(noisy())(X)
+
+
+# --- transforms ---------------------------------------------------------------------------------
+
+
+def ensemble(n):
+    return pm.filter_vmap(lambda key: pm.stateful(noisy()).seed(key))(
+        jax.random.split(jax.random.key(2), n)
+    )
+
+
+def test_members_of_an_ensemble_train_as_they_would_alone():
+    """Made, called and updated under `filter_vmap`: each member is the net trained by itself."""
+    nets, values = pm.filter_vmap(update, in_axes=(0, None))(ensemble(3), X)
+
+    for number, key in enumerate(jax.random.split(jax.random.key(2), 3)):
+        alone, value = update(pm.stateful(noisy()).seed(key), X)
+        member = jax.tree.map(lambda leaf, i=number: leaf[i], nets)
+        assert_equal(member, alone)
+        np.testing.assert_allclose(values[number], value, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scan", [pm.filter_scan, jax.lax.scan], ids=["filtered", "plain"])
+def test_a_net_is_carried_through_scan(scan):
+    """As in a loop: its structure does not change from call to call."""
+
+    def body(net, x):
+        out, net = net(x)
+        return net, out
+
+    xs = jnp.stack([X, X + 1, 2 * X])
+    carried, outs = scan(body, seeded(noisy()), xs)
+
+    net = seeded(noisy())
+    for x, out in zip(xs, outs, strict=True):
+        expected, net = net(x)
+        assert_equal(out, expected)
+    assert_equal(carried, net)
+
+
+def test_a_batch_axis_has_a_name():
+    """One example at a time under `vmap`: the net comes back unmapped."""
+    net = pm.stateful(nn.BatchNorm(2, "batch"))
+    expected, whole = pm.stateful(nn.BatchNorm(2))(X)
+
+    out, net = jax.vmap(net, out_axes=(0, None), axis_name="batch")(X)
+
+    assert_equal(out, expected)
+    assert_equal(net.state, whole.state)
+
+
+def test_a_net_is_a_branch_and_an_operand():
+    """Under `filter_cond`, and `filter_jit` of the net itself."""
+    expected, after = pm.stateful(normed())(X)
+
+    operand = pm.filter_cond(True, lambda n: n(X), lambda n: n(2 * X), pm.stateful(normed()))
+    compiled = pm.filter_jit(pm.stateful(normed()))(X)
+
+    for out, net in (operand, compiled):
+        assert_equal(out, expected)
+        assert_equal(net, after)
+
+
+def test_a_net_is_pickled_and_copied():
+    """State and all."""
+    _, net = pm.stateful(nn.BatchNorm(2))(X)
+
+    assert pickle.loads(pickle.dumps(net)) == copy.deepcopy(net) == net
+
+
+def test_the_program_is_the_one_with_state_passed_by_hand():
+    """Not one operation more in a training step."""
+    model, state = pm.make_with_state(noisy)()
+    state = state.seed(jax.random.key(1))
+
+    def by_hand(model, state, x):
+        def loss_of(model, state):
+            out, state = model(x, state)
+            return jnp.mean(jnp.square(out)), state
+
+        (value, state), grads = pm.filter_value_and_grad(loss_of, has_aux=True)(model, state)
+        return pm.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, grads)), state, value
+
+    assert equations(update, seeded(noisy()), X) == equations(by_hand, model, state, X)
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+OLD = (
+    r"^net\(\.\.\.\): expected the newest net, got one that a call has already replaced\.\n"
+    r"  go on with what came back; using the old one would lose an update:\n"
+    r"      out, net = net\(x\)$"
+)
+
+
+def test_an_old_net_is_refused():
+    """The error speaks of nets; and neither seeding nor splitting helps."""
+    net = pm.stateful(nn.BatchNorm(2))
+    net(X)
+
+    with pytest.raises(StateError, match=OLD):
+        net(X)
+    for method in (lambda: net.seed(jax.random.key(0)), lambda: net.split(2), net.join):
+        with pytest.raises(StateError, match=r"^net\.\w+: expected the newest net, got one"):
+            method()
+
+
+def test_an_old_net_is_refused_by_transforms():
+    """Its State is, before anything is traced."""
+    net = pm.stateful(nn.BatchNorm(2))
+    net(X)
+
+    with pytest.raises(StateError, match="expected the newest State, got Attempted to use old"):
+        pm.filter_jit(update)(net, X)
+
+
+def test_a_call_that_fails_leaves_the_net_as_it_was():
+    """Although the first layer had already changed its State."""
+    net = pm.stateful(nn.Sequential([nn.BatchNorm(2), nn.Linear(3, 1, key=jax.random.key(0))]))
+    before = copy.deepcopy(net)
+
+    with pytest.raises(ShapeError, match=r"^Linear\(in_features=3"):
+        net(X)
+
+    assert net == before
+
+
+def test_a_lost_update_is_refused():
+    """A model that returns the State that it got, though a layer has replaced it."""
+
+    class Forgetful(pm.Module):
+        norm: nn.BatchNorm
+
+        def __call__(self, x, state):
+            out, _ = self.norm(x, state)
+            return out, state
+
+    with pytest.raises(StateError, match="Attempted to use old state: one that set has already"):
+        pm.stateful(Forgetful(nn.BatchNorm(2)))(X)
+
+
+def test_a_models_own_type_error_arrives():
+    """A TypeError inside a model that takes State is not blamed on the State."""
+    with pytest.raises(TypeError, match="unsupported operand"):
+        pm.stateful(Coder()).apply(lambda model, state: 1 + "a")
+
+
+class Stateless(pm.Module):
+    """Holds a layer with State, and cannot pass it any."""
+
+    norm: nn.BatchNorm
+
+    def __call__(self, x):
+        return self.norm(x, None)
+
+
+def made():
+    return pm.make_with_state(nn.BatchNorm)(2)
+
+
+def made_and_used():
+    model, state = made()
+    model(X, state)
+    return model, state
+
+
+MISUSES = {
+    "class": (
+        lambda: pm.stateful(nn.BatchNorm),
+        ArgumentError,
+        "stateful(model): expected a model, got the class BatchNorm.",
+    ),
+    "function": (
+        lambda: pm.stateful(jnp.tanh),
+        ArgumentError,
+        "stateful(model): expected a model, got the function tanh.",
+    ),
+    "pair": (
+        lambda: pm.stateful(made()),
+        ArgumentError,
+        "pm.stateful(*pm.make_with_state(Model)(...))",
+    ),
+    "no State": (
+        lambda: pm.stateful(nn.BatchNorm(2), {}),
+        ArgumentError,
+        "stateful(state): expected a State, got {}.",
+    ),
+    "State left out": (
+        lambda: pm.stateful(made()[0]),
+        StateError,
+        "stateful(model): expected the State that the model was made with, too, got the model "
+        "alone.\n  at state_index",
+    ),
+    "State of another": (
+        lambda: pm.stateful(normed(), made()[1]),
+        TokenError,
+        "got a token of another model",
+    ),
+    "old State": (
+        lambda: pm.stateful(*made_and_used()),
+        StateError,
+        "expected the newest State",
+    ),
+    "State passed twice": (
+        lambda: pm.stateful(*made())(X, made()[1]),
+        ArgumentError,
+        "net(...): expected no State among the arguments, got one.",
+    ),
+    "State passed twice by keyword": (
+        lambda: pm.stateful(*made())(X, state=made()[1]),
+        ArgumentError,
+        "net(...): expected no State among the arguments, got one.",
+    ),
+    "no call": (
+        lambda: pm.stateful(Coder())(X),
+        ArgumentError,
+        "net(...): expected a model that can be called, got a Coder.\n"
+        "  call one of its methods:\n      out, net = net.apply(Coder.method, x)",
+    ),
+    "no function": (
+        lambda: pm.stateful(Coder()).apply("encode", X),
+        ArgumentError,
+        "net.apply(fn): expected a function, got 'encode'.",
+    ),
+    "no parameter": (
+        lambda: pm.stateful(Stateless(nn.BatchNorm(2)))(X),
+        ArgumentError,
+        "net(...): expected Stateless to have a parameter called state, got none",
+    ),
+    "no pair": (
+        lambda: pm.stateful(Coder()).apply(lambda model, x, state: x, X),
+        ArgumentError,
+        "net.apply(...): expected a pair (out, state), for the model has State, got f32[3,2].",
+    ),
+    "State not last": (
+        lambda: pm.stateful(Coder()).apply(lambda model, x, state: (state, x), X),
+        ArgumentError,
+        "net.apply(...): expected a pair (out, state), got f32[3,2] as the second.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "error", "text"), MISUSES.values(), ids=MISUSES.keys())
+def test_misuse_is_explained(call, error, text):
+    """What is wrong, where, and the line to write."""
+    with pytest.raises(error, match=re.escape(text)):
+        call()
