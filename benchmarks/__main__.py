@@ -33,6 +33,7 @@ NAMES = (
     "programs",
     "memory",
     "importing",
+    "instructions",
 )
 """The files, one for each row of the table of promises."""
 

@@ -1,0 +1,130 @@
+"""How many instructions the processor executes for one call of a compiled function.
+
+    python -m benchmarks.instructions [--quick] [--json]
+
+Times differ from run to run by a few per cent; counts of instructions hardly differ, so that a
+regression shows which times would hide. They are counted by callgrind (Debian: `apt-get install
+valgrind`), in a process of its own, and include what XLA's threads execute to run the program. The
+work is the same as in `dispatch`: each count is the difference between a burst of twice as many
+calls and one of half as many, so that what comes once drops out.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.dispatch import CALLS, LIMITS, contenders
+from benchmarks.libraries import OURS
+from benchmarks.tables import SAME, Benchmark, Row, short
+
+JAX = "jax.jit"
+DEPTHS = (3, 21)
+CALLS_PER_BURST = 20
+CONTROL = "callgrind_control"
+KINDS = {kind.label: kind for kind in CALLS}
+
+Counts = dict[str, dict[str, float]]
+
+
+# --- inside valgrind ------------------------------------------------------------------------------
+
+
+def control(*words: str) -> None:
+    """Tell the callgrind that runs this very process."""
+    subprocess.run([CONTROL, *words, str(os.getpid())], check=True, stdout=subprocess.DEVNULL)
+
+
+def work(label: str, depth: int) -> None:
+    """Let every contender do two bursts, with a dump of the counts after each."""
+    bursts = {one.name: KINDS[label].burst_of(one, depth) for one in contenders()}
+    for name, burst in bursts.items():
+        burst(3)
+        for number in (CALLS_PER_BURST, 2 * CALLS_PER_BURST):
+            control("--instr=on")
+            burst(number)
+            control(f"--dump={name}/{number}")
+            control("--instr=off")
+
+
+# --- outside --------------------------------------------------------------------------------------
+
+
+def counted(text: str) -> tuple[str, int, int] | None:
+    """Who did a burst of how many calls in how many instructions, from what callgrind wrote."""
+    trigger = re.search(rf"^desc: Trigger: .*?({'|'.join(names())})/(\d+)", text, re.MULTILINE)
+    total = re.search(r"^totals: (\d+)", text, re.MULTILINE)
+    if trigger is None or total is None:
+        return None
+    return trigger[1], int(trigger[2]), int(total[1])
+
+
+def names() -> list[str]:
+    """Of all who take part."""
+    return [re.escape(one.name) for one in contenders()]
+
+
+def instructions(label: str, depth: int) -> dict[str, float]:
+    """For one call, by contender."""
+    with TemporaryDirectory() as folder:
+        command = [
+            "valgrind",
+            "--tool=callgrind",
+            "--instr-atstart=no",
+            f"--callgrind-out-file={folder}/out",
+            sys.executable,
+            "-m",
+            "benchmarks.instructions",
+            "--work",
+            json.dumps([label, depth]),
+        ]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        found = [counted(path.read_text()) for path in Path(folder).iterdir()]
+    bursts = {(name, number): total for name, number, total in filter(None, found)}
+    return {
+        name: (bursts[name, 2 * CALLS_PER_BURST] - bursts[name, CALLS_PER_BURST]) / CALLS_PER_BURST
+        for name in {name for name, _ in bursts}
+    }
+
+
+def row(label: str, depth: int) -> Row:
+    """The counts as a row."""
+    counts = instructions(label, depth)
+    ratios = {name: count / counts[JAX] for name, count in counts.items() if name != JAX}
+    limit = LIMITS[depth] if KINDS[label].is_limited else None
+    return Row(
+        f"{label}, {2 * depth} arrays",
+        f"{counts[JAX] / 1000:.0f} k",
+        {name: short(ratio) for name, ratio in ratios.items()},
+        {name: {"instructions": count} for name, count in counts.items()},
+        "" if limit is None else f"≤ {limit:g}",
+        None if limit is None else ratios[OURS] <= limit * SAME,
+    )
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Each kind of call, for two sizes of model."""
+    if shutil.which("valgrind") is None:
+        yield Row("not counted", "", {}, {}, note="valgrind is not installed")
+        return
+    for label in list(KINDS)[:1] if quick else KINDS:
+        for depth in DEPTHS[:1] if quick else DEPTHS:
+            yield row(label, depth)
+
+
+BENCHMARK = Benchmark("Instructions for a call, against flat jax.jit", JAX, rows)
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--work", type=json.loads)
+    options, others = parser.parse_known_args()
+    if options.work:
+        work(*options.work)
+    else:
+        BENCHMARK.main(others)
