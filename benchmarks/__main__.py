@@ -30,6 +30,7 @@ NAMES = (
     "access",
     "surgery",
     "tracing",
+    "stack",
     "programs",
     "memory",
     "importing",

@@ -21,7 +21,16 @@ import optax
 
 from benchmarks.libraries import OURS, installed
 from benchmarks.measuring import CALLER, WALL, Burst, no_garbage_collection
-from benchmarks.networks import apply_flat, flat_arrays, network_class, squared_error, vector
+from benchmarks.networks import (
+    WIDTH,
+    apply_flat,
+    counting_network,
+    flat_arrays,
+    network_class,
+    nnx_counting_network,
+    squared_error,
+    vector,
+)
 from benchmarks.tables import Benchmark, Row, raced, ratio_row
 
 LONG_SIZE = 256
@@ -71,6 +80,21 @@ def feeding_and_reading(step: Step, model: Any, last: Read) -> Burst:
             model = step(model)
             array = last(model)
         return caller_seconds(began, array)
+
+    return burst
+
+
+def feeding_both(step: Step, model: Any, state: Any, last: Read) -> Burst:
+    """`model, state = step(model, state)`, over and over."""
+
+    def burst(number: int) -> float:
+        nonlocal model, state
+        began = CALLER()
+        for _ in range(number):
+            model, state = step(model, state)
+        seconds = CALLER() - began
+        last(model).block_until_ready()
+        return seconds
 
     return burst
 
@@ -156,6 +180,7 @@ class Contender(Protocol):
     def update_donated(self, depth: int) -> Burst: ...
     def update_all_donated(self, depth: int) -> Burst: ...
     def update_and_read(self, depth: int) -> Burst: ...
+    def update_both(self, depth: int) -> Burst: ...
     def forward(self, depth: int) -> Burst: ...
     def train(self, depth: int) -> Burst: ...
     def long_call(self, times: jax.Array) -> Callable[[], jax.Array]: ...
@@ -181,6 +206,11 @@ class PlainJax:
 
     def update_and_read(self, depth: int) -> Burst:
         return feeding_and_reading(jax.jit(negate), flat_arrays(depth), self.last)
+
+    def update_both(self, depth: int) -> Burst:
+        step = jax.jit(lambda weights, counts: (negate(weights), negate(counts)))
+        weights, counts = ([jnp.ones(WIDTH) for _ in range(depth)] for _ in range(2))
+        return feeding_both(step, weights, counts, self.last)
 
     def forward(self, depth: int) -> Burst:
         return calling(jax.jit(apply_flat), flat_arrays(depth), vector())
@@ -238,6 +268,11 @@ class FilterLibrary:
         step = self.library.filter_jit(negate)
         return feeding_and_reading(step, self.network(depth), self.last)
 
+    def update_both(self, depth: int) -> Burst:
+        step = self.library.filter_jit(lambda model, state: (negate(model), negate(state)))
+        model, state = counting_network(self.library, depth)
+        return feeding_both(step, model, state, lambda model: model.layers[-1].weight)
+
     def forward(self, depth: int) -> Burst:
         function = self.library.filter_jit(lambda model, x: model(x))
         return calling(function, self.network(depth), vector())
@@ -293,6 +328,11 @@ class Nnx:
     def update_and_read(self, depth: int) -> Burst:
         step = self.nnx.jit(self.negate_in_place)
         return changing_and_reading(step, self.network(depth), self.last)
+
+    def update_both(self, depth: int) -> Burst:
+        step = self.nnx.jit(self.negate_in_place)
+        model = nnx_counting_network(self.nnx, depth)
+        return changing(step, model, lambda model: model.layers[-1].weight[...])
 
     def forward(self, depth: int) -> Burst:
         function = self.nnx.jit(lambda model, x: model(x))
@@ -362,6 +402,7 @@ CALLS = (
     Kind("returns the updated model", lambda one, depth: one.update(depth)),
     Kind("the same, donated by name", lambda one, depth: one.update_donated(depth)),
     Kind('the same, donate="all"', lambda one, depth: one.update_all_donated(depth)),
+    Kind("returns the updated model and State", lambda one, depth: one.update_both(depth)),
     Kind("training step with Adam", lambda one, depth: one.train(depth)),
     Kind("same model, returns an output", lambda one, depth: one.forward(depth)),
     Kind(

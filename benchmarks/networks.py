@@ -86,6 +86,41 @@ def nnx_network(nnx: Any) -> type:
     return Network
 
 
+def counting_network(library: Any, depth: int) -> tuple[Any, Any]:
+    """A model and its State, for Equinox and for pytreemod: each layer has an array in each."""
+
+    class Counter(library.Module):
+        weight: jax.Array
+        count: Any
+
+        def __init__(self) -> None:
+            self.weight = jnp.ones(WIDTH)
+            self.count = library.nn.StateIndex(jnp.ones(WIDTH))
+
+    class Network(library.Module):
+        layers: list[Counter]
+
+        def __init__(self) -> None:
+            self.layers = [Counter() for _ in range(depth)]
+
+    return library.nn.make_with_state(Network)()
+
+
+def nnx_counting_network(nnx: Any, depth: int) -> Any:
+    """The same for NNX, where what changes is in the model."""
+
+    class Counter(nnx.Module):
+        def __init__(self) -> None:
+            self.weight = nnx.Param(jnp.ones(WIDTH))
+            self.count = nnx.BatchStat(jnp.ones(WIDTH))
+
+    class Network(nnx.Module):
+        def __init__(self) -> None:
+            self.layers = nnx.List([Counter() for _ in range(depth)])
+
+    return Network()
+
+
 def network_class(name: str, library: Any) -> type:
     """The class for the library of that name."""
     return nnx_network(library) if name == "NNX" else filtering_network(library)

@@ -97,8 +97,15 @@ def comparison(label: str, ours: Program, by_hand: Program) -> Row:
 def require_same_numbers(label: str, ours: Any, by_hand: Any) -> None:
     """Programs that compute different things cannot be compared."""
     pairs = zip(jtu.tree_leaves(ours), jtu.tree_leaves(by_hand), strict=True)
-    for mine, other in pairs:
+    for pair in pairs:
+        mine, other = map(as_numbers, pair)
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5, err_msg=label)
+
+
+def as_numbers(leaf: jax.Array) -> jax.Array:
+    """A random key as its bits."""
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(leaf) if is_key else leaf
 
 
 # --- the layers by hand: functions of a list of arrays and an input -------------------------------
@@ -187,6 +194,23 @@ def batch_norm(
         momentum * old + (1 - momentum) * lax.stop_gradient(new)
         for old, new in zip(running, now, strict=True)
     ]
+
+
+def spectral_norm(arrays: Arrays, running: Arrays, x: jax.Array) -> tuple[jax.Array, Arrays]:
+    """A linear layer whose matrix is divided by its norm, after one step of power iteration."""
+    weight, bias = arrays
+    matrix, (_, v) = lax.stop_gradient(weight), running
+    u = matrix @ v
+    u = u / jnp.maximum(jnp.linalg.norm(u), 1e-12)
+    v = matrix.T @ u
+    v = v / jnp.maximum(jnp.linalg.norm(v), 1e-12)
+    return linear([weight / jnp.vdot(u, weight @ v), bias], x), [u, v]
+
+
+def streaming_dropout(arrays: Arrays, running: Arrays, x: jax.Array) -> tuple[jax.Array, Arrays]:
+    """With a key that is folded from a count."""
+    key, count = running
+    return dropout(arrays, x, jax.random.fold_in(key, count)), [key, count + 1]
 
 
 def mapped(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -285,7 +309,11 @@ def stateful_cases() -> list[Case]:
     """Layers that have State."""
     whole, state = nn.make_with_state(nn.BatchNorm)(3)
     one, one_state = nn.make_with_state(nn.BatchNorm)(3, "batch")
-    x = wave(4, 3, 5)
+    key, x = jax.random.key(0), wave(4, 3, 5)
+    spectral, spectral_state = nn.make_with_state(nn.SpectralNorm)(
+        nn.Linear(8, 4, key=key), "weight", key=key
+    )
+    streaming, stream_state = nn.make_with_state(nn.Dropout)(0.5, stream=pm.RngStream())
     return [
         Case(
             "BatchNorm",
@@ -302,6 +330,22 @@ def stateful_cases() -> list[Case]:
             (x,),
             call=mapped(lambda layer, state, x: layer(x, state)),
             state=one_state,
+        ),
+        Case(
+            "SpectralNorm",
+            spectral,
+            spectral_norm,
+            (wave(8),),
+            call=lambda layer, state, x: layer(x, state),
+            state=spectral_state,
+        ),
+        Case(
+            "Dropout with a stream",
+            streaming,
+            streaming_dropout,
+            (wave(32),),
+            call=lambda layer, state, x: layer(x, state),
+            state=stream_state.seed(key),
         ),
     ]
 

@@ -6,6 +6,7 @@ This is the front door: it re-exports what users need from the rooms (`tree`, `m
 
 from pytreemod import debug as debug
 from pytreemod import nn as nn
+from pytreemod.debug.capturing import capture as capture
 from pytreemod.errors import CheckError as CheckError
 from pytreemod.errors import PytreemodError as PytreemodError
 from pytreemod.module.classes import Module as Module
@@ -20,6 +21,7 @@ from pytreemod.module.partials import module_update_wrapper as module_update_wra
 from pytreemod.nn import inference_mode as inference_mode
 from pytreemod.nn import stateful as stateful
 from pytreemod.nn import with_mode as with_mode
+from pytreemod.state.key_sources import init_keys as init_keys
 from pytreemod.state.making import make_with_state as make_with_state
 from pytreemod.state.tokens import RngStream as RngStream
 from pytreemod.state.tokens import StateIndex as StateIndex
@@ -59,6 +61,7 @@ from pytreemod.transform.rematerializing import filter_checkpoint as filter_chec
 from pytreemod.transform.shaping import filter_closure_convert as filter_closure_convert
 from pytreemod.transform.shaping import filter_eval_shape as filter_eval_shape
 from pytreemod.transform.shaping import filter_make_jaxpr as filter_make_jaxpr
+from pytreemod.transform.sowing import sow as sow
 from pytreemod.transform.stacking import stack as stack
 from pytreemod.transform.stacking import unstack as unstack
 from pytreemod.tree import selectors as selectors

@@ -31,6 +31,8 @@ from pytreemod.nn.pooling import MaxPool1d as MaxPool1d
 from pytreemod.nn.pooling import MaxPool2d as MaxPool2d
 from pytreemod.nn.pooling import MaxPool3d as MaxPool3d
 from pytreemod.nn.pooling import Pool as Pool
+from pytreemod.nn.rescaling import SpectralNorm as SpectralNorm
+from pytreemod.nn.stacks import Stack as Stack
 from pytreemod.nn.statefulness import StatefulLayer as StatefulLayer
 from pytreemod.state.making import delete_init_state as delete_init_state
 from pytreemod.state.making import make_with_state as make_with_state

@@ -15,12 +15,14 @@ from pytreemod.nn.checking import (
     check_dtype,
     check_feature_size,
     check_flag,
-    check_key,
     check_last_axis,
     named,
+    split_key,
 )
 from pytreemod.nn.functional.affine import linear
 from pytreemod.nn.initializing import Initializer, initialize, uniform_by_fan_in
+from pytreemod.nn.statefulness import ignores_key
+from pytreemod.state.key_sources import KeyLike
 
 
 class Linear(Module):
@@ -79,7 +81,7 @@ class Linear(Module):
         use_bias: bool = True,
         dtype: Any = None,
         *,
-        key: PRNGKeyArray,
+        key: KeyLike,
         weight_init: Initializer | None = None,
         bias_init: Initializer | None = None,
     ):
@@ -87,11 +89,10 @@ class Linear(Module):
         self.out_features = check_feature_size(named(self, "out_features"), out_features)
         self.use_bias = check_flag(named(self, "use_bias"), use_bias)
         dtype = check_dtype(named(self, "dtype"), dtype)
-        key = check_key(named(self, "key"), key)
+        weight_key, bias_key = split_key(named(self, "key"), key, 2)
 
         fan_in = 1 if self.in_features == "scalar" else self.in_features
         fan_out = 1 if self.out_features == "scalar" else self.out_features
-        weight_key, bias_key = jax.random.split(key)
         self.weight = _initial_weight(
             named(self, "weight_init"), weight_init, weight_key, (fan_in, fan_out), dtype
         )
@@ -100,6 +101,7 @@ class Linear(Module):
             start = uniform_by_fan_in(fan_in) if bias_init is None else bias_init
             self.bias = initialize(named(self, "bias_init"), start, bias_key, (fan_out,), dtype)
 
+    @ignores_key
     @jax.named_scope("pm.nn.Linear")
     def __call__(
         self, x: Shaped[Array, "..."], *, key: PRNGKeyArray | None = None

@@ -9,7 +9,7 @@ from pytreemod.module.classes import Module
 from pytreemod.module.fields import buffer
 from pytreemod.nn.statefulness import ABSENT, Absence, Absent
 from pytreemod.state.making import make_with_state
-from pytreemod.state.tokens import RngStream, StateIndex
+from pytreemod.state.tokens import RngStream, Unnamed
 from pytreemod.state.values import State, tokens_of
 from pytreemod.transform.returning import pair_of
 from pytreemod.tree.paths import path_text
@@ -166,10 +166,8 @@ class Stateful(Module, Generic[_M]):
 
     def _newest(self, where: str) -> State:
         """The State, if it was not used up."""
-        try:
-            self.state.substate(())
-        except StateError as error:
-            raise StateError(_used(where)) from error
+        if not self.state.__usable__():
+            raise StateError(_used(where))
         return self.state
 
 
@@ -235,7 +233,7 @@ def _refuse_made(model: Any) -> None:
     gone = [
         path_text(path)
         for path, token in tokens_of(model)
-        if isinstance(token, StateIndex) and token.init is None
+        if token.init is None and not _is_new_stream(token)
     ]
     if gone:
         raise StateError(
@@ -247,6 +245,10 @@ def _refuse_made(model: Any) -> None:
                 cure=["pass both:", "net = pm.stateful(model, state)"],
             )
         )
+
+
+def _is_new_stream(token: Any) -> bool:
+    return isinstance(token, RngStream) and isinstance(token.marker, Unnamed)
 
 
 def _parameter(fn: Callable[..., Any]) -> inspect.Parameter | None:

@@ -1,7 +1,7 @@
 """Checks that all layers share: sizes, keys, dtypes, inputs, and the cures their errors show.
 
 Owns: turning what a user passed into what a layer can rely on, or an error that names the layer
-and the argument. Imports errors and tree only.
+and the argument. Imports errors, tree and state only.
 """
 
 import math
@@ -16,6 +16,7 @@ from jax.core import Tracer
 from jaxtyping import Array, PRNGKeyArray
 
 from pytreemod.errors import ArgumentError, RngError, ShapeError, describe, explain
+from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.tree.predicates import is_array_like
 
 KEY_CURE = ("Pass a random key:", "key=jax.random.key(0)")
@@ -206,7 +207,7 @@ def check_choice(where: str, value: Any, choices: Sequence[str]) -> str:
 
 
 def check_key(where: Where, key: Any) -> PRNGKeyArray:
-    """Accept one random key, new style or old.
+    """Accept one random key, new style or old, or take the next one of `init_keys`.
 
     Args:
         where: names the layer and the argument in the error.
@@ -222,6 +223,8 @@ def check_key(where: Where, key: Any) -> PRNGKeyArray:
         >>> check_key("Linear(key)", jax.random.key(0)).shape
         ()
     """
+    if isinstance(key, InitKeys):
+        return next(key)
     shape, dtype = getattr(key, "shape", None), getattr(key, "dtype", None)
     if shape is None or dtype is None:
         raise RngError(explain(str(where), "a random key", describe(key), cure=KEY_CURE))
@@ -233,6 +236,51 @@ def check_key(where: Where, key: Any) -> PRNGKeyArray:
     if typed:
         cure = ("These are several keys; pass one of them, or map over them:", "jax.vmap(f)(keys)")
     raise RngError(explain(str(where), "one random key", describe(key), cure=cure))
+
+
+def split_key(where: Where, key: KeyLike, n: int) -> Sequence[PRNGKeyArray]:
+    """Several keys for a layer's own arrays.
+
+    Args:
+        where: names the layer and the argument in the error.
+        key: what the user passed.
+        n: how many.
+
+    Returns:
+        A key split by `n`; or, without a split, the next `n` of `init_keys`.
+
+    Raises:
+        RngError: not a key, or several of them.
+
+    Examples:
+        >>> len(split_key("Linear(key)", jax.random.key(0), 2))
+        2
+    """
+    if isinstance(key, InitKeys):
+        return [next(key) for _ in range(n)]
+    keys: Any = jax.random.split(check_key(where, key), n)
+    return keys
+
+
+def divide_key(where: Where, key: KeyLike, n: int) -> Sequence[KeyLike]:
+    """What `n` parts of a layer are given as their keys.
+
+    Args:
+        where: names the layer and the argument in the error.
+        key: what the user passed.
+        n: how many.
+
+    Returns:
+        A key split by `n`; or `init_keys` itself for each, for the parts take from it in turn.
+
+    Raises:
+        RngError: not a key, or several of them.
+
+    Examples:
+        >>> len(divide_key("MLP(key)", jax.random.key(0), 2))
+        2
+    """
+    return [key] * n if isinstance(key, InitKeys) else split_key(where, key, n)
 
 
 def check_dtype(where: str, dtype: Any, *, real: bool = False) -> Any:

@@ -4,12 +4,23 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, overload
 
 import jax
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from pytreemod.errors import ArgumentError, StateError, describe, explain
 from pytreemod.module.classes import Module
-from pytreemod.nn.checking import check_key, named
-from pytreemod.nn.statefulness import ABSENT, Absence, Absent, StatefulLayer
+from pytreemod.nn.checking import check_key, divide_key, named
+from pytreemod.nn.statefulness import (
+    ABSENT,
+    Absence,
+    Absent,
+    StatefulLayer,
+    call_layer,
+    ignores_key,
+    is_stateful,
+    uses_key_if,
+    wants_key,
+)
+from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.values import State
 from pytreemod.typing import jtu
 
@@ -33,6 +44,7 @@ class Identity(Module):
     def __init__(self, *args: Any, **kwargs: Any):
         del args, kwargs
 
+    @ignores_key
     @jax.named_scope("pm.nn.Identity")
     def __call__(self, x: Value, *, key: PRNGKeyArray | None = None) -> Value:
         """Return x; `key` is ignored."""
@@ -70,6 +82,7 @@ class Lambda(Module):
             raise ArgumentError(explain(named(self, "fn"), "a function", describe(fn)))
         self.fn = fn
 
+    @ignores_key
     @jax.named_scope("pm.nn.Lambda")
     def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Any:
         """Call the function; `key` is ignored."""
@@ -92,8 +105,9 @@ class Sequential(StatefulLayer):
     Args:
         layers: callable Modules. Wrap functions: `Lambda(jax.nn.relu)`.
 
-    State and randomness: passes State to the layers that are stateful, one key to each layer
-        if it is called with a key, and none (without splitting) if not.
+    State and randomness: passes State to the layers that are stateful. A key is split between
+        the layers, unless none of them uses one; a layer that does not use its key gets none,
+        and may have no parameter `key`.
 
     Raises:
         ArgumentError: a layer is no Module that can be called.
@@ -121,6 +135,7 @@ class Sequential(StatefulLayer):
         self, x: Any, state: State, *, key: PRNGKeyArray | None = None
     ) -> tuple[Any, State]: ...
 
+    @uses_key_if(lambda layer: any(wants_key(inner) for inner in layer.layers))
     @jax.named_scope("pm.nn.Sequential")
     def __call__(
         self,
@@ -134,25 +149,28 @@ class Sequential(StatefulLayer):
         Args:
             x: the first layer's input.
             state: for the layers that are stateful.
-            key: split between the layers.
+            key: split between the layers that use one.
 
         Returns:
             The last layer's output; with `state`, the pair of it and the new State.
         """
         for number, (layer, layer_key) in enumerate(zip(self.layers, self._keys(key), strict=True)):
-            if not _is_stateful(layer):
-                x = layer(x, key=layer_key)
-            elif isinstance(state, Absence):
+            if isinstance(state, Absence) and is_stateful(layer):
                 raise StateError(_state_missing(number, layer))
-            else:
-                x, state = layer(x, state, key=layer_key)
+            x, state = call_layer(layer, x, state, layer_key)
         return x if isinstance(state, Absence) else (x, state)
 
-    def _keys(self, key: PRNGKeyArray | None) -> Sequence[Any]:
-        if key is None or not self.layers:
+    def _keys(self, key: KeyLike | None) -> Sequence[Any]:
+        """A key for each layer that wants one."""
+        if key is None:
             return [None] * len(self.layers)
-        keys: Array = jax.random.split(check_key("Sequential(...)", key), len(self.layers))
-        return [keys[number] for number in range(len(self.layers))]
+        wanted = [wants_key(layer) for layer in self.layers]
+        if not any(wanted):
+            check_key("Sequential(...)", key)
+            return [None] * len(self.layers)
+        # By the number of all layers: what a layer gets does not depend on what the others are.
+        keys = divide_key("Sequential(...)", key, len(self.layers))
+        return [keys[number] if wants else None for number, wants in enumerate(wanted)]
 
     @overload
     def __getitem__(self, index: int) -> Callable[..., Any]: ...
@@ -182,11 +200,7 @@ class Sequential(StatefulLayer):
         Returns:
             True or False.
         """
-        return any(_is_stateful(layer) for layer in self.layers)
-
-
-def _is_stateful(layer: Any) -> bool:
-    return isinstance(layer, StatefulLayer) and layer.is_stateful()
+        return any(is_stateful(layer) for layer in self.layers)
 
 
 def _check_layers(where: str, layers: Any) -> tuple[Callable[..., Any], ...]:

@@ -18,11 +18,11 @@ from pytreemod.nn.checking import (
     check_choice,
     check_dtype,
     check_flag,
-    check_key,
     check_size,
     check_sizes,
     check_window,
     named,
+    split_key,
 )
 from pytreemod.nn.dimensions import for_dimensions
 from pytreemod.nn.functional.convolution import PADDING_MODES, conv
@@ -34,6 +34,8 @@ from pytreemod.nn.functional.windows import (
     resolve_padding,
 )
 from pytreemod.nn.initializing import Initializer, initialize, uniform_by_fan_in
+from pytreemod.nn.statefulness import ignores_key
+from pytreemod.state.key_sources import KeyLike
 
 
 class Conv(Module):
@@ -113,7 +115,7 @@ class Conv(Module):
         padding_mode: str = "ZEROS",
         dtype: Any = None,
         *,
-        key: PRNGKeyArray,
+        key: KeyLike,
         weight_init: Initializer | None = None,
         bias_init: Initializer | None = None,
     ):
@@ -131,10 +133,11 @@ class Conv(Module):
             named(self, "padding_mode"), padding_mode, tuple(PADDING_MODES)
         )
         dtype = check_dtype(named(self, "dtype"), dtype)
-        weight_key, bias_key = jax.random.split(check_key(named(self, "key"), key))
+        weight_key, bias_key = split_key(named(self, "key"), key, 2)
         self.weight = _initial_weight(self, weight_init, weight_key, dtype)
         self.bias = _initial_bias(self, bias_init, bias_key, dtype) if self.use_bias else None
 
+    @ignores_key
     @jax.named_scope("pm.nn.Conv")
     def __call__(
         self, x: Shaped[Array, "..."], *, key: PRNGKeyArray | None = None

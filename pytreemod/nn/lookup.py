@@ -20,6 +20,8 @@ from pytreemod.nn.checking import (
 )
 from pytreemod.nn.functional.lookup import embedding
 from pytreemod.nn.initializing import Initializer, initialize
+from pytreemod.nn.statefulness import ignores_key
+from pytreemod.state.key_sources import KeyLike
 
 
 class Embedding(Module):
@@ -73,7 +75,7 @@ class Embedding(Module):
         weight: Inexact[Array, "num_embeddings embedding_size"] | None = None,
         dtype: Any = None,
         *,
-        key: PRNGKeyArray | None = None,
+        key: KeyLike | None = None,
         weight_init: Initializer | None = None,
     ):
         if weight is None:
@@ -89,6 +91,7 @@ class Embedding(Module):
         self.weight = self._check_weight(weight, num_embeddings, embedding_size)
         self.num_embeddings, self.embedding_size = self.weight.shape
 
+    @ignores_key
     @jax.named_scope("pm.nn.Embedding")
     def __call__(
         self, x: Integer[Array, "..."] | np.generic | int, *, key: PRNGKeyArray | None = None

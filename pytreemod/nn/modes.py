@@ -30,6 +30,9 @@ def with_mode(model: Tree, /, **flags: Any) -> Tree:
 
     **Law.** `with_mode(m, inference=b) == inference_mode(m, b)`.
 
+    What is True or False is set to True or False, or as configuration to a function
+    (`Stack.remat` may be one).
+
     Args:
         model: a model, or any tree that holds some.
         **flags: new values by field name.
@@ -95,6 +98,10 @@ class _Setting:
         children = children_of(node) or []
         parts = [(key, old, self.visit(old, (*path, key))) for key, old in children]
         changed = [((key,), new) for key, old, new in parts if new is not old]
+        if changed:
+            # A State beside a model whose calls may use it up: in the new mode it has its own.
+            beside = [(key, old) for key, old in children if isinstance(old, State)]
+            changed += [((key,), _copy(state)) for key, state in beside]
         node = replace_at(node, changed) if changed else node
         record = record_of(node)
         if record is None:
@@ -115,7 +122,14 @@ class _Setting:
                 if not settable:
                     _refuse_data(where, place, old)
                 new = self.flags[name]
-                yield name, _check_bool(where, place, new) if _is_flag(old) else new
+                yield name, _check_flag(where, place, new, name in data) if _is_flag(old) else new
+
+
+def _copy(state: State) -> State:
+    if not state.__usable__():
+        return state
+    leaves, treedef = jtu.tree_flatten(state)
+    return treedef.unflatten(leaves)
 
 
 def _is_flag(value: Any) -> bool:
@@ -126,9 +140,12 @@ def _is_flag(value: Any) -> bool:
     return dtype == np.dtype(bool) and shape == ()
 
 
-def _check_bool(where: str, place: str, value: Any) -> bool:
+def _check_flag(where: str, place: str, value: Any, is_data: bool) -> Any:
+    """Require True or False, or in configuration what cannot be mistaken for one: a function."""
     if type(value) in (bool, np.bool_):
         return bool(value)
+    if not is_data and callable(value):
+        return value
     traced = isinstance(value, Tracer)
     cure = [
         "flags are structure, which a traced value cannot decide; it can choose between two calls:",

@@ -29,7 +29,7 @@ from pytreemod.nn.functional.normalization import (
     update_running,
 )
 from pytreemod.nn.functional.promotion import computing_dtype
-from pytreemod.nn.statefulness import ABSENT, Absence, Absent, StatefulLayer
+from pytreemod.nn.statefulness import ABSENT, Absence, Absent, StatefulLayer, ignores_key
 from pytreemod.state.tokens import StateIndex
 from pytreemod.state.values import State
 
@@ -105,6 +105,7 @@ class LayerNorm(Module):
         self, x: Shaped[Array, "..."], state: State, *, key: PRNGKeyArray | None = None
     ) -> tuple[Shaped[Array, "..."], State]: ...
 
+    @ignores_key
     @jax.named_scope("pm.nn.LayerNorm")
     def __call__(
         self,
@@ -184,7 +185,7 @@ class BatchNorm(StatefulLayer):
     State and randomness: reads and writes `state_index` when training, reads it in inference.
 
     Raises:
-        ArgumentError: an argument is unusable, x is not floating, or axis_name is not bound.
+        ArgumentError: an argument is unusable, x is not floating, or an axis_name is not bound.
         ShapeError: the channels are not input_size, an axis is missing, or there is only one
             value per channel to take a variance of.
 
@@ -232,7 +233,7 @@ class BatchNorm(StatefulLayer):
         mode: str = "batch",
     ):
         self.input_size = check_size(named(self, "input_size"), input_size)
-        self.axis_name = tuple(axis_name) if isinstance(axis_name, list) else axis_name
+        self.axis_name = _check_axis_name(named(self, "axis_name"), axis_name)
         self.eps = check_number(named(self, "eps"), eps, 0.0)
         self.channelwise_affine = check_flag(named(self, "channelwise_affine"), channelwise_affine)
         self.momentum = check_number(named(self, "momentum"), momentum, 0.0, 1.0)
@@ -244,6 +245,7 @@ class BatchNorm(StatefulLayer):
         self.bias = jnp.zeros(size, dtype) if self.channelwise_affine else None
         self.state_index = StateIndex((jnp.zeros(size, wide), jnp.ones(size, wide)))
 
+    @ignores_key
     @jax.named_scope("pm.nn.BatchNorm")
     def __call__(
         self,
@@ -304,8 +306,7 @@ class BatchNorm(StatefulLayer):
         if self.axis_name is not None and x.shape[1:2] == (self.input_size,):
             return (
                 "x looks like a whole batch; map over it, or build the layer with axis_name=None:",
-                "jax.vmap(layer, in_axes=(0, None), out_axes=(0, None), "
-                f"axis_name={self.axis_name!r})(x, state)",
+                *_mapping(_axis_names(self.axis_name)),
             )
         if x.shape[-1:] == (self.input_size,):
             target = 1 if self.axis_name is None else 0
@@ -325,14 +326,7 @@ class BatchNorm(StatefulLayer):
                 eps=self.eps,
             )
         except NameError as error:
-            cure = (
-                "Map over the batch, or build the layer without axis_name and pass whole batches:",
-                "jax.vmap(layer, in_axes=(0, None), out_axes=(0, None), "
-                f"axis_name={self.axis_name!r})(x, state)",
-                f"layer = BatchNorm({self.input_size})",
-            )
-            expected = f"a mapped axis named {self.axis_name!r}"
-            raise ArgumentError(explain(str(where), expected, "none", cure=cure)) from error
+            raise ArgumentError(_axis_missing(str(where), names, self.input_size)) from error
         if count < 2:
             expected = "at least two values per channel to take a variance of"
             cure = (
@@ -343,10 +337,45 @@ class BatchNorm(StatefulLayer):
         return out, mean, var, count
 
 
+def _check_axis_name(where: str, axis_name: Any) -> Hashable:
+    """Accept None, one name, or several different ones."""
+    names = as_sequence(axis_name)
+    given = (axis_name,) if names is None else tuple(names)
+    # Without names every example would be a batch of its own; a name given twice counts twice.
+    if given and all(isinstance(name, Hashable) for name in given) and len({*given}) == len(given):
+        return axis_name if names is None else given
+    cure = ("For whole batches, without a mapped axis:", "BatchNorm(input_size)")
+    expected = "the name of a mapped axis, several different ones, or None"
+    raise ArgumentError(explain(where, expected, describe(axis_name), cure=cure))
+
+
 def _axis_names(axis_name: Hashable) -> tuple[Hashable, ...]:
     if axis_name is None:
         return ()
     return cast("tuple[Hashable, ...]", axis_name) if isinstance(axis_name, tuple) else (axis_name,)
+
+
+def _mapping(names: Sequence[Hashable]) -> list[str]:
+    """The code that maps a layer over axes of these names."""
+    maps = [
+        f"jax.vmap(layer, in_axes=(0, None), out_axes=(0, None), axis_name={name!r})"
+        for name in reversed(names)
+    ]
+    if len(maps) == 1:
+        return [f"{maps[0]}(x, state)"]
+    return [*(f"layer = {mapped}" for mapped in maps), "layer(x, state)"]
+
+
+def _axis_missing(where: str, names: Sequence[Hashable], size: int) -> str:
+    several = len(names) > 1
+    listing = ", ".join(map(repr, names))
+    expected = f"mapped axes named {listing}" if several else f"a mapped axis named {listing}"
+    cure = (
+        "Map over the batch, or build the layer without axis_name and pass whole batches:",
+        *_mapping(names),
+        f"layer = BatchNorm({size})",
+    )
+    return explain(where, expected, "not all of them" if several else "none", cure=cure)
 
 
 def _check_mode(where: str, mode: Any) -> str:

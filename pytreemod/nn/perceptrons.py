@@ -16,12 +16,14 @@ from pytreemod.nn.checking import (
     check_dtype,
     check_feature_size,
     check_flag,
-    check_key,
     check_last_axis,
     check_size,
+    divide_key,
     named,
 )
 from pytreemod.nn.initializing import Initializer
+from pytreemod.nn.statefulness import ignores_key
+from pytreemod.state.key_sources import KeyLike
 
 
 def identity(x: Array) -> Array:
@@ -95,7 +97,7 @@ class MLP(Module):
         use_final_bias: bool = True,
         dtype: Any = None,
         *,
-        key: PRNGKeyArray,
+        key: KeyLike,
         weight_init: Initializer | None = None,
         bias_init: Initializer | None = None,
     ):
@@ -108,17 +110,16 @@ class MLP(Module):
         self.use_bias = check_flag(named(self, "use_bias"), use_bias)
         self.use_final_bias = check_flag(named(self, "use_final_bias"), use_final_bias)
         dtype = check_dtype(named(self, "dtype"), dtype)
-        key = check_key(named(self, "key"), key)
+        keys = divide_key(named(self, "key"), key, self.depth + 1)
 
         sizes = (self.in_size, *[self.width_size] * self.depth, self.out_size)
         biased = (*[self.use_bias] * self.depth, self.use_final_bias)
         self.layers = tuple(
             Linear(n_in, n_out, bias, dtype, key=k, weight_init=weight_init, bias_init=bias_init)
-            for n_in, n_out, bias, k in zip(
-                sizes[:-1], sizes[1:], biased, jax.random.split(key, self.depth + 1), strict=True
-            )
+            for n_in, n_out, bias, k in zip(sizes[:-1], sizes[1:], biased, keys, strict=True)
         )
 
+    @ignores_key
     @jax.named_scope("pm.nn.MLP")
     def __call__(
         self, x: Shaped[Array, "..."], *, key: PRNGKeyArray | None = None

@@ -25,6 +25,7 @@ from pytreemod.nn.checking import (
 from pytreemod.nn.dimensions import for_dimensions
 from pytreemod.nn.functional.pooling import pool
 from pytreemod.nn.functional.windows import Pads, check_padding, check_strides, cover
+from pytreemod.nn.statefulness import ignores_key
 
 
 class Pool(Module):
@@ -95,6 +96,7 @@ class Pool(Module):
         self.padding = _check_pads(named(self, "padding"), padding, self.kernel_size)
         self.use_ceil = check_flag(named(self, "use_ceil"), use_ceil)
 
+    @ignores_key
     @jax.named_scope("pm.nn.Pool")
     def __call__(
         self, x: Shaped[Array, "..."], *, key: PRNGKeyArray | None = None
@@ -142,6 +144,7 @@ class AvgPool(Pool):
     ):
         super().__init__(0, lax.add, num_spatial_dims, kernel_size, stride, padding, use_ceil)
 
+    @ignores_key
     @jax.named_scope("pm.nn.AvgPool")
     def __call__(
         self, x: Shaped[Array, "..."], *, key: PRNGKeyArray | None = None

@@ -2,8 +2,8 @@
 
 import inspect
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast, overload
 
 import jax
 from jaxtyping import PRNGKeyArray
@@ -21,11 +21,21 @@ from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.checking import KEY_CURE, check_key, check_size, named
 from pytreemod.nn.composition import Identity
-from pytreemod.nn.statefulness import ABSENT, Absence, Absent, StatefulLayer
+from pytreemod.nn.statefulness import (
+    ABSENT,
+    Absence,
+    Absent,
+    StatefulLayer,
+    uses_key_if,
+    wants_key,
+)
 from pytreemod.state import streams
+from pytreemod.state.key_sources import InitKeys, KeyLike
+from pytreemod.state.making import delete_init_state
+from pytreemod.state.refusals import split_stream
 from pytreemod.state.streams import Stream
-from pytreemod.state.tokens import RngStream, StateIndex, Unnamed
-from pytreemod.state.values import State, exchange_entries, is_token, tokens_of
+from pytreemod.state.tokens import RngStream, Unnamed, rebuilt
+from pytreemod.state.values import State, is_token, tokens_of
 from pytreemod.transform.agreeing import Difference, aval_of, differences, may_be_promoted
 from pytreemod.transform.looping import filter_scan
 from pytreemod.transform.mapping import filter_vmap
@@ -66,14 +76,14 @@ class Stack(StatefulLayer, Generic[_L]):
         make_layer: makes one layer; called once, mapped, as `make_layer(key=k)` with a key of its
             own for each layer, or as `make_layer()` if it takes no `key`.
         depth: how many layers, >= 0.
-        key: split between the layers.
+        key: split between the layers; or what `init_keys` gave.
         remat: whether to recompute what each layer computed, in the backward pass, instead of
             storing it; or a policy that says what may be stored, see `jax.checkpoint_policies`.
         unroll: how many layers to write out in each step of the scan; True for all.
 
     State and randomness: is stateful if its layer is, or has tokens without saying so. Each value
         in the State has a leading axis of size depth. Each random stream is one, split between the
-        layers in every call. A key is split between the layers.
+        layers in every call. A key is split between the layers, if they use one.
 
     Raises:
         ArgumentError: an argument is unusable.
@@ -104,7 +114,7 @@ class Stack(StatefulLayer, Generic[_L]):
         make_layer: Callable[..., _L],
         depth: int,
         *,
-        key: PRNGKeyArray | None = None,
+        key: KeyLike | None = None,
         remat: bool | Callable[..., Any] = False,
         unroll: int | bool = 1,
     ):
@@ -134,6 +144,7 @@ class Stack(StatefulLayer, Generic[_L]):
         **same: Any,
     ) -> tuple[Any, State]: ...
 
+    @uses_key_if(lambda stack: wants_key(stack.layer))
     @jax.named_scope("pm.nn.Stack")
     def __call__(
         self,
@@ -149,7 +160,7 @@ class Stack(StatefulLayer, Generic[_L]):
         Args:
             x: the first layer's input.
             state: for layers that are stateful.
-            key: split between the layers, which are called without a key if it is None.
+            key: split between the layers, if they use one; they are called without if it is None.
             per_layer: further arguments by name, with a leading axis: one entry for each layer.
             **same: further arguments by name, the same for all layers, such as a mask. If there
                 are tokens in them, all layers read and write the same values in State.
@@ -157,18 +168,23 @@ class Stack(StatefulLayer, Generic[_L]):
         Returns:
             The last layer's output; with `state`, the pair of it and the new State.
         """
-        title = self._title()
+        title, depth = self._title(), self.depth
         extra = _check_names(title, per_layer, same)
-        _check_leading(title, self.depth, {"layer": self.layer, "per_layer": extra})
-        keys = None if key is None else jax.random.split(check_key(title, key), self.depth)
-        values = _Values(title, self.layer, self.depth, same, state) if self.is_stateful() else None
+        layer = delete_init_state(self.layer) if self.is_stateful() else self.layer
+        _check_leading(title, depth, {"layer": layer, "per_layer": extra})
+        keys = None
+        if key is not None and wants_key(self.layer):
+            keys = jax.random.split(check_key(title, key), depth)
+        values = None
+        if self.is_stateful():
+            values = _Values(title, layer, depth, same, _check_state(title, layer, state))
         step = _Step(same, title, None if values is None else values.form)
         own, shared = ((), ()) if values is None else (values.own, values.shared)
         (x, shared), own = filter_scan(
             self._recomputing(step),
             (x, shared),
-            (self.layer, own, keys, extra),
-            length=self.depth,
+            (layer, own, keys, extra),
+            length=depth,
             unroll=self.unroll,
         )
         if values is None:
@@ -186,50 +202,27 @@ class Stack(StatefulLayer, Generic[_L]):
         return bool(tokens_of(self.layer))
 
     @classmethod
-    @overload
     def from_layers(
         cls,
-        layers: Sequence[_L],
+        layers: Iterable[_L],
         *,
         remat: bool | Callable[..., Any] = False,
         unroll: int | bool = 1,
-    ) -> "Stack[_L]": ...
-
-    @classmethod
-    @overload
-    def from_layers(
-        cls,
-        layers: Sequence[_L],
-        state: State,
-        *,
-        remat: bool | Callable[..., Any] = False,
-        unroll: int | bool = 1,
-    ) -> "tuple[Stack[_L], State]": ...
-
-    @classmethod
-    def from_layers(
-        cls,
-        layers: Sequence[_L],
-        state: State | Absent = ABSENT,
-        *,
-        remat: bool | Callable[..., Any] = False,
-        unroll: int | bool = 1,
-    ) -> "Stack[_L] | tuple[Stack[_L], State]":
+    ) -> "Stack[_L]":
         """A Stack of layers that exist, which differ in nothing but the values of their arrays.
 
-        **Law.** `Stack.from_layers(stack.unstack())` is `stack`, and with State
-        `Stack.from_layers(*stack.unstack(state))` is `(stack, state)`, but for the random streams:
-        that of the first layer goes on for all.
+        Tokens at one place in all layers become one. If they hold initial values, these are
+        stacked; of random streams, the first layer's goes on for all.
+
+        **Law.** `Stack.from_layers(stack.unstack()) == stack`, but for random streams.
 
         Args:
             layers: at least one.
-            state: a State with the tokens of all these layers; it may have more.
             remat: as for `Stack`.
             unroll: as for `Stack`.
 
         Returns:
-            The Stack; with `state`, the pair of it and a State in which the tokens of the Stack
-            have taken the place of those of the layers.
+            The Stack.
 
         Raises:
             ArgumentError: there are no layers.
@@ -239,47 +232,32 @@ class Stack(StatefulLayer, Generic[_L]):
         layers = list(layers)
         if not layers:
             cure = ("A Stack of none is made by", "nn.Stack(make_layer, 0)")
-            raise ArgumentError(explain("Stack.from_layers", "at least one layer", "none", cure=cure))
-        columns = [_Tokens(layer) for layer in layers]
-        markers = _markers_of_stack(columns)
-        merged = stack_trees([_renamed(layer, markers(i)) for i, layer in enumerate(layers)])
+            text = explain("Stack.from_layers", "at least one layer", "none", cure=cure)
+            raise ArgumentError(text)
         blank: Any = Stack(Identity, 0, remat=remat, unroll=unroll)
-        stack: Stack[_L] = blank.replace(layer=merged, depth=len(layers))
-        if isinstance(state, Absence):
-            return stack
-        return stack, _stack_state(columns, markers(0), state)
+        return blank.replace(layer=_merged(layers), depth=len(layers))
 
-    @overload
-    def unstack(self) -> list[_L]: ...
+    def unstack(self) -> list[_L]:
+        """The layers one by one, as they would stand in a list in the place of the Stack.
 
-    @overload
-    def unstack(self, state: State) -> tuple[list[_L], State]: ...
+        Each has tokens of its own, which hold the values for that layer if those of the Stack hold
+        values. To take the values out of a State, put them into the model first:
 
-    def unstack(self, state: State | Absent = ABSENT) -> list[_L] | tuple[list[_L], State]:
-        """The layers one by one, as they would be in a list in the place of the Stack.
-
-        The tokens in layer `i` are its own, named as they would be in that list: in place of
-        `blocks.layer.norm`, `blocks[i].norm`. A `state` that is passed in comes back with these.
-        What is particular to layer `i` in it is `state.substate(layers[i])`.
-
-        Args:
-            state: a State with the tokens of this Stack; it may have more.
+            model = state.fill(model)
+            model = pm.tree_at(lambda m: m.blocks, model, replace_fn=lambda s: s.unstack())
+            model, state = pm.make_with_state(lambda: model)()
 
         Returns:
-            A list of layers; with `state`, the pair of it and a State that fits them. The random
-            streams in it are those that the next call of the Stack would have given its layers.
+            A list of layers.
 
         Raises:
             ShapeError: an array has not the leading axis.
-            StateError: the State does not fit.
         """
-        _check_leading(self._title(), self.depth, {"layer": self.layer})
-        tokens = _Tokens(self.layer)
-        renamed = [tokens.in_list(i) for i in range(self.depth)]
-        layers = [_renamed(m, n) for m, n in zip(self._members(), renamed, strict=True)]
-        if isinstance(state, Absence):
-            return layers
-        return layers, _unstack_state(self._title(), tokens, renamed, self.depth, state)
+        layer = _opened(self.layer, self.depth)
+        _check_leading(self._title(), self.depth, {"layer": layer})
+        if any(is_array(leaf) for leaf in jtu.tree_leaves(layer)):
+            return [_renewed(member) for member in unstack_tree(layer)]
+        return [_renewed(layer) for _ in range(self.depth)]
 
     @overload
     def __getitem__(self, index: int) -> _L: ...
@@ -288,15 +266,13 @@ class Stack(StatefulLayer, Generic[_L]):
     def __getitem__(self, index: slice) -> "Stack[_L]": ...
 
     def __getitem__(self, index: int | slice) -> "_L | Stack[_L]":
-        """A layer by number, or several as a `Stack`; with the tokens that `unstack` gives them."""
-        tokens = _Tokens(self.layer)
-        if isinstance(index, slice):
-            numbers = range(self.depth)[index]
-            part = jax.tree.map(lambda leaf: leaf[index] if is_array(leaf) else leaf, self.layer)
-            return self.replace(layer=_renamed(part, tokens.in_part(numbers)), depth=len(numbers))
-        number = self._number(index)
-        layer = jax.tree.map(lambda leaf: leaf[number] if is_array(leaf) else leaf, self.layer)
-        return _renamed(layer, tokens.in_list(number))
+        """A layer by number, or several as a `Stack`; with tokens of their own, as `unstack`."""
+        opened = _opened(self.layer, self.depth)
+        _check_leading(self._title(), self.depth, {"layer": opened})
+        if not isinstance(index, slice):
+            return _renewed(_taken(opened, self._number(index)))
+        part, count = _taken(self.layer, index), len(range(self.depth)[index])
+        return self.replace(layer=_renewed(part), depth=count)
 
     def __iter__(self) -> Iterator[_L]:
         yield from self.unstack()
@@ -306,11 +282,6 @@ class Stack(StatefulLayer, Generic[_L]):
 
     def _title(self) -> str:
         return f"Stack({type(self.layer).__name__}, depth={self.depth})"
-
-    def _members(self) -> list[_L]:
-        if any(is_array(leaf) for leaf in jtu.tree_leaves(self.layer)):
-            return unstack_tree(self.layer)
-        return [self.layer] * self.depth
 
     def _number(self, index: Any) -> int:
         try:
@@ -353,11 +324,12 @@ def _make(make_layer: Any, depth: int, key: Any) -> Any:
     where = "Stack(make_layer)"
     if not callable(make_layer):
         raise ArgumentError(explain(where, "a function that makes a layer", describe(make_layer)))
-    if key is not None:
-        key = check_key("Stack(key)", key)
-    if _takes_key(where, make_layer, key):
-        keys = jax.random.split(cast("Any", key), depth)
-        layer = filter_vmap(lambda k: make_layer(key=k))(keys)
+
+    def make_with_key(key: Any) -> Any:
+        return make_layer(key=key)
+
+    if _takes_key(make_layer, key):
+        layer = filter_vmap(make_with_key)(_several(key, depth))
     else:
         layer = filter_vmap(lambda: make_layer(), axis_size=depth)()
     if not callable(layer) or isinstance(layer, type):
@@ -365,29 +337,47 @@ def _make(make_layer: Any, depth: int, key: Any) -> Any:
     return layer
 
 
-def _takes_key(where: str, make_layer: Any, key: Any) -> bool:
+def _several(key: Any, depth: int) -> Any:
+    if isinstance(key, InitKeys):
+        return key.take(depth)
+    return jax.random.split(check_key("Stack(key)", key), depth)
+
+
+def _takes_key(make_layer: Any, key: Any) -> bool:
     """Whether a layer is to be made with a key."""
+    if key is not None and not isinstance(key, InitKeys):
+        check_key("Stack(key)", key)
     try:
         signature = inspect.signature(make_layer)
     except (TypeError, ValueError):
+        # A callable that does not say what it takes.
         return key is not None
-    for named_key in (True, False):
-        try:
-            signature.bind(**({"key": None} if named_key else {}))
-        except TypeError:
-            continue
-        if key is not None or not named_key:
-            return named_key
-    if _binds(signature, key=None):
-        cure = KEY_CURE
-        raise RngError(explain("Stack(key)", "a random key, for make_layer needs one", "none", cure=cure))
+    takes, needs = _binds(signature, key=None), not _binds(signature)
+    if takes and (needs or key is not None):
+        if key is None:
+            expected = "a random key, for make_layer needs one"
+            raise RngError(explain("Stack(key)", expected, "none", cure=KEY_CURE))
+        return True
+    if needs:
+        raise ArgumentError(_needs_more(signature))
+    return False
+
+
+def _needs_more(signature: inspect.Signature) -> str:
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.default is parameter.empty and parameter.kind not in variadic
+    ]
     cure = (
         "Give it all other arguments first:",
-        "nn.Stack(functools.partial(nn.Linear, 3, 3), depth, key=key)",
-        "nn.Stack(lambda key: nn.Linear(3, 3, key=key), depth, key=key)",
+        "make_layer = functools.partial(nn.Linear, 3, 3)",
+        "def make_layer(key): return nn.Linear(3, 3, key=key)",
     )
-    expected = "a function that needs nothing but key"
-    raise ArgumentError(explain(where, expected, f"one of {signature}", cure=cure))
+    expected = "a function that needs no argument but key"
+    got = f"one that needs {', '.join(name for name in needed if name != 'key')}"
+    return explain("Stack(make_layer)", expected, got, cure=cure)
 
 
 def _binds(signature: inspect.Signature, **arguments: Any) -> bool:
@@ -415,24 +405,8 @@ class _Step(Module):
         if form is None:
             return (_as_before(self.title, x, layer(x, **arguments)), shared), own
         result = layer(x, form.state(own, shared), **arguments)
-        out, state = _pair(self.title, result)
-        own, shared = form.changed(state)
+        out, own, shared = form.changed(self.title, result)
         return (_as_before(self.title, x, out), shared), own
-
-
-def _pair(title: str, result: Any) -> tuple[Any, State]:
-    if isinstance(result, tuple):
-        pair = cast("tuple[Any, ...]", result)
-        if len(pair) == 2 and isinstance(pair[1], State):
-            return pair[0], pair[1]
-    raise StateError(
-        explain(
-            title,
-            "a layer with tokens to return a pair with the State",
-            describe(result),
-            cure=["in the layer:", "return out, state"],
-        )
-    )
 
 
 def _as_before(title: str, x: Any, out: Any) -> Any:
@@ -498,7 +472,10 @@ def _check_leading(title: str, depth: int, trees: dict[str, Any]) -> None:
             f"arrays with a leading axis of {depth}",
             f"{len(wrong)} without",
             places=wrong,
-            cure=("Several Stacks as one are called mapped:", "pm.filter_vmap(lambda s: s(x))(stacks)")
+            cure=(
+                "Several Stacks as one are called mapped:",
+                "pm.filter_vmap(lambda s: s(x))(stacks)",
+            )
             if any(place.startswith("layer") for place in wrong)
             else (),
         )
@@ -512,11 +489,22 @@ def _leads(leaf: Any, depth: int) -> bool:
 # ---- State
 
 
-def _entries(state: State) -> list[tuple[str, type, Any]]:
-    """Name, kind and value of each entry."""
-    kinds = state.__child_kinds__()
+class _Entry(NamedTuple):
+    """A row of a State."""
+
+    name: str
+    kind: type
+    value: Any
+
+
+def _entries(state: State) -> list[_Entry]:
     children = children_of(state) or []
-    return [(key.key, kind, value) for (key, value), kind in zip(children, kinds, strict=True)]
+    rows = zip(children, state.__child_kinds__(), strict=True)
+    return [_Entry(key.key, kind, value) for (key, value), kind in rows]
+
+
+def _form_of(state: State) -> Any:
+    return jtu.tree_structure(state, is_leaf=stop_below(state))
 
 
 class _Form(Module):
@@ -531,36 +519,46 @@ class _Form(Module):
         mine, others = iter(own), iter(shared)
         return self.treedef.unflatten([next(mine if m else others) for m in self.is_own])
 
-    def changed(self, state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """The entries after a layer: the values of its own, and all that it shares."""
-        values = [value for _, _, value in _entries(state)]
-        rows = list(zip(values, self.is_own, self.is_value, strict=True))
-        own = tuple(value for value, mine, is_value in rows if mine and is_value)
-        return own, tuple(value for value, mine, _ in rows if not mine)
+    def changed(self, title: str, result: Any) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
+        """What a layer returned: its output, its own values, and all entries that it shares."""
+        pair = cast("tuple[Any, ...]", result) if isinstance(result, tuple) else ()
+        if len(pair) != 2 or not isinstance(pair[1], State):
+            _refuse_result(title, describe(cast("Any", result)))
+        out, state = pair
+        if _form_of(state) != self.treedef:
+            _refuse_result(title, "another State")
+        rows = zip(_entries(state), self.is_own, self.is_value, strict=True)
+        changed = [(entry.value, mine) for entry, mine, is_value in rows if is_value or not mine]
+        own = tuple(value for value, mine in changed if mine)
+        return out, own, tuple(value for value, mine in changed if not mine)
+
+
+def _refuse_result(title: str, got: str) -> NoReturn:
+    expected = "a layer that returns its output and the State that it was given, updated"
+    cure = ("in the layer:", "return out, state")
+    raise StateError(explain(title, expected, got, cure=cure))
 
 
 class _Values:
     """A State as the layers of a Stack take it: some entries taken apart, others carried."""
 
-    def __init__(self, title: str, layer: Any, depth: int, same: dict[str, Any], state: Any):
-        self.whole = _check_state(title, layer, state)
-        mine = {name for name, _, _ in _entries(self.whole.substate(layer))}
-        part = self.whole.substate((layer, same))
-        rows = _entries(part)
-        treedef = jtu.tree_structure(part, is_leaf=stop_below(part))
-        is_own = tuple(name in mine for name, _, _ in rows)
-        is_value = tuple(kind is not RngStream for _, kind, _ in rows)
-        self.form = _Form(treedef, is_own, is_value)
-        opened = [_open(title, depth, row) for row, own in zip(rows, is_own, strict=True) if own]
+    def __init__(self, title: str, layer: Any, depth: int, same: dict[str, Any], state: State):
+        mine = {entry.name for entry in _entries(state.substate(layer))}
+        part = state.substate((layer, same))
+        entries = _entries(part)
+        is_own = tuple(entry.name in mine for entry in entries)
+        is_value = tuple(entry.kind is not RngStream for entry in entries)
+        self.whole = state
+        self.form = _Form(_form_of(part), is_own, is_value)
+        self.shared = tuple(e.value for e in entries if e.name not in mine)
+        opened = [_open(title, depth, entry) for entry in entries if entry.name in mine]
         self.own = tuple(given for given, _ in opened)
-        self.shared = tuple(row[2] for row, own in zip(rows, is_own, strict=True) if not own)
-        self.later = [later for _, later in opened]
+        self.later = tuple(later for _, later in opened)
 
     def after(self, own: Sequence[Any], shared: Sequence[Any]) -> State:
-        """The State after all layers."""
-        mine = [is_value for own, is_value in zip(self.form.is_own, self.form.is_value, strict=True) if own]
+        """The State after all layers; what `later` says is not for them to change."""
         values = iter(own)
-        new = [next(values) if is_value else later for is_value, later in zip(mine, self.later, strict=True)]
+        new = [next(values) if later is None else later for later in self.later]
         return self.whole.update(self.form.state(new, shared))
 
 
@@ -579,165 +577,137 @@ def _check_state(title: str, layer: Any, state: Any) -> State:
     raise ArgumentError(explain(title, "a State", describe(state), cure=cure))
 
 
-def _open(title: str, depth: int, row: tuple[str, type, Any]) -> tuple[Any, Any]:
-    """What the layers get of an entry, and, of a stream, what it is after the call."""
-    name, kind, value = row
+def _open(title: str, depth: int, entry: _Entry) -> tuple[Any, Any]:
+    """What the layers get of an entry, and what it is afterwards if that is known already."""
+    name, kind, value = entry
     if kind is not RngStream:
         _check_depth(title, depth, name, value)
         return value, None
     if value.key is None:
-        # It may never be asked for a key, in inference mode; if it is, it says so itself.
+        # In inference mode nobody asks it for a key; where one is asked for, it says so itself.
         return value, value
     if value.count.ndim:
-        cure = ("Map over its members:", "in_axes=pm.by({pm.RngStream: 0, ...: None})")
-        got = f"{value.count.shape[0]} of them, for the State was split"
-        raise RngError(explain(f"{title}: {name}", "one stream", got, cure=cure))
+        raise split_stream(name, value.count.shape[0])
     members = streams.split(value, depth)
     return Stream(members.key, members.count), streams.use(value)[1]
 
 
 def _check_depth(title: str, depth: int, name: str, value: Any) -> None:
-    if all(_leads(leaf, depth) for leaf in jtu.tree_leaves(value)):
+    wrong = [
+        f"{path_text(path, name)}: {describe(leaf)}"
+        for path, leaf in jtu.tree_leaves_with_path(value)
+        if not _leads(leaf, depth)
+    ]
+    if not wrong:
         return
-    leaves = jtu.tree_leaves_with_path(value)
-    raise StateError(
-        explain(
-            title,
-            f"values in State with a leading axis of {depth}",
-            "others",
-            places=[f"{path_text(path, name)}: {describe(leaf)}" for path, leaf in leaves],
-            cure=(
-                "The State of a part of a Stack comes with that part:",
-                "layers, state = stack.unstack(state)",
-                "part, state = nn.Stack.from_layers(layers[:2], state)",
-            ),
-        )
-    )
-
-
-# ---- tokens of a Stack, and of its layers in a list
-
-
-class _Tokens:
-    """The different tokens in a layer, each with the path at which it stands first."""
-
-    def __init__(self, layer: Any):
-        self.found: dict[Any, tuple[tuple[Any, ...], Any]] = {}
-        for path, token in tokens_of(layer):
-            self.found.setdefault(token.marker, (path, token))
-
-    def in_list(self, number: int) -> dict[Any, Any]:
-        """From each marker to the one that it has in layer `number` of a list."""
-        return {m: _marker_in_list(m, path, number) for m, (path, _) in self.found.items()}
-
-    def in_part(self, numbers: Sequence[int]) -> dict[Any, Any]:
-        """From each marker to the one that it has in a Stack of some of the layers."""
-        renamed = [self.in_list(number) for number in numbers]
-        return {
-            m: _marker_in_stack([names[m] for names in renamed], path) if renamed else m
-            for m, (path, _) in self.found.items()
-        }
-
-
-def _renamed(layer: Any, markers: dict[Any, Any]) -> Any:
-    def rename(node: Any) -> Any:
-        return node.replace(marker=markers[node.marker]) if is_token(node) else node
-
-    return jtu.tree_map(rename, layer, is_leaf=is_token) if markers else layer
-
-
-def _marker_in_list(marker: Any, path: tuple[Any, ...], number: int) -> Any:
-    """`blocks[2].norm` for `blocks.layer.norm`, whose path in a layer is `norm`."""
-    if isinstance(marker, Unnamed):
-        return Unnamed()
-    below = path_text((FIELD, *path))
-    above = marker.removesuffix(below)
-    if above == marker or above[-1:] not in ("", "."):
-        return f"{marker}[{number}]"
-    return above.removesuffix(".") + path_text((jtu.SequenceKey(number), *path))
-
-
-def _marker_in_stack(markers: Sequence[Any], path: tuple[Any, ...]) -> Any:
-    """The way back; the first layer's marker where these are not all that a Stack would have."""
-    above: set[str] = set()
-    for number, marker in enumerate(markers):
-        below = path_text((jtu.SequenceKey(number), *path))
-        if isinstance(marker, Unnamed) or not marker.endswith(below):
-            return markers[0]
-        above.add(marker.removesuffix(below))
-    prefix = above.pop()
-    if above:
-        return markers[0]
-    return prefix + "." * bool(prefix) + path_text((FIELD, *path))
-
-
-def _markers_of_stack(columns: Sequence[_Tokens]) -> Callable[[int], dict[Any, Any]]:
-    """For each layer, from its markers to those of the Stack; tokens are matched by their paths."""
-    places = [{path: m for m, (path, _) in tokens.found.items()} for tokens in columns]
-    renamed: dict[tuple[Any, ...], Any] = {}
-    for path, (first, (_, token)) in zip(places[0], columns[0].found.items(), strict=True):
-        markers = [of.get(path, first) for of in places]
-        if len(markers) > 1 and markers[1] == first and isinstance(token, StateIndex):
-            _refuse_sharing(path)
-        renamed[path] = first if markers[1:2] == [first] else _marker_in_stack(markers, path)
-
-    def of(number: int) -> dict[Any, Any]:
-        # Where the paths do not agree, stacking the layers says so.
-        return {m: renamed.get(path, m) for path, m in places[number].items()}
-
-    return of
-
-
-def _refuse_sharing(path: tuple[Any, ...]) -> None:
     cure = (
-        "What all layers read and write is passed to them:",
+        "A value that is the same for all layers has its token outside of them:",
         "stack(x, state, count=self.count)",
     )
-    place = path_text((jtu.SequenceKey(1), *path), "layers")
-    expected = "layers that have their tokens for themselves"
-    got = "a token that two of them share"
-    raise StateError(explain("Stack.from_layers", expected, got, places=[place], cure=cure))
+    expected = f"values in State with a leading axis of {depth}"
+    raise StateError(explain(title, expected, f"{len(wrong)} without", places=wrong, cure=cure))
 
 
-Change = tuple[type, Any]
-"""The kind of a new entry, and its value."""
+# ---- tokens of a Stack, and of its layers one by one
 
 
-def _stack_state(columns: Sequence[_Tokens], markers: dict[Any, Any], state: State) -> State:
-    new: dict[Any, Change] = {}
-    old: dict[Any, None] = {}
-    rows = [
-        [(m, type(token), _entry(state, token)) for m, (_, token) in tokens.found.items()]
-        for tokens in columns
-    ]
-    for column in zip(*rows, strict=True):
-        marker, kind, first = column[0]
-        old.update(dict.fromkeys(m for m, _, _ in column))
-        value = first if kind is RngStream else stack_trees([value for _, _, value in column])
-        new[markers[marker]] = (kind, value)
-    return exchange_entries(state, old, new, "from_layers")
+def _on_streams(layer: Any, change: Callable[[Stream], Stream]) -> Any:
+    """A layer in which the values of the streams, where it holds them, are changed."""
+
+    def visit(node: Any) -> Any:
+        if not isinstance(node, RngStream) or node.init is None:
+            return node
+        return rebuilt(node, {"init": change(cast("Stream", node.init))})
+
+    return jtu.tree_map(visit, layer, is_leaf=is_token)
 
 
-def _unstack_state(
-    title: str, tokens: _Tokens, renamed: Sequence[dict[Any, Any]], depth: int, state: State
-) -> State:
-    members: dict[Any, tuple[type, list[Any]]] = {}
-    for marker, (path, token) in tokens.found.items():
-        row = (path_text((FIELD, *path)), type(token), _entry(state, token))
-        members[marker] = (type(token), _members_of(_open(title, depth, row)[0], depth))
-    new: dict[Any, Change] = {
-        names[marker]: (kind, values[number])
-        for number, names in enumerate(renamed)
-        for marker, (kind, values) in members.items()
+def _opened(layer: Any, depth: int) -> Any:
+    """The layers as one, in which streams have a leading axis like everything else."""
+
+    def members(stream: Stream) -> Stream:
+        if stream.key is None:
+            return stream
+        several = streams.split(stream, depth)
+        return Stream(several.key, several.count, several.outer[2])
+
+    return _on_streams(layer, members)
+
+
+def _taken(layer: Any, index: Any) -> Any:
+    """Some of the layers; of streams there is one for all, unless a single layer is taken."""
+
+    def whole(node: Any) -> bool:
+        return isinstance(index, slice) and isinstance(node, RngStream)
+
+    def take(leaf: Any) -> Any:
+        return leaf[index] if is_array(leaf) else leaf
+
+    return jtu.tree_map(take, layer, is_leaf=whole)
+
+
+def _closed(layer: Any) -> Any:
+    """The way back: the first layer's stream goes on for all."""
+
+    def first(leaf: jax.Array) -> jax.Array:
+        return leaf[0]
+
+    def closed(stream: Stream) -> Stream:
+        return jax.tree.map(first, stream)
+
+    return _on_streams(layer, closed)
+
+
+def _places(layer: Any) -> dict[tuple[Any, ...], Any]:
+    """The different tokens in a layer, each by the path at which it stands first."""
+    first: dict[Any, tuple[Any, ...]] = {}
+    tokens: dict[tuple[Any, ...], Any] = {}
+    for path, token in tokens_of(layer):
+        if first.setdefault(token.marker, path) == path:
+            tokens[path] = token
+    return tokens
+
+
+def _marked(layer: Any, markers: Mapping[Any, Any]) -> Any:
+    def mark(node: Any) -> Any:
+        return rebuilt(node, {"marker": markers[node.marker]}) if is_token(node) else node
+
+    return jtu.tree_map(mark, layer, is_leaf=is_token) if markers else layer
+
+
+def _renewed(layer: Any) -> Any:
+    """A layer whose tokens are new ones, which no State knows."""
+    return _marked(layer, {token.marker: Unnamed() for token in _places(layer).values()})
+
+
+def _merged(layers: Sequence[Any]) -> Any:
+    """Layers as one, with one token in the place of those that they have there."""
+    found = [_places(layer) for layer in layers]
+    for tokens in found[1:2]:
+        _refuse_sharing(found[0], tokens)
+    # A name says that some State has the value, in which it has no leading axis.
+    new = {
+        path: token.marker if isinstance(token.marker, Unnamed) else Unnamed()
+        for path, token in found[0].items()
     }
-    return exchange_entries(state, tokens.found, new, "unstack")
+    alike: list[Any] = []
+    for layer, tokens in zip(layers, found, strict=True):
+        # Where tokens are not at the same places, stacking the layers says so.
+        same = list(tokens) == list(new)
+        alike.append(_marked(layer, {t.marker: new[p] for p, t in tokens.items()} if same else {}))
+    return _closed(stack_trees(alike))
 
 
-def _entry(state: State, token: Any) -> Any:
-    return _entries(state.substate(token))[0][2]
-
-
-def _members_of(value: Any, depth: int) -> list[Any]:
-    if jtu.tree_leaves(value):
-        return unstack_tree(value)
-    return [value] * depth
+def _refuse_sharing(first: Mapping[Any, Any], second: Mapping[Any, Any]) -> None:
+    markers = {token.marker for token in first.values() if not isinstance(token, RngStream)}
+    shared = [path for path, token in second.items() if token.marker in markers]
+    if not shared:
+        return
+    places = [path_text((jtu.SequenceKey(1), *path), "layers") for path in shared]
+    cure = (
+        "A value that is the same for all layers has its token outside of them:",
+        "stack(x, state, count=self.count)",
+    )
+    expected = "layers that have their tokens for themselves"
+    got = "two that share one"
+    raise StateError(explain("Stack.from_layers", expected, got, places=places, cure=cure))

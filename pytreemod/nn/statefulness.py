@@ -1,9 +1,14 @@
-"""What marks a layer that reads and writes State, and the mark for "no State given"."""
+"""How a layer is called: whether with State, whether with a key; and the mark for "no State"."""
 
+import inspect
+from collections.abc import Callable
 from enum import Enum
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
 from pytreemod.module.classes import Module
+
+Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 class Absence(Enum):
@@ -42,3 +47,107 @@ class StatefulLayer(Module):
             True, unless overridden.
         """
         return True
+
+
+def is_stateful(layer: Any) -> bool:
+    """Whether a layer, of whatever class, is called with State."""
+    return isinstance(layer, StatefulLayer) and layer.is_stateful()
+
+
+MARK = "_pytreemod_uses_key"
+
+
+def uses_key_if(condition: Callable[[Any], bool]) -> Callable[[Call], Call]:
+    """Mark a `__call__` with when it uses its `key`, so that no key is made for it in vain.
+
+    The mark is on the function and not on the class, for a subclass with a `__call__` of its own
+    may well use the key.
+
+    Args:
+        condition: from the layer to whether a call of it uses a key.
+
+    Returns:
+        A decorator.
+
+    Examples:
+        >>> class Sometimes(Module):
+        ...     noisy: bool
+        ...
+        ...     @uses_key_if(lambda layer: layer.noisy)
+        ...     def __call__(self, x, *, key=None):
+        ...         return x
+        >>> wants_key(Sometimes(True)), wants_key(Sometimes(False))
+        (True, False)
+    """
+
+    def mark(call: Call) -> Call:
+        setattr(call, MARK, condition)
+        return call
+
+    return mark
+
+
+def ignores_key(call: Call) -> Call:
+    """Mark a `__call__` that never uses its `key`."""
+    return uses_key_if(lambda layer: False)(call)
+
+
+def wants_key(layer: Any) -> bool:
+    """Whether a call of a layer uses a key: as it is marked, or else whether it accepts one."""
+    condition = getattr(type(layer).__call__, MARK, None)
+    return accepts_key(layer) if condition is None else condition(layer)
+
+
+# Remembered, for to read a signature takes about as long as to trace a small layer.
+_accepting: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+def accepts_key(layer: Any) -> bool:
+    """Whether a layer can be called with `key=`.
+
+    Examples:
+        >>> class Plain(Module):
+        ...     def __call__(self, x):
+        ...         return x
+        >>> accepts_key(Plain()), accepts_key(lambda x, key: x)
+        (False, True)
+    """
+    if not isinstance(layer, Module):
+        return _has_key(layer)
+    call = type(layer).__call__
+    if call not in _accepting:
+        _accepting[call] = _has_key(call)
+    return _accepting[call]
+
+
+def _has_key(call: Any) -> bool:
+    try:
+        parameters = inspect.signature(call).parameters
+    except (TypeError, ValueError):
+        return False
+    accepting = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD
+        or (parameter.name == "key" and parameter.kind in accepting)
+        for parameter in parameters.values()
+    )
+
+
+def call_layer(layer: Any, x: Any, state: Any, key: Any) -> tuple[Any, Any]:
+    """Call a layer with what it takes of State and key.
+
+    Args:
+        layer: anything that can be called.
+        x: its input.
+        state: a State, or whatever stands for none; the layer gets it only if it is stateful.
+        key: a random key or None; the layer gets it only if it accepts one.
+
+    Returns:
+        The layer's output, and the State to go on with.
+
+    Examples:
+        >>> call_layer(abs, -1, ABSENT, None)
+        (1, <absent>)
+    """
+    options = {"key": key} if accepts_key(layer) else {}
+    return layer(x, state, **options) if is_stateful(layer) else (layer(x, **options), state)

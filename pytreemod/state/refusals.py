@@ -17,6 +17,8 @@ REMAKE = "model, state = pm.make_with_state(state.fill)(model)"
 
 def used_up(by: str, user: str, places: Sequence[str]) -> StateError:
     """For a State that `user` has replaced."""
+    # A transform meets the State alone, and cannot tell whether it is part of a net (`stateful`).
+    net = ["out, net = net(x)"] if by == "use in a transform" else []
     return StateError(
         explain(
             f"State.{by}",
@@ -27,6 +29,7 @@ def used_up(by: str, user: str, places: Sequence[str]) -> StateError:
                 "go on with what came back; using the old one would lose an update:",
                 "x, state = layer1(x, state)",
                 "x, state = layer2(x, state)",
+                *net,
             ],
         )
     )
@@ -40,8 +43,11 @@ def moved(place: str) -> StateError:
             "tokens with their initial values",
             "one whose value was moved into another State",
             places=[place],
-            cure=["make both at once, and keep that State; or give the values back first:", MAKE]
-            + [REMAKE],
+            cure=[
+                "make both at once, and keep that State; or give the values back first:",
+                MAKE,
+                REMAKE,
+            ],
         )
     )
 
@@ -84,6 +90,13 @@ def ambiguous(entry: Entry, places: Sequence[str]) -> StateError:
                 "model, state = pm.make_with_state(Pair)(state1.fill(model1), state2.fill(model2))",
             ],
         )
+    )
+
+
+def taken(by: str, name: str) -> StateError:
+    """For a new entry whose name another entry has."""
+    return StateError(
+        explain(f"State.{by}", "new tokens", "one that is in the State already", places=[name])
     )
 
 

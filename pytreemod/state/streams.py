@@ -10,6 +10,8 @@ import numpy as np
 
 from pytreemod.errors import RngError, describe, explain
 
+EXACT_UNDER_VMAP = ("threefry2x32", "rbg")
+
 
 class Stream(NamedTuple):
     """The value of one stream: its key, how often it was used, and what it was split from."""
@@ -26,7 +28,7 @@ def check_key(where: str, key: Any) -> None:
         RngError: `key` is something else.
     """
     dtype = getattr(key, "dtype", None)
-    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    typed = dtype is not None and _is_typed(key)
     shape = getattr(key, "shape", None)
     old = dtype == jnp.uint32 and shape is not None and len(shape) == 1
     if (typed and shape == ()) or old:
@@ -41,17 +43,27 @@ def check_key(where: str, key: Any) -> None:
     )
 
 
+def fold_each(key: Any, numbers: Any) -> Any:
+    """An array of keys: `key` folded with each number, whichever the others are.
+
+    All at once: for a model with a hundred streams, one by one would take a hundred times as long,
+    to compile as well as to run. But JAX vouches only for some generators that this changes no
+    number.
+    """
+    if str(jax.random.key_impl(key)) in EXACT_UNDER_VMAP:
+        return jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
+    keys = [jax.random.fold_in(key, number) for number in numbers]
+    return jnp.stack(keys) if keys else jax.random.split(key, 0)
+
+
 def seeded(key: Any, names: Sequence[str]) -> list[Stream]:
     """The first values of streams: the seed, folded with a stable hash of each stream's path."""
     if not names:
         return []
     digests = [hashlib.blake2b(name.encode(), digest_size=4).digest() for name in names]
     numbers = np.array([int.from_bytes(digest, "little") for digest in digests], np.uint32)
-    # All at once: for a model with a hundred streams, one by one would take a hundred times as
-    # long, to compile as well as to run.
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
     # Each has a count of its own: one array in two places could not be donated.
-    return [Stream(folded, jnp.zeros((), jnp.uint32)) for folded in keys]
+    return [Stream(folded, jnp.zeros((), jnp.uint32)) for folded in fold_each(key, numbers)]
 
 
 def use(stream: Stream) -> tuple[Any, Stream]:
@@ -64,15 +76,13 @@ def split(stream: Stream, n: int) -> Stream:
     """`n` streams, all different, on a leading axis; `join` gives back the one after them."""
     base, after = use(stream)
 
-    def fold(i: jax.Array) -> jax.Array:
-        return jax.random.fold_in(base, i)
-
     def repeat(x: jax.Array) -> jax.Array:
         return jnp.broadcast_to(x, (n, *x.shape))
 
-    keys = jax.vmap(fold)(jnp.arange(n, dtype=jnp.uint32))
+    keys = fold_each(base, np.arange(n, dtype=np.uint32))
     # What it is split from has a leading axis too, so that one axes spec fits the whole value.
-    outer = jax.tree.map(repeat, (after.key, after.count, stream.outer))
+    # Its key is stored as plain numbers, for JAX's check of key reuse objects to copies of a key.
+    outer = jax.tree.map(repeat, (_numbers(after.key), after.count, stream.outer))
     return Stream(keys, jnp.zeros(n, jnp.uint32), outer)
 
 
@@ -82,5 +92,19 @@ def join(stream: Stream) -> Stream:
     def first(x: jax.Array) -> jax.Array:
         return x[0]
 
-    key, count, outer = jax.tree.map(first, stream.outer)
-    return Stream(key, count, outer)
+    numbers, count, outer = jax.tree.map(first, stream.outer)
+    return Stream(_like(stream.key, numbers), count, outer)
+
+
+def _is_typed(key: Any) -> bool:
+    return bool(jnp.issubdtype(key.dtype, jax.dtypes.prng_key))
+
+
+def _numbers(key: Any) -> Any:
+    return jax.random.key_data(key) if _is_typed(key) else key
+
+
+def _like(key: Any, numbers: Any) -> Any:
+    if not _is_typed(key):
+        return numbers
+    return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(key))

@@ -1,13 +1,14 @@
 """`State`: the values of a model's tokens."""
 
 import functools as ft
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import wadler_lindig as wl
 
-from pytreemod.errors import ArgumentError, RngError, StateError, describe, explain
+from pytreemod.errors import ArgumentError, StateError, describe, explain
 from pytreemod.state import refusals, streams
 from pytreemod.state.entries import Entry, Register
 from pytreemod.state.streams import Stream
@@ -19,7 +20,7 @@ from pytreemod.tree.predicates import is_array_like
 from pytreemod.tree.printing import tree_pformat
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.snapshots import AbstractKeeper, Snapshot, Structure, take_snapshot
-from pytreemod.typing import PyTree, class_of, jtu
+from pytreemod.typing import PyTree, jtu
 
 _M = TypeVar("_M")
 _V = TypeVar("_V")
@@ -268,7 +269,7 @@ class State(AbstractKeeper):
         `in_axes=pm.by({pm.RngStream: 0, ...: None})`, or 0 for the entries that were chosen.
 
         Args:
-            n: how many members.
+            n: how many members, at least one.
             select: a selector over this State, such as a path, `pm.RngStream` or
                 `pm.StateIndex`; all random streams by default.
 
@@ -276,7 +277,7 @@ class State(AbstractKeeper):
             The new State.
 
         Raises:
-            ArgumentError: `n` is no count.
+            ArgumentError: `n` is no such count.
             RngError: a chosen stream was not seeded.
             SpecError: `select` names something that is not there.
             StateError: the State was used up.
@@ -294,8 +295,8 @@ class State(AbstractKeeper):
             >>> state = state.join()
         """
         self._check("split")
-        if type(n) is not int or n < 0:
-            raise ArgumentError(explain("State.split(n)", "a count", describe(n)))
+        if type(n) is not int or n < 1:
+            raise ArgumentError(explain("State.split(n)", "a count of 1 or more", describe(n)))
         chosen = self._register.of_kind(RngStream) if select is None else self._chosen(select)
         entries = dict(self._entries)
         for marker in chosen:
@@ -333,7 +334,7 @@ class State(AbstractKeeper):
         return self._succeed({**self._entries, **joined}, "join")
 
     def fill(self, model: _M) -> _M:
-        """Give a model its values back: its tokens hold them as initial values; the State is used up.
+        """Give a model its values back, as the initial values of its tokens; the State is used up.
 
         This undoes `make_with_state`, so that the model can be changed, or become a part of
         another one, and be made with a State again:
@@ -427,10 +428,10 @@ class State(AbstractKeeper):
     def _fitting(self, marker: Any, value: Any, by: str) -> Any:
         """A value as it is stored, if it may take the place of the present one."""
         old = self._entries[marker]
-        if _is_strong(value) and _is_strong(old):
-            # Nearly all values are single arrays, and nothing else need be looked at.
-            if value.shape == old.shape and value.dtype == old.dtype:
-                return value
+        # Nearly all values are single arrays, and nothing else need be looked at.
+        strong = _is_strong(value) and isinstance(old, jax.Array)
+        if strong and value.shape == old.shape and value.dtype == old.dtype:
+            return value
         value = jtu.tree_map(_as_array, value)
         refusals.check_fit(f"State.{by} for", self._register[marker].name, old, value)
         return value
@@ -546,6 +547,43 @@ def named_by_path(state: State) -> tuple[State, dict[Any, str]]:
     old, new = state._register, state._register.named()
     markers = {a.marker: b.marker for a, b in zip(old, new, strict=True)}
     return _make({markers[m]: value for m, value in state._entries.items()}, new), markers
+
+
+def exchange_entries(
+    state: State, old: Collection[Any], new: Mapping[Any, tuple[type, Any]], by: str
+) -> State:
+    """A State in which some entries have taken the place of others; `state` is used up.
+
+    Args:
+        state: any State.
+        old: the markers of entries that go.
+        new: for the marker of each that comes, the class of its token, and its value.
+        by: what to call this in errors.
+
+    Returns:
+        The new State: the new entries stand where the first old one stood.
+
+    Raises:
+        StateError: `state` was used up, or a new entry has the marker of one that stays.
+    """
+    state._check(by)
+    register = state._register
+    places = max((register[marker].places for marker in old), default=1)
+    rows = [
+        Entry(m, PathName.parse(m if isinstance(m, str) else "<unnamed>"), kind, places)
+        for m, (kind, _) in new.items()
+    ]
+    at = next((i for i, entry in enumerate(register) if entry.marker in old), len(register.entries))
+    before = [entry for entry in register.entries[:at] if entry.marker not in old]
+    after = [entry for entry in register.entries[at:] if entry.marker not in old]
+    values = {entry.marker: state._entries[entry.marker] for entry in (*before, *after)}
+    for marker, (_, value) in new.items():
+        if marker in values:
+            raise refusals.taken(by, register[marker].name)
+        values[marker] = value
+    state._used = by, None
+    after_all = Register((*before, *rows, *after))
+    return _make({entry.marker: values[entry.marker] for entry in after_all}, after_all)
 
 
 def _flatten(state: State) -> tuple[tuple[Any, ...], Register]:

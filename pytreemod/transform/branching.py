@@ -31,6 +31,7 @@ from pytreemod.transform.agreeing import (
     is_value,
     same_static,
 )
+from pytreemod.transform.checking import surfacing
 from pytreemod.transform.sowing import is_collecting, labels_of, reap, release, with_harvest
 from pytreemod.transform.stepping import Callee, Frame, Framed, Parts, keep, refuse_uncallable
 from pytreemod.transform.wrapping import function_name
@@ -292,6 +293,7 @@ def _run(
     return release(framed.build())
 
 
+@surfacing
 def filter_cond(
     pred: Any,
     true_fun: Callable[..., _Out],
@@ -359,6 +361,7 @@ def _refuse_condition(pred: Any) -> None:
         )
 
 
+@surfacing
 def filter_switch(index: Any, branches: Sequence[Callable[..., _Out]], *operands: Any) -> _Out:
     """`jax.lax.switch` for functions of any trees.
 

@@ -6,6 +6,7 @@ returns must match it.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, StructureError, explain
 from pytreemod.transform.agreeing import Difference, Slot, differences, is_number, same_static
+from pytreemod.transform.sowing import closed, is_collecting
 from pytreemod.transform.wrapping import check_callable, function_name
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
@@ -134,6 +136,8 @@ class _HostCall:
         arrays, self.inputs = divide((callback, args, kwargs))
         self.impls = [_impl_of(array) for array in arrays]
         self.promise = promise
+        # On the host it may be another thread, at any time: nothing can be captured there.
+        self.surroundings = closed if is_collecting() else nullcontext
         self.operands = [
             array if impl is None else jax.random.key_data(array)
             for array, impl in zip(arrays, self.impls, strict=True)
@@ -141,7 +145,8 @@ class _HostCall:
 
     def __call__(self, arrays: list[Any]) -> list[Any]:
         callback, args, kwargs = self.inputs.assemble(list(map(_typed, arrays, self.impls)))
-        return self.promise.arrays_of(callback(*args, **kwargs))
+        with self.surroundings():
+            return self.promise.arrays_of(callback(*args, **kwargs))
 
 
 def filter_pure_callback(

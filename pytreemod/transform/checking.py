@@ -7,9 +7,10 @@ predicates, so that the message can say which member failed.
 Who raises? A call of `filter_jit` whose program contains a check *listens*: the callback then only
 notes the failure, and the call waits for its results, looks, and raises from the user's own line.
 Nothing is torn down half-way, so several devices cannot wait for each other. Where nobody listens
-(plain `jax.jit`), the callback raises, and JAX passes that on in its own error; on several devices
-it prints, and the results are NaN, because the others would wait for the one that raised, forever.
-A function without checks never listens, and never waits.
+(plain `jax.jit`, a transform that nothing compiles), the callback raises, and JAX passes that on in
+its own error, of which our transforms make the check's again; on several devices it prints, and the
+results are NaN, because the others would wait for the one that raised, forever. A function without
+checks never listens, and never waits.
 """
 
 import functools as ft
@@ -18,10 +19,11 @@ import sys
 import threading
 import traceback
 import zlib
+from collections import deque
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +36,7 @@ from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.typing import PyTree, Tracer
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 ON_ERROR = "PYTREEMOD_ON_ERROR"
@@ -58,6 +61,8 @@ class _Listener:
 
 
 _listeners: list[_Listener] = []
+# What was raised into JAX because nobody listened, the last of it: see `surfacing`.
+_unheard: deque[CheckError] = deque(maxlen=32)
 _lock = threading.Lock()
 
 
@@ -94,6 +99,37 @@ def _note(check: str, make_error: Callable[[], CheckError]) -> bool:
         for listener in heard:
             listener.noted.append(make_error)
     return bool(heard)
+
+
+def surfacing(fn: Callable[_P, _T]) -> Callable[_P, _T]:
+    """A function that raises the check that failed in it, where JAX raises an error of its own.
+
+    For the transforms: called outside `filter_jit`, JAX may yet compile what is inside.
+    """
+
+    @ft.wraps(fn)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return fn(*args, **kwargs)
+        except (RuntimeError, ValueError) as error:
+            # JAX's error: of the one class or, where it has called the function before, the other.
+            _raise_unheard(error)
+            raise
+
+    return call
+
+
+def _raise_unheard(cause: Exception) -> None:
+    if isinstance(cause, CheckError) or not _unheard:
+        return
+    # JAX's error has the text of ours in it, and nothing else of it.
+    text = str(cause)
+    with _lock:
+        found = next((error for error in reversed(_unheard) if str(error) in text), None)
+        if found is not None:
+            _unheard.remove(found)
+    if found is not None:
+        raise found.with_traceback(None) from cause
 
 
 def checks_in(jaxpr: Any) -> frozenset[str]:
@@ -162,6 +198,7 @@ class _Check:
         if not _note(self.name, make_error):
             error = make_error()
             if not is_shared:
+                _unheard.append(error)
                 raise error
             error.add_note("printed, for jax.jit on several devices cannot raise; filter_jit does")
             _print(error)
@@ -325,11 +362,11 @@ def _poisoned_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
 def error_if(x: _T, pred: Any, msg: str, *, on_error: str = "default") -> _T:
     """Raise an error if `pred` is True, also inside compiled code.
 
-    Returns `x`, and takes effect only if what it returns is used. Under `filter_jit` the error is
-    raised by the call; under plain `jax.jit`, JAX reports it when a result is waited for (on
-    several devices, where raising would leave the others waiting, it is printed and the result is
-    NaN). Only a function that contains a check pays for it: such a call of `filter_jit` waits for
-    its results.
+    Returns `x`, and takes effect only if what it returns is used. Under `filter_jit`, and the other
+    filtered transforms, the error is raised by the call; under plain `jax.jit`, JAX reports it when
+    a result is waited for. (On several devices, where raising would leave the others waiting, only
+    `filter_jit` raises; elsewhere the error is printed and the result is NaN.) Only a function
+    that contains a check pays for it: such a call of `filter_jit` waits for its results.
 
     **Law.** If `pred` is False, `error_if(x, pred, msg)` is `x`; so are its derivatives.
 

@@ -102,8 +102,7 @@ class Store:
         """Forget what was compiled, and how often."""
         self.entries.clear()
         for log in self.logs.values():
-            log.count = 0
-            log.last.clear()
+            log.clear()
 
     def log_of(self, fn: Any) -> TraceLog:
         """The traces of a function."""

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, DerivativeError, describe, explain
+from pytreemod.transform.checking import surfacing
 from pytreemod.transform.returning import pair_of
 from pytreemod.transform.tangents import beside, is_zero
 from pytreemod.transform.wrapping import (
@@ -169,6 +170,7 @@ class _CustomJvp(Transformed):
         """
         return _define(self, "def_jvp", rule)
 
+    @surfacing
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         rule = _rule(self, "def_jvp", "rule(primals, tangents)")
         arrays, structure = divide((self.fn, args, kwargs))
@@ -235,6 +237,7 @@ class _CustomVjp(Transformed):
         """
         return _define(self, "def_bwd", rule)
 
+    @surfacing
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         forward = _rule(self, "def_fwd", "fwd(perturbed, vjp_arg, *args)")
         backward = _rule(self, "def_bwd", "bwd(residuals, grad_out, perturbed, vjp_arg, *args)")

@@ -1,7 +1,7 @@
 """`filter_pmap`: map a function over an axis, one member for each device."""
 
 import functools as ft
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
 import jax
@@ -12,11 +12,24 @@ from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.transform.boundary import split_call, unhashable, unpack
 from pytreemod.transform.donating import without_warning
 from pytreemod.transform.grouping import Grouped, group
-from pytreemod.transform.mapping import ON_AXIS_0, Vmapped, axes_of, known_axes
+from pytreemod.transform.mapping import (
+    ON_AXIS_0,
+    Vmapped,
+    axes_of,
+    check_out_axes,
+    known_axes,
+)
 from pytreemod.transform.sowing import reaping
 from pytreemod.transform.specifying import named_arguments
-from pytreemod.transform.wrapping import check_callable, function_name, place_keywords
+from pytreemod.transform.wrapping import (
+    check_callable,
+    check_count,
+    check_options,
+    function_name,
+    place_keywords,
+)
 from pytreemod.tree.nodes import is_node
+from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import divide
 from pytreemod.typing import AxesSpec, AxisName, PyTree, jtu
@@ -130,6 +143,9 @@ def _group_by_axis(result: PyTree, out_axes: AxesSpec, slots: list[int | None]) 
     leaves = jtu.tree_leaves(result)
     axes = axes_of(out_axes, result, "filter_pmap(out_axes)", "result")
     axes = [axis for axis, leaf in zip(axes, leaves, strict=True) if is_array(leaf)]
+    named = jtu.tree_leaves_with_path(result)
+    places = [path_text(path, "result") for path, leaf in named if is_array(leaf)]
+    check_out_axes("filter_pmap(out_axes)", filter(is_array, leaves), axes, places)
     # What pmap was not told of, or does not take (negative axes), is moved afterwards.
     late = [axis not in slots for axis in axes]
 
@@ -219,6 +235,8 @@ def filter_pmap(
         )
     check_callable("filter_pmap", fun)
     _check_pmap_options(donate, pmapkwargs)
+    if axis_size is not None:
+        check_count("filter_pmap(axis_size)", axis_size)
     options = (in_axes, out_axes, axis_name, axis_size, donate, tuple(sorted(pmapkwargs.items())))
     return _Pmapped(fun, options)
 
@@ -237,3 +255,7 @@ def _check_pmap_options(donate: str, pmapkwargs: dict[str, Any]) -> None:
                     cure="what is no array is static by itself; donate='all' donates",
                 )
             )
+    check_options("filter_pmap", pmapkwargs, jax.pmap)
+    devices = pmapkwargs.get("devices")
+    if devices is not None and not isinstance(devices, Sequence):
+        raise ArgumentError(explain("filter_pmap(devices)", "a list", describe(devices)))

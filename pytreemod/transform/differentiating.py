@@ -8,10 +8,18 @@ import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.transform.checking import surfacing
 from pytreemod.transform.choosing import as_argnums, choose, refuse_nothing, trainable_mask
 from pytreemod.transform.returning import pair_of
 from pytreemod.transform.sowing import deposit, reap
-from pytreemod.transform.wrapping import Transformed, check_callable, function_name
+from pytreemod.transform.wrapping import (
+    Transformed,
+    check_callable,
+    check_options,
+    function_name,
+)
+from pytreemod.tree.nodes import children_of
+from pytreemod.tree.predicates import is_array_like
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.typing import FilterSpec, class_of, jtu
 
@@ -62,6 +70,7 @@ class _Grad(Transformed):
     def transform_name(cls) -> str:
         return "filter_value_and_grad"
 
+    @surfacing
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         wrt, argnums, has_aux, gradkwargs = self.options
         name, fn = self.transform_name(), self.fn
@@ -92,13 +101,13 @@ class _Grad(Transformed):
         value, aux = result, None
         if has_aux:
             value, aux = pair_of(result, where, "loss, aux", reason=", for has_aux=True")
-        kind = class_of(value).__name__
-        if isinstance(value, (tuple, list, dict)) or value is None:
+        if not is_array_like(value):
+            is_nested = children_of(value) is not None and value is not None
             raise ArgumentError(
                 explain(
                     where,
                     "a scalar loss",
-                    f"a {kind}",
+                    f"a {class_of(value).__name__}" if is_nested else describe(value),
                     cure=[
                         "return the loss alone, or a pair and say so:",
                         "pm.filter_grad(f, has_aux=True)",
@@ -114,7 +123,24 @@ class _Grad(Transformed):
                     cure=["reduce it, for instance by", "return jnp.mean(loss)"],
                 )
             )
+        self._refuse_other_numbers(where, value)
         return value, aux
+
+    def _refuse_other_numbers(self, where: str, value: Any) -> None:
+        kind = jnp.inexact if dict(self.options[3]).get("holomorphic") else jnp.floating
+        if jnp.issubdtype(jnp.result_type(value), kind):
+            return
+        is_complex = jnp.issubdtype(jnp.result_type(value), jnp.complexfloating)
+        raise ArgumentError(
+            explain(
+                where,
+                "a scalar loss, a floating number",
+                describe(value),
+                cure=["of a holomorphic function:", f"pm.{self.transform_name()}(f, holomorphic=True)"]
+                if is_complex
+                else (),
+            )
+        )
 
 
 class _OnlyGrad(_Grad):
@@ -134,6 +160,7 @@ def _make(
 ) -> Any:
     where = cls.transform_name()
     argnums = as_argnums(where, argnums)
+    check_options(where, gradkwargs, jax.value_and_grad)
     options = (wrt, argnums, has_aux, tuple(sorted(gradkwargs.items())))
     if fun is None:
         given = {"wrt": wrt, "argnums": argnums, "has_aux": has_aux, "gradkwargs": gradkwargs}

@@ -5,11 +5,13 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, TypeVar, overload
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from pytreemod.errors import ArgumentError, SpecError, describe, explain
 from pytreemod.transform.agreeing import varying_axes
 from pytreemod.transform.boundary import unpack
+from pytreemod.transform.checking import surfacing
 from pytreemod.transform.grouping import Grouped, group, values_in
 from pytreemod.transform.placing import (
     SPECS,
@@ -24,6 +26,7 @@ from pytreemod.transform.placing import (
     spec_text,
     stops,
 )
+from pytreemod.transform.sowing import Harvest, Sown, reaping
 from pytreemod.transform.specifying import (
     Assigned,
     Terms,
@@ -81,6 +84,7 @@ class _ShardMapped(Transformed):
         """The transform as the reader knows it."""
         return "filter_shard_map"
 
+    @surfacing
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = place_keywords(self.names, args, kwargs)
         # A function that is a tree goes in with the arguments: its arrays are the same everywhere.
@@ -92,7 +96,7 @@ class _ShardMapped(Transformed):
 
         def run(values: list[Any]) -> Grouped:
             head, args, kwargs = structure.assemble(values)
-            return results.group((head[0] if head else self.fn)(*args, **kwargs))
+            return results.group(reaping(head[0] if head else self.fn)(*args, **kwargs))
 
         run.__name__ = run.__qualname__ = function_name(self.fn)
         options: dict[str, Any] = {}
@@ -206,16 +210,28 @@ class _Results:
         Raises:
             ShapeError, SpecError: the specs do not fit the result.
         """
-        assigned = assign(self.spec, result, "result", placement_terms(OUT))
+        own = result.result if type(result) is Sown else result
+        assigned = assign(self.spec, own, "result", placement_terms(OUT))
         settled = settle(assigned, as_spec, OUT, SPECS)
         check_fit(settled, OUT, self.mesh, is_whole=False)
         specs = [value for _, _, value in settled]
+        if type(result) is Sown:
+            harvest, whole = self.stack(result.harvest)
+            result, specs = Sown(own, harvest), specs + whole
         new = [spec for spec in specs if spec not in self.slots]
         if new:
             raise _NewSpecs(list(dict.fromkeys(new)))
         if self.check_vma:
             self.check_sameness(settled)
         return group(result, [self.slots.index(spec) for spec in specs], len(self.slots))
+
+    def stack(self, harvest: Harvest) -> tuple[Harvest, list[PartitionSpec]]:
+        """What was captured on each device, to be stacked along a new first axis; its specs."""
+        spec = PartitionSpec(tuple(name for name in self.mesh.axis_names if name in self.manual))
+        arrays, structure = divide(harvest)
+        # Even what is the same everywhere: there is one of it for each device, as under a vmap.
+        stacked = [jnp.expand_dims(array, 0) for array in arrays]
+        return structure.assemble(stacked), [spec] * len(stacked)
 
     def check_sameness(self, settled: list[Assigned]) -> None:
         """Refuse results that differ from device to device along an axis that no spec names.

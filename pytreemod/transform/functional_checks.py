@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.transform.boundary import pack, unpack
+from pytreemod.transform.checking import surfacing
 from pytreemod.transform.sowing import reaping
 from pytreemod.transform.wrapping import Transformed, check_callable, function_name
 from pytreemod.tree.nodes import is_node
@@ -24,6 +25,7 @@ class _Checkified(Transformed):
         """The transform as the reader knows it."""
         return "filter_checkify"
 
+    @surfacing
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         # Here, and not above: few programs need it, and it takes time to import.
         from jax.experimental import checkify

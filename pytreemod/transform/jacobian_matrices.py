@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.transform.checking import surfacing
 from pytreemod.transform.choosing import as_argnums, choose, refuse_nothing
 from pytreemod.transform.returning import Parted, pair_of, part
 from pytreemod.transform.sowing import deposit, reap
@@ -22,6 +23,7 @@ class _Jacobian(Transformed):
 
     __slots__ = ()
 
+    @surfacing
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         has_aux, argnums, wrt, jaxkwargs = self.options
         name, fn = self.transform_name(), self.fn
@@ -102,6 +104,7 @@ class _Hessian(Transformed):
     def transform_name(cls) -> str:
         return "filter_hessian"
 
+    @surfacing
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return _HessianOfRows(_RowsOfHessian(self.fn, self.options), self.options)(*args, **kwargs)
 
@@ -132,6 +135,7 @@ def _make(
 ) -> Any:
     where = cls.transform_name()
     argnums = as_argnums(where, argnums)
+    check_options(where, jaxkwargs, jax.jacfwd)
     if fun is None:
         given = {"has_aux": has_aux, "argnums": argnums, "wrt": wrt, "jaxkwargs": jaxkwargs}
         return ft.partial(_make, cls, **given)

@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.transform.boundary import pack
+from pytreemod.transform.donating import count_arrays
 from pytreemod.transform.grouping import Grouped, group, values_in
 from pytreemod.transform.placing import (
     PLACEMENTS,
@@ -28,6 +29,7 @@ from pytreemod.transform.placing import (
     spec_text,
     stops,
 )
+from pytreemod.transform.sowing import Sown
 from pytreemod.transform.specifying import (
     Assigned,
     Terms,
@@ -176,7 +178,9 @@ class ResultLayout(Layout):
         if self.slots is None:
             # One sharding for the whole result: what is captured lies as it, too.
             return pack(result)
-        values = [value for _, _, value in settled]
+        values: list[Any] = [value for _, _, value in settled]
+        if type(result) is Sown:
+            values += [None] * count_arrays(result.harvest)
         late = [value not in self.slots for value in values]
         if any(late):
             leaves, treedef = jtu.tree_flatten(result)

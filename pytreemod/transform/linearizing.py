@@ -13,6 +13,7 @@ from jax.interpreters import ad
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.methods import bind
+from pytreemod.transform.checking import surfacing
 from pytreemod.transform.choosing import choose, fill
 from pytreemod.transform.returning import Parted, pair_of, part
 from pytreemod.transform.sowing import deposit, reap
@@ -93,6 +94,7 @@ class _Jvp(Transformed):
         # The instance is the function's, not this transform's: it has no tangent.
         return self if instance is None else _Jvp(bind(self.fn, instance), self.options)
 
+    @surfacing
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, primals: Sequence[Any], tangents: Sequence[Any], /, **kwargs: Any
     ) -> tuple[Any, Any]:
@@ -279,6 +281,7 @@ class _Pullback(_LinearMap):
 
     __slots__ = ()
 
+    @surfacing
     def __call__(self, cotangent: PyTree, /) -> tuple[PyTree, ...]:
         values = self.read(cotangent, "result", "cotangents like the result")
         (cotangents,) = self.apply(values)
@@ -290,6 +293,7 @@ class _Pushforward(_LinearMap):
 
     __slots__ = ()
 
+    @surfacing
     def __call__(self, /, *tangents: PyTree) -> PyTree:
         values = self.read(tangents, "tangents", "tangents like the primals")
         return self.codomain.place(self.apply(_MARKER, values))
@@ -300,6 +304,7 @@ class _Linearizing(Transformed):
 
     __slots__ = ()
 
+    @surfacing
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         has_aux, wrt = self.options
         name, fn = self.transform_name(), self.fn

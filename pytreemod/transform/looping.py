@@ -29,6 +29,7 @@ from pytreemod.transform.agreeing import (
     same_static,
     varying_axes,
 )
+from pytreemod.transform.checking import surfacing
 from pytreemod.transform.mapping import ON_AXIS_0, axes_of
 from pytreemod.transform.sowing import reap, reaping, release, with_harvest
 from pytreemod.transform.stepping import (
@@ -325,6 +326,7 @@ def _scan(
     return structure.assemble(values), release(framed.build())
 
 
+@surfacing
 def filter_scan(
     f: Callable[[_Carry, Any], tuple[_Carry, _Out]],
     init: _Carry,
@@ -399,6 +401,7 @@ def filter_scan(
     )
 
 
+@surfacing
 def filter_map(
     f: Callable[[Any], _Out],
     xs: PyTree,
@@ -459,6 +462,7 @@ def _map_batches(
     return release(_lax.map(run, elements.sliced, batch_size=batch_size).build())
 
 
+@surfacing
 def filter_associative_scan(
     fn: Callable[[_Tree, _Tree], _Tree], elems: _Tree, reverse: bool = False, axis: int = 0
 ) -> _Tree:
@@ -529,6 +533,7 @@ def _scan_arrays(
     return back(_lax.associative_scan(combine_moved, moved, reverse=reverse))
 
 
+@surfacing
 def filter_while_loop(
     cond_fun: Callable[[_Carry], Any], body_fun: Callable[[_Carry], _Carry], init_val: _Carry
 ) -> _Carry:
@@ -598,6 +603,7 @@ def _as_condition(name: str, value: Any) -> Any:
     )
 
 
+@surfacing
 def filter_fori_loop(
     lower: Any,
     upper: Any,

@@ -1,7 +1,7 @@
 """`filter_vmap`: map a function of any trees over an axis of some of their arrays."""
 
 import functools as ft
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
@@ -9,12 +9,15 @@ import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, explain
+from pytreemod.transform.checking import surfacing
 from pytreemod.transform.sowing import Sown, reaping, release
 from pytreemod.transform.specifying import Terms, specs_by_argument
 from pytreemod.transform.wrapping import (
     Transformed,
     argument_name,
     check_callable,
+    check_count,
+    check_options,
     function_name,
     place_keywords,
     positional_names,
@@ -138,6 +141,7 @@ class Vmapped(Transformed):
         """The transform as the reader knows it."""
         return "filter_vmap"
 
+    @surfacing
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function on all members."""
         in_axes, out_axes, axis_name, axis_size, vmapkwargs = self.options
@@ -271,6 +275,30 @@ def _refuse_sizes(mapped: list[tuple[str, Any, int]], axis_size: Any, wrapper: V
     )
 
 
+def check_out_axes(
+    where: str, arrays: Iterable[Any], axes: Iterable[int | None], places: Iterable[str]
+) -> None:
+    """Refuse axes that the stacked results will not have.
+
+    Args:
+        where: what to call the spec in errors.
+        arrays: the arrays of one member's result.
+        axes: where the members are to be stacked.
+        places: where the arrays are in the result.
+
+    Raises:
+        ShapeError: there are some; their paths are named.
+    """
+    wrong = [
+        f"{place}: {describe(array)} for each member, axis {axis}"
+        for array, axis, place in zip(arrays, axes, places, strict=True)
+        if axis is not None and not -array.ndim - 1 <= axis <= array.ndim
+    ]
+    if wrong:
+        expected = "axes that the stacked results have: one more than each member's"
+        raise ShapeError(explain(where, expected, "others", places=wrong))
+
+
 def known_axes(spec: Any) -> set[Any]:
     """The axes that may occur in an out_axes spec, as far as it can tell before it is applied."""
     found: set[Any] = set()
@@ -305,6 +333,7 @@ class _Outputs:
         axes = [a for a, (_, leaf) in zip(axes, leaves_with_path, strict=True) if is_array(leaf)]
         paths = [path_text(path, "result") for path, leaf in leaves_with_path if is_array(leaf)]
         arrays, self.structure = divide(result)
+        check_out_axes("filter_vmap(out_axes)", arrays, axes, paths)
         groups: list[list[Any]] = [[] for _ in self.slots]
         for array, axis, path in zip(arrays, axes, paths, strict=True):
             slot = self.slots.index(axis if axis in self.slots else 0)
@@ -390,10 +419,11 @@ def filter_vmap(
         A function of the same signature; arguments by keyword are mapped, too.
 
     Raises:
-        ShapeError: mapped arrays disagree in size, or lack the axis; all paths are named.
+        ShapeError: mapped arrays disagree in size, or lack the axis, or results will lack it; all
+            paths are named.
         SpecError: a spec does not fit the tree.
         ArgumentError: a name in `in_axes` is no argument; nothing is mapped and `axis_size` is
-            missing.
+            missing, or is no count; an option does not exist.
 
     Examples:
         >>> f = filter_vmap(lambda x, how: x + 1 if how == "inc" else x, in_axes=(0, None))
@@ -411,4 +441,7 @@ def filter_vmap(
             **vmapkwargs,
         )
     check_callable("filter_vmap", fun)
+    check_options("filter_vmap", vmapkwargs, jax.vmap)
+    if axis_size is not None:
+        check_count("filter_vmap(axis_size)", axis_size)
     return Vmapped(fun, options)

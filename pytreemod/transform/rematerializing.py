@@ -4,6 +4,7 @@ import functools as ft
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
+from pytreemod.transform.checking import surfacing
 from pytreemod.transform.sowing import reaping, release
 from pytreemod.transform.wrapping import Transformed, check_callable
 from pytreemod.tree.snapshots import Structure, divide
@@ -19,6 +20,7 @@ class _Checkpointed(Transformed):
     def transform_name(cls) -> str:
         return "filter_checkpoint"
 
+    @surfacing
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         prevent_cse, policy = self.options
         arrays, structure = divide((self.fn, args, kwargs))

@@ -6,7 +6,7 @@ and nothing of the model but its configuration, is kept.
 
 import re
 import types
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +55,8 @@ class Trace:
 
     names: tuple[str, ...]
     arguments: tuple[Any, ...]
+    function: Any = None
+    """What tells a function that is a pytree from others of its name: structure and shapes."""
 
     @classmethod
     def of(cls, names: tuple[str, ...], structure: Structure, values: list[Any]) -> "Trace":
@@ -62,16 +64,34 @@ class Trace:
         head, args, kwargs = structure.assemble([array_type(v) for v in values])
         positional = [names[i] if i < len(names) else f"args[{i}]" for i in range(len(args))]
         own = ["function"] * len(head)
-        return cls((*own, *positional, *kwargs), (*head, *args, *kwargs.values()))
+        leaves, treedef = jtu.tree_flatten(head)
+        function = (treedef, tuple(getattr(leaf, "shape", None) for leaf in leaves))
+        return cls((*own, *positional, *kwargs), (*head, *args, *kwargs.values()), function)
 
 
 @dataclass
 class TraceLog:
-    """The traces of one function, and who wants to hear of new ones."""
+    """The traces of one function, or of all pytrees that are functions of one name.
 
-    count: int = 0
+    Attributes:
+        counts: how many there were; of each pytree.
+        last: the last of them.
+        observers: who wants to hear of new ones.
+    """
+
+    counts: Counter[Any] = field(default_factory=lambda: Counter[Any]())
     last: deque[Trace] = field(default_factory=lambda: deque[Trace](maxlen=REMEMBERED))
     observers: list[Callable[[str], None]] = field(default_factory=list[Callable[[str], None]])
+
+    @property
+    def count(self) -> int:
+        """How many traces there were."""
+        return self.counts.total()
+
+    def clear(self) -> None:
+        """Forget the traces."""
+        self.counts.clear()
+        self.last.clear()
 
     def add(self, trace: Trace, name: str, max_traces: int | None) -> None:
         """Note a trace, tell observers why it was needed, refuse one too many.
@@ -79,7 +99,7 @@ class TraceLog:
         Raises:
             RetraceError: there were `max_traces` already.
         """
-        too_many = max_traces is not None and self.count >= max_traces
+        too_many = max_traces is not None and self.counts[trace.function] >= max_traces
         if self.last and (self.observers or too_many):
             changes = explain_change(list(self.last), trace)
             if too_many:
@@ -89,7 +109,7 @@ class TraceLog:
                 observer(text)
         elif too_many:
             raise RetraceError(too_many_text(name, max_traces, []))
-        self.count += 1
+        self.counts[trace.function] += 1
         self.last.append(trace)
 
 

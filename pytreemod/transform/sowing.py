@@ -1,9 +1,9 @@
 """`sow`, and how what is sown comes out of a transform.
 
-A pure function cannot push values sideways, so what is sown while a function is traced has to become
-one more output of the transform that traces it. While a capture is active in a thread, there is a
-stack of *frames*: one for the capture, and one for each filtered transform that runs inside it.
-`sow` adds to the innermost. A transform *reaps* the function that it calls: what was collected
+A pure function cannot push values sideways, so what is sown while a function is traced has to
+become one more output of the transform that traces it. While a capture is active in a thread, there
+is a stack of *frames*: one for the capture, and one for each filtered transform that runs inside
+it. `sow` adds to the innermost. A transform *reaps* the function that it calls: what was collected
 comes out beside the result, goes through JAX with it, stacked or not as the transform has it, and
 is *deposited* in the frame outside.
 
@@ -68,25 +68,22 @@ class Sown:
         self.harvest = harvest
 
 
-jtu.register_pytree_with_keys(
-    Harvest,
-    lambda node: (
-        [
-            (jtu.DictKey(label.name), value)
-            for label, value in zip(node.labels, node.values, strict=True)
-        ],
-        node.labels,
-    ),
-    Harvest,
-)
-jtu.register_pytree_with_keys(
-    Sown,
-    lambda node: (
-        ((jtu.GetAttrKey("result"), node.result), (jtu.GetAttrKey("sown"), node.harvest)),
-        None,
-    ),
-    lambda _, children: Sown(*children),
-)
+def _flatten_harvest(node: Harvest) -> tuple[list[tuple[Any, PyTree]], tuple[Label, ...]]:
+    pairs = zip(node.labels, node.values, strict=True)
+    return [(jtu.DictKey(label.name), value) for label, value in pairs], node.labels
+
+
+def _flatten_sown(node: Sown) -> tuple[tuple[tuple[Any, PyTree], ...], None]:
+    keys = jtu.GetAttrKey("result"), jtu.GetAttrKey("sown")
+    return ((keys[0], node.result), (keys[1], node.harvest)), None
+
+
+def _unflatten_sown(_: None, children: Any) -> Sown:
+    return Sown(*children)
+
+
+jtu.register_pytree_with_keys(Harvest, _flatten_harvest, Harvest)
+jtu.register_pytree_with_keys(Sown, _flatten_sown, _unflatten_sown)
 
 
 class Frame:
@@ -120,23 +117,25 @@ class Frame:
 
 def _current_trace() -> Any:
     # Here, for JAX loads Pallas with it: a third of the time that importing pytreemod would take.
+    import jax.core as core
     import jax.extend.core as extended
 
-    find: Any = getattr(extended, "get_opaque_trace_state", None)
-    # Before JAX 0.9 it had another address.
-    return (jax.core.get_opaque_trace_state if find is None else find)()
+    name = "get_opaque_trace_state"
+    # At first it had another address.
+    find: Any = getattr(extended if hasattr(extended, name) else core, name)
+    return find()
 
 
 def _explain_unreachable(label: Label) -> str:
     what = f"sow({label.name!r})" if label.level == SOWN else f"capture of {label.name!r}"
     return explain(
         what,
-        "a place from which values can come out",
-        "one inside a transform that hands none out: plain JAX's, or a loop without stacked results",
+        "a place that values can come out of",
+        "one inside a transform that hands none out",
         cure=[
-            "use the filtered form, which hands them out:",
+            "use what hands them out, in the place of jax.jit, jax.vmap, jax.lax.scan, ...:",
             "pm.filter_jit, filter_vmap, filter_grad, filter_scan, filter_cond, filter_checkpoint",
-            "of a while loop, return the value in the carry",
+            "or return the value; from a while loop, in its carry",
         ],
     )
 
@@ -162,13 +161,21 @@ def is_collecting() -> bool:
 
 
 @contextmanager
-def _opened(level: int) -> Generator[Frame]:
-    frame = Frame(level)
+def _within(frame: Frame) -> Generator[Frame]:
     _frames.stack.append(frame)
     try:
         yield frame
     finally:
         _frames.stack.pop()
+
+
+@contextmanager
+def closed() -> Generator[None]:
+    """Refuse to record anything in this thread, until the end."""
+    frame = Frame(0)
+    frame.trace = None
+    with _within(frame):
+        yield
 
 
 @contextmanager
@@ -183,7 +190,7 @@ def capturing() -> Generator[Frame]:
     with _lock:
         _active += 1
     try:
-        with _context(True), _opened(level) as frame:
+        with _context(True), _within(Frame(level)) as frame:
             yield frame
     finally:
         with _lock:
@@ -219,7 +226,7 @@ def reap(
     """
     if not (_active and _frames.stack):
         return fn(*args, **kwargs), None
-    with _opened(_frames.stack[-1].level) as frame:
+    with _within(Frame(_frames.stack[-1].level)) as frame:
         result = fn(*args, **kwargs)
     return result, Harvest(frame.labels, frame.values) if frame.labels else None
 
@@ -264,6 +271,10 @@ def release(result: Any) -> Any:
     return result.result
 
 
+def _same(leaf: Any) -> Any:
+    return leaf
+
+
 def sow(name: str, value: _T) -> _T:
     """Show a value to the [`capture`][pytreemod.capture]s around this call, if there are any.
 
@@ -297,5 +308,6 @@ def sow(name: str, value: _T) -> _T:
     if _active:
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError(explain("sow(name)", "a string", describe(name)))
-        note(Label(SOWN, name), value)
+        # Containers are copied, for the function may change them later on.
+        note(Label(SOWN, name), jtu.tree_map(_same, value))
     return value

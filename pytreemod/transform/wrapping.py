@@ -5,11 +5,14 @@ that it can be stored in a field and passed through other transforms; it binds t
 function does; and it keeps the name, docstring and signature of what it wraps.
 """
 
+import functools as ft
 import inspect
 import sys
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import numpy as np
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.methods import BoundMethod
@@ -145,6 +148,45 @@ def check_names(where: str, names: tuple[str, ...], fn: Any) -> None:
                 ", ".join(map(repr, unknown)),
             )
         )
+
+
+def check_options(where: str, options: Iterable[str], function: Callable[..., Any]) -> None:
+    """Refuse options that JAX's own transform does not have.
+
+    Args:
+        where: our transform.
+        options: the names of what was given for JAX's.
+        function: JAX's transform.
+
+    Raises:
+        ArgumentError: it has no such option.
+    """
+    unknown = [name for name in options if name not in _options_of(function)]
+    if unknown:
+        raise ArgumentError(
+            explain(
+                where,
+                f"its own options and those of jax.{function_name(function)}",
+                ", ".join(f"{name}=" for name in unknown),
+            )
+        )
+
+
+@ft.lru_cache(maxsize=64)
+def _options_of(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(parameter.name for parameter in parameters_of(function) or ())
+
+
+def check_count(where: str, value: Any, least: int = 0) -> None:
+    """Refuse what is no count.
+
+    Raises:
+        ArgumentError: `value` is no int, or is less than `least`.
+    """
+    is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_int or value < least:
+        expected = "a count" if least == 0 else f"an int from {least} on"
+        raise ArgumentError(explain(where, expected, describe(value)))
 
 
 def check_callable(where: str, fn: Any, argument: str = "fun") -> None:

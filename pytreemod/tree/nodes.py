@@ -119,12 +119,17 @@ def is_of(node: Any, types: tuple[type, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A leaf and how it is reached."""
+    """A leaf and how it is reached.
+
+    With `is_node`, it is a node in the place of a leaf: one that is meant only by what names the
+    node itself, and not by what names a node above it.
+    """
 
     path: tuple[Any, ...]
     leaf: Any
     nodes: tuple[Any, ...]
     role: str
+    is_node: bool = False
 
 
 def places(tree: PyTree, is_leaf: IsLeaf = None) -> Iterator[Place]:

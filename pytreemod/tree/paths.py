@@ -31,6 +31,13 @@ class PathName(str):
         name.steps = step_names(path)
         return name
 
+    @classmethod
+    def parse(cls, text: str) -> "PathName":
+        """The name that is written so."""
+        name = cls(text)
+        name.steps = parse_pattern(text)
+        return name
+
 
 def step_names(path: tuple[Any, ...]) -> tuple[str, ...]:
     """The steps of a path as bare words; a key that is itself a path gives all of its steps."""
@@ -99,10 +106,15 @@ def parse_pattern(pattern: str) -> tuple[str, ...]:
     return tuple(steps)
 
 
-def matches(steps: tuple[str, ...], names: tuple[str, ...]) -> bool:
-    """Whether a pattern matches a path or a node above it (`*`: one step, `**`: any number)."""
+def matches(steps: tuple[str, ...], names: tuple[str, ...], exactly: bool = False) -> bool:
+    """Whether a pattern matches a path or, if not `exactly`, a node above it.
+
+    `*` stands for one step, `**` for any number.
+    """
     if not steps:
-        return True
+        return not (exactly and names)
     if steps[0] == "**":
-        return any(matches(steps[1:], names[i:]) for i in range(len(names) + 1))
-    return bool(names) and fnmatchcase(names[0], steps[0]) and matches(steps[1:], names[1:])
+        return any(matches(steps[1:], names[i:], exactly) for i in range(len(names) + 1))
+    if not names or not fnmatchcase(names[0], steps[0]):
+        return False
+    return matches(steps[1:], names[1:], exactly)

@@ -12,7 +12,7 @@ from pytreemod.errors import SpecError, describe, explain
 from pytreemod.tree.nodes import children_of, places, record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.selecting import Selector, as_bool, as_selector, refuse_unmatched
-from pytreemod.typing import FilterSpec, IsLeaf, PyTree, jtu
+from pytreemod.typing import FilterSpec, IsLeaf, PyTree, class_of, jtu
 
 Resolve = Callable[[Any, PyTree, tuple[Any, ...]], list[Any]]
 
@@ -174,7 +174,13 @@ def spread(
 
 
 def _alike(spec: Any, tree: Any) -> bool:
-    return type(spec) is type(tree)
+    kind, other = class_of(spec), class_of(tree)
+    return kind is other or _passed_for(kind) is _passed_for(other)
+
+
+def _passed_for(kind: Any) -> Any:
+    """The class for which a class passes that was made of it, as capturing does."""
+    return getattr(kind, "__passes_for__", kind)
 
 
 def _refuse_mismatch(spec: Any, tree: Any, where: str, place: str) -> None:

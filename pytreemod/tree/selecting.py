@@ -117,7 +117,7 @@ class PathSelector(Selector):
 
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Leaves at or below a place whose path matches."""
-        return [matches(self.steps, step_names(spot.path)) for spot in spots]
+        return [matches(self.steps, step_names(spot.path), spot.is_node) for spot in spots]
 
     def __repr__(self) -> str:
         return f"select.path({self.pattern!r})"
@@ -164,7 +164,10 @@ class AccessSelector(Selector):
         """Leaves at or below the nodes that the function returns."""
         found = locate(self.where, tree, is_leaf, "select.at(where)")
         starts = [target.path for target in found.targets]
-        return [any(spot.path[: len(s)] == s for s in starts) for spot in spots]
+        return [
+            any(s == (spot.path if spot.is_node else spot.path[: len(s)]) for s in starts)
+            for spot in spots
+        ]
 
     def __repr__(self) -> str:
         return f"select.at({getattr(self.where, '__qualname__', self.where)})"

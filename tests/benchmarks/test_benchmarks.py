@@ -22,6 +22,7 @@ SLOW = {
     "dispatch",
     "training",
     "tracing",
+    "stack",
     "surgery",
     "memory",
 }

@@ -1,5 +1,6 @@
-"""Counting the operations of a traced program."""
+"""Counting the operations of a traced program, and of a compiled one."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,12 @@ import jax
 def equations(fn: Callable[..., Any], *args: Any) -> Counter[str]:
     """How often each operation occurs in the program of `fn` on arrays, nested ones included."""
     return Counter(_names(jax.make_jaxpr(fn)(*args).jaxpr))
+
+
+def operations(fn: Callable[..., Any], *args: Any) -> Counter[str]:
+    """How often each operation occurs in the compiled program of `fn` on arrays."""
+    text = jax.jit(fn).lower(*args).compile().as_text()
+    return Counter(re.findall(r"= \S+ ([a-z][\w-]*)\(", text or ""))
 
 
 def _names(jaxpr: Any) -> Iterator[str]:

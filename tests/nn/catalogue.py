@@ -1,5 +1,6 @@
 """Every layer of `pytreemod.nn`, with an input for it: what the laws are tested on."""
 
+import functools as ft
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -30,15 +31,17 @@ class Entry:
     x: Any
     batches: bool = True  # whether layer(batch) is to equal vmap(layer)(batch)
     axis_name: str | None = None  # whether x is a batch to be mapped over, under that name
+    keyed: bool = True  # whether it is called with a key
 
     def build(self, seed: int = 0) -> tuple[Any, nn.State]:
         """The layer and its State."""
-        return nn.make_with_state(self.make)(jax.random.key(seed))
+        layer, state = nn.make_with_state(self.make)(jax.random.key(seed))
+        return layer, state.seed(jax.random.key(2))
 
     def apply(self, layer: Any, state: nn.State, x: Any = None, seed: int = 1) -> tuple[Any, Any]:
         """The layer's output, and the State afterwards."""
         x = jnp.asarray(self.x) if x is None else x
-        key = jax.random.key(seed)
+        key = jax.random.key(seed) if self.keyed else None
         if not (isinstance(layer, nn.StatefulLayer) and layer.is_stateful()):
             return layer(x, key=key), state
         if self.axis_name is None:
@@ -99,8 +102,22 @@ CATALOGUE = [
         axis_name="batch",
     ),
     Entry("Dropout", lambda key: nn.Dropout(0.5), wave(6), batches=False),
+    Entry(
+        "Dropout with a stream",
+        lambda key: nn.Dropout(0.5, broadcast_dims=0, stream=nn.RngStream()),
+        wave(3, 6),
+        batches=False,
+        keyed=False,
+    ),
+    Entry(
+        "SpectralNorm",
+        lambda key: nn.SpectralNorm(nn.Linear(3, 4, key=key), "weight", key=key),
+        wave(3),
+        batches=False,
+    ),
     Entry("Embedding", lambda key: nn.Embedding(5, 2, key=key), jnp.array([3, 0])),
     Entry("Identity", lambda key: nn.Identity(), wave(3)),
     Entry("Lambda", lambda key: nn.Lambda(jnp.tanh), wave(3)),
+    Entry("Stack", lambda key: nn.Stack(ft.partial(nn.Linear, 3, 3), 2, key=key), wave(3)),
     Entry("Sequential", small_net, wave(4, 1, 6, 6), batches=False),
 ]

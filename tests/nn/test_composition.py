@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, RngError, StateError
 from pytreemod.module.classes import Module
+from tests.helpers.equations import equations
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -146,6 +148,121 @@ def test_what_is_no_key_is_refused():
     """In the name of the Sequential."""
     with pytest.raises(RngError, match=r"^Sequential\(\.\.\.\): expected a random key, got 0"):
         two_layers()(jnp.ones(3), key=0)
+
+
+class Keyless(Module):
+    """Takes no key."""
+
+    def __call__(self, x):
+        return (*x, None)
+
+
+def test_layers_that_take_no_key_get_none(key):
+    """A layer without that parameter, or without use for it; what the others get stays the same."""
+    net = nn.Sequential([Keyless(), KeyTaker(), nn.Identity(), KeyTaker()])
+
+    _, one, two = net((), key=key)
+
+    assert (jnp.stack([one, two]) == jax.random.split(key, 4)[jnp.array([1, 3])]).all()
+
+
+RANDOM = {
+    "none": (lambda: nn.Lambda(jnp.tanh), 0),
+    "in inference": (lambda: nn.Dropout(0.5, inference=True), 0),
+    "p=0": (lambda: nn.Sequential([nn.Dropout(0.0)]), 0),
+    "one": (lambda: nn.Dropout(0.5), 1),
+    "one inside": (lambda: nn.Sequential([nn.Identity(), nn.Dropout(0.5)]), 2),
+}
+
+
+@pytest.mark.parametrize("case", RANDOM)
+def test_a_key_is_split_only_where_one_is_used(key, case):
+    """One split for each Sequential in which some layer is random, none otherwise."""
+    make, splits = RANDOM[case]
+    net = nn.Sequential([nn.Linear(3, 3, key=key), make(), nn.Linear(3, 3, key=key)])
+
+    program = equations(lambda x, key: net(x, key=key), jnp.ones(3), key)
+
+    assert program["random_split"] == splits
+    assert program["slice"] <= splits
+    if splits == 0:
+        assert program == equations(net, jnp.ones(3))
+
+
+def make_deep(key):
+    """Sequentials in a Sequential, with statistics, streams and plain layers."""
+    one, two = jax.random.split(key)
+    return nn.Sequential(
+        [
+            nn.Linear(3, 4, key=one),
+            nn.Sequential([nn.BatchNorm(4, "batch"), nn.Dropout(0.5, stream=pm.RngStream())]),
+            nn.Lambda(jax.nn.relu),
+            nn.Sequential([nn.Linear(4, 2, key=two), nn.Lambda(lambda x: 10 * x)]),
+        ]
+    )
+
+
+def by_hand(net, x, state):
+    """The same network, called layer by layer."""
+    linear, (norm, dropout), relu, (last, scale) = net
+    x, state = norm(linear(x), state)
+    x, state = dropout(x, state)
+    return scale(last(relu(x))), state
+
+
+def test_state_goes_through_nested_sequentials_under_every_transform(key):
+    """filter_jit of filter_grad of filter_vmap gives what calling the layers by hand gives."""
+    net, _ = nn.make_with_state(make_deep)(key)
+    axes = pm.by({pm.RngStream: 0, ...: None})
+    x = jnp.asarray(wave(6, 3))
+
+    def step(call, net, state, x):
+        def loss(net):
+            mapped = pm.filter_vmap(
+                lambda x, state: call(net, x, state),
+                in_axes=(0, axes),
+                out_axes=(0, axes),
+                axis_name="batch",
+            )
+            out, after = mapped(x, state.split(6))
+            return jnp.mean(jnp.sin(out)), (after.join(), out)
+
+        return pm.filter_grad(loss, has_aux=True)(net)
+
+    compiled = pm.filter_jit(step)
+    own, expected = (nn.make_with_state(make_deep)(key)[1].seed(key) for _ in range(2))
+    statistics = lambda state: state.get(net[1][0].state_index)  # noqa: E731
+    for _ in range(2):
+        grads, (own, out) = compiled(lambda net, x, state: net(x, state), net, own, x)
+        plain_grads, (expected, plain) = compiled(by_hand, net, expected, x)
+        assert_close(out, plain, atol=1e-4)
+        jax.tree.map(assert_close, grads, plain_grads)
+        for mine, other in zip(statistics(own), statistics(expected), strict=True):
+            assert_close(mine, other)
+            assert mine.shape == (4,)
+
+
+def test_in_inference_mode_a_state_stays_as_it_was(key):
+    """Statistics and streams are left alone by every layer inside."""
+    net, state = nn.make_with_state(make_deep)(key)
+    state = state.seed(key)
+    before = jax.tree.leaves(state)
+
+    out, after = nn.inference_mode(net)(jnp.ones(3), state, key=key)
+
+    assert out.shape == (2,)
+    assert all(new is old for new, old in zip(jax.tree.leaves(after), before, strict=True))
+    assert net.is_stateful() == nn.inference_mode(net).is_stateful() is True
+
+
+def test_a_slice_works_with_the_state_of_the_whole(key):
+    """Tokens keep their names."""
+    net, state = nn.make_with_state(make_deep)(key)
+    inner = nn.inference_mode(net[:2])
+
+    out, state = inner(jnp.ones(3), state)
+
+    assert_close(nn.inference_mode(net)(jnp.ones(3), state)[0], net[3](jax.nn.relu(out)))
 
 
 def test_identity_gives_back_anything(key):

@@ -2,10 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, RngError
+from pytreemod.errors import ArgumentError, RngError, ShapeError, StateError
+from tests.helpers.equations import equations
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -79,3 +82,186 @@ def test_an_array_as_p_becomes_a_number():
 
     assert layer.p == 0.5
     assert type(layer.p) is float
+
+
+def streaming(p=0.5, **options):
+    """A Dropout with a stream of its own, and its seeded State."""
+    make = nn.make_with_state(lambda: nn.Dropout(p, stream=pm.RngStream(), **options))
+    layer, state = make()
+    return layer, state.seed(jax.random.key(3))
+
+
+def test_with_a_stream_each_call_has_a_key_of_its_own():
+    """The keys are those that the stream gives, one for each call."""
+    layer, state = streaming()
+    x = jnp.ones(64)
+    key, _ = state.substate(layer).next_key(layer.stream)
+
+    first, state = layer(x, state)
+    second, state = layer(x, state)
+
+    assert layer.is_stateful()
+    assert_close(first, nn.Dropout(0.5)(x, key=key))
+    assert (first != second).any()
+
+
+def test_one_stream_in_two_layers_is_used_in_turn():
+    """Sharing the RngStream shares the State's entry; the layers still drop different entries."""
+
+    def make():
+        stream = pm.RngStream()
+        return nn.Dropout(0.5, stream=stream), nn.Dropout(0.5, stream=stream)
+
+    (one, two), state = nn.make_with_state(make)()
+    state = state.seed(jax.random.key(0))
+    x = jnp.ones(64)
+
+    first, state = one(x, state)
+    second, state = two(x, state)
+
+    assert len(jax.tree.leaves(state)) == 2  # a key and a count
+    assert (first != second).any()
+
+
+def test_a_key_takes_the_place_of_the_stream(key):
+    """The State comes back as it was; without one, the output comes alone."""
+    layer, state = streaming()
+    x = jnp.ones(64)
+
+    out, after = layer(x, state, key=key)
+
+    assert after is state
+    assert_close(out, nn.Dropout(0.5)(x, key=key))
+    assert_close(out, layer(x, key=key))
+
+
+@pytest.mark.parametrize(
+    ("p", "options", "call"),
+    [(0.5, {"inference": True}, {}), (0.5, {}, {"inference": True}), (0, {}, {})],
+    ids=["by field", "by argument", "p=0"],
+)
+def test_without_dropping_the_stream_is_not_used(p, options, call):
+    """The very same array and State come back; the program is empty."""
+    layer, state = streaming(p, **options)
+    x = jnp.ones(3)
+
+    assert layer(x, state, **call) == (x, state)
+    assert layer(x, **call) is x
+    assert not equations(lambda x, state: layer(x, state, **call), x, state)
+
+
+def test_inference_mode_keeps_the_stream():
+    """Switched to inference and back, the stream goes on."""
+    layer, state = streaming()
+    quiet = nn.inference_mode(layer)
+
+    x, state = quiet(jnp.ones(64), state)
+    x, state = nn.inference_mode(quiet, False)(x, state)
+
+    assert set(x.tolist()) == {0.0, 2.0}
+
+
+def test_a_state_that_is_not_needed_is_handed_back(key):
+    """Without a stream, too, passing a State means that a pair comes back."""
+    state = nn.State(())
+
+    assert nn.Dropout(0.5)(jnp.ones(3), state, key=key)[1] is state
+    assert not nn.Dropout(0.5).is_stateful()
+
+
+def test_streams_under_vmap():
+    """Split, each example has a mask of its own; as it is, all share one."""
+    layer, state = streaming()
+    x = jnp.ones((4, 64))
+    axes = pm.by({pm.RngStream: 0, ...: None})
+
+    same, state = jax.vmap(layer, in_axes=(0, None), out_axes=(0, None))(x, state)
+    mapped = pm.filter_vmap(layer, in_axes=(0, axes), out_axes=(0, axes))
+    other, state = mapped(x, state.split(4))
+    again, _ = layer(x, state.join())
+
+    assert (same == same[:1]).all()
+    assert len({tuple(row) for row in np.asarray(jnp.concat([same[:1], other, again]))}) == 9
+
+
+def test_a_stream_through_jit_and_grad():
+    """The State goes through as an array does; a jitted step is traced once."""
+    layer, state = streaming()
+    traces = []
+
+    @jax.jit
+    def step(x, state):
+        traces.append(None)
+        loss = lambda x: (lambda out, new: (out.sum(), (out, new)))(*layer(x, state))  # noqa: E731
+        return jax.grad(loss, has_aux=True)(x)
+
+    for _ in range(3):
+        grad, (out, state) = step(jnp.ones(64), state)
+        assert_close(grad, out)
+    assert len(traces) == 1
+
+
+def test_a_stream_without_a_state_is_refused():
+    """The error shows both ways: the State, and a key."""
+    layer, _ = streaming()
+    text = (
+        r"^Dropout\(p=0\.5\): expected a State, or a key, when training, got neither\."
+        r"\n  .*\n      x, state = layer\(x, state\)$"
+    )
+
+    with pytest.raises(StateError, match=text):
+        layer(jnp.ones(3))
+
+
+def test_a_stream_that_was_not_seeded_is_refused():
+    """By the State, which knows where the stream is in the model."""
+    net, state = nn.make_with_state(
+        lambda: nn.Sequential([nn.Dropout(0.5, stream=pm.RngStream())])
+    )()
+
+    with pytest.raises(RngError, match=r"layers\[0\]\.stream(.|\n)*state\.seed\(jax\.random\.key"):
+        net(jnp.ones(3), state)
+
+
+@pytest.mark.parametrize("stream", [0, "dropout", pm.RngStream, jax.random.key(0)], ids=label)
+def test_what_is_no_stream_is_refused(stream):
+    """A key, a name, or the class itself."""
+    text = r"^Dropout\(stream\): expected an RngStream or None, got (.|\n)*stream=pm\.RngStream\(\)"
+
+    with pytest.raises(ArgumentError, match=text):
+        nn.Dropout(0.5, stream=stream)
+
+
+@pytest.mark.parametrize("dims", [1, [1], (np.int64(1),), (-1,)], ids=label)
+def test_broadcast_axes_are_numbers(key, dims):
+    """One of them or several, counted from either end."""
+    layer = nn.Dropout(0.5, broadcast_dims=dims)
+    dropped = layer(jnp.ones((32, 3)), key=key) == 0
+
+    assert (dropped.all(1) == dropped.any(1)).all()
+    assert {type(axis) for axis in layer.broadcast_dims} == {int}
+
+
+@pytest.mark.parametrize("dims", ["0", None, 1.0, (0, 0), (True,)], ids=label)
+def test_what_is_no_axis_is_refused(dims):
+    """And the same axis twice."""
+    text = r"^Dropout\(broadcast_dims\): expected the number of an axis, or a sequence of differ"
+
+    with pytest.raises(ArgumentError, match=text):
+        nn.Dropout(0.5, broadcast_dims=dims)
+
+
+@pytest.mark.parametrize("axis", [2, -3])
+def test_an_axis_that_x_lacks_is_refused(key, axis):
+    """When it is called, for only then it is known."""
+    text = rf"^Dropout\(p=0\.5\): expected x with the axes that broadcast_dims=\({axis},\) names, "
+
+    with pytest.raises(ShapeError, match=text + r"got f32\[4,3\]\.$"):
+        nn.Dropout(0.5, broadcast_dims=axis)(jnp.ones((4, 3)), key=key)
+
+
+def test_defaults_are_not_printed():
+    """Of a plain Dropout only p and inference are shown."""
+    assert repr(nn.Dropout(0.5)) == "Dropout(p=0.5, inference=False)"
+    assert "broadcast_dims=(1,)" in repr(nn.Dropout(0.5, broadcast_dims=1))
+    assert "stream=RngStream" in repr(nn.Dropout(0.5, stream=pm.RngStream()))

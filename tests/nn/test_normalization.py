@@ -7,6 +7,7 @@ import pytest
 
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, ShapeError
+from tests.helpers.equations import equations
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -186,18 +187,104 @@ def test_mapped_and_direct_batches_are_the_same():
         assert_close(new, old)
 
 
-@pytest.mark.parametrize("names", [("outer", "inner"), ["outer", "inner"]], ids=label)
-def test_several_axis_names_make_one_batch(names):
-    """Statistics are taken over all the axes named."""
-    layer, state = nn.make_with_state(nn.BatchNorm)(3, names)
-    direct, direct_state = nn.make_with_state(nn.BatchNorm)(3)
-    x = jnp.asarray(wave(2, 4, 3))
+def over_two_axes(layer):
+    """The layer mapped over a batch of batches."""
     axes = {"in_axes": (0, None), "out_axes": (0, None)}
+    return jax.vmap(jax.vmap(layer, **axes, axis_name="inner"), **axes, axis_name="outer")
 
-    mapped = jax.vmap(jax.vmap(layer, **axes, axis_name="inner"), **axes, axis_name="outer")
-    out, _ = mapped(x, state)
 
-    assert_close(out.reshape(8, 3), direct(x.reshape(8, 3), direct_state)[0])
+@pytest.mark.parametrize("names", [("outer", "inner"), ["inner", "outer"]], ids=label)
+def test_several_axis_names_make_one_batch(torch, names):
+    """Over many steps: PyTorch's numbers for all examples at once, in training and inference."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3, names, momentum=0.7)
+    reference = torch.nn.BatchNorm1d(3, momentum=0.3)
+    step = jax.jit(lambda layer, x, state: over_two_axes(layer)(x, state))
+
+    for number in range(6):
+        x = wave(2, 4, 3, 5, phase=number) - number
+        out, state = step(layer, jnp.asarray(x), state)
+        assert_close(out.reshape(8, 3, 5), reference(torch.tensor(x.reshape(8, 3, 5))), atol=1e-4)
+        mean, var = state.get(layer.state_index)
+        assert_close(mean, reference.running_mean)
+        assert_close(var, reference.running_var)
+
+    out, state = step(nn.inference_mode(layer), jnp.asarray(x), state)
+    expected = reference.eval()(torch.tensor(x.reshape(8, 3, 5)))
+    assert_close(out.reshape(8, 3, 5), expected, atol=1e-4)
+    assert_close(jnp.stack(state.get(layer.state_index)), jnp.stack((mean, var)))
+
+
+def test_a_name_may_be_that_of_a_mesh_axis():
+    """Half of the batch on each of two devices, mapped there: the statistics are those of all."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3, ("devices", "batch"))
+    direct, direct_state = nn.make_with_state(nn.BatchNorm)(3)
+    x, spec = jnp.asarray(wave(8, 3)), jax.sharding.PartitionSpec
+    mesh = jax.sharding.Mesh(jax.devices()[:2], ("devices",))
+    specs = {"in_specs": (spec("devices"), spec()), "out_specs": (spec("devices"), spec())}
+    # JAX's check of what varies over devices knows nothing of the names of jax.vmap.
+    mapped = jax.shard_map(over_batch(layer), mesh=mesh, **specs, check_vma=False)
+
+    out, state = jax.jit(mapped)(x, state)
+
+    expected, direct_state = direct(x, direct_state)
+    assert_close(out, expected)
+    found = zip(jax.tree.leaves(state), jax.tree.leaves(direct_state), strict=True)
+    for own, other in found:
+        assert_close(own, other)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("affine", [True, False])
+def test_momentum_and_affine_are_pytorchs(torch, momentum, affine):
+    """At both ends: the latest batch alone, and the starting values for ever."""
+    make = nn.make_with_state(nn.BatchNorm)
+    layer, state = make(3, momentum=momentum, channelwise_affine=affine)
+    reference = torch.nn.BatchNorm1d(3, momentum=1 - momentum, affine=affine)
+
+    for step in range(2):
+        x = wave(4, 3, phase=step)
+        out, state = layer(jnp.asarray(x), state)
+        assert_close(out, reference(torch.tensor(x)), atol=1e-4)
+    mean, var = state.get(layer.state_index)
+    assert_close(mean, reference.running_mean)
+    assert_close(var, reference.running_var)
+
+
+def test_an_ensemble_has_statistics_for_each_member():
+    """Under vmap without axis_name each member normalizes by what it alone has seen."""
+    layers, state = jax.vmap(lambda _: nn.make_with_state(nn.BatchNorm)(3))(jnp.arange(2))
+    x = jnp.asarray(wave(2, 4, 3))
+
+    out, state = jax.vmap(lambda layer, x, state: layer(x, state))(layers, x, state)
+
+    for i in range(2):
+        one, one_state = nn.make_with_state(nn.BatchNorm)(3)
+        expected, one_state = one(x[i], one_state)
+        assert_close(out[i], expected)
+        assert_close(state.get(layers.state_index)[1][i], one_state.get(one.state_index)[1])
+
+
+def test_frozen_statistics_cost_no_reduction():
+    """In inference the State that comes back is the one that went in, and nothing is summed."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3, inference=True)
+    x = jnp.asarray(wave(4, 3))
+
+    program = equations(lambda x, state: layer(x, state)[0], x, state)
+
+    assert layer(x, state)[1] is state
+    assert not {name for name in program if name.startswith("reduce")}
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["batch", "vmap"])
+def test_the_program_is_the_hand_written_one(number):
+    """Operations and costs of a step and of its gradient, as XLA compiles them."""
+    programs = pytest.importorskip("benchmarks.programs", reason="compares with its programs")
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        case = [c for c in programs.stateful_cases() if c.label.startswith("BatchNorm")][number]
+        rows = list(programs.layer_rows(case))
+
+    assert [(row.label, row.note) for row in rows if not row.met] == []
+    assert len(rows) == 2
 
 
 def test_inference_needs_no_mapped_axis():
@@ -220,14 +307,24 @@ def test_the_argument_overrides_the_field():
     assert (after.get(layer.state_index)[0] != 0).all()
 
 
-def test_statistics_of_half_precision_layers_are_single():
-    """bfloat16 weights and outputs, float32 running statistics."""
-    layer, state = nn.make_with_state(nn.BatchNorm)(3, dtype=jnp.bfloat16)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=label)
+@pytest.mark.parametrize("inference", [False, True])
+def test_half_precision_layers_compute_in_single(dtype, inference):
+    """Weights and outputs are halves; statistics and what is between are those of float32."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3, dtype=dtype, inference=inference)
+    single, single_state = nn.make_with_state(nn.BatchNorm)(3, inference=inference)
+    # The squares of these overflow float16.
+    x = (300 * jnp.asarray(wave(4, 3))).astype(dtype)
 
-    out, state = layer(jnp.asarray(wave(4, 3)).astype(jnp.bfloat16), state)
+    out, state = layer(x, state)
+    expected, single_state = single(x.astype(jnp.float32), single_state)
 
-    assert layer.weight.dtype == out.dtype == jnp.bfloat16
-    assert {leaf.dtype.name for leaf in state.get(layer.state_index)} == {"float32"}
+    assert layer.weight.dtype == out.dtype == dtype
+    assert_close(out.astype(jnp.float32), expected.astype(dtype).astype(jnp.float32))
+    pairs = zip(jax.tree.leaves(state), jax.tree.leaves(single_state), strict=True)
+    for own, other in pairs:
+        assert own.dtype == jnp.float32
+        assert_close(own, other)
 
 
 def test_channelwise_affine_false_leaves_nothing_to_train():
@@ -273,6 +370,20 @@ def test_batch_norm_outside_vmap_shows_both_ways_out():
         layer(jnp.ones(3), state)
 
 
+def test_one_of_two_axes_outside_vmap_shows_both_maps():
+    """From the inside out."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3, ("outer", "inner"))
+    text = (
+        r"expected mapped axes named 'outer', 'inner', got not all of them\.\n  .*\n"
+        r"      layer = jax\.vmap\(layer, .*axis_name='inner'\)\n"
+        r"      layer = jax\.vmap\(layer, .*axis_name='outer'\)\n"
+        r"      layer\(x, state\)\n"
+    )
+
+    with pytest.raises(ArgumentError, match=text):
+        jax.vmap(layer, (0, None), (0, None), axis_name="inner")(jnp.ones((4, 3)), state)
+
+
 @pytest.mark.parametrize("shape", [(1, 3), (0, 3)], ids=label)
 def test_one_value_has_no_variance(shape):
     """A batch of one is refused in training, as in PyTorch, and accepted in inference."""
@@ -292,6 +403,15 @@ def test_one_value_has_no_variance(shape):
         ({"momentum": 1.5}, r"BatchNorm\(momentum\): expected a number from 0 to 1, got 1\.5"),
         ({"eps": None}, r"BatchNorm\(eps\): expected a number >= 0, got None"),
         ({"inference": "yes"}, r"BatchNorm\(inference\): expected True or False, got 'yes'"),
+        (
+            {"axis_name": ("b", "b")},
+            r"BatchNorm\(axis_name\): expected the name of a mapped axis, s",
+        ),
+        (
+            {"axis_name": ()},
+            r"BatchNorm\(axis_name\): .* got \(\)\.\n  .*\n      BatchNorm\(input_size\)",
+        ),
+        ({"axis_name": {}}, r"BatchNorm\(axis_name\): expected the name of a mapped axis, s"),
         ({"mode": "ema"}, r"BatchNorm\(mode\): expected 'batch', got 'ema'\.\n  Equinox's 'ema', "),
         ({"dtype": int}, r"BatchNorm\(dtype\): expected a floating dtype, got the class int"),
     ],

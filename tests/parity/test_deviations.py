@@ -441,6 +441,32 @@ def test_nothing_to_differentiate_is_an_error():
         call(pytreemod)
 
 
+def test_sequential_takes_layers_without_a_key():
+    """Equinox passes `key` to every layer; pytreemod to those that have such a parameter."""
+
+    def call(eqx):
+        class Double(eqx.Module):
+            def __call__(self, x):
+                return 2 * x
+
+        return eqx.nn.Sequential([Double(), eqx.nn.Identity()])(ramp(2), key=jax.random.key(0))
+
+    with pytest.raises(TypeError, match="key"):
+        call(equinox)
+
+    assert_same(2 * ramp(2), call(pytreemod))
+
+
+@pytest.mark.parametrize("option", ["broadcast_dims", "stream"])
+def test_dropout_takes_axes_and_a_stream(option):
+    """Equinox has neither option."""
+    given = {"broadcast_dims": (0,), "stream": pytreemod.RngStream()}[option]
+    with pytest.raises(TypeError, match=option):
+        equinox.nn.Dropout(0.5, **{option: given})
+
+    assert hasattr(pytreemod.nn.Dropout(0.5, **{option: given}), option)
+
+
 def test_argnums_chooses_what_is_differentiated():
     """Equinox refuses `argnums`; pytreemod takes it as `jax.grad` does."""
     call = lambda eqx: eqx.filter_grad(lambda x, y: jnp.sum(x * y), argnums=1)(2.0, ramp(2))  # noqa: E731

@@ -1,5 +1,6 @@
 """make_with_state and delete_init_state."""
 
+import copy
 import inspect
 
 import jax
@@ -7,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import StateError
+from pytreemod.errors import RngError, StateError, TokenError
 from tests.helpers.comparing import assert_same
-from tests.helpers.trees import affine, ramp
+from tests.helpers.trees import Holder, affine, ramp
 
 
 class Counter(pm.Module):
@@ -45,8 +46,7 @@ def test_model_and_state_come_together():
     model, state = pm.make_with_state(Net)(size=2)
 
     assert pm.tree_pformat(state, width=200) == (
-        "State(first.count=i32[], rest['a'][0].count=i32[], "
-        "rest['a'][1].count=i32[])"
+        "State(first.count=i32[], rest['a'][0].count=i32[], rest['a'][1].count=i32[])"
     )
     assert [leaf.shape for leaf in jax.tree.leaves(model)] == [(2,)]
     assert [int(leaf) for leaf in jax.tree.leaves(state)] == [0, 0, 0]
@@ -151,3 +151,190 @@ def test_delete_init_state():
     assert int(state.get(bare.first.count)) == 0
     assert bare.rest["a"][1].step == 3
     assert model.first.count.init is not None
+
+
+# ---- giving a model its values back, and making it anew
+
+
+class Noisy(pm.Module):
+    """A count and a stream, as a layer of a larger model has them."""
+
+    count: pm.StateIndex
+    stream: pm.RngStream
+
+    def __init__(self, start: int = 0) -> None:
+        self.count = pm.StateIndex(jnp.asarray(start, jnp.int32))
+        self.stream = pm.RngStream()
+
+    def __call__(self, x: jax.Array, state: pm.State) -> tuple[jax.Array, pm.State]:
+        key, state = state.next_key(self.stream)
+        state = state.set(self.count, state.get(self.count) + 1)
+        return x + jax.random.normal(key, x.shape), state
+
+
+def made(start: int, seed: int) -> tuple[Noisy, pm.State]:
+    """A model and its State, after one step."""
+    model, state = pm.make_with_state(Noisy)(start)
+    _, state = model(ramp(2), state.seed(jax.random.key(seed)))
+    return model, state
+
+
+def test_fill_undoes_make_with_state():
+    """make_with_state(state.fill)(model) == (model, state), values and streams included."""
+    model, state = made(3, 0)
+    kept = copy.copy(state)
+    again, state = pm.make_with_state(state.fill)(model)
+
+    assert again == model
+    assert state == kept
+
+
+def test_states_of_two_models_are_merged():
+    """Two models with tokens of the same names become one: each goes on where it was."""
+    (first, first_state), (second, second_state) = made(10, 0), made(20, 1)
+    pairs = [(first, first_state), (second, second_state)]
+    expected = [model(ramp(2), copy.copy(state))[0] for model, state in pairs]
+    models, state = pm.make_with_state(lambda *models: list(models))(
+        first_state.fill(first), second_state.fill(second)
+    )
+
+    assert repr(state).startswith("State(\n  [0].count=i32[],")
+    assert [int(state.get(model.count)) for model in models] == [11, 21]
+    for model, y in zip(models, expected, strict=True):
+        got, state = model(ramp(2), state)
+        assert_same(got, y)
+    assert [int(state.get(model.count)) for model in models] == [12, 22]
+
+
+def test_a_layer_that_surgery_added_gets_its_place_in_the_state():
+    """The others keep their values; the new layer has its initial one, and is named by its path."""
+    model, state = pm.make_with_state(Net)(size=2)
+    _, state = model.first(ramp(1), state)
+    changed = pm.tree_at(lambda m: m.rest["a"][0], model, Counter(5))
+    changed, state = pm.make_with_state(state.fill)(changed)
+    _, state = changed.rest["a"][0](ramp(1), state)
+
+    layers = (changed.first, *changed.rest["a"])
+    assert [int(state.get(layer.count)) for layer in layers] == [1, 5, 0]
+    assert repr(state) == (
+        "State(first.count=i32[], rest['a'][0].count=i32[], rest['a'][1].count=i32[])"
+    )
+
+
+def test_a_new_stream_is_seeded_alone():
+    """After adding a layer, its stream is seeded by path, and those of the others go on."""
+    model, state = pm.make_with_state(lambda: {"old": Noisy()})()
+    state = state.seed(jax.random.key(0))
+    expected, _ = copy.copy(state).next_key(model["old"].stream)
+    model, state = pm.make_with_state(state.fill)({**model, "new": Noisy()})
+    with pytest.raises(
+        RngError, match=r"State\.next_key\(\['new'\]\.stream\): expected a stream with"
+    ):
+        state.next_key(model["new"].stream)
+    state = state.seed(jax.random.key(1), "new")
+    old, state = state.next_key(model["old"].stream)
+    new, state = state.next_key(model["new"].stream)
+
+    assert_same(old, expected)
+    assert jnp.any(jax.random.key_data(new) != jax.random.key_data(old))
+
+
+def test_a_layer_that_moves_takes_its_value_along():
+    """A model becomes a part of another: the entries are named by the new paths."""
+    model, state = made(1, 0)
+    whole, state = pm.make_with_state(state.fill)({"inner": [model]})
+
+    assert repr(state).startswith("State(\n  ['inner'][0].count=i32[],")
+    assert int(state.get(whole["inner"][0].count)) == 2
+
+
+def test_a_removed_layer_leaves_the_state():
+    """Values whose tokens are no longer in the model are forgotten."""
+    model, state = pm.make_with_state(Net)(size=2)
+    model, state = pm.make_with_state(state.fill)(model.first)
+
+    assert repr(state) == "State(count=i32[])"
+
+
+def test_a_shared_token_stays_shared_when_filled():
+    """One token in two places is one entry again."""
+
+    def build():
+        layer = Counter()
+        return [layer, layer]
+
+    model, state = pm.make_with_state(build)()
+    _, state = model[0](ramp(1), state)
+    model, state = pm.make_with_state(state.fill)(model)
+    _, state = model[1](ramp(1), state)
+
+    assert len(jax.tree.leaves(state)) == 1
+    assert int(state.get(model[0].count)) == 2
+
+
+def test_fill_under_vmap_and_jit():
+    """The model that is filled may be an ensemble, and all of it may be traced."""
+
+    @jax.vmap
+    def build(start):
+        model, state = pm.make_with_state(lambda: Noisy(0))()
+        return model, state.set(model.count, start)
+
+    models, states = build(jnp.arange(3, dtype=jnp.int32))
+    remade, remade_states = jax.jit(lambda m, s: pm.make_with_state(s.fill)([m]))(models, states)
+
+    assert remade_states.get(remade[0].count).tolist() == [0, 1, 2]
+
+
+def test_fill_uses_the_state_up():
+    """Its values went into the model: to go on with the State would be to lose what follows."""
+    model, state = made(0, 0)
+    state.fill(model)
+    with pytest.raises(StateError, match=r"State\.get: [^\n]* one that fill has already replaced"):
+        state.get(model.count)
+
+
+def test_models_that_were_put_together_too_early_are_refused():
+    """Two tokens of one name cannot be told apart any more: both places and the cure are shown."""
+    (first, state), (second, _) = made(0, 0), made(1, 1)
+    with pytest.raises(
+        StateError,
+        match=r"^State\.fill\(model\): expected the token count in as many places as in the model "
+        r"of this State \(1\), got it in 2\.\n  at \[0\]\.count\n  at \[1\]\.count\n  if two "
+        r"models were put together, give each its values back first:\n"
+        r"      model, state = pm\.make_with_state\(Pair\)\(state1\.fill\(model1\), "
+        r"state2\.fill\(model2\)\)$",
+    ):
+        state.fill([first, second])
+
+
+def test_models_with_states_are_refused_as_parts_of_a_new_one():
+    """Also if they have nothing but streams, which would silently become one."""
+    layers = [pm.make_with_state(lambda: Holder(pm.RngStream()))()[0] for _ in range(2)]
+    with pytest.raises(StateError, match=r"moved into another State\.\n  at \[0\]\.content\n"):
+        pm.make_with_state(lambda: layers)()
+
+
+def test_fill_refuses_a_layer_of_another_model():
+    """A token whose value is in another State is named, with its place."""
+    _, state = made(0, 0)
+    stranger, _ = pm.make_with_state(lambda: Holder(Counter()))()
+    with pytest.raises(
+        TokenError,
+        match=r"^State\.fill: expected a token of the model that this State was made with "
+        r"\(count, stream\), got a token of another model: 'content\.count'\.\n  at \[1\]\.content",
+    ):
+        state.fill([Noisy(), stranger])
+
+
+def test_a_layer_that_was_added_without_its_state_is_refused():
+    """get of its token shows how to add it."""
+    model, state = pm.make_with_state(Net)(size=2)
+    changed = pm.tree_at(lambda m: m.first, model, Counter())
+    with pytest.raises(
+        TokenError,
+        match=r"another model: one without a name\.\n  make model and State together, also after "
+        r"adding a layer:\n      model, state = pm\.make_with_state\(Model\)\(\.\.\.\)\n"
+        r"      model, state = pm\.make_with_state\(state\.fill\)\(model\)$",
+    ):
+        changed.first(ramp(1), state)

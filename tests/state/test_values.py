@@ -12,6 +12,7 @@ import pytest
 import pytreemod as pm
 from pytreemod.errors import ArgumentError, StateError, TokenError
 from tests.helpers.comparing import assert_same
+from tests.helpers.equations import equations
 from tests.helpers.trees import Pair, affine, ramp
 
 
@@ -402,3 +403,134 @@ def test_a_missing_attribute_of_a_state_is_named():
     """Attributes that a State lacks are refused as Python does."""
     with pytest.raises(AttributeError, match="no attribute 'values'"):
         _ = pm.State(()).values
+
+
+# ---- what it costs, and what it is under plain JAX
+
+
+def test_get_and_set_add_nothing_to_a_program():
+    """Reading and writing is bookkeeping in Python: the program has the user's operations alone."""
+    model, state = make()
+
+    def step(state, x):
+        for _ in range(5):
+            state = state.set(model.mean, state.get(model.mean) + x)
+        part = state.substate(model.pair)
+        return state.update(part)
+
+    assert equations(step, state, jnp.ones(2)) == {"add": 5}
+
+
+def test_a_value_has_a_type_of_its_own():
+    """No weak types: a step that is compiled for the first State serves all that follow."""
+    token = pm.StateIndex({"n": jnp.asarray(0), "x": 1.5})
+    state = pm.State(token)
+    traces = []
+
+    @pm.filter_jit
+    def step(state):
+        traces.append(None)
+        value = state.get(token)
+        return state.set(token, {"n": jnp.asarray(3), "x": value["x"] * jnp.ones(())})
+
+    for _ in range(3):
+        state = step(state)
+    assert not any(leaf.weak_type for leaf in jax.tree.leaves(state))
+    assert len(traces) == 1
+
+
+def test_plain_jax_takes_a_state():
+    """jit, vmap, grad, scan, cond, while_loop and checkpoint, with no filter."""
+    model, state = pm.make_with_state(Other)()
+
+    def step(state, x):
+        new = state.get(model.token) + x
+        return state.set(model.token, new), new.sum()
+
+    xs = ramp(3, 2)
+    after, sums = jax.jit(lambda s: jax.lax.scan(step, s, xs))(state)
+    np.testing.assert_allclose(after.get(model.token), xs.sum(axis=0))
+    np.testing.assert_allclose(sums, xs.sum(axis=1).cumsum(), rtol=1e-6)
+
+    many, _ = jax.vmap(step, in_axes=(None, 0))(state, xs)
+    np.testing.assert_allclose(many.get(model.token), xs)
+    gradient, one = jax.grad(lambda x, s: step(s, x)[::-1], has_aux=True)(xs[0], copy.copy(state))
+    np.testing.assert_allclose(gradient, jnp.ones(2))
+    np.testing.assert_allclose(one.get(model.token), xs[0])
+
+    chosen = jax.lax.cond(True, lambda s: step(s, xs[1])[0], lambda s: s, state)
+    np.testing.assert_allclose(chosen.get(model.token), xs[1])
+    looped = jax.lax.fori_loop(0, 3, lambda i, s: jax.checkpoint(step)(s, xs[0])[0], state)
+    np.testing.assert_allclose(looped.get(model.token), 3 * xs[0], rtol=1e-6)
+
+
+def test_a_state_with_gradients_of_its_values():
+    """Values may be differentiated: the gradient is a State of the same names."""
+    model, state = pm.make_with_state(Other)()
+    gradient = jax.grad(lambda s: (s.get(model.token) * ramp(2)).sum())(state)
+
+    assert_same(gradient.get(model.token), ramp(2))
+    assert repr(gradient) == "State(token=f32[2])"
+
+
+class Deep(pm.Module):
+    """Tokens below lists and dicts."""
+
+    layers: list
+
+    def __init__(self) -> None:
+        self.layers = [{"net": Net(), "noise": pm.RngStream()} for _ in range(2)]
+
+
+def test_entries_are_selected_by_the_steps_of_their_paths():
+    """A pattern reads over a State as it does over the model: wildcards and indices work."""
+    _, state = pm.make_with_state(Deep)()
+    state = state.seed(jax.random.key(0))
+
+    def names(pattern):
+        kept = pm.filter(state, pattern)
+        leaves = jax.tree_util.tree_leaves_with_path(kept)
+        return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+
+    assert names("layers[1].net.mean") == ["layers[1]['net'].mean"]
+    assert names("layers.*.net.pair.second") == [
+        "layers[0]['net'].pair/second/x",
+        "layers[1]['net'].pair/second/x",
+    ]
+    assert names("**.noise.count") == [f"layers[{i}]['noise']/count" for i in range(2)]
+    assert names(pm.RngStream) == names("layers.*.noise")
+    assert len(names("layers[0]")) == 5
+
+
+def test_by_reads_a_state_like_a_model():
+    """Axes by path and by kind, in one rule."""
+    model, state = pm.make_with_state(Deep)()
+    state = state.seed(jax.random.key(0)).split(3)
+    state = state.split(3, "layers[1].net.mean")
+    axes = pm.by({pm.RngStream: 0, "layers[1].net.mean": 0, ...: None})
+
+    def step(state):
+        key, state = state.next_key(model.layers[0]["noise"])
+        index = model.layers[1]["net"].mean
+        return state.set(index, state.get(index) + jax.random.normal(key, (2,)))
+
+    after = pm.filter_vmap(step, in_axes=(axes,), out_axes=axes)(state)
+    assert after.get(model.layers[1]["net"].mean).shape == (3, 2)
+    assert after.get(model.layers[0]["net"].mean).shape == (2,)
+
+
+def test_a_state_that_was_returned_is_pickled_and_copied():
+    """Also before anybody has read a value, and with random streams."""
+    _, state = pm.make_with_state(Deep)()
+    state = pm.filter_jit(lambda s: s)(state.seed(jax.random.key(0)).split(2))
+    back = copy.deepcopy(state)
+
+    assert back == state
+    assert jax.tree.structure(back) == jax.tree.structure(state)
+    assert copy.copy(state) == state
+    plain = pm.make_with_state(Net)()[1]
+    returned = pm.filter_jit(lambda s: s)(plain)
+    read = pickle.loads(pickle.dumps(returned))
+    assert read == plain
+    assert jax.tree.structure(read) == jax.tree.structure(plain)
+    assert len(jax.tree.leaves(pm.filter(read, pm.select.path("pair.second.x")))) == 1

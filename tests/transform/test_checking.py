@@ -131,6 +131,56 @@ def test_eagerly(program, x):
     failure(program, x)
 
 
+JITTED = pm.filter_jit(small)
+LOSS = pm.filter_jit(squares(small))
+COMPILED_INSIDE = {
+    "filter_vmap": pm.filter_vmap(JITTED),
+    "filter_vmap of jax.jit": pm.filter_vmap(jax.jit(small)),
+    "filter_grad": pm.filter_grad(LOSS),
+    "filter_value_and_grad": pm.filter_value_and_grad(LOSS),
+    "filter_vmap of filter_grad": pm.filter_vmap(pm.filter_grad(LOSS)),
+    "filter_jvp": lambda x: pm.filter_jvp(JITTED, (x,), (x,)),
+    "filter_vjp": lambda x: pm.filter_vjp(JITTED, x),
+    "filter_linearize": lambda x: pm.filter_linearize(JITTED, x),
+    "filter_jacfwd": pm.filter_jacfwd(JITTED),
+    "filter_jacrev": pm.filter_jacrev(JITTED),
+    "filter_hessian": pm.filter_hessian(LOSS),
+    "filter_checkpoint": pm.filter_checkpoint(JITTED),
+    "filter_scan": lambda x: pm.filter_scan(lambda carry, y: (carry, small(y)), 0, x),
+    "filter_map": lambda x: pm.filter_map(small, x),
+    "filter_associative_scan": lambda x: pm.filter_associative_scan(lambda a, b: a + JITTED(b), x),
+    "filter_while_loop": lambda x: pm.filter_while_loop(
+        lambda carry: carry[0] < 2, lambda carry: (carry[0] + 1, small(carry[1])), (0, x)
+    ),
+    "filter_fori_loop": lambda x: pm.filter_fori_loop(0, 2, lambda i, carry: small(carry), x),
+    "filter_cond": lambda x: pm.filter_cond(x[0] > -99, small, no_check, x),
+    "filter_switch": lambda x: pm.filter_switch(1, [no_check, small], x),
+}
+
+
+@pytest.mark.parametrize("program", COMPILED_INSIDE.values(), ids=COMPILED_INSIDE.keys())
+def test_a_filtered_transform_that_nothing_compiles(program):
+    """What JAX compiles inside it raises the check's own error, not one of JAX's, at each call."""
+    jax.block_until_ready(program(BAD - 9))
+    for _ in range(2):
+        failure(program, BAD)
+
+
+def test_other_errors_of_jax_arrive_undisturbed():
+    """What a callback of the user's raises is not taken for the check that failed before."""
+
+    def broken(x):
+        raise ZeroDivisionError("not ours")
+
+    call = jax.jit(lambda x: jax.pure_callback(broken, x, x, vmap_method="sequential"))
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=TEXT):
+        jax.block_until_ready(jax.jit(small)(BAD))
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="not ours") as caught:
+        jax.block_until_ready(pm.filter_vmap(call)(BAD))
+
+    assert not isinstance(caught.value, CheckError)
+
+
 def test_without_jit():
     """Under `jax.disable_jit` too."""
     with jax.disable_jit():

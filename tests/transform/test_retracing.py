@@ -449,6 +449,30 @@ def test_max_traces_lets_equal_calls_pass():
     assert f.store.log_of(f.fn).count == 1
 
 
+class Shift(pm.Module):
+    """A Module to call, of any size."""
+
+    by: jax.Array
+    mode: str = pm.field(static=True)
+
+    def __call__(self, x):
+        return x + self.by.sum()
+
+
+def test_max_traces_of_functions_that_are_pytrees():
+    """Each Module has its own count, by structure and shapes: another one is another function."""
+    for model in (Shift(ramp(2), "a"), Shift(ramp(2), "b"), Shift(ramp(3), "b")):
+        call = pm.filter_jit(model, max_traces=1)
+        call(ramp(2))
+        call(ramp(2))
+        with pytest.raises(RetraceError, match=r"x: f32\[2\] -> f32\[3\]"):
+            call(ramp(3))
+        same = pm.filter_jit(model.replace(by=2 * model.by), max_traces=1)
+        same(ramp(2))
+        with pytest.raises(RetraceError, match=r"x: f32\[2\] -> f32\[4\]"):
+            same(ramp(4))
+
+
 def test_max_traces_of_methods_and_lowered_functions():
     """Lowering is a trace as well; a method counts for its class."""
 

@@ -1,6 +1,7 @@
 """What every transformed function has in common."""
 
 import copy
+import functools as ft
 import inspect
 import pickle
 
@@ -33,6 +34,17 @@ TRANSFORMS = {
     "filter_vmap": pm.filter_vmap,
     "filter_checkpoint": pm.filter_checkpoint,
     "filter_make_jaxpr": pm.filter_make_jaxpr,
+    "filter_jacfwd": pm.filter_jacfwd,
+    "filter_jacrev": pm.filter_jacrev,
+    "filter_hessian": pm.filter_hessian,
+    "filter_jvp": pm.filter_jvp,
+    "filter_vjp": pm.filter_vjp,
+    "filter_linearize": pm.filter_linearize,
+    "filter_custom_jvp": pm.filter_custom_jvp,
+    "filter_custom_vjp": pm.filter_custom_vjp,
+    "filter_pmap": pm.filter_pmap,
+    "filter_shard_map": ft.partial(pm.filter_shard_map, in_specs=None, out_specs=None),
+    "filter_checkify": pm.filter_checkify,
 }
 every_transform = pytest.mark.parametrize("name", TRANSFORMS)
 
@@ -171,7 +183,7 @@ def test_with_and_without_parentheses(decorate, name):
 @pytest.mark.parametrize("fn", [3, "double", [double]])
 def test_what_cannot_be_called_is_refused(name, fn):
     """Transforming something that is no function is refused at once."""
-    with pytest.raises(ArgumentError, match=rf"{name}\(fun\): expected something callable, got"):
+    with pytest.raises(ArgumentError, match=rf"{name}(\((fun|fn|f)\))?: expected something callable, got"):
         TRANSFORMS[name](fn)
 
 

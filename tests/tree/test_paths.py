@@ -96,3 +96,19 @@ def test_malformed_patterns_are_refused(pattern):
 def test_patterns_match_a_path_or_a_node_above_it(pattern, path, expected):
     """`*` is one step, `**` any number, and case counts."""
     assert matches(parse_pattern(pattern), parse_pattern(path)) is expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "expected"),
+    [
+        ("layers.*", "layers.0", True),
+        ("layers.*", "layers.0.weight", False),
+        ("layers", "layers.0", False),
+        ("**.weight", "layers.0.weight", True),
+        ("layers.**", "layers.0.weight", True),
+        ("layers.**", "layers", True),
+    ],
+)
+def test_patterns_match_a_path_exactly(pattern, path, expected):
+    """Where nodes are meant, what names a node does not name what is below it."""
+    assert matches(parse_pattern(pattern), parse_pattern(path), exactly=True) is expected

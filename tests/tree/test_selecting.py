@@ -7,6 +7,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import SpecError
+from pytreemod.tree.nodes import Place
 from tests.helpers.trees import Affine
 
 
@@ -58,3 +59,16 @@ def test_mask_follows_is_leaf():
     assert selector.mask(tree) == [True, True, False]
     assert selector.mask(tree, lambda x: isinstance(x, Affine)) == [True, False]
     assert selector.mask(tree, lambda x: x is None) == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    "selector", [pm.select.path("inner"), pm.select.at(lambda tree: tree["inner"])]
+)
+def test_a_node_is_picked_by_its_own_name(selector):
+    """Of nodes in the place of leaves, those below the one that was named are not meant."""
+    tree = {"inner": {"x": [1]}}
+    keys = [(jax.tree_util.DictKey("inner"),), (jax.tree_util.DictKey("inner"),) * 2]
+    spots = [Place(path, None, (), "param", is_node=True) for path in keys]
+
+    assert selector.pick(spots, tree, None) == [True, False]
+    assert selector.mask(tree) == [True]

@@ -16,3 +16,5 @@ from pytreemod.nn.functional.normalization import update_running as update_runni
 from pytreemod.nn.functional.pooling import avg_pool as avg_pool
 from pytreemod.nn.functional.pooling import max_pool as max_pool
 from pytreemod.nn.functional.pooling import pool as pool
+from pytreemod.nn.functional.rescaling import divide_by_spectral_norm as divide_by_spectral_norm
+from pytreemod.nn.functional.rescaling import power_iteration as power_iteration

@@ -1,11 +1,21 @@
 """Setting random entries to zero."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
+from pytreemod.nn.functional.inlining import as_arrays, traced_once
 
-def dropout(x: Shaped[Array, "..."], p: float, *, key: PRNGKeyArray) -> Shaped[Array, "..."]:
+
+def dropout(
+    x: Shaped[Array, "..."],
+    p: float,
+    *,
+    key: PRNGKeyArray,
+    broadcast_dims: Sequence[int] = (),
+) -> Shaped[Array, "..."]:
     """Set each entry to zero with probability p, and divide the others by 1 - p.
 
     Shapes:
@@ -16,9 +26,13 @@ def dropout(x: Shaped[Array, "..."], p: float, *, key: PRNGKeyArray) -> Shaped[A
         x: input.
         p: probability of zero, from 0 to 1.
         key: decides which entries.
+        broadcast_dims: axes along which all entries share one fate.
 
     Returns:
         An array whose expectation is x (for p < 1).
+
+    Raises:
+        IndexError: x has no axis of that number.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -35,5 +49,14 @@ def dropout(x: Shaped[Array, "..."], p: float, *, key: PRNGKeyArray) -> Shaped[A
     if p == 1:
         # x / 0 would be inf, and its gradient nan even where it is masked.
         return jnp.zeros_like(x)
-    keep = jax.random.bernoulli(key, 1 - p, x.shape)
-    return jnp.where(keep, x / (1 - p), 0)
+    shape = list(jnp.shape(x))
+    for axis in broadcast_dims:
+        shape[axis] = 1
+    return _dropout(*as_arrays(x, key), keep=float(1 - p), shape=tuple(shape))
+
+
+# Compiled with its number as a constant, so that the last bit is the same in a larger program.
+@traced_once("keep", "shape")
+def _dropout(x: Array, key: PRNGKeyArray, *, keep: float, shape: tuple[int, ...]) -> Array:
+    kept = jax.random.bernoulli(key, keep, shape)
+    return jnp.where(kept, x / keep, 0)

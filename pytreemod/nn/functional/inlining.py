@@ -9,6 +9,9 @@ import jax.numpy as jnp
 Args = ParamSpec("Args")
 Out = TypeVar("Out")
 
+# From 0.12 on JAX can inline at several stages; before, only while tracing, as it is meant here.
+INLINE: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
+
 
 def traced_once(*static: str) -> Callable[[Callable[Args, Out]], Callable[Args, Out]]:
     """Make JAX trace, and differentiate, a function once for all arguments of the same shapes.
@@ -35,7 +38,7 @@ def traced_once(*static: str) -> Callable[[Callable[Args, Out]], Callable[Args, 
     """
 
     def decorate(function: Callable[Args, Out]) -> Callable[Args, Out]:
-        compiled: Any = jax.jit(function, static_argnames=static, inline=True)
+        compiled: Any = jax.jit(function, static_argnames=static, inline=INLINE)
         return cast("Callable[Args, Out]", compiled)
 
     return decorate

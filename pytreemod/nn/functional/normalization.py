@@ -121,12 +121,16 @@ def _moments(
     """Mean and biased variance of each channel, and x without its mean."""
     axes = tuple(axis for axis in range(x.ndim) if axis != channel_axis)
     wide = x.astype(computing_dtype(x.dtype))
-    mean = jnp.mean(wide, axes)
-    mean = lax.pmean(mean, names) if names else mean
+    mean = _mean_over(names, jnp.mean(wide, axes))
     # Centered before squaring: E[x^2] - E[x]^2 cancels badly, and may come out negative.
     centered = wide - place(mean, wide, channel_axis)
-    var = jnp.mean(jnp.square(centered), axes)
-    return mean, lax.pmean(var, names) if names else var, centered
+    var = _mean_over(names, jnp.mean(jnp.square(centered), axes))
+    return mean, var, centered
+
+
+def _mean_over(names: tuple[Hashable, ...], value: Array) -> Array:
+    """The mean over mapped axes of these names."""
+    return lax.pmean(value, names) if names else value
 
 
 def batch_norm(

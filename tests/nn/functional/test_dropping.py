@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from pytreemod.nn.functional import dropout
+from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
 
@@ -43,3 +44,25 @@ def test_certain_outcomes(key, p, slope):
 def test_dtype_is_kept(key):
     """bfloat16 stays bfloat16."""
     assert dropout(jnp.ones(3, jnp.bfloat16), 0.5, key=key).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(("dims", "axes"), [((0,), (0,)), ((-1,), (2,)), ((0, 2), (0, 2))])
+def test_broadcast_axes_share_one_fate(key, dims, axes):
+    """Along these axes all entries are dropped or none; along the others both occur."""
+    dropped = dropout(jnp.ones((8, 9, 10)), 0.5, key=key, broadcast_dims=dims) == 0
+
+    for axis in range(3):
+        alike = (dropped.all(axis) == dropped.any(axis)).all()
+        assert bool(alike) == (axis in axes)
+
+
+@pytest.mark.filterwarnings("default:::flax")
+@pytest.mark.parametrize("dims", [(), (1,), (0, -1)], ids=label)
+def test_the_same_entries_are_dropped_as_in_flax(key, dims):
+    """For the same key, p and axes."""
+    nnx = pytest.importorskip("flax.nnx", reason="compares numbers with Flax")
+    x = jnp.asarray(wave(4, 3, 5))
+
+    found = dropout(x, 0.4, key=key, broadcast_dims=dims)
+
+    assert_close(found, nnx.Dropout(0.4, broadcast_dims=dims, deterministic=False)(x, rngs=key))

@@ -1,0 +1,261 @@
+"""What it costs to apply many layers of one kind by a scan over them.
+
+    python -m benchmarks.stack [--quick] [--json]
+
+A layer is a residual block: normalization, an affine map, relu, another affine map. All libraries'
+Modules hold the arrays and call the same functions of arrays. pytreemod stacks them by `nn.Stack`;
+Equinox by `filter_vmap` over the class, `partition` and `jax.lax.scan`; NNX by `nnx.vmap` over the
+class and `nnx.scan`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from benchmarks.libraries import OURS, installed
+from benchmarks.measuring import PROCESS, WALL, Burst, compare, race
+from benchmarks.tables import SAME, Benchmark, Row, cell, in_words, ratio_row
+
+BY_HAND = "by hand"
+EPS = 1e-5
+GROWTH = 1.2
+"""How much longer a hundred layers may take to compile than two."""
+
+Parameters = dict[str, jax.Array]
+
+
+# --- what is computed ----------------------------------------------------------------------------
+
+
+def residual(p: Parameters, x: jax.Array) -> jax.Array:
+    """One block."""
+    centered = x - jnp.mean(x, axis=-1, keepdims=True)
+    var = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
+    h = centered * lax.rsqrt(var + EPS) * p["scale"]
+    h = jax.nn.relu(h @ p["into"] + p["bias"])
+    return x + h @ p["out"]
+
+
+def parameters(key: jax.Array, width: int) -> Parameters:
+    """Of one block."""
+    one, two = jax.random.split(key)
+    return {
+        "scale": jnp.ones(width),
+        "into": jax.random.normal(one, (width, width)) / width,
+        "bias": jnp.zeros(width),
+        "out": jax.random.normal(two, (width, width)) / width,
+    }
+
+
+def mean_square(y: jax.Array) -> jax.Array:
+    """A scalar to differentiate."""
+    return jnp.mean(y**2)
+
+
+# --- who computes it -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A model, how to apply it, and the library's own forms of jit and grad."""
+
+    model: Any
+    apply: Callable[[Any, jax.Array], jax.Array]
+    jit: Callable[..., Any] = jax.jit
+    grad: Callable[..., Any] = jax.grad
+
+    def program(self, what: str) -> Callable[..., Any]:
+        """The function that is to be compiled; new each time, or it would be remembered."""
+        if what == "forward":
+            return lambda model, x: self.apply(model, x)
+        return self.grad(lambda model, x: mean_square(self.apply(model, x)))
+
+
+def layer_keys(depth: int) -> jax.Array:
+    """One for each layer."""
+    return jax.random.split(jax.random.key(0), depth)
+
+
+def loop_by_hand(depth: int, width: int) -> Contender:
+    """A list of dicts, and a loop."""
+
+    def apply(model: list[Parameters], x: jax.Array) -> jax.Array:
+        for layer in model:
+            x = residual(layer, x)
+        return x
+
+    return Contender([parameters(key, width) for key in layer_keys(depth)], apply)
+
+
+def scan_by_hand(depth: int, width: int) -> Contender:
+    """A dict of stacked arrays, and a scan."""
+
+    def apply(model: Parameters, x: jax.Array) -> jax.Array:
+        return lax.scan(lambda x, layer: (residual(layer, x), None), x, model)[0]
+
+    return Contender(jax.vmap(lambda key: parameters(key, width))(layer_keys(depth)), apply)
+
+
+def block_class(library: Any, width: int) -> Any:
+    """In Equinox or pytreemod."""
+
+    class Block(library.Module):
+        parameters: Parameters
+
+        def __init__(self, *, key: jax.Array):
+            self.parameters = parameters(key, width)
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return residual(self.parameters, x)
+
+    return Block
+
+
+def in_pytreemod(pm: Any, depth: int, width: int) -> Contender:
+    """By `nn.Stack`."""
+    model = pm.nn.Stack(block_class(pm, width), depth, key=jax.random.key(0))
+    return Contender(model, lambda model, x: model(x), pm.filter_jit, pm.filter_grad)
+
+
+def in_equinox(eqx: Any, depth: int, width: int) -> Contender:
+    """As its documentation does it."""
+    block = block_class(eqx, width)
+    model = eqx.filter_vmap(lambda key: block(key=key))(layer_keys(depth))
+
+    def apply(model: Any, x: jax.Array) -> jax.Array:
+        arrays, rest = eqx.partition(model, eqx.is_array)
+        return lax.scan(lambda x, layer: (eqx.combine(layer, rest)(x), None), x, arrays)[0]
+
+    return Contender(model, apply, eqx.filter_jit, eqx.filter_grad)
+
+
+def in_nnx(nnx: Any, depth: int, width: int) -> Contender:
+    """As its documentation does it."""
+
+    class Block(nnx.Module):
+        def __init__(self, rngs: Any):
+            made = parameters(rngs.params(), width)
+            self.parameters = nnx.Dict({name: nnx.Param(value) for name, value in made.items()})
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return residual({name: param[...] for name, param in self.parameters.items()}, x)
+
+    @nnx.split_rngs(splits=depth)
+    @nnx.vmap(in_axes=(0,), out_axes=0)
+    def make(rngs: Any) -> Any:
+        return Block(rngs)
+
+    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+    def step(x: jax.Array, layer: Any) -> jax.Array:
+        return layer(x)
+
+    return Contender(make(nnx.Rngs(0)), lambda model, x: step(x, model), nnx.jit, nnx.grad)
+
+
+MAKERS = {"pytreemod": in_pytreemod, "Equinox": in_equinox, "NNX": in_nnx}
+
+
+def scanning(depth: int, width: int) -> dict[str, Contender]:
+    """The scan by hand, and those of the libraries."""
+    libraries = {name: MAKERS[name](library, depth, width) for name, library in installed().items()}
+    return {BY_HAND: scan_by_hand(depth, width), **libraries}
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+
+def clocked(clock: Callable[[], float], function: Callable[[], Any]) -> Burst:
+    """Again and again, until it is there."""
+
+    def burst(number: int) -> float:
+        began = clock()
+        for _ in range(number):
+            jax.block_until_ready(function())
+        return clock() - began
+
+    return burst
+
+
+def compiling(contender: Contender, what: str, x: jax.Array) -> Burst:
+    """From nothing to a compiled program."""
+
+    def compile_() -> None:
+        contender.jit(contender.program(what)).lower(contender.model, x).compile()
+
+    return clocked(PROCESS, compile_)
+
+
+def tracing(contender: Contender, what: str, x: jax.Array) -> Burst:
+    """The part of it that Python does, and that makes StableHLO of it."""
+
+    def lower() -> None:
+        contender.jit(contender.program(what)).lower(contender.model, x)
+
+    return clocked(PROCESS, lower)
+
+
+def stepping(contender: Contender, what: str, x: jax.Array) -> Burst:
+    """Running what is compiled."""
+    step = contender.jit(contender.program(what))
+    return clocked(WALL, lambda: step(contender.model, x))
+
+
+def growth(depth: int, width: int, what: str, rounds: int) -> Row:
+    """How much longer it takes to compile more layers, for each."""
+    x = jnp.ones((2, width))
+    few, many = scanning(2, width), scanning(depth, width)
+    results: dict[str, Any] = {}
+    for name in few:
+        bursts = {"2": compiling(few[name], what, x), "many": compiling(many[name], what, x)}
+        results[name] = compare(race(bursts, rounds=rounds), "2")
+    ours = results[OURS]["many"].ratio
+    return Row(
+        f"compiling {what}, {depth} layers, against 2",
+        in_words(results[BY_HAND]["2"].seconds.median),
+        {name: cell(found["many"]) for name, found in results.items() if name != BY_HAND},
+        {name: found["many"].as_dict() for name, found in results.items()},
+        f"≤ {GROWTH:g}",
+        # The best times, for compiling takes so long that there are few rounds.
+        ours.best <= GROWTH * SAME,
+    )
+
+
+def against(
+    baseline: Contender,
+    contenders: Mapping[str, Contender],
+    kind: Callable[[Contender, str, jax.Array], Burst],
+    what: str,
+    x: jax.Array,
+) -> dict[str, Burst]:
+    """Bursts, the baseline's first."""
+    others = {name: kind(c, what, x) for name, c in contenders.items() if name != BY_HAND}
+    return {BY_HAND: kind(baseline, what, x), **others}
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Compiling at two depths; tracing against a scan by hand; stepping against a loop."""
+    depth, rounds = (10, 2) if quick else (100, 8)
+    for what in ("forward", "gradient"):
+        yield growth(depth, 16, what, 2 if quick else 5)
+    many = scanning(depth, 16)
+    for what in ("forward", "gradient"):
+        bursts = against(many[BY_HAND], many, tracing, what, jnp.ones((2, 16)))
+        label = f"tracing {what}, {depth} layers, against a scan"
+        yield ratio_row(label, race(bursts, rounds=3 * rounds), limit=1.1)
+    for width, batch in ((16, 2),) if quick else ((16, 8), (64, 64), (256, 256), (256, 8)):
+        depth, x = 16, jnp.ones((batch, width))
+        loop, others = loop_by_hand(depth, width), scanning(depth, width)
+        for what in ("forward", "gradient"):
+            bursts = against(loop, others, stepping, what, x)
+            label = f"{what}, wall, {batch} x {width}, against a loop"
+            yield ratio_row(label, race(bursts, rounds=5 * rounds), limit=1.0)
+
+
+BENCHMARK = Benchmark("A stack of layers, against plain JAX on dicts", BY_HAND, rows)
+
+if __name__ == "__main__":
+    BENCHMARK.main()

@@ -1,0 +1,119 @@
+"""The largest singular value of a weight, by power iteration.
+
+Computed in float32 or wider, whatever the dtype of the weight.
+"""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Shaped
+
+from pytreemod.nn.functional.inlining import as_arrays, traced_once
+from pytreemod.nn.functional.promotion import computing_dtype
+
+
+def power_iteration(
+    weight: Shaped[Array, "out ..."],
+    u: Float[Array, " out"],
+    v: Float[Array, " in"],
+    *,
+    num_iterations: int = 1,
+    eps: float = 1e-12,
+) -> tuple[Float[Array, " out"], Float[Array, " in"]]:
+    """Move u and v towards the first singular vectors of a weight, seen as a matrix.
+
+    Shapes:
+        weight: (out, ...), all axes but the first taken as one, of size in
+        u: (out,)
+        v: (in,)
+        return: ((out,), (in,))
+
+    Args:
+        weight: the matrix; no gradient flows through it.
+        u: the left vector so far; only its shape matters, since it is computed from v.
+        v: the right vector so far.
+        num_iterations: how often to multiply by the matrix and its transpose.
+        eps: a norm smaller than this is not divided by.
+
+    Returns:
+        Both vectors, of length one.
+
+    Raises:
+        ArgumentError: weight is complex.
+        TypeError: the sizes disagree (raised by JAX).
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> weight, v = jnp.array([[3.0, 0.0], [0.0, 1.0]]), jnp.array([0.8, 0.6])
+        >>> u, v = nn.functional.power_iteration(weight, jnp.ones(2), v, num_iterations=10)
+        >>> u.round(3).tolist(), v.round(3).tolist()
+        ([1.0, 0.0], [1.0, 0.0])
+
+    Source:
+        Miyato et al. 2018, https://arxiv.org/abs/1802.05957, algorithm 1, in the order of
+        `torch.nn.utils.parametrizations.spectral_norm`.
+    """
+    return _power_iteration(*as_arrays(weight, u, v), eps=eps, num_iterations=num_iterations)
+
+
+@traced_once("num_iterations")
+def _power_iteration(
+    weight: Array, u: Array, v: Array, *, eps: float, num_iterations: int
+) -> tuple[Array, Array]:
+    matrix = lax.stop_gradient(_matrix(weight))
+    for _ in range(num_iterations):
+        u = _unit(matrix @ v, eps)
+        v = _unit(matrix.T @ u, eps)
+    return u, v
+
+
+def _matrix(weight: Array) -> Array:
+    wide = weight.astype(computing_dtype(weight.dtype))
+    return wide if wide.ndim == 2 else jnp.reshape(wide, (wide.shape[0], -1))
+
+
+def _unit(vector: Array, eps: float) -> Array:
+    return vector / jnp.maximum(jnp.sqrt(jnp.sum(jnp.square(vector))), eps)
+
+
+def divide_by_spectral_norm(
+    weight: Shaped[Array, "out ..."], u: Float[Array, " out"], v: Float[Array, " in"]
+) -> Shaped[Array, "out ..."]:
+    r"""Divide a weight by its largest singular value: $W / \sigma$ with $\sigma = u^T W v$.
+
+    Shapes:
+        weight: (out, ...), all axes but the first taken as one, of size in
+        u: (out,)
+        v: (in,)
+        return: the shape of weight
+
+    Args:
+        weight: the matrix.
+        u: its first left singular vector, see `power_iteration`.
+        v: its first right singular vector.
+
+    Returns:
+        An array of the shape and dtype of weight. Its gradient takes account of the norm.
+
+    Raises:
+        ArgumentError: weight is complex.
+        TypeError: the sizes disagree (raised by JAX).
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> weight, e = jnp.array([[4.0, 0.0], [0.0, 2.0]]), jnp.array([1.0, 0.0])
+        >>> nn.functional.divide_by_spectral_norm(weight, e, e).tolist()
+        [[1.0, 0.0], [0.0, 0.5]]
+
+    Source:
+        Miyato et al. 2018, https://arxiv.org/abs/1802.05957, eq. (8).
+    """
+    return _divide_by_spectral_norm(*as_arrays(weight, u, v))
+
+
+@traced_once()
+def _divide_by_spectral_norm(weight: Array, u: Array, v: Array) -> Array:
+    matrix = _matrix(weight)
+    normed = matrix / jnp.vdot(u, matrix @ v)
+    return jnp.reshape(normed, weight.shape).astype(weight.dtype)

@@ -1,0 +1,611 @@
+"""capture: which submodules, what of them is seen, and that nothing else changes."""
+
+import functools as ft
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, CaptureError, SpecError
+from tests.helpers.trees import Affine, affine, ramp
+
+X = ramp(2)
+
+
+class Net(pm.Module):
+    """Two layers in a tuple, one in a dict, and a buffer."""
+
+    layers: tuple[Affine, ...]
+    heads: dict[str, Affine]
+    scale: jax.Array = pm.buffer()
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = jnp.tanh(layer(x))
+        return self.scale * self.heads["out"](x)
+
+    def encode(self, x):
+        """A method that uses some of the layers."""
+        return self.layers[0](x)
+
+
+def net(scale=1.0):
+    """A `Net`, with weights of about one."""
+    layers = (affine(2, 2, 1.0), affine(2, 2, -2.0))
+    model = Net(layers, {"out": affine(1, 2, 1.0)}, jnp.float32(0.5))
+    return jax.tree.map(lambda x: x * jnp.float32(scale / 4), model)
+
+
+NET = net()
+
+
+close = ft.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+
+
+def by_hand(model, x):
+    """What the layers of a `Net` return, in NumPy."""
+    first = np.asarray(model.layers[0].weight) @ x + np.asarray(model.layers[0].bias)
+    second = np.asarray(model.layers[1].weight) @ np.tanh(first) + np.asarray(model.layers[1].bias)
+    head = model.heads["out"]
+    out = np.asarray(head.weight) @ np.tanh(second) + np.asarray(head.bias)
+    return {"layers[0]": first, "layers[1]": second, "heads['out']": out}
+
+
+def names(fn, selector, *args, **kwargs):
+    """The names under which a captured function shows something."""
+    return list(pm.capture(fn, selector)(*args, **kwargs)[1])
+
+
+ALL = ["layers[0]", "layers[1]", "heads['out']"]
+SELECTORS = {
+    "a class": (Affine, ALL),
+    "a base class": (pm.Module, [*ALL, "<root>"]),
+    "everything": (..., [*ALL, "<root>"]),
+    "a path": ("layers.*", ALL[:2]),
+    "an index": ("layers[1]", ALL[1:2]),
+    "a key": (pm.select.path("heads.out"), ALL[2:]),
+    "any depth": ("**.out", ALL[2:]),
+    "all at any depth": ("**", [*ALL, "<root>"]),
+    "access": (pm.select.at(lambda m: m.layers[1]), ALL[1:2]),
+    "access to two": (pm.select.at(lambda m: (m.layers[0], m.heads["out"])), [ALL[0], ALL[2]]),
+    "a predicate": (lambda m: isinstance(m, Affine) and m.bias.shape == (1,), ALL[2:]),
+    "and": (pm.select.type(Affine) & pm.select.path("layers.*"), ALL[:2]),
+    "or": (pm.select.path("layers.0") | pm.select.path("heads.*"), [ALL[0], ALL[2]]),
+    "not": (~pm.select.path("layers.*") & Affine, ALL[2:]),
+    "a role": (pm.select.role("param") & Affine, ALL),
+}
+
+
+@pytest.mark.parametrize(("selector", "expected"), SELECTORS.values(), ids=SELECTORS)
+def test_a_selector_chooses_modules_themselves(selector, expected):
+    """And not what is below them."""
+    assert names(NET, selector, X) == expected
+
+
+def test_values_are_what_the_layers_return():
+    """They are those of a computation by hand, in the order of the calls."""
+    out, seen = pm.capture(NET, Affine)(X)
+
+    expected = by_hand(NET, X)
+    assert list(seen) == list(expected)
+    for name, value in expected.items():
+        close(seen[name], value)
+    close(out, NET.scale * expected["heads['out']"])
+
+
+def loss(model, x):
+    """A scalar."""
+    return jnp.sum(model(x) ** 2)
+
+
+CALLED = {
+    "a Module": (NET, (X,)),
+    "an argument": (lambda model, x: model(x), (NET, X)),
+    "the second argument": (lambda x, model: model(x), (X, NET)),
+    "jit": (pm.filter_jit(NET), (X,)),
+    "jit inside": (lambda model, x: pm.filter_jit(model)(x), (NET, X)),
+    "a method, jitted": (pm.filter_jit(NET.__call__), (X,)),
+    "grad": (pm.filter_grad(loss), (NET, X)),
+    "jit of grad of checkpoint": (
+        pm.filter_jit(pm.filter_grad(pm.filter_checkpoint(loss))),
+        (NET, X),
+    ),
+    "jvp": (lambda model, x: pm.filter_jvp(model, (x,), (x,)), (NET, X)),
+    "vjp": (lambda model, x: pm.filter_vjp(loss, model, x)[0], (NET, X)),
+    "cond": (lambda model, x: pm.filter_cond(x[0] > 0, model, model, x), (NET, X)),
+}
+
+
+@pytest.mark.parametrize(("fn", "args"), CALLED.values(), ids=CALLED)
+def test_submodules_are_seen_through_transforms(fn, args):
+    """Wherever the Module is, and however it is called; results are the same."""
+    out, seen = pm.capture(fn, Affine)(*args)
+
+    for name, value in by_hand(NET, X).items():
+        close(seen[name], value)
+    assert sorted(seen) == sorted(ALL)
+    assert pm.tree_equal(out, fn(*args), rtol=1e-5, atol=1e-6)
+
+
+STACKED = {
+    "vmap": lambda model, xs: pm.filter_vmap(model)(xs),
+    "map": lambda model, xs: pm.filter_map(model, xs),
+    "scan": lambda model, xs: pm.filter_scan(lambda c, x: (c, model(x)), None, xs)[1],
+    "jit of vmap": pm.filter_jit(lambda model, xs: pm.filter_vmap(model)(xs)),
+}
+
+
+@pytest.mark.parametrize("fn", STACKED.values(), ids=STACKED)
+def test_values_of_members_are_stacked(fn):
+    """Along axis 0, as what they are computed from."""
+    xs = ramp(3, 2)
+    seen = pm.capture(fn, Affine)(NET, xs)[1]
+
+    for number, x in enumerate(xs):
+        for name, value in by_hand(NET, np.asarray(x)).items():
+            close(seen[name][number], value)
+
+
+def test_a_scan_over_layers_shows_each():
+    """Layers that are one Module with a leading axis have one name, and as many values."""
+    layers = pm.stack([affine(2, 2), affine(2, 2, -1.0), affine(2, 2, 2.0)])
+    seen = pm.capture(lambda layers, x: pm.filter_scan(lambda x, f: (f(x), None), x, layers), ...)(
+        layers, X
+    )[1]
+
+    x, expected = X, []
+    for layer in pm.unstack(layers):
+        x = layer(x)
+        expected.append(x)
+    close(seen["<root>"], expected)
+
+
+def test_a_stack_shows_each_of_its_layers():
+    """Stacked, in the order of the layers."""
+    stack = nn.Stack(ft.partial(nn.Linear, 2, 2), 3, key=jax.random.key(0))
+    seen = pm.capture(pm.filter_jit(stack), nn.Linear)(X)[1]
+
+    close(seen["layer"][-1], stack(X))
+    close(seen["layer"][0], stack[0](X))
+
+
+def test_arguments_by_keyword_are_arguments():
+    """Their Modules can be chosen, too."""
+    assert names(lambda x, *, model: model(x), "layers.*", X, model=NET) == ALL[:2]
+
+
+def test_a_method_is_captured_with_its_module():
+    """Paths are those in the Module."""
+    assert names(NET.encode, "layers.*", X) == ALL[:1]
+    assert names(pm.filter_jit(NET.encode), Affine, X) == ALL[:1]
+
+
+def test_a_partial_is_captured_with_what_it_holds():
+    """Paths are those in the Partial, which is a Module like any other."""
+    fn = pm.Partial(lambda model, x: model(x), NET)
+
+    assert names(fn, Affine, X) == [f"args[0].{name}" for name in ALL]
+
+
+def test_what_is_not_called_is_not_seen():
+    """A Module in the arguments may lie there unused."""
+    assert names(lambda model, other, x: model(x), Affine, affine(2, 2), NET, X) == ["<root>"]
+
+
+def test_a_module_that_is_called_twice_is_seen_twice():
+    """The second value has its number."""
+    assert names(lambda f, x: f(f(x)), ..., affine(2, 2), X) == ["<root>", "<root>#2"]
+
+
+def test_what_is_sown_is_seen_beside_submodules():
+    """In the order of the calls."""
+
+    def fn(model, x):
+        return pm.sow("out", model(pm.sow("in", x)))
+
+    assert names(fn, "layers.0", NET, X) == ["in", "layers[0]", "out"]
+    assert names(fn, None, NET, X) == ["in", "out"]
+
+
+def test_a_chosen_module_is_what_it_was():
+    """Its class is a subclass, and everything else is the same."""
+
+    def fn(model, x):
+        layer = model.layers[0]
+        assert isinstance(layer, Affine)
+        assert type(layer).__qualname__ == "Affine"
+        close(layer.scaled(x, by=2.0), 2 * layer(x))
+        assert repr(layer) == repr(NET.layers[0])
+        changed = pm.tree_at(lambda m: m.layers[0].bias, model, replace_fn=lambda b: b + 1)
+        return changed(x)
+
+    out, seen = pm.capture(fn, "layers.0")(NET, X)
+    assert list(seen) == ["layers[0]", "layers[0]#2", "layers[0]#3"]
+    close(seen["layers[0]#3"], NET.layers[0](X) + 1)
+    assert out.shape == (1,)
+
+
+class Registered(pm.Module):
+    """A class that keeps a list of its subclasses, and checks its instances."""
+
+    weight: jax.Array
+    size: int = pm.field(static=True)
+    parts: list[int] = pm.field(static=True)
+
+    subclasses = []  # noqa: RUF012  (what a user might write)
+
+    def __init_subclass__(cls, *, tag, **kwargs):
+        super().__init_subclass__(**kwargs)
+        Registered.subclasses.append((cls, tag))
+
+    def __init__(self, size):
+        self.weight = jnp.ones(size)
+        self.size = size
+        self.parts = [size]
+
+    def __check_init__(self):
+        assert self.weight.shape == (self.size,)
+
+    def __call__(self, x):
+        return {"sum": self.weight * x, "parts": self.parts}
+
+
+def test_classes_of_every_kind_can_be_chosen():
+    """With an own __init__, checks, demands on subclasses, or lists as configuration."""
+    out, seen = pm.capture(pm.filter_jit(Registered(2)), ...)(X)
+
+    assert seen["<root>"]["parts"] == out["parts"] == [2]
+    np.testing.assert_array_equal(seen["<root>"]["sum"], X)
+    assert Registered.subclasses == []
+
+
+def test_a_jitted_call_can_be_chosen():
+    """A class whose __call__ is compiled."""
+
+    class Compiled(pm.Module):
+        weight: jax.Array
+
+        @pm.filter_jit
+        def __call__(self, x):
+            return pm.sow("inside", self.weight * x) + 1
+
+    out, seen = pm.capture(lambda m, x: m(x), Compiled)(Compiled(X), X)
+    np.testing.assert_array_equal(seen["inside"], X * X)
+    np.testing.assert_array_equal(seen["<root>"], out)
+
+
+def test_state_is_left_out():
+    """Of a layer that returns (out, state), the output is seen, and the State goes on."""
+    model, state = pm.make_with_state(
+        lambda: nn.Sequential([nn.BatchNorm(2), nn.Identity(), nn.BatchNorm(2)])
+    )()
+    xs = ramp(4, 2)
+    (out, after), seen = pm.capture(pm.filter_jit(model), nn.BatchNorm)(xs, state)
+
+    expected, expected_after = model(xs, state)
+    assert list(seen) == ["layers[0]", "layers[2]"]
+    close(seen["layers[2]"], expected)
+    close(out, expected)
+    assert pm.tree_equal(after, expected_after, rtol=1e-5, atol=1e-6)
+
+
+def classes(tree):
+    """The class of each Module in a tree, and the structure of the whole."""
+    return jax.tree.structure(tree)
+
+
+def test_results_have_their_own_classes_again():
+    """A model that comes back is as one that was never captured, in every container."""
+
+    @pm.filter_jit
+    def step(model, x):
+        gradient = pm.filter_grad(loss)(model, x)
+        return {"model": pm.apply_updates(model, gradient)}, [gradient, model.layers[0]]
+
+    out, seen = pm.capture(step, ...)(NET, X)
+    assert classes(out) == classes(step(NET, X))
+    assert type(out[0]["model"].layers[0]) is Affine
+    assert list(seen)[:1] == ["layers[0]"]
+    assert pm.tree_equal(out, step(NET, X), rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_sown_has_its_own_class_again():
+    """A chosen Module may itself be sown."""
+
+    def fn(model, x):
+        pm.sow("layer", model.layers[0])
+        return model(x)
+
+    seen = pm.capture(fn, Affine)(NET, X)[1]
+    assert type(seen["layer"]) is Affine
+    assert seen["layer"] == NET.layers[0]
+
+
+class Training(NamedTuple):
+    """A model and what belongs to it, in a container of the user's."""
+
+    model: Net
+    moments: optax.OptState
+
+
+OPTIMIZER = optax.sgd(1e-2, momentum=0.9)
+
+
+def update(model, moments, x):
+    """One step with an optimizer that has moments of the model's structure."""
+    gradient = pm.filter_grad(loss)(model, x)
+    updates, moments = OPTIMIZER.update(gradient, moments, model)
+    return pm.apply_updates(model, updates), moments
+
+
+def update_both(training, x):
+    """The same, with both in one argument."""
+    return Training(*update(*training, x))
+
+
+@pytest.mark.parametrize("selector", [Affine, ..., pm.select.type(Affine) & "**.layers.*"])
+def test_a_whole_training_step_can_be_captured(selector):
+    """The moments of the optimizer fit the model, and come back as they were."""
+    moments = OPTIMIZER.init(pm.trainable(NET)[0])
+    step = pm.filter_jit(update)
+    out, seen = pm.capture(step, selector)(NET, moments, X)
+
+    assert {"layers[0]", "layers[1]"} <= set(seen) <= {*ALL, "<root>"}
+    assert classes(out) == classes((NET, moments))
+    assert pm.tree_equal(out, step(NET, moments, X), rtol=1e-5, atol=1e-6)
+
+
+def test_a_training_step_of_one_argument_can_be_captured():
+    """Paths start at the argument; the moments are not mistaken for models."""
+    training = Training(NET, OPTIMIZER.init(pm.trainable(NET)[0]))
+    out, seen = pm.capture(pm.filter_jit(update_both), Affine)(training, X)
+
+    assert list(seen) == [f"model.{name}" for name in ALL]
+    assert classes(out) == classes(training)
+
+
+def test_models_in_a_container_keep_their_own_names():
+    """Two of one class are told apart by where they are."""
+
+    class Pair(NamedTuple):
+        first: Affine
+        second: Affine
+
+    pair = Pair(affine(2, 2), affine(2, 2, -1.0))
+    found = names(
+        lambda a, pair, x: pair.first(pair.second(a(x))), Affine, affine(2, 4), pair, ramp(4)
+    )
+    assert found == ["<root>", "second", "first"]
+
+
+def test_trees_that_cannot_be_told_to_be_alike_are_explained():
+    """JAX's error gets a note that says why they differ."""
+
+    def mean(models, x):
+        first, second = models
+        return jax.tree.map(jnp.add, first, second)(x)
+
+    with pytest.raises(ValueError, match="pytree") as info:
+        pm.capture(mean, Affine)((affine(2, 2), affine(2, 2)), X)
+    assert "Capture what calls the model" in info.value.__notes__[-1]
+
+
+PREFIXES = {
+    "axes": lambda model, x: pm.filter_vmap(
+        lambda model, x: model(x), in_axes=(Affine(None, None), None), axis_size=1
+    )(model, x),
+    "a gradient": lambda model, x: pm.filter_grad(loss, wrt=Affine(True, False))(model, x),
+    "a partition": lambda model, x: pm.partition(model, Affine(True, False))[0].bias or model(x),
+}
+
+
+@pytest.mark.parametrize("fn", PREFIXES.values(), ids=PREFIXES)
+def test_a_module_may_stand_as_a_prefix_of_a_chosen_one(fn):
+    """It is of the class that a chosen one passes for."""
+    assert names(fn, Affine, affine(2, 2), X) == ["<root>"]
+
+
+def test_a_stateful_net_is_captured():
+    """Its layers are seen; the net that comes back has its State, and its own classes."""
+    bundled = pm.stateful(nn.Sequential([nn.BatchNorm(2), nn.Identity()]))
+    (out, after), seen = pm.capture(lambda net, x: net(x), nn.BatchNorm)(bundled, ramp(4, 2))
+
+    close(seen["model.layers[0]"], out)
+    assert type(after.model.layers[0]) is nn.BatchNorm
+    assert after(ramp(4, 2))[0].shape == (4, 2)
+
+
+REFUSED = {
+    "a path that is nowhere": (NET, "layer.*", (X,), r"'layer\.\*'\)\): .*\n  they have: <root>, "),
+    "a class that is nowhere": (NET, nn.Linear, (X,), r"select\.type\(Linear\)\): expected a sel"),
+    "a field that is no Module": (NET, "scale", (X,), "of at least one Module that can be called"),
+    "a misspelt path beside another": (NET, Affine | pm.select.path("foo"), (X,), "'foo'"),
+    "a model from elsewhere": (lambda x: NET(x), Affine, (X,), "pass the model as an argument"),
+    "access to nothing": (
+        lambda model, x: model(x),
+        pm.select.at(lambda m: m.nothing),
+        (NET, X),
+        "nothing",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fn", "selector", "args", "text"), REFUSED.values(), ids=REFUSED)
+def test_a_selector_that_chooses_nothing_is_refused(fn, selector, args, text):
+    """What could be chosen is listed."""
+    with pytest.raises((SpecError, AttributeError), match=text):
+        pm.capture(fn, selector)(*args)
+
+
+def test_what_is_no_selector_is_refused_at_once():
+    """And so is what cannot be called."""
+    with pytest.raises(SpecError, match="expected a selector, a class, a path, a bool or a pred"):
+        pm.capture(NET, [Affine])
+    with pytest.raises(ArgumentError, match=r"capture\(fn\): expected something callable, got 3"):
+        pm.capture(3)
+
+
+def test_a_submodule_inside_a_plain_transform_is_refused():
+    """The error names the submodule, and what to use."""
+    text = r"capture of 'layers\[0\]': expected a place that values can(.|\n)*pm\.filter_jit"
+    with pytest.raises(CaptureError, match=text):
+        pm.capture(lambda model, xs: jax.vmap(model)(xs), Affine)(NET, ramp(3, 2))
+
+
+def test_submodules_of_plain_transforms_that_are_not_chosen_may_run():
+    """Only what is chosen has to come out."""
+
+    def fn(model, xs):
+        return jnp.sum(jax.vmap(model.layers[0])(xs), 0) + model.layers[1](X)
+
+    assert names(fn, "layers.1", NET, ramp(3, 2)) == ["layers[1]"]
+
+
+def test_captures_are_nested():
+    """Each takes what it chose; the outer one also sees what is sown inside the inner one."""
+
+    def fn(model, x):
+        def inside(model, x):
+            return pm.sow("out", model(x))
+
+        out, seen = pm.capture(inside, "layers.1")(model, x)
+        return out, list(seen), model
+
+    (_, inner, model), seen = pm.capture(fn, "layers.*")(NET, X)
+    assert inner == ["layers[1]", "out"]
+    assert list(seen) == ["layers[0]", "layers[1]", "out"]
+    assert classes(model) == classes(NET)
+
+
+@pytest.mark.parametrize("transform", [pm.filter_jit, pm.filter_vmap])
+def test_a_capture_runs_inside_of_transforms(transform):
+    """What it saw is part of the result."""
+    xs = ramp(3, 2) if transform is pm.filter_vmap else X
+    out, seen = transform(pm.capture(NET, "layers.0"))(xs)
+
+    expected, seen_outside = pm.capture(pm.filter_vmap(NET) if xs.ndim == 2 else NET, "layers.0")(
+        xs
+    )
+    close(out, expected)
+    close(seen["layers[0]"], seen_outside["layers[0]"])
+
+
+def test_a_capture_inside_of_a_plain_transform_is_its_own():
+    """What is collected and used there has to come out of nothing."""
+    xs = ramp(3, 2)
+    seen = jax.vmap(lambda x: pm.capture(NET, "layers.0")(x)[1])(xs)
+
+    close(seen["layers[0]"], jax.vmap(NET.layers[0])(xs))
+
+
+def test_a_loss_can_use_what_it_captures():
+    """A penalty on hidden values, differentiated: compared with the layers called by hand."""
+
+    def penalized(model, x):
+        _, seen = pm.capture(model, "layers.*")(x)
+        return sum(jnp.sum(value**2) for value in seen.values())
+
+    def written_out(model, x):
+        first = model.layers[0](x)
+        return jnp.sum(first**2) + jnp.sum(model.layers[1](jnp.tanh(first)) ** 2)
+
+    gradient = pm.filter_grad(penalized)(NET, X)
+    assert pm.tree_equal(gradient, pm.filter_grad(written_out)(NET, X), rtol=1e-5, atol=1e-6)
+
+
+def test_each_choice_is_traced_once():
+    """Calls with and without capture in turns find what was compiled for them."""
+    traces = []
+
+    @pm.filter_jit
+    def fn(model, x):
+        traces.append(1)
+        return model(x)
+
+    for number in range(3):
+        model = net(number)
+        for selector in (None, "layers.0", Affine):
+            out, seen = pm.capture(fn, selector)(model, X)
+            close(out, model(X))
+            for name, value in seen.items():
+                close(value, by_hand(model, X)[name])
+        close(fn(model, X), model(X))
+    assert len(traces) == 4
+
+
+def test_a_captured_function_can_be_a_method():
+    """Decorated in a class body, it binds as functions do."""
+
+    class Seen(pm.Module):
+        inner: Affine
+
+        @ft.partial(pm.capture, selector=Affine)
+        def __call__(self, x):
+            return self.inner(x)
+
+    out, seen = Seen(affine(2, 2))(X)
+    np.testing.assert_array_equal(seen["inner"], out)
+
+
+# ---- examples of other libraries
+
+
+def test_golden_intermediates_of_a_scan_are_stacked():
+    """Flax's carry_pytree_sow: what each step of a recurrent layer sows is one array."""
+
+    class Cell(pm.Module):
+        weight: jax.Array
+
+        def __call__(self, carry, x):
+            hidden = jnp.tanh(pm.sow("preactivation", self.weight @ carry + x))
+            return hidden, hidden
+
+    def run(cell, xs):
+        return pm.filter_scan(cell, jnp.zeros(2), xs)
+
+    cell, xs = Cell(ramp(2, 2) / 4), ramp(3, 2)
+    (_, hidden), seen = pm.capture(pm.filter_jit(run))(cell, xs)
+    assert seen["preactivation"].shape == (3, 2)
+    close(jnp.tanh(seen["preactivation"]), hidden)
+
+
+def test_golden_outputs_of_all_methods():
+    """Flax's capture_intermediates: the output of every layer, and of the whole."""
+    model = nn.MLP(2, 1, 4, 2, key=jax.random.key(0))
+    out, seen = pm.capture(model, ...)(X)
+
+    assert list(seen) == ["layers[0]", "layers[1]", "layers[2]", "<root>"]
+    np.testing.assert_array_equal(seen["<root>"], out)
+    close(seen["layers[0]"], model.layers[0](X))
+
+
+class Shift(pm.Module):
+    """A layer with zeros added to what it returns."""
+
+    layer: Affine
+    by: jax.Array
+
+    def __call__(self, x):
+        return self.layer(x) + self.by
+
+
+def test_golden_gradient_by_a_hidden_value():
+    """Flax's perturb: zeros that are added to a value have its gradient."""
+
+    def shift(layer):
+        return Shift(layer, jnp.zeros_like(layer.bias))
+
+    shifted = pm.tree_at(lambda m: m.layers[0], NET, replace_fn=shift)
+    gradient = pm.filter_grad(loss, wrt="layers[0].by")(shifted, X)
+
+    def rest(hidden):
+        out = NET.layers[1](jnp.tanh(hidden))
+        return jnp.sum((NET.scale * NET.heads["out"](jnp.tanh(out))) ** 2)
+
+    expected = jax.grad(rest)(NET.layers[0](X))
+    close(gradient.layers[0].by, expected)

@@ -1,0 +1,239 @@
+"""`SpectralNorm`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, RngError, ShapeError
+from pytreemod.module.classes import Module
+from tests.labels import label
+from tests.nn.numbers_to_compare import assert_close, wave
+
+
+def make_linear(key, **options):
+    """A dense layer from 3 to 4, normalized."""
+    return nn.SpectralNorm(nn.Linear(3, 4, key=key), "weight", key=key, **options)
+
+
+def make_conv(key, **options):
+    """A convolution from 2 channels to 3, normalized."""
+    return nn.SpectralNorm(nn.Conv2d(2, 3, 3, key=key), "weight", key=key, **options)
+
+
+CASES = {"linear": (make_linear, (5, 3)), "conv": (make_conv, (2, 2, 5, 5))}
+
+
+def as_torch(torch, layer, state, **options):
+    """The same layer in PyTorch, its singular vectors set to those of the State."""
+    inner = layer.layer
+    name = "Linear" if isinstance(inner, nn.Linear) else "Conv2d"
+    sizes = (3, 4) if name == "Linear" else (2, 3, 3)
+    module = getattr(torch.nn, name)(*sizes)
+    module.weight.data = torch.tensor(np.array(inner.weight))
+    module.bias.data = torch.tensor(np.array(inner.bias).reshape(-1))
+    module = torch.nn.utils.parametrizations.spectral_norm(module, **options)
+    own = module.parametrizations.weight[0]
+    own._u.data, own._v.data = (torch.tensor(np.array(x)) for x in state.get(layer.uv_index))
+    return module, own
+
+
+@pytest.mark.parametrize(("case", "count"), [("linear", 1), ("conv", 3)])
+def test_it_is_pytorchs_over_many_steps(torch, key, case, count):
+    """Outputs, singular vectors and trained weights agree at each step, and then in inference."""
+    make, shape = CASES[case]
+    layer, state = nn.make_with_state(make)(key, num_power_iterations=count)
+    module, own = as_torch(torch, layer, state, n_power_iterations=count)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+
+    @jax.jit
+    def step(layer, state, x):
+        def loss(layer):
+            out, after = layer(x, state)
+            return jnp.sum(jnp.sin(out)), (out, after)
+
+        grads, (out, after) = jax.grad(loss, has_aux=True)(layer)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, layer, grads), after, out
+
+    for number in range(4):
+        x = wave(*shape, phase=number)
+        layer, state, out = step(layer, state, jnp.asarray(x))
+        expected = module(torch.tensor(x))
+        optimizer.zero_grad()
+        expected.sin().sum().backward()
+        optimizer.step()
+        assert_close(out, expected, atol=2e-4)
+        assert_close(layer.layer.weight, module.parametrizations.weight.original, atol=2e-4)
+        u, v = state.get(layer.uv_index)
+        assert_close(u, own._u, atol=2e-4)
+        assert_close(v, own._v, atol=2e-4)
+
+    quiet, module = nn.inference_mode(layer), module.eval()
+    x = wave(*shape, phase=9)
+    for _ in range(2):
+        out, state = quiet(jnp.asarray(x), state)
+        assert_close(out, module(torch.tensor(x)), atol=2e-4)
+        assert_close(state.get(layer.uv_index)[0], u)
+
+
+def test_the_largest_singular_value_becomes_one(key):
+    """After the iterations that construction does, already at the first call."""
+    layer, state = nn.make_with_state(make_linear)(key)
+    layer = pm.tree_at(lambda one: one.layer.bias, layer, jnp.zeros(4))
+
+    matrix, _ = layer(jnp.eye(3), state)
+
+    assert_close(jnp.linalg.svd(matrix, compute_uv=False)[0], 1.0, atol=1e-3)
+
+
+def test_inference_leaves_the_vectors_alone(key):
+    """By field or by argument, even where the weight has changed; the argument wins."""
+    layer, state = nn.make_with_state(make_linear)(key)
+    layer = pm.tree_at(lambda one: one.layer.weight, layer, jnp.asarray(wave(4, 3)))
+    u, _ = state.get(layer.uv_index)
+    x = jnp.ones(3)
+
+    out, state = layer(x, state, inference=True)
+    same, state = nn.inference_mode(layer)(x, state)
+    assert_close(out, same)
+    assert state.get(layer.uv_index)[0] is u
+    other, state = nn.inference_mode(layer)(x, state, inference=False)
+    assert not np.allclose(out, other)
+    assert not np.allclose(state.get(layer.uv_index)[0], u)
+
+
+def test_under_vmap_all_examples_share_one_state(key):
+    """The State does not depend on the example, and so comes back without an axis."""
+    layer, state = nn.make_with_state(make_linear)(key)
+    x = jnp.asarray(wave(5, 3))
+    expected, _ = layer(x, state.substate(layer))
+
+    mapped = pm.filter_jit(pm.filter_vmap(layer, in_axes=(0, None), out_axes=(0, None)))
+    out, after = mapped(x, state)
+
+    assert_close(out, expected, atol=1e-4)
+    assert after.get(layer.uv_index)[0].shape == (4,)
+
+
+def test_an_ensemble_has_vectors_for_each_member(key):
+    """Built and called under vmap."""
+    layers, state = pm.filter_vmap(nn.make_with_state(make_linear))(jax.random.split(key, 2))
+    out, state = pm.filter_vmap(lambda layer, state, x: layer(x, state), in_axes=(0, 0, None))(
+        layers, state, jnp.ones(3)
+    )
+
+    assert out.shape == (2, 4)
+    assert state.get(layers.uv_index)[0].shape == (2, 4)
+
+
+def test_the_program_is_the_hand_written_one():
+    """Operations and costs of a step and of its gradient, as XLA compiles them."""
+    programs = pytest.importorskip("benchmarks.programs", reason="compares with its programs")
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        (case,) = [c for c in programs.stateful_cases() if c.label == "SpectralNorm"]
+        rows = list(programs.layer_rows(case))
+
+    assert [(row.label, row.note) for row in rows if not row.met] == []
+    assert len(rows) == 2
+
+
+class Drifting(nn.StatefulLayer):
+    """A stateful layer with a weight, which uses its key."""
+
+    weight: jax.Array
+    count: nn.StateIndex
+
+    def __init__(self):
+        self.weight = 2 * jnp.eye(2)
+        self.count = nn.StateIndex(jnp.array(0.0))
+
+    def __call__(self, x, state, *, key=None):
+        count = state.get(self.count) + 1
+        noise = 0.0 if key is None else jax.random.normal(key, x.shape)
+        return self.weight @ x + noise, state.set(self.count, count)
+
+
+def test_state_and_key_reach_the_layer_inside(key):
+    """A layer that is itself stateful, or random, stays so; in a Sequential, too."""
+    layer, state = nn.make_with_state(
+        lambda: nn.Sequential([nn.SpectralNorm(Drifting(), "weight", key=key)])
+    )()
+
+    quiet, state = layer(jnp.ones(2), state)
+    noisy, state = layer(jnp.ones(2), state, key=key)
+
+    assert_close(quiet, jnp.ones(2), atol=1e-3)
+    drawn = jax.random.normal(jax.random.split(key, 1)[0], (2,))
+    assert_close(noisy, quiet + drawn, atol=1e-3)
+    assert float(state.get(layer[0].layer.count)) == 2
+
+
+def test_half_precision(key):
+    """bfloat16 weights and outputs, float32 vectors."""
+    layer, state = nn.make_with_state(
+        lambda: nn.SpectralNorm(nn.Linear(3, 2, dtype=jnp.bfloat16, key=key), "weight", key=key)
+    )()
+
+    out, state = layer(jnp.ones(3, jnp.bfloat16), state)
+
+    assert out.dtype == jnp.bfloat16
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(state)} == {"float32"}
+
+
+class Odd(Module):
+    """Weights that cannot be normalized."""
+
+    wave: jax.Array
+    zero: jax.Array
+    flat: jax.Array
+    count: jax.Array
+
+    def __init__(self):
+        self.wave, self.zero = jnp.ones((2, 2), jnp.complex64), jnp.zeros((2, 2))
+        self.flat, self.count = jnp.ones(2), jnp.ones((2, 2), int)
+
+    def __call__(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "text"),
+    [
+        ("wieght", ArgumentError, r"expected the name of a weight in Odd, got 'wieght'\.\n  It ha"),
+        ("count", ArgumentError, r"expected the name of a weight in Odd, got 'count'"),
+        (0, ArgumentError, r"expected the name of a weight in Odd, got 0"),
+        ("flat", ShapeError, r"expected a weight of two axes or more, got f32\[2\]"),
+        ("wave", ArgumentError, r"expected a weight of real numbers, got c64\[2,2\]"),
+    ],
+    ids=label,
+)
+def test_what_is_no_weight_is_refused(key, name, kind, text):
+    """With the names that there are."""
+    with pytest.raises(kind, match=rf"^SpectralNorm\(weight_name\): {text}"):
+        nn.SpectralNorm(Odd(), name, key=key)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "text"),
+    [
+        ({"num_power_iterations": -1}, ArgumentError, r"num_power_iterations\): expected an integ"),
+        ({"eps": -1}, ArgumentError, r"eps\): expected a number >= 0, got -1"),
+        ({"inference": None}, ArgumentError, r"inference\): expected True or False, got None"),
+        ({"key": 0}, RngError, r"key\): expected a random key, got 0"),
+    ],
+    ids=label,
+)
+def test_bad_arguments_are_refused(key, options, kind, text):
+    """Each by its name."""
+    with pytest.raises(kind, match=rf"^SpectralNorm\({text}"):
+        nn.SpectralNorm(nn.Linear(3, 2, key=key), "weight", **({"key": key} | options))
+
+
+def test_a_weight_of_zeros_is_refused(key):
+    """It would give nan for ever, since no iteration leads away from zero vectors."""
+    with pytest.raises(
+        ArgumentError, match=r"^SpectralNorm\(layer\): expected a weight to normalize, got one that"
+    ):
+        nn.SpectralNorm(Odd(), "zero", key=key)

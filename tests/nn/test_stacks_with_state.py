@@ -1,0 +1,674 @@
+"""`Stack` of layers with tokens: values and random streams, one by one and as one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, RngError, StateError, TokenError
+from tests.helpers.equations import equations, operations
+from tests.nn.numbers_to_compare import assert_close, wave
+
+DEPTH = 3
+X = jnp.asarray(wave(5, 2))
+
+
+class Normed(pm.Module):
+    """A layer with tokens in it, which does not say that it is stateful."""
+
+    linear: nn.Linear
+    norm: nn.BatchNorm
+
+    def __init__(self, axis_name=None, *, key):
+        self.linear = nn.Linear(2, 2, key=key)
+        self.norm = nn.BatchNorm(2, axis_name)
+
+    def __call__(self, x, state):
+        x, state = self.norm(self.linear(x), state)
+        return jnp.tanh(x), state
+
+
+class Noise(nn.StatefulLayer):
+    """Adds what it draws from a stream, and notes it; does nothing in inference mode."""
+
+    stream: pm.RngStream
+    drawn: pm.StateIndex
+    inference: bool = pm.field(static=True)
+
+    def __init__(self):
+        self.stream = pm.RngStream()
+        self.drawn = pm.StateIndex(jnp.zeros(()))
+        self.inference = False
+
+    def __call__(self, x, state, *, key=None):
+        if self.inference:
+            return x, state
+        key, state = state.next_key(self.stream)
+        drawn = jax.random.uniform(key)
+        return x + drawn, state.set(self.drawn, drawn)
+
+
+class Tally(pm.Module):
+    """Adds how often a token that it is given was counted up before."""
+
+    own: pm.StateIndex
+
+    def __init__(self):
+        self.own = pm.StateIndex(jnp.asarray(0.0))
+
+    def __call__(self, x, state, *, count):
+        n = state.get(count)
+        state = state.set(self.own, state.get(self.own) + n)
+        return x + n, state.set(count, n + 1)
+
+
+class Net(pm.Module):
+    """A model with a Stack in it, beside other tokens."""
+
+    first: nn.BatchNorm
+    blocks: nn.Stack
+
+    def __init__(self, make_layer, *, key=None):
+        self.first = nn.BatchNorm(2)
+        self.blocks = nn.Stack(make_layer, DEPTH, key=key)
+
+    def __call__(self, x, state):
+        x, state = self.first(x, state)
+        if isinstance(self.blocks, nn.Stack):
+            return self.blocks(x, state)
+        for block in self.blocks:
+            x, state = block(x, state)
+        return x, state
+
+
+def normed(**options):
+    """A Stack with running statistics, and its State."""
+    return pm.make_with_state(nn.Stack)(Normed, DEPTH, key=jax.random.key(0), **options)
+
+
+def noisy(depth=DEPTH):
+    """A Stack with a stream, and its State."""
+    stack, state = pm.make_with_state(nn.Stack)(Noise, depth)
+    return stack, state.seed(jax.random.key(1))
+
+
+call = pm.filter_jit(lambda layer, x, state: layer(x, state))
+
+
+def as_list(model, state):
+    """The same model with a list in the place of the Stack."""
+    model = state.fill(model)
+    model = pm.tree_at(lambda m: m.blocks, model, replace_fn=lambda stack: stack.unstack())
+    return pm.make_with_state(lambda: model)()
+
+
+def as_stack(model, state):
+    """The way back."""
+    model = pm.tree_at(lambda m: m.blocks, state.fill(model), replace_fn=nn.Stack.from_layers)
+    return pm.make_with_state(lambda: model)()
+
+
+# ---- values
+
+
+def test_each_layer_has_values_of_its_own():
+    """One token, whose value has a leading axis; numbers are those of layers one by one."""
+    stack, state = normed()
+    layers = [
+        pm.make_with_state(Normed)(key=key) for key in jax.random.split(jax.random.key(0), DEPTH)
+    ]
+
+    assert str(state) == "State(layer.norm.state_index=(f32[3,2], f32[3,2]))"
+    out, expected = X, X
+    for _ in range(2):
+        out, state = call(stack, out, state)
+        for i, (layer, own) in enumerate(layers):
+            expected, own = call(layer, expected, own)
+            layers[i] = layer, own
+    assert_close(out, expected)
+    running = state.get(stack.layer.norm.state_index)
+    for i, (layer, own) in enumerate(layers):
+        for found, statistic in zip(running, own.get(layer.norm.state_index), strict=True):
+            assert_close(found[i], statistic)
+
+
+def test_other_values_in_the_state_stay():
+    """A Stack takes its part of a model's State, and leaves the rest alone."""
+    net, state = pm.make_with_state(Net)(Normed, key=jax.random.key(0))
+    before = state.get(net.first.state_index)
+
+    _, state = net.blocks(X, state)
+
+    for found, expected in zip(state.get(net.first.state_index), before, strict=True):
+        assert_close(found, expected)
+
+
+def test_statistics_come_over_a_mapped_batch():
+    """Under filter_vmap with an axis name, the State is one for all members."""
+    make = pm.make_with_state(nn.Stack)
+    stack, state = make(lambda key: Normed("batch", key=key), DEPTH, key=jax.random.key(0))
+    whole, whole_state = normed()
+
+    mapped = pm.filter_vmap(
+        lambda x, state: stack(x, state), in_axes=(0, None), out_axes=(0, None), axis_name="batch"
+    )
+    out, state = mapped(X, state)
+
+    expected, whole_state = whole(X, whole_state)
+    assert_close(out, expected)
+    for pair in zip(jax.tree.leaves(state), jax.tree.leaves(whole_state), strict=True):
+        assert_close(*pair)
+
+
+def test_inference_leaves_the_state_as_it_was():
+    """With the mode switched, running statistics are read and not written."""
+    stack, state = normed()
+    _, state = stack(X, state)
+    kept = jax.tree.leaves(state)
+
+    _, state = nn.inference_mode(stack)(X, state)
+
+    for pair in zip(jax.tree.leaves(state), kept, strict=True):
+        assert_close(*pair)
+
+
+def test_a_token_outside_is_shared_by_all_layers():
+    """Passed by name, its value is carried from layer to layer: Linen's variable_carry."""
+    make = pm.make_with_state(lambda: (nn.Stack(Tally, DEPTH), pm.StateIndex(jnp.asarray(0.0))))
+    (stack, count), state = make()
+
+    for first in (0, DEPTH):
+        out, state = stack(jnp.asarray(0.0), state, count=count)
+        assert float(out) == sum(range(first, first + DEPTH))
+    assert float(state.get(count)) == 2 * DEPTH
+    assert_close(state.get(stack.layer.own), np.array([3.0, 5.0, 7.0], np.float32))
+
+
+@pytest.mark.parametrize("options", [{"remat": True}, {"unroll": True}])
+def test_options_do_not_change_the_state(options):
+    """Recomputed or written out: values and gradients are the same."""
+
+    def loss(stack, x, state):
+        out, state = stack(x, state)
+        return jnp.mean(jnp.sin(out)), state
+
+    def run(**options):
+        return pm.filter_jit(pm.filter_value_and_grad(loss, has_aux=True))(*arguments(**options))
+
+    def arguments(**options):
+        stack, state = normed(**options)
+        return stack, X, state
+
+    (value, state), grads = run(**options)
+    (expected, expected_state), expected_grads = run()
+    found = [value, *jax.tree.leaves((state, grads.layer))]
+    wanted = [expected, *jax.tree.leaves((expected_state, expected_grads.layer))]
+    assert len(found) == len(wanted) > 5
+    for pair in zip(found, wanted, strict=True):
+        assert_close(*pair)
+
+
+# ---- random streams
+
+
+def test_the_stream_is_one_and_each_layer_draws_its_own():
+    """The State has one stream; noise differs from layer to layer and from call to call."""
+    stack, state = noisy()
+    drawn = []
+    for _ in range(3):
+        _, state = call(stack, X, state)
+        drawn += state.get(stack.layer.drawn).tolist()
+
+    assert len(set(drawn)) == 3 * DEPTH
+    assert [leaf.shape for leaf in jax.tree.leaves(state.substate(stack.layer.stream))] == [(), ()]
+
+
+def test_the_streams_of_the_layers_are_those_of_split():
+    """Each layer draws what a member of state.split(depth) would, and the State goes on as join."""
+    stack, state = noisy()
+    axes = pm.by({pm.RngStream: 0, ...: None})
+
+    def draw(state):
+        key, state = state.next_key(stack.layer.stream)
+        return jax.random.uniform(key), state
+
+    members = state.substate(stack.layer.stream).split(DEPTH)
+    expected, members = pm.filter_vmap(draw, in_axes=(axes,), out_axes=(0, axes))(members)
+    _, state = stack(X, state)
+
+    assert_close(state.get(stack.layer.drawn), expected)
+    assert pm.tree_equal(state.substate(stack.layer.stream), members.join())
+
+
+def test_streams_of_nested_stacks_are_all_different():
+    """A stream in a Stack of Stacks is split twice."""
+    make = pm.make_with_state(lambda: nn.Stack(lambda: nn.Stack(Noise, 2), DEPTH))
+    stack, state = make()
+    state = state.seed(jax.random.key(0))
+    drawn = []
+    for _ in range(2):
+        _, state = call(stack, X, state)
+        found = state.get(stack.layer.layer.drawn)
+        assert found.shape == (DEPTH, 2)
+        drawn += found.ravel().tolist()
+
+    assert len(set(drawn)) == 2 * 2 * DEPTH
+
+
+def test_a_stream_shared_with_other_layers_is_one():
+    """The same object inside and outside: neither draws what the other has drawn."""
+    stream = pm.RngStream()
+
+    def layer():
+        return pm.tree_at(lambda noise: noise.stream, Noise(), stream)
+
+    net, state = pm.make_with_state(lambda: nn.Sequential([layer(), nn.Stack(layer, DEPTH)]))()
+    state = state.seed(jax.random.key(0))
+    drawn = []
+    for _ in range(2):
+        _, state = call(net, X, state)
+        drawn += [state.get(net[0].drawn).item(), *state.get(net[1].layer.drawn).tolist()]
+
+    assert len(set(drawn)) == 2 * (1 + DEPTH)
+
+
+def test_streams_need_no_seed_in_inference():
+    """It is asking for a key that takes one; the error names the stream."""
+    stack, state = pm.make_with_state(nn.Stack)(Noise, DEPTH)
+
+    out, state = nn.inference_mode(stack)(X, state)
+    assert_close(out, X)
+    with pytest.raises(
+        RngError, match=r"layer\.stream\): expected a stream with a key, got one th"
+    ):
+        stack(X, state)
+
+
+def test_state_and_keys_go_together(key):
+    """A layer that takes both gets both."""
+
+    class Both(nn.StatefulLayer):
+        noise: Noise
+
+        def __init__(self):
+            self.noise = Noise()
+
+        def __call__(self, x, state, *, key=None):
+            x, state = self.noise(x, state)
+            return x + jax.random.uniform(key), state
+
+    stack, state = pm.make_with_state(nn.Stack)(Both, DEPTH)
+    out, state = stack(jnp.asarray(0.0), state.seed(key), key=key)
+
+    keys = jax.random.split(key, DEPTH)
+    expected = state.get(stack.layer.noise.drawn).sum() + sum(map(jax.random.uniform, keys))
+    assert_close(out, expected)
+
+
+def test_one_key_for_all_layers_gives_one_mask(key):
+    """Passed by name, and not as `key`, a key is not split: Linen's broadcast of a dropout key."""
+
+    class Masked(pm.Module):
+        dropout: nn.Dropout
+
+        def __call__(self, x, *, mask_key):
+            return self.dropout(x, key=mask_key)
+
+    stack = nn.Stack(lambda: Masked(nn.Dropout(0.5)), DEPTH)
+    ones = jnp.ones(100)
+
+    assert_close(stack(ones, mask_key=key), 2 ** (DEPTH - 1) * nn.Dropout(0.5)(ones, key=key))
+
+
+# ---- as part of a model
+
+
+class Everything(pm.Module):
+    """What the guides scan over: an affine map, running statistics, noise, a shared count."""
+
+    linear: nn.Linear
+    norm: nn.BatchNorm
+    dropout: nn.Dropout
+
+    def __init__(self, *, key):
+        self.linear = nn.Linear(2, 2, key=key)
+        self.norm = nn.BatchNorm(2)
+        self.dropout = nn.Dropout(0.5, stream=pm.RngStream())
+
+    def __call__(self, x, state, *, count):
+        x, state = self.norm(self.linear(x), state)
+        x, state = self.dropout(x, state)
+        return jnp.tanh(x), state.set(count, state.get(count) + 1)
+
+
+def test_everything_at_once_in_training_and_in_inference():
+    """NNX's example: statistics and noise for each layer, one count; then inference."""
+    make = pm.make_with_state(
+        lambda: (nn.Stack(Everything, DEPTH, key=jax.random.key(0)), pm.StateIndex(jnp.asarray(0)))
+    )
+    (stack, count), state = make()
+    apply = pm.filter_jit(lambda stack, state: stack(X, state, count=count))
+    state = state.seed(jax.random.key(0))
+
+    first, state = apply(stack, state)
+    second, state = apply(stack, state)
+    assert not pm.tree_equal(first, second)
+    mean, _ = state.get(stack.layer.norm.state_index)
+    assert mean.shape == (DEPTH, 2)
+    assert jnp.all(mean != 0)
+
+    inference = nn.inference_mode(stack)
+    third, state = apply(inference, state)
+    fourth, state = apply(inference, state)
+    assert_close(third, fourth)
+    assert int(state.get(count)) == 4 * DEPTH
+
+
+def test_what_is_captured_is_stacked():
+    """A capture sees each layer's output, in order, with a leading axis."""
+    stack, state = normed()
+
+    (out, _), seen = pm.filter_jit(pm.capture(lambda s, state: s(X, state), Normed))(stack, state)
+
+    assert {name: value.shape for name, value in seen.items()} == {"layer": (DEPTH, 5, 2)}
+    assert_close(seen["layer"][-1], out)
+
+
+def test_a_stack_is_stateful_if_its_layers_are():
+    """By what the layer says, or by its tokens; a State that nobody needs is handed back."""
+    plain = nn.Stack(nn.Identity, DEPTH)
+    state = pm.State(plain)
+
+    assert [normed()[0].is_stateful(), noisy()[0].is_stateful()] == [True, True]
+    assert not plain.is_stateful()
+    assert plain(X, state)[1] is state
+
+
+def test_a_sequential_passes_state_to_a_stack():
+    """And to none of the layers beside it that take none."""
+    make = pm.make_with_state(
+        lambda: nn.Sequential([nn.Identity(), nn.Stack(Normed, DEPTH, key=jax.random.key(0))])
+    )
+    net, state = make()
+    stack, stack_state = normed()
+
+    assert_close(net(X, state)[0], stack(X, stack_state)[0])
+
+
+def test_an_ensemble_of_stacks_with_state():
+    """Made and called by filter_vmap: every entry of the State has two leading axes."""
+    keys = jax.random.split(jax.random.key(0), 2)
+
+    def make(key):
+        stack, state = pm.make_with_state(nn.Stack)(Normed, DEPTH, key=key)
+        return stack, state
+
+    stacks, states = pm.filter_vmap(make)(keys)
+    outs, states = pm.filter_vmap(lambda s, x, state: s(x, state), in_axes=(0, None, 0))(
+        stacks, X, states
+    )
+
+    mean, _ = states.get(stacks.layer.norm.state_index)
+    assert mean.shape == (2, DEPTH, 2)
+    for i, key in enumerate(keys):
+        stack, state = make(key)
+        out, state = stack(X, state)
+        assert_close(outs[i], out)
+        assert_close(mean[i], state.get(stack.layer.norm.state_index)[0])
+
+
+def test_a_stack_within_a_scan():
+    """The State is carried through steps, each of which goes through all layers."""
+    stack, state = noisy()
+
+    def step(state, x):
+        out, state = stack(x, state)
+        return state, (out, state.get(stack.layer.drawn))
+
+    state, (outs, drawn) = pm.filter_scan(step, state, jnp.zeros(4))
+
+    assert len(set(drawn.ravel().tolist())) == 4 * DEPTH
+    assert_close(outs, drawn.sum(axis=1))
+
+
+# ---- as a list
+
+
+def test_a_model_with_a_list_computes_the_same():
+    """fill, unstack, make_with_state: values and streams are those of the Stack's next call."""
+
+    class Layer(Normed):
+        noise: Noise
+
+        def __init__(self, *, key):
+            super().__init__(key=key)
+            self.noise = Noise()
+
+        def __call__(self, x, state):
+            x, state = self.noise(x, state)
+            return super().__call__(x, state)
+
+    net, state = pm.make_with_state(Net)(Layer, key=jax.random.key(0))
+    _, state = call(net, X, state.seed(jax.random.key(1)))
+    listed, list_state = as_list(net, jax.tree.map(jnp.copy, state))
+
+    assert type(listed.blocks) is list
+    assert_close(call(listed, X, list_state)[0], call(net, X, state)[0])
+
+
+def test_the_state_of_the_list_is_the_one_that_it_would_be_made_with():
+    """Entries bear the names that a model with a list gives them, and hold the Stack's slices."""
+    net, state = pm.make_with_state(Net)(Normed, key=jax.random.key(0))
+    _, state = call(net, X, state)
+    stacked = state.get(net.blocks.layer.norm.state_index)
+
+    listed, list_state = as_list(net, state)
+
+    names = dict.fromkeys(
+        path[0].key for path, _ in jax.tree_util.tree_leaves_with_path(list_state)
+    )
+    assert list(names)[1:] == [f"blocks[{i}].norm.state_index" for i in range(DEPTH)]
+    for i, layer in enumerate(listed.blocks):
+        for found, statistics in zip(list_state.get(layer.norm.state_index), stacked, strict=True):
+            assert_close(found, statistics[i])
+
+
+def test_a_list_becomes_a_stack_with_its_state():
+    """There and back again is the identity, for model and State."""
+    net, state = pm.make_with_state(Net)(Normed, key=jax.random.key(0))
+    _, state = call(net, X, state)
+    kept = jax.tree.map(jnp.copy, state)
+
+    again, state = as_stack(*as_list(net, state))
+
+    assert pm.tree_equal(again, net)
+    assert state == kept
+
+
+def test_the_first_stream_of_a_list_goes_on_for_all():
+    """Layers of a list have a stream each; the Stack has one, which draws nothing twice."""
+    net, state = pm.make_with_state(Net)(Noise)
+    listed, state = as_list(net, state.seed(jax.random.key(0)))
+    _, state = call(listed, X, state)
+    before = [state.get(layer.drawn).item() for layer in listed.blocks]
+
+    again, state = as_stack(listed, state)
+    _, state = call(again, X, state)
+
+    assert len({*before, *state.get(again.blocks.layer.drawn).tolist()}) == 2 * DEPTH
+
+
+@pytest.mark.parametrize("part", [0, slice(1, 3)])
+def test_a_part_of_a_stack_has_the_values_of_its_layers(part):
+    """Taken from a filled Stack, a layer or a slice is made with its own State."""
+    stack, state = normed()
+    _, state = stack(X, state)
+    mean, _ = state.get(stack.layer.norm.state_index)
+
+    taken, own = pm.make_with_state(lambda: state.fill(stack)[part])()
+
+    norm = taken.norm if part == 0 else taken.layer.norm
+    assert_close(own.get(norm.state_index)[0], mean[part])
+    assert taken(X, own)[0].shape == X.shape
+
+
+def test_a_part_of_a_stack_is_refused_by_its_state():
+    """The values in there are those of all layers: a layer must not take them for its own."""
+    stack, state = normed()
+
+    for part in (stack[0], stack[:2], stack.unstack()[1]):
+        with pytest.raises(TokenError, match=r"got a token of another model: one without a name"):
+            part(X, state)
+
+
+def test_layers_that_share_a_value_are_refused():
+    """There is no leading axis in it; the cure is to pass the token."""
+    shared = nn.BatchNorm(2)
+    layers = [nn.Sequential([shared]) for _ in range(2)]
+
+    with pytest.raises(
+        StateError, match=r"\n  at layers\[1\]\.layers\[0\]\.state_index\n(.|\n)*cou"
+    ):
+        nn.Stack.from_layers(layers)
+
+
+def test_layers_that_share_a_stream_keep_it():
+    """Before there is a State, the Stack has the very stream of its layers."""
+    stream = pm.RngStream()
+    layers = [pm.tree_at(lambda n: n.stream, Noise(), stream) for _ in range(2)]
+
+    stack = nn.Stack.from_layers(layers)
+
+    assert stack.layer.stream.marker is stream.marker
+
+
+# ---- mistakes
+
+
+def test_a_missing_state_is_refused():
+    """The error names the tokens and shows how to get one; another argument is told where to go."""
+    stack, _ = normed()
+
+    text = r"expected a State, got none\.\n  at layer\.norm\.state_index\n(.|\n)*make_with_state\("
+    with pytest.raises(StateError, match=rf"^Stack\(Normed, depth=3\): {text}"):
+        stack(X)
+    with pytest.raises(ArgumentError, match=r"a State, got f32\[5,2\](.|\n)*, state, mask=mask\)"):
+        stack(X, X)
+
+
+class Wrong(nn.StatefulLayer):
+    """Returns something else than it should."""
+
+    norm: nn.BatchNorm
+    kind: str
+
+    def __init__(self, kind):
+        self.norm = nn.BatchNorm(2)
+        self.kind = kind
+
+    def __call__(self, x, state, *, key=None):
+        out, state = self.norm(x, state)
+        other = pm.State(pm.StateIndex(jnp.zeros(2)))
+        return {"alone": out, "swapped": (state, out), "other": (out, other)}[self.kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("alone", r"f32\[5,2\]"), ("swapped", r"\(State\("), ("other", "another State")],
+)
+def test_a_layer_has_to_return_its_state(kind, text):
+    """The error shows the line."""
+    stack, state = pm.make_with_state(nn.Stack)(lambda: Wrong(kind), DEPTH)
+    where = r"^Stack\(Wrong, depth=3\): expected a layer that returns its output and the State"
+
+    with pytest.raises(StateError, match=rf"{where} .*, got {text}(.|\n)*return out, state"):
+        stack(X, state)
+
+
+def test_a_value_without_the_leading_axis_is_refused():
+    """A token that stands outside, too, has one value there."""
+    shared = pm.StateIndex(jnp.zeros(2))
+    make = pm.make_with_state(
+        lambda: (shared, nn.Stack(lambda: pm.tree_at(lambda n: n.drawn, Noise(), shared), DEPTH))
+    )
+    (_, stack), state = make()
+
+    text = (
+        r"with a leading axis of 3, got 1 without\.\n  at \[0\]: f32\[2\]\n(.|\n)*count=self.count"
+    )
+    with pytest.raises(StateError, match=rf"^Stack\(Noise, depth=3\): .*{text}"):
+        stack(X, state.seed(jax.random.key(0)))
+
+
+def test_a_split_state_is_refused():
+    """It belongs under a map over its members, where the Stack takes it."""
+    stack, state = noisy()
+    state = state.split(2)
+
+    with pytest.raises(RngError, match=r"layer\.stream\): expected one stream, got 2 of them"):
+        stack(X, state)
+
+    axes = pm.by({"layer.stream": 0, ...: None})
+    mapped = pm.filter_vmap(
+        lambda state: stack(X, state)[1].get(stack.layer.drawn), in_axes=(axes,)
+    )
+    assert len(set(mapped(state).ravel().tolist())) == 2 * DEPTH
+
+
+# ---- the program
+
+
+def test_the_program_with_state_is_that_of_a_scan_by_hand():
+    """Values are taken apart and stacked by the scan; a stream is one use and a fold for each."""
+    stack, state = pm.make_with_state(nn.Stack)(Noise, DEPTH)
+    state = state.seed(jax.random.key(0))
+    leaves, structure = jax.tree.flatten(state)
+
+    def ours(leaves, x):
+        out, state = stack(x, jax.tree.unflatten(structure, leaves))
+        return out, jax.tree.leaves(state)
+
+    def by_hand(leaves, x):
+        key, count, drawn = leaves
+        base = jax.random.fold_in(key, count)
+        keys = jax.vmap(lambda i: jax.random.fold_in(base, i))(jnp.arange(DEPTH, dtype=jnp.uint32))
+        counts = jnp.zeros(DEPTH, jnp.uint32)
+
+        def step(x, each):
+            key, count, _ = each
+            number = jax.random.uniform(jax.random.fold_in(key, count))
+            return x + number, number
+
+        x, drawn = jax.lax.scan(step, x, (keys, counts, drawn))
+        return x, (key, count + 1, drawn)
+
+    counted = operations(ours, leaves, X)
+    assert sum(counted.values()) > 100
+    assert counted == operations(by_hand, leaves, X)
+
+
+def test_statistics_cost_what_they_cost_by_hand():
+    """A Stack of BatchNorms has the equations of a scan in which each layer returns its own."""
+    stack, state = normed()
+    layer = stack.layer
+
+    def ours(stack_leaves, values, x):
+        model = jax.tree.unflatten(jax.tree.structure(stack), stack_leaves)
+        out, after = model(x, jax.tree.unflatten(jax.tree.structure(state), values))
+        return out, jax.tree.leaves(after)
+
+    def by_hand(stack_leaves, values, x):
+        form = jax.tree.structure(state)
+
+        def step(x, each):
+            arrays, own = each
+            one = jax.tree.unflatten(jax.tree.structure(layer), arrays)
+            x, after = one(x, jax.tree.unflatten(form, own))
+            return x, jax.tree.leaves(after)
+
+        return jax.lax.scan(step, x, (stack_leaves, values))
+
+    args = jax.tree.leaves(stack), jax.tree.leaves(state), X
+    assert equations(ours, *args) == equations(by_hand, *args)

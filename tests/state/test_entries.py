@@ -1,0 +1,58 @@
+"""What a State knows about its entries."""
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+
+import pytreemod as pm
+from pytreemod.state.entries import Entry, Register
+from pytreemod.tree.paths import PathName
+
+
+def register(*names):
+    """A Register of entries that are recognized by their names."""
+    return Register(Entry(name, PathName.parse(name), pm.StateIndex, 1) for name in names)
+
+
+def test_registers_of_equal_entries_are_equal():
+    """In order, and whether their hashes were asked for or not."""
+    first, second = register("a", "b.c"), register("a", "b.c")
+
+    assert first == second
+    assert hash(first) == hash(second)
+    assert first != register("b.c", "a")
+    assert first != ("a", "b.c")
+
+
+def test_register_finds_entries_by_marker():
+    """Its name, its kind and at how many places it stands."""
+    two = register("a", "b.c")
+
+    assert two["b.c"] == Entry("b.c", PathName("b.c"), pm.StateIndex, 1)
+    assert two["b.c"].name.steps == ("b", "c")
+    assert ("a" in two, "c" in two) == (True, False)
+    assert [entry.name for entry in two.only({"b.c"})] == ["b.c"]
+    assert (two.of_kind(pm.StateIndex), two.of_kind(pm.RngStream)) == (["a", "b.c"], [])
+    assert repr(two) == "Register(a, b.c)"
+
+
+def test_registers_are_pickled_without_their_hashes():
+    """For the hash of a string is another one in another process."""
+    one = register("layers[0].count")
+    hash(one)
+    back = pickle.loads(pickle.dumps(one))
+
+    assert back == one
+    assert back.hash is None
+    assert back["layers[0].count"].name.steps == ("layers", "0", "count")
+
+
+def test_states_that_follow_from_one_another_share_their_register():
+    """So that comparing their structures costs nothing."""
+    index = pm.StateIndex(jnp.zeros(2))
+    state = pm.State(index)
+    before = jax.tree.structure(state)
+    after = jax.tree.structure(jax.tree.map(jnp.copy, state).set(index, jnp.ones(2)))
+
+    assert before.node_data()[1] is after.node_data()[1]

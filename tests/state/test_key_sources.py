@@ -1,0 +1,176 @@
+"""init_keys: keys for all that a model is built of, without a tower of splits."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, RngError
+from tests.helpers.comparing import assert_same
+from tests.helpers.equations import equations
+
+
+def data(keys):
+    """Keys as plain numbers."""
+    return np.asarray(jax.random.key_data(keys))
+
+
+def first_of(keys, n):
+    """The next `n` keys as plain numbers, one by one."""
+    return np.stack([data(key) for key in itertools.islice(keys, n)])
+
+
+def test_keys_are_the_one_key_folded_with_a_count(key):
+    """The numbers, which may never change."""
+    expected = [data(jax.random.fold_in(key, i)) for i in range(70)]
+
+    assert_same(first_of(pm.init_keys(key), 70), np.stack(expected))
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_numbers_do_not_depend_on_how_they_are_asked_for(impl):
+    """One by one, several at once, under jit: the n-th key is the same."""
+    key = jax.random.key(1, impl=impl)
+    mixed = pm.init_keys(key)
+    parts = [first_of(mixed, 3), data(mixed.take(2)), first_of(mixed, 40), data(mixed.take(0))]
+    jitted = jax.jit(lambda key: jnp.stack(list(itertools.islice(pm.init_keys(key), 6))))
+
+    assert_same(np.concatenate(parts), first_of(pm.init_keys(key), 45))
+    assert_same(data(jitted(key)), first_of(pm.init_keys(key), 6))
+
+
+def test_init_keys_of_init_keys_is_the_same(key):
+    """A Module begins with init_keys, whether it is given a key or what it is a part of passes."""
+    keys = pm.init_keys(key)
+
+    assert pm.init_keys(keys) is keys
+
+
+def test_old_style_keys():
+    """A raw key gives raw keys with the same numbers."""
+    keys = pm.init_keys(jax.random.PRNGKey(0))
+
+    assert_same(np.asarray(next(keys)), data(next(pm.init_keys(jax.random.key(0)))))
+    assert keys.take(3).shape == (3, 2)
+
+
+class Block(pm.Module):
+    """A layer with layers in it, as a user writes it."""
+
+    first: nn.Linear
+    second: nn.MLP
+
+    def __init__(self, size, *, key):
+        keys = pm.init_keys(key)
+        self.first = nn.Linear(size, 4, key=keys)
+        self.second = nn.MLP(4, size, 3, 1, key=keys)
+
+
+LAYERS = {
+    "Linear": lambda key: nn.Linear(2, 3, key=key),
+    "Linear without bias": lambda key: nn.Linear(2, 3, use_bias=False, key=key),
+    "Conv2d": lambda key: nn.Conv2d(1, 2, 3, key=key),
+    "Embedding": lambda key: nn.Embedding(4, 2, key=key),
+    "MLP": lambda key: nn.MLP(2, 2, 3, 2, key=key),
+    "Block": lambda key: Block(2, key=key),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_take_it_in_the_place_of_a_key(name, key):
+    """Each array has values of its own, no split is traced, and one fold_in for each key."""
+    keys = pm.init_keys(key)
+    first, second = LAYERS[name](keys), LAYERS[name](keys)
+    arrays = [np.ravel(leaf) for leaf in jax.tree.leaves((first, second))]
+    program = equations(lambda key: LAYERS[name](pm.init_keys(key)), key)
+
+    assert len(np.unique(np.concatenate(arrays))) == sum(map(len, arrays))
+    assert program["random_split"] == 0
+    assert program["random_fold_in"] >= program["random_bits"] > 0
+
+
+@pytest.mark.parametrize("name", ["Linear", "Conv2d", "Embedding", "MLP"])
+def test_plain_keys_give_the_numbers_that_they_gave(name, key):
+    """A layer splits a plain key as it always did."""
+    layer = LAYERS[name](key)
+    leaf = jax.tree.leaves(layer)[0]
+    if name == "Embedding":
+        expected = jax.random.normal(key, (4, 2))
+    else:
+        own = jax.random.split(key, 3)[0] if name == "MLP" else key
+        limit = 1 / 3 if name == "Conv2d" else 1 / np.sqrt(2)
+        expected = jax.random.uniform(
+            jax.random.split(own)[0], leaf.shape, minval=-limit, maxval=limit
+        )
+
+    np.testing.assert_allclose(leaf, expected, rtol=1e-6)
+
+
+def test_calls_take_it_too(key):
+    """Dropout in a Sequential: each layer a mask of its own, and no split."""
+    net = nn.Sequential([nn.Dropout(0.5), nn.Sequential([nn.Dropout(0.5)]), nn.Dropout(0.5)])
+    x = jnp.ones(2000)
+    kept = net(x, key=pm.init_keys(key)) != 0
+    program = equations(lambda key: net(x, key=pm.init_keys(key)), key)
+
+    assert abs(float(kept.mean()) - 0.125) < 0.03
+    assert program["random_split"] == 0
+    assert program["random_fold_in"] == 3
+
+
+def test_take_is_for_maps(key):
+    """An ensemble, each member built by init_keys of its own."""
+    keys = pm.init_keys(key)
+    members = pm.filter_vmap(lambda key: Block(2, key=pm.init_keys(key)))(keys.take(3))
+
+    assert members.first.weight.shape == (3, 4, 2)
+    assert len(np.unique(members.first.weight)) == 24
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda keys: jax.vmap(lambda x: x + jax.random.normal(next(keys)))(jnp.ones(3)),
+        lambda keys: jax.jit(lambda x: nn.Linear(2, 2, key=keys)(x))(jnp.ones(2)),
+        lambda keys: pm.filter_jit(lambda keys: keys.take(2))(keys),
+        lambda keys: pm.filter_vmap(lambda x, keys: x * next(keys), in_axes=(0, None))(
+            jnp.ones(3), keys
+        ),
+    ],
+    ids=["vmap", "jit", "filter_jit", "filter_vmap"],
+)
+def test_use_inside_another_transform_is_refused(use, key):
+    """There all members, and all calls of the compiled function, would get the same key."""
+    keys = pm.init_keys(key)
+    with pytest.raises(
+        RngError,
+        match=r"^init_keys: expected to be used in the transform that it was made in, got a use "
+        r"inside another one\.\n  pass that one a key, and make keys from it there:\n"
+        r"      jax\.vmap\(lambda key: Model\(key=pm\.init_keys\(key\)\)\)\(keys\.take\(8\)\)$",
+    ):
+        use(keys)
+
+    assert_same(first_of(keys, 1), first_of(pm.init_keys(key), 1))
+
+
+def test_what_is_refused():
+    """No key, several keys, no count; the path of errors is that of keys everywhere."""
+    with pytest.raises(RngError, match=r"^init_keys\(key\): expected one random key, got 3\."):
+        pm.init_keys(3)
+    with pytest.raises(RngError, match=r"expected one random key, got key<fry>\[2\]"):
+        pm.init_keys(jax.random.split(jax.random.key(0)))
+    with pytest.raises(ArgumentError, match=r"^init_keys\(\.\.\.\)\.take\(n\): expected a count"):
+        pm.init_keys(jax.random.key(0)).take(-1)
+
+
+def test_repr(key):
+    """It tells how many keys are gone."""
+    keys = pm.init_keys(key)
+    next(keys)
+    keys.take(4)
+
+    assert repr(keys) == "<init_keys: 5 handed out>"

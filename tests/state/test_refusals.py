@@ -1,0 +1,67 @@
+"""The texts of a State's refusals that no other test of this room spells out."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import StateError, TokenError
+from pytreemod.state.values import exchange_entries
+
+
+def make(count=7):
+    """A State with many entries."""
+    return pm.make_with_state(lambda: [pm.StateIndex(jnp.zeros(1)) for _ in range(count)])()
+
+
+def test_a_long_listing_is_cut():
+    """Five names, then dots."""
+    _, state = make()
+    with pytest.raises(TokenError, match=r"\(\[0\], \[1\], \[2\], \[3\], \[4\], \.\.\.\)"):
+        state.get(pm.StateIndex(jnp.zeros(1)))
+
+
+def test_an_old_state_names_the_token_and_what_replaced_it():
+    """Which value was asked for, and whose update would be lost."""
+    model, state = make()
+    state.set(model[2], jnp.ones(1))
+    with pytest.raises(
+        StateError, match=r"one that set\(\[2\]\) has already replaced\.\n  at \[5\]"
+    ):
+        state.get(model[5])
+    stream = pm.RngStream()
+    state = pm.State([stream]).seed(jax.random.key(0))
+    state.next_key(stream)
+    with pytest.raises(StateError, match=r"next_key\(\[0\]\) has already replaced\.\n  at \[0\]"):
+        state.next_key(stream)
+
+
+def test_update_names_what_does_not_fit():
+    """A substate whose value was changed by a map is refused, by path."""
+    model, state = make(2)
+    part = jax.tree.map(lambda x: jnp.concatenate([x, x]), state.substate(model[1]))
+    with pytest.raises(
+        StateError, match=r"^State\.update for \[1\]: expected f32\[1\], as before, got f32\[2\]"
+    ):
+        state.update(part)
+
+
+def test_a_new_entry_may_not_take_the_name_of_one_that_stays():
+    """It would overwrite it."""
+    _, state = make(2)
+    with pytest.raises(
+        StateError,
+        match=r"^State\.stack: expected new tokens, got one that is in the State already",
+    ):
+        exchange_entries(state, ["[0]"], {"[1]": (pm.StateIndex, jnp.zeros(1))}, "stack")
+
+
+def test_entries_are_exchanged_in_place():
+    """New entries stand where the first old one stood, known by their markers."""
+    _, state = make(3)
+    new = {name: (pm.StateIndex, jnp.ones(1)) for name in ("x.a", "x.b")}
+    state = exchange_entries(state, ["[1]"], new, "stack")
+
+    assert repr(state) == "State([0]=f32[1], x.a=f32[1], x.b=f32[1], [2]=f32[1])"
+    kept = pm.filter(state, pm.select.path("x.*"))
+    assert len(jax.tree.leaves(kept)) == 2

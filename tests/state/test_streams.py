@@ -1,0 +1,420 @@
+"""The arithmetic of random streams: what depends on what, and that nothing else does."""
+
+import copy
+import itertools
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+
+import pytreemod as pm
+from pytreemod.errors import ArgumentError, RngError, SpecError, StateError
+from tests.helpers.comparing import assert_same
+from tests.helpers.equations import equations
+from tests.helpers.laws import law
+
+
+class Noise(pm.Module):
+    """Draws from a stream of its own."""
+
+    stream: pm.RngStream
+
+    def __init__(self):
+        self.stream = pm.RngStream()
+
+
+class Layers(pm.Module):
+    """Streams and a value, at two depths."""
+
+    first: Noise
+    rest: list
+    mean: pm.StateIndex
+
+    def __init__(self, count=3):
+        self.first = Noise()
+        self.rest = [Noise() for _ in range(count)]
+        self.mean = pm.StateIndex(jnp.zeros(2))
+
+    def streams(self):
+        """All of them."""
+        return [self.first.stream, *(layer.stream for layer in self.rest)]
+
+
+def make(count=3, seed=0):
+    """Model and seeded State."""
+    model, state = pm.make_with_state(Layers)(count)
+    return model, state.seed(jax.random.key(seed))
+
+
+def data(keys):
+    """Keys as plain numbers."""
+    return np.asarray(jax.random.key_data(keys))
+
+
+def draw(state, stream, n):
+    """The next `n` keys, and the State after them."""
+    keys = []
+    for _ in range(n):
+        key, state = state.next_key(stream)
+        keys.append(data(key))
+    return np.asarray(keys), state
+
+
+# ---- what a key depends on
+
+
+def test_a_key_is_the_seed_folded_with_path_and_count():
+    """The numbers themselves: they may never change, or nobody's results can be repeated."""
+    model, state = make()
+    keys, _ = draw(state, model.first.stream, 2)
+    digest = 0x6CEA2FF5  # The first four bytes of blake2b("first.stream"), little end first.
+    base = jax.random.fold_in(jax.random.key(0), digest)
+
+    assert_same(keys, data(jnp.stack([jax.random.fold_in(base, i) for i in range(2)])))
+    assert keys.tolist() == GOLDEN
+
+
+GOLDEN = [[3597418500, 2610732737], [3320283783, 2230803629]]
+
+
+def test_adding_a_layer_changes_no_other_layers_numbers():
+    """A stream's keys depend on its own path alone."""
+    small, state = make(1)
+    large, larger_state = make(4)
+    for mine, others in zip(small.streams(), large.streams(), strict=False):
+        keys, state = draw(state, mine, 2)
+        same, larger_state = draw(larger_state, others, 2)
+        assert_same(keys, same)
+
+
+def test_streams_do_not_disturb_each_other():
+    """How often one stream was used changes nothing for another."""
+    model, state = make()
+    _, state = draw(state, model.rest[0].stream, 3)
+    keys, _ = draw(state, model.first.stream, 1)
+
+    assert_same(keys, draw(make()[1], model.first.stream, 1)[0])
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_the_generators_of_jax_all_keep_the_promise(impl):
+    """Whatever generator the seed is of, and whichever streams there are besides."""
+
+    def state_of(count):
+        model, state = pm.make_with_state(Layers)(count)
+        return model, state.seed(jax.random.key(0, impl=impl))
+
+    def members(n):
+        model, state = state_of(1)
+        axes = pm.by({pm.RngStream: 0, ...: None})
+        next_key = pm.filter_vmap(lambda s: s.next_key(model.first.stream)[0], in_axes=(axes,))
+        return data(next_key(state.split(n)))
+
+    few, many = (draw(state, model.first.stream, 1)[0] for model, state in map(state_of, (1, 3)))
+    assert_same(few, many)
+    if impl != "unsafe_rbg":  # It is called so because a map may change its numbers.
+        assert_same(members(2), members(3)[:2])
+
+
+def test_old_style_keys_seed_as_well():
+    """A raw key gives the same numbers as the typed key that it is the data of."""
+    model, state = pm.make_with_state(Layers)()
+    raw, _ = state.seed(jax.random.PRNGKey(0)).next_key(model.first.stream)
+
+    assert_same(np.asarray(raw)[None], draw(make()[1], model.first.stream, 1)[0])
+
+
+@law
+@given(st.integers(0, 2**31), st.lists(st.integers(0, 3), max_size=4))
+def test_the_order_of_uses_between_streams_does_not_matter(seed, uses):
+    """The n-th key of a stream is the same, however its uses and others' are interleaved."""
+    model, state = pm.make_with_state(Layers)(3)
+    state = state.seed(jax.random.key(seed))
+    got = {i: [] for i in range(4)}
+    for i in uses:
+        key, state = state.next_key(model.streams()[i])
+        got[i].append(data(key).tolist())
+    fresh = pm.make_with_state(Layers)(3)[1].seed(jax.random.key(seed))
+    for i in range(4):
+        for expected in got[i]:
+            key, fresh = fresh.next_key(model.streams()[i])
+            assert data(key).tolist() == expected
+
+
+@pytest.mark.parametrize(("before", "members", "uses"), [(0, 1, 0), (2, 3, 1), (1, 2, 2)])
+def test_join_of_split_advances_once(before, members, uses):
+    """state.split(n).join() is every stream used once, whatever the members did."""
+    model, state = make(1)
+    _, state = draw(state, model.first.stream, before)
+    split, once = copy.copy(state).split(members), state
+    for stream in model.streams():
+        _, once = once.next_key(stream)
+    axes = pm.by({pm.RngStream: 0, ...: None})
+    use = pm.filter_vmap(
+        lambda s: s.next_key(model.first.stream), in_axes=(axes,), out_axes=(0, axes)
+    )
+    for _ in range(uses):
+        _, split = use(split)
+
+    assert split.join() == once
+
+
+def test_splits_nest():
+    """Members may split their streams again, and join them."""
+    model, state = make()
+    axes = pm.by({pm.RngStream: 0, ...: None})
+
+    def inner(state):
+        return state.next_key(model.first.stream)
+
+    def outer(state):
+        keys, state = pm.filter_vmap(inner, in_axes=(axes,), out_axes=(0, axes))(state.split(2))
+        return keys, state.join()
+
+    keys, state = pm.filter_vmap(outer, in_axes=(axes,), out_axes=(0, axes))(state.split(3))
+    state = state.join()
+
+    assert keys.shape == (3, 2)
+    assert len({tuple(key) for key in data(keys).reshape(6, -1).tolist()}) == 6
+    assert state == make()[1].split(1).join()
+
+
+def test_a_stream_goes_through_a_scan():
+    """As a carry it gives a fresh key at each step, those that a loop in Python would give."""
+    model, state = make()
+    _, keys = jax.lax.scan(lambda s, _: s.next_key(model.first.stream)[::-1], state, length=3)
+
+    assert_same(data(keys), draw(make()[1], model.first.stream, 3)[0])
+
+
+def test_a_key_costs_one_fold_in():
+    """In a program: one fold_in and one addition for each use, and no split anywhere."""
+    model, state = make()
+
+    assert equations(lambda s: s.next_key(model.first.stream), state) == {
+        "random_fold_in": 1,
+        "add": 1,
+    }
+    seeding = equations(lambda s, k: s.seed(k), make()[1], jax.random.key(0))
+    assert seeding["random_fold_in"] == 1
+    assert seeding["random_split"] == 0
+
+
+# ---- independence
+
+
+def bits(stream_of_keys, n=512):
+    """`n` random words from each key."""
+    return np.asarray(jax.vmap(lambda key: jax.random.bits(key, (n,)))(stream_of_keys))
+
+
+def sample(kind):
+    """Keys that must be independent: of paths, members, steps, seeds, or built layers."""
+    key = jax.random.key(3)
+    if kind == "seeds":
+        model, state = pm.make_with_state(Layers)()
+        states = jax.vmap(lambda i: state.seed(jax.random.key(i)))(jnp.arange(12))
+        return jax.vmap(lambda s: s.next_key(model.first.stream)[0])(states)
+    if kind == "layers":
+        return pm.init_keys(key).take(12)
+    model, state = pm.make_with_state(Layers)(11)
+    state = state.seed(key)
+    if kind == "paths":
+        keys = []
+        for stream in model.streams():
+            one, state = state.next_key(stream)
+            keys.append(one)
+        return jnp.stack(keys)
+    if kind == "steps":
+        return jax.lax.scan(lambda s, _: s.next_key(model.first.stream)[::-1], state, length=12)[1]
+    members = state.split(12)
+    axes = pm.by({pm.RngStream: 0, ...: None})
+    return pm.filter_vmap(lambda s: s.next_key(model.first.stream)[0], in_axes=(axes,))(members)
+
+
+@pytest.mark.parametrize("kind", ["paths", "members", "steps", "seeds", "layers"])
+def test_keys_are_independent(kind):
+    """Across paths, members, steps, seeds and layers: bits are even, and words uncorrelated."""
+    words = bits(sample(kind))
+    streams, n = words.shape
+    each_bit = np.unpackbits(words.view(np.uint8), axis=1)
+    uniform = words / 2.0**32
+
+    # Ones among all bits, in standard deviations; then each byte's values by chi-square.
+    ones = (each_bit.mean(axis=1) - 0.5) * 2 * np.sqrt(each_bit.shape[1])
+    assert np.abs(ones).max() < 4
+    counts = np.bincount(words.view(np.uint8).ravel(), minlength=256)
+    expected = counts.sum() / 256
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    assert abs(chi_square - 255) < 4 * np.sqrt(2 * 255)
+    # Every pair, at the same place and at neighboring ones: correlation, and bits that agree.
+    for i, j in itertools.combinations(range(streams), 2):
+        for shift in (0, 1):
+            left, right = uniform[i][shift:], uniform[j][: n - shift]
+            assert abs(np.corrcoef(left, right)[0, 1]) < 4.5 / np.sqrt(n - shift)
+        agree = (each_bit[i] == each_bit[j]).mean() - 0.5
+        assert abs(agree) * 2 * np.sqrt(each_bit.shape[1]) < 4.5
+
+
+def test_no_two_keys_are_equal():
+    """Of twenty streams, ten steps and four members, all 800 keys differ."""
+    model, state = pm.make_with_state(Layers)(19)
+    axes = pm.by({pm.RngStream: 0, ...: None})
+
+    def step(state, _):
+        keys = []
+        for stream in model.streams():
+            key, state = state.next_key(stream)
+            keys.append(key)
+        return state, jnp.stack(keys)
+
+    def run(state):
+        return jax.lax.scan(step, state, length=10)[1]
+
+    keys = pm.filter_vmap(run, in_axes=(axes,))(state.seed(jax.random.key(0)).split(4))
+    assert len(np.unique(data(keys).reshape(-1, 2), axis=0)) == 800
+
+
+# ---- JAX's own check of keys
+
+
+def test_key_reuse_is_found_by_jax_and_only_where_it_is():
+    """With debug_key_reuse, streams are accepted, and one key that is used twice is refused."""
+    model, state = make()
+
+    def fresh(state):
+        first, state = state.next_key(model.first.stream)
+        second, state = state.next_key(model.first.stream)
+        state = state.split(2).join()
+        third, state = state.next_key(model.rest[0].stream)
+        keys = pm.init_keys(third)
+        drawn = [jax.random.normal(key) for key in (first, second, next(keys), next(keys))]
+        return sum(drawn), state
+
+    def reused(state):
+        key, _ = state.next_key(model.first.stream)
+        return jax.random.normal(key) + jax.random.normal(key)
+
+    with jax.debug_key_reuse(True):
+        jax.jit(fresh)(state)
+        pm.filter_jit(fresh)(state)
+        fresh(make()[1])
+        with pytest.raises(jax.errors.KeyReuseError, match="consumed"):
+            jax.jit(reused)(state)
+        with pytest.raises(jax.errors.KeyReuseError, match="consumed"):
+            reused(state)
+
+
+# ---- seeding, and choosing streams
+
+
+def test_seed_of_some_streams_leaves_the_others():
+    """By path: the chosen ones start anew, the others go on."""
+    model, state = make()
+    for stream in model.streams():
+        _, state = state.next_key(stream)
+    state = state.seed(jax.random.key(9), "rest.*.stream")
+    kept, _ = draw(state, model.first.stream, 1)
+    _, fresh = make(seed=9)
+
+    assert_same(kept, draw(make()[1], model.first.stream, 2)[0][1:])
+    state = make()[1].seed(jax.random.key(9), "rest.*.stream")
+    assert_same(*(draw(s, model.rest[1].stream, 2)[0] for s in (state, fresh)))
+
+
+def test_streams_are_chosen_before_they_have_a_key():
+    """A new stream can be seeded alone; those that were not chosen still refuse."""
+    model, state = pm.make_with_state(Layers)()
+    state = state.seed(jax.random.key(0), pm.select.path("first"))
+    key, state = state.next_key(model.first.stream)
+
+    assert_same(data(key)[None], draw(make()[1], model.first.stream, 1)[0])
+    with pytest.raises(
+        RngError,
+        match=r"^State\.next_key\(rest\[0\]\.stream\): expected a stream with a key, got one that "
+        r"was not seeded\.\n  once, after making the model:\n"
+        r"      state = state\.seed\(jax\.random\.key\(0\)\)$",
+    ):
+        state.next_key(model.rest[0].stream)
+
+
+def test_seed_refuses_what_picks_no_stream():
+    """A selector of values alone, or a path that is not there, is a mistake."""
+    with pytest.raises(
+        RngError,
+        match=r"^State\.seed\(select\): expected a selector that picks a random stream, got "
+        r"'mean', which picks none\.$",
+    ):
+        make()[1].seed(jax.random.key(0), "mean")
+    with pytest.raises(SpecError, match="matches at least one leaf"):
+        make()[1].seed(jax.random.key(0), "third.stream")
+
+
+@pytest.mark.parametrize("key", [0, None, jnp.zeros(2), "key"])
+def test_seed_takes_keys(key):
+    """Anything else is refused."""
+    with pytest.raises(RngError, match=r"^State\.seed\(key\): expected one random key, got"):
+        make()[1].seed(key)
+
+
+def test_seed_takes_one_key():
+    """Several keys are refused: map over them."""
+    with pytest.raises(RngError, match=r"expected one random key, got key<fry>\[2\]"):
+        make()[1].seed(jax.random.split(jax.random.key(0)))
+
+
+def test_a_split_stream_refuses_to_be_used_as_one():
+    """Outside the map, the path and the cure are named."""
+    model, state = make()
+    with pytest.raises(
+        RngError,
+        match=r"^State\.next_key\(first\.stream\): expected one stream, got 4 of them, for the "
+        r"State was split\.\n  map over them:\n      in_axes=pm\.by",
+    ):
+        state.split(4).next_key(model.first.stream)
+
+
+@pytest.mark.parametrize("n", [0, -1, 2.0, "2", None, True])
+def test_split_takes_counts(n):
+    """Anything else is refused."""
+    with pytest.raises(ArgumentError, match=r"^State\.split\(n\): expected a count of 1 or more"):
+        make()[1].split(n)
+
+
+def test_split_of_a_stream_without_key_is_refused():
+    """It names the stream."""
+    _, state = pm.make_with_state(Layers)()
+    with pytest.raises(RngError, match=r"^State\.split\(first\.stream\): expected a stream with a"):
+        state.split(2)
+
+
+@pytest.mark.parametrize(
+    ("select", "shapes"),
+    [
+        (None, {"first.stream": (4,), "rest[0].stream": (4,), "mean": (2,)}),
+        (pm.StateIndex, {"first.stream": (), "rest[0].stream": (), "mean": (4, 2)}),
+        ("first", {"first.stream": (4,), "rest[0].stream": (), "mean": (2,)}),
+        ("rest.*.stream", {"first.stream": (), "rest[0].stream": (4,), "mean": (2,)}),
+        (..., {"first.stream": (4,), "rest[0].stream": (4,), "mean": (4, 2)}),
+        (~pm.select.type(pm.RngStream), {"first.stream": (), "rest[0].stream": (), "mean": (4, 2)}),
+    ],
+)
+def test_split_chooses_entries_by_kind_and_path(select, shapes):
+    """By class, by path with wildcards, by everything, by what is left; the rest stays as it is."""
+    _, state = make(1)
+    split = state.split(4, select)
+    leaves = jax.tree_util.tree_leaves_with_path(split)
+
+    assert {path[0].key: leaf.shape for path, leaf in leaves} == shapes
+
+
+def test_join_needs_a_split():
+    """A State that was not split is refused, with the cure."""
+    with pytest.raises(
+        StateError,
+        match=r"^State\.join: expected a State whose streams were split, got one in which none was",
+    ):
+        make()[1].join()

@@ -1,0 +1,578 @@
+"""vmap under value semantics: the founding documents' programs, and what reference libraries test.
+
+The programs of the Flax proposal (F), the NNX guide (G) and Linen's note (L) with the shapes and
+numbers that they print, or would print if they ran; then the scenarios of Flax NNX's own suite
+(their names are in the docstrings). What changes is returned, and one value at two places is two.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import pytreemod as pm
+from pytreemod import nn
+from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.meshes import DEVICES
+from tests.helpers.trees import ramp
+
+
+class Square(pm.Module):
+    """One matrix."""
+
+    kernel: jax.Array
+
+
+class Foo(pm.Module):
+    """A part that others may have, too."""
+
+    shared: Square
+
+
+class Weights(pm.Module):
+    """The guide's Module."""
+
+    kernel: jax.Array
+    bias: jax.Array
+
+
+class Counted(Weights):
+    """The guide's Module with a count."""
+
+    count: jax.Array
+
+
+def vector_dot(weights, x):
+    y = x @ weights.kernel
+    return y + jnp.broadcast_to(weights.bias, y.shape)
+
+
+def stateful_vector_dot(weights, x):
+    return vector_dot(weights, x), weights.replace(count=weights.count + 1)
+
+
+def make_weights(seed):
+    return Weights(jax.random.uniform(jax.random.key(seed), (2, 3)), jnp.zeros(3))
+
+
+M = Square(ramp(4, 4))
+WIDE = Square(ramp(4, 5))
+WEIGHTS = Weights(ramp(10, 2, 3), ramp(10, 3))
+COUNTED = Counted(WEIGHTS.kernel, WEIGHTS.bias, jnp.arange(10))
+X = ramp(10, 2)
+Y = jnp.stack([x @ k + b for x, k, b in zip(X, WEIGHTS.kernel, WEIGHTS.bias, strict=True)])
+ONE_COUNT = pm.by({"count": None, ...: 0})
+
+
+# ---- the proposal: JAX-style transforms
+
+
+def test_axes_of_each_argument():
+    """F1, F2, F3: each Module argument has its own axis, without placeholders or path filters."""
+    other = Square(WIDE.kernel.T)
+    fn = pm.filter_vmap(lambda m1, m2: m1.kernel @ m2.kernel, in_axes=(1, 0))
+
+    assert_close(fn(WIDE, other), (WIDE.kernel**2).sum(0))
+
+
+def test_aliases_with_one_spec():
+    """F8: `f(m1, m2, m1)` with equal axes for both uses of m1 is accepted; so are others."""
+    axes = pm.by({"kernel": 0})
+    fn = pm.filter_vmap(lambda a, b, c: (a.kernel + c.kernel, b), in_axes=(axes, 1, axes))
+    total, other = fn(M, M, M)
+
+    assert_close(total, 2 * M.kernel)
+    assert_close(other.kernel, M.kernel.T)
+
+
+def test_rejected_1_inconsistent_input_aliases():
+    """F9, consistent_aliasing_inputs: `f(m, m)` over rows and columns has the shape (4, 4)."""
+    out = pm.filter_vmap(lambda m1, m2: m1.kernel - m2.kernel, in_axes=(0, 1))(M, M)
+
+    assert out.shape == (4, 4)
+    assert_close(out, M.kernel - M.kernel.T)
+
+
+def test_rejected_2_input_and_output_alias():
+    """F10, consistent_aliasing_input_output: the identity from axis 0 to 1 is (4, 5) to (5, 4)."""
+    out = pm.filter_vmap(lambda m: m, in_axes=0, out_axes=1)(WIDE)
+
+    assert_close(out, Square(WIDE.kernel.T))
+
+
+def test_rejected_3_aliases_in_nested_structures():
+    """F11, consistent_aliasing_shared: an argument inside a result, a part of two arguments."""
+    assert_close(pm.filter_vmap(Foo, in_axes=0, out_axes=1)(WIDE), Foo(Square(WIDE.kernel.T)))
+
+    first, second = pm.filter_vmap(lambda a, b: (a, b), in_axes=(0, 1))(Foo(M), Foo(M))
+    assert_close(first, Foo(M))
+    assert_close(second, Foo(Square(M.kernel.T)))
+
+
+def test_inconsistent_aliases_at_any_depth():
+    """vmap_inconsistent_aliasing: one value at several depths, each with the axis of its place."""
+    tree = {"a": [M, (M, 3)], "b": M}
+    axes = {"a": [0, pm.if_array(1)], "b": 1}
+    out = pm.filter_vmap(lambda tree: tree, in_axes=(axes,))(tree)
+
+    turned = Square(M.kernel.T)
+    assert_close(out, {"a": [M, (turned, 3)], "b": turned})
+
+
+def test_rejected_4_a_captured_module_as_result():
+    """F12, captured_module_in_return_error: it is broadcast, here to (5, 4, 5)."""
+    out = pm.filter_vmap(lambda: WIDE, axis_size=5)()
+
+    assert_close(out, Square(jnp.stack([WIDE.kernel] * 5)))
+
+
+def test_nothing_but_the_result_comes_back():
+    """F13, F14, G16: captured Modules are read; assigning is an error, in or out of a transform."""
+
+    def assigning(x):
+        M.kernel = x
+
+    assert_close(pm.filter_vmap(lambda x: x @ M.kernel)(ramp(3, 4)), ramp(3, 4) @ M.kernel)
+    with pytest.raises(pm.errors.FrozenError, match=r"Square\.kernel"):
+        pm.filter_vmap(assigning)(ramp(3))
+
+
+# ---- the guide
+
+
+@pytest.mark.parametrize(
+    "in_axes", [0, (0, 0), pm.if_array(0), (WEIGHTS.replace(kernel=0, bias=0), 0)]
+)
+def test_vmap_over_a_module_and_its_data(in_axes):
+    """G2, example_with_vectorization: the result has the shape (3, 10)."""
+    out = pm.filter_vmap(vector_dot, in_axes=in_axes, out_axes=1)(WEIGHTS, X)
+
+    assert out.shape == (3, 10)
+    assert_close(out, Y.T)
+
+
+def test_a_module_as_the_result():
+    """G3, example, basic: a function that makes a Module makes the stack: kernel (10, 2, 3)."""
+    made = pm.filter_vmap(make_weights)(jnp.arange(10))
+
+    assert made.kernel.shape == (10, 2, 3)
+    assert made.bias.shape == (10, 3)
+    assert_close(made.kernel[3], make_weights(3).kernel)
+
+
+def test_decorated_methods():
+    """G4: a decorated `__call__`."""
+
+    class Layer(Weights):
+        @pm.filter_vmap(in_axes=0, out_axes=1)
+        def __call__(self, x):
+            return vector_dot(self, x)
+
+    assert_close(Layer(WEIGHTS.kernel, WEIGHTS.bias)(X), Y.T)
+
+
+def test_decorated_init():
+    """G5: not on `__init__`, whose instance is not built yet; on the class, with one seed each."""
+
+    class Stack(Weights):
+        def __init__(self, seed):
+            made = make_weights(seed)
+            self.kernel, self.bias = made.kernel, made.bias
+
+    made = pm.filter_vmap(Stack)(jnp.arange(10))
+    assert type(made) is Stack
+    assert_close(made.kernel, pm.filter_vmap(make_weights)(jnp.arange(10)).kernel)
+
+
+def test_a_count_for_each_member():
+    """G6, vmap_stateful: counts from 0 to 9 are those from 1 to 10 after a call."""
+    y, after = pm.filter_vmap(stateful_vector_dot, out_axes=(1, 0))(COUNTED, X)
+
+    assert y.shape == (3, 10)
+    assert after.count.tolist() == list(range(1, 11))
+    assert COUNTED.count.tolist() == list(range(10))
+
+
+def test_another_structure():
+    """G7: fields removed, added and shared inside the transform are those of what is returned."""
+
+    class Crazy(pm.Module):
+        kernel: jax.Array
+        some_property: list
+        new_param: jax.Array
+
+    def crazy(weights, x):
+        made = Crazy(weights.kernel, ["a", 2, False], weights.kernel)
+        return vector_dot(weights, x), made
+
+    y, made = pm.filter_vmap(crazy, in_axes=0, out_axes=(1, pm.if_array(0)))(COUNTED, X)
+    assert_close(y, Y.T)
+    assert made.some_property == ["a", 2, False]
+    assert not hasattr(made, "bias")
+    assert_close(made.new_param, made.kernel)
+
+
+def test_a_new_structure_is_a_new_trace():
+    """G8: a function that adds a field for each call is traced for each call; others once."""
+    traces = []
+
+    @pm.filter_jit
+    def grow(tree):
+        traces.append(len(tree))
+        return {**tree, f"x{len(tree)}": jnp.zeros(())}
+
+    tree = {}
+    for _ in range(3):
+        tree = grow(tree)
+    grow({"x0": jnp.ones(())})
+    assert traces == [0, 1, 2]
+
+
+@pytest.mark.parametrize("axes", [ONE_COUNT, Counted(0, 0, None)], ids=["by", "Module"])
+def test_one_count_for_all_members(axes):
+    """G10, G11, state_axes_from_state: broadcast, changed, and returned with the axis None: 1."""
+    single = COUNTED.replace(count=jnp.asarray(0))
+    run = pm.filter_vmap(stateful_vector_dot, in_axes=(axes, 0), out_axes=(1, axes))
+    y, after = run(single, X)
+
+    assert_close(y, Y.T)
+    assert (after.count.shape, int(after.count)) == ((), 1)
+    assert after.kernel.shape == (10, 2, 3)
+
+
+def test_rules_inside_containers():
+    """G9, G12: a rule stands for one of several Modules in a tree; so does a Module of axes."""
+    single = COUNTED.replace(count=jnp.asarray(1))
+    trees = {"a": single, "b": COUNTED}
+    expected = COUNTED.count + 1
+    for axes in (ONE_COUNT, Counted(0, 0, None)):
+        fn = pm.filter_vmap(
+            lambda trees: trees["a"].count + trees["b"].count, in_axes=({"a": axes, "b": 0},)
+        )
+        assert_close(fn(trees), expected)
+
+
+class Noisy(pm.Module):
+    """Weights with a stream of noise, and a count in the State."""
+
+    kernel: jax.Array
+    noise: pm.RngStream
+    dropout: pm.RngStream
+    count: pm.StateIndex
+
+    def __init__(self):
+        self.kernel = ramp(2, 3)
+        self.noise, self.dropout = pm.RngStream(), pm.RngStream()
+        self.count = pm.StateIndex(jnp.asarray(0))
+
+    def __call__(self, x, state):
+        key, state = state.next_key(self.noise)
+        state = state.set(self.count, state.get(self.count) + 1)
+        y = x @ self.kernel
+        return y + jax.random.normal(key, y.shape), state
+
+
+def noisy(key=0):
+    model, state = pm.make_with_state(Noisy)()
+    return model, state.seed(jax.random.key(key))
+
+
+STREAMS = pm.by({pm.RngStream: 0, ...: None})
+
+
+def test_random_streams_and_one_count():
+    """G13, state_axes: results differ from call to call; counts of members are all 2."""
+    model, state = noisy()
+    state = state.split(10)
+    run = pm.filter_vmap(model, in_axes=(None, STREAMS), out_axes=(0, STREAMS))
+    y1, state = run(X[0], state)
+    y2, state = run(X[0], state)
+
+    assert not jnp.allclose(y1, y2)
+    assert len(np.unique(np.asarray(y1), axis=0)) == 10
+    assert int(state.get(model.count)) == 2
+    (counts,) = {
+        tuple(leaf.tolist())
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+        if jax.tree_util.keystr(path) == "['noise'].count"
+    }
+    assert counts == (2,) * 10
+
+
+def test_streams_split_before_and_joined_after():
+    """G15, split_rngs_decorator, split_rngs_context_manager: keys are scalars again, counts 2."""
+    model, state = noisy()
+    run = pm.filter_vmap(model, in_axes=(0, STREAMS), out_axes=(0, STREAMS))
+    results = []
+    for _ in range(2):
+        y, state = run(X, state.split(10))
+        state = state.join()
+        results.append(y)
+
+    assert not jnp.allclose(*results)
+    assert {leaf.shape for leaf in jax.tree.leaves(state)} == {()}
+    leaves = {
+        jax.tree_util.keystr(path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    }
+    assert int(leaves["['noise'].count"]) == 2
+    assert int(state.get(model.count)) == 2
+
+
+def test_some_streams_are_split():
+    """split_rngs_decorator_simple: one stream by its name, the other is the same for all."""
+    model, state = noisy()
+    axes = pm.by({"noise": 0, ...: None})
+
+    def draw(state):
+        key, state = state.next_key(model.noise)
+        other, state = state.next_key(model.dropout)
+        return jax.random.key_data(key), jax.random.key_data(other), state
+
+    run = pm.filter_vmap(draw, in_axes=(axes,), out_axes=(0, 0, axes))
+    keys, others, state = run(state.split(4, "noise"))
+    assert len(np.unique(np.asarray(keys), axis=0)) == 4
+    assert len(np.unique(np.asarray(others), axis=0)) == 1
+    assert {leaf.shape for leaf in jax.tree.leaves(state.join())} == {()}
+
+
+def test_keys_split_where_they_are_passed():
+    """G14, replicate: the same weights, a key for each member."""
+    fn = pm.filter_vmap(
+        lambda m, x, key: vector_dot(m, x) + jax.random.normal(key, (3,)), in_axes=(None, None, 0)
+    )
+    y = fn(make_weights(0), X[0], jax.random.split(jax.random.key(1), 10))
+
+    assert len(np.unique(np.asarray(y), axis=0)) == 10
+
+
+# ---- axis names (G18, metadata_graph_updates, metadata_transform_metadata, scan_with_sharding)
+
+MESH = Mesh(np.array(DEVICES[:4]).reshape(2, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+
+
+def spec_of(array):
+    """The names of an array's axes: on a mesh with explicit axes they belong to its type."""
+    return tuple(jax.typeof(array).sharding.spec)
+
+
+def test_axis_names_through_vmap():
+    """G18: inside (3, 5) with ('a', None), outside (3, 4, 5) with ('a', 'b', None); sizes doubled.
+
+    JAX's type of an array has the names, so that every transform keeps them in step.
+    """
+    seen = []
+
+    def inside(m, x):
+        seen.append((m.kernel.shape, spec_of(m.kernel)))
+        return m.kernel.sum() + x, m
+
+    with jax.set_mesh(MESH):
+        m = Square(jax.device_put(ramp(6, 4, 5), NamedSharding(MESH, P("a", "b", None))))
+        x = jax.device_put(ramp(4), NamedSharding(MESH, P("b")))
+        y, out = pm.filter_vmap(inside, in_axes=(1, 0), out_axes=(0, 1))(m, x)
+
+    assert seen == [((6, 5), ("a", None))]
+    assert (out.kernel.shape, spec_of(out.kernel)) == ((6, 4, 5), ("a", "b", None))
+    assert_close(np.asarray(y), np.asarray(m.kernel).sum((0, 2)) + np.asarray(x))
+
+
+def test_axis_names_of_what_is_made_inside():
+    """G18: the same for a Module that is made under the map."""
+
+    def make(value):
+        return Square(jax.sharding.reshard(jnp.broadcast_to(value, (6, 5)), P("a", None)))
+
+    with jax.set_mesh(MESH):
+        values = jax.device_put(ramp(4), NamedSharding(MESH, P("b")))
+        made = pm.filter_vmap(make, out_axes=1)(values)
+
+    assert (made.kernel.shape, spec_of(made.kernel)) == ((6, 4, 5), ("a", "b", None))
+
+
+def test_axis_names_through_scan():
+    """scan_with_sharding: the scanned axis is removed inside, and is back outside."""
+    seen = []
+
+    def step(x, m):
+        seen.append((m.kernel.shape, spec_of(m.kernel)))
+        return x + m.kernel.sum(), m
+
+    with jax.set_mesh(MESH):
+        m = Square(jax.device_put(ramp(3, 4, 6), NamedSharding(MESH, P(None, "a", "b"))))
+        total, out = pm.filter_scan(step, jnp.zeros(()), m)
+
+    assert seen == [((4, 6), ("a", "b"))]
+    assert spec_of(out.kernel) == (None, "a", "b")
+    assert_close(np.asarray(total), np.asarray(m.kernel).sum())
+
+
+def test_names_beside_the_model():
+    """The same without explicit axes: a tree of specs beside the model, changed with its axes."""
+    specs = Square(P("a", None))
+    stacked = jax.tree.map(lambda spec: P("b", *spec), specs, is_leaf=lambda x: isinstance(x, P))
+    mesh = Mesh(MESH.devices, ("a", "b"))
+    layers = [Square(ramp(4, 3)), Square(ramp(4, 3) + 1)]
+
+    with jax.set_mesh(mesh):
+        made = pm.filter_jit(pm.stack, out_shardings=stacked)(layers)
+        fn = pm.filter_jit(lambda m: m, in_shardings=(stacked,), out_shardings=stacked)
+        assert made.kernel.sharding.spec == fn(made).kernel.sharding.spec == P("b", "a", None)
+    assert_close(pm.unstack(made)[1].kernel, layers[1].kernel)
+
+
+# ---- Linen's note
+
+
+def test_plain_vmap_of_models():
+    """L3: `jax.vmap(lambda mlp, x: mlp(x))(mlps, xs)`, which does not run there."""
+    mlps = pm.filter_vmap(lambda key: nn.MLP(3, 1, 4, 1, key=key))(
+        jax.random.split(jax.random.key(0), 3)
+    )
+    xs = ramp(3, 3)
+    y = jax.vmap(lambda mlp, x: mlp(x))(mlps, xs)
+
+    assert y.shape == (3, 1)
+    assert_close(y, jnp.stack([m(x) for m, x in zip(pm.unstack(mlps), xs, strict=True)]))
+    # L4: hidden kernel (3, 4, 4), out kernel (3, 4, 1) there, with the outputs last.
+    assert [layer.weight.shape for layer in mlps.layers] == [(3, 4, 3), (3, 1, 4)]
+
+
+def test_a_function_of_the_tree_before_the_layer():
+    """L14, lift_transpose: stored (4, 2), used as (2, 4): the result is (3, 4)."""
+    stored = Weights(ramp(4, 2), jnp.zeros(4))
+
+    def transposed(layer):
+        return jax.tree.map(lambda leaf: leaf.T if leaf.ndim == 2 else leaf, layer)
+
+    y = vector_dot(transposed(stored), ramp(3, 2))
+    assert y.shape == (3, 4)
+    assert_close(y, ramp(3, 2) @ stored.kernel.T)
+
+
+def test_an_ensemble_with_batchnorm():
+    """L16, L17, complex: parameters and statistics on axis 0, the batch by `axis_name`."""
+
+    class Net(pm.Module):
+        linear: nn.Linear
+        norm: nn.BatchNorm
+
+        def __init__(self, *, key):
+            self.linear = nn.Linear(3, 4, key=key)
+            self.norm = nn.BatchNorm(4, "batch", inference=False)
+
+        def __call__(self, x, state):
+            return self.norm(self.linear(x), state)
+
+    build = pm.filter_vmap(lambda key: pm.make_with_state(Net)(key=key))
+    keys = jax.random.split(jax.random.key(0), 3)
+    nets, state = build(keys)
+    x = jax.random.normal(jax.random.key(1), (8, 3))
+
+    def on_batch(net, x, state):
+        mapped = jax.vmap(net, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+        return mapped(x, state)
+
+    y, state = pm.filter_vmap(on_batch, in_axes=(0, None, 0))(nets, x, state)
+    assert y.shape == (3, 8, 4)
+    for i, key in enumerate(keys):
+        net, own = pm.make_with_state(Net)(key=key)
+        expected, own = on_batch(net, x, own)
+        assert_close(y[i], expected, atol=1e-5)
+        members = jax.tree.map(lambda leaf, i=i: leaf[i], state)
+        assert_close(jax.tree.leaves(members), jax.tree.leaves(own))
+
+
+# ---- TestVmap
+
+
+def test_vmap_over_a_stack_and_its_inputs():
+    """vmap_basic, vmap_ensemble_forward: members on axis 0, or one input for all."""
+    assert_close(pm.filter_vmap(vector_dot)(WEIGHTS, X), Y)
+    every = pm.filter_vmap(vector_dot, in_axes=(0, None))(WEIGHTS, X)
+    assert_close(every, jnp.stack([vector_dot(w, X) for w in pm.unstack(WEIGHTS)]))
+
+
+def test_nothing_in_the_place_of_a_module():
+    """vmap_stateful: None in the place of a Module, and a counter beside it."""
+
+    def run(model, counter, x):
+        y = x if model is None else vector_dot(model, x)
+        return y, {"count": counter["count"] + 1}
+
+    y, counter = pm.filter_vmap(run, in_axes=(0, None, 0), out_axes=(0, None))(
+        None, {"count": jnp.asarray(0)}, X
+    )
+    assert_close(y, X)
+    assert int(counter["count"]) == 1
+
+
+def test_bare_leaves():
+    """vmap_variables, basic_variables: axes 0, 0 and 1 in, 1 out, without a Module."""
+    kernel, bias = WEIGHTS.kernel, WEIGHTS.bias
+    fn = pm.filter_vmap(lambda k, b, x: x @ k + b, in_axes=(0, 0, 1), out_axes=1)
+
+    assert_close(fn(kernel, bias, X.T), Y.T)
+
+
+def test_one_model_for_all_members():
+    """vmap_replicate: the weights are shared, by the axis None or because they are captured."""
+    model = make_weights(0)
+
+    assert_close(pm.filter_vmap(vector_dot, in_axes=(None, 0))(model, X), vector_dot(model, X))
+    assert_close(pm.filter_vmap(lambda x: vector_dot(model, x))(X), vector_dot(model, X))
+
+
+def test_a_module_as_a_prefix():
+    """prefix_graph_node_error: a Module of axes is a prefix, also inside others."""
+    axes = Foo(Square(1))
+    out = pm.filter_vmap(lambda pair: pair[0].shared.kernel + pair[1], in_axes=((axes, 0),))(
+        (Foo(M), M.kernel)
+    )
+
+    assert_close(out, M.kernel.T + M.kernel)
+
+
+def test_statistics_mapped_and_the_rest_shared():
+    """state_axes_simple, state_axes_super_simple: buffers are mapped, parameters are not."""
+
+    class Normed(pm.Module):
+        weight: jax.Array
+        mean: jax.Array = pm.buffer()
+
+        def __call__(self, x):
+            mean = 0.9 * self.mean + 0.1 * x.mean()
+            return (x - mean) * self.weight, self.replace(mean=mean)
+
+    axes = pm.by({pm.select.role("buffer"): 0, ...: None})
+    model = Normed(jnp.asarray(2.0), jnp.zeros(10))
+    y, after = pm.filter_vmap(lambda m, x: m(x), in_axes=(axes, 0), out_axes=(0, axes))(model, X)
+
+    assert after.weight.shape == ()
+    assert_close(after.mean, 0.1 * X.mean(1))
+    assert_close(y, (X - after.mean[:, None]) * 2)
+
+
+def test_cond_with_an_untouched_part():
+    """vmap_and_cond_passthrough: cond inside vmap; the broadcast leaf goes through untouched."""
+    single = COUNTED.replace(count=jnp.asarray(7))
+
+    def run(weights, x):
+        return pm.filter_cond(x[0] > 10, lambda w: w.replace(bias=w.bias * 0), lambda w: w, weights)
+
+    out = pm.filter_vmap(run, in_axes=(ONE_COUNT, 0), out_axes=ONE_COUNT)(single, X)
+    assert_same(out.count, jnp.asarray(7))
+    assert_close(out.bias, jnp.where((X[:, 0] > 10)[:, None], 0, WEIGHTS.bias))
+
+
+def test_mapped_initializers_with_axes_by_leaf():
+    """basic, state_axes_from_state: made with an axis for each leaf, and applied with the same."""
+    axes = Weights(1, 0)
+    made = pm.filter_vmap(make_weights, out_axes=axes)(jnp.arange(10))
+    y = pm.filter_vmap(vector_dot, in_axes=(axes, 0))(made, X)
+
+    assert (made.kernel.shape, made.bias.shape) == ((2, 10, 3), (10, 3))
+    expected = [vector_dot(make_weights(i), X[i]) for i in range(10)]
+    assert_close(y, jnp.stack(expected))
