@@ -33,7 +33,7 @@ class Record:
             refuse_assignment(self, name, value)
         if name not in self.__record__.fields and name not in _PASSED:
             refuse_undeclared(self, name)
-        kind = type(value)
+        kind = class_of(value)
         # Not `isinstance(value, Record)`, which takes as long as all the rest.
         if kind not in KNOWN_STATIC and (kind in _MAY_HOLD_SELF or hasattr(kind, "__record__")):
             refuse_itself(self, name, value)

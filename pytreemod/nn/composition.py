@@ -15,6 +15,7 @@ from pytreemod.nn.statefulness import (
     Absent,
     StatefulLayer,
     call_layer,
+    check_state,
     ignores_key,
     is_stateful,
     uses_key_if,
@@ -110,9 +111,9 @@ class Sequential(StatefulLayer):
         and may have no parameter `key`.
 
     Raises:
-        ArgumentError: a layer is no Module that can be called.
+        ArgumentError: a layer is no Module that can be called, or state is no State.
         RngError: key is no random key.
-        StateError: a layer needs State and none was passed in.
+        StateError: a layer needs State and none was passed in, or it does not give it back.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -154,6 +155,7 @@ class Sequential(StatefulLayer):
         Returns:
             The last layer's output; with `state`, the pair of it and the new State.
         """
+        check_state("Sequential(...)", state)
         for number, (layer, layer_key) in enumerate(zip(self.layers, self._keys(key), strict=True)):
             if isinstance(state, Absence) and is_stateful(layer):
                 raise StateError(_state_missing(number, layer))

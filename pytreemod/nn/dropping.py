@@ -19,7 +19,14 @@ from pytreemod.nn.checking import (
     named,
 )
 from pytreemod.nn.functional.dropping import dropout
-from pytreemod.nn.statefulness import ABSENT, Absence, Absent, StatefulLayer, uses_key_if
+from pytreemod.nn.statefulness import (
+    ABSENT,
+    Absence,
+    Absent,
+    StatefulLayer,
+    check_state,
+    uses_key_if,
+)
 from pytreemod.state.tokens import RngStream
 from pytreemod.state.values import State
 
@@ -50,7 +57,8 @@ class Dropout(StatefulLayer):
         else the next one of its stream. In inference, State comes back as it was.
 
     Raises:
-        ArgumentError: p is not a number from 0 to 1, or another argument is unusable.
+        ArgumentError: p is not a number from 0 to 1, or another argument is unusable, such as a
+            key in the place of the State.
         RngError: training without a key.
         ShapeError: x lacks an axis that broadcast_dims names.
         StateError: the keys are in a State, and none was passed in.
@@ -139,6 +147,7 @@ class Dropout(StatefulLayer):
             An array of the same shape; with `state`, the pair of it and the State to go on with.
         """
         where = Title(self, "p")
+        check_state(where, state)
         out = check_array(where, x)
         if self.p > 0 and not (self.inference if inference is None else inference):
             _check_axes(where, out, self.broadcast_dims)

@@ -29,7 +29,14 @@ from pytreemod.nn.functional.normalization import (
     update_running,
 )
 from pytreemod.nn.functional.promotion import computing_dtype
-from pytreemod.nn.statefulness import ABSENT, Absence, Absent, StatefulLayer, ignores_key
+from pytreemod.nn.statefulness import (
+    ABSENT,
+    Absence,
+    Absent,
+    StatefulLayer,
+    check_state,
+    ignores_key,
+)
 from pytreemod.state.tokens import StateIndex
 from pytreemod.state.values import State
 
@@ -117,6 +124,7 @@ class LayerNorm(Module):
         """Normalize the trailing axes of x; `key` is ignored, `state` handed back if given."""
         del key
         where = Title(self, "shape")
+        check_state(where, state)
         x = check_array(where, x)
         check_floating(where, x)
         _check_trailing(where, x, self.shape)
@@ -268,6 +276,7 @@ class BatchNorm(StatefulLayer):
         """
         del key
         channel_axis = 1 if self.axis_name is None else 0
+        check_state(self._title(), state)
         x = self._check(x, channel_axis)
         running = state.get(self.state_index)
         if self.inference if inference is None else inference:

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.module.fields import field
 from pytreemod.nn.checking import (
+    Title,
     check_flag,
     check_key,
     check_number,
@@ -19,7 +20,13 @@ from pytreemod.nn.checking import (
 )
 from pytreemod.nn.functional.promotion import computing_dtype
 from pytreemod.nn.functional.rescaling import divide_by_spectral_norm, power_iteration
-from pytreemod.nn.statefulness import StatefulLayer, call_layer, uses_key_if, wants_key
+from pytreemod.nn.statefulness import (
+    StatefulLayer,
+    call_layer,
+    check_state,
+    uses_key_if,
+    wants_key,
+)
 from pytreemod.state.tokens import StateIndex
 from pytreemod.state.values import State
 from pytreemod.tree.nodes import children_of
@@ -128,6 +135,7 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         Returns:
             The layer's output, and the State to go on with.
         """
+        check_state(Title(self, "weight_name"), state)
         weight = getattr(self.layer, self.weight_name)
         u, v = state.get(self.uv_index)
         if self.num_power_iterations and not (self.inference if inference is None else inference):

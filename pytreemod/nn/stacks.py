@@ -63,7 +63,7 @@ class Stack(StatefulLayer, Generic[_L]):
     anywhere: `tree_at(lambda s: s.layer.weight, stack, replace_fn=lambda w: w.at[2].set(0))`.
 
     **Law.** `stack(x)` is `x` after `for layer in stack: x = layer(x)`; with State, the same holds
-    for the layers and the State that `stack.unstack(state)` gives.
+    for the list of layers and the State that `unstack` shows how to make.
 
     Shapes:
         x: whatever a layer takes

@@ -6,7 +6,9 @@ from enum import Enum
 from typing import Any, Literal, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
+from pytreemod.errors import ArgumentError, StateError, describe, explain
 from pytreemod.module.classes import Module
+from pytreemod.state.values import State
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
@@ -145,9 +147,41 @@ def call_layer(layer: Any, x: Any, state: Any, key: Any) -> tuple[Any, Any]:
     Returns:
         The layer's output, and the State to go on with.
 
+    Raises:
+        StateError: a stateful layer did not give back its output and a State.
+
     Examples:
         >>> call_layer(abs, -1, ABSENT, None)
         (1, <absent>)
     """
     options = {"key": key} if accepts_key(layer) else {}
-    return layer(x, state, **options) if is_stateful(layer) else (layer(x, **options), state)
+    if not is_stateful(layer):
+        return layer(x, **options), state
+    result: Any = layer(x, state, **options)
+    # Not unpacked blindly: an array of two rows would pass for an output and a State.
+    match result:
+        case (out, State() as after):
+            return out, after
+        case _:
+            pass
+    where, cure = f"{type(layer).__name__}(x, state)", ("Return both:", "return out, state")
+    raise StateError(explain(where, "(out, state) to come back", describe(result), cure=cure))
+
+
+def check_state(where: Any, state: Any) -> None:
+    """Refuse what is no State, such as a key in its place.
+
+    Args:
+        where: what was called, as text or something that will make one.
+        state: a State, or `ABSENT`.
+
+    Raises:
+        ArgumentError: something else.
+
+    Examples:
+        >>> check_state("Dropout(p=0.5)", ABSENT)
+    """
+    if isinstance(state, (State, Absence)):
+        return
+    cure = ("The second argument is a State; a key is passed by name:", "layer(x, key=key)")
+    raise ArgumentError(explain(str(where), "a State", describe(state), cure=cure))

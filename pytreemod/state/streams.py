@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import RngError, describe, explain
+from pytreemod.typing import Tracer, untyped_jax
 
 EXACT_UNDER_VMAP = ("threefry2x32", "rbg")
 
@@ -69,7 +70,11 @@ def seeded(key: Any, names: Sequence[str]) -> list[Stream]:
 def use(stream: Stream) -> tuple[Any, Stream]:
     """The next key of a stream, and the stream after it."""
     key = jax.random.fold_in(stream.key, stream.count)
-    return key, stream._replace(count=stream.count + np.uint32(1))
+    # The operator looks at its operands for long; outside of a trace lax takes longer still.
+    is_traced = isinstance(stream.count, Tracer)
+    one = np.uint32(1)
+    count = jax.lax.add(stream.count, one) if is_traced else stream.count + one
+    return key, Stream(key=stream.key, count=count, outer=stream.outer)
 
 
 def split(stream: Stream, n: int) -> Stream:
@@ -107,4 +112,4 @@ def _numbers(key: Any) -> Any:
 def _like(key: Any, numbers: Any) -> Any:
     if not _is_typed(key):
         return numbers
-    return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(key))
+    return untyped_jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(key))

@@ -113,13 +113,14 @@ def surfacing(fn: Callable[_P, _T]) -> Callable[_P, _T]:
             return fn(*args, **kwargs)
         except (RuntimeError, ValueError) as error:
             # JAX's error: of the one class or, where it has called the function before, the other.
-            _raise_unheard(error)
+            raise_unheard(error)
             raise
 
     return call
 
 
-def _raise_unheard(cause: Exception) -> None:
+def raise_unheard(cause: Exception) -> None:
+    """Raise the check that failed while nobody listened, if `cause` is what JAX made of it."""
     if isinstance(cause, CheckError) or not _unheard:
         return
     # JAX's error has the text of ours in it, and nothing else of it.

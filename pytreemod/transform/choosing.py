@@ -22,7 +22,7 @@ def _buffers(treedef: Any) -> tuple[bool, ...]:
 
 
 def trainable_mask(
-    tree: PyTree, wrt: FilterSpec | None, where: str, strict: bool = True
+    tree: PyTree, wrt: FilterSpec | None, where: str, strict: bool = True, root: str = ""
 ) -> list[bool]:
     """Which leaves are differentiated: inexact arrays that `wrt` picks.
 
@@ -31,6 +31,7 @@ def trainable_mask(
         wrt: a filter spec; None for everything that is no buffer.
         where: what to call `wrt` in errors.
         strict: whether a path that matches nothing in this tree is a mistake.
+        root: what to call the tree in errors.
 
     Returns:
         One bool for each leaf.
@@ -44,7 +45,7 @@ def trainable_mask(
     elif isinstance(wrt, Selector) and not strict:
         chosen = wrt.pick(list(places(tree)), tree, None)
     else:
-        chosen = mask_of(wrt, tree, where=where)
+        chosen = mask_of(wrt, tree, where=where, root=root)
     return [c and is_inexact_array(x) for c, x in zip(chosen, leaves, strict=True)]
 
 
@@ -131,7 +132,7 @@ def choose(
     mask = [
         chosen
         for tree, spec, name in zip(trees, specs, called, strict=True)
-        for chosen in trainable_mask(tree, spec, f"{where}(wrt) for {name}", not shared)
+        for chosen in trainable_mask(tree, spec, f"{where}(wrt) for {name}", not shared, name)
     ]
     return Chosen(args, indices, mask, several)
 
@@ -220,6 +221,17 @@ def refuse_nothing(where: str, fn: Callable[..., Any], chosen: Chosen, wrt: Any)
             ],
         )
     )
+
+
+def chosen_places(fn: Callable[..., Any], chosen: Chosen) -> list[tuple[str, Any]]:
+    """Where the chosen leaves are, each with the leaf."""
+    names = positional_names(fn)
+    every = [
+        (path_text(path, argument_name(names, i)), leaf)
+        for i in chosen.indices
+        for path, leaf in jtu.tree_leaves_with_path(chosen.args[i])
+    ]
+    return [place for place, m in zip(every, chosen.mask, strict=True) if m]
 
 
 def as_argnums(where: str, argnums: Any) -> int | tuple[int, ...] | None:

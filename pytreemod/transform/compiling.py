@@ -15,7 +15,7 @@ import jax
 from pytreemod.transform.boundary import pack, structure_of_call
 from pytreemod.transform.checking import checks_in
 from pytreemod.transform.constants import release
-from pytreemod.transform.donating import Donation, count_arrays, separation
+from pytreemod.transform.donating import Donation, count_arrays, separation, without_warning
 from pytreemod.transform.laying_out import (
     ArgumentLayout,
     Asking,
@@ -46,14 +46,10 @@ class Options(NamedTuple):
     jit: tuple[tuple[str, Any], ...] = ()
 
 
-class TracedAnewError(RuntimeError):
-    """A trace is needed on the short road; the call is to take the longer one."""
-
-
 class Entry:
     """One compiled function: one key, any shapes."""
 
-    __slots__ = ("checks", "is_new", "is_special", "jitted", "key", "quiet", "separate")
+    __slots__ = ("checks", "is_new", "is_special", "jitted", "key", "quiet", "quieted", "separate")
 
     def __init__(self, key: tuple[Any, ...], quiet: bool):
         self.key = key
@@ -65,6 +61,19 @@ class Entry:
         self.is_new = True
         # Whether a call must do more than call: new, quiet, or one with a check inside.
         self.is_special = True
+        self.quieted: list[Any] = []
+
+    def begin_quiet(self) -> None:
+        """Silence, if it is wanted, what JAX warns of while it compiles."""
+        if self.quiet:
+            context = without_warning(True)
+            context.__enter__()
+            self.quieted.append(context)
+
+    def end_quiet(self) -> None:
+        """Undo `begin_quiet`, if it was called."""
+        while self.quieted:
+            self.quieted.pop().__exit__(None, None, None)
 
     def arguments(self, arrays: list[Any]) -> tuple[list[Any], ...]:
         """What the jitted function takes: all arrays, or the donated ones and the others."""
@@ -200,9 +209,10 @@ class Store:
 
         def run(values: list[Any]) -> Any:
             if not entry.is_special:
-                # A call on the short road met new shapes; nobody listens there for checks.
-                entry.is_new = entry.is_special = True
-                raise TracedAnewError
+                # A call on the short road met new shapes: it will catch up. Not by an error raised
+                # here, after which JAX would never take its own short road for these shapes.
+                entry.is_special = True
+                entry.begin_quiet()
             entry.is_new = True
             # With jit disabled, calls are no traces; and a capture is nobody's retrace.
             if not (cast("Any", jax.config).jax_disable_jit or is_collecting()):

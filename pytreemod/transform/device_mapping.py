@@ -32,7 +32,7 @@ from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import divide
-from pytreemod.typing import AxesSpec, AxisName, PyTree, jtu
+from pytreemod.typing import AxesSpec, AxisName, PyTree, jtu, untyped_jax
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -255,7 +255,7 @@ def _check_pmap_options(donate: str, pmapkwargs: dict[str, Any]) -> None:
                     cure="what is no array is static by itself; donate='all' donates",
                 )
             )
-    check_options("filter_pmap", pmapkwargs, jax.pmap)
+    check_options("filter_pmap", pmapkwargs, untyped_jax.pmap)
     devices = pmapkwargs.get("devices")
     if devices is not None and not isinstance(devices, Sequence):
         raise ArgumentError(explain("filter_pmap(devices)", "a list", describe(devices)))

@@ -21,7 +21,7 @@ from pytreemod.transform.wrapping import (
 from pytreemod.tree.nodes import children_of
 from pytreemod.tree.predicates import is_array_like
 from pytreemod.tree.snapshots import Structure, divide
-from pytreemod.typing import FilterSpec, class_of, jtu
+from pytreemod.typing import FilterSpec, class_of, jtu, untyped_jax
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -128,17 +128,17 @@ class _Grad(Transformed):
 
     def _refuse_other_numbers(self, where: str, value: Any) -> None:
         kind = jnp.inexact if dict(self.options[3]).get("holomorphic") else jnp.floating
-        if jnp.issubdtype(jnp.result_type(value), kind):
+        dtype = jnp.result_type(value)
+        if jnp.issubdtype(dtype, kind):
             return
-        is_complex = jnp.issubdtype(jnp.result_type(value), jnp.complexfloating)
+        option = f"pm.{self.transform_name()}(f, holomorphic=True)"
+        is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
         raise ArgumentError(
             explain(
                 where,
                 "a scalar loss, a floating number",
                 describe(value),
-                cure=["of a holomorphic function:", f"pm.{self.transform_name()}(f, holomorphic=True)"]
-                if is_complex
-                else (),
+                cure=["of a holomorphic function:", option] if is_complex else (),
             )
         )
 
@@ -160,7 +160,7 @@ def _make(
 ) -> Any:
     where = cls.transform_name()
     argnums = as_argnums(where, argnums)
-    check_options(where, gradkwargs, jax.value_and_grad)
+    check_options(where, gradkwargs, untyped_jax.value_and_grad)
     options = (wrt, argnums, has_aux, tuple(sorted(gradkwargs.items())))
     if fun is None:
         given = {"wrt": wrt, "argnums": argnums, "has_aux": has_aux, "gradkwargs": gradkwargs}

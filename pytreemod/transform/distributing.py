@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from pytreemod.errors import ArgumentError, SpecError, describe, explain
 from pytreemod.transform.agreeing import varying_axes
@@ -132,6 +132,7 @@ class _ShardMapped(Transformed):
     def _mesh(self, values: Sequence[Any]) -> Any:
         mesh = context_mesh() if self.options.mesh is None else self.options.mesh
         if mesh is not None:
+            self._check_axis_names(mesh)
             return mesh
         values = [*values, *values_in(self.options.out_specs.spec, stops)]
         found = [value.mesh for value in values if isinstance(value, NamedSharding)]
@@ -147,7 +148,19 @@ class _ShardMapped(Transformed):
                     ],
                 )
             )
+        self._check_axis_names(found[0])
         return found[0]
+
+    def _check_axis_names(self, mesh: Any) -> None:
+        unknown = [name for name in self.options.axis_names if name not in mesh.axis_names]
+        if unknown:
+            raise ArgumentError(
+                explain(
+                    "filter_shard_map(axis_names)",
+                    f"axes of the mesh ({', '.join(map(repr, mesh.axis_names))})",
+                    ", ".join(map(repr, unknown)),
+                )
+            )
 
 
 def _in_specs(assigned: list[Assigned], count: int, mesh: Any) -> list[PartitionSpec]:
@@ -316,7 +329,8 @@ def filter_shard_map(
         A function of the same signature, for whole arrays.
 
     Raises:
-        ArgumentError: when called: there is no mesh; a name in `in_specs` is no argument.
+        ArgumentError: `mesh` is no mesh; when called: there is none; a name in `in_specs` is no
+            argument; a name in `axis_names` is no axis of the mesh.
         ShapeError: when called: a spec has more entries than its array has axes, or the mesh does
             not divide an axis evenly; all paths are named.
         SpecError: when called: a spec is no prefix, holds something else than specs, names an axis
@@ -345,6 +359,8 @@ def filter_shard_map(
             check_vma=check_vma,
         )
     check_callable("filter_shard_map", f, "f")
+    if mesh is not None and not isinstance(mesh, (Mesh, AbstractMesh)):
+        raise ArgumentError(explain("filter_shard_map(mesh)", "a mesh", describe(mesh)))
     options = _Options(
         mesh,
         None if in_specs is AS_THEY_LIE else Layout(in_specs),

@@ -3,25 +3,34 @@
 import functools as ft
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, DerivativeError, describe, explain
 from pytreemod.transform.checking import surfacing
-from pytreemod.transform.choosing import as_argnums, choose, refuse_nothing
+from pytreemod.transform.choosing import as_argnums, choose, chosen_places, refuse_nothing
 from pytreemod.transform.returning import Parted, pair_of, part
 from pytreemod.transform.sowing import deposit, reap
 from pytreemod.transform.tangents import is_differentiable
-from pytreemod.transform.wrapping import Transformed, check_callable, function_name
+from pytreemod.transform.wrapping import (
+    Transformed,
+    check_callable,
+    check_options,
+    function_name,
+)
 from pytreemod.tree.paths import path_text
-from pytreemod.typing import FilterSpec, PyTree, jtu
+from pytreemod.tree.predicates import is_array_like
+from pytreemod.typing import FilterSpec, PyTree, jtu, untyped_jax
 
 
 class _Jacobian(Transformed):
     """A function under `filter_jacfwd` or `filter_jacrev`."""
 
     __slots__ = ()
+    # What JAX wants to be real, unless the function is holomorphic.
+    of: ClassVar[str]
 
     @surfacing
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -30,12 +39,18 @@ class _Jacobian(Transformed):
         where = f"{name} of {function_name(fn)}"
         chosen = choose(name, fn, args, kwargs, wrt, argnums)
         refuse_nothing(name, fn, chosen, wrt)
+        is_real = not dict(jaxkwargs).get("holomorphic")
+        if is_real and self.of == "arguments":
+            self._refuse_complex(where, chosen_places(fn, chosen))
         box: list[Parted] = []
 
         def run(diffs: list[Any]) -> tuple[Any, Any]:
             (result, harvest), aux = reap(fn, chosen.rejoin(diffs), kwargs), None
             if has_aux:
                 result, aux = pair_of(result, where, "result, aux", reason=", for has_aux=True")
+            if is_real and self.of == "results":
+                named = jtu.tree_leaves_with_path(result)
+                self._refuse_complex(where, [(path_text(p, "result"), leaf) for p, leaf in named])
             outs, rest, parted = part(result, _differentiable(result, where), (aux, harvest))
             box.append(parted)
             return outs, rest
@@ -47,10 +62,31 @@ class _Jacobian(Transformed):
         deposit(harvest)
         return (matrices, aux) if has_aux else matrices
 
+    def _refuse_complex(self, where: str, leaves: Sequence[tuple[str, Any]]) -> None:
+        found = [f"{place}: {describe(leaf)}" for place, leaf in leaves if _is_complex(leaf)]
+        if found:
+            raise DerivativeError(
+                explain(
+                    where,
+                    f"real {self.of}",
+                    "complex ones",
+                    places=found,
+                    cure=[
+                        "of a holomorphic function:",
+                        f"pm.{self.transform_name()}(f, holomorphic=True)",
+                    ],
+                )
+            )
+
     @staticmethod
     @abstractmethod
     def differentiate(run: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
         """JAX's own transform."""
+
+
+def _is_complex(leaf: Any) -> bool:
+    is_number = is_array_like(leaf)
+    return is_number and bool(jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating))
 
 
 def _differentiable(result: PyTree, where: str) -> list[bool]:
@@ -73,6 +109,7 @@ def _differentiable(result: PyTree, where: str) -> list[bool]:
 
 class _Forward(_Jacobian):
     __slots__ = ()
+    of = "arguments"
 
     @classmethod
     def transform_name(cls) -> str:
@@ -85,6 +122,7 @@ class _Forward(_Jacobian):
 
 class _Reverse(_Jacobian):
     __slots__ = ()
+    of = "results"
 
     @classmethod
     def transform_name(cls) -> str:
@@ -135,7 +173,7 @@ def _make(
 ) -> Any:
     where = cls.transform_name()
     argnums = as_argnums(where, argnums)
-    check_options(where, jaxkwargs, jax.jacfwd)
+    check_options(where, jaxkwargs, untyped_jax.jacfwd)
     if fun is None:
         given = {"has_aux": has_aux, "argnums": argnums, "wrt": wrt, "jaxkwargs": jaxkwargs}
         return ft.partial(_make, cls, **given)

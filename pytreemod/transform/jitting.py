@@ -9,11 +9,10 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, DonatedError, PytreemodError, describe, explain
 from pytreemod.transform.boundary import handlers, split_call, split_other, unhashable, unpack
-from pytreemod.transform.checking import listening
+from pytreemod.transform.checking import listening, raise_unheard
 from pytreemod.transform.compiling import (
     Entry,
     Options,
-    TracedAnewError,
     clear_stores,
     store_for,
 )
@@ -103,11 +102,11 @@ class Jitted(Transformed):
                 packed = entry.jitted(arrays)
             else:
                 packed = entry.jitted(*entry.separate(arrays))
-        except TracedAnewError:
-            return self._call_specially(entry, arrays, args, kwargs)
-        except (RuntimeError, ValueError) as error:
-            self._explain(arrays, args, kwargs, error)
+        except BaseException as error:
+            self._fail(entry, arrays, args, kwargs, error)
             raise
+        if entry.is_new:
+            self._catch_up(entry, arrays, args, kwargs, packed)
         ((plan, values),) = packed.items()
         return plan.build(values)
 
@@ -117,12 +116,35 @@ class Jitted(Transformed):
         if entry.is_special:
             return self._call_specially(entry, arrays, args, kwargs)
         try:
-            return unpack(entry.jitted(*entry.arguments(arrays)))
-        except TracedAnewError:
-            return self._call_specially(entry, arrays, args, kwargs)
+            packed = entry.jitted(*entry.arguments(arrays))
+        except BaseException as error:
+            self._fail(entry, arrays, args, kwargs, error)
+            raise
+        if entry.is_new:
+            self._catch_up(entry, arrays, args, kwargs, packed)
+        return unpack(packed)
+
+    def _catch_up(
+        self, entry: Entry, arrays: list[Any], args: Any, kwargs: Any, packed: Any
+    ) -> None:
+        """After a call on the short road that met new shapes: what a first call does before."""
+        entry.end_quiet()
+        if _runs_later(arrays):
+            return
+        try:
+            entry.look(entry.arguments(arrays))
+            if entry.checks:
+                jax.block_until_ready(packed)
         except (RuntimeError, ValueError) as error:
             self._explain(arrays, args, kwargs, error)
             raise
+
+    def _fail(
+        self, entry: Entry, arrays: list[Any], args: Any, kwargs: Any, error: BaseException
+    ) -> None:
+        entry.end_quiet()
+        if isinstance(error, (RuntimeError, ValueError)):
+            self._explain(arrays, args, kwargs, error)
 
     def _call_specially(self, entry: Entry, arrays: list[Any], args: Any, kwargs: Any) -> Any:
         """A first call, a quiet one, or one with a check inside: it waits for its results."""
@@ -133,6 +155,8 @@ class Jitted(Transformed):
                     return unpack(entry.jitted(*arguments))
                 if entry.is_new:
                     entry.look(arguments)
+                else:
+                    entry.is_special = entry.has_check
                 packed = _call_and_listen(entry, entry.jitted, arguments)
         except (RuntimeError, ValueError) as error:
             self._explain(arrays, args, kwargs, error)
@@ -234,6 +258,7 @@ class Jitted(Transformed):
 
     def _explain(self, arrays: list[Any], args: Any, kwargs: Any, error: Exception) -> None:
         """Raise a better error than JAX's own, where there is one."""
+        raise_unheard(error)
         self._explain_deleted(args, kwargs, error)
         layout = self.options.in_shardings
         assigned = self.store.assign(self.names, self.fn, args, kwargs, arrays)

@@ -282,10 +282,14 @@ class _Pullback(_LinearMap):
     __slots__ = ()
 
     @surfacing
-    def __call__(self, cotangent: PyTree, /) -> tuple[PyTree, ...]:
+    def __call__(self, /, *cotangents: PyTree) -> tuple[PyTree, ...]:
+        if len(cotangents) != 1:
+            expected = "one argument, the cotangent of the result"
+            raise ArgumentError(explain(self.name, expected, str(len(cotangents))))
+        (cotangent,) = cotangents
         values = self.read(cotangent, "result", "cotangents like the result")
-        (cotangents,) = self.apply(values)
-        return self.codomain.place(cotangents)
+        (gradients,) = self.apply(values)
+        return self.codomain.place(gradients)
 
 
 class _Pushforward(_LinearMap):

@@ -42,7 +42,7 @@ from pytreemod.transform.stepping import (
     refuse_uncallable,
     spec_key,
 )
-from pytreemod.transform.wrapping import function_name
+from pytreemod.transform.wrapping import check_count, function_name
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure, divide
@@ -229,11 +229,18 @@ def _refuse_nothing(where: str, root: str) -> None:
     )
 
 
+def _refuse_unroll(where: str, unroll: Any) -> None:
+    if not isinstance(unroll, bool):
+        check_count(f"{where}(unroll)", unroll)
+
+
 def _as_length(where: str, length: Any) -> Any:
     if isinstance(length, (bool, float, str, Tracer)):
         raise ArgumentError(
             explain(f"{where}(length)", "an int that is known while tracing", describe(length))
         )
+    if isinstance(length, int) and length < 0:
+        raise ArgumentError(explain(f"{where}(length)", "a count", str(length)))
     return length
 
 
@@ -382,6 +389,9 @@ def filter_scan(
         ({'name': 'sum', 'total': Array(6, dtype=int32)}, Array([0, 1, 3, 6], dtype=int32))
     """
     refuse_uncallable("filter_scan(f)", f)
+    _refuse_unroll("filter_scan", unroll)
+    if not isinstance(reverse, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError(explain("filter_scan(reverse)", "a bool", describe(reverse)))
     where = f"filter_scan of {function_name(f)}"
     elements = _Elements("filter_scan", "xs", in_axes, xs, length)
 
@@ -441,6 +451,7 @@ def filter_map(
     refuse_uncallable("filter_map(f)", f)
     elements = _Elements("filter_map", "xs", in_axes, xs, None)
     if batch_size is not None:
+        check_count("filter_map(batch_size)", batch_size, least=1)
         return _map_batches(f, elements, batch_size, out_axes)
     where = f"filter_map of {function_name(f)}"
     callee, carry = Callee([f]), Parts(None)
@@ -639,6 +650,8 @@ def filter_fori_loop(
     refuse_uncallable("filter_fori_loop(body_fun)", body_fun)
     for name, bound in (("lower", lower), ("upper", upper)):
         _refuse_bound(name, bound)
+    if unroll is not None:
+        _refuse_unroll("filter_fori_loop", unroll)
     callee, carry = Callee([body_fun]), Parts(init_val, is_value)
     nodes, structure = Parts(callee.nodes), carry.structure
     restore, functions = callee.restorer(), nodes.structure

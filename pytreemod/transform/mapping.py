@@ -190,9 +190,9 @@ class Vmapped(Transformed):
         where = f"{self.transform_name()}(in_axes)"
         names = [*(argument_name(self.names, i) for i in range(len(args))), *kwargs]
         terms = Terms(where, _stops, ON_AXIS_0, "in_axes", "0", "is mapped over axis 0")
-        specs = specs_by_argument(in_axes, names, len(args), (), terms)
-        strict = not (isinstance(in_axes, By) and len(names) > 1)
         trees = [*args, *kwargs.values()]
+        specs = specs_by_argument(in_axes, names, len(args), (), terms, trees)
+        strict = not (isinstance(in_axes, By) and len(names) > 1)
         if not strict:
             refuse_unmatched(in_axes.selectors, trees)
         by_name = {

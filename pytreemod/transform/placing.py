@@ -267,14 +267,31 @@ def constrain(array: Any, value: Any) -> Any:
     return jax.lax.with_sharding_constraint(array, value)
 
 
-def _lay(array: Any, value: Any) -> Any:
+def _lay(where: str, place: str, array: Any, value: Any) -> Any:
     if value is None:
         return array
     if isinstance(array, Tracer):
         return constrain(array, value)
-    moved = jax.device_put(array, value)
+    try:
+        moved = jax.device_put(array, value)
+    except ValueError as error:
+        _explain_uneven(where, place, array, value, error)
+        raise
     # A constant inside a traced function: there, to put it somewhere is no more than a hint.
     return constrain(array, value) if isinstance(moved, Tracer) else moved
+
+
+def _explain_uneven(where: str, place: str, array: Any, value: Any, error: Exception) -> None:
+    """Raise a better error if a sharding does not divide its array."""
+    if not isinstance(value, NamedSharding):
+        return
+    try:
+        value.shard_shape(array.shape)
+    except ValueError:
+        sizes = dict(value.mesh.shape)
+        spot = f"{place}: {describe(array)} with {spec_text(value.spec)} on a mesh of {sizes}"
+        expected = "specs that divide their arrays evenly"
+        raise ShapeError(explain(where, expected, "another", places=[spot])) from error
 
 
 def filter_shard(x: _T, device_or_shardings: PyTree) -> _T:
@@ -295,7 +312,8 @@ def filter_shard(x: _T, device_or_shardings: PyTree) -> _T:
         The tree with its arrays laid out.
 
     Raises:
-        ShapeError: a spec has more entries than its array has axes; the path is named.
+        ShapeError: a spec has more entries than its array has axes, or (outside compiled code)
+            does not divide it evenly; the path is named.
         SpecError: the spec is no prefix of the tree, or holds something else than placements.
 
     Examples:
@@ -313,5 +331,5 @@ def filter_shard(x: _T, device_or_shardings: PyTree) -> _T:
     settled = settle(assigned, as_sharding, where, PLACEMENTS)
     check_ranks(settled, where)
     leaves, treedef = jtu.tree_flatten(x)
-    laid = iter([_lay(array, value) for _, array, value in settled])
+    laid = iter([_lay(where, *assigned) for assigned in settled])
     return treedef.unflatten([next(laid) if is_array(leaf) else leaf for leaf in leaves])

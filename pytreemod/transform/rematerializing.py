@@ -64,7 +64,7 @@ def filter_checkpoint(
         A function of the same signature.
 
     Raises:
-        ArgumentError: `fun` is not callable.
+        ArgumentError: `fun` or `policy` is not callable.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -75,4 +75,6 @@ def filter_checkpoint(
     if fun is None:
         return ft.partial(filter_checkpoint, prevent_cse=prevent_cse, policy=policy)
     check_callable("filter_checkpoint", fun)
+    if policy is not None:
+        check_callable("filter_checkpoint", policy, "policy")
     return _Checkpointed(fun, (prevent_cse, policy))

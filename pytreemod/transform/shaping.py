@@ -1,16 +1,17 @@
 """Looking at a function without running it: shapes, jaxprs, closures."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 import jax
 
-from pytreemod.errors import StructureError, describe, explain
+from pytreemod.errors import StructureError, explain
+from pytreemod.transform.agreeing import Slot, differences, same_static
 from pytreemod.transform.sowing import reaping, release
 from pytreemod.transform.wrapping import Transformed, check_callable, function_name
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.snapshots import Structure, divide, static_token
+from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.typing import PyTree, jtu
 
 _R = TypeVar("_R")
@@ -122,10 +123,6 @@ def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, PyTre
     return _MakeJaxpr(fun, ())
 
 
-def _tokens(structure: Structure) -> list[Any]:
-    return [(type(value), static_token(value)) for value in structure.statics]
-
-
 class ClosureConverted:
     """A function whose captured arrays are data: what `filter_closure_convert` returns.
 
@@ -171,21 +168,13 @@ class ClosureConverted:
         return self._out[1].assemble(run(*arrays))
 
     def _check(self, arrays: list[Any], structure: Structure) -> None:
-        structs, expected = self._in
-        places: list[str] = []
-        if structure.treedef != expected.treedef or structure.positions != expected.positions:
-            places.append("structure: not that of the example")
-        elif _tokens(structure) != _tokens(expected):
-            places.append("static values: not those of the example")
-        else:
-            paths = [p for p, _ in jtu.tree_leaves_with_path(expected.assemble(list(structs)))]
-            at = expected.positions or ()
-            places += [
-                f"{path_text(paths[i])}: {describe(want)} became {describe(got)}"
-                for i, want, got in zip(at, structs, arrays, strict=True)
-                if want.shape != got.shape or want.dtype != got.dtype
-            ]
-        if places:
+        before, after = (
+            self._in[1].assemble(_slots(self._in[0])),
+            structure.assemble(_slots(arrays)),
+        )
+        found = differences(before, after, _same_type)
+        if found:
+            places = [f"{_argument(entry.path)}: {' -> '.join(entry.texts())}" for entry in found]
             raise StructureError(
                 explain(
                     f"closure-converted {self.name}",
@@ -194,6 +183,26 @@ class ClosureConverted:
                     places=places,
                 )
             )
+
+
+def _slots(values: Iterable[Any]) -> list[Any]:
+    return [Slot(jax.ShapeDtypeStruct(value.shape, value.dtype)) for value in values]
+
+
+def _same_type(first: Any, second: Any) -> bool:
+    if not (isinstance(first, Slot) and isinstance(second, Slot)):
+        return same_static(first, second)
+    return first.aval.shape == second.aval.shape and first.aval.dtype == second.aval.dtype
+
+
+def _argument(path: tuple[Any, ...]) -> str:
+    """A path in `(args, kwargs)` in words."""
+    if len(path) < 2:
+        return (
+            "the arguments" if not path else "keywords" if path[0].idx else "positional arguments"
+        )
+    root = path[1].key if path[0].idx else f"args[{path[1].idx}]"
+    return path_text(path[2:], root)
 
 
 def _flatten_converted(node: ClosureConverted) -> Any:

@@ -60,7 +60,12 @@ class Terms(NamedTuple):
 
 
 def specs_by_argument(
-    spec: Any, every: Sequence[str], positional: int, known: Collection[str], terms: Terms
+    spec: Any,
+    every: Sequence[str],
+    positional: int,
+    known: Collection[str],
+    terms: Terms,
+    trees: Sequence[PyTree],
 ) -> list[Any]:
     """One spec for each argument.
 
@@ -70,6 +75,7 @@ def specs_by_argument(
         positional: how many of them are positional.
         known: names of parameters that need not be given in every call.
         terms: what specs are made of.
+        trees: the arguments.
 
     Returns:
         A list as long as `every`.
@@ -82,7 +88,7 @@ def specs_by_argument(
         unknown = [name for name in spec if name not in every and name not in known]
         if not unknown:
             return [spec.get(name, terms.default) for name in every]
-        if len(every) != 1:
+        if len(every) != 1 or not issubclass(class_of(trees[0]), dict):
             expected = f"names of arguments of this call ({', '.join(every)})"
             raise ArgumentError(explain(terms.where, expected, ", ".join(map(repr, unknown))))
         return [spec]
@@ -155,11 +161,12 @@ def assign_arguments(
 ) -> list[Assigned]:
     """What a spec says of each array of a call, in order; see `specs_by_argument`."""
     every = [argument.name for argument in arguments]
-    specs = specs_by_argument(spec, every, positional, known, terms)
+    trees = [argument.tree for argument in arguments]
+    specs = specs_by_argument(spec, every, positional, known, terms, trees)
     # One rule for several arguments need not find each of its paths in each of them.
     strict = not (isinstance(spec, By) and len(arguments) > 1)
     if not strict:
-        refuse_unmatched(spec.selectors, [argument.tree for argument in arguments])
+        refuse_unmatched(spec.selectors, trees)
     return [
         assigned
         for own, argument in zip(specs, arguments, strict=True)

@@ -39,7 +39,7 @@ def stack(trees: Iterable[_T], axis: int = 0) -> _T:
         A tree of the same structure. NumPy arrays stay NumPy arrays if all of them are.
 
     Raises:
-        ArgumentError: there are no trees.
+        ArgumentError: there are no trees, or it is one.
         ShapeError: an array has too few axes for `axis`.
         StructureError: two trees differ; the paths are named.
 
@@ -48,7 +48,10 @@ def stack(trees: Iterable[_T], axis: int = 0) -> _T:
         {'unit': 'cm', 'x': Array([[0., 0.],
                [1., 1.]], dtype=float32)}
     """
-    members = list(trees)
+    try:
+        members = list(trees)
+    except TypeError:
+        raise ArgumentError(explain("stack(trees)", "several trees", describe(trees))) from None
     if not members:
         raise ArgumentError(explain("stack(trees)", "at least one tree", "none"))
     arrays, structure = divide(members[0])

@@ -206,7 +206,9 @@ def _is_filter_leaf(spec: Any) -> bool:
     return isinstance(spec, (Selector, By, str, type, bool)) or spec is ...
 
 
-def mask_of(spec: FilterSpec, tree: PyTree, is_leaf: IsLeaf = None, *, where: str) -> list[bool]:
+def mask_of(
+    spec: FilterSpec, tree: PyTree, is_leaf: IsLeaf = None, *, where: str, root: str = ""
+) -> list[bool]:
     """One bool for each leaf of `tree`, from anything that may stand as a filter spec.
 
     Args:
@@ -214,6 +216,7 @@ def mask_of(spec: FilterSpec, tree: PyTree, is_leaf: IsLeaf = None, *, where: st
         tree: the tree.
         is_leaf: where to stop descending.
         where: what to call `spec` in errors.
+        root: what to call `tree` in errors.
 
     Returns:
         A list as long as `jax.tree.leaves(tree, is_leaf)`.
@@ -228,7 +231,7 @@ def mask_of(spec: FilterSpec, tree: PyTree, is_leaf: IsLeaf = None, *, where: st
 
     def resolve(value: Any, subtree: PyTree, path: tuple[Any, ...]) -> list[bool]:
         if isinstance(value, By):
-            picked = value.values(subtree, is_leaf, path_text(path) if path else "")
+            picked = value.values(subtree, is_leaf, path_text(path, root) if path else root)
             return [as_bool(v, where) for v in picked]
         if isinstance(value, bool):
             return [value] * len(jtu.tree_leaves(subtree, is_leaf=is_leaf))
@@ -236,4 +239,4 @@ def mask_of(spec: FilterSpec, tree: PyTree, is_leaf: IsLeaf = None, *, where: st
             as_bool(value, where)
         return as_selector(value).mask(subtree, is_leaf)
 
-    return spread(spec, tree, resolve=resolve, stops=_is_filter_leaf, where=where)
+    return spread(spec, tree, resolve=resolve, stops=_is_filter_leaf, where=where, root=root)

@@ -618,11 +618,16 @@ def test_a_recomputing_stack_stores_less():
 def test_a_stack_that_is_written_out_recomputes_nevertheless():
     """Without a loop, XLA would notice that the same is computed twice, and undo it."""
 
+    def barriers(**options):
+        jaxpr = jax.make_jaxpr(lambda x: blocks(remat=True, **options)(x))(X)
+        return "prevent_cse=True" in str(jaxpr)
+
     def tanhs(**options):
         grad = pm.filter_jit(pm.filter_grad(mean_square))
         return grad.lower(blocks(**options), X).compile().as_text().count(" tanh(")
 
     assert tanhs(unroll=True, remat=True) > tanhs(unroll=True)
+    assert [barriers(unroll=n) for n in (1, 2, DEPTH, True)] == [False, False, True, True]
 
 
 def test_a_scan_of_scans_that_recompute():

@@ -493,8 +493,11 @@ def test_the_first_stream_of_a_list_goes_on_for_all():
     listed, state = as_list(net, state.seed(jax.random.key(0)))
     _, state = call(listed, X, state)
     before = [state.get(layer.drawn).item() for layer in listed.blocks]
+    first = jax.tree.leaves(state.substate(listed.blocks[0].stream))
 
     again, state = as_stack(listed, state)
+    for pair in zip(jax.tree.leaves(state.substate(again.blocks.layer.stream)), first, strict=True):
+        assert pm.tree_equal(*pair)
     _, state = call(again, X, state)
 
     assert len({*before, *state.get(again.blocks.layer.drawn).tolist()}) == 2 * DEPTH
@@ -521,6 +524,25 @@ def test_a_part_of_a_stack_is_refused_by_its_state():
     for part in (stack[0], stack[:2], stack.unstack()[1]):
         with pytest.raises(TokenError, match=r"got a token of another model: one without a name"):
             part(X, state)
+
+
+def test_a_stack_of_layers_with_a_state_is_refused_by_it():
+    """Their values have no leading axis: they must be filled in first."""
+    net, state = pm.make_with_state(Net)(Normed, key=jax.random.key(0))
+    listed, state = as_list(net, state)
+
+    with pytest.raises(TokenError, match=r"got a token of another model: one without a name"):
+        nn.Stack.from_layers(listed.blocks)(X, state)
+
+
+def test_tokens_may_still_hold_their_values():
+    """What a token holds is not taken apart: a stream has no leading axis."""
+    stack, state = noisy()
+    expected, _ = stack(X, jax.tree.map(jnp.copy, state))
+
+    filled = state.fill(stack)
+
+    assert_close(filled(X, pm.State(filled))[0], expected)
 
 
 def test_layers_that_share_a_value_are_refused():

@@ -8,6 +8,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
+from pytreemod.errors import ArgumentError, StateError
 from pytreemod.module.classes import Module
 from pytreemod.nn.statefulness import (
     ABSENT,
@@ -151,3 +152,36 @@ def test_who_is_stateful():
         False,
         False,
     ]
+
+
+@pytest.mark.parametrize("result", [jnp.ones((2, 3)), (1, 2), nn.State(()), None])
+def test_a_stateful_layer_that_does_not_give_back_its_state_is_refused(result):
+    """An array of two rows would otherwise be taken for the output and the State."""
+
+    class Forgetful(nn.StatefulLayer):
+        def __call__(self, x, state):
+            return result
+
+    text = r"^Forgetful\(x, state\): expected \(out, state\) to come back, got (.|\n)*out, state$"
+    with pytest.raises(StateError, match=text):
+        nn.Sequential([Forgetful()])(jnp.ones(3), nn.State(()))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Dropout(0.5, inference=True),
+        nn.LayerNorm(3),
+        nn.BatchNorm(3),
+        nn.Sequential([nn.Identity()]),
+        nn.SpectralNorm(nn.Linear(3, 2, key=KEY), "weight", key=KEY),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_a_key_in_the_place_of_the_state_is_refused(layer):
+    """By every layer that takes State; the error shows how a key is passed."""
+    name = type(layer).__name__
+    text = rf"^{name}\(.*\): expected a State, got key<fry>\[\](.|\n)*layer\(x, key=key\)$"
+
+    with pytest.raises(ArgumentError, match=text):
+        layer(jnp.ones(3), KEY)

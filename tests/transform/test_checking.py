@@ -452,6 +452,7 @@ def test_new_shapes_with_a_check():
     assert jitted(jnp.float32(9.0)) == 9.0
     assert not has_check(jitted)
     failure(jitted, BAD)
+    failure(jitted, BAD)
     assert has_check(jitted)
     assert jitted(jnp.float32(8.0)) == 8.0
 

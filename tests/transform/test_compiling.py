@@ -1,6 +1,7 @@
 """The compiled functions behind filter_jit: how they are found, kept and let go."""
 
 import gc
+import warnings
 import weakref
 
 import jax
@@ -193,3 +194,68 @@ def test_forgotten_entries_are_freed(monkeypatch):
     gc.collect()
 
     assert watched() is None
+
+
+@pytest.mark.parametrize("donate", ["none", "all"])
+def test_new_shapes_never_raise_inside_jax(donate, monkeypatch):
+    """A call on the short road that traces is traced once and by that call, or JAX's own is lost."""
+    traces = []
+    jitted = pm.filter_jit(lambda x: traces.append(x.shape) or x, donate=donate)
+    jitted(jnp.ones(2))
+    entry = next(iter(jitted.entries.values()))
+    inner = entry.jitted
+    calls = []
+    monkeypatch.setattr(entry, "jitted", _Counting(inner, calls))
+
+    for size in (3, 3, 4):
+        jitted(jnp.ones(size))
+
+    assert calls == ["call", "trace", "call", "call", "trace"]
+    assert traces == [(2,), (3,), (4,)]
+
+
+class _Counting:
+    """Notes how a jitted function is used."""
+
+    def __init__(self, inner, calls):
+        self.inner, self.calls = inner, calls
+
+    def __call__(self, *args):
+        self.calls.append("call")
+        return self.inner(*args)
+
+    def trace(self, *args):
+        self.calls.append("trace")
+        return self.inner.trace(*args)
+
+
+def test_a_check_that_only_new_shapes_have_is_heard_the_first_time():
+    """The failing call itself raises, though nobody had reason to listen before it."""
+
+    def grow(x):
+        return pm.error_if(x, x > 3, "too large") if x.size > 2 else x
+
+    jitted = pm.filter_jit(grow)
+    jitted(9 * jnp.ones(2))
+    with pytest.raises(pm.CheckError, match="too large"):
+        jitted(9 * jnp.ones(3))
+    assert jitted(jnp.ones(3)).shape == (3,)
+    with pytest.raises(pm.CheckError, match="too large"):
+        jitted(9 * jnp.ones(3))
+
+
+def test_useless_donations_are_passed_over_in_silence_for_new_shapes_too():
+    """donate="all" means what can be used; warnings are errors here, and are heard again after."""
+    jitted = pm.filter_jit(lambda x: x.astype(jnp.float16), donate="all")
+    for size in (2, 3):
+        jitted(jnp.ones(size))
+    with pytest.warns(UserWarning, match="heard"):
+        warnings.warn("heard", UserWarning, stacklevel=1)
+    with pytest.raises(ValueError, match="in trace"):
+        pm.filter_jit(_refuse_three, donate="all")(jnp.ones(3))
+
+
+def _refuse_three(x):
+    if x.size == 3:
+        raise ValueError("in trace")
+    return x
