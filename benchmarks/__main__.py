@@ -31,6 +31,7 @@ NAMES = (
     "surgery",
     "tracing",
     "stack",
+    "initializing_keys",
     "programs",
     "memory",
     "importing",

@@ -238,18 +238,19 @@ def against(
 
 def rows(quick: bool) -> Iterator[Row]:
     """Compiling at two depths; tracing against a scan by hand; stepping against a loop."""
-    depth, rounds = (10, 2) if quick else (100, 8)
-    for what in ("forward", "gradient"):
+    depth, rounds = (5, 2) if quick else (100, 8)
+    kinds = ("forward",) if quick else ("forward", "gradient")
+    for what in kinds:
         yield growth(depth, 16, what, 2 if quick else 5)
     many = scanning(depth, 16)
-    for what in ("forward", "gradient"):
+    for what in kinds:
         bursts = against(many[BY_HAND], many, tracing, what, jnp.ones((2, 16)))
         label = f"tracing {what}, {depth} layers, against a scan"
         yield ratio_row(label, race(bursts, rounds=3 * rounds), limit=1.1)
     for width, batch in ((16, 2),) if quick else ((16, 8), (64, 64), (256, 256), (256, 8)):
-        depth, x = 16, jnp.ones((batch, width))
-        loop, others = loop_by_hand(depth, width), scanning(depth, width)
-        for what in ("forward", "gradient"):
+        layers, x = 16, jnp.ones((batch, width))
+        loop, others = loop_by_hand(layers, width), scanning(layers, width)
+        for what in kinds:
             bursts = against(loop, others, stepping, what, x)
             label = f"{what}, wall, {batch} x {width}, against a loop"
             yield ratio_row(label, race(bursts, rounds=5 * rounds), limit=1.0)

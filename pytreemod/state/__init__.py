@@ -1,6 +1,7 @@
 """Room `state`: values that change, as tokens and one State.
 
-Owns: tokens (`StateIndex`), the `State` that holds their values, and making both with a model.
+Owns: tokens (`StateIndex`, `RngStream`), the `State` that holds their values, making both with a
+model, the arithmetic of random streams, and the keys that a model is built with.
 
 May import `module` and what that may import; a peer of `transform`.
 

@@ -23,6 +23,7 @@ SLOW = {
     "training",
     "tracing",
     "stack",
+    "initializing_keys",
     "surgery",
     "memory",
 }

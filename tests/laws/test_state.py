@@ -172,3 +172,91 @@ def test_a_model_without_tokens_has_an_empty_state():
 
     assert jax.tree.leaves(state) == []
     assert model == affine()
+
+
+class Streams(pm.Module):
+    """Random streams, at two depths, beside a value."""
+
+    first: pm.RngStream
+    rest: list
+    value: pm.StateIndex
+
+    def __init__(self, count=2):
+        self.first = pm.RngStream()
+        self.rest = [pm.RngStream() for _ in range(count)]
+        self.value = pm.StateIndex(ramp(2))
+
+    def streams(self):
+        """All of them."""
+        return [self.first, *self.rest]
+
+
+def key_of(state, stream):
+    """The next key of a stream, as numbers."""
+    return jax.random.key_data(again(state).next_key(stream)[0]).tolist()
+
+
+@law
+@given(st.integers(0, 2**32 - 1), st.integers(0, 3))
+def test_seed_gives_what_it_gave(seed, count):
+    """state.seed(k) == state.seed(k): of all that was before, nothing is left but the values."""
+    model, state = pm.make_with_state(Streams)(count)
+    key = jax.random.key(seed)
+    fresh = again(state).seed(key)
+    used = again(state).seed(jax.random.key(0))
+    for stream in model.streams():
+        _, used = used.next_key(stream)
+
+    assert used.seed(key) == fresh
+
+
+@law
+@given(st.integers(0, 2**32 - 1))
+def test_seeding_parts_is_seeding_all(seed):
+    """state.seed(k, a).seed(k, ~a) == state.seed(k), in whichever order."""
+    _, state = pm.make_with_state(Streams)()
+    key = jax.random.key(seed)
+    whole = again(state).seed(key)
+
+    assert again(state).seed(key, "first").seed(key, "rest") == whole
+    assert state.seed(key, "rest").seed(key, "first") == whole
+
+
+@law
+@given(st.lists(st.integers(0, 2), max_size=3))
+def test_keys_are_used_once(uses):
+    """Every key that was drawn, or could be drawn next, is another one."""
+    model, state = pm.make_with_state(Streams)()
+    state = state.seed(jax.random.key(0))
+    keys = []
+    for i in uses:
+        key, state = state.next_key(model.streams()[i])
+        keys.append(jax.random.key_data(key).tolist())
+    keys += [key_of(state, stream) for stream in model.streams()]
+
+    assert len({tuple(key) for key in keys}) == len(uses) + 3
+
+
+@law
+@given(values)
+def test_fill_undoes_make_with_state(inits):
+    """make_with_state(state.fill)(model) == (model, state)."""
+    model, state = make(inits)
+    kept = again(state)
+    remade, after = pm.make_with_state(state.fill)(model)
+
+    assert after == kept
+    assert remade == model
+
+
+@law
+@given(values, values)
+def test_filled_parts_make_what_a_whole_would(one, other):
+    """Two models that were made apart, filled and put together, are those made at once."""
+    pairs = [make(one), make(other)]
+    filled = [state.fill(model) for model, state in pairs]
+    model, state = pm.make_with_state(lambda: filled)()
+    whole, whole_state = pm.make_with_state(lambda: [Net(*one), Net(*other)])()
+
+    assert state == whole_state
+    assert model == whole

@@ -275,7 +275,8 @@ def test_a_loss_that_is_no_scalar_is_refused(result, text):
         (lambda m: (jnp.sum(m.bias), 1), "a tuple"),
         (lambda m: [jnp.sum(m.bias)], "a list"),
         (lambda m: {"loss": jnp.sum(m.bias)}, "a dict"),
-        (lambda m: None, "a NoneType"),
+        (lambda m: None, "None"),
+        (lambda m: "loss", "'loss'"),
     ],
 )
 def test_a_loss_that_is_no_array_is_refused(result, kind):
