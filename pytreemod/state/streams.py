@@ -69,6 +69,7 @@ def seeded(key: Any, names: Sequence[str]) -> list[Stream]:
 
 def use(stream: Stream) -> tuple[Any, Stream]:
     """The next key of a stream, and the stream after it."""
+    stream = _consumed(stream)
     key = jax.random.fold_in(stream.key, stream.count)
     # The operator looks at its operands for long; outside of a trace lax takes longer still.
     is_traced = isinstance(stream.count, Tracer)
@@ -77,18 +78,36 @@ def use(stream: Stream) -> tuple[Any, Stream]:
     return key, Stream(key=stream.key, count=count, outer=stream.outer)
 
 
+def _consumed(stream: Stream) -> Stream:
+    """The stream, in such a way that JAX, if it looks for keys that are used twice, finds this one.
+
+    To fold a number into a key does not count as a use. So where somebody goes on with the State
+    from before a call, and so gets the same numbers in the next one, JAX would see nothing.
+    """
+    if not (untyped_jax.config.jax_debug_key_reuse and _is_typed(stream.key)):
+        return stream
+    fresh = jax.random.clone(stream.key)
+    jax.random.split(stream.key)
+    return stream._replace(key=fresh)
+
+
+def divide(stream: Stream, n: int) -> tuple[Stream, Stream]:
+    """`n` streams, all different, on a leading axis; and the one after them."""
+    base, after = use(stream)
+    return Stream(fold_each(base, np.arange(n, dtype=np.uint32)), jnp.zeros(n, jnp.uint32)), after
+
+
 def split(stream: Stream, n: int) -> Stream:
     """`n` streams, all different, on a leading axis; `join` gives back the one after them."""
-    base, after = use(stream)
+    members, after = divide(stream, n)
 
     def repeat(x: jax.Array) -> jax.Array:
         return jnp.broadcast_to(x, (n, *x.shape))
 
-    keys = fold_each(base, np.arange(n, dtype=np.uint32))
     # What it is split from has a leading axis too, so that one axes spec fits the whole value.
     # Its key is stored as plain numbers, for JAX's check of key reuse objects to copies of a key.
     outer = jax.tree.map(repeat, (_numbers(after.key), after.count, stream.outer))
-    return Stream(keys, jnp.zeros(n, jnp.uint32), outer)
+    return members._replace(outer=outer)
 
 
 def join(stream: Stream) -> Stream:
