@@ -18,6 +18,7 @@ from jaxtyping import Array, PRNGKeyArray
 from pytreemod.errors import ArgumentError, RngError, ShapeError, describe, explain
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.tree.predicates import is_array_like
+from pytreemod.typing import Keys
 
 KEY_CURE = ("Pass a random key:", "key=jax.random.key(0)")
 
@@ -238,7 +239,7 @@ def check_key(where: Where, key: Any) -> PRNGKeyArray:
     raise RngError(explain(str(where), "one random key", describe(key), cure=cure))
 
 
-def split_key(where: Where, key: KeyLike, n: int) -> Sequence[PRNGKeyArray]:
+def split_key(where: Where, key: KeyLike, n: int) -> Sequence[PRNGKeyArray] | Keys:
     """Several keys for a layer's own arrays.
 
     Args:
@@ -258,11 +259,10 @@ def split_key(where: Where, key: KeyLike, n: int) -> Sequence[PRNGKeyArray]:
     """
     if isinstance(key, InitKeys):
         return [next(key) for _ in range(n)]
-    keys: Any = jax.random.split(check_key(where, key), n)
-    return keys
+    return jax.random.split(check_key(where, key), n)
 
 
-def divide_key(where: Where, key: KeyLike, n: int) -> Sequence[KeyLike]:
+def divide_key(where: Where, key: KeyLike, n: int) -> Sequence[KeyLike] | Keys:
     """What `n` parts of a layer are given as their keys.
 
     Args:

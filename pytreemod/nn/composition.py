@@ -21,7 +21,7 @@ from pytreemod.nn.statefulness import (
     uses_key_if,
     wants_key,
 )
-from pytreemod.state.key_sources import KeyLike
+from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.values import State
 from pytreemod.typing import jtu
 
@@ -168,7 +168,8 @@ class Sequential(StatefulLayer):
             return [None] * len(self.layers)
         wanted = [wants_key(layer) for layer in self.layers]
         if not any(wanted):
-            check_key("Sequential(...)", key)
+            if not isinstance(key, InitKeys):  # From which a check would take a key in vain.
+                check_key("Sequential(...)", key)
             return [None] * len(self.layers)
         # By the number of all layers: what a layer gets does not depend on what the others are.
         keys = divide_key("Sequential(...)", key, len(self.layers))

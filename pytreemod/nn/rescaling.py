@@ -99,7 +99,7 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         layer: _L,
         weight_name: str,
         num_power_iterations: int = 1,
-        eps: float = 1e-12,
+        eps: int | float = 1e-12,
         inference: bool = False,
         *,
         key: PRNGKeyArray,

@@ -588,8 +588,7 @@ def _open(title: str, depth: int, entry: _Entry) -> tuple[Any, Any]:
         return value, value
     if value.count.ndim:
         raise split_stream(name, value.count.shape[0])
-    members = streams.split(value, depth)
-    return Stream(members.key, members.count), streams.use(value)[1]
+    return streams.divide(value, depth)
 
 
 def _check_depth(title: str, depth: int, name: str, value: Any) -> None:

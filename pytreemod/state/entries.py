@@ -60,7 +60,7 @@ class Register:
         return Register, (self.entries,)
 
     def __repr__(self) -> str:
-        return f"Register({', '.join(entry.name for entry in self.entries)})"
+        return f"<tokens {', '.join(entry.name for entry in self.entries)}>"
 
     def only(self, wanted: Iterable[Any]) -> "Register":
         """The entries with these markers, in the order of this register."""

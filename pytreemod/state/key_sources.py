@@ -8,7 +8,7 @@ from jaxtyping import PRNGKeyArray
 
 from pytreemod.errors import ArgumentError, RngError, describe, explain
 from pytreemod.state.streams import check_key, fold_each
-from pytreemod.typing import Tracer, untyped_jax
+from pytreemod.typing import Keys, Tracer, untyped_jax
 
 BLOCK = 32
 
@@ -40,7 +40,7 @@ class InitKeys:
             self._ready = self._prepare(number)
         return self._ready.pop()
 
-    def take(self, n: int) -> PRNGKeyArray:
+    def take(self, n: int) -> Keys:
         """Several keys as one array, to be mapped over.
 
         Args:
@@ -70,7 +70,7 @@ class InitKeys:
         block: Any = self._folded(number + 1, BLOCK - 1)
         return [*list(block)[::-1], key]
 
-    def _folded(self, start: int, n: int) -> PRNGKeyArray:
+    def _folded(self, start: int, n: int) -> Keys:
         return fold_each(self._key, np.arange(start, start + n, dtype=np.uint32))
 
     def _advance(self, n: int) -> int:

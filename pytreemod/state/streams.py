@@ -86,7 +86,7 @@ def _consumed(stream: Stream) -> Stream:
     """
     if not (untyped_jax.config.jax_debug_key_reuse and _is_typed(stream.key)):
         return stream
-    fresh = jax.random.clone(stream.key)
+    fresh: Any = untyped_jax.random.clone(stream.key)
     jax.random.split(stream.key)
     return stream._replace(key=fresh)
 

@@ -363,11 +363,12 @@ def _poisoned_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
 def error_if(x: _T, pred: Any, msg: str, *, on_error: str = "default") -> _T:
     """Raise an error if `pred` is True, also inside compiled code.
 
-    Returns `x`, and takes effect only if what it returns is used. Under `filter_jit`, and the other
-    filtered transforms, the error is raised by the call; under plain `jax.jit`, JAX reports it when
-    a result is waited for. (On several devices, where raising would leave the others waiting, only
-    `filter_jit` raises; elsewhere the error is printed and the result is NaN.) Only a function
-    that contains a check pays for it: such a call of `filter_jit` waits for its results.
+    Returns `x`, and takes effect only if what it returns is used. Under `filter_jit` the error is
+    raised by the call, and so it is under other filtered transforms, called outside of it, if JAX
+    does not return before it is done (on a CPU it does not). Under plain `jax.jit`, JAX reports it
+    in its own way, when a result is waited for. (On several devices, where raising would leave the
+    others waiting, only `filter_jit` raises; else the error is printed and the result is NaN.)
+    Only a function that contains a check pays for it: such a call of `filter_jit` waits.
 
     **Law.** If `pred` is False, `error_if(x, pred, msg)` is `x`; so are its derivatives.
 

@@ -173,7 +173,7 @@ def _make(
 ) -> Any:
     where = cls.transform_name()
     argnums = as_argnums(where, argnums)
-    check_options(where, jaxkwargs, untyped_jax.jacfwd)
+    check_options(where, jaxkwargs, getattr(untyped_jax, where.removeprefix("filter_")))
     if fun is None:
         given = {"has_aux": has_aux, "argnums": argnums, "wrt": wrt, "jaxkwargs": jaxkwargs}
         return ft.partial(_make, cls, **given)

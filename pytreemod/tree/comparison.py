@@ -14,7 +14,7 @@ from pytreemod.typing import PyTree, Tracer, jtu
 
 
 def tree_equal(
-    *pytrees: PyTree, typematch: bool = False, rtol: float = 0.0, atol: float = 0.0
+    *pytrees: PyTree, typematch: bool = False, rtol: int | float = 0.0, atol: int | float = 0.0
 ) -> bool | jax.Array:
     """Whether trees are equal: structure, configuration, and leaf by leaf type, shape and value.
 
@@ -48,7 +48,9 @@ def tree_equal(
     return result
 
 
-def _leaf_equal(x: Any, y: Any, typematch: bool, rtol: float, atol: float) -> bool | jax.Array:
+def _leaf_equal(
+    x: Any, y: Any, typematch: bool, rtol: int | float, atol: int | float
+) -> bool | jax.Array:
     if is_array(x) and is_array(y):
         if typematch and _family(x) is not _family(y):
             return False
@@ -74,7 +76,7 @@ def _may_be_nan(x: Any) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.inexact))
 
 
-def _values_equal(x: Any, y: Any, rtol: float, atol: float) -> bool | jax.Array:
+def _values_equal(x: Any, y: Any, rtol: int | float, atol: int | float) -> bool | jax.Array:
     traced = isinstance(x, Tracer) or isinstance(y, Tracer)
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x, y = jax.random.key_data(x), jax.random.key_data(y)

@@ -189,6 +189,17 @@ def test_a_key_is_split_only_where_one_is_used(key, case):
         assert program == equations(net, jnp.ones(3))
 
 
+def test_init_keys_are_taken_only_where_one_is_used(key):
+    """Each random layer takes the next key; where there is none, nothing is taken."""
+    net = nn.Sequential([nn.Linear(3, 3, key=key), nn.Dropout(0.5), nn.Dropout(0.5)])
+    call = lambda net: equations(  # noqa: E731
+        lambda x, key: net(x, key=pm.init_keys(key)), jnp.ones(3), key
+    )
+
+    assert call(net)["random_fold_in"] == 2
+    assert call(net[:1])["random_fold_in"] == 0
+
+
 def make_deep(key):
     """Sequentials in a Sequential, with statistics, streams and plain layers."""
     one, two = jax.random.split(key)

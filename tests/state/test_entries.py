@@ -34,7 +34,7 @@ def test_register_finds_entries_by_marker():
     assert ("a" in two, "c" in two) == (True, False)
     assert [entry.name for entry in two.only({"b.c"})] == ["b.c"]
     assert (two.of_kind(pm.StateIndex), two.of_kind(pm.RngStream)) == (["a", "b.c"], [])
-    assert repr(two) == "Register(a, b.c)"
+    assert repr(two) == "<tokens a, b.c>"
 
 
 def test_registers_are_pickled_without_their_hashes():

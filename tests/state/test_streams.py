@@ -1,6 +1,7 @@
 """The arithmetic of random streams: what depends on what, and that nothing else does."""
 
 import copy
+import functools as ft
 import itertools
 
 import hypothesis.strategies as st
@@ -281,31 +282,99 @@ def test_no_two_keys_are_equal():
 # ---- JAX's own check of keys
 
 
-def test_key_reuse_is_found_by_jax_and_only_where_it_is():
-    """With debug_key_reuse, streams are accepted, and one key that is used twice is refused."""
-    model, state = make()
+def fresh_keys(model, state):
+    """Uses streams in every way that is allowed."""
+    first, state = state.next_key(model.first.stream)
+    second, state = state.next_key(model.first.stream)
+    state = state.split(2).join()
+    third, state = state.next_key(model.rest[0].stream)
+    keys = pm.init_keys(third)
+    drawn = [jax.random.normal(key) for key in (first, second, next(keys), next(keys))]
+    return sum(drawn), state
 
-    def fresh(state):
-        first, state = state.next_key(model.first.stream)
-        second, state = state.next_key(model.first.stream)
-        state = state.split(2).join()
-        third, state = state.next_key(model.rest[0].stream)
-        keys = pm.init_keys(third)
-        drawn = [jax.random.normal(key) for key in (first, second, next(keys), next(keys))]
-        return sum(drawn), state
+
+def mapped(model, state):
+    """The same for the members of a map."""
+    axes = pm.by({pm.RngStream: 0, ...: None})
+    run = pm.filter_vmap(ft.partial(fresh_keys, model), in_axes=(axes,), out_axes=(0, axes))
+    y, state = run(state.split(2))
+    return y, state.join()
+
+
+def scanned(model, state):
+    """The same for the steps of a scan."""
+    state, y = jax.lax.scan(lambda s, _: fresh_keys(model, s)[::-1], state, length=2)
+    return y, state
+
+
+def differentiated(model, state):
+    """The same below a gradient."""
+
+    def loss(x, state):
+        y, state = fresh_keys(model, state)
+        return x * y, state
+
+    return jax.grad(loss, has_aux=True)(1.0, state)
+
+
+USES = [fresh_keys, mapped, scanned, differentiated]
+
+
+@pytest.mark.parametrize("use", USES)
+def test_jax_accepts_streams_where_it_looks_for_key_reuse(use):
+    """Call after call, with the State that came back; and the numbers are those without a look."""
+    model, _ = make(1)
+    expected, state = [], make(1)[1]
+    step = jax.jit(ft.partial(use, model))
+    for _ in range(2):
+        y, state = step(state)
+        expected.append(y)
+
+    with jax.debug_key_reuse(True):
+        got, state = [], make(1)[1]
+        for _ in range(2):
+            y, state = step(state)
+            got.append(y)
+        fresh_keys(*make(1))
+    assert_same(got, expected)
+
+
+@pytest.mark.parametrize("use", USES)
+def test_jax_finds_a_state_that_is_used_in_two_calls(use):
+    """Going on with the State from before a call gives the same numbers: a key is used twice."""
+    model, state = make(1)
+    step = jax.jit(ft.partial(use, model))
+    with jax.debug_key_reuse(True):
+        step(state)
+        with pytest.raises(jax.errors.KeyReuseError, match="consumed"):
+            step(state)
+
+
+def test_jax_finds_a_key_that_is_used_twice():
+    """What next_key gave is for one use."""
+    model, state = make(1)
 
     def reused(state):
         key, _ = state.next_key(model.first.stream)
         return jax.random.normal(key) + jax.random.normal(key)
 
     with jax.debug_key_reuse(True):
-        jax.jit(fresh)(state)
-        pm.filter_jit(fresh)(state)
-        fresh(make()[1])
         with pytest.raises(jax.errors.KeyReuseError, match="consumed"):
             jax.jit(reused)(state)
         with pytest.raises(jax.errors.KeyReuseError, match="consumed"):
             reused(state)
+
+
+def test_looking_for_reuse_costs_nothing_unless_asked_for():
+    """The program has the clone only under debug_key_reuse."""
+    model, state = make(1)
+
+    def step(state):
+        return state.next_key(model.first.stream)
+
+    with jax.debug_key_reuse(True):
+        assert equations(step, make(1)[1])["random_clone"] == 1
+    assert equations(step, state)["random_clone"] == 0
 
 
 # ---- seeding, and choosing streams

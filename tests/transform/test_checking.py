@@ -136,6 +136,8 @@ LOSS = pm.filter_jit(squares(small))
 COMPILED_INSIDE = {
     "filter_vmap": pm.filter_vmap(JITTED),
     "filter_vmap of jax.jit": pm.filter_vmap(jax.jit(small)),
+    "jax.vmap": jax.vmap(JITTED),
+    "jax.grad": jax.grad(LOSS),
     "filter_grad": pm.filter_grad(LOSS),
     "filter_value_and_grad": pm.filter_value_and_grad(LOSS),
     "filter_vmap of filter_grad": pm.filter_vmap(pm.filter_grad(LOSS)),

@@ -8,6 +8,7 @@ import pytest
 import pytreemod as pm
 from pytreemod.errors import ArgumentError, ShapeError, SpecError
 from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.equations import equations
 from tests.helpers.meshes import DEVICES
 from tests.helpers.trees import Affine, Static, affine, double, ramp
 
@@ -179,6 +180,20 @@ def test_useless_donation_warns():
     """With `warn`, JAX's warning of a donated array that was of no use is passed on."""
     with pytest.warns(UserWarning, match="Some donated buffers were not usable"):
         pm.filter_pmap(jnp.sum, donate="warn")(ramp(4, 2) + 1)
+
+
+def test_no_equation_is_added():
+    """The program has the equations of jax.pmap on a flat list of the arrays."""
+
+    def ours(weight, bias, x):
+        return pm.filter_pmap(lambda m, x: (m(x), m), in_axes=(None, 0))(Affine(weight, bias), x)
+
+    def by_hand(weight, bias, x):
+        fn = jax.pmap(lambda w, b, x: (w @ x + b, w, b), in_axes=(None, None, 0))
+        return fn(weight, bias, x)
+
+    args = (affine().weight, affine().bias, ramp(4, 3))
+    assert equations(ours, *args) == equations(by_hand, *args)
 
 
 # ---- bad input

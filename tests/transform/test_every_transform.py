@@ -221,6 +221,8 @@ JAXS = {name: way(theirs) for name, (way, _, theirs) in WAYS.items()}
 OURS["custom_vjp"] = through_custom_vjp(pm.filter_custom_vjp)
 JAXS["custom_vjp"] = through_jax_custom_vjp(jax.custom_vjp)
 EVERY = pytest.mark.parametrize("name", OURS)
+# What JAX refuses not before it compiles.
+LATER = {name: {"custom_vjp"} for name in ("jvp", "linearize")}
 
 CALLBACKS = {"pure_callback", "io_callback"}
 REVERSE = {"while_loop", *CALLBACKS}
@@ -267,6 +269,15 @@ def test_nests_in_every_other(name):
             else:
                 assert found == ()
     assert refused == REFUSED.get(name, set())
+
+
+@pytest.mark.slow
+@EVERY
+def test_values_of_pairs(name):
+    """Whatever fits together gives the value."""
+    for inner in set(OURS) - REFUSED.get(name, set()) - LATER.get(name, set()):
+        found = jax.jit(OURS[name](OURS[inner](squares)))(X)
+        np.testing.assert_allclose(found, VALUE, rtol=1e-5, err_msg=inner)
 
 
 CHAIN = ["jit", "vmap", "grad", "scan", "cond", "checkpoint", "jvp", "custom_jvp", "switch", "vjp"]
@@ -517,3 +528,102 @@ def test_rules_of_methods(make):
     assert_close(layer.scaled(jnp.asarray(3.0)), jnp.asarray(6.0))
     assert_close(gradient.weight, jnp.asarray(300.0))
     assert (layer.scaled.__name__, layer.scaled.__doc__) == ("scaled", "Scales.")
+
+
+# ---- Linen's table of lifted transformations (L15), and what came after it
+
+
+class Layer(pm.Module):
+    """Parameters, a function, a name, and a count that each call changes."""
+
+    weight: jax.Array
+    act: object
+    count: jax.Array = pm.buffer()
+
+    def __call__(self, x):
+        return self.act(self.weight @ x), self.replace(count=self.count + 1)
+
+
+def call(layer, x):
+    return layer(x)
+
+
+def first_of(tree):
+    return jax.tree.map(lambda leaf: leaf[0], tree)
+
+
+def by_value_and_grad(layer, x):
+    def loss(layer, x):
+        y, layer = layer(x)
+        return jnp.sum(y), (y, layer)
+
+    (_, out), gradient = pm.filter_value_and_grad(loss, has_aux=True)(layer, x)
+    assert (gradient.count, gradient.act) == (None, layer.act)
+    return out
+
+
+def by_while_loop(layer, x):
+    def body(carry):
+        n, layer, _ = carry
+        y, layer = layer(x)
+        return n + 1, layer, y
+
+    return pm.filter_while_loop(lambda carry: carry[0] < 1, body, (0, layer, 0 * x))[:0:-1]
+
+
+def by_scan(layer, x):
+    def step(layer, x):
+        y, layer = layer(x)
+        return layer, y
+
+    layer, ys = pm.filter_scan(step, layer, x[None])
+    return ys[0], layer
+
+
+def by_custom_jvp(layer, x):
+    fn = pm.filter_custom_jvp(call)
+    fn.def_jvp(lambda primals, tangents: (call(*primals), None))
+    return fn(layer, x)
+
+
+def by_custom_vjp(layer, x):
+    fn = pm.filter_custom_vjp(call)
+    fn.def_fwd(lambda perturbed, layer, x: (call(layer, x), None))
+    fn.def_bwd(lambda residuals, g, perturbed, layer, x: layer)
+    return fn(layer, x)
+
+
+ONE_LAYER = {"in_axes": (None, 0), "out_axes": (0, None)}
+EVERYWHERE = {"mesh": MESH, "in_specs": None, "out_specs": None}
+TABLE = {
+    "vmap": lambda m, x: (lambda y, m: (y[0], m))(*pm.filter_vmap(call, **ONE_LAYER)(m, x[None])),
+    "scan": by_scan,
+    "remat": pm.filter_checkpoint(call),
+    "jit": pm.filter_jit(call),
+    "jvp": lambda m, x: pm.filter_jvp(call, (m, x), (None, x))[0],
+    "vjp": lambda m, x: pm.filter_vjp(call, m, x)[0],
+    "custom_jvp": by_custom_jvp,
+    "custom_vjp": by_custom_vjp,
+    "while_loop": by_while_loop,
+    "cond": lambda m, x: pm.filter_cond(True, call, lambda m, x: (0 * x, m), m, x),
+    "switch": lambda m, x: pm.filter_switch(1, [lambda m, x: (0 * x, m), call], m, x),
+    "pmap": lambda m, x: first_of(pm.filter_pmap(call, in_axes=(None, 0))(m, x[None])),
+    "value_and_grad": by_value_and_grad,
+    "linearize": lambda m, x: pm.filter_linearize(call, m, x)[0],
+    "fori_loop": lambda m, x: pm.filter_fori_loop(0, 1, lambda i, ym: ym[1](x), (0 * x, m)),
+    "map": lambda m, x: first_of(pm.filter_map(lambda x: m(x), x[None])),
+    "shard_map": pm.filter_jit(pm.filter_shard_map(call, **EVERYWHERE)),
+    "checkify": lambda m, x: pm.filter_checkify(call)(m, x)[1],
+    "closure_convert": lambda m, x: pm.filter_closure_convert(call, m, x)(m, x),
+}
+
+
+@pytest.mark.parametrize("through", TABLE.values(), ids=TABLE)
+def test_a_model_that_changes_goes_through(through):
+    """Parameters, functions and counts go in, and come out as the call has left them."""
+    layer = Layer(ramp(2, 2), jnp.tanh, jnp.asarray(3))
+    y, after = through(layer, X)
+
+    assert_close(y, jnp.tanh(ramp(2, 2) @ X))
+    assert (int(after.count), after.act) == (4, jnp.tanh)
+    assert_close(after.weight, layer.weight)

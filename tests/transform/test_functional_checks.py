@@ -8,6 +8,7 @@ from jax.experimental import checkify
 import pytreemod as pm
 from pytreemod.errors import ArgumentError
 from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.equations import equations
 from tests.helpers.trees import affine, double, ramp
 
 
@@ -122,6 +123,14 @@ def test_together_with_error_if():
         return pm.error_if(x, jnp.any(x > 1), "raised")
 
     assert fn(-ramp(1))[0].get().startswith("functional")
+
+
+def test_no_equation_is_added():
+    """The program has the equations of JAX's checkify on the arrays."""
+    ours = equations(lambda x: pm.filter_checkify(positive)(x, "x")[0], ramp(2))
+
+    assert ours == equations(lambda x: checkify.checkify(lambda x: positive(x, "")[0])(x), ramp(2))
+    assert sum(ours.values()) > 3
 
 
 # ---- bad input

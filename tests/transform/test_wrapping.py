@@ -183,7 +183,9 @@ def test_with_and_without_parentheses(decorate, name):
 @pytest.mark.parametrize("fn", [3, "double", [double]])
 def test_what_cannot_be_called_is_refused(name, fn):
     """Transforming something that is no function is refused at once."""
-    with pytest.raises(ArgumentError, match=rf"{name}(\((fun|fn|f)\))?: expected something callable, got"):
+    with pytest.raises(
+        ArgumentError, match=rf"{name}(\((fun|fn|f)\))?: expected something callable, got"
+    ):
         TRANSFORMS[name](fn)
 
 

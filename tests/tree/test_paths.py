@@ -1,5 +1,7 @@
 """Paths as text, and patterns over them."""
 
+import copy
+import pickle
 from collections import OrderedDict
 
 import jax.tree_util as jtu
@@ -7,7 +9,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import SpecError
-from pytreemod.tree.paths import matches, parse_pattern, path_text
+from pytreemod.tree.paths import PathName, matches, parse_pattern, path_text, step_names
 from tests.helpers.trees import Affine, Pair, Registered
 from tests.labels import label
 
@@ -112,3 +114,25 @@ def test_patterns_match_a_path_or_a_node_above_it(pattern, path, expected):
 def test_patterns_match_a_path_exactly(pattern, path, expected):
     """Where nodes are meant, what names a node does not name what is below it."""
     assert matches(parse_pattern(pattern), parse_pattern(path), exactly=True) is expected
+
+
+def test_a_path_that_serves_as_a_key_keeps_its_steps():
+    """In a dict whose keys are paths, patterns see the steps; the text is that of any key."""
+    inner = (jtu.GetAttrKey("layers"), jtu.SequenceKey(2), jtu.DictKey("a.b"))
+    name = PathName.of(inner)
+    path = (jtu.DictKey(name), jtu.GetAttrKey("count"))
+
+    assert name == "layers[2]['a.b']"
+    assert step_names(path) == ("layers", "2", "a.b", "count")
+    assert path_text(path) == "[\"layers[2]['a.b']\"].count"
+    assert step_names((jtu.DictKey("layers[2]"),)) == ("layers[2]",)
+
+
+def test_a_path_name_is_read_and_copied():
+    """From its text it has the same steps, and pickles and copies have them."""
+    name = PathName.parse("layers[2]['a.b']")
+
+    for made in (name, copy.deepcopy(name), pickle.loads(pickle.dumps(name))):
+        assert made.steps == ("layers", "2", "a.b")
+        assert made == "layers[2]['a.b']"
+        assert hash(made) == hash("layers[2]['a.b']")

@@ -11,7 +11,7 @@ from pytreemod.nn.functional.inlining import as_arrays, traced_once
 
 def dropout(
     x: Shaped[Array, "..."],
-    p: float,
+    p: int | float,
     *,
     key: PRNGKeyArray,
     broadcast_dims: Sequence[int] = (),

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Shaped
 
 from pytreemod.nn.functional.inlining import as_arrays, traced_once
 from pytreemod.nn.functional.promotion import computing_dtype, place
+from pytreemod.typing import TracedNumber
 
 
 def layer_norm(
@@ -21,7 +22,7 @@ def layer_norm(
     weight: Shaped[Array, "..."] | None = None,
     bias: Shaped[Array, "..."] | None = None,
     *,
-    eps: float = 1e-5,
+    eps: int | float = 1e-5,
 ) -> Shaped[Array, "..."]:
     r"""Normalize each trailing block of x: $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$.
 
@@ -59,7 +60,7 @@ def layer_norm(
 
 @traced_once("count")
 def _layer_norm(
-    x: Array, weight: Array | None, bias: Array | None, *, eps: float, count: int
+    x: Array, weight: Array | None, bias: Array | None, *, eps: TracedNumber, count: int
 ) -> Array:
     first = x.ndim - count
     axes = tuple(range(first, x.ndim))
@@ -141,7 +142,7 @@ def batch_norm(
     bias: Shaped[Array, " channels"] | None = None,
     *,
     channel_axis: int = 1,
-    eps: float = 1e-5,
+    eps: int | float = 1e-5,
 ) -> Shaped[Array, "..."]:
     r"""Normalize each channel by given statistics: $(x - mean) / \sqrt{var + eps} \cdot w + b$.
 
@@ -187,7 +188,7 @@ def _batch_norm(
     weight: Array | None,
     bias: Array | None,
     *,
-    eps: float,
+    eps: TracedNumber,
     channel_axis: int,
 ) -> Array:
     wide = x.astype(computing_dtype(x.dtype))
@@ -200,7 +201,7 @@ def _rescale(
     var: Array,
     weight: Array | None,
     bias: Array | None,
-    eps: float,
+    eps: TracedNumber,
     channel_axis: int,
 ) -> Array:
     scale = lax.rsqrt(var.astype(centered.dtype) + eps)
@@ -217,7 +218,7 @@ def normalize_batch(
     *,
     channel_axis: int = 1,
     axis_name: Sequence[Hashable] = (),
-    eps: float = 1e-5,
+    eps: int | float = 1e-5,
 ) -> tuple[Shaped[Array, "..."], Shaped[Array, " channels"], Shaped[Array, " channels"], int]:
     """Normalize each channel by the statistics of the batch itself, as in training.
 
@@ -270,7 +271,7 @@ def _normalize_batch(
     weight: Array | None,
     bias: Array | None,
     *,
-    eps: float,
+    eps: TracedNumber,
     channel_axis: int,
     names: tuple[Hashable, ...],
 ) -> tuple[Array, Array, Array]:
@@ -280,7 +281,7 @@ def _normalize_batch(
 
 
 def update_running(
-    running: Float[Array, " channels"], new: Shaped[Array, " channels"], momentum: float
+    running: Float[Array, " channels"], new: Shaped[Array, " channels"], momentum: int | float
 ) -> Float[Array, " channels"]:
     """Move a running average a step: `momentum * running + (1 - momentum) * new`.
 
@@ -306,7 +307,9 @@ def update_running(
 
 
 @traced_once()
-def _average(running: Array, new: Array, *, old_share: float, new_share: float) -> Array:
+def _average(
+    running: Array, new: Array, *, old_share: TracedNumber, new_share: TracedNumber
+) -> Array:
     return old_share * running + new_share * lax.stop_gradient(new).astype(running.dtype)
 
 

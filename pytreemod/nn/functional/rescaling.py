@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Shaped
 
 from pytreemod.nn.functional.inlining import as_arrays, traced_once
 from pytreemod.nn.functional.promotion import computing_dtype
+from pytreemod.typing import TracedNumber
 
 
 def power_iteration(
@@ -17,7 +18,7 @@ def power_iteration(
     v: Float[Array, " in"],
     *,
     num_iterations: int = 1,
-    eps: float = 1e-12,
+    eps: int | float = 1e-12,
 ) -> tuple[Float[Array, " out"], Float[Array, " in"]]:
     """Move u and v towards the first singular vectors of a weight, seen as a matrix.
 
@@ -58,7 +59,7 @@ def power_iteration(
 
 @traced_once("num_iterations")
 def _power_iteration(
-    weight: Array, u: Array, v: Array, *, eps: float, num_iterations: int
+    weight: Array, u: Array, v: Array, *, eps: TracedNumber, num_iterations: int
 ) -> tuple[Array, Array]:
     matrix = lax.stop_gradient(_matrix(weight))
     for _ in range(num_iterations):
@@ -72,7 +73,7 @@ def _matrix(weight: Array) -> Array:
     return wide if wide.ndim == 2 else jnp.reshape(wide, (wide.shape[0], -1))
 
 
-def _unit(vector: Array, eps: float) -> Array:
+def _unit(vector: Array, eps: TracedNumber) -> Array:
     return vector / jnp.maximum(jnp.sqrt(jnp.sum(jnp.square(vector))), eps)
 
 
