@@ -8,7 +8,8 @@ from jaxtyping import PRNGKeyArray
 
 from pytreemod.errors import ArgumentError, RngError, describe, explain
 from pytreemod.state.streams import check_key, fold_each
-from pytreemod.typing import Keys, Tracer, untyped_jax
+from pytreemod.tree.traces import current_trace
+from pytreemod.typing import Keys, Tracer
 
 BLOCK = 32
 
@@ -27,7 +28,7 @@ class InitKeys:
     __slots__ = ("_count", "_key", "_ready", "_trace")
 
     def __init__(self, key: PRNGKeyArray):
-        self._key, self._count, self._trace = key, 0, _current_trace()
+        self._key, self._count, self._trace = key, 0, current_trace()
         self._ready: list[PRNGKeyArray] | None = None
 
     def __iter__(self) -> "InitKeys":
@@ -76,7 +77,7 @@ class InitKeys:
     def _advance(self, n: int) -> int:
         # Inside another transform, all members of a map would get the same key, and all calls of
         # a compiled function.
-        if self._trace != _current_trace():
+        if self._trace != current_trace():
             raise RngError(
                 explain(
                     "init_keys",
@@ -136,12 +137,3 @@ def init_keys(key: KeyLike) -> InitKeys:
         return key
     check_key("init_keys(key)", key)
     return InitKeys(key)
-
-
-def _current_trace() -> Any:
-    # Here, for JAX loads Pallas with it, which many a program never needs.
-    import jax.extend.core as extended
-
-    find: Any = getattr(extended, "get_opaque_trace_state", None)
-    # Before JAX 0.9 it had another address.
-    return (untyped_jax.core.get_opaque_trace_state if find is None else find)()

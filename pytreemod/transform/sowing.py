@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 
 from pytreemod.errors import ArgumentError, CaptureError, describe, explain
+from pytreemod.tree.traces import current_trace
 from pytreemod.typing import PyTree, jtu
 
 _T = TypeVar("_T")
@@ -99,7 +100,7 @@ class Frame:
 
     def __init__(self, level: int):
         self.level = level
-        self.trace = _current_trace()
+        self.trace = current_trace()
         self.labels: list[Label] = []
         self.values: list[PyTree] = []
 
@@ -109,21 +110,10 @@ class Frame:
         Raises:
             CaptureError: it belongs to another trace, and could not come out of that.
         """
-        if self.trace != _current_trace():
+        if self.trace != current_trace():
             raise CaptureError(_explain_unreachable(label))
         self.labels.append(label)
         self.values.append(value)
-
-
-def _current_trace() -> Any:
-    # Here, for JAX loads Pallas with it: a third of the time that importing pytreemod would take.
-    import jax.core as core
-    import jax.extend.core as extended
-
-    name = "get_opaque_trace_state"
-    # At first it had another address.
-    find: Any = getattr(extended if hasattr(extended, name) else core, name)
-    return find()
 
 
 def _explain_unreachable(label: Label) -> str:
