@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.core
-from jaxtyping import Array, Key, UInt32
+from jaxtyping import Array, ArrayLike, Key, Shaped, UInt32
 
 # JAX annotates its functions in part only, and a strict checker passes each gap on to every
 # caller. What goes through its tree functions is any tree anyway; `untyped_jax` is for those whose
@@ -51,6 +51,9 @@ prefix tree of these."""
 
 Names: TypeAlias = str | Sequence[str]
 """One name or several."""
+
+AnyArray: TypeAlias = Shaped[ArrayLike, "..."]
+"""An array of any shape, JAX's or NumPy's, or a number."""
 
 Keys: TypeAlias = Key[Array, "_"] | UInt32[Array, "_ _"]
 """Several random keys, new style or old, on one leading axis."""

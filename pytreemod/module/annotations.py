@@ -7,10 +7,12 @@ from then on finished instances are checked too.
 """
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
-from jaxtyping import jaxtyped  # pyright: ignore[reportUnknownVariableType] (typed in part)
+from jaxtyping import (
+    TypeCheckError,
+    jaxtyped,  # pyright: ignore[reportUnknownVariableType] (typed in part)
+)
 
 from pytreemod.module.schema import Schema
 
@@ -42,26 +44,50 @@ def _is_full(cell: Any) -> bool:
         return False
 
 
-def field_check(schema: Schema, type_checker: Any) -> Callable[[Any], None]:
-    """A function that checks the fields of an instance against their annotations.
+class FieldCheck:
+    """Checks the fields of an instance against their annotations.
+
+    Args:
+        schema: the class's.
+        type_checker: that of jaxtyping.
 
     Raises (when called):
         jaxtyping.TypeCheckError: a field's value does not fit its annotation.
     """
-    fields = [f for f in schema.fields.values() if f.name.isidentifier()]
-    scope: dict[str, Any] = {}
-    names = ", ".join(f.name for f in fields)
-    exec(f"def check({'*, ' + names if names else ''}): pass", _globals_of(schema.cls), scope)
-    check: Any = scope["check"]
-    check.__annotations__ = {f.name: f.type for f in fields}
-    check.__name__, check.__qualname__ = schema.cls.__name__, schema.cls.__qualname__
-    check.__module__ = schema.cls.__module__
-    checked = jaxtyped(check, typechecker=type_checker)
 
-    def check_fields(node: Any) -> None:
-        checked(**{f.name: getattr(node, f.name) for f in fields})
+    def __init__(self, schema: Schema, type_checker: Any):
+        self._names = [name for name in schema.fields if name.isidentifier()]
+        scope: dict[str, Any] = {}
+        names = ", ".join(self._names)
+        exec(f"def check({'*, ' + names if names else ''}): pass", _globals_of(schema.cls), scope)
+        check: Any = scope["check"]
+        check.__annotations__ = {name: schema.fields[name].type for name in self._names}
+        check.__name__, check.__qualname__ = schema.cls.__name__, schema.cls.__qualname__
+        check.__module__ = schema.cls.__module__
+        self._checked = jaxtyped(check, typechecker=type_checker)
 
-    return check_fields
+    def __call__(self, node: Any) -> None:
+        """Check an instance."""
+        self._checked(**{name: getattr(node, name) for name in self._names})
+
+    def check_copy(self, node: Any, original: Any) -> None:
+        """Check a changed copy, unless its original did not fit either.
+
+        What a transform has made, such as the layers of an ensemble, has other shapes than its
+        annotations say, and is changed nevertheless: `inference_mode(ensemble)`.
+        """
+        try:
+            self(node)
+        except TypeCheckError:
+            if self._fits(original):
+                raise
+
+    def _fits(self, node: Any) -> bool:
+        try:
+            self(node)
+        except TypeCheckError:
+            return False
+        return True
 
 
 def _globals_of(cls: type) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, dataclass_transform
 
 from pytreemod.errors import FieldError, explain
 from pytreemod.module.abstracts import split_annotations, unmet
-from pytreemod.module.annotations import field_check, type_checker_of
+from pytreemod.module.annotations import FieldCheck, type_checker_of
 from pytreemod.module.construction import replace_values, write_finish, write_init
 from pytreemod.module.fields import buffer, field, static_field
 from pytreemod.module.methods import as_method
@@ -234,7 +234,7 @@ def _note_checks(schema: Schema) -> None:
     ]
     type_checker = type_checker_of(cls.__init__)
     if type_checker is not None:
-        checks.insert(0, field_check(schema, type_checker))
+        checks.insert(0, FieldCheck(schema, type_checker))
     schema.checks = tuple(checks)
 
 
@@ -332,7 +332,10 @@ class Module(Record, metaclass=ModuleMeta):
         schema = type(self).__record__
         made = schema.rebuild(self, replace_values(self, changes), decide=True)
         for check in schema.checks:
-            check(made)
+            if isinstance(check, FieldCheck):
+                check.check_copy(made, self)
+            else:
+                check(made)
         return made
 
     def __replace__(self: _M, /, **changes: Any) -> _M:

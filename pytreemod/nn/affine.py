@@ -23,6 +23,7 @@ from pytreemod.nn.functional.affine import linear
 from pytreemod.nn.initializing import Initializer, initialize, uniform_by_fan_in
 from pytreemod.nn.statefulness import ignores_key
 from pytreemod.state.key_sources import KeyLike
+from pytreemod.typing import AnyArray
 
 
 class Linear(Module):
@@ -103,9 +104,7 @@ class Linear(Module):
 
     @ignores_key
     @jax.named_scope("pm.nn.Linear")
-    def __call__(
-        self, x: Shaped[Array, "..."], *, key: PRNGKeyArray | None = None
-    ) -> Shaped[Array, "..."]:
+    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, "..."]:
         """Apply the layer to the last axis of x; `key` is ignored."""
         del key
         where = Title(self, "in_features", "out_features")

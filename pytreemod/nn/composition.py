@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, overload
 
 import jax
-from jaxtyping import PRNGKeyArray
 
 from pytreemod.errors import ArgumentError, StateError, describe, explain
 from pytreemod.module.classes import Module
@@ -47,7 +46,7 @@ class Identity(Module):
 
     @ignores_key
     @jax.named_scope("pm.nn.Identity")
-    def __call__(self, x: Value, *, key: PRNGKeyArray | None = None) -> Value:
+    def __call__(self, x: Value, *, key: KeyLike | None = None) -> Value:
         """Return x; `key` is ignored."""
         del key
         return x
@@ -85,7 +84,7 @@ class Lambda(Module):
 
     @ignores_key
     @jax.named_scope("pm.nn.Lambda")
-    def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Any:
+    def __call__(self, x: Any, *, key: KeyLike | None = None) -> Any:
         """Call the function; `key` is ignored."""
         del key
         return self.fn(x)
@@ -129,11 +128,11 @@ class Sequential(StatefulLayer):
         self.layers = _check_layers(named(self, "layers"), layers)
 
     @overload
-    def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> Any: ...
+    def __call__(self, x: Any, *, key: KeyLike | None = None) -> Any: ...
 
     @overload
     def __call__(
-        self, x: Any, state: State, *, key: PRNGKeyArray | None = None
+        self, x: Any, state: State, *, key: KeyLike | None = None
     ) -> tuple[Any, State]: ...
 
     @uses_key_if(lambda layer: any(wants_key(inner) for inner in layer.layers))
@@ -143,7 +142,7 @@ class Sequential(StatefulLayer):
         x: Any,
         state: State | Absent = ABSENT,
         *,
-        key: PRNGKeyArray | None = None,
+        key: KeyLike | None = None,
     ) -> Any:
         """Apply the layers.
 

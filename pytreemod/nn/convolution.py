@@ -36,6 +36,7 @@ from pytreemod.nn.functional.windows import (
 from pytreemod.nn.initializing import Initializer, initialize, uniform_by_fan_in
 from pytreemod.nn.statefulness import ignores_key
 from pytreemod.state.key_sources import KeyLike
+from pytreemod.typing import AnyArray
 
 
 class Conv(Module):
@@ -139,9 +140,7 @@ class Conv(Module):
 
     @ignores_key
     @jax.named_scope("pm.nn.Conv")
-    def __call__(
-        self, x: Shaped[Array, "..."], *, key: PRNGKeyArray | None = None
-    ) -> Shaped[Array, "..."]:
+    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, "..."]:
         """Convolve the channel and spatial axes of x; `key` is ignored."""
         del key
         where = Title(self, "in_channels", "out_channels")

@@ -27,8 +27,10 @@ from pytreemod.nn.statefulness import (
     check_state,
     uses_key_if,
 )
+from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.tokens import RngStream
 from pytreemod.state.values import State
+from pytreemod.typing import AnyArray
 
 
 class Dropout(StatefulLayer):
@@ -109,19 +111,19 @@ class Dropout(StatefulLayer):
     @overload
     def __call__(
         self,
-        x: Shaped[Array, "..."],
+        x: AnyArray,
         *,
-        key: PRNGKeyArray | None = None,
+        key: KeyLike | None = None,
         inference: bool | None = None,
     ) -> Shaped[Array, "..."]: ...
 
     @overload
     def __call__(
         self,
-        x: Shaped[Array, "..."],
+        x: AnyArray,
         state: State,
         *,
-        key: PRNGKeyArray | None = None,
+        key: KeyLike | None = None,
         inference: bool | None = None,
     ) -> tuple[Shaped[Array, "..."], State]: ...
 
@@ -129,10 +131,10 @@ class Dropout(StatefulLayer):
     @jax.named_scope("pm.nn.Dropout")
     def __call__(
         self,
-        x: Shaped[Array, "..."],
+        x: AnyArray,
         state: State | Absent = ABSENT,
         *,
-        key: PRNGKeyArray | None = None,
+        key: KeyLike | None = None,
         inference: bool | None = None,
     ) -> Shaped[Array, "..."] | tuple[Shaped[Array, "..."], State]:
         """Drop entries of x.
@@ -151,12 +153,12 @@ class Dropout(StatefulLayer):
         out = check_array(where, x)
         if self.p > 0 and not (self.inference if inference is None else inference):
             _check_axes(where, out, self.broadcast_dims)
-            key, state = self._key(where, key, state)
-            out = dropout(out, self.p, key=key, broadcast_dims=self.broadcast_dims)
+            own_key, state = self._key(where, key, state)
+            out = dropout(out, self.p, key=own_key, broadcast_dims=self.broadcast_dims)
         return out if isinstance(state, Absence) else (out, state)
 
     def _key(
-        self, where: Title, key: PRNGKeyArray | None, state: State | Absent
+        self, where: Title, key: KeyLike | None, state: State | Absent
     ) -> tuple[PRNGKeyArray, State | Absent]:
         """The key to use, and the State afterwards."""
         if key is not None:

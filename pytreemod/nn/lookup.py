@@ -4,8 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Inexact, Integer, PRNGKeyArray, Shaped
+from jaxtyping import Array, ArrayLike, Inexact, Integer, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.module.classes import Module
@@ -72,7 +71,7 @@ class Embedding(Module):
         self,
         num_embeddings: int | None = None,
         embedding_size: int | None = None,
-        weight: Inexact[Array, "num_embeddings embedding_size"] | None = None,
+        weight: Inexact[ArrayLike, "num_embeddings embedding_size"] | None = None,
         dtype: Any = None,
         *,
         key: KeyLike | None = None,
@@ -94,7 +93,7 @@ class Embedding(Module):
     @ignores_key
     @jax.named_scope("pm.nn.Embedding")
     def __call__(
-        self, x: Integer[Array, "..."] | np.generic | int, *, key: PRNGKeyArray | None = None
+        self, x: Integer[ArrayLike, "..."], *, key: KeyLike | None = None
     ) -> Shaped[Array, "..."]:
         """Read the rows that x names; `key` is ignored."""
         del key

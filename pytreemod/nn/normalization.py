@@ -5,7 +5,7 @@ from typing import Any, cast, overload
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Inexact, PRNGKeyArray, Shaped
+from jaxtyping import Array, Float, Inexact, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.module.classes import Module
@@ -37,8 +37,10 @@ from pytreemod.nn.statefulness import (
     check_state,
     ignores_key,
 )
+from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.tokens import StateIndex
 from pytreemod.state.values import State
+from pytreemod.typing import AnyArray
 
 
 class LayerNorm(Module):
@@ -103,23 +105,21 @@ class LayerNorm(Module):
         self.bias = jnp.zeros(self.shape, dtype) if self.use_bias else None
 
     @overload
-    def __call__(
-        self, x: Shaped[Array, "..."], *, key: PRNGKeyArray | None = None
-    ) -> Shaped[Array, "..."]: ...
+    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, "..."]: ...
 
     @overload
     def __call__(
-        self, x: Shaped[Array, "..."], state: State, *, key: PRNGKeyArray | None = None
+        self, x: AnyArray, state: State, *, key: KeyLike | None = None
     ) -> tuple[Shaped[Array, "..."], State]: ...
 
     @ignores_key
     @jax.named_scope("pm.nn.LayerNorm")
     def __call__(
         self,
-        x: Shaped[Array, "..."],
+        x: AnyArray,
         state: State | Absent = ABSENT,
         *,
-        key: PRNGKeyArray | None = None,
+        key: KeyLike | None = None,
     ) -> Shaped[Array, "..."] | tuple[Shaped[Array, "..."], State]:
         """Normalize the trailing axes of x; `key` is ignored, `state` handed back if given."""
         del key
@@ -257,10 +257,10 @@ class BatchNorm(StatefulLayer):
     @jax.named_scope("pm.nn.BatchNorm")
     def __call__(
         self,
-        x: Shaped[Array, "..."],
+        x: AnyArray,
         state: State,
         *,
-        key: PRNGKeyArray | None = None,
+        key: KeyLike | None = None,
         inference: bool | None = None,
     ) -> tuple[Shaped[Array, "..."], State]:
         """Normalize each channel of x.

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
-from jaxtyping import Array, PRNGKeyArray, Shaped
+from jaxtyping import Array, Shaped
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.classes import Module
@@ -24,6 +24,7 @@ from pytreemod.nn.checking import (
 from pytreemod.nn.initializing import Initializer
 from pytreemod.nn.statefulness import ignores_key
 from pytreemod.state.key_sources import KeyLike
+from pytreemod.typing import AnyArray
 
 
 def identity(x: Array) -> Array:
@@ -121,9 +122,7 @@ class MLP(Module):
 
     @ignores_key
     @jax.named_scope("pm.nn.MLP")
-    def __call__(
-        self, x: Shaped[Array, "..."], *, key: PRNGKeyArray | None = None
-    ) -> Shaped[Array, "..."]:
+    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, "..."]:
         """Apply the layers one after the other; `key` is ignored."""
         del key
         if self.in_size != "scalar":

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 from jax import lax
-from jaxtyping import Array, PRNGKeyArray, Shaped
+from jaxtyping import Array, Shaped
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.classes import Module
@@ -26,6 +26,8 @@ from pytreemod.nn.dimensions import for_dimensions
 from pytreemod.nn.functional.pooling import pool
 from pytreemod.nn.functional.windows import Pads, check_padding, check_strides, cover
 from pytreemod.nn.statefulness import ignores_key
+from pytreemod.state.key_sources import KeyLike
+from pytreemod.typing import AnyArray
 
 
 class Pool(Module):
@@ -98,9 +100,7 @@ class Pool(Module):
 
     @ignores_key
     @jax.named_scope("pm.nn.Pool")
-    def __call__(
-        self, x: Shaped[Array, "..."], *, key: PRNGKeyArray | None = None
-    ) -> Shaped[Array, "..."]:
+    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, "..."]:
         """Reduce the windows over the spatial axes of x; `key` is ignored."""
         del key
         where = Title(self, "kernel_size")
@@ -146,9 +146,7 @@ class AvgPool(Pool):
 
     @ignores_key
     @jax.named_scope("pm.nn.AvgPool")
-    def __call__(
-        self, x: Shaped[Array, "..."], *, key: PRNGKeyArray | None = None
-    ) -> Shaped[Array, "..."]:
+    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, "..."]:
         """Average the windows over the spatial axes of x; `key` is ignored."""
         return super().__call__(x, key=key) / math.prod(self.kernel_size)
 

@@ -5,7 +5,7 @@ from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray, Shaped
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.module.fields import field
@@ -27,13 +27,14 @@ from pytreemod.nn.statefulness import (
     uses_key_if,
     wants_key,
 )
+from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.tokens import StateIndex
 from pytreemod.state.values import State
 from pytreemod.tree.nodes import children_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.surgery import replace_at
-from pytreemod.typing import jtu
+from pytreemod.typing import AnyArray, jtu
 
 _L = TypeVar("_L", bound=Callable[..., Any])
 
@@ -102,7 +103,7 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         eps: int | float = 1e-12,
         inference: bool = False,
         *,
-        key: PRNGKeyArray,
+        key: KeyLike,
     ):
         weight = _check_weight(named(self, "weight_name"), layer, weight_name)
         self.layer, self.weight_name = layer, weight_name
@@ -118,10 +119,10 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
     @jax.named_scope("pm.nn.SpectralNorm")
     def __call__(
         self,
-        x: Shaped[Array, "..."],
+        x: AnyArray,
         state: State,
         *,
-        key: PRNGKeyArray | None = None,
+        key: KeyLike | None = None,
         inference: bool | None = None,
     ) -> tuple[Any, State]:
         """Call the layer with its weight rescaled.

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast, overload
 
 import jax
-from jaxtyping import PRNGKeyArray
 
 from pytreemod.errors import (
     ArgumentError,
@@ -128,7 +127,7 @@ class Stack(StatefulLayer, Generic[_L]):
         self,
         x: Any,
         *,
-        key: PRNGKeyArray | None = None,
+        key: KeyLike | None = None,
         per_layer: Mapping[str, Any] | None = None,
         **same: Any,
     ) -> Any: ...
@@ -139,7 +138,7 @@ class Stack(StatefulLayer, Generic[_L]):
         x: Any,
         state: State,
         *,
-        key: PRNGKeyArray | None = None,
+        key: KeyLike | None = None,
         per_layer: Mapping[str, Any] | None = None,
         **same: Any,
     ) -> tuple[Any, State]: ...
@@ -151,7 +150,7 @@ class Stack(StatefulLayer, Generic[_L]):
         x: Any,
         state: State | Absent = ABSENT,
         *,
-        key: PRNGKeyArray | None = None,
+        key: KeyLike | None = None,
         per_layer: Mapping[str, Any] | None = None,
         **same: Any,
     ) -> Any:

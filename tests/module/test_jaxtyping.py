@@ -174,6 +174,15 @@ def test_replace_checks_again(classes):
         classes.ConvertedOwn([1.0]).replace(weight=[1])
 
 
+def test_replace_takes_what_a_transform_made(classes):
+    """The layers of an ensemble fit no annotation; that is not the fault of the new value."""
+    ensemble = jax.vmap(classes.Generated)(ramp(4, 2, 3), ramp(4, 2))
+
+    assert ensemble.replace(size=5).size == 5
+    assert ensemble.replace(bias=-ramp(4, 2)).bias.shape == (4, 2)
+    assert pm.with_mode({"ensemble": ensemble}, size=5)["ensemble"].size == 5
+
+
 def test_methods_are_checked_by_jaxtyping(classes):
     """What the import hook makes of methods is no business of ours, and works."""
     layer = classes.Generated(ramp(2, 3), ramp(2))

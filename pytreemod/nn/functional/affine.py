@@ -1,16 +1,16 @@
 """Affine maps of the last axis."""
 
 from jax import lax
-from jaxtyping import Array, Shaped
+from jaxtyping import Array, ArrayLike, Shaped
 
 from pytreemod.nn.functional.inlining import as_arrays, traced_once
 from pytreemod.nn.functional.promotion import place, promote
 
 
 def linear(
-    x: Shaped[Array, "*batch in"],
-    weight: Shaped[Array, "out in"],
-    bias: Shaped[Array, " out"] | None = None,
+    x: Shaped[ArrayLike, "*batch in"],
+    weight: Shaped[ArrayLike, "out in"],
+    bias: Shaped[ArrayLike, " out"] | None = None,
 ) -> Shaped[Array, "*batch out"]:
     """Apply $y = Wx + b$ to the last axis of x.
 
