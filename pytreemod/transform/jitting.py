@@ -24,6 +24,7 @@ from pytreemod.transform.wrapping import (
     Transformed,
     argument_name,
     check_callable,
+    check_options,
     function_name,
     place_keywords,
     positional_names,
@@ -271,9 +272,7 @@ class Jitted(Transformed):
             f"{path_text(path, name)}: {describe(leaf)}"
             for name, value in self._named(args, kwargs)
             for path, leaf in jtu.tree_leaves_with_path(value)
-            if isinstance(leaf, jax.Array)
-            and not isinstance(leaf, Tracer)
-            and leaf.is_deleted()
+            if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
         ]
         # Arrays that this very call gave away are gone, too, if it failed later on.
         if gone and "deleted" in str(error):
@@ -501,6 +500,7 @@ def _check_options(options: dict[str, Any]) -> None:
                     ],
                 )
             )
+    check_options("filter_jit", options, jax.jit)
 
 
 def clear_caches() -> None:

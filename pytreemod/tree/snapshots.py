@@ -295,7 +295,6 @@ def take_snapshot(node: Any) -> tuple[Snapshot, bool]:
     return Snapshot(arrays, structure, tuple(spy.containers)), spy.known
 
 
-
 def container_paths(node: Any) -> tuple[Path, ...] | None:
     """Where the containers in a tree are that could be changed; None if that cannot be told."""
     paths: list[Path] = []

@@ -198,7 +198,7 @@ def test_forgotten_entries_are_freed(monkeypatch):
 
 @pytest.mark.parametrize("donate", ["none", "all"])
 def test_new_shapes_never_raise_inside_jax(donate, monkeypatch):
-    """A call on the short road that traces is traced once and by that call, or JAX's own is lost."""
+    """A call that traces on the short road ends as any other: an error would cost JAX its own."""
     traces = []
     jitted = pm.filter_jit(lambda x: traces.append(x.shape) or x, donate=donate)
     jitted(jnp.ones(2))
