@@ -108,6 +108,10 @@ class Dropout(StatefulLayer):
         self.broadcast_dims = _check_dims(named(self, "broadcast_dims"), broadcast_dims)
         self.stream = _check_stream(named(self, "stream"), stream)
 
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        check_number(named(self, "p"), self.p, 0.0, 1.0)
+
     @overload
     def __call__(
         self,

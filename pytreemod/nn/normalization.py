@@ -104,6 +104,10 @@ class LayerNorm(Module):
         self.weight = jnp.ones(self.shape, dtype) if self.use_weight else None
         self.bias = jnp.zeros(self.shape, dtype) if self.use_bias else None
 
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        check_number(named(self, "eps"), self.eps, 0.0)
+
     @overload
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, "..."]: ...
 
@@ -253,6 +257,11 @@ class BatchNorm(StatefulLayer):
         self.bias = jnp.zeros(size, dtype) if self.channelwise_affine else None
         self.state_index = StateIndex((jnp.zeros(size, wide), jnp.ones(size, wide)))
 
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        check_number(named(self, "eps"), self.eps, 0.0)
+        check_number(named(self, "momentum"), self.momentum, 0.0, 1.0)
+
     @ignores_key
     @jax.named_scope("pm.nn.BatchNorm")
     def __call__(
@@ -278,7 +287,7 @@ class BatchNorm(StatefulLayer):
         channel_axis = 1 if self.axis_name is None else 0
         check_state(self._title(), state)
         x = self._check(x, channel_axis)
-        running = state.get(self.state_index)
+        running = self._running(state)
         if self.inference if inference is None else inference:
             out = batch_norm(
                 x, *running, self.weight, self.bias, channel_axis=channel_axis, eps=self.eps
@@ -292,6 +301,19 @@ class BatchNorm(StatefulLayer):
 
     def _title(self) -> Title:
         return Title(self, "input_size", "axis_name")
+
+    def _running(self, state: State) -> tuple[Array, Array]:
+        """The running statistics; those of several members would broadcast, and mean nothing."""
+        running = state.get(self.state_index)
+        if all(value.shape == (self.input_size,) for value in running):
+            return running
+        cure = (
+            "That of several members is mapped, in and out; inside of by({...}) say how:",
+            "axes = pm.by({pm.RngStream: 0, ...: None})",
+            "pm.filter_vmap(layer, in_axes=(0, axes), out_axes=(0, axes))(x, state)",
+        )
+        expected = f"running statistics of shape ({self.input_size},) in the State"
+        raise ShapeError(explain(self._title(), expected, describe(running[0]), cure=cure))
 
     def _check(self, x: Any, channel_axis: int) -> Array:
         where = self._title()

@@ -115,6 +115,10 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         key = check_key(named(self, "key"), key)
         self.uv_index = StateIndex(_initial_vectors(named(self, "layer"), weight, self.eps, key))
 
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        check_number(named(self, "eps"), self.eps, 0.0)
+
     @uses_key_if(lambda layer: wants_key(layer.layer))
     @jax.named_scope("pm.nn.SpectralNorm")
     def __call__(

@@ -188,7 +188,7 @@ class Stack(StatefulLayer, Generic[_L]):
         )
         if values is None:
             return x if isinstance(state, Absence) else (x, state)
-        return x, values.after(own, shared)
+        return x, cast("State", state) if own is None else values.after(own, shared)
 
     def is_stateful(self) -> bool:
         """Whether the layers need State.
@@ -403,9 +403,11 @@ class _Step(Module):
         form: _Form | None = self.form
         if form is None:
             return (_as_before(self.title, x, layer(x, **arguments)), shared), own
-        result = layer(x, form.state(own, shared), **arguments)
+        state = form.state(own, shared)
+        result = layer(x, state, **arguments)
         out, own, shared = form.changed(self.title, result)
-        return (_as_before(self.title, x, out), shared), own
+        # None says that the layer gave back the State as it was, as in inference mode.
+        return (_as_before(self.title, x, out), shared), None if result[1] is state else own
 
 
 def _as_before(title: str, x: Any, out: Any) -> Any:

@@ -55,6 +55,7 @@ def test_confusion_matrix_is_a_picture(digits, tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_same_seed_gives_the_same_numbers(digits, capsys):
     """Two runs from one seed print the same and end with the same model, to the last bit."""
     data = digits.Split(*(part[:48] for part in digits.load_data(seed=0)[0]))

@@ -333,6 +333,7 @@ def test_a_net_is_pickled_and_copied():
     assert pickle.loads(pickle.dumps(net)) == copy.deepcopy(net) == net
 
 
+@pytest.mark.usefixtures("optimized")
 def test_the_program_is_the_one_with_state_passed_by_hand():
     """Not one operation more in a training step."""
     model, state = pm.make_with_state(noisy)()

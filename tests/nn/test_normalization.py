@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, ShapeError
 from tests.helpers.equations import equations
@@ -275,6 +276,7 @@ def test_frozen_statistics_cost_no_reduction():
     assert not {name for name in program if name.startswith("reduce")}
 
 
+@pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("number", [0, 1], ids=["batch", "vmap"])
 def test_the_program_is_the_hand_written_one(number):
     """Operations and costs of a step and of its gradient, as XLA compiles them."""
@@ -421,3 +423,30 @@ def test_batch_norm_refuses_bad_arguments(arguments, text):
     """Each by its name."""
     with pytest.raises(ArgumentError, match=f"^{text}"):
         nn.BatchNorm(**({"input_size": 3} | arguments))
+
+
+def test_running_statistics_of_several_members_are_refused():
+    """They would broadcast against a batch, silently, and give numbers that mean nothing."""
+    layer, state = pm.make_with_state(nn.BatchNorm)(4)
+    several = pm.filter_vmap(lambda state: state, in_axes=(None,), axis_size=3)(state)
+    text = r"expected running statistics of shape \(4,\) in the State, got f32\[3,4\]"
+    with pytest.raises(ShapeError, match=text):
+        layer(jnp.ones((2, 4)), several)
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "text"),
+    [
+        (lambda: nn.BatchNorm(2), {"momentum": 2.0}, r"BatchNorm\(momentum\): .* from 0 to 1"),
+        (lambda: nn.BatchNorm(2), {"eps": -1.0}, r"BatchNorm\(eps\): .* >= 0, got -1"),
+        (lambda: nn.LayerNorm(2), {"eps": -1.0}, r"LayerNorm\(eps\): .* >= 0, got -1"),
+        (lambda: nn.Dropout(0.5), {"p": 2.0}, r"Dropout\(p\): .* from 0 to 1, got 2"),
+    ],
+    ids=["momentum", "eps of BatchNorm", "eps of LayerNorm", "p"],
+)
+def test_numbers_are_checked_when_they_are_exchanged(make, change, text):
+    """`replace` and `with_mode` refuse what the constructor refuses."""
+    with pytest.raises(ArgumentError, match=text):
+        make().replace(**change)
+    with pytest.raises(ArgumentError, match=text):
+        pm.with_mode(make(), **change)

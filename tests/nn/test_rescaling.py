@@ -128,6 +128,7 @@ def test_an_ensemble_has_vectors_for_each_member(key):
     assert state.get(layers.uv_index)[0].shape == (2, 4)
 
 
+@pytest.mark.usefixtures("optimized")
 def test_the_program_is_the_hand_written_one():
     """Operations and costs of a step and of its gradient, as XLA compiles them."""
     programs = pytest.importorskip("benchmarks.programs", reason="compares with its programs")

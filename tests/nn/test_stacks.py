@@ -554,6 +554,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_program_is_that_of_a_scan_by_hand(name):
     """Forward and gradient have the same equations, and the same operations once compiled."""

@@ -694,3 +694,23 @@ def test_statistics_cost_what_they_cost_by_hand():
 
     args = jax.tree.leaves(stack), jax.tree.leaves(state), X
     assert equations(ours, *args) == equations(by_hand, *args)
+
+
+def test_a_stack_in_inference_mode_leaves_its_state_usable():
+    """Nothing changed, so the State that was given comes back, and serves a second call."""
+
+    def make(key):
+        parts = [nn.Linear(3, 3, key=key), nn.BatchNorm(3), nn.Dropout(0.5, stream=pm.RngStream())]
+        return nn.Sequential(parts)
+
+    stack, state = pm.make_with_state(nn.Stack)(make, 2, key=jax.random.key(0))
+    x = jnp.arange(6.0).reshape(2, 3)
+    ready = nn.inference_mode(stack)
+
+    first, after = ready(x, state)
+    second, _ = ready(x, state)
+
+    assert after is state
+    assert_close(first, second)
+    _, after = stack(x, state.seed(jax.random.key(1)))
+    assert after is not state

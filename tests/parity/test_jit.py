@@ -111,6 +111,7 @@ def test_every_spelling_of_the_arguments(eqx):
     ]
 
 
+@pytest.mark.slow
 @same_under_both_imports
 def test_clear_caches_leaves_functions_usable(eqx):
     """After `clear_caches` what was compiled before still gives the same results."""

@@ -90,6 +90,7 @@ def programs(donate):
     return ours.lower(model, state, x, y).compile(), by_hand.lower(*lists, x, y).compile()
 
 
+@pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("donate", [True, False], ids=["donated", "kept"])
 def test_memory_is_that_of_jax_jit(donate):
     """By the compiler's account, donation saves what it saves for flat lists, to the byte."""

@@ -431,6 +431,7 @@ def test_compiled_refuses_other_calls(args):
         compiled(*args)
 
 
+@pytest.mark.slow
 def test_compiled_functions_survive_clear_caches():
     """What was compiled stays compiled."""
     compiled = jitted_step.lower(affine(), ramp(3)).compile()

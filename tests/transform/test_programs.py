@@ -83,6 +83,7 @@ def compiled_pair(name):
     )
 
 
+@pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("name", ["gradient", "train step"])
 def test_the_compiled_program_is_the_same(name):
     """XLA's operations, and its estimate of floating-point operations and bytes, are equal."""
