@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from pytreemod.errors import FieldError, FrozenError, describe, explain
-from pytreemod.module.division import KNOWN_STATIC
 from pytreemod.module.methods import BoundMethod
 from pytreemod.module.schema import LAYOUT, Schema
 from pytreemod.tree.nodes import record_of
@@ -33,9 +32,7 @@ class Record:
             refuse_assignment(self, name, value)
         if name not in self.__record__.fields and name not in _PASSED:
             refuse_undeclared(self, name)
-        kind = class_of(value)
-        # Not `isinstance(value, Record)`, which takes as long as all the rest.
-        if kind not in KNOWN_STATIC and (kind in _MAY_HOLD_SELF or hasattr(kind, "__record__")):
+        if type(value) in _MAY_HOLD_SELF or isinstance(value, Record):
             refuse_itself(self, name, value)
         values[name] = value
 
