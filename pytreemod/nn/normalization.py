@@ -313,7 +313,7 @@ class BatchNorm(StatefulLayer):
             "pm.filter_vmap(layer, in_axes=(0, axes), out_axes=(0, axes))(x, state)",
         )
         expected = f"running statistics of shape ({self.input_size},) in the State"
-        raise ShapeError(explain(self._title(), expected, describe(running[0]), cure=cure))
+        raise ShapeError(explain(str(self._title()), expected, describe(running[0]), cure=cure))
 
     def _check(self, x: Any, channel_axis: int) -> Array:
         where = self._title()
