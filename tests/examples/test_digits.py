@@ -1,30 +1,22 @@
 """The digits example runs, learns and repeats itself."""
 
-import importlib.util
 import re
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+from tests.helpers.examples import example
+
 pytest.importorskip("sklearn", reason="examples/digits.py reads scikit-learn's digits")
 pytest.importorskip("tqdm", reason="examples/digits.py shows tqdm's progress bar")
-
-SOURCE = Path(__file__).parents[2] / "examples" / "digits.py"
 
 
 @pytest.fixture(scope="module")
 def digits():
-    """The example as a module; the file is a script in a folder that is no package."""
-    spec = importlib.util.spec_from_file_location("digits_example", SOURCE)
-    module = importlib.util.module_from_spec(spec)
-    # Entered as an import would: dataclasses look their module up by its name.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    """The example as a module."""
+    with example("digits") as module:
+        yield module
 
 
 @pytest.fixture(autouse=True)

@@ -1,32 +1,23 @@
 """The ensemble example runs, learns, and trains the same networks in both ways."""
 
 import contextlib
-import importlib.util
 import io
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 import pytreemod as pm
+from tests.helpers.examples import example
 
 pytest.importorskip("sklearn", reason="examples/ensemble.py reads scikit-learn's digits")
-
-SOURCE = Path(__file__).parents[2] / "examples" / "ensemble.py"
 
 
 @pytest.fixture(scope="module")
 def ensemble():
-    """The example as a module; the file is a script in a folder that is no package."""
-    spec = importlib.util.spec_from_file_location("ensemble_example", SOURCE)
-    module = importlib.util.module_from_spec(spec)
-    # Entered as an import would: dataclasses look their module up by its name.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    """The example as a module."""
+    with example("ensemble") as module:
+        yield module
 
 
 @pytest.fixture(autouse=True)

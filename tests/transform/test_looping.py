@@ -197,7 +197,7 @@ def test_state_is_carried(key):
         assert_close(out, expected, atol=1e-5)
     assert_close(jax.tree.leaves(after), jax.tree.leaves(state))
 
-    with pytest.raises(StateError):
+    with pytest.raises(StateError, match="newest State"):
         pm.filter_scan(lambda s, x: (s, norm(x, s)[0]), pm.make_with_state(nn.BatchNorm)(2)[1], xs)
 
 
