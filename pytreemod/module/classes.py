@@ -18,7 +18,7 @@ from pytreemod.module.annotations import FieldCheck, type_checker_of
 from pytreemod.module.construction import replace_values, write_finish, write_init
 from pytreemod.module.fields import buffer, field, static_field
 from pytreemod.module.methods import as_method
-from pytreemod.module.records import Record, make_record
+from pytreemod.module.records import Record, make_record, write_setattr
 from pytreemod.module.registration import register, write_code
 from pytreemod.module.schema import LAYOUT, Schema
 from pytreemod.tree.comparison import tree_equal
@@ -94,6 +94,10 @@ class ModuleMeta(abc.ABCMeta):
 def _finish_first(schema: Schema, node: Any) -> None:
     # Written for the first instance: many classes that are imported are never built.
     schema.finish = write_finish(schema)
+    cls = schema.cls
+    assigns = schema.custom_init or hasattr(cls, "__post_init__")
+    if assigns and cls.__setattr__ is Record.__setattr__:
+        type.__setattr__(cls, "__setattr__", write_setattr(schema.fields))
     schema.finish(node)
 
 

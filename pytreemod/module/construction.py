@@ -41,14 +41,18 @@ def write_finish(schema: Schema) -> Callable[[Any], None]:
     tests = [f"type(d[{n!r}]) in KNOWN_DATA" for n in schema.fields if n not in schema.static]
     kinds = "".join(f"type(d[{n!r}]), " for n in schema.fields if n in schema.static)
     # On Python 3.11 a dict that grew attribute by attribute shares its keys with the class, and
-    # reading from such a dict is five times slower than from one of its own.
-    fresh = (
-        "    d = dict(d)\n    set_fields(node, d)\n" if _SHARES_KEYS and schema.custom_init else ""
-    )
+    # reading from such a dict is five times slower than from one of its own. That is written out,
+    # for a dict of the right size costs half of a copy that grows by its last entry.
+    copies = _SHARES_KEYS and schema.custom_init
+    store = f"d[{LAYOUT!r}] = layout"
+    if copies:
+        tests.append(f"len(d) == {len(schema.fields)}")
+        own = "".join(f"{n!r}: d[{n!r}], " for n in schema.fields)
+        store = f"set_fields(node, {{{own}{LAYOUT!r}: layout}})"
     source = f"""
 def finish(node):
     d = node.__dict__
-{fresh}    if len(d) < {len(schema.fields)}:
+    if len(d) < {len(schema.fields)}:
         fill(d)
 {converts}
     layout = layouts.get(({kinds}))
@@ -59,7 +63,7 @@ def finish(node):
                 layout = None
                 break
     if {" and ".join(["layout is not None", *tests])}:
-        d[{LAYOUT!r}] = layout
+        {store}
     else:
         divide(node, d)
     for check in schema.checks:
@@ -81,6 +85,8 @@ def finish(node):
             if type(values[name]) not in KNOWN_DATA:
                 refuse_itself(node, name, values[name])
         values[LAYOUT] = layout
+        if copies:
+            set_fields(node, dict(values))
 
     scope: dict[str, Any] = {
         "KNOWN_DATA": KNOWN_DATA,

@@ -4,8 +4,11 @@ Owns how fields are stored (in the instance's dict, beside its layout), and what
 assignment, before and after the instance is finished.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
+
+import jax
+import numpy as np
 
 from pytreemod.errors import FieldError, FrozenError, describe, explain
 from pytreemod.module.methods import BoundMethod
@@ -16,6 +19,11 @@ from pytreemod.typing import class_of
 
 # What Python's machinery assigns to instances without asking.
 _PASSED = frozenset({"__orig_class__"})
+
+
+# Types of values that cannot contain the instance that they are assigned to. Array types join as
+# they are met, so that importing does not start JAX's backend.
+HOLDS_NOTHING: set[type] = {bool, int, float, complex, str, bytes, type(None), np.ndarray}
 
 
 class Record:
@@ -34,6 +42,8 @@ class Record:
             refuse_undeclared(self, name)
         if type(value) in _MAY_HOLD_SELF or isinstance(value, Record):
             refuse_itself(self, name, value)
+        elif isinstance(value, jax.Array):
+            HOLDS_NOTHING.add(type(value))
         values[name] = value
 
     def __delattr__(self, name: str) -> None:
@@ -52,6 +62,29 @@ set_fields = vars(Record)["__dict__"].__set__
 """Gives a record its dict: `set_fields(record, {...})`, past `__setattr__`."""
 
 _new: Callable[[type], Any] = object.__new__
+
+
+def write_setattr(fields: Collection[str]) -> Callable[[Any, str, Any], None]:
+    """Write the `__setattr__` of a class whose own `__init__` assigns to its fields.
+
+    It lets pass, in one test and without a lookup, what nearly every assignment is: to a field, of
+    a value that holds nothing, while the instance is being built. `Record`'s decides the rest.
+    """
+    names, kinds, decide = frozenset(fields), HOLDS_NOTHING, Record.__setattr__
+
+    def __setattr__(self: Any, name: str, value: Any) -> None:
+        values = self.__dict__
+        if (
+            name in names
+            and type(value) in kinds
+            and LAYOUT not in values
+            and PENDING not in values
+        ):
+            values[name] = value
+        else:
+            decide(self, name, value)
+
+    return __setattr__
 
 
 def make_record(cls: type, values: dict[str, Any]) -> Any:

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import FrozenError
+from pytreemod.errors import FieldError, FrozenError
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import Affine, Boxed, Child, Holder, OwnInit, Static, affine, by_hand, ramp
 
@@ -218,6 +218,97 @@ def test_an_own_method_in_a_field_is_refused():
     )
     lines = dict(line.split(": ", 1) for line in run.stdout.splitlines())
     assert [name for name in CYCLES if not re.match(expected, lines.get(name, ""))] == []
+
+
+class Choosy(pm.Module):
+    """Its `__init__` does what it is told, so that the second instance can differ from the first.
+
+    With the first instance of a class, its own `__setattr__` is written.
+    """
+
+    weight: jax.Array
+    fn: object
+
+    def __init__(self, then=lambda self: None, fn=None):
+        self.weight = ramp(2)
+        self.fn = fn
+        then(self)
+
+    def step(self):
+        """To be stored."""
+
+
+def test_the_second_instance_is_held_to_the_same_as_the_first():
+    """What is written for a class with its first instance lets nothing more pass."""
+    first = Choosy()
+    with pytest.raises(FrozenError, match=r"Choosy\.wieght: expected a declared field"):
+        Choosy(lambda self: setattr(self, "wieght", 1))
+    for loop in (lambda self: self.step, lambda self: [self.step], lambda self: self):
+        with pytest.raises(FieldError, match=r"Choosy\.fn: expected a value that does not contain"):
+            Choosy(lambda self, loop=loop: setattr(self, "fn", loop(self)))
+    handed_out = pm.filter_jit(lambda: Choosy(fn=1))()
+    for finished in (first, Choosy(), handed_out):
+        with pytest.raises(FrozenError, match=r"Choosy\.weight: expected no assignment"):
+            finished.weight = ramp(3)
+        assert_same(finished.weight, ramp(2))
+
+
+def test_values_of_every_kind_are_assigned():
+    """The first instance's, and those of later ones, which take another way."""
+    values = [1, 1.5, 2j, True, None, "a", b"a", ramp(2), [1], (ramp(1),), affine(), max, {"a": 1}]
+    for _ in range(2):
+        for value in values:
+            assert Choosy(fn=value).fn is value
+
+
+def test_a_subclass_declares_more_than_its_base():
+    """What was written for the base does not refuse the subclass's fields."""
+    Choosy()
+
+    class More(Choosy):
+        extra: int
+
+        def __init__(self):
+            super().__init__()
+            self.extra = 1
+
+    assert [(m.extra, m.fn) for m in (More(), More())] == [(1, None)] * 2
+
+
+def test_an_own_setattr_stays():
+    """A class that says itself what an assignment does keeps that, and so do its subclasses."""
+    noted = []
+
+    class Noting(pm.Module):
+        x: int
+
+        def __init__(self):
+            self.x = 1
+
+        def __setattr__(self, name, value):
+            noted.append(name)
+            super().__setattr__(name, value)
+
+    class Below(Noting):
+        def __init__(self):
+            super().__init__()
+            self.x = 2
+
+    assert [m.x for m in (Noting(), Noting(), Below(), Below())] == [1, 1, 2, 2]
+    assert noted == ["x"] * 6
+
+
+def test_what_typing_leaves_on_an_instance_in_init_stays():
+    """The class that a generic alias made, if it is noted before the instance is finished."""
+
+    class Noted(pm.Module):
+        x: int
+
+        def __init__(self):
+            self.x = 1
+            self.__orig_class__ = "alias"
+
+    assert [vars(Noted())["__orig_class__"] for _ in range(2)] == ["alias", "alias"]
 
 
 def test_a_method_of_another_instance_is_a_value():
