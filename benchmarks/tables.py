@@ -137,11 +137,13 @@ class Benchmark:
     """What all is compared with: the heading of the first column."""
     rows: Callable[[bool], Iterable[Row]] = field(repr=False)
     """Measures; its argument says whether to be quick."""
+    heads: Sequence[str] = ()
+    """What the columns show, if not the libraries."""
 
     @property
     def columns(self) -> list[str]:
-        """The libraries that are compared with the baseline."""
-        return [name for name in MODULES if name != self.baseline]
+        """The libraries that are compared with the baseline, or what is shown instead."""
+        return [*self.heads] or [name for name in MODULES if name != self.baseline]
 
     @property
     def caption(self) -> str:

@@ -7,6 +7,8 @@ Every class also derives from the built-in that a Python user would catch, and a
 `PytreemodError`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from dataclasses import FrozenInstanceError
 from typing import Any

@@ -4,6 +4,8 @@ Owns: aliases, and what of JAX and Python a strict type checker stumbles over, u
 accepts. Imports nothing of pytreemod.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 

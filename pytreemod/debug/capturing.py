@@ -7,11 +7,12 @@ the Module, and a compiled function is compiled once for each choice. The result
 classes again.
 """
 
+from __future__ import annotations
+
 import functools as ft
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from pytreemod.errors import SpecError, explain
 from pytreemod.module.classes import Module, restore
@@ -145,8 +146,7 @@ def _rebuilt(tree: PyTree, change: Callable[[Any, Path], Any], path: Path = ()) 
 # ---- which Modules are chosen
 
 
-@dataclass(frozen=True)
-class _Spot:
+class _Spot(NamedTuple):
     """A node, how it is reached, and how many nodes of a library's own kind are above it."""
 
     path: Path

@@ -1,5 +1,7 @@
 """Counting traces of a function, whatever traces it."""
 
+from __future__ import annotations
+
 import functools as ft
 from collections.abc import Callable
 from typing import Any, TypeVar, overload

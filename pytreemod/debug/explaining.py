@@ -1,5 +1,7 @@
 """Listening to the traces of a jitted function."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +28,7 @@ class _Explainer:
         self.reports.append(text)
         self._announce(text)
 
-    def __enter__(self) -> "_Explainer":
+    def __enter__(self) -> _Explainer:
         self._log.observers.append(self._note)
         return self
 

@@ -4,6 +4,8 @@ An annotation may be evaluated or a string, spelled `AbstractVar[int]`, `pm.Abst
 through any alias: what counts is what the name before the bracket stands for.
 """
 
+from __future__ import annotations
+
 import builtins
 import inspect
 import sys

@@ -6,6 +6,8 @@ import hook) it replaces the class's `__init__`; that is where the type checker 
 from then on finished instances are checked too.
 """
 
+from __future__ import annotations
+
 import sys
 from typing import Any
 

@@ -5,6 +5,8 @@ collects the fields, an `__init__` is written or inherited, the schema is worked
 finishes and flattens instances is written, JAX is told, methods are wrapped.
 """
 
+from __future__ import annotations
+
 import abc
 import copy
 import dataclasses

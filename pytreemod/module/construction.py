@@ -5,6 +5,8 @@ set, converters run, the fields are divided into data and configuration, the ins
 annotations are checked (only under jaxtyping), `__check_init__` runs.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import inspect
 import math

@@ -6,6 +6,8 @@ Everything else is data unless it was declared `static`. The judgment is made on
 instance is built; unflattening restores it and never judges again.
 """
 
+from __future__ import annotations
+
 import copy
 import functools as ft
 import types

@@ -1,5 +1,7 @@
 """Declaring fields: `field`, `buffer`, and the annotations of abstract attributes."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar, overload

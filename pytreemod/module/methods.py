@@ -5,13 +5,14 @@ A function in a Module's class body is kept in a `Method`. Reading it from an in
 transform as the Module itself would. It knows no Module: any pytree can be bound.
 """
 
+from __future__ import annotations
+
 import functools as ft
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import wadler_lindig as wl
 
 from pytreemod.typing import jtu
 
@@ -67,7 +68,9 @@ class BoundMethod(ft.partial):  # noqa: D101  # pyright: ignore[reportMissingTyp
     def __reduce__(self) -> Any:
         return bind, (self.func, self.args[0])
 
-    def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
+    def __pdoc__(self, **kwargs: Any) -> Any:
+        import wadler_lindig as wl
+
         owner = wl.pdoc(self.args[0], **kwargs)
         return wl.TextDoc(f"<bound method {self.__qualname__} of ") + owner + wl.TextDoc(">")
 

@@ -1,5 +1,7 @@
 """`Partial`, and wrapping functions in Modules."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any, TypeVar
 

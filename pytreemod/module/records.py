@@ -4,6 +4,8 @@ Owns how fields are stored (in the instance's dict, beside its layout), and what
 assignment, before and after the instance is finished.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection
 from typing import Any
 

@@ -19,6 +19,8 @@ of its own, written out field by field: no loop, no lookup of names. This is wha
 `benchmarks/dispatch.py` measures it against nested dicts, which JAX flattens in C++.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 from pytreemod.module.division import KNOWN_DATA, Held

@@ -7,6 +7,8 @@ have only one, but a field that holds a function in one instance and a Module in
 two.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools as ft
 import threading
@@ -39,7 +41,7 @@ class Code:
         data: tuple[str, ...],
         config: tuple[str, ...],
         held: tuple[str, ...],
-        write: Callable[[type, "Code"], tuple[Any, Any, Any]],
+        write: Callable[[type, Code], tuple[Any, Any, Any]],
     ):
         self.cls, self.data, self.config, self.held = cls, data, config, held
         self._write = write

@@ -1,5 +1,7 @@
 """The dense layer."""
 
+from __future__ import annotations
+
 from typing import Any, Literal
 
 import jax
@@ -104,7 +106,7 @@ class Linear(Module):
 
     @ignores_key
     @jax.named_scope("pm.nn.Linear")
-    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, "..."]:
+    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Apply the layer to the last axis of x; `key` is ignored."""
         del key
         where = Title(self, "in_features", "out_features")

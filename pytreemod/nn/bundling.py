@@ -1,5 +1,7 @@
 """A model and its State as one value, for code that need not know which layers have any."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar

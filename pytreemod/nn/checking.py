@@ -4,6 +4,8 @@ Owns: turning what a user passed into what a layer can rely on, or an error that
 and the argument. Imports errors, tree and state only.
 """
 
+from __future__ import annotations
+
 import math
 import operator
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
 """Layers made of other layers, and the two that make anything a layer."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, overload
 
@@ -178,9 +180,9 @@ class Sequential(StatefulLayer):
     def __getitem__(self, index: int) -> Callable[..., Any]: ...
 
     @overload
-    def __getitem__(self, index: slice) -> "Sequential": ...
+    def __getitem__(self, index: slice) -> Sequential: ...
 
-    def __getitem__(self, index: int | slice) -> "Callable[..., Any] | Sequential":
+    def __getitem__(self, index: int | slice) -> Callable[..., Any] | Sequential:
         """A layer by number, or several as a `Sequential`."""
         if isinstance(index, slice):
             return Sequential(self.layers[index])

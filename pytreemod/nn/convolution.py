@@ -1,5 +1,7 @@
 """The convolutional layers."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -90,8 +92,8 @@ class Conv(Module):
     """
 
     num_spatial_dims: int = field(static=True)
-    weight: Inexact[Array, "..."]
-    bias: Inexact[Array, "..."] | None
+    weight: Inexact[Array, ...]
+    bias: Inexact[Array, ...] | None
     in_channels: int = field(static=True)
     out_channels: int = field(static=True)
     kernel_size: tuple[int, ...] = field(static=True)
@@ -140,7 +142,7 @@ class Conv(Module):
 
     @ignores_key
     @jax.named_scope("pm.nn.Conv")
-    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, "..."]:
+    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Convolve the channel and spatial axes of x; `key` is ignored."""
         del key
         where = Title(self, "in_channels", "out_channels")

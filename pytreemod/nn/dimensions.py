@@ -1,5 +1,7 @@
 """Making the layers for 1, 2 and 3 spatial axes from the one for any number of them."""
 
+from __future__ import annotations
+
 import functools as ft
 import inspect
 from collections.abc import Callable

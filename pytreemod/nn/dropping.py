@@ -1,5 +1,7 @@
 """The dropout layer."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any, overload
 
@@ -119,7 +121,7 @@ class Dropout(StatefulLayer):
         *,
         key: KeyLike | None = None,
         inference: bool | None = None,
-    ) -> Shaped[Array, "..."]: ...
+    ) -> Shaped[Array, ...]: ...
 
     @overload
     def __call__(
@@ -129,7 +131,7 @@ class Dropout(StatefulLayer):
         *,
         key: KeyLike | None = None,
         inference: bool | None = None,
-    ) -> tuple[Shaped[Array, "..."], State]: ...
+    ) -> tuple[Shaped[Array, ...], State]: ...
 
     @uses_key_if(lambda layer: layer.p > 0 and not layer.inference)
     @jax.named_scope("pm.nn.Dropout")
@@ -140,7 +142,7 @@ class Dropout(StatefulLayer):
         *,
         key: KeyLike | None = None,
         inference: bool | None = None,
-    ) -> Shaped[Array, "..."] | tuple[Shaped[Array, "..."], State]:
+    ) -> Shaped[Array, ...] | tuple[Shaped[Array, ...], State]:
         """Drop entries of x.
 
         Args:

@@ -1,5 +1,7 @@
 """Where the first values of weights and biases come from."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias

@@ -1,5 +1,7 @@
 """The embedding layer."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import jax
@@ -93,8 +95,8 @@ class Embedding(Module):
     @ignores_key
     @jax.named_scope("pm.nn.Embedding")
     def __call__(
-        self, x: Integer[ArrayLike, "..."], *, key: KeyLike | None = None
-    ) -> Shaped[Array, "..."]:
+        self, x: Integer[ArrayLike, ...], *, key: KeyLike | None = None
+    ) -> Shaped[Array, ...]:
         """Read the rows that x names; `key` is ignored."""
         del key
         where = Title(self, "num_embeddings", "embedding_size")

@@ -1,5 +1,7 @@
 """Setting flags of every layer in a model at once, such as from training to inference."""
 
+from __future__ import annotations
+
 import difflib
 from collections.abc import Iterator
 from typing import Any, TypeVar

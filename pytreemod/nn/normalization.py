@@ -1,5 +1,7 @@
 """The normalizing layers."""
 
+from __future__ import annotations
+
 from collections.abc import Hashable, Sequence
 from typing import Any, cast, overload
 
@@ -83,8 +85,8 @@ class LayerNorm(Module):
     eps: float = field(static=True)
     use_weight: bool = field(static=True)
     use_bias: bool = field(static=True)
-    weight: Inexact[Array, "..."] | None
-    bias: Inexact[Array, "..."] | None
+    weight: Inexact[Array, ...] | None
+    bias: Inexact[Array, ...] | None
 
     def __init__(
         self,
@@ -109,12 +111,12 @@ class LayerNorm(Module):
         check_number(named(self, "eps"), self.eps, 0.0)
 
     @overload
-    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, "..."]: ...
+    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]: ...
 
     @overload
     def __call__(
         self, x: AnyArray, state: State, *, key: KeyLike | None = None
-    ) -> tuple[Shaped[Array, "..."], State]: ...
+    ) -> tuple[Shaped[Array, ...], State]: ...
 
     @ignores_key
     @jax.named_scope("pm.nn.LayerNorm")
@@ -124,7 +126,7 @@ class LayerNorm(Module):
         state: State | Absent = ABSENT,
         *,
         key: KeyLike | None = None,
-    ) -> Shaped[Array, "..."] | tuple[Shaped[Array, "..."], State]:
+    ) -> Shaped[Array, ...] | tuple[Shaped[Array, ...], State]:
         """Normalize the trailing axes of x; `key` is ignored, `state` handed back if given."""
         del key
         where = Title(self, "shape")
@@ -271,7 +273,7 @@ class BatchNorm(StatefulLayer):
         *,
         key: KeyLike | None = None,
         inference: bool | None = None,
-    ) -> tuple[Shaped[Array, "..."], State]:
+    ) -> tuple[Shaped[Array, ...], State]:
         """Normalize each channel of x.
 
         Args:

@@ -1,5 +1,7 @@
 """The multilayer perceptron."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -122,7 +124,7 @@ class MLP(Module):
 
     @ignores_key
     @jax.named_scope("pm.nn.MLP")
-    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, "..."]:
+    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Apply the layers one after the other; `key` is ignored."""
         del key
         if self.in_size != "scalar":

@@ -1,5 +1,7 @@
 """The pooling layers."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -100,7 +102,7 @@ class Pool(Module):
 
     @ignores_key
     @jax.named_scope("pm.nn.Pool")
-    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, "..."]:
+    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Reduce the windows over the spatial axes of x; `key` is ignored."""
         del key
         where = Title(self, "kernel_size")
@@ -146,7 +148,7 @@ class AvgPool(Pool):
 
     @ignores_key
     @jax.named_scope("pm.nn.AvgPool")
-    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, "..."]:
+    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Average the windows over the spatial axes of x; `key` is ignored."""
         return super().__call__(x, key=key) / math.prod(self.kernel_size)
 

@@ -1,5 +1,7 @@
 """Layers that rescale the weight of another layer."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 

@@ -1,5 +1,7 @@
 """`Stack`: many layers of one kind as one layer, applied by a scan."""
 
+from __future__ import annotations
+
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -207,7 +209,7 @@ class Stack(StatefulLayer, Generic[_L]):
         *,
         remat: bool | Callable[..., Any] = False,
         unroll: int | bool = 1,
-    ) -> "Stack[_L]":
+    ) -> Stack[_L]:
         """A Stack of layers that exist, which differ in nothing but the values of their arrays.
 
         Tokens at one place in all layers become one. If they hold initial values, these are
@@ -262,9 +264,9 @@ class Stack(StatefulLayer, Generic[_L]):
     def __getitem__(self, index: int) -> _L: ...
 
     @overload
-    def __getitem__(self, index: slice) -> "Stack[_L]": ...
+    def __getitem__(self, index: slice) -> Stack[_L]: ...
 
-    def __getitem__(self, index: int | slice) -> "_L | Stack[_L]":
+    def __getitem__(self, index: int | slice) -> _L | Stack[_L]:
         """A layer by number, or several as a `Stack`; with tokens of their own, as `unstack`."""
         opened = _opened(self.layer, self.depth)
         _check_leading(self._title(), self.depth, {"layer": opened})
@@ -296,7 +298,7 @@ class Stack(StatefulLayer, Generic[_L]):
             raise IndexError(explain("Stack[...]", expected, str(number)))
         return number % self.depth
 
-    def _recomputing(self, step: "_Step") -> Callable[..., Any]:
+    def _recomputing(self, step: _Step) -> Callable[..., Any]:
         if self.remat is False:
             return step
         # Inside a loop XLA cannot undo the recomputing; without one it would.

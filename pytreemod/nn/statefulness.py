@@ -1,5 +1,7 @@
 """How a layer is called: whether with State, whether with a key; and the mark for "no State"."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable
 from enum import Enum

@@ -1,5 +1,7 @@
 """What a State knows about its entries, all but their values: names, kinds and places."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -62,7 +64,7 @@ class Register:
     def __repr__(self) -> str:
         return f"<tokens {', '.join(entry.name for entry in self.entries)}>"
 
-    def only(self, wanted: Iterable[Any]) -> "Register":
+    def only(self, wanted: Iterable[Any]) -> Register:
         """The entries with these markers, in the order of this register."""
         markers = set(wanted)
         return Register(entry for entry in self.entries if entry.marker in markers)
@@ -71,6 +73,6 @@ class Register:
         """The markers of the entries whose tokens are of a class."""
         return [entry.marker for entry in self.entries if issubclass(entry.kind, kind)]
 
-    def named(self) -> "Register":
+    def named(self) -> Register:
         """The same entries, recognized by their names."""
         return Register(entry._replace(marker=str(entry.name)) for entry in self.entries)

@@ -1,5 +1,7 @@
 """Keys for everything that a model is built of, from one key and without a tower of splits."""
 
+from __future__ import annotations
+
 from typing import Any, TypeAlias
 
 import jax
@@ -31,7 +33,7 @@ class InitKeys:
         self._key, self._count, self._trace = key, 0, current_trace()
         self._ready: list[PRNGKeyArray] | None = None
 
-    def __iter__(self) -> "InitKeys":
+    def __iter__(self) -> InitKeys:
         return self
 
     def __next__(self) -> PRNGKeyArray:

@@ -1,5 +1,7 @@
 """Making a model and its State together."""
 
+from __future__ import annotations
+
 import functools as ft
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar

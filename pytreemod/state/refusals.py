@@ -1,5 +1,7 @@
 """What a State answers when it refuses: the errors, each naming the paths concerned."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

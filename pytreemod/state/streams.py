@@ -1,5 +1,7 @@
 """The arithmetic of random streams: from a seed to a stream's key, and from that to each use's."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple

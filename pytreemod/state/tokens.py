@@ -1,5 +1,7 @@
 """Tokens: what a layer holds in the place of a value that changes."""
 
+from __future__ import annotations
+
 from typing import Any, Generic, TypeVar
 
 from pytreemod.module.classes import Module

@@ -1,12 +1,13 @@
 """`State`: the values of a model's tokens."""
 
+from __future__ import annotations
+
 import functools as ft
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
-import wadler_lindig as wl
 
 from pytreemod.errors import ArgumentError, StateError, describe, explain
 from pytreemod.state import refusals, streams
@@ -92,7 +93,7 @@ class State(AbstractKeeper):
         self._entries, self._register = values, Register(entries.values())
         self._used, self._kept = None, None
 
-    def get(self, item: "StateIndex[_V]") -> _V:
+    def get(self, item: StateIndex[_V]) -> _V:
         """The value of a token.
 
         Args:
@@ -116,7 +117,7 @@ class State(AbstractKeeper):
         self._check("get", item)
         return self._entries[self._marker(item, "get", StateIndex)]
 
-    def set(self, item: "StateIndex[_V]", value: _V) -> "State":
+    def set(self, item: StateIndex[_V], value: _V) -> State:
         """A State with another value for a token; this one is used up.
 
         Args:
@@ -143,7 +144,7 @@ class State(AbstractKeeper):
         entries = {**self._entries, marker: self._fitting(marker, value, "set")}
         return self._succeed(entries, "set", marker)
 
-    def substate(self, pytree: PyTree) -> "State":
+    def substate(self, pytree: PyTree) -> State:
         """The part of this State that concerns the tokens in a tree, such as one layer's.
 
         Args:
@@ -171,7 +172,7 @@ class State(AbstractKeeper):
         register = self._register.only(wanted)
         return _make({entry.marker: self._entries[entry.marker] for entry in register}, register)
 
-    def update(self, substate: "State") -> "State":
+    def update(self, substate: State) -> State:
         """A State in which the values of a substate take the places of this one's.
 
         Args:
@@ -197,7 +198,7 @@ class State(AbstractKeeper):
         substate._used = "update", None
         return self._succeed(entries, "update")
 
-    def seed(self, key: Any, select: Any = None) -> "State":
+    def seed(self, key: Any, select: Any = None) -> State:
         """Give every random stream a key of its own; this State is used up.
 
         The key of a stream depends on `key` and on the stream's path alone. A stream that was used
@@ -233,7 +234,7 @@ class State(AbstractKeeper):
         seeded = streams.seeded(key, [self._register[marker].name for marker in chosen])
         return self._succeed({**self._entries, **dict(zip(chosen, seeded, strict=True))}, "seed")
 
-    def next_key(self, stream: RngStream) -> tuple[Any, "State"]:
+    def next_key(self, stream: RngStream) -> tuple[Any, State]:
         """A new key of a random stream; this State is used up.
 
         Args:
@@ -262,7 +263,7 @@ class State(AbstractKeeper):
         key, value = streams.use(value)
         return key, self._succeed({**self._entries, marker: value}, "next_key", marker)
 
-    def split(self, n: int, select: Any = None) -> "State":
+    def split(self, n: int, select: Any = None) -> State:
         """A State for `n` members: the chosen entries get a leading axis; this one is used up.
 
         Streams differ from member to member; other values are repeated. Pass it with
@@ -306,7 +307,7 @@ class State(AbstractKeeper):
                 entries[marker] = jtu.tree_map(ft.partial(_repeat, n), entries[marker])
         return self._succeed(entries, "split")
 
-    def join(self) -> "State":
+    def join(self) -> State:
         """Undo `split` for the random streams: each is one again, past what its members used.
 
         Values that were repeated by `split` stay as they are: what to make of different members
@@ -403,7 +404,7 @@ class State(AbstractKeeper):
             raise refusals.unseeded(by, self._register[marker].name)
         return value
 
-    def _succeed(self, entries: dict[Any, Any], by: str, marker: Any = None) -> "State":
+    def _succeed(self, entries: dict[Any, Any], by: str, marker: Any = None) -> State:
         self._used = by, marker
         return _make(entries, self._register)
 
@@ -474,7 +475,9 @@ class State(AbstractKeeper):
     def __repr__(self) -> str:
         return tree_pformat(self)
 
-    def __pdoc__(self, **kwargs: Any) -> wl.AbstractDoc:
+    def __pdoc__(self, **kwargs: Any) -> Any:
+        import wadler_lindig as wl
+
         if self._used:
             return wl.TextDoc(f"State(<used up by {self._user()}>)")
         pairs = [(entry.name, self._entries[entry.marker]) for entry in self._register]

@@ -4,6 +4,8 @@ A step of a loop must return its carry as it came, and branches must return the 
 shape and dtype of arrays, and everything that is no array. What does not agree is listed by path.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -16,6 +16,8 @@ each trace, so the right plan comes back with the arrays of each call, whichever
 traces ran, and no table of ours has to be consulted.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from types import BuiltinFunctionType, FunctionType
 from typing import Any

@@ -6,6 +6,8 @@ written down; if the branches agree but for numbers and weak types, they are tra
 time told which of their leaves are to be arrays, and of which dtype.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 

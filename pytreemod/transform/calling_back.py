@@ -5,6 +5,8 @@ result, is known when the program is traced: it is kept beside the program, and 
 returns must match it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any

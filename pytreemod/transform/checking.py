@@ -13,6 +13,8 @@ results are NaN, because the others would wait for the one that raised, forever.
 checks never listens, and never waits.
 """
 
+from __future__ import annotations
+
 import functools as ft
 import os
 import sys

@@ -1,5 +1,7 @@
 """What a derivative is taken by: which arguments, and which of their leaves."""
 
+from __future__ import annotations
+
 import functools as ft
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

@@ -5,6 +5,8 @@ For each function, and each set of options, there is one `Store`. It holds an `E
 by shape and dtype.
 """
 
+from __future__ import annotations
+
 import threading
 import weakref
 from collections.abc import Callable
@@ -244,7 +246,7 @@ def _full_name(fn: Any) -> str:
 
 # Keyed weakly by the function, so that `filter_jit(f)` written inside a loop finds what the last
 # one compiled, and nothing outlives f.
-_stores: "weakref.WeakKeyDictionary[Any, dict[Any, Store]]" = weakref.WeakKeyDictionary()
+_stores: weakref.WeakKeyDictionary[Any, dict[Any, Store]] = weakref.WeakKeyDictionary()
 # For callables that are pytrees: they come in with the arguments, and the key tells them apart.
 _shared_stores: dict[Any, Store] = {}
 _lock = threading.Lock()

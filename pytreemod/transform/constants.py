@@ -4,6 +4,8 @@ What is no array is static by itself. In an argument that is named in `static=`,
 numbers are, too: they are compared by what they hold, and arrive as they were passed.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import jax

@@ -1,5 +1,7 @@
 """Derivatives that the user writes: custom rules for functions of any trees."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,5 +1,7 @@
 """`filter_pmap`: map a function over an axis, one member for each device."""
 
+from __future__ import annotations
+
 import functools as ft
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload

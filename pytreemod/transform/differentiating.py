@@ -1,5 +1,7 @@
 """Gradients with respect to the trainable leaves of any tree."""
 
+from __future__ import annotations
+
 import functools as ft
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, overload

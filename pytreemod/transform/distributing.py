@@ -1,5 +1,7 @@
 """`filter_shard_map`: a function that each device runs on its part of the arrays."""
 
+from __future__ import annotations
+
 import functools as ft
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, TypeVar, overload

@@ -1,5 +1,7 @@
 """Which arrays a jitted call gives away, so that their memory can hold the results."""
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager

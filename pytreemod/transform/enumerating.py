@@ -1,5 +1,7 @@
 """`Enumeration`: enumerations whose items go through transforms, for results and error codes."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +23,7 @@ class EnumerationItem(Module):
     """One item of an [`Enumeration`][pytreemod.Enumeration]: an integer that knows its class."""
 
     _value: Any
-    _enumeration: "type[Enumeration]" = field(static=True)
+    _enumeration: type[Enumeration] = field(static=True)
 
     def __eq__(self, other: object) -> Any:
         return self._value == self._other_value(other)

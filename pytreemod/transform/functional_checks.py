@@ -1,5 +1,7 @@
 """`filter_checkify`: checks inside compiled code as a value that comes out beside the result."""
 
+from __future__ import annotations
+
 import functools as ft
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar

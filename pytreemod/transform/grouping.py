@@ -6,6 +6,8 @@ is made of. So a traced function hands out its arrays in groups, one for each tr
 spec can name, which is known beforehand; which array went where is written down in the plan.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

@@ -1,5 +1,7 @@
 """Jacobians and Hessians of functions of any trees."""
 
+from __future__ import annotations
+
 import functools as ft
 from abc import abstractmethod
 from collections.abc import Callable, Sequence

@@ -1,5 +1,7 @@
 """`filter_jit`: compile a function of any trees; arrays are traced, all else is static."""
 
+from __future__ import annotations
+
 import functools as ft
 from collections.abc import Callable
 from typing import Any, TypeVar, cast, overload
@@ -202,7 +204,7 @@ class Jitted(Transformed):
             raise unhashable([*own, *self._named(args, kwargs)], error) from error
         return entry, arrays
 
-    def lower(self, /, *args: Any, **kwargs: Any) -> "Lowered":
+    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Trace and lower for these arguments, without running; see `jax.jit`'s `lower`.
 
         Arguments may be arrays or `jax.ShapeDtypeStruct`s.
@@ -299,7 +301,7 @@ class Lowered:
         self._wrapper = wrapper
         self._entry = entry
 
-    def compile(self, compiler_options: dict[str, Any] | None = None) -> "Compiled":
+    def compile(self, compiler_options: dict[str, Any] | None = None) -> Compiled:
         """Compile.
 
         Args:

@@ -7,6 +7,8 @@ traced once, and nothing is added to its program. Only what a *function* in the 
 known beforehand, and becomes a sharding constraint at the end of the program.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Derivatives along a direction, and the linear maps behind them: jvp, vjp, linearize."""
 
+from __future__ import annotations
+
 import functools as ft
 from abc import abstractmethod
 from collections.abc import Callable, Sequence

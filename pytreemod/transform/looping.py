@@ -5,6 +5,8 @@ a State, or a container of anything. What is no array in it is part of the progr
 of each step as it went in.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 

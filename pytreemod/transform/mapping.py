@@ -1,5 +1,7 @@
 """`filter_vmap`: map a function of any trees over an axis of some of their arrays."""
 
+from __future__ import annotations
+
 import functools as ft
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

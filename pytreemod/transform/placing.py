@@ -5,6 +5,8 @@ A *placement* says how an array lies on devices: a `jax.sharding.Sharding`, a `P
 functions from an array to one of these, and of rules by path ([`by`][pytreemod.by]).
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeVar

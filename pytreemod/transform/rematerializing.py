@@ -1,5 +1,7 @@
 """`filter_checkpoint`: recompute in the backward pass instead of storing."""
 
+from __future__ import annotations
+
 import functools as ft
 from collections.abc import Callable
 from typing import Any, TypeVar, overload

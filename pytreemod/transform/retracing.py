@@ -4,6 +4,8 @@ A trace is remembered as the structure of its arguments and the types of their a
 and nothing of the model but its configuration, is kept.
 """
 
+from __future__ import annotations
+
 import re
 import types
 from collections import Counter, deque
@@ -59,7 +61,7 @@ class Trace:
     """What tells a function that is a pytree from others of its name: structure and shapes."""
 
     @classmethod
-    def of(cls, names: tuple[str, ...], structure: Structure, values: list[Any]) -> "Trace":
+    def of(cls, names: tuple[str, ...], structure: Structure, values: list[Any]) -> Trace:
         """The trace of a call with this structure and these arrays."""
         head, args, kwargs = structure.assemble([array_type(v) for v in values])
         positional = [names[i] if i < len(names) else f"args[{i}]" for i in range(len(args))]

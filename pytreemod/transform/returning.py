@@ -1,5 +1,7 @@
 """What a differentiated function returns: a pair with has_aux, and any tree in any case."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Looking at a function without running it: shapes, jaxprs, closures."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 

@@ -15,6 +15,8 @@ A frame remembers the trace in which it was opened. What is sown in another one 
 `jax.vmap`, of a while loop) could not come out, and is refused.
 """
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -53,7 +55,7 @@ class Harvest:
         self.labels = tuple(labels)
         self.values = tuple(values)
 
-    def sorted(self) -> "Harvest":
+    def sorted(self) -> Harvest:
         """The same by name: branches may come to it in different orders."""
         pairs = sorted(zip(self.labels, self.values, strict=True), key=lambda pair: pair[0])
         return Harvest([label for label, _ in pairs], [value for _, value in pairs])

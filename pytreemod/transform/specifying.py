@@ -3,6 +3,8 @@
 Users give one spec for all arguments, a tuple with one for each, or a dict by argument name.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 

@@ -4,6 +4,8 @@
 their arrays, and have one.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 

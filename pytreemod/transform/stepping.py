@@ -5,6 +5,8 @@ made anew for every call would be compiled anew for every call. So what is made 
 for trees of one structure is kept, as long as the function lives.
 """
 
+from __future__ import annotations
+
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -4,6 +4,8 @@ In each of them None stands for zero, for one leaf or for everything below a nod
 None belongs to a leaf that cannot be differentiated.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

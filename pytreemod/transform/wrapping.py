@@ -5,6 +5,8 @@ that it can be stored in a field and passed through other transforms; it binds t
 function does; and it keeps the name, docstring and signature of what it wraps.
 """
 
+from __future__ import annotations
+
 import functools as ft
 import inspect
 import sys

@@ -1,5 +1,7 @@
 """Comparing trees, checking them for shared nodes, and opening one level."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import jax

@@ -9,9 +9,10 @@ Configuration and `None` keep their values at first, because `where` may branch 
 the answer is not recognized is `where` asked again with marks in their place.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from pytreemod.errors import AccessError, SpecError, describe, explain
 from pytreemod.tree.nodes import children_of, record_of, stop_below
@@ -129,15 +130,13 @@ class _Shadow(AbstractSource):
         node.__dict__.pop(PENDING, None)
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """One node that `where` named."""
 
     path: tuple[Any, ...]
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """What `where` named: one node, or a sequence of nodes."""
 
     targets: tuple[Target, ...]

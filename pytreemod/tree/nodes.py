@@ -6,10 +6,11 @@ its attributes are children, which are configuration, and what role each plays. 
 room knows no Module, only records.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytreemod.errors import SpecError, describe, explain
 from pytreemod.typing import IsLeaf, PyTree, class_of, jtu
@@ -117,8 +118,7 @@ def is_of(node: Any, types: tuple[type, ...]) -> bool:
     return isinstance(node, types)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A leaf and how it is reached.
 
     With `is_node`, it is a node in the place of a leaf: one that is meant only by what names the

@@ -3,6 +3,8 @@
 **Law.** `combine(*partition(t, s))` equals `t`, for every tree `t` and every spec `s`.
 """
 
+from __future__ import annotations
+
 from typing import Any, TypeVar
 
 from pytreemod.tree.prefixes import mask_of

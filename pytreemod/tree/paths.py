@@ -1,5 +1,7 @@
 """Paths as text: `layers[2].weight`, and patterns over them: `layers.*.weight`."""
 
+from __future__ import annotations
+
 import re
 from fnmatch import fnmatchcase
 from typing import Any
@@ -25,14 +27,14 @@ class PathName(str):
     steps: tuple[str, ...]
 
     @classmethod
-    def of(cls, path: tuple[Any, ...]) -> "PathName":
+    def of(cls, path: tuple[Any, ...]) -> PathName:
         """The name of a JAX key path."""
         name = cls(path_text(path))
         name.steps = step_names(path)
         return name
 
     @classmethod
-    def parse(cls, text: str) -> "PathName":
+    def parse(cls, text: str) -> PathName:
         """The name that is written so."""
         name = cls(text)
         name.steps = parse_pattern(text)

@@ -11,6 +11,8 @@ every attribute more slowly in a class that has a `__getattr__`, even one that i
 (35 ns in place of 7; from 3.12 on it costs nothing).
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from typing import Any
 

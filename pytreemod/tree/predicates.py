@@ -4,6 +4,8 @@ NumPy arrays and scalars count as arrays everywhere: they are traced, mapped and
 as JAX arrays are.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import jax

@@ -5,6 +5,8 @@ one value for the whole tree, a tree of values whose leaves stand for whole subt
 [`by`][pytreemod.by] anywhere inside it, or a Module that holds values in the place of its data.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,11 +1,12 @@
 """Trees as text."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
-import wadler_lindig as wl
 
 from pytreemod.errors import short_dtype
 from pytreemod.typing import PyTree
@@ -40,8 +41,9 @@ def tree_pformat(
         >>> tree_pformat({"a": jnp.ones((3, 4)), "b": "text"})
         "{'a': f32[3,4], 'b': 'text'}"
     """
+    import wadler_lindig as wl  # Here, for a program that prints nothing need not wait for it.
 
-    def custom(node: Any) -> wl.AbstractDoc | None:
+    def custom(node: Any) -> Any:
         if truncate_leaf is not None and truncate_leaf(node):
             return wl.TextDoc(f"{type(node).__name__}(...)")
         if isinstance(node, _WRAPPERS):
@@ -62,7 +64,9 @@ def tree_pformat(
     )
 
 
-def _array_doc(array: Any) -> wl.AbstractDoc:
+def _array_doc(array: Any) -> Any:
+    import wadler_lindig as wl
+
     dtype = short_dtype(array.dtype)
     if getattr(array, "weak_type", False):
         dtype = f"weak_{dtype}"

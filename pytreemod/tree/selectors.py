@@ -4,6 +4,8 @@
 what *and*, *or* and *not* say, so that De Morgan's laws, distributivity and double negation hold.
 """
 
+from __future__ import annotations
+
 import builtins
 
 from pytreemod.tree.selecting import (

@@ -10,6 +10,8 @@ A record that a transform returns starts from the other end: it is handed out *p
 snapshot, and its nodes are built when somebody reads a field.
 """
 
+from __future__ import annotations
+
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -105,7 +107,7 @@ def divide(tree: PyTree) -> tuple[list[Any], Structure]:
     return [leaves[i] for i in positions], Structure(treedef, positions, statics)
 
 
-_structures: "weakref.WeakValueDictionary[Any, Structure]" = weakref.WeakValueDictionary()
+_structures: weakref.WeakValueDictionary[Any, Structure] = weakref.WeakValueDictionary()
 
 
 def structure_of(leaves: Sequence[Any], treedef: Any) -> tuple[list[Any], Structure]:
@@ -137,7 +139,7 @@ class AbstractKeeper(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def __snapshot__(self) -> "Snapshot":
+    def __snapshot__(self) -> Snapshot:
         """Its arrays and structure.
 
         Raises:
@@ -174,7 +176,7 @@ class Snapshot(AbstractSource):
         arrays: list[Any],
         structure: Structure,
         containers: Containers = (),
-        paths: "tuple[Path, ...] | None" = (),
+        paths: tuple[Path, ...] | None = (),
     ):
         self.arrays = arrays
         self.structure = structure

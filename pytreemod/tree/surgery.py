@@ -1,5 +1,7 @@
 """Out-of-place surgery: new trees that differ from an old one in the nodes that were named."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar

@@ -1,5 +1,7 @@
 """Which trace is running: what was made in one is of no use in another."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from pytreemod.typing import untyped_jax

@@ -1,5 +1,7 @@
 """Adding updates to a model."""
 
+from __future__ import annotations
+
 from typing import Any, TypeVar
 
 from pytreemod.typing import PyTree, jtu

@@ -1,5 +1,7 @@
 """Affine maps of the last axis."""
 
+from __future__ import annotations
+
 from jax import lax
 from jaxtyping import Array, ArrayLike, Shaped
 

@@ -1,5 +1,7 @@
 """Convolution over any number of spatial axes, channels first."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -19,16 +21,16 @@ PADDING_MODES = {"ZEROS": "constant", "REFLECT": "reflect", "REPLICATE": "edge",
 
 
 def conv(
-    x: Shaped[Array, "..."],
-    weight: Shaped[Array, "..."],
-    bias: Shaped[Array, "..."] | None = None,
+    x: Shaped[Array, ...],
+    weight: Shaped[Array, ...],
+    bias: Shaped[Array, ...] | None = None,
     *,
     stride: int | Sequence[int] = 1,
     padding: Padding = 0,
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
     padding_mode: str = "ZEROS",
-) -> Shaped[Array, "..."]:
+) -> Shaped[Array, ...]:
     """Convolve x with weight (cross-correlation, as everywhere in deep learning).
 
     The number of spatial axes is `weight.ndim - 2`.

@@ -1,5 +1,7 @@
 """Setting random entries to zero."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import jax
@@ -10,12 +12,12 @@ from pytreemod.nn.functional.inlining import as_arrays, traced_once
 
 
 def dropout(
-    x: Shaped[Array, "..."],
+    x: Shaped[Array, ...],
     p: int | float,
     *,
     key: PRNGKeyArray,
     broadcast_dims: Sequence[int] = (),
-) -> Shaped[Array, "..."]:
+) -> Shaped[Array, ...]:
     """Set each entry to zero with probability p, and divide the others by 1 - p.
 
     Shapes:

@@ -1,5 +1,7 @@
 """Formulas that JAX traces once, and then only copies into the programs that use them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 

@@ -1,5 +1,7 @@
 """Reading rows of a table."""
 
+from __future__ import annotations
+
 import jax.numpy as jnp
 from jaxtyping import Array, Integer, Shaped
 

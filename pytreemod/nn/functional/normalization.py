@@ -3,6 +3,8 @@
 All of it is computed in float32 or wider and returned in the dtype of the input.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Hashable, Sequence
 from typing import cast
@@ -17,13 +19,13 @@ from pytreemod.typing import TracedNumber
 
 
 def layer_norm(
-    x: Shaped[Array, "..."],
+    x: Shaped[Array, ...],
     shape: Sequence[int],
-    weight: Shaped[Array, "..."] | None = None,
-    bias: Shaped[Array, "..."] | None = None,
+    weight: Shaped[Array, ...] | None = None,
+    bias: Shaped[Array, ...] | None = None,
     *,
     eps: int | float = 1e-5,
-) -> Shaped[Array, "..."]:
+) -> Shaped[Array, ...]:
     r"""Normalize each trailing block of x: $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$.
 
     Shapes:
@@ -73,7 +75,7 @@ def _layer_norm(
 
 
 def batch_statistics(
-    x: Shaped[Array, "..."], *, channel_axis: int, axis_name: Sequence[Hashable] = ()
+    x: Shaped[Array, ...], *, channel_axis: int, axis_name: Sequence[Hashable] = ()
 ) -> tuple[Shaped[Array, " channels"], Shaped[Array, " channels"], int]:
     """Mean and biased variance of each channel, over every other axis and the mapped ones.
 
@@ -135,7 +137,7 @@ def _mean_over(names: tuple[Hashable, ...], value: Array) -> Array:
 
 
 def batch_norm(
-    x: Shaped[Array, "..."],
+    x: Shaped[Array, ...],
     mean: Shaped[Array, " channels"],
     var: Shaped[Array, " channels"],
     weight: Shaped[Array, " channels"] | None = None,
@@ -143,7 +145,7 @@ def batch_norm(
     *,
     channel_axis: int = 1,
     eps: int | float = 1e-5,
-) -> Shaped[Array, "..."]:
+) -> Shaped[Array, ...]:
     r"""Normalize each channel by given statistics: $(x - mean) / \sqrt{var + eps} \cdot w + b$.
 
     Shapes:
@@ -212,14 +214,14 @@ def _rescale(
 
 
 def normalize_batch(
-    x: Shaped[Array, "..."],
+    x: Shaped[Array, ...],
     weight: Shaped[Array, " channels"] | None = None,
     bias: Shaped[Array, " channels"] | None = None,
     *,
     channel_axis: int = 1,
     axis_name: Sequence[Hashable] = (),
     eps: int | float = 1e-5,
-) -> tuple[Shaped[Array, "..."], Shaped[Array, " channels"], Shaped[Array, " channels"], int]:
+) -> tuple[Shaped[Array, ...], Shaped[Array, " channels"], Shaped[Array, " channels"], int]:
     """Normalize each channel by the statistics of the batch itself, as in training.
 
     `batch_norm` with what `batch_statistics` gives, in one: the mean is subtracted only once, and

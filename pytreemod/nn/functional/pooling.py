@@ -1,5 +1,7 @@
 """Reductions over sliding windows."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +16,7 @@ from pytreemod.nn.functional.windows import check_padding, cover
 
 
 def pool(
-    x: Shaped[Array, "..."],
+    x: Shaped[Array, ...],
     init: Any,
     operation: Callable[[Any, Any], Any],
     kernel_size: Sequence[int],
@@ -22,7 +24,7 @@ def pool(
     stride: int | Sequence[int] = 1,
     padding: int | Sequence[int] | Sequence[tuple[int, int]] = 0,
     use_ceil: bool = False,
-) -> Shaped[Array, "..."]:
+) -> Shaped[Array, ...]:
     """Reduce windows over the last axes of x with an operation of two arguments.
 
     Shapes:
@@ -98,13 +100,13 @@ def saturate(value: Any, dtype: Any) -> Any:
 
 
 def max_pool(
-    x: Shaped[Array, "..."],
+    x: Shaped[Array, ...],
     kernel_size: Sequence[int],
     *,
     stride: int | Sequence[int] = 1,
     padding: int | Sequence[int] | Sequence[tuple[int, int]] = 0,
     use_ceil: bool = False,
-) -> Shaped[Array, "..."]:
+) -> Shaped[Array, ...]:
     """Take the largest entry of each window over the last axes of x.
 
     Shapes:
@@ -139,13 +141,13 @@ def max_pool(
 
 
 def avg_pool(
-    x: Shaped[Array, "..."],
+    x: Shaped[Array, ...],
     kernel_size: Sequence[int],
     *,
     stride: int | Sequence[int] = 1,
     padding: int | Sequence[int] | Sequence[tuple[int, int]] = 0,
     use_ceil: bool = False,
-) -> Shaped[Array, "..."]:
+) -> Shaped[Array, ...]:
     """Take the mean of each window over the last axes of x; padding counts as zeros.
 
     Shapes:

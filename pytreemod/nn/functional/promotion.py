@@ -4,6 +4,8 @@ Both are explicit, so that the formulas hold under JAX's strictest settings
 (`jax_numpy_dtype_promotion="strict"`, `jax_numpy_rank_promotion="raise"`).
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import jax
@@ -64,9 +66,7 @@ def computing_dtype(dtype: Any) -> Any:
     return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
 
 
-def place(
-    values: Shaped[Array, "..."], like: Shaped[Array, "..."], axis: int
-) -> Shaped[Array, "..."]:
+def place(values: Shaped[Array, ...], like: Shaped[Array, ...], axis: int) -> Shaped[Array, ...]:
     """Broadcast `values` against `like`, its first axis put at `axis` of it.
 
     Args:

@@ -3,6 +3,8 @@
 Computed in float32 or wider, whatever the dtype of the weight.
 """
 
+from __future__ import annotations
+
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped

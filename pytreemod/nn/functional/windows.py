@@ -1,5 +1,7 @@
 """How windows lie over spatial axes: padding, extent, and how many fit."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 

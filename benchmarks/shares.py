@@ -1,0 +1,213 @@
+"""Where the time goes in what is slower than its target, step by step.
+
+    python -m benchmarks.shares [--quick] [--json]
+
+Each row of a group does all that the rows above it do, and one thing more, with the least code that
+does it: what it takes longer than the row above is that thing's share. The first row is the
+baseline, the last is pytreemod itself, and those between belong to nobody: they are what Python,
+or JAX, takes for a way of doing it before a library has written a line.
+"""
+
+import functools as ft
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+import pytreemod as pm
+from benchmarks.construction import Plain, with_own_init
+from benchmarks.flattening import rebuilding
+from benchmarks.libraries import OURS
+from benchmarks.measuring import UNROLLED, Burst, race, unrolled
+from benchmarks.networks import nested_dicts, network_class
+from benchmarks.tables import Benchmark, Row, in_words, ratio_row, short
+
+ADDS, RATIO = "this alone", "ratio to the first"
+DEPTH = 21
+
+
+@dataclass(frozen=True)
+class Step:
+    """A row: what it adds to the row above it, and what does all up to there."""
+
+    label: str
+    burst: Burst
+
+
+# --- calling a method ----------------------------------------------------------------------------
+
+
+def method_steps() -> list[Step]:
+    """From a function to a method that, bound, is a pytree."""
+
+    def apply(self: Any, x: Any) -> Any:
+        return x
+
+    class Function:
+        """A descriptor that binds nothing."""
+
+        def __get__(self, instance: Any, owner: Any = None) -> Any:
+            return ignoring
+
+    class Binding:
+        """A descriptor that binds in C."""
+
+        def __get__(self, instance: Any, owner: Any = None) -> Any:
+            return ft.partial(apply, instance)
+
+    def ignoring(x: Any) -> Any:
+        return x
+
+    class Owner:
+        method = apply
+        function = Function()
+        binding = Binding()
+
+    class Affine(pm.Module):
+        weight: jax.Array
+
+        def method(self, x: Any) -> Any:
+            return x
+
+    owner, module = Owner(), Affine(jnp.ones(3))
+    return [
+        Step("a method of a plain class", unrolled("owner.method(1)", owner=owner)),
+        Step("found by a descriptor in Python", unrolled("owner.function(1)", owner=owner)),
+        Step("that binds it, by a partial in C", unrolled("owner.binding(1)", owner=owner)),
+        Step("that is a pytree: pytreemod", unrolled("module.method(1)", module=module)),
+    ]
+
+
+# --- constructing by an own __init__ -------------------------------------------------------------
+
+
+def construction_steps() -> list[Step]:
+    """From a class that checks nothing to a Module."""
+
+    class Open:
+        def __init__(self, weight: jax.Array, bias: jax.Array, size: int, rate: float, flag: bool):
+            self.weight = weight
+            self.bias = bias
+            self.size = size
+            self.rate = rate
+            self.flag = flag
+
+    class Meta(type):
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return super().__call__(*args, **kwargs)
+
+    class Overseen(Open, metaclass=Meta):
+        """Something can be done when an instance is finished."""
+
+    class Watched(Overseen):
+        """Something can be done with each assignment."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            self.__dict__[name] = value
+
+    values = (jnp.ones((3, 2)), jnp.zeros(3), 3, 0.5, True)
+
+    def making(cls: type) -> Burst:
+        return unrolled("cls(*values)", cls=cls, values=values)
+
+    return [
+        Step("a frozen dataclass", making(Plain)),
+        Step("a plain class instead", making(Open)),
+        Step("whose metaclass has a __call__", making(Overseen)),
+        Step("and that has a __setattr__", making(Watched)),
+        Step("checks, division, freezing: pytreemod", making(with_own_init(pm))),
+    ]
+
+
+# --- flattening ----------------------------------------------------------------------------------
+
+
+class Empty:
+    """Flattens and unflattens by functions that do nothing."""
+
+    def __init__(self, children: tuple[Any, ...]):
+        self.children = children
+
+
+class Rebuilt(Empty):
+    """Unflattens by making an object that has a dict of its children."""
+
+
+def flatten_empty(node: Any) -> tuple[tuple[Any, ...], None]:
+    """The children, as they were put there."""
+    return node.children, None
+
+
+def unflatten_empty(aux: None, children: Any) -> None:
+    """Nothing at all."""
+
+
+def unflatten_rebuilt(aux: None, children: Any) -> Rebuilt:
+    """A new object, with its dict."""
+    made = object.__new__(Rebuilt)
+    made.__dict__ = {"children": children}
+    return made
+
+
+jtu.register_pytree_node(Empty, flatten_empty, unflatten_empty)
+jtu.register_pytree_node(Rebuilt, flatten_empty, unflatten_rebuilt)
+
+
+def chain(node: type[Empty], depth: int) -> Any:
+    """Nodes in the shape of the networks that `flattening.py` measures."""
+    layers = [node((jnp.zeros(2), jnp.zeros(2))) for _ in range(depth)]
+    return node((layers,))
+
+
+def flattening_steps() -> list[Step]:
+    """From nodes that JAX rebuilds in C++ to Modules."""
+    return [
+        Step("nested dicts", rebuilding(nested_dicts(DEPTH))),
+        Step("two empty functions in Python instead", rebuilding(chain(Empty, DEPTH))),
+        Step("and a new object, with its dict", rebuilding(chain(Rebuilt, DEPTH))),
+        Step("every field, by name: pytreemod", rebuilding(network_class(OURS, pm)(DEPTH))),
+    ]
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group:
+    """What is looked into."""
+
+    title: str
+    steps: Callable[[], list[Step]]
+    share: float
+
+
+GROUPS = (
+    Group("calling a method", method_steps, 1 / UNROLLED),
+    Group("constructing by an own __init__", construction_steps, 1 / UNROLLED),
+    Group("flattening and unflattening, per module", flattening_steps, 1 / (DEPTH + 1)),
+)
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Each group, step by step."""
+    for group in GROUPS:
+        bursts = {step.label: step.burst for step in group.steps()}
+        times = race(bursts, rounds=4 if quick else 60)
+        measured = ratio_row(group.title, times, share=group.share).numbers
+        yield Row(group.title, "", {ADDS: "", RATIO: ""}, {})
+        before = 0.0
+        for label, numbers in measured.items():
+            seconds = numbers["seconds"]["median"]
+            cells = {ADDS: in_words(seconds - before) if seconds > before else "nothing"}
+            cells[RATIO] = short(numbers["ratio"]["median"])
+            yield Row(f"  {label}", in_words(seconds), cells, numbers)
+            before = seconds
+
+
+BENCHMARK = Benchmark("Where the time goes", "up to here", rows, (ADDS, RATIO))
+
+if __name__ == "__main__":
+    BENCHMARK.main()
