@@ -22,9 +22,6 @@ from benchmarks.tables import Benchmark, Row, raced, short
 
 TOWER = "plain keys"
 LIMIT = 1.0
-DRAWING_LIMIT = 1.1
-"""What takes long to compile is to draw the values, whichever key they are drawn with."""
-
 TRACING_LIMIT = 1.25
 """State is threaded in Python; that is paid for once, and the compiler has less to do."""
 
@@ -340,7 +337,7 @@ def rows(quick: bool) -> Iterator[Row]:
     bursts = {name: traced(c.build, key) for name, c in every.items()}
     yield raced(f"building, {blocks}: tracing", bursts, rounds=rounds, limit=LIMIT)
     bursts = {name: compiled(c.build, key) for name, c in small.items()}
-    yield raced(f"building, {few} blocks: compiling", bursts, rounds=3, limit=DRAWING_LIMIT)
+    yield raced(f"building, {few} blocks: compiling", bursts, rounds=3, limit=LIMIT)
     sizes = {name: counted(c.call, c.arguments) for name, c in every.items()}
     yield size_row(f"calling, {blocks}: operations", sizes)
     bursts = {name: traced(c.call, c.arguments) for name, c in every.items()}

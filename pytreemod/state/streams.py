@@ -108,7 +108,7 @@ def split(stream: Stream, n: int) -> Stream:
 
     # What it is split from has a leading axis too, so that one axes spec fits the whole value.
     # Its key is stored as plain numbers, for JAX's check of key reuse objects to copies of a key.
-    outer = jax.tree.map(repeat, (_numbers(after.key), after.count, stream.outer))
+    outer = jax.tree.map(repeat, (numbers_of(after.key), after.count, stream.outer))
     return members._replace(outer=outer)
 
 
@@ -119,18 +119,20 @@ def join(stream: Stream) -> Stream:
         return x[0]
 
     numbers, count, outer = jax.tree.map(first, stream.outer)
-    return Stream(_like(stream.key, numbers), count, outer)
+    return Stream(like(stream.key, numbers), count, outer)
 
 
 def _is_typed(key: Any) -> bool:
     return bool(jnp.issubdtype(key.dtype, jax.dtypes.prng_key))
 
 
-def _numbers(key: Any) -> Any:
+def numbers_of(key: Any) -> Any:
+    """A key as the plain numbers in it."""
     return jax.random.key_data(key) if _is_typed(key) else key
 
 
-def _like(key: Any, numbers: Any) -> Any:
+def like(key: Any, numbers: Any) -> Any:
+    """A key, or an array of them, of plain numbers: of the kind that `key` is."""
     if not _is_typed(key):
         return numbers
     return untyped_jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(key))
