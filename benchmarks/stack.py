@@ -115,9 +115,9 @@ def block_class(library: Any, width: int) -> Any:
     return Block
 
 
-def in_pytreemod(pm: Any, depth: int, width: int) -> Contender:
+def in_pytreemod(pm: Any, depth: int, width: int, **options: Any) -> Contender:
     """By `nn.Stack`."""
-    model = pm.nn.Stack(block_class(pm, width), depth, key=jax.random.key(0))
+    model = pm.nn.Stack(block_class(pm, width), depth, key=jax.random.key(0), **options)
     return Contender(model, lambda model, x: model(x), pm.filter_jit, pm.filter_grad)
 
 
@@ -254,6 +254,21 @@ def rows(quick: bool) -> Iterator[Row]:
             bursts = against(loop, others, stepping, what, x)
             label = f"{what}, wall, {batch} x {width}, against a loop"
             yield ratio_row(label, race(bursts, rounds=5 * rounds), limit=1.0)
+    if not quick:
+        yield from heaviest(16, 256, 256, 5 * rounds)
+
+
+def heaviest(depth: int, width: int, batch: int, rounds: int) -> Iterator[Row]:
+    """The gradient of the largest again: against a scan, and for a Stack that is written out."""
+    x, stack = jnp.ones((batch, width)), MAKERS[OURS]
+    for label, baseline, options in (
+        ("against a scan", scan_by_hand, {}),
+        ("unroll=True, against a loop", loop_by_hand, {"unroll": True}),
+    ):
+        ours = stack(installed()[OURS], depth, width, **options)
+        bursts = against(baseline(depth, width), {OURS: ours}, stepping, "gradient", x)
+        label = f"gradient, {batch} x {width}, {label}"
+        yield ratio_row(label, race(bursts, rounds=rounds), limit=1.0)
 
 
 BENCHMARK = Benchmark("A stack of layers, against plain JAX on dicts", BY_HAND, rows)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import PRNGKeyArray
 
 from pytreemod.errors import ArgumentError, RngError, describe, explain
@@ -17,34 +19,33 @@ BLOCK = 32
 ROOT = np.uint32(0x6B657973)
 
 
-def mixed(numbers: Any, counts: Any) -> Any:
-    """The numbers of a key, for each count those of another key.
+def hashes(counts: np.ndarray, words: int) -> np.ndarray:
+    """What to mix into a key for each count, to get a key of that count's own.
 
-    **Law.** Two counts below 2**32 differ in each of the numbers, whatever the key.
+    **Law.** For two counts below 2**32, each of the numbers differs.
 
-    To each number of the key a hash of the count is added, bit by bit. A generator that counts is
-    made for that: its streams are independent for any keys that differ, be they as simple as
-    `1, 2, 3`. The hash is known before anything is traced, so that a key costs a program one
-    operation, where to fold the count in costs it a whole block of random numbers, and the
-    compiler the time for that.
+    A generator that counts is made for being told apart by its key: its streams are independent for
+    any keys that differ, be they as simple as `1, 2, 3`. So a key that is hashed once, and then has
+    these numbers added bit by bit, is as good as one into which each count was folded. But the
+    numbers are known before anything is traced. A key costs a program one operation, where a
+    `fold_in` costs it a whole block of random numbers, and the compiler the time for that.
 
     Args:
-        numbers: uint32[words]
-        counts: integers of any shape, of NumPy
+        counts: integers[n]
+        words: how many numbers a key consists of
 
     Returns:
-        uint32[*shape, words]
+        uint32[n, words]
 
     Source:
         Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"; the hash is the last
         step of MurmurHash3 (Appleby 2011), which gives each 32-bit number another one.
     """
-    words = np.arange(1, numbers.shape[-1] + 1, dtype=np.uint32) * np.uint32(0x9E3779B9)
-    h = counts[..., None].astype(np.uint32) + words
+    places = np.arange(1, words + 1, dtype=np.uint32) * np.uint32(0x9E3779B9)
+    h = counts[:, None].astype(np.uint32) + places
     h = (h ^ (h >> 16)) * np.uint32(0x85EBCA6B)
     h = (h ^ (h >> 13)) * np.uint32(0xC2B2AE35)
-    aligned = numbers.reshape((1,) * counts.ndim + numbers.shape) if counts.ndim else numbers
-    return aligned ^ (h ^ (h >> 16))
+    return h ^ (h >> 16)
 
 
 class InitKeys:
@@ -58,14 +59,15 @@ class InitKeys:
         ((), (3,))
     """
 
-    __slots__ = ("_count", "_key", "_numbers", "_ready", "_trace")
+    __slots__ = ("_count", "_is_traced", "_key", "_numbers", "_ready", "_trace")
 
     def __init__(self, key: PRNGKeyArray):
         self._key, self._count, self._trace = key, 0, current_trace()
         # Hashed once, so that what is made of a key here, and what is made of one of these keys by
         # another `init_keys`, do not meet: to mix numbers in twice is the same in either order.
         self._numbers = numbers_of(jax.random.fold_in(key, ROOT))
-        self._ready: list[PRNGKeyArray] | None = None
+        self._is_traced = isinstance(self._numbers, Tracer)
+        self._ready: list[Any] = []
 
     def __iter__(self) -> InitKeys:
         return self
@@ -75,7 +77,8 @@ class InitKeys:
         number = self._advance(1)
         if not self._ready:
             self._ready = self._prepare(number)
-        return self._ready.pop()
+        key = self._ready.pop()
+        return self._mixed(self._numbers, key) if self._is_traced else key
 
     def take(self, n: int) -> Keys:
         """Several keys as one array, to be mapped over.
@@ -92,22 +95,27 @@ class InitKeys:
         """
         if type(n) is not int or n < 0:
             raise ArgumentError(explain("init_keys(...).take(n)", "a count", describe(n)))
-        self._ready = None
-        return self._made(mixed(self._numbers, np.arange(n) + self._advance(n)))
+        self._ready = []
+        return self._several(self._hashes(self._advance(n), n))
 
     def __repr__(self) -> str:
         return f"<init_keys: {self._count} handed out>"
 
-    def _prepare(self, number: int) -> list[PRNGKeyArray]:
-        """The next keys, last one first; the same keys, however many they are."""
-        if isinstance(self._numbers, Tracer):
-            return [self._made(mixed(self._numbers, np.asarray(number)))]
-        # Outside a trace each operation costs a call; a block of keys costs hardly more than one.
-        block: Any = self._made(mixed(self._numbers, np.arange(number, number + BLOCK)))
-        return list(block)[::-1]
+    def _prepare(self, number: int) -> list[Any]:
+        """The next keys, last one first; in a trace, the hashes that they are made with."""
+        # A key that nobody asks for is no operation of a program. Outside of a trace, where each
+        # operation costs a call, a block of keys costs hardly more than one.
+        block = self._hashes(number, BLOCK)
+        return list(block if self._is_traced else self._several(block))[::-1]
 
-    def _made(self, numbers: Any) -> Any:
-        return like(self._key, numbers)
+    def _hashes(self, start: int, n: int) -> np.ndarray:
+        return hashes(np.arange(start, start + n), self._numbers.shape[-1])
+
+    def _several(self, block: np.ndarray) -> Keys:
+        return self._mixed(jnp.broadcast_to(self._numbers, block.shape), block)
+
+    def _mixed(self, numbers: Any, hashed: np.ndarray) -> Any:
+        return like(self._key, lax.bitwise_xor(numbers, hashed))
 
     def _advance(self, n: int) -> int:
         # Inside another transform, all members of a map would get the same key, and all calls of
