@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.libraries import OURS, installed
-from benchmarks.measuring import PROCESS, Burst
+from benchmarks.measuring import PROCESS, Burst, clocked
 from benchmarks.tables import Benchmark, Row, raced, short
 
 TOWER = "plain keys"
@@ -257,27 +257,17 @@ def contenders(depth: int) -> dict[str, Contender]:
     return {TOWER: by_keys(libraries[OURS], depth), **made}
 
 
-def clocked(function: Callable[[], Any]) -> Burst:
-    """Again and again, by the processor's seconds."""
-
-    def burst(number: int) -> float:
-        began = PROCESS()
-        for _ in range(number):
-            jax.block_until_ready(function())
-        return PROCESS() - began
-
-    return burst
-
-
 def built(contender: Contender) -> Burst:
     """Outside of any trace, with all programs compiled before."""
     key = jax.random.key(0)
-    return clocked(lambda: contender.build(key))
+    return clocked(PROCESS, lambda: contender.build(key))
 
 
 def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Burst:
     """By JAX; the function is new each time, or JAX would remember."""
-    return clocked(lambda: (jax.jit(lambda *args: function(*args)).trace(*arguments), 0)[1])
+    return clocked(
+        PROCESS, lambda: (jax.jit(lambda *args: function(*args)).trace(*arguments), 0)[1]
+    )
 
 
 def compiled(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Burst:
@@ -286,7 +276,7 @@ def compiled(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Burst:
     def compile_() -> None:
         jax.jit(lambda *args: function(*args)).lower(*arguments).compile()
 
-    return clocked(compile_)
+    return clocked(PROCESS, compile_)
 
 
 def counted(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Counter[str]:

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from time import perf_counter, process_time, thread_time
 from typing import Any
 
+import jax
+
 Burst = Callable[[int], float]
 
 CALLER = thread_time
@@ -88,6 +90,21 @@ def repeating(function: Callable[[], Any]) -> Burst:
         for _ in range(number):
             function()
         return CALLER() - began
+
+    return burst
+
+
+def clocked(clock: Callable[[], float], function: Callable[[], Any]) -> Burst:
+    """`function()`, over and over, waiting for what comes out: for what takes milliseconds."""
+
+    def burst(number: int) -> float:
+        # Programs that were traced and thrown away are freed by nothing but a collection, and the
+        # memory for further ones would be new: that takes as long as a third of the tracing.
+        gc.collect()
+        began = clock()
+        for _ in range(number):
+            jax.block_until_ready(function())
+        return clock() - began
 
     return burst
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from benchmarks.libraries import OURS, installed
-from benchmarks.measuring import PROCESS, WALL, Burst, compare, race
+from benchmarks.measuring import PROCESS, WALL, Burst, clocked, compare, race
 from benchmarks.tables import SAME, Benchmark, Row, cell, in_words, ratio_row
 
 BY_HAND = "by hand"
@@ -166,18 +166,6 @@ def scanning(depth: int, width: int) -> dict[str, Contender]:
 
 
 # --- rows ----------------------------------------------------------------------------------------
-
-
-def clocked(clock: Callable[[], float], function: Callable[[], Any]) -> Burst:
-    """Again and again, until it is there."""
-
-    def burst(number: int) -> float:
-        began = clock()
-        for _ in range(number):
-            jax.block_until_ready(function())
-        return clock() - began
-
-    return burst
 
 
 def compiling(contender: Contender, what: str, x: jax.Array) -> Burst:
