@@ -35,6 +35,7 @@ NAMES = (
     "programs",
     "memory",
     "importing",
+    "shares",
     "instructions",
 )
 """The files, one for each row of the table of promises."""

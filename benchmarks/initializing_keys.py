@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.libraries import OURS, installed
-from benchmarks.measuring import PROCESS, Burst, clocked
+from benchmarks.measuring import PROCESS, Burst, clocked, tidied
 from benchmarks.tables import Benchmark, Row, raced, short
 
 TOWER = "plain keys"
@@ -276,7 +276,7 @@ def compiled(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Burst:
     def compile_() -> None:
         jax.jit(lambda *args: function(*args)).lower(*arguments).compile()
 
-    return clocked(PROCESS, compile_)
+    return tidied(clocked(PROCESS, compile_))
 
 
 def counted(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Counter[str]:

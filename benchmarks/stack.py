@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from benchmarks.libraries import OURS, installed
-from benchmarks.measuring import PROCESS, WALL, Burst, clocked, compare, race
+from benchmarks.measuring import PROCESS, WALL, Burst, clocked, compare, race, tidied
 from benchmarks.tables import SAME, Benchmark, Row, cell, in_words, ratio_row
 
 BY_HAND = "by hand"
@@ -174,7 +174,7 @@ def compiling(contender: Contender, what: str, x: jax.Array) -> Burst:
     def compile_() -> None:
         contender.jit(contender.program(what)).lower(contender.model, x).compile()
 
-    return clocked(PROCESS, compile_)
+    return tidied(clocked(PROCESS, compile_))
 
 
 def tracing(contender: Contender, what: str, x: jax.Array) -> Burst:
@@ -183,7 +183,7 @@ def tracing(contender: Contender, what: str, x: jax.Array) -> Burst:
     def lower() -> None:
         contender.jit(contender.program(what)).lower(contender.model, x)
 
-    return clocked(PROCESS, lower)
+    return tidied(clocked(PROCESS, lower))
 
 
 def stepping(contender: Contender, what: str, x: jax.Array) -> Burst:

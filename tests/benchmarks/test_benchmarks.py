@@ -14,6 +14,8 @@ pytest.importorskip("optax", reason="the benchmarks train with optax")
 
 # Ten seconds and more: they compile much, and start many processes.
 SLOW = {
+    "access",
+    "construction",
     "programs",
     "importing",
     "instructions",
@@ -43,7 +45,7 @@ def named(names):
 
 @pytest.mark.filterwarnings("default:::flax")
 @pytest.mark.filterwarnings("default:::equinox")
-@pytest.mark.parametrize("name", named(runner.NAMES))
+@pytest.mark.parametrize("name", named(n for n in runner.NAMES if n != "shares"))
 def test_benchmark_prints_its_table(name, capsys):
     """In its quick form each one measures all that is installed, and ours against a target."""
     if name == "instructions" and shutil.which("valgrind") is None:
@@ -60,25 +62,37 @@ def test_benchmark_prints_its_table(name, capsys):
     assert any(row.endswith((" met", " MISSED")) for row in rows)
 
 
+@pytest.mark.slow
+def test_shares_add_up_to_what_a_thing_takes(capsys):
+    """Each step says what it takes together with those above it; the last one is pytreemod."""
+    importlib.import_module("benchmarks.shares").BENCHMARK.main(["--quick", "--json"])
+
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    steps = [row for row in rows if "seconds" in row]
+    last = [row for row in steps if row["label"].endswith(": pytreemod")]
+    assert len(rows) - len(steps) == len(last) == 3
+    assert all(row["seconds"]["median"] > 0 for row in steps)
+
+
 def test_all_numbers_come_as_json(capsys):
     """The other form holds, for each row, every spread, the target and the verdict."""
-    importlib.import_module("benchmarks.construction").BENCHMARK.main(["--quick", "--json"])
+    importlib.import_module("benchmarks.flattening").BENCHMARK.main(["--quick", "--json"])
 
     content = json.loads(capsys.readouterr().out)
     row = content["rows"][0]
     assert content["surroundings"]["jax"] == jax.__version__
-    assert set(row) == {"label", "target", "met", "dataclass", *installed()}
+    assert set(row) == {"label", "target", "met", "dicts", *installed()}
     assert set(row["pytreemod"]) == {"seconds", "ratio"}
 
 
 def test_runner_gathers_what_each_process_has_measured(capfd):
-    """`python -m benchmarks --only construction --quick --json` is a dict by name."""
-    status = runner.main(["--only", "construction", "--quick", "--json"])
+    """`python -m benchmarks --only flattening --quick --json` is a dict by name."""
+    status = runner.main(["--only", "flattening", "--quick", "--json"])
 
     tables = json.loads(capfd.readouterr().out)
     assert status == 0
-    assert list(tables) == ["construction"]
-    assert tables["construction"]["rows"]
+    assert list(tables) == ["flattening"]
+    assert tables["flattening"]["rows"]
 
 
 def test_runner_says_which_benchmark_could_not_run(monkeypatch, capfd):

@@ -196,8 +196,8 @@ def test_init_keys_are_taken_only_where_one_is_used(key):
         lambda x, key: net(x, key=pm.init_keys(key)), jnp.ones(3), key
     )
 
-    assert call(net)["random_fold_in"] == 2
-    assert call(net[:1])["random_fold_in"] == 0
+    assert call(net)["random_bits"] == call(net)["random_wrap"] == 2
+    assert call(net[:1])["random_wrap"] == 0
 
 
 def make_deep(key):
