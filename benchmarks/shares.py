@@ -37,6 +37,30 @@ class Step:
     burst: Burst
 
 
+# --- reading a field -----------------------------------------------------------------------------
+
+
+def reading_steps() -> list[Step]:
+    """From an object whose values lie side by side to one that keeps them in a dict."""
+
+    class Plain:
+        def __init__(self, weight: jax.Array):
+            self.weight = weight
+
+    class Affine(pm.Module):
+        weight: jax.Array
+
+    weight = jnp.ones(3)
+    keeping = Plain(weight)
+    keeping.__dict__ = {"weight": weight}
+    nodes = {
+        "a plain object": Plain(weight),
+        "that has a dict of its own": keeping,
+        "and is a Module: pytreemod": Affine(weight),
+    }
+    return [Step(label, unrolled("node.weight", node=node)) for label, node in nodes.items()]
+
+
 # --- calling a method ----------------------------------------------------------------------------
 
 
@@ -185,6 +209,7 @@ class Group:
 
 
 GROUPS = (
+    Group("reading a field", reading_steps, 1 / UNROLLED),
     Group("calling a method", method_steps, 1 / UNROLLED),
     Group("constructing by an own __init__", construction_steps, 1 / UNROLLED),
     Group("flattening and unflattening, per module", flattening_steps, 1 / (DEPTH + 1)),

@@ -70,7 +70,7 @@ def test_shares_add_up_to_what_a_thing_takes(capsys):
     rows = json.loads(capsys.readouterr().out)["rows"]
     steps = [row for row in rows if "seconds" in row]
     last = [row for row in steps if row["label"].endswith(": pytreemod")]
-    assert len(rows) - len(steps) == len(last) == 3
+    assert len(rows) - len(steps) == len(last) == 4
     assert all(row["seconds"]["median"] > 0 for row in steps)
 
 
