@@ -41,7 +41,7 @@ def filter(
         [None, 'a', None]
     """
     leaves, treedef = jtu.tree_flatten(pytree, is_leaf=is_leaf)
-    mask = mask_of(filter_spec, pytree, is_leaf, where="filter(filter_spec)")
+    mask = mask_of(filter_spec, pytree, is_leaf, where="filter(filter_spec)", leaves=leaves)
     keep = not inverse
     return treedef.unflatten(
         [x if m is keep else replace for x, m in zip(leaves, mask, strict=True)]
@@ -70,7 +70,7 @@ def partition(
         ([None, 'a'], [1, None])
     """
     leaves, treedef = jtu.tree_flatten(pytree, is_leaf=is_leaf)
-    mask = mask_of(filter_spec, pytree, is_leaf, where="partition(filter_spec)")
+    mask = mask_of(filter_spec, pytree, is_leaf, where="partition(filter_spec)", leaves=leaves)
     pairs = list(zip(leaves, mask, strict=True))
     return (
         treedef.unflatten([x if m else replace for x, m in pairs]),

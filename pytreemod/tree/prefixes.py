@@ -209,7 +209,13 @@ def _is_filter_leaf(spec: Any) -> bool:
 
 
 def mask_of(
-    spec: FilterSpec, tree: PyTree, is_leaf: IsLeaf = None, *, where: str, root: str = ""
+    spec: FilterSpec,
+    tree: PyTree,
+    is_leaf: IsLeaf = None,
+    *,
+    where: str,
+    root: str = "",
+    leaves: list[Any] | None = None,
 ) -> list[bool]:
     """One bool for each leaf of `tree`, from anything that may stand as a filter spec.
 
@@ -219,6 +225,7 @@ def mask_of(
         is_leaf: where to stop descending.
         where: what to call `spec` in errors.
         root: what to call `tree` in errors.
+        leaves: `jax.tree.leaves(tree, is_leaf)`, if the caller has them.
 
     Returns:
         A list as long as `jax.tree.leaves(tree, is_leaf)`.
@@ -227,7 +234,9 @@ def mask_of(
         SpecError: the spec is no prefix, or gives something other than bools.
     """
     if callable(spec) and not isinstance(spec, type) and children_of(spec) is None:
-        return [as_bool(spec(leaf), where) for leaf in jtu.tree_leaves(tree, is_leaf=is_leaf)]
+        found = jtu.tree_leaves(tree, is_leaf=is_leaf) if leaves is None else leaves
+        picked = [spec(leaf) for leaf in found]
+        return picked if {*map(type, picked)} <= {bool} else [as_bool(v, where) for v in picked]
     if isinstance(spec, Selector):
         return spec.mask(tree, is_leaf)
 
