@@ -235,7 +235,7 @@ def mask_of(
     """
     if callable(spec) and not isinstance(spec, type) and children_of(spec) is None:
         found = jtu.tree_leaves(tree, is_leaf=is_leaf) if leaves is None else leaves
-        picked = [spec(leaf) for leaf in found]
+        picked: list[Any] = [spec(leaf) for leaf in found]
         return picked if {*map(type, picked)} <= {bool} else [as_bool(v, where) for v in picked]
     if isinstance(spec, Selector):
         return spec.mask(tree, is_leaf)
