@@ -119,9 +119,8 @@ class _Term(Selector):
             object.__setattr__(self, name, part)
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
-        raise FrozenError(
-            explain(f"{self!r}.{name}", "no assignment: a selector is a value", "one")
-        )
+        expected = "no assignment, for a selector is a value"
+        raise FrozenError(explain(f"{self!r}.{name}", expected, describe(value)))
 
     def _parts(self) -> tuple[Any, ...]:
         return tuple(getattr(self, name) for name in self.__slots__)

@@ -1,12 +1,15 @@
 """What may stand in a selector's place, and what may not."""
 
+import copy
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import SpecError
+from pytreemod.errors import FrozenError, SpecError
 from pytreemod.tree.nodes import Place
 from tests.helpers.trees import Affine
 
@@ -72,3 +75,31 @@ def test_a_node_is_picked_by_its_own_name(selector):
 
     assert selector.pick(spots, tree, None) == [True, False]
     assert selector.mask(tree) == [True]
+
+
+SELECTORS = {
+    "path": lambda: pm.select.path("a/*"),
+    "type": lambda: pm.select.type(float),
+    "role": lambda: pm.select.role("buffer"),
+    "at": lambda: pm.select.at(len),
+    "and": lambda: pm.select.path("a") & pm.select.type(int),
+    "or": lambda: pm.select.path("a") | pm.select.type(int),
+    "not": lambda: ~pm.select.path("a"),
+    "predicate": lambda: pm.select.path("a") & callable,
+}
+
+
+@pytest.mark.parametrize("name", SELECTORS)
+def test_selectors_are_values(name):
+    """Two that were made alike are equal; copies are; others are not; none can be changed."""
+    one, two = SELECTORS[name](), SELECTORS[name]()
+
+    assert one == two
+    assert hash(one) == hash(two)
+    assert pickle.loads(pickle.dumps(one)) == copy.deepcopy(one) == one
+    assert all(one != make() for other, make in SELECTORS.items() if other != name)
+    assert one != name
+    for attribute in (*type(one).__slots__, "other"):
+        with pytest.raises(FrozenError, match=r"expected no assignment, for a selector is a value"):
+            setattr(one, attribute, None)
+    assert one == two
