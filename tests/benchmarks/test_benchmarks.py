@@ -12,24 +12,6 @@ from benchmarks.libraries import installed
 
 pytest.importorskip("optax", reason="the benchmarks train with optax")
 
-# Ten seconds and more: they compile much, and start many processes.
-SLOW = {
-    "access",
-    "construction",
-    "programs",
-    "importing",
-    "instructions",
-    "static",
-    "eager",
-    "dispatch",
-    "training",
-    "tracing",
-    "stack",
-    "initializing_keys",
-    "surgery",
-    "memory",
-}
-
 
 @pytest.fixture(autouse=True)
 def usual_promotion():
@@ -38,14 +20,10 @@ def usual_promotion():
         yield
 
 
-def named(names):
-    """Parameters; the slow ones are marked."""
-    return [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in names]
-
-
 @pytest.mark.filterwarnings("default:::flax")
 @pytest.mark.filterwarnings("default:::equinox")
-@pytest.mark.parametrize("name", named(n for n in runner.NAMES if n != "shares"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in runner.NAMES if n != "shares"])
 def test_benchmark_prints_its_table(name, capsys):
     """In its quick form each one measures all that is installed, and ours against a target."""
     if name == "instructions" and shutil.which("valgrind") is None:
@@ -85,6 +63,7 @@ def test_all_numbers_come_as_json(capsys):
     assert set(row["pytreemod"]) == {"seconds", "ratio"}
 
 
+@pytest.mark.slow
 def test_runner_gathers_what_each_process_has_measured(capfd):
     """`python -m benchmarks --only flattening --quick --json` is a dict by name."""
     status = runner.main(["--only", "flattening", "--quick", "--json"])
