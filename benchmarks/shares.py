@@ -112,12 +112,7 @@ def construction_steps() -> list[Step]:
     """From a class that checks nothing to a Module."""
 
     class Open:
-        def __init__(self, weight: jax.Array, bias: jax.Array, size: int, rate: float, flag: bool):
-            self.weight = weight
-            self.bias = bias
-            self.size = size
-            self.rate = rate
-            self.flag = flag
+        __init__ = with_own_init(pm).__init__
 
     class Meta(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:

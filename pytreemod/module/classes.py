@@ -96,10 +96,8 @@ class ModuleMeta(abc.ABCMeta):
 def _finish_first(schema: Schema, node: Any) -> None:
     # Written for the first instance: many classes that are imported are never built.
     schema.finish = write_finish(schema)
-    cls = schema.cls
-    assigns = schema.custom_init or hasattr(cls, "__post_init__")
-    if assigns and cls.__setattr__ is Record.__setattr__:
-        type.__setattr__(cls, "__setattr__", write_setattr(schema.fields))
+    if schema.custom_init or hasattr(schema.cls, "__post_init__"):
+        write_setattr(schema.cls, schema.fields)
     schema.finish(node)
 
 

@@ -73,7 +73,7 @@ def field(
         )
     if converter is not None and not callable(converter):
         raise FieldError(explain("field(converter)", "a function", describe(converter)))
-    if not isinstance(role, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(role, str):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
         raise FieldError(explain("field(role)", "a string", describe(role)))
     if static and role != DEFAULT_ROLE:
         raise FieldError(

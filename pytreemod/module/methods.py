@@ -69,7 +69,7 @@ class BoundMethod(ft.partial):  # noqa: D101  # pyright: ignore[reportMissingTyp
         return bind, (self.func, self.args[0])
 
     def __pdoc__(self, **kwargs: Any) -> Any:
-        import wadler_lindig as wl
+        import wadler_lindig as wl  # As in tree.printing.
 
         owner = wl.pdoc(self.args[0], **kwargs)
         return wl.TextDoc(f"<bound method {self.__qualname__} of ") + owner + wl.TextDoc(">")

@@ -6,6 +6,7 @@ assignment, before and after the instance is finished.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -66,13 +67,16 @@ set_fields = vars(Record)["__dict__"].__set__
 _new: Callable[[type], Any] = object.__new__
 
 
-def write_setattr(fields: Collection[str]) -> Callable[[Any, str, Any], None]:
-    """Write the `__setattr__` of a class whose own `__init__` assigns to its fields.
+def write_setattr(cls: type, fields: Collection[str]) -> None:
+    """Give a class whose own `__init__` assigns to its fields a `__setattr__` of its own.
 
     It lets pass, in one test and without a lookup, what nearly every assignment is: to a field, of
-    a value that holds nothing, while the instance is being built. `Record`'s decides the rest.
+    a value that holds nothing, while the instance is being built. The next class decides the rest,
+    and all that concerns instances of subclasses, which may have a `__setattr__` in between.
     """
-    names, kinds, decide = frozenset(fields), HOLDS_NOTHING, Record.__setattr__
+    if _setattr_owner(cls) is not Record:
+        return
+    names, kinds = frozenset(fields), HOLDS_NOTHING
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
         values = self.__dict__
@@ -81,12 +85,23 @@ def write_setattr(fields: Collection[str]) -> Callable[[Any, str, Any], None]:
             and type(value) in kinds
             and LAYOUT not in values
             and PENDING not in values
+            and type(self) is cls
         ):
             values[name] = value
         else:
-            decide(self, name, value)
+            super(cls, self).__setattr__(name, value)
 
-    return __setattr__
+    _WRITTEN.add(__setattr__)
+    type.__setattr__(cls, "__setattr__", __setattr__)
+
+
+_WRITTEN: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _setattr_owner(cls: type) -> type:
+    """Whose `__setattr__` it is that a class would have without those that are written here."""
+    found = ((base, vars(base).get("__setattr__")) for base in cls.__mro__)
+    return next(base for base, own in found if own is not None and own not in _WRITTEN)
 
 
 def make_record(cls: type, values: dict[str, Any]) -> Any:

@@ -211,7 +211,7 @@ def stateful(model: _M, state: State | Absent = ABSENT, /) -> Stateful[_M]:
     if isinstance(state, Absence):
         _refuse_made(model)
         return Stateful(*make_with_state(lambda: model)())
-    if not isinstance(state, State):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(state, State):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
         raise ArgumentError(explain("stateful(state)", "a State", describe(state)))
     state.substate(model)  # Raises if it belongs to another model.
     return Stateful(model, state)

@@ -187,7 +187,7 @@ class State(AbstractKeeper):
             ArgumentError: `substate` is no State.
         """
         self._check("update")
-        if not isinstance(substate, State):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(substate, State):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
             raise ArgumentError(explain("State.update(substate)", "a State", describe(substate)))
         substate._check("update")
         entries = dict(self._entries)
@@ -476,7 +476,7 @@ class State(AbstractKeeper):
         return tree_pformat(self)
 
     def __pdoc__(self, **kwargs: Any) -> Any:
-        import wadler_lindig as wl
+        import wadler_lindig as wl  # As in tree.printing.
 
         if self._used:
             return wl.TextDoc(f"State(<used up by {self._user()}>)")

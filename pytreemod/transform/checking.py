@@ -407,7 +407,7 @@ def error_if(x: _T, pred: Any, msg: str, *, on_error: str = "default") -> _T:
         pytreemod.errors.CheckError: x must not be negative
         ...
     """
-    if not isinstance(msg, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(msg, str):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
         raise ArgumentError(explain("error_if(msg)", "text", describe(msg)))
     return _check("error_if", x, pred, 0, (msg,), on_error)
 
@@ -439,7 +439,7 @@ def branched_error_if(
         >>> pm.branched_error_if(jnp.asarray(1.0), False, 1, ["too small", "too large"])
         Array(1., dtype=float32, weak_type=True)
     """
-    if isinstance(msgs, str) or not msgs or not all(isinstance(m, str) for m in msgs):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if isinstance(msgs, str) or not msgs or not all(isinstance(m, str) for m in msgs):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
         raise ArgumentError(explain("branched_error_if(msgs)", "a list of texts", describe(msgs)))
     return _check("branched_error_if", x, pred, index, tuple(msgs), on_error)
 

@@ -107,7 +107,7 @@ class _EnumerationMeta(type):
         return EnumerationItem(np.int32(names.index(name)), cls)  # pyright: ignore[reportArgumentType]
 
     def __getitem__(cls, item: EnumerationItem) -> Any:
-        value = _checked(cls, item, f"{cls.__qualname__}[item]")._value  # pyright: ignore[reportPrivateUsage]
+        value = _checked(cls, item, f"{cls.__qualname__}[item]")._value  # pyright: ignore[reportPrivateUsage]  (ours)
         if isinstance(value, Tracer):
             got = "a traced one"
             raise ArgumentError(
@@ -123,12 +123,12 @@ class _EnumerationMeta(type):
         return (getattr(cls, name) for name in cls._names)
 
     def __contains__(cls, item: object) -> bool:
-        of: Any = item._enumeration if isinstance(item, EnumerationItem) else None  # pyright: ignore[reportPrivateUsage]
+        of: Any = item._enumeration if isinstance(item, EnumerationItem) else None  # pyright: ignore[reportPrivateUsage]  (ours)
         return of is cls
 
     def __instancecheck__(cls, instance: object) -> bool:
         own = isinstance(instance, EnumerationItem)
-        return own and issubclass(instance._enumeration, cls)  # pyright: ignore[reportPrivateUsage]
+        return own and issubclass(instance._enumeration, cls)  # pyright: ignore[reportPrivateUsage]  (ours)
 
     def __repr__(cls) -> str:
         return f"<enumeration {cls.__qualname__}: {', '.join(cls._names)}>"
@@ -146,7 +146,7 @@ def _refuse(where: str, expected: str, got: str) -> None:
 
 
 def _checked(cls: Any, item: Any, where: str) -> EnumerationItem:
-    if not isinstance(item, EnumerationItem) or item._enumeration is not cls:  # pyright: ignore[reportPrivateUsage]
+    if not isinstance(item, EnumerationItem) or item._enumeration is not cls:  # pyright: ignore[reportPrivateUsage]  (ours)
         raise ArgumentError(explain(where, f"an item of {cls.__qualname__}", describe(item)))
     return item
 
@@ -196,7 +196,7 @@ class Enumeration(metaclass=_EnumerationMeta):
             )
         names = cls._names  # pyright: ignore[reportPrivateUsage]  (its metaclass's)
         table = np.asarray([names.index(name) for name in source._names], np.int32)
-        value = item._value  # pyright: ignore[reportPrivateUsage]
+        value = item._value  # pyright: ignore[reportPrivateUsage]  (ours)
         traced = isinstance(value, jax.Array)
         return EnumerationItem(jnp.asarray(table)[value] if traced else table[value], cls)  # pyright: ignore[reportArgumentType]
 
@@ -219,8 +219,8 @@ class Enumeration(metaclass=_EnumerationMeta):
         scalar = isinstance(pred, bool) or (is_array(pred) and jnp.shape(pred) == ())
         if not scalar or jnp.result_type(pred) != jnp.bool_:
             raise ArgumentError(explain(f"{where}(pred)", "a boolean scalar", describe(pred)))
-        first = _checked(cls, a, f"{where}(a)")._value  # pyright: ignore[reportPrivateUsage]
-        second = _checked(cls, b, f"{where}(b)")._value  # pyright: ignore[reportPrivateUsage]
+        first = _checked(cls, a, f"{where}(a)")._value  # pyright: ignore[reportPrivateUsage]  (ours)
+        second = _checked(cls, b, f"{where}(b)")._value  # pyright: ignore[reportPrivateUsage]  (ours)
         if isinstance(pred, bool):
             return a if pred else b
         return EnumerationItem(jnp.where(pred, first, second), cls)  # pyright: ignore[reportArgumentType]

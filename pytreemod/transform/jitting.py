@@ -97,6 +97,9 @@ class Jitted(Transformed):
                 get(type(value), split_other)(value, arrays, parts)
             entry = self.entries[tuple(parts)]
         except (KeyError, TypeError):
+            entry = None
+        if entry is None:
+            # Not above: an error of the user's function would be shown as one in handling this.
             return self._call_slowly(args, kwargs)
         if entry.is_special:
             return self._call_specially(entry, arrays, args, kwargs)

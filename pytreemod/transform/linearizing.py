@@ -97,7 +97,7 @@ class _Jvp(Transformed):
         return self if instance is None else _Jvp(bind(self.fn, instance), self.options)
 
     @surfacing
-    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]  (as jax.jvp takes them)
         self, primals: Sequence[Any], tangents: Sequence[Any], /, **kwargs: Any
     ) -> tuple[Any, Any]:
         args = _as_sequence(primals, "primals")

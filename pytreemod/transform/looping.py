@@ -393,7 +393,7 @@ def filter_scan(
     """
     refuse_uncallable("filter_scan(f)", f)
     _refuse_unroll("filter_scan", unroll)
-    if not isinstance(reverse, (bool, np.bool_)):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(reverse, (bool, np.bool_)):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
         raise ArgumentError(explain("filter_scan(reverse)", "a bool", describe(reverse)))
     where = f"filter_scan of {function_name(f)}"
     elements = _Elements("filter_scan", "xs", in_axes, xs, length)

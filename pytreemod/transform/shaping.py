@@ -208,7 +208,7 @@ def _argument(path: tuple[Any, ...]) -> str:
 
 
 def _flatten_converted(node: ClosureConverted) -> Any:
-    return (node.consts,), (node.name, node.jaxpr, node._in, node._out)  # pyright: ignore[reportPrivateUsage]
+    return (node.consts,), (node.name, node.jaxpr, node._in, node._out)  # pyright: ignore[reportPrivateUsage]  (ours)
 
 
 def _flatten_converted_with_keys(node: ClosureConverted) -> Any:

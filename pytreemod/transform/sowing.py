@@ -298,7 +298,7 @@ def sow(name: str, value: _T) -> _T:
         (Array([1, 3, 5], dtype=int32), {'hidden': Array([0, 2, 4], dtype=int32)})
     """
     if _active:
-        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
             raise ArgumentError(explain("sow(name)", "a string", describe(name)))
         # Containers are copied, for the function may change them later on.
         note(Label(SOWN, name), jtu.tree_map(_same, value))

@@ -105,7 +105,7 @@ def by(rules: dict[Any, Any]) -> By:
         >>> f({"x": jnp.arange(3.0), "y": jnp.asarray(2.0)})
         Array([0., 2., 4.], dtype=float32)
     """
-    if not isinstance(rules, dict) or not rules:  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(rules, dict) or not rules:  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
         raise SpecError(
             explain(
                 "by(rules)",

@@ -298,6 +298,29 @@ def test_an_own_setattr_stays():
     assert noted == ["x"] * 6
 
 
+def test_a_setattr_beside_stays_when_a_base_gets_one():
+    """What is written for a class with its first instance is not in a sibling's way."""
+    noted = []
+
+    class Base(pm.Module):
+        x: int
+
+        def __init__(self):
+            self.x = 1
+
+    class Beside(pm.Module):
+        def __setattr__(self, name, value):
+            noted.append(name)
+            super().__setattr__(name, value)
+
+    class Both(Base, Beside):
+        """Base comes first, and has no `__setattr__` in its body."""
+
+    for cls in (Both, Base, Base, Both, Both):
+        assert cls().x == 1
+    assert noted == ["x"] * 3
+
+
 def test_what_typing_leaves_on_an_instance_in_init_stays():
     """The class that a generic alias made, if it is noted before the instance is finished."""
 

@@ -310,8 +310,10 @@ def test_errors_inside_are_the_users():
         return x
 
     for _ in range(2):
-        with pytest.raises(KeyError, match="mine"):
+        with pytest.raises(KeyError, match="mine") as caught:
             fn(ramp(1), True)
+        # Nor is it shown as one that happened while a key of ours was not found.
+        assert caught.value.__context__ is None
         assert_same(fn(ramp(1), False), ramp(1))
 
 
