@@ -29,7 +29,7 @@ class Stateful(Module, Generic[_M]):
     **Form.** A Module of two fields: `model` is trained like any other, and `state` is a buffer,
     which `filter_grad` leaves alone.
 
-    **Make.** With [`stateful`][pytreemod.stateful].
+    **Make.** With [`stateful`][pytreemod.nn.stateful].
 
     **Use.** `out, net = net(x)` calls the model with its State, if it has any, and gives the
     output and the net to go on with; what is called otherwise than by `net(...)` goes through

@@ -64,7 +64,7 @@ def inference_mode(pytree: Tree, value: bool = True) -> Tree:
     """Set every field named `inference`, anywhere in a tree of Modules.
 
     `Dropout` and `BatchNorm` have such a field; Modules of your own may have one too, as
-    configuration or as data. Other fields are set by [`with_mode`][pytreemod.with_mode].
+    configuration or as data. Other fields are set by [`with_mode`][pytreemod.nn.with_mode].
 
     Args:
         pytree: a model, or any tree that holds some.

@@ -400,21 +400,23 @@ def filter_custom_vjp(fn: Callable[..., Any]) -> Any:
     The first argument is differentiated; everything else is constant. To differentiate several
     things, put them into one tuple.
 
+    Two methods of what comes back take the rules:
+
+    - `def_fwd`: `rule(perturbed, vjp_arg, *args, **kwargs) -> (out, residuals)`, where `perturbed`
+      is a tree like `vjp_arg` that says which leaves need a gradient;
+    - `def_bwd`: `rule(residuals, grad_out, perturbed, vjp_arg, *args, **kwargs)`, which returns the
+      gradient: a tree like `vjp_arg`.
+
+    A gradient is None where it is zero and where there is no floating array, in what the rules are
+    given and in what they return. `residuals` may be any tree.
+
     **Law.** A call gives what `fn` gives; its gradients are what the two rules say.
 
     Args:
         fn: the function, `fn(vjp_arg, *args, **kwargs)`.
 
     Returns:
-        A function of the same signature, with two methods that take the rules:
-
-        - `def_fwd`: `rule(perturbed, vjp_arg, *args, **kwargs) -> (out, residuals)`, where
-          `perturbed` is a tree like `vjp_arg` that says which leaves need a gradient;
-        - `def_bwd`: `rule(residuals, grad_out, perturbed, vjp_arg, *args, **kwargs)`, which returns
-          the gradient: a tree like `vjp_arg`.
-
-        A gradient is None where it is zero and where there is no floating array, in what the
-        rules are given and in what they return. `residuals` may be any tree.
+        A function of the same signature, with the methods `def_fwd` and `def_bwd`.
 
     Raises:
         ArgumentError: `fn` is not callable, or is called without a positional argument.
