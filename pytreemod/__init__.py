@@ -8,7 +8,9 @@ from pytreemod import debug as debug
 from pytreemod import nn as nn
 from pytreemod.debug.capturing import capture as capture
 from pytreemod.errors import CheckError as CheckError
+from pytreemod.errors import LostUpdateWarning as LostUpdateWarning
 from pytreemod.errors import PytreemodError as PytreemodError
+from pytreemod.errors import SharedParameterWarning as SharedParameterWarning
 from pytreemod.module.classes import Module as Module
 from pytreemod.module.fields import AbstractClassVar as AbstractClassVar
 from pytreemod.module.fields import AbstractVar as AbstractVar

@@ -9,6 +9,9 @@ Every class also derives from the built-in that a Python user would catch, and a
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import FrozenInstanceError
 from typing import Any
@@ -79,6 +82,35 @@ class CaptureError(PytreemodError, RuntimeError):
 
 class DonatedError(PytreemodError, RuntimeError):
     """An array was used whose memory an earlier call had given away."""
+
+
+class LostUpdateWarning(UserWarning):
+    """A State was used up inside a transform, and what replaced it does not come out."""
+
+
+class SharedParameterWarning(UserWarning):
+    """A model enters training in which one parameter stands at two places: it becomes two."""
+
+
+def warn(category: type[Warning], text: str) -> None:
+    """Warn at the line of the reader's own code that is the last one on the way here.
+
+    Args:
+        category: the class of the warning.
+        text: what [`explain`][pytreemod.errors.explain] has laid out.
+    """
+    level, frame = 1, sys._getframe()  # pyright: ignore[reportPrivateUsage]  (public in effect)
+    while frame.f_back is not None and _is_machinery(frame.f_code.co_filename):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)
+
+
+def _is_machinery(file: str) -> bool:
+    """Whether a file is of this package, of what it calls users' functions through, or Python's."""
+    packages = [sys.modules.get(name) for name in ("pytreemod", "jax", "jaxtyping")]
+    ours = [os.path.dirname(package.__file__ or "") for package in packages if package is not None]
+    is_python = file.startswith(os.path.dirname(os.__file__)) and "site-packages" not in file
+    return is_python or file.startswith(("<@beartype", *ours))
 
 
 MAX_PLACES = 5

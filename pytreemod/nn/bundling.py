@@ -58,6 +58,9 @@ class Stateful(Module, Generic[_M]):
     model: _M
     state: State = buffer()
 
+    # An update that does not come out of a transform is refused, not only told.
+    __keeps_state__ = True
+
     def __call__(self: _B, /, *args: Any, **kwargs: Any) -> tuple[Any, _B]:
         """Call the model.
 

@@ -21,6 +21,7 @@ from pytreemod.tree.predicates import is_array_like
 from pytreemod.tree.printing import tree_pformat
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.snapshots import AbstractKeeper, Snapshot, Structure, take_snapshot
+from pytreemod.tree.successions import note_made, note_part, note_used
 from pytreemod.typing import PyTree, jtu
 
 _M = TypeVar("_M")
@@ -92,6 +93,7 @@ class State(AbstractKeeper):
             entries[token.marker] = Entry(token.marker, PathName.of(path), type(token), 1)
         self._entries, self._register = values, Register(entries.values())
         self._used, self._kept = None, None
+        note_made(self)
 
     def get(self, item: StateIndex[_V]) -> _V:
         """The value of a token.
@@ -170,7 +172,9 @@ class State(AbstractKeeper):
         self._check("substate")
         wanted = {self._marker(token, "substate") for _, token in tokens_of(pytree)}
         register = self._register.only(wanted)
-        return _make({entry.marker: self._entries[entry.marker] for entry in register}, register)
+        part = _make({entry.marker: self._entries[entry.marker] for entry in register}, register)
+        note_part(part)
+        return part
 
     def update(self, substate: State) -> State:
         """A State in which the values of a substate take the places of this one's.
@@ -195,7 +199,7 @@ class State(AbstractKeeper):
             if marker not in entries:
                 raise refusals.foreign("update", substate._register[marker].name, self._register)
             entries[marker] = self._fitting(marker, value, "update")
-        substate._used = "update", None
+        substate.__use_up__("update")
         return self._succeed(entries, "update")
 
     def seed(self, key: Any, select: Any = None) -> State:
@@ -406,6 +410,7 @@ class State(AbstractKeeper):
 
     def _succeed(self, entries: dict[Any, Any], by: str, marker: Any = None) -> State:
         self._used = by, marker
+        note_used(self)
         return _make(entries, self._register)
 
     def _check(self, by: str, item: Any = None) -> None:
@@ -457,6 +462,13 @@ class State(AbstractKeeper):
 
     def __usable__(self) -> bool:
         return not self._used
+
+    def __entries__(self) -> Mapping[Any, PyTree]:
+        return self._entries
+
+    def __use_up__(self, by: str) -> None:
+        self._used = by, None
+        note_used(self)
 
     def __pending__(self) -> Any:
         paths = None if self._kept is None or self._kept.containers else ()
@@ -535,6 +547,7 @@ def _make(entries: dict[Any, Any], register: Register) -> State:
     state = object.__new__(State)
     state._entries, state._register = entries, register
     state._used, state._kept = None, None
+    note_made(state)
     return state
 
 
@@ -584,7 +597,7 @@ def exchange_entries(
         if marker in values:
             raise refusals.taken(by, register[marker].name)
         values[marker] = value
-    state._used = by, None
+    state.__use_up__(by)
     after_all = Register((*before, *rows, *after))
     return _make({entry.marker: values[entry.marker] for entry in after_all}, after_all)
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pytreemod.errors import ArgumentError, SpecError, describe, explain
+from pytreemod.transform.lost_updates import pass_on_use
+from pytreemod.transform.shared_parameters import tell_shared
 from pytreemod.transform.wrapping import argument_name, function_name, positional_names
 from pytreemod.tree.nodes import places
 from pytreemod.tree.paths import path_text
@@ -60,7 +62,7 @@ def fill(mask: Iterable[bool], values: Iterable[Any], rest: Iterable[Any]) -> li
 class Chosen:
     """The leaves of a call's arguments that are differentiated, apart from everything else."""
 
-    __slots__ = ("args", "indices", "leaves", "mask", "several", "treedef")
+    __slots__ = ("args", "indices", "inside", "leaves", "mask", "several", "treedef")
 
     def __init__(
         self, args: tuple[Any, ...], indices: tuple[int, ...], mask: list[bool], several: bool
@@ -70,6 +72,7 @@ class Chosen:
         self.mask = mask
         self.several = several
         self.leaves, self.treedef = jtu.tree_flatten(tuple(args[i] for i in indices))
+        self.inside: Any = None
 
     @property
     def values(self) -> list[Any]:
@@ -79,10 +82,15 @@ class Chosen:
     def rejoin(self, values: Iterable[Any]) -> list[Any]:
         """The arguments with other values for the chosen leaves."""
         args = list(self.args)
-        trees = self.treedef.unflatten(fill(self.mask, values, self.leaves))
+        self.inside = trees = self.treedef.unflatten(fill(self.mask, values, self.leaves))
         for i, tree in zip(self.indices, trees, strict=True):
             args[i] = tree
         return args
+
+    def pass_on_use(self, by: str) -> None:
+        """Use up the caller's States that the function used up in the arguments put together."""
+        before = tuple(self.args[i] for i in self.indices)
+        pass_on_use(self.treedef, before, self.inside, by)
 
     def assemble(self, derivatives: Iterable[Any]) -> PyTree:
         """Trees like the arguments, with a derivative for each chosen leaf and None elsewhere.
@@ -131,11 +139,11 @@ def choose(
         refuse_unmatched([wrt], trees)
     called = [argument_name(names, i) for i in indices]
     specs = _specs(where, wrt, called) if several else [wrt]
-    mask = [
-        chosen
-        for tree, spec, name in zip(trees, specs, called, strict=True)
-        for chosen in trainable_mask(tree, spec, f"{where}(wrt) for {name}", not shared, name)
-    ]
+    mask: list[bool] = []
+    for tree, spec, name in zip(trees, specs, called, strict=True):
+        picked = trainable_mask(tree, spec, f"{where}(wrt) for {name}", not shared, name)
+        tell_shared(f"{where} of {function_name(fn)}", name, tree, picked)
+        mask += picked
     return Chosen(args, indices, mask, several)
 
 

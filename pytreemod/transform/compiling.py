@@ -26,6 +26,7 @@ from pytreemod.transform.laying_out import (
     has_functions,
 )
 from pytreemod.transform.retracing import Trace, TraceLog
+from pytreemod.transform.shared_parameters import Twins, knowing, twins_among
 from pytreemod.transform.sowing import is_collecting, reaping
 from pytreemod.transform.specifying import Assigned
 from pytreemod.transform.wrapping import function_name, parameters_of
@@ -136,7 +137,8 @@ class Store:
         arrays, structure = structure_of_call(head, args, kwargs)
         donation = self.options.donation
         entry = Entry(key, quiet=donation is not None and donation.quiet)
-        run = self._runner(structure, entry, names, function_name(fn), self.log_of(fn))
+        twins = twins_among((head, args, kwargs))
+        run = self._runner(structure, twins, entry, names, function_name(fn), self.log_of(fn))
         options: dict[str, Any] = {}
         if donation is not None:
             # The function's own arrays come first, and are never donated.
@@ -203,7 +205,13 @@ class Store:
         return jit(shardings_of(entry.arguments([a.array for a in assigned])))
 
     def _runner(
-        self, structure: Structure, entry: Entry, names: tuple[str, ...], name: str, log: TraceLog
+        self,
+        structure: Structure,
+        twins: Twins,
+        entry: Entry,
+        names: tuple[str, ...],
+        name: str,
+        log: TraceLog,
     ) -> Callable[[list[Any]], Any]:
         """The function that JAX traces."""
         reference = self.reference
@@ -223,7 +231,8 @@ class Store:
             if static:
                 args, kwargs = release(static, names, args, kwargs)
             fn = head[0] if reference is None else reference()
-            result = reaping(fn)(*args, **kwargs)
+            with knowing(twins, values):
+                result = reaping(fn)(*args, **kwargs)
             return pack(result) if out is None else out.pack(result)
 
         run.__name__ = run.__qualname__ = name

@@ -13,6 +13,7 @@ from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.transform.checking import surfacing
 from pytreemod.transform.choosing import as_argnums, choose, refuse_nothing, trainable_mask
 from pytreemod.transform.returning import pair_of
+from pytreemod.transform.shared_parameters import tell_shared
 from pytreemod.transform.sowing import deposit, reap
 from pytreemod.transform.wrapping import (
     Transformed,
@@ -50,12 +51,16 @@ def trainable(model: _T, wrt: FilterSpec | None = None) -> tuple[_T, _T]:
     Returns:
         Two trees of the model's structure, with None in the place of what is in the other.
 
+    Warns:
+        SharedParameterWarning: one parameter stands at two places of the model.
+
     Examples:
         >>> trainable({"w": jnp.ones(2), "n": 3})
         ({'n': None, 'w': Array([1., 1.], dtype=float32)}, {'n': 3, 'w': None})
     """
     leaves, treedef = jtu.tree_flatten(model)
     mask = trainable_mask(model, wrt, "trainable(wrt)")
+    tell_shared("trainable", "model", model, mask)
     pairs = list(zip(leaves, mask, strict=True))
     return (
         treedef.unflatten([x if m else None for x, m in pairs]),
@@ -91,6 +96,7 @@ class _Grad(Transformed):
         (value, arrays), grads = differentiate(chosen.values)
         aux, harvest = box[-1].assemble(arrays)
         deposit(harvest)
+        chosen.pass_on_use(self.transform_name())
         return self.result(value, aux, chosen.assemble(grads), has_aux)
 
     @staticmethod
@@ -341,6 +347,11 @@ def filter_grad(
             differentiate, or `fun` does not return what `has_aux` says.
         ShapeError: the loss is no scalar.
         SpecError: `wrt` does not fit the arguments.
+
+    Warns:
+        SharedParameterWarning: one parameter stands at two places of what is differentiated:
+            each place has a gradient of its own.
+        LostUpdateWarning: `fun` uses a State up, and does not return what replaces it.
 
     Examples:
         >>> grad = filter_grad(lambda m, x: m["w"] * x)

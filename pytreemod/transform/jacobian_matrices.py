@@ -62,6 +62,7 @@ class _Jacobian(Transformed):
         matrices = parted.place(map(chosen.assemble, jacobians))
         aux, harvest = parted.join(jacobians, rest)[1]
         deposit(harvest)
+        chosen.pass_on_use(self.transform_name())
         return (matrices, aux) if has_aux else matrices
 
     def _refuse_complex(self, where: str, leaves: Sequence[tuple[str, Any]]) -> None:

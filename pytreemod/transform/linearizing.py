@@ -330,6 +330,7 @@ class _Linearizing(Transformed):
         parted = box[-1]
         result, (aux, harvest) = parted.join(outs, rest)
         deposit(harvest)
+        chosen.pass_on_use(name)
         arguments = _space(chosen.treedef, chosen.mask, chosen.values)
         linear = self.make(apply, arguments, _space(parted.treedef, parted.mask, outs))
         return (result, linear, aux) if has_aux else (result, linear)

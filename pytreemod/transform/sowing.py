@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 
 from pytreemod.errors import ArgumentError, CaptureError, describe, explain
+from pytreemod.transform.lost_updates import call_watched
 from pytreemod.tree.traces import current_trace
 from pytreemod.typing import PyTree, jtu
 
@@ -217,9 +218,9 @@ def reap(
         is nothing.
     """
     if not (_active and _frames.stack):
-        return fn(*args, **kwargs), None
+        return call_watched(fn, args, kwargs), None
     with _within(Frame(_frames.stack[-1].level)) as frame:
-        result = fn(*args, **kwargs)
+        result = call_watched(fn, args, kwargs)
     return result, Harvest(frame.labels, frame.values) if frame.labels else None
 
 
@@ -245,9 +246,7 @@ def labels_of(result: Any) -> tuple[Label, ...]:
 
 
 def reaping(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn`, returning `Sown(result, harvest)` if something is recorded while it runs."""
-    if not (_active and _frames.stack):
-        return fn
+    """`fn` inside a transform, returning `Sown(result, harvest)` if something is recorded."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         return with_harvest(*reap(fn, args, kwargs))

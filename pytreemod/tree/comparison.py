@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import StructureError, explain
-from pytreemod.tree.nodes import children_of
+from pytreemod.tree.nodes import children_of, places
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.predicates import is_array
+from pytreemod.tree.predicates import is_array, is_inexact_array
+from pytreemod.tree.sharing import places_of_shared
 from pytreemod.typing import PyTree, Tracer, jtu
 
 
@@ -120,16 +121,17 @@ def tree_flatten_one_level(pytree: PyTree) -> tuple[list[PyTree], Any]:
 
 
 def tree_check(pytree: PyTree) -> None:
-    """Check that no node stands in a tree twice, and that no node contains itself.
+    """Check that nothing stands in a tree twice, and that no node contains itself.
 
-    A tree that is no tree comes out of a transform as one: a layer that was shared becomes two.
-    Leaves may be shared, and so may nodes without leaves.
+    A tree that is no tree comes out of a transform as one: a layer that was shared becomes two, and
+    so does a parameter. Nodes without leaves may be shared, and so may other leaves: buffers,
+    numbers, and the small arrays (of one axis, or none) of different layers.
 
     Args:
         pytree: the tree.
 
     Raises:
-        StructureError: a node appears twice; both paths are named.
+        StructureError: a node, or a parameter, appears twice; all its paths are named.
 
     Examples:
         >>> tree_check([[1], [1]])
@@ -142,6 +144,16 @@ def tree_check(pytree: PyTree) -> None:
           at [1]
     """
     _check(pytree, (), {}, set())
+    chosen = [is_inexact_array(place.leaf) and place.role != "buffer" for place in places(pytree)]
+    for group in places_of_shared(pytree, chosen):
+        raise StructureError(
+            explain(
+                "tree_check",
+                "each parameter once",
+                f"one array at {len(group)} places",
+                places=[path_text(place.path) for place in group],
+            )
+        )
 
 
 def _check(

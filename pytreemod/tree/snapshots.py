@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -153,6 +153,18 @@ class AbstractKeeper(ABC):
     @abstractmethod
     def __usable__(self) -> bool:
         """Whether it may still be flattened."""
+
+    @abstractmethod
+    def __entries__(self) -> Mapping[Any, PyTree]:
+        """Its values, by what each is recognized by; also of one that was used up."""
+
+    @abstractmethod
+    def __use_up__(self, by: str) -> None:
+        """Refuse to be flattened, or used, from now on.
+
+        Args:
+            by: what has replaced it.
+        """
 
 
 _KEEPER = object()

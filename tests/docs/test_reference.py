@@ -21,7 +21,7 @@ DOCUMENTED = [attrgetter(entry)(pytreemod) for entry in ENTRIES]
 ERRORS = [
     name
     for name, value in vars(errors).items()
-    if isinstance(value, type) and issubclass(value, errors.PytreemodError)
+    if isinstance(value, type) and issubclass(value, (errors.PytreemodError, Warning))
 ]
 
 

@@ -138,7 +138,7 @@ def test_state_is_no_parameter():
     """Gradients and trainable leaves leave statistics and streams out."""
     net = seeded(noisy())
 
-    grads, _ = pm.filter_grad(loss, has_aux=True)(net, X)
+    grads, net = pm.filter_grad(loss, has_aux=True)(net, X)
     params, rest = pm.trainable(net)
 
     assert jax.tree.leaves(grads.state) == jax.tree.leaves(params.state) == []

@@ -634,9 +634,10 @@ def test_a_split_state_is_refused():
 
     axes = pm.by({"layer.stream": 0, ...: None})
     mapped = pm.filter_vmap(
-        lambda state: stack(X, state)[1].get(stack.layer.drawn), in_axes=(axes,)
+        lambda state: stack(X, state)[1], in_axes=(axes,), out_axes=pm.by({...: 0})
     )
-    assert len(set(mapped(state).ravel().tolist())) == 2 * DEPTH
+    drawn = mapped(state).get(stack.layer.drawn)
+    assert len(set(drawn.ravel().tolist())) == 2 * DEPTH
 
 
 # ---- the program

@@ -111,8 +111,10 @@ def test_the_generators_of_jax_all_keep_the_promise(impl):
     def members(n):
         model, state = state_of(1)
         axes = pm.by({pm.RngStream: 0, ...: None})
-        next_key = pm.filter_vmap(lambda s: s.next_key(model.first.stream)[0], in_axes=(axes,))
-        return data(next_key(state.split(n)))
+        next_key = pm.filter_vmap(
+            lambda s: s.next_key(model.first.stream), in_axes=(axes,), out_axes=(0, axes)
+        )
+        return data(next_key(state.split(n))[0])
 
     few, many = (draw(state, model.first.stream, 1)[0] for model, state in map(state_of, (1, 3)))
     assert_same(few, many)
@@ -233,7 +235,10 @@ def sample(kind):
         return jax.lax.scan(lambda s, _: s.next_key(model.first.stream)[::-1], state, length=12)[1]
     members = state.split(12)
     axes = pm.by({pm.RngStream: 0, ...: None})
-    return pm.filter_vmap(lambda s: s.next_key(model.first.stream)[0], in_axes=(axes,))(members)
+    draw_each = pm.filter_vmap(
+        lambda s: s.next_key(model.first.stream), in_axes=(axes,), out_axes=(0, axes)
+    )
+    return draw_each(members)[0]
 
 
 @pytest.mark.parametrize("kind", ["paths", "members", "steps", "seeds", "layers"])

@@ -1,0 +1,114 @@
+"""A parameter that stands at two places of a model, told where the model enters training.
+
+What a gradient is taken by is looked at for leaves that are one object. Under `filter_jit` the
+leaves are tracers, each its own, so the compiled function's first call tells which of them are
+*twins*: made from one array. Only what is differentiated is told of, for it is no mistake to call a
+function with a model and with its moving average, which is the same model at first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pytreemod.errors import SharedParameterWarning, describe, explain, warn
+from pytreemod.tree.nodes import Place
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array
+from pytreemod.tree.sharing import places_of_shared
+from pytreemod.typing import PyTree, jtu
+
+Twins = tuple[tuple[int, ...], ...]
+"""Groups of positions in a list of arrays."""
+
+
+class _Known(threading.local):
+    """The twins among the tracers of the traces that run in each thread."""
+
+    def __init__(self) -> None:
+        self.identities: dict[int, int] = {}
+
+
+_known = _Known()
+
+
+def _identity(leaf: Any) -> int:
+    return _known.identities.get(id(leaf), id(leaf))
+
+
+def twins_among(tree: PyTree) -> Twins:
+    """Which arrays of a tree are one parameter at several places."""
+    leaves = [leaf for leaf in jtu.tree_leaves(tree) if is_array(leaf)]
+    if not _has_twice(leaves):
+        return ()
+    groups = _groups(tree, [is_array(x) for x in jtu.tree_leaves(tree)])
+    shared = {_identity(group[0].leaf) for group in groups}
+    positions: dict[int, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        if _identity(leaf) in shared:
+            positions.setdefault(_identity(leaf), []).append(i)
+    return tuple(map(tuple, positions.values()))
+
+
+@contextmanager
+def knowing(twins: Twins, values: Sequence[Any]) -> Generator[None]:
+    """Let it be known, while a function is traced, which of its tracers are twins.
+
+    Args:
+        twins: the groups.
+        values: the tracers.
+    """
+    before = _known.identities
+    if twins:
+        pairs = {id(values[i]): id(values[group[0]]) for group in twins for i in group}
+        _known.identities = {**before, **pairs}
+    try:
+        yield
+    finally:
+        _known.identities = before
+
+
+def _has_twice(leaves: Iterable[Any]) -> bool:
+    identities = [_identity(leaf) for leaf in leaves]
+    return len(set(identities)) < len(identities)
+
+
+def tell_shared(where: str, root: str, tree: PyTree, mask: Sequence[bool]) -> None:
+    """Warn if what is to be trained stands at two places of a tree.
+
+    Args:
+        where: who asks.
+        root: what to call the tree.
+        tree: the model.
+        mask: which of its leaves are trained.
+    """
+    leaves = jtu.tree_leaves(tree)
+    if not _has_twice(leaf for leaf, m in zip(leaves, mask, strict=True) if m):
+        return
+    groups = _groups(tree, mask)
+    if not groups:
+        return
+    spots = [
+        " and ".join(path_text(place.path, root) for place in group)
+        + f": {describe(group[0].leaf)}"
+        for group in groups
+    ]
+    text = explain(
+        where,
+        "each parameter at one place",
+        f"{len(groups)} at two places or more",
+        places=spots,
+        cure=[
+            "training makes several of it, with a gradient for each; keep it in one field, and "
+            "use it twice:",
+            "h = self.embed(x)",
+            "logits = h @ self.embed.weight.T",
+        ],
+    )
+    warn(SharedParameterWarning, text)
+
+
+def _groups(tree: PyTree, mask: Sequence[bool]) -> list[list[Place]]:
+    return places_of_shared(tree, mask, _identity, set(_known.identities.values()))

@@ -1,0 +1,57 @@
+"""Parameters that stand at two places of a tree.
+
+A tree says nothing of sharing: what stands at two places comes out of the next transform as two.
+For a parameter that is nearly always a mistake: two gradients, two updates, two values from then
+on. Found are the same array of two or more axes, and any array of a record (a layer) that itself
+stands at two places; not a bias of zeros that two layers happen to have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from itertools import combinations
+from typing import Any
+
+from pytreemod.tree.nodes import Place, places, record_of
+from pytreemod.typing import PyTree
+
+
+def places_of_shared(
+    tree: PyTree,
+    chosen: Sequence[bool],
+    identity: Callable[[Any], int] = id,
+    known: Collection[int] = (),
+) -> list[list[Place]]:
+    """The places of each leaf that is shared.
+
+    Args:
+        tree: any tree.
+        chosen: which of its leaves to look at, in JAX's order.
+        identity: what is equal for two leaves that are one.
+        known: the identities of leaves that are known to be parameters at several places.
+
+    Returns:
+        For each shared leaf, where it stands: two places or more.
+    """
+    found: dict[int, list[Place]] = {}
+    for place, is_chosen in zip(places(tree), chosen, strict=True):
+        if is_chosen:
+            found.setdefault(identity(place.leaf), []).append(place)
+    several = ((one, group) for one, group in found.items() if len(group) > 1)
+    return [group for one, group in several if one in known or _is_one_parameter(group)]
+
+
+def _is_one_parameter(group: Sequence[Place]) -> bool:
+    if not all(any(record_of(node) is not None for node in place.nodes) for place in group):
+        # Arrays in a plain container are an argument's, not a model's.
+        return False
+    return group[0].leaf.ndim >= 2 or any(_one_layer(a, b) for a, b in combinations(group, 2))
+
+
+def _one_layer(a: Place, b: Place) -> bool:
+    """Whether two leaves are in one record that stands at two places."""
+    above = {id(node): i for i, node in enumerate(a.nodes) if record_of(node) is not None}
+    return any(
+        id(node) in above and a.path[: above[id(node)]] != b.path[:i]
+        for i, node in enumerate(b.nodes)
+    )

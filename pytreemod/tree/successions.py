@@ -1,0 +1,108 @@
+"""Which keepers are used up while a function runs inside a transform.
+
+A keeper (a State) that was replaced has a successor, and what the successor holds is lost if it
+does not come out of the transform. Whoever runs a function inside a transform *watches*: keepers
+note what happens to them, and the watcher looks once the function has returned. Nobody watches
+outside of transforms, where a keeper that was used up is still there to refuse its next use.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from pytreemod.tree.snapshots import AbstractKeeper
+from pytreemod.typing import PyTree, jtu
+
+
+class Watch:
+    """What happened to keepers while one function ran.
+
+    Attributes:
+        made: the keepers that were made meanwhile, by their id, which keeps them alive.
+        used: those that were used up, in order.
+        parts: those that were taken out of another one, which stays as it is.
+        advanced: by what their entries are recognized, the entries that came out of transforms
+            inside with other values than they went in with.
+    """
+
+    __slots__ = ("advanced", "made", "parts", "used")
+
+    def __init__(self) -> None:
+        self.made: dict[int, AbstractKeeper] = {}
+        self.used: list[AbstractKeeper] = []
+        self.parts: list[AbstractKeeper] = []
+        self.advanced: set[Any] = set()
+
+    def came_in(self) -> list[AbstractKeeper]:
+        """The keepers that were used up, but not made here: arguments, or taken from outside."""
+        found = {id(keeper): keeper for keeper in self.used if id(keeper) not in self.made}
+        return list(found.values())
+
+
+class _Watches(threading.local):
+    """The watches of each thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[Watch] = []
+
+
+_watches = _Watches()
+
+
+@contextmanager
+def watching() -> Generator[Watch]:
+    """Watch, in this thread, until the end."""
+    watch = Watch()
+    _watches.stack.append(watch)
+    try:
+        yield watch
+    finally:
+        _watches.stack.pop()
+
+
+def outer_watch() -> Watch | None:
+    """The innermost watch of this thread, if there is one."""
+    stack = _watches.stack
+    return stack[-1] if stack else None
+
+
+def note_made(keeper: AbstractKeeper) -> None:
+    """Tell who watches that a keeper is there that was not there before."""
+    if _watches.stack:
+        _watches.stack[-1].made[id(keeper)] = keeper
+
+
+def note_part(keeper: AbstractKeeper) -> None:
+    """Tell who watches that a keeper is a part of another one, into which it has to be put back."""
+    if _watches.stack:
+        _watches.stack[-1].parts.append(keeper)
+
+
+def note_used(keeper: AbstractKeeper) -> None:
+    """Tell who watches that a keeper was used up."""
+    if _watches.stack:
+        _watches.stack[-1].used.append(keeper)
+
+
+def is_keeper(node: Any) -> bool:
+    """Whether a node of a tree is a keeper."""
+    return isinstance(node, AbstractKeeper)
+
+
+def keepers_in(tree: PyTree) -> list[AbstractKeeper]:
+    """The keepers in a tree, those included that were used up."""
+    return [leaf for leaf in jtu.tree_leaves(tree, is_leaf=is_keeper) if is_keeper(leaf)]
+
+
+def advanced(old: AbstractKeeper, new: AbstractKeeper) -> set[Any]:
+    """Which entries of `old` have another value in `new`, by what they are recognized by."""
+    before, after = old.__entries__(), new.__entries__()
+    return {name for name in before if name in after and _differ(before[name], after[name])}
+
+
+def _differ(old: PyTree, new: PyTree) -> bool:
+    before, after = jtu.tree_leaves(old), jtu.tree_leaves(new)
+    return len(before) != len(after) or any(a is not b for a, b in zip(before, after, strict=True))

@@ -1,0 +1,178 @@
+"""A parameter at two places of a model is told where the model enters training."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import SharedParameterWarning
+
+X = jnp.ones((2, 3))
+KEY = jax.random.key(0)
+TOLD = "expected each parameter at one place"
+
+
+def loss(model, x):
+    """A scalar."""
+    return jnp.sum(model(x) ** 2)
+
+
+def linear():
+    """A layer of its own."""
+    return nn.Linear(3, 3, key=KEY)
+
+
+def of_one_layer():
+    """The same object, twice."""
+    layer = linear()
+    return nn.Sequential([layer, layer])
+
+
+def of_one_array():
+    """Two layers around one weight."""
+    layer = linear()
+    return nn.Sequential([layer, linear().replace(weight=layer.weight)])
+
+
+def of_one_small_layer():
+    """Its arrays have one axis, but it is one layer."""
+    layer = nn.LayerNorm(3)
+    return nn.Sequential([layer, layer])
+
+
+class Own(pm.Module):
+    """A user's class that keeps one layer in two fields."""
+
+    encode: nn.Linear
+    decode: nn.Linear
+
+    def __init__(self):
+        self.encode = self.decode = linear()
+
+    def __call__(self, x):
+        """There and back."""
+        return self.decode(self.encode(x))
+
+
+class NumPys(pm.Module):
+    """An array of NumPy's, twice."""
+
+    a: np.ndarray
+    b: np.ndarray
+
+    def __call__(self, x):
+        """Both."""
+        return x @ self.a @ self.b
+
+
+def of_numpy():
+    """NumPy's arrays are parameters, too."""
+    array = np.eye(3, dtype=np.float32)
+    return NumPys(array, array)
+
+
+SHARED = [of_one_layer, of_one_array, of_one_small_layer, Own, of_numpy]
+WAYS = {
+    "trainable": lambda m: pm.trainable(m),
+    "filter_grad": lambda m: pm.filter_grad(loss)(m, X),
+    "filter_jacrev": lambda m: pm.filter_jacrev(loss)(m, X),
+    "filter_vjp": lambda m: pm.filter_vjp(loss, m, X),
+    "filter_jit of filter_grad": lambda m: pm.filter_jit(lambda m: pm.filter_grad(loss)(m, X))(m),
+    "trainable in two filter_jit": lambda m: pm.filter_jit(
+        lambda m: pm.filter_jit(lambda m: pm.trainable(m)[0])(m)
+    )(m),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("make", SHARED)
+def test_a_shared_parameter_is_told(make, way):
+    """In silence it would be two from the first step on."""
+    with pytest.warns(SharedParameterWarning, match=TOLD) as told:
+        way(make())
+
+    assert len(told) == 1
+    assert told[0].filename == __file__
+
+
+def test_both_paths_are_named():
+    """From the argument's name on."""
+    with pytest.warns(
+        SharedParameterWarning, match=r"model\.encode\.weight and model\.decode\.weight: f"
+    ):
+        pm.filter_jit(lambda m: pm.filter_grad(loss)(m, X))(Own())
+
+
+def test_a_layer_called_twice_is_not_told():
+    """The cure."""
+
+    class Twice(pm.Module):
+        layer: nn.Linear
+
+        def __call__(self, x):
+            return self.layer(self.layer(x))
+
+    pm.filter_grad(loss)(Twice(linear()), X)
+
+
+def test_small_arrays_in_common_are_not_told():
+    """Two layers that began with one array of zeros are two layers."""
+    zeros = jnp.zeros(3)
+    model = nn.Sequential([linear().replace(bias=zeros), linear().replace(bias=zeros)])
+
+    for way in WAYS.values():
+        way(model)
+
+
+def test_what_is_not_trained_is_not_told():
+    """Buffers, and what wrt leaves out."""
+
+    class Masked(pm.Module):
+        weight: jax.Array
+        mask: jax.Array = pm.buffer()
+
+        def __call__(self, x):
+            return x @ (self.weight * self.mask)
+
+    mask = jnp.eye(3)
+    pm.filter_grad(loss)(nn.Sequential([Masked(jnp.ones((3, 3)), mask) for _ in range(2)]), X)
+    pm.filter_grad(loss, wrt=pm.select.path("layers.0.bias"))(of_one_array(), X)
+
+
+def test_a_model_and_its_average_are_two():
+    """They begin as one, as arguments or side by side in one; only one of them is trained."""
+    model = linear()
+    pm.filter_jit(lambda model, average, x: pm.filter_grad(loss)(model, x))(model, model, X)
+    pm.filter_jit(lambda both, x: pm.filter_grad(loss)(both["model"], x))(
+        {"model": model, "average": model}, X
+    )
+
+
+def test_arrays_in_plain_containers_are_values():
+    """A function of two equal arrays has a gradient for each."""
+    pm.filter_grad(lambda pair: jnp.sum(pair[0] * pair[1]))((X, X))
+
+
+def test_twins_of_one_trace_are_not_those_of_the_next():
+    """What is known of tracers ends with the trace, also after an error in it."""
+
+    @pm.filter_jit
+    def fails(m):
+        raise ValueError("on purpose")
+
+    with pytest.raises(ValueError, match="on purpose"):
+        fails(of_one_layer())
+    for _ in range(3):
+        pm.filter_jit(lambda m: pm.filter_grad(loss)(m, X))(nn.Sequential([linear(), linear()]))
+
+
+def test_values_are_right_whatever_is_told():
+    """Each place has the gradient of its own."""
+    shared, apart = of_one_layer(), nn.Sequential([linear(), linear()])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pm.SharedParameterWarning)
+        assert pm.tree_equal(pm.filter_grad(loss)(shared, X), pm.filter_grad(loss)(apart, X))

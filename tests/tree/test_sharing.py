@@ -1,0 +1,68 @@
+"""Which parameters stand at two places of a tree."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import StructureError
+from pytreemod.tree.sharing import places_of_shared
+
+
+class Layer(pm.Module):
+    """A layer with a large and a small array, and one that is no parameter."""
+
+    weight: jax.Array
+    bias: jax.Array
+    scale: jax.Array = pm.buffer()
+
+
+def layer(weight=None, bias=None, scale=None):
+    """A layer whose arrays are its own, but for those that are given."""
+    made = (jnp.ones((2, 2)), jnp.ones(2), jnp.ones((2, 2)))
+    return Layer(*(new if old is None else old for old, new in zip((weight, bias, scale), made)))
+
+
+def shared(tree):
+    """The paths of what is shared."""
+    groups = places_of_shared(tree, [True] * len(jax.tree.leaves(tree)))
+    return [[jax.tree_util.keystr(place.path) for place in group] for group in groups]
+
+
+def test_a_large_array_is_a_parameter_wherever_it_is():
+    """Two layers, one weight."""
+    weight = jnp.ones((2, 2))
+
+    assert shared([layer(weight), layer(weight)]) == [["[0].weight", "[1].weight"]]
+
+
+def test_a_small_array_is_one_if_its_layer_is():
+    """A bias of zeros may be anybody's."""
+    bias, one = jnp.zeros(2), layer()
+
+    assert shared([layer(bias=bias), layer(bias=bias)]) == []
+    assert ["[0].bias", "[1].bias"] in shared([one, one])
+    assert ["[0].bias", "[1]['a'].bias"] in shared([one, {"a": one}])
+
+
+def test_a_record_that_holds_an_array_twice_is_not_at_two_places():
+    """Its root is above both, at one path."""
+    bias = jnp.zeros(2)
+
+    assert shared(Layer(jnp.ones((2, 2)), bias, bias)) == []
+
+
+def test_arrays_outside_of_records_are_no_model():
+    """Values in a tuple."""
+    array = jnp.ones((2, 2))
+
+    assert shared([array, array]) == shared([array, layer(array)]) == []
+
+
+def test_tree_check_finds_shared_parameters():
+    """Arrays, too, but for buffers and small ones."""
+    weight, bias, scale = jnp.ones((2, 2)), jnp.ones(2), jnp.ones((2, 2))
+
+    pm.tree_check([layer(bias=bias, scale=scale), layer(bias=bias, scale=scale)])
+    with pytest.raises(StructureError, match=r"(?s)each parameter once.*at \[0\]\.weight.*\[1\]"):
+        pm.tree_check([layer(weight), layer(weight)])
