@@ -98,7 +98,7 @@ def mapped(model, state, x):
 
 
 def grown(model, state, x):
-    parts = [*model.parts, Part(model.parts[-1].weight, len(model.parts))]
+    parts = [*model.parts, Part(-model.parts[-1].weight, len(model.parts))]
     return pm.tree_at(lambda m: m.parts, model, parts), state, x
 
 
