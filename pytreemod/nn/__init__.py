@@ -1,9 +1,10 @@
 """Layers: Modules that hold arrays, and call the pure functions of `pytreemod.nn.functional`.
 
 Owns: the layers, under Equinox's names. Leaves of a layer are arrays only (sizes, flags and
-functions are configuration), every layer accepts leading batch axes, and the axes it cares for are
-always checked. May import errors, tree, module, state and transform. Promises that no layer keeps
-anything behind the caller's back: keys and State are passed in, new State is handed back.
+functions are configuration), every layer accepts leading batch axes, and the axes it cares for, of
+its input and of its own arrays, are always checked. May import errors, tree, module, state and
+transform. Promises that no layer keeps anything behind the caller's back: keys and State are
+passed in, new State is handed back.
 """
 
 from pytreemod.nn import functional as functional

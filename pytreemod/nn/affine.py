@@ -19,6 +19,7 @@ from pytreemod.nn.checking import (
     check_flag,
     check_last_axis,
     named,
+    own_arrays,
     split_key,
 )
 from pytreemod.nn.functional.affine import linear
@@ -58,7 +59,8 @@ class Linear(Module):
     Raises:
         ArgumentError: a size is negative or not an integer, or another argument is unusable.
         RngError: key is no random key.
-        ShapeError: the last axis of x has not in_features entries.
+        ShapeError: the last axis of x has not in_features entries, or weight or bias has not the
+            shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -94,8 +96,7 @@ class Linear(Module):
         dtype = check_dtype(named(self, "dtype"), dtype)
         weight_key, bias_key = split_key(named(self, "key"), key, 2)
 
-        fan_in = 1 if self.in_features == "scalar" else self.in_features
-        fan_out = 1 if self.out_features == "scalar" else self.out_features
+        fan_in, fan_out = _count(self.in_features), _count(self.out_features)
         self.weight = _initial_weight(
             named(self, "weight_init"), weight_init, weight_key, (fan_in, fan_out), dtype
         )
@@ -110,13 +111,22 @@ class Linear(Module):
         """Apply the layer to the last axis of x; `key` is ignored."""
         del key
         where = Title(self, "in_features", "out_features")
+        fan_in, fan_out = _count(self.in_features), _count(self.out_features)
+        weight, bias = own_arrays(
+            where, weight=(fan_out, fan_in), bias=(fan_out,) if self.use_bias else None
+        )
         x = check_array(where, x)
         if self.in_features == "scalar":
             x = lax.expand_dims(x, (x.ndim,))
         else:
             check_last_axis(where, x, self.in_features, "in_features")
-        y = linear(x, self.weight, self.bias)
+        y = linear(x, weight, bias)
         return lax.squeeze(y, (y.ndim - 1,)) if self.out_features == "scalar" else y
+
+
+def _count(size: int | Literal["scalar"]) -> int:
+    """How many numbers a size stands for."""
+    return 1 if size == "scalar" else size
 
 
 def _initial_weight(

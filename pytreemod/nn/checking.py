@@ -1,7 +1,7 @@
-"""Checks that all layers share: sizes, keys, dtypes, inputs, and the cures their errors show.
+"""Checks that all layers share: sizes, keys, dtypes, inputs, own arrays, and the cures of errors.
 
 Owns: turning what a user passed into what a layer can rely on, or an error that names the layer
-and the argument. Imports errors, tree and state only.
+and the argument. Imports errors, tree and state only, and how a layer is called.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from jax.core import Tracer
 from jaxtyping import Array, PRNGKeyArray
 
 from pytreemod.errors import ArgumentError, RngError, ShapeError, describe, explain
+from pytreemod.nn.statefulness import is_stateful
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.tree.predicates import is_array_like
 from pytreemod.typing import Keys
@@ -346,6 +347,72 @@ def check_floating(where: Where, x: Array) -> None:
         if jnp.issubdtype(x.dtype, jnp.complexfloating):
             cure = ("Normalize real and imaginary part each for itself:", "layer(x.real)")
         raise ArgumentError(explain(str(where), "x of a floating dtype", describe(x), cure=cure))
+
+
+def own_arrays(where: Title, **shapes: tuple[int, ...] | None) -> tuple[Any, ...]:
+    """Read the arrays that a layer holds: how every layer of `nn` gets its own, when it is called.
+
+    Every axis counts. Layers that a map made as one have one axis more, and would take it for one
+    of the others: called as they are, they would broadcast to something that nobody meant. Shapes
+    are known while tracing, so that a compiled program does not contain the check.
+
+    Args:
+        where: the layer's title.
+        **shapes: by the name of the field, the shape that the layer's configuration says; None
+            where it says that there is no such array.
+
+    Returns:
+        The values of these fields, in that order.
+
+    Raises:
+        ShapeError: a value has another shape; or there is none, or one that should not be there.
+
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> scale = SimpleNamespace(size=3, weight=jnp.ones(3), bias=None)
+        >>> own_arrays(Title(scale, "size"), weight=(3,), bias=None)[0].shape
+        (3,)
+    """
+    layer = where.layer
+    values: list[Any] = []
+    for name, shape in shapes.items():
+        value = getattr(layer, name)
+        values.append(value)
+        if shape is None or getattr(value, "shape", None) != shape:
+            _check_shape(where, name, shape, value)
+    return tuple(values)
+
+
+def _check_shape(where: Title, name: str, shape: tuple[int, ...] | None, value: Any) -> None:
+    found = shape_of(value)
+    if found == shape:
+        return
+    expected = f"{name} to be None" if shape is None else f"{name} of shape {shape}"
+    if shape is not None and found is not None and len(found) > len(shape):
+        cure = mapped_cure(where.layer)
+    else:
+        cure = (
+            "Arrays and configuration go together; build such a layer, and put the array into it:",
+            f"layer = pm.tree_at(lambda m: m.{name}, new_layer, {name})",
+        )
+    raise ShapeError(explain(str(where), expected, describe(value), cure=cure))
+
+
+def shape_of(value: Any) -> tuple[int, ...] | None:
+    """The shape of whatever can stand for an array; None for None."""
+    if value is None or hasattr(value, "shape"):
+        return None if value is None else value.shape
+    # What only becomes an array when it is computed with: asked without computing it.
+    return jax.eval_shape(lambda: jnp.asarray(value)).shape
+
+
+def mapped_cure(layer: Any) -> Sequence[str]:
+    """How layers are called that a map has made as one."""
+    if is_stateful(layer):
+        code = ["pm.filter_vmap(lambda m, x, s: m(x, s))(layers, xs, states)"]
+    else:
+        code = ["pm.filter_vmap(lambda m, x: m(x))(layers, xs)"]
+    return ("Several layers as one are called mapped:", *code)
 
 
 def check_last_axis(where: Where, x: Array, size: int, argument: str) -> None:

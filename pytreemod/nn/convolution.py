@@ -24,6 +24,7 @@ from pytreemod.nn.checking import (
     check_sizes,
     check_window,
     named,
+    own_arrays,
     split_key,
 )
 from pytreemod.nn.dimensions import for_dimensions
@@ -77,7 +78,8 @@ class Conv(Module):
     Raises:
         ArgumentError: an argument is negative, not an integer, or does not fit the others.
         RngError: key is no random key.
-        ShapeError: x lacks an axis, its channels are not in_channels, or it is too small.
+        ShapeError: x lacks an axis, its channels are not in_channels, or it is too small; or weight
+            or bias has not the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -145,16 +147,21 @@ class Conv(Module):
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Convolve the channel and spatial axes of x; `key` is ignored."""
         del key
-        where = Title(self, "in_channels", "out_channels")
-        x, dims = check_array(where, x), self.num_spatial_dims
+        where, dims = Title(self, "in_channels", "out_channels"), self.num_spatial_dims
+        weight, bias = own_arrays(
+            where,
+            weight=(self.out_channels, self.in_channels // self.groups, *self.kernel_size),
+            bias=(self.out_channels, *(1,) * dims) if self.use_bias else None,
+        )
+        x = check_array(where, x)
         check_channels(where, x, self.in_channels, dims)
         window = extents(self.kernel_size, self.dilation)
         pads = resolve_padding(self.padding, x.shape[-dims:], window, self.stride)
         check_window(where, x, window, pads)
         return conv(
             x,
-            self.weight,
-            self.bias,
+            weight,
+            bias,
             stride=self.stride,
             padding=pads,
             dilation=self.dilation,

@@ -18,6 +18,7 @@ from pytreemod.nn.checking import (
     check_key,
     check_size,
     named,
+    own_arrays,
 )
 from pytreemod.nn.functional.lookup import embedding
 from pytreemod.nn.initializing import Initializer, initialize
@@ -49,7 +50,7 @@ class Embedding(Module):
     Raises:
         ArgumentError: neither sizes nor weight are given, they disagree, or x has no integers.
         RngError: key is no random key.
-        ShapeError: weight has not two axes.
+        ShapeError: weight has not two axes, or when called not those of the sizes.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -100,13 +101,14 @@ class Embedding(Module):
         """Read the rows that x names; `key` is ignored."""
         del key
         where = Title(self, "num_embeddings", "embedding_size")
+        (weight,) = own_arrays(where, weight=(self.num_embeddings, self.embedding_size))
         rows = check_array(where, x)
         if not jnp.issubdtype(rows.dtype, jnp.integer):
             cure = ("Convert it first:", "layer(x.astype(int))")
             raise ArgumentError(
                 explain(str(where), "x of an integer dtype", describe(rows), cure=cure)
             )
-        return embedding(rows, self.weight)
+        return embedding(rows, weight)
 
     def _check_sizes_given(self, num_embeddings: Any, embedding_size: Any) -> None:
         if num_embeddings is None or embedding_size is None:

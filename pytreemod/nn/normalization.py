@@ -23,6 +23,7 @@ from pytreemod.nn.checking import (
     check_size,
     check_sizes,
     named,
+    own_arrays,
 )
 from pytreemod.nn.functional.normalization import (
     batch_norm,
@@ -69,7 +70,7 @@ class LayerNorm(Module):
 
     Raises:
         ArgumentError: an argument is unusable, or x is not floating.
-        ShapeError: x does not end in shape.
+        ShapeError: x does not end in shape, or weight or bias has not the shape above.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -131,10 +132,15 @@ class LayerNorm(Module):
         del key
         where = Title(self, "shape")
         check_state(where, state)
+        weight, bias = own_arrays(
+            where,
+            weight=self.shape if self.use_weight else None,
+            bias=self.shape if self.use_bias else None,
+        )
         x = check_array(where, x)
         check_floating(where, x)
         _check_trailing(where, x, self.shape)
-        out = layer_norm(x, self.shape, self.weight, self.bias, eps=self.eps)
+        out = layer_norm(x, self.shape, weight, bias, eps=self.eps)
         return out if isinstance(state, Absence) else (out, state)
 
 
@@ -201,7 +207,7 @@ class BatchNorm(StatefulLayer):
     Raises:
         ArgumentError: an argument is unusable, x is not floating, or an axis_name is not bound.
         ShapeError: the channels are not input_size, an axis is missing, or there is only one
-            value per channel to take a variance of.
+            value per channel to take a variance of; or weight or bias has not the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -287,15 +293,15 @@ class BatchNorm(StatefulLayer):
         """
         del key
         channel_axis = 1 if self.axis_name is None else 0
-        check_state(self._title(), state)
+        where, size = self._title(), (self.input_size,) if self.channelwise_affine else None
+        check_state(where, state)
+        weight, bias = own_arrays(where, weight=size, bias=size)
         x = self._check(x, channel_axis)
         running = self._running(state)
         if self.inference if inference is None else inference:
-            out = batch_norm(
-                x, *running, self.weight, self.bias, channel_axis=channel_axis, eps=self.eps
-            )
+            out = batch_norm(x, *running, weight, bias, channel_axis=channel_axis, eps=self.eps)
             return out, state
-        out, mean, var, count = self._normalize(x, channel_axis)
+        out, mean, var, count = self._normalize(x, weight, bias, channel_axis)
         unbiased = var * (count / (count - 1))
         new = zip(running, (mean, unbiased), strict=True)
         mean_now, var_now = (update_running(old, now, self.momentum) for old, now in new)
@@ -347,13 +353,15 @@ class BatchNorm(StatefulLayer):
             return ("The last axis fits, but channels come first here:", f"layer({moved}, state)")
         return "No axis of x fits; the layer was built for another number of channels."
 
-    def _normalize(self, x: Array, channel_axis: int) -> tuple[Array, Array, Array, int]:
+    def _normalize(
+        self, x: Array, weight: Array | None, bias: Array | None, channel_axis: int
+    ) -> tuple[Array, Array, Array, int]:
         where, names = self._title(), _axis_names(self.axis_name)
         try:
             out, mean, var, count = normalize_batch(
                 x,
-                self.weight,
-                self.bias,
+                weight,
+                bias,
                 channel_axis=channel_axis,
                 axis_name=names,
                 eps=self.eps,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -18,7 +19,9 @@ from pytreemod.nn.checking import (
     check_number,
     check_size,
     is_traced,
+    mapped_cure,
     named,
+    shape_of,
 )
 from pytreemod.nn.functional.promotion import computing_dtype
 from pytreemod.nn.functional.rescaling import divide_by_spectral_norm, power_iteration
@@ -73,7 +76,7 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
     Raises:
         ArgumentError: an argument is unusable, or the weight is complex or all zero.
         RngError: key is no random key.
-        ShapeError: the weight has fewer than two axes.
+        ShapeError: the weight has fewer than two axes, or not those of its singular vectors.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -144,7 +147,7 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         """
         check_state(Title(self, "weight_name"), state)
         weight = getattr(self.layer, self.weight_name)
-        u, v = state.get(self.uv_index)
+        u, v = self._vectors(weight, state)
         if self.num_power_iterations and not (self.inference if inference is None else inference):
             u, v = power_iteration(
                 weight, u, v, num_iterations=self.num_power_iterations, eps=self.eps
@@ -153,6 +156,16 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         normed = divide_by_spectral_norm(weight, u, v)
         path = (jtu.GetAttrKey(self.weight_name),)
         return call_layer(replace_at(self.layer, [(path, normed)]), x, state, key)
+
+    def _vectors(self, weight: Array, state: State) -> tuple[Array, Array]:
+        """The singular vectors; refused if they are not those of a weight of that shape."""
+        u, v = state.get(self.uv_index)
+        shape = shape_of(weight)
+        if shape is not None and (u.shape, v.shape) == (shape[:1], (math.prod(shape[1:]),)):
+            return u, v
+        where, cure = str(Title(self, "weight_name")), mapped_cure(self)
+        expected = f"a weight whose singular vectors have the shapes {u.shape} and {v.shape}"
+        raise ShapeError(explain(where, expected, describe(weight), cure=cure))
 
 
 def _check_weight(where: str, layer: Any, name: Any) -> Array:

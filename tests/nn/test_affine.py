@@ -105,10 +105,15 @@ def test_weight_init_counts_inputs_as_jax_does(key):
 
 
 def test_a_bias_that_is_put_in_later_counts(key):
-    """Whether there is a bias is asked of the field, not of the flag."""
+    """Together with the flag; where the two disagree, neither is taken for right."""
     layer = nn.Linear(2, 2, use_bias=False, key=key)
+    biased = layer.replace(bias=jnp.ones(2), use_bias=True)
 
-    assert_close(layer.replace(bias=jnp.ones(2))(jnp.ones(2)), layer(jnp.ones(2)) + 1)
+    assert_close(biased(jnp.ones(2)), layer(jnp.ones(2)) + 1)
+    with pytest.raises(ShapeError, match=r"^Linear\(.*\): expected bias to be None, got f32\[2\]"):
+        layer.replace(bias=jnp.ones(2))(jnp.ones(2))
+    with pytest.raises(ShapeError, match=r"expected bias of shape \(2,\), got None"):
+        nn.with_mode(layer, use_bias=True)(jnp.ones(2))
 
 
 WRONG_INPUTS = [

@@ -236,6 +236,33 @@ def test_a_wrong_feature_size_is_a_shape_error():
         linear(pytreemod)(ramp(7))
 
 
+def test_an_array_that_does_not_fit_its_layer_is_refused():
+    """Equinox computes with whatever is there; pytreemod asks that it be what the layer says."""
+
+    def widened(eqx):
+        return eqx.tree_at(lambda m: m.weight, eqx.nn.Linear(2, 3, False, key=KEY), ramp(5, 2))
+
+    assert widened(equinox)(ramp(2)).shape == (5,)
+
+    with pytest.raises(ValueError, match=r"Linear\(.*\): expected weight of shape \(3, 2\)"):
+        widened(pytreemod)(ramp(2))
+    meant = widened(pytreemod).replace(out_features=5)
+    assert_same(widened(equinox)(ramp(2)), meant(ramp(2)))
+
+
+def test_layers_that_are_stacked_are_not_called_as_one():
+    """Equinox broadcasts a bias-free MLP over its members; pytreemod refuses, and says `vmap`."""
+
+    def stacked(eqx):
+        make = lambda key: eqx.nn.Linear(3, 3, use_bias=False, key=key)  # noqa: E731
+        return eqx.filter_vmap(make)(jax.random.split(KEY, 3))
+
+    assert stacked(equinox)(ramp(3)).shape == (3, 3)
+
+    with pytest.raises(ValueError, match="filter_vmap"):
+        stacked(pytreemod)(ramp(3))
+
+
 def test_tree_at_refuses_the_same_node_twice():
     """Equinox keeps the last of two replacements; pytreemod refuses to choose."""
     edit = lambda eqx: eqx.tree_at(lambda t: (t["a"], t["a"]), {"a": 1.0, "b": 2}, (3, 4))  # noqa: E731
