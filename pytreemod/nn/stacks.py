@@ -170,6 +170,7 @@ class Stack(StatefulLayer, Generic[_L]):
             The last layer's output; with `state`, the pair of it and the new State.
         """
         title, depth = self._title(), self.depth
+        _check_second(title, self, state)
         extra = _check_names(title, per_layer, same)
         layer = delete_init_state(self.layer) if self.is_stateful() else self.layer
         _check_leading(title, depth, {"layer": layer, "per_layer": extra})
@@ -178,7 +179,7 @@ class Stack(StatefulLayer, Generic[_L]):
             keys = jax.random.split(check_key(title, key), depth)
         values = None
         if self.is_stateful():
-            values = _Values(title, layer, depth, same, _check_state(title, layer, state))
+            values = _Values(title, layer, depth, same, _given_state(title, layer, state))
         step = _Step(same, title, None if values is None else values.form)
         own, shared = ((), ()) if values is None else (values.own, values.shared)
         (x, shared), own = filter_scan(
@@ -565,19 +566,28 @@ class _Values:
         return self.whole.update(self.form.state(new, shared))
 
 
-def _check_state(title: str, layer: Any, state: Any) -> State:
+def _check_second(title: str, stack: Stack[Any], state: Any) -> None:
+    """Refuse what the layers would not get, and what would come back as if it were a State."""
+    if isinstance(state, (State, Absence)):
+        return
+    given = "x, state" if stack.is_stateful() else "x"
+    cure = (
+        "Further arguments for the layers go by name, and so does a key:",
+        f"stack({given}, mask=mask, key=key)",
+    )
+    raise ArgumentError(explain(title, "a State", describe(state), cure=cure))
+
+
+def _given_state(title: str, layer: Any, state: State | Absent) -> State:
     if isinstance(state, State):
         return state
-    if isinstance(state, Absence):
-        cure = (
-            "Make the model together with its State, and pass that along:",
-            "model, state = pm.make_with_state(make_model)(...)",
-            "out, state = model(x, state)",
-        )
-        places = [path_text((FIELD, *path)) for path, _ in tokens_of(layer)]
-        raise StateError(explain(title, "a State", "none", places=places, cure=cure))
-    cure = ("Further arguments for the layers go by name:", "stack(x, state, mask=mask)")
-    raise ArgumentError(explain(title, "a State", describe(state), cure=cure))
+    cure = (
+        "Make the model together with its State, and pass that along:",
+        "model, state = pm.make_with_state(make_model)(...)",
+        "out, state = model(x, state)",
+    )
+    places = [path_text((FIELD, *path)) for path, _ in tokens_of(layer)]
+    raise StateError(explain(title, "a State", "none", places=places, cure=cure))
 
 
 def _open(title: str, depth: int, entry: _Entry) -> tuple[Any, Any]:

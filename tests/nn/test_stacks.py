@@ -227,6 +227,22 @@ def test_other_arguments_for_each_layer_are_refused(per_layer, error, text):
 # ---- a sequence
 
 
+@pytest.mark.parametrize("second", [jnp.ones(3), None, jax.random.key(0)], ids=label)
+@pytest.mark.parametrize("depth", [0, 2])
+def test_further_arguments_by_position_are_refused(second, depth):
+    """They would not reach the layers, and come back beside the result as if they were State."""
+    make_layer = ft.partial(nn.Dropout, 0.5, inference=True)
+    stack = nn.Stack(make_layer, depth)
+
+    for calling in (stack, jax.jit(stack)):
+        with pytest.raises(ArgumentError, match=r"^Stack\(Dropout, depth=") as error:
+            calling(jnp.ones(3), second)
+    assert str(error.value).endswith(
+        "  Further arguments for the layers go by name, and so does a key:\n"
+        "      stack(x, mask=mask, key=key)"
+    )
+
+
 def test_stack_is_a_sequence():
     """Length, iteration, index and slice."""
     stack = blocks(4)

@@ -576,7 +576,9 @@ def test_a_missing_state_is_refused():
     text = r"expected a State, got none\.\n  at layer\.norm\.state_index\n(.|\n)*make_with_state\("
     with pytest.raises(StateError, match=rf"^Stack\(Normed, depth=3\): {text}"):
         stack(X)
-    with pytest.raises(ArgumentError, match=r"a State, got f32\[5,2\](.|\n)*, state, mask=mask\)"):
+    with pytest.raises(
+        ArgumentError, match=r"a State, got f32\[5,2\](.|\n)*, state, mask=mask, key=key\)"
+    ):
         stack(X, X)
 
 

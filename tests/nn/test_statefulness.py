@@ -4,6 +4,7 @@ import functools as ft
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import pytreemod as pm
@@ -18,6 +19,7 @@ from pytreemod.nn.statefulness import (
     is_stateful,
     wants_key,
 )
+from tests.nn.catalogue import CATALOGUE
 
 
 class Plain(Module):
@@ -185,3 +187,23 @@ def test_a_key_in_the_place_of_the_state_is_refused(layer):
 
     with pytest.raises(ArgumentError, match=text):
         layer(jnp.ones(3), KEY)
+
+
+SECONDS = {
+    "a mask": jnp.ones(3),
+    "None": None,
+    "a key": jax.random.key(0),
+    "NumPy": np.ones(3, bool),
+    "a tuple": (),
+}
+
+
+@pytest.mark.parametrize("second", SECONDS)
+@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
+def test_no_layer_takes_what_is_no_state_in_its_place(entry, second):
+    """A mask or a key by position is refused by every layer: none hands it back as a State."""
+    layer, _ = entry.build()
+
+    # The layers that never take State are refused by Python itself.
+    with pytest.raises(TypeError, match=r"expected a State, got|takes 2 positional arguments but"):
+        layer(jnp.asarray(entry.x), SECONDS[second])
