@@ -25,7 +25,7 @@ from pytreemod.nn.checking import (
     named,
 )
 from pytreemod.nn.dimensions import for_dimensions
-from pytreemod.nn.functional.pooling import pool
+from pytreemod.nn.functional.pooling import avg_pool, pool
 from pytreemod.nn.functional.windows import Pads, check_padding, check_strides, cover
 from pytreemod.nn.statefulness import ignores_key
 from pytreemod.state.key_sources import KeyLike
@@ -36,7 +36,8 @@ class Pool(Module):
     """Reduces windows over the spatial axes with any associative operation.
 
     `MaxPool1d`, `MaxPool2d`, `MaxPool3d`, `AvgPool1d`, `AvgPool2d` and `AvgPool3d` are the usual
-    ones, ready made.
+    ones, ready made. Floats narrower than float32 are reduced in float32, and returned in the
+    dtype of x.
 
     Shapes:
         x: (..., channels, *spatial)
@@ -105,16 +106,20 @@ class Pool(Module):
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Reduce the windows over the spatial axes of x; `key` is ignored."""
         del key
-        where = Title(self, "kernel_size")
-        x, dims = check_array(where, x), self.num_spatial_dims
-        check_channels(where, x, None, dims)
-        pads = self.padding
-        if self.use_ceil:
-            pads = cover(pads, x.shape[-dims:], self.kernel_size, self.stride)
-        check_window(where, x, self.kernel_size, pads)
+        x, pads = self._check(x)
         return pool(
             x, self.init, self.operation, self.kernel_size, stride=self.stride, padding=pads
         )
+
+    def _check(self, x: AnyArray) -> tuple[Array, Pads]:
+        """The input as an array, and how much is added to its spatial axes."""
+        where = Title(self, "kernel_size")
+        x, dims, pads = check_array(where, x), self.num_spatial_dims, self.padding
+        check_channels(where, x, None, dims)
+        if self.use_ceil:
+            pads = cover(pads, x.shape[-dims:], self.kernel_size, self.stride)
+        check_window(where, x, self.kernel_size, pads)
+        return x, pads
 
 
 class MaxPool(Pool):
@@ -150,7 +155,9 @@ class AvgPool(Pool):
     @jax.named_scope("pm.nn.AvgPool")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Average the windows over the spatial axes of x; `key` is ignored."""
-        return super().__call__(x, key=key) / math.prod(self.kernel_size)
+        del key
+        x, pads = self._check(x)
+        return avg_pool(x, self.kernel_size, stride=self.stride, padding=pads)
 
 
 class MaxPool1d(MaxPool):

@@ -5,6 +5,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from pytreemod import nn
@@ -131,3 +132,30 @@ def test_what_is_no_operation_is_refused(init, operation, text):
     """The neutral element is one number, the operation a function."""
     with pytest.raises(ArgumentError, match=f"^{text}"):
         nn.Pool(init, operation, 1, 2)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=label)
+@pytest.mark.parametrize("make", [nn.AvgPool1d, nn.AvgPool2d])
+def test_averages_of_half_precision_are_pytorchs(torch, make, dtype):
+    """A window of many entries neither stands still at 256 nor overflows."""
+    layer = make(24, padding=3)
+    shape = (1, 2, *[24] * layer.num_spatial_dims)
+    x = jnp.asarray(100 + wave(*shape)).astype(dtype)
+    narrow = {jnp.bfloat16: torch.bfloat16, jnp.float16: torch.float16}[dtype]
+    reference = getattr(torch.nn, make.__name__)(24, stride=1, padding=3)
+
+    found = layer(x)
+
+    given = torch.tensor(np.array(x, np.float32)).to(narrow)
+    assert found.dtype == dtype
+    rtol = float(jnp.finfo(dtype).eps)
+    assert_close(found.astype(float), reference(given).float(), rtol=rtol)
+
+
+def test_an_average_of_integers_and_of_an_input_that_is_too_small():
+    """Pixels of 8 bits have an average; a text shows the dtype that was given."""
+    layer = nn.AvgPool2d(3)
+
+    assert layer(jnp.full((1, 3, 3), 200, jnp.uint8)).tolist() == [[[200]]]
+    with pytest.raises(ShapeError, match=r"from bf16\[1,2,2\]"):
+        layer(jnp.ones((1, 2, 2), jnp.bfloat16))

@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float, Shaped
 
 from pytreemod.nn.functional.inlining import as_arrays, traced_once
-from pytreemod.nn.functional.promotion import computing_dtype, place
+from pytreemod.nn.functional.promotion import computing_dtype, narrow, place
 from pytreemod.typing import TracedNumber
 
 
@@ -71,7 +71,7 @@ def _layer_norm(
     centered = wide - mean
     var = jnp.mean(jnp.square(centered), axes, keepdims=True)
     out = centered * lax.rsqrt(var + eps)
-    return _narrow(_scale_and_shift(out, weight, bias, first), x)
+    return narrow(_scale_and_shift(out, weight, bias, first), x)
 
 
 def batch_statistics(
@@ -195,7 +195,7 @@ def _batch_norm(
 ) -> Array:
     wide = x.astype(computing_dtype(x.dtype))
     centered = wide - place(mean, wide, channel_axis)
-    return _narrow(_rescale(centered, var, weight, bias, eps, channel_axis), x)
+    return narrow(_rescale(centered, var, weight, bias, eps, channel_axis), x)
 
 
 def _rescale(
@@ -279,7 +279,7 @@ def _normalize_batch(
 ) -> tuple[Array, Array, Array]:
     mean, var, centered = _moments(x, channel_axis=channel_axis, names=names)
     out = _rescale(centered, var, weight, bias, eps, channel_axis)
-    return _narrow(out, x), mean, var
+    return narrow(out, x), mean, var
 
 
 def update_running(
@@ -318,7 +318,3 @@ def _average(
 def _scale_and_shift(out: Array, weight: Array | None, bias: Array | None, axis: int) -> Array:
     out = out if weight is None else out * place(weight, out, axis)
     return out if bias is None else out + place(bias, out, axis)
-
-
-def _narrow(out: Array, x: Array) -> Array:
-    return out.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else out

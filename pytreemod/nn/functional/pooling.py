@@ -12,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, Shaped
 
 from pytreemod.nn.checking import check_sizes
+from pytreemod.nn.functional.promotion import narrow, widen
 from pytreemod.nn.functional.windows import check_padding, cover
 
 
@@ -26,6 +27,9 @@ def pool(
     use_ceil: bool = False,
 ) -> Shaped[Array, ...]:
     """Reduce windows over the last axes of x with an operation of two arguments.
+
+    Floats narrower than float32 are reduced in float32 and returned in the dtype of x; integers
+    are reduced in their own dtype, and sums of them may overflow.
 
     Shapes:
         x: (..., *spatial), as many spatial axes as `kernel_size` has entries
@@ -66,14 +70,17 @@ def pool(
     if use_ceil:
         pads = cover(pads, x.shape[-dims:], window, step)
     ones = (1,) * (x.ndim - dims)
-    return lax.reduce_window(
-        x,
-        saturate(init, x.dtype),
+    # A maximum needs no more digits, but its gradient is a sum, too, where windows overlap.
+    wide = widen(x)
+    out = lax.reduce_window(
+        wide,
+        saturate(init, wide.dtype),
         operation,
         (*ones, *window),
         (*ones, *step),
         ((0, 0),) * (x.ndim - dims) + pads,
     )
+    return out if wide is x else out.astype(x.dtype)
 
 
 def saturate(value: Any, dtype: Any) -> Any:
@@ -150,6 +157,8 @@ def avg_pool(
 ) -> Shaped[Array, ...]:
     """Take the mean of each window over the last axes of x; padding counts as zeros.
 
+    Computed in float32 or wider and returned in the dtype of x; the mean of integers is a float.
+
     Shapes:
         x: (..., *spatial), as many spatial axes as `kernel_size` has entries
         return: (..., *spatial_out)
@@ -178,5 +187,6 @@ def avg_pool(
         `torch.nn.functional.avg_pool2d` with `count_include_pad=True`; other than there, an
         overhanging window is divided by its full size, as in Equinox.
     """
-    total = pool(x, 0, lax.add, kernel_size, stride=stride, padding=padding, use_ceil=use_ceil)
-    return total / math.prod(kernel_size)
+    wide = widen(x) if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.asarray(x, float)
+    total = pool(wide, 0, lax.add, kernel_size, stride=stride, padding=padding, use_ceil=use_ceil)
+    return narrow(total / math.prod(kernel_size), x)

@@ -61,9 +61,37 @@ def computing_dtype(dtype: Any) -> Any:
     """
     if jnp.issubdtype(dtype, jnp.complexfloating):
         raise ArgumentError(explain("normalization", "real numbers", str(jnp.dtype(dtype))))
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.result_type(float)
-    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
+    return wide_dtype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
+
+
+def wide_dtype(dtype: Any) -> Any:
+    """The dtype in which many numbers of `dtype` are added up: float32 for narrower floats.
+
+    In bfloat16, 256 + 1 is 256: a long sum stands still.
+
+    Args:
+        dtype: an array's dtype.
+
+    Returns:
+        float32 for floats that are narrower; what was given for all else.
+
+    Examples:
+        >>> jnp.dtype(wide_dtype(jnp.float16)).name, jnp.dtype(wide_dtype(jnp.int8)).name
+        ('float32', 'int8')
+    """
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
+        return jnp.float32
+    return dtype
+
+
+def widen(x: Shaped[Array, ...]) -> Shaped[Array, ...]:
+    """An array in its `wide_dtype`; the array itself where it is wide enough."""
+    return _as_dtype(x, wide_dtype(x.dtype))
+
+
+def narrow(out: Shaped[Array, ...], x: Shaped[Array, ...]) -> Shaped[Array, ...]:
+    """A result in the dtype of the input, unless that is one of integers."""
+    return out.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else out
 
 
 def place(values: Shaped[Array, ...], like: Shaped[Array, ...], axis: int) -> Shaped[Array, ...]:

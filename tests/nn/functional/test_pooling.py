@@ -97,3 +97,88 @@ def test_pooling_has_gradients(torch, function):
     reference = getattr(torch.nn.functional, f"{function.__name__}1d")
     reference(tensor, 3, 2).sin().sum().backward()
     assert_close(found, tensor.grad)
+
+
+HALF = [jnp.bfloat16, jnp.float16]
+
+
+def means(x, window, stride):
+    """The means of windows in float64, restated in NumPy."""
+    views = np.lib.stride_tricks.sliding_window_view(np.asarray(x, float), window, (-2, -1))
+    return views[..., ::stride, ::stride, :, :].mean((-2, -1))
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=label)
+@pytest.mark.parametrize(("size", "window", "stride"), [(32, 32, 1), (36, 32, 2), (6, 2, 3)])
+def test_means_of_half_precision_are_added_up_in_single_precision(
+    torch, dtype, size, window, stride
+):
+    """As in PyTorch: a long sum neither stands still nor overflows; it is rounded once."""
+    x = jnp.asarray(10 + wave(1, 2, size, size)).astype(dtype)
+    narrow = {jnp.bfloat16: torch.bfloat16, jnp.float16: torch.float16}[dtype]
+
+    found = avg_pool(x, (window, window), stride=stride)
+    given = torch.tensor(np.array(x, np.float32)).to(narrow)
+    reference = torch.nn.functional.avg_pool2d(given, window, stride)
+
+    eps = float(jnp.finfo(dtype).eps)
+    assert found.dtype == dtype
+    assert_close(found.astype(float), means(x, (window, window), stride), rtol=eps / 2, atol=0)
+    assert_close(found.astype(float), reference.float(), rtol=eps, atol=0)
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=label)
+def test_global_means_of_half_precision(dtype):
+    """1024 ones, and 4096 times 30, which float16 cannot add up; under jit as well."""
+    for pooled in (avg_pool, jax.jit(avg_pool, static_argnums=1)):
+        assert pooled(jnp.ones((1, 32, 32), dtype), (32, 32)).tolist() == [[[1]]]
+        assert pooled(jnp.full((1, 64, 64), 30, dtype), (64, 64)).tolist() == [[[30]]]
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=label)
+def test_sums_and_products_of_half_precision(dtype):
+    """What is between may be larger than the dtype holds, and smaller than its last digit."""
+    ones, twos = jnp.ones(1024, dtype), jnp.array([2.0] * 32 + [0.5] * 32, dtype)
+
+    assert pool(ones, 0, lax.add, (1024,)).tolist() == [1024]
+    assert pool(twos, 1, lax.mul, (64,)).tolist() == [1]
+    assert pool(ones, 0, lax.add, (1024,)).dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=label)
+@pytest.mark.parametrize(("function", "expected"), [(max_pool, 1500), (avg_pool, 1500 / 2000)])
+def test_gradients_of_half_precision_are_added_up_in_single_precision(function, expected, dtype):
+    """An entry that is in 1500 windows gets the sum of what they contribute."""
+    x = jnp.zeros(3499, dtype).at[1499].set(1)
+
+    def loss(x):
+        return jnp.sum(function(x, (2000,))[:1500].astype(jnp.float32))
+
+    grad = jax.jit(jax.grad(loss))(x)
+
+    assert grad.dtype == dtype
+    assert_close(grad[1499].astype(float), expected, rtol=float(jnp.finfo(dtype).eps))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [(jnp.int8, 100), (jnp.uint8, 255), (jnp.int32, -7), (jnp.bool_, True)]
+)
+def test_the_mean_of_integers_is_a_float(dtype, value):
+    """The sum of sixteen would not fit into 8 bits."""
+    found = avg_pool(jnp.full((1, 4, 4), value, dtype), (4, 4))
+
+    assert found.dtype == jnp.float32
+    assert found.tolist() == [[[value]]]
+
+
+def test_the_mean_of_complex_numbers_is_complex():
+    """Real and imaginary part each for itself."""
+    assert avg_pool(jnp.array([1 + 2j, 3 + 4j]), (2,)).tolist() == [2 + 3j]
+
+
+def test_wide_inputs_cost_nothing_more():
+    """The program has one reduction, and the division of a mean."""
+    program = jax.make_jaxpr(lambda x: (avg_pool(x, (2,)), max_pool(x, (2,))))(jnp.ones(4))
+
+    names = [equation.primitive.name for equation in program.eqns]
+    assert names == ["reduce_window_sum", "div", "reduce_window_max"]

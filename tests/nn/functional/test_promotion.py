@@ -2,10 +2,18 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from pytreemod.errors import ArgumentError
-from pytreemod.nn.functional.promotion import computing_dtype, place, promote
+from pytreemod.nn.functional.promotion import (
+    computing_dtype,
+    narrow,
+    place,
+    promote,
+    wide_dtype,
+    widen,
+)
 from tests.labels import label
 
 
@@ -46,6 +54,38 @@ def test_promote_follows_the_promotion_that_is_set():
 def test_statistics_are_computed_in_single_precision_or_better(dtype, expected):
     """Narrow floats and integers are widened."""
     assert jnp.dtype(computing_dtype(jnp.dtype(dtype))).name == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        (jnp.bfloat16, "float32"),
+        (jnp.float16, "float32"),
+        (jnp.float8_e4m3fn, "float32"),
+        (jnp.float32, "float32"),
+        (jnp.complex64, "complex64"),
+        (jnp.int8, "int8"),
+        (jnp.bool_, "bool"),
+    ],
+    ids=label,
+)
+def test_sums_of_floats_are_computed_in_single_precision_or_better(dtype, expected):
+    """Nothing but a narrow float is widened; there and back is the way back to the dtype."""
+    x = jnp.ones(2).astype(dtype)
+
+    wide = widen(x)
+
+    assert jnp.dtype(wide_dtype(jnp.dtype(dtype))).name == wide.dtype.name == expected
+    assert (wide is x) == (wide.dtype == x.dtype)
+    assert narrow(wide, x).dtype == x.dtype
+    assert wide_dtype(np.dtype("f8")) == np.float64
+
+
+def test_a_result_of_integers_stays_as_it_is():
+    """A mean of integers is no integer."""
+    half = jnp.array(0.5)
+
+    assert narrow(half, jnp.array(1)) is half
 
 
 def test_statistics_of_complex_numbers_are_refused():
