@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, ArrayLike, Inexact, Integer, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
@@ -102,7 +103,8 @@ class Embedding(Module):
         del key
         where = Title(self, "num_embeddings", "embedding_size")
         (weight,) = own_arrays(where, weight=(self.num_embeddings, self.embedding_size))
-        rows = check_array(where, x)
+        # NumPy's as it is: converted, 64 bits would become 32, which may name another row.
+        rows: Any = x if isinstance(x, (np.ndarray, np.generic)) else check_array(where, x)
         if not jnp.issubdtype(rows.dtype, jnp.integer):
             cure = ("Convert it first:", "layer(x.astype(int))")
             raise ArgumentError(

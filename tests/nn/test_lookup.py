@@ -96,3 +96,22 @@ def test_what_is_no_integer_is_refused(key, x):
 
     with pytest.raises(ArgumentError, match=text + r"(.|\n)*layer\(x\.astype\(int\)\)"):
         nn.Embedding(5, 3, key=key)(x)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        jnp.array([-1, 44], jnp.int8),
+        np.array([-1, 44], np.int8),
+        np.array([-1, 44]),
+        jnp.array([299, 44], jnp.uint16),
+    ],
+    ids=["int8", "NumPy's int8", "NumPy's int64", "uint16"],
+)
+def test_a_row_number_means_the_same_in_every_dtype(x):
+    """-1 is the last of 300 rows, also as an int8; and 2**32 + 1 is none."""
+    layer = nn.Embedding(weight=jnp.arange(300.0)[:, None])
+
+    assert layer(x).tolist() == jax.jit(lambda x: layer(x))(x).tolist() == [[299], [44]]
+    assert np.isnan(layer(np.array([2**32 + 1]))).all()
+    assert np.isnan(layer(np.int64(-(2**32) - 1))).all()

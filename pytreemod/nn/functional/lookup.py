@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Integer, Shaped
+import numpy as np
+from jaxtyping import Array, ArrayLike, Integer, Shaped
+
+from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.nn.functional.inlining import as_arrays
+from pytreemod.nn.functional.promotion import wide_dtype, widen
 
 
 def embedding(
-    x: Integer[Array, "*batch"], weight: Shaped[Array, "num size"]
+    x: Integer[ArrayLike, "*batch"], weight: Shaped[Array, "num size"]
 ) -> Shaped[Array, "*batch size"]:
     """Read the rows of weight that x names.
 
@@ -17,12 +25,19 @@ def embedding(
         return: (*x.shape, size)
 
     Args:
-        x: row numbers, from 0 to num - 1 (or counted from the end, from -1 to -num).
+        x: row numbers, from 0 to num - 1 (or counted from the end, from -1 to -num), of any
+            integer dtype: -1 is the last row even where the dtype is too narrow for num.
         weight: the table.
 
     Returns:
-        One row for each entry of x. A number out of range gives a row of nan: under `jax.jit`
-        the values are not known, so it cannot be refused, but it is not read as another row.
+        One row for each entry of x. A number out of range gives a row of nan (in a table of
+        integers, of an extreme one): under `jax.jit` the values are not known, so it cannot be
+        refused, but it is not read as another row. Gradients of floats narrower than float32 are
+        added up in float32.
+
+    Raises:
+        ArgumentError: x has no integers.
+        IndexError: the table has no rows, and x names one (raised by JAX).
 
     Examples:
         >>> import jax.numpy as jnp
@@ -30,4 +45,45 @@ def embedding(
         >>> nn.functional.embedding(jnp.array([1, 0]), jnp.array([[0.0], [10.0]])).tolist()
         [[10.0], [0.0]]
     """
-    return jnp.take(weight, x, axis=0, mode="fill")
+    (weight,) = as_arrays(weight)
+    rows = _row_numbers(x, weight.shape[0])
+    read = _read if wide_dtype(weight.dtype) == weight.dtype else _read_narrow
+    return read(weight, rows)
+
+
+def _row_numbers(x: Any, num: int) -> Array:
+    """Row numbers in a dtype in which what is in range, and what is not, stays so.
+
+    JAX adds num to a negative one in its own dtype, in which the sum may not fit; and it takes the
+    lower 32 bits of longer ones, which may well name a row.
+    """
+    # What NumPy holds is looked at before it becomes an array of JAX, with 32 bits by default.
+    is_numpys = isinstance(x, (np.ndarray, np.generic))
+    held = cast("Any", x) if is_numpys else as_arrays(x)[0]
+    if not jnp.issubdtype(held.dtype, jnp.integer):
+        raise ArgumentError(explain("embedding(x)", "integers", describe(held)))
+    limits = jnp.iinfo(held.dtype)
+    if limits.bits < 32:
+        return jnp.asarray(held, jnp.int32)
+    if limits.bits > 32:
+        held = held.clip(max(-num - 1, int(limits.min)), num)
+    return jnp.asarray(held)
+
+
+def _read(weight: Array, rows: Array) -> Array:
+    return jnp.take(weight, rows, axis=0, mode="fill")
+
+
+@jax.custom_jvp
+def _read_narrow(weight: Array, rows: Array) -> Array:
+    return _read(weight, rows)
+
+
+@_read_narrow.defjvp
+def _tangent_of_narrow(
+    primals: tuple[Array, Array], tangents: tuple[Array, Any]
+) -> tuple[Array, Array]:
+    """In float32: backwards this adds up what each reading of a row contributes."""
+    weight, rows = primals
+    change = jnp.take(widen(tangents[0]), rows, axis=0, mode="fill", fill_value=0)
+    return _read_narrow(weight, rows), change.astype(weight.dtype)
