@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools as ft
 from typing import Any, cast
 
 import jax
@@ -60,14 +61,20 @@ def _row_numbers(x: Any, num: int) -> Array:
     # What NumPy holds is looked at before it becomes an array of JAX, with 32 bits by default.
     is_numpys = isinstance(x, (np.ndarray, np.generic))
     held = cast("Any", x) if is_numpys else as_arrays(x)[0]
-    if not jnp.issubdtype(held.dtype, jnp.integer):
+    bits = _bits(held.dtype)
+    if bits == 0:
         raise ArgumentError(explain("embedding(x)", "integers", describe(held)))
-    limits = jnp.iinfo(held.dtype)
-    if limits.bits < 32:
+    if bits < 32:
         return jnp.asarray(held, jnp.int32)
-    if limits.bits > 32:
-        held = held.clip(max(-num - 1, int(limits.min)), num)
-    return jnp.asarray(held)
+    if bits > 32:
+        held = held.clip(max(-num - 1, int(jnp.iinfo(held.dtype).min)), num)
+    return as_arrays(held)[0]
+
+
+@ft.cache
+def _bits(dtype: Any) -> int:
+    """How many bits an integer of a dtype has; none if it is a dtype of something else."""
+    return int(jnp.iinfo(dtype).bits) if jnp.issubdtype(dtype, jnp.integer) else 0
 
 
 def _read(weight: Array, rows: Array) -> Array:

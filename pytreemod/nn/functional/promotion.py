@@ -6,6 +6,7 @@ Both are explicit, so that the formulas hold under JAX's strictest settings
 
 from __future__ import annotations
 
+import functools as ft
 from typing import Any
 
 import jax
@@ -64,6 +65,7 @@ def computing_dtype(dtype: Any) -> Any:
     return wide_dtype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
 
 
+@ft.cache
 def wide_dtype(dtype: Any) -> Any:
     """The dtype in which many numbers of `dtype` are added up: float32 for narrower floats.
 
