@@ -136,3 +136,13 @@ def test_the_table_may_hold_integers():
     found = embedding(jnp.array([2, 5]), jnp.arange(3, dtype=jnp.int8))
 
     assert found.tolist() == [2, -128]
+
+
+def test_row_numbers_of_32_bits_cost_nothing():
+    """The program is that of JAX's own reading."""
+    rows, weight = jnp.array([2, 0]), jnp.asarray(table(3))
+
+    program = jax.make_jaxpr(embedding)(rows, weight)
+
+    by_hand = jax.make_jaxpr(lambda rows, weight: jnp.take(weight, rows, axis=0, mode="fill"))
+    assert str(program) == str(by_hand(rows, weight))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from pytreemod.errors import ArgumentError
 from pytreemod.nn.functional import avg_pool, max_pool, pool
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
@@ -182,3 +183,39 @@ def test_wide_inputs_cost_nothing_more():
 
     names = [equation.primitive.name for equation in program.eqns]
     assert names == ["reduce_window_sum", "div", "reduce_window_max"]
+
+
+def test_a_window_of_one_entry_is_the_entry():
+    """On one axis or on all."""
+    x = jnp.asarray(wave(2, 3))
+
+    for function in (max_pool, avg_pool):
+        assert (function(x, (1, 1)) == x).all()
+    assert (max_pool(x, (1, 3))[:, 0] == x.max(axis=1)).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"kernel_size": (0,)}, "kernel_size"),
+        ({"stride": 0}, "stride"),
+        ({"padding": -1}, "padding"),
+        ({"padding": "SAME"}, "padding"),
+    ],
+    ids=label,
+)
+def test_malformed_arguments_are_refused(options, name):
+    """By name; a stride of one is the smallest, and so is a window of one entry."""
+    with pytest.raises(ArgumentError, match=rf"^pool\({name}\): expected an integer"):
+        max_pool(jnp.ones(4), **({"kernel_size": (2,)} | options))
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.bool_, jnp.bfloat16], ids=label)
+def test_a_minimum_keeps_the_dtype(dtype):
+    """Padding is the largest value of whatever dtype x has."""
+    x = jnp.array([1, 1, 0]).astype(dtype)
+
+    found = pool(x, np.inf, lax.min, (2,), stride=2, padding=1)
+
+    assert found.dtype == dtype
+    assert found.astype(int).tolist() == [1, 0]
