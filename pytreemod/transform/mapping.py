@@ -28,7 +28,7 @@ from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array, is_array_like
 from pytreemod.tree.prefixes import By, spread
-from pytreemod.tree.selecting import refuse_unmatched
+from pytreemod.tree.selecting import Rule, refuse_unmatched
 from pytreemod.tree.snapshots import divide
 from pytreemod.typing import AxesSpec, AxisName, PyTree, jtu
 
@@ -113,7 +113,7 @@ def axes_of(spec: AxesSpec, tree: PyTree, where: str, root: str, strict: bool = 
                 )
 
     def one(value: Any, leaf: Any, path: tuple[Any, ...]) -> Any:
-        if callable(value):
+        if callable(value) and not isinstance(value, Rule):
             value = value(leaf)
         if not _is_axis(value):
             raise SpecError(

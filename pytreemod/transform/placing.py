@@ -19,6 +19,7 @@ from pytreemod.transform.specifying import Assigned, Terms, assign
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By
+from pytreemod.tree.selecting import Rule
 from pytreemod.typing import PyTree, Tracer, jtu, untyped_jax
 
 _T = TypeVar("_T")
@@ -39,7 +40,7 @@ def is_placement(value: Any) -> bool:
 
 def is_function(value: Any) -> bool:
     """Whether a part of a spec is a function from an array to its placement."""
-    return callable(value) and not is_node(value)
+    return callable(value) and not isinstance(value, Rule) and not is_node(value)
 
 
 def stops(spec: Any) -> bool:

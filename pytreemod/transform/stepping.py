@@ -17,6 +17,7 @@ from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.transform.agreeing import same_static
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
+from pytreemod.tree.selecting import Rule
 from pytreemod.tree.snapshots import Structure, static_token
 from pytreemod.typing import PyTree, Tracer, class_of, jtu
 
@@ -208,7 +209,7 @@ def refuse_uncallable(where: str, fn: Any) -> None:
     Raises:
         ArgumentError: `fn` is not callable.
     """
-    if not callable(fn):
+    if not callable(fn) or isinstance(fn, Rule):
         raise ArgumentError(explain(where, "something callable", describe(fn)))
 
 

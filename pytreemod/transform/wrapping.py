@@ -19,6 +19,7 @@ import numpy as np
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.methods import BoundMethod
 from pytreemod.tree.nodes import is_node
+from pytreemod.tree.selecting import Rule
 from pytreemod.typing import jtu
 
 _COPIED = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
@@ -197,7 +198,7 @@ def check_callable(where: str, fn: Any, argument: str = "fun") -> None:
     Raises:
         ArgumentError: `fn` is not callable.
     """
-    if not callable(fn):
+    if not callable(fn) or isinstance(fn, Rule):
         raise ArgumentError(explain(f"{where}({argument})", "something callable", describe(fn)))
 
 

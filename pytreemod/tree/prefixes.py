@@ -13,22 +13,42 @@ from typing import Any
 from pytreemod.errors import SpecError, describe, explain
 from pytreemod.tree.nodes import children_of, places, record_of
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.selecting import Selector, as_bool, as_selector, refuse_unmatched
+from pytreemod.tree.selecting import Rule, Selector, as_bool, as_selector, refuse_unmatched
 from pytreemod.typing import FilterSpec, IsLeaf, PyTree, class_of, jtu
 
 Resolve = Callable[[Any, PyTree, tuple[Any, ...]], list[Any]]
 
 
-class By:
+class By(Rule):
     """A rule that gives each leaf the value of the first selector that picks it.
 
-    Made by [`by`][pytreemod.by]; accepted wherever a prefix tree is.
+    Made by [`by`][pytreemod.by]; accepted wherever a prefix tree is. Called on a tree, it gives a
+    tree of values, as labels and masks of optax are.
     """
 
     __slots__ = ("items",)
 
     def __init__(self, items: Sequence[tuple[Selector, Any]]):
         self.items = tuple(items)
+
+    def __call__(self, tree: PyTree) -> PyTree:
+        """The tree with the value of each leaf in that leaf's place.
+
+        Args:
+            tree: any tree.
+
+        Returns:
+            A tree of the structure of `tree`, if no value is a container.
+
+        Raises:
+            SpecError: no selector picks some leaf, or a path in the rule matches nothing.
+
+        Examples:
+            >>> import pytreemod as pm
+            >>> pm.by({"a": "slow", ...: "fast"})({"a": [1, None], "b": 2.0})
+            {'a': ['slow', None], 'b': 'fast'}
+        """
+        return jtu.tree_structure(tree).unflatten(self.values(tree))
 
     def values(
         self, tree: PyTree, is_leaf: IsLeaf = None, root: str = "", strict: bool = True
@@ -85,7 +105,8 @@ def by(rules: dict[Any, Any]) -> By:
     The rule is resolved against the tree that it stands for: the first selector that picks a
     leaf gives its value, and a leaf that nothing picks is an error that names it. Selectors are
     written as everywhere: `select.path(...)` or a string, a class for `select.type`, a predicate;
-    the key `...` is the default, wherever it stands.
+    the key `...` is the default, wherever it stands. Called on a tree, the rule gives the tree of
+    values, so that it serves as labels and masks of optax as it stands.
 
     Args:
         rules: from selectors to values.
@@ -205,7 +226,7 @@ def _kind(node: Any) -> str:
 
 
 def _is_filter_leaf(spec: Any) -> bool:
-    return isinstance(spec, (Selector, By, str, type, bool)) or spec is ...
+    return isinstance(spec, (Rule, str, type, bool)) or spec is ...
 
 
 def mask_of(
@@ -233,7 +254,7 @@ def mask_of(
     Raises:
         SpecError: the spec is no prefix, or gives something other than bools.
     """
-    if callable(spec) and not isinstance(spec, type) and children_of(spec) is None:
+    if callable(spec) and not isinstance(spec, (Rule, type)) and children_of(spec) is None:
         found = jtu.tree_leaves(tree, is_leaf=is_leaf) if leaves is None else leaves
         picked: list[Any] = [spec(leaf) for leaf in found]
         return picked if {*map(type, picked)} <= {bool} else [as_bool(v, where) for v in picked]

@@ -18,15 +18,42 @@ import numpy as np
 
 from pytreemod.errors import FrozenError, SpecError, describe, explain
 from pytreemod.tree.locating import locate
-from pytreemod.tree.nodes import Place, is_of, places
+from pytreemod.tree.nodes import Place, children_of, is_of, places
 from pytreemod.tree.paths import matches, parse_pattern, path_text, step_names
-from pytreemod.typing import IsLeaf, PyTree, Tracer, Where
+from pytreemod.typing import IsLeaf, PyTree, Tracer, Where, jtu
 
 MAX_NAMED = 8
 
 
-class Selector(ABC):
+class Rule(ABC):
+    """What is asked of a whole tree: a selector, or a [`by`][pytreemod.by].
+
+    It is called on a tree, as optax calls masks and labels. It is no function on leaves, and no
+    truth value either: what may stand in its place is looked for after it.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __call__(self, tree: PyTree) -> PyTree:
+        """The tree with what the rule says of each leaf in that leaf's place."""
+
+    def __bool__(self) -> NoReturn:
+        raise SpecError(
+            explain(
+                repr(self),
+                "to be called on a tree",
+                "the question whether it is true",
+                cure=["what it says of each leaf is", "rule(tree)"],
+            )
+        )
+
+
+class Selector(Rule):
     """Says which leaves of a tree are meant; combine with `&`, `|` and `~`.
+
+    Called on a tree, it gives a tree of bools of the same structure, as a mask of optax is:
+    `optax.adamw(1e-3, mask=~pm.select.path("**.bias"))`.
 
     Examples:
         >>> import pytreemod as pm
@@ -43,6 +70,25 @@ class Selector(ABC):
     def paths(self) -> Iterator[PathSelector]:
         """The path patterns in this selector: matching nothing at all, each would be a mistake."""
         yield from ()
+
+    def __call__(self, tree: PyTree) -> PyTree:
+        """A tree of bools: True where the leaf of `tree` is meant.
+
+        Args:
+            tree: any tree.
+
+        Returns:
+            A tree of the structure of `tree`.
+
+        Raises:
+            SpecError: a path or an access was named that is not in the tree.
+
+        Examples:
+            >>> import pytreemod as pm
+            >>> pm.select.path("a")({"a": [1, None], "b": 2.0})
+            {'a': [True, None], 'b': False}
+        """
+        return jtu.tree_structure(tree).unflatten(self.mask(tree))
 
     def mask(self, tree: PyTree, is_leaf: IsLeaf = None) -> list[bool]:
         """One bool for each leaf of `tree`, in JAX's order.
@@ -81,7 +127,9 @@ def refuse_unmatched(
 ) -> None:
     """Refuse a path pattern that matches nothing in any of the trees: it is misspelt.
 
-    Negated or combined, such a pattern would silently mean everything, or nothing.
+    Negated or combined, such a pattern would silently mean everything, or nothing. A path that
+    leads to a node without leaves is in the tree, and so is what one without wildcards names below
+    it: gradients and masked trees have a None, or another empty node, where a model has leaves.
 
     Raises:
         SpecError: there is one; what the trees have is listed.
@@ -93,6 +141,8 @@ def refuse_unmatched(
     for pattern in patterns:
         if any(pattern.pick(spots, None, is_leaf)):
             continue
+        if any(pattern.leads_to(path) for tree in trees for path in _empty_nodes(tree, is_leaf)):
+            continue
         names = [path_text(spot.path) for spot in spots]
         shown = ", ".join(names[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")
         raise SpecError(
@@ -103,6 +153,15 @@ def refuse_unmatched(
                 cure=f"the tree has: {shown or 'no leaves'}",
             )
         )
+
+
+def _empty_nodes(tree: PyTree, is_leaf: IsLeaf) -> Iterator[tuple[Any, ...]]:
+    """The paths of the nodes that have no children."""
+
+    def stops(node: Any) -> bool:
+        return (is_leaf is not None and is_leaf(node)) or children_of(node) == []
+
+    return (spot.path for spot in places(tree, stops) if children_of(spot.leaf) == [])
 
 
 class _Term(Selector):
@@ -151,6 +210,11 @@ class PathSelector(_Term):
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Leaves at or below a place whose path matches."""
         return [matches(self.steps, step_names(spot.path), spot.is_node) for spot in spots]
+
+    def leads_to(self, path: tuple[Any, ...]) -> bool:
+        """Whether the pattern matches a node or one above it, or names something below it."""
+        names = step_names(path)
+        return matches(self.steps, names) or (bool(names) and self.steps[: len(names)] == names)
 
     def __repr__(self) -> str:
         return f"select.path({self.pattern!r})"
@@ -308,7 +372,7 @@ def as_selector(spec: Any) -> Selector:
         return _Constant(spec is not False)
     if isinstance(spec, type):
         return TypeSelector((spec,))
-    if callable(spec):
+    if callable(spec) and not isinstance(spec, Rule):
         return _Predicate(spec)
     raise SpecError(
         explain(

@@ -6,12 +6,13 @@ import pickle
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import pytreemod as pm
 from pytreemod.errors import FrozenError, SpecError
 from pytreemod.tree.nodes import Place
-from tests.helpers.trees import Affine
+from tests.helpers.trees import Affine, Buffered, Holder, affine, every_tree, ramp
 
 
 @pytest.mark.parametrize(
@@ -103,3 +104,171 @@ def test_selectors_are_values(name):
         with pytest.raises(FrozenError, match=r"expected no assignment, for a selector is a value"):
             setattr(one, attribute, None)
     assert one == two
+
+
+@every_tree
+def test_a_selector_is_called_on_a_tree(make):
+    """selector(tree) is a tree of bools, of the same structure, that says what the mask says."""
+    tree = make()
+    for selector in (pm.select.type(jax.Array), pm.select.role("buffer"), ~pm.select.type(list)):
+        bools = selector(tree)
+        assert jax.tree.structure(bools) == jax.tree.structure(tree)
+        assert jax.tree.leaves(bools) == selector.mask(tree)
+        assert {*map(type, jax.tree.leaves(bools))} <= {bool}
+
+
+RULES = {**SELECTORS, "by": lambda: pm.by({"a": 1, ...: 2})}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_has_no_truth_value(name):
+    """What takes a bool, a mask or a selector must not take a rule for "everywhere"."""
+    rule = RULES[name]()
+    for question in (bool, lambda rule: rule and 1, lambda rule: not rule):
+        with pytest.raises(
+            SpecError,
+            match=r"expected to be called on a tree, got the question whether it is true\.\n"
+            r"  what it says of each leaf is\n      rule\(tree\)",
+        ):
+            question(rule)
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda rule: pm.filter_vmap(lambda x: x, in_axes=rule)(Holder(ramp(2))),
+        lambda rule: pm.filter_vmap(lambda x: x, in_axes=pm.by({...: rule}))(ramp(2)),
+        lambda rule: pm.filter_vmap(lambda x: x, out_axes=pm.by({...: rule}))(ramp(2)),
+        lambda rule: pm.filter_jit(lambda x: x, in_shardings=pm.by({...: rule}))(ramp(2)),
+        lambda rule: pm.filter([1], pm.by({...: rule})),
+        lambda rule: pm.filter_jit(rule),
+        lambda rule: pm.filter_vmap(rule),
+        lambda rule: pm.filter_checkpoint(lambda x: x, policy=rule),
+        lambda rule: pm.filter_map(rule, ramp(2)),
+        lambda rule: pm.tree_at(lambda t: rule, [1], 2),
+    ],
+)
+def test_a_rule_is_no_function_of_leaves(name, use):
+    """Where a function may stand, a rule that does not belong there is refused, and not called."""
+    with pytest.raises(pm.PytreemodError, match=r"expected"):
+        use(RULES[name]())
+
+
+WEIGHTS = {
+    "path": pm.select.path("**.weight"),
+    "not": ~pm.select.path("**.bias"),
+    "at": pm.select.at(lambda layers: [layer.weight for layer in layers]),
+    "type and predicate": pm.select.type(Affine) & (lambda leaf: leaf.ndim == 2),
+    "by": pm.by({"**.bias": False, ...: True}),
+}
+"""Rules that mean the weights of a list of layers."""
+
+
+def changed(optimizer, model, gradients=None):
+    """Which leaves of a model an optimizer changes, from gradients that are all zero."""
+    if gradients is None:
+        gradients = jax.tree.map(jnp.zeros_like, model)
+    with jax.numpy_dtype_promotion("standard"):
+        updates, _ = optimizer.update(gradients, optimizer.init(model), model)
+    return [bool(jnp.any(leaf)) for leaf in jax.tree.leaves(updates)]
+
+
+@pytest.mark.parametrize("rule", WEIGHTS.values(), ids=WEIGHTS)
+def test_a_rule_is_a_mask_of_optax(rule):
+    """It means the same leaves there as here, and never all of them."""
+    model = [affine(), affine()]
+    weights = [True, False, True, False]
+    ones = jax.tree.map(jnp.ones_like, model)
+
+    assert changed(optax.adamw(1.0, weight_decay=0.5, mask=rule), model) == weights
+    assert changed(optax.add_decayed_weights(0.5, mask=rule), model) == weights
+    zero = optax.masked(optax.set_to_zero(), rule)
+    assert changed(zero, model, ones) == [not weight for weight in weights]
+    frozen = optax.chain(optax.sgd(1.0), zero)
+    assert changed(frozen, model, ones) == [not weight for weight in weights]
+
+
+def test_a_by_gives_the_labels_of_optax():
+    """multi_transform asks it of parameters and of gradients."""
+    model = [affine(), Buffered(ramp(2), ramp(2), ramp(2)), None]
+    labels = pm.by({"0": "slow", pm.select.role("buffer"): "still", ...: "fast"})
+    optimizer = optax.multi_transform(
+        {"slow": optax.sgd(0.5), "fast": optax.sgd(2.0), "still": optax.set_to_zero()}, labels
+    )
+    ones = jax.tree.map(jnp.ones_like, model)
+    updates, _ = optimizer.update(ones, optimizer.init(model), model)
+
+    assert [float(leaf.ravel()[0]) for leaf in jax.tree.leaves(updates)] == [-0.5, -0.5, -2, 0, -2]
+    assert jax.tree.leaves(labels([affine(), None])) == ["slow", "slow"]
+
+
+def test_a_mask_inside_a_mask():
+    """Other leaves are empty nodes there: a path that leads to one of them is not misspelt."""
+    model = [affine(), affine()]
+    ones = jax.tree.map(jnp.ones_like, model)
+    first, weights = pm.select.path("0"), pm.select.path("**.weight")
+    decay = optax.add_decayed_weights(0.5, mask=pm.select.path("1.weight"))
+
+    assert changed(
+        optax.masked(optax.masked(optax.set_to_zero(), weights), first), model, ones
+    ) == [
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert not any(changed(optax.masked(decay, first), model))
+    assert not any(changed(optax.masked(decay, [True, False]), model))
+    assert changed(optax.masked(decay, ~first), model) == [False, False, True, False]
+
+
+@pytest.mark.parametrize("rule", WEIGHTS.values(), ids=WEIGHTS)
+def test_a_mask_of_gradients(rule):
+    """What was not differentiated is None there: rules go by the place."""
+    model = [affine(), affine()]
+    gradients = pm.filter_grad(
+        lambda model: sum(jnp.sum(layer(ramp(3))) for layer in model), wrt=pm.select.path("0")
+    )(model)
+    found = rule(gradients)
+
+    assert found[0] == Affine(True, False)
+    assert found[1] == Affine(None, None)
+
+
+@pytest.mark.parametrize(
+    ("tree", "pattern"),
+    [
+        ({"a": None, "b": 1}, "a"),
+        ({"a": None, "b": 1}, "a.weight"),
+        ({"a": [], "b": 1}, "a.0.weight"),
+        ({"a": optax.MaskedNode(), "b": 1}, "a.**"),
+        ({"a": [None, ()], "b": 1}, "a.*"),
+        ({"a": [None, ()], "b": 1}, "**.1"),
+    ],
+)
+def test_a_path_to_a_node_without_leaves_is_in_the_tree(tree, pattern):
+    """It picks nothing, and is not misspelt: the same model may have leaves there another time."""
+    selector = pm.select.path(pattern)
+
+    assert pm.filter(tree, selector)["b"] is None
+    assert pm.filter(tree, ~selector)["b"] == 1
+    assert selector(tree)["b"] is False
+
+
+@pytest.mark.parametrize(
+    ("tree", "pattern"),
+    [
+        ({"a": None, "b": 1}, "*.weight"),
+        ({"a": None, "b": 1}, "**.weight"),
+        ({"a": None, "b": 1}, "b.weight"),
+        ({"a": None, "b": 1}, "c"),
+        ({"a": [None], "b": 1}, "a.1"),
+        (None, "a"),
+        ((), "0"),
+    ],
+)
+def test_an_empty_node_excuses_no_other_path(tree, pattern):
+    """With wildcards, or past a leaf, or elsewhere, a path that matches nothing is misspelt."""
+    with pytest.raises(SpecError, match=r"expected a pattern that matches at least one leaf"):
+        pm.filter(tree, pm.select.path(pattern))
