@@ -23,7 +23,7 @@ from pytreemod.module.methods import as_method
 from pytreemod.module.records import Record, make_record, write_setattr
 from pytreemod.module.registration import register, write_code
 from pytreemod.module.schema import LAYOUT, Schema
-from pytreemod.tree.comparison import tree_equal
+from pytreemod.tree.comparison import are_equal
 from pytreemod.tree.pending import answers_alone
 from pytreemod.tree.printing import tree_pformat
 from pytreemod.typing import class_of, jtu
@@ -349,7 +349,7 @@ class Module(Record, metaclass=ModuleMeta):
         return tree_pformat(self)
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and bool(tree_equal(self, other))
+        return type(self) is type(other) and are_equal(self, other)
 
     def __hash__(self) -> int:
         leaves, treedef = jtu.tree_flatten(self)

@@ -14,7 +14,7 @@ from pytreemod.state import refusals, streams
 from pytreemod.state.entries import Entry, Register
 from pytreemod.state.streams import Stream
 from pytreemod.state.tokens import AbstractToken, RngStream, StateIndex, Unnamed, rebuilt
-from pytreemod.tree.comparison import tree_equal
+from pytreemod.tree.comparison import are_equal
 from pytreemod.tree.nodes import places
 from pytreemod.tree.paths import PathName, path_text
 from pytreemod.tree.predicates import is_array_like
@@ -477,7 +477,7 @@ class State(AbstractKeeper):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, State) or list(other._entries) != list(self._entries):
             return False
-        return bool(tree_equal([*self._entries.values()], [*other._entries.values()]))
+        return are_equal([*self._entries.values()], [*other._entries.values()])
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jax
@@ -29,41 +30,58 @@ def tree_equal(
         atol: absolute tolerance for floating arrays.
 
     Returns:
-        A bool; under a trace, where the answer depends on traced values, a scalar bool array.
+        A scalar bool array once JAX arrays were compared, so that `~` negates it: traced under a
+        trace, where constants, too, are compared only when the program runs. Otherwise a bool.
 
     Examples:
         >>> tree_equal({"a": jnp.ones(2)}, {"a": jnp.ones(2)})
-        True
+        Array(True, dtype=bool)
         >>> tree_equal([1, "a"], [1, "b"])
         False
     """
+    return _compare(pytrees, typematch, rtol, atol, is_array_wanted=True)
+
+
+def are_equal(one: PyTree, two: PyTree) -> bool:
+    """Whether two trees are equal, at once and as a bool, for `==`."""
+    return bool(_compare((one, two), False, 0.0, 0.0, is_array_wanted=False))
+
+
+def _compare(
+    pytrees: tuple[PyTree, ...],
+    typematch: bool,
+    rtol: int | float,
+    atol: int | float,
+    *,
+    is_array_wanted: bool,
+) -> bool | jax.Array:
     first, *others = [jtu.tree_flatten(tree) for tree in pytrees]
     result: bool | jax.Array = True
     for leaves, treedef in others:
         if treedef != first[1]:
             return False
         for x, y in zip(first[0], leaves, strict=True):
-            same = _leaf_equal(x, y, typematch, rtol, atol)
-            if same is False:
+            if not _is_alike(x, y, typematch):
                 return False
-            if same is not True:
-                result = same if result is True else jnp.logical_and(result, same)
+            if not is_array(x):
+                continue
+            if is_array_wanted and result is True and _is_jax(x, y):
+                # Under a trace it is a traced one.
+                result = jnp.asarray(True)
+            is_traced = any(isinstance(array, Tracer) for array in (x, y, result))
+            same = _values_equal(x, y, rtol, atol, jnp if is_traced else np)
+            if is_traced:
+                result = jnp.logical_and(result, same)
+            elif not same:
+                return jnp.logical_not(result) if isinstance(result, jax.Array) else False
     return result
 
 
-def _leaf_equal(
-    x: Any, y: Any, typematch: bool, rtol: int | float, atol: int | float
-) -> bool | jax.Array:
+def _is_alike(x: Any, y: Any, typematch: bool) -> bool:
+    """Whether two leaves are equal but, if they are arrays, for their values."""
     if is_array(x) and is_array(y):
-        if typematch and _family(x) is not _family(y):
-            return False
-        if x.shape != y.shape or x.dtype != y.dtype:
-            return False
-        return (
-            True
-            if x is y and rtol == 0.0 == atol and not _may_be_nan(x)
-            else _values_equal(x, y, rtol, atol)
-        )
+        is_family = not typematch or _family(x) is _family(y)
+        return is_family and x.shape == y.shape and x.dtype == y.dtype
     if is_array(x) or is_array(y):
         return False
     if typematch and type(x) is not type(y):
@@ -75,18 +93,21 @@ def _family(x: object) -> type:
     return jax.Array if isinstance(x, jax.Array) else type(x)
 
 
-def _may_be_nan(x: Any) -> bool:
-    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
+def _is_jax(x: object, y: object) -> bool:
+    return isinstance(x, jax.Array) or isinstance(y, jax.Array)
 
 
-def _values_equal(x: Any, y: Any, rtol: int | float, atol: int | float) -> bool | jax.Array:
-    traced = isinstance(x, Tracer) or isinstance(y, Tracer)
-    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        x, y = jax.random.key_data(x), jax.random.key_data(y)
-    numpy: Any = jnp if traced else np
-    close = jnp.issubdtype(x.dtype, jnp.inexact) and (rtol != 0.0 or atol != 0.0)
+def _values_equal(x: Any, y: Any, rtol: int | float, atol: int | float, numpy: Any) -> Any:
+    is_inexact = jnp.issubdtype(x.dtype, jnp.inexact)
+    if x is y and not is_inexact:
+        return True
+    if _is_jax(x, y) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        # Concrete keys stay concrete under a trace, unless the answer is a traced one.
+        with contextlib.nullcontext() if numpy is jnp else jax.ensure_compile_time_eval():
+            x, y = jax.random.key_data(x), jax.random.key_data(y)
+    close = is_inexact and (rtol != 0.0 or atol != 0.0)
     same = numpy.isclose(x, y, rtol=rtol, atol=atol) if close else numpy.equal(x, y)
-    return numpy.all(same) if traced else bool(np.all(same))
+    return numpy.all(same)
 
 
 def tree_flatten_one_level(pytree: PyTree) -> tuple[list[PyTree], Any]:

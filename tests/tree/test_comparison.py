@@ -21,13 +21,20 @@ from tests.helpers.trees import (
 )
 
 
+def answers(same, expected, *trees):
+    """Whether `same`, an answer of tree_equal, is as expected: an array, if JAX arrays differ."""
+    has_arrays = any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(trees))
+    is_array = isinstance(same, jax.Array) and same.shape == () and same.dtype == bool
+    return bool(same) is expected and (is_array if has_arrays else type(same) is bool)
+
+
 @every_tree
 def test_a_tree_equals_itself(make):
-    """tree_equal(t, t) is True, with typematch, too."""
+    """tree_equal(t, t) is true, with typematch, too."""
     tree = make()
 
-    assert pm.tree_equal(tree, tree) is True
-    assert pm.tree_equal(tree, tree, tree, typematch=True) is True
+    assert answers(pm.tree_equal(tree, tree), True, tree)
+    assert answers(pm.tree_equal(tree, tree, tree, typematch=True), True, tree)
 
 
 @pytest.mark.parametrize(
@@ -59,9 +66,42 @@ def test_a_tree_equals_itself(make):
 )
 def test_differences_are_seen(a, b):
     """Type, structure, configuration, shape, dtype and value all count; NaN equals nothing."""
-    assert pm.tree_equal(a, b) is False
-    assert pm.tree_equal([b, 1], [a, 1]) is False
-    assert pm.tree_equal(a, a, b) is False
+    assert not pm.tree_equal(a, b)
+    assert not pm.tree_equal([b, 1], [a, 1])
+    assert not pm.tree_equal(a, a, b)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "kind"),
+    [
+        (ramp(2), ramp(2), jax.Array),
+        (ramp(2), ramp(2, start=2.0), jax.Array),
+        (jax.random.key(0), jax.random.key(1), jax.Array),
+        ([np.ones(2, np.float32), ramp(2)], [np.ones(2, np.float32), ramp(2)], jax.Array),
+        (np.float32(2), jnp.asarray(2.0), jax.Array),
+        (affine(), affine(start=2.0), jax.Array),
+        (np.ones(2), np.ones(2), bool),
+        (np.ones(2), np.zeros(2), bool),
+        (ramp(2), ramp(3), bool),
+        ([ramp(2), 1], [ramp(2), 2], bool),
+        ([ramp(2)], (ramp(2),), bool),
+        ([], [], bool),
+        (1, 1.0, bool),
+    ],
+)
+def test_the_answer_is_an_array_once_arrays_were_compared(a, b, kind):
+    """So that `~tree_equal(a, b)` negates it, as `~True`, which is -2, does not."""
+    for same in (pm.tree_equal(a, b), pm.tree_equal(a, b, rtol=1e-3)):
+        assert isinstance(same, kind)
+        if kind is jax.Array:
+            assert same.shape == ()
+            assert same.dtype == bool
+            assert bool(~same) is not bool(same)
+
+
+def test_one_tree_alone_equals_itself():
+    """There is nothing to compare."""
+    assert pm.tree_equal(ramp(2)) is True
 
 
 @pytest.mark.parametrize(
@@ -76,7 +116,7 @@ def test_differences_are_seen(a, b):
 )
 def test_typematch_tells_types_apart(a, b):
     """Equal values of different types are equal unless typematch is asked for."""
-    assert pm.tree_equal(a, b) is True
+    assert pm.tree_equal(a, b)
     assert pm.tree_equal(a, b, typematch=True) is False
 
 
@@ -84,12 +124,12 @@ def test_tolerances():
     """rtol and atol are for floating arrays; a NaN is close to nothing."""
     a, b = jnp.asarray([1.0, 100.0]), jnp.asarray([1.001, 100.1])
 
-    assert pm.tree_equal(a, b) is False
-    assert pm.tree_equal(a, b, rtol=1e-2) is True
-    assert pm.tree_equal(a, b, atol=1e-2) is False
-    assert pm.tree_equal(a, b, atol=0.2) is True
+    assert not pm.tree_equal(a, b)
+    assert pm.tree_equal(a, b, rtol=1e-2)
+    assert not pm.tree_equal(a, b, atol=1e-2)
+    assert pm.tree_equal(a, b, atol=0.2)
     assert pm.tree_equal(np.asarray([np.nan]), np.asarray([np.nan]), rtol=1.0) is False
-    assert pm.tree_equal(jnp.asarray(1), jnp.asarray(2), rtol=10.0) is False
+    assert not pm.tree_equal(jnp.asarray(1), jnp.asarray(2), rtol=10.0)
 
 
 def test_under_a_trace_the_answer_is_an_array():
@@ -103,6 +143,28 @@ def test_under_a_trace_the_answer_is_an_array():
     jax.make_jaxpr(lambda x: kinds.append(pm.tree_equal([x], (x,))))(1.0)
     jax.make_jaxpr(lambda x: kinds.append(pm.tree_equal([x, 1], [x, 2])))(1.0)
     assert kinds == [False, False]
+
+
+def test_constants_are_compared_when_the_program_runs():
+    """Under jit the answer is traced, whatever is compared; a mapped function has constants."""
+    x, key, kinds = ramp(2), jax.random.key(0), []
+    jax.make_jaxpr(lambda: kinds.append(pm.tree_equal([x, key], [x, key])))()
+    jax.make_jaxpr(lambda: kinds.append(pm.tree_equal(np.ones(2), np.ones(2))))()
+    jax.vmap(lambda _: kinds.append(pm.tree_equal(x, x)))(x)
+
+    assert isinstance(kinds[0], jax.core.Tracer)
+    assert kinds[1] is True
+    assert not isinstance(kinds[2], jax.core.Tracer)
+    assert bool(jax.jit(lambda: ~pm.tree_equal(x, x + 1))())
+
+
+@pytest.mark.parametrize("leaf", [ramp(2), np.ones(2), jax.random.key(0)], ids=["jax", "np", "key"])
+def test_equality_of_constant_modules_is_one_bool_under_a_trace(leaf):
+    """`==` is decided at once: configuration is compared by it while a function is traced."""
+    kinds = []
+    jax.make_jaxpr(lambda: kinds.append(Affine(leaf, 1) == Affine(leaf, 1)))()
+    jax.make_jaxpr(lambda: kinds.append(Affine(leaf, 1) == Affine(leaf, 2)))()
+    assert kinds == [True, False]
 
 
 @every_module
