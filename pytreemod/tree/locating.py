@@ -5,13 +5,20 @@
 filled in only where `where` looks, so that the cost follows the access and not the tree. What
 comes back is recognized by identity, so two equal nodes are never confused.
 
-Configuration and `None` keep their values at first, because `where` may branch on them. Only if
-the answer is not recognized is `where` asked again with marks in their place.
+What a mark passes through unchanged need not pass the leaf itself on: `stack[0].weight` is a mark,
+and of the array a slice. So `where` is called on the tree itself, too, and names a node only if it
+gives that very node there.
+
+Configuration, `None` and `()` keep their values at first, because `where` may branch on them. Only
+if the answer is not recognized is `where` asked again with marks in their place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any, NamedTuple, NoReturn
 
 from pytreemod.errors import AccessError, SpecError, describe, explain
@@ -21,19 +28,28 @@ from pytreemod.tree.pending import PENDING, AbstractSource
 from pytreemod.typing import IsLeaf, PyTree, Where, class_of, jtu
 
 
+class Target(NamedTuple):
+    """One node that `where` named, and its place."""
+
+    path: tuple[Any, ...]
+    node: Any
+
+
 class _Mark:
     """Stands for one leaf; refuses every computation."""
 
-    __slots__ = ("path",)
+    # By names that no leaf has: what is asked of a mark is meant for the leaf.
+    __slots__ = ("_makers", "_target")
 
-    def __init__(self, path: tuple[Any, ...]):
-        self.path = path
+    def __init__(self, makers: _StandIns, path: tuple[Any, ...], node: Any):
+        self._makers = makers
+        self._target = Target(path, node)
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        refuse_computed(self.path)
+        refuse_computed(self._target.path)
 
     def __getattr__(self, name: str) -> NoReturn:
-        refuse_computed((*self.path, jtu.GetAttrKey(name)))
+        refuse_computed((*self._target.path, jtu.GetAttrKey(name)))
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = _refuse
     __truediv__ = __rtruediv__ = __floordiv__ = __pow__ = __neg__ = __abs__ = __call__ = _refuse
@@ -58,53 +74,110 @@ def refuse_computed(path: tuple[Any, ...]) -> NoReturn:
     )
 
 
-class _StandIns:
-    """Makes stand-ins, and remembers which path each stands for."""
+class Found(NamedTuple):
+    """What `where` named: one node, or a sequence of nodes."""
 
-    def __init__(self, is_leaf: IsLeaf, mark_none: bool, mark_config: bool):
+    targets: tuple[Target, ...]
+    single: bool
+
+
+class _Marked(NamedTuple):
+    """What has a mark in its place beside the leaves."""
+
+    none: bool = False
+    empty: bool = False
+    config: bool = False
+
+
+_MODES = tuple(_Marked(n, e, c) for c, e, n in product((False, True), repeat=3))
+
+
+class _StandIns:
+    """Makes stand-ins, and remembers which target each stands for."""
+
+    def __init__(self, is_leaf: IsLeaf, marked: _Marked):
         self.is_leaf = is_leaf
-        self.mark_none = mark_none
-        self.mark_config = mark_config
-        self.paths: dict[int, tuple[Any, ...]] = {}
-        # Keeps every stand-in alive, or a later one could take its id.
-        self.alive: list[Any] = []
+        self.marked = marked
+        self.leaf_classes: set[Any] = set()
+        # Keeps every stand-in of a node alive, or a later one could take its id.
+        self.nodes: dict[int, tuple[Any, Target]] = {}
 
     def make(self, node: Any, path: tuple[Any, ...]) -> Any:
-        made = self._make(node, path)
-        if made is not None and not (class_of(made) is tuple and not made):
-            self.paths[id(made)] = path
-            self.alive.append(made)
+        kind = class_of(node)
+        if kind in self.leaf_classes or (self.is_leaf is not None and self.is_leaf(node)):
+            return _Mark(self, path, node)
+        if node is None or (kind is tuple and not node):
+            is_marked = self.marked.none if node is None else self.marked.empty
+            return _Mark(self, path, node) if is_marked else node
+        record = record_of(node)
+        children = None if record is not None else children_of(node)
+        if record is not None:
+            made = record.shadow(node, _Shadow(self, node, path))
+        elif children is None:
+            self.leaf_classes.add(kind)
+            return _Mark(self, path, node)
+        else:
+            made: Any = []
+            # No comprehension: one frame for each level of a tree, of the thousand there are.
+            for key, child in children:
+                made.append(self.make(child, (*path, key)))
+            if kind is not list:
+                made = jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(made)
+        if id(made) in self.nodes:
+            # A class that has one instance: by identity its places could not be told apart.
+            return _Mark(self, path, node)
+        self.nodes[id(made)] = made, Target(path, node)
         return made
 
-    def _make(self, node: Any, path: tuple[Any, ...]) -> Any:
-        if self.is_leaf is not None and self.is_leaf(node):
-            return _Mark(path)
-        if node is None or (class_of(node) is tuple and not node):
-            return _Mark(path) if self.mark_none else node
-        record = record_of(node)
-        if record is not None:
-            return record.shadow(node, _Shadow(self, node, path))
-        children = children_of(node)
-        if children is None:
-            return _Mark(path)
-        parts = [self.make(child, (*path, key)) for key, child in children]
-        if class_of(node) is list:
-            return parts
-        treedef = jtu.tree_structure(node, is_leaf=stop_below(node))
-        return treedef.unflatten(parts)
-
-    def field(self, node: Any, name: str, path: tuple[Any, ...]) -> Any:
-        record = record_of(node)
+    def field(self, node: Any, name: str, path: tuple[Any, ...], is_data: bool) -> Any:
         value = getattr(node, name)
-        below = (*path, jtu.GetAttrKey(name))
-        if record is None or name in record.data_names(node):
-            return self.make(value, below)
-        if self.mark_config:
-            mark = _Mark(below)
-            self.paths[id(mark)] = below
-            self.alive.append(mark)
-            return mark
+        if is_data:
+            return self.make(value, (*path, jtu.GetAttrKey(name)))
+        if self.marked.config:
+            return _Mark(self, (*path, jtu.GetAttrKey(name)), value)
         return value
+
+    def target(self, answer: Any) -> Target | None:
+        """What a stand-in stands for; None for anything else."""
+        if type(answer) is _Mark:
+            return answer._target if answer._makers is self else None
+        _, target = self.nodes.get(id(answer), (None, None))
+        return target
+
+    def recognize(self, answer: Any, actual: Any) -> Found | None:
+        """What an answer names, where `actual` is what `where` gives of the tree itself."""
+        target = self.target(answer)
+        if target is not None:
+            return Found((target,), single=True) if _is_same(target.node, actual) else None
+        items, others = _items(answer), _items(actual)
+        # An empty tuple may be a node: Python has but one, whoever wrote it.
+        is_unclear = class_of(answer) is tuple and not answer and not self.marked.empty
+        if items is None or others is None or len(items) != len(others) or is_unclear:
+            return None
+        targets: list[Target] = []
+        for item, other in zip(items, others, strict=True):
+            target = self.target(item)
+            if target is not None and target.node is other:
+                targets.append(target)
+                continue
+            found = None if item is answer else self.recognize(item, other)
+            if found is None:
+                return None
+            targets += found.targets
+        return Found(tuple(targets), single=False)
+
+    def refuse_made(self, answer: Any, actual: Any, name: str) -> None:
+        """Refuse an answer that is made of nodes, and depends on what the leaves are."""
+        items, others = _items(answer), _items(actual)
+        if items is not None and others is not None and len(items) != len(others):
+            raise SpecError(_other_number_text(len(others), len(items), name))
+        leaves, others = jtu.tree_leaves(answer), jtu.tree_leaves(actual)
+        if len(leaves) != len(others):
+            return
+        for leaf, other in zip(leaves, others, strict=True):
+            target = self.target(leaf)
+            if target is not None and not _is_same(target.node, other):
+                raise AccessError(_made_text(target, other, name))
 
 
 class _Shadow(AbstractSource):
@@ -119,8 +192,11 @@ class _Shadow(AbstractSource):
 
     def read(self, node: Any, name: str) -> None:
         record = record_of(self.node)
-        if record is not None and name in record.names(self.node):
-            node.__dict__[name] = self.makers.field(self.node, name, self.path)
+        if record is None:
+            return
+        is_data = name in record.data_names(self.node)
+        if is_data or name in record.names(self.node):
+            node.__dict__[name] = self.makers.field(self.node, name, self.path, is_data)
 
     def settle(self, node: Any) -> None:
         record = record_of(self.node)
@@ -130,24 +206,21 @@ class _Shadow(AbstractSource):
         node.__dict__.pop(PENDING, None)
 
 
-class Target(NamedTuple):
-    """One node that `where` named."""
-
-    path: tuple[Any, ...]
+def _items(answer: Any) -> Sequence[Any] | None:
+    return answer if isinstance(answer, (list, tuple)) else None
 
 
-class Found(NamedTuple):
-    """What `where` named: one node, or a sequence of nodes."""
-
-    targets: tuple[Target, ...]
-    single: bool
-
-
-_MODES = ((False, False), (True, False), (False, True), (True, True))
+def _is_same(node: Any, actual: Any) -> bool:
+    """Whether two nodes are one, or are of one structure around the same leaves."""
+    if node is actual:
+        return True
+    leaves, treedef = jtu.tree_flatten(node)
+    others, structure = jtu.tree_flatten(actual)
+    return treedef == structure and all(map(operator.is_, leaves, others))
 
 
 def locate(where: Where | str, tree: PyTree, is_leaf: IsLeaf, name: str) -> Found:
-    """The paths of the nodes that `where` names.
+    """The nodes that `where` names.
 
     Args:
         where: an access function, or a path pattern.
@@ -159,36 +232,49 @@ def locate(where: Where | str, tree: PyTree, is_leaf: IsLeaf, name: str) -> Foun
         The targets, in the order in which they were named.
 
     Raises:
-        SpecError: `where` computes, names something that is not in the tree, or a node twice.
+        SpecError: `where` computes, or names something that is not in the tree.
     """
     if isinstance(where, str):
         return _locate_pattern(where, tree, name)
-    answer: Any = None
-    for mark_none, mark_config in _MODES:
-        makers = _StandIns(is_leaf, mark_none, mark_config)
+    # First, for an error that it meets here is the one to show.
+    actual = where(tree)
+    for marked in _MODES:
+        is_first = marked is _MODES[0]
+        stand_ins = _StandIns(is_leaf, marked)
         try:
-            answer = where(makers.make(tree, ()))
-        except Exception as error:
-            if mark_config or mark_none:
-                continue
-            where(tree)  # If the real tree fails in the same way, that error is the one to show.
-            if isinstance(error, SpecError):
+            answer = where(stand_ins.make(tree, ()))
+            found = stand_ins.recognize(answer, actual)
+            if found is not None:
+                return found
+            if is_first:
+                stand_ins.refuse_made(answer, actual, name)
+        except SpecError:
+            if is_first:
                 raise
-            raise SpecError(_computed_text(name, error)) from error
-        found = _recognize(answer, makers.paths)
-        if found is not None and (found.targets or mark_none):
-            return found
+        except Exception as error:
+            if is_first:
+                raise SpecError(_failure_text(name, error)) from error
+        finally:
+            # They hold the tree: not in a circle, in which it would outlive its last use.
+            stand_ins.nodes.clear()
     raise SpecError(
         explain(
             name,
             "a function that returns nodes of the tree",
-            f"one that returns {describe(answer)}",
+            f"one that returns {describe(actual)}",
             cure=["return what you access, for instance", "lambda tree: tree.layers[0].weight"],
         )
     )
 
 
-def _computed_text(name: str, error: Exception) -> str:
+def _failure_text(name: str, error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return explain(
+            name,
+            f"a tree that is less deep than Python's limit of {sys.getrecursionlimit()} calls",
+            "a deeper one",
+            cure=["raise the limit:", "sys.setrecursionlimit(10_000)"],
+        )
     return explain(
         name,
         "a function that only picks nodes of the tree",
@@ -197,48 +283,53 @@ def _computed_text(name: str, error: Exception) -> str:
     )
 
 
-def _recognize(answer: Any, paths: dict[int, tuple[Any, ...]]) -> Found | None:
-    if id(answer) in paths:
-        return Found((Target(paths[id(answer)]),), single=True)
-    items: Sequence[Any] = answer
-    if not isinstance(answer, (list, tuple)):
-        return None
-    targets: list[Target] = []
-    for item in items:
-        if id(item) in paths:
-            targets.append(Target(paths[id(item)]))
-            continue
-        nested = _recognize(item, paths) if item is not answer else None
-        if nested is None or nested.single:
-            return None
-        targets += nested.targets
-    return Found(tuple(targets), single=False)
+def _other_number_text(count: int, without: int, name: str) -> str:
+    return explain(
+        name,
+        "a function that picks the same nodes whatever the leaves are",
+        f"one that picks {count}, and {without} where it cannot look at leaves",
+        cure=[
+            "what a leaf is like is said by a selector:",
+            "select.type(jax.Array) & (lambda leaf: leaf.ndim > 1)",
+        ],
+    )
+
+
+def _made_text(target: Target, made: Any, name: str) -> str:
+    pattern = path_text(target.path)
+    if name.startswith("tree_at"):
+        call = f"tree_at({pattern!r}, tree, replace_fn=lambda old: old.at[i].set(new))"
+        cure = ["pick the whole leaf, and change a part of it in replace_fn:", call]
+    else:
+        cure = ["a part of a leaf cannot be picked; the whole leaf is", f"select.path({pattern!r})"]
+    return explain(
+        name,
+        "a function that only picks nodes of the tree",
+        f"one that makes {describe(made)} of a leaf",
+        places=[f"{pattern}: {describe(target.node)}"],
+        cure=cure,
+    )
 
 
 def _locate_pattern(pattern: str, tree: PyTree, name: str) -> Found:
-    from_pattern = tuple(Target(path) for path in _matching(pattern, tree))
-    if not from_pattern:
+    targets = tuple(_matching(parse_pattern(pattern), tree, ()))
+    if not targets:
         raise SpecError(
             explain(name, "a path that is in the tree", f"{pattern!r}, which matches no node")
         )
-    return Found(from_pattern, single=len(from_pattern) == 1)
+    return Found(targets, single=len(targets) == 1)
 
 
-def _matching(pattern: str, tree: PyTree) -> list[tuple[Any, ...]]:
-    steps = parse_pattern(pattern)
-    found: list[tuple[Any, ...]] = []
-
-    def visit(node: Any, path: tuple[Any, ...]) -> None:
-        names = step_names(path)
-        if names and matches(steps, names):
-            found.append(path)
-            return
-        record = record_of(node)
+def _matching(steps: tuple[str, ...], node: Any, path: tuple[Any, ...]) -> Iterator[Target]:
+    """The outermost nodes whose paths match, configuration included."""
+    names = step_names(path)
+    if names and matches(steps, names):
+        yield Target(path, node)
+        return
+    record = record_of(node)
+    if record is None:
         children = children_of(node) or []
-        if record is not None:
-            children = [(jtu.GetAttrKey(n), getattr(node, n)) for n in record.names(node)]
-        for key, child in children:
-            visit(child, (*path, key))
-
-    visit(tree, ())
-    return found
+    else:
+        children = [(jtu.GetAttrKey(n), getattr(node, n)) for n in record.names(node)]
+    for key, child in children:
+        yield from _matching(steps, child, (*path, key))

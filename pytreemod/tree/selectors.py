@@ -14,6 +14,7 @@ from pytreemod.tree.selecting import (
     RoleSelector,
     Selector,
     TypeSelector,
+    as_selector,
     path_selector,
 )
 from pytreemod.typing import Where
@@ -82,18 +83,22 @@ def role(*roles: str) -> RoleSelector:
     return RoleSelector(roles)
 
 
-def at(where: Where) -> AccessSelector:
+def at(where: Where | str | builtins.type | Selector) -> Selector:
     """Leaves by access, as in [`tree_at`][pytreemod.tree_at]: `select.at(lambda m: m.head)`.
 
     Args:
-        where: from the tree to a node, or to a sequence of nodes.
+        where: from the tree to a node, or to a sequence of nodes. As there, a path, a class or a
+            selector says it without a function.
 
     Returns:
-        A selector of everything at or below these nodes.
+        A selector of everything at or below these nodes. It refuses a tree in which `where` gives
+        a part of a leaf, as `lambda m: m.blocks[0].weight` does if `m.blocks` is a `Stack`.
 
     Examples:
         >>> import pytreemod as pm
         >>> pm.filter({"a": [1, 2], "b": 3}, pm.select.at(lambda t: t["a"][0]))
         {'a': [1, None], 'b': None}
     """
+    if isinstance(where, (str, builtins.type, Selector)):
+        return as_selector(where)
     return AccessSelector(where)

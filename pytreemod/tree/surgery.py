@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import pairwise
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar
 
 from pytreemod.errors import ArgumentError, SpecError, describe, explain
-from pytreemod.tree.locating import locate
-from pytreemod.tree.nodes import children_of, record_of, stop_below
-from pytreemod.tree.paths import path_text, step_name
-from pytreemod.typing import IsLeaf, PyTree, jtu
+from pytreemod.tree.locating import Found, Target, locate
+from pytreemod.tree.nodes import children_of, places, record_of, stop_below
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.selecting import Rule, Selector
+from pytreemod.typing import IsLeaf, PyTree, class_of, jtu
 
 _T = TypeVar("_T")
 
@@ -26,14 +26,15 @@ MISSING: Any = _Missing()
 class _New:
     """Marks, in a trie of paths, the value that takes a node's place."""
 
-    __slots__ = ("value",)
+    __slots__ = ("path", "value")
 
-    def __init__(self, value: Any):
-        self.value = value
+    def __init__(self, path: tuple[Any, ...]):
+        self.path = path
+        self.value: Any = MISSING
 
 
 def tree_at(
-    where: Callable[[_T], Any] | str,
+    where: Callable[[_T], Any] | str | type | Selector,
     pytree: _T,
     replace: Any = MISSING,
     replace_fn: Callable[[Any], Any] = MISSING,
@@ -49,7 +50,10 @@ def tree_at(
 
     Args:
         where: a function from the tree to a node of it, or to a sequence of nodes:
-            `lambda m: m.layers[0].weight`. Or a path: `"layers.*.weight"`.
+            `lambda m: m.layers[0].weight`. Or what says so without a function, which may name any
+            number of nodes: a path (`"layers.*.weight"`: the outermost nodes that match,
+            configuration included), a class (`nn.Linear`: the outermost nodes of that type), or a
+            selector (`pm.select.role("lora")`: every leaf that it picks).
         pytree: any tree.
         replace: the new node; for a sequence of nodes, a sequence as long.
         replace_fn: instead of `replace`: called on each old node, gives the new one.
@@ -69,6 +73,8 @@ def tree_at(
         {'a': [1, 20], 'b': 3}
         >>> tree_at("a.*", {"a": [1, 2], "b": 3}, replace_fn=lambda x: x + 1)
         {'a': [2, 3], 'b': 3}
+        >>> tree_at(list, {"a": [1, 2], "b": 3}, replace_fn=sum)
+        {'a': 3, 'b': 3}
     """
     if (replace is MISSING) == (replace_fn is MISSING):
         got = "neither" if replace is MISSING else "both"
@@ -84,23 +90,59 @@ def tree_at(
                 ],
             )
         )
-    found = locate(where, pytree, is_leaf, "tree_at(where)")
-    paths = [target.path for target in found.targets]
-    _check_disjoint(paths)
+    found = _found(where, pytree, is_leaf)
+    trie, spots = _trie_of([target.path for target in found.targets])
     if replace is MISSING:
-        news = [replace_fn(node_at(pytree, path)) for path in paths]
-    elif isinstance(where, str) and not found.single:
+        news = [replace_fn(target.node) for target in found.targets]
+    elif found.single:
+        news = [replace]
+    elif isinstance(where, (str, type, Selector)):
+        shown = where.__qualname__ if isinstance(where, type) else repr(where)
         raise ArgumentError(
             explain(
                 "tree_at",
-                "replace_fn for a path that matches several nodes",
-                f"replace, for {len(paths)} nodes",
-                cure=["write", f"tree_at({where!r}, tree, replace_fn=lambda old: new)"],
+                "replace_fn for what names several nodes, or none, without a function",
+                f"replace, for {len(found.targets)} nodes",
+                cure=["write", f"tree_at({shown}, tree, replace_fn=lambda old: new)"],
             )
         )
     else:
-        news = [replace] if found.single else _as_many(replace, len(paths))
-    return replace_at(pytree, list(zip(paths, news, strict=True)))
+        news = _as_many(replace, len(found.targets))
+    for spot, new in zip(spots, news, strict=True):
+        spot.value = new
+    return _rebuild(pytree, trie)
+
+
+def _found(where: Any, tree: PyTree, is_leaf: IsLeaf) -> Found:
+    """What `where` names. It is called only if it is nothing else: classes and selectors can be."""
+    if isinstance(where, Selector):
+        mask = where.mask(tree, is_leaf)
+        spots = places(tree, is_leaf)
+        targets = [Target(s.path, s.leaf) for s, hit in zip(spots, mask, strict=True) if hit]
+    elif isinstance(where, type):
+        targets = list(_instances(where, tree, (), is_leaf))
+    elif isinstance(where, str) or (callable(where) and not isinstance(where, Rule)):
+        return locate(where, tree, is_leaf, "tree_at(where)")
+    else:
+        raise SpecError(
+            explain(
+                "tree_at(where)",
+                "a function from the tree to a node, a path, a class or a selector",
+                describe(where),
+                cure=["write, for instance", "tree_at(lambda m: m.layers[0].weight, model, new)"],
+            )
+        )
+    return Found(tuple(targets), single=len(targets) == 1)
+
+
+def _instances(cls: type, node: Any, path: tuple[Any, ...], is_leaf: IsLeaf) -> Iterator[Target]:
+    """The outermost nodes of a type."""
+    if isinstance(node, cls):
+        yield Target(path, node)
+        return
+    is_end = is_leaf is not None and is_leaf(node)
+    for key, child in () if is_end else children_of(node) or ():
+        yield from _instances(cls, child, (*path, key), is_leaf)
 
 
 def _as_many(replace: Any, count: int) -> list[Any]:
@@ -116,61 +158,67 @@ def _as_many(replace: Any, count: int) -> list[Any]:
     return list(news)
 
 
-def _check_disjoint(paths: list[tuple[Any, ...]]) -> None:
-    ordered = sorted(paths, key=lambda path: tuple(map(step_name, path)))
-    for first, second in pairwise(ordered):
-        if second[: len(first)] == first:
-            got = "the same node twice" if first == second else "a node and something inside it"
-            raise SpecError(
-                explain(
-                    "tree_at(where)",
-                    "each node once",
-                    got,
-                    places=dict.fromkeys([path_text(first), path_text(second)]),
-                )
-            )
-
-
-def node_at(tree: PyTree, path: tuple[Any, ...]) -> Any:
-    """The node of `tree` at a key path, configuration included."""
-    for key in path:
-        if record_of(tree) is not None:
-            tree = getattr(tree, key.name)
-        else:
-            tree = dict(_keyed(tree))[key]
-    return tree
-
-
-def _keyed(node: Any) -> list[tuple[Any, Any]]:
-    return children_of(node) or []
-
-
 def replace_at(tree: PyTree, changes: Sequence[tuple[tuple[Any, ...], Any]]) -> PyTree:
     """A copy of `tree` with new nodes at the given key paths, which must not overlap."""
-    trie: dict[Any, Any] = {}
-    for path, value in changes:
-        if not path:
-            return value
-        level = trie
-        for key in path[:-1]:
-            level = level.setdefault(key, {})
-        level[path[-1]] = _New(value)
+    trie, spots = _trie_of([path for path, _ in changes])
+    for spot, (_, new) in zip(spots, changes, strict=True):
+        spot.value = new
     return _rebuild(tree, trie)
 
 
-def _rebuild(node: Any, trie: dict[Any, Any]) -> Any:
+def _trie_of(paths: Sequence[tuple[Any, ...]]) -> tuple[Any, list[_New]]:
+    """Paths as a trie, in which each ends in a mark; refused where two overlap."""
+    whole: dict[Any, Any] = {}
+    spots = [_New(path) for path in paths]
+    for spot in spots:
+        # One step before the first, so that the root is a place like others.
+        level, key = whole, None
+        for following in spot.path:
+            below = level.get(key)
+            if below is None:
+                below = level[key] = {}
+            elif isinstance(below, _New):
+                _refuse_overlap(below.path, spot.path)
+            level, key = below, following
+        found = level.setdefault(key, spot)
+        if found is not spot:
+            while not isinstance(found, _New):
+                found = next(iter(found.values()))
+            _refuse_overlap(spot.path, found.path)
+    return whole.get(None, {}), spots
+
+
+def _refuse_overlap(outer: tuple[Any, ...], inner: tuple[Any, ...]) -> NoReturn:
+    raise SpecError(
+        explain(
+            "tree_at(where)",
+            "each node once",
+            "the same node twice" if outer == inner else "a node and something inside it",
+            places=dict.fromkeys([path_text(outer), path_text(inner)]),
+        )
+    )
+
+
+def _rebuild(node: Any, trie: Any) -> Any:
+    # No comprehensions: one frame for each level of a tree, of the thousand that Python allows.
+    if isinstance(trie, _New):
+        return trie.value
     record = record_of(node)
     if record is not None:
-        changes = {key.name: _renew(getattr(node, key.name), below) for key, below in trie.items()}
+        changes: dict[str, Any] = {}
+        for key, below in trie.items():
+            changes[key.name] = _rebuild(getattr(node, key.name), below)
         return record.rebuild(node, changes)
-    parts = [_renew(child, trie[key]) if key in trie else child for key, child in _keyed(node)]
-    if type(node) is list:
-        return parts
+    kind = class_of(node)
+    if kind is list or kind is tuple:
+        parts = list(node)
+        for key, below in trie.items():
+            parts[key.idx] = _rebuild(parts[key.idx], below)
+        return kind(parts)
+    parts = []
+    for key, child in children_of(node) or ():
+        parts.append(_rebuild(child, trie[key]) if key in trie else child)
     return jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(parts)
-
-
-def _renew(old: Any, below: Any) -> Any:
-    return below.value if isinstance(below, _New) else _rebuild(old, below)
 
 
 def replace_fields(tree: PyTree, changes: dict[str, Any]) -> tuple[PyTree, dict[str, int]]:

@@ -10,6 +10,7 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import (
+    AccessError,
     ArgumentError,
     RngError,
     ShapeError,
@@ -452,6 +453,30 @@ def test_one_layer_is_edited_inside():
     layers = list(blocks())
     layers[1] = pm.tree_at(lambda layer: layer.linear.weight, layers[1], jnp.zeros((2, 2)))
     assert pm.tree_equal(edited, nn.Stack.from_layers(layers))
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda net: net[1][0].linear.weight,
+        lambda net: net[1][1:].layer.linear.weight,
+        lambda net: net[1].unstack()[2].linear.weight,
+        lambda net: [layer.linear.weight for layer in net[1]],
+        lambda net: net[1][0],
+    ],
+)
+def test_an_access_to_one_layer_is_not_taken_for_all(where):
+    """`stack[0].weight` is a part of a leaf: it can be neither replaced nor chosen by access."""
+    net = nn.Sequential([nn.Identity(), blocks()])
+    with pytest.raises(
+        AccessError,
+        match=r"tree_at\(where\): expected a function that only picks nodes of the tree, got one "
+        r"that makes f32\[[^\n]*\n  at layers\[1\]\.layer\.linear\.weight: f32\[3,2,2\]\n[^\n]*\n"
+        r"      tree_at\('layers\[1\]\.layer\.linear\.weight', tree, replace_fn=",
+    ):
+        pm.tree_at(where, net, replace_fn=jnp.zeros_like)
+    with pytest.raises(AccessError, match=r"select\.at\(where\): [^\n]* makes f32\["):
+        pm.filter_grad(lambda net, x: jnp.sum(net(x)), wrt=~pm.select.at(where))(net, X)
 
 
 def test_the_gradient_of_chosen_leaves():

@@ -135,6 +135,166 @@ def test_classes_that_answer_for_themselves(make):
         assert locate(lambda m: [m.weight] if m.magic == 42 else m, make(), None, "w").targets
 
 
+class Members(pm.Module):
+    """Several layers as one, taken apart as users write it."""
+
+    stacked: Affine
+    mask: object = None
+
+    def __getitem__(self, i):
+        return jax.tree.map(lambda leaf: leaf[i] if pm.is_array(leaf) else leaf, self.stacked)
+
+    @property
+    def halved(self):
+        """A copy with other arrays, and everything else as it is."""
+        return jax.tree.map(lambda leaf: leaf / 2 if isinstance(leaf, jax.Array) else leaf, self)
+
+    @property
+    def same(self):
+        """A copy with the same arrays."""
+        return jax.tree.map(lambda leaf: leaf, self)
+
+
+PASSED_THROUGH = {
+    "an item": (lambda m: m[0].weight, "stacked.weight", r"f32\[3\]"),
+    "a slice": (lambda m: m[:1].bias, "stacked.bias", r"f32\[1\]"),
+    "a whole member": (lambda m: m[1], "stacked.weight", r"f32\[3\]"),
+    "members": (lambda m: [m[i].bias for i in range(2)], "stacked.bias", r"f32\[\]"),
+    "among others": (lambda m: (m.stacked.bias, m[0].weight), "stacked.weight", r"f32\[3\]"),
+    "a property": (lambda m: m.halved.stacked.weight, "stacked.weight", r"f32\[2,3\]"),
+    "beside a None": (lambda m: (m.mask, m[0].weight), "stacked.weight", r"f32\[3\]"),
+}
+"""Accesses in which a leaf's mark comes out as it went in, and the leaf itself does not."""
+
+
+@pytest.mark.parametrize(("where", "place", "made"), PASSED_THROUGH.values(), ids=PASSED_THROUGH)
+def test_a_part_of_a_leaf_is_not_taken_for_the_leaf(where, place, made):
+    """`where` names what it gives of the tree itself, and no leaf that this was made of."""
+    members = Members(affine())
+    text = rf"expected a function that only picks nodes of the tree, got one that makes {made} of "
+    line = rf"a leaf\.\n  at {place}: f32\[[^\n]*\n  "
+    with pytest.raises(
+        AccessError,
+        match=rf"tree_at\(where\): {text}{line}pick the whole leaf, and change a part of it in "
+        rf"replace_fn:\n      tree_at\('{place}', tree, "
+        r"replace_fn=lambda old: old\.at\[i\]\.set\(new\)\)",
+    ):
+        locate(where, members, None, "tree_at(where)")
+    with pytest.raises(
+        AccessError,
+        match=rf"select\.at\(where\): {text}{line}a part of a leaf cannot be picked; the whole "
+        rf"leaf is\n      select\.path\('{place}'\)",
+    ):
+        locate(where, members, None, "select.at(where)")
+
+
+def test_a_copy_that_holds_the_same_leaf_names_it():
+    """It is the leaf that is named, whichever way it was reached."""
+    assert named(lambda m: m.same.stacked.weight, Members(affine())) == "stacked.weight"
+    assert named(jax.tree.leaves, Members(affine())) == ["stacked.weight", "stacked.bias"]
+
+
+@pytest.mark.parametrize(
+    ("where", "got"),
+    [
+        (lambda t: [x for x in t if isinstance(x, jax.Array)], "2, and 0"),
+        (lambda t: [x for x in t if not isinstance(x, (int, jax.Array))], "1, and 4"),
+    ],
+)
+def test_a_choice_by_what_leaves_are_is_refused(where, got):
+    """`where` cannot see what a leaf is; a selector can."""
+    tree = [ramp(2), ramp(3), 1, None]
+    with pytest.raises(
+        SpecError,
+        match=r"expected a function that picks the same nodes whatever the leaves are, got one "
+        rf"that picks {got} where it cannot look at leaves\.\n  what a leaf is like is said by a "
+        r"selector:\n      select\.type\(jax\.Array\) & \(lambda leaf: leaf\.ndim > 1\)",
+    ):
+        locate(where, tree, None, "where")
+
+
+@pytest.mark.parametrize(
+    "where",
+    [lambda t: [x for x in t if x is None], lambda t: t[1] or t[2]],
+)
+def test_a_choice_among_empty_nodes_is_refused(where):
+    """Which of them is meant cannot be told from what comes back."""
+    with pytest.raises(SpecError, match=r"a function that returns nodes of the tree, got one that"):
+        locate(where, [None, (), ()], None, "where")
+
+
+class Single:
+    """A node without children, of which there is one object."""
+
+    def __new__(cls):
+        return ONLY
+
+
+ONLY = object.__new__(Single)
+jax.tree_util.register_pytree_node(Single, lambda _: ((), None), lambda *_: ONLY)
+
+
+def test_a_node_that_is_one_object_in_two_places():
+    """Its places are told apart all the same."""
+    tree = [ONLY, {"a": ONLY}, ONLY]
+
+    assert [named(lambda t, i=i: t[i], tree) for i in (0, 2)] == ["[0]", "[2]"]
+    assert named(lambda t: t[1]["a"], tree) == "[1]['a']"
+
+
+EMPTY = Members(None)
+"""Two Nones."""
+
+
+@pytest.mark.parametrize(
+    ("where", "tree", "expected"),
+    [
+        (lambda m: [x for x in (m.stacked, m.mask) if x is not None], EMPTY, []),
+        (lambda m: [x for x in (m.stacked, m.mask) if x is not None], Members(None, ()), ["mask"]),
+        (lambda m: [m.stacked, m.mask], EMPTY, ["stacked", "mask"]),
+        (lambda m: [m.stacked, m.mask], Members((), 2), ["stacked", "mask"]),
+        (lambda m: [m.stacked, m.mask], Members((), None), ["stacked", "mask"]),
+        (lambda m: [m.stacked, m.mask], Members((), ()), ["stacked", "mask"]),
+        (lambda m: (m.stacked,), Members(()), ["stacked"]),
+        (lambda m: m.stacked, Members(()), "stacked"),
+        (lambda m: [[x for x in [m.mask] if x], m.stacked], Members(()), ["stacked"]),
+        (lambda m: [], EMPTY, []),
+        (lambda m: (), EMPTY, []),
+        (lambda m: ((), []), Members(()), []),
+    ],
+)
+def test_an_empty_answer_names_nothing(where, tree, expected):
+    """None and `()` are named where `where` gives them, and no node takes another's place."""
+    assert named(where, tree) == expected
+
+
+def nested(depth):
+    """A leaf in so many lists."""
+    tree = 1
+    for _ in range(depth):
+        tree = [tree]
+    return tree
+
+
+def innermost(tree):
+    """What is in all the lists."""
+    while isinstance(tree, list):
+        tree = tree[0]
+    return tree
+
+
+def test_a_deep_tree():
+    """As deep as Python's limit on calls allows; beyond, the depth is what the error speaks of."""
+    assert innermost(pm.tree_at(innermost, nested(700), 2)) == 2
+    assert innermost(pm.tree_at(pm.select.type(int), nested(400), replace_fn=str)) == "1"
+    with pytest.raises(
+        SpecError,
+        match=r"where: expected a tree that is less deep than Python's limit of \d+ calls, got a "
+        r"deeper one\.\n  raise the limit:\n      sys\.setrecursionlimit\(10_000\)",
+    ):
+        locate(innermost, nested(1500), None, "where")
+
+
 def test_equal_nodes_are_told_apart():
     """One array in two places, equal numbers, equal Nones: the access says which is meant."""
     x = ramp(2)

@@ -1,5 +1,9 @@
 """tree_at, and the functions below it."""
 
+import contextlib
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,11 +11,12 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import ArgumentError, FieldError, SpecError
-from pytreemod.tree.surgery import node_at, replace_at, replace_fields
+from pytreemod.tree.surgery import replace_at, replace_fields
 from tests.helpers.comparing import assert_identical
 from tests.helpers.trees import (
     Affine,
     AutoConfiguration,
+    Buffered,
     Checked,
     Converted,
     Defaults,
@@ -24,6 +29,7 @@ from tests.helpers.trees import (
     double,
     ramp,
 )
+from tests.labels import label
 
 weight = lambda m: m.weight  # noqa: E731
 
@@ -234,20 +240,20 @@ def test_one_replacement_for_a_pattern_of_several_is_refused():
     """A pattern's order is not the reader's: several nodes take replace_fn."""
     with pytest.raises(
         ArgumentError,
-        match=r"expected replace_fn for a path that matches several nodes, got replace, for 2 nodes"
-        r"\.\n  write\n      tree_at\('\*\.weight', tree, replace_fn=lambda old: new\)",
+        match=r"expected replace_fn for what names several nodes, or none, without a function, "
+        r"got replace, for 2 nodes\.\n  write\n"
+        r"      tree_at\('\*\.weight', tree, replace_fn=lambda old: new\)",
     ):
         pm.tree_at("*.weight", [affine(), affine()], (1, 2))
 
 
-def test_replace_at_and_node_at_follow_key_paths():
-    """node_at(replace_at(t, [(p, x)]), p) is x, configuration included."""
+def test_replace_at_follows_key_paths():
+    """The node at each path is the new one, configuration included."""
     tree = {"a": [Static(1, 2), Pair(3, 4)]}
     get, seq, at = jax.tree_util.DictKey("a"), jax.tree_util.SequenceKey, jax.tree_util.GetAttrKey
     paths = [(get, seq(0), at("size")), (get, seq(1), at("second"))]
 
     changed = replace_at(tree, [(path, f"new {i}") for i, path in enumerate(paths)])
-    assert [node_at(changed, path) for path in paths] == ["new 0", "new 1"]
     assert changed == {"a": [Static(1, "new 0"), Pair(3, "new 1")]}
     assert replace_at(tree, [((), 5)]) == 5
 
@@ -265,3 +271,169 @@ def test_replace_fields_changes_configuration_everywhere():
         Pair(Static(5, 0), 7),
     ]
     assert changed[2] is tree[2]
+
+
+LAYERS = {"first": [Affine(1, 2), Buffered(3.0, 4, Affine(5, 6))], "second": Affine(7, None)}
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        (Affine, [[1, 2], [5, 6], [7]]),
+        (Buffered, [[3.0, 4, 5, 6]]),
+        (list, [[1, 2, 3.0, 4, 5, 6]]),
+        (float, [[3.0]]),
+        (type(None), [[], []]),
+        (str, []),
+        (pm.select.role("buffer"), [[4]]),
+        (pm.select.path("first.*.weight"), [[1], [3.0]]),
+        (pm.select.path("first.1") & int, [[4], [5], [6]]),
+        (pm.select.type(Affine) & (lambda leaf: leaf > 1), [[2], [5], [6], [7]]),
+        (pm.select.at(lambda t: t["second"]), [[7]]),
+        (pm.select.role("nobody's"), []),
+    ],
+    ids=label,
+)
+def test_classes_and_selectors_as_where(where, expected):
+    """A class names the outermost nodes of that type, a selector every leaf that it picks."""
+    seen = []
+    changed = pm.tree_at(where, LAYERS, replace_fn=lambda old: seen.append(old) or "new")
+
+    assert [jax.tree.leaves(old) for old in seen] == expected
+    assert jax.tree.leaves(changed).count("new") == len(expected)
+    if len(seen) == 1:
+        assert_identical(pm.tree_at(where, LAYERS, "new"), changed)
+
+
+def test_a_class_stops_where_is_leaf_says():
+    """What is below a leaf is no node."""
+    changed = pm.tree_at(
+        int, LAYERS, replace_fn=str, is_leaf=lambda node: isinstance(node, Buffered)
+    )
+
+    assert jax.tree.leaves(changed) == ["1", "2", 3.0, 4, 5, 6, "7"]
+
+
+@pytest.mark.parametrize(
+    ("where", "text"),
+    [
+        (Affine, r"got replace, for 3 nodes\.\n  write\n      tree_at\(Affine, tree, replace_fn="),
+        (str, r"got replace, for 0 nodes"),
+        (
+            pm.select.role("lora"),
+            r"got replace, for 2 nodes\.\n  write\n      tree_at\(select\.role\('lora'\), tree, ",
+        ),
+    ],
+    ids=label,
+)
+def test_one_replacement_for_any_number_of_nodes_is_refused(where, text):
+    """A class or a selector names one node today and two tomorrow: it takes replace_fn."""
+    with pytest.raises(ArgumentError, match=rf"or none, without a function, {text}"):
+        pm.tree_at(where, LAYERS, (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("where", "got"),
+    [(3, "3"), (None, "None"), (..., "Ellipsis"), (pm.by({...: 0}), r"by\(\{True: 0\}\)")],
+    ids=label,
+)
+def test_what_names_nothing_is_no_where(where, got):
+    """A number, or a rule that gives values, is refused with an example."""
+    with pytest.raises(
+        SpecError,
+        match=r"tree_at\(where\): expected a function from the tree to a node, a path, a class or "
+        rf"a selector, got {got}\.\n  write, for instance\n      tree_at\(lambda m: m\.layers",
+    ):
+        pm.tree_at(where, LAYERS, 1)
+
+
+@pytest.mark.parametrize("options", [{"replace": []}, {"replace_fn": double}])
+def test_an_empty_sequence_of_nodes_changes_nothing(options):
+    """`where` may filter all of them out; Nones are not taken in their place."""
+    layer = OwnInit(2, use_bias=False)
+    where = lambda m: [x for x in [m.bias] if x is not None]  # noqa: E731
+
+    assert_identical(pm.tree_at(where, layer, **options), layer)
+    changed = pm.tree_at(lambda t: [t[0], t[2]], [(), None, 1], [2, 3])
+    assert changed == [2, None, 3]
+
+
+class Held:
+    """A leaf that says when it is gone."""
+
+
+def failing(_):
+    """A function that fails."""
+    raise ZeroDivisionError
+
+
+USES = {
+    "one": lambda m: pm.tree_at(lambda m: m[0].weight, m, 1),
+    "several": lambda m: pm.tree_at(lambda m: [x.weight for x in m], m, replace_fn=id),
+    "None, in a second try": lambda m: pm.tree_at(lambda m: m[1].bias, m, 1),
+    "configuration": lambda m: pm.tree_at(lambda m: m[2].size, m, 1),
+    "everything": lambda m: pm.tree_at(lambda m: jax.tree.leaves(m), m, replace_fn=str),
+    "a path": lambda m: pm.tree_at("*.weight", m, replace_fn=str),
+    "a class": lambda m: pm.tree_at(Affine, m, replace_fn=id),
+    "a selector": lambda m: pm.tree_at(~pm.select.type(Static), m, replace_fn=str),
+    "select.at": lambda m: pm.filter(m, pm.select.at(lambda m: m[0].weight)),
+    "no node": lambda m: pm.tree_at(lambda m: 3, m, 1),
+    "a computation": lambda m: pm.tree_at(lambda m: m[1].weight + 1, m, 1),
+    "a part": lambda m: pm.tree_at(lambda m: jax.tree.map(type, m)[0].weight, m, 1),
+    "an error": lambda m: pm.tree_at(lambda m: m[0].wieght, m, 1),
+    "twice": lambda m: pm.tree_at(lambda m: (m[0], m[0].weight), m, (1, 2)),
+    "no path": lambda m: pm.tree_at("3.weight", m, 1),
+    "a failing replace_fn": lambda m: pm.tree_at("0.weight", m, replace_fn=failing),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_the_old_tree_is_gone_with_its_last_name(use):
+    """Nothing goes round in circles: an array on a device would wait for the garbage collector."""
+    tree = [Affine(Held(), 1), Affine(2.0, None), Static(3, 4)]
+    held = weakref.ref(tree[0].weight)
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(pm.PytreemodError, AttributeError, ZeroDivisionError):
+            use(tree)
+        del tree
+        assert held() is None
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
+class Wide:
+    """A node that counts how often it is taken apart."""
+
+    opened = 0
+
+    def __init__(self, children):
+        self.children = list(children)
+
+
+def open_wide(node):
+    """Flatten, and count."""
+    Wide.opened += 1
+    keys = map(jax.tree_util.SequenceKey, range(len(node.children)))
+    return list(zip(keys, node.children, strict=True)), None
+
+
+jax.tree_util.register_pytree_with_keys(Wide, open_wide, lambda _, children: Wide(children))
+
+
+@pytest.mark.parametrize(
+    "where", [lambda t: list(t.children), "*", int, pm.select.type(int)], ids=label
+)
+def test_one_walk_for_all_nodes(where):
+    """A node is taken apart as often for a hundred targets in it as for three."""
+    counts = []
+    for size in (3, 100):
+        tree = Wide(range(size))
+        Wide.opened = 0
+        changed = pm.tree_at(where, tree, replace_fn=double)
+        counts.append(Wide.opened)
+        assert changed.children == [2 * i for i in range(size)]
+
+    assert counts[0] == counts[1]
