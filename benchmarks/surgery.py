@@ -53,6 +53,17 @@ def replacing_all_biases(library: Any, model: Any) -> Burst:
     )
 
 
+def changing_all_arrays(library: Any, model: Any) -> Burst:
+    """By `replace_fn`: one walk, however many arrays there are."""
+    return repeating(
+        lambda: library.tree_at(
+            lambda m: [x for b in m.blocks for x in (b.linear.weight, b.linear.bias)],
+            model,
+            replace_fn=lambda old: old,
+        )
+    )
+
+
 def partitioning(library: Any, model: Any) -> Burst:
     return repeating(lambda: library.partition(model, library.is_array))
 
@@ -88,6 +99,7 @@ class Deed:
 DEEDS = (
     Deed("tree_at, one array", replacing_one, 0.1),
     Deed("tree_at, every bias", replacing_all_biases, 1.0),
+    Deed("tree_at, replace_fn", changing_all_arrays, 0.5),
     Deed("partition", partitioning, 0.2),
     Deed("combine", combining, 1.0),
     Deed("filter", filtering, 1.0),

@@ -18,12 +18,13 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any, NamedTuple, NoReturn
 
 from pytreemod.errors import AccessError, SpecError, describe, explain
 from pytreemod.tree.nodes import children_of, record_of, stop_below
-from pytreemod.tree.paths import matches, parse_pattern, path_text, step_names
+from pytreemod.tree.paths import parse_pattern, path_text, step_names
 from pytreemod.tree.pending import PENDING, AbstractSource
 from pytreemod.typing import IsLeaf, PyTree, Where, class_of, jtu
 
@@ -39,17 +40,18 @@ class _Mark:
     """Stands for one leaf; refuses every computation."""
 
     # By names that no leaf has: what is asked of a mark is meant for the leaf.
-    __slots__ = ("_makers", "_target")
+    __slots__ = ("_makers", "_node", "_path")
 
     def __init__(self, makers: _StandIns, path: tuple[Any, ...], node: Any):
         self._makers = makers
-        self._target = Target(path, node)
+        self._path = path
+        self._node = node
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        refuse_computed(self._target.path)
+        refuse_computed(self._path)
 
     def __getattr__(self, name: str) -> NoReturn:
-        refuse_computed((*self._target.path, jtu.GetAttrKey(name)))
+        refuse_computed((*self._path, jtu.GetAttrKey(name)))
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = _refuse
     __truediv__ = __rtruediv__ = __floordiv__ = __pow__ = __neg__ = __abs__ = __call__ = _refuse
@@ -99,7 +101,8 @@ class _StandIns:
         self.is_leaf = is_leaf
         self.marked = marked
         self.leaf_classes: set[Any] = set()
-        # Keeps every stand-in of a node alive, or a later one could take its id.
+        # Of what cannot say itself what it stands for: containers, and records that are filled in.
+        # They are kept alive, or a later one could take an id.
         self.nodes: dict[int, tuple[Any, Target]] = {}
 
     def make(self, node: Any, path: tuple[Any, ...]) -> Any:
@@ -110,22 +113,25 @@ class _StandIns:
             is_marked = self.marked.none if node is None else self.marked.empty
             return _Mark(self, path, node) if is_marked else node
         record = record_of(node)
-        children = None if record is not None else children_of(node)
         if record is not None:
-            made = record.shadow(node, _Shadow(self, node, path))
-        elif children is None:
+            return record.shadow(node, _Shadow(self, node, path))
+        children = children_of(node)
+        if children is None:
             self.leaf_classes.add(kind)
             return _Mark(self, path, node)
-        else:
-            made: Any = []
-            # No comprehension: one frame for each level of a tree, of the thousand there are.
-            for key, child in children:
-                made.append(self.make(child, (*path, key)))
-            if kind is not list:
-                made = jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(made)
+        made: Any = []
+        # No comprehension: one frame for each level of a tree, of the thousand there are.
+        for key, child in children:
+            made.append(self.make(child, (*path, key)))
+        if kind is not list:
+            made = jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(made)
         if id(made) in self.nodes:
             # A class that has one instance: by identity its places could not be told apart.
             return _Mark(self, path, node)
+        return self.remember(made, path, node)
+
+    def remember(self, made: Any, path: tuple[Any, ...], node: Any) -> Any:
+        """A stand-in, which will be recognized."""
         self.nodes[id(made)] = made, Target(path, node)
         return made
 
@@ -140,8 +146,12 @@ class _StandIns:
     def target(self, answer: Any) -> Target | None:
         """What a stand-in stands for; None for anything else."""
         if type(answer) is _Mark:
-            return answer._target if answer._makers is self else None
+            return Target(answer._path, answer._node) if answer._makers is self else None
         _, target = self.nodes.get(id(answer), (None, None))
+        if target is None and record_of(answer) is not None:
+            source = object.__getattribute__(answer, "__dict__").get(PENDING)
+            if isinstance(source, _Shadow) and source.makers is self:
+                target = Target(source.path, source.node)
         return target
 
     def recognize(self, answer: Any, actual: Any) -> Found | None:
@@ -204,6 +214,7 @@ class _Shadow(AbstractSource):
             if name not in node.__dict__:
                 self.read(node, name)
         node.__dict__.pop(PENDING, None)
+        self.makers.remember(node, self.path, self.node)
 
 
 def _items(answer: Any) -> Sequence[Any] | None:
@@ -312,7 +323,8 @@ def _made_text(target: Target, made: Any, name: str) -> str:
 
 
 def _locate_pattern(pattern: str, tree: PyTree, name: str) -> Found:
-    targets = tuple(_matching(parse_pattern(pattern), tree, ()))
+    steps = parse_pattern(pattern)
+    targets = tuple(_matching(steps, _reached(steps, 0), tree, ()))
     if not targets:
         raise SpecError(
             explain(name, "a path that is in the tree", f"{pattern!r}, which matches no node")
@@ -320,16 +332,42 @@ def _locate_pattern(pattern: str, tree: PyTree, name: str) -> Found:
     return Found(targets, single=len(targets) == 1)
 
 
-def _matching(steps: tuple[str, ...], node: Any, path: tuple[Any, ...]) -> Iterator[Target]:
-    """The outermost nodes whose paths match, configuration included."""
-    names = step_names(path)
-    if names and matches(steps, names):
-        yield Target(path, node)
-        return
+def _matching(
+    steps: tuple[str, ...], reached: frozenset[int], node: Any, path: tuple[Any, ...]
+) -> Iterator[Target]:
+    """The outermost nodes whose paths match, configuration included.
+
+    `reached` says how many steps of the pattern the path may have taken: one of several numbers,
+    if there is a `**`. So the path is followed once, and only where the pattern leads.
+    """
     record = record_of(node)
     if record is None:
-        children = children_of(node) or []
+        children = children_of(node) or ()
     else:
         children = [(jtu.GetAttrKey(n), getattr(node, n)) for n in record.names(node)]
     for key, child in children:
-        yield from _matching(steps, child, (*path, key))
+        further = reached
+        for name in step_names((key,)):
+            further = frozenset[int]().union(*(_after(steps, i, name) for i in further))
+        if len(steps) in further:
+            yield Target((*path, key), child)
+        elif further:
+            yield from _matching(steps, further, child, (*path, key))
+
+
+def _after(steps: tuple[str, ...], count: int, name: str) -> frozenset[int]:
+    """How many steps of a pattern may have been taken, after `count` of them and one of a path."""
+    if count == len(steps):
+        # A node above is matched, by the first of several names that one step of a path has.
+        return frozenset({count})
+    if steps[count] == "**":
+        return _reached(steps, count)
+    return _reached(steps, count + 1) if fnmatchcase(name, steps[count]) else frozenset()
+
+
+def _reached(steps: tuple[str, ...], count: int) -> frozenset[int]:
+    """`count` steps of a pattern, and more if those that follow may stand for none."""
+    end = count
+    while end < len(steps) and steps[end] == "**":
+        end += 1
+    return frozenset(range(count, end + 1))
