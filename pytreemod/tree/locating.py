@@ -40,18 +40,18 @@ class _Mark:
     """Stands for one leaf; refuses every computation."""
 
     # By names that no leaf has: what is asked of a mark is meant for the leaf.
-    __slots__ = ("_makers", "_node", "_path")
+    __slots__ = ("makers_", "node_", "path_")
 
     def __init__(self, makers: _StandIns, path: tuple[Any, ...], node: Any):
-        self._makers = makers
-        self._path = path
-        self._node = node
+        self.makers_ = makers
+        self.path_ = path
+        self.node_ = node
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        refuse_computed(self._path)
+        refuse_computed(self.path_)
 
     def __getattr__(self, name: str) -> NoReturn:
-        refuse_computed((*self._path, jtu.GetAttrKey(name)))
+        refuse_computed((*self.path_, jtu.GetAttrKey(name)))
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = _refuse
     __truediv__ = __rtruediv__ = __floordiv__ = __pow__ = __neg__ = __abs__ = __call__ = _refuse
@@ -146,7 +146,7 @@ class _StandIns:
     def target(self, answer: Any) -> Target | None:
         """What a stand-in stands for; None for anything else."""
         if type(answer) is _Mark:
-            return Target(answer._path, answer._node) if answer._makers is self else None
+            return Target(answer.path_, answer.node_) if answer.makers_ is self else None
         _, target = self.nodes.get(id(answer), (None, None))
         if target is None and record_of(answer) is not None:
             source = object.__getattribute__(answer, "__dict__").get(PENDING)
@@ -218,7 +218,8 @@ class _Shadow(AbstractSource):
 
 
 def _items(answer: Any) -> Sequence[Any] | None:
-    return answer if isinstance(answer, (list, tuple)) else None
+    items: Any = answer  # A checker narrows `answer` to containers of it knows not what.
+    return items if isinstance(answer, (list, tuple)) else None
 
 
 def _is_same(node: Any, actual: Any) -> bool:

@@ -7,6 +7,7 @@ what *and*, *or* and *not* say, so that De Morgan's laws, distributivity and dou
 from __future__ import annotations
 
 import builtins
+from typing import Any, overload
 
 from pytreemod.tree.selecting import (
     AccessSelector,
@@ -83,7 +84,15 @@ def role(*roles: str) -> RoleSelector:
     return RoleSelector(roles)
 
 
-def at(where: Where | str | builtins.type | Selector) -> Selector:
+@overload
+def at(where: Where) -> Selector: ...
+
+
+@overload
+def at(where: str | builtins.type | Selector) -> Selector: ...
+
+
+def at(where: Any) -> Selector:
     """Leaves by access, as in [`tree_at`][pytreemod.tree_at]: `select.at(lambda m: m.head)`.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, overload
 
 from pytreemod.errors import ArgumentError, SpecError, describe, explain
 from pytreemod.tree.locating import Found, Target, locate
@@ -33,8 +33,28 @@ class _New:
         self.value: Any = MISSING
 
 
+@overload
 def tree_at(
-    where: Callable[[_T], Any] | str | type | Selector,
+    where: Callable[[_T], Any],
+    pytree: _T,
+    replace: Any = MISSING,
+    replace_fn: Callable[[Any], Any] = MISSING,
+    is_leaf: IsLeaf = None,
+) -> _T: ...
+
+
+@overload
+def tree_at(
+    where: str | type[Any] | Selector,
+    pytree: _T,
+    replace: Any = MISSING,
+    replace_fn: Callable[[Any], Any] = MISSING,
+    is_leaf: IsLeaf = None,
+) -> _T: ...
+
+
+def tree_at(
+    where: Any,
     pytree: _T,
     replace: Any = MISSING,
     replace_fn: Callable[[Any], Any] = MISSING,
@@ -168,19 +188,21 @@ def replace_at(tree: PyTree, changes: Sequence[tuple[tuple[Any, ...], Any]]) -> 
 
 def _trie_of(paths: Sequence[tuple[Any, ...]]) -> tuple[Any, list[_New]]:
     """Paths as a trie, in which each ends in a mark; refused where two overlap."""
-    whole: dict[Any, Any] = {}
+    whole: Any = {}
     spots = [_New(path) for path in paths]
     for spot in spots:
         # One step before the first, so that the root is a place like others.
-        level, key = whole, None
+        level: Any = whole
+        key: Any = None
         for following in spot.path:
-            below = level.get(key)
+            below: Any = level.get(key)
             if below is None:
-                below = level[key] = {}
+                below = dict[Any, Any]()
+                level[key] = below
             elif isinstance(below, _New):
                 _refuse_overlap(below.path, spot.path)
             level, key = below, following
-        found = level.setdefault(key, spot)
+        found: Any = level.setdefault(key, spot)
         if found is not spot:
             while not isinstance(found, _New):
                 found = next(iter(found.values()))
@@ -199,7 +221,7 @@ def _refuse_overlap(outer: tuple[Any, ...], inner: tuple[Any, ...]) -> NoReturn:
     )
 
 
-def _rebuild(node: Any, trie: Any) -> Any:
+def _rebuild(node: PyTree, trie: Any) -> PyTree:
     # No comprehensions: one frame for each level of a tree, of the thousand that Python allows.
     if isinstance(trie, _New):
         return trie.value
@@ -209,13 +231,13 @@ def _rebuild(node: Any, trie: Any) -> Any:
         for key, below in trie.items():
             changes[key.name] = _rebuild(getattr(node, key.name), below)
         return record.rebuild(node, changes)
-    kind = class_of(node)
+    kind: Any = class_of(node)
+    parts: list[Any] = []
     if kind is list or kind is tuple:
-        parts = list(node)
+        parts.extend(node)
         for key, below in trie.items():
             parts[key.idx] = _rebuild(parts[key.idx], below)
-        return kind(parts)
-    parts = []
+        return parts if kind is list else tuple(parts)
     for key, child in children_of(node) or ():
         parts.append(_rebuild(child, trie[key]) if key in trie else child)
     return jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(parts)
