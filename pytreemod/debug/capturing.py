@@ -19,7 +19,12 @@ from pytreemod.module.classes import Module, restore
 from pytreemod.module.methods import BoundMethod
 from pytreemod.state.values import State
 from pytreemod.transform.sowing import SOWN, Frame, Label, capturing, note
-from pytreemod.transform.wrapping import Transformed, check_callable, function_name
+from pytreemod.transform.wrapping import (
+    Transformed,
+    check_callable,
+    function_name,
+    passing_on,
+)
 from pytreemod.tree.nodes import DEFAULT_ROLE, Place, children_of, record_of, stop_below
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
@@ -61,6 +66,7 @@ def _tapped_class(cls: Any) -> Any:
 
 
 def _make_tapped_class(cls: Any) -> Any:
+    @passing_on
     @ft.wraps(cls.__call__)
     def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         parent = cast("Any", super(made, self))

@@ -34,6 +34,7 @@ from jax.custom_batching import custom_vmap
 from jax.interpreters import mlir
 
 from pytreemod.errors import ArgumentError, CheckError, describe, explain
+from pytreemod.transform.wrapping import passing_on
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.typing import PyTree, Tracer
@@ -109,6 +110,7 @@ def surfacing(fn: Callable[_P, _T]) -> Callable[_P, _T]:
     For the transforms: called outside `filter_jit`, JAX may yet compile what is inside.
     """
 
+    @passing_on
     @ft.wraps(fn)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:

@@ -57,7 +57,7 @@ class _Pmapped(Vmapped):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         in_axes, _, _, axis_size, donate, pmapkwargs = self.options
-        args, kwargs = place_keywords(self.names, args, kwargs)
+        args, kwargs = place_keywords(self.places, args, kwargs)
         axes, leaves, _ = self.inputs(in_axes, args, kwargs, axis_size)
         mapped = [
             None if axis is None else axis % leaf.ndim

@@ -42,6 +42,7 @@ from pytreemod.transform.wrapping import (
     function_name,
     parameters_of,
     place_keywords,
+    places_of,
     positional_names,
 )
 from pytreemod.tree.nodes import is_node
@@ -73,13 +74,14 @@ class _Options(NamedTuple):
 class _ShardMapped(Transformed):
     """A function under `filter_shard_map`."""
 
-    __slots__ = ("names",)
+    __slots__ = ("names", "places")
 
     options: _Options
 
     def __init__(self, fn: Callable[..., Any], options: _Options):
         super().__init__(fn, options)
         self.names = positional_names(fn)
+        self.places = places_of(fn)
 
     @classmethod
     def transform_name(cls) -> str:
@@ -88,7 +90,7 @@ class _ShardMapped(Transformed):
 
     @surfacing
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = place_keywords(self.names, args, kwargs)
+        args, kwargs = place_keywords(self.places, args, kwargs)
         # A function that is a tree goes in with the arguments: its arrays are the same everywhere.
         head = (self.fn,) if is_node(self.fn) else ()
         arrays, structure = divide((head, args, kwargs))

@@ -29,6 +29,7 @@ from pytreemod.transform.wrapping import (
     check_options,
     function_name,
     place_keywords,
+    places_of,
     positional_names,
 )
 from pytreemod.tree.nodes import is_node
@@ -53,13 +54,14 @@ _REFUSED = (
 class Jitted(Transformed):
     """A function under `filter_jit`."""
 
-    __slots__ = ("entries", "is_slow", "is_tree", "names", "store")
+    __slots__ = ("entries", "is_slow", "is_tree", "names", "places", "store")
 
     options: Options
 
     def __init__(self, fn: Callable[..., Any], options: Options):
         super().__init__(fn, options)
         self.names = positional_names(fn)
+        self.places = places_of(fn)
         self.is_tree = is_node(fn)
         # Whether something must be done before a call can be split.
         self.is_slow = self.is_tree or bool(options.static)
@@ -82,7 +84,7 @@ class Jitted(Transformed):
         if kwargs:
             # As `place_keywords`, but Python has made this dict for us alone.
             placed: list[Any] = [*args]
-            for name in self.names[len(args) :]:
+            for name in self.places[len(args) :]:
                 if name not in kwargs:
                     break
                 placed.append(kwargs.pop(name))
@@ -178,7 +180,7 @@ class Jitted(Transformed):
             ArgumentError: there is a JAX array in an argument that was said to be static.
         """
         if kwargs:
-            args, kwargs = place_keywords(self.names, args, kwargs)
+            args, kwargs = place_keywords(self.places, args, kwargs)
         static = self.options.static
         return hold(static, self.names, args, kwargs) if static else (args, kwargs)
 

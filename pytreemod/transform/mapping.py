@@ -22,6 +22,7 @@ from pytreemod.transform.wrapping import (
     check_options,
     function_name,
     place_keywords,
+    places_of,
     positional_names,
 )
 from pytreemod.tree.nodes import is_node
@@ -132,11 +133,12 @@ def axes_of(spec: AxesSpec, tree: PyTree, where: str, root: str, strict: bool = 
 class Vmapped(Transformed):
     """A function under `filter_vmap`, and the base of `filter_pmap`'s."""
 
-    __slots__ = ("names",)
+    __slots__ = ("names", "places")
 
     def __init__(self, fn: Callable[..., Any], options: Any):
         super().__init__(fn, options)
         self.names = positional_names(fn)
+        self.places = places_of(fn)
 
     @classmethod
     def transform_name(cls) -> str:
@@ -147,7 +149,7 @@ class Vmapped(Transformed):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function on all members."""
         in_axes, out_axes, axis_name, axis_size, vmapkwargs = self.options
-        args, kwargs = place_keywords(self.names, args, kwargs)
+        args, kwargs = place_keywords(self.places, args, kwargs)
         axes, leaves, treedef = self.inputs(in_axes, args, kwargs, axis_size)
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
         writer = _Outputs(out_axes, function_name(self.fn))
@@ -197,21 +199,22 @@ class Vmapped(Transformed):
         strict = not (isinstance(in_axes, By) and len(names) > 1)
         if not strict:
             refuse_unmatched(in_axes.selectors, trees)
-        by_name = {
-            name: axes_of(spec, tree, f"{where} for {name}", name, strict)
+        found = [
+            axes_of(spec, tree, f"{where} for {name}", name, strict)
             for name, spec, tree in zip(names, specs, trees, strict=True)
-        }
-        # In the order in which JAX flattens (args, kwargs): keywords sorted.
-        order = [*names[: len(args)], *sorted(kwargs)]
-        axes = [axis for name in order for axis in by_name[name]]
+        ]
+        # In the order in which JAX flattens (args, kwargs): keywords sorted. (Not by name: what
+        # has a position may be called as a keyword that goes into **kwargs is.)
+        count = len(args)
+        order = [*range(count), *sorted(range(count, len(names)), key=names.__getitem__)]
+        axes = [axis for i in order for axis in found[i]]
         leaves, treedef = jtu.tree_flatten((args, kwargs))
         if not _agree(leaves, axes, axis_size):
-            by_tree = dict(zip(names, trees, strict=True))
             mapped = [
-                (path_text(path, name), leaf, axis)
-                for name in order
+                (path_text(path, names[i]), leaf, axis)
+                for i in order
                 for (path, leaf), axis in zip(
-                    jtu.tree_leaves_with_path(by_tree[name]), by_name[name], strict=True
+                    jtu.tree_leaves_with_path(trees[i]), found[i], strict=True
                 )
                 if axis is not None
             ]
