@@ -48,6 +48,15 @@ class Options(NamedTuple):
     static: tuple[str, ...] = ()
     jit: tuple[tuple[str, Any], ...] = ()
 
+    @property
+    def asks(self) -> bool:
+        """Whether a rule in them looks at more of an array than at its place.
+
+        Nothing of the arrays is in the key of a call, so that what such a rule says must be.
+        """
+        rules = (self.donation, self.in_shardings)
+        return not all(rule is None or rule.is_structural for rule in rules)
+
 
 class Entry:
     """One compiled function: one key, any shapes."""
@@ -155,6 +164,21 @@ class Store:
         if len(self.entries) >= MAX_ENTRIES:
             self.entries.pop(next(iter(self.entries)), None)
         return self.entries.setdefault(key, entry)
+
+    def answers(
+        self,
+        names: tuple[str, ...],
+        fn: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        arrays: list[Any],
+    ) -> tuple[Any, ...]:
+        """What the options say of the arrays of a call, to tell it from others of its key."""
+        donation = self.options.donation
+        flags = [] if donation is None else donation.flags(names, args, kwargs)
+        assigned = self.assign(names, fn, args, kwargs, arrays)
+        # By identity: they are parts of the options.
+        return (*flags, *(id(a.value) for a in assigned or ()))
 
     def assign(
         self,

@@ -110,11 +110,12 @@ def release(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What `hold` was given."""
     named = [(argument_name(names, i), x) for i, x in enumerate(args)]
-    released = tuple(_release(x) if name in static else x for name, x in named)
-    return released, {k: _release(x) if k in static else x for k, x in kwargs.items()}
+    out = tuple(released(x) if name in static else x for name, x in named)
+    return out, {k: released(x) if k in static else x for k, x in kwargs.items()}
 
 
-def _release(tree: PyTree) -> PyTree:
+def released(tree: PyTree) -> PyTree:
+    """A tree with what was held in it."""
     return jtu.tree_map(_value, tree)
 
 

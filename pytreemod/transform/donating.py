@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.transform.constants import released
 from pytreemod.transform.wrapping import argument_name, check_names
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By, mask_of
@@ -32,6 +33,11 @@ class Donation:
 
     def __hash__(self) -> int:
         return hash((self.rule, self.quiet))
+
+    @property
+    def is_structural(self) -> bool:
+        """Whether calls with one key have the same flags, whatever their arrays are."""
+        return not isinstance(self.rule, Selector) or self.rule.is_structural()
 
     def flags(
         self, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -62,7 +68,8 @@ class Donation:
             (*(argument_name(names, i) for i in range(len(args))), *sorted(kwargs)),
             (*args, *(kwargs[name] for name in sorted(kwargs))),
         )
-        mask = mask_of(rule, named, where="filter_jit(donate)")
+        # What is static is no array here, but a rule is asked about what the caller knows.
+        mask = mask_of(rule, released(named), where="filter_jit(donate)")
         leaves = jtu.tree_leaves(named)
         return [m for m, leaf in zip(mask, leaves, strict=True) if is_array(leaf)]
 

@@ -54,7 +54,7 @@ _REFUSED = (
 class Jitted(Transformed):
     """A function under `filter_jit`."""
 
-    __slots__ = ("entries", "is_slow", "is_tree", "names", "places", "store")
+    __slots__ = ("asks", "entries", "is_slow", "is_tree", "names", "places", "store")
 
     options: Options
 
@@ -63,8 +63,10 @@ class Jitted(Transformed):
         self.names = positional_names(fn)
         self.places = places_of(fn)
         self.is_tree = is_node(fn)
-        # Whether something must be done before a call can be split.
-        self.is_slow = self.is_tree or bool(options.static)
+        # Whether what is done with an array depends on more of it than its place.
+        self.asks = options.asks
+        # Whether something must be done before a call can be split, or after.
+        self.is_slow = self.is_tree or bool(options.static) or self.asks
         self.store = store_for(fn, options)
         self.entries = self.store.entries
 
@@ -188,7 +190,10 @@ class Jitted(Transformed):
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Any], tuple[Any, ...]]:
         """A call's arrays and its key."""
-        return split_call((self.fn,) if self.is_tree else (), args, kwargs)
+        arrays, key = split_call((self.fn,) if self.is_tree else (), args, kwargs)
+        if self.asks:
+            key = (*key, self.store.answers(self.names, self.fn, args, kwargs, arrays))
+        return arrays, key
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, list[Any]]:
         """The compiled function for a call, made if need be, and the call's arrays.
@@ -426,7 +431,8 @@ def filter_jit(
         fun: the function; left out, a decorator is returned.
         donate: whose arrays' memory may be used for the results. Names of arguments
             (`"model"`, `("model", "opt_state")`); a selector over the arguments by name
-            (`select.path("model.layers")`); or `"none"`, `"all"`, `"all-except-first"`, and
+            (`select.path("model.layers")`), which is asked in each call if it looks at the arrays
+            (a predicate does); or `"none"`, `"all"`, `"all-except-first"`, and
             `"warn"`, `"warn-except-first"`, which are the same with JAX's warning if a donated
             array was of no use.
         static: names of arguments whose arrays are part of the program, not data: NumPy's arrays

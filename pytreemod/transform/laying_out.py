@@ -40,6 +40,7 @@ from pytreemod.transform.specifying import (
     named_arguments,
 )
 from pytreemod.tree.predicates import is_array
+from pytreemod.tree.prefixes import By
 from pytreemod.typing import PyTree, Tracer, jtu
 
 IN = "filter_jit(in_shardings)"
@@ -51,6 +52,12 @@ class ArgumentLayout(Layout):
     """How the arguments of a jitted function lie."""
 
     __slots__ = ()
+
+    @property
+    def is_structural(self) -> bool:
+        """Whether the rules in it say the same of all calls with one key (see `Selector`)."""
+        rules = [x for x in jtu.tree_leaves(self.spec, is_leaf=stops) if isinstance(x, By)]
+        return all(selector.is_structural() for rule in rules for selector in rule.selectors)
 
     def assign(
         self,

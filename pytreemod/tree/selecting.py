@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from types import EllipsisType
 from typing import Any, NoReturn
 
+import jax
 import numpy as np
 
 from pytreemod.errors import FrozenError, SpecError, describe, explain
@@ -89,6 +90,10 @@ class Selector(Rule):
             {'a': [True, None], 'b': False}
         """
         return jtu.tree_structure(tree).unflatten(self.mask(tree))
+
+    def is_structural(self) -> bool:
+        """Whether the structure of a tree decides alone what is picked, and no array in it."""
+        return False
 
     def mask(self, tree: PyTree, is_leaf: IsLeaf = None) -> list[bool]:
         """One bool for each leaf of `tree`, in JAX's order.
@@ -207,6 +212,10 @@ class PathSelector(_Term):
         """Itself."""
         yield self
 
+    def is_structural(self) -> bool:
+        """It is: paths are structure."""
+        return True
+
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Leaves at or below a place whose path matches."""
         return [matches(self.steps, step_names(spot.path), spot.is_node) for spot in spots]
@@ -226,6 +235,10 @@ class TypeSelector(_Term):
     __slots__ = ("types",)
     types: tuple[type, ...]
 
+    def is_structural(self) -> bool:
+        """Unless the types tell arrays of one kind from those of another."""
+        return all(len({issubclass(kind, t) for kind in _KINDS_OF_ARRAYS}) == 1 for t in self.types)
+
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Leaves of the types, and leaves below nodes of the types."""
         return [
@@ -237,11 +250,19 @@ class TypeSelector(_Term):
         return f"select.type({', '.join(t.__qualname__ for t in self.types)})"
 
 
+# An array of any kind may stand in the place of one of another.
+_KINDS_OF_ARRAYS = (jax.Array, np.ndarray, *np.sctypeDict.values())
+
+
 class RoleSelector(_Term):
     """Leaves that were declared with one of the given roles."""
 
     __slots__ = ("roles",)
     roles: tuple[str, ...]
+
+    def is_structural(self) -> bool:
+        """It is: roles are structure."""
+        return True
 
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Leaves with one of the roles."""
@@ -256,6 +277,10 @@ class AccessSelector(_Term):
 
     __slots__ = ("where",)
     where: Where
+
+    def is_structural(self) -> bool:
+        """It is: the function may not look inside a leaf."""
+        return True
 
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Leaves at or below the nodes that the function returns."""
@@ -285,6 +310,9 @@ class _Constant(_Term):
     __slots__ = ("value",)
     value: bool
 
+    def is_structural(self) -> bool:
+        return True
+
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         return [self.value] * len(spots)
 
@@ -300,6 +328,9 @@ class _Both(_Term):
     def paths(self) -> Iterator[PathSelector]:
         yield from self.left.paths()
         yield from self.right.paths()
+
+    def is_structural(self) -> bool:
+        return self.left.is_structural() and self.right.is_structural()
 
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         left = self.left.pick(spots, tree, is_leaf)
@@ -318,6 +349,9 @@ class _Either(_Term):
         yield from self.left.paths()
         yield from self.right.paths()
 
+    def is_structural(self) -> bool:
+        return self.left.is_structural() and self.right.is_structural()
+
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         left = self.left.pick(spots, tree, is_leaf)
         return [a or b for a, b in zip(left, self.right.pick(spots, tree, is_leaf), strict=True)]
@@ -332,6 +366,9 @@ class _Without(_Term):
 
     def paths(self) -> Iterator[PathSelector]:
         yield from self.inner.paths()
+
+    def is_structural(self) -> bool:
+        return self.inner.is_structural()
 
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         return [not a for a in self.inner.pick(spots, tree, is_leaf)]

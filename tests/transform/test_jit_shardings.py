@@ -57,6 +57,24 @@ def test_arguments_lie_as_the_spec_says(spec):
 @pytest.mark.parametrize(
     "spec",
     [
+        pm.by({(lambda a: a.ndim == 2): on("data"), ...: on()}),
+        {"x": pm.by({~pm.select.type(list) & (lambda a: a.ndim == 2): on("data"), ...: on()})},
+    ],
+    ids=["for all", "for one"],
+)
+def test_rules_that_look_at_arrays_are_asked_in_each_call(spec):
+    """Where an array lies is what the rule says in this call, and not in the first one."""
+    fn = pm.filter_jit(lambda w, x: w + jnp.sum(x), in_shardings=spec)
+    w = jnp.float32(1)
+    for x in (ramp(8), ramp(8, 2), ramp(8)):
+        ((shardings,), _) = fn.lower(w, x).compile().input_shardings
+        assert [tuple(s.spec) for s in shardings] == [WHOLE, SPLIT if x.ndim == 2 else WHOLE]
+        assert_close(fn(w, x), w + jnp.sum(x))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
         (on("data"), on("data"), on()),
         (Affine(on("data"), on("data")), on("data"), None),
         pm.by({...: on("data")}),

@@ -1,6 +1,7 @@
 """filter_jit: what is traced again, what is donated, what is let go; and never a stale result."""
 
 import gc
+import numbers
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -499,6 +500,81 @@ def deleted(donate, by_keyword=False):
 def test_what_is_donated(donate, expected, by_keyword):
     """By name, by names, by selector over the arguments, by class: exactly these are gone."""
     assert ["d" if x else "-" for x in deleted(donate, by_keyword)] == expected.split()
+
+
+class Adding(pm.Module):
+    w: jax.Array
+
+    def both(self, a, b, c):
+        return a + self.w, b + self.w
+
+
+MATRICES = pm.select.type(object) & (lambda x: x.ndim == 2)
+
+
+@pytest.mark.parametrize(
+    "donate",
+    [
+        MATRICES,
+        ~(pm.select.path("c") | ~MATRICES),
+        pm.select.type(jax.Array) & MATRICES,
+    ],
+    ids=["predicate", "inside", "with a type"],
+)
+@pytest.mark.parametrize("style", ["called", "by keyword", "method", "static", "compiled"])
+def test_a_rule_that_looks_at_arrays_is_asked_in_each_call(donate, style):
+    """What is given away is what the rule picks in this call, and not in the first one."""
+    fn = pm.filter_jit(lambda a, b, c: (a + 1, b + 1), donate=donate)
+    if style == "method":
+        fn = pm.filter_jit(Adding(jnp.float32(2)).both, donate=donate)
+    if style == "static":
+        fn = pm.filter_jit(fn.__wrapped__, donate=donate, static="c")
+
+    def call(a, b):
+        c = np.float32(1)
+        if style == "compiled":
+            return fn.lower(a, b, c).compile()(a, b, c)
+        return fn(b=b, c=c, a=a) if style == "by keyword" else fn(a, b, c)
+
+    for first, second in [((2,), (2, 2)), ((2, 2), (2,)), ((2,), (2, 2)), ((3, 3), (3, 3))]:
+        a, b = jnp.ones(first), jnp.ones(second)
+        found = call(a, b)
+        assert [x.shape for x in found] == [first, second]
+        assert [x.is_deleted() for x in (a, b)] == [len(first) == 2, len(second) == 2]
+
+
+@pytest.mark.parametrize(
+    ("donate", "asks"),
+    [
+        ("all", False),
+        ("a", False),
+        (pm.select.path("a"), False),
+        (pm.select.role("buffer") & ~pm.select.path("a"), False),
+        (Buffered, False),
+        (list, False),
+        (pm.select.type(object), False),
+        (pm.select.type(jax.Array), True),
+        (pm.select.type(np.ndarray), True),
+        (pm.select.type(numbers.Number), True),
+        (pm.select.path("a") | MATRICES, True),
+        (pm.select.at(lambda call: call.a), False),
+    ],
+    ids=repr,
+)
+def test_rules_that_are_asked_once(donate, asks):
+    """Calls are as short as any where nothing but structure decides what is given away."""
+    assert pm.filter_jit(lambda a: a, donate=donate).is_slow is asks
+    assert pm.filter_jit(lambda a: a).is_slow is False
+
+
+def test_a_rule_tells_arrays_of_jax_from_those_of_numpy():
+    """An array of NumPy in the first call does not give away an array of JAX in the next."""
+    fn = pm.filter_jit(lambda x: x + 1, donate=pm.select.type(np.ndarray))
+    fn(np.ones(3, np.float32))
+    x = ramp(3)
+    fn(x)
+
+    assert not x.is_deleted()
 
 
 @pytest.mark.parametrize(
