@@ -16,16 +16,16 @@ checks never listens, and never waits.
 from __future__ import annotations
 
 import functools as ft
+import itertools
 import os
 import sys
 import threading
 import traceback
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from types import FrameType
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -51,57 +51,119 @@ _MARK = "error_if_"
 class _Listener:
     """A call that wants to know of failures of its own checks."""
 
-    def __init__(self, checks: Collection[str]):
-        self.checks = checks
+    def __init__(self, checks: Collection[str], is_alone: bool):
+        self.checks = frozenset(checks)
+        self.is_alone = is_alone
+        self.thread = threading.get_ident()
         self.noted: list[Callable[[], CheckError]] = []
+        # Those of which nobody but this call can have been the cause.
+        self.own: list[Callable[[], CheckError]] = []
 
-    def hears(self, check: str) -> bool:
-        return check in self.checks
+    def bars(self, other: _Listener) -> bool:
+        """Whether another call must not run at the same time."""
+        apart = self.thread != other.thread and (self.is_alone or other.is_alone)
+        return apart and not self.checks.isdisjoint(other.checks)
 
-    def raise_first(self, cause: Exception | None) -> None:
-        if self.noted:
-            raise self.noted[0]() from cause
+    def run(self, call: Callable[[], Any]) -> Any:
+        """Call, and wait for the results."""
+        with _turns:
+            _waiting.append(self)
+            try:
+                # In turn, so that one that must be alone comes to it.
+                _turns.wait_for(lambda: not any(other.bars(self) for other in self.before()))
+                _listeners.append(self)
+            finally:
+                _waiting.remove(self)
+        try:
+            return cast("Any", jax.block_until_ready(call()))
+        except Exception as error:
+            # What a failure has brought about: the debugger was quit, say.
+            self.raise_first(self.own, error)
+            raise
+        finally:
+            with _turns:
+                _listeners.remove(self)
+                _turns.notify_all()
+
+    def before(self) -> list[_Listener]:
+        """Those that run, and those that wait for longer."""
+        return [*_listeners, *_waiting[: _waiting.index(self)]]
+
+    def raise_first(self, noted: list[Callable[[], CheckError]], cause: Exception | None) -> None:
+        if noted:
+            raise noted[0]() from cause
 
 
 _listeners: list[_Listener] = []
-# What was raised into JAX because nobody listened, the last of it: see `surfacing`.
-_unheard: deque[CheckError] = deque(maxlen=32)
+_waiting: list[_Listener] = []
 _lock = threading.Lock()
+_turns = threading.Condition(_lock)
 
 
-@contextmanager
-def listening(checks: Collection[str]) -> Generator[Callable[[PyTree], None]]:
-    """Have failures noted; yields a function that waits for results.
+def call_listening(checks: Collection[str], call: Callable[[], _T], *, is_once: bool) -> _T:
+    """Call, wait for the results, and raise the check that failed.
+
+    Nothing tells which of several calls of one program it was in which a check failed. Where one
+    failed that may have been another thread's, the call is made again while all others wait: how
+    that ends is how it ends. (A callback inside of it that makes such a call, too, would wait
+    forever; JAX does not allow callbacks to call it.)
 
     Args:
         checks: the checks to listen to, by name (see `checks_in`).
+        call: makes the call.
+        is_once: whether it may not be made again, for it gives its arguments away or has effects:
+            then it is alone from the start.
 
     Raises:
-        CheckError: at the end, if a failure was noted meanwhile. (If two threads are in the same
-            program, both raise: nothing tells which of them it was.)
+        CheckError: a check failed.
     """
-    listener = _Listener(checks)
-    with _lock:
-        _listeners.append(listener)
-    try:
-        yield jax.block_until_ready
-    except Exception as error:
-        # What a failure has brought about: the debugger was quit, say.
-        listener.raise_first(error)
-        raise
-    finally:
-        with _lock:
-            _listeners.remove(listener)
-    listener.raise_first(None)
+    listener = _Listener(checks, is_alone=is_once)
+    result = listener.run(call)
+    if listener.noted and not listener.own:
+        listener = _Listener(checks, is_alone=True)
+        result = listener.run(call)
+    listener.raise_first(listener.noted, None)
+    return result
 
 
 def _note(check: str, make_error: Callable[[], CheckError]) -> bool:
     """Tell those who listen; whether somebody does."""
     with _lock:
-        heard = [listener for listener in _listeners if listener.hears(check)]
+        heard = [listener for listener in _listeners if check in listener.checks]
         for listener in heard:
             listener.noted.append(make_error)
+            if len(heard) == 1:
+                listener.own.append(make_error)
     return bool(heard)
+
+
+class _Unheard(NamedTuple):
+    """A failure that was raised into JAX, because nobody listened."""
+
+    mark: str
+    error: CheckError
+
+
+# The last of them: see `surfacing`.
+_unheard: deque[_Unheard] = deque(maxlen=32)
+_numbers = itertools.count()
+
+
+def _raise_into_jax(error: CheckError) -> NoReturn:
+    """Raise in a callback, so that the error that JAX makes of it can be recognized.
+
+    Of ours, that has the text alone, which others may have, too, and names of functions in a
+    traceback: so this is raised in a function of a name that no other has.
+    """
+    mark = f"failure_{os.getpid()}_{next(_numbers)}_of_error_if"
+    with _lock:
+        _unheard.append(_Unheard(mark, error))
+
+    def fail() -> NoReturn:
+        raise error
+
+    fail.__code__ = fail.__code__.replace(co_name=mark)
+    fail()
 
 
 def surfacing(fn: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -127,14 +189,13 @@ def raise_unheard(cause: Exception) -> None:
     """Raise the check that failed while nobody listened, if `cause` is what JAX made of it."""
     if isinstance(cause, CheckError) or not _unheard:
         return
-    # JAX's error has the text of ours in it, and nothing else of it.
     text = str(cause)
     with _lock:
-        found = next((error for error in reversed(_unheard) if str(error) in text), None)
+        found = next((failure for failure in _unheard if failure.mark in text), None)
         if found is not None:
             _unheard.remove(found)
     if found is not None:
-        raise found.with_traceback(None) from cause
+        raise found.error.with_traceback(None) from cause
 
 
 def checks_in(jaxpr: Any) -> frozenset[str]:
@@ -203,8 +264,7 @@ class _Check:
         if not _note(self.name, make_error):
             error = make_error()
             if not is_shared:
-                _unheard.append(error)
-                raise error
+                _raise_into_jax(error)
             error.add_note("printed, for jax.jit on several devices cannot raise; filter_jit does")
             _print(error)
         return np.asarray(False)
@@ -374,10 +434,14 @@ def error_if(x: _T, pred: Any, msg: str, *, on_error: str = "default") -> _T:
     others waiting, only `filter_jit` raises; else the error is printed and the result is NaN.)
     Only a function that contains a check pays for it: such a call of `filter_jit` waits.
 
+    What is a Python bool is known: True raises at once, while the function is traced, and False
+    leaves nothing in the program. To mark a branch that must not be reached when the program runs,
+    give an array: `error_if(x, jnp.array(True), "unreachable")`.
+
     **Law.** If `pred` is False, `error_if(x, pred, msg)` is `x`; so are its derivatives.
 
     Args:
-        x: any tree with at least one array.
+        x: any tree; with at least one array, unless `pred` is known.
         pred: a boolean, or a boolean array of any shape: any True is a failure.
         msg: what to say.
         on_error: `"raise"`; `"breakpoint"` (open a debugger that shows `x` and `pred`, then
@@ -391,8 +455,8 @@ def error_if(x: _T, pred: Any, msg: str, *, on_error: str = "default") -> _T:
     Raises:
         CheckError: the check failed. Its notes name the line of the check, and under `jax.vmap`
             the index in the batch.
-        ArgumentError: `x` has no array, `pred` is not boolean, `msg` is no text, or `on_error` is
-            unknown.
+        ArgumentError: `x` has no array, and `pred` is not known; `pred` is not boolean; `msg` is
+            no text; `on_error` is unknown.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -420,7 +484,7 @@ def branched_error_if(
     """Like [`error_if`][pytreemod.error_if], with the message chosen by a traced index.
 
     Args:
-        x: any tree with at least one array.
+        x: any tree; with at least one array, unless `pred` is known.
         pred: a boolean, or a boolean array.
         index: an integer: which message; of a shape that broadcasts against `pred`, if there is
             one message for each of its elements (that of the first failure is shown).
@@ -452,7 +516,18 @@ def _check(
     mode = _mode(where, on_error)
     _require_boolean(where, pred)
     _require_index(where, index, len(messages))
+    # A bool is decided here and now, in a program, too: it is known whatever becomes of `x`.
+    is_known = isinstance(pred, bool) or not _is_traced(pred)
+    # NumPy's, where the values are known: under a trace, those of jnp would be traced.
+    failed: Any = pred if isinstance(pred, Tracer) else np.asarray(pred)
+    index = index if isinstance(index, Tracer) else np.asarray(index)
+    if mode == "off" or (not isinstance(failed, Tracer) and not failed.any()):
+        return x
     arrays, structure = divide(x)
+    check = _Check(messages, structure if mode == "breakpoint" else None)
+    seen = arrays if mode == "breakpoint" else []
+    if is_known and mode != "nan" and not isinstance(index, Tracer):
+        check.raise_now(failed, index, seen, is_batch=False)
     if not arrays:
         raise ArgumentError(
             explain(
@@ -462,19 +537,9 @@ def _check(
                 cure="the check takes effect through the arrays that it returns",
             )
         )
-    if mode == "off":
-        return x
-    # NumPy's, where the values are known: under a trace, those of jnp would be traced.
-    failed, index = (v if isinstance(v, Tracer) else np.asarray(v) for v in (pred, index))
-    if not isinstance(failed, Tracer) and not failed.any():
-        return x
     if mode == "nan":
         arrays = [jnp.asarray(array) for array in arrays]
         return structure.assemble(_poisoned(arrays, jnp.any(failed)))
-    check = _Check(messages, structure if mode == "breakpoint" else None)
-    seen = arrays if mode == "breakpoint" else []
-    if not _is_traced(failed) and not isinstance(index, Tracer):
-        check.raise_now(failed, index, seen, is_batch=False)
     guard = _make_guard(check)
     guarded = cast("list[Any]", _guarded(guard, arrays, *_first_of(failed, index), seen))
     return structure.assemble(guarded)

@@ -61,7 +61,17 @@ class Options(NamedTuple):
 class Entry:
     """One compiled function: one key, any shapes."""
 
-    __slots__ = ("checks", "is_new", "is_special", "jitted", "key", "quiet", "quieted", "separate")
+    __slots__ = (
+        "checks",
+        "is_new",
+        "is_once",
+        "is_special",
+        "jitted",
+        "key",
+        "quiet",
+        "quieted",
+        "separate",
+    )
 
     def __init__(self, key: tuple[Any, ...], quiet: bool):
         self.key = key
@@ -69,6 +79,8 @@ class Entry:
         self.jitted: Any = None
         self.separate: Callable[[list[Any]], tuple[list[Any], list[Any]]] | None = None
         self.checks: frozenset[str] = frozenset()
+        # Whether a call may not be made again: it gives arrays away, or does more than compute.
+        self.is_once = False
         # Whether it was traced since somebody looked for checks in it.
         self.is_new = True
         # Whether a call must do more than call: new, quiet, or one with a check inside.
@@ -101,7 +113,9 @@ class Entry:
 
         JAX traces here if it must, and takes the trace from its cache in the call that follows.
         """
-        self.checks |= checks_in(self.jitted.trace(*arguments).jaxpr)
+        jaxpr = self.jitted.trace(*arguments).jaxpr
+        self.checks |= checks_in(jaxpr)
+        self.is_once = self.is_once or bool(jaxpr.effects) or self.separate is not None
         self.is_new = False
         # JAX warns of useless donations while it compiles: not in later calls.
         self.is_special = self.has_check

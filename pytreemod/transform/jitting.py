@@ -11,7 +11,7 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, DonatedError, PytreemodError, describe, explain
 from pytreemod.transform.boundary import handlers, split_call, split_other, unhashable, unpack
-from pytreemod.transform.checking import listening, raise_unheard
+from pytreemod.transform.checking import call_listening, raise_unheard
 from pytreemod.transform.compiling import (
     Entry,
     Options,
@@ -380,10 +380,8 @@ def _call_and_listen(entry: Entry, function: Callable[..., Any], arguments: Any)
     """Call, and if there are checks inside, wait for the results and raise if one failed."""
     if not entry.checks:
         return function(*arguments)
-    with listening(entry.checks) as wait:
-        packed = function(*arguments)
-        wait(packed)
-    return packed
+    call = ft.partial(function, *arguments)
+    return call_listening(entry.checks, call, is_once=entry.is_once)
 
 
 @overload

@@ -1,5 +1,6 @@
 """error_if: where a failing check raises, what it says, and what a program without one pays."""
 
+import contextlib
 import logging
 import os
 import re
@@ -16,7 +17,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import ArgumentError, CheckError
-from pytreemod.transform.checking import ON_ERROR, checks_in
+from pytreemod.transform.checking import ON_ERROR, checks_in, raise_unheard
 from tests.helpers.comparing import assert_close
 from tests.helpers.trees import Affine, affine, ramp
 
@@ -390,15 +391,55 @@ def test_a_check_that_can_not_fail_costs_nothing():
 
 
 def test_a_branch_that_is_not_taken_does_not_fail():
-    """A check that always fails marks a place that must not be reached."""
+    """A check that always fails marks a place that must not be reached: by an array."""
 
     @pm.filter_jit
     def f(reached, x):
-        return jax.lax.cond(reached, lambda x: pm.error_if(x, True, TEXT), no_check, x)
+        always = jnp.array(True)
+        return jax.lax.cond(reached, lambda x: pm.error_if(x, always, TEXT), no_check, x)
 
     assert_close(f(jnp.array(False), BAD), BAD)
     failure(f, jnp.array(True), BAD)
-    assert pm.filter_eval_shape(lambda x: pm.error_if(x, True, TEXT), BAD).shape == (6,)
+
+
+KNOWN = {
+    "eagerly": lambda check: check(BAD),
+    "filter_jit": lambda check: pm.filter_jit(check)(BAD),
+    "filter_jit, unused": lambda check: pm.filter_jit(lambda x: (check(x), x)[1])(BAD),
+    "jax.jit, unused": lambda check: jax.jit(lambda x: (check(x), x)[1])(BAD),
+    "filter_eval_shape": lambda check: pm.filter_eval_shape(check, BAD),
+    "filter_vmap": lambda check: pm.filter_vmap(check)(BAD),
+    "filter_grad": lambda check: pm.filter_grad(squares(check))(BAD),
+    "filter_scan": lambda check: pm.filter_scan(lambda c, x: (c, check(x)), 0, BAD),
+    "a branch": lambda check: pm.filter_cond(False, check, no_check, BAD),
+    "without arrays": lambda check: check(0.5),
+    "without arrays, in a program": lambda check: pm.filter_jit(check)("text"),
+}
+
+
+@pytest.mark.parametrize("run", KNOWN.values(), ids=KNOWN.keys())
+def test_a_bool_is_decided_at_once(run):
+    """True raises while tracing, wherever the result goes; False asks for no array."""
+    failure(run, lambda x: pm.error_if(x, True, TEXT))
+    failure(run, lambda x: pm.branched_error_if(x, True, 1, ["first", TEXT]))
+    failure(run, lambda x: pm.error_if(x, True, TEXT, on_error="breakpoint"))
+    run(lambda x: pm.error_if(x, False, TEXT))
+    run(lambda x: pm.error_if(x, np.array(False), TEXT))
+    run(lambda x: pm.error_if(x, True, TEXT, on_error="off"))
+
+
+def test_what_is_known_needs_no_array():
+    """Eagerly, an array of bools is known as well."""
+    assert pm.error_if(0.5, jnp.array([False, False]), TEXT) == 0.5
+    failure(lambda: pm.error_if("text", jnp.array([False, True]), TEXT))
+    with pytest.raises(
+        ArgumentError, match=r"error_if\(x\): expected a tree with at least one arr"
+    ):
+        jax.jit(lambda pred: pm.error_if(0.5, pred, TEXT))(True)
+    with pytest.raises(
+        ArgumentError, match=r"error_if\(x\): expected a tree with at least one arr"
+    ):
+        pm.error_if(0.5, True, TEXT, on_error="nan")
 
 
 def over_jit(check):
@@ -506,27 +547,146 @@ def test_names_of_checks_in_a_program():
     assert len(names(lambda x: pm.error_if(small(x), x < -9, "other"))) == 2
 
 
-def test_a_failure_is_raised_in_its_own_thread():
-    """Calls of two programs at once: only the call whose check failed raises."""
-    fine = pm.filter_jit(lambda x: pm.error_if(x, x > 99, "never") + 1)
-    failing = pm.filter_jit(small)
-    start = threading.Barrier(2)
+def other_check(x):
+    return pm.error_if(x, x > 99, "never") + 1
+
+
+def printing(x):
+    """With an effect, so that no call may be made twice."""
+    jax.debug.callback(lambda x: None, x)
+    return small(x)
+
+
+# What runs in two threads: with a passing and with a failing check.
+AT_ONCE = {
+    "two programs": (pm.filter_jit(other_check), pm.filter_jit(small)),
+    "one program": (pm.filter_jit(small),) * 2,
+    "one line in two programs": (pm.filter_jit(lambda x: small(x) + 1), pm.filter_jit(small)),
+    "donated": (pm.filter_jit(lambda x: small(x), donate="x"),) * 2,
+    "donated in one": (pm.filter_jit(small), pm.filter_jit(small, donate="x")),
+    "with an effect": (pm.filter_jit(printing),) * 2,
+    "compiled": (pm.filter_jit(small).lower(GOOD).compile(),) * 2,
+    "scanned": (pm.filter_jit(lambda x: each(small, x)),) * 2,
+}
+
+
+@pytest.fixture
+def switching():
+    """Threads that take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("switching")
+@pytest.mark.parametrize(("fine", "failing"), AT_ONCE.values(), ids=AT_ONCE.keys())
+def test_a_failure_is_raised_in_its_own_thread(fine, failing):
+    """Of calls at once, of one program or of two, only that raises whose check failed."""
+    start = threading.Barrier(4)
 
     def run(call, x):
         start.wait()
-        return [caught(call, x) for _ in range(50)]
+        return [caught(call, jnp.copy(x)) for _ in range(20)]
 
     def caught(call, x):
         try:
-            call(x)
+            jax.block_until_ready(call(x))
         except CheckError:
             return True
         return False
 
-    with ThreadPoolExecutor(2) as pool:
-        results = [pool.submit(run, *job) for job in [(fine, GOOD), (failing, BAD)]]
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [(fine, GOOD), (failing, BAD), (fine, GOOD), (failing, BAD)]
+        results = [pool.submit(run, *job) for job in jobs]
 
-    assert [set(result.result()) for result in results] == [{False}, {True}]
+    assert [set(result.result()) for result in results] == [{False}, {True}] * 2
+
+
+class Meeting:
+    """A function for a program to call back, which lets calls of it meet."""
+
+    def __init__(self):
+        self.barrier = threading.Barrier(1)
+        self.calls = 0
+
+    def __call__(self, x):
+        self.calls += 1
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.barrier.wait(1)
+        return x
+
+
+@pytest.mark.parametrize("donate", ["none", "x"])
+def test_calls_that_share_a_failure_are_made_again(donate):
+    """With a failure between them, calls are repeated, each alone; never one that donates."""
+    meeting = Meeting()
+
+    def meet(x):
+        return jax.pure_callback(meeting, x, x)
+
+    # Before the check and after it, so that both listen when it fails.
+    call = pm.filter_jit(lambda x: meet(small(meet(x))), donate=donate)
+    failure(call, jnp.copy(BAD))
+    first, meeting.barrier = meeting.calls, threading.Barrier(2)
+
+    def run(x):
+        try:
+            return call(jnp.copy(x))
+        except CheckError as error:
+            return error
+
+    with ThreadPoolExecutor(2) as pool:
+        passed, failed = pool.map(run, [GOOD, BAD])
+
+    assert_close(passed, GOOD)
+    assert isinstance(failed, CheckError)
+    assert first == 2
+    assert meeting.calls - first == (8 if donate == "none" else 4)
+
+
+def test_calls_inside_of_calls_of_one_thread():
+    """A thread does not wait for itself."""
+    inner = pm.filter_jit(small, donate="x")
+    call = pm.filter_jit(lambda x: small(inner(x)), donate="x")
+
+    assert_close(call(jnp.copy(GOOD)), GOOD)
+    failure(call, jnp.copy(BAD))
+
+
+@pytest.mark.parametrize("text", ["hi", "", "nan", "x"])
+def test_an_old_failure_is_not_taken_for_a_later_error(text):
+    """The text of a check that failed under plain JAX may be in any other error's."""
+    compiled = jax.jit(lambda x: pm.error_if(x, x > 3, text))
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="CheckError"):
+        jax.block_until_ready(compiled(BAD))
+
+    with pytest.raises(ArgumentError, match=r"filter_vmap\(in_axes\): expected names of arguments"):
+        pm.filter_vmap(lambda x, hi=1: x, in_axes={"hi": 0})(BAD)
+    with pytest.raises(ValueError, match="this is nan, or x") as caught:
+        pm.filter_vmap(raising)(BAD)
+    assert type(caught.value) is ValueError
+
+
+def raising(x):
+    raise ValueError("this is nan, or x")
+
+
+def test_failures_of_one_text_are_told_apart():
+    """Each error of JAX's becomes the failure that it was made of, once."""
+    compiled = [jax.jit(lambda x, i=i: pm.error_if(x, x > i, TEXT)) for i in range(3)]
+    errors = []
+    for call in compiled:
+        with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=TEXT) as caught:
+            jax.block_until_ready(call(BAD + 99))
+        errors.append(caught.value)
+
+    for error in errors[::-1]:
+        with pytest.raises(CheckError, match=TEXT) as caught:
+            raise_unheard(error)
+        assert caught.value.__cause__ is error
+        # It is nobody's any more.
+        raise_unheard(error)
 
 
 def test_nothing_is_said_elsewhere(capfd, caplog):
@@ -677,7 +837,7 @@ MISTAKES = {
         "      error_if(x, x < 0, ...)",
     ),
     "no array": (
-        lambda: pm.error_if((1.5, "a"), False, TEXT),
+        lambda: jax.jit(lambda pred: pm.error_if((1.5, "a"), pred, TEXT))(False),
         "error_if(x): expected a tree with at least one array, got (1.5, 'a').\n"
         "  the check takes effect through the arrays that it returns",
     ),
