@@ -8,6 +8,7 @@ time told which of their leaves are to be arrays, and of which dtype.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -93,6 +94,21 @@ def _fit(first: Any, second: Any) -> bool:
     return a.shape == b.shape and (a.dtype == b.dtype or agreeing_dtype([a, b]) is not None)
 
 
+_UNDONE = (-1,)
+
+
+class _Fate:
+    """Of some functions of branches: what becomes of the traces that JAX keeps of them.
+
+    Attributes:
+        is_undone: whether some are of no use, for not every branch was told what all of them
+            return. Once it is, it stays so, for all threads.
+    """
+
+    def __init__(self) -> None:
+        self.is_undone = False
+
+
 class _Memory:
     """What the branches of one transform have returned, for operands of one structure."""
 
@@ -101,23 +117,27 @@ class _Memory:
         self.labels = labels
         self.results: dict[Any, list[_Result | None]] = {}
         self.plans: dict[Any, _Plan] = {}
-        self.is_undone = False
+        self.lock = threading.Lock()
 
-    def settle(self, index: int, key: Any, result: PyTree) -> Framed:
+    def settle(self, index: int, key: Any, result: PyTree, fate: _Fate) -> Framed:
         """The result of a branch as all branches return theirs, as far as that is known."""
         leaves, treedef = jtu.tree_flatten(result)
-        results = self.results.setdefault(key, [None] * len(self.labels))
-        results[index] = _Result(leaves, treedef)
-        own = _plan([results[index]])
-        if all(entry is not None for entry in results):
-            plan = self.plans.get(key)
-            self.plans[key] = joint = self._join(results)
-            if plan is None and not _settled(joint, results):
-                # JAX refuses what no other branch returns. (To raise here would abort the trace
-                # of this branch, and JAX never lets go of the tracers of an aborted trace.)
-                self.is_undone = True
-                return Framed(own.apply(leaves).arrays, Frame(own.frame.structure, (-1,)))
-        return self.plans.get(key, own).apply(leaves)
+        mine = _Result(leaves, treedef)
+        own = _plan([mine])
+        with self.lock:
+            results = self.results.setdefault(key, [None] * len(self.labels))
+            results[index] = mine
+            if all(entry is not None for entry in results):
+                plan, joint = self.plans.get(key), self._join(results)
+                is_new = plan is None and not _settled(joint, results)
+                fate.is_undone = fate.is_undone or is_new
+                self.plans[key] = joint
+                if is_new:
+                    # JAX refuses what no other branch returns. (To raise here would abort the
+                    # trace of this branch, and JAX never lets go of an aborted trace's tracers.)
+                    return Framed(own.apply(leaves).arrays, Frame(own.frame.structure, _UNDONE))
+            plan = self.plans.get(key, own)
+        return plan.apply(leaves)
 
     def _join(self, results: Sequence[Any]) -> _Plan:
         for i, other in enumerate(results[1:], 1):
@@ -160,7 +180,7 @@ class _Branches:
     captured, are to go as soon as nobody needs them.
 
     Attributes:
-        current: the functions.
+        current: the functions, and their fate.
         memory: what they returned.
     """
 
@@ -173,18 +193,39 @@ class _Branches:
     ):
         self.memory = memory
         self.parts = restore, functions, operands
-        self.renew()
+        self.current = self.make()
 
-    def renew(self) -> None:
-        """Make new functions, of which JAX has no traces."""
+    def make(self) -> tuple[list[Callable[..., Framed]], _Fate]:
+        """New functions, of which JAX has no traces."""
+        fate = _Fate()
         count = len(self.memory.labels)
-        self.current = [_branch(i, self.memory, *self.parts) for i in range(count)]
-        self.memory.is_undone = False
+        return [_branch(i, self.memory, fate, *self.parts) for i in range(count)], fate
+
+    def renew(self, undone: _Fate) -> None:
+        """Replace functions, unless another thread has done it."""
+        with self.memory.lock:
+            if self.current[1] is undone:
+                self.current = self.make()
+
+    def run(self, choose: Callable[[Sequence[Any]], Framed]) -> Framed:
+        """Choose a branch; once more, if it turned out what they return together."""
+        while True:
+            functions, fate = self.current
+            try:
+                framed = choose(functions)
+            except TypeError:
+                if not fate.is_undone:
+                    raise
+            else:
+                if framed.frame.axes != _UNDONE:
+                    return framed
+            self.renew(fate)
 
 
 def _branch(
     index: int,
     memory: _Memory,
+    fate: _Fate,
     restore: Callable[..., Sequence[Any]],
     functions: Structure,
     operands: Structure,
@@ -193,7 +234,7 @@ def _branch(
         fn = restore(functions.assemble(own))[index]
         result, harvest = reap(fn, operands.assemble(values), {})
         result = with_harvest(result, harvest and harvest.sorted())
-        return memory.settle(index, _conditions(own, values), result)
+        return memory.settle(index, _conditions(own, values), result, fate)
 
     return branch
 
@@ -283,15 +324,7 @@ def _run(
 
     key = (where, nodes.key, split.key)
     branches = keep(callee, key, (*nodes.values, *split.values), make)
-    framed = None
-    try:
-        framed = choose(branches.current, nodes.values, split.values)
-    except TypeError:
-        if not branches.memory.is_undone:
-            raise
-    if framed is None or branches.memory.is_undone:
-        branches.renew()
-        framed = choose(branches.current, nodes.values, split.values)
+    framed = branches.run(lambda fns: choose(fns, nodes.values, split.values))
     return release(framed.build())
 
 

@@ -126,7 +126,8 @@ def _put(callee: Callee, key: tuple[Any, ...], made: Any) -> None:
     references = tuple(weakref.ref(reference(), drop) for reference in callee.references)
     entry = (references, key)
     while len(_kept) >= MAX_KEPT:
-        _kept.pop(next(iter(_kept)), None)
+        # A list, for another thread may put something in between.
+        _kept.pop(next(iter(list(_kept)), None), None)
     _kept[entry] = made
 
 

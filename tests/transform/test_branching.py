@@ -1,6 +1,9 @@
 """filter_cond and filter_switch: branches over any trees."""
 
 import functools as ft
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -565,3 +568,36 @@ def test_the_errors_of_a_branch_arrive_undisturbed():
 
     with pytest.raises(KeyError, match="mine"):
         pm.filter_cond(True, branch, number(1))
+
+
+# ---- threads
+
+
+@pytest.mark.parametrize("interval", [1e-6, 5e-3])
+@pytest.mark.parametrize("transform", ["cond", "switch", "in a program"])
+def test_branches_to_promote_from_several_threads(transform, interval):
+    """The first calls of shared branches, at once: each gets what it would get alone."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(interval)
+    try:
+        for _ in range(8):
+            first, second = (lambda x: {"n": 1, "x": x}), (lambda x: {"n": 2.5, "x": x})
+
+            def call(p, first=first, second=second):
+                if transform == "cond":
+                    return pm.filter_cond(p, first, second, jnp.float32(3))
+                run = pm.filter_jit(pm.filter_switch) if transform != "switch" else pm.filter_switch
+                return run(jnp.asarray(not p, int), [first, second], jnp.float32(3))
+
+            start = threading.Barrier(4)
+
+            def run(p, start=start, call=call):
+                start.wait()
+                return call(p)
+
+            with ThreadPoolExecutor(4) as pool:
+                found = list(pool.map(run, [True, False, True, False]))
+            for p, result in zip([True, False, True, False], found, strict=True):
+                assert_close(result, {"n": jnp.asarray(1.0 if p else 2.5), "x": jnp.float32(3)})
+    finally:
+        sys.setswitchinterval(before)
