@@ -324,7 +324,11 @@ def _run(
 
     key = (where, nodes.key, split.key)
     branches = keep(callee, key, (*nodes.values, *split.values), make)
-    framed = branches.run(lambda fns: choose(fns, nodes.values, split.values))
+
+    def run(functions: Sequence[Any]) -> Framed:
+        return choose(functions, nodes.values, split.values)
+
+    framed = branches.run(run)
     return release(framed.build())
 
 

@@ -17,7 +17,13 @@ import jax
 from pytreemod.transform.boundary import pack, structure_of_call
 from pytreemod.transform.checking import checks_in
 from pytreemod.transform.constants import release
-from pytreemod.transform.donating import Donation, count_arrays, separation, without_warning
+from pytreemod.transform.donating import (
+    Donation,
+    begin_quiet,
+    count_arrays,
+    end_quiet,
+    separation,
+)
 from pytreemod.transform.laying_out import (
     ArgumentLayout,
     Asking,
@@ -36,6 +42,10 @@ from pytreemod.tree.snapshots import Structure
 
 MAX_ENTRIES = 4096
 """With as many static variants a program does nothing but compile; the oldest goes."""
+
+
+# Of no thread the identifier.
+_NO_THREAD = 0
 
 
 class Options(NamedTuple):
@@ -63,7 +73,6 @@ class Entry:
 
     __slots__ = (
         "checks",
-        "is_new",
         "is_once",
         "is_special",
         "jitted",
@@ -71,6 +80,7 @@ class Entry:
         "quiet",
         "quieted",
         "separate",
+        "unseen",
     )
 
     def __init__(self, key: tuple[Any, ...], quiet: bool):
@@ -81,23 +91,24 @@ class Entry:
         self.checks: frozenset[str] = frozenset()
         # Whether a call may not be made again: it gives arrays away, or does more than compute.
         self.is_once = False
-        # Whether it was traced since somebody looked for checks in it.
-        self.is_new = True
+        # The threads that have traced it, and not looked for checks in it since. (In none it is as
+        # new, at first.) Each minds its own: another may look before this one's trace is there.
+        self.unseen = {_NO_THREAD}
         # Whether a call must do more than call: new, quiet, or one with a check inside.
         self.is_special = True
-        self.quieted: list[Any] = []
+        self.quieted: set[int] = set()
 
     def begin_quiet(self) -> None:
-        """Silence, if it is wanted, what JAX warns of while it compiles."""
-        if self.quiet:
-            context = without_warning(True)
-            context.__enter__()
-            self.quieted.append(context)
+        """Silence in this thread, if it is wanted, what JAX warns of while it compiles."""
+        if self.quiet and threading.get_ident() not in self.quieted:
+            self.quieted.add(threading.get_ident())
+            begin_quiet()
 
     def end_quiet(self) -> None:
-        """Undo `begin_quiet`, if it was called."""
-        while self.quieted:
-            self.quieted.pop().__exit__(None, None, None)
+        """Undo `begin_quiet`, if this thread has called it."""
+        if threading.get_ident() in self.quieted:
+            self.quieted.remove(threading.get_ident())
+            end_quiet()
 
     def arguments(self, arrays: list[Any]) -> tuple[list[Any], ...]:
         """What the jitted function takes: all arrays, or the donated ones and the others."""
@@ -116,7 +127,7 @@ class Entry:
         jaxpr = self.jitted.trace(*arguments).jaxpr
         self.checks |= checks_in(jaxpr)
         self.is_once = self.is_once or bool(jaxpr.effects) or self.separate is not None
-        self.is_new = False
+        self.unseen -= {threading.get_ident(), _NO_THREAD}
         # JAX warns of useless donations while it compiles: not in later calls.
         self.is_special = self.has_check
 
@@ -256,12 +267,12 @@ class Store:
         _, max_traces, _, out, static, _ = self.options
 
         def run(values: list[Any]) -> Any:
-            if not entry.is_special:
-                # A call on the short road met new shapes: it will catch up. Not by an error raised
-                # here, after which JAX would never take its own short road for these shapes.
-                entry.is_special = True
-                entry.begin_quiet()
-            entry.is_new = True
+            # A call on the short road may have met new shapes: it will catch up. Not by an error
+            # raised here, after which JAX would never take its own short road for these shapes.
+            entry.is_special = True
+            # Whatever the road, for another thread may have changed it meanwhile; all end it.
+            entry.begin_quiet()
+            entry.unseen.add(threading.get_ident())
             # With jit disabled, calls are no traces; and a capture is nobody's retrace.
             if not (cast("Any", jax.config).jax_disable_jit or is_collecting()):
                 log.add(Trace.of(names, structure, values), name, max_traces)

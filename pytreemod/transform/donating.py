@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
@@ -132,15 +134,64 @@ def as_donation(donate: Any, fn: Any) -> Donation | None:
     )
 
 
+# ---- JAX's warning about donated arrays that were of no use
+
+# `warnings.catch_warnings` would put back, in the middle of another thread's, filters that it took
+# away there. So one filter is put in while it is needed, and taken out again, and it is for those
+# threads alone that want it.
+
+_MESSAGE = "Some donated buffers were not usable"
+
+
+class _InQuietThreads(type):
+    def __subclasscheck__(cls, other: type) -> bool:
+        return bool(_quiet[threading.get_ident()])
+
+
+class _Unwanted(UserWarning, metaclass=_InQuietThreads):
+    """What is a warning, in a thread that wants none."""
+
+
+_quiet: Counter[int] = Counter()
+_lock = threading.Lock()
+# Where the filter was put in: `catch_warnings`, of whomever, puts another list in place of one.
+_lists: list[Any] = []
+
+
+def begin_quiet() -> None:
+    """Silence the warning in this thread."""
+    with _lock:
+        _quiet[threading.get_ident()] += 1
+        # To the front, wherever it was.
+        warnings.filterwarnings("ignore", message=_MESSAGE, category=_Unwanted)
+        if not any(warnings.filters is known for known in _lists):
+            _lists.append(warnings.filters)
+
+
+def end_quiet() -> None:
+    """Undo one `begin_quiet` of this thread."""
+    with _lock:
+        _quiet[threading.get_ident()] -= 1
+        if not _quiet.total():
+            _quiet.clear()
+            found: list[Any] = [*_lists, warnings.filters]
+            for filters in found:
+                for item in [item for item in filters if item[2] is _Unwanted]:
+                    filters.remove(item)
+            _lists.clear()
+
+
 @contextmanager
 def without_warning(quiet: bool) -> Generator[None]:
-    """Silence JAX's warning about donated arrays that were of no use, if `quiet`."""
+    """Silence the warning, if `quiet`."""
     if not quiet:
         yield
         return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+    begin_quiet()
+    try:
         yield
+    finally:
+        end_quiet()
 
 
 def separation(

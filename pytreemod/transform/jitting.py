@@ -115,7 +115,7 @@ class Jitted(Transformed):
         except BaseException as error:
             self._fail(entry, arrays, args, kwargs, error)
             raise
-        if entry.is_new:
+        if entry.unseen:
             self._catch_up(entry, arrays, args, kwargs, packed)
         ((plan, values),) = packed.items()
         return plan.build(values)
@@ -130,7 +130,7 @@ class Jitted(Transformed):
         except BaseException as error:
             self._fail(entry, arrays, args, kwargs, error)
             raise
-        if entry.is_new:
+        if entry.unseen:
             self._catch_up(entry, arrays, args, kwargs, packed)
         return unpack(packed)
 
@@ -138,16 +138,17 @@ class Jitted(Transformed):
         self, entry: Entry, arrays: list[Any], args: Any, kwargs: Any, packed: Any
     ) -> None:
         """After a call on the short road that met new shapes: what a first call does before."""
-        entry.end_quiet()
-        if _runs_later(arrays):
-            return
         try:
+            if _runs_later(arrays):
+                return
             entry.look(entry.arguments(arrays))
             if entry.checks:
                 jax.block_until_ready(packed)
         except (RuntimeError, ValueError) as error:
             self._explain(arrays, args, kwargs, error)
             raise
+        finally:
+            entry.end_quiet()
 
     def _fail(
         self, entry: Entry, arrays: list[Any], args: Any, kwargs: Any, error: BaseException
@@ -163,7 +164,7 @@ class Jitted(Transformed):
             with without_warning(entry.quiet):
                 if _runs_later(arrays) or cast("Any", jax.config).jax_disable_jit:
                     return unpack(entry.jitted(*arguments))
-                if entry.is_new:
+                if entry.unseen:
                     entry.look(arguments)
                 else:
                     entry.is_special = entry.has_check
@@ -171,6 +172,8 @@ class Jitted(Transformed):
         except (RuntimeError, ValueError) as error:
             self._explain(arrays, args, kwargs, error)
             raise
+        finally:
+            entry.end_quiet()
         return unpack(packed)
 
     def placed(
@@ -257,13 +260,16 @@ class Jitted(Transformed):
         entry.is_special = True
         arguments = entry.arguments(arrays)
         try:
-            staged = getattr(entry.jitted, what)(*arguments)
+            with without_warning(entry.quiet):
+                staged = getattr(entry.jitted, what)(*arguments)
             if what == "lower":
                 entry.look(arguments)
             return staged, entry
         except (RuntimeError, ValueError) as error:
             self._explain(arrays, args, kwargs, error)
             raise
+        finally:
+            entry.end_quiet()
 
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
         positional = ((argument_name(self.names, i), x) for i, x in enumerate(args))

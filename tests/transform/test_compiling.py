@@ -103,12 +103,12 @@ def test_a_new_entry_becomes_an_ordinary_one():
     """The first call looks for checks; from then on a call is a call, until something is traced."""
     jitted = pm.filter_jit(lambda x, n: x)
     entry = entry_of(jitted, ramp(2), 1)
-    assert (entry.is_special, entry.is_new, entry.has_check) == (True, True, False)
+    assert (entry.is_special, bool(entry.unseen), entry.has_check) == (True, True, False)
 
     jitted(ramp(2), 1)
-    assert (entry.is_special, entry.is_new, entry.has_check) == (False, False, False)
+    assert (entry.is_special, bool(entry.unseen), entry.has_check) == (False, False, False)
     jitted(ramp(3), 1)
-    assert (entry.is_special, entry.is_new, entry.has_check) == (False, False, False)
+    assert (entry.is_special, bool(entry.unseen), entry.has_check) == (False, False, False)
 
 
 @pytest.mark.parametrize(

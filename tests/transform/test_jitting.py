@@ -2,7 +2,9 @@
 
 import gc
 import numbers
+import sys
 import threading
+import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -588,6 +590,73 @@ def test_equinoxs_strings(donate, expected):
 
     assert [x.is_deleted() for x in args] == expected
     pm.filter_jit(lambda a, b: jnp.sum(a) + jnp.sum(b), donate=donate)(ramp(3), ramp(4))
+
+
+def useless(a, b):
+    return jnp.sum(a) + jnp.sum(b)
+
+
+def test_quiet_donation_in_many_threads_leaves_the_filters_alone():
+    """Of new shapes in each thread at once nothing is warned of, and the filters are as before."""
+    before = list(warnings.filters)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    call = pm.filter_jit(useless, donate="all")
+    start = threading.Barrier(4)
+
+    def run(thread):
+        start.wait()
+        for i in range(3):
+            call(jnp.ones(1 + 5 * thread + i), jnp.ones(1 + 5 * thread + i))
+            # On the short road, and on others.
+            call.lower(jnp.ones(40 + 5 * thread + i), jnp.ones(3))
+            call(jnp.ones(1 + 5 * thread + i), jnp.ones(1 + 5 * thread + i))
+
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(run, range(4)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert warnings.filters == before
+
+
+def test_quiet_donation_does_not_silence_other_threads():
+    """Who did not ask for quiet is warned, also while another thread compiles quietly."""
+    compiling, done = threading.Event(), threading.Event()
+
+    @pm.filter_jit(donate="all")
+    def slow(a):
+        compiling.set()
+        assert done.wait(20)
+        return jnp.sum(a)
+
+    with ThreadPoolExecutor(1) as pool:
+        quiet = pool.submit(slow, ramp(3))
+        assert compiling.wait(20)
+        with pytest.warns(UserWarning, match="Some donated buffers were not usable"):
+            pm.filter_jit(useless, donate="warn")(ramp(4), ramp(5))
+        done.set()
+        quiet.result()
+
+
+def test_quiet_donation_inside_of_other_filters():
+    """Filters that are put in meanwhile stay, and what was put into a list goes from it."""
+    before = list(warnings.filters)
+
+    @pm.filter_jit(donate="all")
+    def change(a):
+        warnings.filterwarnings("ignore", message="of the user")
+        return jnp.sum(a)
+
+    with warnings.catch_warnings():
+        change(ramp(3))
+        assert [item[1].pattern for item in warnings.filters[:1]] == ["of the user"]
+        change(ramp(4))
+        assert len(warnings.filters) == len(before) + 1
+    assert warnings.filters == before
+    with pytest.raises(ZeroDivisionError):
+        pm.filter_jit(lambda a: 1 / 0, donate="all")(ramp(3))
+    assert warnings.filters == before
 
 
 @pytest.mark.parametrize("donate", ["warn", "warn-except-first", ("b",)])
