@@ -16,10 +16,9 @@ from typing import Any
 
 from pytreemod.errors import FieldError, describe, explain
 from pytreemod.module.division import KNOWN_DATA, refuse_arrays
-from pytreemod.module.records import refuse_finished, refuse_itself, set_fields
+from pytreemod.module.records import add_fields, refuse_itself, set_fields
 from pytreemod.module.registration import compile_functions
 from pytreemod.module.schema import LAYOUT, Schema
-from pytreemod.tree.pending import PENDING
 from pytreemod.typing import class_of
 
 
@@ -103,20 +102,39 @@ def finish(node):
 
 
 def fill_defaults(schema: Schema, values: dict[str, Any]) -> None:
-    """Give fields that `__init__` did not set their defaults.
+    """Give fields that `__init__` did not set what the class has for them.
 
     Raises:
         FieldError: a field has neither a value nor a default.
     """
     for name, field in schema.fields.items():
-        if name in values:
-            continue
-        if field.default is not _MISSING:
-            values[name] = field.default
-        elif field.default_factory is not _MISSING:
-            values[name] = field.default_factory()
-        else:
-            _refuse_unset(schema, name)
+        if name not in values:
+            found = _class_value(schema.cls, field)
+            if found is _MISSING:
+                _refuse_unset(schema, name)
+            values[name] = found
+
+
+def _class_value(cls: type, field: dataclasses.Field[Any]) -> Any:
+    """What reading an unset field would find in the class, as it is now, or in its bases.
+
+    That is its default, or the attribute that a subclass or a mixin has in its place. A factory
+    counts as an attribute of the class that declares the field. Functions and properties are no
+    values: Python binds them.
+    """
+    name = field.name
+    for base in cls.__mro__:
+        own = vars(base)
+        if name in own and (own[name] is field.default or not hasattr(own[name], "__get__")):
+            return own[name]
+        if field.default_factory is not _MISSING and _declares(base, field):
+            return field.default_factory()
+    return _MISSING
+
+
+def _declares(cls: type, field: dataclasses.Field[Any]) -> bool:
+    known = vars(cls).get("__dataclass_fields__", {}).get(field.name)
+    return known is field and field.name in inspect.get_annotations(cls)
 
 
 def _refuse_unset(schema: Schema, name: str) -> None:
@@ -139,7 +157,8 @@ def write_init(schema: Schema) -> Callable[..., None]:
     """Write the `__init__` of a class that has none: one parameter for each field, in order.
 
     It does what the one that `dataclasses` writes would, but stores into the instance's dict
-    directly: an assignment would pass through `__setattr__`, in Python, for every field.
+    directly: an assignment would pass through `__setattr__`, in Python, for every field. A
+    subclass's own `__init__` may have assigned some before it calls this one; they stay.
 
     Raises:
         FieldError: a field without a default follows one with a default.
@@ -157,9 +176,7 @@ def write_init(schema: Schema) -> Callable[..., None]:
     )
     stored = ", ".join(filter(None, map(_store, schema.fields.values())))
     lines = [
-        f"if {LAYOUT!r} in {owner}.__dict__ or {PENDING!r} in {owner}.__dict__:",
-        f"    _refuse_finished({owner})",
-        f"_set_fields({owner}, {{{stored}}})",
+        f"(_add_fields if {owner}.__dict__ else _set_fields)({owner}, {{{stored}}})",
     ]
     if hasattr(cls, "__post_init__"):
         extra = ", ".join(f.name for f in params if f.name not in schema.fields)
@@ -167,7 +184,7 @@ def write_init(schema: Schema) -> Callable[..., None]:
     made: dict[str, Any] = {
         "_factory": _FACTORY,
         "_set_fields": set_fields,
-        "_refuse_finished": refuse_finished,
+        "_add_fields": add_fields,
     }
     for f in everything.values():
         made[f"_default_{f.name}"] = f.default
@@ -235,9 +252,8 @@ def _store(field: dataclasses.Field[Any]) -> str:
     if field.init:
         given = f"_make_{name}() if {name} is _factory else {name}" if made else name
         return f"{name!r}: {given}"
-    if made:
-        return f"{name!r}: _make_{name}()"
-    return f"{name!r}: _default_{name}" if field.default is not _MISSING else ""
+    # A default that is no parameter is the class's attribute: it fills in what is left unset.
+    return f"{name!r}: _make_{name}()" if made else ""
 
 
 def _annotation(field: dataclasses.Field[Any], schema: Schema) -> Any:

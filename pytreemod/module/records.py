@@ -67,6 +67,18 @@ set_fields = vars(Record)["__dict__"].__set__
 _new: Callable[[type], Any] = object.__new__
 
 
+def add_fields(node: Any, values: dict[str, Any]) -> None:
+    """Give a record that is being built more fields; what it has already stays.
+
+    Raises:
+        FrozenError: it is finished, or pending.
+    """
+    fields = node.__dict__
+    if LAYOUT in fields or PENDING in fields:
+        _refuse_finished(node)
+    fields.update(values)
+
+
 def write_setattr(cls: type, fields: Collection[str]) -> None:
     """Give a class whose own `__init__` assigns to its fields a `__setattr__` of its own.
 
@@ -193,8 +205,7 @@ def _refuse_own(node: Any, name: str, what: str) -> None:
     )
 
 
-def refuse_finished(node: Any) -> None:
-    """Raise the error for `__init__` called on a finished Module."""
+def _refuse_finished(node: Any) -> None:
     cls = type(node).__qualname__
     raise FrozenError(
         explain(

@@ -247,6 +247,196 @@ def test_class_level_defaults_fill_in_under_an_own_init():
     assert "scale" in vars(made)
 
 
+class Written(pm.Module):
+    """Has an `__init__` that was written for it."""
+
+    weight: object
+    scale: object = 1.0
+
+
+def test_fields_set_before_a_generated_init_stay():
+    """In whichever order: own fields are not lost, nor given their defaults again."""
+
+    class Before(Written):
+        size: int = 0
+
+        def __init__(self, size, **kwargs):
+            self.size = size
+            super().__init__(**kwargs)
+
+    class Below(Before):
+        name: str = "unnamed"
+
+        def __init__(self, name, **kwargs):
+            self.name = name
+            super().__init__(**kwargs)
+
+    assert vars(Before(5, weight=1)) == vars(Before(5, weight=1, scale=1.0))
+    assert Before(5, weight=1, scale=2.0) == Before(5, weight=1).replace(scale=2.0)
+    made = Below("a", size=5, weight=1)
+    assert (made.name, made.size, made.weight, made.scale) == ("a", 5, 1, 1.0)
+
+
+def test_two_generated_inits_are_called_one_after_the_other():
+    """Each sets its own fields and leaves the other's alone."""
+
+    class Other(pm.Module):
+        bias: object = 2
+
+    class Both(Written, Other):
+        def __init__(self, first):
+            inits = [lambda: Written.__init__(self, 10), lambda: Other.__init__(self, 20)]
+            for init in inits if first else reversed(inits):
+                init()
+
+    for first in (True, False):
+        assert (Both(first).weight, Both(first).scale, Both(first).bias) == (10, 1.0, 20)
+
+
+def test_a_generated_init_sets_its_own_fields_as_any_other_would():
+    """What it is given, or its default, comes last if it is called last; as for dataclasses."""
+
+    class Twice(Written):
+        def __init__(self, *args):
+            self.weight, self.scale = "before", "before"
+            super().__init__(*args)
+
+    assert (Twice("given").weight, Twice("given").scale) == ("given", 1.0)
+    assert Twice("given", "too").scale == "too"
+
+
+def test_a_default_that_is_no_parameter_does_not_come_after_what_was_set():
+    """A field with `init=False` keeps what a subclass gave it; a factory makes its own."""
+
+    class Counted(pm.Module):
+        weight: object
+        count: int = pm.field(init=False, default=3)
+        parts: list[int] = pm.field(init=False, default_factory=list)
+
+    class Own(Counted):
+        def __init__(self):
+            self.count, self.parts = 7, [1]
+            super().__init__(1)
+
+    assert (Counted(1).count, Own().count, Own().parts) == (3, 7, [])
+
+
+def test_post_init_and_init_vars_meet_what_was_set_before():
+    """A parent's `__post_init__` sees fields of the subclass that are there already."""
+
+    class Post(pm.Module):
+        weight: object
+        start: dataclasses.InitVar[int]
+        seen: tuple[str, ...] = pm.field(init=False)
+
+        def __post_init__(self, start):
+            self.seen = (*vars(self), start)
+
+    class Own(Post):
+        size: int
+
+        def __init__(self, size):
+            self.size = size
+            super().__init__(1, 2)
+
+    assert (Own(5).seen, Own(5).size) == (("size", "weight", 2), 5)
+
+
+class Named(pm.Module):
+    """Its own `__init__` leaves all to the class."""
+
+    name: str = "a"
+    size: int = pm.field(static=True)
+
+    def __init__(self, size=None):
+        if size is not None:
+            self.size = size
+
+
+class Mixed:
+    """A plain class with attributes in the place of fields."""
+
+    name = "mixin"
+    size = 7
+
+
+@pytest.mark.parametrize(
+    ("bases", "body", "expected"),
+    [
+        ((Named,), {"name": "b"}, "b"),
+        ((Mixed, Named), {}, "mixin"),
+        ((Mixed, Named), {"name": "b"}, "b"),
+        ((Named, Mixed), {}, "a"),
+        ((Named,), {"name": "b", "__annotations__": {"name": str}}, "b"),
+        ((Named,), {"name": None}, None),
+    ],
+)
+def test_what_init_leaves_unset_is_what_the_class_has(bases, body, expected):
+    """Looked up as Python looks up an attribute: subclass, mixin, base."""
+    made = type(Named)("Sub", bases, body)(3)
+    below = type(Named)("Below", (type(made),), {})(3)
+
+    assert (made.name, type(made).name) == (expected, expected)
+    assert (below.name, below.size) == (expected, 3)
+    assert vars(made)["name"] == expected
+
+
+def test_a_class_attribute_fills_in_a_field_without_default():
+    """A subclass, or a mixin, gives the value that neither `__init__` nor the field gives."""
+
+    class Sub(Named):
+        size = 4
+
+    class WithMixin(Named, Mixed):
+        pass
+
+    assert (Sub().size, Sub(5).size, WithMixin().size) == (4, 5, 7)
+    with pytest.raises(FieldError, match="Field 'size' was not initialized"):
+        Named()
+
+
+def test_a_class_attribute_that_is_assigned_later_counts_from_then_on():
+    """For the class and its subclasses; instances that are there already stay what they are."""
+
+    class Base(Named):
+        pass
+
+    class Sub(Base):
+        pass
+
+    before = Sub(1)
+    Base.name = "later"
+    assert (before.name, Sub(1).name, Base(1).name, Named(1).name) == ("a", "later", "later", "a")
+
+
+def test_the_nearest_of_factories_and_attributes_fills_in():
+    """A factory stands where its field is declared."""
+
+    class Base(pm.Module):
+        parts: object = 1
+
+        def __init__(self):
+            pass
+
+    class Makes(Base):
+        parts: object = pm.field(default_factory=list)
+
+    class Has(Makes):
+        parts = (2,)
+
+    assert (Base().parts, Makes().parts, Has().parts) == (1, [], (2,))
+    assert Makes().parts is not Makes().parts
+
+
+def test_generated_inits_give_the_defaults_of_the_fields():
+    """An attribute without annotation is no default of a parameter; as for dataclasses."""
+
+    class Sub(Written):
+        scale = 5.0
+
+    assert Sub(1).scale == 1.0
+
+
 def test_a_field_without_default_after_one_with_is_refused():
     """When the class is made; the cures are named."""
     with pytest.raises(
