@@ -20,7 +20,7 @@ from pytreemod.module.annotations import FieldCheck, type_checker_of
 from pytreemod.module.construction import replace_values, write_finish, write_init
 from pytreemod.module.fields import buffer, field, static_field
 from pytreemod.module.methods import as_method
-from pytreemod.module.records import Record, make_record, write_setattr
+from pytreemod.module.records import ClassValue, Record, make_record, write_setattr
 from pytreemod.module.registration import register, write_code
 from pytreemod.module.schema import LAYOUT, Schema
 from pytreemod.tree.comparison import are_equal
@@ -82,7 +82,11 @@ class ModuleMeta(abc.ABCMeta):
         return node
 
     def __setattr__(cls, name: str, value: Any) -> None:
-        super().__setattr__(name, as_method(name, value))
+        kept = as_method(name, value)
+        schema = vars(cls).get("__record__")  # None while the class is being made.
+        if schema is not None and name in schema.fields and not hasattr(kept, "__get__"):
+            kept = ClassValue(name, kept)
+        super().__setattr__(name, kept)
         if name == "__init__":
             _note_checks(cls.__record__)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from pytreemod.errors import FieldError, describe, explain
 from pytreemod.module.division import KNOWN_DATA, refuse_arrays
-from pytreemod.module.records import add_fields, refuse_itself, set_fields
+from pytreemod.module.records import ClassValue, add_fields, refuse_itself, set_fields
 from pytreemod.module.registration import compile_functions
 from pytreemod.module.schema import LAYOUT, Schema
 from pytreemod.typing import class_of
@@ -125,8 +125,11 @@ def _class_value(cls: type, field: dataclasses.Field[Any]) -> Any:
     name = field.name
     for base in cls.__mro__:
         own = vars(base)
-        if name in own and (own[name] is field.default or not hasattr(own[name], "__get__")):
-            return own[name]
+        found = own.get(name, _MISSING)
+        if type(found) is ClassValue:
+            return found.value
+        if found is not _MISSING and (found is field.default or not hasattr(found, "__get__")):
+            return found
         if field.default_factory is not _MISSING and _declares(base, field):
             return field.default_factory()
     return _MISSING

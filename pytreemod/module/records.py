@@ -116,6 +116,28 @@ def _setattr_owner(cls: type) -> type:
     return next(base for base, own in found if own is not None and own not in _WRITTEN)
 
 
+class ClassValue:
+    """An attribute that a class was given later, in the place of a field.
+
+    Python finds it before it comes to `__getattr__`, which fills a pending instance in, so it does
+    that itself.
+    """
+
+    __slots__ = ("name", "value")
+
+    def __init__(self, name: str, value: Any):
+        self.name, self.value = name, value
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self.value
+        fields = instance.__dict__
+        source = fields.get(PENDING)
+        if source is not None:
+            source.read(instance, self.name)
+        return fields.get(self.name, self.value)
+
+
 def make_record(cls: type, values: dict[str, Any]) -> Any:
     """An instance of `cls` with this dict; nothing else runs."""
     made = _new(cls)

@@ -409,6 +409,28 @@ def test_a_class_attribute_that_is_assigned_later_counts_from_then_on():
     assert (before.name, Sub(1).name, Base(1).name, Named(1).name) == ("a", "later", "later", "a")
 
 
+def test_a_class_attribute_that_is_assigned_later_hides_no_field():
+    """Instances that a jitted function returned before, or returns after, have their own value."""
+
+    class Base(pm.Module):
+        name: str
+        size: int
+
+    class Sub(Base):
+        pass
+
+    same = pm.filter_jit(lambda m: m)
+    before = same(Sub("own", 1))
+    Base.name, Base.size = "later", 2
+    after = same(Sub("own", 1))
+    assert (Base.name, Sub.size) == ("later", 2)
+    assert (before.name, before.size, after.name, after.size) == ("own", 1, "own", 1)
+    assert pm.tree_at(lambda m: m.size, after, 3).size == 3
+    del Base.name
+    assert not hasattr(Base, "name")
+    assert same(Sub("own", 1)).name == "own"
+
+
 def test_the_nearest_of_factories_and_attributes_fills_in():
     """A factory stands where its field is declared."""
 
