@@ -59,6 +59,8 @@ class ModuleMeta(abc.ABCMeta):
         _choose_init(schema, namespace)
         _note_checks(schema)
         _note_waiting(schema)
+        if schema.custom_init or hasattr(cls, "__post_init__"):
+            write_setattr(schema)
         schema.finish = ft.partial(_finish_first, schema)
         type.__setattr__(cls, "__record__", schema)
         register(schema)
@@ -99,9 +101,8 @@ class ModuleMeta(abc.ABCMeta):
 
 def _finish_first(schema: Schema, node: Any) -> None:
     # Written for the first instance: many classes that are imported are never built.
+    # Threads that come here at once write the same.
     schema.finish = write_finish(schema)
-    if schema.custom_init or hasattr(schema.cls, "__post_init__"):
-        write_setattr(schema.cls, schema.fields)
     schema.finish(node)
 
 

@@ -6,8 +6,7 @@ assignment, before and after the instance is finished.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -79,16 +78,20 @@ def add_fields(node: Any, values: dict[str, Any]) -> None:
     fields.update(values)
 
 
-def write_setattr(cls: type, fields: Collection[str]) -> None:
+def write_setattr(schema: Schema) -> None:
     """Give a class whose own `__init__` assigns to its fields a `__setattr__` of its own.
 
     It lets pass, in one test and without a lookup, what nearly every assignment is: to a field, of
     a value that holds nothing, while the instance is being built. The next class decides the rest,
     and all that concerns instances of subclasses, which may have a `__setattr__` in between.
+
+    Called while the class is made: one that is exchanged later, under threads that are just calling
+    it, is a crash of Python 3.11.
     """
+    cls = schema.cls
     if _setattr_owner(cls) is not Record:
         return
-    names, kinds = frozenset(fields), HOLDS_NOTHING
+    names, kinds = frozenset(schema.fields), HOLDS_NOTHING
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
         values = self.__dict__
@@ -103,17 +106,18 @@ def write_setattr(cls: type, fields: Collection[str]) -> None:
         else:
             super(cls, self).__setattr__(name, value)
 
-    _WRITTEN.add(__setattr__)
+    schema.written_setattr = __setattr__
     type.__setattr__(cls, "__setattr__", __setattr__)
-
-
-_WRITTEN: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _setattr_owner(cls: type) -> type:
     """Whose `__setattr__` it is that a class would have without those that are written here."""
-    found = ((base, vars(base).get("__setattr__")) for base in cls.__mro__)
-    return next(base for base, own in found if own is not None and own not in _WRITTEN)
+    return next(base for base in cls.__mro__ if _has_own_setattr(base))
+
+
+def _has_own_setattr(cls: type) -> bool:
+    own, schema = vars(cls).get("__setattr__"), vars(cls).get("__record__")
+    return own is not None and own is not getattr(schema, "written_setattr", None)
 
 
 class ClassValue:

@@ -88,6 +88,7 @@ class Schema(AbstractRecord):
         self.roles = {f.name: f.metadata[ROLE] for f in fields if ROLE in f.metadata}
         self.refusal: str | None = None
         self.custom_init = False
+        self.written_setattr: Callable[..., None] | None = None
         self.checks: tuple[Callable[[Any], Any], ...] = ()
         self.can_wait = False
         self.shown: tuple[str, ...] = ()
@@ -208,9 +209,12 @@ class Schema(AbstractRecord):
         return early
 
     def _open(self) -> None:
-        if not self._is_open:
-            open_to_waiting(self.cls)
-            self._is_open = True
+        if self._is_open:
+            return
+        with self._lock:
+            if not self._is_open:
+                open_to_waiting(self.cls)
+                self._is_open = True
 
     def shadow(self, node: Any, source: AbstractSource) -> Any:
         """A stand-in whose fields come from `source`; see `AbstractRecord.shadow`."""

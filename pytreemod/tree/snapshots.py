@@ -12,6 +12,7 @@ snapshot, and its nodes are built when somebody reads a field.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -108,6 +109,7 @@ def divide(tree: PyTree) -> tuple[list[Any], Structure]:
 
 
 _structures: weakref.WeakValueDictionary[Any, Structure] = weakref.WeakValueDictionary()
+_interning = threading.RLock()
 
 
 def structure_of(leaves: Sequence[Any], treedef: Any) -> tuple[list[Any], Structure]:
@@ -128,8 +130,10 @@ def structure_of(leaves: Sequence[Any], treedef: Any) -> tuple[list[Any], Struct
     key = (treedef, positions, tokens)
     structure = _structures.get(key)
     if structure is None:
-        # Two threads may both come here: setdefault makes them agree.
-        structure = _structures.setdefault(key, Structure(treedef, positions, statics))
+        # Two threads may both come here, and must agree: `setdefault` of such a dictionary looks
+        # first and stores then.
+        with _interning:
+            structure = _structures.setdefault(key, Structure(treedef, positions, statics))
     return arrays, structure
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import pytreemod as pm
 from pytreemod.errors import FieldError, FrozenError
 from tests.helpers.comparing import assert_same
+from tests.helpers.racing import race
 from tests.helpers.trees import Affine, Boxed, Child, Holder, OwnInit, Static, affine, by_hand, ramp
 
 FINISHED = {
@@ -299,7 +301,7 @@ def test_an_own_setattr_stays():
 
 
 def test_a_setattr_beside_stays_when_a_base_gets_one():
-    """What is written for a class with its first instance is not in a sibling's way."""
+    """What is written for a class is not in a sibling's way."""
     noted = []
 
     class Base(pm.Module):
@@ -319,6 +321,72 @@ def test_a_setattr_beside_stays_when_a_base_gets_one():
     for cls in (Both, Base, Base, Both, Both):
         assert cls().x == 1
     assert noted == ["x"] * 3
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_nothing_of_a_class_is_exchanged_once_it_has_instances(own):
+    """Threads may be calling it: on Python 3.11, exchanging a `__setattr__` then is a crash."""
+
+    class Initialized(pm.Module):
+        x: int
+
+        def __init__(self, x):
+            self.x = x
+
+    class Prepared(pm.Module):
+        y: dataclasses.InitVar[int]
+        x: int = pm.field(init=False)
+
+        def __post_init__(self, y):
+            self.x = y
+
+    cls = Initialized if own else Prepared
+    before = dict(vars(cls))
+    assert "__setattr__" in before
+    assert [cls(i).x for i in range(3)] == [0, 1, 2]
+    assert dict(vars(cls)) == before
+
+
+def test_threads_build_the_first_instances_of_a_class():
+    """What is written for the first instance may be written twice, but is not exchanged."""
+    for _ in range(20):
+
+        class Fresh(pm.Module):
+            x: int
+            y: int = pm.field(static=True)
+
+            def __init__(self, x):
+                self.x = x
+                self.y = -x
+
+        made = race(lambda i, cls=Fresh: [cls(8 * i + j) for j in range(8)])
+        assert [(m.x, m.y) for some in made for m in some] == [(i, -i) for i in range(64)]
+
+
+def test_a_setattr_that_wraps_a_written_one_stays():
+    """It may bear all the marks of what it wraps."""
+    noted = []
+
+    class Wrapped(pm.Module):
+        x: int
+
+        def __init__(self):
+            self.x = 1
+
+    written = Wrapped.__setattr__
+
+    @functools.wraps(written)
+    def noting(self, name, value):
+        noted.append(name)
+        written(self, name, value)
+
+    Wrapped.__setattr__ = noting
+
+    class Below(Wrapped):
+        def __init__(self):
+            self.x = 2
+
+    assert (Wrapped().x, Below().x, noted) == (1, 2, ["x", "x"])
 
 
 def test_what_typing_leaves_on_an_instance_in_init_stays():
