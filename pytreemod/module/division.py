@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from pytreemod.errors import FieldError, describe, explain
+from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import class_of, jtu
@@ -67,26 +68,6 @@ def is_configuration(value: object) -> bool:
     return callable(value) and not is_array(value) and not is_node(value)
 
 
-PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
-"""Types of configuration whose values are told apart by type and `==`."""
-
-
-def kind_of(value: Any) -> Any:
-    """What tells a configuration value apart from others that `==` calls equal.
-
-    `1`, `1.0` and `True` are equal in Python, and so are `0.0` and `-0.0`, but a program traced
-    for one is not the program of another.
-    """
-    kind = class_of(value)
-    if kind is float and value == 0.0:
-        return float, repr(value)
-    if issubclass(kind, (tuple, list)):
-        return (kind, *map(kind_of, value))
-    if issubclass(kind, dict):
-        return (kind, *((kind_of(key), kind_of(value[key])) for key in value))
-    return kind
-
-
 _SEQUENCES: frozenset[Any] = frozenset({list, tuple})
 
 
@@ -104,7 +85,8 @@ class Held:
     """Configuration that could be changed in place (a list, a dict, a set), as it was.
 
     The structure of a tree must not change under JAX's hands, so it gets a copy, and whoever
-    rebuilds the tree gets another.
+    rebuilds the tree gets another. Two are compared by all that they hold, for its kinds may have
+    changed since the instance was built.
     """
 
     __slots__ = ("value",)
@@ -119,7 +101,7 @@ class Held:
         return _copied(self.value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Held) and bool(self.value == other.value)
+        return isinstance(other, Held) and are_one(self.value, other.value)
 
     def __hash__(self) -> int:
         return hash(class_of(self.value))

@@ -15,8 +15,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from pytreemod.module.division import PLAIN, Held, is_configuration, kind_of, refuse_arrays
+from pytreemod.module.division import Held, is_configuration, refuse_arrays
 from pytreemod.module.fields import CONVERTER, ROLE, STATIC
+from pytreemod.tree.kinds import PLAIN, kind_of
 from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord
 from pytreemod.tree.pending import PENDING, AbstractSource, open_to_waiting, settle
 from pytreemod.tree.snapshots import SNAPSHOT
@@ -26,6 +27,11 @@ LAYOUT = "<layout>"
 
 _HIDDEN = frozenset({LAYOUT, PENDING, SNAPSHOT, "__orig_class__"})
 _SCALARS = (type(None), bool, int, float, complex)
+
+
+def _kind_in_layout(value: Any) -> Any:
+    """What the layout says of a configuration value; what is held is compared where it is held."""
+    return Held if isinstance(value, Held.TYPES) else kind_of(value)
 
 
 class Code:
@@ -119,11 +125,11 @@ class Schema(AbstractRecord):
         data = tuple(n for n in self.fields if n in values and n not in config)
         rest = tuple(n for n in self.fields if n in values and n in config)
         rest += tuple(sorted(values.keys() - self.fields.keys() - _HIDDEN))
-        kinds = tuple(kind_of(values[n]) for n in rest)
+        kinds = tuple(_kind_in_layout(values[n]) for n in rest)
         key = (data, rest, kinds)
         with self._lock:
             if key not in self._layouts:
-                held = tuple(n for n in rest if isinstance(values[n], Held.TYPES))
+                held = tuple(n for n, kind in zip(rest, kinds, strict=True) if kind is Held)
                 code = self._code_for(data, rest, held)
                 self._layouts[key] = Layout(self.cls, code, code is self.code)
             layout = self._layouts[key]

@@ -28,7 +28,7 @@ import numpy as np
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.records import make_record
 from pytreemod.transform.sowing import Sown, release
-from pytreemod.tree.nodes import is_node, places, record_of, stop_below
+from pytreemod.tree.nodes import is_node, is_plain_tuple, places, record_of, stop_below
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import PENDING
 from pytreemod.tree.predicates import is_array
@@ -92,6 +92,12 @@ def _split_sequence(value: Sequence[object], arrays: list[Any], key: list[Any]) 
         handlers.get(type(item), split_other)(item, arrays, key)
 
 
+def _split_named_tuple(value: Any, arrays: list[Any], key: list[Any]) -> None:
+    # With attributes it may be a node of the user's own kind, of which they are data.
+    split = _split_node if getattr(value, "__dict__", None) else _split_sequence
+    split(value, arrays, key)
+
+
 def _split_dict(value: dict[Any, object], arrays: list[Any], key: list[Any]) -> None:
     names = tuple(value)
     try:
@@ -137,8 +143,8 @@ def split_other(value: Any, arrays: list[Any], key: list[Any]) -> None:
         handlers[kind] = handler = _split_record
     elif issubclass(kind, AbstractKeeper):
         handlers[kind] = handler = _split_keeper
-    elif hasattr(kind, "_fields") and issubclass(kind, tuple) and is_node(value):
-        handlers[kind] = handler = _split_sequence
+    elif is_plain_tuple(value):
+        handlers[kind] = handler = _split_named_tuple
     elif is_node(value):
         # JAX's registry keeps the classes of nodes for good, so keeping them here leaks nothing.
         handlers[kind] = handler = _split_node

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytreemod.errors import RetraceError, describe, explain
+from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import children_of, record_of, stop_below
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.snapshots import Structure
@@ -161,7 +162,7 @@ def _compare(old: Any, new: Any, path: tuple[Any, ...], root: str) -> Iterator[s
         if old != new:
             yield from _compare_arrays(old, new, path, root)
     elif children_of(old) is None:
-        if not _same(old, new):
+        if not are_one(old, new):
             yield _change(path_text(path, root), old, new)
     elif record_of(old) is not None:
         yield from _compare_fields(old, new, path, root)
@@ -217,7 +218,7 @@ def _compare_auxiliary(old: Any, new: Any, path: tuple[Any, ...], root: str) -> 
     if isinstance(was[1], tuple) and isinstance(now[1], tuple) and len(was[1]) == len(now[1]):
         pairs = list(zip(was[1], now[1], strict=True))
     for before, after in pairs:
-        if not _same(before, after):
+        if not are_one(before, after):
             yield _change(f"{path_text(path, root)} (auxiliary data)", before, after)
 
 
@@ -230,7 +231,7 @@ def _compare_fields(old: Any, new: Any, path: tuple[Any, ...], root: str) -> Ite
         if all(states):
             yield from _compare(before[name], after[name], below, root)
         elif states == [True, True, False, False]:
-            if not _same(before[name], after[name]):
+            if not are_one(before[name], after[name]):
                 yield _change(path_text(below, root), before[name], after[name])
         else:
             shown = [_show(side[name]) if name in side else "absent" for side in (before, after)]
@@ -250,20 +251,6 @@ def _line(path: tuple[Any, ...], root: str, old: str, new: str) -> str:
 def _change(place: str, old: Any, new: Any) -> str:
     why = _why(old, new)
     return f"{place}: {_text(old)} -> {_text(new)}{f' ({why})' if why else ''}"
-
-
-def _same(old: Any, new: Any) -> bool:
-    if old is new:
-        return True
-    if type(old) is not type(new):
-        return False
-    if isinstance(old, (float, complex)):
-        return repr(old) == repr(new)  # Tells 0.0 from -0.0, and takes NaN for itself.
-    try:
-        same = (old == new) is True
-    except Exception:
-        return False
-    return same and (class_of(old) is not tuple or all(map(_same, old, new)))
 
 
 def _show(value: Any) -> str:

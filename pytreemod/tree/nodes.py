@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from operator import is_
 from typing import Any, NamedTuple
 
 from pytreemod.errors import SpecError, describe, explain
@@ -66,6 +67,26 @@ def is_node(value: object) -> bool:
         return _is_node_class(type(value))
     # Before JAX 0.10 it cannot be asked of a class.
     return not jtu.all_leaves([value])
+
+
+def is_plain_tuple(node: object) -> bool:
+    """Whether JAX takes a tuple, of whatever class, for its items and nothing else.
+
+    So it does a tuple and a named tuple. A class that derives from one may have been registered in
+    another way, with data in attributes: it is asked to take a tuple of unknown items apart.
+    """
+    kind = class_of(node)
+    if kind is tuple:
+        return True
+    if not hasattr(kind, "_fields") or not issubclass(kind, tuple) or getattr(node, "__dict__", ()):
+        return False
+    items = [object() for _ in kind._fields]  # pyright: ignore[reportAttributeAccessIssue]
+    probe = tuple.__new__(kind, items)
+    try:
+        children = jtu.tree_leaves(probe, is_leaf=stop_below(probe))
+    except Exception:
+        return False
+    return len(children) == len(items) and all(map(is_, children, items))
 
 
 def stop_below(node: Any) -> Callable[[Any], bool]:

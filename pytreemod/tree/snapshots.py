@@ -22,7 +22,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytreemod.tree.nodes import children_of, is_node, record_of
+from pytreemod.tree.kinds import are_one
+from pytreemod.tree.nodes import children_of, is_node, is_plain_tuple, record_of
 from pytreemod.tree.pending import PENDING, AbstractSource
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import PyTree, class_of, jtu
@@ -31,7 +32,7 @@ SNAPSHOT = "<snapshot>"
 
 
 class Static:
-    """A value that is compared safely: same object, or same type and a plain True from `==`."""
+    """A value that is equal to another if they are one (see `kinds`)."""
 
     __slots__ = ("hash", "value")
 
@@ -45,16 +46,7 @@ class Static:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Static):
             return NotImplemented
-        mine, others = self.value, other.value
-        if mine is others:
-            return True
-        if type(mine) is not type(others):
-            return False
-        # `==` may give anything, or raise: only a plain True makes two values the same.
-        try:
-            return (mine == others) is True
-        except Exception:
-            return False
+        return are_one(self.value, other.value)
 
     def __repr__(self) -> str:
         return repr(self.value)
@@ -280,7 +272,7 @@ class _Spy:
         kind = class_of(node)
         if kind is list or kind is dict:
             self.containers.append(_contents(node))
-        elif isinstance(node, (tuple, jax.Array, np.ndarray)) or node is None:
+        elif isinstance(node, (jax.Array, np.ndarray)) or node is None or is_plain_tuple(node):
             pass
         elif isinstance(node, AbstractKeeper):
             if node is not self.root:
@@ -329,7 +321,7 @@ def container_paths(node: Any) -> tuple[Path, ...] | None:
         elif record is not None:
             if not record.is_finished(node):
                 return False
-        elif not (isinstance(node, tuple) or node is None):
+        elif not (node is None or is_plain_tuple(node)):
             return False
         return all(visit(child, (*path, key)) for key, child in children_of(node) or ())
 

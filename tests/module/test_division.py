@@ -13,6 +13,7 @@ import pytest
 import pytreemod as pm
 from pytreemod.errors import FieldError
 from pytreemod.module.division import is_configuration
+from tests.helpers.comparing import assert_same
 from tests.helpers.trees import Affine, Holder, OwnInit, Pair, Static, affine, double, ramp
 
 CONFIGURATION = {
@@ -201,3 +202,59 @@ def test_construction_never_flattens_field_values():
         OwnInit(2)
     assert Holder(thing).replace().content is thing
     assert opened == []
+
+
+def in_order(m):
+    """Goes through a static dict."""
+    y = m.weight
+    for name in m.size:
+        y = {"square": jnp.square, "increase": lambda x: x + 1}[name](y)
+    return y
+
+
+def under_root(m):
+    """Which side of the branch cut."""
+    return jnp.sqrt(jnp.asarray(m.size)).imag
+
+
+def type_inside(m):
+    """The type of what a static container holds."""
+    return jnp.asarray(next(iter(m.size))) * 2
+
+
+PROGRAMS = {
+    "order of keys": (
+        in_order,
+        {"square": 1, "increase": 1},
+        {"increase": 1, "square": 1},
+    ),
+    "signs of zeros": (under_root, complex(-1.0, 0.0), complex(-1.0, -0.0)),
+    "set": (type_inside, {1}, {1.0}),
+    "frozenset": (type_inside, frozenset({1}), frozenset({1.0})),
+    "list": (type_inside, [1], [1.0]),
+    "tuple": (type_inside, (1,), (1.0,)),
+}
+
+
+@pytest.mark.parametrize("transform", [jax.jit, pm.filter_jit])
+@pytest.mark.parametrize(("fn", "first", "second"), PROGRAMS.values(), ids=PROGRAMS.keys())
+def test_configuration_that_python_calls_equal_has_its_own_program(fn, first, second, transform):
+    """One configuration never runs the program of another; nor are the two equal."""
+    traced = transform(lambda m: fn(m))
+    one, other = Static(jnp.asarray(3.0), first), Static(jnp.asarray(3.0), second)
+
+    assert first == second
+    assert one != other
+    assert not pm.tree_equal(one, other)
+    for m in (one, other, one):
+        assert_same(traced(m), fn(m))
+
+
+def test_configuration_changed_in_place_runs_its_own_program():
+    """A mistake, for a Module is a value; but what it holds now is what it is compared by."""
+    model = Static(jnp.asarray(3.0), [1])
+    traced = pm.filter_jit(type_inside)
+
+    assert traced(model).dtype == jnp.int32
+    model.size[0] = 1.0
+    assert traced(model).dtype == jnp.float32

@@ -7,7 +7,7 @@ import jax.tree_util as jtu
 import pytest
 
 from pytreemod.errors import SpecError
-from pytreemod.tree.nodes import children_of, is_node, places, record_of
+from pytreemod.tree.nodes import children_of, is_node, is_plain_tuple, places, record_of
 from tests.helpers.trees import ALL_TREES, Affine, Buffered, Pair, Registered, every_tree
 from tests.labels import label
 
@@ -67,6 +67,55 @@ def test_only_modules_carry_records():
     assert "affine" in carriers
     assert not carriers & {"array", "list", "dict", "None", "registered", "named tuple"}
     assert record_of(Affine) is None
+
+
+class Below(Pair):
+    """A named tuple that may have attributes."""
+
+
+class Attributed(tuple):
+    """A node of a kind of its own: what is in its attribute."""
+
+
+class Renamed(Pair):
+    """A named tuple that was registered in another way: attribute and items."""
+
+
+jtu.register_pytree_node(Attributed, lambda t: ((t.inside,), None), lambda _, c: with_inside(*c))
+jtu.register_pytree_node(
+    Renamed,
+    lambda t: ((*t, t.inside), None),
+    lambda _, c: with_inside(c[2], Renamed, c[:2]),
+)
+
+
+def with_inside(inside, kind=Attributed, items=()):
+    """A tuple with an attribute."""
+    made = tuple.__new__(kind, items)
+    made.inside = inside
+    return made
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        ((), True),
+        ((1, [2]), True),
+        (Pair(1, 2), True),
+        (Below(1, 2), True),
+        (with_inside(3, Below, (1, 2)), False),
+        (with_inside(1), False),
+        (with_inside(1, Renamed, (1, 1)), False),
+        (Renamed(1, 1), False),
+        (type("Leaf", (tuple,), {})((1,)), False),
+        ([1], False),
+        (None, False),
+    ],
+    ids=label,
+)
+def test_only_tuples_that_jax_takes_for_their_items_are_plain(node, expected):
+    """Not those that were registered otherwise, nor what has attributes that may be data."""
+    assert is_plain_tuple(node) is expected
 
 
 def test_dict_keys_that_cannot_be_sorted_are_refused():

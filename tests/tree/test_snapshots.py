@@ -87,6 +87,41 @@ def test_nodes_of_unknown_kinds_are_never_remembered(make):
     assert not remembered(model)
 
 
+@pytest.mark.parametrize("items", [(), (1, 2)])
+@pytest.mark.parametrize("returned", [False, True])
+def test_attributes_of_tuples_are_seen(items, returned):
+    """A class that derives from tuple may have been registered with what is in its attributes."""
+
+    class Held(Pair if items else tuple):
+        pass
+
+    def build(_, children):
+        made = tuple.__new__(Held, children[:-1])
+        made.inside = children[-1]
+        return made
+
+    jtu.register_pytree_node(Held, lambda t: ((*t, t.inside), None), build)
+    tree = build(None, (*items, ramp(2)))
+    model = identity(Holder(tree)) if returned else Holder(tree)
+    identity(model)
+    model.content.inside = ramp(3)
+    assert_same(identity(model).content.inside, ramp(3))
+    assert_same(identity(model.content).inside, ramp(3))
+    assert not remembered(model)
+
+
+def test_named_tuples_are_remembered():
+    """Also those whose class could have attributes, but has none."""
+
+    class Below(Pair):
+        pass
+
+    for tree in (Pair(1, ramp(1)), Below(ramp(1), 2), (ramp(1), Pair(1, 2))):
+        model = Holder(tree)
+        snapshot_of(model)
+        assert remembered(model)
+
+
 def test_a_module_under_construction_is_not_remembered():
     """What a jitted method sees of a half-built self is forgotten at once."""
     seen = []

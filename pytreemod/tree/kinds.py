@@ -1,0 +1,102 @@
+"""When two static values are one: when a program that was traced for one serves for the other.
+
+Python's `==` is not enough. `1`, `1.0` and `True` are equal, and so are `0.0` and `-0.0`, `{1}` and
+`{1.0}`, or dicts with the same items in another order, but programs tell them apart. So every
+comparison of static values, in the key of a call and in the structure of a tree, asks here: the
+values must be equal, and of one kind. A class's own `==` is believed: where it leaves something
+out, it says that programs do not look at it.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from operator import is_
+from typing import Any
+
+import numpy as np
+
+from pytreemod.typing import class_of
+
+PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
+"""Types whose values are told apart by type and `==`, but for the signs of zeros."""
+
+_COMPLEX = (complex, np.complexfloating)
+_INEXACT = (float, np.inexact, *_COMPLEX)
+_MAPPINGS = (dict, types.MappingProxyType)
+
+
+def kind_of(value: Any) -> Any:
+    """What tells a static value apart from others that `==` calls equal.
+
+    Args:
+        value: anything; containers are looked into.
+
+    Returns:
+        Something hashable: for most values their type.
+
+    Examples:
+        >>> kind_of(1) == kind_of(True), kind_of({"a": 1, "b": 1}) == kind_of({"b": 1, "a": 1})
+        (False, False)
+    """
+    kind: Any = class_of(value)
+    if kind in PLAIN and kind is not float:
+        return kind
+    if issubclass(kind, _INEXACT):
+        parts = (value.real, value.imag) if issubclass(kind, _COMPLEX) else (value,)
+        # Zeros have a sign, of which only the text tells.
+        return (kind, repr(value)) if 0.0 in parts else kind
+    if issubclass(kind, (tuple, list)):
+        return (kind, *map(kind_of, value))
+    if issubclass(kind, _MAPPINGS):
+        # What is iterated has an order, whatever `==` says of it.
+        makes = value.default_factory if isinstance(value, defaultdict) else None
+        return (kind, makes, *((key, kind_of(key), kind_of(item)) for key, item in value.items()))
+    if issubclass(kind, (set, frozenset)):
+        return kind, frozenset((item, kind_of(item)) for item in value)
+    if issubclass(kind, deque):
+        return (kind, value.maxlen, *map(kind_of, value))
+    if kind is slice:
+        return kind, kind_of(value.start), kind_of(value.stop), kind_of(value.step)
+    if kind is range:
+        return kind, value.start, value.stop, value.step
+    if kind is types.SimpleNamespace:
+        return kind, kind_of(vars(value))
+    return kind
+
+
+def are_one(a: Any, b: Any) -> bool:
+    """Whether a program that was traced for one static value serves for the other.
+
+    Args:
+        a: anything.
+        b: anything. What raises, or gives no plain bool, when it is compared is another.
+
+    Returns:
+        Whether they are the same object, or equal and of one kind. NaN is one for all.
+
+    Examples:
+        >>> are_one((1, "a"), (1, "a")), are_one({1}, {1.0}), are_one(0.0, -0.0)
+        (True, False, False)
+    """
+    if a is b:
+        return True
+    kind = class_of(a)
+    if kind is not class_of(b):
+        return False
+    if kind is float or kind is complex:
+        return repr(a) == repr(b)
+    if kind is list or kind is tuple:
+        return len(a) == len(b) and _are_pairwise_one(a, b)
+    if kind is dict:
+        return len(a) == len(b) and _are_pairwise_one([*a, *a.values()], [*b, *b.values()])
+    try:
+        return (a == b) is True and kind_of(a) == kind_of(b)
+    except Exception:
+        return False
+
+
+def _are_pairwise_one(a: Iterable[Any], b: Iterable[Any]) -> bool:
+    # What static containers hold is mostly the same objects: small numbers, names, functions.
+    return all(map(is_, a, b)) or all(map(are_one, a, b))

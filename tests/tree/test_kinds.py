@@ -1,0 +1,144 @@
+"""When two static values are one."""
+
+import copy
+import math
+import types
+from collections import OrderedDict, defaultdict, deque
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytreemod.tree.kinds import are_one, kind_of
+from tests.helpers.trees import Pair
+from tests.labels import label
+
+ZEROS = [0, False, 0.0, -0.0, 0j, complex(0.0, -0.0), complex(-0.0, 0.0), complex(-0.0, -0.0)]
+ONES = [1, True, 1.0, 1 + 0j, complex(1.0, -0.0)]
+NUMBERS = [*ZEROS, *ONES, np.float32(0.0), np.float32(-0.0), np.float64(0.0), np.float64(-0.0)]
+NUMBERS += [np.float64(1), np.float32(1), np.int64(0), np.int32(0), np.complex64(complex(0.0, -0.0))]
+
+in_containers = {
+    "list": lambda x: [x],
+    "tuple": lambda x: (x, "a"),
+    "named tuple": lambda x: Pair(x, 1),
+    "dict": lambda x: {"a": x},
+    "key": lambda x: {x: "a"},
+    "ordered": lambda x: OrderedDict(a=x),
+    "read only": lambda x: types.MappingProxyType({"a": x}),
+    "set": lambda x: {x},
+    "frozenset": lambda x: frozenset({x, "a"}),
+    "deque": lambda x: deque([x]),
+    "slice": lambda x: slice(x),
+    "namespace": lambda x: types.SimpleNamespace(a=x),
+    "deep": lambda x: [({"a": {x}},)],
+}
+
+
+@pytest.mark.parametrize("make", in_containers.values(), ids=in_containers.keys())
+def test_equal_numbers_are_not_one(make):
+    """Of what Python calls equal only the same number of the same type is one, however deep."""
+    for i, x in enumerate(NUMBERS):
+        for j, y in enumerate(NUMBERS):
+            assert are_one(x, y) == (i == j)
+            assert are_one(make(x), make(y)) == (i == j)
+
+
+def again(value):
+    """A copy of a value."""
+    if isinstance(value, types.MappingProxyType):
+        return types.MappingProxyType(dict(value))
+    return copy.copy(value)
+
+
+LOOK_ALIKES = [
+    ({"a": 1, "b": 1}, {"b": 1, "a": 1}),
+    ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    ([{"a": 1, "b": 1}], [{"b": 1, "a": 1}]),
+    (
+        types.MappingProxyType({"a": 1, "b": 1}),
+        types.MappingProxyType({"b": 1, "a": 1}),
+    ),
+    (types.SimpleNamespace(a=1, b=1), types.SimpleNamespace(b=1, a=1)),
+    ({1, 2.0}, {1.0, 2}),
+    (frozenset({(1, 2.0)}), frozenset({(1.0, 2)})),
+    ([1], (1,)),
+    ({1}, frozenset({1})),
+    (OrderedDict(a=1), {"a": 1}),
+    (Pair(1, 2), (1, 2)),
+    (deque([1]), deque([1], maxlen=3)),
+    (defaultdict(list, a=1), defaultdict(int, a=1)),
+    (range(0), range(1, 1)),
+    (range(0, 3, 2), range(0, 4, 2)),
+]
+
+
+@pytest.mark.parametrize(("a", "b"), LOOK_ALIKES, ids=label)
+def test_look_alikes_are_not_one(a, b):
+    """Whatever a program could tell apart is: types, orders, limits."""
+    assert not are_one(a, b)
+    assert not are_one(b, a)
+    assert are_one(a, again(a))
+    assert are_one(b, again(b))
+
+
+def test_nan_is_one_for_all():
+    """It is not equal to itself, but programs do not care; also inside lists and tuples."""
+    assert are_one(math.nan, float("nan"))
+    assert are_one([(math.nan,)], [(float("nan"),)])
+    assert are_one({"a": math.nan}, {"a": float("nan")})
+
+
+class Odd:
+    """Answers to `==` what it was told to."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def __eq__(self, other):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    __hash__ = object.__hash__
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [(True, True), (False, False), (1, False), (np.ones(2), False), (ValueError("no"), False)],
+)
+def test_a_classs_own_equality_is_believed_if_it_is_plain(answer, expected):
+    """Only a plain True counts, alone or in a container."""
+    assert are_one(Odd(answer), Odd(answer)) is expected
+    assert are_one([Odd(answer)], [Odd(answer)]) is expected
+    assert are_one({"a": (Odd(answer),)}, {"a": (Odd(answer),)}) is expected
+
+
+scalars = st.sampled_from([*ZEROS, *ONES, "a", b"a", None, 2, -1.5])
+values = st.recursive(
+    scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.lists(inner, max_size=3).map(deque),
+        st.dictionaries(scalars, inner, max_size=3),
+        st.dictionaries(st.sampled_from("abc"), inner, max_size=3).map(types.MappingProxyType),
+        scalars.map(lambda x: frozenset({x})),
+    ),
+    max_leaves=5,
+)
+
+
+@given(a=values, b=values)
+def test_values_are_one_if_they_are_written_alike(a, b):
+    """are_one(a, b) == (repr(a) == repr(b)), for all that is made of plain values."""
+    assert are_one(a, b) == (repr(a) == repr(b))
+    assert are_one(a, b) == are_one(b, a)
+
+
+@given(a=values, b=values)
+def test_what_is_one_is_of_one_kind(a, b):
+    """Equal values of one kind are one, and kinds can be hashed."""
+    assert are_one(a, b) == (a == b and kind_of(a) == kind_of(b))
+    assert not are_one(a, b) or hash(kind_of(a)) == hash(kind_of(b))
