@@ -281,6 +281,11 @@ def make_pending(
 # Python's parser gives up on expressions nested much deeper.
 MAX_DEPTH = 30
 
+_TEXT = -1
+
+_Opened = tuple[str, Sequence[Any], str]
+"""What stands before the expressions of a node's children, the children, and what stands after."""
+
 
 class _PlanWriter:
     """Writes the expression that builds a result; `o` is the list of its arrays."""
@@ -288,7 +293,6 @@ class _PlanWriter:
     def __init__(self) -> None:
         self.arrays: list[Any] = []
         self.scope: dict[str, Any] = {"pending": make_pending}
-        self.depth = 0
 
     def compile(self, expression: str) -> Callable[[Sequence[Any]], Any]:
         return eval(
@@ -300,33 +304,48 @@ class _PlanWriter:
         self.scope[name] = value
         return name
 
-    def write(self, node: Any) -> str:
-        """The expression that builds `node`."""
-        self.depth += 1
-        try:
-            return self.write_whole(node) if self.depth > MAX_DEPTH else self._write(node)
-        finally:
-            self.depth -= 1
+    def write(self, root: Any) -> str:
+        """The expression that builds `root`."""
+        pieces: list[str] = []
+        # What is still to be written, the next last: text, or a node at some depth. Not a
+        # recursion: what Python's stack holds here is missing where JAX takes deep trees apart.
+        waiting: list[tuple[int, Any]] = [(0, root)]
+        while waiting:
+            depth, node = waiting.pop()
+            if depth == _TEXT:
+                pieces.append(node)
+                continue
+            opening, children, closing = self._open(node, depth)
+            pieces.append(opening)
+            waiting.append((_TEXT, closing))
+            for child in reversed(children):
+                waiting += [(_TEXT, ", "), (depth + 1, child)]
+        return "".join(pieces)
 
-    def _write(self, node: Any) -> str:
+    def _open(self, node: Any, depth: int) -> _Opened:
+        """The expression for `node`, around those for its children."""
+        if depth >= MAX_DEPTH:
+            return self.write_whole(node), (), ""
         if is_array(node):
             self.arrays.append(node)
-            return f"o[{len(self.arrays) - 1}]"
+            return f"o[{len(self.arrays) - 1}]", (), ""
         if node is None:
-            return "None"
+            return "None", (), ""
         kind = class_of(node)
-        if kind in (tuple, list):
-            inside = "".join(f"{self.write(item)}, " for item in node)
-            return f"({inside})" if kind is tuple else f"[{inside}]"
+        if kind is tuple:
+            return "(", node, ")"
+        if kind is list:
+            return "[", node, "]"
         if record_of(node) is not None:
             return self.write_record(node)
         if isinstance(node, AbstractKeeper):
             return self.write_keeper(node)
         if not is_node(node):
-            return self.constant(node)
+            return self.constant(node), (), ""
         return self.write_node(node)
 
-    def write_record(self, node: Any) -> str:
+    def write_record(self, node: Any) -> _Opened:
+        """A node that is built when it is read, with all that is below it."""
         record = record_of(node)
         early = None if record is None else record.early(node)
         if early is None:
@@ -339,9 +358,9 @@ class _PlanWriter:
         start = len(self.arrays)
         self.arrays += arrays
         fixed = self.constant((type(node), early, structure, container_paths(node)))
-        return f"pending(*{fixed}, o[{start}:{len(self.arrays)}])"
+        return f"pending(*{fixed}, o[{start}:{len(self.arrays)}])", (), ""
 
-    def write_keeper(self, node: AbstractKeeper) -> str:
+    def write_keeper(self, node: AbstractKeeper) -> _Opened:
         """A node that keeps its snapshot, with all that is below it."""
         try:
             snapshot = node.__snapshot__()
@@ -350,7 +369,7 @@ class _PlanWriter:
         start = len(self.arrays)
         self.arrays += snapshot.arrays
         make, structure = self.constant(node.__pending__()), self.constant(snapshot.structure)
-        return f"{make}({structure}, o[{start}:{len(self.arrays)}])"
+        return f"{make}({structure}, o[{start}:{len(self.arrays)}])", (), ""
 
     def write_whole(self, node: Any) -> str:
         """A node with all that is below it, put together by JAX."""
@@ -359,8 +378,7 @@ class _PlanWriter:
         self.arrays += arrays
         return f"{self.constant(structure.assemble)}(o[{start}:{len(self.arrays)}])"
 
-    def write_node(self, node: Any) -> str:
+    def write_node(self, node: Any) -> _Opened:
         """A node of another kind: its children by expression, put together by JAX."""
         children, treedef = jtu.tree_flatten(node, is_leaf=stop_below(node))
-        inside = "".join(f"{self.write(child)}, " for child in children)
-        return f"{self.constant(treedef.unflatten)}(({inside}))"
+        return f"{self.constant(treedef.unflatten)}((", children, "))"

@@ -308,21 +308,23 @@ def take_snapshot(node: Any) -> tuple[Snapshot, bool]:
 def container_paths(node: Any) -> tuple[Path, ...] | None:
     """Where the containers in a tree are that could be changed; None if that cannot be told."""
     paths: list[Path] = []
-
-    def visit(node: Any, path: Path) -> bool:
+    # A list of what is still to be seen, not a recursion: a tree may be deeper than Python's stack.
+    waiting: list[tuple[Any, Path]] = [(node, ())]
+    while waiting:
+        node, path = waiting.pop()
         if is_array(node) or not is_node(node):
-            return True
+            continue
         record = record_of(node)
         if isinstance(node, AbstractKeeper):
             paths.append(path)
-            return not node.__snapshot__().containers
-        if type(node) in (list, dict):
+            if node.__snapshot__().containers:
+                return None
+        elif type(node) in (list, dict):
             paths.append(path)
         elif record is not None:
             if not record.is_finished(node):
-                return False
+                return None
         elif not (node is None or is_plain_tuple(node)):
-            return False
-        return all(visit(child, (*path, key)) for key, child in children_of(node) or ())
-
-    return tuple(paths) if visit(node, ()) else None
+            return None
+        waiting += [(child, (*path, key)) for key, child in children_of(node) or ()]
+    return tuple(paths)

@@ -1,6 +1,7 @@
 """The one boundary between a call and JAX."""
 
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -128,21 +129,29 @@ def test_unpack_undoes_pack(make):
     assert found == [id(x) for x in jax.tree.leaves(tree) if pm.is_array(x)]
 
 
-@pytest.mark.parametrize("kind", ["dict", "list", "tuple", "Module", "Registered"])
-def test_deep_results(kind):
-    """A result may be nested a hundred deep, whatever the nodes are."""
-    wrap = {
+@pytest.mark.parametrize("depth", [100, 900])
+@pytest.mark.parametrize("kind", ["dict", "list", "tuple", "Module", "Registered", "by turns"])
+def test_deep_results(kind, depth):
+    """A result may be nested as deep as JAX takes trees, nearly Python's limit; it can be read."""
+    wraps = {
         "dict": lambda x: {"a": x},
         "list": lambda x: [x],
         "tuple": lambda x: (x, None),
         "Module": Holder,
         "Registered": lambda x: Registered(x, "note"),
-    }[kind]
-    tree = ramp(1)
-    for _ in range(100):
-        tree = wrap(tree)
+    }
+    turns = list(wraps.values()) if kind == "by turns" else [wraps[kind]]
+    tree = x = ramp(1)
+    for i in range(depth):
+        tree = turns[i % len(turns)](tree)
 
-    assert_same(pm.filter_jit(lambda t: t)(tree), tree)
+    def call():
+        made = pm.filter_jit(lambda t: t)(tree)
+        return jax.tree.leaves(made), jax.tree.structure(made) == jax.tree.structure(tree)
+
+    with ThreadPoolExecutor(1) as pool:  # A thread's stack is empty; pytest's own is half full.
+        leaves, same = pool.submit(call).result()
+    assert (leaves, same) == ([x], True)
 
 
 def test_wide_results():
