@@ -12,6 +12,8 @@ from __future__ import annotations
 import dataclasses
 import functools as ft
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +28,7 @@ from pytreemod.tree.snapshots import SNAPSHOT
 LAYOUT = "<layout>"
 
 _HIDDEN = frozenset({LAYOUT, PENDING, SNAPSHOT, "__orig_class__"})
+_KEPT_LAYOUTS = 4
 _SCALARS = (type(None), bool, int, float, complex)
 
 
@@ -64,7 +67,7 @@ class Layout:
     Stands first in the auxiliary data of a flattened instance, where it is compared by identity.
     """
 
-    __slots__ = ("cls", "code", "config", "data", "floats", "is_usual")
+    __slots__ = ("__weakref__", "cls", "code", "config", "data", "floats", "is_usual")
 
     def __init__(self, cls: type, code: Code, is_usual: bool):
         self.cls, self.code = cls, code
@@ -103,7 +106,10 @@ class Schema(AbstractRecord):
         self._write_code = write_code
         self._make = make
         self._codes: dict[Any, Code] = {}
-        self._layouts: dict[Any, Layout] = {}
+        # A layout lives as long as an instance, or the structure of one, for its key may hold a class
+        # that was made in a function; the last few stay, for instances that come one by one.
+        self._layouts: weakref.WeakValueDictionary[Any, Layout] = weakref.WeakValueDictionary()
+        self._latest: deque[Layout] = deque(maxlen=_KEPT_LAYOUTS)
         # The layouts of ordinary instances, by the types of their static fields.
         self.layouts_by_type: dict[tuple[type, ...], Layout] = {}
         self._lock = threading.RLock()
@@ -128,11 +134,12 @@ class Schema(AbstractRecord):
         kinds = tuple(_kind_in_layout(values[n]) for n in rest)
         key = (data, rest, kinds)
         with self._lock:
-            if key not in self._layouts:
+            layout = self._layouts.get(key)
+            if layout is None:
                 held = tuple(n for n, kind in zip(rest, kinds, strict=True) if kind is Held)
                 code = self._code_for(data, rest, held)
-                self._layouts[key] = Layout(self.cls, code, code is self.code)
-            layout = self._layouts[key]
+                self._layouts[key] = layout = Layout(self.cls, code, code is self.code)
+                self._latest.append(layout)
             if layout.is_usual and PLAIN.issuperset(kinds):
                 layout.floats = tuple(
                     n for n, kind in zip(rest, kinds, strict=True) if kind is float

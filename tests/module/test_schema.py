@@ -1,5 +1,7 @@
 """What is known of a Module class once its body has been read."""
 
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -87,6 +89,32 @@ def test_which_instances_may_wait(make, waits):
 
     assert (early is not None) is waits
     assert pm.filter_jit(lambda m: m)(module) == module
+
+
+def test_classes_of_static_values_go_with_the_instances():
+    """But for those of the last few: a class made in a function is not kept for ever."""
+
+    class Configured(pm.Module):
+        weight: object
+        config: object = pm.field(static=True)
+
+    def made(wrap):
+        class Local:
+            pass
+
+        return jax.tree.structure(Configured(1, wrap(Local()))), weakref.ref(Local)
+
+    wraps = [lambda x: x, lambda x: (x,), lambda x: [x], lambda x: {"a": x}, lambda x: frozenset({x})]
+    watched = [made(wraps[i % 5])[1] for i in range(100)]
+    gc.collect()
+    assert sum(ref() is not None for ref in watched) <= 4
+    structure, ref = made(wraps[0])
+    for i in range(10):
+        made(wraps[i % 5])
+    gc.collect()
+    kept = jax.tree.unflatten(structure, [2])
+    assert jax.tree.structure(Configured(1, kept.config)) == structure
+    assert type(kept.config) is ref()
 
 
 def test_threads_that_meet_new_divisions_at_once():
