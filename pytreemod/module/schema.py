@@ -106,7 +106,7 @@ class Schema(AbstractRecord):
         self._write_code = write_code
         self._make = make
         self._codes: dict[Any, Code] = {}
-        # A layout lives as long as an instance, or the structure of one, for its key may hold a class
+        # A layout lives as long as an instance, or the structure of one: its key may hold a class
         # that was made in a function; the last few stay, for instances that come one by one.
         self._layouts: weakref.WeakValueDictionary[Any, Layout] = weakref.WeakValueDictionary()
         self._latest: deque[Layout] = deque(maxlen=_KEPT_LAYOUTS)

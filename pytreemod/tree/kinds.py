@@ -22,9 +22,9 @@ from pytreemod.typing import class_of
 PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
 """Types whose values are told apart by type and `==`, but for the signs of zeros."""
 
-_COMPLEX = (complex, np.complexfloating)
-_INEXACT = (float, np.inexact, *_COMPLEX)
-_MAPPINGS = (dict, types.MappingProxyType)
+_COMPLEX: tuple[Any, ...] = (complex, np.complexfloating)
+_INEXACT: tuple[Any, ...] = (float, np.inexact, *_COMPLEX)
+_MAPPINGS: tuple[Any, ...] = (dict, types.MappingProxyType)
 
 
 def kind_of(value: Any) -> Any:
@@ -40,7 +40,7 @@ def kind_of(value: Any) -> Any:
         >>> kind_of(1) == kind_of(True), kind_of({"a": 1, "b": 1}) == kind_of({"b": 1, "a": 1})
         (False, False)
     """
-    kind: Any = class_of(value)
+    kind = class_of(value)
     if kind in PLAIN and kind is not float:
         return kind
     if issubclass(kind, _INEXACT):
@@ -51,7 +51,7 @@ def kind_of(value: Any) -> Any:
         return (kind, *map(kind_of, value))
     if issubclass(kind, _MAPPINGS):
         # What is iterated has an order, whatever `==` says of it.
-        makes = value.default_factory if isinstance(value, defaultdict) else None
+        makes = value.default_factory if issubclass(kind, defaultdict) else None
         return (kind, makes, *((key, kind_of(key), kind_of(item)) for key, item in value.items()))
     if issubclass(kind, (set, frozenset)):
         return kind, frozenset((item, kind_of(item)) for item in value)

@@ -78,10 +78,11 @@ def is_plain_tuple(node: object) -> bool:
     kind = class_of(node)
     if kind is tuple:
         return True
-    if not hasattr(kind, "_fields") or not issubclass(kind, tuple) or getattr(node, "__dict__", ()):
+    names: Any = getattr(kind, "_fields", None)
+    if names is None or tuple not in kind.__mro__ or getattr(node, "__dict__", ()):
         return False
-    items = [object() for _ in kind._fields]  # pyright: ignore[reportAttributeAccessIssue]
-    probe = tuple.__new__(kind, items)
+    items = [object() for _ in range(len(names))]
+    probe: Any = tuple.__new__(kind, items)
     try:
         children = jtu.tree_leaves(probe, is_leaf=stop_below(probe))
     except Exception:

@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-import functools
+import functools as ft
 import re
 import subprocess
 import sys
@@ -375,7 +375,7 @@ def test_a_setattr_that_wraps_a_written_one_stays():
 
     written = Wrapped.__setattr__
 
-    @functools.wraps(written)
+    @ft.wraps(written)
     def noting(self, name, value):
         noted.append(name)
         written(self, name, value)

@@ -104,7 +104,13 @@ def test_classes_of_static_values_go_with_the_instances():
 
         return jax.tree.structure(Configured(1, wrap(Local()))), weakref.ref(Local)
 
-    wraps = [lambda x: x, lambda x: (x,), lambda x: [x], lambda x: {"a": x}, lambda x: frozenset({x})]
+    wraps = [
+        lambda x: x,
+        lambda x: (x,),
+        lambda x: [x],
+        lambda x: {"a": x},
+        lambda x: frozenset({x}),
+    ]
     watched = [made(wraps[i % 5])[1] for i in range(100)]
     gc.collect()
     assert sum(ref() is not None for ref in watched) <= 4

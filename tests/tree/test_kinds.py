@@ -17,7 +17,13 @@ from tests.labels import label
 ZEROS = [0, False, 0.0, -0.0, 0j, complex(0.0, -0.0), complex(-0.0, 0.0), complex(-0.0, -0.0)]
 ONES = [1, True, 1.0, 1 + 0j, complex(1.0, -0.0)]
 NUMBERS = [*ZEROS, *ONES, np.float32(0.0), np.float32(-0.0), np.float64(0.0), np.float64(-0.0)]
-NUMBERS += [np.float64(1), np.float32(1), np.int64(0), np.int32(0), np.complex64(complex(0.0, -0.0))]
+NUMBERS += [
+    np.float64(1),
+    np.float32(1),
+    np.int64(0),
+    np.int32(0),
+    np.complex64(complex(0.0, -0.0)),
+]
 
 in_containers = {
     "list": lambda x: [x],
