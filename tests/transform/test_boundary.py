@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
 import pytest
 
@@ -108,6 +109,23 @@ def test_dict_keys_come_back_as_they_were():
     identity = pm.filter_jit(lambda tree: tree)
     for key in (1, True, 1.0, 0, False, 0.0):
         assert repr(identity({key: 2})) == repr({key: 2})
+
+
+def test_attributes_of_named_tuples_belong_to_the_key():
+    """Of those that were registered with them; also if the first one met had none."""
+
+    class Tagged(Pair):
+        pass
+
+    jtu.register_pytree_node(
+        Tagged, lambda t: (tuple(t), getattr(t, "tag", None)), lambda _, children: Tagged(*children)
+    )
+    plain, one, other = (Tagged(1, 2) for _ in range(3))
+    one.tag, other.tag = "one", "other"
+
+    assert is_same_key(key_of(plain), key_of(Tagged(1, 2)))
+    assert not is_same_key(key_of(plain), key_of(one))
+    assert not is_same_key(key_of(one), key_of(other))
 
 
 def test_nan_is_one_key():
