@@ -11,7 +11,7 @@ from pytreemod.module.classes import Module
 from pytreemod.module.fields import buffer
 from pytreemod.nn.statefulness import ABSENT, Absence, Absent
 from pytreemod.state.making import make_with_state
-from pytreemod.state.tokens import RngStream, Unnamed
+from pytreemod.state.tokens import RngStream, is_moved
 from pytreemod.state.values import State, tokens_of
 from pytreemod.transform.returning import pair_of
 from pytreemod.tree.paths import path_text
@@ -34,7 +34,8 @@ class Stateful(Module, Generic[_M]):
     **Use.** `out, net = net(x)` calls the model with its State, if it has any, and gives the
     output and the net to go on with; what is called otherwise than by `net(...)` goes through
     `apply`. A net whose State the call changed is used up, as a State is, for what the call did
-    would be lost. A call that fails, or changes no State, leaves the net as it was.
+    would be lost. A call that fails, or changes no State, leaves the net as it was; where something
+    else failed after it, `restored` is the way back.
 
     **Laws.** `net(x)` is `out, stateful(model, state)` where `out, state = model(x, state=state)`,
     and the compiled programs of both are the same.
@@ -108,7 +109,7 @@ class Stateful(Module, Generic[_M]):
         """Give every random stream of the model a key of its own; see `State.seed`.
 
         Args:
-            key: one random key.
+            key: one random key, or what `init_keys` gave.
 
         Returns:
             The net to go on with.
@@ -131,7 +132,7 @@ class Stateful(Module, Generic[_M]):
 
         Raises:
             ArgumentError: `n` is no count.
-            RngError: a chosen stream was not seeded.
+            RngError: a chosen stream was not seeded, or is split already.
             StateError: the net is old.
         """
         return self.replace(state=self._newest("net.split").split(n, select))
@@ -148,6 +149,14 @@ class Stateful(Module, Generic[_M]):
         state = self._newest("net.join")
         has_streams = RngStream in state.__child_kinds__()
         return self.replace(state=state.join()) if has_streams else self
+
+    def restored(self: _B) -> _B:
+        """The net as it was before the call that used it up; see `State.restored`.
+
+        Returns:
+            A net to go on with.
+        """
+        return self.replace(state=self.state.restored())
 
     def _run(
         self: _B, where: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -235,11 +244,7 @@ def _check_model(model: Any) -> None:
 
 def _refuse_made(model: Any) -> None:
     """Refuse a model whose initial values went into a State, which must be given, then."""
-    gone = [
-        path_text(path)
-        for path, token in tokens_of(model)
-        if token.init is None and not _is_new_stream(token)
-    ]
+    gone = [path_text(path) for path, token in tokens_of(model) if is_moved(token)]
     if gone:
         raise StateError(
             explain(
@@ -250,10 +255,6 @@ def _refuse_made(model: Any) -> None:
                 cure=["pass both:", "net = pm.stateful(model, state)"],
             )
         )
-
-
-def _is_new_stream(token: Any) -> bool:
-    return isinstance(token, RngStream) and isinstance(token.marker, Unnamed)
 
 
 def _parameter(fn: Callable[..., Any]) -> inspect.Parameter | None:
@@ -323,6 +324,7 @@ def _used(where: str) -> str:
     cure = [
         "go on with what came back; using the old one would lose an update:",
         "out, net = net(x)",
+        "net = net.restored()  # if something has failed since, and what came back is lost",
     ]
     return explain(where, "the newest net", "one that a call has already replaced", cure=cure)
 

@@ -213,8 +213,9 @@ class Stack(StatefulLayer, Generic[_L]):
     ) -> Stack[_L]:
         """A Stack of layers that exist, which differ in nothing but the values of their arrays.
 
-        Tokens at one place in all layers become one. If they hold initial values, these are
-        stacked; of random streams, the first layer's goes on for all.
+        Tokens at one place in all layers become one, whose value has an entry for each layer: every
+        layer is one of its own, also where the same object is given twice. If they hold initial
+        values, these are stacked; of random streams, the first layer's goes on for all.
 
         **Law.** `Stack.from_layers(stack.unstack()) == stack`, but for random streams.
 
@@ -228,7 +229,6 @@ class Stack(StatefulLayer, Generic[_L]):
 
         Raises:
             ArgumentError: there are no layers.
-            StateError: two layers share a token of a value.
             StructureError: two layers differ; the paths are named.
         """
         layers = list(layers)
@@ -548,7 +548,9 @@ class _Values:
 
     def __init__(self, title: str, layer: Any, depth: int, same: dict[str, Any], state: State):
         mine = {entry.name for entry in _entries(state.substate(layer))}
-        part = state.substate((layer, same))
+        # Named twice among the arguments, a token is still one, which all layers share.
+        tokens = {token.marker: token for _, token in tokens_of((layer, same))}
+        part = state.substate(list(tokens.values()))
         entries = _entries(part)
         is_own = tuple(entry.name in mine for entry in entries)
         is_value = tuple(entry.kind is not RngStream for entry in entries)
@@ -670,56 +672,29 @@ def _closed(layer: Any) -> Any:
     return _on_streams(layer, closed)
 
 
-def _places(layer: Any) -> dict[tuple[Any, ...], Any]:
-    """The different tokens in a layer, each by the path at which it stands first."""
-    first: dict[Any, tuple[Any, ...]] = {}
-    tokens: dict[tuple[Any, ...], Any] = {}
-    for path, token in tokens_of(layer):
-        if first.setdefault(token.marker, path) == path:
-            tokens[path] = token
-    return tokens
+def _marked(layer: Any, markers: Iterable[Any]) -> Any:
+    """A layer whose tokens bear the markers, in order."""
+    rest = iter(markers)
 
-
-def _marked(layer: Any, markers: Mapping[Any, Any]) -> Any:
     def mark(node: Any) -> Any:
-        return rebuilt(node, {"marker": markers[node.marker]}) if is_token(node) else node
+        return rebuilt(node, {"marker": next(rest)}) if is_token(node) else node
 
-    return jtu.tree_map(mark, layer, is_leaf=is_token) if markers else layer
+    return jtu.tree_map(mark, layer, is_leaf=is_token)
 
 
 def _renewed(layer: Any) -> Any:
     """A layer whose tokens are new ones, which no State knows."""
-    return _marked(layer, {token.marker: Unnamed() for token in _places(layer).values()})
+    return _marked(layer, (Unnamed() for _ in tokens_of(layer)))
 
 
 def _merged(layers: Sequence[Any]) -> Any:
     """Layers as one, with one token in the place of those that they have there."""
-    found = [_places(layer) for layer in layers]
-    for tokens in found[1:2]:
-        _refuse_sharing(found[0], tokens)
-    # A name says that some State has the value, in which it has no leading axis.
-    new = {
-        path: token.marker if isinstance(token.marker, Unnamed) else Unnamed()
-        for path, token in found[0].items()
-    }
-    alike: list[Any] = []
-    for layer, tokens in zip(layers, found, strict=True):
-        # Where tokens are not at the same places, stacking the layers says so.
-        same = list(tokens) == list(new)
-        alike.append(_marked(layer, {t.marker: new[p] for p, t in tokens.items()} if same else {}))
+    # A name would say that some State has the value, in which it has no leading axis.
+    places = [[path for path, _ in tokens_of(layer)] for layer in layers]
+    markers = [Unnamed() for _ in places[0]]
+    # Where tokens are not at the same places, stacking the layers says so.
+    alike = [
+        _marked(layer, markers) if found == places[0] else layer
+        for layer, found in zip(layers, places, strict=True)
+    ]
     return _closed(stack_trees(alike))
-
-
-def _refuse_sharing(first: Mapping[Any, Any], second: Mapping[Any, Any]) -> None:
-    markers = {token.marker for token in first.values() if not isinstance(token, RngStream)}
-    shared = [path for path, token in second.items() if token.marker in markers]
-    if not shared:
-        return
-    places = [path_text((jtu.SequenceKey(1), *path), "layers") for path in shared]
-    cure = (
-        "A value that is the same for all layers has its token outside of them:",
-        "stack(x, state, count=self.count)",
-    )
-    expected = "layers that have their tokens for themselves"
-    got = "two that share one"
-    raise StateError(explain("Stack.from_layers", expected, got, places=places, cure=cure))

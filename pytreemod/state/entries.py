@@ -1,4 +1,4 @@
-"""What a State knows about its entries, all but their values: names, kinds and places."""
+"""What a State knows about its entries, all but their values: names and kinds."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ class Entry(NamedTuple):
 
     kind: type
     """The token's class."""
-
-    places: int
-    """At how many places of that model the token stood."""
 
 
 class Register:
@@ -72,7 +69,3 @@ class Register:
     def of_kind(self, kind: type) -> list[Any]:
         """The markers of the entries whose tokens are of a class."""
         return [entry.marker for entry in self.entries if issubclass(entry.kind, kind)]
-
-    def named(self) -> Register:
-        """The same entries, recognized by their names."""
-        return Register(entry._replace(marker=str(entry.name)) for entry in self.entries)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Any, TypeAlias
 
 import jax
@@ -59,7 +60,7 @@ class InitKeys:
         ((), (3,))
     """
 
-    __slots__ = ("_count", "_is_traced", "_key", "_numbers", "_ready", "_trace")
+    __slots__ = ("_count", "_is_traced", "_key", "_lock", "_numbers", "_ready", "_trace")
 
     def __init__(self, key: PRNGKeyArray):
         self._key, self._count, self._trace = key, 0, current_trace()
@@ -68,16 +69,19 @@ class InitKeys:
         self._numbers = numbers_of(jax.random.fold_in(key, ROOT))
         self._is_traced = isinstance(self._numbers, Tracer)
         self._ready: list[Any] = []
+        # Two threads would count the same number, or take a block for keys that come after it.
+        self._lock = Lock()
 
     def __iter__(self) -> InitKeys:
         return self
 
     def __next__(self) -> PRNGKeyArray:
         """A key that was not handed out before."""
-        number = self._advance(1)
-        if not self._ready:
-            self._ready = self._prepare(number)
-        key = self._ready.pop()
+        with self._lock:
+            number = self._advance(1)
+            if not self._ready:
+                self._ready = self._prepare(number)
+            key = self._ready.pop()
         return self._mixed(self._numbers, key) if self._is_traced else key
 
     def take(self, n: int) -> Keys:
@@ -95,11 +99,23 @@ class InitKeys:
         """
         if type(n) is not int or n < 0:
             raise ArgumentError(explain("init_keys(...).take(n)", "a count", describe(n)))
-        self._ready = []
-        return self._several(self._hashes(self._advance(n), n))
+        with self._lock:
+            number = self._advance(n)
+            self._ready = []
+        return self._several(self._hashes(number, n))
 
     def __repr__(self) -> str:
         return f"<init_keys: {self._count} handed out>"
+
+    def __reduce__(self) -> Any:
+        raise RngError(
+            explain(
+                "init_keys",
+                "to be used where it was made",
+                "a copy, which would hand out the same keys",
+                cure=["give the copy a key of its own:", "pm.init_keys(next(keys))"],
+            )
+        )
 
     def _prepare(self, number: int) -> list[Any]:
         """The next keys, last one first; in a trace, the hashes that they are made with."""

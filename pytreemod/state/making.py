@@ -40,7 +40,9 @@ def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, Stat
     """Make a model and the State with the initial values of its tokens.
 
     Tokens are named by their paths in the model, so that two models built alike agree, and what
-    was compiled for one serves the other. A token that stands in two places stays one.
+    was compiled for one serves the other. Every place is a layer of its own: what stands in two
+    places, or is a copy of what stands in another, has weights and tokens for each. To use one
+    layer twice, keep it in one field and call it twice.
 
     Args:
         make_model: a Module class, or any function that builds a model.
@@ -49,7 +51,8 @@ def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, Stat
         A function of the same arguments that returns `(model, state)`.
 
     Raises:
-        StateError: a token's initial value is already in another State.
+        StateError: a token's initial value is already in another State; or the paths of two tokens
+            read the same.
 
     Examples:
         >>> import jax
@@ -60,12 +63,11 @@ def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, Stat
     @ft.wraps(make_model)
     def make(*args: _P.args, **kwargs: _P.kwargs) -> tuple[_M, State]:
         model = make_model(*args, **kwargs)
-        state, markers = named_by_path(State(model))
+        state, names = named_by_path(model)
+        rest = iter(names)
 
         def name(node: Any) -> Any:
-            if not is_token(node):
-                return node
-            return rebuilt(node, {"marker": markers[node.marker], "init": None})
+            return rebuilt(node, {"marker": next(rest), "init": None}) if is_token(node) else node
 
         return jtu.tree_map(name, model, is_leaf=is_token), state
 

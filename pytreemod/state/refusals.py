@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pytreemod.errors import RngError, StateError, TokenError, describe, explain
-from pytreemod.state.entries import Entry, Register
+from pytreemod.state.entries import Register
 from pytreemod.state.tokens import Unnamed
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.printing import tree_pformat
@@ -32,6 +32,7 @@ def used_up(by: str, user: str, places: Sequence[str]) -> StateError:
                 "x, state = layer1(x, state)",
                 "x, state = layer2(x, state)",
                 *net,
+                "state = state.restored()  # if the call that it went into has failed",
             ],
         )
     )
@@ -78,27 +79,108 @@ def _listing(register: Register) -> str:
     return ", ".join(names[:MAX_LISTED]) + more or "it has none"
 
 
-def ambiguous(entry: Entry, places: Sequence[str]) -> StateError:
-    """For a model in which more tokens bear the name of one entry than once did."""
+def check_single(by: str, found: Mapping[Any, Sequence[str]], register: Register) -> None:
+    """Refuse a model in which a token that has a name stands in several places.
+
+    What stands there would share its values and nothing else, be it a layer that was put in two
+    places, or two layers of different models.
+
+    Args:
+        by: the method of State.
+        found: the places of each marker.
+        register: the State's.
+
+    Raises:
+        StateError: one does.
+    """
+    for marker, spots in found.items():
+        if len(spots) > 1:
+            raise StateError(
+                explain(
+                    f"State.{by}",
+                    "each token in one place, for weights are not shared either",
+                    f"{register[marker].name} in {len(spots)}",
+                    places=spots,
+                    cure=[
+                        "give the values back before a layer is put elsewhere, or two models "
+                        "together:",
+                        "filled = state.fill(model)",
+                        "changed = pm.tree_at(lambda m: m.b, filled, filled.a)",
+                        "model, state = pm.make_with_state(lambda: changed)()",
+                        "model, state = pm.make_with_state(Pair)(s1.fill(model1), s2.fill(model2))",
+                    ],
+                )
+            )
+
+
+def doubled(places: Sequence[str]) -> StateError:
+    """For a token in several places of a model that is to keep it as it is."""
     return StateError(
         explain(
-            "State.fill(model)",
-            f"the token {entry.name} in as many places as in the model of this State "
-            f"({entry.places})",
-            f"it in {len(places)}",
+            "State(model)",
+            "each token in one place",
+            f"one in {len(places)}",
             places=places,
             cure=[
-                "if two models were put together, give each its values back first:",
-                "model, state = pm.make_with_state(Pair)(state1.fill(model1), state2.fill(model2))",
+                "make it one for each place, as a layer has weights for each place:",
+                "model, state = pm.make_with_state(lambda: model)()",
             ],
         )
     )
 
 
-def taken(by: str, name: str) -> StateError:
-    """For a new entry whose name another entry has."""
+def check_names(names: Sequence[str]) -> None:
+    """Refuse places that cannot be told apart.
+
+    Raises:
+        StateError: two have one name.
+    """
+    if len(set(names)) == len(names):
+        return
+    twice = sorted({name for name in names if names.count(name) > 1})
+    raise StateError(
+        explain(
+            "make_with_state",
+            "tokens whose paths differ",
+            "several with one path",
+            places=twice,
+            cure="Give what holds them keys that read differently, as tree_flatten_with_path "
+            "shows them.",
+        )
+    )
+
+
+def changed_in_both(names: Iterable[str]) -> StateError:
+    """For values that were changed in a State and in its substate."""
     return StateError(
-        explain(f"State.{by}", "new tokens", "one that is in the State already", places=[name])
+        explain(
+            "State.update(substate)",
+            "values that the State has left alone since the substate was taken",
+            "some that were changed in both",
+            places=names,
+            cure=[
+                "put it back before the State is used for the same layer, or take it anew:",
+                "part = state.substate(layer)",
+                "out, part = layer(x, part)",
+                "state = state.update(part)",
+            ],
+        )
+    )
+
+
+def changed_in_whole(names: Iterable[str]) -> StateError:
+    """For a substate that is as it was taken, where the State has moved on."""
+    return StateError(
+        explain(
+            "State.update(substate)",
+            "a substate that was changed",
+            "one as it was taken, from a State that has changed its values since",
+            places=names,
+            cure=[
+                "the newer values are there without it; to go back to the older ones:",
+                "state = state.set(token, substate.get(token))",
+            ],
+        )
     )
 
 
@@ -120,11 +202,11 @@ def nothing_to_seed(select: Any) -> RngError:
     return RngError(explain("State.seed(select)", expected, f"{select!r}, which picks none"))
 
 
-def split_stream(name: str, members: int) -> RngError:
+def split_stream(name: str, members: int, by: str = "next_key") -> RngError:
     """For a stream that stands for one of each member."""
     return RngError(
         explain(
-            f"State.next_key({name})",
+            f"State.{by}({name})",
             "one stream",
             f"{members} of them, for the State was split",
             cure=["map over them:", "in_axes=pm.by({pm.RngStream: 0, ...: None})"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import buffer, field
@@ -26,10 +26,26 @@ class AbstractToken(Module, is_abstract=True):
     marker: Any = field(static=True)
 
 
+class Nothing(Module):
+    """Stands for None as an initial value: a token without any is one whose value is in a State."""
+
+
 def rebuilt(token: Any, changes: dict[str, Any]) -> Any:
     """A copy of a token with some fields exchanged."""
     record = record_of(token)
     return token if record is None else record.rebuild(token, changes)
+
+
+def holding(token: Any, value: Any) -> Any:
+    """A token like this with an initial value, which no State knows."""
+    return rebuilt(token, {"init": Nothing() if value is None else value, "marker": Unnamed()})
+
+
+def is_moved(token: Any) -> bool:
+    """Whether the initial value of a token went into a State."""
+    # A stream starts without: its key comes when the State is seeded.
+    is_new_stream = isinstance(token, RngStream) and isinstance(token.marker, Unnamed)
+    return token.init is None and not is_new_stream
 
 
 class StateIndex(AbstractToken, Generic[_V]):
@@ -47,6 +63,11 @@ class StateIndex(AbstractToken, Generic[_V]):
 
     **Laws.** `state.set(i, v).get(i) == v`; for another token `j`, `state.set(i, v).get(j)` is
     what `state.get(j)` was.
+
+    **Places.** Every place is a token of its own: one that stands in two fields, or in a layer
+    that stands twice in a model, becomes two with `make_with_state`, as its arrays are two. To
+    work on one value in two places, hold it in one field, and call that layer twice or pass the
+    token along.
 
     Args:
         init: the initial value, any tree of arrays.
@@ -71,7 +92,7 @@ class StateIndex(AbstractToken, Generic[_V]):
     init: _V | None
 
     def __init__(self, init: _V):
-        self.init = init
+        self.init = cast("Any", Nothing()) if init is None else init
         self.marker = Unnamed()
 
 

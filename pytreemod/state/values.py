@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools as ft
-from collections.abc import Collection, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import Iterable
+from typing import Any, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,16 +12,25 @@ import jax.numpy as jnp
 from pytreemod.errors import ArgumentError, StateError, describe, explain
 from pytreemod.state import refusals, streams
 from pytreemod.state.entries import Entry, Register
+from pytreemod.state.key_sources import InitKeys, KeyLike
+from pytreemod.state.lineage import Lineage, beginning
 from pytreemod.state.streams import Stream
-from pytreemod.state.tokens import AbstractToken, RngStream, StateIndex, Unnamed, rebuilt
-from pytreemod.tree.comparison import are_equal
+from pytreemod.state.tokens import (
+    AbstractToken,
+    Nothing,
+    RngStream,
+    StateIndex,
+    Unnamed,
+    holding,
+    is_moved,
+)
+from pytreemod.tree.comparison import tree_equal
 from pytreemod.tree.nodes import places
 from pytreemod.tree.paths import PathName, path_text
 from pytreemod.tree.predicates import is_array_like
 from pytreemod.tree.printing import tree_pformat
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.snapshots import AbstractKeeper, Snapshot, Structure, take_snapshot
-from pytreemod.tree.successions import note_made, note_part, note_used
 from pytreemod.typing import PyTree, jtu
 
 _M = TypeVar("_M")
@@ -52,17 +61,22 @@ class State(AbstractKeeper):
 
     **Use.** `get`, `set`, `next_key`, `substate`, `update`; `seed`, `split`, `join` for the random
     streams; `fill` to give a model its values back. What returns a new State uses this one up: it
-    refuses to be used again, so that no update can be lost.
+    refuses to be used again, so that no update can be lost. `restored` is the way back to a State
+    that was used up by a call that failed.
 
     **Laws.** Those of [`StateIndex`][pytreemod.StateIndex]; and
     `state.update(state.substate(m)) == state`; and
     `make_with_state(state.fill)(model) == (model, state)`.
 
+    A State knows a model by its paths alone. It takes a part of another model that stands at the
+    same path, with tokens of the same names, for its own; see `fill`.
+
     Args:
-        model: any tree with tokens in it.
+        model: any tree with tokens in it, each in one place.
 
     Raises:
-        StateError: a token's initial value is gone, for another State already has it.
+        StateError: a token's initial value is gone, for another State already has it; or a token
+            stands in two places, which `make_with_state` would make two.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -74,26 +88,21 @@ class State(AbstractKeeper):
         2.0
     """
 
-    __slots__ = ("_entries", "_kept", "_register", "_used")
+    __slots__ = ("_entries", "_kept", "_lineage", "_register", "_used")
 
     _entries: dict[Any, Any]
+    _lineage: Lineage | None
     _register: Register
     _kept: Snapshot | None
     _used: tuple[str, Any] | None
 
     def __init__(self, model: PyTree):
-        values: dict[Any, Any] = {}
-        entries: dict[Any, Entry] = {}
-        for path, token in tokens_of(model):
-            known = entries.get(token.marker)
-            if known is not None:
-                entries[token.marker] = known._replace(places=known.places + 1)
-                continue
-            values[token.marker] = _initial(path, token)
-            entries[token.marker] = Entry(token.marker, PathName.of(path), type(token), 1)
-        self._entries, self._register = values, Register(entries.values())
-        self._used, self._kept = None, None
-        note_made(self)
+        found = tokens_of(model)
+        self._entries, self._register = _rows(found, [token.marker for _, token in found])
+        self._used, self._kept, self._lineage = None, None, None
+        for spots in _spots(found).values():
+            if len(spots) > 1:
+                raise refusals.doubled(spots)
 
     def get(self, item: StateIndex[_V]) -> _V:
         """The value of a token.
@@ -102,7 +111,8 @@ class State(AbstractKeeper):
             item: the token.
 
         Returns:
-            The value.
+            The value. Lists, dicts and other containers in it are the caller's own: to change
+            them changes nothing in the State.
 
         Raises:
             StateError: the State was used up.
@@ -117,7 +127,9 @@ class State(AbstractKeeper):
             1.0
         """
         self._check("get", item)
-        return self._entries[self._marker(item, "get", StateIndex)]
+        value: Any = self._entries[self._marker(item, "get", StateIndex)]
+        # Nearly all values are single arrays, or tuples of them, in which nothing can be changed.
+        return value if isinstance(value, jax.Array) else _apart(value)
 
     def set(self, item: StateIndex[_V], value: _V) -> State:
         """A State with another value for a token; this one is used up.
@@ -156,7 +168,7 @@ class State(AbstractKeeper):
             A State of its own; this one stays usable, so that the part can be put back.
 
         Raises:
-            StateError: the State was used up.
+            StateError: the State was used up, or a token stands in two places of the tree.
             TokenError: it lacks one of the tokens.
 
         Examples:
@@ -170,14 +182,23 @@ class State(AbstractKeeper):
             (3.0, 2.0)
         """
         self._check("substate")
-        wanted = {self._marker(token, "substate") for _, token in tokens_of(pytree)}
+        found = tokens_of(pytree)
+        wanted = {self._marker(token, "substate") for _, token in found}
+        if len(wanted) < len(found):
+            refusals.check_single("substate", _spots(found), self._register)
         register = self._register.only(wanted)
-        part = _make({entry.marker: self._entries[entry.marker] for entry in register}, register)
-        note_part(part)
-        return part
+        values = {entry.marker: self._entries[entry.marker] for entry in register}
+        if self._lineage is None:
+            with beginning:
+                self._lineage = self._lineage or Lineage()
+        return _make(values, register, self._lineage.lend(values))
 
     def update(self, substate: State) -> State:
         """A State in which the values of a substate take the places of this one's.
+
+        Those that the substate has as they were taken stay what they are here, so that no update
+        gets lost, whichever of the two it was made in. What became of a substate in a transform
+        is another State, of which nothing is known: all of its values are taken.
 
         Args:
             substate: a State with some of this one's tokens.
@@ -186,30 +207,79 @@ class State(AbstractKeeper):
             The new State; both others are used up.
 
         Raises:
-            StateError: one of the States was used up, or a value does not fit.
+            StateError: one of the States was used up; a value does not fit, or was changed in both
+                since the substate was taken; or this State has moved on, and the substate has not.
             TokenError: `substate` has a token that this one lacks.
             ArgumentError: `substate` is no State.
+
+        Examples:
+            >>> import jax.numpy as jnp
+            >>> import pytreemod as pm
+            >>> a, b = pm.StateIndex(jnp.asarray(1.0)), pm.StateIndex(jnp.asarray(2.0))
+            >>> state = pm.State((a, b))
+            >>> part = state.substate((a, b)).set(a, jnp.asarray(3.0))
+            >>> state = state.set(b, jnp.asarray(4.0)).update(part)
+            >>> float(state.get(a)), float(state.get(b))
+            (3.0, 4.0)
         """
         self._check("update")
         if not isinstance(substate, State):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
             raise ArgumentError(explain("State.update(substate)", "a State", describe(substate)))
         substate._check("update")
-        entries = dict(self._entries)
-        for marker, value in substate._entries.items():
-            if marker not in entries:
-                raise refusals.foreign("update", substate._register[marker].name, self._register)
-            entries[marker] = self._fitting(marker, value, "update")
-        substate.__use_up__("update")
-        return self._succeed(entries, "update")
+        for entry in substate._register:
+            if entry.marker not in self._entries:
+                raise refusals.foreign("update", entry.name, self._register)
+        changed = self._changed_in(substate)
+        fitting = {m: self._fitting(m, substate._entries[m], "update") for m in changed}
+        substate._used = "update", None
+        return self._succeed({**self._entries, **fitting}, "update")
 
-    def seed(self, key: Any, select: Any = None) -> State:
+    def _changed_in(self, substate: State) -> list[Any]:
+        """The markers of those values of a substate that are to take the places of this one's."""
+        mine, others = self._entries, substate._entries
+        taken = None if self._lineage is None else self._lineage.lent_to(substate._lineage)
+        if taken is None:
+            return [marker for marker, value in others.items() if value is not mine[marker]]
+        changed = [marker for marker, value in others.items() if value is not taken[marker]]
+        moved = [marker for marker, value in taken.items() if value is not mine[marker]]
+        lost = [marker for marker in moved if marker in changed] if changed else moved
+        if lost:
+            refuse = refusals.changed_in_both if changed else refusals.changed_in_whole
+            raise refuse(self._register[marker].name for marker in lost)
+        return changed
+
+    def restored(self) -> State:
+        """A State with the values of this one, whether it was used up or not.
+
+        For the State that went into a call which failed half-way, or whose result was lost: what
+        the call did up to there is undone, and its random streams give the same keys again.
+
+        Returns:
+            The new State; this one stays as it is.
+
+        Examples:
+            >>> import jax.numpy as jnp
+            >>> import pytreemod as pm
+            >>> def fail(norm, x, state):
+            ...     x, state = norm(x, state)
+            ...     raise ValueError("something else")
+            >>> norm, state = pm.make_with_state(pm.nn.BatchNorm)(3)
+            >>> try:
+            ...     x, state = fail(norm, jnp.ones((4, 3)), state)
+            ... except ValueError:
+            ...     state = state.restored()
+            >>> x, state = norm(jnp.ones((4, 3)), state)
+        """
+        return _make(self._entries, self._register, self._lineage)
+
+    def seed(self, key: KeyLike, select: Any = None) -> State:
         """Give every random stream a key of its own; this State is used up.
 
         The key of a stream depends on `key` and on the stream's path alone. A stream that was used
         before starts anew.
 
         Args:
-            key: one random key.
+            key: one random key; or what `init_keys` gave, of which the next key is taken.
             select: a selector over this State that says which streams, such as a path; all by
                 default.
 
@@ -228,13 +298,16 @@ class State(AbstractKeeper):
             >>> state = pm.State(stream).seed(jax.random.key(0))
         """
         self._check("seed")
-        streams.check_key("State.seed(key)", key)
+        if not isinstance(key, InitKeys):
+            streams.check_key("State.seed(key)", key)
         chosen = self._register.of_kind(RngStream)
         if select is not None:
             picked = self._chosen(select)
             chosen = [marker for marker in chosen if marker in picked]
             if not chosen:
                 raise refusals.nothing_to_seed(select)
+        # Not before it is known that nothing is wrong: a key would be lost.
+        key = next(key) if isinstance(key, InitKeys) else key
         seeded = streams.seeded(key, [self._register[marker].name for marker in chosen])
         return self._succeed({**self._entries, **dict(zip(chosen, seeded, strict=True))}, "seed")
 
@@ -261,10 +334,7 @@ class State(AbstractKeeper):
         """
         self._check("next_key", stream)
         marker = self._marker(stream, "next_key", RngStream)
-        value = self._seeded(marker, "next_key")
-        if value.count.ndim:
-            raise refusals.split_stream(self._register[marker].name, value.count.shape[0])
-        key, value = streams.use(value)
+        key, value = streams.use(self._single(marker, "next_key"))
         return key, self._succeed({**self._entries, marker: value}, "next_key", marker)
 
     def split(self, n: int, select: Any = None) -> State:
@@ -283,7 +353,7 @@ class State(AbstractKeeper):
 
         Raises:
             ArgumentError: `n` is no such count.
-            RngError: a chosen stream was not seeded.
+            RngError: a chosen stream was not seeded, or is split already.
             SpecError: `select` names something that is not there.
             StateError: the State was used up.
 
@@ -306,7 +376,7 @@ class State(AbstractKeeper):
         entries = dict(self._entries)
         for marker in chosen:
             if issubclass(self._register[marker].kind, RngStream):
-                entries[marker] = streams.split(self._seeded(marker, "split"), n)
+                entries[marker] = streams.split(self._single(marker, "split"), n)
             else:
                 entries[marker] = jtu.tree_map(ft.partial(_repeat, n), entries[marker])
         return self._succeed(entries, "split")
@@ -347,6 +417,14 @@ class State(AbstractKeeper):
             model, state = pm.make_with_state(state.fill)(changed_model)
             model, state = pm.make_with_state(Pair)(state1.fill(model1), state2.fill(model2))
 
+        A layer that comes from another model brings its values only if that model was filled by
+        its own State. Where it has the names of this one's, and was not, it gets this one's
+        values: nothing in it says where it comes from.
+
+            filled = state.fill(model)
+            changed = pm.tree_at(lambda m: m.encoder, filled, state2.fill(model2).encoder)
+            model, state = pm.make_with_state(lambda: changed)()
+
         Args:
             model: a tree with tokens in it. Those that have no State yet stay as they are. Values
                 whose tokens are not in it are forgotten.
@@ -356,8 +434,8 @@ class State(AbstractKeeper):
 
         Raises:
             TokenError: a token of the model has its value in another State.
-            StateError: two tokens of the model have one name, for they come from two models; or
-                the State was used up.
+            StateError: two tokens of the model have one name, for a layer was put in two places, or
+                they come from two models; or the State was used up.
 
         Examples:
             >>> import jax.numpy as jnp
@@ -370,22 +448,16 @@ class State(AbstractKeeper):
             State(['a']=f32[], ['b']=f32[])
         """
         self._check("fill")
-        found: dict[Any, list[str]] = {}
-        for path, token in tokens_of(model):
-            if token.marker in self._register:
-                found.setdefault(token.marker, []).append(path_text(path))
-            elif not isinstance(token.marker, Unnamed):
-                raise refusals.foreign("fill", token.marker, self._register, [path_text(path)])
-        for marker, spots in found.items():
-            if len(spots) > self._register[marker].places:
-                raise refusals.ambiguous(self._register[marker], spots)
-        fresh = {marker: Unnamed() for marker in found}
+        spots = _spots(tokens_of(model))
+        mine = {marker: found for marker, found in spots.items() if marker in self._register}
+        for marker, found in spots.items():
+            if marker not in mine and not isinstance(marker, Unnamed):
+                raise refusals.foreign("fill", marker, self._register, found)
+        refusals.check_single("fill", mine, self._register)
 
         def restore(node: Any) -> Any:
-            if not is_token(node) or node.marker not in fresh:
-                return node
-            marker = node.marker
-            return rebuilt(node, {"init": self._entries[marker], "marker": fresh[marker]})
+            known = is_token(node) and node.marker in self._register
+            return holding(node, self._entries[node.marker]) if known else node
 
         filled = jtu.tree_map(restore, model, is_leaf=is_token)
         self._used = "fill", None
@@ -402,16 +474,19 @@ class State(AbstractKeeper):
         names = {s.path[0].key for s, hit in zip(places(probe), picked, strict=True) if hit}
         return [entry.marker for entry in self._register if entry.name in names]
 
-    def _seeded(self, marker: Any, by: str) -> Stream:
+    def _single(self, marker: Any, by: str) -> Stream:
+        """The value of a stream that has a key, and is one."""
         value: Stream = self._entries[marker]
         if value.key is None:
             raise refusals.unseeded(by, self._register[marker].name)
+        if value.count.ndim:
+            name = self._register[marker].name
+            raise refusals.split_stream(name, value.count.shape[0], by)
         return value
 
     def _succeed(self, entries: dict[Any, Any], by: str, marker: Any = None) -> State:
         self._used = by, marker
-        note_used(self)
-        return _make(entries, self._register)
+        return _make(entries, self._register, self._lineage)
 
     def _check(self, by: str, item: Any = None) -> None:
         if self._used:
@@ -463,13 +538,6 @@ class State(AbstractKeeper):
     def __usable__(self) -> bool:
         return not self._used
 
-    def __entries__(self) -> Mapping[Any, PyTree]:
-        return self._entries
-
-    def __use_up__(self, by: str) -> None:
-        self._used = by, None
-        note_used(self)
-
     def __pending__(self) -> Any:
         paths = None if self._kept is None or self._kept.containers else ()
         return ft.partial(_make_pending, self._register, paths)
@@ -477,9 +545,13 @@ class State(AbstractKeeper):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, State) or list(other._entries) != list(self._entries):
             return False
-        return are_equal([*self._entries.values()], [*other._entries.values()])
+        return bool(tree_equal([*self._entries.values()], [*other._entries.values()]))
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __reduce__(self) -> Any:
+        # To a copy, or in another process, it is all the same which State this one came from.
+        return _make_again, (self._entries, self._register, self._used)
 
     def __child_kinds__(self) -> list[type]:
         return [entry.kind for entry in self._register]
@@ -513,14 +585,41 @@ def _is_unseeded(value: Any) -> bool:
     return isinstance(value, Stream) and value.key is None
 
 
+_Found: TypeAlias = list[tuple[tuple[Any, ...], Any]]
+
+
+def _rows(found: _Found, markers: Iterable[Any]) -> tuple[dict[Any, Any], Register]:
+    """The values of tokens, and what else is known about them, by the given markers."""
+    values: dict[Any, Any] = {}
+    entries: list[Entry] = []
+    for (path, token), marker in zip(found, markers, strict=True):
+        values[marker] = _initial(path, token)
+        entries.append(Entry(marker, PathName.of(path), type(token)))
+    return values, Register(entries)
+
+
+def _spots(found: _Found) -> dict[Any, list[str]]:
+    """Where each marker stands."""
+    spots: dict[Any, list[str]] = {}
+    for path, token in found:
+        spots.setdefault(token.marker, []).append(path_text(path))
+    return spots
+
+
 def _initial(path: tuple[Any, ...], token: Any) -> Any:
-    is_stream = isinstance(token, RngStream)
-    is_new = isinstance(token.marker, Unnamed)
-    if token.init is None and not (is_stream and is_new):
+    if is_moved(token):
         raise refusals.moved(path_text(path))
-    if is_stream:
+    if isinstance(token, RngStream):
         return Stream() if token.init is None else token.init
-    return jtu.tree_map(_as_array, token.init)
+    return None if isinstance(token.init, Nothing) else jtu.tree_map(_as_array, token.init)
+
+
+def _apart(value: Any) -> Any:
+    """A value in containers of its own, which may be changed without changing the State."""
+    if type(value) is tuple and all(isinstance(part, jax.Array) for part in cast("Any", value)):
+        return cast("Any", value)
+    leaves, treedef = jtu.tree_flatten(value)
+    return treedef.unflatten(leaves)
 
 
 def _is_strong(leaf: Any) -> bool:
@@ -543,63 +642,43 @@ def _repeat(n: int, leaf: Any) -> Any:
 # What follows are State's own other halves: JAX wants functions.
 
 
-def _make(entries: dict[Any, Any], register: Register) -> State:
+def _make(entries: dict[Any, Any], register: Register, lineage: Lineage | None = None) -> State:
     state = object.__new__(State)
-    state._entries, state._register = entries, register
+    state._entries, state._register, state._lineage = entries, register, lineage
     state._used, state._kept = None, None
-    note_made(state)
+    return state
+
+
+def _make_again(entries: dict[Any, Any], register: Register, used: Any) -> State:
+    state = _make(entries, register)
+    state._used = used
     return state
 
 
 def _make_pending(register: Register, paths: Any, structure: Structure, arrays: Any) -> State:
     state = object.__new__(State)
-    state._register, state._used = register, None
+    state._register, state._used, state._lineage = register, None, None
     state._kept = Snapshot(arrays, structure, (), paths)
     return state
 
 
-def named_by_path(state: State) -> tuple[State, dict[Any, str]]:
-    """A State whose entries are recognized by their paths, and from old markers to new."""
-    old, new = state._register, state._register.named()
-    markers = {a.marker: b.marker for a, b in zip(old, new, strict=True)}
-    return _make({markers[m]: value for m, value in state._entries.items()}, new), markers
-
-
-def exchange_entries(
-    state: State, old: Collection[Any], new: Mapping[Any, tuple[type, Any]], by: str
-) -> State:
-    """A State in which some entries have taken the place of others; `state` is used up.
+def named_by_path(model: PyTree) -> tuple[State, list[str]]:
+    """A State whose entries are recognized by the paths of their tokens.
 
     Args:
-        state: any State.
-        old: the markers of entries that go.
-        new: for the marker of each that comes, the class of its token, and its value.
-        by: what to call this in errors.
+        model: any tree with tokens in it.
 
     Returns:
-        The new State: the new entries stand where the first old one stood.
+        The State, and the name of each place where a token stands, in order.
 
     Raises:
-        StateError: `state` was used up, or a new entry has the marker of one that stays.
+        StateError: a token's initial value is gone, or the paths of two tokens read the same.
     """
-    state._check(by)
-    register = state._register
-    places = max((register[marker].places for marker in old), default=1)
-    rows = [
-        Entry(m, PathName.parse(m if isinstance(m, str) else "<unnamed>"), kind, places)
-        for m, (kind, _) in new.items()
-    ]
-    at = next((i for i, entry in enumerate(register) if entry.marker in old), len(register.entries))
-    before = [entry for entry in register.entries[:at] if entry.marker not in old]
-    after = [entry for entry in register.entries[at:] if entry.marker not in old]
-    values = {entry.marker: state._entries[entry.marker] for entry in (*before, *after)}
-    for marker, (_, value) in new.items():
-        if marker in values:
-            raise refusals.taken(by, register[marker].name)
-        values[marker] = value
-    state.__use_up__(by)
-    after_all = Register((*before, *rows, *after))
-    return _make({entry.marker: values[entry.marker] for entry in after_all}, after_all)
+    found = tokens_of(model)
+    names = [path_text(path) for path, _ in found]
+    entries, register = _rows(found, names)
+    refusals.check_names(names)
+    return _make(entries, register), names
 
 
 def _flatten(state: State) -> tuple[tuple[Any, ...], Register]:

@@ -355,7 +355,8 @@ def test_the_program_is_the_one_with_state_passed_by_hand():
 OLD = (
     r"^net\(\.\.\.\): expected the newest net, got one that a call has already replaced\.\n"
     r"  go on with what came back; using the old one would lose an update:\n"
-    r"      out, net = net\(x\)$"
+    r"      out, net = net\(x\)\n"
+    r"      net = net\.restored\(\)  # if something has failed since, and what came back is lost$"
 )
 
 
@@ -377,7 +378,8 @@ def test_an_old_net_is_refused_by_transforms():
     net(X)
 
     text = (
-        r"(?s)^State\.use in a transform: expected the newest State, .*      out, net = net\(x\)$"
+        r"(?s)^State\.use in a transform: expected the newest State, .*      out, net = net\(x\)\n"
+        r"      state = state\.restored\(\)  # if the call that it went into has failed$"
     )
     with pytest.raises(StateError, match=text):
         pm.filter_jit(update)(net, X)
@@ -392,6 +394,48 @@ def test_a_call_that_fails_leaves_the_net_as_it_was():
         net(X)
 
     assert net == before
+
+
+def test_a_net_whose_result_was_lost_is_restored():
+    """The step failed after the call: the net is what it was before, and not what it became."""
+    net = pm.stateful(nn.BatchNorm(2))
+    before = copy.deepcopy(net)
+    _, after = net(X)
+    with pytest.raises(StateError, match=OLD):
+        net(X)
+
+    assert net.restored() == before
+    assert net.restored()(X)[1] == after
+    assert before.restored() == before
+
+
+def test_a_made_layer_in_two_places_is_refused():
+    """When the bundle is made, and when a layer is put elsewhere in one."""
+    net = pm.stateful(nn.Sequential([nn.BatchNorm(2), nn.BatchNorm(2)]))
+    text = (
+        r"^State\.substate: expected each token in one place(.|\n)*\n  at layers\[1\]\.state_index"
+    )
+    changed = pm.tree_at(lambda n: n.model.layers[1], net, net.model.layers[0])
+    with pytest.raises(StateError, match=text):
+        changed(X)
+    with pytest.raises(StateError, match=text):
+        pm.stateful(changed.model, net.state)
+
+
+def test_copies_of_a_layer_in_a_net_are_layers_of_their_own():
+    """stateful names tokens by place, as make_with_state does."""
+    norm = nn.BatchNorm(2)
+    net = pm.stateful(nn.Sequential([norm, copy.deepcopy(norm), norm]))
+
+    assert len(jax.tree.leaves(net.state)) == 6
+
+
+def test_a_net_is_seeded_from_init_keys():
+    """They stand in the place of a key."""
+    net = pm.stateful(nn.Dropout(0.5, stream=pm.RngStream()))
+    expected = copy.deepcopy(net).seed(next(pm.init_keys(jax.random.key(0))))
+
+    assert net.seed(pm.init_keys(jax.random.key(0))) == expected
 
 
 def test_a_lost_update_is_refused():

@@ -545,25 +545,13 @@ def test_tokens_may_still_hold_their_values():
     assert_close(filled(X, pm.State(filled))[0], expected)
 
 
-def test_layers_that_share_a_value_are_refused():
-    """There is no leading axis in it; the cure is to pass the token."""
+def test_layers_that_are_one_object_have_values_for_each():
+    """A layer given twice is two layers: the value has an entry for both."""
     shared = nn.BatchNorm(2)
-    layers = [nn.Sequential([shared]) for _ in range(2)]
+    stack = nn.Stack.from_layers([nn.Sequential([shared]) for _ in range(2)])
 
-    with pytest.raises(
-        StateError, match=r"\n  at layers\[1\]\.layers\[0\]\.state_index\n(.|\n)*cou"
-    ):
-        nn.Stack.from_layers(layers)
-
-
-def test_layers_that_share_a_stream_keep_it():
-    """Before there is a State, the Stack has the very stream of its layers."""
-    stream = pm.RngStream()
-    layers = [pm.tree_at(lambda n: n.stream, Noise(), stream) for _ in range(2)]
-
-    stack = nn.Stack.from_layers(layers)
-
-    assert stack.layer.stream.marker is stream.marker
+    _, state = pm.make_with_state(lambda: stack)()
+    assert str(state) == "State(layer.layers[0].state_index=(f32[2,2], f32[2,2]))"
 
 
 # ---- mistakes
@@ -612,18 +600,37 @@ def test_a_layer_has_to_return_its_state(kind, text):
 
 
 def test_a_value_without_the_leading_axis_is_refused():
-    """A token that stands outside, too, has one value there."""
-    shared = pm.StateIndex(jnp.zeros(2))
-    make = pm.make_with_state(
-        lambda: (shared, nn.Stack(lambda: pm.tree_at(lambda n: n.drawn, Noise(), shared), DEPTH))
-    )
-    (_, stack), state = make()
+    """A token that stands outside, and was put into the layers later, has one value there."""
+    make = pm.make_with_state(lambda: (pm.StateIndex(jnp.zeros(2)), nn.Stack(Noise, DEPTH)))
+    (shared, stack), state = make()
+    stack = pm.tree_at(lambda s: s.layer.drawn, stack, shared)
 
     text = (
         r"with a leading axis of 3, got 1 without\.\n  at \[0\]: f32\[2\]\n(.|\n)*count=self.count"
     )
     with pytest.raises(StateError, match=rf"^Stack\(Noise, depth=3\): .*{text}"):
         stack(X, state.seed(jax.random.key(0)))
+
+
+def test_a_token_may_be_passed_under_two_names():
+    """It is one, which all layers read and write."""
+
+    class Both(pm.Module):
+        own: pm.StateIndex
+
+        def __init__(self):
+            self.own = pm.StateIndex(jnp.asarray(0.0))
+
+        def __call__(self, x, state, *, count, same):
+            state = state.set(count, state.get(count) + 1)
+            return x + state.get(same), state
+
+    make = pm.make_with_state(lambda: (nn.Stack(Both, DEPTH), pm.StateIndex(jnp.asarray(0.0))))
+    (stack, count), state = make()
+    out, state = stack(jnp.asarray(0.0), state, count=count, same=count)
+
+    assert float(out) == 1 + 2 + 3
+    assert float(state.get(count)) == DEPTH
 
 
 def test_a_split_state_is_refused():

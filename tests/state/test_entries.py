@@ -12,7 +12,7 @@ from pytreemod.tree.paths import PathName
 
 def register(*names):
     """A Register of entries that are recognized by their names."""
-    return Register(Entry(name, PathName.parse(name), pm.StateIndex, 1) for name in names)
+    return Register(Entry(name, PathName.parse(name), pm.StateIndex) for name in names)
 
 
 def test_registers_of_equal_entries_are_equal():
@@ -26,10 +26,10 @@ def test_registers_of_equal_entries_are_equal():
 
 
 def test_register_finds_entries_by_marker():
-    """Its name, its kind and at how many places it stands."""
+    """Its name and its kind."""
     two = register("a", "b.c")
 
-    assert two["b.c"] == Entry("b.c", PathName("b.c"), pm.StateIndex, 1)
+    assert two["b.c"] == Entry("b.c", PathName("b.c"), pm.StateIndex)
     assert two["b.c"].name.steps == ("b", "c")
     assert ("a" in two, "c" in two) == (True, False)
     assert [entry.name for entry in two.only({"b.c"})] == ["b.c"]

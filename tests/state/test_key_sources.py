@@ -1,6 +1,10 @@
 """init_keys: keys for all that a model is built of, without a tower of splits."""
 
+import copy
 import itertools
+import pickle
+import sys
+from concurrent import futures
 
 import jax
 import jax.numpy as jnp
@@ -254,3 +258,34 @@ def test_repr(key):
     keys.take(4)
 
     assert repr(keys) == "<init_keys: 5 handed out>"
+
+
+def test_threads_get_different_keys():
+    """However their calls are interleaved, and whoever takes several."""
+    keys = pm.init_keys(jax.random.key(0))
+
+    def draw(number):
+        drawn = [next(keys) for _ in range(60)] + list(keys.take(number))
+        return [tuple(jax.random.key_data(key).tolist()) for key in drawn]
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with futures.ThreadPoolExecutor(4) as pool:
+            drawn = [key for part in pool.map(draw, range(4)) for key in part]
+    finally:
+        sys.setswitchinterval(interval)
+
+    whole = jax.random.key_data(pm.init_keys(jax.random.key(0)).take(4 * 60 + 6)).tolist()
+    assert sorted(drawn) == sorted(map(tuple, whole))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies_are_refused(copied):
+    """They would hand out the same keys."""
+    with pytest.raises(
+        RngError,
+        match=r"^init_keys: expected to be used where it was made, got a copy, which would hand out "
+        r"the same keys\.\n  give the copy a key of its own:\n      pm\.init_keys\(next\(keys\)\)$",
+    ):
+        copied(pm.init_keys(jax.random.key(0)))

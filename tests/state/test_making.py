@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import RngError, StateError, TokenError
-from tests.helpers.comparing import assert_same
+from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.trees import Holder, affine, ramp
 
 
@@ -112,17 +113,122 @@ def test_under_jit_and_vmap():
     assert int(after.get(jitted_model.first.count)) == 1
 
 
-def test_a_shared_token_has_one_name():
-    """One token in two places is one entry, named by the first."""
+def test_a_token_in_two_places_is_one_for_each():
+    """Each place has an entry, named by its path, that begins with the value that both hold."""
 
     def build():
         token = pm.StateIndex(ramp(1))
         return {"b": token, "a": [token]}
 
     model, state = pm.make_with_state(build)()
-    assert repr(state) == "State(['a'][0]=f32[1])"
+    assert repr(state) == "State(['a'][0]=f32[1], ['b']=f32[1])"
     state = state.set(model["b"], ramp(1) * 3)
-    assert_same(state.get(model["a"][0]), ramp(1) * 3)
+    assert_same(state.get(model["b"]), ramp(1) * 3)
+    assert_same(state.get(model["a"][0]), ramp(1))
+
+
+def test_one_token_in_two_fields_of_a_layer_is_two():
+    """As in Equinox: fields are no aliases of each other."""
+
+    class Twice(pm.Module):
+        one: pm.StateIndex
+        other: pm.StateIndex
+
+        def __init__(self):
+            self.one = self.other = pm.StateIndex(ramp(1))
+
+    model, state = pm.make_with_state(Twice)()
+
+    assert_same(state.set(model.one, ramp(1) * 3).get(model.other), ramp(1))
+
+
+def doubles(layer):
+    """A layer and another one like it, in every way to come by it."""
+    return {
+        "same": [layer, layer],
+        "times": [layer] * 2,
+        "copy": [layer, copy.copy(layer)],
+        "deepcopy": [layer, copy.deepcopy(layer)],
+        "deepcopy of both": copy.deepcopy([layer, layer]),
+        "pickle": [layer, pickle.loads(pickle.dumps(layer))],
+        "tree.map": [layer, jax.tree.map(jnp.copy, layer)],
+        "filter_jit": [layer, pm.filter_jit(lambda layer: layer)(layer)],
+        "replace": [layer, layer.replace(weight=layer.weight * 1)],
+        "tree_at": [layer, pm.tree_at(lambda m: m.weight, layer, layer.weight * 1)],
+    }
+
+
+COPIES = list(doubles(pm.nn.BatchNorm(2)))
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_copies_of_a_layer_have_statistics_of_their_own(way):
+    """Weights part, and so do values: what inference gives is what training came to."""
+    first, second = doubles(pm.nn.BatchNorm(2, momentum=0.5))[way]
+    layers = [first, pm.nn.Lambda(lambda x: x * 5 + 100), second]
+    net, state = pm.make_with_state(pm.nn.Sequential)(layers)
+    x = jnp.asarray([[1.0, 10.0], [3.0, 30.0], [8.0, -5.0]])
+    for _ in range(30):
+        y, state = pm.filter_jit(net)(x, state)
+
+    ready = pm.nn.inference_mode(net)
+    means = [state.get(layer.state_index)[0] for layer in (net[0], net[2])]
+    assert_close(means[0], jnp.mean(x, axis=0), rtol=1e-4)
+    assert_close(means[1], jnp.full(2, 100.0), rtol=1e-4)
+    # The running variance is unbiased, 3/2 of what a batch of three is divided by; in both layers.
+    assert_close(ready(x, state)[0], y * 2 / 3, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_a_stack_of_copies_is_the_list_of_them(way):
+    """Stack.from_layers takes whatever a Sequential takes, and gives each layer its own value."""
+    pair = doubles(pm.nn.BatchNorm(2))[way]
+    net, state = pm.make_with_state(pm.nn.Sequential)(pair)
+    stack, stacked = pm.make_with_state(pm.nn.Stack.from_layers)(pair)
+    x = jnp.asarray([[1.0, 10.0], [3.0, 30.0], [8.0, -5.0]])
+    _, state = net(x, state)
+    _, stacked = stack(x, stacked)
+
+    for i in range(2):
+        mean, variance = stacked.get(stack.layer.state_index)
+        assert_close((mean[i], variance[i]), state.get(net[i].state_index))
+
+
+def test_copies_of_a_stream_draw_their_own():
+    """A layer in two places makes noise of its own in each, by their paths."""
+    dropout = pm.nn.Dropout(0.5, stream=pm.RngStream())
+    net, state = pm.make_with_state(lambda: [dropout] * 2)()
+    state = state.seed(jax.random.key(0))
+    first, state = net[0](jnp.ones(64), state)
+    second, state = net[1](jnp.ones(64), state)
+
+    assert jnp.any(first != second)
+
+
+class Unkeyed:
+    """A node whose children JAX gives keys that read the same."""
+
+    def __init__(self, *children):
+        self.children = children
+
+
+jax.tree_util.register_pytree_with_keys(
+    Unkeyed,
+    lambda node: ([(jax.tree_util.GetAttrKey("x"), c) for c in node.children], None),
+    lambda _, children: Unkeyed(*children),
+)
+
+
+def test_places_that_read_the_same_are_refused():
+    """Their values would be one."""
+    tokens = [pm.StateIndex(ramp(1)), pm.StateIndex(ramp(1)), pm.StateIndex(ramp(1))]
+    with pytest.raises(
+        StateError,
+        match=r"^make_with_state: expected tokens whose paths differ, got several with one path\."
+        r"\n  at \[1\]\.x\n  Give what holds them keys that read differently, as "
+        r"tree_flatten_with_path shows them\.$",
+    ):
+        pm.make_with_state(lambda: [tokens[0], Unkeyed(*tokens[1:])])()
 
 
 def test_a_model_whose_values_are_gone_is_refused():
@@ -256,20 +362,24 @@ def test_a_removed_layer_leaves_the_state():
     assert repr(state) == "State(count=i32[])"
 
 
-def test_a_shared_token_stays_shared_when_filled():
-    """One token in two places is one entry again."""
+def test_a_layer_is_put_in_a_second_place_once_it_is_filled():
+    """Both places begin with its value, and go on apart."""
+    model, state = pm.make_with_state(lambda: {"a": Counter(), "b": Counter()})()
+    _, state = model["a"](ramp(1), state)
+    filled = state.fill(model)
+    changed = pm.tree_at(lambda m: m["b"], filled, filled["a"])
+    model, state = pm.make_with_state(lambda: changed)()
+    _, state = model["b"](ramp(1), state)
 
-    def build():
-        layer = Counter()
-        return [layer, layer]
+    assert [int(state.get(model[name].count)) for name in "ab"] == [1, 2]
 
-    model, state = pm.make_with_state(build)()
-    _, state = model[0](ramp(1), state)
+
+def test_a_value_that_is_none_is_filled_in_again():
+    """It is told from a value that is gone."""
+    model, state = pm.make_with_state(lambda: [pm.StateIndex(None)])()
     model, state = pm.make_with_state(state.fill)(model)
-    _, state = model[1](ramp(1), state)
 
-    assert len(jax.tree.leaves(state)) == 1
-    assert int(state.get(model[0].count)) == 2
+    assert state.get(model[0]) is None
 
 
 def test_fill_under_vmap_and_jit():
@@ -294,18 +404,38 @@ def test_fill_uses_the_state_up():
         state.get(model.count)
 
 
+SEVERAL = (
+    r"^State\.{by}: expected each token in one place, for weights are not shared either, got "
+    r"{name} in 2\.\n  at {places[0]}\n  at {places[1]}\n  give the values back before a layer is "
+    r"put elsewhere, or two models together:\n"
+    r"      filled = state\.fill\(model\)\n"
+    r"      changed = pm\.tree_at\(lambda m: m\.b, filled, filled\.a\)\n"
+    r"      model, state = pm\.make_with_state\(lambda: changed\)\(\)\n"
+    r"      model, state = pm\.make_with_state\(Pair\)\(s1\.fill\(model1\), s2\.fill\(model2\)\)$"
+)
+
+
 def test_models_that_were_put_together_too_early_are_refused():
     """Two tokens of one name cannot be told apart any more: both places and the cure are shown."""
     (first, state), (second, _) = made(0, 0), made(1, 1)
-    with pytest.raises(
-        StateError,
-        match=r"^State\.fill\(model\): expected the token count in as many places as in the model "
-        r"of this State \(1\), got it in 2\.\n  at \[0\]\.count\n  at \[1\]\.count\n  if two "
-        r"models were put together, give each its values back first:\n"
-        r"      model, state = pm\.make_with_state\(Pair\)\(state1\.fill\(model1\), "
-        r"state2\.fill\(model2\)\)$",
-    ):
+    places = [rf"\[{i}\]\.count" for i in range(2)]
+    with pytest.raises(StateError, match=SEVERAL.format(by="fill", name="count", places=places)):
         state.fill([first, second])
+
+
+@pytest.mark.parametrize("by", ["fill", "substate"])
+@pytest.mark.parametrize("copied", [lambda m: m, copy.deepcopy], ids=["same", "deepcopy"])
+def test_a_made_layer_that_was_put_in_a_second_place_is_refused(by, copied):
+    """It would share its values there, and not its weights; a swap is none of that."""
+    model, state = pm.make_with_state(lambda: [Counter(1), Counter(2)])()
+    swapped = pm.tree_at(tuple, model, tuple(model[::-1]))
+    assert len(jax.tree.leaves(state.substate(swapped))) == 2
+    changed = pm.tree_at(lambda m: m[1], model, copied(model[0]))
+    places = [rf"\[{i}\]\.count" for i in range(2)]
+    text = SEVERAL.format(by=by, name=r"\[0\]\.count", places=places)
+    with pytest.raises(StateError, match=text):
+        getattr(state, by)(changed)
+    assert len(jax.tree.leaves(state.fill(swapped))) == 2
 
 
 def test_models_with_states_are_refused_as_parts_of_a_new_one():

@@ -6,7 +6,6 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import StateError, TokenError
-from pytreemod.state.values import exchange_entries
 
 
 def make(count=7):
@@ -44,24 +43,3 @@ def test_update_names_what_does_not_fit():
         StateError, match=r"^State\.update for \[1\]: expected f32\[1\], as before, got f32\[2\]"
     ):
         state.update(part)
-
-
-def test_a_new_entry_may_not_take_the_name_of_one_that_stays():
-    """It would overwrite it."""
-    _, state = make(2)
-    with pytest.raises(
-        StateError,
-        match=r"^State\.stack: expected new tokens, got one that is in the State already",
-    ):
-        exchange_entries(state, ["[0]"], {"[1]": (pm.StateIndex, jnp.zeros(1))}, "stack")
-
-
-def test_entries_are_exchanged_in_place():
-    """New entries stand where the first old one stood, known by their markers."""
-    _, state = make(3)
-    new = {name: (pm.StateIndex, jnp.ones(1)) for name in ("x.a", "x.b")}
-    state = exchange_entries(state, ["[1]"], new, "stack")
-
-    assert repr(state) == "State([0]=f32[1], x.a=f32[1], x.b=f32[1], [2]=f32[1])"
-    kept = pm.filter(state, pm.select.path("x.*"))
-    assert len(jax.tree.leaves(kept)) == 2

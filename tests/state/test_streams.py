@@ -415,6 +415,34 @@ def test_streams_are_chosen_before_they_have_a_key():
         state.next_key(model.rest[0].stream)
 
 
+def test_seed_takes_init_keys():
+    """In the place of a key, as layers do; one key is used, and none if something is wrong."""
+    _, state = pm.make_with_state(Layers)()
+    keys = pm.init_keys(jax.random.key(0))
+    with pytest.raises(RngError, match=r"which picks none"):
+        state.seed(keys, "mean")
+    state = state.seed(keys)
+    expected = pm.make_with_state(Layers)()[1].seed(next(pm.init_keys(jax.random.key(0))))
+
+    assert state == expected
+    assert repr(keys) == "<init_keys: 1 handed out>"
+
+
+@pytest.mark.parametrize("first", [None, "rest[1]"])
+def test_a_stream_is_split_once(first):
+    """What is split belongs under a map, where each member may split its own."""
+    _, state = make()
+    state = state.split(3, first)
+    name = r"rest\[1\]\.stream" if first else r"first\.stream"
+    with pytest.raises(
+        RngError,
+        match=rf"^State\.split\({name}\): expected one stream, got 3 of them, for the State was "
+        r"split\.\n  map over them:\n      in_axes=pm\.by\(\{pm\.RngStream: 0, \.\.\.: None\}\)$",
+    ):
+        state.split(4)
+    assert state.join()  # It was not used up.
+
+
 def test_seed_refuses_what_picks_no_stream():
     """A selector of values alone, or a path that is not there, is a mistake."""
     with pytest.raises(

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
+from pytreemod.errors import StateError
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import Holder, affine, ramp
 
@@ -45,14 +46,32 @@ def test_a_token_keeps_its_identity_through_transforms():
         assert_same(state.get(same), ramp(1))
 
 
-def test_one_token_in_two_places_is_one_value():
-    """A token that two layers share is one entry of the State."""
+@pytest.mark.parametrize("copied", [lambda t: t, copy.copy, copy.deepcopy])
+def test_one_token_in_two_places_is_for_make_with_state(copied):
+    """State(model) leaves the model as it is, so that the two could not be told apart."""
     token = pm.StateIndex(ramp(1))
-    model = {"a": Holder(token), "b": [token]}
-    state = pm.State(model)
+    model = {"a": Holder(token), "b": [copied(token)]}
+    with pytest.raises(
+        StateError,
+        match=r"^State\(model\): expected each token in one place, got one in 2\.\n"
+        r"  at \['a'\]\.content\n  at \['b'\]\[0\]\n  make it one for each place, as a layer has "
+        r"weights for each place:\n      model, state = pm\.make_with_state\(lambda: model\)\(\)$",
+    ):
+        pm.State(model)
 
-    assert len(jax.tree.leaves(state)) == 1
-    assert_same(state.set(model["a"].content, ramp(1) * 2).get(model["b"][0]), ramp(1) * 2)
+    model, state = pm.make_with_state(lambda: model)()
+    assert_same(state.set(model["a"].content, ramp(1) * 2).get(model["b"][0]), ramp(1))
+
+
+def test_none_is_a_value():
+    """It is told from an initial value that is gone, also after copies and transforms."""
+    token = pm.StateIndex(None)
+    for same in (token, copy.deepcopy(token), jax.tree.map(jnp.copy, token)):
+        state = pm.State(same)
+        assert state.get(same) is None
+        assert state.set(same, None).get(same) is None
+    with pytest.raises(StateError, match=r"moved into another State"):
+        pm.State(pm.nn.delete_init_state(token))
 
 
 def test_named_tokens_are_configuration_alone():

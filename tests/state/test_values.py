@@ -1,5 +1,6 @@
 """State."""
 
+import collections
 import copy
 import pickle
 
@@ -88,7 +89,8 @@ def test_an_old_state_refuses_to_be_used(use, user):
         rf"has already replaced\.\n{place}  go on with what came back; using the old one would "
         r"lose an "
         r"update:\n"
-        r"      x, state = layer1\(x, state\)\n      x, state = layer2\(x, state\)$",
+        r"      x, state = layer1\(x, state\)\n      x, state = layer2\(x, state\)\n"
+        r"      state = state\.restored\(\)  # if the call that it went into has failed$",
     ):
         USES[use](state, model)
 
@@ -142,6 +144,206 @@ def test_update_uses_up_both():
         part.get(model.mean)
 
     assert_same(new.get(model.mean), jnp.zeros(2))
+
+
+# ---- a State and its substates, changed on both sides
+
+
+class Four(pm.Module):
+    """Values, and a stream."""
+
+    a: pm.StateIndex
+    b: pm.StateIndex
+    c: pm.StateIndex
+    noise: pm.RngStream
+
+    def __init__(self) -> None:
+        self.a, self.b, self.c = (pm.StateIndex(jnp.zeros(())) for _ in range(3))
+        self.noise = pm.RngStream()
+
+    def read(self, state: pm.State) -> list[float]:
+        """All of its values."""
+        return [float(state.get(token)) for token in (self.a, self.b, self.c)]
+
+
+def four() -> tuple[Four, pm.State]:
+    """A model and its State, with a key."""
+    model, state = pm.make_with_state(Four)()
+    return model, state.seed(jax.random.key(0))
+
+
+BOTH = (
+    r"^State\.update\(substate\): expected values that the State has left alone since the substate "
+    r"was taken, got some that were changed in both\.\n{places}  put it back before the State is "
+    r"used for the same layer, or take it anew:\n      part = state\.substate\(layer\)\n"
+    r"      out, part = layer\(x, part\)\n      state = state\.update\(part\)$"
+)
+WHOLE = (
+    r"^State\.update\(substate\): expected a substate that was changed, got one as it was taken, "
+    r"from a State that has changed its values since\.\n{places}  the newer values are there without "
+    r"it; to go back to the older ones:\n      state = state\.set\(token, substate\.get\(token\)\)$"
+)
+
+
+def test_update_takes_what_the_substate_changed():
+    """And leaves the rest, though the State has moved on there."""
+    model, state = four()
+    part = state.substate(model).set(model.a, jnp.ones(()))
+    state = state.set(model.b, jnp.full((), 2.0))
+
+    assert model.read(state.update(part)) == [1, 2, 0]
+
+
+def test_two_substates_of_one_state_are_put_back():
+    """The second does not undo the first, though it has a value for the same token."""
+    model, state = four()
+    one = state.substate(model).set(model.a, jnp.ones(()))
+    two = state.substate((model.a, model.b)).set(model.b, jnp.full((), 2.0))
+
+    assert model.read(state.update(one).update(two)) == [1, 2, 0]
+
+
+def test_what_both_have_changed_is_refused():
+    """One of the updates would be lost; neither State is used up by asking."""
+    model, state = four()
+    one = state.substate(model).set(model.a, jnp.ones(()))
+    two = state.substate(model).set(model.a, jnp.full((), 2.0)).set(model.c, jnp.ones(()))
+    state = state.update(one)
+    with pytest.raises(StateError, match=BOTH.format(places=r"  at a\n")):
+        state.update(two)
+
+    assert model.read(state) == [1, 0, 0]
+    assert model.read(two) == [2, 0, 1]
+
+
+def test_a_stream_that_both_have_used_is_refused():
+    """Both would have drawn the same keys."""
+    model, state = four()
+    _, part = state.substate(model.noise).next_key(model.noise)
+    _, state = state.next_key(model.noise)
+    with pytest.raises(StateError, match=BOTH.format(places=r"  at noise\n")):
+        state.update(part)
+
+
+def test_a_substate_as_it_was_taken_does_not_rewind():
+    """Be it forgotten, or meant to bring the older values back: the way to do that is shown."""
+    model, state = four()
+    part = state.substate((model.a, model.b))
+    state = state.set(model.a, jnp.ones(())).set(model.b, jnp.ones(())).set(model.c, jnp.ones(()))
+    with pytest.raises(StateError, match=WHOLE.format(places=r"  at a\n  at b\n")):
+        state.update(part)
+
+    assert model.read(state.set(model.a, part.get(model.a))) == [0, 1, 1]
+
+
+def test_a_substate_that_did_nothing_is_put_back_where_nothing_else_did():
+    """A layer in inference mode, beside others that have changed their values."""
+    model, state = four()
+    part = state.substate(model.a)
+    state = state.set(model.b, jnp.ones(())).update(part)
+
+    assert model.read(state) == [0, 1, 0]
+
+
+def test_substates_of_substates():
+    """Each knows what it was taken from."""
+    model, state = four()
+    part = state.substate((model.a, model.b))
+    inner = part.substate(model.a).set(model.a, jnp.ones(()))
+    part = part.set(model.b, jnp.ones(())).update(inner)
+    assert model.read(state.update(part)) == [1, 1, 0]
+
+    model, state = four()
+    part = state.substate((model.a, model.b))
+    inner = part.substate(model.a).set(model.a, jnp.ones(()))
+    part = part.set(model.a, jnp.ones(()))
+    with pytest.raises(StateError, match=BOTH.format(places=r"  at a\n")):
+        part.update(inner)
+
+
+@pytest.mark.parametrize("transform", [jax.jit, pm.filter_jit, pm.filter_checkpoint])
+def test_what_a_transform_returns_is_put_back_as_it_is(transform):
+    """Its values are all new, so that what it changed is not known: nothing is refused."""
+    model, state = four()
+    count = transform(lambda s: s.set(model.a, s.get(model.a) + 1))
+    part = count(state.substate((model.a, model.b)))
+    state = state.set(model.c, jnp.ones(())).update(part)
+    assert model.read(state) == [1, 0, 1]
+
+    part = state.substate(model.b).set(model.b, jnp.ones(()))
+    state = count(state).update(part)
+    assert model.read(state) == [2, 1, 1]
+
+
+def test_updates_inside_of_a_transform():
+    """They are told apart there, too, by what is traced."""
+    model, state = four()
+
+    @jax.jit
+    def step(state):
+        part = state.substate(model).set(model.a, state.get(model.a) + 1)
+        state = state.set(model.b, state.get(model.b) + 2)
+        return state.update(part)
+
+    assert model.read(step(step(state))) == [2, 4, 0]
+
+    @jax.jit
+    def wrong(state):
+        part = state.substate(model).set(model.a, state.get(model.a) + 1)
+        return state.set(model.a, state.get(model.a) + 2).update(part)
+
+    with pytest.raises(StateError, match=BOTH.format(places=r"  at a\n")[:-1]):
+        wrong(state)
+
+
+def test_states_of_other_origins_are_put_in():
+    """Loaded, copied, or made with another model: nothing of them is older."""
+    model, state = four()
+    state = state.update(state.substate(model))
+    saved = pickle.dumps(state.substate(model.a).set(model.a, jnp.ones(())))
+    for other in (pickle.loads(saved), copy.copy(pickle.loads(saved))):
+        state = state.set(model.a, jnp.zeros(())).update(other)
+        assert model.read(state) == [1, 0, 0]
+
+
+# ---- a State that was used up by a call that failed
+
+
+def test_a_state_is_restored():
+    """It has the values of before, and is used up like any other; the old one stays what it is."""
+    model, state = four()
+    key, _ = state.next_key(model.noise)
+    state = state.restored()
+    after = state.set(model.a, jnp.ones(()))
+    again, _ = state.restored().next_key(model.noise)
+
+    assert_same(jax.random.key_data(key), jax.random.key_data(again))
+    assert model.read(after) == [1, 0, 0]
+    assert model.read(state.restored()) == [0, 0, 0]
+    with pytest.raises(StateError, match=r"set\(a\) has already replaced"):
+        state.get(model.a)
+
+
+@pytest.mark.parametrize(
+    "through", [copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))]
+)
+def test_a_copy_of_a_used_up_state_is_used_up_until_it_is_restored(through):
+    """So what was saved too late is not lost."""
+    model, state = four()
+    state.set(model.a, jnp.ones(()))
+    late = through(state)
+    with pytest.raises(StateError, match=r"set\(a\) has already replaced"):
+        late.get(model.a)
+
+    assert late.restored() == four()[1]
+
+
+def test_a_returned_state_is_restored_before_it_was_read():
+    """A State that a jitted call returned is filled in by that."""
+    model, state = four()
+    state = pm.filter_jit(lambda state: state)(state)
+
+    assert model.read(state.restored()) == [0, 0, 0]
 
 
 def test_get_and_substate_use_nothing_up():
@@ -386,17 +588,74 @@ def test_a_returned_state_is_read_like_any_other():
     assert back != add(state)
 
 
-def test_a_dict_in_a_state_that_was_changed_in_place_is_not_taken_for_the_old_one():
-    """What a call gets is what the State holds now."""
-    index = pm.StateIndex({"a": jnp.zeros(())})
-    state = pm.State(index)
-    read = pm.filter_jit(lambda state: state.get(index)["a"])
-    assert read(state) == 0
-    state.get(index)["a"] = jnp.ones(())
-    assert read(state) == 1
-    back = pm.filter_jit(lambda state: state)(state)
-    back.get(index)["a"] = jnp.full((), 2.0)
-    assert read(back) == 2
+def changed_in_place(value):
+    """The value, in which everything was exchanged that can be."""
+    if isinstance(value, dict):
+        value["a"] = jnp.full((), 7.0)
+    elif isinstance(value, list):
+        value.append(jnp.full((), 7.0))
+    else:
+        changed_in_place(value[-1])
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": jnp.zeros(())},
+        [jnp.zeros(())],
+        (jnp.zeros(()), {"a": jnp.zeros(())}),
+        Pair(jnp.zeros(()), [jnp.zeros(())]),
+        collections.OrderedDict(a=jnp.zeros(())),
+    ],
+)
+@pytest.mark.parametrize("by", ["init", "set", "get", "substate", "update", "jit", "fill"])
+def test_a_container_that_is_changed_in_place_changes_no_state(value, by):
+    """What went in and what came out is the caller's; what the State holds is its own."""
+    value = copy.deepcopy(value)
+    model, state = pm.make_with_state(lambda: [pm.StateIndex(value)])()
+    index = model[0]
+    if by == "set":
+        value = state.get(index)
+        state = state.set(index, value)
+    elif by == "update":
+        part = state.substate(index).set(index, value)
+        state = state.update(part)
+    elif by == "substate":
+        value = state.substate(index).get(index)
+    elif by == "jit":
+        state = pm.filter_jit(lambda state: state)(state)
+        value = state.get(index)
+    elif by == "fill":
+        value = state.get(index)
+        model, state = pm.make_with_state(state.fill)(model)
+        index = model[0]
+    elif by == "get":
+        value = state.get(index)
+    read = pm.filter_jit(lambda state: jax.tree.leaves(state))
+    before = read(state)
+    changed_in_place(value)
+
+    assert read(state) == before == [0.0] * len(before)
+    assert jax.tree.leaves(state.get(index)) == before
+
+
+def test_arrays_of_numpy_are_copied():
+    """What the caller writes into its buffer later is not in the State."""
+    buffer = np.zeros(2, np.float32)
+    token = pm.StateIndex(buffer)
+    state = pm.State(token).set(token, buffer)
+    buffer[:] = 7
+
+    assert_same(state.get(token), jnp.zeros(2))
+
+
+def test_what_cannot_be_changed_is_handed_out_as_it_is():
+    """Single arrays and tuples of them cost nothing."""
+    tokens = pm.StateIndex(ramp(2)), pm.StateIndex((ramp(2), ramp(3)))
+    state = pm.State(tokens)
+
+    assert all(state.get(token) is state.get(token) for token in tokens)
 
 
 def test_a_missing_attribute_of_a_state_is_named():

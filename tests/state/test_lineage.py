@@ -1,0 +1,65 @@
+"""Which State follows from which."""
+
+import gc
+from concurrent import futures
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import StateError
+from pytreemod.state.lineage import Lineage
+
+
+def make():
+    """A token and its State."""
+    return pm.make_with_state(lambda: pm.StateIndex(jnp.zeros(())))()
+
+
+def test_what_was_lent_is_known_to_the_lender():
+    """And to nobody else."""
+    lender, values = Lineage(), {"a": 1}
+    branch = lender.lend(values)
+
+    assert lender.lent_to(branch) is values
+    assert branch.lent_to(lender) is None
+    assert lender.lent_to(None) is None
+    assert lender.lent_to(lender) is None
+
+
+def test_states_that_follow_from_one_another_share_their_lineage():
+    """From the first substate on; what a transform returns begins another one."""
+    token, state = make()
+    part = state.substate(token)
+    for old in (state, part):
+        lineage = old._lineage
+        new = old.set(token, jnp.ones(()))
+        assert new._lineage is lineage
+        assert new.restored()._lineage is lineage
+        assert jax.jit(lambda s: s)(new)._lineage is None
+        assert pm.filter_jit(lambda s: s)(new)._lineage is None
+
+
+def test_what_substates_took_is_not_kept():
+    """Ten thousand of them leave nothing behind, whichever of both lives on."""
+    token, state = make()
+    part = state
+    for _ in range(10_000):
+        state.substate(token)
+        part = part.substate(token)
+    gc.collect()
+
+    assert sum(type(thing) is Lineage for thing in gc.get_objects()) < 20
+
+
+def test_threads_may_take_substates_of_one_state():
+    """Each is known for what it is, also if all are the first."""
+    with futures.ThreadPoolExecutor(4) as pool:
+        for _ in range(50):
+            token, state = make()
+            parts = list(pool.map(state.substate, [token] * 8))
+            state = state.set(token, jnp.ones(()))
+            for part in parts:
+                with pytest.raises(StateError, match=r"got one as it was taken"):
+                    state.update(part)
