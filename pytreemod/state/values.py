@@ -127,9 +127,7 @@ class State(AbstractKeeper):
             1.0
         """
         self._check("get", item)
-        value: Any = self._entries[self._marker(item, "get", StateIndex)]
-        # Nearly all values are single arrays, or tuples of them, in which nothing can be changed.
-        return value if isinstance(value, jax.Array) else _apart(value)
+        return _apart(self._entries[self._marker(item, "get", StateIndex)])
 
     def set(self, item: StateIndex[_V], value: _V) -> State:
         """A State with another value for a token; this one is used up.
@@ -616,6 +614,9 @@ def _initial(path: tuple[Any, ...], token: Any) -> Any:
 
 def _apart(value: Any) -> Any:
     """A value in containers of its own, which may be changed without changing the State."""
+    # Nearly all values are single arrays, or tuples of them, in which nothing can be changed.
+    if isinstance(value, jax.Array):
+        return value
     if type(value) is tuple and all(isinstance(part, jax.Array) for part in cast("Any", value)):
         return cast("Any", value)
     leaves, treedef = jtu.tree_flatten(value)

@@ -285,7 +285,8 @@ def test_copies_are_refused(copied):
     """They would hand out the same keys."""
     with pytest.raises(
         RngError,
-        match=r"^init_keys: expected to be used where it was made, got a copy, which would hand out "
-        r"the same keys\.\n  give the copy a key of its own:\n      pm\.init_keys\(next\(keys\)\)$",
+        match=r"^init_keys: expected to be used where it was made, got a copy, which would hand "
+        r"out the same keys\.\n  give the copy a key of its own:\n"
+        r"      pm\.init_keys\(next\(keys\)\)$",
     ):
         copied(pm.init_keys(jax.random.key(0)))

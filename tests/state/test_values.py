@@ -180,8 +180,9 @@ BOTH = (
 )
 WHOLE = (
     r"^State\.update\(substate\): expected a substate that was changed, got one as it was taken, "
-    r"from a State that has changed its values since\.\n{places}  the newer values are there without "
-    r"it; to go back to the older ones:\n      state = state\.set\(token, substate\.get\(token\)\)$"
+    r"from a State that has changed its values since\.\n{places}  the newer values are there "
+    r"without it; to go back to the older ones:\n"
+    r"      state = state\.set\(token, substate\.get\(token\)\)$"
 )
 
 
