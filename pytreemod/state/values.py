@@ -126,8 +126,13 @@ class State(AbstractKeeper):
             >>> float(pm.State(index).get(index))
             1.0
         """
-        self._check("get", item)
-        return _apart(self._entries[self._marker(item, "get", StateIndex)])
+        if self._used:
+            self._check("get", item)
+        value: Any = self._entries[self._marker(item, "get", StateIndex)]
+        # Nearly all values are single arrays, or tuples of them, in which nothing can be changed.
+        if not isinstance(value, jax.Array):
+            return _apart(value)
+        return value  # pyright: ignore[reportReturnType]  (_V is Array, then)
 
     def set(self, item: StateIndex[_V], value: _V) -> State:
         """A State with another value for a token; this one is used up.
@@ -614,11 +619,12 @@ def _initial(path: tuple[Any, ...], token: Any) -> Any:
 
 def _apart(value: Any) -> Any:
     """A value in containers of its own, which may be changed without changing the State."""
-    # Nearly all values are single arrays, or tuples of them, in which nothing can be changed.
-    if isinstance(value, jax.Array):
-        return value
-    if type(value) is tuple and all(isinstance(part, jax.Array) for part in cast("Any", value)):
-        return cast("Any", value)
+    if type(value) is tuple:
+        for part in cast("tuple[Any, ...]", value):
+            if not isinstance(part, jax.Array):
+                break
+        else:
+            return cast("Any", value)
     leaves, treedef = jtu.tree_flatten(value)
     return treedef.unflatten(leaves)
 

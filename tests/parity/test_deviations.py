@@ -137,6 +137,54 @@ def test_deletion_is_refused():
         del ours.weight
 
 
+def test_a_token_in_two_places_is_refused_by_state():
+    """Equinox's State(model) has one value for both; pytreemod says to name them by place."""
+    token = equinox.nn.StateIndex(jnp.zeros(2))
+    assert len(jtu.tree_leaves(equinox.nn.State([token, token]))) == 1
+
+    token = pytreemod.nn.StateIndex(jnp.zeros(2))
+    with pytest.raises(ValueError, match=r"(?s)each token in one place, got one in 2.*make_with"):
+        pytreemod.nn.State([token, token])
+    (one, other), state = pytreemod.nn.make_with_state(lambda: [token, token])()
+    assert state.set(one, jnp.ones(2)).get(other).tolist() == [0.0, 0.0]
+
+
+def updated(eqx, in_state, in_part):
+    """Values of a State that was changed beside its substate, after that was put back."""
+    tokens = [eqx.nn.StateIndex(jnp.zeros(())) for _ in range(2)]
+    state = eqx.nn.State(tokens)
+    part = state.substate(tokens)
+    for number in in_part:
+        part = part.set(tokens[number], jnp.ones(()))
+    for number in in_state:
+        state = state.set(tokens[number], jnp.float32(2))
+    state = state.update(part)
+    return [float(state.get(token)) for token in tokens]
+
+
+def test_update_keeps_what_the_substate_left_alone():
+    """Equinox's update goes back to the value that the substate took."""
+    assert updated(equinox, in_state=[0], in_part=[1]) == [0, 1]
+    assert updated(equinox, in_state=[0], in_part=[0]) == [1, 0]
+
+    assert updated(pytreemod, in_state=[0], in_part=[1]) == [2, 1]
+    with pytest.raises(ValueError, match="changed in both"):
+        updated(pytreemod, in_state=[0], in_part=[0])
+
+
+def test_containers_from_a_state_are_the_callers_own():
+    """Equinox hands out what it holds."""
+
+    def after_a_change(eqx):
+        token = eqx.nn.StateIndex({"a": jnp.zeros(2)})
+        state = eqx.nn.State(token)
+        state.get(token)["a"] = jnp.ones(3)
+        return state.get(token)["a"].shape
+
+    assert after_a_change(equinox) == (3,)
+    assert after_a_change(pytreemod) == (2,)
+
+
 def apply_batch_norm(layer, state, *batches):
     """A BatchNorm over the first axis of each batch in turn: the last output, and the State."""
     mapped = jax.vmap(layer, axis_name="batch", in_axes=(0, None), out_axes=(0, None))

@@ -1,5 +1,6 @@
 """`State` and `StateIndex`: values that go in and come out, and that are used once."""
 
+import copy
 from typing import Any
 
 import jax
@@ -84,6 +85,35 @@ def test_each_place_has_its_own_value(eqx):
     model, state = eqx.nn.make_with_state(make_pair(eqx))()
     output, state = model(ramp(2), state)
     return output, state.get(model.first.count), state.get(model.second.count)
+
+
+@same_under_both_imports
+def test_a_layer_in_two_places_is_two(eqx):
+    """Each place has a value of its own, for the same object as for a copy."""
+    layer = make_counter(eqx)()
+    copies = [layer, layer, copy.deepcopy(layer), jax.tree.map(jnp.copy, layer)]
+    layers, state = eqx.nn.make_with_state(lambda: copies)()
+    for number, layer in enumerate(layers):
+        for _ in range(number):
+            _, state = layer(ramp(2), state)
+    return [state.get(layer.count) for layer in layers]
+
+
+@same_under_both_imports
+def test_a_token_in_two_fields_is_two(eqx):
+    """Also within one layer."""
+
+    class Twice(eqx.Module):
+        one: Any
+        other: Any
+
+        def __init__(self):
+            self.one = eqx.nn.StateIndex(jnp.zeros(2))
+            self.other = self.one
+
+    layer, state = eqx.nn.make_with_state(Twice)()
+    state = state.set(layer.one, jnp.ones(2))
+    return state.get(layer.one), state.get(layer.other)
 
 
 @same_under_both_imports
