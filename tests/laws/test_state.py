@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 
 import pytreemod as pm
+from pytreemod.errors import StateError
 from tests.helpers.comparing import assert_same
 from tests.helpers.laws import array_trees, law
 from tests.helpers.trees import Pair, affine, ramp
@@ -17,7 +18,7 @@ values = st.lists(array_trees.filter(lambda t: jax.tree.leaves(t) != []), min_si
 
 
 class Net(pm.Module):
-    """Tokens at several depths, one of them shared."""
+    """Tokens at several depths, one of them in two places."""
 
     first: pm.StateIndex
     rest: list
@@ -92,6 +93,55 @@ def test_update_with_a_substate_changes_nothing(inits):
         kept = again(state)
         state = state.update(state.substate(part))
         assert state == kept
+
+
+writes = st.lists(st.tuples(st.booleans(), st.integers(0, 2)), max_size=6)
+
+
+@law
+@given(writes)
+def test_update_has_what_either_changed_or_refuses(writes):
+    """state.update(part) has every write, to whichever of both; or there were some to one token."""
+    tokens = [pm.StateIndex(jnp.asarray(-1.0)) for _ in range(3)]
+    state = pm.State(tokens)
+    part = state.substate(tokens)
+    written = {True: {}, False: {}}
+    for number, (to_part, i) in enumerate(writes):
+        value = jnp.asarray(float(number))
+        written[to_part][i] = value
+        if to_part:
+            part = part.set(tokens[i], value)
+        else:
+            state = state.set(tokens[i], value)
+
+    both = written[True].keys() & written[False].keys()
+    if both or (written[False] and not written[True]):
+        match = r"changed in both" if both else r"one as it was taken"
+        with pytest.raises(StateError, match=match):
+            state.update(part)
+        return
+    after = state.update(part)
+    for i, token in enumerate(tokens):
+        assert after.get(token) == {**written[True], **written[False]}.get(i, -1.0)
+
+
+@law
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=4), st.data())
+def test_every_place_is_a_token_of_its_own(places, data):
+    """Of a model of n places there are n entries, whichever objects and copies stand there."""
+    layers = [{"index": pm.StateIndex(jnp.asarray(float(i)))} for i in range(3)]
+    copied = data.draw(st.lists(st.booleans(), min_size=len(places), max_size=len(places)))
+    chosen = [
+        copy.deepcopy(layers[i]) if c else layers[i] for i, c in zip(places, copied, strict=True)
+    ]
+    model, state = pm.make_with_state(lambda: chosen)()
+
+    assert [float(state.get(layer["index"])) for layer in model] == places
+    for number, layer in enumerate(model):
+        state = state.set(layer["index"], jnp.asarray(10.0 + number))
+    assert [float(state.get(layer["index"])) for layer in model] == [
+        10.0 + number for number in range(len(places))
+    ]
 
 
 @law
