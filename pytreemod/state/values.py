@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools as ft
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar, cast
 
 import jax
@@ -24,13 +24,14 @@ from pytreemod.state.tokens import (
     holding,
     is_moved,
 )
-from pytreemod.tree.comparison import tree_equal
+from pytreemod.tree.comparison import are_equal
 from pytreemod.tree.nodes import places
 from pytreemod.tree.paths import PathName, path_text
 from pytreemod.tree.predicates import is_array_like
 from pytreemod.tree.printing import tree_pformat
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.snapshots import AbstractKeeper, Snapshot, Structure, take_snapshot
+from pytreemod.tree.successions import note_made, note_part, note_used
 from pytreemod.typing import PyTree, jtu
 
 _M = TypeVar("_M")
@@ -103,6 +104,7 @@ class State(AbstractKeeper):
         for spots in _spots(found).values():
             if len(spots) > 1:
                 raise refusals.doubled(spots)
+        note_made(self)
 
     def get(self, item: StateIndex[_V]) -> _V:
         """The value of a token.
@@ -194,7 +196,9 @@ class State(AbstractKeeper):
         if self._lineage is None:
             with beginning:
                 self._lineage = self._lineage or Lineage()
-        return _make(values, register, self._lineage.lend(values))
+        part = _make(values, register, self._lineage.lend(values))
+        note_part(part)
+        return part
 
     def update(self, substate: State) -> State:
         """A State in which the values of a substate take the places of this one's.
@@ -234,7 +238,7 @@ class State(AbstractKeeper):
                 raise refusals.foreign("update", entry.name, self._register)
         changed = self._changed_in(substate)
         fitting = {m: self._fitting(m, substate._entries[m], "update") for m in changed}
-        substate._used = "update", None
+        substate.__use_up__("update")
         return self._succeed({**self._entries, **fitting}, "update")
 
     def _changed_in(self, substate: State) -> list[Any]:
@@ -489,6 +493,7 @@ class State(AbstractKeeper):
 
     def _succeed(self, entries: dict[Any, Any], by: str, marker: Any = None) -> State:
         self._used = by, marker
+        note_used(self)
         return _make(entries, self._register, self._lineage)
 
     def _check(self, by: str, item: Any = None) -> None:
@@ -541,6 +546,13 @@ class State(AbstractKeeper):
     def __usable__(self) -> bool:
         return not self._used
 
+    def __entries__(self) -> Mapping[Any, PyTree]:
+        return self._entries
+
+    def __use_up__(self, by: str) -> None:
+        self._used = by, None
+        note_used(self)
+
     def __pending__(self) -> Any:
         paths = None if self._kept is None or self._kept.containers else ()
         return ft.partial(_make_pending, self._register, paths)
@@ -548,7 +560,7 @@ class State(AbstractKeeper):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, State) or list(other._entries) != list(self._entries):
             return False
-        return bool(tree_equal([*self._entries.values()], [*other._entries.values()]))
+        return are_equal([*self._entries.values()], [*other._entries.values()])
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
@@ -653,6 +665,7 @@ def _make(entries: dict[Any, Any], register: Register, lineage: Lineage | None =
     state = object.__new__(State)
     state._entries, state._register, state._lineage = entries, register, lineage
     state._used, state._kept = None, None
+    note_made(state)
     return state
 
 

@@ -428,7 +428,7 @@ def test_models_that_were_put_together_too_early_are_refused():
 def test_a_made_layer_that_was_put_in_a_second_place_is_refused(by, copied):
     """It would share its values there, and not its weights; a swap is none of that."""
     model, state = pm.make_with_state(lambda: [Counter(1), Counter(2)])()
-    swapped = pm.tree_at(tuple, model, tuple(model[::-1]))
+    swapped = pm.tree_at(lambda pair: tuple(pair), model, tuple(model[::-1]))
     assert len(jax.tree.leaves(state.substate(swapped))) == 2
     changed = pm.tree_at(lambda m: m[1], model, copied(model[0]))
     places = [rf"\[{i}\]\.count" for i in range(2)]
