@@ -36,7 +36,7 @@ from pytreemod.transform.agreeing import (
 )
 from pytreemod.transform.checking import surfacing
 from pytreemod.transform.sowing import is_collecting, labels_of, reap, release, with_harvest
-from pytreemod.transform.stepping import Callee, Frame, Framed, Parts, keep, refuse_uncallable
+from pytreemod.transform.stepping import Callee, Frame, Framed, Parts, keep, lend, refuse_uncallable
 from pytreemod.transform.wrapping import function_name
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
@@ -53,14 +53,19 @@ _config: Any = jax.config
 class _Result:
     """What a branch returned: the types of its arrays, and everything else."""
 
-    __slots__ = ("leaves", "treedef")
+    __slots__ = ("give_back", "treedef")
 
-    def __init__(self, leaves: Sequence[Any], treedef: Any):
-        self.leaves = [Slot(aval_of(x)) if is_array(x) else x for x in leaves]
+    def __init__(self, leaves: Sequence[Any], treedef: Any, lenders: Sequence[Structure]):
+        types = tuple(Slot(aval_of(x)) if is_array(x) else x for x in leaves)
+        self.give_back = lend(Structure(treedef, (), types), lenders)
         self.treedef = treedef
 
+    @property
+    def leaves(self) -> Sequence[Any]:
+        return self.give_back().statics
+
     def tree(self) -> PyTree:
-        return self.treedef.unflatten(self.leaves)
+        return self.give_back().assemble(())
 
 
 class _Plan:
@@ -68,13 +73,19 @@ class _Plan:
 
     __slots__ = ("dtypes", "frame")
 
-    def __init__(self, treedef: Any, dtypes: Sequence[Any], statics: Sequence[Any]):
+    def __init__(
+        self,
+        treedef: Any,
+        dtypes: Sequence[Any],
+        statics: Sequence[Any],
+        lenders: Sequence[Structure],
+    ):
         positions = tuple(i for i, dtype in enumerate(dtypes) if dtype is not None)
         self.dtypes = [dtypes[i] for i in positions]
-        self.frame = Frame(Structure(treedef, positions, tuple(statics)))
+        self.frame = Frame(Structure(treedef, positions, tuple(statics)), (), lenders)
 
     def apply(self, leaves: Sequence[Any]) -> Framed:
-        values = [leaves[i] for i in self.frame.structure.positions or ()]
+        values = [leaves[i] for i in self.frame.positions]
         cast = map(_as_dtype, values, self.dtypes)
         return Framed(list(cast), self.frame)
 
@@ -119,27 +130,31 @@ class _Memory:
         self.plans: dict[Any, _Plan] = {}
         self.lock = threading.Lock()
 
-    def settle(self, index: int, key: Any, result: PyTree, fate: _Fate) -> Framed:
+    def settle(
+        self, index: int, key: Any, result: PyTree, lenders: Sequence[Structure], fate: _Fate
+    ) -> Framed:
         """The result of a branch as all branches return theirs, as far as that is known."""
         leaves, treedef = jtu.tree_flatten(result)
-        mine = _Result(leaves, treedef)
-        own = _plan([mine])
+        mine = _Result(leaves, treedef, lenders)
+        own = _plan([mine], lenders)
         with self.lock:
             results = self.results.setdefault(key, [None] * len(self.labels))
             results[index] = mine
             if all(entry is not None for entry in results):
-                plan, joint = self.plans.get(key), self._join(results)
+                plan, joint = self.plans.get(key), self._join(results, lenders)
                 is_new = plan is None and not _settled(joint, results)
                 fate.is_undone = fate.is_undone or is_new
                 self.plans[key] = joint
                 if is_new:
                     # JAX refuses what no other branch returns. (To raise here would abort the
                     # trace of this branch, and JAX never lets go of an aborted trace's tracers.)
-                    return Framed(own.apply(leaves).arrays, Frame(own.frame.structure, _UNDONE))
+                    return Framed(
+                        own.apply(leaves).arrays, Frame(own.frame.structure, _UNDONE, lenders)
+                    )
             plan = self.plans.get(key, own)
         return plan.apply(leaves)
 
-    def _join(self, results: Sequence[Any]) -> _Plan:
+    def _join(self, results: Sequence[Any], lenders: Sequence[Structure]) -> _Plan:
         for i, other in enumerate(results[1:], 1):
             first, second = results[0].tree(), other.tree()
             labels = self.labels[0], self.labels[i]
@@ -147,7 +162,7 @@ class _Memory:
             found = differences(first, second, _fit)
             if found:
                 raise StructureError(_explain_mismatch(self.where, labels, found))
-        return _plan(results)
+        return _plan(results, lenders)
 
 
 def _refuse_other_names(where: str, names: tuple[str, str], first: Any, second: Any) -> None:
@@ -192,7 +207,8 @@ class _Branches:
         operands: Structure,
     ):
         self.memory = memory
-        self.parts = restore, functions, operands
+        # Functions of structures: what they have lent is not theirs.
+        self.parts = restore, lend(functions), lend(operands)
         self.current = self.make()
 
     def make(self) -> tuple[list[Callable[..., Framed]], _Fate]:
@@ -227,14 +243,15 @@ def _branch(
     memory: _Memory,
     fate: _Fate,
     restore: Callable[..., Sequence[Any]],
-    functions: Structure,
-    operands: Structure,
+    functions_of: Callable[[], Structure],
+    operands_of: Callable[[], Structure],
 ) -> Callable[..., Framed]:
     def branch(own: Any, values: Any) -> Framed:
-        fn = restore(functions.assemble(own))[index]
-        result, harvest = reap(fn, operands.assemble(values), {})
+        lenders = functions_of(), operands_of()
+        fn = restore(lenders[0].assemble(own))[index]
+        result, harvest = reap(fn, lenders[1].assemble(values), {})
         result = with_harvest(result, harvest and harvest.sorted())
-        return memory.settle(index, _conditions(own, values), result, fate)
+        return memory.settle(index, _conditions(own, values), result, lenders, fate)
 
     return branch
 
@@ -246,14 +263,14 @@ def _conditions(*values: Any) -> Any:
     return types, settings, is_collecting()
 
 
-def _plan(results: Sequence[Any]) -> _Plan:
+def _plan(results: Sequence[Any], lenders: Sequence[Structure] = ()) -> _Plan:
     """What results that fit each other have in common."""
     columns = list(zip(*(result.leaves for result in results), strict=True))
     dtypes = [_dtype_of(column) for column in columns]
     statics = [
         column[0] if dtype is None else None for column, dtype in zip(columns, dtypes, strict=True)
     ]
-    return _Plan(results[0].treedef, dtypes, statics)
+    return _Plan(results[0].treedef, dtypes, statics, lenders)
 
 
 def _dtype_of(column: Sequence[Any]) -> Any:
@@ -323,7 +340,7 @@ def _run(
         return _Branches(memory, callee.restorer(), nodes.structure, split.structure)
 
     key = (where, nodes.key, split.key)
-    branches = keep(callee, key, (*nodes.values, *split.values), make)
+    branches = keep(callee, key, [nodes, split], (*nodes.values, *split.values), make)
 
     def run(functions: Sequence[Any]) -> Framed:
         return choose(functions, nodes.values, split.values)

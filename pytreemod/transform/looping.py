@@ -41,6 +41,7 @@ from pytreemod.transform.stepping import (
     Framed,
     Parts,
     keep,
+    lend,
     refuse_other_than_int,
     refuse_uncallable,
     spec_key,
@@ -141,10 +142,10 @@ class _Elements:
 
     def restorer(self) -> Callable[[Sequence[Any], Sequence[Any]], PyTree]:
         """What puts one element together: from its arrays, and those that are in all of them."""
-        treedef, axes, structure = self.treedef, self.axes, self.rest.structure
+        treedef, axes, rest_of = self.treedef, self.axes, lend(self.rest.structure)
 
         def restore(sliced: Sequence[Any], whole: Sequence[Any]) -> PyTree:
-            own, rest = iter(sliced), iter(structure.assemble(whole))
+            own, rest = iter(sliced), iter(rest_of().assemble(whole))
             return treedef.unflatten([next(rest if axis is None else own) for axis in axes])
 
         return restore
@@ -264,7 +265,9 @@ def _pair(where: str, result: Any) -> tuple[Any, Any]:
     )
 
 
-def _framed(where: str, spec: AxesSpec, result: PyTree) -> Framed:
+def _framed(
+    where: str, spec: AxesSpec, result: PyTree, lenders: Sequence[Structure] = ()
+) -> Framed:
     """A step's result, with the axes on which the results of all steps are to be stacked."""
     axes = axes_of(spec, result, f"{where}(out_axes)", "result")
     arrays, structure = divide(result)
@@ -274,7 +277,7 @@ def _framed(where: str, spec: AxesSpec, result: PyTree) -> Framed:
         for (path, leaf), axis in zip(paths, axes, strict=True)
         if is_array(leaf)
     ]
-    return Framed(arrays, Frame(structure, tuple(wanted)))
+    return Framed(arrays, Frame(structure, tuple(wanted), lenders))
 
 
 def _axis_in_stack(where: str, place: str, leaf: Any, axis: int | None) -> int:
@@ -316,24 +319,27 @@ def _scan(
 ) -> tuple[PyTree, PyTree]:
     nodes = Parts(callee.nodes)
     restore_functions, restore_element = callee.restorer(), elements.restorer()
-    functions, structure = nodes.structure, carry.structure
+    lent = [lend(part.structure) for part in (nodes, carry, elements.rest)]
 
     def step(state: Any, sliced: Any) -> Any:
         own, whole, values = state
+        lenders = [give_back() for give_back in lent]
+        functions, structure, _ = lenders
         (f,) = restore_functions(functions.assemble(own))
         arguments = (f, structure.assemble(values), restore_element(sliced, whole))
         (after, y), harvest = reap(call, arguments, {})
         values = _returned(where, "carry", structure, values, after)
-        return (own, whole, values), _framed(name, out_axes, with_harvest(y, harvest))
+        return (own, whole, values), _framed(name, out_axes, with_harvest(y, harvest), lenders)
 
     key = (name, nodes.key, carry.key, elements.key, spec_key(out_axes), where)
     # What does not change is carried, too: JAX takes it out of the loop again.
     state = (nodes.values, elements.rest.values, carry.values)
-    kept = keep(callee, key, (*nodes.values, *carry.values, *elements.sliced), lambda: step)
+    inputs = (*nodes.values, *carry.values, *elements.sliced)
+    kept = keep(callee, key, [nodes, carry, elements.rest], inputs, lambda: step)
     (_, _, values), framed = _lax.scan(
         kept, state, elements.sliced, length=elements.length, **options
     )
-    return structure.assemble(values), release(framed.build())
+    return carry.structure.assemble(values), release(framed.build())
 
 
 @surfacing
@@ -579,27 +585,29 @@ def filter_while_loop(
     refuse_uncallable("filter_while_loop(cond_fun)", cond_fun)
     refuse_uncallable("filter_while_loop(body_fun)", body_fun)
     callee, carry = Callee([cond_fun, body_fun]), Parts(init_val, is_value)
-    nodes, structure = Parts(callee.nodes), carry.structure
-    restore, functions = callee.restorer(), nodes.structure
+    nodes, restore = Parts(callee.nodes), callee.restorer()
+    functions_of, structure_of = lend(nodes.structure), lend(carry.structure)
     names = function_name(cond_fun), function_name(body_fun)
 
     def goes_on(state: Any) -> Any:
         own, values = state
-        cond_fun, _ = restore(functions.assemble(own))
-        return _as_condition(names[0], cond_fun(structure.assemble(values)))
+        cond_fun, _ = restore(functions_of().assemble(own))
+        return _as_condition(names[0], cond_fun(structure_of().assemble(values)))
 
     def step(state: Any) -> Any:
         own, values = state
-        _, body_fun = restore(functions.assemble(own))
+        structure = structure_of()
+        _, body_fun = restore(functions_of().assemble(own))
         after = body_fun(structure.assemble(values))
         where = f"filter_while_loop of {names[1]}"
         return own, _returned(where, "val", structure, values, after)
 
     key = ("filter_while_loop", nodes.key, carry.key, names)
     state = (nodes.values, carry.values)
-    kept = keep(callee, key, (*nodes.values, *carry.values), lambda: (goes_on, step))
+    inputs = (*nodes.values, *carry.values)
+    kept = keep(callee, key, [nodes, carry], inputs, lambda: (goes_on, step))
     _, values = _lax.while_loop(*kept, state)
-    return structure.assemble(values)
+    return carry.structure.assemble(values)
 
 
 def _as_condition(name: str, value: Any) -> Any:
@@ -656,21 +664,22 @@ def filter_fori_loop(
     if unroll is not None:
         _refuse_unroll("filter_fori_loop", unroll)
     callee, carry = Callee([body_fun]), Parts(init_val, is_value)
-    nodes, structure = Parts(callee.nodes), carry.structure
-    restore, functions = callee.restorer(), nodes.structure
+    nodes, restore = Parts(callee.nodes), callee.restorer()
+    functions_of, structure_of = lend(nodes.structure), lend(carry.structure)
     where = f"filter_fori_loop of {function_name(body_fun)}"
 
     def step(i: Any, state: Any) -> Any:
         own, values = state
-        (body_fun,) = restore(functions.assemble(own))
+        structure = structure_of()
+        (body_fun,) = restore(functions_of().assemble(own))
         after = body_fun(i, structure.assemble(values))
         return own, _returned(where, "val", structure, values, after)
 
     key = ("filter_fori_loop", nodes.key, carry.key, where)
     state = (nodes.values, carry.values)
-    kept = keep(callee, key, (*nodes.values, *carry.values), lambda: step)
+    kept = keep(callee, key, [nodes, carry], (*nodes.values, *carry.values), lambda: step)
     _, values = _lax.fori_loop(lower, upper, kept, state, unroll=unroll)
-    return structure.assemble(values)
+    return carry.structure.assemble(values)
 
 
 def _refuse_bound(name: str, bound: Any) -> None:

@@ -2,7 +2,8 @@
 
 JAX finds what it has traced and compiled by the identity of the function that it is given: one
 made anew for every call would be compiled anew for every call. So what is made for a function and
-for trees of one structure is kept, as long as the function lives.
+for trees of one structure is kept, as long as the function lives, and those objects among the
+leaves that are told apart by identity (functions, mostly): nothing that is kept keeps them alive.
 """
 
 from __future__ import annotations
@@ -25,6 +26,40 @@ MAX_KEPT = 512
 """How many are kept at most; the oldest goes."""
 
 
+def _is_lent(value: Any) -> bool:
+    """Whether a static value is equal to itself alone, and can be held weakly."""
+    kind = class_of(value)
+    own = kind.__eq__ is not object.__eq__ or kind.__hash__ is not object.__hash__
+    return not own and kind.__weakrefoffset__ != 0
+
+
+class _Loan(weakref.ref[Any]):
+    """Stands for a value that is lent: equal to another of the same value."""
+
+
+def lend(structure: Structure, lenders: Sequence[Structure] | None = None) -> _Lent:
+    """What gives a structure, and keeps nothing alive that is lent.
+
+    Args:
+        structure: the structure.
+        lenders: by whom; what they do not have is not lent. None for the structure itself.
+    """
+    whose = [structure] if lenders is None else lenders
+    lent = {id(x) for lender in whose for x in lender.statics if _is_lent(x)}
+    if not any(id(x) in lent for x in structure.statics):
+        return lambda: structure
+    treedef, positions = structure.treedef, structure.positions
+    statics = [_Loan(x) if id(x) in lent else x for x in structure.statics]
+
+    def give_back() -> Structure:
+        return Structure(treedef, positions, tuple(x() if type(x) is _Loan else x for x in statics))
+
+    return give_back
+
+
+_Lent = Callable[[], Structure]
+
+
 class Parts:
     """A tree taken apart: the values that JAX computes with, and the rest.
 
@@ -32,9 +67,10 @@ class Parts:
         values: arrays, and whatever else was counted as a value.
         structure: gives the tree back, from values like these.
         key: equal for trees that differ in nothing but values; None if that cannot be told.
+        lent: what is in the key, and is not kept alive by it.
     """
 
-    __slots__ = ("key", "structure", "values")
+    __slots__ = ("key", "lent", "structure", "values")
 
     def __init__(self, tree: PyTree, counts: Callable[[Any], bool] = is_array):
         leaves, treedef = jtu.tree_flatten(tree)
@@ -43,12 +79,15 @@ class Parts:
         statics = tuple(None if m else x for m, x in zip(marks, leaves, strict=True))
         self.values = [leaves[i] for i in positions]
         self.structure = Structure(treedef, positions, statics)
+        self.lent = [x for x in statics if _is_lent(x)]
         self.key = _key_of(self.structure)
 
 
 def _key_of(structure: Structure) -> tuple[Any, ...] | None:
     try:
-        tokens = tuple((class_of(x), static_token(x)) for x in structure.statics)
+        tokens = tuple(
+            _Loan(x) if _is_lent(x) else (class_of(x), static_token(x)) for x in structure.statics
+        )
     except TypeError:
         return None
     return structure.treedef, structure.positions, tokens
@@ -89,19 +128,25 @@ class Callee:
         return restore
 
 
-_kept: dict[Any, Any] = {}
+# With what drops each of them in time.
+_kept: dict[Any, tuple[Any, list[Any]]] = {}
 
 
 def keep(
-    callee: Callee, key: tuple[Any, ...], values: Sequence[Any], make: Callable[[], Any]
+    callee: Callee,
+    key: tuple[Any, ...],
+    parts: Sequence[Parts],
+    values: Sequence[Any],
+    make: Callable[[], Any],
 ) -> Any:
     """What `make` gives, or what it gave before for the same functions and an equal key.
 
     Args:
         callee: the functions that it is made for.
         key: all else that it depends on; with None in it, nothing is kept.
+        parts: the trees whose keys are in it.
         values: the values of this call.
-        make: makes it; the result must not hold the functions.
+        make: makes it; the result must not hold the functions, nor what the trees have lent.
     """
     if not callee.lasting or any(part is None for part in key):
         return make()
@@ -115,11 +160,12 @@ def keep(
         return make()
     if found is None:
         found = make()
-        _put(callee, key, found)
-    return found
+        _put(callee, key, [x for part in parts for x in part.lent], found)
+        return found
+    return found[0]
 
 
-def _put(callee: Callee, key: tuple[Any, ...], made: Any) -> None:
+def _put(callee: Callee, key: tuple[Any, ...], lent: Sequence[Any], made: Any) -> None:
     def drop(reference: Any, kept: dict[Any, Any] = _kept) -> None:
         kept.pop(entry, None)
 
@@ -128,7 +174,7 @@ def _put(callee: Callee, key: tuple[Any, ...], made: Any) -> None:
     while len(_kept) >= MAX_KEPT:
         # A list, for another thread may put something in between.
         _kept.pop(next(iter(list(_kept)), None), None)
-    _kept[entry] = made
+    _kept[entry] = made, [weakref.ref(value, drop) for value in lent]
 
 
 def forget() -> None:
@@ -152,11 +198,23 @@ class Frame:
     Frames of equal results are equal, so that JAX, which compares what it is returned, can tell.
     """
 
-    __slots__ = ("axes", "structure")
+    __slots__ = ("axes", "give_back", "positions")
 
-    def __init__(self, structure: Structure, axes: tuple[int, ...] = ()):
-        self.structure = structure
+    def __init__(
+        self,
+        structure: Structure,
+        axes: tuple[int, ...] = (),
+        lenders: Sequence[Structure] = (),
+    ):
+        # JAX keeps results with its traces. What they have from the arguments is the caller's.
+        self.give_back = lend(structure, lenders)
+        self.positions = structure.positions or ()
         self.axes = axes
+
+    @property
+    def structure(self) -> Structure:
+        """What gives the result, from its arrays."""
+        return self.give_back()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Frame):
@@ -170,7 +228,7 @@ class Frame:
         )
 
     def __hash__(self) -> int:
-        return hash((self.axes, self.structure.positions))
+        return hash((self.axes, self.positions))
 
 
 class Framed:
