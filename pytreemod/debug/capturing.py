@@ -355,13 +355,20 @@ class _Captured(Transformed):
 
 
 def _seen(frame: Frame) -> dict[str, Any]:
+    pairs = zip(frame.labels, frame.values, strict=True)
+    found = [(label.name, value) for label, value in pairs if label.level in (SOWN, frame.level)]
+    # The first value of a name has that name, whatever the others are called.
+    taken = {name for name, _ in found}
     seen: dict[str, Any] = {}
     counts: dict[str, int] = {}
-    for label, value in zip(frame.labels, frame.values, strict=True):
-        if label.level in (SOWN, frame.level):
-            count = counts[label.name] = counts.get(label.name, 0) + 1
-            name = label.name if count == 1 else f"{label.name}#{count}"
-            seen[name] = value
+    for name, value in found:
+        count = counts.get(name, 0) + 1
+        while count > 1 and f"{name}#{count}" in taken:
+            count += 1
+        shown = name if count == 1 else f"{name}#{count}"
+        counts[name] = count
+        taken.add(shown)
+        seen[shown] = value
     return seen
 
 
@@ -393,10 +400,11 @@ def capture(
 
     Returns:
         A function of the same arguments that returns a pair: what `fn` returns, and a dict, in the
-        order of the calls. Its keys are paths of submodules (`blocks[0].attention`; `<root>` for
-        an argument itself) and the names given to [`sow`][pytreemod.sow]; for a second value it is
-        `name#2`, and so on. A State is left out: of a layer that returns `(out, state)`, the value
-        is `out`. A submodule that was not called is not there.
+        order of the calls. Its keys are paths of submodules (`blocks[0].attention`; `<root>` for an
+        argument itself) and the names given to [`sow`][pytreemod.sow]; for a second value it is
+        `name#2`, and so on, unless that is itself a name that was sown. A State is left out: of a
+        layer that returns `(out, state)`, the value is `out`. A submodule that was not called is
+        not there.
 
     Raises:
         ArgumentError: `fn` is not callable.

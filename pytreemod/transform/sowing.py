@@ -275,7 +275,8 @@ def sow(name: str, value: _T) -> _T:
     **Law.** `sow(name, value)` is `value`.
 
     Args:
-        name: what to show it as. The second value of that name is shown as `name#2`, and so on.
+        name: what to show it as. The second value of that name is shown as `name#2`, and so on; a
+            number is left out where `name#2` is itself a name.
         value: any tree.
 
     Returns:

@@ -3,15 +3,18 @@
 import re
 import threading
 
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
 from jax.sharding import NamedSharding, PartitionSpec
 
 import pytreemod as pm
 from pytreemod.errors import ArgumentError, CaptureError, CheckError
 from pytreemod.transform.sowing import is_collecting
+from tests.helpers.comparing import assert_close
 from tests.helpers.trees import ramp
 
 X = ramp(3)  # [1, 2, 3]
@@ -223,6 +226,41 @@ def test_names_are_counted_in_the_order_of_calls():
         return f(f(pm.sow("first", f(x))))
 
     assert list(captured(thrice, X)) == ["twice", "first", "twice#2", "twice#3"]
+
+
+@pytest.mark.parametrize(
+    ("sown", "shown"),
+    [
+        (["q#2", "q", "q"], ["q#2", "q", "q#3"]),
+        (["q", "q", "q#2"], ["q", "q#3", "q#2"]),
+        (["q#2", "q#2", "q", "q"], ["q#2", "q#2#2", "q", "q#3"]),
+        (["q", "q", "q#3", "q", "q"], ["q", "q#2", "q#3", "q#4", "q#5"]),
+        (["q#2", "q#2", "q#2#2"], ["q#2", "q#2#3", "q#2#2"]),
+    ],
+)
+def test_no_value_takes_the_place_of_another(sown, shown):
+    """A number that is given may be a name that is sown: each value is there, in its place."""
+
+    def run(x):
+        for i, name in enumerate(sown):
+            pm.sow(name, x + i)
+        return x
+
+    for call in (run, pm.filter_jit(run)):
+        found = captured(call, X)
+        assert list(found) == shown
+        for i, value in enumerate(found.values()):
+            assert_close(value, X + i)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.sampled_from(["q", "q#2", "q#3", "q#2#2", "p"]), max_size=8))
+def test_as_many_values_are_shown_as_are_sown(names):
+    """In their order; the first of each name under that name."""
+    _, seen = pm.capture(lambda: [pm.sow(name, i) for i, name in enumerate(names)])()
+
+    assert list(seen.values()) == list(range(len(names)))
+    assert all(seen[name] == names.index(name) for name in names)
 
 
 def test_a_name_is_a_string():
