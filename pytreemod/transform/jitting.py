@@ -293,7 +293,7 @@ class Jitted(Transformed):
             if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
         ]
         # Arrays that this very call gave away are gone, too, if it failed later on.
-        if gone and "deleted" in str(error):
+        if gone and "has been deleted" in str(error):
             raise DonatedError(
                 explain(
                     function_name(self.fn),

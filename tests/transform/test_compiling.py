@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
+from pytreemod.errors import CheckError
 from pytreemod.transform import compiling
 from pytreemod.transform.compiling import Options, store_for
 from pytreemod.transform.donating import as_donation
@@ -259,3 +260,25 @@ def _refuse_three(x):
     if x.size == 3:
         raise ValueError("in trace")
     return x
+
+
+def test_checks_of_all_shapes_are_remembered():
+    """Shapes without a check do not let an entry forget the check of others."""
+    jitted = pm.filter_jit(lambda x: pm.error_if(x, x > 9, "large") if x.ndim else x + 1)
+    jitted(ramp(2))
+    jitted(jnp.float32(1))
+
+    assert entry_of(jitted, ramp(2)).has_check
+    with pytest.raises(CheckError, match="large"):
+        jitted(ramp(2) + 9)
+
+
+def test_each_thread_looks_at_its_own_traces():
+    """That one thread has looked says nothing of what another has traced meanwhile."""
+    jitted = pm.filter_jit(identity)
+    jitted(ramp(2))
+    entry = entry_of(jitted, ramp(2))
+    entry.unseen.add(another := -1)
+    jitted(ramp(2))
+
+    assert entry.unseen == {another}

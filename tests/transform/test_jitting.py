@@ -728,6 +728,20 @@ def test_a_donated_array_used_again_is_refused(donate, places):
         assert isinstance(caught.value, RuntimeError)
 
 
+@pytest.mark.parametrize("text", ["of the user", "a row was deleted"])
+def test_other_errors_beside_a_donated_array_are_left_alone(text):
+    """What the function raises while it is traced is no matter of an argument that is gone."""
+
+    def raising(x):
+        raise ValueError(text)
+
+    x = ramp(3)
+    pm.filter_jit(lambda x: x + 1, donate="x")(x)
+    with pytest.raises(ValueError, match=text) as caught:
+        pm.filter_jit(raising)(x)
+    assert type(caught.value) is ValueError
+
+
 def test_a_donated_array_used_again_by_keyword_is_named():
     """Arguments by keyword are named, too."""
     step = pm.filter_jit(lambda **kwargs: kwargs["a"] + 1, donate="a")
