@@ -272,3 +272,25 @@ def test_an_empty_node_excuses_no_other_path(tree, pattern):
     """With wildcards, or past a leaf, or elsewhere, a path that matches nothing is misspelt."""
     with pytest.raises(SpecError, match=r"expected a pattern that matches at least one leaf"):
         pm.filter(tree, pm.select.path(pattern))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda rule: pm.select.type(int) & rule,
+        lambda rule: rule | pm.select.type(int),
+        lambda rule: pm.by({rule: 1}),
+        lambda rule: pm.filter_jit(lambda x: x, donate=rule),
+    ],
+)
+def test_a_by_is_no_selector(use):
+    """Its values need not be bools: it stands where a prefix tree does, and in no selector."""
+    with pytest.raises(SpecError, match=r"expected a selector, a class, a path, [^\n]* got by\("):
+        use(pm.by({...: True}))
+
+
+def test_a_selector_is_no_placement():
+    """It is named as what it is, and not asked about the array."""
+    rule = pm.by({...: pm.select.type(jax.Array)})
+    with pytest.raises(SpecError, match=r"filter_jit\(in_shardings\)[^\n]* got select\.type\("):
+        pm.filter_jit(lambda x: x, in_shardings=rule)(ramp(2))
