@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, ShapeError
+from pytreemod.errors import ArgumentError, RngError, ShapeError
 from pytreemod.module.classes import Module
 from pytreemod.nn.checking import (
     Title,
     as_integer,
     as_number,
     check_choice,
+    check_dtype,
+    check_key,
+    check_last_axis,
     check_number,
     check_size,
     check_sizes,
@@ -69,10 +72,62 @@ def test_real_numbers_of_any_kind_are_numbers(value):
     assert type(check_number("f(p)", value, 0.0, 1.0)) is float
 
 
+def test_the_range_of_a_number_is_shown():
+    """Both ends, or the lower one where there is no upper one; the ends themselves are in it."""
+    assert [check_number("f(p)", value, 0.0, 1.0) for value in (0, 1)] == [0, 1]
+    assert check_number("f(eps)", 1e9, 0.0) == 1e9
+    with pytest.raises(ArgumentError, match=r"^f\(p\): expected a number from 0 to 1, got 2\.0"):
+        check_number("f(p)", 2.0, 0.0, 1.0)
+    with pytest.raises(ArgumentError, match=r"^f\(eps\): expected a number >= 0, got -1"):
+        check_number("f(eps)", -1, 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["nonsense", int, "uint8", bool, 3.5], ids=label)
+def test_what_is_no_floating_dtype_is_refused(dtype):
+    """A word that names none, integers, what is no dtype at all."""
+    with pytest.raises(ArgumentError, match=r"^f\(dtype\): expected a floating dtype, got "):
+        check_dtype("f(dtype)", dtype)
+    assert check_dtype("f(dtype)", "complex64") == jnp.complex64
+    with pytest.raises(ArgumentError, match=r"^f\(dtype\): expected a floating dtype, got "):
+        check_dtype("f(dtype)", "complex64", real=True)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_old_keys_are_words_of_32_bits(count):
+    """Two or four of them; other arrays of that shape are no keys."""
+    words = jnp.zeros(count, jnp.uint32)
+
+    assert check_key("f(key)", words) is words
+    for other in (words.astype(int), words.astype(float), jnp.zeros((3, count), jnp.uint32)):
+        with pytest.raises(RngError, match=r"^f\(key\): expected one random key, got "):
+            check_key("f(key)", other)
+
+
 @pytest.mark.parametrize("value", [1j, "1", None, True, jnp.ones(1)], ids=label)
 def test_what_is_no_real_number(value):
     """Complex numbers, text, booleans and arrays with axes are none."""
     assert as_number(value) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "cure"),
+    [
+        ((3, 4), "layer(jnp.ravel(x))"),
+        ((7, 3, 4), "layer(x.reshape((*x.shape[:1], 12)))"),
+        ((7, 2, 2, 3), "layer(x.reshape((*x.shape[:1], 12)))"),
+        ((12, 5), "layer(x.T)"),
+        ((5, 12, 5), "layer(jnp.moveaxis(x, 1, -1))"),
+        ((12, 5, 5), "layer(jnp.moveaxis(x, 0, -1))"),
+        ((5, 5), "needs n=5."),
+        ((), "needs 12 numbers at once."),
+    ],
+    ids=label,
+)
+def test_an_axis_that_is_elsewhere_is_found(shape, cure):
+    """Another one that fits, or several that fit together: the last of those that do."""
+    with pytest.raises(ShapeError, match=r"^f: expected x of shape \(\.\.\., 12\), got ") as error:
+        check_last_axis("f", jnp.ones(shape), 12, "n")
+    assert str(error.value).endswith(cure)
 
 
 def test_words_are_accepted_in_either_case():

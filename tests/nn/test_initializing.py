@@ -14,6 +14,24 @@ def test_without_inputs_everything_is_zero(key):
     assert uniform_by_fan_in(0)(key, (3,), jnp.float32).tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("fan_in", [1, 2, 9])
+def test_values_fill_the_range_of_one_over_root_fan_in(fan_in, key):
+    """From one input on: on both sides of zero, and nearly to the bound."""
+    values = uniform_by_fan_in(fan_in)(key, (500,), jnp.float32) * fan_in**0.5
+
+    assert -1 <= float(values.min()) < -0.95
+    assert 0.95 < float(values.max()) <= 1
+
+
+@pytest.mark.parametrize("initializer", [jnp.ones((2, 3)), "zeros", 0], ids=label)
+def test_what_is_no_initializer_is_refused(key, initializer):
+    """The values themselves, or a name."""
+    text = r"^f\(init\): expected a function \(key, shape, dtype\) -> array, got "
+
+    with pytest.raises(ArgumentError, match=text):
+        initialize("f(init)", initializer, key, (2, 3), jnp.float32)
+
+
 def test_complex_parts_are_drawn_independently(key):
     """Real and imaginary part differ, each within the bound."""
     values = uniform_by_fan_in(4)(key, (50,), jnp.complex64)

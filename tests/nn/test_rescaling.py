@@ -238,3 +238,18 @@ def test_a_weight_of_zeros_is_refused(key):
         ArgumentError, match=r"^SpectralNorm\(layer\): expected a weight to normalize, got one that"
     ):
         nn.SpectralNorm(Odd(), "zero", key=key)
+
+
+def test_a_weight_that_is_not_that_of_the_vectors_is_refused(key):
+    """Of another size, or of several layers as one; the text says which vectors there are."""
+    layer, state = nn.make_with_state(make_linear)(key)
+    text = (
+        r"^SpectralNorm\(weight_name='weight'\): expected a weight whose singular vectors have the "
+        r"shapes \(4,\) and \(3,\), got f32\[%s\]\.(.|\n)*"
+        r"pm\.filter_vmap\(lambda m, x, s: m\(x, s\)\)\(layers, xs, states\)$"
+    )
+
+    for shape, shown in [((5, 3), "5,3"), ((4, 1), "4,1"), ((2, 4, 3), "2,4,3"), ((4, 3, 2), ".*")]:
+        other = pm.tree_at(lambda m: m.layer.weight, layer, jnp.ones(shape))
+        with pytest.raises(ShapeError, match=text % shown):
+            other(jnp.ones(3), state)

@@ -78,7 +78,7 @@ def test_named_and_uneven_paddings(padding, size, stride, pads):
 
 
 @pytest.mark.parametrize("bias_shape", [(3,), (3, 1, 1)], ids=label)
-@pytest.mark.parametrize("batch", [(), (2,), (2, 1, 2), (0,)], ids=label)
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3), (2, 1, 2), (0,)], ids=label)
 def test_every_axis_before_the_channels_is_a_batch_axis(batch, bias_shape):
     """Any number of leading axes gives what one call for each image gives."""
     x, weight = jnp.asarray(wave(*batch, 2, 4, 4)), jnp.asarray(wave(3, 2, 2, 2))

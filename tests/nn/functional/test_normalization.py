@@ -5,7 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pytreemod.nn.functional import batch_norm, batch_statistics, layer_norm, update_running
+from pytreemod.nn.functional import (
+    batch_norm,
+    batch_statistics,
+    layer_norm,
+    normalize_batch,
+    update_running,
+)
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -93,3 +99,19 @@ def test_no_gradient_flows_into_running_averages():
     grad = jax.grad(lambda new: update_running(jnp.zeros(2), new, 0.9).sum())(jnp.ones(2))
 
     assert grad.tolist() == [0, 0]
+
+
+def test_channels_are_the_second_axis_where_nothing_else_is_said():
+    """As in PyTorch; and 1e-5 is added to the variance."""
+    x, mean, var = (jnp.asarray(wave(2, 3, 4)), jnp.arange(3.0), jnp.full(3, 1e-5))
+
+    out, *statistics, count = normalize_batch(x)
+
+    assert_close(out, normalize_batch(x, channel_axis=1, eps=1e-5)[0])
+    assert [value.shape for value in statistics] == [(3,), (3,)]
+    assert count == 8
+    assert_close(
+        batch_norm(x, mean, var),
+        (np.asarray(x) - np.arange(3.0)[:, None]) / np.sqrt(2e-5),
+        rtol=1e-4,
+    )

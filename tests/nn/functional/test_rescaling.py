@@ -11,7 +11,7 @@ from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
 
-@pytest.mark.parametrize("shape", [(3, 4), (5, 2), (3, 2, 2, 1)], ids=label)
+@pytest.mark.parametrize("shape", [(3, 4), (5, 2), (3, 2, 2), (3, 2, 2, 1)], ids=label)
 def test_many_iterations_give_the_first_singular_vectors(shape):
     """Up to the sign that both have in common, those of NumPy's singular value decomposition."""
     weight = wave(*shape)
@@ -33,6 +33,17 @@ def test_no_iteration_changes_nothing():
     given = jnp.array([3.0, 4.0]), jnp.array([2.0])
 
     assert_close(jnp.concat(power_iteration(jnp.ones((2, 1)), *given, num_iterations=0)), [3, 4, 2])
+
+
+def test_one_iteration_is_the_default():
+    """u = Wv / |Wv|, then v = u'W / |u'W|, restated in NumPy."""
+    weight, v = wave(2, 3), np.array([0.6, 0.0, 0.8], np.float32)
+    u = weight @ v / np.linalg.norm(weight @ v)
+
+    found = power_iteration(jnp.asarray(weight), jnp.ones(2), jnp.asarray(v))
+
+    assert_close(found[0], u)
+    assert_close(found[1], u @ weight / np.linalg.norm(u @ weight))
 
 
 def test_a_norm_below_eps_is_not_divided_by():
