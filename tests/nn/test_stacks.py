@@ -136,6 +136,13 @@ def test_keys_come_from_init_keys(key):
         assert_close(layer.weight, nn.Linear(2, 2, key=own).weight)
 
 
+@pytest.mark.parametrize("make_layer", [nn.Identity, lambda: nn.Identity()], ids=["any", "none"])
+def test_what_is_no_key_is_refused_also_where_none_is_needed(make_layer):
+    """A depth in its place would otherwise go unseen."""
+    with pytest.raises(RngError, match=r"^Stack\(key\): expected a random key, got 3"):
+        nn.Stack(make_layer, 2, key=3)
+
+
 def test_no_layers_are_the_identity():
     """Depth 0: what goes in comes out."""
     stack = blocks(0)
