@@ -19,19 +19,22 @@ class Lineage:
 
     def __init__(self) -> None:
         # By the lineage of each substate. Weakly: neither what it took nor what this one held then
-        # is kept alive for longer than both are in use.
-        self.lent: WeakKeyDictionary[Lineage, dict[Any, Any]] = WeakKeyDictionary()
+        # is kept alive for longer than both are in use. Most substates have none of their own.
+        self.lent: WeakKeyDictionary[Lineage, dict[Any, Any]] | None = None
 
     def lend(self, values: dict[Any, Any]) -> Lineage:
         """The lineage of a substate that takes these values."""
         branch = Lineage()
+        if self.lent is None:
+            with beginning:
+                self.lent = WeakKeyDictionary() if self.lent is None else self.lent
         self.lent[branch] = values
         return branch
 
     def lent_to(self, branch: Lineage | None) -> dict[Any, Any] | None:
         """What a substate took from here; None if it took nothing, or it cannot be known."""
-        return None if branch is None else self.lent.get(branch)
+        return None if branch is None or self.lent is None else self.lent.get(branch)
 
 
 beginning = Lock()
-"""Held where a State is given its lineage, so that two threads do not give it two."""
+"""Held where a lineage begins, or lends for the first time: two threads must not do it twice."""

@@ -18,8 +18,10 @@ def register(*names):
 def test_registers_of_equal_entries_are_equal():
     """In order, and whether their hashes were asked for or not."""
     first, second = register("a", "b.c"), register("a", "b.c")
+    same = first
 
     assert first == second
+    assert first == same
     assert hash(first) == hash(second)
     assert first != register("b.c", "a")
     assert first != ("a", "b.c")

@@ -8,6 +8,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import StateError
+from pytreemod.state.tokens import AbstractToken
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import Holder, affine, ramp
 
@@ -81,6 +82,12 @@ def test_named_tokens_are_configuration_alone():
     assert jax.tree.leaves(model) == []
     assert model.content[0].marker == "content[0]"
     assert model.content[0].init is None
+
+
+def test_tokens_are_of_a_kind():
+    """There is no token that is neither a value's nor a stream's."""
+    with pytest.raises(TypeError, match="AbstractToken"):
+        AbstractToken("name")
 
 
 def test_generic():
