@@ -54,8 +54,8 @@ class Dropout(StatefulLayer):
         inference: whether to do nothing, see `inference_mode`.
         broadcast_dims: axes along which all entries share one fate: with `broadcast_dims=(0,)` a
             batch is dropped alike in all its examples.
-        stream: `RngStream()`, to be stateful. Layers that are given the same one take their keys
-            from it in turn.
+        stream: `RngStream()`, to be stateful. Layers that are given the same one have one each, as
+            their places in the model differ.
 
     State and randomness: uses one key when training, unless p is 0: `key` if there is one, or
         else the next one of its stream. In inference, State comes back as it was.

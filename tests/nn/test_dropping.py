@@ -105,8 +105,8 @@ def test_with_a_stream_each_call_has_a_key_of_its_own():
     assert (first != second).any()
 
 
-def test_one_stream_in_two_layers_is_used_in_turn():
-    """Sharing the RngStream shares the State's entry; the layers still drop different entries."""
+def test_one_stream_in_two_layers_is_one_for_each():
+    """Every place has an entry of its own, and the layers drop different entries."""
 
     def make():
         stream = pm.RngStream()
@@ -119,7 +119,7 @@ def test_one_stream_in_two_layers_is_used_in_turn():
     first, state = one(x, state)
     second, state = two(x, state)
 
-    assert len(jax.tree.leaves(state)) == 2  # a key and a count
+    assert len(jax.tree.leaves(state)) == 4  # two keys and two counts
     assert (first != second).any()
 
 

@@ -257,7 +257,7 @@ def test_streams_of_nested_stacks_are_all_different():
     assert len(set(drawn)) == 2 * 2 * DEPTH
 
 
-def test_a_stream_shared_with_other_layers_is_one():
+def test_a_stream_that_other_layers_hold_too_is_one_for_each():
     """The same object inside and outside: neither draws what the other has drawn."""
     stream = pm.RngStream()
 
