@@ -238,11 +238,11 @@ class _Check:
 
     def fail(self, failed: Any, index: Any, seen: list[Any]) -> Any:
         """What runs on the device on a failure: call back."""
+        manner = _manner().bind()
         if self.structure is not None:
-            failed = self.call_back(self.announce, failed, failed, index)
+            failed = self.call_back(self.announce, failed, failed, index, manner)
             failed = self.stop(failed, self.structure.assemble(seen))
-        several = _several_devices().bind()
-        return self.call_back(self.report, jnp.asarray(True), failed, index, several)
+        return self.call_back(self.report, jnp.asarray(True), failed, index, manner)
 
     def succeed(self, failed: Any, index: Any, seen: list[Any]) -> Any:
         """What runs on the device when nothing failed."""
@@ -258,21 +258,23 @@ class _Check:
         result = jax.ShapeDtypeStruct(like.shape, like.dtype)
         return jax.pure_callback(function, result, *args, vmap_method="sequential")
 
-    def report(self, failed: Any, index: Any, is_shared: Any) -> Any:
+    def report(self, failed: Any, index: Any, manner: Any) -> Any:
         """On the host: note the failure, or raise."""
         make_error = ft.partial(self.error, failed, index, is_batch=True)
-        if not _note(self.name, make_error):
+        # Another's program must not be heard by those who wait for their own.
+        if not (manner & _LISTENED and _note(self.name, make_error)):
             error = make_error()
-            if not is_shared:
+            if not manner & _SEVERAL:
                 _raise_into_jax(error)
             error.add_note("printed, for jax.jit on several devices cannot raise; filter_jit does")
             _print(error)
         return np.asarray(False)
 
-    def announce(self, failed: Any, index: Any) -> Any:
+    def announce(self, failed: Any, index: Any, manner: Any) -> Any:
         """On the host, before the debugger opens: note the failure, and say it."""
         make_error = ft.partial(self.error, failed, index, is_batch=True)
-        _note(self.name, make_error)
+        if manner & _LISTENED:
+            _note(self.name, make_error)
         _print(make_error())
         return np.asarray(failed)
 
@@ -325,26 +327,51 @@ def _site() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_qualname}"
 
 
-@ft.cache
-def _several_devices() -> Any:
-    """A primitive that says whether the program runs on several devices.
+_SEVERAL, _LISTENED = 1, 2
 
-    That is known when the program is lowered, and to no one but JAX.
+
+class _Making(threading.local):
+    """How many programs that will be listened to are being made in this thread."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+_making = _Making()
+
+
+def begin_making() -> None:
+    """Programs that are lowered in this thread, from here on, are run by `call_listening`."""
+    _making.count += 1
+
+
+def end_making() -> None:
+    """Undo one `begin_making`."""
+    _making.count -= 1
+
+
+@ft.cache
+def _manner() -> Any:
+    """A primitive that says how the program runs: on several devices, listened to.
+
+    Both are known when the program is lowered. The one to no one but JAX; the other is a matter of
+    who makes the program, whatever parts of it JAX had traced before, for others.
     """
     # Here, for JAX loads Pallas with it: a third of the time that importing pytreemod would take.
     from jax.extend.core import Primitive
 
-    primitive: Any = Primitive("several_devices")
-    primitive.def_impl(lambda: np.bool_(False))
-    primitive.def_abstract_eval(lambda: jax.typeof(np.bool_(False)))
-    mlir.register_lowering(primitive, _lower_several_devices)
+    primitive: Any = Primitive("manner")
+    primitive.def_impl(lambda: np.int32(0))
+    primitive.def_abstract_eval(lambda: jax.typeof(np.int32(0)))
+    mlir.register_lowering(primitive, _lower_manner)
     return primitive
 
 
-def _lower_several_devices(context: Any) -> Any:
+def _lower_manner(context: Any) -> Any:
     axes = getattr(context.module_context, "axis_context", None)
     mesh_size = getattr(getattr(axes, "mesh", None), "size", 1)
-    answer = np.bool_(getattr(axes, "num_devices", mesh_size) != 1)
+    is_several = getattr(axes, "num_devices", mesh_size) != 1
+    answer = np.int32(_SEVERAL * is_several + _LISTENED * (_making.count > 0))
     return cast("Any", mlir).lower_fun(lambda: answer, multiple_results=False)(context)
 
 

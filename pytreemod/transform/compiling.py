@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 import jax
 
 from pytreemod.transform.boundary import pack, structure_of_call
-from pytreemod.transform.checking import checks_in
+from pytreemod.transform.checking import begin_making, checks_in, end_making
 from pytreemod.transform.constants import release
 from pytreemod.transform.donating import (
     Donation,
@@ -23,6 +24,7 @@ from pytreemod.transform.donating import (
     count_arrays,
     end_quiet,
     separation,
+    without_warning,
 )
 from pytreemod.transform.laying_out import (
     ArgumentLayout,
@@ -72,13 +74,13 @@ class Entry:
     """One compiled function: one key, any shapes."""
 
     __slots__ = (
+        "begun",
         "checks",
         "is_once",
         "is_special",
         "jitted",
         "key",
         "quiet",
-        "quieted",
         "separate",
         "unseen",
     )
@@ -96,19 +98,35 @@ class Entry:
         self.unseen = {_NO_THREAD}
         # Whether a call must do more than call: new, quiet, or one with a check inside.
         self.is_special = True
-        self.quieted: set[int] = set()
+        # The threads that have begun to make a program.
+        self.begun: set[int] = set()
 
-    def begin_quiet(self) -> None:
-        """Silence in this thread, if it is wanted, what JAX warns of while it compiles."""
-        if self.quiet and threading.get_ident() not in self.quieted:
-            self.quieted.add(threading.get_ident())
-            begin_quiet()
+    def begin(self) -> None:
+        """What this thread lowers is this entry's, and quiet if that is wanted; until `end`."""
+        if threading.get_ident() not in self.begun:
+            self.begun.add(threading.get_ident())
+            begin_making()
+            if self.quiet:
+                begin_quiet()
 
-    def end_quiet(self) -> None:
-        """Undo `begin_quiet`, if this thread has called it."""
-        if threading.get_ident() in self.quieted:
-            self.quieted.remove(threading.get_ident())
-            end_quiet()
+    def end(self) -> None:
+        """Undo `begin`, if this thread has called it."""
+        if threading.get_ident() in self.begun:
+            self.begun.remove(threading.get_ident())
+            end_making()
+            if self.quiet:
+                end_quiet()
+
+    @contextmanager
+    def making(self) -> Generator[None]:
+        """`begin` and `end`, however they are nested."""
+        begin_making()
+        try:
+            with without_warning(self.quiet):
+                yield
+        finally:
+            end_making()
+            self.end()
 
     def arguments(self, arrays: list[Any]) -> tuple[list[Any], ...]:
         """What the jitted function takes: all arrays, or the donated ones and the others."""
@@ -271,7 +289,7 @@ class Store:
             # raised here, after which JAX would never take its own short road for these shapes.
             entry.is_special = True
             # Whatever the road, for another thread may have changed it meanwhile; all end it.
-            entry.begin_quiet()
+            entry.begin()
             entry.unseen.add(threading.get_ident())
             # With jit disabled, calls are no traces; and a capture is nobody's retrace.
             if not (cast("Any", jax.config).jax_disable_jit or is_collecting()):

@@ -19,7 +19,7 @@ from pytreemod.transform.compiling import (
     store_for,
 )
 from pytreemod.transform.constants import as_static, hold
-from pytreemod.transform.donating import as_donation, without_warning
+from pytreemod.transform.donating import as_donation
 from pytreemod.transform.laying_out import ArgumentLayout, ResultLayout
 from pytreemod.transform.stepping import forget
 from pytreemod.transform.wrapping import (
@@ -148,12 +148,12 @@ class Jitted(Transformed):
             self._explain(arrays, args, kwargs, error)
             raise
         finally:
-            entry.end_quiet()
+            entry.end()
 
     def _fail(
         self, entry: Entry, arrays: list[Any], args: Any, kwargs: Any, error: BaseException
     ) -> None:
-        entry.end_quiet()
+        entry.end()
         if isinstance(error, (RuntimeError, ValueError)):
             self._explain(arrays, args, kwargs, error)
 
@@ -161,7 +161,7 @@ class Jitted(Transformed):
         """A first call, a quiet one, or one with a check inside: it waits for its results."""
         arguments = entry.arguments(arrays)
         try:
-            with without_warning(entry.quiet):
+            with entry.making():
                 if _runs_later(arrays) or cast("Any", jax.config).jax_disable_jit:
                     return unpack(entry.jitted(*arguments))
                 if entry.unseen:
@@ -172,8 +172,6 @@ class Jitted(Transformed):
         except (RuntimeError, ValueError) as error:
             self._explain(arrays, args, kwargs, error)
             raise
-        finally:
-            entry.end_quiet()
         return unpack(packed)
 
     def placed(
@@ -260,16 +258,14 @@ class Jitted(Transformed):
         entry.is_special = True
         arguments = entry.arguments(arrays)
         try:
-            with without_warning(entry.quiet):
+            with entry.making():
                 staged = getattr(entry.jitted, what)(*arguments)
-            if what == "lower":
-                entry.look(arguments)
+                if what == "lower":
+                    entry.look(arguments)
             return staged, entry
         except (RuntimeError, ValueError) as error:
             self._explain(arrays, args, kwargs, error)
             raise
-        finally:
-            entry.end_quiet()
 
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
         positional = ((argument_name(self.names, i), x) for i, x in enumerate(args))

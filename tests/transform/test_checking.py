@@ -606,21 +606,23 @@ def test_a_failure_is_raised_in_its_own_thread(fine, failing):
 class Meeting:
     """A function for a program to call back, which lets calls of it meet."""
 
-    def __init__(self):
-        self.barrier = threading.Barrier(1)
+    def __init__(self, count=1, patience=20):
+        self.barrier = threading.Barrier(count)
+        self.patience = patience
         self.calls = 0
 
     def __call__(self, x):
         self.calls += 1
         with contextlib.suppress(threading.BrokenBarrierError):
-            self.barrier.wait(1)
+            self.barrier.wait(self.patience)
         return x
 
 
 @pytest.mark.parametrize("donate", ["none", "x"])
 def test_calls_that_share_a_failure_are_made_again(donate):
     """With a failure between them, calls are repeated, each alone; never one that donates."""
-    meeting = Meeting()
+    # Those that are alone wait in vain.
+    meeting = Meeting(patience=1)
 
     def meet(x):
         return jax.pure_callback(meeting, x, x)
@@ -643,6 +645,29 @@ def test_calls_that_share_a_failure_are_made_again(donate):
     assert isinstance(failed, CheckError)
     assert first == 2
     assert meeting.calls - first == (8 if donate == "none" else 4)
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [jax.jit(small), pm.filter_vmap(jax.jit(small))],
+    ids=["jax.jit", "filter_vmap"],
+)
+def test_a_listening_call_does_not_hear_of_other_programs(elsewhere):
+    """The same check, in a program that nobody listens to, raises there and nowhere else."""
+    meeting = Meeting(2)
+
+    def meet(x):
+        return jax.pure_callback(meeting, x, x)
+
+    call = pm.filter_jit(lambda x: meet(small(meet(x))))
+    with ThreadPoolExecutor(1) as pool:
+        passed = pool.submit(call, GOOD)
+        meeting(None)
+        # Now the other thread listens, until it is met again.
+        with pytest.raises((RuntimeError, ValueError), match=TEXT):
+            jax.block_until_ready(elsewhere(BAD))
+        meeting(None)
+        assert_close(passed.result(), GOOD)
 
 
 def test_calls_inside_of_calls_of_one_thread():
