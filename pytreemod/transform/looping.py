@@ -318,24 +318,30 @@ def _scan(
     **options: Any,
 ) -> tuple[PyTree, PyTree]:
     nodes = Parts(callee.nodes)
-    restore_functions, restore_element = callee.restorer(), elements.restorer()
-    lent = [lend(part.structure) for part in (nodes, carry, elements.rest)]
+    parts = [nodes, carry, elements.rest]
 
-    def step(state: Any, sliced: Any) -> Any:
-        own, whole, values = state
-        lenders = [give_back() for give_back in lent]
-        functions, structure, _ = lenders
-        (f,) = restore_functions(functions.assemble(own))
-        arguments = (f, structure.assemble(values), restore_element(sliced, whole))
-        (after, y), harvest = reap(call, arguments, {})
-        values = _returned(where, "carry", structure, values, after)
-        return (own, whole, values), _framed(name, out_axes, with_harvest(y, harvest), lenders)
+    def make() -> Callable[[Any, Any], Any]:
+        restore_functions, restore_element = callee.restorer(), elements.restorer()
+        lent = [lend(part.structure) for part in parts]
+
+        def step(state: Any, sliced: Any) -> Any:
+            own, whole, values = state
+            lenders = [give_back() for give_back in lent]
+            functions, structure, _ = lenders
+            (f,) = restore_functions(functions.assemble(own))
+            arguments = (f, structure.assemble(values), restore_element(sliced, whole))
+            (after, y), harvest = reap(call, arguments, {})
+            values = _returned(where, "carry", structure, values, after)
+            result = _framed(name, out_axes, with_harvest(y, harvest), lenders)
+            return (own, whole, values), result
+
+        return step
 
     key = (name, nodes.key, carry.key, elements.key, spec_key(out_axes), where)
     # What does not change is carried, too: JAX takes it out of the loop again.
     state = (nodes.values, elements.rest.values, carry.values)
     inputs = (*nodes.values, *carry.values, *elements.sliced)
-    kept = keep(callee, key, [nodes, carry, elements.rest], inputs, lambda: step)
+    kept = keep(callee, key, parts, inputs, make)
     (_, _, values), framed = _lax.scan(
         kept, state, elements.sliced, length=elements.length, **options
     )
@@ -585,27 +591,31 @@ def filter_while_loop(
     refuse_uncallable("filter_while_loop(cond_fun)", cond_fun)
     refuse_uncallable("filter_while_loop(body_fun)", body_fun)
     callee, carry = Callee([cond_fun, body_fun]), Parts(init_val, is_value)
-    nodes, restore = Parts(callee.nodes), callee.restorer()
-    functions_of, structure_of = lend(nodes.structure), lend(carry.structure)
+    nodes = Parts(callee.nodes)
     names = function_name(cond_fun), function_name(body_fun)
 
-    def goes_on(state: Any) -> Any:
-        own, values = state
-        cond_fun, _ = restore(functions_of().assemble(own))
-        return _as_condition(names[0], cond_fun(structure_of().assemble(values)))
+    def make() -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+        restore = callee.restorer()
+        functions_of, structure_of = lend(nodes.structure), lend(carry.structure)
 
-    def step(state: Any) -> Any:
-        own, values = state
-        structure = structure_of()
-        _, body_fun = restore(functions_of().assemble(own))
-        after = body_fun(structure.assemble(values))
-        where = f"filter_while_loop of {names[1]}"
-        return own, _returned(where, "val", structure, values, after)
+        def goes_on(state: Any) -> Any:
+            own, values = state
+            cond_fun, _ = restore(functions_of().assemble(own))
+            return _as_condition(names[0], cond_fun(structure_of().assemble(values)))
+
+        def step(state: Any) -> Any:
+            own, values = state
+            structure = structure_of()
+            _, body_fun = restore(functions_of().assemble(own))
+            after = body_fun(structure.assemble(values))
+            where = f"filter_while_loop of {names[1]}"
+            return own, _returned(where, "val", structure, values, after)
+
+        return goes_on, step
 
     key = ("filter_while_loop", nodes.key, carry.key, names)
     state = (nodes.values, carry.values)
-    inputs = (*nodes.values, *carry.values)
-    kept = keep(callee, key, [nodes, carry], inputs, lambda: (goes_on, step))
+    kept = keep(callee, key, [nodes, carry], (*nodes.values, *carry.values), make)
     _, values = _lax.while_loop(*kept, state)
     return carry.structure.assemble(values)
 
@@ -664,20 +674,25 @@ def filter_fori_loop(
     if unroll is not None:
         _refuse_unroll("filter_fori_loop", unroll)
     callee, carry = Callee([body_fun]), Parts(init_val, is_value)
-    nodes, restore = Parts(callee.nodes), callee.restorer()
-    functions_of, structure_of = lend(nodes.structure), lend(carry.structure)
+    nodes = Parts(callee.nodes)
     where = f"filter_fori_loop of {function_name(body_fun)}"
 
-    def step(i: Any, state: Any) -> Any:
-        own, values = state
-        structure = structure_of()
-        (body_fun,) = restore(functions_of().assemble(own))
-        after = body_fun(i, structure.assemble(values))
-        return own, _returned(where, "val", structure, values, after)
+    def make() -> Callable[[Any, Any], Any]:
+        restore = callee.restorer()
+        functions_of, structure_of = lend(nodes.structure), lend(carry.structure)
+
+        def step(i: Any, state: Any) -> Any:
+            own, values = state
+            structure = structure_of()
+            (body_fun,) = restore(functions_of().assemble(own))
+            after = body_fun(i, structure.assemble(values))
+            return own, _returned(where, "val", structure, values, after)
+
+        return step
 
     key = ("filter_fori_loop", nodes.key, carry.key, where)
     state = (nodes.values, carry.values)
-    kept = keep(callee, key, [nodes, carry], (*nodes.values, *carry.values), lambda: step)
+    kept = keep(callee, key, [nodes, carry], (*nodes.values, *carry.values), make)
     _, values = _lax.fori_loop(lower, upper, kept, state, unroll=unroll)
     return carry.structure.assemble(values)
 

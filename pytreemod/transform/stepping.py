@@ -29,8 +29,9 @@ MAX_KEPT = 512
 def _is_lent(value: Any) -> bool:
     """Whether a static value is equal to itself alone, and can be held weakly."""
     kind = class_of(value)
-    own = kind.__eq__ is not object.__eq__ or kind.__hash__ is not object.__hash__
-    return not own and kind.__weakrefoffset__ != 0
+    if kind.__weakrefoffset__ == 0:
+        return False
+    return kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__
 
 
 class _Loan(weakref.ref[Any]):
@@ -79,18 +80,17 @@ class Parts:
         statics = tuple(None if m else x for m, x in zip(marks, leaves, strict=True))
         self.values = [leaves[i] for i in positions]
         self.structure = Structure(treedef, positions, statics)
-        self.lent = [x for x in statics if _is_lent(x)]
-        self.key = _key_of(self.structure)
+        self.lent: list[Any] = []
+        try:
+            self.key = treedef, positions, tuple(map(self._token, statics))
+        except TypeError:
+            self.key = None
 
-
-def _key_of(structure: Structure) -> tuple[Any, ...] | None:
-    try:
-        tokens = tuple(
-            _Loan(x) if _is_lent(x) else (class_of(x), static_token(x)) for x in structure.statics
-        )
-    except TypeError:
-        return None
-    return structure.treedef, structure.positions, tokens
+    def _token(self, static: Any) -> Any:
+        if _is_lent(static):
+            self.lent.append(static)
+            return _Loan(static)
+        return class_of(static), static_token(static)
 
 
 class Callee:
