@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pytreemod.errors import ArgumentError, StateError, describe, explain
 from pytreemod.state import refusals, streams
@@ -32,7 +33,7 @@ from pytreemod.tree.printing import tree_pformat
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.snapshots import AbstractKeeper, Snapshot, Structure, take_snapshot
 from pytreemod.tree.successions import note_made, note_part, note_used
-from pytreemod.typing import PyTree, jtu
+from pytreemod.typing import PyTree, Tracer, jtu
 
 _M = TypeVar("_M")
 _V = TypeVar("_V")
@@ -424,9 +425,11 @@ class State(AbstractKeeper):
             model, state = pm.make_with_state(state.fill)(changed_model)
             model, state = pm.make_with_state(Pair)(state1.fill(model1), state2.fill(model2))
 
-        A layer that comes from another model brings its values only if that model was filled by
-        its own State. Where it has the names of this one's, and was not, it gets this one's
-        values: nothing in it says where it comes from.
+        A layer of the filled model may be put in a second place, where its values begin as they are
+        in the first; but a stream begins without a key there, to be seeded, for the two would draw
+        the same numbers. A layer that comes from another model brings its values only if that model
+        was filled by its own State. Where it has the names of this one's, and was not, it gets this
+        one's values: nothing in it says where it comes from.
 
             filled = state.fill(model)
             changed = pm.tree_at(lambda m: m.encoder, filled, state2.fill(model2).encoder)
@@ -607,10 +610,49 @@ def _rows(found: _Found, markers: Iterable[Any]) -> tuple[dict[Any, Any], Regist
     """The values of tokens, and what else is known about them, by the given markers."""
     values: dict[Any, Any] = {}
     entries: list[Entry] = []
+    initial = _Initial()
     for (path, token), marker in zip(found, markers, strict=True):
-        values[marker] = _initial(path, token)
+        values[marker] = initial.value(path, token)
         entries.append(Entry(marker, PathName.of(path), type(token)))
     return values, Register(entries)
+
+
+class _Initial:
+    """The initial values of the tokens of one model, of which no two have anything in common."""
+
+    def __init__(self) -> None:
+        self.arrays: set[int] = set()
+        self.keys: set[Any] = set()
+
+    def value(self, path: tuple[Any, ...], token: Any) -> Any:
+        """What a State begins with."""
+        if is_moved(token):
+            raise refusals.moved(path_text(path))
+        if isinstance(token, RngStream):
+            return Stream() if token.init is None else self._stream(token.init)
+        return None if isinstance(token.init, Nothing) else jtu.tree_map(self._array, token.init)
+
+    def _stream(self, stream: Stream) -> Stream:
+        """A stream that was met before begins anew, without a key: both would draw the same."""
+        if stream.key is None:
+            return stream
+        # By its numbers, for a copy may have come from another process.
+        is_traced = isinstance(stream.key, Tracer)
+        key = id(stream.key) if is_traced else np.asarray(streams.numbers_of(stream.key)).tobytes()
+        if key in self.keys:
+            return Stream()
+        self.keys.add(key)
+        return stream
+
+    def _array(self, leaf: Any) -> Any:
+        array = _as_array(leaf)
+        if isinstance(array, Tracer) or not isinstance(array, jax.Array):
+            return array
+        # One array in two places could not be donated.
+        if id(array) in self.arrays:
+            return jnp.copy(array)
+        self.arrays.add(id(array))
+        return array
 
 
 def _spots(found: _Found) -> dict[Any, list[str]]:
@@ -619,14 +661,6 @@ def _spots(found: _Found) -> dict[Any, list[str]]:
     for path, token in found:
         spots.setdefault(token.marker, []).append(path_text(path))
     return spots
-
-
-def _initial(path: tuple[Any, ...], token: Any) -> Any:
-    if is_moved(token):
-        raise refusals.moved(path_text(path))
-    if isinstance(token, RngStream):
-        return Stream() if token.init is None else token.init
-    return None if isinstance(token.init, Nothing) else jtu.tree_map(_as_array, token.init)
 
 
 def _apart(value: Any) -> Any:

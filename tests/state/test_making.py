@@ -142,8 +142,8 @@ def test_one_token_in_two_fields_of_a_layer_is_two():
     assert_same(state.set(model.one, ramp(1) * 3).get(model.other), ramp(1))
 
 
-def doubles(layer):
-    """A layer and another one like it, in every way to come by it."""
+def doubles_of(layer):
+    """A layer and another one like it."""
     return {
         "same": [layer, layer],
         "times": [layer] * 2,
@@ -153,8 +153,15 @@ def doubles(layer):
         "pickle": [layer, pickle.loads(pickle.dumps(layer))],
         "tree.map": [layer, jax.tree.map(jnp.copy, layer)],
         "filter_jit": [layer, pm.filter_jit(lambda layer: layer)(layer)],
-        "replace": [layer, layer.replace(weight=layer.weight * 1)],
-        "tree_at": [layer, pm.tree_at(lambda m: m.weight, layer, layer.weight * 1)],
+    }
+
+
+def doubles(norm):
+    """A BatchNorm and another one like it, in every way to come by it."""
+    return {
+        **doubles_of(norm),
+        "replace": [norm, norm.replace(weight=norm.weight * 1)],
+        "tree_at": [norm, pm.tree_at(lambda m: m.weight, norm, norm.weight * 1)],
     }
 
 
@@ -372,6 +379,52 @@ def test_a_layer_is_put_in_a_second_place_once_it_is_filled():
     _, state = model["b"](ramp(1), state)
 
     assert [int(state.get(model[name].count)) for name in "ab"] == [1, 2]
+
+
+@pytest.mark.parametrize("way", ["same", "deepcopy", "pickle", "tree.map"])
+def test_a_stream_in_a_second_place_begins_without_a_key(way):
+    """With the key of the first it would draw the same numbers."""
+    model, state = pm.make_with_state(lambda: {"a": Noisy()})()
+    _, state = model["a"](ramp(2), state.seed(jax.random.key(0)))
+    expected, _ = state.restored().next_key(model["a"].stream)
+    layers = doubles_of(state.fill(model)["a"])[way]
+    (first, second), state = pm.make_with_state(lambda: layers)()
+
+    assert [int(state.get(layer.count)) for layer in (first, second)] == [1, 1]
+    assert_same(state.restored().next_key(first.stream)[0], expected)
+    with pytest.raises(RngError, match=r"next_key\(\[1\]\.stream\): expected a stream with a key"):
+        state.next_key(second.stream)
+    other, _ = state.seed(jax.random.key(0), "[1]").next_key(second.stream)
+    assert jnp.any(jax.random.key_data(other) != jax.random.key_data(expected))
+
+
+def test_a_traced_stream_in_a_second_place_begins_without_a_key():
+    """Where its numbers cannot be compared, it is the same object."""
+
+    def remake(model, state):
+        filled = state.fill(model)
+        return pm.make_with_state(lambda: [filled, filled])()
+
+    layer, state = made(0, 0)
+    layers, state = pm.filter_jit(remake)(layer, state)
+    _, state = state.next_key(layers[0].stream)
+    with pytest.raises(RngError, match=r"next_key\(\[1\]\.stream\): expected a stream with a key"):
+        state.next_key(layers[1].stream)
+
+
+@pytest.mark.parametrize(
+    "donating",
+    [lambda step: jax.jit(step, donate_argnums=0), pm.filter_jit(donate="state")],
+    ids=["jax.jit", "filter_jit"],
+)
+def test_values_that_began_as_one_array_can_be_donated(donating):
+    """Each entry has an array of its own, a random key like any other."""
+    token = pm.StateIndex((ramp(2), jax.random.key(0)))
+    tokens, state = pm.make_with_state(lambda: [token, token, pm.StateIndex([ramp(1)] * 2)])()
+    step = donating(lambda state: state.set(tokens[0], state.get(tokens[1])))
+    state = step(step(state))
+
+    assert_same(state.get(tokens[1])[0], ramp(2))
 
 
 def test_a_value_that_is_none_is_filled_in_again():
