@@ -646,13 +646,12 @@ class _Initial:
 
     def _array(self, leaf: Any) -> Any:
         array = _as_array(leaf)
-        if isinstance(array, Tracer) or not isinstance(array, jax.Array):
+        if id(array) not in self.arrays:
+            self.arrays.add(id(array))
             return array
         # One array in two places could not be donated.
-        if id(array) in self.arrays:
-            return jnp.copy(array)
-        self.arrays.add(id(array))
-        return array
+        can_be_donated = isinstance(array, jax.Array) and not isinstance(array, Tracer)
+        return jnp.copy(array) if can_be_donated else array
 
 
 def _spots(found: _Found) -> dict[Any, list[str]]:

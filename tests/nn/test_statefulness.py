@@ -207,3 +207,15 @@ def test_no_layer_takes_what_is_no_state_in_its_place(entry, second):
     # The layers that never take State are refused by Python itself.
     with pytest.raises(TypeError, match=r"expected a State, got|takes 2 positional arguments but"):
         layer(jnp.asarray(entry.x), SECONDS[second])
+
+
+def test_what_does_not_say_what_it_takes_gets_no_key():
+    """Its signature cannot be read."""
+
+    class Mute:
+        __signature__ = 3
+
+        def __call__(self, x):
+            return x
+
+    assert not accepts_key(Mute())
