@@ -18,6 +18,7 @@ traces ran, and no table of ours has to be consulted.
 
 from __future__ import annotations
 
+import functools as ft
 from collections.abc import Callable, Sequence
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -28,7 +29,7 @@ import numpy as np
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.records import make_record
 from pytreemod.transform.sowing import Sown, release
-from pytreemod.tree.nodes import is_node, is_plain_tuple, places, record_of, stop_below
+from pytreemod.tree.nodes import is_node, is_plain_tuple, places, record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import PENDING
 from pytreemod.tree.predicates import is_array
@@ -247,22 +248,85 @@ def unhashable(named: Sequence[tuple[str, Any]], error: TypeError) -> TypeError:
 class Plan:
     """How to build a result from its arrays. Compared by identity."""
 
-    __slots__ = ("build",)
+    __slots__ = ("finish", "gather", "treedef", "wholes")
 
-    def __init__(self, build: Callable[[Sequence[Any]], Any]):
-        self.build = build
+    def __init__(self, treedef: Any, wholes: Sequence[Whole], finish: Any):
+        self.treedef = treedef
+        self.wholes = wholes
+        self.finish = finish
+        self.gather: Callable[[Any], list[Any]] | None = None
+
+    def build(self, arrays: Sequence[Any]) -> PyTree:
+        """The result, with these arrays."""
+        if self.gather is not None:
+            arrays = self.gather(arrays)
+        leaves: list[Any] = []
+        done = 0
+        for make, start, stop in self.wholes:
+            leaves += arrays[done:start]
+            leaves.append(make(arrays[start:stop]))
+            done = stop
+        leaves += arrays[done:]
+        result = self.treedef.unflatten(leaves)
+        return result if self.finish is None else self.finish(result)
 
     def __repr__(self) -> str:
         return "result"
 
 
+Whole = tuple[Callable[[list[Any]], Any], int, int]
+"""A leaf of the tree above: what makes it, and from which arrays, first and past the last."""
+
+
 def pack(result: PyTree) -> dict[Plan, list[Any]]:
     """Take a traced result apart: `{plan: arrays}`, for JAX to carry through the transform."""
-    writer = _PlanWriter()
-    expression = writer.write(result)
-    if type(result) is Sown:
-        expression = f"{writer.constant(release)}({expression})"
-    return {Plan(writer.compile(expression)): writer.arrays}
+    arrays: list[Any] = []
+    wholes: list[Whole] = []
+    makers: dict[int, Any] = {}
+
+    def is_whole(node: Any) -> bool:
+        make = _maker(node)
+        if make is not None:
+            makers[id(node)] = make
+        return make is not None
+
+    leaves, treedef = jtu.tree_flatten(result, is_leaf=is_whole)
+    for leaf in leaves:
+        if is_array(leaf):
+            arrays.append(leaf)
+            continue
+        inside, make = makers[id(leaf)]
+        wholes.append((make, len(arrays), len(arrays) + len(inside)))
+        arrays += inside
+    return {Plan(treedef, wholes, release if type(result) is Sown else None): arrays}
+
+
+def _maker(node: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
+    """The arrays of a node that is built as a whole, and what builds it; None for others."""
+    record = record_of(node)
+    if record is not None:
+        early = record.early(node)
+        if early is None:
+            return None
+        try:
+            arrays, structure = structure_of(*jtu.tree_flatten(node))
+        except TypeError:
+            return None
+        paths = container_paths(node)
+        return arrays, ft.partial(make_pending, type(node), early, structure, paths)
+    if isinstance(node, AbstractKeeper):
+        try:
+            snapshot = node.__snapshot__()
+        except TypeError:
+            return None
+        return snapshot.arrays, ft.partial(node.__pending__(), snapshot.structure)
+    if is_array(node) or is_node(node):
+        return None
+    return [], ft.partial(_given, node)
+
+
+def _given(value: Any, arrays: list[Any]) -> Any:
+    return value
 
 
 def unpack(packed: Any) -> PyTree:
@@ -276,109 +340,3 @@ def make_pending(
 ) -> Any:
     """A record with these arrays, whose fields are built when they are read."""
     return make_record(cls, {PENDING: Snapshot(arrays, structure, (), paths), **early})
-
-
-# Python's parser gives up on expressions nested much deeper.
-MAX_DEPTH = 30
-
-_TEXT = -1
-
-_Opened = tuple[str, Sequence[Any], str]
-"""What stands before the expressions of a node's children, the children, and what stands after."""
-
-
-class _PlanWriter:
-    """Writes the expression that builds a result; `o` is the list of its arrays."""
-
-    def __init__(self) -> None:
-        self.arrays: list[Any] = []
-        self.scope: dict[str, Any] = {"pending": make_pending}
-
-    def compile(self, expression: str) -> Callable[[Sequence[Any]], Any]:
-        return eval(
-            compile(f"lambda o: {expression}", "<generated for a result>", "eval"), self.scope
-        )
-
-    def constant(self, value: Any) -> str:
-        name = f"c{len(self.scope)}"
-        self.scope[name] = value
-        return name
-
-    def write(self, root: Any) -> str:
-        """The expression that builds `root`."""
-        pieces: list[str] = []
-        # What is still to be written, the next last: text, or a node at some depth. Not a
-        # recursion: what Python's stack holds here is missing where JAX takes deep trees apart.
-        waiting: list[tuple[int, Any]] = [(0, root)]
-        while waiting:
-            depth, node = waiting.pop()
-            if depth == _TEXT:
-                pieces.append(node)
-                continue
-            opening, children, closing = self._open(node, depth)
-            pieces.append(opening)
-            waiting.append((_TEXT, closing))
-            for child in reversed(children):
-                waiting += [(_TEXT, ", "), (depth + 1, child)]
-        return "".join(pieces)
-
-    def _open(self, node: Any, depth: int) -> _Opened:
-        """The expression for `node`, around those for its children."""
-        if depth >= MAX_DEPTH:
-            return self.write_whole(node), (), ""
-        if is_array(node):
-            self.arrays.append(node)
-            return f"o[{len(self.arrays) - 1}]", (), ""
-        if node is None:
-            return "None", (), ""
-        kind = class_of(node)
-        if kind is tuple:
-            return "(", node, ")"
-        if kind is list:
-            return "[", node, "]"
-        if record_of(node) is not None:
-            return self.write_record(node)
-        if isinstance(node, AbstractKeeper):
-            return self.write_keeper(node)
-        if not is_node(node):
-            return self.constant(node), (), ""
-        return self.write_node(node)
-
-    def write_record(self, node: Any) -> _Opened:
-        """A node that is built when it is read, with all that is below it."""
-        record = record_of(node)
-        early = None if record is None else record.early(node)
-        if early is None:
-            return self.write_node(node)
-        leaves, treedef = jtu.tree_flatten(node)
-        try:
-            arrays, structure = structure_of(leaves, treedef)
-        except TypeError:
-            return self.write_node(node)
-        start = len(self.arrays)
-        self.arrays += arrays
-        fixed = self.constant((type(node), early, structure, container_paths(node)))
-        return f"pending(*{fixed}, o[{start}:{len(self.arrays)}])", (), ""
-
-    def write_keeper(self, node: AbstractKeeper) -> _Opened:
-        """A node that keeps its snapshot, with all that is below it."""
-        try:
-            snapshot = node.__snapshot__()
-        except TypeError:
-            return self.write_node(node)
-        start = len(self.arrays)
-        self.arrays += snapshot.arrays
-        make, structure = self.constant(node.__pending__()), self.constant(snapshot.structure)
-        return f"{make}({structure}, o[{start}:{len(self.arrays)}])", (), ""
-
-    def write_whole(self, node: Any) -> str:
-        """A node with all that is below it, put together by JAX."""
-        arrays, structure = divide(node)
-        start = len(self.arrays)
-        self.arrays += arrays
-        return f"{self.constant(structure.assemble)}(o[{start}:{len(self.arrays)}])"
-
-    def write_node(self, node: Any) -> _Opened:
-        """A node of another kind: its children by expression, put together by JAX."""
-        children, treedef = jtu.tree_flatten(node, is_leaf=stop_below(node))
-        return f"{self.constant(treedef.unflatten)}((", children, "))"

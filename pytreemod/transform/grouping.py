@@ -52,11 +52,12 @@ def group(
         targets.append((slot, len(groups[slot])))
         groups[slot].append(array)
 
-    def build(groups: Sequence[Any]) -> PyTree:
+    def gather(groups: Sequence[Any]) -> list[Any]:
         arrays = [groups[slot][i] for slot, i in targets]
-        return plan.build(arrays if finish is None else finish(arrays))
+        return arrays if finish is None else finish(arrays)
 
-    return Grouped({Plan(build): []}, groups)
+    plan.gather = gather
+    return Grouped({plan: []}, groups)
 
 
 def values_in(spec: Any, stops: Callable[[Any], bool]) -> list[Any]:
