@@ -28,7 +28,7 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.records import make_record
-from pytreemod.transform.sowing import Sown, release
+from pytreemod.transform.sowing import Sown, reaping, release
 from pytreemod.tree.nodes import is_node, is_plain_tuple, places, record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import PENDING
@@ -299,6 +299,13 @@ def pack(result: PyTree) -> dict[Plan, list[Any]]:
         wholes.append((make, len(arrays), len(arrays) + len(inside)))
         arrays += inside
     return {Plan(treedef, wholes, release if type(result) is Sown else None): arrays}
+
+
+def pack_call(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> dict[Plan, list[Any]]:
+    """Call a function inside a transform, and pack what it returns."""
+    return pack(reaping(fn)(*args, **kwargs))
 
 
 def _maker(node: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:

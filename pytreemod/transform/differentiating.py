@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.transform.boundary import pack, unpack
 from pytreemod.transform.checking import surfacing
 from pytreemod.transform.choosing import as_argnums, choose, refuse_nothing, trainable_mask
 from pytreemod.transform.returning import pair_of
 from pytreemod.transform.shared_parameters import tell_shared
-from pytreemod.transform.sowing import deposit, reap
+from pytreemod.transform.sowing import reap, with_harvest
 from pytreemod.transform.wrapping import (
     Transformed,
     check_callable,
@@ -23,7 +24,6 @@ from pytreemod.transform.wrapping import (
 )
 from pytreemod.tree.nodes import children_of
 from pytreemod.tree.predicates import is_array_like
-from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.typing import FilterSpec, class_of, jtu, untyped_jax
 
 _P = ParamSpec("_P")
@@ -83,19 +83,15 @@ class _Grad(Transformed):
         name, fn = self.transform_name(), self.fn
         chosen = choose(name, fn, args, kwargs, wrt, argnums)
         refuse_nothing(name, fn, chosen, wrt)
-        box: list[Structure] = []
 
         def run(diffs: list[Any]) -> tuple[Any, Any]:
             result, harvest = reap(fn, chosen.rejoin(diffs), kwargs)
             value, aux = self._parted(result, has_aux)
-            arrays, structure = divide((aux, harvest))
-            box.append(structure)
-            return value, arrays
+            return value, pack(with_harvest(aux, harvest))
 
         differentiate = jax.value_and_grad(run, has_aux=True, **dict(gradkwargs))
-        (value, arrays), grads = differentiate(chosen.values)
-        aux, harvest = box[-1].assemble(arrays)
-        deposit(harvest)
+        (value, packed), grads = differentiate(chosen.values)
+        aux = unpack(packed)
         chosen.pass_on_use(self.transform_name())
         return self.result(value, aux, chosen.assemble(grads), has_aux)
 

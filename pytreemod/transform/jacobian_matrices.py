@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, DerivativeError, describe, explain
+from pytreemod.transform.boundary import pack, unpack
 from pytreemod.transform.checking import surfacing
 from pytreemod.transform.choosing import as_argnums, choose, chosen_places, refuse_nothing
-from pytreemod.transform.returning import Parted, pair_of, part
-from pytreemod.transform.sowing import deposit, reap
+from pytreemod.transform.returning import pair_of, part
+from pytreemod.transform.sowing import reap, with_harvest
 from pytreemod.transform.tangents import is_differentiable
 from pytreemod.transform.wrapping import (
     Transformed,
@@ -44,7 +45,6 @@ class _Jacobian(Transformed):
         is_real = not dict(jaxkwargs).get("holomorphic")
         if is_real and self.of == "arguments":
             self._refuse_complex(where, chosen_places(fn, chosen))
-        box: list[Parted] = []
 
         def run(diffs: list[Any]) -> tuple[Any, Any]:
             (result, harvest), aux = reap(fn, chosen.rejoin(diffs), kwargs), None
@@ -53,17 +53,14 @@ class _Jacobian(Transformed):
             if is_real and self.of == "results":
                 named = jtu.tree_leaves_with_path(result)
                 self._refuse_complex(where, [(path_text(p, "result"), leaf) for p, leaf in named])
-            outs, rest, parted = part(result, _differentiable(result, where), (aux, harvest))
-            box.append(parted)
-            return outs, rest
+            outs, parted = part(result, _differentiable(result, where), aux)
+            return outs, pack(with_harvest(parted, harvest))
 
-        jacobians, rest = self.differentiate(run, dict(jaxkwargs))(chosen.values)
-        parted = box[-1]
+        jacobians, packed = self.differentiate(run, dict(jaxkwargs))(chosen.values)
+        parted = unpack(packed)
         matrices = parted.place(map(chosen.assemble, jacobians))
-        aux, harvest = parted.join(jacobians, rest)[1]
-        deposit(harvest)
         chosen.pass_on_use(self.transform_name())
-        return (matrices, aux) if has_aux else matrices
+        return (matrices, parted.aux) if has_aux else matrices
 
     def _refuse_complex(self, where: str, leaves: Sequence[tuple[str, Any]]) -> None:
         found = [f"{place}: {describe(leaf)}" for place, leaf in leaves if _is_complex(leaf)]

@@ -15,10 +15,11 @@ from jax.interpreters import ad
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.methods import bind
+from pytreemod.transform.boundary import pack, unpack
 from pytreemod.transform.checking import surfacing
 from pytreemod.transform.choosing import choose, fill
 from pytreemod.transform.returning import Parted, pair_of, part
-from pytreemod.transform.sowing import deposit, reap
+from pytreemod.transform.sowing import reap, with_harvest
 from pytreemod.transform.tangents import beside, is_zero
 from pytreemod.transform.wrapping import (
     Transformed,
@@ -74,7 +75,7 @@ def _is_computed(leaf: Any) -> bool:
     return is_inexact_array(leaf) and isinstance(leaf, jax.Array)
 
 
-def _part_nonzero(marker: Any, result: PyTree, aux: Any = None) -> tuple[Any, Any, Parted]:
+def _part_nonzero(marker: Any, result: PyTree, aux: Any = None) -> tuple[list[Any], Parted]:
     """Part a result into what has a tangent that is not zero, and the rest."""
     mask = [_is_computed(leaf) for leaf in jtu.tree_leaves(result)]
     candidates = part(result, mask)[0]
@@ -105,23 +106,21 @@ class _Jvp(Transformed):
         found = self._tangents(args, _as_sequence(tangents, "tangents"))
         mask = [tangent is not None for tangent in found]
         fn = self.fn
-        box: list[Parted] = []
 
         def run(marker: Any, diffs: list[Any]) -> tuple[Any, Any]:
             args = treedef.unflatten(fill(mask, diffs, leaves))
-            chosen, rest, parted = _part_nonzero(marker, *reap(fn, args, kwargs))
-            box.append(parted)
-            return chosen, rest
+            result, harvest = reap(fn, args, kwargs)
+            outs, parted = _part_nonzero(marker, result)
+            return outs, pack(with_harvest(parted, harvest))
 
-        outs, tangents_out, rest = jax.jvp(
+        outs, tangents_out, packed = jax.jvp(
             run,
             (_MARKER, [x for x, m in zip(leaves, mask, strict=True) if m]),
             (_MARKER, [tangent for tangent in found if tangent is not None]),
             has_aux=True,
         )
-        result, harvest = box[-1].join(outs, rest)
-        deposit(harvest)
-        return result, box[-1].place(tangents_out)
+        parted = unpack(packed)
+        return parted.join(outs), parted.place(tangents_out)
 
     def _tangents(self, args: tuple[Any, ...], tangents: tuple[Any, ...]) -> list[Any]:
         where = f"filter_jvp of {function_name(self.fn)}"
@@ -315,29 +314,26 @@ class _Linearizing(Transformed):
         has_aux, wrt = self.options
         name, fn = self.transform_name(), self.fn
         chosen = choose(name, fn, args, kwargs, wrt, tuple(range(len(args))))
-        box: list[Parted] = []
 
         def run(marker: Any, diffs: list[Any]) -> tuple[Any, Any]:
             (result, harvest), aux = reap(fn, chosen.rejoin(diffs), kwargs), None
             if has_aux:
                 where = f"{name} of {function_name(fn)}"
                 result, aux = pair_of(result, where, "result, aux", reason=", for has_aux=True")
-            outs, rest, parted = self.part(marker, result, (aux, harvest))
-            box.append(parted)
-            return outs, rest
+            outs, parted = self.part(marker, result, aux)
+            return outs, pack(with_harvest(parted, harvest))
 
-        outs, apply, rest = self.linearize(run, chosen.values)
-        parted = box[-1]
-        result, (aux, harvest) = parted.join(outs, rest)
-        deposit(harvest)
+        outs, apply, packed = self.linearize(run, chosen.values)
+        parted = unpack(packed)
         chosen.pass_on_use(name)
         arguments = _space(chosen.treedef, chosen.mask, chosen.values)
         linear = self.make(apply, arguments, _space(parted.treedef, parted.mask, outs))
-        return (result, linear, aux) if has_aux else (result, linear)
+        result = parted.join(outs)
+        return (result, linear, parted.aux) if has_aux else (result, linear)
 
     @staticmethod
     @abstractmethod
-    def part(marker: Any, result: PyTree, aux: Any) -> tuple[Any, Any, Parted]:
+    def part(marker: Any, result: PyTree, aux: Any) -> tuple[list[Any], Parted]:
         """Part the result into what is differentiated, and the rest."""
 
     @staticmethod
@@ -358,7 +354,7 @@ class _Vjp(_Linearizing):
         return "filter_vjp"
 
     @staticmethod
-    def part(marker: Any, result: PyTree, aux: Any) -> tuple[Any, Any, Parted]:
+    def part(marker: Any, result: PyTree, aux: Any) -> tuple[list[Any], Parted]:
         # What does not depend on the arguments takes a cotangent, too: the caller need not know.
         return part(result, [is_inexact_array(leaf) for leaf in jtu.tree_leaves(result)], aux)
 
@@ -378,7 +374,7 @@ class _Linearize(_Linearizing):
         return "filter_linearize"
 
     @staticmethod
-    def part(marker: Any, result: PyTree, aux: Any) -> tuple[Any, Any, Parted]:
+    def part(marker: Any, result: PyTree, aux: Any) -> tuple[list[Any], Parted]:
         return _part_nonzero(marker, result, aux)
 
     @staticmethod

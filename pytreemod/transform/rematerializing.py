@@ -6,10 +6,10 @@ import functools as ft
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
+from pytreemod.transform.boundary import pack_call, unpack
 from pytreemod.transform.checking import surfacing
-from pytreemod.transform.sowing import reaping, release
 from pytreemod.transform.wrapping import Transformed, check_callable
-from pytreemod.tree.snapshots import Structure, divide
+from pytreemod.tree.snapshots import divide
 from pytreemod.typing import untyped_jax
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -26,16 +26,11 @@ class _Checkpointed(Transformed):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         prevent_cse, policy = self.options
         arrays, structure = divide((self.fn, args, kwargs))
-        box: list[Structure] = []
 
-        def run(values: list[Any]) -> list[Any]:
-            fn, args, kwargs = structure.assemble(values)
-            outs, out_structure = divide(reaping(fn)(*args, **kwargs))
-            box.append(out_structure)
-            return outs
+        def run(values: list[Any]) -> Any:
+            return pack_call(*structure.assemble(values))
 
-        outs = untyped_jax.checkpoint(run, prevent_cse=prevent_cse, policy=policy)(arrays)
-        return release(box[-1].assemble(outs))
+        return unpack(untyped_jax.checkpoint(run, prevent_cse=prevent_cse, policy=policy)(arrays))
 
 
 @overload

@@ -7,7 +7,6 @@ from typing import Any
 
 from pytreemod.errors import ArgumentError, PytreemodError, describe, explain
 from pytreemod.transform.choosing import fill
-from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.typing import PyTree, class_of, jtu
 
 
@@ -44,27 +43,39 @@ def pair_of(
 
 
 class Parted:
-    """How to put a result together from the leaves that are differentiated, and the rest."""
+    """A result without the leaves that are differentiated, and what came with it."""
 
-    __slots__ = ("mask", "structure", "treedef")
+    __slots__ = ("aux", "mask", "others", "treedef")
 
-    def __init__(self, treedef: Any, mask: tuple[bool, ...], structure: Structure):
+    def __init__(self, treedef: Any, mask: tuple[bool, ...], others: list[Any], aux: Any):
         self.treedef = treedef
         self.mask = mask
-        self.structure = structure
+        self.others = others
+        self.aux = aux
 
-    def join(self, chosen: Iterable[Any], rest: Sequence[Any]) -> tuple[Any, Any]:
-        """The result and what came with it."""
-        others, aux = self.structure.assemble(rest)
-        return self.treedef.unflatten(fill(self.mask, chosen, others)), aux
+    def join(self, chosen: Iterable[Any]) -> PyTree:
+        """The result."""
+        return self.treedef.unflatten(fill(self.mask, chosen, self.others))
 
     def place(self, derivatives: Iterable[Any]) -> PyTree:
         """A tree like the result, with something for each differentiated leaf, else None."""
         return self.treedef.unflatten(fill(self.mask, derivatives, [None] * len(self.mask)))
 
 
-def part(result: PyTree, mask: Sequence[bool], aux: Any = None) -> tuple[Any, Any, Parted]:
-    """Part a result: the leaves that are differentiated, other arrays, and how to join them.
+def _flatten(node: Parted) -> tuple[tuple[Any, Any], Any]:
+    return (node.others, node.aux), (node.treedef, node.mask)
+
+
+def _unflatten(config: Any, children: Any) -> Parted:
+    return Parted(*config, *children)
+
+
+# It goes through JAX beside what is differentiated, as any result does.
+jtu.register_pytree_node(Parted, _flatten, _unflatten)
+
+
+def part(result: PyTree, mask: Sequence[bool], aux: Any = None) -> tuple[list[Any], Parted]:
+    """Part a result: the leaves that are differentiated, and the rest.
 
     Args:
         result: any tree.
@@ -72,10 +83,9 @@ def part(result: PyTree, mask: Sequence[bool], aux: Any = None) -> tuple[Any, An
         aux: what comes with the result.
 
     Returns:
-        Two lists of arrays, and the way back.
+        The leaves, and the rest, which knows how to join them.
     """
     leaves, treedef = jtu.tree_flatten(result)
     others = [None if m else x for x, m in zip(leaves, mask, strict=True)]
-    rest, structure = divide((others, aux))
     chosen = [x for x, m in zip(leaves, mask, strict=True) if m]
-    return chosen, rest, Parted(treedef, tuple(mask), structure)
+    return chosen, Parted(treedef, tuple(mask), others, aux)

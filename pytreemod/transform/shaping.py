@@ -9,11 +9,12 @@ import jax
 
 from pytreemod.errors import StructureError, explain
 from pytreemod.transform.agreeing import Slot, differences, same_static
-from pytreemod.transform.sowing import reaping, release
+from pytreemod.transform.boundary import pack, pack_call, unpack
 from pytreemod.transform.wrapping import Transformed, check_callable, function_name
+from pytreemod.tree.partitioning import partition
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.snapshots import Structure, divide
+from pytreemod.tree.snapshots import Structure
 from pytreemod.typing import PyTree, jtu
 
 _R = TypeVar("_R")
@@ -52,16 +53,11 @@ def filter_eval_shape(fun: Callable[..., _R], /, *args: Any, **kwargs: Any) -> _
     """
     check_callable("filter_eval_shape", fun)
     arrays, structure = divide_abstractly((fun, args, kwargs))
-    box: list[Structure] = []
 
-    def run(values: list[Any]) -> list[Any]:
-        fn, args, kwargs = structure.assemble(values)
-        outs, out_structure = divide(reaping(fn)(*args, **kwargs))
-        box.append(out_structure)
-        return outs
+    def run(values: list[Any]) -> Any:
+        return pack_call(*structure.assemble(values))
 
-    structs = jax.eval_shape(run, arrays)
-    return release(box[-1].assemble(structs))
+    return unpack(jax.eval_shape(run, arrays))
 
 
 class _MakeJaxpr(Transformed):
@@ -72,33 +68,20 @@ class _MakeJaxpr(Transformed):
         return "filter_make_jaxpr"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        jaxpr, structs, structure = _trace(self.fn, args, kwargs)
-        dynamic = structure.treedef.unflatten(_scatter(structs, structure))
-        static = structure.treedef.unflatten(structure.statics)
-        return jaxpr, dynamic, static
+        jaxpr, result = _trace(self.fn, args, kwargs)
+        return jaxpr, *partition(result, _is_abstract)
 
 
-def _scatter(values: list[Any], structure: Structure) -> list[Any]:
-    leaves: list[Any] = [None] * structure.treedef.num_leaves
-    for position, value in zip(structure.positions or (), values, strict=True):
-        leaves[position] = value
-    return leaves
-
-
-def _trace(
-    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, list[Any], Structure]:
+def _trace(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, PyTree]:
+    """The jaxpr of a call, and its result with shapes for arrays."""
     arrays, structure = divide_abstractly((args, kwargs))
-    box: list[Structure] = []
 
-    def run(*values: Any) -> list[Any]:
+    def run(*values: Any) -> Any:
         args, kwargs = structure.assemble(values)
-        outs, out_structure = divide(fn(*args, **kwargs))
-        box.append(out_structure)
-        return outs
+        return pack(fn(*args, **kwargs))
 
-    jaxpr, structs = jax.make_jaxpr(run, return_shape=True)(*arrays)
-    return jaxpr, structs, box[-1]
+    jaxpr, packed = jax.make_jaxpr(run, return_shape=True)(*arrays)
+    return jaxpr, unpack(packed)
 
 
 def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, PyTree, PyTree]]:
@@ -254,7 +237,8 @@ def filter_closure_convert(
         (Array([10.], dtype=float32), 1)
     """
     check_callable("filter_closure_convert", fn)
-    closed, structs, out_structure = _trace(fn, args, kwargs)
+    closed, result = _trace(fn, args, kwargs)
+    structs, out_structure = divide_abstractly(result)
     arrays, in_structure = divide_abstractly((args, kwargs))
     in_structs = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
     return ClosureConverted(
