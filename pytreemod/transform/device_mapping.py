@@ -7,18 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.transform.boundary import split_call, unhashable, unpack
 from pytreemod.transform.donating import without_warning
-from pytreemod.transform.grouping import Grouped, group
+from pytreemod.transform.grouping import Grouped
 from pytreemod.transform.mapping import (
     ON_AXIS_0,
     Vmapped,
-    axes_of,
-    check_out_axes,
+    group_by_axis,
     known_axes,
 )
 from pytreemod.transform.sowing import reaping
@@ -31,10 +29,9 @@ from pytreemod.transform.wrapping import (
     place_keywords,
 )
 from pytreemod.tree.nodes import is_node
-from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import divide
-from pytreemod.typing import AxesSpec, AxisName, PyTree, jtu, untyped_jax
+from pytreemod.typing import AxesSpec, AxisName, untyped_jax
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -111,7 +108,7 @@ class _Pmapped(Vmapped):
         def run(own: list[Any], values: list[Any]) -> Grouped:
             head, args, kwargs = structure.assemble(own + values[: len(values) - counted])
             result = reaping(head[0] if head else plain)(*args, **kwargs)
-            return _group_by_axis(result, out_axes, slots)
+            return group_by_axis("filter_pmap(out_axes)", result, out_axes, slots)
 
         run.__name__ = run.__qualname__ = function_name(self.fn)
         options = {} if donate == "none" else {"donate_argnums": 1}
@@ -139,24 +136,6 @@ class _Pmapped(Vmapped):
                     cure="filter_vmap maps over any number of members, on one device",
                 )
             )
-
-
-def _group_by_axis(result: PyTree, out_axes: AxesSpec, slots: list[int | None]) -> Grouped:
-    leaves = jtu.tree_leaves(result)
-    axes = axes_of(out_axes, result, "filter_pmap(out_axes)", "result")
-    axes = [axis for axis, leaf in zip(axes, leaves, strict=True) if is_array(leaf)]
-    named = jtu.tree_leaves_with_path(result)
-    places = [path_text(path, "result") for path, leaf in named if is_array(leaf)]
-    check_out_axes("filter_pmap(out_axes)", filter(is_array, leaves), axes, places)
-    # What pmap was not told of, or does not take (negative axes), is moved afterwards.
-    late = [axis not in slots for axis in axes]
-
-    def move(arrays: list[Any]) -> list[Any]:
-        rows = zip(arrays, axes, late, strict=True)
-        return [jnp.moveaxis(x, 0, axis) if is_late else x for x, axis, is_late in rows]
-
-    positions = [slots.index(0 if n else axis) for axis, n in zip(axes, late, strict=True)]
-    return group(result, positions, len(slots), move if any(late) else None)
 
 
 @overload

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools as ft
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
@@ -11,8 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, explain
+from pytreemod.transform.boundary import unpack
 from pytreemod.transform.checking import surfacing
-from pytreemod.transform.sowing import Sown, reaping, release
+from pytreemod.transform.grouping import Grouped, group
+from pytreemod.transform.sowing import Sown, reaping
 from pytreemod.transform.specifying import Terms, specs_by_argument
 from pytreemod.transform.wrapping import (
     Transformed,
@@ -30,7 +32,6 @@ from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array, is_array_like
 from pytreemod.tree.prefixes import By, spread
 from pytreemod.tree.selecting import Rule, refuse_unmatched
-from pytreemod.tree.snapshots import divide
 from pytreemod.typing import AxesSpec, AxisName, PyTree, jtu
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -152,15 +153,18 @@ class Vmapped(Transformed):
         args, kwargs = place_keywords(self.places, args, kwargs)
         axes, leaves, treedef = self.inputs(in_axes, args, kwargs, axis_size)
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
-        writer = _Outputs(out_axes, function_name(self.fn))
+        slots = [None, 0, *sorted(known_axes(out_axes) - {None, 0})]
         fn = reaping(self.fn)
+        # For an error that JAX raises when the function is done, and nothing else.
+        unmapped: list[str] = []
 
         def run(values: list[Any]) -> Any:
             full = list(leaves)
             for i, value in zip(mapped, values, strict=True):
                 full[i] = value
             args, kwargs = treedef.unflatten(full)
-            return writer.part(fn(*args, **kwargs))
+            result = fn(*args, **kwargs)
+            return group_by_axis("filter_vmap(out_axes)", result, out_axes, slots, unmapped)
 
         options = {} if axis_size is None else {"axis_size": axis_size}
         if axis_name is not None:
@@ -168,16 +172,29 @@ class Vmapped(Transformed):
         vmapped = jax.vmap(
             run,
             in_axes=([axes[i] for i in mapped],),
-            out_axes=writer.slots,
+            out_axes=Grouped(None, slots),
             **options,
             **dict(vmapkwargs),
         )
         try:
-            groups = vmapped([leaves[i] for i in mapped])
+            return unpack(vmapped([leaves[i] for i in mapped]))
         except ValueError as error:
-            writer.explain(error)
+            self._explain(error, unmapped)
             raise
-        return release(writer.join(groups))
+
+    def _explain(self, error: ValueError, unmapped: list[str]) -> None:
+        """Raise a better error if JAX refused a mapped value where none was promised."""
+        if "out_axes" not in str(error) or not unmapped:
+            return
+        raise SpecError(
+            explain(
+                f"filter_vmap of {function_name(self.fn)}",
+                "results that are the same for all members where out_axes is None",
+                "a result that differs from member to member",
+                places=unmapped,
+                cure=["give it an axis:", "out_axes=0"],
+            )
+        ) from error
 
     def inputs(
         self,
@@ -280,7 +297,7 @@ def _refuse_sizes(mapped: list[tuple[str, Any, int]], axis_size: Any, wrapper: V
     )
 
 
-def check_out_axes(
+def _check_out_axes(
     where: str, arrays: Iterable[Any], axes: Iterable[int | None], places: Iterable[str]
 ) -> None:
     """Refuse axes that the stacked results will not have.
@@ -316,60 +333,44 @@ def known_axes(spec: Any) -> set[Any]:
     return found
 
 
-class _Outputs:
-    """Parts a mapped function's result by axis while it is traced, and joins it afterwards.
+def group_by_axis(
+    where: str,
+    result: PyTree,
+    spec: AxesSpec,
+    slots: Sequence[int | None],
+    unmapped: list[str] | None = None,
+) -> Grouped:
+    """Pack a mapped function's result in groups, one for each axis that its spec can name.
 
-    `jax.vmap` wants `out_axes` before the function runs, when its result's structure is not known
-    yet. So the result is handed out in one list for each axis that the spec can name.
+    JAX wants `out_axes` before the function runs, when its result's structure is not known yet.
+
+    Args:
+        where: what to call the spec in errors.
+        result: what the function returned for one member.
+        spec: where its arrays are to be stacked.
+        slots: the axes that JAX was told of. An axis that only a function in the spec names, or a
+            negative one, is none of them: such an array is stacked on axis 0, and moved later.
+        unmapped: gets the places of what is to be the same for all members.
+
+    Raises:
+        ShapeError: the stacked results will not have an axis.
+        SpecError: the spec does not fit the result.
     """
+    axes = axes_of(spec, result, where, "result")
+    named = zip(jtu.tree_leaves_with_path(result), axes, strict=True)
+    rows = [(path_text(path, "result"), x, axis) for (path, x), axis in named if is_array(x)]
+    places, arrays, axes = map(list, zip(*rows, strict=True)) if rows else ([], [], [])
+    _check_out_axes(where, arrays, axes, places)
+    if unmapped is not None:
+        unmapped += [place for place, axis in zip(places, axes, strict=True) if axis is None]
+    late = [axis not in slots for axis in axes]
 
-    def __init__(self, spec: AxesSpec, name: str):
-        self.spec = spec
-        self.name = name
-        self.slots = [None, 0, *sorted(known_axes(spec) - {None, 0})]
-        self.targets: list[tuple[int, int]] = []
-        self.moves: list[int | None] = []
-        self.unmapped: list[str] = []
-        self.structure: Any = None
+    def move(arrays: list[Any]) -> list[Any]:
+        moves = zip(arrays, axes, late, strict=True)
+        return [jnp.moveaxis(x, 0, axis) if is_late else x for x, axis, is_late in moves]
 
-    def part(self, result: PyTree) -> list[list[Any]]:
-        leaves_with_path = jtu.tree_leaves_with_path(result)
-        axes = axes_of(self.spec, result, "filter_vmap(out_axes)", "result")
-        axes = [a for a, (_, leaf) in zip(axes, leaves_with_path, strict=True) if is_array(leaf)]
-        paths = [path_text(path, "result") for path, leaf in leaves_with_path if is_array(leaf)]
-        arrays, self.structure = divide(result)
-        check_out_axes("filter_vmap(out_axes)", arrays, axes, paths)
-        groups: list[list[Any]] = [[] for _ in self.slots]
-        for array, axis, path in zip(arrays, axes, paths, strict=True):
-            slot = self.slots.index(axis if axis in self.slots else 0)
-            self.moves.append(None if axis in self.slots else axis)
-            self.targets.append((slot, len(groups[slot])))
-            groups[slot].append(array)
-            if axis is None:
-                self.unmapped.append(path)
-        return groups
-
-    def join(self, groups: list[list[Any]]) -> PyTree:
-        arrays = [groups[slot][i] for slot, i in self.targets]
-        moved = [
-            a if axis is None else jnp.moveaxis(a, 0, axis)
-            for a, axis in zip(arrays, self.moves, strict=True)
-        ]
-        return self.structure.assemble(moved)
-
-    def explain(self, error: ValueError) -> None:
-        """Raise a better error if JAX refused a mapped value where none was promised."""
-        if "out_axes" not in str(error) or not self.unmapped:
-            return
-        raise SpecError(
-            explain(
-                f"filter_vmap of {self.name}",
-                "results that are the same for all members where out_axes is None",
-                "a result that differs from member to member",
-                places=self.unmapped,
-                cure=["give it an axis:", "out_axes=0"],
-            )
-        ) from error
+    positions = [slots.index(0 if n else axis) for axis, n in zip(axes, late, strict=True)]
+    return group(result, positions, len(slots), move if any(late) else None)
 
 
 # A mapped function keeps its type: what changes are the shapes of its arrays, not their type.
