@@ -256,7 +256,7 @@ class Plan:
         self.finish = finish
         self.gather: Callable[[Any], list[Any]] | None = None
 
-    def build(self, arrays: Sequence[Any]) -> PyTree:
+    def build(self, arrays: list[Any]) -> PyTree:
         """The result, with these arrays."""
         if self.gather is not None:
             arrays = self.gather(arrays)
