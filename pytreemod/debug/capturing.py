@@ -18,8 +18,8 @@ from pytreemod.errors import SpecError, explain
 from pytreemod.module.classes import Module, restore
 from pytreemod.module.methods import BoundMethod
 from pytreemod.state.values import State
-from pytreemod.transform.sowing import SOWN, Frame, Label, capturing, note
-from pytreemod.transform.wrapping import (
+from pytreemod.transform.boundary.sowing import SOWN, Frame, Label, capturing, note
+from pytreemod.transform.boundary.wrapping import (
     Transformed,
     check_callable,
     function_name,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from pytreemod.errors import ArgumentError, RetraceError, describe, explain
-from pytreemod.transform.retracing import Trace, explain_change, too_many_text
-from pytreemod.transform.wrapping import Transformed, function_name, positional_names
+from pytreemod.transform.boundary.wrapping import Transformed, function_name, positional_names
+from pytreemod.transform.compilation.retraces import Trace, explain_change, too_many_text
 from pytreemod.tree.snapshots import divide
 
 _F = TypeVar("_F", bound=Callable[..., Any])

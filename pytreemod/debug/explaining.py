@@ -8,7 +8,7 @@ from typing import Any
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.methods import BoundMethod
-from pytreemod.transform.jitting import Jitted
+from pytreemod.transform.compilation.jit import Jitted
 
 
 def _to_stderr(text: str) -> None:

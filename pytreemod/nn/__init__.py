@@ -8,23 +8,21 @@ passed in, new State is handed back.
 """
 
 from pytreemod.nn import functional as functional
-from pytreemod.nn.affine import Linear as Linear
-from pytreemod.nn.bundling import Stateful as Stateful
-from pytreemod.nn.bundling import stateful as stateful
-from pytreemod.nn.composition import Identity as Identity
-from pytreemod.nn.composition import Lambda as Lambda
-from pytreemod.nn.composition import Sequential as Sequential
+from pytreemod.nn.calling import StatefulLayer as StatefulLayer
 from pytreemod.nn.convolution import Conv as Conv
 from pytreemod.nn.convolution import Conv1d as Conv1d
 from pytreemod.nn.convolution import Conv2d as Conv2d
 from pytreemod.nn.convolution import Conv3d as Conv3d
-from pytreemod.nn.dropping import Dropout as Dropout
-from pytreemod.nn.lookup import Embedding as Embedding
+from pytreemod.nn.dropout import Dropout as Dropout
+from pytreemod.nn.embedding import Embedding as Embedding
+from pytreemod.nn.linear import Linear as Linear
+from pytreemod.nn.mlp import MLP as MLP
 from pytreemod.nn.modes import inference_mode as inference_mode
 from pytreemod.nn.modes import with_mode as with_mode
+from pytreemod.nn.nets import Stateful as Stateful
+from pytreemod.nn.nets import stateful as stateful
 from pytreemod.nn.normalization import BatchNorm as BatchNorm
 from pytreemod.nn.normalization import LayerNorm as LayerNorm
-from pytreemod.nn.perceptrons import MLP as MLP
 from pytreemod.nn.pooling import AvgPool1d as AvgPool1d
 from pytreemod.nn.pooling import AvgPool2d as AvgPool2d
 from pytreemod.nn.pooling import AvgPool3d as AvgPool3d
@@ -32,9 +30,11 @@ from pytreemod.nn.pooling import MaxPool1d as MaxPool1d
 from pytreemod.nn.pooling import MaxPool2d as MaxPool2d
 from pytreemod.nn.pooling import MaxPool3d as MaxPool3d
 from pytreemod.nn.pooling import Pool as Pool
-from pytreemod.nn.rescaling import SpectralNorm as SpectralNorm
+from pytreemod.nn.sequential import Identity as Identity
+from pytreemod.nn.sequential import Lambda as Lambda
+from pytreemod.nn.sequential import Sequential as Sequential
+from pytreemod.nn.spectral_normalization import SpectralNorm as SpectralNorm
 from pytreemod.nn.stacks import Stack as Stack
-from pytreemod.nn.statefulness import StatefulLayer as StatefulLayer
 from pytreemod.state.making import delete_init_state as delete_init_state
 from pytreemod.state.making import make_with_state as make_with_state
 from pytreemod.state.tokens import RngStream as RngStream

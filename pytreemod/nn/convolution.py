@@ -13,7 +13,7 @@ from jaxtyping import Array, Inexact, PRNGKeyArray, Shaped
 from pytreemod.errors import ArgumentError, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
-from pytreemod.nn.checking import (
+from pytreemod.nn.arguments import (
     Title,
     check_array,
     check_channels,
@@ -27,6 +27,7 @@ from pytreemod.nn.checking import (
     own_arrays,
     split_key,
 )
+from pytreemod.nn.calling import ignores_key
 from pytreemod.nn.dimensions import for_dimensions
 from pytreemod.nn.functional.convolution import PADDING_MODES, conv
 from pytreemod.nn.functional.windows import (
@@ -37,7 +38,6 @@ from pytreemod.nn.functional.windows import (
     resolve_padding,
 )
 from pytreemod.nn.initializing import Initializer, initialize, uniform_by_fan_in
-from pytreemod.nn.statefulness import ignores_key
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pytreemod.errors import ArgumentError, describe, explain
-from pytreemod.nn.checking import check_flag
+from pytreemod.nn.arguments import check_flag
 from pytreemod.state.tokens import AbstractToken
 from pytreemod.state.values import State
 from pytreemod.tree.nodes import AbstractRecord, children_of, record_of

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Inexact, Shaped
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
-from pytreemod.nn.checking import (
+from pytreemod.nn.arguments import (
     Title,
     as_sequence,
     check_array,
@@ -25,14 +25,7 @@ from pytreemod.nn.checking import (
     named,
     own_arrays,
 )
-from pytreemod.nn.functional.normalization import (
-    batch_norm,
-    layer_norm,
-    normalize_batch,
-    update_running,
-)
-from pytreemod.nn.functional.promotion import computing_dtype
-from pytreemod.nn.statefulness import (
+from pytreemod.nn.calling import (
     ABSENT,
     Absence,
     Absent,
@@ -40,6 +33,13 @@ from pytreemod.nn.statefulness import (
     check_state,
     ignores_key,
 )
+from pytreemod.nn.functional.normalization import (
+    batch_norm,
+    layer_norm,
+    normalize_batch,
+    update_running,
+)
+from pytreemod.nn.functional.promotion import computing_dtype
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.tokens import StateIndex
 from pytreemod.state.values import State

@@ -13,7 +13,7 @@ from jaxtyping import Array, Shaped
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
-from pytreemod.nn.checking import (
+from pytreemod.nn.arguments import (
     Title,
     as_number,
     check_array,
@@ -24,10 +24,10 @@ from pytreemod.nn.checking import (
     check_window,
     named,
 )
+from pytreemod.nn.calling import ignores_key
 from pytreemod.nn.dimensions import for_dimensions
 from pytreemod.nn.functional.pooling import avg_pool, pool
 from pytreemod.nn.functional.windows import Pads, check_padding, check_strides, cover
-from pytreemod.nn.statefulness import ignores_key
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
 

@@ -20,9 +20,8 @@ from pytreemod.errors import (
 )
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
-from pytreemod.nn.checking import KEY_CURE, check_key, check_size, named
-from pytreemod.nn.composition import Identity
-from pytreemod.nn.statefulness import (
+from pytreemod.nn.arguments import KEY_CURE, check_key, check_size, named
+from pytreemod.nn.calling import (
     ABSENT,
     Absence,
     Absent,
@@ -30,6 +29,7 @@ from pytreemod.nn.statefulness import (
     uses_key_if,
     wants_key,
 )
+from pytreemod.nn.sequential import Identity
 from pytreemod.state import streams
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.making import delete_init_state
@@ -37,12 +37,12 @@ from pytreemod.state.refusals import split_stream
 from pytreemod.state.streams import Stream
 from pytreemod.state.tokens import RngStream, Unnamed, rebuilt
 from pytreemod.state.values import State, is_token, tokens_of
-from pytreemod.transform.agreeing import Difference, aval_of, differences, may_be_promoted
-from pytreemod.transform.looping import filter_scan
-from pytreemod.transform.mapping import filter_vmap
-from pytreemod.transform.rematerializing import filter_checkpoint
-from pytreemod.transform.stacking import stack as stack_trees
-from pytreemod.transform.stacking import unstack as unstack_tree
+from pytreemod.transform.boundary.agreement import Difference, aval_of, differences, may_be_promoted
+from pytreemod.transform.control_flow.loops import filter_scan
+from pytreemod.transform.derivatives.checkpoints import filter_checkpoint
+from pytreemod.transform.maps.stacking import stack as stack_trees
+from pytreemod.transform.maps.stacking import unstack as unstack_tree
+from pytreemod.transform.maps.vmap import filter_vmap
 from pytreemod.tree.nodes import children_of, stop_below
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array

@@ -1,7 +1,14 @@
 """Room `transform`: JAX's transforms, for functions of any trees.
 
-Owns: `filter_jit`, `filter_grad`, `filter_vmap` and the rest, and the one `boundary` at which a
-call is split into arrays and everything else.
+Owns: `filter_jit`, `filter_grad`, `filter_vmap` and the rest, each in a room of its own kind:
+
+    control_flow                   loops, branches
+    derivatives     maps           gradients, rules, checkpoints; vmap, pmap, shard_map, stacks
+    compilation                    jit, donation, static arguments, shardings, retraces
+    host                           checks inside compiled code, callbacks, enumerations
+    boundary                       where a call is split into arrays and everything else, and back
+
+These import downwards only.
 
 May import `module` and what that may import; a peer of `state`. Transforms work on trees: they
 ask a Module nothing that they would not ask a list.

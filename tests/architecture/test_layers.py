@@ -50,6 +50,22 @@ def test_imports_point_down():
     assert wrong == []
 
 
+ROOMS_OF_TRANSFORM = ["boundary", "host", "compilation", {"derivatives", "maps"}, "control_flow"]
+"""From the ground up, as above."""
+
+
+def test_the_rooms_of_transform_are_in_order():
+    """Each imports rooms below it only; `derivatives` and `maps` are peers."""
+    levels = [{rooms} if isinstance(rooms, str) else rooms for rooms in ROOMS_OF_TRANSFORM]
+    level = {name: i for i, names in enumerate(levels) for name in names}
+    inside = "pytreemod.transform."
+    found = {name.split(".")[2] for name in FILES if name.startswith(inside)}
+    assert found == set(level)
+    within = [i for i in OWN_IMPORTS if i.source.startswith(inside) and inside in i.target]
+    pairs = [(i, i.source.split(".")[2], i.target.split(".")[2]) for i in within]
+    assert [i for i, source, to in pairs if source != to and level[source] <= level[to]] == []
+
+
 def test_there_are_no_cycles_between_files():
     """The files can be put in an order in which each imports earlier ones only."""
     graph = {name: set() for name in FILES}
@@ -148,7 +164,7 @@ def test_no_file_bears_the_name_of_something_it_exports():
         ("import jax.numpy as jnp", ["jax.numpy"]),
         ("from pytreemod.tree import paths", ["pytreemod.tree.paths"]),
         ("from pytreemod.tree.paths import path_text", ["pytreemod.tree.paths"]),
-        ("def f():\n    from pytreemod.nn import affine", ["pytreemod.nn.affine"]),
+        ("def f():\n    from pytreemod.nn import linear", ["pytreemod.nn.linear"]),
         ("if TYPE_CHECKING:\n    import pytreemod.nn", ["pytreemod.nn"]),
         ("x = __import__('pytreemod.nn')", ["pytreemod.nn"]),
         ("import importlib\nimportlib.import_module('jax._src')", ["importlib", "jax._src"]),

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pytreemod.nn.statefulness import is_stateful
+from pytreemod.nn.calling import is_stateful
 from tests.nn.catalogue import CATALOGUE
 from tests.nn.numbers_to_compare import assert_close
 

@@ -1,13 +1,11 @@
 """The numerics of the layers, as pure functions of arrays.
 
 Owns: formulas, without Modules, randomness kept in keys and statistics passed in and out. Every
-function accepts leading batch axes. May import errors, and the checks of `pytreemod.nn.checking`.
+function accepts leading batch axes. May import errors, and the checks of `pytreemod.nn.arguments`.
 """
 
-from pytreemod.nn.functional.affine import linear as linear
 from pytreemod.nn.functional.convolution import conv as conv
-from pytreemod.nn.functional.dropping import dropout as dropout
-from pytreemod.nn.functional.lookup import embedding as embedding
+from pytreemod.nn.functional.linear_maps import linear as linear
 from pytreemod.nn.functional.normalization import batch_norm as batch_norm
 from pytreemod.nn.functional.normalization import batch_statistics as batch_statistics
 from pytreemod.nn.functional.normalization import layer_norm as layer_norm
@@ -16,5 +14,9 @@ from pytreemod.nn.functional.normalization import update_running as update_runni
 from pytreemod.nn.functional.pooling import avg_pool as avg_pool
 from pytreemod.nn.functional.pooling import max_pool as max_pool
 from pytreemod.nn.functional.pooling import pool as pool
-from pytreemod.nn.functional.rescaling import divide_by_spectral_norm as divide_by_spectral_norm
-from pytreemod.nn.functional.rescaling import power_iteration as power_iteration
+from pytreemod.nn.functional.random_masks import dropout as dropout
+from pytreemod.nn.functional.spectral_normalization import (
+    divide_by_spectral_norm as divide_by_spectral_norm,
+)
+from pytreemod.nn.functional.spectral_normalization import power_iteration as power_iteration
+from pytreemod.nn.functional.tables import embedding as embedding

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Shaped
 
-from pytreemod.nn.checking import check_choice, check_sizes
+from pytreemod.nn.arguments import check_choice, check_sizes
 from pytreemod.nn.functional.promotion import place, promote
 from pytreemod.nn.functional.windows import Padding, Pads, check_padding, extents, resolve_padding
 

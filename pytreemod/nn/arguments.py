@@ -1,0 +1,529 @@
+"""Checks that all layers share: sizes, keys, dtypes, inputs, own arrays, and the cures of errors.
+
+Owns: turning what a user passed into what a layer can rely on, or an error that names the layer
+and the argument. Imports errors, tree and state only, and how a layer is called.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, PRNGKeyArray
+
+from pytreemod.errors import ArgumentError, RngError, ShapeError, describe, explain
+from pytreemod.nn.calling import is_stateful
+from pytreemod.state.key_sources import InitKeys, KeyLike
+from pytreemod.tree.predicates import is_array_like
+from pytreemod.typing import Keys
+
+KEY_CURE = ("Pass a random key:", "key=jax.random.key(0)")
+
+
+class Title:
+    """A layer as its errors call it; the text is only made if there is an error to show it in.
+
+    Args:
+        layer: a Module.
+        names: the fields to show.
+
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> str(Title(SimpleNamespace(p=0.5, q=1), "p"))
+        'SimpleNamespace(p=0.5)'
+    """
+
+    __slots__ = ("layer", "names")
+
+    def __init__(self, layer: Any, *names: str):
+        self.layer, self.names = layer, names
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{name}={getattr(self.layer, name)!r}" for name in self.names)
+        return f"{type(self.layer).__name__}({shown})"
+
+
+Where: TypeAlias = str | Title
+"""What an error is about: a text, or something that will make one."""
+
+
+def named(layer: Any, argument: str) -> str:
+    """An argument of a layer's constructor as its errors call it: `Linear(in_features)`."""
+    return f"{type(layer).__name__}({argument})"
+
+
+def check_size(where: str, value: Any, minimum: int = 0) -> int:
+    """Accept an integer of at least `minimum`.
+
+    Args:
+        where: names the argument in the error.
+        value: what the user passed.
+        minimum: the smallest size that makes sense.
+
+    Returns:
+        A Python int.
+
+    Raises:
+        ArgumentError: the value is no integer, or too small.
+
+    Examples:
+        >>> check_size("Linear(in_features)", 3)
+        3
+    """
+    whole = as_integer(value)
+    if whole is None or whole < minimum:
+        raise ArgumentError(explain(where, f"an integer of at least {minimum}", describe(value)))
+    return whole
+
+
+def as_integer(value: Any) -> int | None:
+    """A Python int where `value` is an integer that is known now; None otherwise.
+
+    Booleans are no sizes: `Linear(3, True)` is a `use_bias` in the wrong place.
+    """
+    if type(value) in (bool, np.bool_) or is_traced(value):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def as_sequence(value: Any) -> Sequence[Any] | None:
+    """`value` where it is a list, a tuple or the like (no string); None otherwise."""
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return cast("Sequence[Any]", value)
+    return None
+
+
+def check_feature_size(where: str, value: Any) -> int | Literal["scalar"]:
+    """Accept a size, or `"scalar"` for values without a feature axis."""
+    if isinstance(value, str) and value == "scalar":
+        return "scalar"
+    whole = as_integer(value)
+    if whole is None or whole < 0:
+        expected = "an integer of at least 0 or 'scalar'"
+        raise ArgumentError(explain(where, expected, describe(value)))
+    return whole
+
+
+def check_sizes(where: str, value: Any, count: int, minimum: int = 0) -> tuple[int, ...]:
+    """Accept one integer for all axes, or a sequence with one for each.
+
+    Args:
+        where: names the argument in the error.
+        value: what the user passed.
+        count: how many axes there are.
+        minimum: the smallest value that makes sense.
+
+    Returns:
+        `count` Python ints.
+
+    Raises:
+        ArgumentError: not an integer, not `count` of them, or too small.
+
+    Examples:
+        >>> check_sizes("Conv2d(stride)", 2, 2)
+        (2, 2)
+    """
+    given = as_sequence([value] * count if as_integer(value) is not None else value)
+    if given is not None and len(given) == count:
+        sizes = [as_integer(size) for size in given]
+        if all(size is not None and size >= minimum for size in sizes):
+            return tuple(size for size in sizes if size is not None)
+    expected = f"an integer of at least {minimum}, or a sequence of {count} of them"
+    raise ArgumentError(explain(where, expected, describe(value)))
+
+
+def is_traced(value: Any) -> bool:
+    """Whether `value` is not known yet, because a transform is being applied."""
+    return isinstance(value, Tracer)
+
+
+def as_number(value: Any) -> int | float | None:
+    """A Python number where `value` is a real one that is known now; None otherwise."""
+    if not is_array_like(value) or is_traced(value) or np.ndim(value) != 0:
+        return None
+    number = np.asarray(value).item()
+    return number if isinstance(number, (int, float)) and not isinstance(number, bool) else None
+
+
+def check_number(where: str, value: Any, low: float, high: float = math.inf) -> float:
+    """Accept a real number that is known now, within `low` and `high`.
+
+    Args:
+        where: names the argument in the error.
+        value: what the user passed.
+        low: smallest value accepted.
+        high: largest value accepted.
+
+    Returns:
+        A Python float.
+
+    Raises:
+        ArgumentError: not a number, or out of range.
+
+    Examples:
+        >>> check_number("Dropout(p)", 0.5, 0.0, 1.0)
+        0.5
+    """
+    number = as_number(value)
+    if number is not None and low <= number <= high:
+        return float(number)
+    expected = f"a number from {low:g} to {high:g}" if high < math.inf else f"a number >= {low:g}"
+    raise ArgumentError(explain(where, expected, describe(value)))
+
+
+def check_flag(where: str, value: Any) -> bool:
+    """Accept True or False (NumPy's included); a traced or truthy value is a mistake."""
+    if type(value) in (bool, np.bool_):
+        return bool(value)
+    raise ArgumentError(explain(where, "True or False", describe(value)))
+
+
+def check_choice(where: str, value: Any, choices: Sequence[str]) -> str:
+    """Accept one of a few words, in upper or lower case.
+
+    Args:
+        where: names the argument in the error.
+        value: what the user passed.
+        choices: the words, in upper case.
+
+    Returns:
+        The word in upper case.
+
+    Raises:
+        ArgumentError: another word, or no string.
+
+    Examples:
+        >>> check_choice("Conv2d(padding_mode)", "zeros", ("ZEROS", "REFLECT"))
+        'ZEROS'
+    """
+    if isinstance(value, str) and value.upper() in choices:
+        return value.upper()
+    raise ArgumentError(explain(where, f"one of {', '.join(map(repr, choices))}", describe(value)))
+
+
+def check_key(where: Where, key: Any) -> PRNGKeyArray:
+    """Accept one random key, new style or old, or take the next one of `init_keys`.
+
+    Args:
+        where: names the layer and the argument in the error.
+        key: what the user passed.
+
+    Returns:
+        The key.
+
+    Raises:
+        RngError: not a key, or several of them.
+
+    Examples:
+        >>> check_key("Linear(key)", jax.random.key(0)).shape
+        ()
+    """
+    if isinstance(key, InitKeys):
+        return next(key)
+    shape, dtype = getattr(key, "shape", None), getattr(key, "dtype", None)
+    if shape is None or dtype is None:
+        raise RngError(explain(str(where), "a random key", describe(key), cure=KEY_CURE))
+    typed = jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    # Old-style keys are bare uint32 words: two of them by default, four for the "rbg" generator.
+    if (typed and shape == ()) or (dtype == jnp.uint32 and shape in ((2,), (4,))):
+        return key
+    cure: Sequence[str] = KEY_CURE
+    if typed:
+        cure = ("These are several keys; pass one of them, or map over them:", "jax.vmap(f)(keys)")
+    raise RngError(explain(str(where), "one random key", describe(key), cure=cure))
+
+
+def split_key(where: Where, key: KeyLike, n: int) -> Sequence[PRNGKeyArray] | Keys:
+    """Several keys for a layer's own arrays.
+
+    Args:
+        where: names the layer and the argument in the error.
+        key: what the user passed.
+        n: how many.
+
+    Returns:
+        A key split by `n`; or, without a split, the next `n` of `init_keys`.
+
+    Raises:
+        RngError: not a key, or several of them.
+
+    Examples:
+        >>> len(split_key("Linear(key)", jax.random.key(0), 2))
+        2
+    """
+    if isinstance(key, InitKeys):
+        return [next(key) for _ in range(n)]
+    return jax.random.split(check_key(where, key), n)
+
+
+def divide_key(where: Where, key: KeyLike, n: int) -> Sequence[KeyLike] | Keys:
+    """What `n` parts of a layer are given as their keys.
+
+    Args:
+        where: names the layer and the argument in the error.
+        key: what the user passed.
+        n: how many.
+
+    Returns:
+        A key split by `n`; or `init_keys` itself for each, for the parts take from it in turn.
+
+    Raises:
+        RngError: not a key, or several of them.
+
+    Examples:
+        >>> len(divide_key("MLP(key)", jax.random.key(0), 2))
+        2
+    """
+    return [key] * n if isinstance(key, InitKeys) else split_key(where, key, n)
+
+
+def check_dtype(where: str, dtype: Any, *, real: bool = False) -> Any:
+    """The dtype for a layer's arrays: JAX's default float where None, otherwise a floating one.
+
+    Args:
+        where: names the argument in the error.
+        dtype: a dtype, its name, or None.
+        real: whether complex dtypes are refused too.
+
+    Returns:
+        A dtype.
+
+    Raises:
+        ArgumentError: not a floating (or complex) dtype.
+
+    Examples:
+        >>> check_dtype("Linear(dtype)", None).name
+        'float32'
+    """
+    if dtype is None:
+        return jnp.result_type(float)
+    try:
+        accepted = jnp.issubdtype(jnp.dtype(dtype), jnp.floating if real else jnp.inexact)
+    except TypeError:
+        accepted = False
+    if not accepted:
+        raise ArgumentError(explain(where, "a floating dtype", describe(dtype)))
+    return jax.dtypes.canonicalize_dtype(dtype)
+
+
+def check_array(where: Where, x: Any) -> Array:
+    """Accept what JAX can compute with: arrays and numbers, but no lists.
+
+    Args:
+        where: the layer's title.
+        x: what the user passed.
+
+    Returns:
+        A JAX array or tracer.
+
+    Raises:
+        ArgumentError: x is neither an array nor a number.
+
+    Examples:
+        >>> check_array("Linear(...)", np.ones(3, np.float32)).shape
+        (3,)
+    """
+    if isinstance(x, jax.Array):
+        return x
+    if is_array_like(x):
+        return jnp.asarray(x)
+    cure = ("Make it an array:", "layer(jnp.asarray(x))")
+    raise ArgumentError(explain(str(where), "x to be an array", describe(x), cure=cure))
+
+
+def check_floating(where: Where, x: Array) -> None:
+    """Refuse integers, whose result would have to be rounded, and complex numbers."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        cure: Sequence[str] = ("Convert it first:", "layer(x.astype(float))")
+        if jnp.issubdtype(x.dtype, jnp.complexfloating):
+            cure = ("Normalize real and imaginary part each for itself:", "layer(x.real)")
+        raise ArgumentError(explain(str(where), "x of a floating dtype", describe(x), cure=cure))
+
+
+def own_arrays(where: Title, **shapes: tuple[int, ...] | None) -> tuple[Any, ...]:
+    """Read the arrays that a layer holds: how every layer of `nn` gets its own, when it is called.
+
+    Every axis counts. Layers that a map made as one have one axis more, and would take it for one
+    of the others: called as they are, they would broadcast to something that nobody meant. Shapes
+    are known while tracing, so that a compiled program does not contain the check.
+
+    Args:
+        where: the layer's title.
+        **shapes: by the name of the field, the shape that the layer's configuration says; None
+            where it says that there is no such array.
+
+    Returns:
+        The values of these fields, in that order.
+
+    Raises:
+        ShapeError: a value has another shape; or there is none, or one that should not be there.
+
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> scale = SimpleNamespace(size=3, weight=jnp.ones(3), bias=None)
+        >>> own_arrays(Title(scale, "size"), weight=(3,), bias=None)[0].shape
+        (3,)
+    """
+    layer = where.layer
+    values: list[Any] = []
+    for name, shape in shapes.items():
+        value = getattr(layer, name)
+        values.append(value)
+        if shape is None or getattr(value, "shape", None) != shape:
+            _check_shape(where, name, shape, value)
+    return tuple(values)
+
+
+def _check_shape(where: Title, name: str, shape: tuple[int, ...] | None, value: Any) -> None:
+    found = shape_of(value)
+    if found == shape:
+        return
+    expected = f"{name} to be None" if shape is None else f"{name} of shape {shape}"
+    if shape is not None and found is not None and len(found) > len(shape):
+        cure = mapped_cure(where.layer)
+    else:
+        cure = (
+            "Arrays and configuration go together; build such a layer, and put the array into it:",
+            f"layer = pm.tree_at(lambda m: m.{name}, new_layer, {name})",
+        )
+    raise ShapeError(explain(str(where), expected, describe(value), cure=cure))
+
+
+def shape_of(value: Any) -> tuple[int, ...] | None:
+    """The shape of whatever can stand for an array; None for None."""
+    if value is None or hasattr(value, "shape"):
+        return None if value is None else value.shape
+    # What only becomes an array when it is computed with: asked without computing it.
+    return jax.eval_shape(lambda: jnp.asarray(value)).shape
+
+
+def mapped_cure(layer: Any) -> Sequence[str]:
+    """How layers are called that a map has made as one."""
+    if is_stateful(layer):
+        code = ["pm.filter_vmap(lambda m, x, s: m(x, s))(layers, xs, states)"]
+    else:
+        code = ["pm.filter_vmap(lambda m, x: m(x))(layers, xs)"]
+    return ("Several layers as one are called mapped:", *code)
+
+
+def check_last_axis(where: Where, x: Array, size: int, argument: str) -> None:
+    """Require that the last axis of `x` has `size` entries.
+
+    Args:
+        where: the layer's title.
+        x: the input.
+        size: what the last axis must be.
+        argument: the constructor's argument that set the size.
+
+    Raises:
+        ShapeError: it has not; the text shows which axis would fit.
+
+    Examples:
+        >>> check_last_axis("Linear(...)", jnp.ones((7, 3)), 3, "in_features")
+    """
+    if x.shape[-1:] != (size,):
+        cure = _last_axis_cure(x.shape, size, argument)
+        raise ShapeError(explain(str(where), f"x of shape (..., {size})", describe(x), cure=cure))
+
+
+def _last_axis_cure(shape: tuple[int, ...], size: int, argument: str) -> Sequence[str]:
+    """What would make an array of `shape` end in an axis of `size`."""
+    if shape == ():
+        if size == 1:
+            return ("x has no axes; give it one:", "layer(x[None])")
+        return f"x has no axes; the layer needs {size} numbers at once."
+    for axis in reversed(range(len(shape) - 1)):
+        if shape[axis] == size:
+            moved = "x.T" if len(shape) == 2 else f"jnp.moveaxis(x, {axis}, -1)"
+            return (f"Axis {axis} fits; to make it the last one, write", f"layer({moved})")
+    for axis in reversed(range(len(shape) - 1)):
+        if math.prod(shape[axis:]) == size:
+            flat = "jnp.ravel(x)" if axis == 0 else f"x.reshape((*x.shape[:{axis}], {size}))"
+            return (f"The axes from {axis} on fit once flattened:", f"layer({flat})")
+    return f"No axis of x fits; for such arrays the layer needs {argument}={shape[-1]}."
+
+
+SPATIAL_AXES = ((), ("length",), ("height", "width"), ("depth", "height", "width"))
+
+
+def spatial_names(count: int) -> tuple[str, ...]:
+    """Names of the spatial axes, for the shapes that errors show."""
+    if count < len(SPATIAL_AXES):
+        return SPATIAL_AXES[count]
+    return tuple(f"d{axis}" for axis in range(count))
+
+
+def check_channels(where: Where, x: Array, channels: int | None, dims: int) -> None:
+    """Require axes (..., channels, *spatial), with any number of channels where None.
+
+    Args:
+        where: the layer's title.
+        x: the input.
+        channels: the size of the channel axis, if the layer fixes it.
+        dims: how many spatial axes there are.
+
+    Raises:
+        ShapeError: an axis is missing, or the channel axis has another size.
+
+    Examples:
+        >>> check_channels("Conv2d(...)", jnp.ones((3, 8, 8)), 3, 2)
+    """
+    axis = -dims - 1
+    if x.ndim > dims and channels in (None, x.shape[axis]):
+        return
+    axes = ("...", "channels" if channels is None else str(channels), *spatial_names(dims))
+    cure = _channel_cure(x.shape, channels, axis)
+    raise ShapeError(
+        explain(str(where), f"x of shape ({', '.join(axes)})", describe(x), cure=cure),
+    )
+
+
+def _channel_cure(shape: tuple[int, ...], channels: int | None, axis: int) -> Sequence[str]:
+    """What would give an array of `shape` its channels at `axis`."""
+    dims = -axis - 1
+    if len(shape) < dims:
+        return f"The layer needs at least {dims + 1} axes: one of channels, {dims} spatial."
+    if len(shape) == dims and channels in (None, 1):
+        return ("x lacks the channel axis; to add it, write", "layer(x[None])")
+    if len(shape) > dims and channels == 1:
+        added = f"jnp.expand_dims(x, {axis})"
+        return ("x seems to lack the channel axis; to add it, write", f"layer({added})")
+    if len(shape) > dims and shape[-1] == channels:
+        moved = f"jnp.moveaxis(x, -1, {axis})"
+        return ("The last axis fits, but channels come first here:", f"layer({moved})")
+    if len(shape) == dims:
+        return "x lacks the channel axis."
+    return f"For such arrays the layer needs {shape[axis]} channels."
+
+
+def check_window(where: Where, x: Array, window: Sequence[int], pads: Sequence[Any]) -> None:
+    """Require that a window of the given extent fits into the padded spatial axes.
+
+    JAX would return an empty array, which shows up later as a loss of nan, far from its cause.
+
+    Args:
+        where: the layer's title.
+        x: the input, spatial axes last.
+        window: extent of the window on each spatial axis, dilation included.
+        pads: (low, high) for each spatial axis.
+
+    Raises:
+        ShapeError: the window is larger than the padded input.
+
+    Examples:
+        >>> check_window("MaxPool2d(...)", jnp.ones((1, 8, 8)), (2, 2), [(0, 0), (0, 0)])
+    """
+    sizes = x.shape[-len(window) :]
+    padded = tuple(size + low + high for size, (low, high) in zip(sizes, pads, strict=True))
+    if any(size < extent for size, extent in zip(padded, window, strict=True)):
+        expected = f"padded spatial axes of at least {tuple(window)}"
+        raise ShapeError(explain(str(where), expected, f"{padded} from {describe(x)}"))

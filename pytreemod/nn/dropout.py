@@ -1,0 +1,224 @@
+"""The dropout layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+import jax
+from jaxtyping import Array, PRNGKeyArray, Shaped
+
+from pytreemod.errors import ArgumentError, RngError, ShapeError, StateError, describe, explain
+from pytreemod.module.fields import field
+from pytreemod.nn.arguments import (
+    Title,
+    as_integer,
+    as_sequence,
+    check_array,
+    check_flag,
+    check_key,
+    check_number,
+    named,
+)
+from pytreemod.nn.calling import (
+    ABSENT,
+    Absence,
+    Absent,
+    StatefulLayer,
+    check_state,
+    uses_key_if,
+)
+from pytreemod.nn.functional.random_masks import dropout
+from pytreemod.state.key_sources import KeyLike
+from pytreemod.state.tokens import RngStream
+from pytreemod.state.values import State
+from pytreemod.typing import AnyArray
+
+
+class Dropout(StatefulLayer):
+    """Sets entries to zero with probability p while training; the others are divided by 1 - p.
+
+    The randomness comes from a key that is passed in, or from a stream that the layer holds. With
+    a stream the layer is stateful: it takes its keys from the State, a new one at each call.
+
+    Shapes:
+        x: any
+        return: the shape of x; a pair with the State if one was passed in
+
+    Fields:
+        stream: token of the random keys, or None
+        p, inference and broadcast_dims are configuration
+
+    Args:
+        p: probability of zero, from 0 to 1.
+        inference: whether to do nothing, see `inference_mode`.
+        broadcast_dims: axes along which all entries share one fate: with `broadcast_dims=(0,)` a
+            batch is dropped alike in all its examples.
+        stream: `RngStream()`, to be stateful. Layers that are given the same one have one each, as
+            their places in the model differ.
+
+    State and randomness: uses one key when training, unless p is 0: `key` if there is one, or
+        else the next one of its stream. In inference, State comes back as it was.
+
+    Raises:
+        ArgumentError: p is not a number from 0 to 1, or another argument is unusable, such as a
+            key in the place of the State.
+        RngError: training without a key.
+        ShapeError: x lacks an axis that broadcast_dims names.
+        StateError: the keys are in a State, and none was passed in.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> from pytreemod import nn
+        >>> layer = nn.Dropout(0.5)
+        >>> sorted(set(layer(jnp.ones(100), key=jax.random.key(0)).tolist()))
+        [0.0, 2.0]
+        >>> layer(jnp.ones(2), inference=True)
+        Array([1., 1.], dtype=float32)
+
+        With a stream:
+
+        >>> layer, state = nn.make_with_state(nn.Dropout)(0.5, stream=pm.RngStream())
+        >>> state = state.seed(jax.random.key(0))
+        >>> first, state = layer(jnp.ones(100), state)
+        >>> second, state = layer(jnp.ones(100), state)
+        >>> bool((first == second).all())
+        False
+
+    Source:
+        Srivastava et al. 2014, https://jmlr.org/papers/v15/srivastava14a.html, in the form that
+        scales while training.
+    """
+
+    p: float = field(static=True)
+    inference: bool = field(static=True)
+    # Defaults, although __init__ sets them, because what equals its default is not printed.
+    broadcast_dims: tuple[int, ...] = field(static=True, default=())
+    stream: RngStream | None = None
+
+    def __init__(
+        self,
+        p: int | float = 0.5,
+        inference: bool = False,
+        *,
+        broadcast_dims: int | Sequence[int] = (),
+        stream: RngStream | None = None,
+    ):
+        self.p = check_number(named(self, "p"), p, 0.0, 1.0)
+        self.inference = check_flag(named(self, "inference"), inference)
+        self.broadcast_dims = _check_dims(named(self, "broadcast_dims"), broadcast_dims)
+        self.stream = _check_stream(named(self, "stream"), stream)
+
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        check_number(named(self, "p"), self.p, 0.0, 1.0)
+
+    @overload
+    def __call__(
+        self,
+        x: AnyArray,
+        *,
+        key: KeyLike | None = None,
+        inference: bool | None = None,
+    ) -> Shaped[Array, ...]: ...
+
+    @overload
+    def __call__(
+        self,
+        x: AnyArray,
+        state: State,
+        *,
+        key: KeyLike | None = None,
+        inference: bool | None = None,
+    ) -> tuple[Shaped[Array, ...], State]: ...
+
+    @uses_key_if(lambda layer: layer.p > 0 and not layer.inference)
+    @jax.named_scope("pm.nn.Dropout")
+    def __call__(
+        self,
+        x: AnyArray,
+        state: State | Absent = ABSENT,
+        *,
+        key: KeyLike | None = None,
+        inference: bool | None = None,
+    ) -> Shaped[Array, ...] | tuple[Shaped[Array, ...], State]:
+        """Drop entries of x.
+
+        Args:
+            x: any array.
+            state: holds the layer's stream, if it has one.
+            key: decides which entries, in place of the stream.
+            inference: overrides the field of that name if not None.
+
+        Returns:
+            An array of the same shape; with `state`, the pair of it and the State to go on with.
+        """
+        where = Title(self, "p")
+        check_state(where, state)
+        out = check_array(where, x)
+        if self.p > 0 and not (self.inference if inference is None else inference):
+            _check_axes(where, out, self.broadcast_dims)
+            own_key, state = self._key(where, key, state)
+            out = dropout(out, self.p, key=own_key, broadcast_dims=self.broadcast_dims)
+        return out if isinstance(state, Absence) else (out, state)
+
+    def _key(
+        self, where: Title, key: KeyLike | None, state: State | Absent
+    ) -> tuple[PRNGKeyArray, State | Absent]:
+        """The key to use, and the State afterwards."""
+        if key is not None:
+            return check_key(where, key), state
+        if self.stream is None:
+            raise RngError(_key_missing(where))
+        if isinstance(state, Absence):
+            raise StateError(_state_missing(where))
+        return state.next_key(self.stream)
+
+    def is_stateful(self) -> bool:
+        """Whether the layer has a stream.
+
+        Returns:
+            True or False.
+        """
+        return self.stream is not None
+
+
+def _check_dims(where: str, dims: Any) -> tuple[int, ...]:
+    given = as_sequence([dims] if as_integer(dims) is not None else dims)
+    axes = [None] if given is None else [as_integer(axis) for axis in given]
+    if None in axes or len({*axes}) < len(axes):
+        expected = "the number of an axis, or a sequence of different ones"
+        raise ArgumentError(explain(where, expected, describe(dims)))
+    return tuple(axis for axis in axes if axis is not None)
+
+
+def _check_stream(where: str, stream: Any) -> RngStream | None:
+    if stream is None or isinstance(stream, RngStream):
+        return stream
+    cure = ("The key comes later, and through State:", "Dropout(p, stream=pm.RngStream())")
+    raise ArgumentError(explain(where, "an RngStream or None", describe(stream), cure=cure))
+
+
+def _check_axes(where: Title, x: Array, dims: tuple[int, ...]) -> None:
+    if all(-x.ndim <= axis < x.ndim for axis in dims):
+        return
+    expected = f"x with the axes that broadcast_dims={dims} names"
+    raise ShapeError(explain(str(where), expected, describe(x)))
+
+
+def _key_missing(where: Title) -> str:
+    cure = (
+        "Pass a key, or switch to inference:",
+        "layer(x, key=jax.random.key(0))",
+        "layer = nn.inference_mode(layer)",
+    )
+    return explain(str(where), "a random key when training", "none", cure=cure)
+
+
+def _state_missing(where: Title) -> str:
+    cure = (
+        "The layer's keys are in the State that was made with the model:",
+        "x, state = layer(x, state)",
+    )
+    return explain(str(where), "a State, or a key, when training", "neither", cure=cure)

@@ -1,0 +1,132 @@
+"""The embedding layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, ArrayLike, Inexact, Integer, Shaped
+
+from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import field
+from pytreemod.nn.arguments import (
+    Title,
+    check_array,
+    check_dtype,
+    check_key,
+    check_size,
+    named,
+    own_arrays,
+)
+from pytreemod.nn.calling import ignores_key
+from pytreemod.nn.functional.tables import embedding
+from pytreemod.nn.initializing import Initializer, initialize
+from pytreemod.state.key_sources import KeyLike
+
+
+class Embedding(Module):
+    """A table of vectors, read by row number.
+
+    Shapes:
+        x: any, of integers
+        return: (*x.shape, embedding_size)
+
+    Fields:
+        weight: (num_embeddings, embedding_size)
+
+    Args:
+        num_embeddings: number of rows, >= 0; taken from weight if None.
+        embedding_size: size of each row, >= 0; taken from weight if None.
+        weight: the table; drawn from a normal distribution if None.
+        dtype: of the drawn table; JAX's default float if None.
+        key: used once, for the initial table; not needed with weight.
+        weight_init: `(key, shape, dtype) -> array`, called with
+            `(num_embeddings, embedding_size)`.
+
+    State and randomness: none.
+
+    Raises:
+        ArgumentError: neither sizes nor weight are given, they disagree, or x has no integers.
+        RngError: key is no random key.
+        ShapeError: weight has not two axes, or when called not those of the sizes.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> layer = nn.Embedding(10, 4, key=jax.random.key(0))
+        >>> layer(jnp.array([[1, 2, 3]])).shape
+        (1, 3, 4)
+        >>> nn.Embedding(weight=jnp.eye(2))(1)
+        Array([0., 1.], dtype=float32)
+
+    Source:
+        Initial values N(0, 1), as `torch.nn.Embedding`. A row number out of range gives nan
+        instead of another row, see `nn.functional.embedding`.
+    """
+
+    num_embeddings: int = field(static=True)
+    embedding_size: int = field(static=True)
+    weight: Inexact[Array, "num_embeddings embedding_size"]
+
+    def __init__(
+        self,
+        num_embeddings: int | None = None,
+        embedding_size: int | None = None,
+        weight: Inexact[ArrayLike, "num_embeddings embedding_size"] | None = None,
+        dtype: Any = None,
+        *,
+        key: KeyLike | None = None,
+        weight_init: Initializer | None = None,
+    ):
+        if weight is None:
+            self._check_sizes_given(num_embeddings, embedding_size)
+            shape = (
+                check_size(named(self, "num_embeddings"), num_embeddings),
+                check_size(named(self, "embedding_size"), embedding_size),
+            )
+            dtype = check_dtype(named(self, "dtype"), dtype)
+            key = check_key(named(self, "key"), key)
+            start = jax.random.normal if weight_init is None else weight_init
+            weight = initialize(named(self, "weight_init"), start, key, shape, dtype)
+        self.weight = self._check_weight(weight, num_embeddings, embedding_size)
+        self.num_embeddings, self.embedding_size = self.weight.shape
+
+    @ignores_key
+    @jax.named_scope("pm.nn.Embedding")
+    def __call__(
+        self, x: Integer[ArrayLike, ...], *, key: KeyLike | None = None
+    ) -> Shaped[Array, ...]:
+        """Read the rows that x names; `key` is ignored."""
+        del key
+        where = Title(self, "num_embeddings", "embedding_size")
+        (weight,) = own_arrays(where, weight=(self.num_embeddings, self.embedding_size))
+        # NumPy's as it is: converted, 64 bits would become 32, which may name another row.
+        rows: Any = x if isinstance(x, (np.ndarray, np.generic)) else check_array(where, x)
+        if not jnp.issubdtype(rows.dtype, jnp.integer):
+            cure = ("Convert it first:", "layer(x.astype(int))")
+            raise ArgumentError(
+                explain(str(where), "x of an integer dtype", describe(rows), cure=cure)
+            )
+        return embedding(rows, weight)
+
+    def _check_sizes_given(self, num_embeddings: Any, embedding_size: Any) -> None:
+        if num_embeddings is None or embedding_size is None:
+            cure = ("Write", "Embedding(num_embeddings, embedding_size, key=key)")
+            where = f"{type(self).__name__}(num_embeddings, embedding_size)"
+            got = f"{num_embeddings} and {embedding_size}"
+            raise ArgumentError(explain(where, "both, or weight=", got, cure=cure))
+
+    def _check_weight(self, weight: Any, num_embeddings: Any, embedding_size: Any) -> Array:
+        where = named(self, "weight")
+        weight = check_array(where, weight)
+        if weight.ndim != 2:
+            expected = "shape (num_embeddings, embedding_size)"
+            raise ShapeError(explain(where, expected, describe(weight)))
+        given = (num_embeddings, embedding_size)
+        if any(size not in (None, n) for size, n in zip(given, weight.shape, strict=True)):
+            expected = f"num_embeddings={given[0]} rows of embedding_size={given[1]}"
+            raise ArgumentError(explain(where, expected, describe(weight)))
+        return weight

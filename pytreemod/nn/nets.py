@@ -1,0 +1,335 @@
+"""A model and its State as one value, for code that need not know which layers have any."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from pytreemod.errors import ArgumentError, StateError, describe, explain
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import buffer
+from pytreemod.nn.calling import ABSENT, Absence, Absent
+from pytreemod.state.making import make_with_state
+from pytreemod.state.tokens import RngStream, is_moved
+from pytreemod.state.values import State, tokens_of
+from pytreemod.transform.derivatives.results import pair_of
+from pytreemod.tree.paths import path_text
+from pytreemod.typing import class_of, jtu
+
+_M = TypeVar("_M")
+_B = TypeVar("_B", bound="Stateful[Any]")
+
+STATE = "state"
+
+
+class Stateful(Module, Generic[_M]):
+    """A model and its State in one value, called as `out, net = net(x)`.
+
+    **Form.** A Module of two fields: `model` is trained like any other, and `state` is a buffer,
+    which `filter_grad` leaves alone.
+
+    **Make.** With [`stateful`][pytreemod.nn.stateful].
+
+    **Use.** `out, net = net(x)` calls the model with its State, if it has any, and gives the
+    output and the net to go on with; what is called otherwise than by `net(...)` goes through
+    `apply`. A net whose State the call changed is used up, as a State is, for what the call did
+    would be lost. A call that fails, or changes no State, leaves the net as it was; where something
+    else failed after it, `restored` is the way back.
+
+    **Laws.** `net(x)` is `out, stateful(model, state)` where `out, state = model(x, state=state)`,
+    and the compiled programs of both are the same.
+
+    Fields:
+        model: the model
+        state: its State
+
+    Raises:
+        StateError: an old net was called.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> net = pm.stateful(pm.nn.BatchNorm(2))
+        >>> out, net = net(jnp.asarray([[1.0, 10.0], [3.0, 30.0]]))
+        >>> out.round(2).tolist()
+        [[-1.0, -1.0], [1.0, 1.0]]
+    """
+
+    model: _M
+    state: State = buffer()
+
+    # An update that does not come out of a transform is refused, not only told.
+    __keeps_state__ = True
+
+    def __call__(self: _B, /, *args: Any, **kwargs: Any) -> tuple[Any, _B]:
+        """Call the model.
+
+        Args:
+            *args: for the model.
+            **kwargs: for the model; `state` is added.
+
+        Returns:
+            What the model returns, and the net to go on with.
+        """
+        if not callable(self.model):
+            raise ArgumentError(_uncallable(self.model))
+        return self._run("net(...)", self.model, args, kwargs)
+
+    def apply(self: _B, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Any, _B]:
+        """Call a function of the model, such as another method than `__call__`.
+
+        Args:
+            fn: called as `fn(model, *args, **kwargs, state=state)`, without `state` if the model
+                has none; returns what the model's own call would: `(out, state)`, or `out`.
+            *args: for `fn`.
+            **kwargs: for `fn`.
+
+        Returns:
+            `out`, and the net to go on with.
+
+        Raises:
+            StateError: the net is old.
+
+        Examples:
+            >>> import jax.numpy as jnp
+            >>> import pytreemod as pm
+            >>> class Coder(pm.Module):
+            ...     norm: pm.nn.BatchNorm
+            ...     def encode(self, x, state):
+            ...         return self.norm(x, state)
+            >>> net = pm.stateful(Coder(pm.nn.BatchNorm(2)))
+            >>> code, net = net.apply(Coder.encode, jnp.ones((3, 2)))
+        """
+        if not callable(fn):
+            raise ArgumentError(explain("net.apply(fn)", "a function", describe(fn)))
+        return self._run("net.apply(...)", fn, (self.model, *args), kwargs)
+
+    def seed(self: _B, key: Any) -> _B:
+        """Give every random stream of the model a key of its own; see `State.seed`.
+
+        Args:
+            key: one random key, or what `init_keys` gave.
+
+        Returns:
+            The net to go on with.
+
+        Raises:
+            RngError: `key` is no random key.
+            StateError: the net is old.
+        """
+        return self.replace(state=self._newest("net.seed").seed(key))
+
+    def split(self: _B, n: int, select: Any = None) -> _B:
+        """A net for `n` members; see `State.split`.
+
+        Args:
+            n: how many members.
+            select: a selector over the State; all random streams by default.
+
+        Returns:
+            The net to go on with.
+
+        Raises:
+            ArgumentError: `n` is no count.
+            RngError: a chosen stream was not seeded, or is split already.
+            StateError: the net is old.
+        """
+        return self.replace(state=self._newest("net.split").split(n, select))
+
+    def join(self: _B) -> _B:
+        """Undo `split` for the random streams; see `State.join`.
+
+        Returns:
+            The net to go on with. A net that has no streams is joined as it is.
+
+        Raises:
+            StateError: the net is old, or its streams were not split.
+        """
+        state = self._newest("net.join")
+        has_streams = RngStream in state.__child_kinds__()
+        return self.replace(state=state.join()) if has_streams else self
+
+    def restored(self: _B) -> _B:
+        """The net as it was before the call that used it up; see `State.restored`.
+
+        Returns:
+            A net to go on with.
+        """
+        return self.replace(state=self.state.restored())
+
+    def _run(
+        self: _B, where: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, _B]:
+        if STATE in kwargs or any(isinstance(arg, State) for arg in args):
+            raise ArgumentError(_given_state(where))
+        state = self._newest(where)
+        # A State of the call's own: should it fail half-way, this one is still good.
+        own = state.substate(self.model)
+        if not own.__child_kinds__() and not _requires_state(fn):
+            return fn(*args, **kwargs), self
+        try:
+            result = fn(*args, **kwargs, state=own)
+        except TypeError as error:
+            if _takes_state(fn):
+                raise
+            tokens = [path_text(path) for path, _ in tokens_of(self.model)]
+            raise ArgumentError(_takes_none(where, fn, tokens)) from error
+        out, new = _parted(where, result, own)
+        return out, self if new is own else self.replace(state=state.update(new))
+
+    def _newest(self, where: str) -> State:
+        """The State, if it was not used up."""
+        if not self.state.__usable__():
+            raise StateError(_used(where))
+        return self.state
+
+
+def stateful(model: _M, state: State | Absent = ABSENT, /) -> Stateful[_M]:
+    """Bundle a model and its State, so that code which calls and trains it need not know of State.
+
+    The same code serves models with State, with random streams, and with neither: adding a
+    `BatchNorm` to a model changes no line of its training.
+
+    Args:
+        model: any tree that is called, or has methods that are. Its State is passed to it by the
+            keyword `state`, and it returns `(out, state)`, as all layers do; a model without
+            State is called without.
+        state: the State; left out, it is made from the initial values that a new model holds.
+
+    Returns:
+        A `Stateful`.
+
+    Raises:
+        ArgumentError: `model` is no model, or `state` no State.
+        StateError: `state` is old, or left out where the model was already made with one.
+        TokenError: `state` belongs to another model.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> layers = [pm.nn.Linear(2, 3, key=jax.random.key(0)), pm.nn.BatchNorm(3)]
+        >>> net = pm.stateful(pm.nn.Sequential(layers))
+        >>> def loss(net, x):
+        ...     out, net = net(x)
+        ...     return jnp.mean(out**2), net
+        >>> grads, net = pm.filter_grad(loss, has_aux=True)(net, jnp.ones((4, 2)))
+
+        With a model that was made together with its State:
+
+        >>> net = pm.stateful(*pm.make_with_state(pm.nn.BatchNorm)(2))
+    """
+    _check_model(model)
+    if isinstance(state, Absence):
+        _refuse_made(model)
+        return Stateful(*make_with_state(lambda: model)())
+    if not isinstance(state, State):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
+        raise ArgumentError(explain("stateful(state)", "a State", describe(state)))
+    state.substate(model)  # Raises if it belongs to another model.
+    return Stateful(model, state)
+
+
+def _check_model(model: Any) -> None:
+    pair = class_of(model) is tuple and any(isinstance(part, State) for part in model)
+    if not pair and not isinstance(model, (type, State)) and not jtu.all_leaves([model]):
+        return
+    lines = (
+        ["model and State are two arguments:", "pm.stateful(*pm.make_with_state(Model)(...))"]
+        if pair
+        else ["make one first:", "net = pm.stateful(Model(...))"]
+    )
+    got = "both in a tuple" if pair else describe(model)
+    raise ArgumentError(explain("stateful(model)", "a model", got, cure=lines))
+
+
+def _refuse_made(model: Any) -> None:
+    """Refuse a model whose initial values went into a State, which must be given, then."""
+    gone = [path_text(path) for path, token in tokens_of(model) if is_moved(token)]
+    if gone:
+        raise StateError(
+            explain(
+                "stateful(model)",
+                "the State that the model was made with, too",
+                "the model alone",
+                places=gone,
+                cure=["pass both:", "net = pm.stateful(model, state)"],
+            )
+        )
+
+
+def _parameter(fn: Callable[..., Any]) -> inspect.Parameter | None:
+    """The parameter of a function that takes the keyword `state`, if there is one.
+
+    Raises:
+        ValueError: the function does not say.
+    """
+    parameters = inspect.signature(fn).parameters
+    found = parameters.get(STATE)
+    if found is not None and found.kind is not inspect.Parameter.POSITIONAL_ONLY:
+        return found
+    return next((p for p in parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
+
+
+def _requires_state(fn: Callable[..., Any]) -> bool:
+    """Whether a function must be given a State, even one without entries."""
+    try:
+        found = _parameter(fn)
+    except ValueError:
+        return False
+    return found is not None and found.name == STATE and found.default is inspect.Parameter.empty
+
+
+def _takes_state(fn: Callable[..., Any]) -> bool:
+    try:
+        return _parameter(fn) is not None
+    except ValueError:
+        return True
+
+
+def _parted(where: str, result: Any, own: State) -> tuple[Any, State]:
+    """What a model that was called with the State `own` returned.
+
+    Raises:
+        ArgumentError: it is no pair of an output and a State.
+        StateError: the State was replaced, and what replaced it is lost.
+    """
+    pair = "out, state"
+    out, new = pair_of(result, where, pair, reason=", for the model has State")
+    if not isinstance(new, State):
+        got, cure = f"{describe(new)} as the second", ["return it last:", f"return {pair}"]
+        raise ArgumentError(explain(where, f"a pair ({pair})", got, cure=cure))
+    if new is own:
+        new.substate(())
+    return out, new
+
+
+def _given_state(where: str) -> str:
+    cure = ["it has one, and passes that on:", "out, net = net(x)"]
+    return explain(where, "no State among the arguments", "one", cure=cure)
+
+
+def _takes_none(where: str, fn: Any, tokens: list[str]) -> str:
+    name = fn.__qualname__ if hasattr(fn, "__qualname__") else type(fn).__qualname__
+    cure = [
+        "take it, pass it on to the layers that need it, and return it:",
+        "def __call__(self, x, state):",
+        "    x, state = self.norm(x, state)",
+        "    return x, state",
+    ]
+    expected = f"{name} to have a parameter called state"
+    return explain(where, expected, "none, though it has State", places=tokens, cure=cure)
+
+
+def _used(where: str) -> str:
+    cure = [
+        "go on with what came back; using the old one would lose an update:",
+        "out, net = net(x)",
+        "net = net.restored()  # if something has failed since, and what came back is lost",
+    ]
+    return explain(where, "the newest net", "one that a call has already replaced", cure=cure)
+
+
+def _uncallable(model: Any) -> str:
+    kind = type(model).__qualname__
+    cure = ["call one of its methods:", f"out, net = net.apply({kind}.method, x)"]
+    return explain("net(...)", "a model that can be called", f"a {kind}", cure=cure)

@@ -1,0 +1,234 @@
+"""Layers made of other layers, and the two that make anything a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, overload
+
+import jax
+
+from pytreemod.errors import ArgumentError, StateError, describe, explain
+from pytreemod.module.classes import Module
+from pytreemod.nn.arguments import check_key, divide_key, named
+from pytreemod.nn.calling import (
+    ABSENT,
+    Absence,
+    Absent,
+    StatefulLayer,
+    call_layer,
+    check_state,
+    ignores_key,
+    is_stateful,
+    uses_key_if,
+    wants_key,
+)
+from pytreemod.state.key_sources import InitKeys, KeyLike
+from pytreemod.state.values import State
+from pytreemod.typing import jtu
+
+Value = TypeVar("Value")
+
+
+class Identity(Module):
+    """Gives back what it gets; takes, and ignores, any arguments when made.
+
+    Shapes:
+        x: anything
+        return: x
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.Identity(3, bias=False)(jnp.ones(2))
+        Array([1., 1.], dtype=float32)
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        del args, kwargs
+
+    @ignores_key
+    @jax.named_scope("pm.nn.Identity")
+    def __call__(self, x: Value, *, key: KeyLike | None = None) -> Value:
+        """Return x; `key` is ignored."""
+        del key
+        return x
+
+
+class Lambda(Module):
+    """Makes a layer of a function.
+
+    Shapes:
+        x: whatever fn takes
+        return: whatever fn gives
+
+    Fields:
+        fn: configuration if a function, data if a Module
+
+    Args:
+        fn: called with x alone.
+
+    Raises:
+        ArgumentError: fn cannot be called.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.Lambda(jax.nn.relu)(jnp.array([-1.0, 1.0]))
+        Array([0., 1.], dtype=float32)
+    """
+
+    fn: Callable[[Any], Any]
+
+    def __init__(self, fn: Callable[[Any], Any]):
+        if not callable(fn):
+            raise ArgumentError(explain(named(self, "fn"), "a function", describe(fn)))
+        self.fn = fn
+
+    @ignores_key
+    @jax.named_scope("pm.nn.Lambda")
+    def __call__(self, x: Any, *, key: KeyLike | None = None) -> Any:
+        """Call the function; `key` is ignored."""
+        del key
+        return self.fn(x)
+
+
+class Sequential(StatefulLayer):
+    """Applies layers one after the other.
+
+    Indexing gives a layer, slicing a `Sequential`; `len` and iteration work.
+
+    Shapes:
+        x: whatever the first layer takes
+        return: whatever the last layer gives; a pair with the State if one was passed in
+
+    Fields:
+        layers: a tuple of Modules
+
+    Args:
+        layers: callable Modules. Wrap functions: `Lambda(jax.nn.relu)`.
+
+    State and randomness: passes State to the layers that are stateful. A key is split between
+        the layers, unless none of them uses one; a layer that does not use its key gets none,
+        and may have no parameter `key`.
+
+    Raises:
+        ArgumentError: a layer is no Module that can be called, or state is no State.
+        RngError: key is no random key.
+        StateError: a layer needs State and none was passed in, or it does not give it back.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> net = nn.Sequential([nn.Linear(3, 4, key=jax.random.key(0)), nn.Lambda(jax.nn.relu)])
+        >>> net(jnp.ones((7, 3))).shape, len(net), len(net[:1])
+        ((7, 4), 2, 1)
+    """
+
+    layers: tuple[Callable[..., Any], ...]
+
+    def __init__(self, layers: Sequence[Callable[..., Any]]):
+        self.layers = _check_layers(named(self, "layers"), layers)
+
+    @overload
+    def __call__(self, x: Any, *, key: KeyLike | None = None) -> Any: ...
+
+    @overload
+    def __call__(
+        self, x: Any, state: State, *, key: KeyLike | None = None
+    ) -> tuple[Any, State]: ...
+
+    @uses_key_if(lambda layer: any(wants_key(inner) for inner in layer.layers))
+    @jax.named_scope("pm.nn.Sequential")
+    def __call__(
+        self,
+        x: Any,
+        state: State | Absent = ABSENT,
+        *,
+        key: KeyLike | None = None,
+    ) -> Any:
+        """Apply the layers.
+
+        Args:
+            x: the first layer's input.
+            state: for the layers that are stateful.
+            key: split between the layers that use one.
+
+        Returns:
+            The last layer's output; with `state`, the pair of it and the new State.
+        """
+        check_state("Sequential(...)", state)
+        for number, (layer, layer_key) in enumerate(zip(self.layers, self._keys(key), strict=True)):
+            if isinstance(state, Absence) and is_stateful(layer):
+                raise StateError(_state_missing(number, layer))
+            x, state = call_layer(layer, x, state, layer_key)
+        return x if isinstance(state, Absence) else (x, state)
+
+    def _keys(self, key: KeyLike | None) -> Sequence[Any]:
+        """A key for each layer that wants one."""
+        if key is None:
+            return [None] * len(self.layers)
+        wanted = [wants_key(layer) for layer in self.layers]
+        if not any(wanted):
+            if not isinstance(key, InitKeys):  # From which a check would take a key in vain.
+                check_key("Sequential(...)", key)
+            return [None] * len(self.layers)
+        # By the number of all layers: what a layer gets does not depend on what the others are.
+        keys = divide_key("Sequential(...)", key, len(self.layers))
+        return [keys[number] if wants else None for number, wants in enumerate(wanted)]
+
+    @overload
+    def __getitem__(self, index: int) -> Callable[..., Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequential: ...
+
+    def __getitem__(self, index: int | slice) -> Callable[..., Any] | Sequential:
+        """A layer by number, or several as a `Sequential`."""
+        if isinstance(index, slice):
+            return Sequential(self.layers[index])
+        try:
+            return self.layers[index]
+        except TypeError as error:
+            expected = "an integer or a slice"
+            raise ArgumentError(explain("Sequential[...]", expected, describe(index))) from error
+
+    def __iter__(self) -> Iterator[Callable[..., Any]]:
+        yield from self.layers
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def is_stateful(self) -> bool:
+        """Whether any of the layers needs State.
+
+        Returns:
+            True or False.
+        """
+        return any(is_stateful(layer) for layer in self.layers)
+
+
+def _check_layers(where: str, layers: Any) -> tuple[Callable[..., Any], ...]:
+    if isinstance(layers, (str, bytes)) or not hasattr(layers, "__iter__"):
+        cure = ("Pass the layers in a list:", "Sequential([layer1, layer2])")
+        raise ArgumentError(explain(where, "a sequence of layers", describe(layers), cure=cure))
+    layers = tuple(layers)
+    for number, layer in enumerate(layers):
+        if not callable(layer) or isinstance(layer, type):
+            place = f"layers[{number}]: {describe(layer)}"
+            raise ArgumentError(explain(where, "layers to call", "something else", places=[place]))
+        if jtu.all_leaves([layer]):
+            name = getattr(layer, "__name__", "f")
+            cure = ("Make it a layer:", f"nn.Lambda({name if name.isidentifier() else 'f'})")
+            place = f"layers[{number}]: {describe(layer)}"
+            raise ArgumentError(explain(where, "Modules", "a function", places=[place], cure=cure))
+    return layers
+
+
+def _state_missing(number: int, layer: Any) -> str:
+    cure = (
+        "Make the model together with its State, and pass that along:",
+        "model, state = pm.nn.make_with_state(make_model)(...)",
+        "out, state = model(x, state)",
+    )
+    place = f"layers[{number}]: {type(layer).__name__}"
+    return explain("Sequential(...)", "a State", "none", places=[place], cure=cure)

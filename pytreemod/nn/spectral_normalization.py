@@ -1,0 +1,203 @@
+"""Layers that rescale the weight of another layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.module.fields import field
+from pytreemod.nn.arguments import (
+    Title,
+    check_flag,
+    check_key,
+    check_number,
+    check_size,
+    is_traced,
+    mapped_cure,
+    named,
+    shape_of,
+)
+from pytreemod.nn.calling import (
+    StatefulLayer,
+    call_layer,
+    check_state,
+    uses_key_if,
+    wants_key,
+)
+from pytreemod.nn.functional.promotion import computing_dtype
+from pytreemod.nn.functional.spectral_normalization import divide_by_spectral_norm, power_iteration
+from pytreemod.state.key_sources import KeyLike
+from pytreemod.state.tokens import StateIndex
+from pytreemod.state.values import State
+from pytreemod.tree.nodes import children_of
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_inexact_array
+from pytreemod.tree.surgery import replace_at
+from pytreemod.typing import AnyArray, jtu
+
+_L = TypeVar("_L", bound=Callable[..., Any])
+
+INITIAL_ITERATIONS = 15
+
+
+class SpectralNorm(StatefulLayer, Generic[_L]):
+    r"""Calls a layer with one of its weights divided by its largest singular value.
+
+    That bounds how much the layer can stretch its input, as the discriminator of a generative
+    adversarial network wants it. The singular value is estimated by power iteration, which goes on
+    from call to call while training, and stands still in inference mode.
+
+    Shapes:
+        x: whatever the layer takes
+        return: whatever the layer gives, and State
+
+    Fields:
+        layer: the layer, with its weight as it is trained
+        uv_index: token of the first singular vectors, (u, v), in float32 or wider
+
+    Args:
+        layer: a Module that can be called, such as `Linear` or `Conv2d`.
+        weight_name: the field to rescale, an array of two axes or more. All axes but the first
+            are taken as one.
+        num_power_iterations: how many power iterations to do at each call when training, >= 0.
+        eps: a norm smaller than this is not divided by, >= 0.
+        inference: whether to leave the singular vectors alone, see `inference_mode`.
+        key: used once, for the vectors from which 15 power iterations start.
+
+    State and randomness: reads `uv_index`, and writes it when training. State and key are passed
+        on to the layer if it takes them.
+
+    Raises:
+        ArgumentError: an argument is unusable, or the weight is complex or all zero.
+        RngError: key is no random key.
+        ShapeError: the weight has fewer than two axes, or not those of its singular vectors.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> def make(key):
+        ...     one, two = jax.random.split(key)
+        ...     return nn.SpectralNorm(nn.Linear(3, 3, use_bias=False, key=one), "weight", key=two)
+        >>> layer, state = nn.make_with_state(make)(jax.random.key(0))
+        >>> matrix, state = layer(jnp.eye(3), state)
+        >>> f"{jnp.linalg.svd(matrix, compute_uv=False)[0]:.3f}"
+        '1.000'
+
+    Source:
+        Miyato et al. 2018, https://arxiv.org/abs/1802.05957, algorithm 1.
+    """
+
+    layer: _L
+    weight_name: str = field(static=True)
+    uv_index: StateIndex[tuple[Float[Array, " out"], Float[Array, " in"]]]
+    num_power_iterations: int = field(static=True)
+    eps: float = field(static=True)
+    inference: bool = field(static=True)
+
+    def __init__(
+        self,
+        layer: _L,
+        weight_name: str,
+        num_power_iterations: int = 1,
+        eps: int | float = 1e-12,
+        inference: bool = False,
+        *,
+        key: KeyLike,
+    ):
+        weight = _check_weight(named(self, "weight_name"), layer, weight_name)
+        self.layer, self.weight_name = layer, weight_name
+        self.num_power_iterations = check_size(
+            named(self, "num_power_iterations"), num_power_iterations
+        )
+        self.eps = check_number(named(self, "eps"), eps, 0.0)
+        self.inference = check_flag(named(self, "inference"), inference)
+        key = check_key(named(self, "key"), key)
+        self.uv_index = StateIndex(_initial_vectors(named(self, "layer"), weight, self.eps, key))
+
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        check_number(named(self, "eps"), self.eps, 0.0)
+
+    @uses_key_if(lambda layer: wants_key(layer.layer))
+    @jax.named_scope("pm.nn.SpectralNorm")
+    def __call__(
+        self,
+        x: AnyArray,
+        state: State,
+        *,
+        key: KeyLike | None = None,
+        inference: bool | None = None,
+    ) -> tuple[Any, State]:
+        """Call the layer with its weight rescaled.
+
+        Args:
+            x: the layer's input.
+            state: holds the singular vectors.
+            key: passed on to the layer.
+            inference: overrides the field of that name if not None.
+
+        Returns:
+            The layer's output, and the State to go on with.
+        """
+        check_state(Title(self, "weight_name"), state)
+        weight = getattr(self.layer, self.weight_name)
+        u, v = self._vectors(weight, state)
+        if self.num_power_iterations and not (self.inference if inference is None else inference):
+            u, v = power_iteration(
+                weight, u, v, num_iterations=self.num_power_iterations, eps=self.eps
+            )
+            state = state.set(self.uv_index, (u, v))
+        normed = divide_by_spectral_norm(weight, u, v)
+        path = (jtu.GetAttrKey(self.weight_name),)
+        return call_layer(replace_at(self.layer, [(path, normed)]), x, state, key)
+
+    def _vectors(self, weight: Array, state: State) -> tuple[Array, Array]:
+        """The singular vectors; refused if they are not those of a weight of that shape."""
+        u, v = state.get(self.uv_index)
+        shape = shape_of(weight)
+        if shape is not None and (u.shape, v.shape) == (shape[:1], (math.prod(shape[1:]),)):
+            return u, v
+        where, cure = str(Title(self, "weight_name")), mapped_cure(self)
+        expected = f"a weight whose singular vectors have the shapes {u.shape} and {v.shape}"
+        raise ShapeError(explain(where, expected, describe(weight), cure=cure))
+
+
+def _check_weight(where: str, layer: Any, name: Any) -> Array:
+    """The array that `name` stands for."""
+    weight: Any = getattr(layer, name, None) if isinstance(name, str) else None
+    if not is_inexact_array(weight):
+        expected = f"the name of a weight in {type(layer).__name__}"
+        raise ArgumentError(explain(where, expected, describe(name), cure=_names(layer)))
+    if weight.ndim < 2:
+        raise ShapeError(explain(where, "a weight of two axes or more", describe(weight)))
+    if jnp.issubdtype(weight.dtype, jnp.complexfloating):
+        raise ArgumentError(explain(where, "a weight of real numbers", describe(weight)))
+    return weight
+
+
+def _names(layer: Any) -> str:
+    """Which names there would have been."""
+    found = [
+        path_text((key,)) for key, child in children_of(layer) or () if is_inexact_array(child)
+    ]
+    return f"It has: {', '.join(found)}." if found else ""
+
+
+def _initial_vectors(
+    where: str, weight: Array, eps: float, key: PRNGKeyArray
+) -> tuple[Array, Array]:
+    dtype = computing_dtype(weight.dtype)
+    left, right = jax.random.split(key)
+    u = jax.random.normal(left, weight.shape[:1], dtype)
+    v = jax.random.normal(right, (weight.size // max(weight.shape[0], 1),), dtype)
+    u, v = power_iteration(weight, u, v, num_iterations=INITIAL_ITERATIONS, eps=eps)
+    # From zero vectors no iteration leads away, and the layer would give nan for ever.
+    if not is_traced(u) and not bool(jnp.any(u)):
+        raise ArgumentError(explain(where, "a weight to normalize", "one that is all zero"))
+    return u, v

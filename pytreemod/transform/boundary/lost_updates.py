@@ -1,0 +1,168 @@
+"""Updates that do not come out of a transform.
+
+A function inside a transform gets a State of its own, made from the arrays that the transform hands
+it. If it uses that State up, and what follows from it is not in its result, the update is lost, and
+nobody would be told: the caller's State is as good as before. So a function inside a transform is
+watched (see `tree.successions`) while it is traced. What is used up there and came in from outside
+must have a successor in the result: a warning, with the path of the State. A net is refused, for it
+promises that whoever calls it need not think of State.
+
+An update may also be lost further out: the inner transform hands the successor out, and the
+function around it drops it. So what has advanced inside is told to the watch outside, where an
+argument that holds the same entries must not be left behind.
+
+All of this happens while a function is traced, and never in a call of what was compiled.
+"""
+
+from __future__ import annotations
+
+import functools as ft
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from pytreemod.errors import LostUpdateWarning, StateError, explain, warn
+from pytreemod.transform.boundary.wrapping import argument_name, function_name, positional_names
+from pytreemod.tree.nodes import places
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.snapshots import AbstractKeeper
+from pytreemod.tree.successions import (
+    Watch,
+    advanced,
+    is_keeper,
+    keepers_in,
+    outer_watch,
+    watching,
+)
+from pytreemod.typing import PyTree
+
+
+def call_watched(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Call a function inside a transform; see to it that no update of a State is lost.
+
+    Args:
+        fn: the function.
+        args: its arguments.
+        kwargs: its arguments by keyword.
+
+    Returns:
+        What it returns.
+
+    Raises:
+        StateError: a net among the arguments was changed by a call, and does not come out.
+    """
+    with watching() as watch:
+        result = fn(*args, **kwargs)
+    if watch.used or watch.advanced:
+        _look(fn, args, kwargs, result, watch)
+    return result
+
+
+def _look(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any, watch: Watch
+) -> None:
+    for part in watch.parts:
+        if not part.__usable__():
+            watch.advanced |= part.__entries__().keys()
+    after = keepers_in(result)
+    came_in = watch.came_in()
+    lost = [old for old in came_in if not _is_followed(old, after)]
+    still = [old for old in keepers_in((fn, tuple(args), kwargs)) if old.__usable__()]
+    lost += [old for old in still if _is_left_behind(old, after, watch.advanced)]
+    for old in lost:
+        _tell(fn, args, kwargs, old)
+    outer = outer_watch()
+    if outer is not None:
+        outer.advanced |= watch.advanced
+        for old in came_in:
+            outer.advanced.update(*(advanced(old, new) for new in after))
+            if id(old) not in outer.made:
+                outer.used.append(old)
+
+
+def _is_followed(old: AbstractKeeper, after: Iterable[AbstractKeeper]) -> bool:
+    """Whether a keeper that was used up has a successor, which may be a part of it."""
+    names = old.__entries__().keys()
+    return not names or any(names & new.__entries__().keys() for new in after)
+
+
+def _is_left_behind(old: AbstractKeeper, after: Iterable[AbstractKeeper], names: set[Any]) -> bool:
+    """Whether entries have advanced, and come out as they came in, or not at all."""
+    return bool(names & old.__entries__().keys()) and not any(
+        names & advanced(old, new) for new in after
+    )
+
+
+def _tell(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], old: AbstractKeeper
+) -> None:
+    found = _found(fn, args, kwargs, old)
+    name = function_name(fn)
+    if found.is_net:
+        cure = [
+            "return it beside the result (with has_aux=True, where that is a loss):",
+            "out, net = net(x)",
+            "return out, net",
+        ]
+        text = explain(
+            name,
+            "the net to come out, for a call has changed it",
+            "a result without it",
+            places=found.places,
+            cure=cure,
+        )
+        raise StateError(text)
+    cure = [
+        "return it beside the result (with has_aux=True, where that is a loss):",
+        "y, state = model(x, state)",
+        "return y, state",
+    ]
+    text = explain(
+        name,
+        "the State that replaces the one that was used up",
+        "a result without it",
+        places=found.places,
+        cure=cure,
+    )
+    warn(LostUpdateWarning, text)
+
+
+class _Found(NamedTuple):
+    places: list[str]
+    is_net: bool
+
+
+def _found(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], old: AbstractKeeper
+) -> _Found:
+    """Where a keeper is among the arguments of a call, and whether it is that of a net."""
+    names = positional_names(fn)
+    named = [(function_name(fn), fn), *((argument_name(names, i), x) for i, x in enumerate(args))]
+    for root, tree in [*named, *kwargs.items()]:
+        for place in places(tree, is_keeper):
+            if place.leaf is old:
+                is_net = any(getattr(n, "__keeps_state__", False) for n in place.nodes)
+                return _Found([path_text(place.path, root)], is_net)
+    return _Found(["a State that the function takes from outside"], False)
+
+
+@ft.lru_cache(maxsize=512)
+def _holds_keepers(treedef: Any) -> bool:
+    return bool(keepers_in(treedef.unflatten([0] * treedef.num_leaves)))
+
+
+def pass_on_use(treedef: Any, before: PyTree, inside: PyTree, by: str) -> None:
+    """Use up, in the arguments of a transform, what was used up in those that it made of them.
+
+    For transforms that put a differentiated argument together anew: what is passed on as it is can
+    be used once, and so can this.
+
+    Args:
+        treedef: the structure of the arguments.
+        before: what the caller passed.
+        inside: the same tree as the function got it.
+        by: the transform.
+    """
+    if _holds_keepers(treedef):
+        for old, own in zip(keepers_in(before), keepers_in(inside), strict=True):
+            if not own.__usable__():
+                old.__use_up__(by)

@@ -1,0 +1,305 @@
+"""`sow`, and how what is sown comes out of a transform.
+
+A pure function cannot push values sideways, so what is sown while a function is traced has to
+become one more output of the transform that traces it. While a capture is active in a thread, there
+is a stack of *frames*: one for the capture, and one for each filtered transform that runs inside
+it. `sow` adds to the innermost. A transform *reaps* the function that it calls: what was collected
+comes out beside the result, goes through JAX with it, stacked or not as the transform has it, and
+is *deposited* in the frame outside.
+
+Without a capture none of this happens: functions are called as they are. JAX is told which of the
+two it is by a context that belongs to the key of all its caches, so that what was traced without a
+capture is traced once more for the first capture, and neither is ever taken for the other.
+
+A frame remembers the trace in which it was opened. What is sown in another one (inside of plain
+`jax.vmap`, of a while loop) could not come out, and is refused.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+
+from pytreemod.errors import ArgumentError, CaptureError, describe, explain
+from pytreemod.transform.boundary.lost_updates import call_watched
+from pytreemod.tree.traces import current_trace
+from pytreemod.typing import PyTree, jtu
+
+_T = TypeVar("_T")
+
+SOWN = 0
+"""The level of what `sow` records: it is for every capture around."""
+
+
+class Label(NamedTuple):
+    """What a value is recorded under.
+
+    Attributes:
+        level: the capture that it is for, counted from the outside; `SOWN` if for each of them.
+        name: its name.
+    """
+
+    level: int
+    name: str
+
+
+class Harvest:
+    """Values with their labels, in order; a pytree whose children are the values."""
+
+    __slots__ = ("labels", "values")
+
+    def __init__(self, labels: Sequence[Label], values: Sequence[PyTree]):
+        self.labels = tuple(labels)
+        self.values = tuple(values)
+
+    def sorted(self) -> Harvest:
+        """The same by name: branches may come to it in different orders."""
+        pairs = sorted(zip(self.labels, self.values, strict=True), key=lambda pair: pair[0])
+        return Harvest([label for label, _ in pairs], [value for _, value in pairs])
+
+
+class Sown:
+    """A result with what was sown on the way to it; a pytree."""
+
+    __slots__ = ("harvest", "result")
+
+    def __init__(self, result: PyTree, harvest: Harvest):
+        self.result = result
+        self.harvest = harvest
+
+
+def _flatten_harvest(node: Harvest) -> tuple[list[tuple[Any, PyTree]], tuple[Label, ...]]:
+    pairs = zip(node.labels, node.values, strict=True)
+    return [(jtu.DictKey(label.name), value) for label, value in pairs], node.labels
+
+
+def _flatten_sown(node: Sown) -> tuple[tuple[tuple[Any, PyTree], ...], None]:
+    keys = jtu.GetAttrKey("result"), jtu.GetAttrKey("sown")
+    return ((keys[0], node.result), (keys[1], node.harvest)), None
+
+
+def _unflatten_sown(_: None, children: Any) -> Sown:
+    return Sown(*children)
+
+
+jtu.register_pytree_with_keys(Harvest, _flatten_harvest, Harvest)
+jtu.register_pytree_with_keys(Sown, _flatten_sown, _unflatten_sown)
+
+
+class Frame:
+    """Where values are collected while one function runs.
+
+    Attributes:
+        level: how many captures there are around it, in this thread.
+        labels: of the values so far.
+        values: the values so far.
+    """
+
+    __slots__ = ("labels", "level", "trace", "values")
+
+    def __init__(self, level: int):
+        self.level = level
+        self.trace = current_trace()
+        self.labels: list[Label] = []
+        self.values: list[PyTree] = []
+
+    def add(self, label: Label, value: PyTree) -> None:
+        """Record a value.
+
+        Raises:
+            CaptureError: it belongs to another trace, and could not come out of that.
+        """
+        if self.trace != current_trace():
+            raise CaptureError(_explain_unreachable(label))
+        self.labels.append(label)
+        self.values.append(value)
+
+
+def _explain_unreachable(label: Label) -> str:
+    what = f"sow({label.name!r})" if label.level == SOWN else f"capture of {label.name!r}"
+    return explain(
+        what,
+        "a place that values can come out of",
+        "one inside a transform that hands none out",
+        cure=[
+            "use what hands them out, in the place of jax.jit, jax.vmap, jax.lax.scan, ...:",
+            "pm.filter_jit, filter_vmap, filter_grad, filter_scan, filter_cond, filter_checkpoint",
+            "or return the value; from a while loop, in its carry",
+        ],
+    )
+
+
+class _Frames(threading.local):
+    """The frames of each thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[Frame] = []
+
+
+_frames = _Frames()
+_lock = threading.Lock()
+# How many captures there are, in all threads: nobody looks further where there is none.
+_active = 0
+# Made here, once: JAX does not allow it while other threads use JAX.
+_context: Any = jax.make_user_context(None)
+
+
+def is_collecting() -> bool:
+    """Whether a capture is active in this thread."""
+    return bool(_active and _frames.stack)
+
+
+@contextmanager
+def _within(frame: Frame) -> Generator[Frame]:
+    _frames.stack.append(frame)
+    try:
+        yield frame
+    finally:
+        _frames.stack.pop()
+
+
+@contextmanager
+def closed() -> Generator[None]:
+    """Refuse to record anything in this thread, until the end."""
+    frame = Frame(0)
+    frame.trace = None
+    with _within(frame):
+        yield
+
+
+@contextmanager
+def capturing() -> Generator[Frame]:
+    """Collect, in this thread, what is recorded until the end.
+
+    What is for captures around this one is passed on to them.
+    """
+    global _active
+    stack = _frames.stack
+    level = 1 + (stack[-1].level if stack else 0)
+    with _lock:
+        _active += 1
+    try:
+        with _context(True), _within(Frame(level)) as frame:
+            yield frame
+    finally:
+        with _lock:
+            _active -= 1
+    for label, value in zip(frame.labels, frame.values, strict=True):
+        if label.level < level:
+            note(label, value)
+
+
+def note(label: Label, value: PyTree) -> None:
+    """Record a value in the innermost frame of this thread, if there is one.
+
+    Raises:
+        CaptureError: it could not come out of the transform that it is in.
+    """
+    if _active and _frames.stack:
+        _frames.stack[-1].add(label, value)
+
+
+def reap(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Any, Harvest | None]:
+    """Call a function inside a transform.
+
+    Args:
+        fn: the function.
+        args: its arguments.
+        kwargs: its arguments by keyword.
+
+    Returns:
+        Its result, and what was recorded, to be deposited outside of the transform; None if that
+        is nothing.
+    """
+    if not (_active and _frames.stack):
+        return call_watched(fn, args, kwargs), None
+    with _within(Frame(_frames.stack[-1].level)) as frame:
+        result = call_watched(fn, args, kwargs)
+    return result, Harvest(frame.labels, frame.values) if frame.labels else None
+
+
+def deposit(harvest: Harvest | None) -> None:
+    """Record, outside of a transform, what was reaped inside.
+
+    Raises:
+        CaptureError: it cannot come out of the next transform.
+    """
+    if harvest is not None:
+        for label, value in zip(harvest.labels, harvest.values, strict=True):
+            note(label, value)
+
+
+def with_harvest(result: Any, harvest: Harvest | None) -> Any:
+    """`result`, as `Sown` if something was recorded on the way to it."""
+    return result if harvest is None else Sown(result, harvest)
+
+
+def labels_of(result: Any) -> tuple[Label, ...]:
+    """What was recorded on the way to a result."""
+    return result.harvest.labels if type(result) is Sown else ()
+
+
+def reaping(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` inside a transform, returning `Sown(result, harvest)` if something is recorded."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return with_harvest(*reap(fn, args, kwargs))
+
+    return run
+
+
+def release(result: Any) -> Any:
+    """The result of a function under `reaping`; what came with it is deposited."""
+    if type(result) is not Sown:
+        return result
+    deposit(result.harvest)
+    return result.result
+
+
+def _same(leaf: Any) -> Any:
+    return leaf
+
+
+def sow(name: str, value: _T) -> _T:
+    """Show a value to the [`capture`][pytreemod.capture]s around this call, if there are any.
+
+    For looking at intermediate values: the program computes the same with it and without. Without
+    a capture it does nothing, and costs nothing.
+
+    **Law.** `sow(name, value)` is `value`.
+
+    Args:
+        name: what to show it as. The second value of that name is shown as `name#2`, and so on; a
+            number is left out where `name#2` is itself a name.
+        value: any tree.
+
+    Returns:
+        `value`, unchanged.
+
+    Raises:
+        ArgumentError: inside a capture, `name` is no string.
+        CaptureError: inside a capture, but also inside a transform of plain JAX, or a while loop,
+            from which the value could not come out.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> @pm.filter_jit
+        ... def f(x):
+        ...     h = pm.sow("hidden", 2 * x)
+        ...     return h + 1
+        >>> pm.capture(f)(jnp.arange(3))
+        (Array([1, 3, 5], dtype=int32), {'hidden': Array([0, 2, 4], dtype=int32)})
+    """
+    if _active:
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
+            raise ArgumentError(explain("sow(name)", "a string", describe(name)))
+        # Containers are copied, for the function may change them later on.
+        note(Label(SOWN, name), jtu.tree_map(_same, value))
+    return value

@@ -1,0 +1,7 @@
+"""Room `transform.compilation`: `filter_jit`, and all that its options ask for.
+
+Owns: compiled functions and where they are kept, donation, static arguments, shardings, why a
+function was traced again; and looking at a call without running it.
+
+May import `boundary` and `host`.
+"""

@@ -1,0 +1,250 @@
+"""Looking at a function without running it: shapes, jaxprs, closures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
+
+import jax
+
+from pytreemod.errors import StructureError, explain
+from pytreemod.transform.boundary.agreement import Slot, differences, same_static
+from pytreemod.transform.boundary.packing import pack, pack_call, unpack
+from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
+from pytreemod.tree.partitioning import partition
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array
+from pytreemod.tree.snapshots import Structure
+from pytreemod.typing import PyTree, jtu
+
+_R = TypeVar("_R")
+
+
+def _is_abstract(leaf: Any) -> bool:
+    return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def divide_abstractly(tree: PyTree) -> tuple[list[Any], Structure]:
+    """As `divide`, with `jax.ShapeDtypeStruct`s counted as arrays."""
+    leaves, treedef = jtu.tree_flatten(tree)
+    positions = tuple(i for i, leaf in enumerate(leaves) if _is_abstract(leaf))
+    statics = tuple(None if _is_abstract(leaf) else leaf for leaf in leaves)
+    return [leaves[i] for i in positions], Structure(treedef, positions, statics)
+
+
+def filter_eval_shape(fun: Callable[..., _R], /, *args: Any, **kwargs: Any) -> _R:
+    """The result of a call with `jax.ShapeDtypeStruct`s for arrays, without computing anything.
+
+    Args:
+        fun: any function; a class gives the skeleton of an instance.
+        *args: its arguments; a `jax.ShapeDtypeStruct` may stand for an array.
+        **kwargs: its arguments by keyword.
+
+    Returns:
+        The result's tree; what is no array in it is as `fun` returned it.
+
+    Raises:
+        ArgumentError: `fun` is not callable.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> filter_eval_shape(lambda n: {"x": jnp.ones((n, 2)), "n": n}, 3)
+        {'n': 3, 'x': ShapeDtypeStruct(shape=(3, 2), dtype=float32)}
+    """
+    check_callable("filter_eval_shape", fun)
+    arrays, structure = divide_abstractly((fun, args, kwargs))
+
+    def run(values: list[Any]) -> Any:
+        return pack_call(*structure.assemble(values))
+
+    return unpack(jax.eval_shape(run, arrays))
+
+
+class _MakeJaxpr(Transformed):
+    __slots__ = ()
+
+    @classmethod
+    def transform_name(cls) -> str:
+        return "filter_make_jaxpr"
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        jaxpr, result = _trace(self.fn, args, kwargs)
+        return jaxpr, *partition(result, _is_abstract)
+
+
+def _trace(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, PyTree]:
+    """The jaxpr of a call, and its result with shapes for arrays."""
+    arrays, structure = divide_abstractly((args, kwargs))
+
+    def run(*values: Any) -> Any:
+        args, kwargs = structure.assemble(values)
+        return pack(fn(*args, **kwargs))
+
+    jaxpr, packed = jax.make_jaxpr(run, return_shape=True)(*arrays)
+    return jaxpr, unpack(packed)
+
+
+def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, PyTree, PyTree]]:
+    """`jax.make_jaxpr` for functions of any trees.
+
+    Args:
+        fun: the function to trace.
+
+    Returns:
+        A function of the same arguments that returns three things: the closed jaxpr, whose inputs
+        are the arrays of the arguments in order; the result's tree with
+        `jax.ShapeDtypeStruct`s for arrays and None for the rest; the same tree with the rest.
+
+    Raises:
+        ArgumentError: `fun` is not callable.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> jaxpr, dynamic, static = filter_make_jaxpr(lambda x, s: (x + 1, s))(jnp.ones(2), "a")
+        >>> dynamic, static
+        ((ShapeDtypeStruct(shape=(2,), dtype=float32), None), (None, 'a'))
+    """
+    check_callable("filter_make_jaxpr", fun)
+    return _MakeJaxpr(fun, ())
+
+
+class ClosureConverted:
+    """A function whose captured arrays are data: what `filter_closure_convert` returns.
+
+    Attributes:
+        consts: the arrays that the function had captured.
+        in_struct: the arguments' structure, with shapes.
+        out_struct: the result's structure, with shapes.
+    """
+
+    def __init__(self, name: str, jaxpr: Any, consts: list[Any], in_spec: Any, out_spec: Any):
+        self.name = name
+        self.jaxpr = jaxpr
+        self.consts = consts
+        self._in = in_spec
+        self._out = out_spec
+
+    @property
+    def in_struct(self) -> PyTree:
+        """The arguments `(args, kwargs)`, with `jax.ShapeDtypeStruct`s for arrays."""
+        structs, structure = self._in
+        return structure.assemble(list(structs))
+
+    @property
+    def out_struct(self) -> PyTree:
+        """The result, with `jax.ShapeDtypeStruct`s for arrays."""
+        structs, structure = self._out
+        return structure.assemble(list(structs))
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the function.
+
+        Raises:
+            StructureError: the arguments differ, in structure, shape, dtype or static values,
+                from those that the function was converted for.
+        """
+        arrays, structure = divide_abstractly((args, kwargs))
+        self._check(arrays, structure)
+        # Here, and not above: it takes a third of the time of importing pytreemod, for this line.
+        from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+        # JAX's annotations forget that the result is a list.
+        run = cast("Callable[..., list[Any]]", jaxpr_as_fun(ClosedJaxpr(self.jaxpr, self.consts)))
+        return self._out[1].assemble(run(*arrays))
+
+    def _check(self, arrays: list[Any], structure: Structure) -> None:
+        before, after = (
+            self._in[1].assemble(_slots(self._in[0])),
+            structure.assemble(_slots(arrays)),
+        )
+        found = differences(before, after, _same_type)
+        if found:
+            places = [f"{_argument(entry.path)}: {' -> '.join(entry.texts())}" for entry in found]
+            raise StructureError(
+                explain(
+                    f"closure-converted {self.name}",
+                    "arguments like those that it was converted for",
+                    "others",
+                    places=places,
+                )
+            )
+
+
+def _slots(values: Iterable[Any]) -> list[Any]:
+    return [Slot(jax.ShapeDtypeStruct(value.shape, value.dtype)) for value in values]
+
+
+def _same_type(first: Any, second: Any) -> bool:
+    if not (isinstance(first, Slot) and isinstance(second, Slot)):
+        return same_static(first, second)
+    return first.aval.shape == second.aval.shape and first.aval.dtype == second.aval.dtype
+
+
+def _argument(path: tuple[Any, ...]) -> str:
+    """A path in `(args, kwargs)` in words."""
+    if len(path) < 2:
+        return (
+            "the arguments" if not path else "keywords" if path[0].idx else "positional arguments"
+        )
+    root = path[1].key if path[0].idx else f"args[{path[1].idx}]"
+    return path_text(path[2:], root)
+
+
+def _flatten_converted(node: ClosureConverted) -> Any:
+    return (node.consts,), (node.name, node.jaxpr, node._in, node._out)  # pyright: ignore[reportPrivateUsage]  (ours)
+
+
+def _flatten_converted_with_keys(node: ClosureConverted) -> Any:
+    (consts,), aux = _flatten_converted(node)
+    return ((jtu.GetAttrKey("consts"), consts),), aux
+
+
+def _unflatten_converted(aux: Any, children: Any) -> ClosureConverted:
+    name, jaxpr, in_spec, out_spec = aux
+    return ClosureConverted(name, jaxpr, children[0], in_spec, out_spec)
+
+
+jtu.register_pytree_with_keys(
+    ClosureConverted, _flatten_converted_with_keys, _unflatten_converted, _flatten_converted
+)
+
+
+def filter_closure_convert(
+    fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> ClosureConverted:
+    """Turn the arrays that a function captured into data that a transform can see.
+
+    The result is a pytree whose leaves are these arrays, so that it can be passed into a transform
+    as an argument where the function itself would smuggle them past it.
+
+    Args:
+        fn: the function.
+        *args: example arguments; arrays or `jax.ShapeDtypeStruct`s.
+        **kwargs: the same by keyword.
+
+    Returns:
+        A function for arguments like the example, with `consts`, `in_struct`, `out_struct`.
+
+    Raises:
+        ArgumentError: `fn` is not callable.
+        StructureError: when called with arguments unlike the example.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> y = jnp.asarray([2.0])
+        >>> f = filter_closure_convert(lambda x: x * y, jnp.asarray([3.0]))
+        >>> f(jnp.asarray([5.0])), len(f.consts)
+        (Array([10.], dtype=float32), 1)
+    """
+    check_callable("filter_closure_convert", fn)
+    closed, result = _trace(fn, args, kwargs)
+    structs, out_structure = divide_abstractly(result)
+    arrays, in_structure = divide_abstractly((args, kwargs))
+    in_structs = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
+    return ClosureConverted(
+        function_name(fn),
+        closed.jaxpr,
+        list(closed.consts),
+        (in_structs, in_structure),
+        (tuple(structs), out_structure),
+    )

@@ -1,0 +1,222 @@
+"""Which arrays a jitted call gives away, so that their memory can hold the results."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from operator import itemgetter
+from typing import Any
+
+from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.transform.boundary.wrapping import argument_name, check_names
+from pytreemod.transform.compilation.static_arguments import released
+from pytreemod.tree.predicates import is_array
+from pytreemod.tree.prefixes import By, mask_of
+from pytreemod.tree.selecting import Selector, as_selector
+from pytreemod.typing import jtu
+
+_STRINGS = ("none", "all", "all-except-first", "warn", "warn-except-first")
+
+
+class Donation:
+    """Which arguments' arrays a call gives away."""
+
+    __slots__ = ("quiet", "rule")
+
+    def __init__(self, rule: Any, quiet: bool):
+        self.rule = rule
+        self.quiet = quiet
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Donation) and (self.rule, self.quiet) == (other.rule, other.quiet)
+
+    def __hash__(self) -> int:
+        return hash((self.rule, self.quiet))
+
+    @property
+    def is_structural(self) -> bool:
+        """Whether calls with one key have the same flags, whatever their arrays are."""
+        return not isinstance(self.rule, Selector) or self.rule.is_structural()
+
+    def flags(
+        self, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[bool]:
+        """One bool for each array of the arguments, in order."""
+        if isinstance(self.rule, Selector):
+            return self._selected(self.rule, names, args, kwargs)
+        flags: list[bool] = []
+        for i, value in enumerate(args):
+            flags += [self._gives(i, argument_name(names, i))] * count_arrays(value)
+        for name in sorted(kwargs):
+            # The first argument, where it has a name and no position (see `places_of`).
+            index = 0 if not args and names[:1] == (name,) else -1
+            flags += [self._gives(index, name)] * count_arrays(kwargs[name])
+        return flags
+
+    def _gives(self, index: int, name: str) -> bool:
+        if self.rule == "all-except-first":
+            return index != 0
+        return self.rule == "all" or (isinstance(self.rule, tuple) and name in self.rule)
+
+    def _selected(
+        self, rule: Selector, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[bool]:
+        # One tree of all arguments by name, in the order of the call: paths in the selector start
+        # with the argument's name, as they do in errors.
+        named = _Arguments(
+            (*(argument_name(names, i) for i in range(len(args))), *sorted(kwargs)),
+            (*args, *(kwargs[name] for name in sorted(kwargs))),
+        )
+        # What is static is no array here, but a rule is asked about what the caller knows.
+        mask = mask_of(rule, released(named), where="filter_jit(donate)")
+        leaves = jtu.tree_leaves(named)
+        return [m for m, leaf in zip(mask, leaves, strict=True) if is_array(leaf)]
+
+
+class _Arguments:
+    """Arguments by name, as a tree in the order of the call."""
+
+    def __init__(self, names: tuple[str, ...], values: tuple[Any, ...]):
+        self.names = names
+        self.values = values
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.__dict__.get("names", ()):
+            return self.values[self.names.index(name)]
+        raise AttributeError(f"the call has no argument {name!r}")
+
+
+def _flatten_with_keys(node: _Arguments) -> tuple[tuple[Any, ...], Any]:
+    keys = map(jtu.GetAttrKey, node.names)
+    return tuple(zip(keys, node.values, strict=True)), node.names
+
+
+def _unflatten(names: Any, values: Any) -> _Arguments:
+    return _Arguments(names, tuple(values))
+
+
+jtu.register_pytree_with_keys(_Arguments, _flatten_with_keys, _unflatten)
+
+
+def count_arrays(value: Any) -> int:
+    """How many arrays are in a tree."""
+    return sum(map(is_array, jtu.tree_leaves(value)))
+
+
+def as_donation(donate: Any, fn: Any) -> Donation | None:
+    """What `filter_jit(fn, donate=...)` means; None for nothing.
+
+    Raises:
+        ArgumentError: it means nothing, or names an argument that `fn` does not have.
+    """
+    if isinstance(donate, str):
+        if donate == "none":
+            return None
+        if donate in _STRINGS:
+            return Donation(donate.replace("warn", "all"), quiet=donate.startswith("all"))
+        donate = (donate,)
+    if isinstance(donate, (Selector, type, By)):
+        return Donation(as_selector(donate), quiet=False)
+    names: Any = donate
+    if isinstance(donate, Sequence) and all(isinstance(name, str) for name in names):
+        check_names("filter_jit(donate)", tuple(names), fn)
+        return Donation(tuple(names), quiet=False) if names else None
+    raise ArgumentError(
+        explain(
+            "filter_jit(donate)",
+            f"names of arguments, a selector, or one of {', '.join(map(repr, _STRINGS))}",
+            describe(donate),
+            cure=["write, for instance", '@pm.filter_jit(donate=("model", "opt_state"))'],
+        )
+    )
+
+
+# ---- JAX's warning about donated arrays that were of no use
+
+# `warnings.catch_warnings` would put back, in the middle of another thread's, filters that it took
+# away there. So one filter is put in while it is needed, and taken out again, and it is for those
+# threads alone that want it.
+
+_MESSAGE = "Some donated buffers were not usable"
+
+
+class _InQuietThreads(type):
+    def __subclasscheck__(cls, other: type) -> bool:
+        return bool(_quiet[threading.get_ident()])
+
+
+class _Unwanted(UserWarning, metaclass=_InQuietThreads):
+    """What is a warning, in a thread that wants none."""
+
+
+_quiet: Counter[int] = Counter()
+_lock = threading.Lock()
+# Where the filter was put in: `catch_warnings`, of whomever, puts another list in place of one.
+_lists: list[Any] = []
+
+
+def begin_quiet() -> None:
+    """Silence the warning in this thread."""
+    with _lock:
+        _quiet[threading.get_ident()] += 1
+        # To the front, wherever it was.
+        warnings.filterwarnings("ignore", message=_MESSAGE, category=_Unwanted)
+        if not any(warnings.filters is known for known in _lists):
+            _lists.append(warnings.filters)
+
+
+def end_quiet() -> None:
+    """Undo one `begin_quiet` of this thread."""
+    with _lock:
+        _quiet[threading.get_ident()] -= 1
+        if not _quiet.total():
+            _quiet.clear()
+            found: list[Any] = [*_lists, warnings.filters]
+            for filters in found:
+                for item in [item for item in filters if item[2] is _Unwanted]:
+                    filters.remove(item)
+            _lists.clear()
+
+
+@contextmanager
+def without_warning(quiet: bool) -> Generator[None]:
+    """Silence the warning, if `quiet`."""
+    if not quiet:
+        yield
+        return
+    begin_quiet()
+    try:
+        yield
+    finally:
+        end_quiet()
+
+
+def separation(
+    flags: list[bool],
+) -> tuple[Callable[[list[Any]], tuple[list[Any], list[Any]]], Callable[[Any, Any], list[Any]]]:
+    """How to part the arrays of a call into donated and kept ones, and how to join them again."""
+    given = [i for i, flag in enumerate(flags) if flag]
+    kept = [i for i, flag in enumerate(flags) if not flag]
+    cut = len(given)
+    if given == list(range(cut)):
+        # Arguments are mostly donated from the front: slices, which cost nothing per array.
+        return (lambda a: (a[:cut], a[cut:])), (lambda d, k: [*d, *k])
+    pick_given, pick_kept = _picker(given), _picker(kept)
+
+    def join(donated: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+        arrays: list[Any] = [None] * len(flags)
+        for i, array in zip([*given, *kept], [*donated, *others], strict=True):
+            arrays[i] = array
+        return arrays
+
+    return (lambda a: (pick_given(a), pick_kept(a))), join
+
+
+def _picker(positions: list[int]) -> Callable[[list[Any]], list[Any]]:
+    if len(positions) < 2:
+        return lambda a: [a[i] for i in positions]
+    pick = itemgetter(*positions)
+    return lambda a: list(pick(a))

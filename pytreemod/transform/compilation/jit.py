@@ -1,0 +1,533 @@
+"""`filter_jit`: compile a function of any trees; arrays are traced, all else is static."""
+
+from __future__ import annotations
+
+import functools as ft
+from collections.abc import Callable
+from typing import Any, TypeVar, cast, overload
+
+import jax
+import numpy as np
+
+from pytreemod.errors import ArgumentError, DonatedError, PytreemodError, describe, explain
+from pytreemod.transform.boundary.packing import (
+    handlers,
+    split_call,
+    split_other,
+    unhashable,
+    unpack,
+)
+from pytreemod.transform.boundary.wrapping import (
+    Transformed,
+    argument_name,
+    check_callable,
+    check_options,
+    function_name,
+    place_keywords,
+    places_of,
+    positional_names,
+)
+from pytreemod.transform.compilation.donation import as_donation
+from pytreemod.transform.compilation.kept_functions import forget
+from pytreemod.transform.compilation.shardings import ArgumentLayout, ResultLayout
+from pytreemod.transform.compilation.static_arguments import as_static, hold
+from pytreemod.transform.compilation.store import (
+    Entry,
+    Options,
+    clear_stores,
+    store_for,
+)
+from pytreemod.transform.host.runtime_checks import call_listening, raise_unheard
+from pytreemod.tree.nodes import is_node
+from pytreemod.tree.paths import path_text
+from pytreemod.typing import Names, ShardingSpec, Tracer, jtu, untyped_jax
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_REFUSED = (
+    "static_argnums",
+    "static_argnames",
+    "donate_argnums",
+    "donate_argnames",
+    "default",
+    "fn",
+    "args",
+    "kwargs",
+    "out",
+)
+
+
+class Jitted(Transformed):
+    """A function under `filter_jit`."""
+
+    __slots__ = ("asks", "entries", "is_slow", "is_tree", "names", "places", "store")
+
+    options: Options
+
+    def __init__(self, fn: Callable[..., Any], options: Options):
+        super().__init__(fn, options)
+        self.names = positional_names(fn)
+        self.places = places_of(fn)
+        self.is_tree = is_node(fn)
+        # Whether what is done with an array depends on more of it than its place.
+        self.asks = options.asks
+        # Whether something must be done before a call can be split, or after.
+        self.is_slow = self.is_tree or bool(options.static) or self.asks
+        self.store = store_for(fn, options)
+        self.entries = self.store.entries
+
+    @classmethod
+    def transform_name(cls) -> str:
+        """The transform as the reader knows it."""
+        return "filter_jit"
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the function, compiled."""
+        # Every call of every step of every training loop comes through these lines. What can be
+        # known per structure is found by its key; what is left is one walk over the arguments,
+        # written out here because one function call more is a tenth of the whole
+        # (benchmarks/dispatch.py). Whatever is out of the ordinary takes the longer road.
+        if self.is_slow:
+            return self._call_slowly(args, kwargs)
+        if kwargs:
+            # As `place_keywords`, but Python has made this dict for us alone.
+            placed: list[Any] = [*args]
+            for name in self.places[len(args) :]:
+                if name not in kwargs:
+                    break
+                placed.append(kwargs.pop(name))
+            args = tuple(placed)
+            if kwargs:
+                return self._call_slowly(args, kwargs)
+        arrays: list[Any] = []
+        parts: list[Any] = []
+        get: Any = handlers.get
+        try:
+            for value in args:
+                get(type(value), split_other)(value, arrays, parts)
+            entry = self.entries[tuple(parts)]
+        except (KeyError, TypeError):
+            entry = None
+        if entry is None:
+            # Not above: an error of the user's function would be shown as one in handling this.
+            return self._call_slowly(args, kwargs)
+        if entry.is_special:
+            return self._call_specially(entry, arrays, args, kwargs)
+        try:
+            if entry.separate is None:
+                packed = entry.jitted(arrays)
+            else:
+                packed = entry.jitted(*entry.separate(arrays))
+        except BaseException as error:
+            self._fail(entry, arrays, args, kwargs, error)
+            raise
+        if entry.unseen:
+            self._catch_up(entry, arrays, args, kwargs, packed)
+        ((plan, values),) = packed.items()
+        return plan.build(values)
+
+    def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args, kwargs = self.placed(args, kwargs)
+        entry, arrays = self.find(args, kwargs)
+        if entry.is_special:
+            return self._call_specially(entry, arrays, args, kwargs)
+        try:
+            packed = entry.jitted(*entry.arguments(arrays))
+        except BaseException as error:
+            self._fail(entry, arrays, args, kwargs, error)
+            raise
+        if entry.unseen:
+            self._catch_up(entry, arrays, args, kwargs, packed)
+        return unpack(packed)
+
+    def _catch_up(
+        self, entry: Entry, arrays: list[Any], args: Any, kwargs: Any, packed: Any
+    ) -> None:
+        """After a call on the short road that met new shapes: what a first call does before."""
+        try:
+            if _runs_later(arrays):
+                return
+            entry.look(entry.arguments(arrays))
+            if entry.checks:
+                jax.block_until_ready(packed)
+        except (RuntimeError, ValueError) as error:
+            self._explain(arrays, args, kwargs, error)
+            raise
+        finally:
+            entry.end()
+
+    def _fail(
+        self, entry: Entry, arrays: list[Any], args: Any, kwargs: Any, error: BaseException
+    ) -> None:
+        entry.end()
+        if isinstance(error, (RuntimeError, ValueError)):
+            self._explain(arrays, args, kwargs, error)
+
+    def _call_specially(self, entry: Entry, arrays: list[Any], args: Any, kwargs: Any) -> Any:
+        """A first call, a quiet one, or one with a check inside: it waits for its results."""
+        arguments = entry.arguments(arrays)
+        try:
+            with entry.making():
+                if _runs_later(arrays) or cast("Any", jax.config).jax_disable_jit:
+                    return unpack(entry.jitted(*arguments))
+                if entry.unseen:
+                    entry.look(arguments)
+                else:
+                    entry.is_special = entry.has_check
+                packed = _call_and_listen(entry, entry.jitted, arguments)
+        except (RuntimeError, ValueError) as error:
+            self._explain(arrays, args, kwargs, error)
+            raise
+        return unpack(packed)
+
+    def placed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments in their places, however they were spelled; static ones held as such.
+
+        Raises:
+            ArgumentError: there is a JAX array in an argument that was said to be static.
+        """
+        if kwargs:
+            args, kwargs = place_keywords(self.places, args, kwargs)
+        static = self.options.static
+        return hold(static, self.names, args, kwargs) if static else (args, kwargs)
+
+    def split(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], tuple[Any, ...]]:
+        """A call's arrays and its key."""
+        arrays, key = split_call((self.fn,) if self.is_tree else (), args, kwargs)
+        if self.asks:
+            key = (*key, self.store.answers(self.names, self.fn, args, kwargs, arrays))
+        return arrays, key
+
+    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, list[Any]]:
+        """The compiled function for a call, made if need be, and the call's arrays.
+
+        Raises:
+            ArgumentError: a static value cannot be hashed; its path is named.
+        """
+        try:
+            arrays, key = self.split(args, kwargs)
+            entry = self.entries.get(key)
+            if entry is None:
+                head = (self.fn,) if self.is_tree else ()
+                entry = self.store.add(key, self.names, self.fn, head, args, kwargs)
+        except PytreemodError:
+            raise
+        except TypeError as error:
+            own = [("function", self.fn)] if self.is_tree else []
+            raise unhashable([*own, *self._named(args, kwargs)], error) from error
+        return entry, arrays
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
+        """Trace and lower for these arguments, without running; see `jax.jit`'s `lower`.
+
+        Arguments may be arrays or `jax.ShapeDtypeStruct`s.
+        """
+        return Lowered(self, (), *self._stage("lower", args, kwargs))
+
+    def trace(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Trace for these arguments; see `jax.jit`'s `trace`."""
+        return self._stage("trace", args, kwargs)[0]
+
+    def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
+        """The result's tree with `jax.ShapeDtypeStruct`s for arrays."""
+        return unpack(self._stage("eval_shape", args, kwargs)[0])
+
+    def stage_bound(self, what: str, instance: Any) -> Callable[..., Any]:
+        """`lower`, `trace` or `eval_shape` of the method that is bound to an instance."""
+        if what != "lower":
+            return ft.partial(getattr(self, what), instance)
+
+        def lower(*args: Any, **kwargs: Any) -> Lowered:
+            staged = self._stage("lower", (instance, *args), kwargs)
+            return Lowered(self, (instance,), *staged)
+
+        return lower
+
+    def _stage(self, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Entry]:
+        # Structs are no arrays, so NumPy arrays without memory stand for them in the split.
+        structs: dict[int, Any] = {}
+
+        def stand_in(leaf: Any) -> Any:
+            if not isinstance(leaf, jax.ShapeDtypeStruct):
+                return leaf
+            made = np.broadcast_to(np.empty((), object), leaf.shape)
+            structs[id(made)] = (leaf, made)
+            return made
+
+        args, kwargs = jtu.tree_map(stand_in, self.placed(args, kwargs))
+        entry, arrays = self.find(args, kwargs)
+        arrays = [structs[id(x)][0] if id(x) in structs else x for x in arrays]
+        entry.is_special = True
+        arguments = entry.arguments(arrays)
+        try:
+            with entry.making():
+                staged = getattr(entry.jitted, what)(*arguments)
+                if what == "lower":
+                    entry.look(arguments)
+            return staged, entry
+        except (RuntimeError, ValueError) as error:
+            self._explain(arrays, args, kwargs, error)
+            raise
+
+    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+        positional = ((argument_name(self.names, i), x) for i, x in enumerate(args))
+        return [*positional, *kwargs.items()]
+
+    def _explain(self, arrays: list[Any], args: Any, kwargs: Any, error: Exception) -> None:
+        """Raise a better error than JAX's own, where there is one."""
+        raise_unheard(error)
+        self._explain_deleted(args, kwargs, error)
+        layout = self.options.in_shardings
+        assigned = self.store.assign(self.names, self.fn, args, kwargs, arrays)
+        if layout is not None and assigned is not None:
+            layout.explain(assigned, error)
+
+    def _explain_deleted(self, args: Any, kwargs: dict[str, Any], error: Exception) -> None:
+        """Raise a better error if `error` came from an argument whose memory was given away."""
+        gone = [
+            f"{path_text(path, name)}: {describe(leaf)}"
+            for name, value in self._named(args, kwargs)
+            for path, leaf in jtu.tree_leaves_with_path(value)
+            if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
+        ]
+        # Arrays that this very call gave away are gone, too, if it failed later on.
+        if gone and "has been deleted" in str(error):
+            raise DonatedError(
+                explain(
+                    function_name(self.fn),
+                    "arrays that are still there",
+                    f"{len(gone)} whose memory was given away by an earlier call (donate=...)",
+                    places=gone,
+                    cure=["go on with what that call returned:", "model, ... = step(model, ...)"],
+                )
+            ) from error
+
+
+class Lowered:
+    """A function that was lowered for particular arguments: what `filter_jit(f).lower` returns.
+
+    Has `compile`, and whatever else `jax.stages.Lowered` has (`as_text`, `cost_analysis`, ...).
+    """
+
+    def __init__(self, wrapper: Jitted, bound: tuple[Any, ...], lowered: Any, entry: Entry):
+        self.lowered = lowered
+        self._bound = bound
+        self._wrapper = wrapper
+        self._entry = entry
+
+    def compile(self, compiler_options: dict[str, Any] | None = None) -> Compiled:
+        """Compile.
+
+        Args:
+            compiler_options: as for `jax.stages.Lowered.compile`.
+
+        Returns:
+            A function of the same arguments.
+        """
+        compiled = self.lowered.compile(compiler_options=compiler_options)
+        return Compiled(self._wrapper, self._bound, compiled, self._entry)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.lowered, name)
+
+
+def _same_key(key: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    # A hash first, as a dict would: a PyTreeDef raises when it is compared with something else.
+    return hash(key) == hash(other) and key == other
+
+
+class Compiled:
+    """A compiled function: what `filter_jit(f).lower(...).compile()` returns.
+
+    Call it with arguments like those it was compiled for. Has whatever else
+    `jax.stages.Compiled` has (`cost_analysis`, `memory_analysis`, ...).
+    """
+
+    def __init__(self, wrapper: Jitted, bound: tuple[Any, ...], compiled: Any, entry: Entry):
+        self.compiled = compiled
+        self._bound = bound
+        self._wrapper = wrapper
+        self._entry = entry
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Run.
+
+        Raises:
+            ArgumentError: something other than the values of arrays differs from what the
+                function was compiled for.
+        """
+        args, kwargs = self._wrapper.placed((*self._bound, *args), kwargs)
+        arrays, key = self._wrapper.split(args, kwargs)
+        if not _same_key(key, self._entry.key):
+            name = function_name(self._wrapper.fn)
+            raise ArgumentError(
+                explain(
+                    f"compiled {name}",
+                    "arguments with the structure and static values that it was compiled for",
+                    "others",
+                    cure=["compile for these, too:", f"filter_jit({name}).lower(...).compile()"],
+                )
+            )
+        arguments = self._entry.arguments(arrays)
+        return unpack(_call_and_listen(self._entry, self.compiled, arguments))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.compiled, name)
+
+
+def _runs_later(arrays: list[Any]) -> bool:
+    """Whether a call is part of another trace."""
+    return any(isinstance(array, Tracer) for array in arrays)
+
+
+def _call_and_listen(entry: Entry, function: Callable[..., Any], arguments: Any) -> Any:
+    """Call, and if there are checks inside, wait for the results and raise if one failed."""
+    if not entry.checks:
+        return function(*arguments)
+    call = ft.partial(function, *arguments)
+    return call_listening(entry.checks, call, is_once=entry.is_once)
+
+
+@overload
+def filter_jit(
+    fun: _F,
+    *,
+    donate: Any = "none",
+    static: Names = (),
+    in_shardings: ShardingSpec = None,
+    out_shardings: ShardingSpec = None,
+    max_traces: int | None = None,
+    **jitkwargs: Any,
+) -> _F: ...
+@overload
+def filter_jit(
+    *,
+    donate: Any = "none",
+    static: Names = (),
+    in_shardings: ShardingSpec = None,
+    out_shardings: ShardingSpec = None,
+    max_traces: int | None = None,
+    **jitkwargs: Any,
+) -> Callable[[_F], _F]: ...
+def filter_jit(
+    fun: Any = None,
+    *,
+    donate: Any = "none",
+    static: Names = (),
+    in_shardings: ShardingSpec = None,
+    out_shardings: ShardingSpec = None,
+    max_traces: int | None = None,
+    **jitkwargs: Any,
+) -> Any:
+    """`jax.jit` for functions of any trees: arrays are traced, everything else is static.
+
+    The function may take and return Modules, containers, numbers, strings, functions: whatever.
+    It is traced again when something static changes (by `==`, type included) or when an array
+    changes shape or dtype. A call returns as soon as `jax.jit`'s would: it waits for the
+    device only if the function contains a check ([`error_if`][pytreemod.error_if]). `fun` may
+    itself be a pytree (a Module, a bound method): its arrays are traced, too.
+
+    **Law.** `filter_jit(f)(*args)` equals `f(*args)`, for every `f` without side effects.
+
+    Args:
+        fun: the function; left out, a decorator is returned.
+        donate: whose arrays' memory may be used for the results. Names of arguments
+            (`"model"`, `("model", "opt_state")`); a selector over the arguments by name
+            (`select.path("model.layers")`), which is asked in each call if it looks at the arrays
+            (a predicate does); or `"none"`, `"all"`, `"all-except-first"`, and
+            `"warn"`, `"warn-except-first"`, which are the same with JAX's warning if a donated
+            array was of no use.
+        static: names of arguments whose arrays are part of the program, not data: NumPy's arrays
+            and numbers in them are compared by value, and arrive as they were passed, so that they
+            can be shapes and indices. An array of JAX in them is an error. (What is no array is
+            static wherever it stands.)
+        in_shardings: where the arguments are to lie: one spec for all of them; a tuple with one for
+            each positional argument; or a dict by argument name. A spec is a sharding, a
+            `PartitionSpec` for the mesh in context (`jax.set_mesh`), a device, None for "as it
+            is", a function from an array to one of these, [`by`][pytreemod.by], a Module that
+            holds these in the place of its data, or a prefix tree of these. What a dict leaves
+            out, and the arrays of `fun` itself, lie as they lie.
+        out_shardings: where the result is to lie: one such spec.
+        max_traces: how often the function may be traced; one trace more raises, and the text says
+            what differed (see [`explain_retraces`][pytreemod.debug.explain_retraces]).
+        **jitkwargs: for `jax.jit` (`inline`, `keep_unused`, `compiler_options`, ...).
+
+    Returns:
+        A function of the same signature, with `lower(...).compile()`, `trace` and `eval_shape`.
+
+    Raises:
+        ArgumentError: `fun` is not callable, an option does not exist, a name in `donate` or
+            `static` is no argument; when called: a static value is not hashable, there is a JAX
+            array in an argument named in `static`, an argument lies elsewhere than `in_shardings`
+            says.
+        SpecError: when called: `in_shardings` or `out_shardings` is no prefix of the tree.
+        ShapeError: when called: a sharding does not fit its array.
+        RetraceError: when called: a trace more than `max_traces` is needed.
+        DonatedError: when called: an argument's memory was donated to an earlier call.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> @filter_jit
+        ... def scale(x, how):
+        ...     return x * 2 if how == "double" else x
+        >>> scale(jnp.asarray(3.0), "double")
+        Array(6., dtype=float32, weak_type=True)
+
+    Source:
+        The idea of filtered transforms: Kidger & Garcia 2021 (see `Module`).
+    """
+    _check_options(jitkwargs)
+    if fun is None:
+        return ft.partial(
+            filter_jit,
+            donate=donate,
+            static=static,
+            in_shardings=in_shardings,
+            out_shardings=out_shardings,
+            max_traces=max_traces,
+            **jitkwargs,
+        )
+    check_callable("filter_jit", fun)
+    if max_traces is not None and (type(max_traces) is not int or max_traces < 0):
+        raise ArgumentError(explain("filter_jit(max_traces)", "a count", describe(max_traces)))
+    options = Options(
+        as_donation(donate, fun),
+        max_traces,
+        None if in_shardings is None else ArgumentLayout(in_shardings),
+        None if out_shardings is None else ResultLayout(out_shardings),
+        as_static(static, fun),
+        tuple(sorted(jitkwargs.items())),
+    )
+    return Jitted(fun, options)
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    for name in options:
+        if name in _REFUSED:
+            raise ArgumentError(
+                explain(
+                    "filter_jit",
+                    "static=..., donate=... and jax.jit's other options",
+                    f"{name}=",
+                    cure=[
+                        "what is no array is static by itself; arguments are named:",
+                        '@pm.filter_jit(donate=("model", "opt_state"), static="size")',
+                    ],
+                )
+            )
+    check_options("filter_jit", options, untyped_jax.jit)
+
+
+def clear_caches() -> None:
+    """Forget everything that transforms have kept from earlier calls, and clear JAX's own caches.
+
+    Examples:
+        >>> clear_caches()
+    """
+    clear_stores()
+    forget()
+    jax.clear_caches()

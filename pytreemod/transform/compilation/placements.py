@@ -1,0 +1,338 @@
+"""`filter_shard`, and what all transforms with shardings or specs have in common.
+
+A *placement* says how an array lies on devices: a `jax.sharding.Sharding`, a `PartitionSpec`
+(which needs a mesh in context), a device, or None for "as it is". Specs are made of these, of
+functions from an array to one of these, and of rules by path ([`by`][pytreemod.by]).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, TypeVar
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from pytreemod.errors import ShapeError, SpecError, describe, explain
+from pytreemod.transform.boundary.argument_specs import Assigned, Terms, assign
+from pytreemod.tree.nodes import is_node
+from pytreemod.tree.predicates import is_array
+from pytreemod.tree.prefixes import By
+from pytreemod.tree.selecting import Rule
+from pytreemod.typing import PyTree, Tracer, jtu, untyped_jax
+
+_T = TypeVar("_T")
+
+PLACEMENTS = "shardings, PartitionSpecs, devices or None"
+SPECS = "PartitionSpecs, NamedShardings or None"
+
+
+def is_placement(value: Any) -> bool:
+    """Whether a value says how an array lies on devices."""
+    # The last: a jax.experimental.layout.Format, which is a sharding with a layout.
+    return (
+        value is None
+        or isinstance(value, (Sharding, PartitionSpec, jax.Device))
+        or (hasattr(value, "layout") and hasattr(value, "sharding") and not is_array(value))
+    )
+
+
+def is_function(value: Any) -> bool:
+    """Whether a part of a spec is a function from an array to its placement."""
+    return callable(value) and not isinstance(value, Rule) and not is_node(value)
+
+
+def stops(spec: Any) -> bool:
+    """Whether a node of a spec is a leaf of it."""
+    return is_placement(spec) or isinstance(spec, By) or is_function(spec)
+
+
+def placement_terms(where: str) -> Terms:
+    """What shardings and specs are made of, for a tree of them that stands for one tree."""
+    return Terms(where, stops)
+
+
+class Layout:
+    """A spec of shardings as an option: compared by value if it can be, or else by identity."""
+
+    __slots__ = ("spec", "token")
+
+    def __init__(self, spec: Any):
+        self.spec = spec
+        leaves, treedef = jtu.tree_flatten(spec, is_leaf=stops)
+        self.token: Any = (tuple(leaves), treedef)
+        try:
+            hash(self.token)
+        except TypeError:
+            self.token = object()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and self.token == other.token
+
+    def __hash__(self) -> int:
+        return hash(self.token)
+
+    def __repr__(self) -> str:
+        return repr(self.spec)
+
+
+def as_sharding(value: Any) -> Any:
+    """A placement as JAX takes it.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not is_placement(value):
+        raise TypeError
+    return SingleDeviceSharding(value) if isinstance(value, jax.Device) else value
+
+
+def as_spec(value: Any) -> PartitionSpec:
+    """A placement as a PartitionSpec.
+
+    Raises:
+        TypeError: it has none.
+    """
+    if value is None:
+        return PartitionSpec()
+    if isinstance(value, NamedSharding):
+        return value.spec
+    if not isinstance(value, PartitionSpec):
+        raise TypeError
+    return value
+
+
+def settle(
+    assigned: Sequence[Assigned], convert: Callable[[Any], Any], where: str, expected: str
+) -> list[Assigned]:
+    """Ask the functions in a spec, and have every value in the form that JAX takes.
+
+    Args:
+        assigned: arrays and what the spec says of them.
+        convert: gives a value its form; raises TypeError for what is no value.
+        where: what to call the spec in errors.
+        expected: what values there are, for errors.
+
+    Raises:
+        SpecError: a value is no placement.
+    """
+    settled: list[Assigned] = []
+    for place, array, value in assigned:
+        if is_function(value):
+            value = value(array)
+        try:
+            settled.append(Assigned(place, array, convert(value)))
+        except TypeError:
+            raise SpecError(explain(where, expected, describe(value), places=[place])) from None
+    return settled
+
+
+def check_fit(
+    assigned: Sequence[Assigned], where: str, mesh: Any = None, *, is_whole: bool = True
+) -> None:
+    """Refuse specs that do not fit the arrays that they are for.
+
+    Args:
+        assigned: arrays and their placements.
+        where: what to call the spec in errors.
+        mesh: the mesh of PartitionSpecs; left out, the one in context, if any.
+        is_whole: whether the arrays are still to be split, and not parts already.
+
+    Raises:
+        ShapeError: an array has too few axes, or one that the mesh does not divide evenly.
+        SpecError: a spec names an axis that the mesh does not have.
+    """
+    check_ranks(assigned, where)
+    uneven: list[str] = []
+    for place, array, value in assigned:
+        spec, sizes = _spec_of(value), _axis_sizes(value, mesh)
+        if spec is None or not sizes:
+            continue
+        check_axis_names(spec, sizes, where, f"{place}: {spec_text(spec)}")
+        if is_whole:
+            uneven += [f"{place}: {line}" for line in _uneven(array, spec, sizes)]
+    if uneven:
+        raise ShapeError(
+            explain(
+                where,
+                "axes that the mesh divides evenly",
+                "others",
+                places=uneven,
+                cure="pad the array, or leave the axis whole: None in its place in the spec",
+            )
+        )
+
+
+def check_ranks(assigned: Sequence[Assigned], where: str) -> None:
+    """Refuse specs with more entries than their arrays have axes.
+
+    Raises:
+        ShapeError: there are some.
+    """
+    places = [
+        f"{place}: {describe(array)} with {spec_text(spec)}"
+        for place, array, value in assigned
+        for spec in [_spec_of(value)]
+        if spec is not None and len(spec) > array.ndim
+    ]
+    if places:
+        raise ShapeError(
+            explain(
+                where,
+                "specs with at most one entry for each axis of the array",
+                "longer ones",
+                places=places,
+                cure="an axis that has no entry is left whole, and P() leaves all of them whole",
+            )
+        )
+
+
+def check_axis_names(spec: PartitionSpec, sizes: Collection[Any], where: str, place: str) -> None:
+    """Refuse a spec that names an axis that the mesh does not have.
+
+    Raises:
+        SpecError: there is one.
+    """
+    unknown = [name for name in axes_in(spec) if name not in sizes]
+    if unknown:
+        raise SpecError(
+            explain(
+                where,
+                f"axes of the mesh ({', '.join(map(repr, sizes))})",
+                ", ".join(map(repr, unknown)),
+                places=[place],
+            )
+        )
+
+
+def _uneven(array: Any, spec: PartitionSpec, sizes: dict[Any, int]) -> Iterator[str]:
+    for axis, entry in enumerate(spec):
+        names = list(_names_in(entry))
+        parts = math.prod(sizes[name] for name in names)
+        if array.shape[axis] % parts:
+            over = " and ".join(f"{name!r} of size {sizes[name]}" for name in names)
+            yield f"{describe(array)}, axis {axis} over {over}"
+
+
+def _spec_of(value: Any) -> PartitionSpec | None:
+    if isinstance(value, NamedSharding):
+        return value.spec
+    return value if isinstance(value, PartitionSpec) else None
+
+
+def _axis_sizes(value: Any, mesh: Any) -> dict[Any, int]:
+    if mesh is None:
+        mesh = value.mesh if isinstance(value, NamedSharding) else context_mesh()
+    return {} if mesh is None else dict(mesh.shape)
+
+
+def context_mesh() -> Any:
+    """The mesh set by `jax.set_mesh`, abstract; None if there is none."""
+    mesh = untyped_jax.sharding.get_abstract_mesh()
+    return None if mesh.empty else mesh
+
+
+def _names_in(entry: Any) -> Iterator[Any]:
+    if isinstance(entry, tuple):
+        yield from entry
+    elif entry is not None and entry is not PartitionSpec.UNCONSTRAINED:
+        yield entry
+
+
+def axes_in(spec: PartitionSpec) -> list[Any]:
+    """The mesh axes that a spec names."""
+    return [name for entry in spec for name in _names_in(entry)]
+
+
+def spec_text(spec: PartitionSpec) -> str:
+    """A PartitionSpec as it is written, in every version of JAX."""
+    return f"P({', '.join(map(repr, spec))})"
+
+
+def _is_explicit(value: Any) -> bool:
+    """Whether a placement speaks of mesh axes of type Explicit, whose arrays are resharded."""
+    spec = _spec_of(value)
+    mesh = value.mesh if isinstance(value, NamedSharding) else context_mesh()
+    if spec is None or mesh is None:
+        return False
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    concerned = axes_in(spec) or list(types)
+    return all(types.get(name) == AxisType.Explicit for name in concerned)
+
+
+def constrain(array: Any, value: Any) -> Any:
+    """Have a traced array laid out as a placement says."""
+    if value is None:
+        return array
+    if _is_explicit(value):
+        return untyped_jax.sharding.reshard(array, value)
+    return jax.lax.with_sharding_constraint(array, value)
+
+
+def _lay(where: str, place: str, array: Any, value: Any) -> Any:
+    if value is None:
+        return array
+    if isinstance(array, Tracer):
+        return constrain(array, value)
+    try:
+        moved = jax.device_put(array, value)
+    except ValueError as error:
+        _explain_uneven(where, place, array, value, error)
+        raise
+    # A constant inside a traced function: there, to put it somewhere is no more than a hint.
+    return constrain(array, value) if isinstance(moved, Tracer) else moved
+
+
+def _explain_uneven(where: str, place: str, array: Any, value: Any, error: Exception) -> None:
+    """Raise a better error if a sharding does not divide its array."""
+    if not isinstance(value, NamedSharding):
+        return
+    try:
+        value.shard_shape(array.shape)
+    except ValueError:
+        sizes = dict(value.mesh.shape)
+        spot = f"{place}: {describe(array)} with {spec_text(value.spec)} on a mesh of {sizes}"
+        expected = "specs that divide their arrays evenly"
+        raise ShapeError(explain(where, expected, "another", places=[spot])) from error
+
+
+def filter_shard(x: _T, device_or_shardings: PyTree) -> _T:
+    """Lay the arrays of a tree out on devices; leave everything else as it is.
+
+    Outside compiled code the arrays are moved; inside, the compiler is told where they have to be.
+
+    **Law.** `filter_shard(x, s)` equals `x`: only where its numbers are changes.
+
+    Args:
+        x: any tree.
+        device_or_shardings: where to put them: a device, a sharding, a `PartitionSpec` for the mesh
+            in context (`jax.set_mesh`), None for "as it is", a function from an array to one of
+            these, [`by`][pytreemod.by], a Module that holds these in the place of its data, or a
+            prefix tree of these.
+
+    Returns:
+        The tree with its arrays laid out.
+
+    Raises:
+        ShapeError: a spec has more entries than its array has axes, or (outside compiled code)
+            does not divide it evenly; the path is named.
+        SpecError: the spec is no prefix of the tree, or holds something else than placements.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec
+        >>> mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+        >>> split = NamedSharding(mesh, PartitionSpec("data"))
+        >>> batch = filter_shard({"x": jnp.ones((4, 2)), "name": "train"}, split)
+        >>> batch["x"].sharding == split, batch["name"]
+        (True, 'train')
+    """
+    where = "filter_shard(device_or_shardings)"
+    assigned = assign(device_or_shardings, x, "x", placement_terms(where))
+    settled = settle(assigned, as_sharding, where, PLACEMENTS)
+    check_ranks(settled, where)
+    leaves, treedef = jtu.tree_flatten(x)
+    laid = iter([_lay(where, *assigned) for assigned in settled])
+    return treedef.unflatten([next(laid) if is_array(leaf) else leaf for leaf in leaves])

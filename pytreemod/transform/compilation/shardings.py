@@ -1,0 +1,209 @@
+"""Where the arguments and the results of a jitted function are to lie: `in_shardings` and the like.
+
+`jax.jit` wants a tree of shardings for the arguments, which a call's structure gives, and one for
+the result, whose structure is not known before the function is traced. The result is therefore
+handed out in groups, one for each sharding that the spec can name (see `grouping`): the function is
+traced once, and nothing is added to its program. Only what a *function* in the spec gives can't be
+known beforehand, and becomes a sharding constraint at the end of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from jax.sharding import NamedSharding, PartitionSpec
+
+from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.transform.boundary.argument_specs import (
+    Assigned,
+    Terms,
+    assign,
+    assign_arguments,
+    named_arguments,
+)
+from pytreemod.transform.boundary.grouping import Grouped, group, values_in
+from pytreemod.transform.boundary.packing import pack
+from pytreemod.transform.boundary.sowing import Sown
+from pytreemod.transform.compilation.donation import count_arrays
+from pytreemod.transform.compilation.placements import (
+    PLACEMENTS,
+    Layout,
+    as_sharding,
+    check_fit,
+    constrain,
+    is_function,
+    is_placement,
+    placement_terms,
+    settle,
+    spec_text,
+    stops,
+)
+from pytreemod.tree.predicates import is_array
+from pytreemod.tree.prefixes import By
+from pytreemod.typing import PyTree, Tracer, jtu
+
+IN = "filter_jit(in_shardings)"
+OUT = "filter_jit(out_shardings)"
+_TERMS = Terms(IN, stops, None, "in_shardings", "sharding", "lies as it lies")
+
+
+class ArgumentLayout(Layout):
+    """How the arguments of a jitted function lie."""
+
+    __slots__ = ()
+
+    @property
+    def is_structural(self) -> bool:
+        """Whether the rules in it say the same of all calls with one key (see `Selector`)."""
+        rules = [x for x in jtu.tree_leaves(self.spec, is_leaf=stops) if isinstance(x, By)]
+        return all(selector.is_structural() for rule in rules for selector in rule.selectors)
+
+    def assign(
+        self,
+        names: tuple[str, ...],
+        known: Collection[str],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> list[Assigned]:
+        """What the spec says of each array of a call, in order.
+
+        Raises:
+            SpecError, ArgumentError: the spec does not fit the arguments.
+        """
+        arguments = named_arguments(names, args, kwargs)
+        return assign_arguments(self.spec, arguments, len(args), known, _TERMS)
+
+    def explain(self, assigned: Sequence[Assigned], error: Exception) -> None:
+        """Raise a better error if `error` came from an argument that cannot lie as it is to."""
+        settled = settle(assigned, as_sharding, IN, PLACEMENTS)
+        try:
+            check_fit(settled, IN)
+        except ValueError as better:
+            raise better from error
+        elsewhere = [
+            f"{place}: {_lies(array.sharding)}, to be {_lies(value)}"
+            for place, array, value in settled
+            if _is_elsewhere(array, value)
+        ]
+        if elsewhere and "Sharding passed to" in str(error):
+            raise ArgumentError(
+                explain(
+                    IN,
+                    "arguments that were not put anywhere else before",
+                    f"{len(elsewhere)} that were",
+                    places=elsewhere,
+                    cure=["move them first:", "x = pm.filter_shard(x, sharding)"],
+                )
+            ) from error
+
+
+def _is_elsewhere(array: Any, value: Any) -> bool:
+    if value is None or isinstance(array, Tracer) or not getattr(array, "committed", False):
+        return False
+    if isinstance(value, PartitionSpec):
+        if not isinstance(array.sharding, NamedSharding):
+            return True
+        value = NamedSharding(array.sharding.mesh, value)
+    sharding = getattr(value, "sharding", value)
+    return not sharding.is_equivalent_to(array.sharding, array.ndim)
+
+
+def _lies(sharding: Any) -> str:
+    spec = sharding if isinstance(sharding, PartitionSpec) else getattr(sharding, "spec", None)
+    return describe(sharding) if spec is None else spec_text(spec)
+
+
+def argument_shardings(assigned: Sequence[Assigned], arrays: Sequence[Any]) -> list[Any]:
+    """The shardings of a call's arrays; the functions in the spec are asked about these arrays."""
+    asked = [Assigned(a.place, array, a.value) for a, array in zip(assigned, arrays, strict=True)]
+    return [value for _, _, value in settle(asked, as_sharding, IN, PLACEMENTS)]
+
+
+class Asking:
+    """A jitted function whose `in_shardings` depend on its arrays: it asks at each call.
+
+    Whatever the shapes, it is found by the same key, so it holds one function of JAX for each
+    answer that it was given.
+    """
+
+    def __init__(
+        self, jit: Callable[[Any], Any], shardings_of: Callable[[tuple[list[Any], ...]], Any]
+    ):
+        self.jit = jit
+        self.shardings_of = shardings_of
+        self.jitted: dict[Any, Any] = {}
+
+    def find(self, arguments: tuple[list[Any], ...]) -> Any:
+        """The function for these arrays."""
+        shardings = self.shardings_of(arguments)
+        token = tuple(tuple[Any, ...](some) for some in shardings)
+        if token not in self.jitted:
+            self.jitted[token] = self.jit(shardings)
+        return self.jitted[token]
+
+    def __call__(self, *arguments: list[Any]) -> Any:
+        """As `jax.jit`'s."""
+        return self.find(arguments)(*arguments)
+
+    def lower(self, *arguments: list[Any]) -> Any:
+        """As `jax.jit`'s."""
+        return self.find(arguments).lower(*arguments)
+
+    def trace(self, *arguments: list[Any]) -> Any:
+        """As `jax.jit`'s."""
+        return self.find(arguments).trace(*arguments)
+
+    def eval_shape(self, *arguments: list[Any]) -> Any:
+        """As `jax.jit`'s."""
+        return self.find(arguments).eval_shape(*arguments)
+
+
+class ResultLayout(Layout):
+    """How the results of a jitted function lie."""
+
+    __slots__ = ("prefix", "slots")
+
+    def __init__(self, spec: Any):
+        super().__init__(spec)
+        self.slots: list[Any] | None = None
+        if is_placement(spec):
+            self.prefix = as_sharding(spec)
+            return
+        known = [value for value in values_in(spec, stops) if is_placement(value)]
+        self.slots = [None, *(as_sharding(value) for value in known if value is not None)]
+        self.prefix = Grouped(None, self.slots)
+
+    def pack(self, result: PyTree) -> Any:
+        """Pack a traced result as `prefix` says.
+
+        Raises:
+            ShapeError, SpecError: the spec does not fit the result.
+        """
+        own = result.result if type(result) is Sown else result
+        assigned = assign(self.spec, own, "result", placement_terms(OUT))
+        settled = settle(assigned, as_sharding, OUT, PLACEMENTS)
+        check_fit(settled, OUT)
+        if self.slots is None:
+            # One sharding for the whole result: what is captured lies as it, too.
+            return pack(result)
+        values: list[Any] = [value for _, _, value in settled]
+        if type(result) is Sown:
+            values += [None] * count_arrays(result.harvest)
+        late = [value not in self.slots for value in values]
+        if any(late):
+            leaves, treedef = jtu.tree_flatten(result)
+            told = iter(zip(values, late, strict=True))
+            result = treedef.unflatten([_told(x, told) if is_array(x) else x for x in leaves])
+        positions = [0 if n else self.slots.index(v) for v, n in zip(values, late, strict=True)]
+        return group(result, positions, len(self.slots))
+
+
+def _told(array: Any, told: Any) -> Any:
+    value, late = next(told)
+    return constrain(array, value) if late else array
+
+
+def has_functions(assigned: Sequence[Assigned]) -> bool:
+    """Whether a spec has to be asked what it says of an array."""
+    return any(is_function(value) for _, _, value in assigned)

@@ -1,0 +1,353 @@
+"""The compiled functions behind `filter_jit`, found by key.
+
+For each function, and each set of options, there is one `Store`. It holds an `Entry` for each key
+(see `boundary`): one `jax.jit`ted function of a flat list of arrays, which JAX in turn specializes
+by shape and dtype.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
+
+import jax
+
+from pytreemod.transform.boundary.argument_specs import Assigned
+from pytreemod.transform.boundary.packing import pack, structure_of_call
+from pytreemod.transform.boundary.shared_parameters import Twins, knowing, twins_among
+from pytreemod.transform.boundary.sowing import is_collecting, reaping
+from pytreemod.transform.boundary.wrapping import function_name, parameters_of
+from pytreemod.transform.compilation.donation import (
+    Donation,
+    begin_quiet,
+    count_arrays,
+    end_quiet,
+    separation,
+    without_warning,
+)
+from pytreemod.transform.compilation.retraces import Trace, TraceLog
+from pytreemod.transform.compilation.shardings import (
+    ArgumentLayout,
+    Asking,
+    ResultLayout,
+    argument_shardings,
+    has_functions,
+)
+from pytreemod.transform.compilation.static_arguments import release
+from pytreemod.transform.host.runtime_checks import begin_making, checks_in, end_making
+from pytreemod.tree.nodes import is_node
+from pytreemod.tree.predicates import is_array
+from pytreemod.tree.snapshots import Structure
+
+MAX_ENTRIES = 4096
+"""With as many static variants a program does nothing but compile; the oldest goes."""
+
+
+# Of no thread the identifier.
+_NO_THREAD = 0
+
+
+class Options(NamedTuple):
+    """How `filter_jit` was told to compile."""
+
+    donation: Donation | None = None
+    max_traces: int | None = None
+    in_shardings: ArgumentLayout | None = None
+    out_shardings: ResultLayout | None = None
+    static: tuple[str, ...] = ()
+    jit: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def asks(self) -> bool:
+        """Whether a rule in them looks at more of an array than at its place.
+
+        Nothing of the arrays is in the key of a call, so that what such a rule says must be.
+        """
+        rules = (self.donation, self.in_shardings)
+        return not all(rule is None or rule.is_structural for rule in rules)
+
+
+class Entry:
+    """One compiled function: one key, any shapes."""
+
+    __slots__ = (
+        "begun",
+        "checks",
+        "is_once",
+        "is_special",
+        "jitted",
+        "key",
+        "quiet",
+        "separate",
+        "unseen",
+    )
+
+    def __init__(self, key: tuple[Any, ...], quiet: bool):
+        self.key = key
+        self.quiet = quiet
+        self.jitted: Any = None
+        self.separate: Callable[[list[Any]], tuple[list[Any], list[Any]]] | None = None
+        self.checks: frozenset[str] = frozenset()
+        # Whether a call may not be made again: it gives arrays away, or does more than compute.
+        self.is_once = False
+        # The threads that have traced it, and not looked for checks in it since. (In none it is as
+        # new, at first.) Each minds its own: another may look before this one's trace is there.
+        self.unseen = {_NO_THREAD}
+        # Whether a call must do more than call: new, quiet, or one with a check inside.
+        self.is_special = True
+        # The threads that have begun to make a program.
+        self.begun: set[int] = set()
+
+    def begin(self) -> None:
+        """What this thread lowers is this entry's, and quiet if that is wanted; until `end`."""
+        if threading.get_ident() not in self.begun:
+            self.begun.add(threading.get_ident())
+            begin_making()
+            if self.quiet:
+                begin_quiet()
+
+    def end(self) -> None:
+        """Undo `begin`, if this thread has called it."""
+        if threading.get_ident() in self.begun:
+            self.begun.remove(threading.get_ident())
+            end_making()
+            if self.quiet:
+                end_quiet()
+
+    @contextmanager
+    def making(self) -> Generator[None]:
+        """`begin` and `end`, however they are nested."""
+        begin_making()
+        try:
+            with without_warning(self.quiet):
+                yield
+        finally:
+            end_making()
+            self.end()
+
+    def arguments(self, arrays: list[Any]) -> tuple[list[Any], ...]:
+        """What the jitted function takes: all arrays, or the donated ones and the others."""
+        return (arrays,) if self.separate is None else self.separate(arrays)
+
+    @property
+    def has_check(self) -> bool:
+        """Whether a call has to wait, to see if a check failed."""
+        return bool(self.checks)
+
+    def look(self, arguments: tuple[list[Any], ...]) -> None:
+        """Find the checks in the program for these arguments.
+
+        JAX traces here if it must, and takes the trace from its cache in the call that follows.
+        """
+        jaxpr = self.jitted.trace(*arguments).jaxpr
+        self.checks |= checks_in(jaxpr)
+        self.is_once = self.is_once or bool(jaxpr.effects) or self.separate is not None
+        self.unseen -= {threading.get_ident(), _NO_THREAD}
+        # JAX warns of useless donations while it compiles: not in later calls.
+        self.is_special = self.has_check
+
+
+class Store:
+    """The compiled functions of one function under one set of options."""
+
+    __slots__ = ("__weakref__", "entries", "logs", "options", "reference")
+
+    def __init__(self, reference: Callable[[], Any] | None, options: Options):
+        self.reference = reference
+        self.options = options
+        self.entries: dict[tuple[Any, ...], Entry] = {}
+        # By name: callables that are pytrees share a store.
+        self.logs: dict[str, TraceLog] = {}
+
+    def clear(self) -> None:
+        """Forget what was compiled, and how often."""
+        self.entries.clear()
+        for log in self.logs.values():
+            log.clear()
+
+    def log_of(self, fn: Any) -> TraceLog:
+        """The traces of a function."""
+        return self.logs.setdefault(_full_name(fn), TraceLog())
+
+    def add(
+        self,
+        key: tuple[Any, ...],
+        names: tuple[str, ...],
+        fn: Any,
+        head: tuple[Any, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Entry:
+        """Make the compiled function for a key that was not met before.
+
+        Raises:
+            TypeError: a static value cannot be hashed.
+        """
+        arrays, structure = structure_of_call(head, args, kwargs)
+        donation = self.options.donation
+        entry = Entry(key, quiet=donation is not None and donation.quiet)
+        twins = twins_among((head, args, kwargs))
+        run = self._runner(structure, twins, entry, names, function_name(fn), self.log_of(fn))
+        options: dict[str, Any] = {}
+        if donation is not None:
+            # The function's own arrays come first, and are never donated.
+            flags = [False] * (len(arrays) - count_arrays((args, kwargs)))
+            flags += donation.flags(names, args, kwargs)
+            entry.separate, join = separation(flags)
+            run = _taking_two(run, join)
+            options["donate_argnums"] = 0
+        assigned = self.assign(names, fn, args, kwargs, arrays)
+        if assigned is None:
+            entry.jitted = self._jit(run, options)
+        else:
+            entry.jitted = self._jit_laid_out(run, options, entry, assigned)
+        if len(self.entries) >= MAX_ENTRIES:
+            self.entries.pop(next(iter(self.entries)), None)
+        return self.entries.setdefault(key, entry)
+
+    def answers(
+        self,
+        names: tuple[str, ...],
+        fn: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        arrays: list[Any],
+    ) -> tuple[Any, ...]:
+        """What the options say of the arrays of a call, to tell it from others of its key."""
+        donation = self.options.donation
+        flags = [] if donation is None else donation.flags(names, args, kwargs)
+        assigned = self.assign(names, fn, args, kwargs, arrays)
+        # By identity: they are parts of the options.
+        return (*flags, *(id(a.value) for a in assigned or ()))
+
+    def assign(
+        self,
+        names: tuple[str, ...],
+        fn: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        arrays: list[Any],
+    ) -> list[Assigned] | None:
+        """What `in_shardings` says of the arrays of a call; None where there is no such option.
+
+        Raises:
+            SpecError, ArgumentError: it does not fit the arguments.
+        """
+        layout = self.options.in_shardings
+        if layout is None:
+            return None
+        known = [parameter.name for parameter in parameters_of(fn) or ()]
+        assigned = layout.assign(names, known, args, kwargs)
+        # The function's own arrays come first, and lie as they lie.
+        own = [Assigned("function", None, None)] * (len(arrays) - len(assigned))
+        return [a._replace(array=array) for a, array in zip(own + assigned, arrays, strict=True)]
+
+    def _jit(self, run: Callable[..., Any], options: dict[str, Any]) -> Any:
+        out = self.options.out_shardings
+        if out is not None:
+            options = {**options, "out_shardings": out.prefix}
+        return jax.jit(run, **options, **dict(self.options.jit))
+
+    def _jit_laid_out(
+        self,
+        run: Callable[..., Any],
+        options: dict[str, Any],
+        entry: Entry,
+        assigned: list[Assigned],
+    ) -> Any:
+        # What is kept must not keep the arrays of the first call.
+        parts = entry.arguments([a._replace(array=None) for a in assigned])
+
+        def jit(shardings: tuple[list[Any], ...]) -> Any:
+            return self._jit(run, {**options, "in_shardings": shardings})
+
+        def shardings_of(arguments: tuple[list[Any], ...]) -> tuple[list[Any], ...]:
+            return tuple(map(argument_shardings, parts, arguments))
+
+        if has_functions(assigned):
+            return Asking(jit, shardings_of)
+        return jit(shardings_of(entry.arguments([a.array for a in assigned])))
+
+    def _runner(
+        self,
+        structure: Structure,
+        twins: Twins,
+        entry: Entry,
+        names: tuple[str, ...],
+        name: str,
+        log: TraceLog,
+    ) -> Callable[[list[Any]], Any]:
+        """The function that JAX traces."""
+        reference = self.reference
+        _, max_traces, _, out, static, _ = self.options
+
+        def run(values: list[Any]) -> Any:
+            # A call on the short road may have met new shapes: it will catch up. Not by an error
+            # raised here, after which JAX would never take its own short road for these shapes.
+            entry.is_special = True
+            # Whatever the road, for another thread may have changed it meanwhile; all end it.
+            entry.begin()
+            entry.unseen.add(threading.get_ident())
+            # With jit disabled, calls are no traces; and a capture is nobody's retrace.
+            if not (cast("Any", jax.config).jax_disable_jit or is_collecting()):
+                log.add(Trace.of(names, structure, values), name, max_traces)
+            head, args, kwargs = structure.assemble(values)
+            if static:
+                args, kwargs = release(static, names, args, kwargs)
+            fn = head[0] if reference is None else reference()
+            with knowing(twins, values):
+                result = reaping(fn)(*args, **kwargs)
+            return pack(result) if out is None else out.pack(result)
+
+        run.__name__ = run.__qualname__ = name
+        return run
+
+
+def _taking_two(run: Callable[[list[Any]], Any], join: Callable[..., list[Any]]) -> Any:
+    """`run` with its arrays in two lists: donated, and kept."""
+
+    def run_donated(donated: list[Any], kept: list[Any]) -> Any:
+        return run(join(donated, kept))
+
+    run_donated.__name__ = run_donated.__qualname__ = run.__name__
+    return run_donated
+
+
+def _full_name(fn: Any) -> str:
+    return f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"
+
+
+# Keyed weakly by the function, so that `filter_jit(f)` written inside a loop finds what the last
+# one compiled, and nothing outlives f.
+_stores: weakref.WeakKeyDictionary[Any, dict[Any, Store]] = weakref.WeakKeyDictionary()
+# For callables that are pytrees: they come in with the arguments, and the key tells them apart.
+_shared_stores: dict[Any, Store] = {}
+_lock = threading.Lock()
+_FUNCTIONS = (type(is_array), type(len), type)
+
+
+def store_for(fn: Any, options: Options) -> Store:
+    """The store of a function under these options; a function of its own for odd callables."""
+    try:
+        hash(options)
+    except TypeError:
+        return Store(None if is_node(fn) else lambda: fn, options)
+    if is_node(fn):
+        return _shared_stores.setdefault(options, Store(None, options))
+    if not isinstance(fn, _FUNCTIONS):
+        return Store(lambda: fn, options)
+    with _lock:
+        by_options = _stores.setdefault(fn, {})
+    return by_options.setdefault(options, Store(weakref.ref(fn), options))
+
+
+def clear_stores() -> None:
+    """Forget all compiled functions."""
+    for by_options in list(_stores.values()):
+        for store in by_options.values():
+            store.clear()
+    for store in _shared_stores.values():
+        store.clear()

@@ -1,0 +1,482 @@
+"""Branches over any trees: `filter_cond` and `filter_switch`.
+
+JAX wants branches to return the same arrays. What else is in their results must be equal, and it
+takes the results of all branches to tell. So each branch is traced once, and what it returned is
+written down; if the branches agree but for numbers and weak types, they are traced again, and this
+time told which of their leaves are to be arrays, and of which dtype.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from pytreemod.errors import (
+    ArgumentError,
+    CaptureError,
+    ShapeError,
+    StructureError,
+    describe,
+    explain,
+)
+from pytreemod.transform.boundary.agreement import (
+    MISSING,
+    Difference,
+    Slot,
+    agreeing_dtype,
+    aval_of,
+    differences,
+    is_number,
+    is_value,
+    same_static,
+)
+from pytreemod.transform.boundary.sowing import (
+    is_collecting,
+    labels_of,
+    reap,
+    release,
+    with_harvest,
+)
+from pytreemod.transform.boundary.wrapping import function_name
+from pytreemod.transform.compilation.kept_functions import (
+    Callee,
+    Frame,
+    Framed,
+    Parts,
+    keep,
+    lend,
+    refuse_uncallable,
+)
+from pytreemod.transform.host.runtime_checks import surfacing
+from pytreemod.tree.nodes import is_node
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array
+from pytreemod.tree.snapshots import Structure
+from pytreemod.typing import PyTree, jtu
+
+_Out = TypeVar("_Out")
+
+_lax: Any = jax.lax
+_config: Any = jax.config
+
+
+class _Result:
+    """What a branch returned: the types of its arrays, and everything else."""
+
+    __slots__ = ("give_back", "treedef")
+
+    def __init__(self, leaves: Sequence[Any], treedef: Any, lenders: Sequence[Structure]):
+        types = tuple(Slot(aval_of(x)) if is_array(x) else x for x in leaves)
+        self.give_back = lend(Structure(treedef, (), types), lenders)
+        self.treedef = treedef
+
+    @property
+    def leaves(self) -> Sequence[Any]:
+        return self.give_back().statics
+
+    def tree(self) -> PyTree:
+        return self.give_back().assemble(())
+
+
+class _Plan:
+    """What all branches return: which leaves are arrays, and their dtypes."""
+
+    __slots__ = ("dtypes", "frame")
+
+    def __init__(
+        self,
+        treedef: Any,
+        dtypes: Sequence[Any],
+        statics: Sequence[Any],
+        lenders: Sequence[Structure],
+    ):
+        positions = tuple(i for i, dtype in enumerate(dtypes) if dtype is not None)
+        self.dtypes = [dtypes[i] for i in positions]
+        self.frame = Frame(Structure(treedef, positions, tuple(statics)), (), lenders)
+
+    def apply(self, leaves: Sequence[Any]) -> Framed:
+        values = [leaves[i] for i in self.frame.positions]
+        cast = map(_as_dtype, values, self.dtypes)
+        return Framed(list(cast), self.frame)
+
+
+def _as_dtype(value: Any, dtype: Any) -> Any:
+    # Of a number, JAX makes an array itself, and remembers that it was a number.
+    if aval_of(value).dtype == dtype:
+        return value
+    return jnp.asarray(value, dtype)
+
+
+def _fit(first: Any, second: Any) -> bool:
+    """Whether two leaves may stand in the same place of the results of two branches."""
+    if is_number(first) and is_number(second) and same_static(first, second):
+        return True
+    a, b = aval_of(first), aval_of(second)
+    return a.shape == b.shape and (a.dtype == b.dtype or agreeing_dtype([a, b]) is not None)
+
+
+_UNDONE = (-1,)
+
+
+class _Fate:
+    """Of some functions of branches: what becomes of the traces that JAX keeps of them.
+
+    Attributes:
+        is_undone: whether some are of no use, for not every branch was told what all of them
+            return. Once it is, it stays so, for all threads.
+    """
+
+    def __init__(self) -> None:
+        self.is_undone = False
+
+
+class _Memory:
+    """What the branches of one transform have returned, for operands of one structure."""
+
+    def __init__(self, where: str, labels: Sequence[str]):
+        self.where = where
+        self.labels = labels
+        self.results: dict[Any, list[_Result | None]] = {}
+        self.plans: dict[Any, _Plan] = {}
+        self.lock = threading.Lock()
+
+    def settle(
+        self, index: int, key: Any, result: PyTree, lenders: Sequence[Structure], fate: _Fate
+    ) -> Framed:
+        """The result of a branch as all branches return theirs, as far as that is known."""
+        leaves, treedef = jtu.tree_flatten(result)
+        mine = _Result(leaves, treedef, lenders)
+        own = _plan([mine], lenders)
+        with self.lock:
+            results = self.results.setdefault(key, [None] * len(self.labels))
+            results[index] = mine
+            if all(entry is not None for entry in results):
+                plan, joint = self.plans.get(key), self._join(results, lenders)
+                is_new = plan is None and not _settled(joint, results)
+                fate.is_undone = fate.is_undone or is_new
+                self.plans[key] = joint
+                if is_new:
+                    # JAX refuses what no other branch returns. (To raise here would abort the
+                    # trace of this branch, and JAX never lets go of an aborted trace's tracers.)
+                    return Framed(
+                        own.apply(leaves).arrays, Frame(own.frame.structure, _UNDONE, lenders)
+                    )
+            plan = self.plans.get(key, own)
+        return plan.apply(leaves)
+
+    def _join(self, results: Sequence[Any], lenders: Sequence[Structure]) -> _Plan:
+        for i, other in enumerate(results[1:], 1):
+            first, second = results[0].tree(), other.tree()
+            labels = self.labels[0], self.labels[i]
+            _refuse_other_names(self.where, labels, first, second)
+            found = differences(first, second, _fit)
+            if found:
+                raise StructureError(_explain_mismatch(self.where, labels, found))
+        return _plan(results, lenders)
+
+
+def _refuse_other_names(where: str, names: tuple[str, str], first: Any, second: Any) -> None:
+    """Refuse branches in which different values are captured."""
+    of_first, of_second = labels_of(first), labels_of(second)
+    if of_first == of_second:
+        return
+    only = [
+        *(f"{names[0]}: {name!r}" for _, name in of_first if (_, name) not in of_second),
+        *(f"{names[1]}: {name!r}" for _, name in of_second if (_, name) not in of_first),
+    ]
+    raise CaptureError(
+        explain(
+            where,
+            "branches in which the same values are captured, under the same names",
+            "others",
+            places=only or [f"{names[0]}: {len(of_first)} values", f"{names[1]}: {len(of_second)}"],
+            cure=[
+                "sow zeros of its shape in the branch that has no such value:",
+                f"pm.sow({(of_first or of_second)[0].name!r}, jnp.zeros_like(x))",
+            ],
+        )
+    )
+
+
+class _Branches:
+    """The branches of one transform as functions of arrays, for JAX.
+
+    They remember together, but do not hold each other: JAX's traces of them, and what these have
+    captured, are to go as soon as nobody needs them.
+
+    Attributes:
+        current: the functions, and their fate.
+        memory: what they returned.
+    """
+
+    def __init__(
+        self,
+        memory: _Memory,
+        restore: Callable[..., Sequence[Any]],
+        functions: Structure,
+        operands: Structure,
+    ):
+        self.memory = memory
+        # Functions of structures: what they have lent is not theirs.
+        self.parts = restore, lend(functions), lend(operands)
+        self.current = self.make()
+
+    def make(self) -> tuple[list[Callable[..., Framed]], _Fate]:
+        """New functions, of which JAX has no traces."""
+        fate = _Fate()
+        count = len(self.memory.labels)
+        return [_branch(i, self.memory, fate, *self.parts) for i in range(count)], fate
+
+    def renew(self, undone: _Fate) -> None:
+        """Replace functions, unless another thread has done it."""
+        with self.memory.lock:
+            if self.current[1] is undone:
+                self.current = self.make()
+
+    def run(self, choose: Callable[[Sequence[Any]], Framed]) -> Framed:
+        """Choose a branch; once more, if it turned out what they return together."""
+        while True:
+            functions, fate = self.current
+            try:
+                framed = choose(functions)
+            except TypeError:
+                if not fate.is_undone:
+                    raise
+            else:
+                if framed.frame.axes != _UNDONE:
+                    return framed
+            self.renew(fate)
+
+
+def _branch(
+    index: int,
+    memory: _Memory,
+    fate: _Fate,
+    restore: Callable[..., Sequence[Any]],
+    functions_of: Callable[[], Structure],
+    operands_of: Callable[[], Structure],
+) -> Callable[..., Framed]:
+    def branch(own: Any, values: Any) -> Framed:
+        lenders = functions_of(), operands_of()
+        fn = restore(lenders[0].assemble(own))[index]
+        result, harvest = reap(fn, lenders[1].assemble(values), {})
+        result = with_harvest(result, harvest and harvest.sorted())
+        return memory.settle(index, _conditions(own, values), result, lenders, fate)
+
+    return branch
+
+
+def _conditions(*values: Any) -> Any:
+    """What a branch is traced for, and what else of JAX decides on the types in its result."""
+    types = tuple(map(aval_of, jtu.tree_leaves(values)))
+    settings = _config.jax_enable_x64, _config.jax_numpy_dtype_promotion
+    return types, settings, is_collecting()
+
+
+def _plan(results: Sequence[Any], lenders: Sequence[Structure] = ()) -> _Plan:
+    """What results that fit each other have in common."""
+    columns = list(zip(*(result.leaves for result in results), strict=True))
+    dtypes = [_dtype_of(column) for column in columns]
+    statics = [
+        column[0] if dtype is None else None for column, dtype in zip(columns, dtypes, strict=True)
+    ]
+    return _Plan(results[0].treedef, dtypes, statics, lenders)
+
+
+def _dtype_of(column: Sequence[Any]) -> Any:
+    """The dtype of the array that leaves make; None if they are one leaf that is no array."""
+    first = column[0]
+    if not isinstance(first, Slot) and all(same_static(first, leaf) for leaf in column):
+        return None
+    return agreeing_dtype([aval_of(leaf) for leaf in column])
+
+
+def _settled(joint: _Plan, results: Sequence[Any]) -> bool:
+    """Whether each branch has returned by itself what all of them are to return."""
+    plans = [_plan([result]) for result in results]
+    return all(plan.frame == joint.frame and plan.dtypes == joint.dtypes for plan in plans)
+
+
+def _explain_mismatch(where: str, names: tuple[str, str], found: Sequence[Difference]) -> str:
+    return explain(
+        where,
+        "branches that return the same structure, shapes, dtypes and static values",
+        f"{len(found)} difference{'s' * (len(found) > 1)}",
+        places=[
+            "{}: {} from {}, {} from {}".format(
+                path_text(entry.path, "result"),
+                entry.texts()[0],
+                names[0],
+                entry.texts()[1],
+                names[1],
+            )
+            for entry in found
+        ],
+        cure=_cure(found[0]),
+    )
+
+
+def _cure(entry: Difference) -> list[str]:
+    sides = (entry.first, entry.second)
+    arrays = [aval_of(side) for side in sides if isinstance(side, Slot)]
+    if entry.of_dtypes:
+        aval = arrays[0] if arrays else aval_of(entry.first)
+        return ["cast what one of them returns:", f"jnp.asarray(x, jnp.{aval.dtype.name})"]
+    if entry.of_arrays:
+        return ["the array that is chosen has one shape, whichever it is"]
+    if arrays and (None in sides or MISSING in sides):
+        aval = arrays[0]
+        return [
+            "return zeros where there is nothing:",
+            f"jnp.zeros({aval.shape}, jnp.{aval.dtype.name})",
+        ]
+    if any(is_node(side) or side is MISSING for side in sides):
+        return ["return the same structure from each branch"]
+    return ["what is no array cannot be chosen while the program runs: choose among arrays"]
+
+
+def _run(
+    where: str,
+    labels: Sequence[str],
+    fns: Sequence[Callable[..., Any]],
+    operands: tuple[Any, ...],
+    choose: Callable[..., Framed],
+) -> PyTree:
+    callee, split = Callee(fns), Parts(operands)
+    nodes = Parts(callee.nodes)
+
+    def make() -> _Branches:
+        memory = _Memory(where, labels)
+        return _Branches(memory, callee.restorer(), nodes.structure, split.structure)
+
+    key = (where, nodes.key, split.key)
+    branches = keep(callee, key, [nodes, split], (*nodes.values, *split.values), make)
+
+    def run(functions: Sequence[Any]) -> Framed:
+        return choose(functions, nodes.values, split.values)
+
+    framed = branches.run(run)
+    return release(framed.build())
+
+
+@surfacing
+def filter_cond(
+    pred: Any,
+    true_fun: Callable[..., _Out],
+    false_fun: Callable[..., _Out],
+    *operands: Any,
+) -> _Out:
+    """`jax.lax.cond` for functions of any trees.
+
+    What is no array in the operands, numbers included, is passed to the branches as it is. What is
+    no array in their results must be equal, and is returned as it is; a number that differs, or
+    stands where the other branch has an array, becomes an array. So a branch may change one
+    part of a model and pass on the rest, and the other branch another part.
+
+    **Law.** It equals `true_fun(*operands) if pred else false_fun(*operands)`.
+
+    Args:
+        pred: a scalar.
+        true_fun: called if it is true.
+        false_fun: called if it is not.
+        *operands: their arguments.
+
+    Returns:
+        What the chosen branch returns.
+
+    Raises:
+        ArgumentError: a branch is not callable, or `pred` is neither bool nor number.
+        ShapeError: `pred` is no scalar.
+        StructureError: the branches return different structures, shapes, dtypes, or different
+            things that are no arrays; both are shown by path.
+
+    Examples:
+        >>> model = {"w": jnp.asarray(1.0), "b": jnp.asarray(2.0), "name": "model"}
+        >>> filter_cond(True, lambda m: {**m, "w": -m["w"]}, lambda m: {**m, "b": -m["b"]}, model)
+        ... # doctest: +NORMALIZE_WHITESPACE
+        {'b': Array(2., dtype=float32, weak_type=True), 'name': 'model',
+         'w': Array(-1., dtype=float32, weak_type=True)}
+    """
+    refuse_uncallable("filter_cond(true_fun)", true_fun)
+    refuse_uncallable("filter_cond(false_fun)", false_fun)
+    _refuse_condition(pred)
+
+    def choose(branches: Sequence[Any], *values: Any) -> Framed:
+        return _lax.cond(pred, *branches, *values)
+
+    where = f"filter_cond of {function_name(true_fun)} and {function_name(false_fun)}"
+    return _run(where, ("true_fun", "false_fun"), (true_fun, false_fun), operands, choose)
+
+
+def _refuse_condition(pred: Any) -> None:
+    if not is_value(pred):
+        raise ArgumentError(explain("filter_cond(pred)", "a scalar bool", describe(pred)))
+    aval = aval_of(pred)
+    if aval.shape != ():
+        raise ShapeError(
+            explain(
+                "filter_cond(pred)",
+                "a scalar bool",
+                describe(aval),
+                cure=[
+                    "join it, or choose for each element:",
+                    "jnp.any(pred)",
+                    "jnp.where(pred, x, y)",
+                ],
+            )
+        )
+
+
+@surfacing
+def filter_switch(index: Any, branches: Sequence[Callable[..., _Out]], *operands: Any) -> _Out:
+    """`jax.lax.switch` for functions of any trees.
+
+    Operands and results are treated as by [`filter_cond`][pytreemod.filter_cond].
+
+    **Law.** It equals `branches[min(max(index, 0), len(branches) - 1)](*operands)`.
+
+    Args:
+        index: which branch, an integer scalar; the nearest if there is none of this number.
+        branches: functions of the same arguments; Modules, for instance.
+        *operands: their arguments.
+
+    Returns:
+        What the chosen branch returns.
+
+    Raises:
+        ArgumentError: there is no branch, a branch is not callable, or `index` is no integer.
+        StructureError: the branches return different structures, shapes, dtypes, or different
+            things that are no arrays; both are shown by path.
+
+    Examples:
+        >>> filter_switch(1, [jnp.sin, jnp.cos], jnp.asarray(0.0))
+        Array(1., dtype=float32, weak_type=True)
+    """
+    try:
+        fns = tuple(branches)
+    except TypeError:
+        raise ArgumentError(
+            explain("filter_switch(branches)", "several functions", describe(branches))
+        ) from None
+    if not fns:
+        raise ArgumentError(explain("filter_switch(branches)", "one function or more", "none"))
+    for i, fn in enumerate(fns):
+        refuse_uncallable(f"filter_switch(branches[{i}])", fn)
+    _refuse_index(index)
+
+    def choose(branches: Sequence[Any], *values: Any) -> Framed:
+        return _lax.switch(index, branches, *values)
+
+    labels = [f"branches[{i}]" for i in range(len(fns))]
+    return _run("filter_switch", labels, fns, operands, choose)
+
+
+def _refuse_index(index: Any) -> None:
+    aval = aval_of(index) if is_value(index) else None
+    if aval is None or aval.shape != () or not jnp.issubdtype(aval.dtype, jnp.integer):
+        got = index if aval is None or is_number(index) else aval
+        raise ArgumentError(explain("filter_switch(index)", "an integer scalar", describe(got)))

@@ -1,0 +1,77 @@
+"""`filter_checkpoint`: recompute in the backward pass instead of storing."""
+
+from __future__ import annotations
+
+import functools as ft
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+from pytreemod.transform.boundary.packing import pack_call, unpack
+from pytreemod.transform.boundary.wrapping import Transformed, check_callable
+from pytreemod.transform.host.runtime_checks import surfacing
+from pytreemod.tree.snapshots import divide
+from pytreemod.typing import untyped_jax
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class _Checkpointed(Transformed):
+    __slots__ = ()
+
+    @classmethod
+    def transform_name(cls) -> str:
+        return "filter_checkpoint"
+
+    @surfacing
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        prevent_cse, policy = self.options
+        arrays, structure = divide((self.fn, args, kwargs))
+
+        def run(values: list[Any]) -> Any:
+            return pack_call(*structure.assemble(values))
+
+        return unpack(untyped_jax.checkpoint(run, prevent_cse=prevent_cse, policy=policy)(arrays))
+
+
+@overload
+def filter_checkpoint(
+    fun: _F, *, prevent_cse: bool = ..., policy: Callable[..., bool] | None = ...
+) -> _F: ...
+@overload
+def filter_checkpoint(
+    *, prevent_cse: bool = ..., policy: Callable[..., bool] | None = ...
+) -> Callable[[_F], _F]: ...
+def filter_checkpoint(
+    fun: Any = None,
+    *,
+    prevent_cse: bool = True,
+    policy: Callable[..., bool] | None = None,
+) -> Any:
+    """`jax.checkpoint` (rematerialization) for functions of any trees.
+
+    **Law.** Values and gradients are those of `fun`; what changes is which intermediate values
+    are stored between the forward and the backward pass.
+
+    Args:
+        fun: the function, which may be a Module; left out, a decorator is returned.
+        prevent_cse: as for `jax.checkpoint`; False is faster inside `jax.lax.scan`.
+        policy: what may be stored; see `jax.checkpoint_policies`.
+
+    Returns:
+        A function of the same signature.
+
+    Raises:
+        ArgumentError: `fun` or `policy` is not callable.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> pm.filter_grad(filter_checkpoint(lambda x: jnp.sin(jnp.sin(x))))(jnp.asarray(0.0))
+        Array(1., dtype=float32, weak_type=True)
+    """
+    if fun is None:
+        return ft.partial(filter_checkpoint, prevent_cse=prevent_cse, policy=policy)
+    check_callable("filter_checkpoint", fun)
+    if policy is not None:
+        check_callable("filter_checkpoint", policy, "policy")
+    return _Checkpointed(fun, (prevent_cse, policy))

@@ -1,0 +1,259 @@
+"""What a derivative is taken by: which arguments, and which of their leaves."""
+
+from __future__ import annotations
+
+import functools as ft
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from pytreemod.errors import ArgumentError, SpecError, describe, explain
+from pytreemod.transform.boundary.lost_updates import pass_on_use
+from pytreemod.transform.boundary.shared_parameters import tell_shared
+from pytreemod.transform.boundary.wrapping import argument_name, function_name, positional_names
+from pytreemod.tree.nodes import places
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_inexact_array
+from pytreemod.tree.prefixes import mask_of
+from pytreemod.tree.selecting import Selector, as_selector, refuse_unmatched
+from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
+
+
+@ft.lru_cache(maxsize=512)
+def _buffers(treedef: Any) -> tuple[bool, ...]:
+    """Which leaves of trees of this structure are buffers."""
+    stand_in = treedef.unflatten([0] * treedef.num_leaves)
+    return tuple(spot.role == "buffer" for spot in places(stand_in))
+
+
+def trainable_mask(
+    tree: PyTree, wrt: FilterSpec | None, where: str, strict: bool = True, root: str = ""
+) -> list[bool]:
+    """Which leaves are differentiated: inexact arrays that `wrt` picks.
+
+    Args:
+        tree: the argument to differentiate.
+        wrt: a filter spec; None for everything that is no buffer.
+        where: what to call `wrt` in errors.
+        strict: whether a path that matches nothing in this tree is a mistake.
+        root: what to call the tree in errors.
+
+    Returns:
+        One bool for each leaf.
+
+    Raises:
+        SpecError: `wrt` does not fit the tree.
+    """
+    leaves, treedef = jtu.tree_flatten(tree)
+    if wrt is None:
+        chosen: Sequence[bool] = [not b for b in _buffers(treedef)]
+    elif isinstance(wrt, Selector) and not strict:
+        chosen = wrt.pick(list(places(tree)), tree, None)
+    else:
+        chosen = mask_of(wrt, tree, where=where, root=root)
+    return [c and is_inexact_array(x) for c, x in zip(chosen, leaves, strict=True)]
+
+
+def fill(mask: Iterable[bool], values: Iterable[Any], rest: Iterable[Any]) -> list[Any]:
+    """The next of `values` where `mask` says so, and elsewhere what is in `rest`."""
+    new = iter(values)
+    return [next(new) if m else x for m, x in zip(mask, rest, strict=True)]
+
+
+class Chosen:
+    """The leaves of a call's arguments that are differentiated, apart from everything else."""
+
+    __slots__ = ("args", "indices", "inside", "leaves", "mask", "several", "treedef")
+
+    def __init__(
+        self, args: tuple[Any, ...], indices: tuple[int, ...], mask: list[bool], several: bool
+    ):
+        self.args = args
+        self.indices = indices
+        self.mask = mask
+        self.several = several
+        self.leaves, self.treedef = jtu.tree_flatten(tuple(args[i] for i in indices))
+        self.inside: Any = None
+
+    @property
+    def values(self) -> list[Any]:
+        """The chosen leaves."""
+        return [x for x, m in zip(self.leaves, self.mask, strict=True) if m]
+
+    def rejoin(self, values: Iterable[Any]) -> list[Any]:
+        """The arguments with other values for the chosen leaves."""
+        args = list(self.args)
+        self.inside = trees = self.treedef.unflatten(fill(self.mask, values, self.leaves))
+        for i, tree in zip(self.indices, trees, strict=True):
+            args[i] = tree
+        return args
+
+    def pass_on_use(self, by: str) -> None:
+        """Use up the caller's States that the function used up in the arguments put together."""
+        before = tuple(self.args[i] for i in self.indices)
+        pass_on_use(self.treedef, before, self.inside, by)
+
+    def assemble(self, derivatives: Iterable[Any]) -> PyTree:
+        """Trees like the arguments, with a derivative for each chosen leaf and None elsewhere.
+
+        One tree, or a tuple of them if several arguments were asked for.
+        """
+        nothing = [None] * len(self.mask)
+        trees = self.treedef.unflatten(fill(self.mask, derivatives, nothing))
+        return trees if self.several else trees[0]
+
+
+def choose(
+    where: str,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    wrt: FilterSpec | None,
+    argnums: int | tuple[int, ...] | None,
+) -> Chosen:
+    """Find what is differentiated in a call.
+
+    Args:
+        where: the transform's name.
+        fn: the function that is called.
+        args: its positional arguments.
+        kwargs: its arguments by keyword, which are not differentiated.
+        wrt: which leaves; for several arguments, also one spec for each, or a dict by name.
+        argnums: which arguments; None for the first.
+
+    Returns:
+        The chosen leaves, which may be none.
+
+    Raises:
+        ArgumentError: an argument is not there, or is asked for twice.
+        SpecError: `wrt` does not fit.
+    """
+    names = positional_names(fn)
+    indices = _indices(where, fn, names, args, kwargs, argnums)
+    several = isinstance(argnums, tuple)
+    trees = [args[i] for i in indices]
+    if isinstance(wrt, (str, type)):
+        wrt = as_selector(wrt)
+    # A path is misspelt only if none of the arguments that it is applied to has it.
+    shared = isinstance(wrt, Selector)
+    if isinstance(wrt, Selector):
+        refuse_unmatched([wrt], trees)
+    called = [argument_name(names, i) for i in indices]
+    specs = _specs(where, wrt, called) if several else [wrt]
+    mask: list[bool] = []
+    for tree, spec, name in zip(trees, specs, called, strict=True):
+        picked = trainable_mask(tree, spec, f"{where}(wrt) for {name}", not shared, name)
+        tell_shared(f"{where} of {function_name(fn)}", name, tree, picked)
+        mask += picked
+    return Chosen(args, indices, mask, several)
+
+
+def _indices(
+    where: str,
+    fn: Callable[..., Any],
+    names: tuple[str, ...],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    argnums: int | tuple[int, ...] | None,
+) -> tuple[int, ...]:
+    asked = (0,) if argnums is None else (argnums,) if isinstance(argnums, int) else argnums
+    for i in asked:
+        if not -len(args) <= i < len(args):
+            name = argument_name(names, i)
+            raise ArgumentError(
+                explain(
+                    f"{where} of {function_name(fn)}",
+                    f"argument {i} ({name}), which is differentiated, by position",
+                    f"{name!r} by keyword"
+                    if name in kwargs
+                    else f"{len(args)} positional arguments",
+                    cure=[
+                        "pass it first, without its name:",
+                        f"{function_name(fn)}({name}, ...)",
+                    ],
+                )
+            )
+    indices = tuple(i % len(args) for i in asked)
+    if len(set(indices)) < len(indices):
+        raise ArgumentError(explain(f"{where}(argnums)", "each argument once", repr(argnums)))
+    return indices
+
+
+def _specs(where: str, wrt: Any, names: list[str]) -> list[Any]:
+    """One filter spec for each of several arguments."""
+    if class_of(wrt) in (tuple, list):
+        if len(wrt) == len(names):
+            return list(wrt)
+        raise SpecError(
+            explain(
+                f"{where}(wrt)",
+                f"one spec for each of the {len(names)} differentiated arguments",
+                f"{len(wrt)}",
+                cure=["by name, what is left out has the default:", f"wrt={{{names[0]!r}: True}}"],
+            )
+        )
+    if class_of(wrt) is dict and any(key in names for key in wrt):
+        unknown = [key for key in wrt if key not in names]
+        if unknown:
+            raise SpecError(
+                explain(
+                    f"{where}(wrt)",
+                    f"names of differentiated arguments ({', '.join(names)})",
+                    ", ".join(map(repr, unknown)),
+                )
+            )
+        return [wrt.get(name) for name in names]
+    return [wrt] * len(names)
+
+
+def refuse_nothing(where: str, fn: Callable[..., Any], chosen: Chosen, wrt: Any) -> None:
+    """Raise the error for a call in which there is nothing to differentiate, if there is not.
+
+    Raises:
+        ArgumentError: no leaf was chosen; what there was is listed.
+    """
+    if any(chosen.mask):
+        return
+    names = positional_names(fn)
+    spots = [
+        f"{path_text(path, argument_name(names, i))}: {describe(leaf)}"
+        for i in chosen.indices
+        for path, leaf in jtu.tree_leaves_with_path(chosen.args[i])
+    ]
+    raise ArgumentError(
+        explain(
+            f"{where} of {function_name(fn)}",
+            "at least one floating array to differentiate",
+            "none" if wrt is None else f"none picked by wrt={wrt!r}",
+            places=spots,
+            cure=[
+                "differentiate another argument, or pass arrays:",
+                f"pm.{where}(f, argnums=1)",
+            ],
+        )
+    )
+
+
+def chosen_places(fn: Callable[..., Any], chosen: Chosen) -> list[tuple[str, Any]]:
+    """Where the chosen leaves are, each with the leaf."""
+    names = positional_names(fn)
+    every = [
+        (path_text(path, argument_name(names, i)), leaf)
+        for i in chosen.indices
+        for path, leaf in jtu.tree_leaves_with_path(chosen.args[i])
+    ]
+    return [place for place, m in zip(every, chosen.mask, strict=True) if m]
+
+
+def as_argnums(where: str, argnums: Any) -> int | tuple[int, ...] | None:
+    """`argnums` as an int, a tuple or None.
+
+    Raises:
+        ArgumentError: it is none of these.
+    """
+    kind = class_of(argnums)
+    if argnums is None or (issubclass(kind, int) and kind is not bool):
+        return argnums
+    several = tuple(argnums) if issubclass(kind, (list, tuple)) else ()
+    if not several or any(class_of(i) is not int for i in several):
+        raise ArgumentError(explain(f"{where}(argnums)", "an int or several", describe(argnums)))
+    return several

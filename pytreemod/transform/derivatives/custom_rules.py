@@ -1,0 +1,441 @@
+"""Derivatives that the user writes: custom rules for functions of any trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pytreemod.errors import ArgumentError, DerivativeError, describe, explain
+from pytreemod.transform.boundary.wrapping import (
+    Transformed,
+    argument_name,
+    check_callable,
+    function_name,
+    positional_names,
+)
+from pytreemod.transform.derivatives.results import pair_of
+from pytreemod.transform.derivatives.tangents import beside, is_zero
+from pytreemod.transform.host.runtime_checks import surfacing
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array, is_inexact_array
+from pytreemod.tree.snapshots import Structure, divide, static_token
+from pytreemod.typing import PyTree, jtu
+
+# The options of these two are their rules, by name. Each definition replaces them all: what was
+# compiled with other rules compares unequal, and is not used again.
+
+
+def _define(custom: Transformed, name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
+    check_callable(f"{name} of {function_name(custom.fn)}", rule)
+    rules = {**dict(custom.options), name: rule}
+    custom.options = tuple(sorted(rules.items()))
+    return rule
+
+
+def _rule(custom: Transformed, name: str, signature: str) -> Callable[..., Any]:
+    """The rule of that name.
+
+    Raises:
+        DerivativeError: it was not defined yet.
+    """
+    found = dict(custom.options).get(name)
+    if found is None:
+        called = function_name(custom.fn)
+        raise DerivativeError(
+            explain(
+                f"{custom.transform_name()} of {called}",
+                f"{name} before the first call",
+                "none",
+                cure=["define the rule:", f"@{called}.{name}", f"def {signature}: ..."],
+            )
+        )
+    return found
+
+
+class _Outputs:
+    """The structure of a custom function's result, on which the function and its rule agree."""
+
+    def __init__(self, where: str):
+        self.where = where
+        self.structure: Structure | None = None
+        self.structs: list[Any] = []
+
+    def take(self, result: PyTree, tangents: Sequence[Any] = ()) -> list[Any]:
+        """The arrays of a result.
+
+        Args:
+            result: what the function or its rule returned.
+            tangents: of the leaves, where there are any: a number that has one is an array.
+
+        Raises:
+            DerivativeError: the result is not like an earlier one.
+        """
+        if tangents:
+            leaves, treedef = jtu.tree_flatten(result)
+            pairs = zip(leaves, tangents, strict=True)
+            result = treedef.unflatten([x if t is None else _as_array(x) for x, t in pairs])
+        arrays, structure = divide(result)
+        structs = [jax.ShapeDtypeStruct(x.shape, jnp.result_type(x)) for x in arrays]
+        if self.structure is None:
+            self.structure, self.structs = structure, structs
+        elif self.structs != structs or not _agree(self.structure, structure):
+            self._refuse(structure.assemble(structs))
+        return arrays
+
+    def _refuse(self, result: PyTree) -> None:
+        """Raise the error for a rule whose result is another than the function's."""
+        mine, theirs = _texts(result), _texts(self.give(self.structs))
+        names = [*theirs, *(name for name in mine if name not in theirs)]
+        pairs = [(name, mine.get(name, "nothing"), theirs.get(name, "nothing")) for name in names]
+        places = [f"{name}: {a}, where the function has {b}" for name, a, b in pairs if a != b]
+        raise DerivativeError(
+            explain(
+                self.where,
+                "the function's own result",
+                "another",
+                places=places or ["result: a container of another type"],
+            )
+        )
+
+    def give(self, arrays: Sequence[Any]) -> PyTree:
+        """The result with these arrays."""
+        assert self.structure is not None, "JAX runs the function or its rule"
+        return self.structure.assemble(arrays)
+
+
+def _texts(tree: PyTree) -> dict[str, str]:
+    leaves = jtu.tree_leaves_with_path(tree)
+    return {path_text(path, "result"): describe(leaf) for path, leaf in leaves}
+
+
+def _agree(one: Structure, other: Structure) -> bool:
+    if one.treedef != other.treedef or one.positions != other.positions:
+        return False
+    return all(map(_same, one.statics, other.statics))
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return one is other or static_token(one) == static_token(other)
+    except TypeError:
+        return (one == other) is True
+
+
+def _as_array(value: Any) -> Any:
+    # Outside of a compiled function, JAX hands out Python numbers as they came.
+    return value if is_array(value) else jnp.asarray(value)
+
+
+def _hollow(structure: Structure, values: Sequence[Any], rest: Any = None) -> PyTree:
+    """The tree with `values` for its arrays and `rest` for everything else."""
+    leaves = [rest] * structure.treedef.num_leaves
+    for position, value in zip(structure.positions or (), values, strict=True):
+        leaves[position] = value
+    return structure.treedef.unflatten(leaves)
+
+
+def _spots(tree: PyTree, root: str) -> list[str]:
+    """Where a tree of flags or tangents has something."""
+    found = jtu.tree_leaves_with_path(tree)
+    return [path_text(path, root) for path, leaf in found if leaf is not None and leaf is not False]
+
+
+def _refuse_derivatives(
+    custom: Transformed, expected: str, of_fn: PyTree, by_name: dict[str, PyTree], cure: str
+) -> None:
+    """Raise the error for a derivative by something that must be constant, if there is one."""
+    called = function_name(custom.fn)
+    spots = _spots(of_fn, called)
+    spots += [spot for name, flags in by_name.items() for spot in _spots(flags, name)]
+    if spots:
+        where, got = f"{custom.transform_name()} of {called}", "others, too"
+        cures = [f"{cure}, or take it out of the derivative:", "jax.lax.stop_gradient(x)"]
+        raise DerivativeError(explain(where, expected, got, places=spots, cure=cures))
+
+
+class _CustomJvp(Transformed):
+    __slots__ = ()
+
+    @classmethod
+    def transform_name(cls) -> str:
+        return "filter_custom_jvp"
+
+    def def_jvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Define the derivative: `rule(primals, tangents, **kwargs) -> (out, tangent_out)`.
+
+        `primals` is the tuple of positional arguments; `tangents` has the same structure, with
+        None for a zero and for what is no floating array. `tangent_out` has the structure of
+        `out`, with None in the same sense; None may stand for a whole subtree.
+        """
+        return _define(self, "def_jvp", rule)
+
+    @surfacing
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        rule = _rule(self, "def_jvp", "rule(primals, tangents)")
+        arrays, structure = divide((self.fn, args, kwargs))
+        outputs = _Outputs(f"def_jvp of {function_name(self.fn)}")
+
+        def run(values: list[Any]) -> list[Any]:
+            fn, args, kwargs = structure.assemble(values)
+            return outputs.take(fn(*args, **kwargs))
+
+        def run_rule(primals: Any, tangents: Any) -> tuple[Any, Any]:
+            _, args, kwargs = structure.assemble([_as_array(x) for x in primals[0]])
+            given = [None if is_zero(t) else _as_array(t) for t in tangents[0]]
+            of_fn, of_args, of_kwargs = _hollow(structure, given)
+            expected = "derivatives by positional arguments only"
+            _refuse_derivatives(self, expected, of_fn, of_kwargs, "pass it by position")
+            result = rule(args, of_args, **kwargs)
+            out, tangent_out = pair_of(
+                result, outputs.where, "out, tangent_out", error=DerivativeError
+            )
+            return _with_tangents(outputs, out, tangent_out)
+
+        run.__name__ = run.__qualname__ = function_name(self.fn)
+        custom = jax.custom_jvp(run)
+        custom.defjvp(run_rule, symbolic_zeros=True)
+        return outputs.give(custom(arrays))
+
+
+def _with_tangents(outputs: _Outputs, out: PyTree, tangent_out: PyTree) -> tuple[Any, Any]:
+    """What a rule returned, as JAX wants it: the arrays, and a tangent for each."""
+    expected, root = "a tangent like out", "tangent_out"
+    found = beside(out, tangent_out, where=outputs.where, expected=expected, root=root)
+    arrays = outputs.take(out, found)
+    leaves = jtu.tree_leaves(out)
+    tangents = [t for x, t in zip(leaves, found, strict=True) if t is not None or is_array(x)]
+    pairs = zip(arrays, tangents, strict=True)
+    return arrays, [_zero(x, symbolic_zeros=True) if t is None else t for x, t in pairs]
+
+
+_zero: Any = jax.custom_derivatives.zero_from_primal  # pyright: ignore[reportUnknownVariableType]  (typed in part)
+
+
+class _CustomVjp(Transformed):
+    __slots__ = ()
+
+    @classmethod
+    def transform_name(cls) -> str:
+        return "filter_custom_vjp"
+
+    def def_fwd(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Define the forward pass: `rule(perturbed, vjp_arg, *args, **kwargs) -> (out, residuals)`.
+
+        `perturbed` has the structure of `vjp_arg`, with True where a gradient is needed.
+        `residuals` is any tree, for the backward pass.
+        """
+        return _define(self, "def_fwd", rule)
+
+    def def_bwd(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Define the backward pass.
+
+        `rule(residuals, grad_out, perturbed, vjp_arg, *args, **kwargs) -> grad_vjp_arg`:
+        `grad_out` has the structure of the result, with None for a zero and for what is no
+        floating array; what is returned has the structure of `vjp_arg`, with None in the same
+        sense.
+        """
+        return _define(self, "def_bwd", rule)
+
+    @surfacing
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        forward = _rule(self, "def_fwd", "fwd(perturbed, vjp_arg, *args)")
+        backward = _rule(self, "def_bwd", "bwd(residuals, grad_out, perturbed, vjp_arg, *args)")
+        if not args:
+            self._refuse_no_argument(kwargs)
+        first, vjp_arg = divide(args[0])
+        others, rest = divide((self.fn, args[1:], kwargs))
+        call = _VjpCall(self, vjp_arg, rest, forward, backward)
+
+        def run(first: list[Any], others: list[Any]) -> list[Any]:
+            return call.run(first, others)
+
+        run.__name__ = run.__qualname__ = function_name(self.fn)
+        custom: Any = jax.custom_vjp(run)  # pyright: ignore[reportUnknownVariableType]  (typed in part)
+        custom.defvjp(call.run_forward, call.run_backward, symbolic_zeros=True)
+        return call.outputs.give(custom(first, others))
+
+    def _refuse_no_argument(self, kwargs: dict[str, Any]) -> None:
+        name = argument_name(positional_names(self.fn), 0)
+        called = function_name(self.fn)
+        raise ArgumentError(
+            explain(
+                f"filter_custom_vjp of {called}",
+                f"argument 0 ({name}), which is differentiated, by position",
+                f"{name!r} by keyword" if name in kwargs else "no positional arguments",
+                cure=["pass it first, without its name:", f"{called}({name}, ...)"],
+            )
+        )
+
+
+class _Pass:
+    """What a forward pass leaves for its backward pass that is no array. Compared by identity."""
+
+    __slots__ = ("perturbed", "residuals")
+
+    def __init__(self, perturbed: PyTree, residuals: Structure):
+        self.perturbed = perturbed
+        self.residuals = residuals
+
+
+class _VjpCall:
+    """One call of a function with a custom backward pass, as JAX wants it: lists of arrays."""
+
+    def __init__(
+        self,
+        custom: _CustomVjp,
+        vjp_arg: Structure,
+        rest: Structure,
+        forward: Callable[..., Any],
+        backward: Callable[..., Any],
+    ):
+        self.custom = custom
+        self.vjp_arg = vjp_arg
+        self.rest = rest
+        self.forward = forward
+        self.backward = backward
+        self.outputs = _Outputs(f"def_fwd of {function_name(custom.fn)}")
+
+    def run(self, first: list[Any], others: list[Any]) -> list[Any]:
+        """The function itself."""
+        fn, args, kwargs = self.rest.assemble(others)
+        return self.outputs.take(fn(self.vjp_arg.assemble(first), *args, **kwargs))
+
+    def run_forward(self, first: list[Any], others: list[Any]) -> tuple[Any, Any]:
+        """The function, with what the backward pass needs."""
+        firsts = [_as_array(x.value) for x in first]
+        seconds = [_as_array(x.value) for x in others]
+        self._refuse_others(_perturbed(others, seconds))
+        perturbed = _hollow(self.vjp_arg, _perturbed(first, firsts), rest=False)
+        vjp_arg = self.vjp_arg.assemble(firsts)
+        _, args, kwargs = self.rest.assemble(seconds)
+        result = self.forward(perturbed, vjp_arg, *args, **kwargs)
+        out, residuals = pair_of(
+            result, self.outputs.where, "out, residuals", error=DerivativeError
+        )
+        outs = self.outputs.take(out)
+        arrays, structure = divide(residuals)
+        # As the key of a dict it becomes part of JAX's own record of this very forward pass: there
+        # may be several, each with other residuals.
+        return outs, {_Pass(perturbed, structure): (firsts, seconds, arrays)}
+
+    def run_backward(self, packed: Any, cotangents: list[Any]) -> tuple[Any, Any]:
+        """From cotangents of the result to those of the first argument."""
+        ((kept, (firsts, seconds, arrays)),) = packed.items()
+        structure = self.outputs.structure
+        assert structure is not None, "the forward pass comes first"
+        grad_out = _hollow(structure, [None if is_zero(ct) else ct for ct in cotangents])
+        vjp_arg = self.vjp_arg.assemble(firsts)
+        _, args, kwargs = self.rest.assemble(seconds)
+        residuals = kept.residuals.assemble(arrays)
+        gradient = self.backward(residuals, grad_out, kept.perturbed, vjp_arg, *args, **kwargs)
+        found = beside(
+            vjp_arg,
+            gradient,
+            where=f"def_bwd of {function_name(self.custom.fn)}",
+            expected="a gradient like the first argument",
+            root="gradient",
+            strict=False,
+        )
+        return [found[i] for i in self.vjp_arg.positions or ()], None
+
+    def _refuse_others(self, flags: list[bool]) -> None:
+        of_fn, of_args, of_kwargs = _hollow(self.rest, flags)
+        names = positional_names(self.custom.fn)
+        by_name = {argument_name(names, i): flag for i, flag in enumerate(of_args, start=1)}
+        expected = f"derivatives by its first argument ({argument_name(names, 0)}) only"
+        cure = "put it into the first argument"
+        _refuse_derivatives(self.custom, expected, of_fn, by_name | of_kwargs, cure)
+
+
+def _perturbed(primals: list[Any], values: list[Any]) -> list[bool]:
+    """Which of the values that JAX passes to a forward pass need a gradient."""
+    pairs = zip(primals, values, strict=True)
+    return [bool(primal.perturbed) and is_inexact_array(value) for primal, value in pairs]
+
+
+def filter_custom_jvp(fn: Callable[..., Any]) -> Any:
+    """A function with a derivative of your own: `jax.custom_jvp` for functions of any trees.
+
+    Positional arguments can be differentiated; keywords, and arrays that `fn` itself holds, are
+    constant.
+
+    **Law.** A call gives what `fn` gives; its derivatives are what the rule says.
+
+    Args:
+        fn: the function.
+
+    Returns:
+        A function of the same signature, with a method `def_jvp` that takes the rule:
+        `rule(primals, tangents, **kwargs) -> (out, tangent_out)`. A tangent is None where it is
+        zero and where there is no floating array, in what the rule is given and in what it
+        returns.
+
+    Raises:
+        ArgumentError: `fn` is not callable.
+        DerivativeError: it is called before the rule is defined; the rule returns no pair, or a
+            tangent of another structure, shape or dtype than its primal; a keyword is
+            differentiated. Paths are named.
+
+    Examples:
+        >>> @filter_custom_jvp
+        ... def power(x, n):
+        ...     return x**n
+        >>> @power.def_jvp
+        ... def power_jvp(primals, tangents):
+        ...     (x, n), (dx, _) = primals, tangents
+        ...     return x**n, None if dx is None else 100.0 * dx
+        >>> jax.grad(power)(2.0, 3)
+        Array(100., dtype=float32, weak_type=True)
+    """
+    check_callable("filter_custom_jvp", fn)
+    return _CustomJvp(fn, ())
+
+
+def filter_custom_vjp(fn: Callable[..., Any]) -> Any:
+    """A function with a backward pass of your own: `jax.custom_vjp` for functions of any trees.
+
+    The first argument is differentiated; everything else is constant. To differentiate several
+    things, put them into one tuple.
+
+    Two methods of what comes back take the rules:
+
+    - `def_fwd`: `rule(perturbed, vjp_arg, *args, **kwargs) -> (out, residuals)`, where `perturbed`
+      is a tree like `vjp_arg` that says which leaves need a gradient;
+    - `def_bwd`: `rule(residuals, grad_out, perturbed, vjp_arg, *args, **kwargs)`, which returns the
+      gradient: a tree like `vjp_arg`.
+
+    A gradient is None where it is zero and where there is no floating array, in what the rules are
+    given and in what they return. `residuals` may be any tree.
+
+    **Law.** A call gives what `fn` gives; its gradients are what the two rules say.
+
+    Args:
+        fn: the function, `fn(vjp_arg, *args, **kwargs)`.
+
+    Returns:
+        A function of the same signature, with the methods `def_fwd` and `def_bwd`.
+
+    Raises:
+        ArgumentError: `fn` is not callable, or is called without a positional argument.
+        DerivativeError: it is called before both rules are defined; `def_fwd` returns no pair;
+            the gradient has another structure, shape or dtype than the first argument; something
+            else than the first argument is differentiated. Paths are named.
+
+    Examples:
+        >>> @filter_custom_vjp
+        ... def clipped(x, limit):
+        ...     return x
+        >>> @clipped.def_fwd
+        ... def clipped_fwd(perturbed, x, limit):
+        ...     return x, None
+        >>> @clipped.def_bwd
+        ... def clipped_bwd(residuals, grad_out, perturbed, x, limit):
+        ...     return jnp.clip(grad_out, -limit, limit)
+        >>> jax.grad(lambda x: 10.0 * clipped(x, 1.0))(3.0)
+        Array(1., dtype=float32, weak_type=True)
+    """
+    check_callable("filter_custom_vjp", fn)
+    return _CustomVjp(fn, ())

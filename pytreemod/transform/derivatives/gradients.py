@@ -1,0 +1,362 @@
+"""Gradients with respect to the trainable leaves of any tree."""
+
+from __future__ import annotations
+
+import functools as ft
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, overload
+
+import jax
+import jax.numpy as jnp
+
+from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.transform.boundary.packing import pack, unpack
+from pytreemod.transform.boundary.shared_parameters import tell_shared
+from pytreemod.transform.boundary.sowing import reap, with_harvest
+from pytreemod.transform.boundary.wrapping import (
+    Transformed,
+    check_callable,
+    check_options,
+    function_name,
+)
+from pytreemod.transform.derivatives.chosen_leaves import (
+    as_argnums,
+    choose,
+    refuse_nothing,
+    trainable_mask,
+)
+from pytreemod.transform.derivatives.results import pair_of
+from pytreemod.transform.host.runtime_checks import surfacing
+from pytreemod.tree.nodes import children_of
+from pytreemod.tree.predicates import is_array_like
+from pytreemod.typing import FilterSpec, class_of, jtu, untyped_jax
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_V = TypeVar("_V")
+_A = TypeVar("_A")
+_X = TypeVar("_X")
+# The argument that is differentiated comes first, and by position.
+_Function: TypeAlias = Callable[Concatenate[_X, _P], _V]
+
+
+def trainable(model: _T, wrt: FilterSpec | None = None) -> tuple[_T, _T]:
+    """Split a model as `filter_grad` does: what is differentiated, and the rest.
+
+    Initialize the optimizer with the first half, so that weight decay never reaches what the
+    gradient did not.
+
+    **Law.** `combine(*trainable(m, wrt)) == m`, and the first half has the structure of
+    `filter_grad(f, wrt=wrt)(m)`.
+
+    Args:
+        model: any tree.
+        wrt: as for [`filter_grad`][pytreemod.filter_grad].
+
+    Returns:
+        Two trees of the model's structure, with None in the place of what is in the other.
+
+    Warns:
+        SharedParameterWarning: one parameter stands at two places of the model.
+
+    Examples:
+        >>> trainable({"w": jnp.ones(2), "n": 3})
+        ({'n': None, 'w': Array([1., 1.], dtype=float32)}, {'n': 3, 'w': None})
+    """
+    leaves, treedef = jtu.tree_flatten(model)
+    mask = trainable_mask(model, wrt, "trainable(wrt)")
+    tell_shared("trainable", "model", model, mask)
+    pairs = list(zip(leaves, mask, strict=True))
+    return (
+        treedef.unflatten([x if m else None for x, m in pairs]),
+        treedef.unflatten([None if m else x for x, m in pairs]),
+    )
+
+
+class _Grad(Transformed):
+    """A function under `filter_value_and_grad`, or `filter_grad`."""
+
+    __slots__ = ()
+
+    @classmethod
+    def transform_name(cls) -> str:
+        return "filter_value_and_grad"
+
+    @surfacing
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        wrt, argnums, has_aux, gradkwargs = self.options
+        name, fn = self.transform_name(), self.fn
+        chosen = choose(name, fn, args, kwargs, wrt, argnums)
+        refuse_nothing(name, fn, chosen, wrt)
+
+        def run(diffs: list[Any]) -> tuple[Any, Any]:
+            result, harvest = reap(fn, chosen.rejoin(diffs), kwargs)
+            value, aux = self._parted(result, has_aux)
+            return value, pack(with_harvest(aux, harvest))
+
+        differentiate = jax.value_and_grad(run, has_aux=True, **dict(gradkwargs))
+        (value, packed), grads = differentiate(chosen.values)
+        aux = unpack(packed)
+        chosen.pass_on_use(self.transform_name())
+        return self.result(value, aux, chosen.assemble(grads), has_aux)
+
+    @staticmethod
+    def result(value: Any, aux: Any, gradient: Any, has_aux: bool) -> Any:
+        """What the caller gets."""
+        return ((value, aux) if has_aux else value), gradient
+
+    def _parted(self, result: Any, has_aux: bool) -> tuple[Any, Any]:
+        where = f"{self.transform_name()} of {function_name(self.fn)}"
+        value, aux = result, None
+        if has_aux:
+            value, aux = pair_of(result, where, "loss, aux", reason=", for has_aux=True")
+        if not is_array_like(value):
+            is_nested = children_of(value) is not None and value is not None
+            raise ArgumentError(
+                explain(
+                    where,
+                    "a scalar loss",
+                    f"a {class_of(value).__name__}" if is_nested else describe(value),
+                    cure=[
+                        "return the loss alone, or a pair and say so:",
+                        "pm.filter_grad(f, has_aux=True)",
+                    ],
+                )
+            )
+        if jnp.shape(value) != ():
+            raise ShapeError(
+                explain(
+                    where,
+                    "a scalar loss",
+                    describe(value),
+                    cure=["reduce it, for instance by", "return jnp.mean(loss)"],
+                )
+            )
+        self._refuse_other_numbers(where, value)
+        return value, aux
+
+    def _refuse_other_numbers(self, where: str, value: Any) -> None:
+        kind = jnp.inexact if dict(self.options[3]).get("holomorphic") else jnp.floating
+        dtype = jnp.result_type(value)
+        if jnp.issubdtype(dtype, kind):
+            return
+        option = f"pm.{self.transform_name()}(f, holomorphic=True)"
+        is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
+        raise ArgumentError(
+            explain(
+                where,
+                "a scalar loss, a floating number",
+                describe(value),
+                cure=["of a holomorphic function:", option] if is_complex else (),
+            )
+        )
+
+
+class _OnlyGrad(_Grad):
+    __slots__ = ()
+
+    @classmethod
+    def transform_name(cls) -> str:
+        return "filter_grad"
+
+    @staticmethod
+    def result(value: Any, aux: Any, gradient: Any, has_aux: bool) -> Any:
+        return (gradient, aux) if has_aux else gradient
+
+
+def _make(
+    cls: type[_Grad], fun: Any, wrt: Any, argnums: Any, has_aux: bool, gradkwargs: dict[str, Any]
+) -> Any:
+    where = cls.transform_name()
+    argnums = as_argnums(where, argnums)
+    check_options(where, gradkwargs, untyped_jax.value_and_grad)
+    options = (wrt, argnums, has_aux, tuple(sorted(gradkwargs.items())))
+    if fun is None:
+        given = {"wrt": wrt, "argnums": argnums, "has_aux": has_aux, "gradkwargs": gradkwargs}
+        return ft.partial(_make, cls, **given)
+    check_callable(where, fun)
+    return cls(fun, options)
+
+
+@overload
+def filter_value_and_grad(
+    fun: _Function[_X, _P, _V],
+    *,
+    wrt: FilterSpec | None = ...,
+    argnums: Literal[0] | None = ...,
+    has_aux: Literal[False] = ...,
+    **gradkwargs: Any,
+) -> _Function[_X, _P, tuple[_V, _X]]: ...
+@overload
+def filter_value_and_grad(
+    fun: _Function[_X, _P, tuple[_V, _A]],
+    *,
+    wrt: FilterSpec | None = ...,
+    argnums: Literal[0] | None = ...,
+    has_aux: Literal[True],
+    **gradkwargs: Any,
+) -> _Function[_X, _P, tuple[tuple[_V, _A], _X]]: ...
+@overload
+def filter_value_and_grad(
+    fun: Callable[_P, Any],
+    *,
+    wrt: FilterSpec | None = ...,
+    argnums: int | Sequence[int],
+    has_aux: bool = ...,
+    **gradkwargs: Any,
+) -> Callable[_P, Any]: ...
+@overload
+def filter_value_and_grad(
+    *,
+    wrt: FilterSpec | None = ...,
+    argnums: Literal[0] | None = ...,
+    has_aux: Literal[False] = ...,
+    **gradkwargs: Any,
+) -> Callable[[_Function[_X, _P, _V]], _Function[_X, _P, tuple[_V, _X]]]: ...
+@overload
+def filter_value_and_grad(
+    *,
+    wrt: FilterSpec | None = ...,
+    argnums: Literal[0] | None = ...,
+    has_aux: Literal[True],
+    **gradkwargs: Any,
+) -> Callable[[_Function[_X, _P, tuple[_V, _A]]], _Function[_X, _P, tuple[tuple[_V, _A], _X]]]: ...
+@overload
+def filter_value_and_grad(
+    *,
+    wrt: FilterSpec | None = ...,
+    argnums: int | Sequence[int],
+    has_aux: bool = ...,
+    **gradkwargs: Any,
+) -> Callable[[Callable[_P, Any]], Callable[_P, Any]]: ...
+def filter_value_and_grad(
+    fun: Callable[..., Any] | None = None,
+    *,
+    wrt: FilterSpec | None = None,
+    argnums: int | Sequence[int] | None = None,
+    has_aux: bool = False,
+    **gradkwargs: Any,
+) -> Any:
+    """Like [`filter_grad`][pytreemod.filter_grad], returning the value as well.
+
+    Args:
+        fun: a function with a scalar result; left out, a decorator is returned.
+        wrt: which leaves to differentiate; see `filter_grad`.
+        argnums: which arguments; see `filter_grad`.
+        has_aux: whether `fun` returns a pair `(loss, aux)`.
+        **gradkwargs: for `jax.value_and_grad` (`holomorphic`, `allow_int`, ...).
+
+    Returns:
+        A function that returns `(value, gradient)`, or `((value, aux), gradient)`.
+
+    Raises:
+        ArgumentError: as for `filter_grad`.
+        ShapeError: as for `filter_grad`.
+        SpecError: as for `filter_grad`.
+
+    Examples:
+        >>> f = filter_value_and_grad(lambda m, x: m["w"] * x)
+        >>> f({"w": jnp.asarray(2.0), "name": "a"}, 3.0)  # doctest: +NORMALIZE_WHITESPACE
+        (Array(6., dtype=float32, weak_type=True),
+         {'name': None, 'w': Array(3., dtype=float32, weak_type=True)})
+    """
+    return _make(_Grad, fun, wrt, argnums, has_aux, gradkwargs)
+
+
+@overload
+def filter_grad(
+    fun: _Function[_X, _P, Any],
+    *,
+    wrt: FilterSpec | None = ...,
+    argnums: Literal[0] | None = ...,
+    has_aux: Literal[False] = ...,
+    **gradkwargs: Any,
+) -> _Function[_X, _P, _X]: ...
+@overload
+def filter_grad(
+    fun: _Function[_X, _P, tuple[Any, _A]],
+    *,
+    wrt: FilterSpec | None = ...,
+    argnums: Literal[0] | None = ...,
+    has_aux: Literal[True],
+    **gradkwargs: Any,
+) -> _Function[_X, _P, tuple[_X, _A]]: ...
+@overload
+def filter_grad(
+    fun: Callable[_P, Any],
+    *,
+    wrt: FilterSpec | None = ...,
+    argnums: int | Sequence[int],
+    has_aux: bool = ...,
+    **gradkwargs: Any,
+) -> Callable[_P, Any]: ...
+@overload
+def filter_grad(
+    *,
+    wrt: FilterSpec | None = ...,
+    argnums: Literal[0] | None = ...,
+    has_aux: Literal[False] = ...,
+    **gradkwargs: Any,
+) -> Callable[[_Function[_X, _P, Any]], _Function[_X, _P, _X]]: ...
+@overload
+def filter_grad(
+    *,
+    wrt: FilterSpec | None = ...,
+    argnums: Literal[0] | None = ...,
+    has_aux: Literal[True],
+    **gradkwargs: Any,
+) -> Callable[[_Function[_X, _P, tuple[Any, _A]]], _Function[_X, _P, tuple[_X, _A]]]: ...
+@overload
+def filter_grad(
+    *,
+    wrt: FilterSpec | None = ...,
+    argnums: int | Sequence[int],
+    has_aux: bool = ...,
+    **gradkwargs: Any,
+) -> Callable[[Callable[_P, Any]], Callable[_P, Any]]: ...
+def filter_grad(
+    fun: Callable[..., Any] | None = None,
+    *,
+    wrt: FilterSpec | None = None,
+    argnums: int | Sequence[int] | None = None,
+    has_aux: bool = False,
+    **gradkwargs: Any,
+) -> Any:
+    """The gradient of a scalar function of any trees.
+
+    Differentiates the floating arrays of the first argument, save buffers
+    ([`buffer`][pytreemod.buffer]). The gradient has the argument's structure, with None in the
+    place of every leaf that was not differentiated.
+
+    **Law.** On what is differentiated it equals `jax.grad` of the function of these arrays alone.
+
+    Args:
+        fun: a function with a scalar result; left out, a decorator is returned.
+        wrt: which leaves to differentiate: a selector, a predicate or a prefix tree of these and
+            of bools. With several `argnums` it is applied to each of them, or is a tuple with one
+            for each, or a dict by argument name, in which what is left out has the default.
+            Floating arrays only, in any case.
+        argnums: which arguments: an int (the gradient is a tree), or several (a tuple of trees).
+        has_aux: whether `fun` returns a pair `(loss, aux)`; `aux` may be any tree.
+        **gradkwargs: for `jax.grad` (`holomorphic`, `allow_int`, ...).
+
+    Returns:
+        A function that returns the gradient, or `(gradient, aux)`.
+
+    Raises:
+        ArgumentError: the differentiated argument was given by keyword, has nothing to
+            differentiate, or `fun` does not return what `has_aux` says.
+        ShapeError: the loss is no scalar.
+        SpecError: `wrt` does not fit the arguments.
+
+    Warns:
+        SharedParameterWarning: one parameter stands at two places of what is differentiated:
+            each place has a gradient of its own.
+        LostUpdateWarning: `fun` uses a State up, and does not return what replaces it.
+
+    Examples:
+        >>> grad = filter_grad(lambda m, x: m["w"] * x)
+        >>> grad({"w": jnp.asarray(2.0), "name": "a"}, 3.0)
+        {'name': None, 'w': Array(3., dtype=float32, weak_type=True)}
+    """
+    return _make(_OnlyGrad, fun, wrt, argnums, has_aux, gradkwargs)

@@ -1,0 +1,302 @@
+"""Jacobians and Hessians of functions of any trees."""
+
+from __future__ import annotations
+
+import functools as ft
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from pytreemod.errors import ArgumentError, DerivativeError, describe, explain
+from pytreemod.transform.boundary.packing import pack, unpack
+from pytreemod.transform.boundary.sowing import reap, with_harvest
+from pytreemod.transform.boundary.wrapping import (
+    Transformed,
+    check_callable,
+    check_options,
+    function_name,
+)
+from pytreemod.transform.derivatives.chosen_leaves import (
+    as_argnums,
+    choose,
+    chosen_places,
+    refuse_nothing,
+)
+from pytreemod.transform.derivatives.results import pair_of, part
+from pytreemod.transform.derivatives.tangents import is_differentiable
+from pytreemod.transform.host.runtime_checks import surfacing
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array_like
+from pytreemod.typing import FilterSpec, PyTree, jtu, untyped_jax
+
+
+class _Jacobian(Transformed):
+    """A function under `filter_jacfwd` or `filter_jacrev`."""
+
+    __slots__ = ()
+    # What JAX wants to be real, unless the function is holomorphic.
+    of: ClassVar[str]
+
+    @surfacing
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        has_aux, argnums, wrt, jaxkwargs = self.options
+        name, fn = self.transform_name(), self.fn
+        where = f"{name} of {function_name(fn)}"
+        chosen = choose(name, fn, args, kwargs, wrt, argnums)
+        refuse_nothing(name, fn, chosen, wrt)
+        is_real = not dict(jaxkwargs).get("holomorphic")
+        if is_real and self.of == "arguments":
+            self._refuse_complex(where, chosen_places(fn, chosen))
+
+        def run(diffs: list[Any]) -> tuple[Any, Any]:
+            (result, harvest), aux = reap(fn, chosen.rejoin(diffs), kwargs), None
+            if has_aux:
+                result, aux = pair_of(result, where, "result, aux", reason=", for has_aux=True")
+            if is_real and self.of == "results":
+                named = jtu.tree_leaves_with_path(result)
+                self._refuse_complex(where, [(path_text(p, "result"), leaf) for p, leaf in named])
+            outs, parted = part(result, _differentiable(result, where), aux)
+            return outs, pack(with_harvest(parted, harvest))
+
+        jacobians, packed = self.differentiate(run, dict(jaxkwargs))(chosen.values)
+        parted = unpack(packed)
+        matrices = parted.place(map(chosen.assemble, jacobians))
+        chosen.pass_on_use(self.transform_name())
+        return (matrices, parted.aux) if has_aux else matrices
+
+    def _refuse_complex(self, where: str, leaves: Sequence[tuple[str, Any]]) -> None:
+        found = [f"{place}: {describe(leaf)}" for place, leaf in leaves if _is_complex(leaf)]
+        if found:
+            raise DerivativeError(
+                explain(
+                    where,
+                    f"real {self.of}",
+                    "complex ones",
+                    places=found,
+                    cure=[
+                        "of a holomorphic function:",
+                        f"pm.{self.transform_name()}(f, holomorphic=True)",
+                    ],
+                )
+            )
+
+    @staticmethod
+    @abstractmethod
+    def differentiate(run: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+        """JAX's own transform."""
+
+
+def _is_complex(leaf: Any) -> bool:
+    is_number = is_array_like(leaf)
+    return is_number and bool(jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating))
+
+
+def _differentiable(result: PyTree, where: str) -> list[bool]:
+    """Which leaves of a result have a Jacobian."""
+    mask = [is_differentiable(leaf) for leaf in jtu.tree_leaves(result)]
+    if not any(mask):
+        raise ArgumentError(
+            explain(
+                where,
+                "at least one floating array in the result",
+                "none",
+                places=[
+                    f"{path_text(path, 'result')}: {describe(leaf)}"
+                    for path, leaf in jtu.tree_leaves_with_path(result)
+                ],
+            )
+        )
+    return mask
+
+
+class _Forward(_Jacobian):
+    __slots__ = ()
+    of = "arguments"
+
+    @classmethod
+    def transform_name(cls) -> str:
+        return "filter_jacfwd"
+
+    @staticmethod
+    def differentiate(run: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+        return jax.jacfwd(run, has_aux=True, **options)  # pyright: ignore[reportUnknownVariableType]  (typed in part)
+
+
+class _Reverse(_Jacobian):
+    __slots__ = ()
+    of = "results"
+
+    @classmethod
+    def transform_name(cls) -> str:
+        return "filter_jacrev"
+
+    @staticmethod
+    def differentiate(run: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+        return jax.jacrev(run, has_aux=True, **options)  # pyright: ignore[reportUnknownVariableType]  (typed in part)
+
+
+class _Hessian(Transformed):
+    """A function under `filter_hessian`."""
+
+    __slots__ = ()
+
+    @classmethod
+    def transform_name(cls) -> str:
+        return "filter_hessian"
+
+    @surfacing
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return _HessianOfRows(_RowsOfHessian(self.fn, self.options), self.options)(*args, **kwargs)
+
+
+class _RowsOfHessian(_Reverse):
+    __slots__ = ()
+
+    @classmethod
+    def transform_name(cls) -> str:
+        return "filter_hessian"
+
+
+class _HessianOfRows(_Forward):
+    __slots__ = ()
+
+    @classmethod
+    def transform_name(cls) -> str:
+        return "filter_hessian"
+
+
+def _make(
+    cls: type[Transformed],
+    fun: Any,
+    has_aux: bool,
+    argnums: Any,
+    wrt: Any,
+    jaxkwargs: dict[str, Any],
+) -> Any:
+    where = cls.transform_name()
+    argnums = as_argnums(where, argnums)
+    check_options(where, jaxkwargs, getattr(untyped_jax, where.removeprefix("filter_")))
+    if fun is None:
+        given = {"has_aux": has_aux, "argnums": argnums, "wrt": wrt, "jaxkwargs": jaxkwargs}
+        return ft.partial(_make, cls, **given)
+    check_callable(where, fun)
+    return cls(fun, (has_aux, argnums, wrt, tuple(sorted(jaxkwargs.items()))))
+
+
+def filter_jacfwd(
+    fun: Callable[..., Any] | None = None,
+    has_aux: bool = False,
+    *,
+    argnums: int | Sequence[int] | None = None,
+    wrt: FilterSpec | None = None,
+    **jaxkwargs: Any,
+) -> Any:
+    """The Jacobian by forward mode: `jax.jacfwd` for functions of any trees.
+
+    Good for few inputs and many outputs. By default it differentiates what
+    [`filter_grad`][pytreemod.filter_grad] does: the floating arrays of the first argument, save
+    buffers. The Jacobian has the structure of the result, with, at each floating array or number,
+    a tree of the argument's structure: at each leaf `d result / d leaf`, of shape
+    `(*result.shape, *leaf.shape)`. None stands for every other leaf of either.
+
+    **Law.** On what is differentiated it equals `jax.jacfwd` of the function of these arrays alone.
+
+    Args:
+        fun: the function; left out, a decorator is returned.
+        has_aux: whether `fun` returns a pair `(result, aux)`; `aux` may be any tree.
+        argnums: which arguments: an int, or several (then each Jacobian is a tuple of trees).
+        wrt: which leaves, as for `filter_grad`.
+        **jaxkwargs: for `jax.jacfwd` (`holomorphic`).
+
+    Returns:
+        A function that returns the Jacobian, or `(jacobian, aux)`.
+
+    Raises:
+        ArgumentError: the differentiated argument was given by keyword, or has nothing to
+            differentiate; the result has no floating array; `fun` does not return what `has_aux`
+            says.
+        SpecError: `wrt` does not fit the arguments.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> jac = filter_jacfwd(lambda d: {"y": d["x"] ** 2, "name": d["name"]})
+        >>> jac({"x": jnp.asarray([1.0, 2.0]), "name": "a"})
+        {'name': None, 'y': {'name': None, 'x': Array([[2., 0.],
+               [0., 4.]], dtype=float32)}}
+    """
+    return _make(_Forward, fun, has_aux, argnums, wrt, jaxkwargs)
+
+
+def filter_jacrev(
+    fun: Callable[..., Any] | None = None,
+    has_aux: bool = False,
+    *,
+    argnums: int | Sequence[int] | None = None,
+    wrt: FilterSpec | None = None,
+    **jaxkwargs: Any,
+) -> Any:
+    """The Jacobian by reverse mode: `jax.jacrev` for functions of any trees.
+
+    Good for many inputs and few outputs; otherwise as [`filter_jacfwd`][pytreemod.filter_jacfwd].
+
+    **Law.** On what is differentiated it equals `jax.jacrev` of the function of these arrays alone.
+
+    Args:
+        fun: the function; left out, a decorator is returned.
+        has_aux: whether `fun` returns a pair `(result, aux)`; `aux` may be any tree.
+        argnums: which arguments: an int, or several (then each Jacobian is a tuple of trees).
+        wrt: which leaves, as for [`filter_grad`][pytreemod.filter_grad].
+        **jaxkwargs: for `jax.jacrev` (`holomorphic`).
+
+    Returns:
+        A function that returns the Jacobian, or `(jacobian, aux)`.
+
+    Raises:
+        ArgumentError: as for `filter_jacfwd`.
+        SpecError: `wrt` does not fit the arguments.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> filter_jacrev(lambda x, n: x**n)(jnp.asarray([1.0, 2.0]), 3)
+        Array([[ 3.,  0.],
+               [ 0., 12.]], dtype=float32)
+    """
+    return _make(_Reverse, fun, has_aux, argnums, wrt, jaxkwargs)
+
+
+def filter_hessian(
+    fun: Callable[..., Any] | None = None,
+    has_aux: bool = False,
+    *,
+    argnums: int | Sequence[int] | None = None,
+    wrt: FilterSpec | None = None,
+    **jaxkwargs: Any,
+) -> Any:
+    """The matrix of second derivatives: `jax.hessian` for functions of any trees.
+
+    **Law.** It is `filter_jacfwd(filter_jacrev(f))`, with the same options for both.
+
+    Args:
+        fun: the function; left out, a decorator is returned.
+        has_aux: whether `fun` returns a pair `(result, aux)`; `aux` may be any tree.
+        argnums: which arguments: an int, or several (then each level is a tuple of trees).
+        wrt: which leaves, as for [`filter_grad`][pytreemod.filter_grad].
+        **jaxkwargs: for `jax.hessian` (`holomorphic`).
+
+    Returns:
+        A function that returns the Hessian, or `(hessian, aux)`: for a scalar function of a tree,
+        a tree like the argument with, at each differentiated leaf, another such tree.
+
+    Raises:
+        ArgumentError: as for [`filter_jacfwd`][pytreemod.filter_jacfwd].
+        SpecError: `wrt` does not fit the arguments.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> filter_hessian(lambda d: d["x"] ** 3)({"x": jnp.asarray(2.0), "name": "a"})
+        {'name': None, 'x': {'name': None, 'x': Array(12., dtype=float32, weak_type=True)}}
+    """
+    return _make(_Hessian, fun, has_aux, argnums, wrt, jaxkwargs)

@@ -1,0 +1,480 @@
+"""Derivatives along a direction, and the linear maps behind them: jvp, vjp, linearize."""
+
+from __future__ import annotations
+
+import functools as ft
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import ad
+
+from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.module.methods import bind
+from pytreemod.transform.boundary.packing import pack, unpack
+from pytreemod.transform.boundary.sowing import reap, with_harvest
+from pytreemod.transform.boundary.wrapping import (
+    Transformed,
+    argument_name,
+    check_callable,
+    function_name,
+    parameters_of,
+    positional_names,
+)
+from pytreemod.transform.derivatives.chosen_leaves import choose, fill
+from pytreemod.transform.derivatives.results import Parted, pair_of, part
+from pytreemod.transform.derivatives.tangents import beside, is_zero
+from pytreemod.transform.host.runtime_checks import surfacing
+from pytreemod.tree.predicates import is_inexact_array
+from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
+
+# An input beside the user's whose tangent is never zero, see `_zeros_among`.
+_MARKER = np.ones((), np.float32)
+
+
+@ft.cache
+def _look() -> Any:
+    """A primitive that computes nothing; only its derivative is ever asked for, and takes notes."""
+    # Here, for JAX loads Pallas with it: a third of the time that importing pytreemod would take.
+    from jax.extend.core import Primitive
+
+    primitive: Any = Primitive("look")
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(_look_at_types)
+    cast("Any", ad).primitive_jvps[primitive] = _look_at_tangents
+    return primitive
+
+
+def _look_at_types(*values: Any, notes: list[bool]) -> list[Any]:
+    return []
+
+
+def _look_at_tangents(primals: Any, tangents: Any, *, notes: list[bool]) -> Any:
+    notes[:] = map(is_zero, tangents[1:])
+    return [], []
+
+
+def _zeros_among(marker: Any, outs: list[Any]) -> list[bool]:
+    """Which of `outs` do not depend, by JAX's own account, on what is being differentiated.
+
+    JAX tells the rule of a primitive which tangents are zero without having been computed. The
+    rule is called by the differentiation that `marker` belongs to, not by one around it, because
+    the marker's tangent is not zero in the former.
+    """
+    zeros = [False] * len(outs)
+    _look().bind(marker, *outs, notes=zeros)
+    return zeros
+
+
+def _is_computed(leaf: Any) -> bool:
+    """Whether a leaf of a result may depend on the arguments: NumPy arrays are constants."""
+    return is_inexact_array(leaf) and isinstance(leaf, jax.Array)
+
+
+def _part_nonzero(marker: Any, result: PyTree, aux: Any = None) -> tuple[list[Any], Parted]:
+    """Part a result into what has a tangent that is not zero, and the rest."""
+    mask = [_is_computed(leaf) for leaf in jtu.tree_leaves(result)]
+    candidates = part(result, mask)[0]
+    zeros = _zeros_among(marker, candidates)
+    mask = [m and not z for m, z in zip(mask, fill(mask, zeros, mask), strict=True)]
+    return part(result, mask, aux)
+
+
+class _Jvp(Transformed):
+    """A function under `filter_jvp`: takes primals and tangents."""
+
+    __slots__ = ()
+
+    @classmethod
+    def transform_name(cls) -> str:
+        return "filter_jvp"
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        # The instance is the function's, not this transform's: it has no tangent.
+        return self if instance is None else _Jvp(bind(self.fn, instance), self.options)
+
+    @surfacing
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]  (as jax.jvp takes them)
+        self, primals: Sequence[Any], tangents: Sequence[Any], /, **kwargs: Any
+    ) -> tuple[Any, Any]:
+        args = _as_sequence(primals, "primals")
+        leaves, treedef = jtu.tree_flatten(args)
+        found = self._tangents(args, _as_sequence(tangents, "tangents"))
+        mask = [tangent is not None for tangent in found]
+        fn = self.fn
+
+        def run(marker: Any, diffs: list[Any]) -> tuple[Any, Any]:
+            args = treedef.unflatten(fill(mask, diffs, leaves))
+            result, harvest = reap(fn, args, kwargs)
+            outs, parted = _part_nonzero(marker, result)
+            return outs, pack(with_harvest(parted, harvest))
+
+        outs, tangents_out, packed = jax.jvp(
+            run,
+            (_MARKER, [x for x, m in zip(leaves, mask, strict=True) if m]),
+            (_MARKER, [tangent for tangent in found if tangent is not None]),
+            has_aux=True,
+        )
+        parted = unpack(packed)
+        return parted.join(outs), parted.place(tangents_out)
+
+    def _tangents(self, args: tuple[Any, ...], tangents: tuple[Any, ...]) -> list[Any]:
+        where = f"filter_jvp of {function_name(self.fn)}"
+        if len(args) != len(tangents):
+            raise ArgumentError(
+                explain(
+                    where,
+                    f"a tangent for each of the {len(args)} primals",
+                    f"{len(tangents)} tangents",
+                    cure=["None stands for zero:", "pm.filter_jvp(f, (x, y), (dx, None))"],
+                )
+            )
+
+        def roots() -> list[str]:
+            names = positional_names(self.fn)
+            return [argument_name(names, i) for i in range(len(args))]
+
+        expected = "tangents like the primals"
+        return beside(args, tangents, where=where, expected=expected, root=roots)
+
+
+def _as_sequence(value: Any, name: str) -> tuple[Any, ...]:
+    if issubclass(class_of(value), (tuple, list)):
+        return tuple(value)
+    raise ArgumentError(
+        explain(
+            f"filter_jvp({name})",
+            "a tuple with one entry for each argument",
+            describe(value),
+            cure=["for one argument:", f"({'x' if name == 'primals' else 'dx'},)"],
+        )
+    )
+
+
+_MISSING: Any = object()
+
+
+def filter_jvp(
+    fn: Callable[..., Any],
+    primals: Sequence[Any] = _MISSING,
+    tangents: Sequence[Any] = _MISSING,
+    **kwargs: Any,
+) -> Any:
+    """The derivative along a direction: `jax.jvp` for functions of any trees.
+
+    **Law.** On the arrays that have a tangent it equals `jax.jvp` of the function of these alone;
+    everything else is constant.
+
+    Args:
+        fn: the function. Alone, as a decorator, it gives a function of `primals`, `tangents` and
+            keywords.
+        primals: a tuple of positional arguments.
+        tangents: a tuple of the same structure. None stands for zero, at a leaf or for everything
+            below a node; what is no floating array or number has no other tangent.
+        **kwargs: arguments for `fn` by keyword, which are constant.
+
+    Returns:
+        The result of `fn`, and a tree of the same structure: the tangent of each floating array
+        in it, and None for everything else and for what does not depend on what has a tangent.
+
+    Raises:
+        ArgumentError: `primals` or `tangents` are no tuples, or differ in length.
+        DerivativeError: a tangent's structure, shape or dtype is not that of its primal; its path
+            is named.
+
+    Examples:
+        >>> x, dx = jnp.asarray(3.0), jnp.asarray(1.0)
+        >>> filter_jvp(lambda d, n: {"y": d["x"] ** n, "n": n}, ({"x": x}, 2), ({"x": dx}, None))
+        ({'n': 2, 'y': Array(9., dtype=float32, weak_type=True)}, \
+{'n': None, 'y': Array(6., dtype=float32, weak_type=True)})
+    """
+    check_callable("filter_jvp", fn)
+    made = _Jvp(fn, ())
+    if primals is _MISSING and tangents is _MISSING and not kwargs:
+        return made
+    if primals is _MISSING or tangents is _MISSING:
+        raise ArgumentError(
+            explain(
+                "filter_jvp",
+                "primals and tangents",
+                "primals alone" if tangents is _MISSING and primals is not _MISSING else "none",
+                cure=["write, for instance", "pm.filter_jvp(f, (x,), (dx,))"],
+            )
+        )
+    return made(primals, tangents, **kwargs)
+
+
+@dataclass(frozen=True)
+class _Space:
+    """The trees that a linear map takes or gives: where they have arrays, and of what shape."""
+
+    treedef: Any
+    structs: tuple[Any, ...]
+
+    @property
+    def mask(self) -> list[bool]:
+        return [struct is not None for struct in self.structs]
+
+    @property
+    def skeleton(self) -> PyTree:
+        return self.treedef.unflatten([_FIXED if s is None else s for s in self.structs])
+
+    def place(self, values: Sequence[Any]) -> PyTree:
+        return self.treedef.unflatten(fill(self.mask, values, self.structs))
+
+
+class _Fixed:
+    """Stands for a leaf that is not differentiated."""
+
+    def __repr__(self) -> str:
+        return "a leaf that is not differentiated"
+
+
+_FIXED = _Fixed()
+
+
+def _space(treedef: Any, mask: Sequence[bool], values: Sequence[Any]) -> _Space:
+    structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in values]
+    return _Space(treedef, tuple(fill(mask, structs, [None] * len(mask))))
+
+
+class _LinearMap:
+    """A linear map between trees; a pytree whose children are the arrays that it was made of."""
+
+    __slots__ = ("apply", "codomain", "domain", "name")
+
+    def __init__(self, apply: Any, name: str, domain: _Space, codomain: _Space):
+        self.apply = apply
+        self.name = name
+        self.domain = domain
+        self.codomain = codomain
+
+    def __init_subclass__(cls) -> None:
+        jtu.register_pytree_with_keys(cls, _flatten_with_keys, _unflatten)
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+    def read(self, tree: PyTree, root: str, expected: str) -> list[Any]:
+        """The arrays of a tree of the domain, zeros where it has None."""
+        structs = self.domain.structs
+        found = beside(self.domain.skeleton, tree, where=self.name, expected=expected, root=root)
+        pairs = [(x, s) for x, s in zip(found, structs, strict=True) if s is not None]
+        return [jnp.zeros(s.shape, s.dtype) if x is None else x for x, s in pairs]
+
+
+def _flatten_with_keys(node: _LinearMap) -> Any:
+    aux = (type(node), node.name, node.domain, node.codomain)
+    return ((jtu.GetAttrKey("apply"), node.apply),), aux
+
+
+def _unflatten(aux: Any, children: Any) -> _LinearMap:
+    cls, name, domain, codomain = aux
+    return cls(children[0], name, domain, codomain)
+
+
+class _Pullback(_LinearMap):
+    """What `filter_vjp` returns: from a cotangent of the result to those of the arguments."""
+
+    __slots__ = ()
+
+    @surfacing
+    def __call__(self, /, *cotangents: PyTree) -> tuple[PyTree, ...]:
+        if len(cotangents) != 1:
+            expected = "one argument, the cotangent of the result"
+            raise ArgumentError(explain(self.name, expected, str(len(cotangents))))
+        (cotangent,) = cotangents
+        values = self.read(cotangent, "result", "cotangents like the result")
+        (gradients,) = self.apply(values)
+        return self.codomain.place(gradients)
+
+
+class _Pushforward(_LinearMap):
+    """What `filter_linearize` returns: from tangents of the arguments to those of the result."""
+
+    __slots__ = ()
+
+    @surfacing
+    def __call__(self, /, *tangents: PyTree) -> PyTree:
+        values = self.read(tangents, "tangents", "tangents like the primals")
+        return self.codomain.place(self.apply(_MARKER, values))
+
+
+class _Linearizing(Transformed):
+    """A function under `filter_vjp` or `filter_linearize`."""
+
+    __slots__ = ()
+
+    @surfacing
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        has_aux, wrt = self.options
+        name, fn = self.transform_name(), self.fn
+        chosen = choose(name, fn, args, kwargs, wrt, tuple(range(len(args))))
+
+        def run(marker: Any, diffs: list[Any]) -> tuple[Any, Any]:
+            (result, harvest), aux = reap(fn, chosen.rejoin(diffs), kwargs), None
+            if has_aux:
+                where = f"{name} of {function_name(fn)}"
+                result, aux = pair_of(result, where, "result, aux", reason=", for has_aux=True")
+            outs, parted = self.part(marker, result, aux)
+            return outs, pack(with_harvest(parted, harvest))
+
+        outs, apply, packed = self.linearize(run, chosen.values)
+        parted = unpack(packed)
+        chosen.pass_on_use(name)
+        arguments = _space(chosen.treedef, chosen.mask, chosen.values)
+        linear = self.make(apply, arguments, _space(parted.treedef, parted.mask, outs))
+        result = parted.join(outs)
+        return (result, linear, parted.aux) if has_aux else (result, linear)
+
+    @staticmethod
+    @abstractmethod
+    def part(marker: Any, result: PyTree, aux: Any) -> tuple[list[Any], Parted]:
+        """Part the result into what is differentiated, and the rest."""
+
+    @staticmethod
+    @abstractmethod
+    def linearize(run: Callable[..., Any], values: list[Any]) -> tuple[Any, Any, Any]:
+        """JAX's own transform."""
+
+    @abstractmethod
+    def make(self, apply: Any, arguments: _Space, result: _Space) -> _LinearMap:
+        """The map that is handed out."""
+
+
+class _Vjp(_Linearizing):
+    __slots__ = ()
+
+    @classmethod
+    def transform_name(cls) -> str:
+        return "filter_vjp"
+
+    @staticmethod
+    def part(marker: Any, result: PyTree, aux: Any) -> tuple[list[Any], Parted]:
+        # What does not depend on the arguments takes a cotangent, too: the caller need not know.
+        return part(result, [is_inexact_array(leaf) for leaf in jtu.tree_leaves(result)], aux)
+
+    @staticmethod
+    def linearize(run: Callable[..., Any], values: list[Any]) -> tuple[Any, Any, Any]:
+        return jax.vjp(ft.partial(run, _MARKER), values, has_aux=True)  # pyright: ignore[reportUnknownVariableType]  (typed in part)
+
+    def make(self, apply: Any, arguments: _Space, result: _Space) -> _LinearMap:
+        return _Pullback(apply, f"vjp_fn of {function_name(self.fn)}", result, arguments)
+
+
+class _Linearize(_Linearizing):
+    __slots__ = ()
+
+    @classmethod
+    def transform_name(cls) -> str:
+        return "filter_linearize"
+
+    @staticmethod
+    def part(marker: Any, result: PyTree, aux: Any) -> tuple[list[Any], Parted]:
+        return _part_nonzero(marker, result, aux)
+
+    @staticmethod
+    def linearize(run: Callable[..., Any], values: list[Any]) -> tuple[Any, Any, Any]:
+        return jax.linearize(run, _MARKER, values, has_aux=True)  # pyright: ignore[reportUnknownVariableType]  (typed in part)
+
+    def make(self, apply: Any, arguments: _Space, result: _Space) -> _LinearMap:
+        return _Pushforward(apply, f"f_jvp of {function_name(self.fn)}", arguments, result)
+
+
+def _linearize(
+    cls: type[_Linearizing], fun: Any, primals: tuple[Any, ...], has_aux: bool, wrt: Any
+) -> Any:
+    if fun is None:
+        return ft.partial(_linearize, cls, primals=(), has_aux=has_aux, wrt=wrt)
+    check_callable(cls.transform_name(), fun)
+    made = cls(fun, (has_aux, wrt))
+    # A function without parameters has nothing to wait for.
+    return made(*primals) if primals or parameters_of(fun) == () else made
+
+
+def filter_vjp(
+    fun: Callable[..., Any] | None = None,
+    *primals: Any,
+    has_aux: bool = False,
+    wrt: FilterSpec | None = None,
+) -> Any:
+    """The value and the map from cotangents to gradients: `jax.vjp` for functions of any trees.
+
+    Differentiates the floating arrays of all arguments, save buffers
+    ([`buffer`][pytreemod.buffer]), as [`filter_grad`][pytreemod.filter_grad] does for one.
+
+    **Law.** For a scalar function, `filter_vjp(f, x)[1](1.0) == (filter_grad(f)(x),)`.
+
+    Args:
+        fun: the function; left out, a decorator is returned. Without primals, the result is a
+            function of them.
+        *primals: its arguments.
+        has_aux: whether `fun` returns a pair `(result, aux)`; `aux` may be any tree.
+        wrt: which leaves to differentiate: a selector for every argument, one for each in a
+            tuple, or a dict by argument name; see `filter_grad`.
+
+    Returns:
+        `(result, vjp_fn)` or `(result, vjp_fn, aux)`. `vjp_fn` takes a tree like the result, with
+        a cotangent for each floating array and None (zero) for the rest, and returns a tuple with
+        a tree for each argument, which has None at every leaf that was not differentiated. It is
+        a pytree, so that it can be passed to other transforms.
+
+    Raises:
+        ArgumentError: `fun` does not return what `has_aux` says.
+        SpecError: `wrt` does not fit the arguments.
+        DerivativeError: when `vjp_fn` is called: a structure, shape or dtype is not that of the
+            result; its path is named.
+
+    Examples:
+        >>> y, vjp_fn = filter_vjp(lambda d, n: d["x"] ** n, {"x": jnp.asarray(3.0)}, 2)
+        >>> y, vjp_fn(jnp.asarray(1.0))
+        (Array(9., dtype=float32, weak_type=True), \
+({'x': Array(6., dtype=float32, weak_type=True)}, None))
+    """
+    return _linearize(_Vjp, fun, primals, has_aux, wrt)
+
+
+def filter_linearize(
+    fun: Callable[..., Any] | None = None,
+    *primals: Any,
+    has_aux: bool = False,
+    wrt: FilterSpec | None = None,
+) -> Any:
+    """The value and the linear map that the function is nearby: `jax.linearize` for any trees.
+
+    As [`filter_jvp`][pytreemod.filter_jvp], for many tangents at one point: `fun` runs once, and
+    each call of the map costs only what depends on the tangents.
+
+    **Law.** `filter_linearize(f, *p)[1](*t) == filter_jvp(f, p, t)[1]`, where tangents that are
+    None count as zeros.
+
+    Args:
+        fun: the function; left out, a decorator is returned. Without primals, the result is a
+            function of them.
+        *primals: its arguments.
+        has_aux: whether `fun` returns a pair `(result, aux)`; `aux` may be any tree.
+        wrt: which leaves may have a tangent, as for [`filter_vjp`][pytreemod.filter_vjp]; by
+            default all floating arrays save buffers.
+
+    Returns:
+        `(result, f_jvp)` or `(result, f_jvp, aux)`. `f_jvp` takes a tangent for each argument:
+        a tree like it, with None for zero and for what is not differentiated. It returns a tree
+        like the result, with None for what is no floating array or does not depend on the
+        arguments. It is a pytree, so that it can be passed to other transforms.
+
+    Raises:
+        ArgumentError: `fun` does not return what `has_aux` says.
+        SpecError: `wrt` does not fit the arguments.
+        DerivativeError: when `f_jvp` is called: a structure, shape or dtype is not that of its
+            primal; its path is named.
+
+    Examples:
+        >>> y, f_jvp = filter_linearize(lambda d, n: d["x"] ** n, {"x": jnp.asarray(3.0)}, 2)
+        >>> y, f_jvp({"x": jnp.asarray(1.0)}, None)
+        (Array(9., dtype=float32, weak_type=True), Array(6., dtype=float32, weak_type=True))
+    """
+    return _linearize(_Linearize, fun, primals, has_aux, wrt)

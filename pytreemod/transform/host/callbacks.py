@@ -1,0 +1,277 @@
+"""`filter_pure_callback` and `filter_io_callback`: Python on the host, from compiled code.
+
+JAX hands arrays to the host and takes arrays back. Everything else, in the arguments and in the
+result, is known when the program is traced: it is kept beside the program, and what the callback
+returns must match it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pytreemod.errors import ArgumentError, StructureError, explain
+from pytreemod.transform.boundary.agreement import (
+    Difference,
+    Slot,
+    differences,
+    is_number,
+    same_static,
+)
+from pytreemod.transform.boundary.sowing import closed, is_collecting
+from pytreemod.transform.boundary.wrapping import check_callable, function_name
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array
+from pytreemod.tree.snapshots import Structure, divide
+from pytreemod.typing import PyTree, jtu, untyped_jax
+
+_KINDS = (
+    (bool, jnp.bool_),
+    (int, jnp.number),
+    (float, jnp.inexact),
+    (complex, jnp.complexfloating),
+)
+
+
+class _Promise:
+    """What a callback is to return: arrays of given shapes and dtypes, and the rest as it is."""
+
+    def __init__(self, result_shape_dtypes: PyTree, where: str, is_batched: bool):
+        self.where = where
+        # A callback that JAX calls for a whole batch returns arrays with more axes in front.
+        self.is_batched = is_batched
+        leaves, treedef = jtu.tree_flatten(result_shape_dtypes)
+        at = tuple(i for i, leaf in enumerate(leaves) if _is_abstract(leaf))
+        self.types = [jax.ShapeDtypeStruct(leaves[i].shape, leaves[i].dtype) for i in at]
+        statics = tuple(None if i in at else leaf for i, leaf in enumerate(leaves))
+        self.structure = Structure(treedef, at, statics)
+        self.tree = self.structure.assemble([Slot(aval) for aval in self.types])
+
+        self.impls = [_impl_of(aval) for aval in self.types]
+
+    @property
+    def structs(self) -> list[Any]:
+        """The arrays as JAX takes them from the host."""
+        return [_plain_struct(aval) for aval in self.types]
+
+    def arrays_of(self, result: PyTree) -> list[Any]:
+        """The arrays in what the callback returned.
+
+        Raises:
+            StructureError: it is not what was promised; all paths are named.
+        """
+        found = differences(self.tree, result, self._fits)
+        if found:
+            self._refuse(found)
+        leaves = jtu.tree_leaves(result)
+        kept = [leaves[i] for i in self.structure.positions or ()]
+        return [
+            np.asarray(jax.random.key_data(x) if impl else x, None if impl else aval.dtype)
+            for x, impl, aval in zip(kept, self.impls, self.types, strict=True)
+        ]
+
+    def _refuse(self, found: list[Difference]) -> None:
+        places: list[str] = []
+        for place in found:
+            promised, got = place.texts()
+            places.append(f"{path_text(place.path, 'result')}: {got} instead of {promised}")
+        expected = "what result_shape_dtypes says"
+        raise StructureError(explain(self.where, expected, "something else", places=places))
+
+    def result(self, arrays: Sequence[Any]) -> PyTree:
+        """The result, with what came from the host."""
+        return self.structure.assemble(list(map(_typed, arrays, self.impls)))
+
+    def _fits(self, promised: Any, got: Any) -> bool:
+        if not isinstance(promised, Slot):
+            return same_static(promised, got)
+        aval = promised.aval
+        if is_number(got):
+            kind = next(kind for number, kind in _KINDS if type(got) is number)
+            return aval.shape == () and bool(jnp.issubdtype(aval.dtype, kind))
+        shape = got.shape[max(got.ndim - len(aval.shape), 0) :] if self.is_batched else got.shape
+        return shape == aval.shape and _canonical(got.dtype) == aval.dtype
+
+
+def _is_abstract(leaf: Any) -> bool:
+    return is_array(leaf) or (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))
+
+
+def _canonical(dtype: Any) -> Any:
+    # The host computes in 64 bits where JAX does not.
+    return dtype if _is_key(dtype) else untyped_jax.dtypes.canonicalize_dtype(dtype)
+
+
+# Keys travel as the numbers that they are made of.
+
+
+def _is_key(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def _impl_of(array: Any) -> Any:
+    """The implementation of an array of keys; None for other arrays."""
+    if not _is_key(array.dtype):
+        return None
+    found: list[Any] = []
+
+    def look(key: Any) -> None:
+        found.append(jax.random.key_impl(key))
+
+    jax.eval_shape(look, jax.ShapeDtypeStruct(array.shape, array.dtype))
+    return found[0]
+
+
+def _plain_struct(struct: Any) -> Any:
+    return jax.eval_shape(jax.random.key_data, struct) if _is_key(struct.dtype) else struct
+
+
+def _typed(array: Any, impl: Any) -> Any:
+    return array if impl is None else untyped_jax.random.wrap_key_data(array, impl=impl)
+
+
+class _HostCall:
+    """A callback with all its arguments but their arrays: what runs on the host."""
+
+    def __init__(
+        self, callback: Any, args: tuple[Any, ...], kwargs: dict[str, Any], promise: _Promise
+    ):
+        arrays, self.inputs = divide((callback, args, kwargs))
+        self.impls = [_impl_of(array) for array in arrays]
+        self.promise = promise
+        # On the host it may be another thread, at any time: nothing can be captured there.
+        self.surroundings = closed if is_collecting() else nullcontext
+        self.operands = [
+            array if impl is None else jax.random.key_data(array)
+            for array, impl in zip(arrays, self.impls, strict=True)
+        ]
+
+    def __call__(self, arrays: list[Any]) -> list[Any]:
+        callback, args, kwargs = self.inputs.assemble(list(map(_typed, arrays, self.impls)))
+        with self.surroundings():
+            return self.promise.arrays_of(callback(*args, **kwargs))
+
+
+def filter_pure_callback(
+    callback: Callable[..., Any],
+    *args: Any,
+    result_shape_dtypes: PyTree,
+    sharding: jax.sharding.Sharding | None = None,
+    vmap_method: str | None = None,
+    vectorized: bool | None = None,
+    **kwargs: Any,
+) -> PyTree:
+    """`jax.pure_callback` with any trees: call a Python function on the host from compiled code.
+
+    The function must be pure: JAX may call it more than once, or not at all.
+
+    **Law.** `filter_jit(filter_pure_callback)(f, *args, result_shape_dtypes=s)` equals `f(*args)`.
+
+    Args:
+        callback: the function. It gets what it was passed: JAX arrays where there were arrays, and
+            everything else as it was.
+        *args: its arguments, of any trees.
+        result_shape_dtypes: what it returns, with a `jax.ShapeDtypeStruct` (or an array) for each
+            array. What else is in this tree is what the callback must return in its place.
+        sharding: the sharding from which the callback is called.
+        vmap_method: what `jax.vmap` makes of it: `"sequential"`, `"expand_dims"`, ...; see
+            `jax.pure_callback`.
+        vectorized: an older spelling: True for `vmap_method="legacy_vectorized"`, False for
+            `"sequential"`.
+        **kwargs: its arguments by keyword.
+
+    Returns:
+        The tree `result_shape_dtypes` with arrays.
+
+    Raises:
+        ArgumentError: `callback` is not callable; both `vmap_method` and `vectorized` are given.
+        StructureError: on the host, and so as a `jax.errors.JaxRuntimeError` of this text: the
+            callback returned something else than it was to; all paths are named.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> import pytreemod as pm
+        >>> @pm.filter_jit
+        ... def sort(x, order):
+        ...     def on_host(x, order):
+        ...         return np.sort(x)[:: -1 if order == "falling" else 1], order
+        ...     struct = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        ...     return filter_pure_callback(
+        ...         on_host, x, order, result_shape_dtypes=(struct, order)
+        ...     )
+        >>> sort(jnp.asarray([1.0, 3.0, 2.0]), "falling")
+        (Array([3., 2., 1.], dtype=float32), 'falling')
+    """
+    check_callable("filter_pure_callback", callback, "callback")
+    if vectorized is not None:
+        if vmap_method is not None:
+            both = "vmap_method= or vectorized="
+            raise ArgumentError(explain("filter_pure_callback", both, "both"))
+        vmap_method = "legacy_vectorized" if vectorized else "sequential"
+    where = f"filter_pure_callback of {function_name(callback)}"
+    is_batched = vmap_method in ("expand_dims", "broadcast_all", "legacy_vectorized")
+    promise = _Promise(result_shape_dtypes, where, is_batched)
+    call = _HostCall(callback, args, kwargs, promise)
+    arrays = jax.pure_callback(
+        call, promise.structs, call.operands, sharding=sharding, vmap_method=vmap_method
+    )
+    return promise.result(arrays)
+
+
+def filter_io_callback(
+    callback: Callable[..., Any],
+    *args: Any,
+    result_shape_dtypes: PyTree = None,
+    sharding: jax.sharding.Sharding | None = None,
+    ordered: bool = False,
+    **kwargs: Any,
+) -> PyTree:
+    """`jax.experimental.io_callback` with any trees: like `filter_pure_callback`, with effects.
+
+    JAX calls the function once for each time that the program comes there.
+
+    Args:
+        callback: the function.
+        *args: its arguments, of any trees.
+        result_shape_dtypes: what it returns; see
+            [`filter_pure_callback`][pytreemod.filter_pure_callback]. Left out, None.
+        sharding: the sharding from which the callback is called.
+        ordered: whether calls come in the order of the program. Not together with `jax.vmap`.
+        **kwargs: its arguments by keyword.
+
+    Returns:
+        The tree `result_shape_dtypes` with arrays.
+
+    Raises:
+        ArgumentError: `callback` is not callable.
+        StructureError: on the host, and so as a `jax.errors.JaxRuntimeError` of this text: the
+            callback returned something else than it was to; all paths are named.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> seen = []
+        >>> @pm.filter_jit
+        ... def double(x, name):
+        ...     filter_io_callback(lambda x, name: seen.append((name, float(x))), x, name)
+        ...     return 2 * x
+        >>> y = double(jnp.asarray(1.0), "x")
+        >>> jax.effects_barrier()
+        >>> seen
+        [('x', 1.0)]
+    """
+    check_callable("filter_io_callback", callback, "callback")
+    # Here, and not above: few programs need it, and it takes time to import.
+    from jax.experimental import io_callback
+
+    where = f"filter_io_callback of {function_name(callback)}"
+    promise = _Promise(result_shape_dtypes, where, is_batched=False)
+    call = _HostCall(callback, args, kwargs, promise)
+    arrays = io_callback(call, promise.structs, call.operands, sharding=sharding, ordered=ordered)
+    return promise.result(arrays)

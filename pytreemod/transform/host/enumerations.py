@@ -1,0 +1,231 @@
+"""`Enumeration`: enumerations whose items go through transforms, for results and error codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import field
+from pytreemod.transform.host.runtime_checks import branched_error_if
+from pytreemod.tree.predicates import is_array
+from pytreemod.typing import PyTree, Tracer
+
+_RESERVED = ("promote", "where", "mro", "_names", "_messages")
+
+
+class EnumerationItem(Module):
+    """One item of an [`Enumeration`][pytreemod.Enumeration]: an integer that knows its class."""
+
+    _value: Any
+    _enumeration: type[Enumeration] = field(static=True)
+
+    def __eq__(self, other: object) -> Any:
+        return self._value == self._other_value(other)
+
+    def __ne__(self, other: object) -> Any:
+        return self._value != self._other_value(other)
+
+    def _other_value(self, other: object) -> Any:
+        if isinstance(other, EnumerationItem) and other._enumeration is self._enumeration:
+            return other._value
+        name = self._enumeration.__qualname__
+        raise ArgumentError(
+            explain(
+                f"{name} == ...",
+                f"an item of {name}",
+                describe(other),
+                cure=["bring both to one class first:", f"{name}.promote(item)"],
+            )
+        )
+
+    def __hash__(self) -> int:
+        return hash((self._enumeration, int(self._value)))
+
+    def __repr__(self) -> str:
+        prefix = f"{self._enumeration.__module__}.{self._enumeration.__qualname__}"
+        is_traced = isinstance(self._value, Tracer)
+        return f"{prefix}<{'traced' if is_traced else self._enumeration[self]}>"
+
+    def error_if(self, token: PyTree, pred: Any) -> PyTree:
+        """Raise an error with this item's message if `pred` is True; see `error_if`.
+
+        Args:
+            token: any tree with arrays; returned.
+            pred: a boolean or an array of them.
+
+        Returns:
+            `token`.
+
+        Raises:
+            CheckError: `pred` is True.
+        """
+        messages = self._enumeration._messages  # pyright: ignore[reportPrivateUsage]  (ours)
+        return branched_error_if(token, pred, self._value, messages)
+
+
+class _EnumerationMeta(type):
+    _names: tuple[str, ...]
+    _messages: tuple[str, ...]
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
+        members: dict[str, str] = {}
+        for base in bases:
+            if isinstance(base, _EnumerationMeta):
+                members.update(zip(base._names, base._messages, strict=True))
+        own = {
+            key: value
+            for key, value in namespace.items()
+            if not key.startswith("__") and bases and not callable(value)
+        }
+        if bases:
+            for key in namespace:
+                if key in _RESERVED:
+                    _refuse(name, f"a member not called {key!r}", "that name, which has a meaning")
+        for key, value in own.items():
+            if not isinstance(value, str) or isinstance(value, classmethod):
+                _refuse(f"{name}.{key}", "a message (text)", describe(value))
+        members.update(own)
+        cls = super().__new__(
+            mcs, name, bases, {k: v for k, v in namespace.items() if k not in own}
+        )
+        cls._names, cls._messages = tuple(members), tuple(members.values())
+        return cls
+
+    def __getattr__(cls, name: str) -> EnumerationItem:
+        names = cls.__dict__.get("_names", ())
+        if name not in names:
+            raise AttributeError(
+                f"{cls.__qualname__} has no item {name!r}; it has {', '.join(names)}"
+            )
+        # NumPy, so that naming an item does not start a device.
+        return EnumerationItem(np.int32(names.index(name)), cls)  # pyright: ignore[reportArgumentType]
+
+    def __getitem__(cls, item: EnumerationItem) -> Any:
+        value = _checked(cls, item, f"{cls.__qualname__}[item]")._value  # pyright: ignore[reportPrivateUsage]  (ours)
+        if isinstance(value, Tracer):
+            got = "a traced one"
+            raise ArgumentError(
+                explain(f"{cls.__qualname__}[item]", "an item outside of a transform", got)
+            )
+        # What jax.vmap made of items is an array of them.
+        return cls._messages[int(value)] if np.ndim(value) == 0 else np.array(cls._messages)[value]
+
+    def __len__(cls) -> int:
+        return len(cls._names)
+
+    def __iter__(cls) -> Iterator[EnumerationItem]:
+        return (getattr(cls, name) for name in cls._names)
+
+    def __contains__(cls, item: object) -> bool:
+        of: Any = item._enumeration if isinstance(item, EnumerationItem) else None  # pyright: ignore[reportPrivateUsage]  (ours)
+        return of is cls
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        own = isinstance(instance, EnumerationItem)
+        return own and issubclass(instance._enumeration, cls)  # pyright: ignore[reportPrivateUsage]  (ours)
+
+    def __repr__(cls) -> str:
+        return f"<enumeration {cls.__qualname__}: {', '.join(cls._names)}>"
+
+
+def _refuse(where: str, expected: str, got: str) -> None:
+    raise ArgumentError(
+        explain(
+            where,
+            expected,
+            got,
+            cure=["declare items as names with messages:", 'failed = "The solver failed."'],
+        )
+    )
+
+
+def _checked(cls: Any, item: Any, where: str) -> EnumerationItem:
+    if not isinstance(item, EnumerationItem) or item._enumeration is not cls:  # pyright: ignore[reportPrivateUsage]  (ours)
+        raise ArgumentError(explain(where, f"an item of {cls.__qualname__}", describe(item)))
+    return item
+
+
+class Enumeration(metaclass=_EnumerationMeta):
+    """Base of enumerations whose items are integers to JAX and messages to people.
+
+    Declare items as class attributes. They are arrays inside, so that a function under any
+    transform can choose between them; `==` gives a boolean array. A subclass has its base's items
+    and its own.
+
+    Raises:
+        ArgumentError: a member is no text, or has a name with a meaning (`promote`, `where`);
+            items of different classes are compared.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> class Result(pm.Enumeration):
+        ...     success = "All is well."
+        ...     failure = "It did not work."
+        >>> result = Result.where(jnp.asarray(False), Result.success, Result.failure)
+        >>> Result[result]
+        'It did not work.'
+        >>> bool(result == Result.failure)
+        True
+    """
+
+    @classmethod
+    def promote(cls, item: EnumerationItem) -> EnumerationItem:
+        """An item of a base class as the item of this class with the same name.
+
+        Args:
+            item: an item of a class that this one derives from.
+
+        Returns:
+            An item of this class.
+
+        Raises:
+            ArgumentError: `item` belongs neither to this class nor to a base of it.
+        """
+        source: Any = getattr(item, "_enumeration", None)
+        if not is_item(item) or not issubclass(cls, source):
+            bases = ", ".join(b.__qualname__ for b in cls.__mro__[:-2])
+            raise ArgumentError(
+                explain(f"{cls.__qualname__}.promote(item)", f"an item of {bases}", describe(item))
+            )
+        names = cls._names  # pyright: ignore[reportPrivateUsage]  (its metaclass's)
+        table = np.asarray([names.index(name) for name in source._names], np.int32)
+        value = item._value  # pyright: ignore[reportPrivateUsage]  (ours)
+        traced = isinstance(value, jax.Array)
+        return EnumerationItem(jnp.asarray(table)[value] if traced else table[value], cls)  # pyright: ignore[reportArgumentType]
+
+    @classmethod
+    def where(cls, pred: Any, a: EnumerationItem, b: EnumerationItem) -> EnumerationItem:
+        """`a` if `pred` is True, `b` if it is False.
+
+        Args:
+            pred: a boolean, or a scalar boolean array.
+            a: an item of this class.
+            b: an item of this class.
+
+        Returns:
+            An item of this class.
+
+        Raises:
+            ArgumentError: `pred` is no scalar boolean, or an item is of another class.
+        """
+        where = f"{cls.__qualname__}.where"
+        scalar = isinstance(pred, bool) or (is_array(pred) and jnp.shape(pred) == ())
+        if not scalar or jnp.result_type(pred) != jnp.bool_:
+            raise ArgumentError(explain(f"{where}(pred)", "a boolean scalar", describe(pred)))
+        first = _checked(cls, a, f"{where}(a)")._value  # pyright: ignore[reportPrivateUsage]  (ours)
+        second = _checked(cls, b, f"{where}(b)")._value  # pyright: ignore[reportPrivateUsage]  (ours)
+        if isinstance(pred, bool):
+            return a if pred else b
+        return EnumerationItem(jnp.where(pred, first, second), cls)  # pyright: ignore[reportArgumentType]
+
+
+def is_item(value: Any) -> bool:
+    """Whether a value is an item of some enumeration."""
+    return isinstance(value, EnumerationItem)

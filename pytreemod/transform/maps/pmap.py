@@ -1,0 +1,242 @@
+"""`filter_pmap`: map a function over an axis, one member for each device."""
+
+from __future__ import annotations
+
+import functools as ft
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, overload
+
+import jax
+import numpy as np
+
+from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.transform.boundary.argument_specs import named_arguments
+from pytreemod.transform.boundary.grouping import Grouped
+from pytreemod.transform.boundary.packing import split_call, unhashable, unpack
+from pytreemod.transform.boundary.sowing import reaping
+from pytreemod.transform.boundary.wrapping import (
+    check_callable,
+    check_count,
+    check_options,
+    function_name,
+    place_keywords,
+)
+from pytreemod.transform.compilation.donation import without_warning
+from pytreemod.transform.maps.vmap import (
+    ON_AXIS_0,
+    Vmapped,
+    group_by_axis,
+    known_axes,
+)
+from pytreemod.tree.nodes import is_node
+from pytreemod.tree.predicates import is_array
+from pytreemod.tree.snapshots import divide
+from pytreemod.typing import AxesSpec, AxisName, untyped_jax
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_DONATE = ("all", "warn", "none")
+
+
+class _Pmapped(Vmapped):
+    """A function under `filter_pmap`."""
+
+    __slots__ = ("pmapped",)
+
+    def __init__(self, fn: Callable[..., Any], options: Any):
+        super().__init__(fn, options)
+        self.pmapped: dict[Any, Any] = {}
+
+    @classmethod
+    def transform_name(cls) -> str:
+        """The transform as the reader knows it."""
+        return "filter_pmap"
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        in_axes, _, _, axis_size, donate, pmapkwargs = self.options
+        args, kwargs = place_keywords(self.places, args, kwargs)
+        axes, leaves, _ = self.inputs(in_axes, args, kwargs, axis_size)
+        mapped = [
+            None if axis is None else axis % leaf.ndim
+            for axis, leaf in zip(axes, leaves, strict=True)
+            if is_array(leaf)
+        ]
+        arrays = [leaf for leaf in leaves if is_array(leaf)]
+        # An axis_size handed to JAX makes 0.12 warn about an integer of its own.
+        counted = all(axis is None for axis in mapped)
+        if counted:
+            size: Any = axis_size
+            arrays.append(np.zeros((size, 0), bool))
+            mapped.append(0)
+        self._check_devices(arrays, mapped, dict(pmapkwargs))
+        own = divide(self.fn)[0] if is_node(self.fn) else []
+        pmapped = self._find(args, kwargs, tuple(mapped), counted)
+        with without_warning(donate == "all"):
+            return unpack(pmapped(own, arrays))
+
+    def _find(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        axes: tuple[int | None, ...],
+        counted: bool,
+    ) -> Any:
+        """The pmapped function for a call; JAX compiles it once as long as it is the same."""
+        head = (self.fn,) if is_node(self.fn) else ()
+        try:
+            key = (split_call(head, args, kwargs)[1], axes)
+            if key not in self.pmapped:
+                self.pmapped[key] = self._pmap(head, args, kwargs, axes, counted)
+        except TypeError as error:
+            named = named_arguments(self.names, args, kwargs)
+            raise unhashable([*(("function", fn) for fn in head), *named], error) from error
+        return self.pmapped[key]
+
+    def _pmap(
+        self,
+        head: tuple[Any, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        axes: tuple[int | None, ...],
+        counted: bool,
+    ) -> Any:
+        _, out_axes, axis_name, _, donate, pmapkwargs = self.options
+        structure = divide((head, args, kwargs))[1]
+        slots = [None, 0, *sorted(x for x in known_axes(out_axes) - {None, 0} if x > 0)]
+        plain: Any = self.fn
+
+        def run(own: list[Any], values: list[Any]) -> Grouped:
+            head, args, kwargs = structure.assemble(own + values[: len(values) - counted])
+            result = reaping(head[0] if head else plain)(*args, **kwargs)
+            return group_by_axis("filter_pmap(out_axes)", result, out_axes, slots)
+
+        run.__name__ = run.__qualname__ = function_name(self.fn)
+        options = {} if donate == "none" else {"donate_argnums": 1}
+        return jax.pmap(
+            run,
+            axis_name,
+            in_axes=(None, list(axes)),
+            out_axes=Grouped(None, slots),
+            **options,
+            **dict(pmapkwargs),
+        )
+
+    def _check_devices(
+        self, arrays: list[Any], axes: list[int | None], pmapkwargs: dict[str, Any]
+    ) -> None:
+        devices = pmapkwargs.get("devices")
+        count = len(devices) if devices else jax.local_device_count(pmapkwargs.get("backend"))
+        sizes = [x.shape[a] for x, a in zip(arrays, axes, strict=True) if a is not None]
+        if sizes and sizes[0] > count:
+            raise ShapeError(
+                explain(
+                    f"filter_pmap of {function_name(self.fn)}",
+                    f"at most {count} members, one for each device",
+                    str(sizes[0]),
+                    cure="filter_vmap maps over any number of members, on one device",
+                )
+            )
+
+
+@overload
+def filter_pmap(
+    fun: _F,
+    *,
+    in_axes: AxesSpec = ...,
+    out_axes: AxesSpec = ...,
+    axis_name: AxisName | None = ...,
+    axis_size: int | None = ...,
+    donate: str = ...,
+    **pmapkwargs: Any,
+) -> _F: ...
+@overload
+def filter_pmap(
+    *,
+    in_axes: AxesSpec = ...,
+    out_axes: AxesSpec = ...,
+    axis_name: AxisName | None = ...,
+    axis_size: int | None = ...,
+    donate: str = ...,
+    **pmapkwargs: Any,
+) -> Callable[[_F], _F]: ...
+def filter_pmap(
+    fun: Any = None,
+    *,
+    in_axes: AxesSpec = ON_AXIS_0,
+    out_axes: AxesSpec = ON_AXIS_0,
+    axis_name: AxisName | None = None,
+    axis_size: int | None = None,
+    donate: str = "none",
+    **pmapkwargs: Any,
+) -> Any:
+    """`jax.pmap` for functions of any trees: one member for each device.
+
+    For programs that have it already. New ones use [`filter_jit`][pytreemod.filter_jit] with
+    shardings, or [`filter_shard_map`][pytreemod.filter_shard_map].
+
+    **Law.** `filter_pmap(f)(*args)` equals `filter_vmap(f)(*args)`.
+
+    Args:
+        fun: the function; left out, a decorator is returned. If it is a Module or a bound method,
+            its own arrays are the same for all members.
+        in_axes: as for [`filter_vmap`][pytreemod.filter_vmap].
+        out_axes: the same for the result; None takes the result of the first device.
+        axis_name: a name for collectives (`jax.lax.pmean`).
+        axis_size: how many members, if no argument is mapped.
+        donate: whether the memory of the arguments' arrays may be used for the results: `"none"`,
+            `"all"`, or `"warn"`, which is the same with JAX's warning if a donated array was of
+            no use.
+        **pmapkwargs: for `jax.pmap` (`devices`, `backend`).
+
+    Returns:
+        A function of the same signature.
+
+    Raises:
+        ShapeError: there are more members than devices, mapped arrays disagree in size, or lack
+            the axis; all paths are named.
+        SpecError: a spec does not fit the tree.
+        ArgumentError: an option does not exist; a name in `in_axes` is no argument; nothing is
+            mapped and `axis_size` is missing; a static value is not hashable.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> f = filter_pmap(lambda x, how: x + 1 if how == "inc" else x, in_axes=(0, None))
+        >>> f(jnp.arange(1), "inc")
+        Array([1], dtype=int32)
+    """
+    if fun is None:
+        return ft.partial(
+            filter_pmap,
+            in_axes=in_axes,
+            out_axes=out_axes,
+            axis_name=axis_name,
+            axis_size=axis_size,
+            donate=donate,
+            **pmapkwargs,
+        )
+    check_callable("filter_pmap", fun)
+    _check_pmap_options(donate, pmapkwargs)
+    if axis_size is not None:
+        check_count("filter_pmap(axis_size)", axis_size)
+    options = (in_axes, out_axes, axis_name, axis_size, donate, tuple(sorted(pmapkwargs.items())))
+    return _Pmapped(fun, options)
+
+
+def _check_pmap_options(donate: str, pmapkwargs: dict[str, Any]) -> None:
+    if donate not in _DONATE:
+        expected = f"one of {', '.join(map(repr, _DONATE))}"
+        raise ArgumentError(explain("filter_pmap(donate)", expected, describe(donate)))
+    for name in ("static_broadcasted_argnums", "donate_argnums"):
+        if name in pmapkwargs:
+            raise ArgumentError(
+                explain(
+                    "filter_pmap",
+                    "donate=... and jax.pmap's other options",
+                    f"{name}=",
+                    cure="what is no array is static by itself; donate='all' donates",
+                )
+            )
+    check_options("filter_pmap", pmapkwargs, untyped_jax.pmap)
+    devices = pmapkwargs.get("devices")
+    if devices is not None and not isinstance(devices, Sequence):
+        raise ArgumentError(explain("filter_pmap(devices)", "a list", describe(devices)))

@@ -1,0 +1,375 @@
+"""`filter_shard_map`: a function that each device runs on its part of the arrays."""
+
+from __future__ import annotations
+
+import functools as ft
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple, TypeVar, overload
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from pytreemod.errors import ArgumentError, SpecError, describe, explain
+from pytreemod.transform.boundary.agreement import varying_axes
+from pytreemod.transform.boundary.argument_specs import (
+    Assigned,
+    Terms,
+    assign,
+    assign_arguments,
+    named_arguments,
+)
+from pytreemod.transform.boundary.grouping import Grouped, group, values_in
+from pytreemod.transform.boundary.packing import unpack
+from pytreemod.transform.boundary.sowing import Harvest, Sown, reaping
+from pytreemod.transform.boundary.wrapping import (
+    Transformed,
+    check_callable,
+    function_name,
+    parameters_of,
+    place_keywords,
+    places_of,
+    positional_names,
+)
+from pytreemod.transform.compilation.placements import (
+    SPECS,
+    Layout,
+    as_spec,
+    axes_in,
+    check_axis_names,
+    check_fit,
+    context_mesh,
+    placement_terms,
+    settle,
+    spec_text,
+    stops,
+)
+from pytreemod.transform.host.runtime_checks import surfacing
+from pytreemod.tree.nodes import is_node
+from pytreemod.tree.snapshots import divide
+from pytreemod.typing import AxisName, PyTree, SpecTree
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class _AsTheyLie:
+    def __repr__(self) -> str:
+        return "<as the arguments lie>"
+
+
+AS_THEY_LIE = _AsTheyLie()
+IN = "filter_shard_map(in_specs)"
+OUT = "filter_shard_map(out_specs)"
+_TERMS = Terms(IN, stops, None, "in_specs", "P('data')", "is the same on all devices")
+
+
+class _Options(NamedTuple):
+    mesh: Any
+    in_specs: Layout | None
+    out_specs: Layout
+    axis_names: frozenset[AxisName]
+    check_vma: bool
+
+
+class _ShardMapped(Transformed):
+    """A function under `filter_shard_map`."""
+
+    __slots__ = ("names", "places")
+
+    options: _Options
+
+    def __init__(self, fn: Callable[..., Any], options: _Options):
+        super().__init__(fn, options)
+        self.names = positional_names(fn)
+        self.places = places_of(fn)
+
+    @classmethod
+    def transform_name(cls) -> str:
+        """The transform as the reader knows it."""
+        return "filter_shard_map"
+
+    @surfacing
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = place_keywords(self.places, args, kwargs)
+        # A function that is a tree goes in with the arguments: its arrays are the same everywhere.
+        head = (self.fn,) if is_node(self.fn) else ()
+        arrays, structure = divide((head, args, kwargs))
+        assigned = self._assign(args, kwargs)
+        mesh = self._mesh([value for _, _, value in assigned or ()])
+        results = _Results(self.options, mesh)
+
+        def run(values: list[Any]) -> Grouped:
+            head, args, kwargs = structure.assemble(values)
+            return results.group(reaping(head[0] if head else self.fn)(*args, **kwargs))
+
+        run.__name__ = run.__qualname__ = function_name(self.fn)
+        options: dict[str, Any] = {}
+        if assigned is None:
+            _check_explicit(mesh)
+        else:
+            options["in_specs"] = (_in_specs(assigned, len(arrays), mesh),)
+        while True:
+            mapped = jax.shard_map(
+                run,
+                mesh=None if self.options.mesh is None and context_mesh() is not None else mesh,
+                out_specs=results.prefix,
+                axis_names=self.options.axis_names,
+                check_vma=self.options.check_vma,
+                **options,
+            )
+            try:
+                return unpack(mapped(arrays))
+            except _NewSpecs as found:
+                results.slots += found.specs
+
+    def _assign(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Assigned] | None:
+        if self.options.in_specs is None:
+            return None
+        return assign_arguments(
+            self.options.in_specs.spec,
+            named_arguments(self.names, args, kwargs),
+            len(args),
+            [parameter.name for parameter in parameters_of(self.fn) or ()],
+            _TERMS,
+        )
+
+    def _mesh(self, values: Sequence[Any]) -> Any:
+        mesh = context_mesh() if self.options.mesh is None else self.options.mesh
+        if mesh is not None:
+            self._check_axis_names(mesh)
+            return mesh
+        values = [*values, *values_in(self.options.out_specs.spec, stops)]
+        found = [value.mesh for value in values if isinstance(value, NamedSharding)]
+        if not found:
+            raise ArgumentError(
+                explain(
+                    f"filter_shard_map of {function_name(self.fn)}",
+                    "a mesh",
+                    "none",
+                    cure=[
+                        "give one as mesh=..., or have it in context:",
+                        f"with jax.set_mesh(mesh): {function_name(self.fn)}(...)",
+                    ],
+                )
+            )
+        self._check_axis_names(found[0])
+        return found[0]
+
+    def _check_axis_names(self, mesh: Any) -> None:
+        unknown = [name for name in self.options.axis_names if name not in mesh.axis_names]
+        if unknown:
+            raise ArgumentError(
+                explain(
+                    "filter_shard_map(axis_names)",
+                    f"axes of the mesh ({', '.join(map(repr, mesh.axis_names))})",
+                    ", ".join(map(repr, unknown)),
+                )
+            )
+
+
+def _in_specs(assigned: list[Assigned], count: int, mesh: Any) -> list[PartitionSpec]:
+    settled = settle(assigned, as_spec, IN, SPECS)
+    check_fit(settled, IN, mesh)
+    return [PartitionSpec()] * (count - len(settled)) + [value for _, _, value in settled]
+
+
+def _check_explicit(mesh: Any) -> None:
+    if any(kind == AxisType.Auto for kind in mesh.axis_types):
+        raise ArgumentError(
+            explain(
+                IN,
+                "a spec for each argument",
+                "none",
+                cure="only for a mesh whose axes are of type Explicit they can be left out",
+            )
+        )
+
+
+class _NewSpecs(Exception):
+    """A function in out_specs gave specs that JAX was not told of before the function ran."""
+
+    def __init__(self, specs: list[PartitionSpec]):
+        super().__init__(specs)
+        self.specs = specs
+
+
+class _Results:
+    """Groups the results of a mapped function by their specs."""
+
+    def __init__(self, options: _Options, mesh: Any):
+        self.spec = options.out_specs.spec
+        self.check_vma = options.check_vma
+        self.mesh = mesh
+        known = values_in(self.spec, stops)
+        self.slots: list[PartitionSpec] = [
+            as_spec(value) for value in known if isinstance(value, (NamedSharding, PartitionSpec))
+        ]
+        if None in known:
+            self.slots.append(PartitionSpec())
+        for spec in self.slots:
+            check_axis_names(spec, mesh.axis_names, OUT, spec_text(spec))
+        self.manual = options.axis_names or {
+            name
+            for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+            if kind != AxisType.Manual
+        }
+
+    @property
+    def prefix(self) -> Grouped:
+        """`out_specs` as JAX takes them."""
+        # There is no array in the plan; but None is no spec for JAX.
+        plan: Any = PartitionSpec()
+        return Grouped(plan, list(self.slots))
+
+    def group(self, result: PyTree) -> Grouped:
+        """Pack a result in groups.
+
+        Raises:
+            ShapeError, SpecError: the specs do not fit the result.
+        """
+        own = result.result if type(result) is Sown else result
+        assigned = assign(self.spec, own, "result", placement_terms(OUT))
+        settled = settle(assigned, as_spec, OUT, SPECS)
+        check_fit(settled, OUT, self.mesh, is_whole=False)
+        specs = [value for _, _, value in settled]
+        if type(result) is Sown:
+            harvest, whole = self.stack(result.harvest)
+            result, specs = Sown(own, harvest), specs + whole
+        new = [spec for spec in specs if spec not in self.slots]
+        if new:
+            raise _NewSpecs(list(dict.fromkeys(new)))
+        if self.check_vma:
+            self.check_sameness(settled)
+        return group(result, [self.slots.index(spec) for spec in specs], len(self.slots))
+
+    def stack(self, harvest: Harvest) -> tuple[Harvest, list[PartitionSpec]]:
+        """What was captured on each device, to be stacked along a new first axis; its specs."""
+        spec = PartitionSpec(tuple(name for name in self.mesh.axis_names if name in self.manual))
+        arrays, structure = divide(harvest)
+        # Even what is the same everywhere: there is one of it for each device, as under a vmap.
+        stacked = [jnp.expand_dims(array, 0) for array in arrays]
+        return structure.assemble(stacked), [spec] * len(stacked)
+
+    def check_sameness(self, settled: list[Assigned]) -> None:
+        """Refuse results that differ from device to device along an axis that no spec names.
+
+        Raises:
+            SpecError: there are some.
+        """
+        places: list[str] = []
+        for place, array, spec in settled:
+            lost = (varying_axes(jax.typeof(array)) & self.manual) - set(axes_in(spec))
+            if lost:
+                varies = f"varies over {', '.join(sorted(map(repr, lost)))}"
+                places.append(f"{place}: {describe(array)} with {spec_text(spec)}, {varies}")
+        if places:
+            raise SpecError(
+                explain(
+                    OUT,
+                    "results that are the same along the mesh axes that their specs do not name",
+                    "results that may differ from device to device",
+                    places=places,
+                    cure=[
+                        "name the axis in the spec; or make them the same, for instance",
+                        "loss = jax.lax.pmean(loss, 'data')",
+                        "(check_vma=False turns this check off)",
+                    ],
+                )
+            )
+
+
+@overload
+def filter_shard_map(
+    f: _F,
+    *,
+    mesh: Any = ...,
+    in_specs: SpecTree = ...,
+    out_specs: SpecTree,
+    axis_names: Collection[AxisName] = ...,
+    check_vma: bool = ...,
+) -> _F: ...
+@overload
+def filter_shard_map(
+    *,
+    mesh: Any = ...,
+    in_specs: SpecTree = ...,
+    out_specs: SpecTree,
+    axis_names: Collection[AxisName] = ...,
+    check_vma: bool = ...,
+) -> Callable[[_F], _F]: ...
+def filter_shard_map(
+    f: Any = None,
+    *,
+    mesh: Any = None,
+    in_specs: SpecTree = AS_THEY_LIE,
+    out_specs: SpecTree,
+    axis_names: Collection[AxisName] = frozenset(),
+    check_vma: bool = True,
+) -> Any:
+    """`jax.shard_map` for functions of any trees: each device runs the function on its part.
+
+    Inside, arrays have the shape of a part, and devices talk to each other by collectives
+    (`jax.lax.psum`, ...). What is no array is the same everywhere, and so are the arrays of `f`
+    itself, if it is a Module or a bound method. Call it inside `filter_jit`: outside, JAX runs it
+    one operation at a time.
+
+    **Law.** `filter_shard_map(f, mesh=m, in_specs=None, out_specs=None)(*args)` equals `f(*args)`.
+
+    Args:
+        f: the function; left out, a decorator is returned.
+        mesh: the mesh of devices; left out, the one in context (`jax.set_mesh`).
+        in_specs: how the arguments are split: one spec for all of them; a tuple with one for each
+            positional argument; or a dict by argument name. A spec is a `PartitionSpec`, a
+            `NamedSharding` (for its spec), None for "the same everywhere", a function from an
+            array to one of these, [`by`][pytreemod.by], a Module that holds these in the place of
+            its data, or a prefix tree of these. What a dict leaves out is the same everywhere.
+            Without `in_specs` at all, arguments are split as they lie; the mesh's axes must be of
+            type Explicit.
+        out_specs: how the results are put together: one such spec.
+        axis_names: which axes of the mesh the function sees; left out, all of them.
+        check_vma: whether to check that what a spec says to be the same everywhere is.
+
+    Returns:
+        A function of the same signature, for whole arrays.
+
+    Raises:
+        ArgumentError: `mesh` is no mesh; when called: there is none; a name in `in_specs` is no
+            argument; a name in `axis_names` is no axis of the mesh.
+        ShapeError: when called: a spec has more entries than its array has axes, or the mesh does
+            not divide an axis evenly; all paths are named.
+        SpecError: when called: a spec is no prefix, holds something else than specs, names an axis
+            that the mesh does not have, or promises that a result is the same everywhere that may
+            not be.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import numpy as np
+        >>> from jax.sharding import Mesh, PartitionSpec as P
+        >>> mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+        >>> @filter_shard_map(mesh=mesh, in_specs={"batch": P("data")}, out_specs=None)
+        ... def total(batch, how):
+        ...     part = jnp.sum(batch["x"]) if how == "sum" else jnp.max(batch["x"])
+        ...     return jax.lax.psum(part, "data"), how
+        >>> total({"x": jnp.arange(4.0), "name": "train"}, how="sum")
+        (Array(6., dtype=float32), 'sum')
+    """
+    if f is None:
+        return ft.partial(
+            filter_shard_map,
+            mesh=mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names=axis_names,
+            check_vma=check_vma,
+        )
+    check_callable("filter_shard_map", f, "f")
+    if mesh is not None and not isinstance(mesh, (Mesh, AbstractMesh)):
+        raise ArgumentError(explain("filter_shard_map(mesh)", "a mesh", describe(mesh)))
+    options = _Options(
+        mesh,
+        None if in_specs is AS_THEY_LIE else Layout(in_specs),
+        Layout(out_specs),
+        frozenset(axis_names),
+        check_vma,
+    )
+    return _ShardMapped(f, options)

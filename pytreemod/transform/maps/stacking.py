@@ -1,0 +1,178 @@
+"""Several trees as one with a further axis, and back.
+
+**Law.** `unstack(stack(trees))` equals `trees`, for all trees that agree but for the values of
+their arrays, and have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pytreemod.errors import ArgumentError, ShapeError, StructureError, describe, explain
+from pytreemod.transform.boundary.agreement import Difference, differences, is_number, same_static
+from pytreemod.transform.compilation.kept_functions import refuse_other_than_int
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array
+from pytreemod.tree.snapshots import divide
+from pytreemod.typing import PyTree, jtu
+
+_T = TypeVar("_T")
+
+
+def stack(trees: Iterable[_T], axis: int = 0) -> _T:
+    """One tree whose arrays are those of several trees, stacked.
+
+    What is no array (numbers, functions, strings) must be equal in all of them, and stays as it
+    is. Layers stacked are what [`filter_vmap`][pytreemod.filter_vmap] over their class makes, and
+    what [`filter_scan`][pytreemod.filter_scan] and `filter_vmap` take apart.
+
+    **Law.** `unstack(stack(trees)) == trees`.
+
+    Args:
+        trees: Modules, or other trees, that differ in nothing but the values of their arrays.
+        axis: where the new axis is to stand in each array.
+
+    Returns:
+        A tree of the same structure. NumPy arrays stay NumPy arrays if all of them are.
+
+    Raises:
+        ArgumentError: there are no trees, or it is one.
+        ShapeError: an array has too few axes for `axis`.
+        StructureError: two trees differ; the paths are named.
+
+    Examples:
+        >>> stack([{"x": jnp.zeros(2), "unit": "cm"}, {"x": jnp.ones(2), "unit": "cm"}])
+        {'unit': 'cm', 'x': Array([[0., 0.],
+               [1., 1.]], dtype=float32)}
+    """
+    try:
+        members = list(trees)
+    except TypeError:
+        raise ArgumentError(explain("stack(trees)", "several trees", describe(trees))) from None
+    if not members:
+        raise ArgumentError(explain("stack(trees)", "at least one tree", "none"))
+    arrays, structure = divide(members[0])
+    columns = [arrays]
+    for i, member in enumerate(members[1:], 1):
+        found = differences(members[0], member, _alike)
+        if found:
+            raise StructureError(_explain_mismatch(i, found))
+        columns.append(divide(member)[0])
+    _refuse_axis("stack", members[0], axis, 1)
+    stacked = [_stack_arrays(column, axis) for column in zip(*columns, strict=True)]
+    return structure.assemble(stacked)
+
+
+def _alike(first: Any, second: Any) -> bool:
+    if is_array(first) and is_array(second):
+        return first.shape == second.shape and first.dtype == second.dtype
+    if is_array(first) or is_array(second):
+        return False
+    return same_static(first, second)
+
+
+def _stack_arrays(arrays: Sequence[Any], axis: int) -> Any:
+    if any(isinstance(array, jax.Array) for array in arrays):
+        return jnp.stack(arrays, axis)
+    return np.stack(arrays, axis)
+
+
+def _explain_mismatch(index: int, found: Sequence[Difference]) -> str:
+    return explain(
+        "stack(trees)",
+        "trees that differ in nothing but the values of their arrays",
+        f"{len(found)} difference{'s' * (len(found) > 1)}",
+        places=[
+            f"{path_text(entry.path, 'tree')}: {entry.texts()[0]} in trees[0], "
+            f"{entry.texts()[1]} in trees[{index}]"
+            for entry in found
+        ],
+        cure=["what is to differ from member to member has to be an array:", "jnp.asarray(value)"]
+        if any(entry.of_arrays and is_number(entry.second) for entry in found)
+        else (),
+    )
+
+
+def unstack(tree: _T, axis: int = 0) -> list[_T]:
+    """The members of a stacked tree, one by one: what `stack` was given.
+
+    **Law.** `stack(unstack(tree)) == tree`, if it has at least one member.
+
+    Args:
+        tree: a Module, or another tree, whose arrays all have the axis.
+        axis: the axis.
+
+    Returns:
+        A list of trees without that axis.
+
+    Raises:
+        ArgumentError: there is no array in the tree, so that nothing says how many members it has.
+        ShapeError: arrays lack the axis, or disagree in size; the paths are named.
+
+    Examples:
+        >>> unstack({"x": jnp.arange(2), "unit": "cm"})
+        [{'unit': 'cm', 'x': Array(0, dtype=int32)}, {'unit': 'cm', 'x': Array(1, dtype=int32)}]
+    """
+    arrays, structure = divide(tree)
+    if not arrays:
+        raise ArgumentError(
+            explain("unstack(tree)", "an array, to tell how many members there are", "none")
+        )
+    _refuse_axis("unstack", tree, axis, 0)
+    if any(array.shape[axis] != arrays[0].shape[axis] for array in arrays):
+        _refuse_sizes(tree, axis)
+    columns = [_unstack_array(array, axis) for array in arrays]
+    return [structure.assemble(members) for members in zip(*columns, strict=True)]
+
+
+def _unstack_array(array: Any, axis: int) -> Sequence[Any]:
+    if isinstance(array, jax.Array):
+        return jnp.unstack(array, axis=axis)
+    return list(np.moveaxis(array, axis, 0))
+
+
+def _arrays_in(tree: PyTree) -> list[tuple[str, Any]]:
+    leaves = jtu.tree_leaves_with_path(tree)
+    return [
+        (f"{path_text(path, 'tree')}: {describe(leaf)}", leaf)
+        for path, leaf in leaves
+        if is_array(leaf)
+    ]
+
+
+def _refuse_axis(where: str, tree: PyTree, axis: int, more: int) -> None:
+    """Refuse an axis that an array does not have, once it has so many axes more."""
+    refuse_other_than_int(f"{where}(axis)", axis)
+    arrays = _arrays_in(tree)
+    wrong = [place for place, leaf in arrays if not -leaf.ndim - more <= axis < leaf.ndim + more]
+    if wrong:
+        raise ShapeError(
+            explain(
+                f"{where}(axis)",
+                "an axis of every array" if not more else "a place for an axis in every array",
+                str(axis),
+                places=wrong,
+            )
+        )
+
+
+def _refuse_sizes(tree: PyTree, axis: int) -> None:
+    sizes: dict[int, list[str]] = {}
+    for place, leaf in _arrays_in(tree):
+        sizes.setdefault(leaf.shape[axis], []).append(place)
+    raise ShapeError(
+        explain(
+            "unstack(tree)",
+            f"one size of axis {axis}",
+            f"{len(sizes)} sizes",
+            places=[
+                group[0] + (f" (and {len(group) - 1} more)" if len(group) > 1 else "")
+                for group in sizes.values()
+            ],
+        )
+    )

@@ -1,0 +1,453 @@
+"""`filter_vmap`: map a function of any trees over an axis of some of their arrays."""
+
+from __future__ import annotations
+
+import functools as ft
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+import jax
+import jax.numpy as jnp
+
+from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, explain
+from pytreemod.transform.boundary.argument_specs import Terms, specs_by_argument
+from pytreemod.transform.boundary.grouping import Grouped, group
+from pytreemod.transform.boundary.packing import unpack
+from pytreemod.transform.boundary.sowing import Sown, reaping
+from pytreemod.transform.boundary.wrapping import (
+    Transformed,
+    argument_name,
+    check_callable,
+    check_count,
+    check_options,
+    function_name,
+    place_keywords,
+    places_of,
+    positional_names,
+)
+from pytreemod.transform.host.runtime_checks import surfacing
+from pytreemod.tree.nodes import is_node
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array, is_array_like
+from pytreemod.tree.prefixes import By, spread
+from pytreemod.tree.selecting import Rule, refuse_unmatched
+from pytreemod.typing import AxesSpec, AxisName, PyTree, jtu
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class if_array:
+    """An axis for arrays, None for everything else: `in_axes=if_array(1)`.
+
+    Args:
+        axis: the axis.
+
+    Examples:
+        >>> if_array(1)(jnp.ones((2, 3))), if_array(1)("text")
+        (1, None)
+    """
+
+    axis: int
+
+    def __call__(self, leaf: Any) -> int | None:
+        """The axis of a leaf: `axis` for an array, None for anything else."""
+        return self.axis if is_array(leaf) else None
+
+
+ON_AXIS_0 = if_array(0)
+
+
+def _is_axis(value: Any) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool))
+
+
+def _stops(spec: Any) -> bool:
+    return _is_axis(spec) or isinstance(spec, (By, bool)) or (callable(spec) and not is_node(spec))
+
+
+def axes_of(spec: AxesSpec, tree: PyTree, where: str, root: str, strict: bool = True) -> list[Any]:
+    """The axis of each leaf of `tree`; None for what is not mapped.
+
+    Args:
+        spec: ints, None, functions from leaf to axis, `by(...)`, or a prefix tree of these.
+        tree: the tree.
+        where: what to call the spec in errors.
+        root: what to call the tree in errors.
+        strict: whether a path in a rule that matches nothing is a mistake.
+
+    Returns:
+        An int or None for each leaf.
+
+    Raises:
+        SpecError: the spec is no prefix, or gives something that is no axis.
+    """
+    if type(tree) is Sown:
+        own = axes_of(spec, tree.result, where, root, strict)
+        return [*own, *map(ON_AXIS_0, jtu.tree_leaves(tree.harvest))]
+
+    def resolve(value: Any, subtree: PyTree, path: tuple[Any, ...]) -> list[Any]:
+        leaves = jtu.tree_leaves(subtree)
+        if isinstance(value, By):
+            values = value.values(subtree, root=path_text(path, root), strict=strict)
+        else:
+            values = [value] * len(leaves)
+            if _is_axis(value) and value is not None:
+                refuse_numbers(value, subtree, path)
+        return [one(v, leaf, path) for v, leaf in zip(values, leaves, strict=True)]
+
+    def refuse_numbers(axis: int, subtree: PyTree, path: tuple[Any, ...]) -> None:
+        # An axis by number was asked for: a scalar has none. Functions and strings have no say.
+        for below, leaf in jtu.tree_leaves_with_path(subtree):
+            if is_array_like(leaf) and not is_array(leaf):
+                raise ShapeError(
+                    explain(
+                        where,
+                        f"arrays with an axis {axis}",
+                        describe(leaf),
+                        places=[path_text((*path, *below), root)],
+                        cure=[
+                            "map arrays alone, and pass numbers on as they are:",
+                            f"{'out' if 'out_axes' in where else 'in'}_axes=pm.if_array({axis})",
+                        ],
+                    )
+                )
+
+    def one(value: Any, leaf: Any, path: tuple[Any, ...]) -> Any:
+        if callable(value) and not isinstance(value, Rule):
+            value = value(leaf)
+        if not _is_axis(value):
+            raise SpecError(
+                explain(
+                    where,
+                    "an int or None for each leaf",
+                    describe(value),
+                    places=[path_text(path, root)],
+                )
+            )
+        return value if is_array(leaf) else None
+
+    return spread(spec, tree, resolve=resolve, stops=_stops, where=where, root=root)
+
+
+class Vmapped(Transformed):
+    """A function under `filter_vmap`, and the base of `filter_pmap`'s."""
+
+    __slots__ = ("names", "places")
+
+    def __init__(self, fn: Callable[..., Any], options: Any):
+        super().__init__(fn, options)
+        self.names = positional_names(fn)
+        self.places = places_of(fn)
+
+    @classmethod
+    def transform_name(cls) -> str:
+        """The transform as the reader knows it."""
+        return "filter_vmap"
+
+    @surfacing
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the function on all members."""
+        in_axes, out_axes, axis_name, axis_size, vmapkwargs = self.options
+        args, kwargs = place_keywords(self.places, args, kwargs)
+        axes, leaves, treedef = self.inputs(in_axes, args, kwargs, axis_size)
+        mapped = [i for i, axis in enumerate(axes) if axis is not None]
+        slots = [None, 0, *sorted(known_axes(out_axes) - {None, 0})]
+        fn = reaping(self.fn)
+        # For an error that JAX raises when the function is done, and nothing else.
+        unmapped: list[str] = []
+
+        def run(values: list[Any]) -> Any:
+            full = list(leaves)
+            for i, value in zip(mapped, values, strict=True):
+                full[i] = value
+            args, kwargs = treedef.unflatten(full)
+            result = fn(*args, **kwargs)
+            return group_by_axis("filter_vmap(out_axes)", result, out_axes, slots, unmapped)
+
+        options = {} if axis_size is None else {"axis_size": axis_size}
+        if axis_name is not None:
+            options["axis_name"] = axis_name
+        vmapped = jax.vmap(
+            run,
+            in_axes=([axes[i] for i in mapped],),
+            out_axes=Grouped(None, slots),
+            **options,
+            **dict(vmapkwargs),
+        )
+        try:
+            return unpack(vmapped([leaves[i] for i in mapped]))
+        except ValueError as error:
+            self._explain(error, unmapped)
+            raise
+
+    def _explain(self, error: ValueError, unmapped: list[str]) -> None:
+        """Raise a better error if JAX refused a mapped value where none was promised."""
+        if "out_axes" not in str(error) or not unmapped:
+            return
+        raise SpecError(
+            explain(
+                f"filter_vmap of {function_name(self.fn)}",
+                "results that are the same for all members where out_axes is None",
+                "a result that differs from member to member",
+                places=unmapped,
+                cure=["give it an axis:", "out_axes=0"],
+            )
+        ) from error
+
+    def inputs(
+        self,
+        in_axes: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        axis_size: Any,
+    ) -> tuple[list[Any], list[Any], Any]:
+        """Axes, leaves and structure of `(args, kwargs)`.
+
+        Raises:
+            ShapeError, SpecError, ArgumentError: the axes do not fit the arguments.
+        """
+        where = f"{self.transform_name()}(in_axes)"
+        names = [*(argument_name(self.names, i) for i in range(len(args))), *kwargs]
+        terms = Terms(where, _stops, ON_AXIS_0, "in_axes", "0", "is mapped over axis 0")
+        trees = [*args, *kwargs.values()]
+        specs = specs_by_argument(in_axes, names, len(args), (), terms, trees)
+        strict = not (isinstance(in_axes, By) and len(names) > 1)
+        if not strict:
+            refuse_unmatched(in_axes.selectors, trees)
+        found = [
+            axes_of(spec, tree, f"{where} for {name}", name, strict)
+            for name, spec, tree in zip(names, specs, trees, strict=True)
+        ]
+        # In the order in which JAX flattens (args, kwargs): keywords sorted. (Not by name: what
+        # has a position may be called as a keyword that goes into **kwargs is.)
+        count = len(args)
+        order = [*range(count), *sorted(range(count, len(names)), key=names.__getitem__)]
+        axes = [axis for i in order for axis in found[i]]
+        leaves, treedef = jtu.tree_flatten((args, kwargs))
+        if not _agree(leaves, axes, axis_size):
+            mapped = [
+                (path_text(path, names[i]), leaf, axis)
+                for i in order
+                for (path, leaf), axis in zip(
+                    jtu.tree_leaves_with_path(trees[i]), found[i], strict=True
+                )
+                if axis is not None
+            ]
+            _refuse_sizes(mapped, axis_size, self)
+        return axes, leaves, treedef
+
+
+def _agree(leaves: list[Any], axes: list[Any], axis_size: Any) -> bool:
+    """Whether all that is mapped has its axis, and there is one size of it."""
+    sizes: set[Any] = set() if axis_size is None else {axis_size}
+    for leaf, axis in zip(leaves, axes, strict=True):
+        if axis is not None:
+            if not -leaf.ndim <= axis < leaf.ndim:
+                return False
+            sizes.add(leaf.shape[axis])
+    return len(sizes) == 1
+
+
+def _refuse_sizes(mapped: list[tuple[str, Any, int]], axis_size: Any, wrapper: Vmapped) -> None:
+    where = f"{wrapper.transform_name()} of {function_name(wrapper.fn)}"
+    sizes: dict[int, list[str]] = {}
+    for name, leaf, axis in mapped:
+        if not -leaf.ndim <= axis < leaf.ndim:
+            raise ShapeError(
+                explain(
+                    where,
+                    f"{name} to have the axis {axis} that it is mapped over",
+                    describe(leaf),
+                    cure=[
+                        "do not map it; say so by name:",
+                        f'in_axes={{"{name.split(".")[0].split("[")[0]}": None}}',
+                    ],
+                )
+            )
+        sizes.setdefault(leaf.shape[axis], []).append(f"{name}: {describe(leaf)}, axis {axis}")
+    if axis_size is not None:
+        sizes.setdefault(axis_size, []).insert(0, f"axis_size={axis_size}")
+    if len(sizes) > 1:
+        shown = [
+            f"size {size} of {group[0]}"
+            + (f" (and {len(group) - 1} more)" if len(group) > 1 else "")
+            for size, group in sorted(sizes.items())
+        ]
+        raise ShapeError(
+            explain(
+                where,
+                "one size of the mapped axis",
+                f"{len(sizes)} sizes",
+                places=shown,
+                cure=["what is the same for all members is not mapped:", "in_axes=(0, None)"],
+            )
+        )
+    raise ArgumentError(
+        explain(
+            where,
+            "an array to map over, or axis_size",
+            "neither",
+            cure=[
+                "say how many members there are:",
+                f"pm.{wrapper.transform_name()}(f, axis_size=n)",
+            ],
+        )
+    )
+
+
+def _check_out_axes(
+    where: str, arrays: Iterable[Any], axes: Iterable[int | None], places: Iterable[str]
+) -> None:
+    """Refuse axes that the stacked results will not have.
+
+    Args:
+        where: what to call the spec in errors.
+        arrays: the arrays of one member's result.
+        axes: where the members are to be stacked.
+        places: where the arrays are in the result.
+
+    Raises:
+        ShapeError: there are some; their paths are named.
+    """
+    wrong = [
+        f"{place}: {describe(array)} for each member, axis {axis}"
+        for array, axis, place in zip(arrays, axes, places, strict=True)
+        if axis is not None and not -array.ndim - 1 <= axis <= array.ndim
+    ]
+    if wrong:
+        expected = "axes that the stacked results have: one more than each member's"
+        raise ShapeError(explain(where, expected, "others", places=wrong))
+
+
+def known_axes(spec: Any) -> set[Any]:
+    """The axes that may occur in an out_axes spec, as far as it can tell before it is applied."""
+    found: set[Any] = set()
+    for leaf in jtu.tree_leaves(spec, is_leaf=_stops):
+        values = [value for _, value in leaf.items] if isinstance(leaf, By) else [leaf]
+        for value in values:
+            value = value.axis if isinstance(value, if_array) else value
+            if _is_axis(value):
+                found.add(value)
+    return found
+
+
+def group_by_axis(
+    where: str,
+    result: PyTree,
+    spec: AxesSpec,
+    slots: Sequence[int | None],
+    unmapped: list[str] | None = None,
+) -> Grouped:
+    """Pack a mapped function's result in groups, one for each axis that its spec can name.
+
+    JAX wants `out_axes` before the function runs, when its result's structure is not known yet.
+
+    Args:
+        where: what to call the spec in errors.
+        result: what the function returned for one member.
+        spec: where its arrays are to be stacked.
+        slots: the axes that JAX was told of. An axis that only a function in the spec names, or a
+            negative one, is none of them: such an array is stacked on axis 0, and moved later.
+        unmapped: gets the places of what is to be the same for all members.
+
+    Raises:
+        ShapeError: the stacked results will not have an axis.
+        SpecError: the spec does not fit the result.
+    """
+    axes = axes_of(spec, result, where, "result")
+    named = zip(jtu.tree_leaves_with_path(result), axes, strict=True)
+    rows = [(path_text(path, "result"), x, axis) for (path, x), axis in named if is_array(x)]
+    places, arrays, axes = map(list, zip(*rows, strict=True)) if rows else ([], [], [])
+    _check_out_axes(where, arrays, axes, places)
+    if unmapped is not None:
+        unmapped += [place for place, axis in zip(places, axes, strict=True) if axis is None]
+    late = [axis not in slots for axis in axes]
+
+    def move(arrays: list[Any]) -> list[Any]:
+        moves = zip(arrays, axes, late, strict=True)
+        return [jnp.moveaxis(x, 0, axis) if is_late else x for x, axis, is_late in moves]
+
+    positions = [slots.index(0 if n else axis) for axis, n in zip(axes, late, strict=True)]
+    return group(result, positions, len(slots), move if any(late) else None)
+
+
+# A mapped function keeps its type: what changes are the shapes of its arrays, not their type.
+@overload
+def filter_vmap(
+    fun: _F,
+    *,
+    in_axes: AxesSpec = ...,
+    out_axes: AxesSpec = ...,
+    axis_name: AxisName | None = ...,
+    axis_size: int | None = ...,
+    **vmapkwargs: Any,
+) -> _F: ...
+@overload
+def filter_vmap(
+    *,
+    in_axes: AxesSpec = ...,
+    out_axes: AxesSpec = ...,
+    axis_name: AxisName | None = ...,
+    axis_size: int | None = ...,
+    **vmapkwargs: Any,
+) -> Callable[[_F], _F]: ...
+def filter_vmap(
+    fun: Any = None,
+    *,
+    in_axes: AxesSpec = ON_AXIS_0,
+    out_axes: AxesSpec = ON_AXIS_0,
+    axis_name: AxisName | None = None,
+    axis_size: int | None = None,
+    **vmapkwargs: Any,
+) -> Any:
+    """`jax.vmap` for functions of any trees.
+
+    By default every array is mapped over axis 0 and everything else is the same for all members.
+    Over a class, or a function that builds a Module, it builds the stacked Module.
+
+    **Law.** `filter_vmap(f)(*args)` equals the stack of `f` called on each member.
+
+    Args:
+        fun: the function; left out, a decorator is returned.
+        in_axes: one spec for all arguments; a tuple with one for each positional argument; or a
+            dict by argument name, what is left out being mapped over axis 0. A spec is an int,
+            None, a function from leaf to axis, [`by`][pytreemod.by], a Module that holds specs in
+            the place of its data, or a prefix tree of these. For a single argument it need not be
+            wrapped in a tuple.
+        out_axes: the same for the result.
+        axis_name: a name for collectives (`jax.lax.pmean`).
+        axis_size: how many members, if no argument is mapped.
+        **vmapkwargs: for `jax.vmap` (`spmd_axis_name`, ...).
+
+    Returns:
+        A function of the same signature; arguments by keyword are mapped, too.
+
+    Raises:
+        ShapeError: mapped arrays disagree in size, or lack the axis, or results will lack it; all
+            paths are named.
+        SpecError: a spec does not fit the tree.
+        ArgumentError: a name in `in_axes` is no argument; nothing is mapped and `axis_size` is
+            missing, or is no count; an option does not exist.
+
+    Examples:
+        >>> f = filter_vmap(lambda x, how: x + 1 if how == "inc" else x, in_axes=(0, None))
+        >>> f(jnp.arange(3), "inc")
+        Array([1, 2, 3], dtype=int32)
+    """
+    options = (in_axes, out_axes, axis_name, axis_size, tuple(sorted(vmapkwargs.items())))
+    if fun is None:
+        return ft.partial(
+            filter_vmap,
+            in_axes=in_axes,
+            out_axes=out_axes,
+            axis_name=axis_name,
+            axis_size=axis_size,
+            **vmapkwargs,
+        )
+    check_callable("filter_vmap", fun)
+    check_options("filter_vmap", vmapkwargs, jax.vmap)
+    if axis_size is not None:
+        check_count("filter_vmap(axis_size)", axis_size)
+    return Vmapped(fun, options)

@@ -1,0 +1,324 @@
+"""The checks that layers share."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, RngError, ShapeError
+from pytreemod.module.classes import Module
+from pytreemod.nn.arguments import (
+    Title,
+    as_integer,
+    as_number,
+    check_choice,
+    check_dtype,
+    check_key,
+    check_last_axis,
+    check_number,
+    check_size,
+    check_sizes,
+    own_arrays,
+)
+from tests.labels import label
+from tests.nn.catalogue import CATALOGUE
+from tests.nn.numbers_to_compare import assert_close, wave
+
+
+@pytest.mark.parametrize("value", [3, np.int64(3), np.array(3), jnp.array(3)], ids=label)
+def test_whole_numbers_of_any_kind_are_sizes(value):
+    """They become Python ints, so that configuration stays hashable."""
+    size = check_size("f(n)", value)
+
+    assert size == 3
+    assert type(size) is int
+
+
+@pytest.mark.parametrize("value", [3.0, "3", None, True, np.bool_(True), jnp.ones(2, int), [3]])
+def test_what_is_no_whole_number(value):
+    """Fractions, text, booleans and several numbers are none."""
+    assert as_integer(value) is None
+
+
+def test_a_traced_number_is_no_size():
+    """Shapes must be known; the error is ours and not one about concretization."""
+    with pytest.raises(ArgumentError, match=r"^f\(n\): expected an integer of at least 0, got i32"):
+        jax.jit(lambda n: check_size("f(n)", n))(3)
+
+
+@pytest.mark.parametrize("given", [2, [2, 2], (np.int32(2), 2)], ids=label)
+def test_one_size_or_one_for_each_axis(given):
+    """Both give a tuple."""
+    assert check_sizes("f(n)", given, 2) == (2, 2)
+
+
+@pytest.mark.parametrize("given", [[2], [2, 2, 2], [2, -1], "22", {2, 3}, 2.0, None], ids=label)
+def test_what_is_not_one_size_for_each_axis(given):
+    """Wrong counts, negative entries, strings and sets are refused."""
+    with pytest.raises(ArgumentError, match=r"^f\(n\): expected an integer of .* sequence of 2 of"):
+        check_sizes("f(n)", given, 2)
+
+
+@pytest.mark.parametrize("value", [0.5, np.float32(0.5), jnp.array(0.5)], ids=label)
+def test_real_numbers_of_any_kind_are_numbers(value):
+    """They become Python floats."""
+    assert check_number("f(p)", value, 0.0, 1.0) == 0.5
+    assert type(check_number("f(p)", value, 0.0, 1.0)) is float
+
+
+def test_the_range_of_a_number_is_shown():
+    """Both ends, or the lower one where there is no upper one; the ends themselves are in it."""
+    assert [check_number("f(p)", value, 0.0, 1.0) for value in (0, 1)] == [0, 1]
+    assert check_number("f(eps)", 1e9, 0.0) == 1e9
+    with pytest.raises(ArgumentError, match=r"^f\(p\): expected a number from 0 to 1, got 2\.0"):
+        check_number("f(p)", 2.0, 0.0, 1.0)
+    with pytest.raises(ArgumentError, match=r"^f\(eps\): expected a number >= 0, got -1"):
+        check_number("f(eps)", -1, 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["nonsense", int, "uint8", bool, 3.5], ids=label)
+def test_what_is_no_floating_dtype_is_refused(dtype):
+    """A word that names none, integers, what is no dtype at all."""
+    with pytest.raises(ArgumentError, match=r"^f\(dtype\): expected a floating dtype, got "):
+        check_dtype("f(dtype)", dtype)
+    assert check_dtype("f(dtype)", "complex64") == jnp.complex64
+    with pytest.raises(ArgumentError, match=r"^f\(dtype\): expected a floating dtype, got "):
+        check_dtype("f(dtype)", "complex64", real=True)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_old_keys_are_words_of_32_bits(count):
+    """Two or four of them; other arrays of that shape are no keys."""
+    words = jnp.zeros(count, jnp.uint32)
+
+    assert check_key("f(key)", words) is words
+    for other in (words.astype(int), words.astype(float), jnp.zeros((3, count), jnp.uint32)):
+        with pytest.raises(RngError, match=r"^f\(key\): expected one random key, got "):
+            check_key("f(key)", other)
+
+
+@pytest.mark.parametrize("value", [1j, "1", None, True, jnp.ones(1)], ids=label)
+def test_what_is_no_real_number(value):
+    """Complex numbers, text, booleans and arrays with axes are none."""
+    assert as_number(value) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "cure"),
+    [
+        ((3, 4), "layer(jnp.ravel(x))"),
+        ((7, 3, 4), "layer(x.reshape((*x.shape[:1], 12)))"),
+        ((7, 2, 2, 3), "layer(x.reshape((*x.shape[:1], 12)))"),
+        ((12, 5), "layer(x.T)"),
+        ((5, 12, 5), "layer(jnp.moveaxis(x, 1, -1))"),
+        ((12, 5, 5), "layer(jnp.moveaxis(x, 0, -1))"),
+        ((5, 5), "needs n=5."),
+        ((), "needs 12 numbers at once."),
+    ],
+    ids=label,
+)
+def test_an_axis_that_is_elsewhere_is_found(shape, cure):
+    """Another one that fits, or several that fit together: the last of those that do."""
+    with pytest.raises(ShapeError, match=r"^f: expected x of shape \(\.\.\., 12\), got ") as error:
+        check_last_axis("f", jnp.ones(shape), 12, "n")
+    assert str(error.value).endswith(cure)
+
+
+def test_words_are_accepted_in_either_case():
+    """And given back in upper case."""
+    assert check_choice("f(mode)", "same", ("SAME", "VALID")) == "SAME"
+    with pytest.raises(ArgumentError, match=r"^f\(mode\): expected one of 'SAME', 'VALID', got 1"):
+        check_choice("f(mode)", 1, ("SAME", "VALID"))
+
+
+def test_a_layer_is_called_by_its_class_and_the_fields_that_matter():
+    """No arrays, one line."""
+    layer = nn.Linear(3, 4, key=jax.random.key(0))
+
+    assert str(Title(layer, "in_features")) == "Linear(in_features=3)"
+
+
+# ---- own arrays
+
+KEYS = jax.random.split(jax.random.key(0), 3)
+
+WITH_ARRAYS = [entry for entry in CATALOGUE if jax.tree.leaves(entry.build()[0])]
+
+every_layer_with_arrays = pytest.mark.parametrize("entry", WITH_ARRAYS, ids=lambda e: e.name)
+
+
+def test_the_catalogue_has_every_layer():
+    """What is true of all of its entries is true of a layer that is added tomorrow."""
+    layers = [entry.build()[0] for entry in CATALOGUE]
+    public = [value for value in vars(nn).values() if inspect.isclass(value)]
+    named = {c for c in public if issubclass(c, Module) and "__call__" in dir(c)}
+
+    missing = {c for c in named if not any(isinstance(layer, c) for layer in layers)}
+
+    assert missing == {nn.Stateful}  # Which is no layer: it calls the model that it holds.
+
+
+@every_layer_with_arrays
+@pytest.mark.parametrize("members", [1, 3])
+def test_several_layers_as_one_are_not_called_as_one(entry, members):
+    """Refused eagerly, under jit, and in a map that leaves the layers out; the text maps them."""
+    described = jax.eval_shape(pm.filter_vmap(nn.make_with_state(entry.make)), KEYS[:members])
+    layers, states = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), described)
+    xs = jnp.stack([jnp.asarray(entry.x)] * members)
+
+    def call(layers, x):
+        return entry.apply(layers, states, x)[0]
+
+    for calling in (call, jax.jit(call)):
+        with pytest.raises(ShapeError, match=r"called mapped:\n      pm\.filter_vmap\(lambda "):
+            calling(layers, jnp.asarray(entry.x))
+    for mapped in (jax.vmap(call, (None, 0)), pm.filter_vmap(call, in_axes=(None, 0))):
+        with pytest.raises(ShapeError, match="filter_vmap"):
+            mapped(layers, xs)
+
+
+@every_layer_with_arrays
+def test_an_array_of_another_shape_is_refused(entry):
+    """One entry more, or a single one, on any axis of any array, also where it would broadcast."""
+    layer, state = entry.build()
+
+    for path, leaf in jax.tree_util.tree_leaves_with_path(layer):
+        for axis in range(leaf.ndim):
+            for size in {1, leaf.shape[axis] + 1} - {leaf.shape[axis]}:
+                shape = (*leaf.shape[:axis], size, *leaf.shape[axis + 1 :])
+                other = replaced(layer, path, jnp.ones(shape, leaf.dtype))
+                with pytest.raises(ShapeError, match=r"expected .*, got "):
+                    shapes_of_a_call(entry, other, state)
+
+
+@every_layer_with_arrays
+def test_an_array_that_is_missing_is_refused(entry):
+    """As after `partition`, whose halves are no layers: a bias is not left out in silence."""
+    layer, state = entry.build()
+    leaves = jax.tree_util.tree_leaves_with_path(layer)
+    own = [path for path, _ in leaves if path[-1].name in ("weight", "bias")]
+
+    assert own
+    for path in own:
+        other = replaced(layer, path, None)
+        with pytest.raises(ShapeError, match=r"expected .*, got None"):
+            shapes_of_a_call(entry, other, state)
+
+
+def shapes_of_a_call(entry, layer, state):
+    """What a layer would give; the State remains new."""
+    return jax.eval_shape(lambda layer, state: entry.apply(layer, state)[0], layer, state)
+
+
+def replaced(tree, path, new):
+    """The tree with one leaf exchanged."""
+    return jax.tree_util.tree_map_with_path(lambda p, leaf: new if p == path else leaf, tree)
+
+
+@given(shape=st.lists(st.integers(1, 3), max_size=4).map(tuple))
+def test_every_shape_but_that_of_the_configuration_is_refused(shape):
+    """Of a weight of (2, 3); where it has more axes, the text maps the layer."""
+    layer = LINEAR.replace(weight=np.ones(shape, np.float32))
+
+    if shape == (2, 3):
+        assert layer(jnp.ones(3)).tolist() == [3, 3]
+    else:
+        cure = "filter_vmap" if len(shape) > 2 else "new_layer"
+        text = rf"^Linear\(.*\): expected weight of shape \(2, 3\), got f32\[(.|\n)*{cure}"
+        with pytest.raises(ShapeError, match=text):
+            layer(jnp.ones(3))
+
+
+LINEAR = nn.Linear(3, 2, use_bias=False, key=jax.random.key(0))
+
+
+def test_the_text_shows_both_ways_out():
+    """A map for layers made by one; a layer of the right sizes for an array that was put in."""
+    layers = pm.filter_vmap(lambda key: nn.Linear(4, 4, key=key))(KEYS)
+
+    with pytest.raises(ShapeError, match="filter_vmap") as stacked:
+        layers(jnp.ones(4))
+    with pytest.raises(ShapeError, match="tree_at") as replaced:
+        LINEAR.replace(weight=jnp.ones((5, 3)))(jnp.ones(3))
+
+    assert str(stacked.value) == (
+        "Linear(in_features=4, out_features=4): expected weight of shape (4, 4), got f32[3,4,4].\n"
+        "  Several layers as one are called mapped:\n"
+        "      pm.filter_vmap(lambda m, x: m(x))(layers, xs)"
+    )
+    assert str(replaced.value) == (
+        "Linear(in_features=3, out_features=2): expected weight of shape (2, 3), got f32[5,3].\n"
+        "  Arrays and configuration go together; "
+        "build such a layer, and put the array into it:\n"
+        "      layer = pm.tree_at(lambda m: m.weight, new_layer, weight)"
+    )
+    xs = jnp.asarray(wave(3, 4))
+    out = pm.filter_vmap(lambda m, x: m(x))(layers, xs)
+    assert_close(out, [layer(x) for layer, x in zip(pm.unstack(layers), xs, strict=True)])
+
+
+class Halved(Module):
+    """What becomes an array only when it is computed with, and has no shape of its own."""
+
+    twice: jax.Array
+
+    def __jax_array__(self):
+        return self.twice / 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        np.asarray,
+        np.ndarray.tolist,
+        lambda weight: Halved(jnp.asarray(2 * weight)),
+        lambda weight: jnp.asarray(weight, jnp.bfloat16),
+    ],
+    ids=["NumPy", "list", "computed", "bfloat16"],
+)
+def test_what_can_be_computed_with_counts_by_its_shape(change):
+    """An array of NumPy, lists, a wrapper, another dtype; each refused if there are several."""
+    weight, x = np.arange(6, dtype=np.float32).reshape(2, 3), jnp.ones(3)
+    layer = LINEAR.replace(weight=change(weight))
+    several = LINEAR.replace(weight=change(np.stack([weight, weight])))
+
+    with jax.numpy_dtype_promotion("standard"):
+        assert layer(x).tolist() == jax.jit(lambda x: layer(x))(x).tolist() == [3, 12]
+    with pytest.raises(ShapeError, match="filter_vmap"):
+        several(x)
+
+
+def test_a_wrapper_is_computed_once_in_a_program():
+    """Its shape is found out without an operation in the program."""
+    program = jax.make_jaxpr(LINEAR.replace(weight=Halved(jnp.ones((2, 3)))))(jnp.ones(3))
+
+    assert str(program).count(" div ") == 1
+
+
+@every_layer_with_arrays
+def test_shapes_alone_are_enough(entry):
+    """Under eval_shape, where the arrays are only described."""
+    layer, state = entry.build()
+
+    described = jax.eval_shape(lambda: entry.build())
+
+    assert shapes_of_a_call(entry, *described) == shapes_of_a_call(entry, layer, state)
+
+
+def test_arrays_come_in_the_order_asked_for():
+    """None where there is to be none."""
+    layer = nn.Linear(3, 2, key=jax.random.key(0))
+
+    bias, weight = own_arrays(Title(layer), bias=(2,), weight=(2, 3))
+
+    assert bias is layer.bias
+    assert weight is layer.weight
+    assert own_arrays(Title(LINEAR), bias=None) == (None,)
+    with pytest.raises(ShapeError, match=r"^Linear\(\): expected bias to be None, got 1\.0"):
+        own_arrays(Title(LINEAR.replace(bias=1.0)), bias=None)

@@ -1,0 +1,287 @@
+"""An update of a State that does not come out of a transform is told; of a net, refused."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import LostUpdateWarning, StateError
+from pytreemod.transform.boundary.lost_updates import call_watched
+from pytreemod.tree.successions import outer_watch
+
+X = jnp.arange(12.0).reshape(4, 3)
+LOST = "expected the State that replaces the one that was used up, got a result without it"
+NET = "expected the net to come out, for a call has changed it, got a result without it"
+
+
+class Counter(pm.Module):
+    """The smallest layer with a State: counts its calls."""
+
+    count: pm.StateIndex
+    weight: jax.Array
+
+    def __init__(self):
+        self.count = pm.StateIndex(jnp.asarray(0))
+        self.weight = jnp.asarray(1.0, jnp.float32)
+
+    def __call__(self, x, state):
+        """One more."""
+        return x * self.weight, state.set(self.count, state.get(self.count) + 1)
+
+
+@pytest.fixture
+def counter():
+    """A model and its State."""
+    return pm.make_with_state(Counter)()
+
+
+def kept(model, state, x):
+    """A loss that returns its State."""
+    y, state = model(x, state)
+    return jnp.sum(y**2), state
+
+
+def dropped(model, state, x):
+    """A loss that forgets it."""
+    return kept(model, state, x)[0]
+
+
+def scanned(f):
+    """`f` as the step of a loop over the rows of `x`."""
+
+    def run(model, state, x):
+        return pm.filter_scan(lambda carry, row: (carry, f(model, state, row)), None, x)
+
+    return run
+
+
+TRANSFORMS = {
+    "filter_jit": pm.filter_jit,
+    "filter_grad": pm.filter_grad,
+    "filter_value_and_grad": pm.filter_value_and_grad,
+    "filter_jacfwd": pm.filter_jacfwd,
+    "filter_jacrev": pm.filter_jacrev,
+    "filter_vjp": lambda f: lambda *args: pm.filter_vjp(f, *args),
+    "filter_vmap": lambda f: pm.filter_vmap(f, in_axes=(None, None, 0)),
+    "filter_checkpoint": pm.filter_checkpoint,
+    "filter_eval_shape": lambda f: lambda *args: pm.filter_eval_shape(f, *args),
+    "filter_scan": scanned,
+    "filter_cond": lambda f: lambda *args: pm.filter_cond(True, f, dropped_nothing, *args),
+}
+
+
+def dropped_nothing(model, state, x):
+    """A branch that leaves the State alone."""
+    return jnp.sum(x)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_a_forgotten_state_is_told(transform, counter):
+    """In silence, the count would stay at 0 for ever; whatever the transform."""
+    with pytest.warns(LostUpdateWarning, match=LOST) as told:
+        transform(dropped)(*counter, X)
+
+    assert told[0].filename == __file__
+
+
+@pytest.mark.parametrize("has_aux", ["filter_grad", "filter_value_and_grad", "filter_jacrev"])
+def test_a_state_beside_the_loss_is_not_lost(has_aux, counter):
+    """What comes out as aux has come out."""
+    getattr(pm, has_aux)(kept, has_aux=True)(*counter, X)
+
+
+def test_a_state_that_comes_out_is_not_lost(counter):
+    """Under the transforms that return whatever the function does."""
+    model, state = counter
+    (_, state), _ = pm.filter_jit(kept)(model, state, X), pm.filter_eval_shape(kept, *counter, X)
+    _, state = pm.filter_vmap(kept, in_axes=(None, None, 0), out_axes=(0, None))(model, state, X)
+    _, state = pm.filter_checkpoint(kept)(model, state, X)
+
+    assert int(state.get(model.count)) == 3
+
+
+def test_the_place_is_named(counter):
+    """A path from the argument that holds the State, however deep, or that it came from outside."""
+    model, state = counter
+
+    with pytest.warns(LostUpdateWarning, match=r"(?m)^  at held\['state'\]\[0\]$"):
+        pm.filter_jit(lambda x, held: dropped(model, held["state"][0], x))(X, {"state": [state]})
+    with pytest.warns(LostUpdateWarning, match="at a State that the function takes from outside"):
+        pm.filter_jit(lambda x: dropped(model, state, x))(X)
+
+
+def test_told_when_traced_and_never_again(counter):
+    """A compiled call costs nothing more, so it says nothing."""
+    step = pm.filter_jit(lambda *args: dropped(*args))
+    with pytest.warns(LostUpdateWarning, match=LOST):
+        step(*counter, X)
+    step(*counter, X)
+
+
+def test_a_state_given_twice_is_as_in_equinox(counter):
+    """A plain State belongs to the caller, who may use it twice on purpose."""
+    step = pm.filter_jit(kept)
+
+    assert step(*counter, X)[0] == step(*counter, X)[0]
+
+
+def test_inference_uses_no_state_up():
+    """Where nothing changes, nothing is lost."""
+    norm, state = pm.make_with_state(nn.BatchNorm)(3)
+
+    pm.filter_jit(dropped)(nn.inference_mode(norm), state, X)
+
+
+# ---- lost further out
+
+
+def forgets(model, state, x):
+    """The State comes out of the inner transform, and is dropped then."""
+    y, _ = pm.filter_vmap(model, in_axes=(0, None), out_axes=(0, None))(x, state)
+    return jnp.sum(y)
+
+
+def goes_back(model, state, x):
+    """The State that came in is returned in its successor's place."""
+    return forgets(model, state, x), state
+
+
+def goes_on(model, state, x):
+    """As it should be."""
+    y, state = pm.filter_vmap(model, in_axes=(0, None), out_axes=(0, None))(x, state)
+    return jnp.sum(y), state
+
+
+@pytest.mark.parametrize("f", [forgets, goes_back])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_update_that_was_dropped_around_a_transform_is_told(f, depth, counter):
+    """The inner transform is right, and so would be the outer one alone."""
+    wrapped = f
+    for _ in range(depth):
+        wrapped = pm.filter_checkpoint(wrapped)
+    with pytest.warns(LostUpdateWarning, match=LOST):
+        pm.filter_jit(wrapped)(*counter, X)
+
+
+def test_an_update_that_goes_on_through_transforms_is_not_told(counter):
+    """Whichever of its values have changed."""
+    _, state = pm.filter_jit(pm.filter_checkpoint(goes_on))(*counter, X)
+
+    assert int(state.get(counter[0].count)) == 1
+
+
+def test_a_part_that_is_not_put_back_is_told(counter):
+    """A substate leaves the State that it is a part of as it was."""
+
+    def call(model, state, x, is_put_back):
+        part = state.substate(model)
+        y, part = model(x, part)
+        return y, (state.update(part) if is_put_back else state)
+
+    pm.filter_jit(call)(*counter, X, True)
+    with pytest.warns(LostUpdateWarning, match=LOST):
+        pm.filter_jit(call)(*counter, X, False)
+
+
+def test_a_state_of_the_function_s_own_is_its_own():
+    """What a function makes for itself, and drops, nobody has lost."""
+
+    @pm.filter_jit
+    def run(x):
+        model, state = pm.make_with_state(Counter)()
+        return pm.filter_checkpoint(kept)(model, state, x)[0]
+
+    run(X)
+
+
+def test_what_is_lost_in_another_thread_is_not_told_here(counter):
+    """Each thread watches for itself; after a failure nobody watches."""
+
+    def fails():
+        raise ValueError("on purpose")
+
+    with pytest.raises(ValueError, match="on purpose"):
+        call_watched(fails, (), {})
+
+    assert outer_watch() is None
+    dropped(*counter, X)  # Outside of transforms, the State itself refuses its next use.
+    with pytest.raises(StateError, match="the newest State"):
+        dropped(*counter, X)
+
+
+# ---- nets
+
+
+def net_kept(net, x):
+    """A loss that returns its net."""
+    y, net = net(x)
+    return jnp.sum(y**2), net
+
+
+def net_dropped(net, x):
+    """A loss that forgets it."""
+    return net_kept(net, x)[0]
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_net_that_a_loss_forgets_is_refused(compile):
+    """Otherwise statistics stay at 0 and dropout repeats its mask, and nothing tells."""
+    net = pm.stateful(Counter())
+    grad = pm.filter_grad(net_dropped)
+    for _ in range(2):
+        with pytest.raises(StateError, match=rf"net_dropped: {NET}.\n  at net.state"):
+            (pm.filter_jit(grad) if compile else grad)(net, X)
+
+    assert int(net(X)[1].state.get(net.model.count)) == 1  # The net is as good as it was.
+
+
+def test_a_net_without_state_is_forgotten_freely():
+    """There is nothing to lose."""
+    pm.filter_grad(net_dropped)(pm.stateful(nn.Linear(3, 2, key=jax.random.key(0))), X)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_updates_of_the_old_net_are_refused(compile):
+    """The net that was differentiated is used up, as it would be by a call."""
+
+    def step(net, x):
+        _, grads = pm.filter_value_and_grad(net_kept, has_aux=True)(net, x)
+        return pm.apply_updates(net, grads)
+
+    with pytest.raises(StateError, match="one that filter_value_and_grad has already replaced"):
+        (pm.filter_jit(step) if compile else step)(pm.stateful(Counter()), X)
+
+
+@pytest.mark.parametrize(
+    "differentiate",
+    [
+        pm.filter_jacrev,
+        pm.filter_jacfwd,
+        lambda f, has_aux: lambda *args: pm.filter_vjp(f, *args, has_aux=has_aux),
+    ],
+)
+def test_other_derivatives_use_a_net_up_as_well(differentiate):
+    """What is put together anew for the function stands for what the caller passed."""
+    net = pm.stateful(Counter())
+    differentiate(net_kept, has_aux=True)(net, X)
+
+    with pytest.raises(StateError, match="the newest net"):
+        net(X)
+
+
+def test_a_gradient_without_state_leaves_the_arguments_alone():
+    """Only what was used up inside is used up outside."""
+    net = nn.inference_mode(pm.stateful(nn.BatchNorm(3)))
+    pm.filter_grad(net_dropped)(net, X)
+
+    assert net(X)[1] is net
+
+
+def test_warnings_can_be_filtered(counter):
+    """For programs that draw and forget on purpose."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pm.LostUpdateWarning)
+        assert pm.filter_jit(dropped)(*counter, X) == jnp.sum(X**2)

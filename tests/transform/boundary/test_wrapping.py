@@ -1,0 +1,572 @@
+"""What every transformed function has in common."""
+
+import collections
+import contextlib
+import copy
+import functools as ft
+import inspect
+import itertools
+import pickle
+
+import beartype
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import ArgumentError
+from pytreemod.transform.boundary.wrapping import (
+    Transformed,
+    argument_name,
+    parameters_of,
+    passing_on,
+    place_keywords,
+    places_of,
+    positional_names,
+)
+from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.trees import Affine, Holder, affine, double, ramp
+
+
+def documented(x: float, *, factor: float = 2.0) -> float:
+    """Multiplies."""
+    return jnp.sum(x * factor)
+
+
+TRANSFORMS = {
+    "filter_jit": pm.filter_jit,
+    "filter_grad": pm.filter_grad,
+    "filter_value_and_grad": pm.filter_value_and_grad,
+    "filter_vmap": pm.filter_vmap,
+    "filter_checkpoint": pm.filter_checkpoint,
+    "filter_make_jaxpr": pm.filter_make_jaxpr,
+    "filter_jacfwd": pm.filter_jacfwd,
+    "filter_jacrev": pm.filter_jacrev,
+    "filter_hessian": pm.filter_hessian,
+    "filter_jvp": pm.filter_jvp,
+    "filter_vjp": pm.filter_vjp,
+    "filter_linearize": pm.filter_linearize,
+    "filter_custom_jvp": pm.filter_custom_jvp,
+    "filter_custom_vjp": pm.filter_custom_vjp,
+    "filter_pmap": pm.filter_pmap,
+    "filter_shard_map": ft.partial(pm.filter_shard_map, in_specs=None, out_specs=None),
+    "filter_checkify": pm.filter_checkify,
+}
+every_transform = pytest.mark.parametrize("name", TRANSFORMS)
+
+
+@every_transform
+def test_looks_like_the_function(name):
+    """Name, docstring, module, annotations, signature and source are the function's."""
+    made = TRANSFORMS[name](documented)
+
+    assert isinstance(made, Transformed)
+    assert made.__wrapped__ is documented
+    assert (made.__name__, made.__qualname__) == ("documented", "documented")
+    assert made.__doc__ == "Multiplies."
+    assert made.__module__ == __name__
+    assert made.__annotations__ == documented.__annotations__
+    assert list(inspect.signature(made).parameters) == ["x", "factor"]
+    assert repr(made) == f"<{name} of documented>"
+    assert "Multiplies" in inspect.getsource(inspect.unwrap(made))
+
+
+@every_transform
+def test_of_a_module(name):
+    """A transformed Module is named by its class and is a tree with the Module's leaves."""
+    made = TRANSFORMS[name](affine())
+
+    assert made.__name__ == "Affine"
+    assert len(jax.tree.leaves(made)) == 2
+    moved = jax.tree.map(lambda x: x + 1, made)
+    assert type(moved) is type(made)
+    assert_close(moved.__wrapped__.bias, affine().bias + 1)
+
+
+@every_transform
+def test_of_a_function_it_is_a_node_without_leaves(name):
+    """A transformed function goes through transforms as part of the structure."""
+    made = TRANSFORMS[name](double)
+
+    assert jax.tree.leaves(made) == []
+    assert jax.tree.map(lambda x: 1 / 0, made) == made
+    assert jax.tree.leaves(Holder(made)) == []
+
+
+@every_transform
+def test_equality(name):
+    """The same transform of the same function with the same options is the same value."""
+    make = TRANSFORMS[name]
+
+    assert make(double) == make(double)
+    assert hash(make(double)) == hash(make(double))
+    assert make(double) != make(documented)
+    assert make(double) != double
+    assert all(make(double) != other(double) for n, other in TRANSFORMS.items() if n != name)
+    assert make(affine()) == make(affine())
+
+
+def test_options_count_in_equality():
+    """Another option makes another function."""
+    pairs = [
+        (pm.filter_jit(double), pm.filter_jit(double, donate="all")),
+        (pm.filter_jit(double), pm.filter_jit(double, inline=True)),
+        (pm.filter_vmap(double), pm.filter_vmap(double, in_axes=1)),
+        (pm.filter_grad(double), pm.filter_grad(double, argnums=1)),
+        (pm.filter_grad(double), pm.filter_grad(double, wrt=pm.select.path("a"))),
+        (pm.filter_checkpoint(double), pm.filter_checkpoint(double, prevent_cse=False)),
+    ]
+    assert not any(a == b for a, b in pairs)
+
+
+@every_transform
+def test_copies(name):
+    """Transformed functions are copied and pickled with what they wrap."""
+    for fn in (documented, affine()):
+        made = TRANSFORMS[name](fn)
+        for again in (copy.copy(made), copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+            assert type(again) is type(made)
+            assert again.__name__ == made.__name__
+            assert_same(again.__wrapped__, fn)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda f: pm.filter_jit(f),
+        lambda f: pm.filter_jit(donate="none")(f),
+        lambda f: pm.filter_jit(f, inline=True),
+    ],
+)
+def test_decorated_methods_bind(make):
+    """A transform in a class body binds to instances as a function does."""
+
+    class Layer(pm.Module):
+        x: jax.Array
+
+        @make
+        def add(self, y):
+            """Adds."""
+            return self.x + y
+
+    layer = Layer(ramp(2))
+    assert_close(layer.add(1.0), ramp(2) + 1)
+    assert_close(Layer.add(layer, 1.0), ramp(2) + 1)
+    assert type(layer.add) is pm.BoundMethod
+    assert (layer.add.__name__, layer.add.__doc__) == ("add", "Adds.")
+
+
+def test_decorated_methods_of_plain_classes_bind():
+    """The same for classes that are no Modules, whose instances are static."""
+
+    class Plain:
+        @pm.filter_jit
+        def add(self, x):
+            return x + self.amount
+
+        amount = 3.0
+
+    assert_close(Plain().add(ramp(2)), ramp(2) + 3)
+
+
+@pytest.mark.parametrize(
+    "decorate",
+    [
+        lambda t: t(lambda x: jnp.sum(x)),
+        lambda t: t()(lambda x: jnp.sum(x)),
+    ],
+)
+@pytest.mark.parametrize(
+    "name",
+    ["filter_jit", "filter_grad", "filter_value_and_grad", "filter_vmap", "filter_checkpoint"],
+)
+def test_with_and_without_parentheses(decorate, name):
+    """Every transform is a decorator, with options or without."""
+    assert decorate(TRANSFORMS[name])(ramp(2)) is not None
+
+
+@every_transform
+@pytest.mark.parametrize("fn", [3, "double", [double]])
+def test_what_cannot_be_called_is_refused(name, fn):
+    """Transforming something that is no function is refused at once."""
+    with pytest.raises(
+        ArgumentError, match=rf"{name}(\((fun|fn|f)\))?: expected something callable, got"
+    ):
+        TRANSFORMS[name](fn)
+
+
+def test_transforms_compose():
+    """Any transform of any other is a function that can be transformed."""
+    layered = pm.filter_jit(pm.filter_vmap(pm.filter_grad(pm.filter_checkpoint(documented))))
+
+    assert_close(layered(ramp(3)), jnp.full(3, 2.0))
+    assert_close(layered(ramp(3), factor=jnp.full(3, 5.0)), jnp.full(3, 5.0))
+    assert layered.__name__ == "documented"
+
+
+@pytest.mark.parametrize(
+    ("fn", "names"),
+    [
+        (lambda a, b=1, *c, d, **e: 0, ("a", "b")),
+        (lambda a, /, b: 0, ("a", "b")),
+        (Affine, ("weight", "bias")),
+        (affine(), ("x",)),
+        (affine().scaled, ("x",)),
+        (pm.filter_jit(affine().scaled), ("x",)),
+        (pm.Partial(double), ()),
+        (max, ()),
+    ],
+)
+def test_positional_names(fn, names):
+    """The parameters that may be given by position, without the instance of a method."""
+    assert positional_names(fn) == names
+
+
+def test_arguments_by_keyword_are_placed():
+    """Keywords move to their positions, as far as there is no gap."""
+    assert place_keywords(("a", "b", "c"), (1,), {"c": 3, "b": 2}) == ((1, 2, 3), {})
+    assert place_keywords(("a", "b", "c"), (1,), {"c": 3}) == ((1,), {"c": 3})
+    assert place_keywords((), (1,), {"c": 3}) == ((1,), {"c": 3})
+    assert place_keywords((None, "b"), (), {"b": 3}) == ((), {"b": 3})
+    assert place_keywords((None, "b"), (1,), {"b": 3}) == ((1, 3), {})
+    assert argument_name(("a",), 0) == "a"
+    assert argument_name(("a",), 1) == "args[1]"
+    assert parameters_of(print) is None or "sep" in [p.name for p in parameters_of(print)]
+
+
+# ---- arguments go where Python sends them
+
+
+def subtract(x, y=2.0):
+    return x - y
+
+
+@ft.wraps(subtract)
+def turned(y, x=2.0):
+    return {"turned": subtract(x, y)}
+
+
+@ft.wraps(subtract)
+def scaled(scale, *args, **kwargs):
+    return scale * subtract(*args, **kwargs)
+
+
+@ft.wraps(subtract)
+def by_name(**kwargs):
+    return subtract(**kwargs)
+
+
+@ft.wraps(subtract)
+def telling(*args, **kwargs):
+    """A wrapper to which a name makes a difference."""
+    return args, kwargs
+
+
+def claiming(x, /, **kwargs):
+    return x, kwargs
+
+
+claiming.__signature__ = inspect.signature(subtract)
+
+
+def defaulting(x=1.0, /, **kwargs):
+    return x, kwargs
+
+
+def only_by_position(x, y, /):
+    return x - y
+
+
+def half_by_position(x, /, y, *, z=0.0):
+    return x, y, z
+
+
+def greedy(x, *more, y=0.0, **kwargs):
+    return x, more, y, kwargs
+
+
+@jax.custom_jvp
+def customized(x, y):
+    return x - y
+
+
+customized.defjvp(lambda primals, tangents: (customized(*primals), tangents[0]))
+
+
+class Subtraction:
+    """A plain object with methods of all kinds."""
+
+    def __call__(self, x, y=3.0, *, z=0.0):
+        return x, y, z
+
+    def method(self, y, x=1.0):
+        return y, x
+
+    @classmethod
+    def of_class(cls, x, /, y=1.0):
+        return x, y
+
+    @staticmethod
+    def static(x, y=1.0):
+        return x, y
+
+
+class Static:
+    @staticmethod
+    def __call__(x, y=3.0):
+        return x - y
+
+
+class Called(pm.Module):
+    w: jax.Array
+
+    def __call__(self, x, /, y=2.0):
+        return self.w * x, y
+
+    @pm.filter_jit
+    def jitted(self, x, y=1.0):
+        return self.w * x, y
+
+
+class Scoped(pm.Module):
+    w: jax.Array
+
+    @jax.named_scope("scoped")
+    def __call__(self, x, y=2.0):
+        return self.w * x, y
+
+
+class Meta(type):
+    def __call__(cls, **kwargs):
+        return dict(super().__call__(**kwargs).__dict__)
+
+
+class FromMeta(metaclass=Meta):
+    def __init__(self, y, x=1.0):
+        self.y, self.x = y, x
+
+
+class Twice:
+    """Both methods see the call, and one of them the names."""
+
+    def __new__(cls, *args, **kwargs):
+        return {"args": args, **kwargs}
+
+    def __init__(self, x, y):
+        raise AssertionError("not reached: __new__ gives something else")
+
+
+Named = collections.namedtuple("Named", ["y", "x"], defaults=[1.0])
+
+
+@contextlib.contextmanager
+def managed():
+    yield
+
+
+CALLABLES = {
+    "function": subtract,
+    "turned": turned,
+    "scaled": scaled,
+    "by name": by_name,
+    "telling": telling,
+    "claiming": claiming,
+    "defaulting": defaulting,
+    "only by position": only_by_position,
+    "half by position": half_by_position,
+    "greedy": greedy,
+    "jax.jit": jax.jit(turned),
+    "jax.jit of a wrapper": jax.jit(telling),
+    "jax.custom_jvp": customized,
+    "filter_jit": pm.filter_jit(turned),
+    "filter_checkpoint": pm.filter_checkpoint(half_by_position),
+    "filter_jvp": lambda **kwargs: pm.filter_jvp(subtract)((1.0,), (1.0,), **kwargs),
+    "partial": ft.partial(half_by_position, z=5.0),
+    "partial by name": ft.partial(subtract, y=5.0),
+    "partial of the first": ft.partial(subtract, x=5.0),
+    "partial in place": ft.partial(greedy, 1.0, 2.0),
+    "partial of partial": ft.partial(ft.partial(turned, 1.0), x=5.0),
+    "Partial": pm.Partial(turned, 1.0),
+    "object": Subtraction(),
+    "method": Subtraction().method,
+    "class method": Subtraction().of_class,
+    "static method": Subtraction().static,
+    "static call": Static(),
+    "module": Called(jnp.float32(3)),
+    "module's method": Called(jnp.float32(3)).jitted,
+    "module with a scope": Scoped(jnp.float32(3)),
+    "module class": lambda **kwargs: jax.tree.leaves(Affine(**kwargs)),
+    "metaclass": FromMeta,
+    "__new__ and __init__": Twice,
+    "namedtuple": Named,
+    "context": managed()(turned),
+    "jaxtyped": jaxtyping.jaxtyped(typechecker=beartype.beartype)(subtract),
+    "jaxtyped alone": jaxtyping.jaxtyped(typechecker=None)(half_by_position),
+}
+STYLES = list(itertools.product(range(3), ["", "x", "y", "yx", "xz", "xyz"]))
+WITH_KEYWORDS = {
+    "filter_jit": pm.filter_jit,
+    "filter_vmap": pm.filter_vmap,
+    "filter_checkpoint": pm.filter_checkpoint,
+    "filter_shard_map": ft.partial(
+        pm.filter_shard_map,
+        mesh=jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,)),
+        in_specs=jax.P(),
+        out_specs=jax.P(),
+    ),
+}
+
+
+# What compiles is tried in fewer styles.
+STRIDES = {"filter_jit": 2, "filter_checkpoint": 5, "filter_shard_map": 7}
+
+
+def outcome(fn, count, names):
+    """What a call gives with so many arguments by position, and these by name."""
+    arrays = iter([ramp(2, start=jnp.float32(10 * i)) for i in range(1, 8)])
+    args = [next(arrays) for _ in range(count)]
+    try:
+        return fn(*args, **{name: next(arrays) for name in names})
+    except TypeError:
+        return TypeError
+
+
+@pytest.mark.parametrize("transform", WITH_KEYWORDS)
+@pytest.mark.parametrize("name", CALLABLES)
+def test_arguments_go_where_python_sends_them(name, transform):
+    """However a call is spelled, the function gets what it gets in plain Python, or both refuse."""
+    fn = CALLABLES[name]
+    made = WITH_KEYWORDS[transform](fn)
+    for style in STYLES if transform == "filter_vmap" else STYLES[:: STRIDES[transform]]:
+        expected = outcome(fn, *style)
+        if transform == "filter_vmap" and style == (0, ""):
+            continue  # There is nothing to map.
+        found = outcome(made, *style)
+        assert (found is TypeError) == (expected is TypeError), style
+        if expected is not TypeError:
+            assert jax.tree.structure(found) == jax.tree.structure(expected), style
+            assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("fn", "places"),
+    [
+        (subtract, ("x", "y")),
+        (turned, ("y", "x")),
+        (scaled, ("scale",)),
+        (by_name, ()),
+        (telling, ()),
+        (claiming, (None,)),
+        (half_by_position, (None, "y")),
+        (greedy, ("x",)),
+        (jax.jit(turned), ("y", "x")),
+        (pm.filter_jit(pm.filter_vmap(turned)), ("y", "x")),
+        (pm.filter_jvp(subtract), (None, None)),
+        (ft.partial(subtract, y=1.0), ("x",)),
+        (ft.partial(subtract, x=1.0), ()),
+        (ft.partial(greedy, x=1.0), ()),
+        (ft.partial(greedy, 1.0, 2.0), ()),
+        (ft.partial(max, 1.0), ()),
+        (Subtraction(), ("x", "y")),
+        (Subtraction().of_class, (None, "y")),
+        (Static(), ("x", "y")),
+        (Scoped(jnp.float32(3)), ("x", "y")),
+        (Scoped, ("w",)),
+        (FromMeta, ()),
+        (Twice, ()),
+        (Named, ("y", "x")),
+        (managed()(turned), ("y", "x")),
+        (CALLABLES["jaxtyped"], ("x", "y")),
+        (max, ()),
+        (int, ()),
+    ],
+)
+def test_places(fn, places):
+    """Through what hands on its arguments as they are; a wrapper of any other kind has its own."""
+    assert places_of(fn) == places
+
+
+@pytest.mark.parametrize(
+    ("fn", "names"),
+    [
+        (turned, ("y", "x")),
+        (scaled, ("scale",)),
+        (by_name, ()),
+        (telling, ("x", "y")),
+        (claiming, ("x",)),
+        (ft.partial(subtract, x=1.0), ()),
+        (FromMeta, ()),
+    ],
+)
+def test_what_a_wrapper_claims_names_what_has_no_name(fn, names):
+    """Its own names come first; `*args` alone are called as the wrapped function calls them."""
+    assert positional_names(fn) == names
+
+
+def test_a_mark_does_not_spread():
+    """A wrapper of a wrapper that hands on its arguments is not taken for one."""
+
+    @passing_on
+    @ft.wraps(subtract)
+    def handing_on(*args, **kwargs):
+        return subtract(*args, **kwargs)
+
+    @ft.wraps(handing_on)
+    def turning(*args, **kwargs):
+        return subtract(*args[::-1], **kwargs)
+
+    assert places_of(handing_on) == ("x", "y")
+    assert places_of(turning) == ()
+
+
+def test_options_by_name_mean_the_argument_that_is_there():
+    """The names that options use are those of the function itself, wherever it has them."""
+    x, y = ramp(2), ramp(2) * 10
+
+    made = pm.filter_vmap(turned, in_axes={"x": None})
+    assert_close(made(y, x)["turned"], x[None] - y[:, None])
+    made = pm.filter_vmap(turned, in_axes=(0, None))
+    assert_close(made(x=x, y=y)["turned"], x[None] - y[:, None])
+    # Two things of one name have each their own axes.
+    found = pm.filter_vmap(defaulting)((x, 1.0), x=(x, x, x))
+    assert_same(found, ((x, 1.0), {"x": (x, x, x)}))
+
+    for donate in ("y", pm.select.path("y")):
+        given, kept = jnp.copy(y), jnp.copy(x)
+        pm.filter_jit(turned, donate=donate)(given, kept)
+        assert given.is_deleted()
+        assert not kept.is_deleted()
+    shapes = pm.filter_jit(lambda y, x: jnp.ones(x), static="x")
+    sizes = pm.filter_jit(ft.wraps(lambda x, y: 0)(shapes.__wrapped__), static="x")
+    assert sizes(y, 3).shape == shapes(x=3, y=y).shape == (3,)
+
+
+def test_the_first_argument_is_kept_however_it_is_given():
+    """`all-except-first` counts positions; by keyword, the first is the first of the signature."""
+    for fn in (lambda x, y: (x, y), ft.wraps(subtract)(lambda *args, **kwargs: (args, kwargs))):
+        for call in (lambda f, a, b: f(a, b), lambda f, a, b: f(y=b, x=a)):
+            first, second = ramp(2), ramp(2)
+            call(pm.filter_jit(fn, donate="all-except-first"), first, second)
+            assert not first.is_deleted()
+            assert second.is_deleted()
+
+
+def test_positional_only_parameters_and_catch_all_keywords():
+    """A keyword that bears the name of a positional-only parameter goes where Python sends it."""
+
+    def catch(x, /, **kwargs):
+        return x, kwargs
+
+    for transform in (pm.filter_jit, pm.filter_vmap):
+        found = transform(catch)(ramp(2), x=ramp(2))
+        assert_same(found, (ramp(2), {"x": ramp(2)}))
+
+
+def test_transformed_functions_in_fields():
+    """A transformed Module in a field is trained; a transformed function is structure."""
+    model = Holder([pm.filter_jit(affine()), pm.filter_vmap(double)])
+    gradient = pm.filter_grad(lambda m: jnp.sum(m.content[0](ramp(3))))(model)
+
+    assert_close(gradient.content[0].__wrapped__.bias, jnp.ones(2))
+    assert_close(pm.filter_jit(lambda m: m.content[1](ramp(2)))(model), ramp(2) * 2)

@@ -1,0 +1,166 @@
+"""Donation: which arrays a call gives away, and what memory that saves."""
+
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pytreemod as pm
+from pytreemod.transform.compilation.donation import Donation, as_donation, count_arrays, separation
+from tests.helpers.training import adam, batch, network, step, step_by_hand
+from tests.helpers.trees import Holder, Pair, affine, ramp
+
+# ---- which arrays
+
+NAMES = ("model", "state", "x")
+CALL = (affine(), [ramp(1), ramp(1)], ramp(1)), {"more": Pair(ramp(1), 2.0)}
+
+RULES = {
+    "all": ("all", "111111"),
+    "all but the first": ("all-except-first", "001111"),
+    "a name": ("state", "001100"),
+    "two names": (("model", "x"), "110010"),
+    "a keyword": (["more"], "000001"),
+    "a path": (pm.select.path("model.weight"), "100000"),
+    "any path": (pm.select.path("*.weight"), "100000"),
+    "a class": (type(affine()), "110000"),
+    "without": (~pm.select.path("state"), "110011"),
+    "by access": (pm.select.at(lambda call: call.model.bias), "010000"),
+}
+
+
+def takes(model, state, x, **more):
+    """A function with names and with keywords."""
+
+
+@pytest.mark.parametrize(("donate", "expected"), RULES.values(), ids=RULES.keys())
+def test_each_array_of_a_call_is_given_or_kept(donate, expected):
+    """One answer for each array, in the order of the arguments; what is no array has none."""
+    flags = as_donation(donate, takes).flags(NAMES, *CALL)
+
+    assert "".join(str(int(flag)) for flag in flags) == expected
+
+
+def test_nothing_is_given_without_a_rule():
+    """`none`, and no names at all, are no donation."""
+    assert as_donation("none", takes) is None
+    assert as_donation((), takes) is None
+
+
+def test_rules_are_equal_by_value():
+    """The same rule twice is one rule: functions under it share what was compiled."""
+    assert as_donation(("model", "x"), takes) == as_donation(["model", "x"], takes)
+    assert hash(as_donation("all", takes)) == hash(Donation("all", quiet=True))
+    assert as_donation("all", takes) != as_donation("warn", takes)
+    assert as_donation("model", takes) != as_donation("x", takes)
+
+
+@pytest.mark.parametrize("flags", ["", "1", "0", "11", "00", "1100", "0110", "1010", "0001"])
+def test_parting_then_joining_is_the_identity(flags):
+    """join(*separate(arrays)) is arrays, and the first part has those that are given."""
+    marks = [flag == "1" for flag in flags]
+    arrays = list(range(len(flags)))
+    separate, join = separation(marks)
+    given, kept = separate(arrays)
+
+    assert join(given, kept) == arrays
+    assert list(given) == [a for a, mark in zip(arrays, marks, strict=True) if mark]
+
+
+def test_arrays_are_counted():
+    """NumPy's count, numbers and configuration do not."""
+    assert count_arrays([CALL, 1.5, "a", Holder(jnp.tanh)]) == 6
+
+
+# ---- memory
+
+WIDTH, DEPTH = 128, 4
+MEGABYTE = 2**20
+
+
+def programs(donate):
+    """The compiled train step with Modules, and the one by hand; model and state have 0.8 MB."""
+    model = network(WIDTH, DEPTH)
+    state, (x, y) = adam(model), batch(WIDTH)
+    ours = pm.filter_jit(step, donate=("model", "state") if donate else "none")
+    by_hand = jax.jit(step_by_hand, donate_argnums=(0, 1) if donate else ())
+    lists = jax.tree.leaves(model), jax.tree.leaves(state)
+    return ours.lower(model, state, x, y).compile(), by_hand.lower(*lists, x, y).compile()
+
+
+@pytest.mark.usefixtures("optimized")
+@pytest.mark.parametrize("donate", [True, False], ids=["donated", "kept"])
+def test_memory_is_that_of_jax_jit(donate):
+    """By the compiler's account, donation saves what it saves for flat lists, to the byte."""
+    ours, by_hand = (compiled.memory_analysis() for compiled in programs(donate))
+    size = 4 * (3 * DEPTH * (WIDTH**2 + WIDTH) + 1)
+
+    assert ours.alias_size_in_bytes == by_hand.alias_size_in_bytes == (size if donate else 0)
+    for name in ("argument_size_in_bytes", "output_size_in_bytes", "temp_size_in_bytes"):
+        assert getattr(ours, name) == getattr(by_hand, name)
+    assert size > 0.75 * MEGABYTE
+
+
+def live_bytes():
+    gc.collect()
+    return sum(array.nbytes for array in jax.live_arrays())
+
+
+def test_a_training_loop_holds_one_model():
+    """With donation, live arrays after any number of steps are one model, one state, one batch."""
+    x, y = batch(32)
+    train = pm.filter_jit(step, donate=("model", "state"))
+    model = network(32, 2)
+    # Copies, for some arrays of the state are one and the same at first.
+    model, state = jax.tree.map(jnp.copy, (model, adam(model)))
+    before = live_bytes()
+    for _ in range(3):
+        model, state, loss = train(model, state, x, y)
+    after = live_bytes()
+
+    assert after - before == loss.nbytes
+
+
+def test_donated_arrays_are_let_go_at_once():
+    """What was given away is gone after the call, although the old tree is still there."""
+    model = jax.tree.map(jnp.copy, network())
+    state = jax.tree.map(jnp.copy, adam(model))
+    pm.filter_jit(step, donate=("model", "state"))(model, state, *batch())
+
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves((model, state)))
+
+
+def test_what_is_not_donated_is_left_alone():
+    """Of a tree, a selector gives away the part that it names, and no more."""
+    model = jax.tree.map(jnp.copy, network())
+    pm.filter_jit(lambda model: model, donate=pm.select.path("model.layers[0]"))(model)
+
+    deleted = [leaf.is_deleted() for leaf in jax.tree.leaves(model)]
+    assert deleted == [True, True, False, False, False, False]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda f, model: f(model),
+        lambda f, model: jax.tree.leaves(f(model)),
+        lambda f, model: f.lower(model).compile()(model),
+        lambda f, model: pm.filter_grad(lambda m: jnp.sum(m.layers[0].weight))(f(model)),
+        lambda f, model: pm.debug.explain_retraces(f)(model),
+    ],
+    ids=["called", "flattened", "compiled", "differentiated", "explained"],
+)
+def test_no_cache_keeps_a_models_arrays(use):
+    """A dropped model's arrays go, while the function, its programs and its log live on."""
+    keep = pm.filter_jit(lambda model: jax.tree.map(lambda x: x + 1, model))
+    model = jax.tree.map(jnp.copy, network())
+    watched = [weakref.ref(leaf) for leaf in jax.tree.leaves(model)]
+    result = use(keep, model)
+    watched += [weakref.ref(leaf) for leaf in jax.tree.leaves(result)]
+    del model, result
+    gc.collect()
+
+    assert keep.entries
+    assert [ref() for ref in watched] == [None] * len(watched)

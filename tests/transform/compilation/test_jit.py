@@ -1,0 +1,962 @@
+"""filter_jit: what is traced again, what is donated, what is let go; and never a stale result."""
+
+import gc
+import numbers
+import sys
+import threading
+import warnings
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import ArgumentError
+from pytreemod.transform.compilation import store as compiling
+from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.trees import (
+    Affine,
+    Buffered,
+    Color,
+    Defaults,
+    Holder,
+    OwnInit,
+    Pair,
+    Registered,
+    Static,
+    affine,
+    by_hand,
+    double,
+    ramp,
+)
+
+
+def counting(fn):
+    """The function under filter_jit, and the list of the traces that were made of it."""
+    traces = []
+
+    def traced(*args, **kwargs):
+        traces.append((args, kwargs))
+        return fn(*args, **kwargs)
+
+    return pm.filter_jit(traced), traces
+
+
+# ---- when a function is traced again
+
+
+def test_arrays_are_traced_and_the_rest_is_static():
+    """Inside the function arrays are tracers and everything else is what was passed."""
+    seen = []
+
+    @pm.filter_jit
+    def look(*args):
+        seen.extend(args)
+
+    args = (
+        ramp(2),
+        np.ones(2),
+        np.float32(1),
+        1,
+        1.5,
+        True,
+        "text",
+        None,
+        double,
+        Color.RED,
+        Affine,
+    )
+    look(*args)
+    assert [isinstance(x, jax.core.Tracer) for x in seen] == [True] * 3 + [False] * 8
+    assert all(x is y for x, y in zip(seen[3:], args[3:], strict=True))
+
+
+SAME = {
+    "values": (ramp(2), ramp(2, start=5.0)),
+    "equal numbers": (1.5, 1.5),
+    "equal tuples": ((1, "a"), (1, "a")),
+    "equal strings": ("abc", "".join(["a", "bc"])),
+    "NaN": (float("nan"), float("nan")),
+    "Modules": (affine(), affine(start=3.0)),
+    "configuration": (Static(1.0, (1, "a")), Static(1.0, (1, "a"))),
+    "NaN as configuration": (Static(1.0, float("nan")), Static(1.0, float("nan"))),
+    "NumPy for JAX": (ramp(2), np.ones(2, np.float32)),
+    "built and returned": (affine(), pm.filter_jit(lambda m: m)(affine())),
+    "built and put together": (affine(), by_hand()),
+    "enumeration": (Color.RED, Color(1)),
+    "order of keys": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    "one function": (double, double),
+    "one bound method": (affine().scaled, affine().scaled),
+    "one transform": (pm.filter_jit(double), pm.filter_jit(double)),
+    "slices": (slice(1, 2), slice(1, 2))
+    if hasattr(slice, "__hash__") and slice.__hash__
+    else (1, 1),
+}
+
+
+@pytest.mark.parametrize(("a", "b"), SAME.values(), ids=SAME.keys())
+def test_one_trace_for_equal_calls(a, b):
+    """Equal static values and arrays of one type find the function that was compiled."""
+    fn, traces = counting(lambda x: 0)
+    for x in (a, b, a, b):
+        fn(x)
+
+    assert len(traces) == 1
+
+
+DIFFERENT = {
+    "shape": (ramp(2), ramp(3)),
+    "dtype": (ramp(2), ramp(2).astype(jnp.bfloat16)),
+    "weak type": (jnp.asarray(1.0), jnp.ones(())),
+    "int and float": (1, 1.0),
+    "int and bool": (1, True),
+    "float and bool": (0.0, False),
+    "sign of zero": (0.0, -0.0),
+    "static and traced": (1.0, jnp.ones(())),
+    "numbers in a Module": (Holder(1), Holder(True)),
+    "configuration": (Static(1.0, 1), Static(1.0, 2)),
+    "type of configuration": (Static(1.0, 1), Static(1.0, True)),
+    "another type of configuration": (Static(1.0, 1), Static(1.0, 1.0)),
+    "sign of zero in configuration": (Static(1.0, 0.0), Static(1.0, -0.0)),
+    "in a tuple in configuration": (Static(1.0, (1, 2)), Static(1.0, (1, 2.0))),
+    "None": (None, 0),
+    "container": ([1], (1,)),
+    "class": (Affine(1, 2), Pair(1, 2)),
+    "function": (double, lambda x: x),
+    "division": (Defaults(1.0, act=double), Defaults(1.0, act=affine())),
+    "a list's length": ([1], [1, 1]),
+    "auxiliary data": (Registered(1, "a"), Registered(1, "b")),
+}
+
+
+@pytest.mark.parametrize(("a", "b"), DIFFERENT.values(), ids=DIFFERENT.keys())
+def test_two_traces_for_different_calls(a, b):
+    """What programs tell apart is traced apart, whichever comes first, and then found again."""
+    for first, second in ((a, b), (b, a)):
+        fn, traces = counting(lambda x: 0)
+        for x in (first, second, first, second):
+            fn(x)
+        assert len(traces) == 2
+
+
+def test_results_do_not_depend_on_what_was_called_before():
+    """1, True, 1.0, -0.0: the result has the type and sign that the call has without jit."""
+
+    def fn(x, n):
+        return jnp.asarray(n), n, [n], Holder(n), Static(x, n), f"{n!r}"
+
+    jitted = pm.filter_jit(fn)
+    for n in (1, True, 0, False, 1.0, 0.0, -0.0, float("nan"), 2, 2.0):
+        assert_same(jitted(ramp(1), n), fn(ramp(1), n))
+
+
+class Awkward:
+    """A static value whose == does not answer with a bool."""
+
+    def __init__(self, name, answer):
+        self.name = name
+        self.answer = answer
+
+    def __eq__(self, other):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def __hash__(self):
+        return 7
+
+
+@pytest.mark.parametrize(
+    "answer", [np.ones(2, bool), jnp.ones(2, bool), ValueError("no"), NotImplemented, 1], ids=repr
+)
+def test_static_values_with_awkward_equality(answer):
+    """A static value whose == gives an array, or raises, is the same only if it is one object."""
+    fn, traces = counting(lambda x, thing: (x, thing.name))
+    first, second = Awkward("first", answer), Awkward("second", answer)
+    for thing in (first, second, first, second):
+        assert fn(ramp(1), thing)[1] == thing.name
+
+    assert len(traces) == 2
+
+
+def test_defaults_and_spelling_of_arguments():
+    """By position, by keyword or by default: the function gets what it would get."""
+
+    def fn(a, b=2.0, *args, c=3, **kwargs):
+        return a, b, args, c, kwargs
+
+    jitted = pm.filter_jit(fn)
+    for args, kwargs in [
+        ((1,), {}), ((1, 5), {}), ((1,), {"b": 5}), ((), {"b": 5, "a": 1}), ((1,), {"c": 4}),
+        ((1, 2, 3, 4), {"c": 5, "d": 6}), ((1,), {"z": ramp(1), "y": 2}),
+    ]:  # fmt: skip
+        assert_same(jitted(*args, **kwargs), fn(*args, **kwargs))
+
+
+def test_keyword_and_position_are_one_trace():
+    """An argument is the same however it was spelled."""
+    traces = []
+    named = pm.filter_jit(lambda a, b: traces.append(None) or a)
+    for args, kwargs in [((1, 2), {}), ((1,), {"b": 2}), ((), {"b": 2, "a": 1})]:
+        assert named(*args, **kwargs) == 1
+
+    assert len(traces) == 1
+
+
+# ---- inside other transforms
+
+
+def model_step(model, x):
+    """What most programs do."""
+    return jnp.sum(model(x) ** 2), jax.tree.map(lambda w: w * 2, model)
+
+
+jitted_step = pm.filter_jit(model_step)
+
+
+def test_inside_vmap():
+    """A jitted function is mapped as the function is."""
+    xs = ramp(4, 3)
+
+    assert_close(
+        jax.vmap(lambda x: jitted_step(affine(), x)[0])(xs),
+        jnp.stack([model_step(affine(), x)[0] for x in xs]),
+    )
+    found = pm.filter_vmap(jitted_step, in_axes=(None, 0))(affine(), xs)
+    assert_close(found[1].weight[3], affine().weight * 2)
+
+
+def test_inside_grad():
+    """A jitted function is differentiated as the function is, jitted again or not."""
+
+    def loss(fn):
+        return lambda model: fn(model, ramp(3))[0]
+
+    expected = jax.grad(loss(model_step))(affine())
+    assert_close(jax.grad(loss(jitted_step))(affine()), expected)
+    assert_close(jax.jit(jax.grad(loss(jitted_step)))(affine()), expected)
+    assert_close(pm.filter_grad(loss(jitted_step))(affine()), expected)
+    assert_close(jax.jvp(loss(jitted_step), (affine(),), (affine(),))[1].shape, ())
+
+
+def test_inside_scan_and_loops():
+    """A jitted step is a loop's body as the step is."""
+
+    def body(model, x):
+        value, new = jitted_step(model, x)
+        return new, value
+
+    final, values = jax.lax.scan(body, affine(), ramp(2, 3))
+    first, model = model_step(affine(), ramp(3))
+    assert_close(values[0], first)
+    assert_close(final, model_step(model, ramp(3, start=4.0))[1])
+    looped = jax.lax.fori_loop(0, 2, lambda _, m: jitted_step(m, ramp(3))[1], affine())
+    assert_close(looped, final)
+
+
+def test_nested():
+    """Jitted inside jitted, by either library's jit, in either order."""
+    for outer in (jax.jit, pm.filter_jit):
+        for inner in (jax.jit, pm.filter_jit):
+            found = outer(lambda m, x, inner=inner: inner(model_step)(m, x))(affine(), ramp(3))
+            assert_close(found, model_step(affine(), ramp(3)))
+
+
+def test_without_jit():
+    """Under jax.disable_jit() the function runs as it is, with arrays that have values."""
+    seen = []
+
+    @pm.filter_jit
+    def look(model, x):
+        seen.append(float(x[0]))
+        return model, x
+
+    with jax.disable_jit():
+        for i in range(2):
+            found = look(affine(), ramp(2, start=float(i)))
+            assert_same(found, (affine(), ramp(2, start=float(i))))
+    assert seen == [0.0, 1.0]
+
+
+def test_no_tracer_leaks():
+    """Nothing of a trace outlives it."""
+    with jax.checking_leaks():
+        jitted_step(affine(), ramp(3))
+        jax.vmap(lambda x: jitted_step(affine(), x)[1])(ramp(2, 3))
+        jax.grad(lambda m: jitted_step(m, ramp(3))[0])(affine())
+        pm.filter_jit(lambda x: Holder([Defaults(x), affine()]))(ramp(2))
+
+
+def test_models_built_inside():
+    """A Module may be built, changed and returned inside a compiled function."""
+
+    @pm.filter_jit
+    def build(x):
+        inner = OwnInit(2)
+        return pm.tree_at(lambda m: m.weight, inner, inner.weight * x), Holder([x, "name", double])
+
+    layer, holder = build(2.0)
+    assert_close(layer(ramp(2)), 2 * OwnInit(2)(ramp(2)))
+    assert (layer.size, holder.content[1], holder.content[2]) == (2, "name", double)
+
+
+def test_errors_inside_are_the_users():
+    """An exception in the function comes out as it is, and the next call works."""
+
+    @pm.filter_jit
+    def fn(x, fail):
+        if fail:
+            raise KeyError("mine")
+        return x
+
+    for _ in range(2):
+        with pytest.raises(KeyError, match="mine") as caught:
+            fn(ramp(1), True)
+        # Nor is it shown as one that happened while a key of ours was not found.
+        assert caught.value.__context__ is None
+        assert_same(fn(ramp(1), False), ramp(1))
+
+
+def test_type_errors_inside_are_not_taken_for_ours():
+    """A TypeError about hashing inside the function is not explained away."""
+
+    @pm.filter_jit
+    def fn(x):
+        return {[]: x}
+
+    with pytest.raises(TypeError, match="unhashable type: 'list'"):
+        fn(ramp(1))
+
+
+def test_wrong_calls_are_pythons_errors():
+    """Too few or unknown arguments fail as the function itself would."""
+    fn = pm.filter_jit(lambda a, b: a)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'b'"):
+        fn(1)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'c'"):
+        fn(1, 2, c=3)
+    with pytest.raises(TypeError, match=r"multiple values for argument 'a'|positional argument"):
+        fn(1, 2, a=3)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "static_argnums",
+        "static_argnames",
+        "donate_argnums",
+        "donate_argnames",
+        "default",
+        "fn",
+        "args",
+        "kwargs",
+        "out",
+    ],
+)
+def test_jaxs_options_by_position_are_refused(option):
+    """Static is what is no array; donation is by name: the cure says so."""
+    with pytest.raises(
+        ArgumentError,
+        match=rf"filter_jit: expected [^\n]*donate=\.\.\. and jax\.jit's other options, got "
+        rf"{option}=\.\n"
+        r"  what is no array is static by itself; [^\n]*\n"
+        r'      @pm\.filter_jit\(donate=\("model", "opt_state"\)',
+    ):
+        pm.filter_jit(double, **{option: 0})
+
+
+def test_other_options_go_to_jax_jit():
+    """They arrive; an unknown one is jax.jit's error."""
+    kept = pm.filter_jit(lambda x, y: x, keep_unused=True).lower(ramp(1), ramp(2))
+    dropped = pm.filter_jit(lambda x, y: x).lower(ramp(1), ramp(2))
+    assert "tensor<2xf32>" in kept.as_text()
+    assert "tensor<2xf32>" not in dropped.as_text()
+    with pytest.raises(TypeError, match="no_such_option"):
+        pm.filter_jit(double, no_such_option=1)(1.0)
+
+
+def test_compiled_programs_bear_the_functions_name():
+    """In profiles and dumps a jitted function is found by its name."""
+
+    def my_step(x):
+        return x + 1
+
+    assert "my_step" in pm.filter_jit(my_step).lower(ramp(1)).as_text()
+    assert "Affine" in pm.filter_jit(affine()).lower(ramp(3)).as_text()
+
+
+# ---- staging
+
+
+def test_lower_and_compile():
+    """lower(...).compile() gives a function for such arguments; structs may stand for arrays."""
+    struct = jax.ShapeDtypeStruct((3,), jnp.float32)
+    skeleton = pm.filter_eval_shape(affine)
+    for args in ((affine(), ramp(3)), (affine(), struct), (skeleton, struct)):
+        compiled = jitted_step.lower(*args).compile()
+        assert_close(compiled(affine(), ramp(3)), model_step(affine(), ramp(3)))
+    assert jitted_step.lower(affine(), ramp(3)).compile().cost_analysis()["flops"] > 0
+    assert "func" in jitted_step.lower(affine(), ramp(3)).as_text()
+
+
+def test_compiled_takes_keywords_and_returns_anything():
+    """A compiled function is called as the function is, and returns what it returns."""
+
+    @pm.filter_jit
+    def fn(x, *, how):
+        return {how: x * 2}, how
+
+    compiled = fn.lower(ramp(2), how="twice").compile()
+    assert_same(compiled(ramp(2), how="twice"), ({"twice": ramp(2) * 2}, "twice"))
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (Affine(1, 2), ramp(3)),
+        (affine(), 3.0),
+        (OwnInit(3), ramp(3)),
+        (affine(), None),
+        (affine(),),
+    ],
+)
+def test_compiled_refuses_other_calls(args):
+    """Another structure or another static value is refused with the way out."""
+    compiled = jitted_step.lower(affine(), ramp(3)).compile()
+    with pytest.raises(
+        ArgumentError,
+        match=r"compiled model_step: expected arguments with the structure and static values "
+        r"that it was "
+        r"compiled for, got others\.\n  compile for these, too:\n"
+        r"      filter_jit\(model_step\)\.lower\(\.\.\.\)\.compile\(\)",
+    ):
+        compiled(*args)
+
+
+@pytest.mark.slow
+def test_compiled_functions_survive_clear_caches():
+    """What was compiled stays compiled."""
+    compiled = jitted_step.lower(affine(), ramp(3)).compile()
+    pm.clear_caches()
+
+    assert_close(compiled(affine(), ramp(3)), model_step(affine(), ramp(3)))
+    assert_close(jitted_step(affine(), ramp(3)), model_step(affine(), ramp(3)))
+
+
+def test_trace_and_eval_shape():
+    """trace gives JAX's traced function, eval_shape the result's tree with structs."""
+    assert "cos" in str(pm.filter_jit(jnp.cos).trace(ramp(1)).jaxpr)
+    value, model = jitted_step.eval_shape(affine(), jax.ShapeDtypeStruct((3,), jnp.float32))
+
+    assert (value.shape, model.weight.shape) == ((), (2, 3))
+    assert type(model) is Affine
+
+
+# ---- donation
+
+
+def update(model, opt_state, x):
+    """Returns what it was given, changed."""
+    return jax.tree.map(lambda w: w + x, model), jax.tree.map(lambda s: s * x, opt_state)
+
+
+def arguments():
+    """New arguments, for each call may give them away."""
+    return Buffered(ramp(5), ramp(6), ramp(7)), [ramp(8), ramp(9)], jnp.full((), 2.0)
+
+
+def deleted(donate, by_keyword=False):
+    """Which of the arguments' arrays a call gives away."""
+    args = arguments()
+    step = pm.filter_jit(update, donate=donate)
+    if by_keyword:
+        step(**dict(zip(("model", "opt_state", "x"), args, strict=True)))
+    else:
+        step(*args)
+    return [leaf.is_deleted() for leaf in jax.tree.leaves(args)]
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
+@pytest.mark.parametrize(
+    ("donate", "expected"),
+    [
+        ("none", "- - - - - -"),
+        ((), "- - - - - -"),
+        ("model", "d d d - - -"),
+        (("model",), "d d d - - -"),
+        (["opt_state"], "- - - d d -"),
+        (("model", "opt_state"), "d d d d d -"),
+        (("opt_state", "model"), "d d d d d -"),
+        (pm.select.path("model.mean"), "- d - - - -"),
+        (pm.select.path("opt_state.1") | pm.select.role("buffer"), "- d - - d -"),
+        (Buffered, "d d d - - -"),
+        (pm.select.type(list) | pm.select.path("model.weight"), "d - - d d -"),
+        (~pm.select.path("x") & ~pm.select.role("lora"), "d d - d d -"),
+        (pm.select.at(lambda args: args.opt_state[0]), "- - - d - -"),
+    ],
+    ids=repr,
+)
+def test_what_is_donated(donate, expected, by_keyword):
+    """By name, by names, by selector over the arguments, by class: exactly these are gone."""
+    assert ["d" if x else "-" for x in deleted(donate, by_keyword)] == expected.split()
+
+
+class Adding(pm.Module):
+    w: jax.Array
+
+    def both(self, a, b, c):
+        return a + self.w, b + self.w
+
+
+MATRICES = pm.select.type(object) & (lambda x: x.ndim == 2)
+
+
+@pytest.mark.parametrize(
+    "donate",
+    [
+        MATRICES,
+        ~(pm.select.path("c") | ~MATRICES),
+        pm.select.type(jax.Array) & MATRICES,
+    ],
+    ids=["predicate", "inside", "with a type"],
+)
+@pytest.mark.parametrize("style", ["called", "by keyword", "method", "static", "compiled"])
+def test_a_rule_that_looks_at_arrays_is_asked_in_each_call(donate, style):
+    """What is given away is what the rule picks in this call, and not in the first one."""
+    fn = pm.filter_jit(lambda a, b, c: (a + 1, b + 1), donate=donate)
+    if style == "method":
+        fn = pm.filter_jit(Adding(jnp.float32(2)).both, donate=donate)
+    if style == "static":
+        fn = pm.filter_jit(fn.__wrapped__, donate=donate, static="c")
+
+    def call(a, b):
+        c = np.float32(1)
+        if style == "compiled":
+            return fn.lower(a, b, c).compile()(a, b, c)
+        return fn(b=b, c=c, a=a) if style == "by keyword" else fn(a, b, c)
+
+    for first, second in [((2,), (2, 2)), ((2, 2), (2,)), ((2,), (2, 2)), ((3, 3), (3, 3))]:
+        a, b = jnp.ones(first), jnp.ones(second)
+        found = call(a, b)
+        assert [x.shape for x in found] == [first, second]
+        assert [x.is_deleted() for x in (a, b)] == [len(first) == 2, len(second) == 2]
+
+
+@pytest.mark.parametrize(
+    ("donate", "asks"),
+    [
+        ("all", False),
+        ("a", False),
+        (pm.select.path("a"), False),
+        (pm.select.role("buffer") & ~pm.select.path("a"), False),
+        (Buffered, False),
+        (list, False),
+        (pm.select.type(object), False),
+        (pm.select.type(jax.Array), True),
+        (pm.select.type(np.ndarray), True),
+        (pm.select.type(numbers.Number), True),
+        (pm.select.path("a") | MATRICES, True),
+        (pm.select.at(lambda call: call.a), False),
+    ],
+    ids=repr,
+)
+def test_rules_that_are_asked_once(donate, asks):
+    """Calls are as short as any where nothing but structure decides what is given away."""
+    assert pm.filter_jit(lambda a: a, donate=donate).is_slow is asks
+    assert pm.filter_jit(lambda a: a).is_slow is False
+
+
+def test_a_rule_tells_arrays_of_jax_from_those_of_numpy():
+    """An array of NumPy in the first call does not give away an array of JAX in the next."""
+    fn = pm.filter_jit(lambda x: x + 1, donate=pm.select.type(np.ndarray))
+    fn(np.ones(3, np.float32))
+    x = ramp(3)
+    fn(x)
+
+    assert not x.is_deleted()
+
+
+@pytest.mark.parametrize(
+    ("donate", "expected"),
+    [("all", [True] * 3), ("all-except-first", [False, True, True])],
+)
+def test_equinoxs_strings(donate, expected):
+    """Quiet ones: no warning for a donated array that was of no use."""
+    args = ramp(3), ramp(4), ramp(5)
+    pm.filter_jit(lambda a, b, c: (a + 1, b + 1, jnp.sum(c), c * 2), donate=donate)(*args)
+
+    assert [x.is_deleted() for x in args] == expected
+    pm.filter_jit(lambda a, b: jnp.sum(a) + jnp.sum(b), donate=donate)(ramp(3), ramp(4))
+
+
+def useless(a, b):
+    return jnp.sum(a) + jnp.sum(b)
+
+
+def test_quiet_donation_in_many_threads_leaves_the_filters_alone():
+    """Of new shapes in each thread at once nothing is warned of, and the filters are as before."""
+    before = list(warnings.filters)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    call = pm.filter_jit(useless, donate="all")
+    start = threading.Barrier(4)
+
+    def run(thread):
+        start.wait()
+        for i in range(3):
+            call(jnp.ones(1 + 5 * thread + i), jnp.ones(1 + 5 * thread + i))
+            # On the short road, and on others.
+            call.lower(jnp.ones(40 + 5 * thread + i), jnp.ones(3))
+            call(jnp.ones(1 + 5 * thread + i), jnp.ones(1 + 5 * thread + i))
+
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(run, range(4)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert warnings.filters == before
+
+
+def test_quiet_donation_does_not_silence_other_threads():
+    """Who did not ask for quiet is warned, also while another thread compiles quietly."""
+    compiling, done = threading.Event(), threading.Event()
+
+    @pm.filter_jit(donate="all")
+    def slow(a):
+        compiling.set()
+        assert done.wait(20)
+        return jnp.sum(a)
+
+    with ThreadPoolExecutor(1) as pool:
+        quiet = pool.submit(slow, ramp(3))
+        assert compiling.wait(20)
+        with pytest.warns(UserWarning, match="Some donated buffers were not usable"):
+            pm.filter_jit(useless, donate="warn")(ramp(4), ramp(5))
+        done.set()
+        quiet.result()
+
+
+def test_quiet_donation_inside_of_other_filters():
+    """Filters that are put in meanwhile stay, and what was put into a list goes from it."""
+    before = list(warnings.filters)
+
+    @pm.filter_jit(donate="all")
+    def change(a):
+        warnings.filterwarnings("ignore", message="of the user")
+        return jnp.sum(a)
+
+    with warnings.catch_warnings():
+        change(ramp(3))
+        assert [item[1].pattern for item in warnings.filters[:1]] == ["of the user"]
+        change(ramp(4))
+        assert len(warnings.filters) == len(before) + 1
+    assert warnings.filters == before
+    with pytest.raises(ZeroDivisionError):
+        pm.filter_jit(lambda a: 1 / 0, donate="all")(ramp(3))
+    assert warnings.filters == before
+
+
+@pytest.mark.parametrize("donate", ["warn", "warn-except-first", ("b",)])
+def test_useless_donation_warns_where_asked(donate):
+    """JAX's own warning comes through, except for the quiet strings."""
+    with pytest.warns(UserWarning, match="Some donated buffers were not usable"):
+        pm.filter_jit(lambda a, b: jnp.sum(a) + jnp.sum(b), donate=donate)(ramp(3), ramp(4))
+
+
+def test_donation_of_bound_methods_and_modules():
+    """Names are those of the method without self; the instance's own arrays are never donated."""
+
+    class Layer(pm.Module):
+        w: jax.Array
+
+        def __call__(self, x, y):
+            return x + self.w, y * self.w
+
+    layer, x, y = Layer(ramp(3)), ramp(3, start=2.0), ramp(3, start=3.0)
+    pm.filter_jit(layer, donate="x")(x, y)
+    assert [a.is_deleted() for a in (layer.w, x, y)] == [False, True, False]
+    x = ramp(3, start=2.0)
+    pm.filter_jit(layer.__call__, donate="y")(x, y)
+    assert [a.is_deleted() for a in (layer.w, x, y)] == [False, False, True]
+    y = ramp(3, start=3.0)
+    pm.filter_jit(layer, donate="all")(x, y)
+    assert [a.is_deleted() for a in (layer.w, x, y)] == [False, True, True]
+
+
+def test_donated_training_loop():
+    """Ten steps that give their model away, one after the other, are ten steps."""
+    step = pm.filter_jit(update, donate=("model", "opt_state"))
+    model, opt_state, x = arguments()
+    slow_model, slow_state, _ = arguments()
+    for _ in range(10):
+        model, opt_state = step(model, opt_state, x)
+        slow_model, slow_state = update(slow_model, slow_state, x)
+
+    assert_close((model, opt_state), (slow_model, slow_state))
+
+
+@pytest.mark.parametrize(
+    ("donate", "places"),
+    [
+        (
+            "model",
+            r"  at model\.weight: f32\[5\]\n  at model\.mean: f32\[6\]\n  at model\.low_rank: "
+            r"f32\[7\]\n",
+        ),
+        (pm.select.path("opt_state.0"), r"  at opt_state\[0\]: f32\[8\]\n"),
+        ("all-except-first", r"  at opt_state\[0\]: f32\[8\]\n  at opt_state\[1\]: f32\[9\]\n"),
+    ],
+)
+def test_a_donated_array_used_again_is_refused(donate, places):
+    """The error names the places, and says to go on with what the call returned."""
+    step = pm.filter_jit(update, donate=donate)
+    args = arguments()
+    step(*args)
+    for other in (step, pm.filter_jit(update)):
+        with pytest.raises(
+            pm.PytreemodError,
+            match=rf"^update: expected arrays that are still there, got \d whose memory was "
+            rf"given away by "
+            rf"an earlier call \(donate=\.\.\.\)\.\n{places}  go on with what that call returned:\n"
+            r"      model, \.\.\. = step\(model, \.\.\.\)$",
+        ) as caught:
+            other(*args)
+        assert type(caught.value).__name__ == "DonatedError"
+        assert isinstance(caught.value, RuntimeError)
+
+
+@pytest.mark.parametrize("text", ["of the user", "a row was deleted"])
+def test_other_errors_beside_a_donated_array_are_left_alone(text):
+    """What the function raises while it is traced is no matter of an argument that is gone."""
+
+    def raising(x):
+        raise ValueError(text)
+
+    x = ramp(3)
+    pm.filter_jit(lambda x: x + 1, donate="x")(x)
+    with pytest.raises(ValueError, match=text) as caught:
+        pm.filter_jit(raising)(x)
+    assert type(caught.value) is ValueError
+
+
+def test_a_donated_array_used_again_by_keyword_is_named():
+    """Arguments by keyword are named, too."""
+    step = pm.filter_jit(lambda **kwargs: kwargs["a"] + 1, donate="a")
+    x = ramp(3)
+    step(a=x)
+    with pytest.raises(pm.PytreemodError, match=r"at a: f32\[3\]"):
+        step(a=x)
+
+
+def test_the_failing_call_does_not_blame_itself():
+    """An error inside a function that donates is the user's, not one about donation."""
+
+    @pm.filter_jit(donate="x")
+    def fn(x):
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match=r"^mine"):
+        fn(ramp(2))
+
+
+@pytest.mark.parametrize(
+    ("donate", "text"),
+    [
+        (
+            "modle",
+            r"filter_jit\(donate\): expected names of arguments of update \(model, opt_state, "
+            r"x\), got 'modle'\.",
+        ),
+        (("model", "y"), r"got 'y'\."),
+        (
+            3,
+            r"filter_jit\(donate\): expected names of arguments, a selector, or one of 'none', "
+            r"'all', "
+            r"'all-except-first', 'warn', 'warn-except-first', got 3\.\n  write, for instance\n"
+            r'      @pm\.filter_jit\(donate=\("model", "opt_state"\)\)$',
+        ),
+        ((0, 1), r"got \(0, 1\)\."),
+        (True, r"got True\."),
+    ],
+)
+def test_misspelt_donation_is_refused(donate, text):
+    """When the function is made, not when it is called."""
+    with pytest.raises(ArgumentError, match=text):
+        pm.filter_jit(update, donate=donate)
+
+
+def test_a_selector_that_donates_nothing_is_refused():
+    """A misspelt path over the arguments is refused at the call."""
+    with pytest.raises(
+        pm.PytreemodError, match=r"select\.path\('modle'\): expected a pattern that matches"
+    ):
+        pm.filter_jit(update, donate=pm.select.path("modle"))(*arguments())
+
+
+# ---- what is kept, and what is let go
+
+
+def test_written_in_a_loop_it_compiles_once():
+    """filter_jit(f) of one function finds what was compiled before."""
+    traces = []
+
+    def fn(x):
+        traces.append(None)
+        return x
+
+    for _ in range(3):
+        pm.filter_jit(fn)(ramp(2))
+    assert len(traces) == 1
+    pm.filter_jit(fn, donate="all")(ramp(2))
+    assert len(traces) == 2
+
+
+def test_functions_are_let_go():
+    """A jitted function, and the arrays it closed over, go when nobody has them."""
+
+    def make():
+        model = affine()
+
+        @pm.filter_jit
+        def step(x, how):
+            return model(x), model, how
+
+        step(ramp(3), "a")
+        step(ramp(3), how="b")
+        return weakref.ref(step.fn), weakref.ref(step), weakref.ref(model.weight)
+
+    watched = make()
+    gc.collect()
+    assert [ref() for ref in watched] == [None] * 3
+
+
+def test_modules_as_functions_are_let_go():
+    """A jitted Module's arrays go with it."""
+    layer = affine()
+    watched = weakref.ref(layer.weight)
+    jitted = pm.filter_jit(layer)
+    jitted(ramp(3))
+    del layer, jitted
+    gc.collect()
+
+    assert watched() is None
+
+
+def test_five_thousand_static_values():
+    """The number of compiled functions that are kept has a bound."""
+    jitted = pm.filter_jit(lambda n: n)
+    for i in range(5000):
+        jitted.find((i,), {})
+
+    assert len(jitted.entries) == compiling.MAX_ENTRIES < 5000
+    assert jitted(0) == 0
+    assert len(jitted.entries) == compiling.MAX_ENTRIES
+
+
+def test_what_was_forgotten_is_compiled_again(monkeypatch):
+    """Beyond the bound the oldest goes, and is right when it comes back."""
+    monkeypatch.setattr(compiling, "MAX_ENTRIES", 3)
+    jitted, traces = counting(lambda n, x: x * n)
+    for n in [0, 1, 2, 3, 0, 3, 4, 5, 1]:
+        assert jitted(float(n), 2.0) == 2.0 * n
+
+    assert len(jitted.entries) <= 3
+    assert len(traces) == 8
+
+
+def test_clear_caches():
+    """Everything is traced again afterwards, and right."""
+    jitted, traces = counting(double)
+    jitted(ramp(2))
+    pm.clear_caches()
+
+    assert_same(jitted(ramp(2)), ramp(2) * 2)
+    assert len(traces) == 2
+
+
+# ---- threads
+
+
+def test_threads_call_and_trace_at_once():
+    """Threads that trace one function for different static values get their own results."""
+
+    @pm.filter_jit
+    def fn(model, x, n):
+        return model(x) * n, n, jax.tree.map(lambda w: w * n, model)
+
+    expected = [affine()(ramp(3)) * float(n) for n in range(6)]
+    barrier = threading.Barrier(6)
+
+    def work(i):
+        barrier.wait()
+        return [fn(affine(), ramp(3), float((i + j) % 6)) for j in range(6)]
+
+    with ThreadPoolExecutor(6) as pool:
+        for i, results in enumerate(pool.map(work, range(6))):
+            for j, (y, n, model) in enumerate(results):
+                assert n == (i + j) % 6
+                assert_close(y, expected[(i + j) % 6])
+                assert_close(model.weight, affine().weight * n)
+
+
+def test_threads_make_jitted_functions_at_once():
+    """Threads that put one function under filter_jit at once share what is compiled."""
+
+    def fn(x):
+        return x + 1
+
+    barrier = threading.Barrier(8)
+
+    def work(i):
+        barrier.wait()
+        return float(pm.filter_jit(fn)(jnp.full((), float(i))))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(work, range(8))) == [i + 1.0 for i in range(8)]
+    assert len(pm.filter_jit(fn).entries) == 1
+
+
+def test_a_model_shared_by_threads():
+    """Many threads may call with one model, whose snapshot is taken by any of them."""
+    model = Holder([affine(), {"a": affine()}])
+    call = pm.filter_jit(lambda m, x: jnp.sum(m.content[0](x)))
+
+    def work(i):
+        return float(call(model, ramp(3)))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(work, range(32)))) == 1
+
+
+# ---- max_traces
+
+
+def test_max_traces_refuses_one_more():
+    """A function that may be traced once says what differed when it would be traced again."""
+    fn = pm.filter_jit(lambda x, how: x, max_traces=1)
+    fn(ramp(2), "a")
+    fn(ramp(2, start=5.0), "a")
+    with pytest.raises(
+        pm.PytreemodError,
+        match=r"expected at most 1 trace \(max_traces\), got a call that needs another\.\n"
+        r"  at how: 'a' -> 'b'\n  keep what is named here the same",
+    ):
+        fn(ramp(2), "b")
+
+
+@pytest.mark.parametrize("count", [-1, 1.5, "1", True])
+def test_max_traces_must_be_a_count(count):
+    """Anything else is refused at once."""
+    with pytest.raises(ArgumentError, match=r"filter_jit\(max_traces\): expected a count, got"):
+        pm.filter_jit(double, max_traces=count)
+
+
+def test_max_traces_does_not_count_calls_without_jit():
+    """Under jax.disable_jit() nothing is traced."""
+    fn = pm.filter_jit(lambda x: x * 2, max_traces=1)
+    with jax.disable_jit():
+        for _ in range(3):
+            fn(ramp(2))

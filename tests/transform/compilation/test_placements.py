@@ -1,0 +1,207 @@
+"""filter_shard, and what all specs of shardings have in common."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from jax.sharding import SingleDeviceSharding
+
+import pytreemod as pm
+from pytreemod.errors import ShapeError, SpecError
+from pytreemod.transform.compilation.placements import (
+    Layout,
+    as_spec,
+    axes_in,
+    is_placement,
+    spec_text,
+)
+from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.equations import equations
+from tests.helpers.meshes import DEVICES, EXPLICIT, MESH, all_lie, lies, on
+from tests.helpers.trees import Affine, Holder, OwnInit, double, ramp
+
+
+def model():
+    """Two arrays whose axes the mesh divides: f32[4,2] and f32[4]."""
+    return Affine(ramp(4, 2), ramp(4))
+
+
+DEFAULT = DEVICES[0]
+BY = pm.by({"weight": on("data", "model"), ...: None})
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (on("data"), [("data",), ("data",)]),
+        (on(), [(), ()]),
+        (DEVICES[3], [DEVICES[3], DEVICES[3]]),
+        (SingleDeviceSharding(DEVICES[3]), [DEVICES[3], DEVICES[3]]),
+        (None, [DEFAULT, DEFAULT]),
+        (Affine(on("data", "model"), None), [("data", "model"), DEFAULT]),
+        (Affine(on(None, "model"), on("model")), [(None, "model"), ("model",)]),
+        (BY, [("data", "model"), DEFAULT]),
+        (lambda x: on("data") if x.ndim == 1 else None, [DEFAULT, ("data",)]),
+        (lambda x: DEVICES[x.ndim], [DEVICES[2], DEVICES[1]]),
+        (pm.by({"bias": lambda x: on("model"), ...: on()}), [(), ("model",)]),
+    ],
+)
+def test_arrays_lie_as_the_spec_says(spec, expected):
+    """Shardings, devices, None, functions, rules and Modules of these; numbers stay the same."""
+    laid = pm.filter_shard(model(), spec)
+
+    assert all_lie(laid) == expected
+    assert_same(laid, model())
+
+
+@pytest.mark.parametrize("spec", [on("data"), Affine(on("data", "model"), on("data")), BY])
+def test_inside_jit(spec):
+    """There, the compiler is told where they lie."""
+    laid = pm.filter_jit(lambda m: pm.filter_shard(m, spec))(model())
+
+    assert lies(laid.weight)[0] == "data"
+    assert_same(laid, model())
+
+
+def test_what_is_no_array_stays_as_it_is():
+    """Strings, functions, numbers, configuration and None pass; NumPy arrays become JAX's."""
+    tree = {"x": np.ones(4, np.float32), "act": double, "n": 3, "name": "a", "none": None}
+
+    laid = pm.filter_shard([tree, OwnInit(4)], on("data"))
+
+    assert lies(laid[0].pop("x")) == ("data",)
+    assert laid[0] == {"act": double, "n": 3, "name": "a", "none": None}
+    assert laid[1].size == 4
+
+
+def test_arrays_move_from_wherever_they_lie():
+    """From a device to the mesh, between meshes, and back."""
+    x = pm.filter_shard(ramp(8), DEVICES[5])
+    for spec in (on("data"), on("data", mesh=EXPLICIT), on("model"), DEVICES[1]):
+        x = pm.filter_shard(x, spec)
+
+    assert lies(x) == DEVICES[1]
+    assert_same(x, ramp(8))
+
+
+def test_keys_lie_as_other_arrays_do():
+    """Typed keys have shardings, too."""
+    assert lies(pm.filter_shard(jax.random.split(jax.random.key(0), 8), on("data"))) == ("data",)
+
+
+@pytest.mark.parametrize("mesh", [MESH, EXPLICIT])
+def test_partition_specs_mean_the_mesh_in_context(mesh):
+    """Inside jit and outside, whatever the type of the mesh's axes."""
+    with jax.set_mesh(mesh):
+        assert lies(pm.filter_shard(ramp(8), P("data"))) == ("data",)
+        assert lies(pm.filter_jit(lambda x: pm.filter_shard(x, P("data")))(ramp(8))) == ("data",)
+
+
+def test_partition_specs_without_a_mesh():
+    """JAX's own text names the cure."""
+    with pytest.raises(ValueError, match=r"jax\.set_mesh"):
+        pm.filter_shard(ramp(8), P("data"))
+
+
+def test_a_constant_inside_jit():
+    """An array that the function captured is laid out as any other."""
+    x = ramp(8)
+
+    assert lies(pm.filter_jit(lambda: pm.filter_shard(x, on("data")) * 2)()) == ("data",)
+
+
+def test_through_grad_and_vmap():
+    """A constraint has the derivative one, and maps."""
+    grad = pm.filter_grad(lambda x: jnp.sum(pm.filter_shard(x, on("data")) ** 2))(ramp(8))
+    mapped = pm.filter_vmap(lambda x: pm.filter_shard(x, on("model")) + 1)(ramp(3, 4))
+
+    assert_close(grad, 2 * ramp(8))
+    assert_close(mapped, ramp(3, 4) + 1)
+
+
+def test_one_equation_for_each_array():
+    """Inside jit it is `with_sharding_constraint`, and None adds nothing."""
+
+    def by_hand(weight, bias):
+        return jax.lax.with_sharding_constraint(weight, on("data")), bias
+
+    def filtered(weight, bias):
+        laid = pm.filter_shard(Affine(weight, bias), Affine(on("data"), None))
+        return laid.weight, laid.bias
+
+    assert equations(filtered, *jax.tree.leaves(model())) == equations(
+        by_hand, *jax.tree.leaves(model())
+    )
+
+
+def test_specs_longer_than_their_arrays_are_refused():
+    """Every path is named, with shape and spec."""
+    with pytest.raises(
+        ShapeError,
+        match=r"^filter_shard\(device_or_shardings\): expected specs with at most one entry for "
+        r"each axis of the array, got longer ones\.\n"
+        r"  at x\['m'\]\.bias: f32\[4\] with P\(None, 'data'\)\n"
+        r"  an axis that has no entry is left whole, and P\(\) leaves all of them whole$",
+    ):
+        pm.filter_shard({"m": model()}, on(None, "data"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        (3, r"expected shardings, PartitionSpecs, devices or None, got 3\.\n  at x\.weight$"),
+        ("data", r"devices or None, got 'data'\.\n  at x\.weight$"),
+        (lambda x: "data", r"devices or None, got 'data'\.\n  at x\.weight$"),
+        (Affine(on(), 3), r"devices or None, got 3\.\n  at x\.bias$"),
+        (
+            (on(), on()),
+            r"a prefix of the tree that it is for, got another structure\.\n  " r"at x: tuple of 2",
+        ),
+        (Holder(on()), r"at x: Holder where the tree has Affine"),
+        (
+            pm.by({"wight": on(), ...: None}),
+            r"select\.path\('wight'\): expected a pattern that matches",
+        ),
+        (
+            pm.by({"weight": on()}),
+            r"expected a value for every leaf, got none for 1 of 2\.\n  at " r"x\.bias",
+        ),
+    ],
+)
+def test_specs_that_do_not_fit_are_refused(spec, text):
+    """No placement, no prefix, no such path: the place is named."""
+    with pytest.raises(SpecError, match=text):
+        pm.filter_shard(model(), spec)
+
+
+def test_uneven_arrays_are_refused_by_jax():
+    """What cannot be moved is an error, and no silent copy."""
+    with pytest.raises(ValueError, match="divi"):
+        pm.filter_shard(ramp(3), on("data"))
+
+
+def test_specs_are_compared_by_value():
+    """Equal specs share what was compiled for one of them; what has no hash is itself alone."""
+    assert Layout({"x": on("data")}) == Layout({"x": on("data")})
+    assert hash(Layout([on("data")])) == hash(Layout([on("data")]))
+    assert Layout({"x": on("data")}) != Layout({"x": on("model")})
+    assert Layout(on()) != Layout([on()])
+    odd = Layout(np.ones(2))
+    assert odd == odd
+    assert odd != Layout(np.ones(2))
+    assert repr(Layout(None)) == "None"
+
+
+def test_what_a_placement_is():
+    """Shardings, specs, devices and None; no array, though it has a sharding."""
+    assert all(map(is_placement, [None, on(), P(), DEVICES[0], SingleDeviceSharding(DEVICES[0])]))
+    assert not any(map(is_placement, [ramp(2), "data", ("data",), 0, double]))
+
+
+def test_specs_as_text_and_as_axes():
+    """As they are written, in every version of JAX."""
+    assert spec_text(P("data", None, ("data", "model"))) == "P('data', None, ('data', 'model'))"
+    assert axes_in(P("data", None, ("a", "b"), P.UNCONSTRAINED)) == ["data", "a", "b"]
+    assert as_spec(None) == P()
+    assert as_spec(on("data")) == P("data")

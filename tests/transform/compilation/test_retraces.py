@@ -1,0 +1,506 @@
+"""Why a function was traced again: each kind of change is named, with its place."""
+
+import enum
+import functools as ft
+import re
+import types
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import pytreemod as pm
+from pytreemod.errors import RetraceError
+from pytreemod.transform.compilation.retraces import REMEMBERED, SHOWN, explain_change
+from tests.helpers.trees import Affine, Color, Holder, Pair, Registered, Static, affine, ramp
+
+
+def first(x):
+    return x
+
+
+def second(x):
+    return x
+
+
+FIRST = f"first (test_retracing.py:{first.__code__.co_firstlineno})"
+SECOND = f"second (test_retracing.py:{second.__code__.co_firstlineno})"
+
+
+def fresh():
+    return lambda x: x
+
+
+FRESH = f"fresh.<locals>.<lambda> (test_retracing.py:{fresh.__code__.co_firstlineno + 1})"
+ANEW = "the same function made anew: make it once, outside the loop"
+
+
+class Silent:
+    """A class without ==."""
+
+
+class Vague(Silent):
+    """A class whose == gives an array."""
+
+    def __eq__(self, other):
+        return np.array([True, False])
+
+    __hash__ = object.__hash__
+
+
+class Broken(Silent):
+    """A class whose == raises."""
+
+    def __eq__(self, other):
+        raise RuntimeError
+
+    __hash__ = object.__hash__
+
+    def __repr__(self):
+        return "Broken()"
+
+
+def reports(jitted, *calls):
+    """What is reported in these calls; each a dict of arguments by name, or one argument x."""
+    found = []
+    with pm.debug.explain_retraces(jitted, announce=found.append):
+        for call in calls:
+            jitted(**call) if type(call) is dict else jitted(call)
+    return found
+
+
+def changes(*calls):
+    """The changes that the last report names."""
+
+    def f(x=None, how=None, *, flag=None):
+        return x if isinstance(x, jax.Array) else None
+
+    *_, last = reports(pm.filter_jit(f), *calls)
+    heading, *lines = last.splitlines()
+    assert heading == f"f was traced again (trace {len(calls)}), because of"
+    return [line.removeprefix("  ") for line in lines]
+
+
+X = ramp(2)
+ARRAYS = {
+    "shape": (X, ramp(3), "x: f32[2] -> f32[3]"),
+    "rank": (X, ramp(2, 1), "x: f32[2] -> f32[2,1]"),
+    "dtype": (X, X.astype(jnp.int32), "x: f32[2] -> i32[2]"),
+    "weak type": (
+        jnp.float32(1.0),
+        jnp.asarray(1.0),
+        "x: f32[] of a strong type -> weak_f32[] of a weak type (from a Python number)",
+    ),
+    "deep inside": ([{"a": (X,)}], [{"a": (ramp(1),)}], "x[0]['a'][0]: f32[2] -> f32[1]"),
+    "in a Module": (Holder([X]), Holder([ramp(1)]), "x.content[0]: f32[2] -> f32[1]"),
+    "NumPy": (np.zeros(2, np.int8), X, "x: i8[2] -> f32[2]"),
+}
+
+STRUCTURES = {
+    "array or not": (1, X, "x: 1 -> f32[2]"),
+    "None or not": (Holder(None), Holder(X), "x.content: None -> f32[2]"),
+    "one item more": ([X], [X, X], "x[1]: absent -> f32[2]"),
+    "one item less": ([X, 1], [X], "x[1]: 1 -> absent"),
+    "new key": ([{"a": X}], [{"a": X, "b": X}], "x[0]['b']: absent -> f32[2]"),
+    "container": ([[X]], [(X,)], "x[0]: a list -> a tuple"),
+    "class": (affine(), Pair(X, X), "x: an Affine -> a Pair"),
+    "Module or not": (affine(), None, "x: an Affine -> None"),
+    "division": (Holder(first), Holder(X), f"x.content: {FIRST} -> f32[2]"),
+}
+
+STATIC = {
+    "number": ([1], [2], "x[0]: 1 -> 2"),
+    "type of a number": ([1], [1.0], "x[0]: 1 -> 1.0"),
+    "bool": ([1], [True], "x[0]: 1 -> True"),
+    "sign of zero": ([0.0], [-0.0], "x[0]: 0.0 -> -0.0"),
+    "string": (["mean"], ["sum"], "x[0]: 'mean' -> 'sum'"),
+    "long string": (
+        ["a" * 99 + "b"],
+        ["a" * 99 + "c"],
+        f"x[0]: '{'a' * 56}... -> '{'a' * 56}... (further on)",
+    ),
+    "enum": (Color.RED, Color.BLUE, "x: <Color.RED: 1> -> <Color.BLUE: 2>"),
+    "function": (first, second, f"x: {FIRST} -> {SECOND}"),
+    "class": (Affine, Holder, "x: the class Affine -> the class Holder"),
+    "dtype": (jnp.dtype("int8"), jnp.dtype("int16"), "x: dtype('int8') -> dtype('int16')"),
+    "configuration": (Static(X, 1), Static(X, 2), "x.size: 1 -> 2"),
+    "function as configuration": (Holder(first), Holder(second), f"x.content: {FIRST} -> {SECOND}"),
+    "tuple as configuration": (
+        Static(X, (1, 2)),
+        Static(X, (1, 2.0)),
+        "x.size: (1, 2) -> (1, 2.0)",
+    ),
+    "in a tuple": ([(1, "a")], [(1, "b")], "x[0][1]: 'a' -> 'b'"),
+    "partial's function": (pm.Partial(first), pm.Partial(second), f"x.func: {FIRST} -> {SECOND}"),
+    "JAX's Partial": (
+        jtu.Partial(first, X),
+        jtu.Partial(second, X),
+        f"x (auxiliary data): {FIRST} -> {SECOND}",
+    ),
+    "jitted function": (
+        pm.filter_jit(first),
+        pm.filter_jit(second),
+        f"x (auxiliary data): {FIRST} -> {SECOND}",
+    ),
+    "registered node": (
+        Registered(X, "a"),
+        Registered(X, "b"),
+        "x (auxiliary data): 'a' -> 'b'",
+    ),
+}
+
+PARTIAL = "functools.partial(<function first>, 1)"
+NEVER_EQUAL = {
+    "lambda": (fresh, f"x: {FRESH} -> {FRESH} ({ANEW})"),
+    "functools.partial": (
+        lambda: ft.partial(first, 1),
+        f"x: {PARTIAL} -> {PARTIAL} ({ANEW})",
+    ),
+    "object": (
+        object,
+        "x: <object object> -> <object object>"
+        " (an object is equal to itself alone: give it __eq__ and __hash__)",
+    ),
+    "class without ==": (
+        Silent,
+        f"x: <{__name__}.Silent object> -> <{__name__}.Silent object>"
+        " (a Silent is equal to itself alone: give it __eq__ and __hash__)",
+    ),
+    "== is an array": (
+        Vague,
+        f"x: <{__name__}.Vague object> -> <{__name__}.Vague object>"
+        " (== does not say that they are the same)",
+    ),
+    "== raises": (Broken, "x: Broken() -> Broken() (== does not say that they are the same)"),
+    "lambda in a Module": (
+        lambda: [Holder(fresh())],
+        f"x[0].content: {FRESH} -> {FRESH} ({ANEW})",
+    ),
+}
+CHANGES = {
+    **ARRAYS,
+    **STRUCTURES,
+    **STATIC,
+    **{name: (make(), make(), text) for name, (make, text) in NEVER_EQUAL.items()},
+}
+
+
+@pytest.mark.parametrize(("old", "new", "text"), CHANGES.values(), ids=CHANGES.keys())
+def test_each_kind_of_change_is_named(old, new, text):
+    """The report has the place, what was there, what is there now, and why these differ."""
+    assert changes({"x": old}, {"x": new}) == [text]
+
+
+@pytest.mark.parametrize(
+    ("calls", "text"),
+    [
+        (({"x": X}, {"x": X, "how": 1}), ["how: not given before, now 1"]),
+        (({"x": X, "how": 1}, {"x": X}), ["how: 1 before, not given now"]),
+        (({"x": X}, {"x": X, "flag": X}), ["flag: not given before, now f32[2]"]),
+        (({"x": X, "flag": 1}, {"x": X, "flag": 2}), ["flag: 1 -> 2"]),
+        (({"x": X, "how": 1}, {"x": ramp(1), "how": 2}), ["x: f32[2] -> f32[1]", "how: 1 -> 2"]),
+        (
+            ({"x": {"a": X}}, {"x": {"b": X}}),
+            ["x['a']: f32[2] -> absent", "x['b']: absent -> f32[2]"],
+        ),
+    ],
+    ids=["given", "not given", "by keyword", "keyword", "two", "keys"],
+)
+def test_arguments_are_named(calls, text):
+    """Arguments that are given or not, by position or keyword; and all that changed at once."""
+    assert changes(*calls) == text
+
+
+def test_arguments_without_names():
+    """Positional arguments beyond those with names are counted."""
+    jitted = pm.filter_jit(lambda *args: None)
+    found = []
+    with pm.debug.explain_retraces(jitted, announce=found.append):
+        jitted(X, 1)
+        jitted(X, 2)
+
+    assert found[0].splitlines()[1:] == ["  args[1]: 1 -> 2"]
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+def test_a_sharding_is_named(kind):
+    """An array that lies differently: the spec and the mesh of both."""
+    mesh = jax.make_mesh((4, 2), ("rows", "columns"), axis_types=(kind, kind))
+    x = ramp(8)
+    [line] = changes({"x": x}, {"x": jax.device_put(x, NamedSharding(mesh, PartitionSpec("rows")))})
+
+    name = kind.name.lower()
+    assert line.startswith("x: f32[8] on no mesh -> f32[8] as P")
+    assert line.endswith(f"on a mesh (rows=4 {name}, columns=2 {name})")
+    assert ("'rows'" in line.split("mesh")[1]) == (kind is AxisType.Explicit)
+
+
+SAME = {
+    "NaN": (float("nan"), float("nan")),
+    "NaN as configuration": (Static(X, float("nan")), Static(X, float("nan"))),
+    "NaN in a list": ([float("nan")], [float("nan")]),
+    "values of arrays": (X, X + 1),
+    "equal strings": ("abc", "".join(["a", "bc"])),
+}
+
+
+@pytest.mark.parametrize(("old", "new"), SAME.values(), ids=SAME.keys())
+def test_what_is_the_same_is_not_reported(old, new):
+    """NaN is itself, and values of arrays do not matter: no trace, no report."""
+    assert reports(pm.filter_jit(lambda x: None), {"x": old}, {"x": new}) == []
+
+
+def test_nan_is_not_named_beside_a_change():
+    """Where something else has changed, NaN is not among the reasons."""
+    nan = float("nan")
+
+    assert changes({"x": (nan, 1)}, {"x": (float("nan"), 2)}) == ["x[1]: 1 -> 2"]
+    assert changes({"x": Static(X, nan)}, {"x": Static(ramp(1), -nan)}) == [
+        "x.weight: f32[2] -> f32[1]"
+    ]
+
+
+def test_the_nearest_of_earlier_traces_is_compared():
+    """Of the traces before, the one that differs least is named."""
+    calls = [{"x": X, "how": 1}, {"x": ramp(1), "how": 2}, {"x": ramp(1), "how": 1}]
+
+    assert changes(*calls) == ["how: 2 -> 1"]
+
+
+def test_a_change_outside_of_the_arguments():
+    """If no argument changed, the report says where else to look."""
+
+    def program(x):
+        return x @ x
+
+    jitted = pm.filter_jit(program)
+    found = []
+    with pm.debug.explain_retraces(jitted, announce=found.append):
+        jitted(X)
+        with jax.default_matmul_precision("float32"):
+            jitted(X)
+
+    assert found == [
+        "program was traced again (trace 2), because of\n"
+        "  nothing in the arguments: a setting of JAX, or JAX's own caches were cleared"
+    ]
+
+
+def test_long_reports_are_cut():
+    """A structure that changed as a whole is not listed to the end."""
+    lines = changes({"x": [1] * (SHOWN + 5)}, {"x": [2] * (SHOWN + 5)})
+
+    assert lines[0] == "x[0]: 1 -> 2"
+    assert len(lines) == SHOWN + 1
+    assert lines[-1] == "and 5 more"
+
+
+def test_traces_are_numbered():
+    """Each trace after the first is reported, with its number; calls without one are not."""
+    found = reports(pm.filter_jit(first), X, X, ramp(3), X, ramp(4), ramp(3))
+
+    assert [re.findall(r"\(trace (\d)\)", text) for text in found] == [["2"], ["3"]]
+
+
+def test_methods():
+    """A method is named as such, and its instance as self."""
+
+    class Model(pm.Module):
+        weight: jax.Array
+        size: int = pm.field(static=True, default=1)
+
+        @pm.filter_jit
+        def apply(self, x):
+            return self.weight * x
+
+    model, other = Model(jnp.ones(())), Model(jnp.ones(()), 2)
+    found = []
+    with pm.debug.explain_retraces(model.apply, announce=found.append):
+        model.apply(X)
+        model.apply(ramp(3))
+        other.apply(X)
+
+    assert found == [
+        "apply was traced again (trace 2), because of\n  x: f32[2] -> f32[3]",
+        "apply was traced again (trace 3), because of\n  self.size: 1 -> 2",
+    ]
+
+
+def test_functions_that_are_trees():
+    """A Module under filter_jit is an argument, too, whose name is `function`."""
+
+    class Scale(pm.Module):
+        weight: jax.Array
+        size: int = pm.field(static=True, default=1)
+
+        def __call__(self, x):
+            return self.weight * x
+
+    found = []
+    with pm.debug.explain_retraces(pm.filter_jit(Scale(jnp.ones(()))), announce=found.append):
+        pm.filter_jit(Scale(jnp.ones(())))(X)
+        pm.filter_jit(Scale(jnp.zeros(())))(X)
+        pm.filter_jit(Scale(jnp.ones(()), 3))(X)
+        pm.filter_jit(Scale(jnp.ones(2)))(X)
+
+    assert [text.splitlines()[1] for text in found] == [
+        "  function.size: 1 -> 3",
+        "  function.weight: f32[] -> f32[2]",
+    ]
+
+
+def test_no_array_is_kept_for_reports():
+    """What is remembered of a trace are types, never the arrays."""
+    jitted = pm.filter_jit(lambda model: model)
+    for n in range(1, REMEMBERED + 3):
+        jitted(Holder([ramp(n)]))
+    [log] = jitted.store.logs.values()
+
+    assert len(log.last) == REMEMBERED
+    assert log.count == REMEMBERED + 2
+    leaves = [leaf for trace in log.last for leaf in jtu.tree_leaves(trace.arguments)]
+    assert len(leaves) == REMEMBERED
+    assert not any(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in leaves)
+
+
+def test_comparing_traces_without_a_jitted_function():
+    """explain_change takes any two traces: the last of the nearest ones counts."""
+    log = []
+    for n in (1, 2):
+        jitted = pm.filter_jit(lambda x, how: None)
+        jitted(ramp(n), n)
+        log += jitted.store.log_of(jitted.fn).last
+
+    assert explain_change(log[:1], log[1]) == ["x: f32[1] -> f32[2]", "how: 1 -> 2"]
+
+
+# ---- max_traces
+
+
+def limited(max_traces):
+    def f(x, how=None):
+        return x
+
+    return pm.filter_jit(f, max_traces=max_traces)
+
+
+CURE = "\n  keep what is named here the same from call to call, or pass it as an array"
+
+LIMITS = {
+    "one": (
+        1,
+        [(X,), (ramp(3),)],
+        f"f: expected at most 1 trace (max_traces), got a call that needs another.\n"
+        f"  at x: f32[2] -> f32[3]{CURE}",
+    ),
+    "two": (
+        2,
+        [(X, 1), (X, 2), (X, 3)],
+        f"f: expected at most 2 traces (max_traces), got a call that needs another.\n"
+        f"  at how: 2 -> 3{CURE}",
+    ),
+    "none": (
+        0,
+        [(X,)],
+        f"f: expected at most 0 traces (max_traces), got a call that needs another.{CURE}",
+    ),
+    "function": (
+        1,
+        [(X, first), (X, second)],
+        f"f: expected at most 1 trace (max_traces), got a call that needs another.\n"
+        f"  at how: {FIRST} -> {SECOND}{CURE}",
+    ),
+    "many": (
+        1,
+        [(X, [1] * 7), (X, [2] * 7)],
+        "f: expected at most 1 trace (max_traces), got a call that needs another.\n"
+        + "".join(f"  at how[{i}]: 1 -> 2\n" for i in range(5))
+        + f"  and 2 more{CURE}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("limit", "calls", "text"), LIMITS.values(), ids=LIMITS.keys())
+def test_one_trace_too_many_raises(limit, calls, text):
+    """The text says how many there may be, and what made another necessary."""
+    f = limited(limit)
+    *allowed, last = calls
+    for call in allowed:
+        f(*call)
+
+    for _ in range(2):
+        with pytest.raises(RetraceError, match=rf"\A{re.escape(text)}(\n---|\Z)") as caught:
+            f(*last)
+        assert isinstance(caught.value, RuntimeError)
+    for call in allowed:
+        f(*call)
+
+
+def test_max_traces_lets_equal_calls_pass():
+    """Calls that need no trace are not counted, nor is a function without the limit."""
+    f, unlimited = limited(1), limited(None)
+    for n in range(1, 4):
+        f(X * n)
+        unlimited(ramp(n))
+
+    assert f.store.log_of(f.fn).count == 1
+
+
+class Shift(pm.Module):
+    """A Module to call, of any size."""
+
+    by: jax.Array
+    mode: str = pm.field(static=True)
+
+    def __call__(self, x):
+        return x + self.by.sum()
+
+
+def test_max_traces_of_functions_that_are_pytrees():
+    """Each Module has its own count, by structure and shapes: another one is another function."""
+    for model in (Shift(ramp(2), "a"), Shift(ramp(2), "b"), Shift(ramp(3), "b")):
+        call = pm.filter_jit(model, max_traces=1)
+        call(ramp(2))
+        call(ramp(2))
+        with pytest.raises(RetraceError, match=r"x: f32\[2\] -> f32\[3\]"):
+            call(ramp(3))
+        same = pm.filter_jit(model.replace(by=2 * model.by), max_traces=1)
+        same(ramp(2))
+        with pytest.raises(RetraceError, match=r"x: f32\[2\] -> f32\[4\]"):
+            same(ramp(4))
+
+
+def test_max_traces_of_methods_and_lowered_functions():
+    """Lowering is a trace as well; a method counts for its class."""
+
+    class Model(pm.Module):
+        weight: jax.Array
+
+        @pm.filter_jit(max_traces=1)
+        def apply(self, x):
+            return self.weight * x
+
+    Model(jnp.ones(())).apply.lower(X)
+    Model(jnp.zeros(())).apply(X)
+    with pytest.raises(RetraceError, match=r"apply: expected at most 1 trace .*\n  at self.weight"):
+        Model(jnp.ones(2)).apply(X)
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "two"])
+def test_max_traces_is_a_count(value):
+    """Anything else is refused where the function is decorated."""
+    text = re.escape(f"filter_jit(max_traces): expected a count, got {value!r}.")
+    with pytest.raises(ValueError, match=rf"\A{text}\Z"):
+        pm.filter_jit(first, max_traces=value)
+
+
+def test_values_that_are_no_arguments_are_shown_briefly():
+    """A module of Python, an enum of one's own, a bytes: each on one short line."""
+    Own = enum.Enum("Own", "ONE TWO")
+    for old, new in [(types, re), (Own.ONE, Own.TWO), (b"a" * 200, b"b" * 200)]:
+        [line] = changes({"x": [old]}, {"x": [new]})
+        assert len(line) < 150
+        assert " at 0x" not in line

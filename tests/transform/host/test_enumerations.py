@@ -1,0 +1,324 @@
+"""Enumerations: integers to JAX, messages to people."""
+
+import copy
+import pickle
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import ArgumentError, CheckError
+from pytreemod.transform.host.enumerations import is_item
+
+
+class Result(pm.Enumeration):
+    """How a computation ended."""
+
+    success = "All is well."
+    failure = "It did not work."
+
+
+class More(Result):
+    """Results that know one more way."""
+
+    late = "It took too long."
+
+
+class Other(pm.Enumeration):
+    """Another enumeration, with a name in common."""
+
+    success = "Also well."
+
+
+class Both(Other, More):
+    """Both of them."""
+
+
+FLAGS = jnp.array([True, False])
+
+
+def chosen(flag):
+    return Result.where(flag, Result.success, Result.failure)
+
+
+def test_items_have_messages():
+    """`Class[item]` is the text that was declared."""
+    assert Result[Result.success] == "All is well."
+    assert Result[Result.failure] == "It did not work."
+
+
+def test_items_are_integers_to_jax():
+    """An item is a tree with one leaf, an int32 scalar: its place in the class."""
+    for place, item in enumerate(More):
+        [leaf] = jax.tree.leaves(item)
+        assert (leaf.shape, leaf.dtype, int(leaf)) == ((), jnp.int32, place)
+
+
+def test_classes_are_collections_of_items():
+    """Length, iteration and `in` are those of the items."""
+    assert len(More) == 3
+    assert [More[item] for item in More] == [
+        "All is well.",
+        "It did not work.",
+        "It took too long.",
+    ]
+    assert More.late in More
+    assert Result.success not in More
+    assert 1 not in More
+
+
+def test_items_are_instances_of_their_class_and_its_bases():
+    """isinstance sees an item of a derived class as one of the base."""
+    assert isinstance(Result.success, Result)
+    assert isinstance(More.late, Result)
+    assert not isinstance(Result.success, More)
+    assert not isinstance(1, Result)
+    assert is_item(Result.success)
+    assert not is_item(Result)
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit, pm.filter_jit], ids=["eager", "jax", "pm"])
+def test_where_chooses(jit):
+    """`where` takes the first item where the predicate is True, under any jit."""
+    for flag, text in [(True, "All is well."), (False, "It did not work.")]:
+        assert Result[jit(chosen)(jnp.array(flag))] == text
+    assert Result.where(True, Result.success, Result.failure) is not Result.failure
+    assert Result[Result.where(np.array(False), Result.success, Result.failure)] != "All is well."
+
+
+def test_equality_is_a_boolean_array():
+    """`==` and `!=` compare items, traced or not, one or many."""
+    assert bool(Result.success == Result.success)
+    assert bool(Result.success != Result.failure)
+    assert not bool(Result.success == Result.failure)
+    many = jax.vmap(chosen)(FLAGS)
+    np.testing.assert_array_equal(many == Result.success, FLAGS)
+    np.testing.assert_array_equal(many != Result.success, ~FLAGS)
+    np.testing.assert_array_equal(jax.jit(lambda r: r == Result.failure)(many), ~FLAGS)
+
+
+def test_items_are_keys_of_dicts():
+    """An item hashes by its class and its place."""
+    assert {Result.success: 1, Result.failure: 2}[chosen(jnp.array(False))] == 2
+
+
+def test_items_go_through_control_flow():
+    """A scan carries an item, a cond returns one, a while loop runs until it changes."""
+
+    def step(carry, flag):
+        return Result.where(flag, carry, Result.failure), None
+
+    carried = jax.lax.scan(step, Result.success, FLAGS)[0]
+    branched = jax.lax.cond(FLAGS[1], lambda: Result.success, lambda: Result.failure)
+    looped = jax.lax.while_loop(
+        lambda r: r == Result.success, lambda _: Result.failure, Result.success
+    )
+
+    assert {Result[item] for item in (carried, branched, looped)} == {"It did not work."}
+
+
+def test_many_items_have_many_messages():
+    """What vmap makes of items prints, and gives its messages as an array."""
+    many = jax.vmap(chosen)(FLAGS)
+
+    assert list(Result[many]) == ["All is well.", "It did not work."]
+    assert repr(many).endswith("Result<['All is well.' 'It did not work.']>")
+
+
+def test_reprs():
+    """An item prints with its class and message, a traced one says that it is traced."""
+    traced = []
+    jax.make_jaxpr(lambda flag: traced.append(repr(chosen(flag))))(True)
+
+    assert repr(Result.success) == f"{__name__}.Result<All is well.>"
+    assert traced == [f"{__name__}.Result<traced>"]
+    assert repr(Both) == "<enumeration Both: success, failure, late>"
+
+
+def test_promote_finds_the_item_of_the_same_name():
+    """An item of any base becomes the item of the derived class, traced or not."""
+    assert bool(More.promote(Result.failure) == More.failure)
+    assert bool(Both.promote(More.late) == Both.late)
+    assert bool(Both.promote(Other.success) == Both.success)
+    assert bool(More.promote(More.late) == More.late)
+    promoted = jax.jit(lambda flag: More.promote(chosen(flag)))(jnp.array(False))
+    assert More[promoted] == "It did not work."
+    np.testing.assert_array_equal(
+        More.promote(jax.vmap(chosen)(FLAGS)) == More.failure, [False, True]
+    )
+
+
+def test_the_message_of_the_derived_class_wins():
+    """A name that is declared again has the new message."""
+
+    class Polite(Result):
+        failure = "Sorry."
+
+    assert Polite[Polite.promote(Result.failure)] == "Sorry."
+    assert Both[Both.success] == "All is well."
+    assert len(Polite) == 2
+
+
+def test_two_names_with_one_message_are_two_items():
+    """Items are told apart by their names."""
+
+    class Twice(pm.Enumeration):
+        first = "the same"
+        second = "the same"
+
+    assert len(Twice) == 2
+    assert bool(Twice.first != Twice.second)
+
+
+def test_methods_and_docstrings_are_no_items():
+    """What can be called, and what Python sets by itself, is no member."""
+
+    class WithMethod(pm.Enumeration):
+        """A docstring."""
+
+        item = "An item."
+        later: str
+
+        def method(self):
+            return 1
+
+    assert [WithMethod[item] for item in WithMethod] == ["An item."]
+    assert WithMethod.__doc__ == "A docstring."
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copied_and_pickled(again):
+    """A copy is the same item of the same class."""
+    assert bool(again(More.late) == More.late)
+
+
+def test_error_if_has_the_items_message():
+    """item.error_if fails with the message of the item, known or traced."""
+    fails = pm.filter_jit(lambda flag, x: chosen(flag).error_if(x, ~flag))
+
+    assert fails(jnp.array(True), jnp.ones(1)) == 1
+    with pytest.raises(CheckError, match=r"\AIt did not work\."):
+        fails(jnp.array(False), jnp.ones(1))
+    with pytest.raises(CheckError, match=r"\AAll is well\."):
+        Result.success.error_if(jnp.ones(1), True)
+
+
+def test_error_if_of_many_names_the_first():
+    """Under vmap the message is that of the member that failed."""
+    check = pm.filter_jit(jax.vmap(lambda flag, x: chosen(flag).error_if(x, ~flag)))
+    with pytest.raises(CheckError, match=r"\AIt did not work\.") as caught:
+        check(FLAGS, jnp.ones(2))
+
+    assert "for the batch index 1" in caught.value.__notes__
+
+
+def test_enumerations_are_static_arguments():
+    """A class of items can be passed to a jitted function, as any class."""
+    jitted = pm.filter_jit(lambda kind, flag: kind.where(flag, kind.success, kind.failure))
+
+    assert More[jitted(More, jnp.array(False))] == "It did not work."
+    assert Result[jitted(Result, jnp.array(True))] == "All is well."
+
+
+DECLARE = '\n  declare items as names with messages:\n      failed = "The solver failed."'
+
+
+def declare(**members):
+    return lambda: type(Result)("Wrong", (pm.Enumeration,), members)
+
+
+MISTAKES = {
+    "message": (declare(a=1), f"Wrong.a: expected a message (text), got 1.{DECLARE}"),
+    "promote": (
+        declare(promote="text"),
+        "Wrong: expected a member not called 'promote', got that name, which has a meaning."
+        + DECLARE,
+    ),
+    "where": (
+        declare(where="text"),
+        "Wrong: expected a member not called 'where', got that name, which has a meaning."
+        + DECLARE,
+    ),
+    "mro": (
+        declare(mro="text"),
+        "Wrong: expected a member not called 'mro', got that name, which has a meaning." + DECLARE,
+    ),
+    "other class": (
+        lambda: Result.success == Other.success,
+        f"Result == ...: expected an item of Result, got {__name__}.Other<Also well.>.\n"
+        "  bring both to one class first:\n"
+        "      Result.promote(item)",
+    ),
+    "derived class": (
+        lambda: More.success != Result.success,
+        f"More == ...: expected an item of More, got {__name__}.Result<All is well.>.\n"
+        "  bring both to one class first:\n"
+        "      More.promote(item)",
+    ),
+    "number": (
+        lambda: Result.success == 0,
+        "Result == ...: expected an item of Result, got 0.\n"
+        "  bring both to one class first:\n"
+        "      Result.promote(item)",
+    ),
+    "index by number": (lambda: Result[0], "Result[item]: expected an item of Result, got 0."),
+    "index by another": (
+        lambda: Result[More.late],
+        f"Result[item]: expected an item of Result, got {__name__}.More<It took too long.>.",
+    ),
+    "traced index": (
+        lambda: jax.jit(lambda flag: Result[chosen(flag)])(True),
+        "Result[item]: expected an item outside of a transform, got a traced one.",
+    ),
+    "promote down": (
+        lambda: Result.promote(More.late),
+        "Result.promote(item): expected an item of Result, "
+        f"got {__name__}.More<It took too long.>.",
+    ),
+    "promote from nowhere": (
+        lambda: Both.promote(3),
+        "Both.promote(item): expected an item of Both, Other, More, Result, got 3.",
+    ),
+    "where number": (
+        lambda: Result.where(1, Result.success, Result.failure),
+        "Result.where(pred): expected a boolean scalar, got 1.",
+    ),
+    "where vector": (
+        lambda: Result.where(FLAGS, Result.success, Result.failure),
+        "Result.where(pred): expected a boolean scalar, got bool[2].",
+    ),
+    "where other": (
+        lambda: Result.where(True, Result.success, Other.success),
+        f"Result.where(b): expected an item of Result, got {__name__}.Other<Also well.>.",
+    ),
+    "where promoted late": (
+        lambda: More.where(True, Result.success, More.late),
+        f"More.where(a): expected an item of More, got {__name__}.Result<All is well.>.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "text"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_mistakes(call, text):
+    """The text names the class and the argument, what was expected and what came."""
+    with pytest.raises(ArgumentError, match=rf"\A{re.escape(text)}(\n---|\Z)") as caught:
+        call()
+
+    assert isinstance(caught.value, ValueError)
+
+
+def test_a_name_that_is_no_item():
+    """The error for a misspelt item lists the names."""
+    with pytest.raises(
+        AttributeError, match="Result has no item 'sucess'; it has success, failure"
+    ):
+        Result.sucess
+
+
+def test_items_are_frozen():
+    """An item cannot be changed."""
+    with pytest.raises(AttributeError, match="expected no assignment"):
+        Result.success._value = 1
