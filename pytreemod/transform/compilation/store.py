@@ -205,7 +205,8 @@ class Store:
         else:
             entry.jitted = self._jit_laid_out(run, options, entry, assigned)
         if len(self.entries) >= MAX_ENTRIES:
-            self.entries.pop(next(iter(self.entries)), None)
+            # A list, for another thread may add one in between.
+            self.entries.pop(next(iter(list(self.entries)), key), None)
         return self.entries.setdefault(key, entry)
 
     def answers(

@@ -449,6 +449,24 @@ def test_arguments_go_where_python_sends_them(name, transform):
             assert_close(found, expected)
 
 
+@pytest.mark.parametrize("style", [(1, ""), (1, "y"), (2, ""), (1, "yz"), (2, "z"), (1, "zy")])
+@pytest.mark.parametrize("name", ["half by position", "object", "scaled", "claiming", "partial"])
+def test_derivatives_of_arguments_that_are_given_in_any_way(name, style):
+    """filter_grad takes what its function takes, compiled or mapped or neither."""
+
+    def total(*args, **kwargs):
+        return sum(map(jnp.sum, jax.tree.leaves(CALLABLES[name](*args, **kwargs))))
+
+    found = outcome(jax.grad(total), *style)
+    fn = ft.wraps(CALLABLES[name])(total)
+    gradient = pm.filter_grad(fn)
+    for made in (gradient, pm.filter_jit(gradient), pm.filter_vmap(gradient)):
+        again = outcome(made, *style)
+        assert (again is TypeError) == (found is TypeError)
+        if found is not TypeError:
+            assert_close(again, found)
+
+
 @pytest.mark.parametrize(
     ("fn", "places"),
     [
