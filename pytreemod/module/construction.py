@@ -12,10 +12,11 @@ import inspect
 import math
 import sys
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from pytreemod.errors import FieldError, describe, explain
-from pytreemod.module.division import KNOWN_DATA, refuse_arrays
+from pytreemod.module.division import is_clear_data, refuse_arrays
 from pytreemod.module.records import ClassValue, add_fields, refuse_itself, set_fields
 from pytreemod.module.registration import compile_functions
 from pytreemod.module.schema import LAYOUT, Schema
@@ -39,15 +40,15 @@ def write_finish(schema: Schema) -> Callable[[Any], None]:
     for most instances they come down to a few look-ups of types.
     """
     converts = "".join(f"    d[{n!r}] = convert_{n}(d[{n!r}])\n" for n in schema.converters)
-    tests = [f"type(d[{n!r}]) in KNOWN_DATA" for n in schema.fields if n not in schema.static]
-    kinds = "".join(f"type(d[{n!r}]), " for n in schema.fields if n in schema.static)
+    kinds = "".join(f"type(d[{n!r}]), " for n in schema.fields)
     # On Python 3.11 a dict that grew attribute by attribute shares its keys with the class, and
     # reading from such a dict is five times slower than from one of its own. That is written out,
     # for a dict of the right size costs half of a copy that grows by its last entry.
     copies = _SHARES_KEYS and schema.custom_init
     store = f"d[{LAYOUT!r}] = layout"
+    is_known = "layout is not None"
     if copies:
-        tests.append(f"len(d) == {len(schema.fields)}")
+        is_known += f" and len(d) == {len(schema.fields)}"
         own = "".join(f"{n!r}: d[{n!r}], " for n in schema.fields)
         store = f"set_fields(node, {{{own}{LAYOUT!r}: layout}})"
     source = f"""
@@ -57,13 +58,19 @@ def finish(node):
         fill(d)
 {converts}
     layout = layouts.get(({kinds}))
-    if layout is not None and layout.floats:
+    if layout is not None and layout.asks:
         for name in layout.floats:
             value = d[name]
             if not value or value != value:
                 layout = None
                 break
-    if {" and ".join(["layout is not None", *tests])}:
+        else:
+            for name in layout.wrappers:
+                value = d[name]
+                if (type(value) is not FunctionType or value.__dict__) and value not in arrayless:
+                    layout = None
+                    break
+    if {is_known}:
         {store}
     else:
         divide(node, d)
@@ -83,14 +90,16 @@ def finish(node):
         for name in layout.config:
             refuse_arrays(schema.cls, name, values[name])
         for name in layout.data:
-            if type(values[name]) not in KNOWN_DATA:
+            if not is_clear_data(values[name]):
                 refuse_itself(node, name, values[name])
+        schema.note_types(layout, values)
         values[LAYOUT] = layout
         if copies:
             set_fields(node, dict(values))
 
     scope: dict[str, Any] = {
-        "KNOWN_DATA": KNOWN_DATA,
+        "arrayless": schema.arrayless,
+        "FunctionType": FunctionType,
         "layouts": schema.layouts_by_type,
         "schema": schema,
         "set_fields": set_fields,

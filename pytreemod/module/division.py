@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import copy
 import functools as ft
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import FieldError, describe, explain
-from pytreemod.tree.kinds import are_one
-from pytreemod.tree.nodes import is_node
+from pytreemod.tree.kinds import PLAIN, are_one
+from pytreemod.tree.nodes import is_node, record_of
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import class_of, jtu
 
@@ -36,36 +38,53 @@ _CONFIGURATION = frozenset(
     }
 )
 
-# Types of data that are met often: the generated code of a class looks here first. Array types
-# and Module classes join as they are met, so that importing does not start JAX's backend.
-KNOWN_DATA: set[type] = {bool, int, float, complex, type(None), list, tuple, dict, np.ndarray}
+_DATA = frozenset({bool, int, float, complex, type(None), list, tuple, dict, np.ndarray})
 
-# The same for the values of static fields: types whose instances cannot hold an array.
-KNOWN_STATIC: set[type] = {
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type,
-    type(None),
-    types.BuiltinFunctionType,
-    np.ufunc,
-}
+_ARRAYLESS = PLAIN | {complex, type, types.BuiltinFunctionType, np.ufunc}
+
+# Configuration of these types may hide arrays behind `__wrapped__`: each is looked through once.
+WRAPPERS: frozenset[type] = frozenset(
+    {types.FunctionType, type(jax.jit(lambda: None)), jax.custom_jvp, jax.custom_vjp, jnp.ufunc}
+)
+
+# What is configuration of one kind whenever it has one of these types. The signs of zeros, and
+# what is wrapped, are asked of the value.
+CLEAR_CONFIGURATION: frozenset[type] = (_ARRAYLESS - {complex}) | WRAPPERS
 
 
 def is_configuration(value: object) -> bool:
     """Whether a field that is not declared static is configuration because of its value."""
     kind = type(value)
-    if kind in KNOWN_DATA:
+    if kind in _DATA:
         return False
     if kind in _CONFIGURATION or isinstance(value, (str, type)):
         return True
-    if isinstance(value, jax.Array):
-        KNOWN_DATA.add(kind)
-        return False
     return callable(value) and not is_array(value) and not is_node(value)
+
+
+def is_clear_data(value: object) -> bool:
+    """Whether all values of this one's type are data, and none can be the instance's own method.
+
+    Such types are there for good: arrays, Python's own, Modules.
+    """
+    return type(value) in _DATA or isinstance(value, jax.Array) or record_of(value) is not None
+
+
+def holds_nothing(value: object) -> bool:
+    """Whether no value of this one's type can contain the instance that it is assigned to.
+
+    A transformed function can; whether it does is seen when the instance is finished.
+    """
+    kind = type(value)
+    return (
+        kind in _ARRAYLESS or kind in WRAPPERS or kind is np.ndarray or isinstance(value, jax.Array)
+    )
+
+
+def lives_in_module(function: Any) -> bool:
+    """Whether a module keeps a function under its own name, as it does what `def` makes there."""
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    return vars(module).get(getattr(function, "__name__", "")) is function if module else False
 
 
 _SEQUENCES: frozenset[Any] = frozenset({list, tuple})
@@ -116,7 +135,7 @@ def refuse_arrays(cls: type, name: str, value: Any) -> None:
     Raises:
         FieldError: an array stands in a static field, or inside a callable that JAX wrapped.
     """
-    if type(value) in KNOWN_STATIC:
+    if type(value) in _ARRAYLESS:
         return
     for inside, found in _arrays_in(value, ""):
         what = f"{cls.__qualname__}.{name}"

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytreemod.module.division import KNOWN_DATA, Held
+from pytreemod.module.division import Held
 from pytreemod.module.records import set_fields
 from pytreemod.module.schema import LAYOUT, Code, Schema
 from pytreemod.tree.pending import settle
@@ -117,4 +117,3 @@ def unflatten(aux, children):
     jtu.register_pytree_with_keys(
         schema.cls, flatten_with_keys, scope["unflatten"], scope["flatten"]
     )
-    KNOWN_DATA.add(schema.cls)
