@@ -27,7 +27,7 @@ class Record:
 
     def __setattr__(self, name: str, value: Any) -> None:
         values = self.__dict__
-        if LAYOUT in values or PENDING in values:
+        if LAYOUT in values:
             if name in _PASSED:
                 values[name] = value
                 return
@@ -63,7 +63,7 @@ def add_fields(node: Any, values: dict[str, Any]) -> None:
         FrozenError: it is finished, or pending.
     """
     fields = node.__dict__
-    if LAYOUT in fields or PENDING in fields:
+    if LAYOUT in fields:
         _refuse_finished(node)
     fields.update(values)
 
@@ -91,7 +91,6 @@ def write_setattr(schema: Schema) -> None:
             name in names
             and type(value) in kinds
             and LAYOUT not in values
-            and PENDING not in values
             and type(self) is cls
         ):
             values[name] = value

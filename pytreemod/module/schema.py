@@ -257,12 +257,13 @@ class Schema(AbstractRecord):
         """
         if not self.can_wait:
             return None
-        config = self.split(node).config
+        layout = self.split(node)
+        config = layout.config
         early = {n: getattr(node, n) for n in self.shown if n in self.names(node)}
         if any(n not in config and type(v) not in _SCALARS for n, v in early.items()):
             return None
         self._open()
-        return early
+        return {LAYOUT: layout, **early}
 
     def _open(self) -> None:
         if self._is_open:
