@@ -18,7 +18,7 @@ from typing import Any
 from pytreemod.errors import FieldError, describe, explain
 from pytreemod.module.division import is_clear_data, refuse_arrays
 from pytreemod.module.records import ClassValue, add_fields, refuse_itself, set_fields
-from pytreemod.module.registration import compile_functions
+from pytreemod.module.registration import compile_functions, quoted
 from pytreemod.module.schema import LAYOUT, Schema
 from pytreemod.typing import class_of
 
@@ -39,8 +39,12 @@ def write_finish(schema: Schema) -> Callable[[Any], None]:
     Constructing is on the path of everything eager, so the checks of one class are written out:
     for most instances they come down to a few look-ups of types.
     """
-    converts = "".join(f"    d[{n!r}] = convert_{n}(d[{n!r}])\n" for n in schema.converters)
-    kinds = "".join(f"type(d[{n!r}]), " for n in schema.fields)
+    places = {name: quoted(i) for i, name in enumerate(schema.fields)}
+    converts = "".join(
+        f"    d[{places[n]}] = convert_{i}(d[{places[n]}])\n"
+        for i, n in enumerate(schema.converters)
+    )
+    kinds = "".join(f"type(d[{place}]), " for place in places.values())
     # On Python 3.11 a dict that grew attribute by attribute shares its keys with the class, and
     # reading from such a dict is five times slower than from one of its own. That is written out,
     # for a dict of the right size costs half of a copy that grows by its last entry.
@@ -49,7 +53,7 @@ def write_finish(schema: Schema) -> Callable[[Any], None]:
     is_known = "layout is not None"
     if copies:
         is_known += f" and len(d) == {len(schema.fields)}"
-        own = "".join(f"{n!r}: d[{n!r}], " for n in schema.fields)
+        own = "".join(f"{place}: d[{place}], " for place in places.values())
         store = f"set_fields(node, {{{own}{LAYOUT!r}: layout}})"
     source = f"""
 def finish(node):
@@ -105,9 +109,9 @@ def finish(node):
         "set_fields": set_fields,
         "fill": fill,
         "divide": divide,
-        **{f"convert_{name}": convert for name, convert in schema.converters.items()},
+        **{f"convert_{i}": convert for i, convert in enumerate(schema.converters.values())},
     }
-    return compile_functions(source, scope, schema.cls.__qualname__)["finish"]
+    return compile_functions(source, scope, schema.cls.__qualname__, schema.fields)["finish"]
 
 
 def fill_defaults(schema: Schema, values: dict[str, Any]) -> None:

@@ -87,12 +87,7 @@ def write_setattr(schema: Schema) -> None:
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
         values = self.__dict__
-        if (
-            name in names
-            and type(value) in kinds
-            and LAYOUT not in values
-            and type(self) is cls
-        ):
+        if name in names and type(value) in kinds and LAYOUT not in values and type(self) is cls:
             values[name] = value
         else:
             super(cls, self).__setattr__(name, value)
