@@ -66,7 +66,11 @@ class BoundMethod(ft.partial):  # noqa: D101  # pyright: ignore[reportMissingTyp
         return hash((self.func, id(self.args[0])))
 
     def __reduce__(self) -> Any:
-        return bind, (self.func, self.args[0])
+        owner = self.args[0]
+        if hasattr(owner, "__passes_for__"):
+            # Its class was made for it: the function is not what is found by that name.
+            return getattr, (owner, self.func.__name__)
+        return bind, (self.func, owner)
 
     def __pdoc__(self, **kwargs: Any) -> Any:
         import wadler_lindig as wl  # As in tree.printing.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast, overload
 
 import jax
+import jax.numpy as jnp
 
 from pytreemod.errors import (
     ArgumentError,
@@ -38,6 +39,7 @@ from pytreemod.state.streams import Stream
 from pytreemod.state.tokens import RngStream, Unnamed, rebuilt
 from pytreemod.state.values import State, is_token, tokens_of
 from pytreemod.transform.boundary.agreement import Difference, aval_of, differences, may_be_promoted
+from pytreemod.transform.boundary.surrounded_calls import with_numbers, without_numbers
 from pytreemod.transform.control_flow.loops import filter_scan
 from pytreemod.transform.derivatives.checkpoints import filter_checkpoint
 from pytreemod.transform.maps.stacking import stack as stack_trees
@@ -172,7 +174,10 @@ class Stack(StatefulLayer, Generic[_L]):
         title, depth = self._title(), self.depth
         _check_second(title, self, state)
         extra = _check_names(title, per_layer, same)
-        layer = delete_init_state(self.layer) if self.is_stateful() else self.layer
+        # Rules around the layers, if there are any, are told which layer it is.
+        layer, outer = without_numbers(self.layer)
+        numbers = None if outer is None else jnp.arange(depth)
+        layer = delete_init_state(layer) if self.is_stateful() else layer
         _check_leading(title, depth, {"layer": layer, "per_layer": extra})
         keys = None
         if key is not None and wants_key(self.layer):
@@ -180,12 +185,12 @@ class Stack(StatefulLayer, Generic[_L]):
         values = None
         if self.is_stateful():
             values = _Values(title, layer, depth, same, _given_state(title, layer, state))
-        step = _Step(same, title, None if values is None else values.form)
+        step = _Step(same, outer, title, None if values is None else values.form)
         own, shared = ((), ()) if values is None else (values.own, values.shared)
         (x, shared), own = filter_scan(
             self._recomputing(step),
             (x, shared),
-            (layer, own, keys, extra),
+            (layer, own, keys, extra, numbers),
             length=depth,
             unroll=self.unroll,
         )
@@ -255,11 +260,12 @@ class Stack(StatefulLayer, Generic[_L]):
         Raises:
             ShapeError: an array has not the leading axis.
         """
-        layer = _opened(self.layer, self.depth)
+        layer, outer = without_numbers(self.layer)
+        layer = _opened(layer, self.depth)
         _check_leading(self._title(), self.depth, {"layer": layer})
-        if any(is_array(leaf) for leaf in jtu.tree_leaves(layer)):
-            return [_renewed(member) for member in unstack_tree(layer)]
-        return [_renewed(layer) for _ in range(self.depth)]
+        has_arrays = any(is_array(leaf) for leaf in jtu.tree_leaves(layer))
+        members = unstack_tree(layer) if has_arrays else [layer] * self.depth
+        return [with_numbers(_renewed(member), outer) for member in members]
 
     @overload
     def __getitem__(self, index: int) -> _L: ...
@@ -269,12 +275,13 @@ class Stack(StatefulLayer, Generic[_L]):
 
     def __getitem__(self, index: int | slice) -> _L | Stack[_L]:
         """A layer by number, or several as a `Stack`; with tokens of their own, as `unstack`."""
-        opened = _opened(self.layer, self.depth)
+        layer, outer = without_numbers(self.layer)
+        opened = _opened(layer, self.depth)
         _check_leading(self._title(), self.depth, {"layer": opened})
         if not isinstance(index, slice):
-            return _renewed(_taken(opened, self._number(index)))
-        part, count = _taken(self.layer, index), len(range(self.depth)[index])
-        return self.replace(layer=_renewed(part), depth=count)
+            return with_numbers(_renewed(_taken(opened, self._number(index))), outer)
+        part, count = _renewed(_taken(layer, index)), len(range(self.depth)[index])
+        return self.replace(layer=with_numbers(part, outer), depth=count)
 
     def __iter__(self) -> Iterator[_L]:
         yield from self.unstack()
@@ -397,11 +404,14 @@ class _Step(Module):
     """A step of the scan: one layer, applied to what the one before it gave."""
 
     same: dict[str, Any]
+    outer: tuple[Any, ...] | None
     title: str
     form: Any = field(static=True)
 
     def __call__(self, carry: Any, each: Any) -> Any:
-        (x, shared), (layer, own, key, extra) = carry, each
+        (x, shared), (layer, own, key, extra, number) = carry, each
+        if self.outer is not None:
+            layer = with_numbers(layer, (*self.outer, number))
         arguments = {**self.same, **extra, **({} if key is None else {"key": key})}
         form: _Form | None = self.form
         if form is None:

@@ -1,0 +1,221 @@
+"""Which Modules in the arguments of a call a selector means, and by which paths they are named.
+
+A selector means leaves, elsewhere. Here each Module that has the method in question is offered to
+it as if it were a leaf: a path is that of the Module itself, and a class means its instances, and
+not what is below them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from pytreemod.errors import SpecError, explain
+from pytreemod.module.classes import Module
+from pytreemod.module.methods import BoundMethod
+from pytreemod.transform.boundary.wrapping import Transformed
+from pytreemod.tree.nodes import DEFAULT_ROLE, Place, children_of, record_of, stop_below
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array
+from pytreemod.tree.selecting import MAX_NAMED, Selector
+from pytreemod.typing import PyTree, class_of, jtu
+
+Path = tuple[Any, ...]
+
+
+def choose(
+    where: str, selector: Selector, trees: Sequence[PyTree], has_method: Callable[[Any], bool]
+) -> list[dict[Path, str]]:
+    """Choose Modules in the arguments of a call.
+
+    Args:
+        where: what asks, for errors.
+        selector: which ones.
+        trees: the arguments, with the function itself as the first.
+        has_method: whether a Module has the method in question.
+
+    Returns:
+        For each argument, the names of the chosen Modules by their paths. A name is a path too,
+        that in the model: how an argument is wrapped (a method of a model, or a jitted model) is
+        no part of it.
+
+    Raises:
+        SpecError: none is chosen, or a path matches none.
+    """
+    arguments = [_Argument(tree, has_method) for tree in trees]
+    errors: list[SpecError] = []
+    for argument in arguments:
+        try:
+            argument.choose(selector)
+        except SpecError as error:
+            # An access that is meant for another argument.
+            errors.append(error)
+    places = [place for argument in arguments for place in argument.candidates]
+    for pattern in selector.paths():
+        if not any(pattern.pick(places, None, None)):
+            raise SpecError(_explain_none(where, repr(pattern), places))
+    if not any(argument.names for argument in arguments):
+        raise errors[0] if errors else SpecError(_explain_none(where, repr(selector), places))
+    _align(arguments)
+    return [argument.names_by_path() for argument in arguments]
+
+
+def rebuilt(tree: PyTree, change: Callable[[Any, Path], Any], path: Path = ()) -> PyTree:
+    """A tree with its nodes changed, those below a node before the node itself.
+
+    Args:
+        tree: any tree.
+        change: from a node, and where it is, to what shall stand there.
+        path: where the tree itself is.
+    """
+    children = _children(tree)
+    if children is None:
+        return tree
+    parts = [rebuilt(child, change, (*path, key)) for key, child in children]
+    if any(new is not old for new, (_, old) in zip(parts, children, strict=True)):
+        record = record_of(tree)
+        if record is not None:
+            pairs = zip(children, parts, strict=True)
+            tree = record.rebuild(tree, {key.name: part for (key, _), part in pairs})
+        elif class_of(tree) is list:
+            tree = parts
+        else:
+            tree = jtu.tree_structure(tree, is_leaf=stop_below(tree)).unflatten(parts)
+    return change(tree, path)
+
+
+def _children(node: Any) -> list[tuple[Any, Any]] | None:
+    # What a State holds stands for tokens: values, and no Modules that anybody calls.
+    return None if hasattr(class_of(node), "__child_kinds__") else children_of(node)
+
+
+# ---- one argument
+
+
+class _Spot(NamedTuple):
+    """A node, how it is reached, and how many nodes of a library's own kind are above it."""
+
+    path: Path
+    node: Any
+    depth: int
+    role: str
+
+
+def _spots(node: Any, path: Path, depth: int, role: str) -> Iterator[_Spot]:
+    children = _children(node)
+    if children is None:
+        return
+    yield _Spot(path, node, depth, role)
+    record = record_of(node)
+    is_own = record is None and class_of(node) not in (tuple, list, dict)
+    for key, child in children:
+        own = DEFAULT_ROLE if record is None else record.role(key.name)
+        below = role if own == DEFAULT_ROLE else own
+        yield from _spots(child, (*path, key), depth + is_own, below)
+
+
+class _Argument:
+    """An argument of a call, or the function that is called."""
+
+    def __init__(self, tree: PyTree, has_method: Callable[[Any], bool]):
+        path, inner = (), tree
+        while isinstance(inner, (BoundMethod, Transformed)):
+            ((key, child),) = children_of(inner) or [(None, None)]
+            path, inner = (*path, key), child
+        self.inner = inner
+        self.prefix: Path = path
+        self.spots = list(_spots(inner, (), 0, DEFAULT_ROLE))
+        self.candidates = [
+            Place(spot.path, spot.node, (), spot.role, is_node=True)
+            for spot in self.spots
+            if isinstance(spot.node, Module) and has_method(spot.node)
+        ]
+        self.names: dict[Path, str] = {}
+
+    def choose(self, selector: Selector) -> None:
+        if self.candidates:
+            picked = selector.pick(self.candidates, self.inner, None)
+            pairs = zip(self.candidates, picked, strict=True)
+            self.names = {spot.path: path_text(spot.path) for spot, is_picked in pairs if is_picked}
+
+    def names_by_path(self) -> dict[Path, str]:
+        """The names, by the paths in the argument as it is wrapped."""
+        return {(*self.prefix, *path): name for path, name in self.names.items()}
+
+
+# ---- models in the state of an optimizer
+
+
+def _align(arguments: Sequence[_Argument]) -> None:
+    """Name Modules in the state of an optimizer as those in the model that it is for.
+
+    Nobody calls them, but `jax.tree.map` over model and moments needs trees of one structure. Such
+    states are nodes of a library's own kinds, and what they hold is of the model's shape.
+    """
+    everywhere = [(argument, spot) for argument in arguments for spot in argument.spots]
+    models = [
+        (spot, names)
+        for argument, spot in everywhere
+        if (names := _names_below(argument.names, spot.path))
+    ]
+    done: list[tuple[_Argument, Path]] = []
+    for argument, spot in everywhere:
+        if any(argument is other and spot.path[: len(path)] == path for other, path in done):
+            continue
+        for model, names in models:
+            if model.depth < spot.depth and _is_alike(model.node, spot.node):
+                for path in _names_below(argument.names, spot.path):
+                    del argument.names[(*spot.path, *path)]
+                found = _names_alike(model.node, spot.node, names)
+                argument.names.update({(*spot.path, *path): n for path, n in found.items()})
+                done.append((argument, spot.path))
+                break
+
+
+def _names_below(names: dict[Path, str], start: Path) -> dict[Path, str]:
+    return {p[len(start) :]: name for p, name in names.items() if p[: len(start)] == start}
+
+
+def _is_alike(model: Any, other: Any) -> bool:
+    """Whether what arrays there are in `other` are where `model` has arrays of their shapes."""
+    if class_of(model) is not class_of(other):
+        return False
+    shapes, others = _shapes(model), _shapes(other)
+    return bool(others) and all(shapes.get(path) == shape for path, shape in others.items())
+
+
+def _shapes(node: Any) -> dict[Path, Any]:
+    leaves = jtu.tree_leaves_with_path(node)
+    return {path: leaf.shape for path, leaf in leaves if is_array(leaf)}
+
+
+def _names_alike(model: Any, other: Any, names: dict[Path, str]) -> dict[Path, str]:
+    return {p: name for p, name in names.items() if _classes(model, p) == _classes(other, p)}
+
+
+def _classes(node: Any, path: Path) -> list[Any]:
+    """The classes of the nodes along a path, as far as it goes."""
+    classes = [class_of(node)]
+    for key in path:
+        below = dict(children_of(node) or ())
+        if key not in below:
+            break
+        node = below[key]
+        classes.append(class_of(node))
+    return classes
+
+
+# ---- refusals
+
+
+def _explain_none(where: str, what: str, places: Sequence[Place]) -> str:
+    paths = [path_text(place.path) for place in places]
+    shown = ", ".join(paths[:MAX_NAMED]) + (", ..." if len(paths) > MAX_NAMED else "")
+    return explain(
+        f"{where}({what})",
+        "a selector of at least one Module that can be called, in the arguments",
+        "none",
+        cure=f"they have: {shown}"
+        if shown
+        else "pass the model as an argument: one that fn has from elsewhere cannot be chosen",
+    )

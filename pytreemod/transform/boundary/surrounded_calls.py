@@ -1,0 +1,422 @@
+"""What happens around the calls of chosen Modules: a *call rule*, put around a method.
+
+There are no hooks. A Module around whose method a rule was put is an instance of a subclass of its
+class, made once for the class and the method, whose method asks the rule. The rules ride on the
+instance as one more piece of configuration. So they go through every transform with the Module, and
+a compiled function is compiled once for each choice of rules. Whatever asks (`isinstance`,
+`replace`, a prefix tree, a pickle) is told of the class that the subclass passes for. A Module
+without rules is of its own class, and nothing in its calls knows of any of this.
+
+A rule is told where it is: at which path, in which layer of a `Stack`, at which call. The number of
+the layer is traced. It is data of the instance while the step of the scan runs, so that it goes as
+a value into whatever transform the layer itself uses; to read it from a place outside of the
+instance would leave it in JAX's caches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools as ft
+import inspect
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+
+from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.module.classes import Module, restore
+from pytreemod.module.fields import field
+from pytreemod.module.methods import Method, as_method
+from pytreemod.transform.boundary.chosen_modules import Path, choose, rebuilt
+from pytreemod.transform.boundary.wrapping import Transformed, passing_on
+from pytreemod.tree.kinds import kind_of
+from pytreemod.tree.selecting import as_selector
+from pytreemod.tree.traces import current_trace
+from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
+
+
+@dataclasses.dataclass(frozen=True)
+class CallSite:
+    """Where a call rule is asked.
+
+    Attributes:
+        path: of the Module, in the argument in which it was chosen; `<root>` for that itself.
+        method: the name of the method.
+        count: how many calls of that method at that path there were before, in this call: of
+            whatever is `surrounding`, or else of the outermost method with a rule. What a transform
+            traces counts anew, for it is traced once and called often.
+        layers: the numbers of the layers of the Stacks that the Module is in, outermost first;
+            traced. None of them where no Stack runs, or the rule does not use them.
+    """
+
+    path: str
+    method: str
+    count: int
+    layers: tuple[Any, ...]
+
+    @property
+    def layer(self) -> Any:
+        """The number of the layer in the innermost Stack; None where there is none."""
+        return self.layers[-1] if self.layers else None
+
+
+class AbstractCallRule(Module):
+    """What happens around a call. A Module: a value, which can be pickled and compared.
+
+    Rules are compared by what they hold, and so a compiled function is compiled once for equal
+    ones. They are configuration, and hold no arrays.
+
+    Attributes:
+        uses_layer: whether `where.layers` is asked for; the numbers of the layers are not passed
+            along for a rule that says False.
+    """
+
+    uses_layer: ClassVar[bool] = True
+
+    @abstractmethod
+    def around(
+        self,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        where: CallSite,
+    ) -> Any:
+        """Make the call, or something else.
+
+        Args:
+            call: what is around; the next rule, or the method itself.
+            args: what it was called with.
+            kwargs: what it was called with by name.
+            where: where that is.
+
+        Returns:
+            What the caller gets.
+        """
+
+
+def surround(
+    tree: PyTree, selector: FilterSpec, rule: AbstractCallRule, method: str = "__call__"
+) -> PyTree:
+    """Put a rule around a method of chosen Modules.
+
+    A rule that is put around later is outside of those that were there, as with decorators.
+
+    Args:
+        tree: a model, or any tree that holds some.
+        selector: which Modules.
+        rule: the rule.
+        method: the name of the method.
+
+    Returns:
+        The tree, in which the chosen Modules are of subclasses of their classes.
+
+    Raises:
+        SpecError: `selector` is no selector, or chooses no Module that has the method.
+        ArgumentError: `rule` is no rule, or holds what cannot be configuration.
+
+    Examples:
+        >>> import jax
+        >>> from pytreemod import nn
+        >>> class Twice(AbstractCallRule):
+        ...     def around(self, call, args, kwargs, where):
+        ...         return 2 * call(*args, **kwargs)
+        >>> surround(nn.Lambda(jax.numpy.abs), ..., Twice())(-3)
+        6
+    """
+    (made,) = surround_all("surround", [tree], selector, rule, method)
+    return made
+
+
+def surround_all(
+    where: str,
+    trees: Sequence[PyTree],
+    selector: FilterSpec,
+    rule: AbstractCallRule,
+    method: str = "__call__",
+    level: int = 0,
+) -> list[PyTree]:
+    """Put a rule around a method of chosen Modules in the arguments of a call.
+
+    Args:
+        where: what asks for it, for errors.
+        trees: the arguments, with the function itself as the first.
+        selector: which Modules.
+        rule: the rule.
+        method: the name of the method.
+        level: that of the `surrounding` call that the rule is for; 0 for one that stays. The rules
+            of outer levels are outside.
+
+    Returns:
+        The arguments.
+
+    Raises:
+        SpecError: `selector` is no selector, or chooses no Module that has the method.
+        ArgumentError: `rule` is no rule, or holds what cannot be configuration.
+    """
+    _check_rule(where, rule)
+    has_method = ft.partial(_has_method, name=method)
+    chosen = choose(where, as_selector(selector), trees, has_method)
+    kinds = kind_of(tuple(jtu.tree_leaves(rule)))
+
+    def add(tree: PyTree, names: dict[Path, str]) -> PyTree:
+        def change(node: Any, path: Path) -> Any:
+            if path not in names:
+                return node
+            new = _Ring(rule, kinds, names[path], method, level)
+            return _with_rings(node, sorted([new, *_rings_of(node)], key=_Ring.order))
+
+        return rebuilt(tree, change) if names else tree
+
+    return [add(tree, names) for tree, names in zip(trees, chosen, strict=True)]
+
+
+def released(tree: PyTree, level: int) -> PyTree:
+    """A tree without the rules of a level; where none is left, Modules are of their own classes."""
+
+    def change(node: Any, path: Path) -> Any:
+        rings = _rings_of(node)
+        rest = [ring for ring in rings if ring.level != level]
+        return node if len(rest) == len(rings) else _with_rings(node, rest)
+
+    return rebuilt(tree, change)
+
+
+# ---- instances
+
+# Where an instance keeps its rules, and the numbers of the layers that it is in. No identifiers,
+# so that no field can bear the names.
+_RINGS = "<rings>"
+_NUMBERS = "<numbers>"
+
+
+class _Ring(NamedTuple):
+    """A rule around a method, as an instance keeps it."""
+
+    rule: AbstractCallRule
+    # Of what the rule holds: `==` of Modules calls 1, 1.0 and True equal.
+    kinds: Any
+    path: str
+    method: str
+    level: int
+
+    def order(self) -> tuple[bool, int]:
+        """Outermost first: outer levels before inner ones, and last the rules that stay."""
+        return self.level == 0, self.level
+
+
+class _Surrounded:
+    """Comes before the class of a chosen Module."""
+
+    __passes_for__: ClassVar[Any]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # Not the user's, which may keep a list of subclasses, or ask for more arguments.
+        pass
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        # What a method makes by `type(self)(...)` is none of those that were chosen.
+        return cls.__passes_for__(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        made = class_of(self)
+        layout = made.__record__.split(self)
+        values = {name: getattr(self, name) for name in (*layout.data, *layout.config)}
+        return _restore, (made.__passes_for__, values, layout.config)
+
+
+def _restore(cls: Any, values: dict[str, Any], config: tuple[str, ...]) -> Any:
+    return restore(_surrounded_class(cls, _methods(values[_RINGS])), values, config)
+
+
+def _rings_of(node: Any) -> tuple[_Ring, ...]:
+    return getattr(node, _RINGS) if isinstance(node, _Surrounded) else ()
+
+
+def _methods(rings: Sequence[_Ring]) -> tuple[str, ...]:
+    return tuple(sorted({ring.method for ring in rings}))
+
+
+def _with_rings(node: Any, rings: Sequence[_Ring]) -> Any:
+    kind = class_of(node)
+    layout = kind.__record__.split(node)
+    values = {name: getattr(node, name) for name in (*layout.data, *layout.config)}
+    config = tuple(name for name in layout.config if name != _RINGS)
+    values.pop(_RINGS, None)
+    own = kind.__passes_for__ if issubclass(kind, _Surrounded) else kind
+    if not rings:
+        values.pop(_NUMBERS, None)
+        return restore(own, values, config)
+    values[_RINGS] = tuple(rings)
+    return restore(_surrounded_class(own, _methods(rings)), values, (*config, _RINGS))
+
+
+# ---- classes
+
+# As JAX keeps every class that was registered, these live as long as it does.
+_classes: dict[tuple[type, tuple[str, ...]], type] = {}
+_lock = threading.Lock()
+
+
+def _surrounded_class(cls: Any, methods: tuple[str, ...]) -> Any:
+    """The subclass of a class whose instances ask rules around the methods."""
+    key = (cls, methods)
+    with _lock:
+        if key not in _classes:
+            _classes[key] = _make_class(cls, methods)
+        return _classes[key]
+
+
+def _make_class(cls: Any, methods: tuple[str, ...]) -> Any:
+    names: dict[str, Any] = {n: getattr(cls, n) for n in ("__module__", "__qualname__", "__doc__")}
+    # An own __init__, so that none is written; nothing calls it.
+    names |= {"__passes_for__": cls, "__init__": cls.__init__}
+    # The numbers are a field, for they are data; most instances have none.
+    names |= {"__annotations__": {_NUMBERS: Any}, _NUMBERS: field(init=False, repr=False)}
+    names |= {name: _asking(cls, name) for name in methods}
+    return class_of(cls)(cls.__name__, (_Surrounded, cls), names)
+
+
+def _asking(cls: Any, name: str) -> Any:
+    """A method that asks the rules around the method of a class."""
+
+    @passing_on
+    @ft.wraps(getattr(cls, name))
+    def asking(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        call = inspect.getattr_static(cls, name).__get__(self, class_of(self))
+        rings = [ring for ring in _rings_of(self) if ring.method == name]
+        if not rings:
+            return call(*args, **kwargs)
+        with _counted():
+            layers = getattr(self, _NUMBERS, ())
+            counts = {ring.path: _count(ring.path, name) for ring in rings}
+            for ring in reversed(rings):
+                where = CallSite(ring.path, name, counts[ring.path], layers)
+                call = ft.partial(_ask, ring.rule, call, where)
+            return call(*args, **kwargs)
+
+    return asking
+
+
+def _ask(
+    rule: AbstractCallRule, call: Callable[..., Any], where: CallSite, /, *args: Any, **kwargs: Any
+) -> Any:
+    if not rule.uses_layer:
+        where = dataclasses.replace(where, layers=())
+    return rule.around(call, args, kwargs, where)
+
+
+def _has_method(node: Any, name: str) -> bool:
+    """Whether there is a method of that name that a rule can be put around."""
+    kept = inspect.getattr_static(class_of(node), name, None)
+    # What Python itself calls, on instances that are half built or broken, is left alone.
+    is_bound = class_of(as_method(name, _has_method)) is Method
+    return is_bound and isinstance(kept, (Method, Transformed, FunctionType))
+
+
+# ---- counting
+
+
+class _Calls(threading.local):
+    """For each call that is counted in, of this thread, the traces in it, with their counts."""
+
+    def __init__(self) -> None:
+        self.stack: list[list[tuple[Any, dict[tuple[str, str], int]]]] = []
+
+
+_calls = _Calls()
+# Part of the key of JAX's caches: what is traced inside a call that is counted in counts in that,
+# and so is never taken for what was traced outside of one. Made here, once, as in `sowing`.
+_context: Any = jax.make_user_context(None)
+
+
+@contextmanager
+def surrounding() -> Generator[int]:
+    """While a function runs whose arguments have rules that are for this call alone.
+
+    Returns:
+        The level for these rules.
+    """
+    stack = _calls.stack
+    stack.append([])
+    try:
+        with _context(True):
+            yield len(stack)
+    finally:
+        stack.pop()
+
+
+@contextmanager
+def _counted() -> Generator[None]:
+    if _calls.stack:
+        yield
+    else:
+        with surrounding():
+            yield
+
+
+def _count(path: str, method: str) -> int:
+    traces, now = _calls.stack[-1], current_trace()
+    # A trace that is running again has outlived those that began in it.
+    while any(trace == now for trace, _ in traces) and traces[-1][0] != now:
+        traces.pop()
+    if not traces or traces[-1][0] != now:
+        traces.append((now, {}))
+    counts = traces[-1][1]
+    count = counts.get((path, method), 0)
+    counts[(path, method)] = count + 1
+    return count
+
+
+# ---- layers of a Stack
+
+
+def without_numbers(tree: PyTree) -> tuple[PyTree, tuple[Any, ...] | None]:
+    """Take off the numbers of the layers that a tree is in.
+
+    Returns:
+        The tree, and the numbers; None for these if no rule in the tree uses them.
+    """
+    # Nothing is looked at where no rule was ever put around anything.
+    nodes = jtu.tree_leaves(tree, is_leaf=_uses_numbers) if _classes else ()
+    found = [getattr(node, _NUMBERS, ()) for node in nodes if _uses_numbers(node)]
+    if not found:
+        return tree, None
+    return with_numbers(tree, ()) if found[0] else tree, found[0]
+
+
+def with_numbers(tree: PyTree, numbers: tuple[Any, ...] | None) -> PyTree:
+    """A tree whose rules are told these numbers; with None, the tree as it is."""
+
+    def change(node: Any, path: Path) -> Any:
+        if not _uses_numbers(node):
+            return node
+        kind = class_of(node)
+        layout = kind.__record__.split(node)
+        values = {name: getattr(node, name) for name in (*layout.data, *layout.config)}
+        values.pop(_NUMBERS, None)
+        return restore(kind, {**values, _NUMBERS: numbers} if numbers else values, layout.config)
+
+    return tree if numbers is None else rebuilt(tree, change)
+
+
+def _uses_numbers(node: Any) -> bool:
+    return any(ring.rule.uses_layer for ring in _rings_of(node))
+
+
+# ---- refusals
+
+
+def _check_rule(where: str, rule: Any) -> None:
+    if not isinstance(rule, AbstractCallRule):
+        raise ArgumentError(explain(f"{where}(rule)", "a call rule", describe(rule)))
+    try:
+        hash(rule)
+    except TypeError as error:
+        expected = "a rule that can be compared: it is configuration"
+        got = f"{type(rule).__name__}, which holds an array, or what else has no hash"
+        cure = "pass arrays to the layer itself, in its arguments or its fields"
+        raise ArgumentError(explain(f"{where}(rule)", expected, got, cure=cure)) from error
