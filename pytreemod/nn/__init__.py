@@ -34,7 +34,7 @@ from pytreemod.nn.sequential import Identity as Identity
 from pytreemod.nn.sequential import Lambda as Lambda
 from pytreemod.nn.sequential import Sequential as Sequential
 from pytreemod.nn.spectral_normalization import SpectralNorm as SpectralNorm
-from pytreemod.nn.stacks import Stack as Stack
+from pytreemod.nn.stack.layer import Stack as Stack
 from pytreemod.state.making import delete_init_state as delete_init_state
 from pytreemod.state.making import make_with_state as make_with_state
 from pytreemod.state.tokens import RngStream as RngStream

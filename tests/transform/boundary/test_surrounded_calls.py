@@ -346,6 +346,18 @@ def test_calls_are_counted_in_what_surrounds_them():
     assert counts() == [0, 0]
 
 
+def test_the_count_goes_on_after_what_was_traced_meanwhile():
+    """A trace that is over is not gone on with, and the one around it is."""
+    model = surround(PAIR, "first", Times(1.0))
+
+    def call(model, x):
+        return jax.jit(lambda model, x: model.first(model.first(x)))(model, model.first(x))
+
+    with surrounding():
+        sites = [*asked(call, model, X), *asked(call, model, X)]
+    assert [where.count for _, where in sites] == [0, 0, 1, 1, 0, 1]
+
+
 def test_each_thread_counts_for_itself():
     """What others call meanwhile is no call of this one."""
     model = surround(PAIR, "first", Times(1.0))
@@ -507,6 +519,24 @@ def test_layers_that_are_taken_out_are_in_the_outer_stack(how, count):
         for layer in list(taking.inner)[1:]:
             expected = layer(expected) + jnp.float32(number)
     same(surround(outer, nn.Linear, Outer())(X), expected)
+
+
+class Releasing(pm.Module):
+    """A layer that takes the rules off."""
+
+    linear: nn.Linear
+
+    def __call__(self, x):
+        released_layer = released(self.linear, 0)
+        assert type(released_layer) is nn.Linear
+        assert len(jax.tree.leaves(released_layer)) == 2
+        return jax.jit(lambda layer, x: layer(x))(released_layer, x)
+
+
+def test_a_layer_that_is_released_has_no_number():
+    """It is of its own class, which knows none."""
+    plain = nn.Stack(lambda key: Releasing(nn.Linear(2, 2, key=key)), 3, key=jax.random.key(0))
+    same(surround(plain, nn.Linear, Numbered())(X), plain(X))
 
 
 def test_a_rule_that_does_not_use_the_number_gets_none():

@@ -1,0 +1,305 @@
+"""`Stack`: many layers of one kind as one layer, applied by a scan.
+
+The layers are one Module, whose arrays have a leading axis, so that JAX traces and compiles one
+layer, however many there are. A call splits what is for each layer (its arrays, its part of the
+State, its key, the entries of `per_layer`) from what goes from one to the next (`x`, and values in
+State that all layers share), and leaves the rest to `filter_scan`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar, cast, overload
+
+import jax
+import jax.numpy as jnp
+
+from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.module.fields import field
+from pytreemod.nn.arguments import check_key, check_size, named
+from pytreemod.nn.calling import (
+    ABSENT,
+    Absence,
+    Absent,
+    StatefulLayer,
+    uses_key_if,
+    wants_key,
+)
+from pytreemod.nn.sequential import Identity
+from pytreemod.nn.stack.making import check_remat, check_unroll, make_layers
+from pytreemod.nn.stack.members import merged, opened, renewed, taken
+from pytreemod.nn.stack.refusals import check_leading, check_names, check_second
+from pytreemod.nn.stack.state import LayerStates, given_state
+from pytreemod.nn.stack.step import Step
+from pytreemod.state.key_sources import KeyLike
+from pytreemod.state.making import delete_init_state
+from pytreemod.state.values import State, tokens_of
+from pytreemod.transform.boundary.surrounded_calls import with_numbers, without_numbers
+from pytreemod.transform.control_flow.loops import filter_scan
+from pytreemod.transform.derivatives.checkpoints import filter_checkpoint
+from pytreemod.transform.maps.stacking import unstack
+from pytreemod.tree.predicates import is_array
+from pytreemod.typing import jtu
+
+_L = TypeVar("_L", bound=Callable[..., Any])
+
+
+class Stack(StatefulLayer, Generic[_L]):
+    """Many layers of one kind, one after the other: traced and compiled once, however many.
+
+    The layers are kept as one, whose arrays have a leading axis, and applied by
+    [`filter_scan`][pytreemod.filter_scan]. So all have the same configuration, and each gives back
+    what it takes: same structure, shapes and dtypes.
+
+    Indexing gives a layer, slicing a `Stack`; `len` and iteration work. Edit what is inside as
+    anywhere: `tree_at(lambda s: s.layer.weight, stack, replace_fn=lambda w: w.at[2].set(0))`.
+
+    **Law.** `stack(x)` is `x` after `for layer in stack: x = layer(x)`; with State, the same holds
+    for the list of layers and the State that `unstack` shows how to make.
+
+    Shapes:
+        x: whatever a layer takes
+        return: the structure, shapes and dtypes of x; a pair with the State if one was passed in
+
+    Fields:
+        layer: the layers as one; each array has a leading axis of size depth
+
+    Args:
+        make_layer: makes one layer; called once, mapped, as `make_layer(key=k)` with a key of its
+            own for each layer, or as `make_layer()` if it takes no `key`.
+        depth: how many layers, >= 0.
+        key: split between the layers; or what `init_keys` gave.
+        remat: whether to recompute what each layer computed, in the backward pass, instead of
+            storing it; or a policy that says what may be stored, see `jax.checkpoint_policies`.
+        unroll: how many layers to write out in each step of the scan; True for all.
+
+    State and randomness: is stateful if its layer is, or has tokens without saying so. Each value
+        in the State has a leading axis of size depth. Each random stream is one, split between the
+        layers in every call. A key is split between the layers, if they use one.
+
+    Raises:
+        ArgumentError: an argument is unusable.
+        RngError: make_layer needs a key and none was given, or key is no random key.
+        ShapeError: an array has not the leading axis.
+        StateError: the layers need State and none was passed in, or one that does not fit.
+        StructureError: a layer does not give back what it takes; the paths are named.
+
+    Examples:
+        >>> import functools as ft
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> make_layer = ft.partial(nn.Linear, 3, 3)
+        >>> stack = nn.Stack(make_layer, 20, key=jax.random.key(0))
+        >>> stack.layer.weight.shape, stack(jnp.ones((7, 3))).shape
+        ((20, 3, 3), (7, 3))
+        >>> len(stack), len(stack[5:]), stack[0].weight.shape
+        (20, 15, (3, 3))
+    """
+
+    layer: _L
+    depth: int = field(static=True)
+    remat: bool | Callable[..., Any] = field(static=True)
+    unroll: int | bool = field(static=True)
+
+    def __init__(
+        self,
+        make_layer: Callable[..., _L],
+        depth: int,
+        *,
+        key: KeyLike | None = None,
+        remat: bool | Callable[..., Any] = False,
+        unroll: int | bool = 1,
+    ):
+        self.depth = check_size(named(self, "depth"), depth)
+        self.remat = check_remat(named(self, "remat"), remat)
+        self.unroll = check_unroll(named(self, "unroll"), unroll)
+        self.layer = make_layers(make_layer, self.depth, key)
+
+    @overload
+    def __call__(
+        self,
+        x: Any,
+        *,
+        key: KeyLike | None = None,
+        per_layer: Mapping[str, Any] | None = None,
+        **same: Any,
+    ) -> Any: ...
+
+    @overload
+    def __call__(
+        self,
+        x: Any,
+        state: State,
+        *,
+        key: KeyLike | None = None,
+        per_layer: Mapping[str, Any] | None = None,
+        **same: Any,
+    ) -> tuple[Any, State]: ...
+
+    @uses_key_if(lambda stack: wants_key(stack.layer))
+    @jax.named_scope("pm.nn.Stack")
+    def __call__(
+        self,
+        x: Any,
+        state: State | Absent = ABSENT,
+        *,
+        key: KeyLike | None = None,
+        per_layer: Mapping[str, Any] | None = None,
+        **same: Any,
+    ) -> Any:
+        """Apply the layers.
+
+        Args:
+            x: the first layer's input.
+            state: for layers that are stateful.
+            key: split between the layers, if they use one; they are called without if it is None.
+            per_layer: further arguments by name, with a leading axis: one entry for each layer.
+            **same: further arguments by name, the same for all layers, such as a mask. If there
+                are tokens in them, all layers read and write the same values in State.
+
+        Returns:
+            The last layer's output; with `state`, the pair of it and the new State.
+        """
+        title, depth = self._title(), self.depth
+        check_second(title, self.is_stateful(), state)
+        extra = check_names(title, per_layer, same)
+        # Rules around the layers, if there are any, are told which layer it is.
+        layer, outer = without_numbers(self.layer)
+        numbers = None if outer is None else jnp.arange(depth)
+        layer = delete_init_state(layer) if self.is_stateful() else layer
+        check_leading(title, depth, {"layer": layer, "per_layer": extra})
+        keys = None
+        if key is not None and wants_key(self.layer):
+            keys = jax.random.split(check_key(title, key), depth)
+        values = None
+        if self.is_stateful():
+            values = LayerStates(title, layer, depth, same, given_state(title, layer, state))
+        step = Step(same, outer, title, None if values is None else values.form)
+        own, shared = ((), ()) if values is None else (values.own, values.shared)
+        (x, shared), own = filter_scan(
+            self._recomputing(step),
+            (x, shared),
+            (layer, own, keys, extra, numbers),
+            length=depth,
+            unroll=self.unroll,
+        )
+        if values is None:
+            return x if isinstance(state, Absence) else (x, state)
+        return x, cast("State", state) if own is None else values.after(own, shared)
+
+    def is_stateful(self) -> bool:
+        """Whether the layers need State.
+
+        Returns:
+            True or False.
+        """
+        if isinstance(self.layer, StatefulLayer):
+            return self.layer.is_stateful()
+        return bool(tokens_of(self.layer))
+
+    @classmethod
+    def from_layers(
+        cls,
+        layers: Iterable[_L],
+        *,
+        remat: bool | Callable[..., Any] = False,
+        unroll: int | bool = 1,
+    ) -> Stack[_L]:
+        """A Stack of layers that exist, which differ in nothing but the values of their arrays.
+
+        Tokens at one place in all layers become one, whose value has an entry for each layer: every
+        layer is one of its own, also where the same object is given twice. If they hold initial
+        values, these are stacked; of random streams, the first layer's goes on for all.
+
+        **Law.** `Stack.from_layers(stack.unstack()) == stack`, but for random streams.
+
+        Args:
+            layers: at least one.
+            remat: as for `Stack`.
+            unroll: as for `Stack`.
+
+        Returns:
+            The Stack.
+
+        Raises:
+            ArgumentError: there are no layers.
+            StructureError: two layers differ; the paths are named.
+        """
+        layers = list(layers)
+        if not layers:
+            cure = ("A Stack of none is made by", "nn.Stack(make_layer, 0)")
+            text = explain("Stack.from_layers", "at least one layer", "none", cure=cure)
+            raise ArgumentError(text)
+        blank: Any = Stack(Identity, 0, remat=remat, unroll=unroll)
+        return blank.replace(layer=merged(layers), depth=len(layers))
+
+    def unstack(self) -> list[_L]:
+        """The layers one by one, as they would stand in a list in the place of the Stack.
+
+        Each has tokens of its own, which hold the values for that layer if those of the Stack hold
+        values. To take the values out of a State, put them into the model first:
+
+            model = state.fill(model)
+            model = pm.tree_at(lambda m: m.blocks, model, replace_fn=lambda s: s.unstack())
+            model, state = pm.make_with_state(lambda: model)()
+
+        Returns:
+            A list of layers.
+
+        Raises:
+            ShapeError: an array has not the leading axis.
+        """
+        layer, outer = without_numbers(self.layer)
+        layer = opened(layer, self.depth)
+        check_leading(self._title(), self.depth, {"layer": layer})
+        has_arrays = any(is_array(leaf) for leaf in jtu.tree_leaves(layer))
+        members = unstack(layer) if has_arrays else [layer] * self.depth
+        return [with_numbers(renewed(member), outer) for member in members]
+
+    @overload
+    def __getitem__(self, index: int) -> _L: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Stack[_L]: ...
+
+    def __getitem__(self, index: int | slice) -> _L | Stack[_L]:
+        """A layer by number, or several as a `Stack`; with tokens of their own, as `unstack`."""
+        layer, outer = without_numbers(self.layer)
+        whole = opened(layer, self.depth)
+        check_leading(self._title(), self.depth, {"layer": whole})
+        if not isinstance(index, slice):
+            return with_numbers(renewed(taken(whole, self._number(index))), outer)
+        part, count = renewed(taken(layer, index)), len(range(self.depth)[index])
+        return self.replace(layer=with_numbers(part, outer), depth=count)
+
+    def __iter__(self) -> Iterator[_L]:
+        yield from self.unstack()
+
+    def __len__(self) -> int:
+        return self.depth
+
+    def _title(self) -> str:
+        return f"Stack({type(self.layer).__name__}, depth={self.depth})"
+
+    def _number(self, index: Any) -> int:
+        try:
+            number = operator.index(index)
+        except TypeError as error:
+            cure = ("An index that is traced takes an element of each array:",)
+            cure = (*cure, "layer = jax.tree.map(lambda leaf: leaf[i], stack.layer)")
+            expected = "an integer or a slice"
+            text = explain("Stack[...]", expected, describe(index), cure=cure)
+            raise ArgumentError(text) from error
+        if not -self.depth <= number < self.depth:
+            expected = f"an index of one of {self.depth} layers"
+            raise IndexError(explain("Stack[...]", expected, str(number)))
+        return number % self.depth
+
+    def _recomputing(self, step: Step) -> Callable[..., Any]:
+        if self.remat is False:
+            return step
+        # Inside a loop XLA cannot undo the recomputing; without one it would.
+        no_loop = self.unroll is True or self.unroll >= self.depth
+        policy = None if isinstance(self.remat, bool) else self.remat
+        return filter_checkpoint(step, prevent_cse=no_loop, policy=policy)
