@@ -1,0 +1,71 @@
+"""Which Modules a selector chooses in arguments; `capture` shows what comes of it."""
+
+import jax
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import SpecError
+from pytreemod.transform.boundary.chosen_modules import choose, rebuilt
+from pytreemod.tree.selecting import as_selector
+from tests.helpers.trees import Affine, affine
+
+MODEL = {"a": [affine(2, 2), affine(2, 2)], "b": affine(1, 2)}
+
+
+def chosen(spec, *trees):
+    """The names in each argument, in order."""
+    found = choose("f", as_selector(spec), trees, callable)
+    return [list(names.values()) for names in found]
+
+
+def test_paths_start_at_each_argument():
+    """And are those of the Modules, however the argument is wrapped."""
+    assert chosen(Affine, MODEL, affine(2, 2)) == [["['a'][0]", "['a'][1]", "['b']"], ["<root>"]]
+    assert chosen("a.*", MODEL) == [["['a'][0]", "['a'][1]"]]
+    jitted = pm.filter_jit(affine(2, 2).__call__)
+    (names,) = choose("f", as_selector(...), [jitted], callable)
+    ((path, name),) = names.items()
+    assert name == "<root>"
+    assert len(path) == 2
+
+
+def test_only_modules_with_the_method_are_chosen():
+    """A selector is not asked about others."""
+    with pytest.raises(SpecError, match=r"f\(True\): expected a selector of at least one Module"):
+        choose("f", as_selector(True), [MODEL], lambda module: False)
+
+
+class Holding(pm.Module):
+    """A model whose State has a Module for a value."""
+
+    index: pm.StateIndex
+    layer: Affine
+
+    def __init__(self):
+        self.index = pm.StateIndex(affine(2, 2))
+        self.layer = affine(2, 2)
+
+    def __call__(self, x, state):
+        return self.layer(x), state
+
+
+def test_values_in_a_state_are_not_chosen():
+    """They are no part of a model, and have to stay of the class that their token says."""
+    model, state = pm.make_with_state(Holding)()
+    assert chosen(Affine, model, state) == [["layer"], []]
+    assert rebuilt(state, lambda node, path: None) is state
+
+
+def test_a_tree_is_rebuilt_from_below():
+    """What stays as it is stays the same object; parts see their paths."""
+    seen = []
+
+    def change(node, path):
+        seen.append(len(path))
+        return "changed" if path and node is MODEL["b"] else node
+
+    made = rebuilt(MODEL, change)
+    assert made["b"] == "changed"
+    assert made["a"] is MODEL["a"]
+    assert seen == [2, 2, 1, 1, 0]
+    assert jax.tree.structure(MODEL["a"]) == jax.tree.structure(made["a"])
