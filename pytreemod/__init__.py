@@ -39,13 +39,13 @@ from pytreemod.transform.compilation.jit import filter_jit as filter_jit
 from pytreemod.transform.compilation.placements import filter_shard as filter_shard
 from pytreemod.transform.control_flow.branches import filter_cond as filter_cond
 from pytreemod.transform.control_flow.branches import filter_switch as filter_switch
-from pytreemod.transform.control_flow.loops import (
+from pytreemod.transform.control_flow.loops import filter_fori_loop as filter_fori_loop
+from pytreemod.transform.control_flow.loops import filter_while_loop as filter_while_loop
+from pytreemod.transform.control_flow.scans import (
     filter_associative_scan as filter_associative_scan,
 )
-from pytreemod.transform.control_flow.loops import filter_fori_loop as filter_fori_loop
-from pytreemod.transform.control_flow.loops import filter_map as filter_map
-from pytreemod.transform.control_flow.loops import filter_scan as filter_scan
-from pytreemod.transform.control_flow.loops import filter_while_loop as filter_while_loop
+from pytreemod.transform.control_flow.scans import filter_map as filter_map
+from pytreemod.transform.control_flow.scans import filter_scan as filter_scan
 from pytreemod.transform.derivatives.checkpoints import filter_checkpoint as filter_checkpoint
 from pytreemod.transform.derivatives.custom_rules import filter_custom_jvp as filter_custom_jvp
 from pytreemod.transform.derivatives.custom_rules import filter_custom_vjp as filter_custom_vjp

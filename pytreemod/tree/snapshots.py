@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -92,11 +92,17 @@ class Structure:
         return self.treedef.unflatten(leaves)
 
 
-def divide(tree: PyTree) -> tuple[list[Any], Structure]:
-    """The arrays of a tree, and a structure of its own for the rest; nothing need be hashable."""
+def divide(tree: PyTree, counts: Callable[[Any], bool] = is_array) -> tuple[list[Any], Structure]:
+    """The values in a tree, and a structure of its own for the rest; nothing need be hashable.
+
+    Args:
+        tree: any tree.
+        counts: says of a leaf whether it is a value; all else is structure.
+    """
     leaves, treedef = jtu.tree_flatten(tree)
-    positions = tuple(i for i, leaf in enumerate(leaves) if is_array(leaf))
-    statics = tuple(None if is_array(leaf) else leaf for leaf in leaves)
+    marks = [counts(leaf) for leaf in leaves]
+    positions = tuple(i for i, mark in enumerate(marks) if mark)
+    statics = tuple(None if mark else leaf for mark, leaf in zip(marks, leaves, strict=True))
     return [leaves[i] for i in positions], Structure(treedef, positions, statics)
 
 

@@ -36,7 +36,7 @@ from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.making import delete_init_state
 from pytreemod.state.values import State, tokens_of
 from pytreemod.transform.boundary.surrounded_calls import with_numbers, without_numbers
-from pytreemod.transform.control_flow.loops import filter_scan
+from pytreemod.transform.control_flow.scans import filter_scan
 from pytreemod.transform.derivatives.checkpoints import filter_checkpoint
 from pytreemod.transform.maps.stacking import unstack
 from pytreemod.tree.predicates import is_array

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import describe
+from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import children_of, record_of, stop_below
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.snapshots import static_token
 from pytreemod.typing import PyTree, class_of, jtu
 
 _NUMBERS = (bool, int, float, complex)
@@ -58,26 +58,6 @@ def varying_axes(aval: Any) -> frozenset[Any]:
     # One name in newer JAX, another before.
     manual = getattr(aval, "manual_axis_type", None)
     return frozenset(getattr(aval, "vma", None) or getattr(manual, "varying", ()))
-
-
-def same_static(a: Any, b: Any) -> bool:
-    """Whether two leaves that are no arrays are the same to a program."""
-    if a is b:
-        return True
-    if type(a) is not type(b):
-        return False
-    try:
-        return static_token(a) == static_token(b)
-    except TypeError:
-        # No hash: all that is left is to ask them.
-        return _plainly_equal(a, b)
-
-
-def _plainly_equal(a: Any, b: Any) -> bool:
-    try:
-        return (a == b) is True
-    except Exception:
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +136,7 @@ def differences(first: PyTree, second: PyTree, fits: Any) -> list[Difference]:
 def _differ(a: Any, b: Any, fits: Any) -> bool:
     if _is_typed(a) and _is_typed(b):
         return not fits(a, b)
-    return not same_static(a, b)
+    return not are_one(a, b)
 
 
 def _differences(a: Any, b: Any, path: tuple[Any, ...], fits: Any) -> Iterator[Difference]:
@@ -199,7 +179,7 @@ def _of_records(a: Any, b: Any, path: tuple[Any, ...], fits: Any) -> Iterator[Di
         first, second = getattr(a, name, MISSING), getattr(b, name, MISSING)
         if name in data and name in data_of_other:
             yield from _differences(first, second, here, fits)
-        elif not same_static(first, second):
+        elif not are_one(first, second):
             yield Difference(here, first, second, in_data=False)
 
 

@@ -180,3 +180,13 @@ def assign_arguments(
             strict,
         )
     ]
+
+
+def values_in(spec: Any, stops: Callable[[Any], bool]) -> list[Any]:
+    """The leaves of a spec, what its rules give included; each once."""
+    values: list[Any] = []
+    for leaf in jtu.tree_leaves(spec, is_leaf=stops):
+        for value in [value for _, value in leaf.items] if isinstance(leaf, By) else [leaf]:
+            if value not in values:
+                values.append(value)
+    return values

@@ -13,15 +13,17 @@ as the argument list, not as the model.
 *Packing* takes the result apart while it is traced and writes down, as a `Plan`, how to build it.
 The traced function returns `{plan: arrays}`: JAX keeps the keys of dicts in its own record of
 each trace, so the right plan comes back with the arrays of each call, whichever of a function's
-traces ran, and no table of ours has to be consulted.
+traces ran, and no table of ours has to be consulted. Where JAX must know beforehand how each array
+is to be treated, they go out in *groups*.
 """
 
 from __future__ import annotations
 
 import functools as ft
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Container, Sequence
 from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -29,6 +31,7 @@ import numpy as np
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.records import make_record
 from pytreemod.transform.boundary.sowing import Sown, reaping, release
+from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import is_node, is_plain_tuple, places, record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import PENDING
@@ -38,7 +41,6 @@ from pytreemod.tree.snapshots import (
     Snapshot,
     Structure,
     container_paths,
-    divide,
     snapshot_of,
     static_token,
     structure_of,
@@ -204,19 +206,6 @@ def split_call(
     return arrays, tuple(key)
 
 
-def structure_of_call(
-    head: Sequence[Any], args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[list[Any], Structure]:
-    """The arrays of a call, and the structure that gives back `(head, args, kwargs)`.
-
-    Raises:
-        TypeError: a value that is no array cannot be hashed.
-    """
-    arrays, structure = divide((tuple(head), tuple(args), kwargs))
-    hash(structure.statics)
-    return arrays, structure
-
-
 def unhashable(named: Sequence[tuple[str, Any]], error: TypeError) -> TypeError:
     """The error for a call with a static value that cannot be hashed: its path is named.
 
@@ -245,16 +234,26 @@ def unhashable(named: Sequence[tuple[str, Any]], error: TypeError) -> TypeError:
     return error
 
 
+Whole = tuple[Callable[[Any, list[Any]], Any], Any, int, int]
+"""A leaf of a plan's tree that is made as a whole: what makes it, of what that is no array, and of
+which arrays, first and past the last."""
+
+
 class Plan:
-    """How to build a result from its arrays. Compared by identity."""
+    """How to build a result from its arrays.
 
-    __slots__ = ("finish", "gather", "treedef", "wholes")
+    Plans are equal if their results differ in nothing but arrays: JAX, which compares what the
+    branches of a program return, can tell.
+    """
 
-    def __init__(self, treedef: Any, wholes: Sequence[Whole], finish: Any):
+    __slots__ = ("finish", "gather", "hash", "treedef", "wholes")
+
+    def __init__(self, treedef: Any, wholes: Sequence[Whole], finish: Any = None):
         self.treedef = treedef
         self.wholes = wholes
         self.finish = finish
         self.gather: Callable[[Any], list[Any]] | None = None
+        self.hash = hash((treedef, len(wholes)))
 
     def build(self, arrays: list[Any]) -> PyTree:
         """The result, with these arrays."""
@@ -262,41 +261,60 @@ class Plan:
             arrays = self.gather(arrays)
         leaves: list[Any] = []
         done = 0
-        for make, start, stop in self.wholes:
+        for make, what, start, stop in self.wholes:
             leaves += arrays[done:start]
-            leaves.append(make(arrays[start:stop]))
+            leaves.append(make(what, arrays[start:stop]))
             done = stop
         leaves += arrays[done:]
         result = self.treedef.unflatten(leaves)
         return result if self.finish is None else self.finish(result)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Plan):
+            return NotImplemented
+        return (
+            self.treedef == other.treedef
+            and self.gather == other.gather
+            and len(self.wholes) == len(other.wholes)
+            # What makes them is no difference: it follows from what they are made of.
+            and all(
+                a[2:] == b[2:] and are_one(a[1], b[1])
+                for a, b in zip(self.wholes, other.wholes, strict=True)
+            )
+        )
+
+    def __hash__(self) -> int:
+        return self.hash
+
     def __repr__(self) -> str:
         return "result"
 
 
-Whole = tuple[Callable[[list[Any]], Any], int, int]
-"""A leaf of the tree above: what makes it, and from which arrays, first and past the last."""
+def pack(result: PyTree, lent: Container[int] = ()) -> dict[Plan, list[Any]]:
+    """Take a traced result apart: `{plan: arrays}`, for JAX to carry through the transform.
 
-
-def pack(result: PyTree) -> dict[Plan, list[Any]]:
-    """Take a traced result apart: `{plan: arrays}`, for JAX to carry through the transform."""
+    Args:
+        result: what the traced function returned.
+        lent: the ids of values that are no arrays, which the plan must not keep alive: JAX keeps
+            it as long as its trace. They are there as long as somebody asks for the result.
+    """
     arrays: list[Any] = []
     wholes: list[Whole] = []
     makers: dict[int, Any] = {}
 
     def is_whole(node: Any) -> bool:
-        make = _maker(node)
-        if make is not None:
-            makers[id(node)] = make
-        return make is not None
+        maker = _maker(node, lent)
+        if maker is not None:
+            makers[id(node)] = maker
+        return maker is not None
 
     leaves, treedef = jtu.tree_flatten(result, is_leaf=is_whole)
     for leaf in leaves:
         if is_array(leaf):
             arrays.append(leaf)
             continue
-        inside, make = makers[id(leaf)]
-        wholes.append((make, len(arrays), len(arrays) + len(inside)))
+        inside, make, what = makers[id(leaf)]
+        wholes.append((make, what, len(arrays), len(arrays) + len(inside)))
         arrays += inside
     return {Plan(treedef, wholes, release if type(result) is Sown else None): arrays}
 
@@ -308,8 +326,11 @@ def pack_call(
     return pack(reaping(fn)(*args, **kwargs))
 
 
-def _maker(node: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
-    """The arrays of a node that is built as a whole, and what builds it; None for others."""
+_Maker = tuple[list[Any], Callable[[Any, list[Any]], Any], Any]
+
+
+def _maker(node: Any, lent: Container[int]) -> _Maker | None:
+    """The arrays of a node that is made as a whole, what makes it, and of what; None for others."""
     record = record_of(node)
     if record is not None:
         early = record.early(node)
@@ -319,31 +340,90 @@ def _maker(node: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
             arrays, structure = structure_of(*jtu.tree_flatten(node))
         except TypeError:
             return None
-        paths = container_paths(node)
-        return arrays, ft.partial(make_pending, type(node), early, structure, paths)
+        make = ft.partial(make_pending, type(node), early, container_paths(node))
+        return None if _has(structure, lent) else (arrays, make, structure)
     if isinstance(node, AbstractKeeper):
         try:
             snapshot = node.__snapshot__()
         except TypeError:
             return None
-        return snapshot.arrays, ft.partial(node.__pending__(), snapshot.structure)
+        structure = snapshot.structure
+        return None if _has(structure, lent) else (snapshot.arrays, node.__pending__(), structure)
     if is_array(node) or is_node(node):
         return None
-    return [], ft.partial(_given, node)
+    return ([], _borrowed, weakref.ref(node)) if id(node) in lent else ([], _given, node)
+
+
+def _has(structure: Structure, lent: Container[int]) -> bool:
+    """Whether something that is lent is in a structure: then it cannot be kept as a whole."""
+    return bool(lent) and any(id(static) in lent for static in structure.statics)
 
 
 def _given(value: Any, arrays: list[Any]) -> Any:
     return value
 
 
+def _borrowed(reference: Any, arrays: list[Any]) -> Any:
+    return reference()
+
+
 def unpack(packed: Any) -> PyTree:
-    """Build the result that `pack` took apart (or `grouping.group`)."""
+    """Build the result that `pack` took apart, or `group`."""
     ((plan, arrays),) = packed.items()
     return plan.build(arrays)
 
 
 def make_pending(
-    cls: type, early: dict[str, Any], structure: Structure, paths: Any, arrays: list[Any]
+    cls: type, early: dict[str, Any], paths: Any, structure: Structure, arrays: list[Any]
 ) -> Any:
     """A record with these arrays, whose fields are built when they are read."""
     return make_record(cls, {PENDING: Snapshot(arrays, structure, (), paths), **early})
+
+
+class Grouped(NamedTuple):
+    """A packed result in groups; like the one of `pack`, to whoever unpacks it.
+
+    JAX's transforms want to know how to treat each output before the function has run: on which
+    axis to stack it, how to lay it out. But only the run shows what the result of a function of any
+    trees is made of. So a traced function hands out its arrays in groups, one for each treatment
+    that the spec can name, which is known beforehand; which array went where is in the plan.
+
+    With a tree of treatments in the place of `groups` and None in the place of `plan`, it is also
+    the prefix that JAX wants.
+    """
+
+    plan: dict[Plan, Any] | None
+    groups: list[Any]
+
+    def items(self) -> list[tuple[Plan, list[Any]]]:
+        """The plan, and what it builds the result from."""
+        return [(plan, self.groups) for plan in self.plan or ()]
+
+
+def group(
+    result: PyTree,
+    slots: Sequence[int],
+    count: int,
+    finish: Callable[[list[Any]], list[Any]] | None = None,
+) -> Grouped:
+    """Pack a traced result in groups.
+
+    Args:
+        result: what the traced function returned.
+        slots: for each of its arrays, the group that it goes to.
+        count: how many groups there are.
+        finish: what to do with the arrays, once they are out, before the result is built.
+    """
+    ((plan, arrays),) = pack(result).items()
+    groups: list[list[Any]] = [[] for _ in range(count)]
+    targets: list[tuple[int, int]] = []
+    for array, slot in zip(arrays, slots, strict=True):
+        targets.append((slot, len(groups[slot])))
+        groups[slot].append(array)
+
+    def gather(groups: Sequence[Any]) -> list[Any]:
+        arrays = [groups[slot][i] for slot, i in targets]
+        return arrays if finish is None else finish(arrays)
+
+    plan.gather = gather
+    return Grouped({plan: []}, groups)

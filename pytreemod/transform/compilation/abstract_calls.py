@@ -8,13 +8,14 @@ from typing import Any, TypeVar, cast
 import jax
 
 from pytreemod.errors import StructureError, explain
-from pytreemod.transform.boundary.agreement import Slot, differences, same_static
+from pytreemod.transform.boundary.agreement import Slot, differences
 from pytreemod.transform.boundary.packing import pack, pack_call, unpack
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
+from pytreemod.tree.kinds import are_one
 from pytreemod.tree.partitioning import partition
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.snapshots import Structure
+from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.typing import PyTree, jtu
 
 _R = TypeVar("_R")
@@ -22,14 +23,6 @@ _R = TypeVar("_R")
 
 def _is_abstract(leaf: Any) -> bool:
     return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
-
-
-def divide_abstractly(tree: PyTree) -> tuple[list[Any], Structure]:
-    """As `divide`, with `jax.ShapeDtypeStruct`s counted as arrays."""
-    leaves, treedef = jtu.tree_flatten(tree)
-    positions = tuple(i for i, leaf in enumerate(leaves) if _is_abstract(leaf))
-    statics = tuple(None if _is_abstract(leaf) else leaf for leaf in leaves)
-    return [leaves[i] for i in positions], Structure(treedef, positions, statics)
 
 
 def filter_eval_shape(fun: Callable[..., _R], /, *args: Any, **kwargs: Any) -> _R:
@@ -52,7 +45,7 @@ def filter_eval_shape(fun: Callable[..., _R], /, *args: Any, **kwargs: Any) -> _
         {'n': 3, 'x': ShapeDtypeStruct(shape=(3, 2), dtype=float32)}
     """
     check_callable("filter_eval_shape", fun)
-    arrays, structure = divide_abstractly((fun, args, kwargs))
+    arrays, structure = divide((fun, args, kwargs), _is_abstract)
 
     def run(values: list[Any]) -> Any:
         return pack_call(*structure.assemble(values))
@@ -74,7 +67,7 @@ class _MakeJaxpr(Transformed):
 
 def _trace(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, PyTree]:
     """The jaxpr of a call, and its result with shapes for arrays."""
-    arrays, structure = divide_abstractly((args, kwargs))
+    arrays, structure = divide((args, kwargs), _is_abstract)
 
     def run(*values: Any) -> Any:
         args, kwargs = structure.assemble(values)
@@ -143,7 +136,7 @@ class ClosureConverted:
             StructureError: the arguments differ, in structure, shape, dtype or static values,
                 from those that the function was converted for.
         """
-        arrays, structure = divide_abstractly((args, kwargs))
+        arrays, structure = divide((args, kwargs), _is_abstract)
         self._check(arrays, structure)
         # Here, and not above: it takes a third of the time of importing pytreemod, for this line.
         from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
@@ -176,7 +169,7 @@ def _slots(values: Iterable[Any]) -> list[Any]:
 
 def _same_type(first: Any, second: Any) -> bool:
     if not (isinstance(first, Slot) and isinstance(second, Slot)):
-        return same_static(first, second)
+        return are_one(first, second)
     return first.aval.shape == second.aval.shape and first.aval.dtype == second.aval.dtype
 
 
@@ -238,8 +231,8 @@ def filter_closure_convert(
     """
     check_callable("filter_closure_convert", fn)
     closed, result = _trace(fn, args, kwargs)
-    structs, out_structure = divide_abstractly(result)
-    arrays, in_structure = divide_abstractly((args, kwargs))
+    structs, out_structure = divide(result, _is_abstract)
+    arrays, in_structure = divide((args, kwargs), _is_abstract)
     in_structs = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
     return ClosureConverted(
         function_name(fn),

@@ -1,4 +1,4 @@
-"""Steps and branches as JAX's control flow takes them: functions of flat lists of arrays.
+"""What is kept of steps and branches from one call to the next.
 
 JAX finds what it has traced and compiled by the identity of the function that it is given: one
 made anew for every call would be compiled anew for every call. So what is made for a function and
@@ -9,56 +9,16 @@ leaves that are told apart by identity (functions, mostly): nothing that is kept
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
-import jax.numpy as jnp
-
-from pytreemod.errors import ArgumentError, describe, explain
-from pytreemod.transform.boundary.agreement import same_static
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.selecting import Rule
-from pytreemod.tree.snapshots import Structure, static_token
+from pytreemod.tree.snapshots import Structure, divide, static_token
 from pytreemod.typing import PyTree, Tracer, class_of, jtu
 
 MAX_KEPT = 512
 """How many are kept at most; the oldest goes."""
-
-
-def _is_lent(value: Any) -> bool:
-    """Whether a static value is equal to itself alone, and can be held weakly."""
-    kind = class_of(value)
-    if kind.__weakrefoffset__ == 0:
-        return False
-    return kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__
-
-
-class _Loan(weakref.ref[Any]):
-    """Stands for a value that is lent: equal to another of the same value."""
-
-
-def lend(structure: Structure, lenders: Sequence[Structure] | None = None) -> _Lent:
-    """What gives a structure, and keeps nothing alive that is lent.
-
-    Args:
-        structure: the structure.
-        lenders: by whom; what they do not have is not lent. None for the structure itself.
-    """
-    whose = [structure] if lenders is None else lenders
-    lent = {id(x) for lender in whose for x in lender.statics if _is_lent(x)}
-    if not any(id(x) in lent for x in structure.statics):
-        return lambda: structure
-    treedef, positions = structure.treedef, structure.positions
-    statics = [_Loan(x) if id(x) in lent else x for x in structure.statics]
-
-    def give_back() -> Structure:
-        return Structure(treedef, positions, tuple(x() if type(x) is _Loan else x for x in statics))
-
-    return give_back
-
-
-_Lent = Callable[[], Structure]
 
 
 class Parts:
@@ -74,40 +34,28 @@ class Parts:
     __slots__ = ("key", "lent", "structure", "values")
 
     def __init__(self, tree: PyTree, counts: Callable[[Any], bool] = is_array):
-        leaves, treedef = jtu.tree_flatten(tree)
-        marks = [counts(leaf) for leaf in leaves]
-        positions = tuple(i for i, mark in enumerate(marks) if mark)
-        statics = tuple(None if m else x for m, x in zip(marks, leaves, strict=True))
-        self.values = [leaves[i] for i in positions]
-        self.structure = Structure(treedef, positions, statics)
-        self.lent: list[Any] = []
-        try:
-            self.key = treedef, positions, tuple(map(self._token, statics))
-        except TypeError:
-            self.key = None
+        self.values, self.structure = divide(tree, counts)
+        self.lent = [x for x in self.structure.statics if _is_lent(x)]
+        self.key = _key_of(self.structure)
 
-    def _token(self, static: Any) -> Any:
-        if _is_lent(static):
-            self.lent.append(static)
-            return _Loan(static)
-        return class_of(static), static_token(static)
+    def lend(self) -> Lent:
+        """What gives the structure, and keeps nothing alive that is lent."""
+        return lend(self.structure, set(map(id, self.lent)))
 
 
-class Callee:
+class Callee(Parts):
     """The functions that a transform was given, as data and references.
 
     Functions that are pytrees (Modules, bound methods) are data, so that their arrays are inputs of
     the program. The others are held weakly by whatever is kept for them: it dies with them.
     """
 
-    __slots__ = ("lasting", "nodes", "references")
+    __slots__ = ("lasting", "references")
 
     def __init__(self, fns: Sequence[Callable[..., Any]]):
-        self.nodes = tuple(fn if is_node(fn) else None for fn in fns)
+        super().__init__(tuple(fn if is_node(fn) else None for fn in fns))
         self.lasting = True
-        self.references = tuple(
-            self._reference(fn) for fn, node in zip(fns, self.nodes, strict=True) if node is None
-        )
+        self.references = tuple(self._reference(fn) for fn in fns if not is_node(fn))
 
     def _reference(self, fn: Callable[..., Any]) -> Callable[[], Any]:
         try:
@@ -117,15 +65,67 @@ class Callee:
             return lambda: fn
 
     def restorer(self) -> Callable[[Sequence[Any]], list[Any]]:
-        """What gives the functions back from the data: it holds no function that is no pytree."""
-        missing = tuple(node is None for node in self.nodes)
-        references = self.references
+        """What gives the functions back from the values: it holds none that is no pytree."""
+        references, structure_of = self.references, self.lend()
 
-        def restore(nodes: Sequence[Any]) -> list[Any]:
+        def restore(values: Sequence[Any]) -> list[Any]:
             found = iter(references)
-            return [next(found)() if m else n for m, n in zip(missing, nodes, strict=True)]
+            nodes = structure_of().assemble(values)
+            return [next(found)() if node is None else node for node in nodes]
 
         return restore
+
+
+def _is_lent(value: Any) -> bool:
+    """Whether a static value is equal to itself alone, and can be held weakly."""
+    kind = class_of(value)
+    own = kind.__eq__ is not object.__eq__ or kind.__hash__ is not object.__hash__
+    return not own and kind.__weakrefoffset__ != 0
+
+
+class _Loan(weakref.ref[Any]):
+    """Stands for a value that is lent: equal to another of the same value."""
+
+
+def _key_of(structure: Structure) -> tuple[Any, ...] | None:
+    try:
+        tokens = tuple(
+            _Loan(x) if _is_lent(x) else (class_of(x), static_token(x)) for x in structure.statics
+        )
+    except TypeError:
+        return None
+    return structure.treedef, structure.positions, tokens
+
+
+Lent = Callable[[], Structure]
+
+
+def lend(structure: Structure, lent: Container[int]) -> Lent:
+    """What gives a structure, and keeps nothing alive that is lent.
+
+    Args:
+        structure: the structure.
+        lent: the ids of what is lent.
+    """
+    if not any(id(x) in lent for x in structure.statics):
+        return lambda: structure
+    treedef, positions = structure.treedef, structure.positions
+    statics = [_Loan(x) if id(x) in lent else x for x in structure.statics]
+
+    def give_back() -> Structure:
+        return Structure(treedef, positions, tuple(x() if type(x) is _Loan else x for x in statics))
+
+    return give_back
+
+
+def lent_by(*parts: Parts) -> Callable[[], set[int]]:
+    """What gives the ids of what trees have lent, as far as it is there; it keeps none alive."""
+    loans = [_Loan(x) for part in parts for x in part.lent]
+
+    def ids() -> set[int]:
+        return {id(x) for x in (loan() for loan in loans) if x is not None}
+
+    return ids
 
 
 # With what drops each of them in time.
@@ -133,27 +133,26 @@ _kept: dict[Any, tuple[Any, list[Any]]] = {}
 
 
 def keep(
-    callee: Callee,
-    key: tuple[Any, ...],
-    parts: Sequence[Parts],
-    values: Sequence[Any],
-    make: Callable[[], Any],
+    key: tuple[Any, ...], callee: Callee, parts: Sequence[Parts], make: Callable[[], Any]
 ) -> Any:
-    """What `make` gives, or what it gave before for the same functions and an equal key.
+    """What `make` gives, or what it gave before for the same functions and equal keys.
 
     Args:
+        key: all that it depends on besides the functions and trees.
         callee: the functions that it is made for.
-        key: all else that it depends on; with None in it, nothing is kept.
-        parts: the trees whose keys are in it.
-        values: the values of this call.
+        parts: the trees that it is made for. If one has no key, nothing is kept.
         make: makes it; the result must not hold the functions, nor what the trees have lent.
     """
-    if not callee.lasting or any(part is None for part in key):
+    parts = [callee, *parts]
+    keys = [part.key for part in parts]
+    if not callee.lasting or None in keys:
         return make()
     # Nothing tells when a function inside a pytree dies. It may hold tracers, so it is not kept
     # from one trace to the next.
+    values = (value for part in parts for value in part.values)
     if not callee.references and any(isinstance(value, Tracer) for value in values):
         return make()
+    key = (*key, *keys)
     try:
         found = _kept.get((callee.references, key))
     except TypeError:
@@ -190,93 +189,3 @@ def spec_key(spec: Any) -> Any:
 
 def _is_none(value: Any) -> bool:
     return value is None
-
-
-class Frame:
-    """All of a result that is not arrays, with the axes that its arrays are to be moved to.
-
-    Frames of equal results are equal, so that JAX, which compares what it is returned, can tell.
-    """
-
-    __slots__ = ("axes", "give_back", "positions")
-
-    def __init__(
-        self,
-        structure: Structure,
-        axes: tuple[int, ...] = (),
-        lenders: Sequence[Structure] = (),
-    ):
-        # JAX keeps results with its traces. What they have from the arguments is the caller's.
-        self.give_back = lend(structure, lenders)
-        self.positions = structure.positions or ()
-        self.axes = axes
-
-    @property
-    def structure(self) -> Structure:
-        """What gives the result, from its arrays."""
-        return self.give_back()
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Frame):
-            return NotImplemented
-        mine, others = self.structure, other.structure
-        return (
-            self.axes == other.axes
-            and mine.treedef == others.treedef
-            and mine.positions == others.positions
-            and all(map(same_static, mine.statics, others.statics))
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.axes, self.positions))
-
-
-class Framed:
-    """A result on its way through JAX: a node whose children are its arrays."""
-
-    __slots__ = ("arrays", "frame")
-
-    def __init__(self, arrays: Sequence[Any], frame: Frame):
-        self.arrays = tuple(arrays)
-        self.frame = frame
-
-    def build(self) -> PyTree:
-        """The result, its arrays moved from axis 0 to where they belong."""
-        arrays = self.arrays
-        if self.frame.axes:
-            arrays = [
-                array if axis == 0 else jnp.moveaxis(array, 0, axis)
-                for array, axis in zip(arrays, self.frame.axes, strict=True)
-            ]
-        return self.frame.structure.assemble(arrays)
-
-
-def _flatten(framed: Framed) -> tuple[tuple[Any, ...], Frame]:
-    return framed.arrays, framed.frame
-
-
-def _unflatten(frame: Frame, arrays: Any) -> Framed:
-    return Framed(arrays, frame)
-
-
-jtu.register_pytree_node(Framed, _flatten, _unflatten)
-
-
-def refuse_uncallable(where: str, fn: Any) -> None:
-    """Refuse a step or a branch that cannot be called.
-
-    Raises:
-        ArgumentError: `fn` is not callable.
-    """
-    if not callable(fn) or isinstance(fn, Rule):
-        raise ArgumentError(explain(where, "something callable", describe(fn)))
-
-
-def refuse_other_than_int(where: str, value: Any) -> None:
-    """Refuse an axis that is no int.
-
-    Raises:
-        ArgumentError: it is none.
-    """
-    if type(value) is not int:
-        raise ArgumentError(explain(where, "an int", describe(value)))

@@ -2,7 +2,7 @@
 
 `jax.jit` wants a tree of shardings for the arguments, which a call's structure gives, and one for
 the result, whose structure is not known before the function is traced. The result is therefore
-handed out in groups, one for each sharding that the spec can name (see `grouping`): the function is
+handed out in groups, one for each sharding that the spec can name (see `packing`): the function is
 traced once, and nothing is added to its program. Only what a *function* in the spec gives can't be
 known beforehand, and becomes a sharding constraint at the end of the program.
 """
@@ -21,9 +21,9 @@ from pytreemod.transform.boundary.argument_specs import (
     assign,
     assign_arguments,
     named_arguments,
+    values_in,
 )
-from pytreemod.transform.boundary.grouping import Grouped, group, values_in
-from pytreemod.transform.boundary.packing import pack
+from pytreemod.transform.boundary.packing import Grouped, group, pack
 from pytreemod.transform.boundary.sowing import Sown
 from pytreemod.transform.compilation.donation import count_arrays
 from pytreemod.transform.compilation.placements import (

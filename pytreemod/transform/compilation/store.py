@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 import jax
 
 from pytreemod.transform.boundary.argument_specs import Assigned
-from pytreemod.transform.boundary.packing import pack, structure_of_call
+from pytreemod.transform.boundary.packing import pack
 from pytreemod.transform.boundary.shared_parameters import Twins, knowing, twins_among
 from pytreemod.transform.boundary.sowing import is_collecting, reaping
 from pytreemod.transform.boundary.wrapping import function_name, parameters_of
@@ -40,7 +40,7 @@ from pytreemod.transform.compilation.static_arguments import release
 from pytreemod.transform.host.runtime_checks import begin_making, checks_in, end_making
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.snapshots import Structure
+from pytreemod.tree.snapshots import Structure, divide
 
 MAX_ENTRIES = 4096
 """With as many static variants a program does nothing but compile; the oldest goes."""
@@ -186,7 +186,8 @@ class Store:
         Raises:
             TypeError: a static value cannot be hashed.
         """
-        arrays, structure = structure_of_call(head, args, kwargs)
+        arrays, structure = divide((head, args, kwargs))
+        hash(structure.statics)
         donation = self.options.donation
         entry = Entry(key, quiet=donation is not None and donation.quiet)
         twins = twins_among((head, args, kwargs))

@@ -9,7 +9,7 @@ time told which of their leaves are to be arrays, and of which dtype.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -32,26 +32,13 @@ from pytreemod.transform.boundary.agreement import (
     differences,
     is_number,
     is_value,
-    same_static,
 )
-from pytreemod.transform.boundary.sowing import (
-    is_collecting,
-    labels_of,
-    reap,
-    release,
-    with_harvest,
-)
-from pytreemod.transform.boundary.wrapping import function_name
-from pytreemod.transform.compilation.kept_functions import (
-    Callee,
-    Frame,
-    Framed,
-    Parts,
-    keep,
-    lend,
-    refuse_uncallable,
-)
+from pytreemod.transform.boundary.packing import pack, unpack
+from pytreemod.transform.boundary.sowing import is_collecting, labels_of, reap, with_harvest
+from pytreemod.transform.boundary.wrapping import check_callable, function_name
+from pytreemod.transform.compilation.kept_functions import Callee, Lent, Parts, keep, lend, lent_by
 from pytreemod.transform.host.runtime_checks import surfacing
+from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
@@ -62,305 +49,6 @@ _Out = TypeVar("_Out")
 
 _lax: Any = jax.lax
 _config: Any = jax.config
-
-
-class _Result:
-    """What a branch returned: the types of its arrays, and everything else."""
-
-    __slots__ = ("give_back", "treedef")
-
-    def __init__(self, leaves: Sequence[Any], treedef: Any, lenders: Sequence[Structure]):
-        types = tuple(Slot(aval_of(x)) if is_array(x) else x for x in leaves)
-        self.give_back = lend(Structure(treedef, (), types), lenders)
-        self.treedef = treedef
-
-    @property
-    def leaves(self) -> Sequence[Any]:
-        return self.give_back().statics
-
-    def tree(self) -> PyTree:
-        return self.give_back().assemble(())
-
-
-class _Plan:
-    """What all branches return: which leaves are arrays, and their dtypes."""
-
-    __slots__ = ("dtypes", "frame")
-
-    def __init__(
-        self,
-        treedef: Any,
-        dtypes: Sequence[Any],
-        statics: Sequence[Any],
-        lenders: Sequence[Structure],
-    ):
-        positions = tuple(i for i, dtype in enumerate(dtypes) if dtype is not None)
-        self.dtypes = [dtypes[i] for i in positions]
-        self.frame = Frame(Structure(treedef, positions, tuple(statics)), (), lenders)
-
-    def apply(self, leaves: Sequence[Any]) -> Framed:
-        values = [leaves[i] for i in self.frame.positions]
-        cast = map(_as_dtype, values, self.dtypes)
-        return Framed(list(cast), self.frame)
-
-
-def _as_dtype(value: Any, dtype: Any) -> Any:
-    # Of a number, JAX makes an array itself, and remembers that it was a number.
-    if aval_of(value).dtype == dtype:
-        return value
-    return jnp.asarray(value, dtype)
-
-
-def _fit(first: Any, second: Any) -> bool:
-    """Whether two leaves may stand in the same place of the results of two branches."""
-    if is_number(first) and is_number(second) and same_static(first, second):
-        return True
-    a, b = aval_of(first), aval_of(second)
-    return a.shape == b.shape and (a.dtype == b.dtype or agreeing_dtype([a, b]) is not None)
-
-
-_UNDONE = (-1,)
-
-
-class _Fate:
-    """Of some functions of branches: what becomes of the traces that JAX keeps of them.
-
-    Attributes:
-        is_undone: whether some are of no use, for not every branch was told what all of them
-            return. Once it is, it stays so, for all threads.
-    """
-
-    def __init__(self) -> None:
-        self.is_undone = False
-
-
-class _Memory:
-    """What the branches of one transform have returned, for operands of one structure."""
-
-    def __init__(self, where: str, labels: Sequence[str]):
-        self.where = where
-        self.labels = labels
-        self.results: dict[Any, list[_Result | None]] = {}
-        self.plans: dict[Any, _Plan] = {}
-        self.lock = threading.Lock()
-
-    def settle(
-        self, index: int, key: Any, result: PyTree, lenders: Sequence[Structure], fate: _Fate
-    ) -> Framed:
-        """The result of a branch as all branches return theirs, as far as that is known."""
-        leaves, treedef = jtu.tree_flatten(result)
-        mine = _Result(leaves, treedef, lenders)
-        own = _plan([mine], lenders)
-        with self.lock:
-            results = self.results.setdefault(key, [None] * len(self.labels))
-            results[index] = mine
-            if all(entry is not None for entry in results):
-                plan, joint = self.plans.get(key), self._join(results, lenders)
-                is_new = plan is None and not _settled(joint, results)
-                fate.is_undone = fate.is_undone or is_new
-                self.plans[key] = joint
-                if is_new:
-                    # JAX refuses what no other branch returns. (To raise here would abort the
-                    # trace of this branch, and JAX never lets go of an aborted trace's tracers.)
-                    return Framed(
-                        own.apply(leaves).arrays, Frame(own.frame.structure, _UNDONE, lenders)
-                    )
-            plan = self.plans.get(key, own)
-        return plan.apply(leaves)
-
-    def _join(self, results: Sequence[Any], lenders: Sequence[Structure]) -> _Plan:
-        for i, other in enumerate(results[1:], 1):
-            first, second = results[0].tree(), other.tree()
-            labels = self.labels[0], self.labels[i]
-            _refuse_other_names(self.where, labels, first, second)
-            found = differences(first, second, _fit)
-            if found:
-                raise StructureError(_explain_mismatch(self.where, labels, found))
-        return _plan(results, lenders)
-
-
-def _refuse_other_names(where: str, names: tuple[str, str], first: Any, second: Any) -> None:
-    """Refuse branches in which different values are captured."""
-    of_first, of_second = labels_of(first), labels_of(second)
-    if of_first == of_second:
-        return
-    only = [
-        *(f"{names[0]}: {name!r}" for _, name in of_first if (_, name) not in of_second),
-        *(f"{names[1]}: {name!r}" for _, name in of_second if (_, name) not in of_first),
-    ]
-    raise CaptureError(
-        explain(
-            where,
-            "branches in which the same values are captured, under the same names",
-            "others",
-            places=only or [f"{names[0]}: {len(of_first)} values", f"{names[1]}: {len(of_second)}"],
-            cure=[
-                "sow zeros of its shape in the branch that has no such value:",
-                f"pm.sow({(of_first or of_second)[0].name!r}, jnp.zeros_like(x))",
-            ],
-        )
-    )
-
-
-class _Branches:
-    """The branches of one transform as functions of arrays, for JAX.
-
-    They remember together, but do not hold each other: JAX's traces of them, and what these have
-    captured, are to go as soon as nobody needs them.
-
-    Attributes:
-        current: the functions, and their fate.
-        memory: what they returned.
-    """
-
-    def __init__(
-        self,
-        memory: _Memory,
-        restore: Callable[..., Sequence[Any]],
-        functions: Structure,
-        operands: Structure,
-    ):
-        self.memory = memory
-        # Functions of structures: what they have lent is not theirs.
-        self.parts = restore, lend(functions), lend(operands)
-        self.current = self.make()
-
-    def make(self) -> tuple[list[Callable[..., Framed]], _Fate]:
-        """New functions, of which JAX has no traces."""
-        fate = _Fate()
-        count = len(self.memory.labels)
-        return [_branch(i, self.memory, fate, *self.parts) for i in range(count)], fate
-
-    def renew(self, undone: _Fate) -> None:
-        """Replace functions, unless another thread has done it."""
-        with self.memory.lock:
-            if self.current[1] is undone:
-                self.current = self.make()
-
-    def run(self, choose: Callable[[Sequence[Any]], Framed]) -> Framed:
-        """Choose a branch; once more, if it turned out what they return together."""
-        while True:
-            functions, fate = self.current
-            try:
-                framed = choose(functions)
-            except TypeError:
-                if not fate.is_undone:
-                    raise
-            else:
-                if framed.frame.axes != _UNDONE:
-                    return framed
-            self.renew(fate)
-
-
-def _branch(
-    index: int,
-    memory: _Memory,
-    fate: _Fate,
-    restore: Callable[..., Sequence[Any]],
-    functions_of: Callable[[], Structure],
-    operands_of: Callable[[], Structure],
-) -> Callable[..., Framed]:
-    def branch(own: Any, values: Any) -> Framed:
-        lenders = functions_of(), operands_of()
-        fn = restore(lenders[0].assemble(own))[index]
-        result, harvest = reap(fn, lenders[1].assemble(values), {})
-        result = with_harvest(result, harvest and harvest.sorted())
-        return memory.settle(index, _conditions(own, values), result, lenders, fate)
-
-    return branch
-
-
-def _conditions(*values: Any) -> Any:
-    """What a branch is traced for, and what else of JAX decides on the types in its result."""
-    types = tuple(map(aval_of, jtu.tree_leaves(values)))
-    settings = _config.jax_enable_x64, _config.jax_numpy_dtype_promotion
-    return types, settings, is_collecting()
-
-
-def _plan(results: Sequence[Any], lenders: Sequence[Structure] = ()) -> _Plan:
-    """What results that fit each other have in common."""
-    columns = list(zip(*(result.leaves for result in results), strict=True))
-    dtypes = [_dtype_of(column) for column in columns]
-    statics = [
-        column[0] if dtype is None else None for column, dtype in zip(columns, dtypes, strict=True)
-    ]
-    return _Plan(results[0].treedef, dtypes, statics, lenders)
-
-
-def _dtype_of(column: Sequence[Any]) -> Any:
-    """The dtype of the array that leaves make; None if they are one leaf that is no array."""
-    first = column[0]
-    if not isinstance(first, Slot) and all(same_static(first, leaf) for leaf in column):
-        return None
-    return agreeing_dtype([aval_of(leaf) for leaf in column])
-
-
-def _settled(joint: _Plan, results: Sequence[Any]) -> bool:
-    """Whether each branch has returned by itself what all of them are to return."""
-    plans = [_plan([result]) for result in results]
-    return all(plan.frame == joint.frame and plan.dtypes == joint.dtypes for plan in plans)
-
-
-def _explain_mismatch(where: str, names: tuple[str, str], found: Sequence[Difference]) -> str:
-    return explain(
-        where,
-        "branches that return the same structure, shapes, dtypes and static values",
-        f"{len(found)} difference{'s' * (len(found) > 1)}",
-        places=[
-            "{}: {} from {}, {} from {}".format(
-                path_text(entry.path, "result"),
-                entry.texts()[0],
-                names[0],
-                entry.texts()[1],
-                names[1],
-            )
-            for entry in found
-        ],
-        cure=_cure(found[0]),
-    )
-
-
-def _cure(entry: Difference) -> list[str]:
-    sides = (entry.first, entry.second)
-    arrays = [aval_of(side) for side in sides if isinstance(side, Slot)]
-    if entry.of_dtypes:
-        aval = arrays[0] if arrays else aval_of(entry.first)
-        return ["cast what one of them returns:", f"jnp.asarray(x, jnp.{aval.dtype.name})"]
-    if entry.of_arrays:
-        return ["the array that is chosen has one shape, whichever it is"]
-    if arrays and (None in sides or MISSING in sides):
-        aval = arrays[0]
-        return [
-            "return zeros where there is nothing:",
-            f"jnp.zeros({aval.shape}, jnp.{aval.dtype.name})",
-        ]
-    if any(is_node(side) or side is MISSING for side in sides):
-        return ["return the same structure from each branch"]
-    return ["what is no array cannot be chosen while the program runs: choose among arrays"]
-
-
-def _run(
-    where: str,
-    labels: Sequence[str],
-    fns: Sequence[Callable[..., Any]],
-    operands: tuple[Any, ...],
-    choose: Callable[..., Framed],
-) -> PyTree:
-    callee, split = Callee(fns), Parts(operands)
-    nodes = Parts(callee.nodes)
-
-    def make() -> _Branches:
-        memory = _Memory(where, labels)
-        return _Branches(memory, callee.restorer(), nodes.structure, split.structure)
-
-    key = (where, nodes.key, split.key)
-    branches = keep(callee, key, [nodes, split], (*nodes.values, *split.values), make)
-
-    def run(functions: Sequence[Any]) -> Framed:
-        return choose(functions, nodes.values, split.values)
-
-    framed = branches.run(run)
-    return release(framed.build())
 
 
 @surfacing
@@ -401,34 +89,15 @@ def filter_cond(
         {'b': Array(2., dtype=float32, weak_type=True), 'name': 'model',
          'w': Array(-1., dtype=float32, weak_type=True)}
     """
-    refuse_uncallable("filter_cond(true_fun)", true_fun)
-    refuse_uncallable("filter_cond(false_fun)", false_fun)
+    check_callable("filter_cond", true_fun, "true_fun")
+    check_callable("filter_cond", false_fun, "false_fun")
     _refuse_condition(pred)
 
-    def choose(branches: Sequence[Any], *values: Any) -> Framed:
+    def choose(branches: Sequence[Any], *values: Any) -> Any:
         return _lax.cond(pred, *branches, *values)
 
     where = f"filter_cond of {function_name(true_fun)} and {function_name(false_fun)}"
     return _run(where, ("true_fun", "false_fun"), (true_fun, false_fun), operands, choose)
-
-
-def _refuse_condition(pred: Any) -> None:
-    if not is_value(pred):
-        raise ArgumentError(explain("filter_cond(pred)", "a scalar bool", describe(pred)))
-    aval = aval_of(pred)
-    if aval.shape != ():
-        raise ShapeError(
-            explain(
-                "filter_cond(pred)",
-                "a scalar bool",
-                describe(aval),
-                cure=[
-                    "join it, or choose for each element:",
-                    "jnp.any(pred)",
-                    "jnp.where(pred, x, y)",
-                ],
-            )
-        )
 
 
 @surfacing
@@ -465,14 +134,216 @@ def filter_switch(index: Any, branches: Sequence[Callable[..., _Out]], *operands
     if not fns:
         raise ArgumentError(explain("filter_switch(branches)", "one function or more", "none"))
     for i, fn in enumerate(fns):
-        refuse_uncallable(f"filter_switch(branches[{i}])", fn)
+        check_callable("filter_switch", fn, f"branches[{i}]")
     _refuse_index(index)
 
-    def choose(branches: Sequence[Any], *values: Any) -> Framed:
+    def choose(branches: Sequence[Any], *values: Any) -> Any:
         return _lax.switch(index, branches, *values)
 
     labels = [f"branches[{i}]" for i in range(len(fns))]
     return _run("filter_switch", labels, fns, operands, choose)
+
+
+def _run(
+    where: str,
+    labels: Sequence[str],
+    fns: Sequence[Callable[..., Any]],
+    operands: tuple[Any, ...],
+    choose: Callable[..., Any],
+) -> PyTree:
+    callee, split = Callee(fns), Parts(operands)
+    branches = keep((where,), callee, [split], lambda: _Branches(where, labels, callee, split))
+
+    def run(functions: Sequence[Any]) -> Any:
+        return choose(functions, callee.values, split.values)
+
+    return unpack(branches.run(run))
+
+
+class _Branches:
+    """The branches of one transform as functions of arrays, for JAX.
+
+    They remember together, but do not hold each other: JAX's traces of them, and what these have
+    captured, are to go as soon as nobody needs them.
+
+    Attributes:
+        current: the functions, and their fate.
+        memory: what they returned.
+    """
+
+    def __init__(self, where: str, labels: Sequence[str], callee: Callee, operands: Parts):
+        self.memory = _Memory(where, labels)
+        # Functions of structures: what they have lent is not theirs.
+        self.parts = callee.restorer(), operands.lend(), lent_by(callee, operands)
+        self.current = self.make()
+
+    def make(self) -> tuple[list[Callable[..., Any]], _Fate]:
+        """New functions, of which JAX has no traces."""
+        fate = _Fate()
+        count = len(self.memory.labels)
+        return [_branch(i, self.memory, fate, *self.parts) for i in range(count)], fate
+
+    def renew(self, undone: _Fate) -> None:
+        """Replace functions, unless another thread has done it."""
+        with self.memory.lock:
+            if self.current[1] is undone:
+                self.current = self.make()
+
+    def run(self, choose: Callable[[Sequence[Any]], Any]) -> Any:
+        """Choose a branch; once more, if it turned out what they return together."""
+        while True:
+            functions, fate = self.current
+            try:
+                packed = choose(functions)
+            except TypeError:
+                if not fate.is_undone:
+                    raise
+            else:
+                if _UNDONE not in packed:
+                    return packed
+            self.renew(fate)
+
+
+class _Fate:
+    """Of some functions of branches: what becomes of the traces that JAX keeps of them.
+
+    Attributes:
+        is_undone: whether some are of no use, for not every branch was told what all of them
+            return. Once it is, it stays so, for all threads.
+    """
+
+    def __init__(self) -> None:
+        self.is_undone = False
+
+
+def _branch(
+    index: int,
+    memory: _Memory,
+    fate: _Fate,
+    restore: Callable[..., Sequence[Any]],
+    structure_of: Callable[[], Structure],
+    lent: Callable[[], Container[int]],
+) -> Callable[..., Any]:
+    def branch(own: Any, values: Any) -> Any:
+        fns, operands = restore(own), structure_of().assemble(values)
+        result, harvest = reap(fns[index], operands, {})
+        result = with_harvest(result, harvest and harvest.sorted())
+        return memory.settle(index, _conditions(own, values), result, lent(), fate)
+
+    return branch
+
+
+def _conditions(*values: Any) -> Any:
+    """What a branch is traced for, and what else of JAX decides on the types in its result."""
+    types = tuple(map(aval_of, jtu.tree_leaves(values)))
+    settings = _config.jax_enable_x64, _config.jax_numpy_dtype_promotion
+    return types, settings, is_collecting()
+
+
+class _Memory:
+    """What the branches of one transform have returned, for operands of one structure.
+
+    Attributes:
+        results: of each branch, the result with a `Slot` for each array; None if it is not known.
+        dtypes: of each leaf, the dtype that all branches return there; None if it is no array.
+    """
+
+    def __init__(self, where: str, labels: Sequence[str]):
+        self.where = where
+        self.labels = labels
+        self.results: dict[Any, list[Lent | None]] = {}
+        self.dtypes: dict[Any, list[Any]] = {}
+        self.lock = threading.Lock()
+
+    def settle(
+        self, index: int, key: Any, result: PyTree, lent: Container[int], fate: _Fate
+    ) -> dict[Any, list[Any]]:
+        """The result of a branch as all branches return theirs, as far as that is known: packed."""
+        leaves, treedef = jtu.tree_flatten(result)
+        types = tuple(Slot(aval_of(x)) if is_array(x) else x for x in leaves)
+        mine = Structure(treedef, (), types)
+        with self.lock:
+            results = self.results.setdefault(key, [None] * len(self.labels))
+            results[index] = lend(mine, lent)
+            dtypes, known = self.dtypes.get(key), [give() for give in results if give is not None]
+            if len(known) == len(results):
+                joint = self._join(known)
+                is_new = dtypes is None and not all(_agree(_dtypes([one]), joint) for one in known)
+                fate.is_undone = fate.is_undone or is_new
+                self.dtypes[key] = dtypes = joint
+                if is_new:
+                    # JAX refuses what no other branch returns. (To raise here would abort the
+                    # trace of this branch, and JAX never lets go of an aborted trace's tracers.)
+                    return {_UNDONE: []}
+        pairs = zip(leaves, _dtypes([mine]) if dtypes is None else dtypes, strict=True)
+        return pack(treedef.unflatten([_as_dtype(x, dtype) for x, dtype in pairs]), lent)
+
+    def _join(self, results: Sequence[Structure]) -> list[Any]:
+        first = results[0].assemble(())
+        for label, result in zip(self.labels[1:], results[1:], strict=True):
+            other, labels = result.assemble(()), (self.labels[0], label)
+            _refuse_other_names(self.where, labels, first, other)
+            found = differences(first, other, _fit)
+            if found:
+                raise StructureError(_explain_mismatch(self.where, labels, found))
+        return _dtypes(results)
+
+
+_UNDONE = "a result that no other branch returns"
+
+
+def _as_dtype(value: Any, dtype: Any) -> Any:
+    fits = dtype is None or aval_of(value).dtype == dtype
+    if fits and (dtype is None or is_array(value)):
+        return value
+    # Of a number, JAX remembers that it was one, if it is not told the dtype.
+    return jnp.asarray(value, None if fits else dtype)
+
+
+def _fit(first: Any, second: Any) -> bool:
+    """Whether two leaves may stand in the same place of the results of two branches."""
+    if is_number(first) and is_number(second) and are_one(first, second):
+        return True
+    a, b = aval_of(first), aval_of(second)
+    return a.shape == b.shape and (a.dtype == b.dtype or agreeing_dtype([a, b]) is not None)
+
+
+def _dtypes(results: Sequence[Structure]) -> list[Any]:
+    """The dtypes of what results that fit each other have in common, leaf by leaf."""
+    return [_dtype_of(column) for column in zip(*(x.statics for x in results), strict=True)]
+
+
+def _agree(dtypes: Sequence[Any], others: Sequence[Any]) -> bool:
+    # To NumPy, None is equal to float64.
+    pairs = zip(dtypes, others, strict=True)
+    return all((a is None) == (b is None) and a == b for a, b in pairs)
+
+
+def _dtype_of(column: Sequence[Any]) -> Any:
+    """The dtype of the array that leaves make; None if they are one leaf that is no array."""
+    first = column[0]
+    if not isinstance(first, Slot) and all(are_one(first, leaf) for leaf in column):
+        return None
+    return agreeing_dtype([aval_of(leaf) for leaf in column])
+
+
+def _refuse_condition(pred: Any) -> None:
+    if not is_value(pred):
+        raise ArgumentError(explain("filter_cond(pred)", "a scalar bool", describe(pred)))
+    aval = aval_of(pred)
+    if aval.shape != ():
+        raise ShapeError(
+            explain(
+                "filter_cond(pred)",
+                "a scalar bool",
+                describe(aval),
+                cure=[
+                    "join it, or choose for each element:",
+                    "jnp.any(pred)",
+                    "jnp.where(pred, x, y)",
+                ],
+            )
+        )
 
 
 def _refuse_index(index: Any) -> None:
@@ -480,3 +351,64 @@ def _refuse_index(index: Any) -> None:
     if aval is None or aval.shape != () or not jnp.issubdtype(aval.dtype, jnp.integer):
         got = index if aval is None or is_number(index) else aval
         raise ArgumentError(explain("filter_switch(index)", "an integer scalar", describe(got)))
+
+
+def _refuse_other_names(where: str, names: tuple[str, str], first: Any, second: Any) -> None:
+    """Refuse branches in which different values are captured."""
+    of_first, of_second = labels_of(first), labels_of(second)
+    if of_first == of_second:
+        return
+    only = [
+        *(f"{names[0]}: {name!r}" for _, name in of_first if (_, name) not in of_second),
+        *(f"{names[1]}: {name!r}" for _, name in of_second if (_, name) not in of_first),
+    ]
+    raise CaptureError(
+        explain(
+            where,
+            "branches in which the same values are captured, under the same names",
+            "others",
+            places=only or [f"{names[0]}: {len(of_first)} values", f"{names[1]}: {len(of_second)}"],
+            cure=[
+                "sow zeros of its shape in the branch that has no such value:",
+                f"pm.sow({(of_first or of_second)[0].name!r}, jnp.zeros_like(x))",
+            ],
+        )
+    )
+
+
+def _explain_mismatch(where: str, names: tuple[str, str], found: Sequence[Difference]) -> str:
+    return explain(
+        where,
+        "branches that return the same structure, shapes, dtypes and static values",
+        f"{len(found)} difference{'s' * (len(found) > 1)}",
+        places=[
+            "{}: {} from {}, {} from {}".format(
+                path_text(entry.path, "result"),
+                entry.texts()[0],
+                names[0],
+                entry.texts()[1],
+                names[1],
+            )
+            for entry in found
+        ],
+        cure=_cure(found[0]),
+    )
+
+
+def _cure(entry: Difference) -> list[str]:
+    sides = (entry.first, entry.second)
+    arrays = [aval_of(side) for side in sides if isinstance(side, Slot)]
+    if entry.of_dtypes:
+        aval = arrays[0] if arrays else aval_of(entry.first)
+        return ["cast what one of them returns:", f"jnp.asarray(x, jnp.{aval.dtype.name})"]
+    if entry.of_arrays:
+        return ["the array that is chosen has one shape, whichever it is"]
+    if arrays and (None in sides or MISSING in sides):
+        aval = arrays[0]
+        return [
+            "return zeros where there is nothing:",
+            f"jnp.zeros({aval.shape}, jnp.{aval.dtype.name})",
+        ]
+    if any(is_node(side) or side is MISSING for side in sides):
+        return ["return the same structure from each branch"]
+    return ["what is no array cannot be chosen while the program runs: choose among arrays"]

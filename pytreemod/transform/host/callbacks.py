@@ -21,13 +21,13 @@ from pytreemod.transform.boundary.agreement import (
     Slot,
     differences,
     is_number,
-    same_static,
 )
 from pytreemod.transform.boundary.sowing import closed, is_collecting
 from pytreemod.transform.boundary.wrapping import check_callable, function_name
+from pytreemod.tree.kinds import are_one
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.snapshots import Structure, divide
+from pytreemod.tree.snapshots import divide
 from pytreemod.typing import PyTree, jtu, untyped_jax
 
 _KINDS = (
@@ -45,13 +45,9 @@ class _Promise:
         self.where = where
         # A callback that JAX calls for a whole batch returns arrays with more axes in front.
         self.is_batched = is_batched
-        leaves, treedef = jtu.tree_flatten(result_shape_dtypes)
-        at = tuple(i for i, leaf in enumerate(leaves) if _is_abstract(leaf))
-        self.types = [jax.ShapeDtypeStruct(leaves[i].shape, leaves[i].dtype) for i in at]
-        statics = tuple(None if i in at else leaf for i, leaf in enumerate(leaves))
-        self.structure = Structure(treedef, at, statics)
+        found, self.structure = divide(result_shape_dtypes, _is_abstract)
+        self.types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in found]
         self.tree = self.structure.assemble([Slot(aval) for aval in self.types])
-
         self.impls = [_impl_of(aval) for aval in self.types]
 
     @property
@@ -89,7 +85,7 @@ class _Promise:
 
     def _fits(self, promised: Any, got: Any) -> bool:
         if not isinstance(promised, Slot):
-            return same_static(promised, got)
+            return are_one(promised, got)
         aval = promised.aval
         if is_number(got):
             kind = next(kind for number, kind in _KINDS if type(got) is number)

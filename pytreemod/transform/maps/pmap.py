@@ -11,8 +11,7 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.transform.boundary.argument_specs import named_arguments
-from pytreemod.transform.boundary.grouping import Grouped
-from pytreemod.transform.boundary.packing import split_call, unhashable, unpack
+from pytreemod.transform.boundary.packing import Grouped, split_call, unhashable, unpack
 from pytreemod.transform.boundary.sowing import reaping
 from pytreemod.transform.boundary.wrapping import (
     check_callable,

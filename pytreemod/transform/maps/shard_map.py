@@ -18,9 +18,9 @@ from pytreemod.transform.boundary.argument_specs import (
     assign,
     assign_arguments,
     named_arguments,
+    values_in,
 )
-from pytreemod.transform.boundary.grouping import Grouped, group, values_in
-from pytreemod.transform.boundary.packing import unpack
+from pytreemod.transform.boundary.packing import Grouped, group, unpack
 from pytreemod.transform.boundary.sowing import Harvest, Sown, reaping
 from pytreemod.transform.boundary.wrapping import (
     Transformed,

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import ArgumentError, ShapeError, StructureError, describe, explain
-from pytreemod.transform.boundary.agreement import Difference, differences, is_number, same_static
-from pytreemod.transform.compilation.kept_functions import refuse_other_than_int
+from pytreemod.transform.boundary.agreement import Difference, differences, is_number
+from pytreemod.tree.kinds import are_one
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import divide
@@ -73,7 +73,7 @@ def _alike(first: Any, second: Any) -> bool:
         return first.shape == second.shape and first.dtype == second.dtype
     if is_array(first) or is_array(second):
         return False
-    return same_static(first, second)
+    return are_one(first, second)
 
 
 def _stack_arrays(arrays: Sequence[Any], axis: int) -> Any:
@@ -176,3 +176,13 @@ def _refuse_sizes(tree: PyTree, axis: int) -> None:
             ],
         )
     )
+
+
+def refuse_other_than_int(where: str, value: Any) -> None:
+    """Refuse an axis that is no int.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    if type(value) is not int:
+        raise ArgumentError(explain(where, "an int", describe(value)))

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, explain
 from pytreemod.transform.boundary.argument_specs import Terms, specs_by_argument
-from pytreemod.transform.boundary.grouping import Grouped, group
-from pytreemod.transform.boundary.packing import unpack
+from pytreemod.transform.boundary.packing import Grouped, group, unpack
 from pytreemod.transform.boundary.sowing import Sown, reaping
 from pytreemod.transform.boundary.wrapping import (
     Transformed,

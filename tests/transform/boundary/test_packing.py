@@ -1,5 +1,7 @@
 """The one boundary between a call and JAX."""
 
+import gc
+import weakref
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +13,8 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import ArgumentError
-from pytreemod.transform.boundary.packing import pack, split_call, structure_of_call, unpack
+from pytreemod.transform.boundary.packing import pack, split_call, unpack
+from pytreemod.tree.snapshots import divide
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import (
     ALL_TREES,
@@ -44,7 +47,7 @@ def test_arrays_come_in_jaxs_order(make):
     args, kwargs = (make(), 1, make()), {"b": make(), "a": make()}
     arrays, _ = split_call((), args, kwargs)
     expected = [x for x in jax.tree.leaves((args, kwargs)) if pm.is_array(x)]
-    again, structure = structure_of_call((), args, kwargs)
+    again, structure = divide(((), args, kwargs))
 
     assert [id(x) for x in arrays] == [id(x) for x in again]
     assert len(arrays) == len(expected) == structure.count
@@ -232,3 +235,54 @@ def test_results_that_cannot_be_hashed_are_returned():
 
     assert found[1] is thing
     assert found[2].content[0] is thing
+
+
+# ---- plans, compared and kept
+
+
+def plan_of(tree, lent=()):
+    """How to build a tree."""
+    ((plan, _),) = pack(tree, lent).items()
+    return plan
+
+
+# Tokens are told apart by identity until they are named.
+@pytest.mark.parametrize("name", [name for name in ALL_TREES if name != "token"])
+def test_plans_of_equal_results_are_equal(name):
+    """Trees that differ in nothing but arrays, built anew, have one plan: JAX compares them."""
+    make = ALL_TREES[name]
+    first, second = plan_of(make()), plan_of(jax.tree.map(jnp.array, make()))
+    if any(not pm.is_array(x) for x in jax.tree.leaves(make())):
+        second = plan_of(make())
+
+    assert first == second
+    assert hash(first) == hash(second)
+
+
+def test_plans_of_other_results_are_others():
+    """Structure, configuration, what is no array, and where arrays are moved all count."""
+    trees = [args for args, kwargs in DIFFERENT if not kwargs and not any(map(pm.is_array, args))]
+    plans = [plan_of(tree) for tree in trees]
+    same = [(a, b) for i, a in enumerate(plans) for b in plans[:i] if a == b]
+    assert same == []
+    moved = plan_of(ramp(1))
+    moved.gather = list
+    assert moved != plan_of(ramp(1))
+    assert moved != "a plan"
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, lambda f: [f, ramp(1)], lambda f: Holder([f])])
+def test_what_is_lent_is_not_kept(wrap):
+    """A plan gives it back as long as it is there, and keeps nothing alive."""
+
+    def lent():
+        return 1
+
+    packed = pack(wrap(lent), {id(lent)})
+    other = pack(wrap(lent), {id(lent)})
+    assert_same(unpack(packed), wrap(lent))
+    assert list(packed) == list(other)
+    alive = weakref.ref(lent)
+    del lent
+    gc.collect()
+    assert alive() is None

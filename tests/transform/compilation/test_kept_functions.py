@@ -10,10 +10,10 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.transform.compilation import kept_functions as stepping
-from pytreemod.transform.compilation.kept_functions import Callee, Frame, Parts, keep, lend
+from pytreemod.transform.compilation.kept_functions import Callee, Parts, keep, lend, lent_by
 from pytreemod.tree.snapshots import Structure
 from tests.helpers.comparing import assert_close
-from tests.helpers.trees import Color, affine, double, ramp
+from tests.helpers.trees import Color, Holder, affine, double, ramp
 
 XS = ramp(2)
 
@@ -30,7 +30,7 @@ def step(carry, x):
 
 def step_that_returns(carry, x):
     y, f = carry
-    return (f(y) + x, f), {"f": f, "y": y}
+    return (f(y) + x, f), {"f": f, "y": y, "held": Holder([f])}
 
 
 def step_of_elements(carry, x):
@@ -145,7 +145,7 @@ def test_no_tracer_is_kept():
 
 def kept(fn, tree, make=object):
     parts = Parts(tree)
-    return keep(Callee([fn]), ("a test", parts.key), [parts], parts.values, make)
+    return keep(("a test",), Callee([fn]), [parts], make)
 
 
 def test_what_is_kept_is_found_again():
@@ -206,11 +206,10 @@ class Plain:
 def test_what_is_lent():
     """What is equal to itself alone is held weakly; values, and what it cannot, as they are."""
     own, rigid = Plain(), object()
-    statics = (own, same, Color.RED, "text", 1.5, rigid, None)
-    treedef = jax.tree.structure((0,) * 7)
-    give_back = lend(Structure(treedef, (), statics))
+    statics = (own, same, Color.RED, "text", 1.5, rigid)
+    give_back = Parts((*statics, XS)).lend()
 
-    assert give_back().statics == statics
+    assert give_back().statics == (*statics, None)
     alive = weakref.ref(own)
     del own, statics
     assert alive() is None
@@ -221,28 +220,12 @@ def test_only_what_the_lenders_have_is_lent():
     """A function that a step made itself is nobody's but its result's."""
     mine, theirs = Plain(), Plain()
     treedef = jax.tree.structure((0, 0))
-    lender = Structure(treedef, (), (theirs, "text"))
-    give_back = lend(Structure(treedef, (), (mine, theirs)), [lender])
-    del lender, theirs
+    ids = lent_by(Parts((theirs, "text")), Parts(same))
+    assert ids() == {id(theirs), id(same)}
+    give_back = lend(Structure(treedef, (), (mine, theirs)), ids())
+    del theirs
 
     assert give_back().statics == (mine, None)
+    assert ids() == {id(same)}
     whole = Structure(treedef, (), ("text", 1))
-    assert lend(whole)() is whole
-
-
-def test_frames_are_equal_by_value():
-    """By structure, axes, and what is no array."""
-    treedef = jax.tree.structure((0, 0))
-
-    def frame(axes=(), static="text", positions=(0,), treedef=treedef, lenders=()):
-        return Frame(Structure(treedef, positions, (None, static)), axes, lenders)
-
-    own = Plain()
-    lender = Structure(treedef, (), (own, own))
-    equal = [(frame(), frame()), (frame(static=own), frame(static=own, lenders=[lender]))]
-    for a, b in equal:
-        assert a == b
-        assert hash(a) == hash(b)
-    others = [frame((1,)), frame(static=1), frame(positions=(1,))]
-    others += [frame(treedef=jax.tree.structure([0, 0])), frame(static=own), "a frame"]
-    assert all(frame() != other for other in others)
+    assert lend(whole, ids())() is whole

@@ -1,0 +1,100 @@
+"""What a loop carries: a tree that comes out of each step as it went in.
+
+It is taken apart before the loop and put together in each step, so that it may be a Module, a
+State, or a container of anything. What is no array in it is part of the program, which is the same
+for all steps: it must come out of each of them unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pytreemod.errors import StructureError, explain
+from pytreemod.transform.boundary.agreement import (
+    Difference,
+    aval_of,
+    differences,
+    is_number,
+    is_value,
+    may_be_promoted,
+    varying_axes,
+)
+from pytreemod.tree.kinds import are_one
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.snapshots import Structure
+from pytreemod.typing import PyTree, jtu
+
+
+def returned(where: str, root: str, structure: Structure, values: Any, after: PyTree) -> list[Any]:
+    """The values of a carry that came out of a step.
+
+    Args:
+        where: what to call the loop in errors.
+        root: what to call the carry.
+        structure: of the carry.
+        values: its values, as they went in.
+        after: what the step returned for it.
+
+    Raises:
+        StructureError: it did not come out as it went in: before and after are shown by path.
+    """
+    leaves, treedef = jtu.tree_flatten(after)
+    if treedef == structure.treedef and _all_fit(structure, values, leaves):
+        return [leaves[i] for i in structure.positions or ()]
+    found = differences(structure.assemble(values), after, _fits)
+    raise StructureError(_explain_change(where, root, found))
+
+
+def _all_fit(structure: Structure, values: Sequence[Any], leaves: Sequence[Any]) -> bool:
+    before = iter(values)
+    places = set(structure.positions or ())
+    return all(
+        is_value(leaf) and _fits(next(before), leaf) if i in places else are_one(static, leaf)
+        for i, (leaf, static) in enumerate(zip(leaves, structure.statics, strict=True))
+    )
+
+
+def _fits(before: Any, after: Any) -> bool:
+    """Whether JAX takes `after` for what was `before`, possibly by promoting the latter."""
+    a, b = aval_of(before), aval_of(after)
+    if a.shape != b.shape or varying_axes(a) != varying_axes(b):
+        return False
+    return a.dtype == b.dtype or may_be_promoted(a, b) not in (None, a.dtype)
+
+
+def _explain_change(where: str, root: str, found: Sequence[Difference]) -> str:
+    places = [f"{path_text(entry.path, root)}: {' -> '.join(entry.texts())}" for entry in found]
+    return explain(
+        where,
+        f"the {root} to come out of each step as it went in",
+        f"a change in {len(found)} place{'s' * (len(found) > 1)}",
+        places=places,
+        cure=_cure_of_change(root, found),
+    )
+
+
+def _cure_of_change(root: str, found: Sequence[Difference]) -> list[str]:
+    for entry in found:
+        if entry.of_dtypes:
+            return _casts(path_text(entry.path, root), entry)
+        if entry.of_arrays and aval_of(entry.first).shape == aval_of(entry.second).shape:
+            axes = ", ".join(map(repr, sorted(varying_axes(aval_of(entry.second)), key=str)))
+            return [
+                "start from an array that varies over the same axes of the mesh:",
+                f'jax.lax.pcast({path_text(entry.path, root)}, ({axes},), to="varying")',
+            ]
+    if all(entry.of_arrays for entry in found):
+        return ["arrays keep their shapes from step to step"]
+    return ["what is no array is part of the program, which is the same for every step"]
+
+
+def _casts(place: str, entry: Difference) -> list[str]:
+    before, after = aval_of(entry.first), aval_of(entry.second)
+    return [
+        "cast what the step returns, or what the loop starts from:",
+        f"{place}.astype(jnp.{before.dtype.name})   # in the step"
+        if not is_number(entry.second)
+        else f"jnp.asarray({entry.second!r}, jnp.{before.dtype.name})   # in the step",
+        f"jnp.asarray({place}, jnp.{after.dtype.name})   # before the loop",
+    ]

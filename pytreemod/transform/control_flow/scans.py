@@ -1,0 +1,371 @@
+"""Loops over the members of a tree: `filter_scan`, `filter_map`, `filter_associative_scan`.
+
+The tree is taken apart along an axis of its arrays, and each step is given one element of it: a
+stack of layers is applied by a scan. The carry is taken apart before the loop and put together in
+each step (see `carries`); what steps return beside it leaves the loop as all results leave a
+transform, stacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.transform.boundary.agreement import is_value
+from pytreemod.transform.boundary.packing import pack, unpack
+from pytreemod.transform.boundary.sowing import reap, reaping, with_harvest
+from pytreemod.transform.boundary.wrapping import check_callable, check_count, function_name
+from pytreemod.transform.compilation.kept_functions import Callee, Parts, keep, lent_by, spec_key
+from pytreemod.transform.control_flow.carries import returned
+from pytreemod.transform.control_flow.refusals import (
+    as_length,
+    as_pair,
+    axis_in_stack,
+    refuse_axis,
+    refuse_nothing,
+    refuse_sizes,
+    refuse_unroll,
+)
+from pytreemod.transform.host.runtime_checks import surfacing
+from pytreemod.transform.maps.stacking import refuse_other_than_int
+from pytreemod.transform.maps.vmap import ON_AXIS_0, axes_of
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array
+from pytreemod.tree.snapshots import divide
+from pytreemod.typing import AxesSpec, PyTree, jtu
+
+_Carry = TypeVar("_Carry")
+_Out = TypeVar("_Out")
+_Tree = TypeVar("_Tree")
+
+_lax: Any = jax.lax
+
+
+@surfacing
+def filter_scan(
+    f: Callable[[_Carry, Any], tuple[_Carry, _Out]],
+    init: _Carry,
+    xs: PyTree = None,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    *,
+    in_axes: AxesSpec = ON_AXIS_0,
+    out_axes: AxesSpec = ON_AXIS_0,
+) -> tuple[_Carry, _Out]:
+    """`jax.lax.scan` for steps of any trees: `carry, y = f(carry, x)` for every `x` in `xs`.
+
+    A Module whose arrays have a leading axis is taken apart along it: a stack of layers is applied
+    by `filter_scan(lambda x, layer: (layer(x), None), x, layers)`.
+
+    In the carry, what is no array (functions, strings) comes out of every step as it went in;
+    Python numbers count as arrays, as in `jax.lax.scan`. In `xs` and in what `f` returns beside the
+    carry, what is no array, numbers included, is the same for all steps: it is passed to each of
+    them as it is, and returned once.
+
+    **Law.** With `members = unstack(xs)`, it equals the Python loop `carry, y = f(carry, member)`
+    over them, and the second result is the `stack` of all `y`.
+
+    Args:
+        f: the step, which may be a Module or a bound method; it returns a pair.
+        init: the first carry.
+        xs: what is scanned over; None if `length` says how many steps there are.
+        length: how many steps.
+        reverse: whether to go through `xs`, and stack the results, from the end.
+        unroll: as for `jax.lax.scan`.
+        in_axes: along which axis the arrays in `xs` are taken apart, by default 0: an int, a
+            function from leaf to axis, [`by`][pytreemod.by], or a prefix tree of these. None
+            gives every step the whole.
+        out_axes: the same for the axes on which results are stacked; None is not possible.
+
+    Returns:
+        The last carry, and the stacked results.
+
+    Raises:
+        ArgumentError: `f` is not callable; there is neither an array to scan over nor `length`.
+        ShapeError: arrays in `xs` disagree in size, or lack the axis; all paths are named.
+        SpecError: a spec does not fit the tree.
+        StructureError: the carry changes, in structure, shape, dtype, or in what is no array:
+            before and after are shown by path; `f` does not return a pair.
+
+    Examples:
+        >>> def step(carry, x):
+        ...     total = carry["total"] + x
+        ...     return {**carry, "total": total}, total
+        >>> carry, totals = filter_scan(step, {"total": 0, "name": "sum"}, jnp.arange(4))
+        >>> carry, totals
+        ({'name': 'sum', 'total': Array(6, dtype=int32)}, Array([0, 1, 3, 6], dtype=int32))
+    """
+    check_callable("filter_scan", f, "f")
+    refuse_unroll("filter_scan", unroll)
+    if not isinstance(reverse, (bool, np.bool_)):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
+        raise ArgumentError(explain("filter_scan(reverse)", "a bool", describe(reverse)))
+    where = f"filter_scan of {function_name(f)}"
+    elements = _Elements("filter_scan", in_axes, xs, length)
+
+    def call(f: Callable[..., Any], carry: Any, x: Any) -> tuple[Any, Any]:
+        return as_pair(where, f(carry, x))
+
+    return _scan(
+        "filter_scan",
+        Callee([f]),
+        call,
+        Parts(init, is_value),
+        elements,
+        out_axes,
+        where,
+        reverse=reverse,
+        unroll=unroll,
+    )
+
+
+@surfacing
+def filter_map(
+    f: Callable[[Any], _Out],
+    xs: PyTree,
+    *,
+    batch_size: int | None = None,
+    in_axes: AxesSpec = ON_AXIS_0,
+    out_axes: AxesSpec = ON_AXIS_0,
+) -> _Out:
+    """`jax.lax.map` for functions of any trees: one member of `xs` after the other.
+
+    Like [`filter_vmap`][pytreemod.filter_vmap] in what it gives, unlike it in how: less memory,
+    more time.
+
+    **Law.** `filter_map(f, xs)` equals `filter_vmap(f)(xs)`.
+
+    Args:
+        f: a function of one argument.
+        xs: what is mapped over.
+        batch_size: how many members are computed at once, by `vmap`.
+        in_axes: along which axis the arrays in `xs` are taken apart; see
+            [`filter_scan`][pytreemod.filter_scan].
+        out_axes: the axes on which results are stacked.
+
+    Returns:
+        The stacked results.
+
+    Raises:
+        ArgumentError: `f` is not callable; there is no array in `xs`.
+        ShapeError: arrays in `xs` disagree in size, or lack the axis.
+        SpecError: a spec does not fit the tree.
+
+    Examples:
+        >>> filter_map(lambda d: d["x"] ** 2 if d["square"] else d["x"],
+        ...            {"x": jnp.arange(3), "square": True})
+        Array([0, 1, 4], dtype=int32)
+    """
+    check_callable("filter_map", f, "f")
+    elements = _Elements("filter_map", in_axes, xs, None)
+    if batch_size is not None:
+        check_count("filter_map(batch_size)", batch_size, least=1)
+        return _map_batches(f, elements, batch_size, out_axes)
+    where = f"filter_map of {function_name(f)}"
+    callee, carry = Callee([f]), Parts(None)
+    return _scan("filter_map", callee, _call_on_element, carry, elements, out_axes, where)[1]
+
+
+def _call_on_element(f: Callable[..., Any], carry: Any, x: Any) -> tuple[Any, Any]:
+    return carry, f(x)
+
+
+def _map_batches(
+    f: Callable[..., Any], elements: _Elements, batch_size: int, out_axes: AxesSpec
+) -> PyTree:
+    restore = elements.restorer()
+
+    def run(sliced: Any) -> Any:
+        element = restore(sliced, elements.whole)
+        return _pack_for_stack("filter_map", out_axes, reaping(f)(element))
+
+    return unpack(_lax.map(run, elements.sliced, batch_size=batch_size))
+
+
+_Call = Callable[[Callable[..., Any], Any, Any], tuple[Any, Any]]
+
+
+def _scan(
+    name: str,
+    callee: Callee,
+    call: _Call,
+    carry: Parts,
+    elements: _Elements,
+    out_axes: AxesSpec,
+    where: str,
+    **options: Any,
+) -> tuple[PyTree, PyTree]:
+    restore, restore_element = callee.restorer(), elements.restorer()
+    structure_of, lent = carry.lend(), lent_by(callee, carry, elements)
+
+    def step(state: Any, sliced: Any) -> Any:
+        own, whole, values = state
+        structure = structure_of()
+        (f,) = restore(own)
+        arguments = (f, structure.assemble(values), restore_element(sliced, whole))
+        (after, y), harvest = reap(call, arguments, {})
+        values = returned(where, "carry", structure, values, after)
+        packed = _pack_for_stack(name, out_axes, with_harvest(y, harvest), lent())
+        return (own, whole, values), packed
+
+    key = (name, elements.axes, spec_key(out_axes), where)
+    kept = keep(key, callee, [carry, elements], lambda: step)
+    # What does not change is carried, too: JAX takes it out of the loop again.
+    state = (callee.values, elements.whole, carry.values)
+    (_, _, values), packed = _lax.scan(
+        kept, state, elements.sliced, length=elements.length, **options
+    )
+    return carry.structure.assemble(values), unpack(packed)
+
+
+class _Elements(Parts):
+    """A tree whose arrays are taken apart along axes, one element for each step.
+
+    Attributes:
+        axes: of its arrays, None for those that every step gets whole.
+        sliced: the arrays that are taken apart, along their first axis.
+        whole: the others.
+        length: how many elements there are.
+    """
+
+    __slots__ = ("axes", "length", "sliced", "whole")
+
+    def __init__(self, where: str, spec: AxesSpec, tree: PyTree, length: Any):
+        super().__init__(tree)
+        axes = axes_of(spec, tree, f"{where}(in_axes)", "xs")
+        self.length = _common_length(where, "xs", tree, axes, length)
+        self.axes = tuple(axes[i] for i in self.structure.positions or ())
+        pairs = list(zip(self.values, self.axes, strict=True))
+        self.sliced = [_to_front(x, axis) for x, axis in pairs if axis is not None]
+        self.whole = [x for x, axis in pairs if axis is None]
+
+    def restorer(self) -> Callable[[Sequence[Any], Sequence[Any]], PyTree]:
+        """What puts one element together: from its arrays, and those that are in all of them."""
+        axes, structure_of = self.axes, self.lend()
+
+        def restore(sliced: Sequence[Any], whole: Sequence[Any]) -> PyTree:
+            own, rest = iter(sliced), iter(whole)
+            return structure_of().assemble([next(rest if a is None else own) for a in axes])
+
+        return restore
+
+
+def _to_front(array: Any, axis: int) -> Any:
+    return array if axis == 0 else jnp.moveaxis(array, axis, 0)
+
+
+def _common_length(
+    where: str, root: str, tree: PyTree, axes: Sequence[int | None], length: Any
+) -> Any:
+    """The number of steps, on which all arrays and `length` must agree."""
+    sizes = [] if length is None else [as_length(where, length)]
+    for leaf, axis in zip(jtu.tree_leaves(tree), axes, strict=True):
+        if axis is not None:
+            if not -leaf.ndim <= axis < leaf.ndim:
+                refuse_axis(where, root, tree, axes)
+            sizes.append(leaf.shape[axis])
+    if not sizes:
+        refuse_nothing(where, root)
+    if any(size != sizes[0] for size in sizes):
+        refuse_sizes(where, root, tree, axes, length)
+    return sizes[0]
+
+
+def _pack_for_stack(where: str, spec: AxesSpec, result: PyTree, lent: Container[int] = ()) -> Any:
+    """Pack a step's result; once all are stacked, their arrays go to the axes that `spec` says."""
+    axes = axes_of(spec, result, f"{where}(out_axes)", "result")
+    wanted = [
+        axis_in_stack(where, path_text(path, "result"), leaf, axis)
+        for (path, leaf), axis in zip(jtu.tree_leaves_with_path(result), axes, strict=True)
+        if is_array(leaf)
+    ]
+    packed = pack(result, lent)
+    if any(wanted):
+        ((plan, _),) = packed.items()
+        plan.gather = _Moves(tuple(wanted))
+    return packed
+
+
+class _Moves(NamedTuple):
+    """Moves arrays from axis 0, on which JAX stacks them, to where they belong."""
+
+    axes: tuple[int, ...]
+
+    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
+        pairs = zip(arrays, self.axes, strict=True)
+        return [x if axis == 0 else jnp.moveaxis(x, 0, axis) for x, axis in pairs]
+
+
+@surfacing
+def filter_associative_scan(
+    fn: Callable[[_Tree, _Tree], _Tree], elems: _Tree, reverse: bool = False, axis: int = 0
+) -> _Tree:
+    """`jax.lax.associative_scan` for trees in which not everything is an array.
+
+    **Law.** For an associative `fn`, member `i` of the result is `fn` over the members 0 to `i`.
+
+    Args:
+        fn: combines two trees like `elems`, any number of members at once, and returns another;
+            what is no array in them comes out as it went in.
+        elems: a tree with the members along `axis` of its arrays.
+        reverse: whether to start from the end.
+        axis: the axis.
+
+    Returns:
+        A tree like `elems`.
+
+    Raises:
+        ArgumentError: `fn` is not callable, or `elems` has no array.
+        ShapeError: arrays disagree in size, or lack the axis.
+        StructureError: `fn` returns another structure, shape or dtype; before and after are shown
+            by path.
+
+    Examples:
+        >>> filter_associative_scan(
+        ...     lambda a, b: {**a, "x": a["x"] + b["x"]}, {"x": jnp.arange(4), "unit": "cm"}
+        ... )
+        {'unit': 'cm', 'x': Array([0, 1, 3, 6], dtype=int32)}
+    """
+    check_callable("filter_associative_scan", fn, "fn")
+    refuse_other_than_int("filter_associative_scan(axis)", axis)
+    _common_length(
+        "filter_associative_scan",
+        "elems",
+        elems,
+        [axis if is_array(leaf) else None for leaf in jtu.tree_leaves(elems)],
+        None,
+    )
+    arrays, structure = divide(elems)
+    where = f"filter_associative_scan of {function_name(fn)}"
+
+    def combine(a: list[Any], b: list[Any]) -> list[Any]:
+        after = fn(structure.assemble(a), structure.assemble(b))
+        return returned(where, "elems", structure, a, after)
+
+    return structure.assemble(_scan_arrays(combine, arrays, reverse, axis))
+
+
+def _scan_arrays(
+    combine: Callable[[list[Any], list[Any]], list[Any]],
+    arrays: list[Any],
+    reverse: bool,
+    axis: int,
+) -> list[Any]:
+    # JAX wants one axis for all arrays, counted from the front.
+    axes = [axis % array.ndim for array in arrays]
+    if len(set(axes)) == 1:
+        return _lax.associative_scan(combine, arrays, reverse=reverse, axis=axes[0])
+
+    def combine_moved(a: list[Any], b: list[Any]) -> list[Any]:
+        return list(map(_to_front, combine(back(a), back(b)), axes))
+
+    def back(moved: list[Any]) -> list[Any]:
+        return [jnp.moveaxis(array, 0, to) for array, to in zip(moved, axes, strict=True)]
+
+    moved = list(map(_to_front, arrays, axes))
+    return back(_lax.associative_scan(combine_moved, moved, reverse=reverse))
