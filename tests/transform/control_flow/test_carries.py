@@ -1,0 +1,284 @@
+"""What is the same for all loops: the carry, and what is kept."""
+
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+import pytreemod as pm
+from pytreemod.errors import StructureError
+from tests.helpers.cells import Cell
+from tests.helpers.comparing import assert_same
+from tests.helpers.equations import equations
+from tests.helpers.trees import Affine, Holder, Static, affine, double, ramp
+
+# ---- a carry that changes
+
+
+def scan_once(step, init):
+    return pm.filter_scan(step, init, length=2)
+
+
+CHANGES = {
+    "shape": (
+        lambda m: m.replace(weight=m.weight[:1]),
+        r"VAL\.weight: f32\[2,3\] -> f32\[1,3\]\n  arrays keep their shapes from step to step",
+    ),
+    "dtype": (
+        lambda m: m.replace(weight=m.weight.astype(jnp.float16)),
+        r"VAL\.weight: f32\[2,3\] -> f16\[2,3\]\n"
+        r"  cast what the step returns, or what the loop starts from:\n"
+        r"      VAL\.weight\.astype\(jnp\.float32\)   # in the step\n"
+        r"      jnp\.asarray\(VAL\.weight, jnp\.float16\)   # before the loop",
+    ),
+    "weak type": (
+        lambda m: m.replace(weight=m.weight > 0),
+        r"VAL\.weight: f32\[2,3\] -> bool\[2,3\]",
+    ),
+    "None": (lambda m: m.replace(bias=None), r"VAL\.bias: f32\[2\] -> None"),
+    "a string": (
+        lambda m: m.replace(bias="b"),
+        r"VAL\.bias: f32\[2\] -> 'b'\n  what is no array is part of the program",
+    ),
+    "a container": (lambda m: m.replace(bias=[m.bias]), r"VAL\.bias: f32\[2\] -> list of 1"),
+    "another class": (lambda m: Holder(m.weight), r"VAL: Affine -> Holder"),
+    "two places": (
+        lambda m: Affine(m.bias, m.weight),
+        r"VAL\.weight: f32\[2,3\] -> f32\[2\]\n"
+        r"  at VAL\.bias: f32\[2\] -> f32\[2,3\]",
+    ),
+}
+
+
+LOOPS = {
+    "carry": ("filter_scan", lambda f, x: scan_once(lambda c, _: (f(c), None), x)),
+    "val": ("filter_while_loop", lambda f, x: pm.filter_while_loop(lambda v: True, f, x)),
+    "val ": ("filter_fori_loop", lambda f, x: pm.filter_fori_loop(0, 2, lambda i, v: f(v), x)),
+    "elems": ("filter_associative_scan", lambda f, x: pm.filter_associative_scan(
+        lambda a, b: f(a), x)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("loop", "change"),
+    [
+        *((loop, change) for loop in ("carry", "val") for change in CHANGES),
+        *((loop, change) for loop in ("val ", "elems") for change in ("None", "a string")),
+    ],
+)
+def test_a_carry_that_changes_is_shown_before_and_after(loop, change):
+    """Each path at which the carry changes is named, with what was there and what came."""
+    name, run = LOOPS[loop]
+    alter, text = CHANGES[change]
+    text = text.replace("VAL", loop.strip())
+    # An associative scan over two members combines one with one.
+    text = text.replace(r"f32\[2\]", r"f32\[1\]") if loop == "elems" else text
+
+    with pytest.raises(StructureError, match=rf"{name} of <lambda>: expected the[\s\S]*at {text}"):
+        run(alter, affine())
+
+
+def test_associative_scan_shows_what_changed():
+    """Shapes and dtypes that the function changes are named by path."""
+    with pytest.raises(
+        StructureError,
+        match=r"filter_associative_scan of <lambda>: expected the elems to come out of each step "
+        r"as it went in, got a change in 1 place\.\n  at elems\['x'\]: f32\[2\] -> i32\[2\]",
+    ):
+        pm.filter_associative_scan(lambda a, b: {"x": a["x"].astype(int)}, {"x": ramp(4)})
+
+
+@pytest.mark.parametrize(
+    ("step", "init", "text"),
+    [
+        (
+            lambda c: {"n": c["n"] * 0.5},
+            {"n": jnp.int32(1)},
+            r"carry\['n'\]: i32\[\] -> f32\[\] \(weak\)\n"
+            r"  cast what the step returns, or what the loop starts from:\n"
+            r"      carry\['n'\]\.astype\(jnp\.int32\)   # in the step\n"
+            r"      jnp\.asarray\(carry\['n'\], jnp\.float32\)   # before the loop",
+        ),
+        (
+            lambda c: [0.5],
+            [jnp.int32(1)],
+            r"carry\[0\]: i32\[\] -> 0\.5\n[\s\S]*"
+            r"      jnp\.asarray\(0\.5, jnp\.int32\)   # in the step\n",
+        ),
+        (
+            lambda c: c.astype(jnp.int32),
+            0.5,
+            r"carry: f32\[\] \(weak\) -> i32\[\]\n[\s\S]*"
+            r"      jnp\.asarray\(carry, jnp\.int32\)   # before",
+        ),
+        (lambda c: c + 1, True, r"carry: bool\[\] -> i32\[\]"),
+        (
+            lambda c: {"a": c["a"], "c": 1},
+            {"a": 1, "b": 2},
+            r"carry\['b'\]: i32\[\] \(weak\) -> nothing\n  at carry\['c'\]: nothing -> 1",
+        ),
+        (lambda c: (c[0], "b"), (1, "a"), r"carry\[1\]: 'a' -> 'b'"),
+        (
+            lambda c: (c[0], lambda: 0),
+            (1, double),
+            r"carry\[1\]: the function double -> the function .*<lambda>\n"
+            r"  what is no array is part of the program, which is the same for every step",
+        ),
+        (
+            lambda c: c.replace(size=3),
+            Static(ramp(2), 2),
+            r"carry\.size: 2 -> 3",
+        ),
+    ],
+)
+def test_a_carry_that_changes_in_type_or_in_what_is_no_array(step, init, text):
+    """Weak types come with the cast that cures them; strings, functions, sizes by path."""
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        pytest.raises(StructureError, match=rf"filter_scan of <lambda>[\s\S]*at {text}"),
+    ):
+        scan_once(lambda c, x: (step(c), None), init)
+
+
+def test_a_carry_that_varies_over_the_mesh():
+    """Under shard_map, a carry that starts the same everywhere and ends different is explained."""
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(AxisType.Auto,))
+
+    def run(x):
+        return pm.filter_scan(lambda c, _: (c + x, None), jnp.zeros(1), length=2)[0]
+
+    with pytest.raises(
+        StructureError,
+        match=r"carry: f32\[1\] -> f32\[1\] varying over i\n"
+        r"  start from an array that varies over the same axes of the mesh:\n"
+        r"""      jax\.lax\.pcast\(carry, \('i',\), to="varying"\)""",
+    ):
+        jax.shard_map(run, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i"))(
+            ramp(2)
+        )
+
+
+# ---- in every loop
+
+
+def test_what_cannot_be_hashed_is_carried_all_the_same():
+    """Leaves without a hash are compared by `==`; nothing is kept for them."""
+
+    class Unhashable:
+        __hash__ = None
+
+        def __eq__(self, other):
+            return isinstance(other, Unhashable)
+
+    (_, found), _ = pm.filter_scan(
+        lambda c, x: ((c[0] + x, Unhashable()), None), (jnp.float32(0), Unhashable()), ramp(2)
+    )
+    assert isinstance(found, Unhashable)
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        lambda f: pm.filter_scan(lambda c, x: (f(c), None), jnp.float32(1), length=2),
+        lambda f: pm.filter_map(f, ramp(2)),
+        lambda f: pm.filter_while_loop(lambda x: x < 3, f, jnp.float32(1)),
+        lambda f: pm.filter_fori_loop(0, 2, lambda i, x: f(x), jnp.float32(1)),
+        lambda f: pm.filter_cond(True, f, lambda x: x, jnp.float32(1)),
+    ],
+    ids=["scan", "map", "while", "fori", "cond"],
+)
+def test_nothing_outlives_the_function(loop):
+    """What is kept for a function goes with it, and so does what the function had captured."""
+
+    class Captured:
+        value = 2.0
+
+    captured = Captured()
+    alive = weakref.ref(captured)
+    loop(lambda x, captured=captured: x + captured.value)
+    del captured
+    gc.collect()
+    assert alive() is None
+
+
+def hand_scan(weight, c, xs):
+    return jax.lax.scan(lambda c, x: (jnp.tanh(weight @ c + 0.5 * x),) * 2, c, xs)
+
+
+@pytest.mark.parametrize(
+    ("ours", "by_hand", "args"),
+    [
+        pytest.param(
+            lambda w, c, xs: pm.filter_scan(Cell(w).step, c, xs),
+            hand_scan,
+            (ramp(2, 2), ramp(2), ramp(3, 2)),
+            id="scan",
+        ),
+        pytest.param(
+            lambda w, c, xs: pm.filter_scan(
+                lambda c, x: x["cell"](c, x["x"]),
+                c,
+                {"cell": Cell(w), "x": xs},
+                in_axes=pm.by({"x": 1, ...: None}),
+                out_axes=1,
+            ),
+            lambda w, c, xs: (
+                lambda c, ys: (c, jnp.moveaxis(ys, 0, 1))
+            )(*hand_scan(w, c, jnp.moveaxis(xs, 1, 0))),
+            (ramp(2, 2), ramp(2), ramp(2, 3)),
+            id="scan along axis 1",
+        ),
+        pytest.param(
+            lambda w, xs: pm.filter_map(Cell(w).advance, xs),
+            lambda w, xs: jax.lax.map(lambda x: jnp.tanh(w @ x), xs),
+            (ramp(2, 2), ramp(3, 2)),
+            id="map",
+        ),
+        pytest.param(
+            lambda w, x: pm.filter_while_loop(Cell(w).is_small, Cell(w).advance, x),
+            lambda w, x: jax.lax.while_loop(
+                lambda x: jnp.sum(jnp.abs(x * 0.5)) < 100.0, lambda x: jnp.tanh(w @ x), x
+            ),
+            (ramp(2, 2), ramp(2)),
+            id="while",
+        ),
+        pytest.param(
+            lambda w, x, n: pm.filter_fori_loop(0, n, lambda i, m: (m[0], m[0].advance(m[1])),
+                                                (Cell(w), x))[1],
+            lambda w, x, n: jax.lax.fori_loop(0, n, lambda i, x: jnp.tanh(w @ x), x),
+            (ramp(2, 2), ramp(2), 3),
+            id="fori",
+        ),
+        pytest.param(
+            lambda x: pm.filter_associative_scan(
+                lambda a, b: a.replace(weight=a.weight * b.weight), Affine(x, x)
+            ).weight,
+            lambda x: jax.lax.associative_scan(lambda a, b: (a[0] * b[0], a[1]), (x, x))[0],
+            (ramp(4),),
+            id="associative scan",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("derivative", [False, True], ids=["value", "gradient"])
+def test_no_operation_is_added(ours, by_hand, args, derivative):
+    """The program has the operations of the one written by hand, and so has its derivative."""
+    if derivative:
+        ours, by_hand = (
+            lambda *args, fn=fn: jax.jvp(lambda x: fn(x, *args[1:]), (args[0],), (args[0],))
+            for fn in (ours, by_hand)
+        )
+    assert equations(ours, *args) == equations(by_hand, *args)
+
+
+def test_without_jit():
+    """Under jax.disable_jit the loops run in Python, with the same results."""
+    with jax.disable_jit():
+        found = pm.filter_scan(
+            lambda c, x: ({**c, "n": c["n"] + x}, {"y": x, "s": "a"}), {"n": 0.0, "s": "b"}, ramp(3)
+        )
+        last = pm.filter_while_loop(lambda v: v[0] < 3, lambda v: (v[0] + 1, "s"), (0, "s"))
+    assert_same(found[1], {"y": ramp(3), "s": "a"})
+    assert (float(found[0]["n"]), found[0]["s"], int(last[0])) == (6.0, "b", 3)
