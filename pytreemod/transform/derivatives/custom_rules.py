@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, DerivativeError, describe, explain
+from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
     argument_name,
@@ -19,9 +20,10 @@ from pytreemod.transform.boundary.wrapping import (
 from pytreemod.transform.derivatives.results import pair_of
 from pytreemod.transform.derivatives.tangents import beside, is_zero
 from pytreemod.transform.host.runtime_checks import surfacing
+from pytreemod.tree.kinds import are_one
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array, is_inexact_array
-from pytreemod.tree.snapshots import Structure, divide, static_token
+from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.typing import PyTree, jtu
 
 # The options of these two are their rules, by name. Each definition replaces them all: what was
@@ -55,16 +57,16 @@ def _rule(custom: Transformed, name: str, signature: str) -> Callable[..., Any]:
     return found
 
 
-class _Outputs:
-    """The structure of a custom function's result, on which the function and its rule agree."""
+class _Agreement:
+    """What a custom function and its rule agree on: the result, but for its arrays."""
 
     def __init__(self, where: str):
         self.where = where
         self.structure: Structure | None = None
         self.structs: list[Any] = []
 
-    def take(self, result: PyTree, tangents: Sequence[Any] = ()) -> list[Any]:
-        """The arrays of a result.
+    def pack(self, result: PyTree, tangents: Sequence[Any] = ()) -> dict[Any, list[Any]]:
+        """Pack a result.
 
         Args:
             result: what the function or its rule returned.
@@ -82,12 +84,12 @@ class _Outputs:
         if self.structure is None:
             self.structure, self.structs = structure, structs
         elif self.structs != structs or not _agree(self.structure, structure):
-            self._refuse(structure.assemble(structs))
-        return arrays
+            self._refuse(structure.assemble(structs), self.structure.assemble(self.structs))
+        return pack(result)
 
-    def _refuse(self, result: PyTree) -> None:
+    def _refuse(self, result: PyTree, earlier: PyTree) -> None:
         """Raise the error for a rule whose result is another than the function's."""
-        mine, theirs = _texts(result), _texts(self.give(self.structs))
+        mine, theirs = _texts(result), _texts(earlier)
         names = [*theirs, *(name for name in mine if name not in theirs)]
         pairs = [(name, mine.get(name, "nothing"), theirs.get(name, "nothing")) for name in names]
         places = [f"{name}: {a}, where the function has {b}" for name, a, b in pairs if a != b]
@@ -100,11 +102,6 @@ class _Outputs:
             )
         )
 
-    def give(self, arrays: Sequence[Any]) -> PyTree:
-        """The result with these arrays."""
-        assert self.structure is not None, "JAX runs the function or its rule"
-        return self.structure.assemble(arrays)
-
 
 def _texts(tree: PyTree) -> dict[str, str]:
     leaves = jtu.tree_leaves_with_path(tree)
@@ -114,14 +111,7 @@ def _texts(tree: PyTree) -> dict[str, str]:
 def _agree(one: Structure, other: Structure) -> bool:
     if one.treedef != other.treedef or one.positions != other.positions:
         return False
-    return all(map(_same, one.statics, other.statics))
-
-
-def _same(one: Any, other: Any) -> bool:
-    try:
-        return one is other or static_token(one) == static_token(other)
-    except TypeError:
-        return (one == other) is True
+    return all(map(are_one, one.statics, other.statics))
 
 
 def _as_array(value: Any) -> Any:
@@ -176,11 +166,11 @@ class _CustomJvp(Transformed):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         rule = _rule(self, "def_jvp", "rule(primals, tangents)")
         arrays, structure = divide((self.fn, args, kwargs))
-        outputs = _Outputs(f"def_jvp of {function_name(self.fn)}")
+        agreement = _Agreement(f"def_jvp of {function_name(self.fn)}")
 
-        def run(values: list[Any]) -> list[Any]:
+        def run(values: list[Any]) -> Any:
             fn, args, kwargs = structure.assemble(values)
-            return outputs.take(fn(*args, **kwargs))
+            return agreement.pack(fn(*args, **kwargs))
 
         def run_rule(primals: Any, tangents: Any) -> tuple[Any, Any]:
             _, args, kwargs = structure.assemble([_as_array(x) for x in primals[0]])
@@ -190,25 +180,26 @@ class _CustomJvp(Transformed):
             _refuse_derivatives(self, expected, of_fn, of_kwargs, "pass it by position")
             result = rule(args, of_args, **kwargs)
             out, tangent_out = pair_of(
-                result, outputs.where, "out, tangent_out", error=DerivativeError
+                result, agreement.where, "out, tangent_out", error=DerivativeError
             )
-            return _with_tangents(outputs, out, tangent_out)
+            return _with_tangents(agreement, out, tangent_out)
 
         run.__name__ = run.__qualname__ = function_name(self.fn)
         custom = jax.custom_jvp(run)
         custom.defjvp(run_rule, symbolic_zeros=True)
-        return outputs.give(custom(arrays))
+        return unpack(custom(arrays))
 
 
-def _with_tangents(outputs: _Outputs, out: PyTree, tangent_out: PyTree) -> tuple[Any, Any]:
-    """What a rule returned, as JAX wants it: the arrays, and a tangent for each."""
+def _with_tangents(agreement: _Agreement, out: PyTree, tangent_out: PyTree) -> tuple[Any, Any]:
+    """What a rule returned, as JAX wants it: packed, and a tangent for each array."""
     expected, root = "a tangent like out", "tangent_out"
-    found = beside(out, tangent_out, where=outputs.where, expected=expected, root=root)
-    arrays = outputs.take(out, found)
+    found = beside(out, tangent_out, where=agreement.where, expected=expected, root=root)
+    packed = agreement.pack(out, found)
+    ((plan, arrays),) = packed.items()
     leaves = jtu.tree_leaves(out)
     tangents = [t for x, t in zip(leaves, found, strict=True) if t is not None or is_array(x)]
     pairs = zip(arrays, tangents, strict=True)
-    return arrays, [_zero(x, symbolic_zeros=True) if t is None else t for x, t in pairs]
+    return packed, {plan: [_zero(x, symbolic_zeros=True) if t is None else t for x, t in pairs]}
 
 
 _zero: Any = jax.custom_derivatives.zero_from_primal  # pyright: ignore[reportUnknownVariableType]  (typed in part)
@@ -249,13 +240,13 @@ class _CustomVjp(Transformed):
         others, rest = divide((self.fn, args[1:], kwargs))
         call = _VjpCall(self, vjp_arg, rest, forward, backward)
 
-        def run(first: list[Any], others: list[Any]) -> list[Any]:
+        def run(first: list[Any], others: list[Any]) -> Any:
             return call.run(first, others)
 
         run.__name__ = run.__qualname__ = function_name(self.fn)
         custom: Any = jax.custom_vjp(run)  # pyright: ignore[reportUnknownVariableType]  (typed in part)
         custom.defvjp(call.run_forward, call.run_backward, symbolic_zeros=True)
-        return call.outputs.give(custom(first, others))
+        return unpack(custom(first, others))
 
     def _refuse_no_argument(self, kwargs: dict[str, Any]) -> None:
         name = argument_name(positional_names(self.fn), 0)
@@ -296,12 +287,12 @@ class _VjpCall:
         self.rest = rest
         self.forward = forward
         self.backward = backward
-        self.outputs = _Outputs(f"def_fwd of {function_name(custom.fn)}")
+        self.agreement = _Agreement(f"def_fwd of {function_name(custom.fn)}")
 
-    def run(self, first: list[Any], others: list[Any]) -> list[Any]:
+    def run(self, first: list[Any], others: list[Any]) -> Any:
         """The function itself."""
         fn, args, kwargs = self.rest.assemble(others)
-        return self.outputs.take(fn(self.vjp_arg.assemble(first), *args, **kwargs))
+        return self.agreement.pack(fn(self.vjp_arg.assemble(first), *args, **kwargs))
 
     def run_forward(self, first: list[Any], others: list[Any]) -> tuple[Any, Any]:
         """The function, with what the backward pass needs."""
@@ -313,18 +304,19 @@ class _VjpCall:
         _, args, kwargs = self.rest.assemble(seconds)
         result = self.forward(perturbed, vjp_arg, *args, **kwargs)
         out, residuals = pair_of(
-            result, self.outputs.where, "out, residuals", error=DerivativeError
+            result, self.agreement.where, "out, residuals", error=DerivativeError
         )
-        outs = self.outputs.take(out)
+        packed = self.agreement.pack(out)
         arrays, structure = divide(residuals)
         # As the key of a dict it becomes part of JAX's own record of this very forward pass: there
         # may be several, each with other residuals.
-        return outs, {_Pass(perturbed, structure): (firsts, seconds, arrays)}
+        return packed, {_Pass(perturbed, structure): (firsts, seconds, arrays)}
 
-    def run_backward(self, packed: Any, cotangents: list[Any]) -> tuple[Any, Any]:
-        """From cotangents of the result to those of the first argument."""
-        ((kept, (firsts, seconds, arrays)),) = packed.items()
-        structure = self.outputs.structure
+    def run_backward(self, residue: Any, packed: Any) -> tuple[Any, Any]:
+        """From cotangents of the result, packed as it is, to those of the first argument."""
+        ((kept, (firsts, seconds, arrays)),) = residue.items()
+        (cotangents,) = packed.values()
+        structure = self.agreement.structure
         assert structure is not None, "the forward pass comes first"
         grad_out = _hollow(structure, [None if is_zero(ct) else ct for ct in cotangents])
         vjp_arg = self.vjp_arg.assemble(firsts)
