@@ -58,6 +58,9 @@ from pytreemod.transform.derivatives.jacobians import filter_jacrev as filter_ja
 from pytreemod.transform.derivatives.linear_maps import filter_jvp as filter_jvp
 from pytreemod.transform.derivatives.linear_maps import filter_linearize as filter_linearize
 from pytreemod.transform.derivatives.linear_maps import filter_vjp as filter_vjp
+from pytreemod.transform.derivatives.linear_transposes import (
+    filter_linear_transpose as filter_linear_transpose,
+)
 from pytreemod.transform.host.callbacks import filter_io_callback as filter_io_callback
 from pytreemod.transform.host.callbacks import filter_pure_callback as filter_pure_callback
 from pytreemod.transform.host.enumerations import Enumeration as Enumeration

@@ -91,6 +91,15 @@ class Structure:
             leaves[position] = array
         return self.treedef.unflatten(leaves)
 
+    def place(self, values: Sequence[Any], rest: Any = None) -> PyTree:
+        """A tree of this structure with something for each array, and `rest` for all else."""
+        if self.positions is None:
+            return self.treedef.unflatten(values)
+        leaves = [rest] * self.treedef.num_leaves
+        for position, value in zip(self.positions, values, strict=True):
+            leaves[position] = value
+        return self.treedef.unflatten(leaves)
+
 
 def divide(tree: PyTree, counts: Callable[[Any], bool] = is_array) -> tuple[list[Any], Structure]:
     """The values in a tree, and a structure of its own for the rest; nothing need be hashable.

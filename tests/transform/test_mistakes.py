@@ -189,6 +189,8 @@ MISTAKES = {
         "f_jvp of f", "one that does not fit", "tangents[0]: f32[3], for f32[3,2]"),
     "linearize len": (lambda: pm.filter_linearize(f, x)[1](x, x), DerivativeError,
         "f_jvp of f", "one that does not fit", "tangents: a tuple of 2, for a tuple of 1"),
+    "linear_transpose ct": (lambda: pm.filter_linear_transpose(f, x)(v), DerivativeError,
+        "filter_linear_transpose of f", "one that does not fit", "result: f32[3], for f32[]"),
     "custom_jvp no rule": (lambda: pm.filter_custom_jvp(f)(x), DerivativeError,
         "filter_custom_jvp of f", "none", ""),
     "custom_vjp no rule": (lambda: pm.filter_custom_vjp(f)(x), DerivativeError,

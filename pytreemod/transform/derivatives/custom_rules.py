@@ -119,14 +119,6 @@ def _as_array(value: Any) -> Any:
     return value if is_array(value) else jnp.asarray(value)
 
 
-def _hollow(structure: Structure, values: Sequence[Any], rest: Any = None) -> PyTree:
-    """The tree with `values` for its arrays and `rest` for everything else."""
-    leaves = [rest] * structure.treedef.num_leaves
-    for position, value in zip(structure.positions or (), values, strict=True):
-        leaves[position] = value
-    return structure.treedef.unflatten(leaves)
-
-
 def _spots(tree: PyTree, root: str) -> list[str]:
     """Where a tree of flags or tangents has something."""
     found = jtu.tree_leaves_with_path(tree)
@@ -175,7 +167,7 @@ class _CustomJvp(Transformed):
         def run_rule(primals: Any, tangents: Any) -> tuple[Any, Any]:
             _, args, kwargs = structure.assemble([_as_array(x) for x in primals[0]])
             given = [None if is_zero(t) else _as_array(t) for t in tangents[0]]
-            of_fn, of_args, of_kwargs = _hollow(structure, given)
+            of_fn, of_args, of_kwargs = structure.place(given)
             expected = "derivatives by positional arguments only"
             _refuse_derivatives(self, expected, of_fn, of_kwargs, "pass it by position")
             result = rule(args, of_args, **kwargs)
@@ -299,7 +291,7 @@ class _VjpCall:
         firsts = [_as_array(x.value) for x in first]
         seconds = [_as_array(x.value) for x in others]
         self._refuse_others(_perturbed(others, seconds))
-        perturbed = _hollow(self.vjp_arg, _perturbed(first, firsts), rest=False)
+        perturbed = self.vjp_arg.place(_perturbed(first, firsts), rest=False)
         vjp_arg = self.vjp_arg.assemble(firsts)
         _, args, kwargs = self.rest.assemble(seconds)
         result = self.forward(perturbed, vjp_arg, *args, **kwargs)
@@ -318,7 +310,7 @@ class _VjpCall:
         (cotangents,) = packed.values()
         structure = self.agreement.structure
         assert structure is not None, "the forward pass comes first"
-        grad_out = _hollow(structure, [None if is_zero(ct) else ct for ct in cotangents])
+        grad_out = structure.place([None if is_zero(ct) else ct for ct in cotangents])
         vjp_arg = self.vjp_arg.assemble(firsts)
         _, args, kwargs = self.rest.assemble(seconds)
         residuals = kept.residuals.assemble(arrays)
@@ -334,7 +326,7 @@ class _VjpCall:
         return [found[i] for i in self.vjp_arg.positions or ()], None
 
     def _refuse_others(self, flags: list[bool]) -> None:
-        of_fn, of_args, of_kwargs = _hollow(self.rest, flags)
+        of_fn, of_args, of_kwargs = self.rest.place(flags)
         names = positional_names(self.custom.fn)
         by_name = {argument_name(names, i): flag for i, flag in enumerate(of_args, start=1)}
         expected = f"derivatives by its first argument ({argument_name(names, 0)}) only"

@@ -1,0 +1,109 @@
+"""filter_linear_transpose."""
+
+import functools as ft
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import ArgumentError, DerivativeError
+from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.trees import Affine, Holder, double, ramp
+
+
+def mixed(model, x, n):
+    """Linear in the arrays of a Module and of a dict, with what is no array beside them."""
+    y = model.weight @ jnp.asarray([1.0, -1.0, 2.0]) + n * model.bias
+    return Holder({"y": y, "z": [x["a"] * 2, "text"], "n": n})
+
+
+PRIMALS = Affine(ramp(2, 3), ramp(2)), {"a": ramp(2), "unit": "cm"}, 3
+
+
+def dot(a, b):
+    """The sum of the products of all arrays in two trees."""
+    pairs = zip(*(filter(pm.is_array, jax.tree.leaves(x)) for x in (a, b)), strict=True)
+    return sum(jnp.sum(x * y) for x, y in pairs)
+
+
+def test_the_transpose_is_adjoint():
+    """<transposed(ct), x> == <ct, fun(x)>, for trees with everything in them."""
+    ct = Holder({"y": ramp(2, start=-1.0), "z": [ramp(2, start=0.5), None], "n": None})
+    found = pm.filter_linear_transpose(mixed, *PRIMALS)(ct)
+
+    assert_close(dot(found, PRIMALS), dot(ct, mixed(*PRIMALS)))
+    assert (found[1]["unit"], found[2]) == (None, None)
+    assert_same(found, pm.filter_vjp(mixed, *PRIMALS)[1](ct))
+
+
+def test_on_arrays_it_is_that_of_jax():
+    """filter_linear_transpose(f, x) == jax.linear_transpose(f, x), in and outside of jit."""
+    fun = ft.partial(jnp.matmul, ramp(2, 3))
+    expected = jax.linear_transpose(fun, ramp(3))(ramp(2))
+    transposed = pm.filter_linear_transpose(fun, jax.ShapeDtypeStruct((3,), jnp.float32))
+
+    assert_same(transposed(ramp(2)), expected)
+    assert_same(pm.filter_jit(lambda ct: transposed(ct))(ramp(2)), expected)
+
+
+def test_a_module_is_a_constant_function():
+    """Its arrays are not what it is linear in; a bias that it adds is left out."""
+    model = Affine(ramp(2, 3), ramp(2))
+
+    (found,) = pm.filter_linear_transpose(model, ramp(3))(ramp(2))
+    assert_close(found, model.weight.T @ ramp(2))
+
+
+def test_what_is_not_floating_is_constant():
+    """Integers are passed as they are, and None stands for a zero cotangent."""
+    transposed = pm.filter_linear_transpose(lambda x, i: x[i], ramp(3), np.asarray([2, 0]))
+
+    assert_same(transposed(ramp(2)), (jnp.asarray([2.0, 0.0, 1.0]), None))
+    assert_same(transposed(None), (jnp.zeros(3), None))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (
+            lambda: pm.filter_linear_transpose(3, ramp(2)),
+            ArgumentError,
+            r"filter_linear_transpose\(fun\): expected something callable, got 3",
+        ),
+        (
+            lambda: pm.filter_linear_transpose(double, [jax.ShapeDtypeStruct((2,), jnp.int32)]),
+            ArgumentError,
+            r"filter_linear_transpose of double: expected values for what is not floating, which "
+            r"is constant, got shapes\.\n  at primals\[0\]\[0\]: i32\[2\]$",
+        ),
+        (
+            lambda: pm.filter_linear_transpose(lambda x: {"i": jnp.argmax(x), "x": x}, ramp(2)),
+            DerivativeError,
+            r"of <lambda>: expected a result in which all arrays are floating, got others\.\n"
+            r"  at result\['i'\]: i32\[\]$",
+        ),
+        (
+            lambda: pm.filter_linear_transpose(mixed, *PRIMALS)(mixed(*PRIMALS)),
+            DerivativeError,
+            r"of mixed: expected a cotangent like the result, got 2 that do not fit\.\n"
+            r"  at result\.content\['n'\]: 3, for None\n",
+        ),
+        (
+            lambda: pm.filter_linear_transpose(jnp.sin, ramp(2))(ramp(2)),
+            DerivativeError,
+            r"of sin: expected a function that is linear in the floating arrays of its arguments, "
+            r"got another\.\n[\s\S]*pm\.filter_vjp\(f, \*primals\)\[1\]$",
+        ),
+        (
+            lambda: pm.filter_linear_transpose(lambda x: x * x, ramp(2))(ramp(2)),
+            DerivativeError,
+            r"of <lambda>: expected a function that is linear",
+        ),
+    ],
+)
+def test_mistakes_are_explained(call, error, text):
+    """What is no function, not floating, not linear, or does not fit: by path."""
+    with pytest.raises(error, match=text):
+        call()
