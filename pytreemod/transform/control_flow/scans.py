@@ -200,21 +200,24 @@ def _scan(
     where: str,
     **options: Any,
 ) -> tuple[PyTree, PyTree]:
-    restore, restore_element = callee.restorer(), elements.restorer()
-    structure_of, lent = carry.lend(), lent_by(callee, carry, elements)
+    def make() -> Callable[[Any, Any], Any]:
+        restore, restore_element = callee.restorer(), elements.restorer()
+        structure_of, lent = carry.lend(), lent_by(callee, carry, elements)
 
-    def step(state: Any, sliced: Any) -> Any:
-        own, whole, values = state
-        structure = structure_of()
-        (f,) = restore(own)
-        arguments = (f, structure.assemble(values), restore_element(sliced, whole))
-        (after, y), harvest = reap(call, arguments, {})
-        values = returned(where, "carry", structure, values, after)
-        packed = _pack_for_stack(name, out_axes, with_harvest(y, harvest), lent())
-        return (own, whole, values), packed
+        def step(state: Any, sliced: Any) -> Any:
+            own, whole, values = state
+            structure = structure_of()
+            (f,) = restore(own)
+            arguments = (f, structure.assemble(values), restore_element(sliced, whole))
+            (after, y), harvest = reap(call, arguments, {})
+            values = returned(where, "carry", structure, values, after)
+            packed = _pack_for_stack(name, out_axes, with_harvest(y, harvest), lent())
+            return (own, whole, values), packed
+
+        return step
 
     key = (name, elements.axes, spec_key(out_axes), where)
-    kept = keep(key, callee, [carry, elements], lambda: step)
+    kept = keep(key, callee, [carry, elements], make)
     # What does not change is carried, too: JAX takes it out of the loop again.
     state = (callee.values, elements.whole, carry.values)
     (_, _, values), packed = _lax.scan(
