@@ -2,8 +2,8 @@
 
 What a reference would have been mutated to is returned here: carried if it changes from step to
 step, scanned if each step has its own, whole if all steps share it. There is no marker for the
-carry, so there is no way to misplace one; what can go wrong is in `test_looping` and
-`test_branching`.
+carry, so there is no way to misplace one; what can go wrong is in `test_carries` and
+`test_branches`.
 """
 
 import jax

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.transform.compilation import kept_functions as stepping
+from pytreemod.transform.compilation import kept_functions
 from pytreemod.transform.compilation.kept_functions import Callee, Parts, keep, lend, lent_by
 from pytreemod.tree.snapshots import Structure
 from tests.helpers.comparing import assert_close
@@ -79,7 +79,7 @@ def half(f):
 def test_a_static_function_goes_when_nobody_has_it(run):
     """A lasting step with fresh functions beside it: none stays, nor what it had captured."""
     gc.collect()
-    before = len(stepping._kept)
+    before = len(kept_functions._kept)
     gc.disable()
     try:
         alive = []
@@ -88,11 +88,11 @@ def test_a_static_function_goes_when_nobody_has_it(run):
             f = adding(big)
             assert run(f) is f
             # Kept as long as it is there.
-            assert len(stepping._kept) == before + 1
+            assert len(kept_functions._kept) == before + 1
             alive += [weakref.ref(big), weakref.ref(f)]
             del big, f
         assert [ref() for ref in alive] == [None] * 6
-        assert len(stepping._kept) == before
+        assert len(kept_functions._kept) == before
     finally:
         gc.enable()
 
@@ -131,12 +131,12 @@ def test_no_tracer_is_kept():
         return pm.filter_scan(Stepping(lambda c: c * tracer).step, x, XS)[0]
 
     # Others may have left what is no longer used.
-    stepping.forget()
+    kept_functions.forget()
     with jax.checking_leaks():
         run(jnp.float32(2))
     gc.collect()
 
-    assert not stepping._kept
+    assert not kept_functions._kept
     assert alive[0]() is None
 
 
@@ -159,13 +159,13 @@ def test_what_is_kept_is_found_again():
 
 def test_the_oldest_goes(monkeypatch):
     """There is room for so many, and for one more."""
-    monkeypatch.setattr(stepping, "_kept", {})
-    monkeypatch.setattr(stepping, "MAX_KEPT", 3)
+    monkeypatch.setattr(kept_functions, "_kept", {})
+    monkeypatch.setattr(kept_functions, "MAX_KEPT", 3)
     made = [kept(double, i) for i in range(3)]
     assert [kept(double, i) for i in range(3)] == made
 
     fourth = kept(double, 3)
-    assert len(stepping._kept) == 3
+    assert len(kept_functions._kept) == 3
     assert [kept(double, i) for i in (1, 2, 3)] == [*made[1:], fourth]
     assert kept(double, 0) is not made[0]
 
