@@ -1,9 +1,10 @@
-"""What it costs to make an instance of a Module with five fields.
+"""What it costs to make an instance of a Module.
 
     python -m benchmarks.construction [--quick] [--json]
 
 The baseline is a frozen dataclass with the same five fields, built in the same way: two arrays, an
-integer, a number and a flag, of which a Module's last three are configuration.
+integer, a number and a flag, of which a Module's last three are configuration. Then two arrays and
+a function, as an activation is: declared static or not.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ from benchmarks.measuring import UNROLLED, Burst, unrolled
 from benchmarks.tables import Benchmark, Row, raced
 
 LIMIT = 3.0
+FUNCTION_LIMIT = 4.0
 DATACLASS = "dataclass"
 
 
@@ -77,6 +79,32 @@ def all_data(library: Any) -> type:
         flag: bool
 
     return Data
+
+
+PLAIN_ACTIVATED = dataclasses.make_dataclass(
+    "PlainActivated", ["weight", "bias", "activation"], frozen=True
+)
+"""The baseline with a function in a field."""
+
+
+def with_function(is_static: bool, own: bool) -> Callable[[Any], type]:
+    """What makes a Module with a function in a field: declared static or not, own `__init__`."""
+
+    def make(library: Any) -> type:
+        class Activated(library.Module):
+            weight: jax.Array
+            bias: jax.Array
+            activation: Any = library.field(static=True) if is_static else library.field()
+
+        class OwnActivated(Activated):
+            def __init__(self, weight: jax.Array, bias: jax.Array, activation: Any):
+                self.weight = weight
+                self.bias = bias
+                self.activation = activation
+
+        return OwnActivated if own else Activated
+
+    return make
 
 
 def with_check(library: Any) -> type:
@@ -145,6 +173,12 @@ def making(cls: type, values: tuple[Any, ...]) -> Burst:
     )
 
 
+def making_activated(cls: type, values: tuple[Any, ...]) -> Burst:
+    """`cls(...)` with an activation."""
+    weight, bias = values
+    return unrolled("cls(weight, bias, relu)", cls=cls, weight=weight, bias=bias, relu=jax.nn.relu)
+
+
 def rows(quick: bool) -> Iterator[Row]:
     """Each style of class, and the copy with one field exchanged."""
     rounds = 4 if quick else 60
@@ -157,6 +191,15 @@ def rows(quick: bool) -> Iterator[Row]:
             bursts |= {name: making(nnx_class(lib), values) for name, lib in nnx.items()}
         bursts |= {name: making(style.module(lib), values) for name, lib in libraries.items()}
         yield raced(style.label, bursts, rounds=rounds, share=1 / UNROLLED, limit=LIMIT)
+    for is_static in (False, True):
+        for own in (False, True):
+            kind = "static function" if is_static else "function in a field"
+            label = f"{kind}, {'own' if own else 'generated'} __init__"
+            make = with_function(is_static, own)
+            classes = {DATACLASS: PLAIN_ACTIVATED}
+            classes |= {name: make(library) for name, library in libraries.items()}
+            bursts = {name: making_activated(cls, values[:2]) for name, cls in classes.items()}
+            yield raced(label, bursts, rounds=rounds, share=1 / UNROLLED, limit=FUNCTION_LIMIT)
     # Equinox's Modules have no `replace` of their own; dataclasses' is what its users call.
     bursts = {
         name: unrolled("replace(node, bias=bias)", replace=replace, node=node, bias=values[1])

@@ -1,12 +1,18 @@
 """Building instances: the generated `__init__`, and what happens after any `__init__`."""
 
 import dataclasses
+import gc
 import inspect
+import itertools
+import math
+import sys
 import typing
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import pytreemod as pm
@@ -27,6 +33,7 @@ from tests.helpers.trees import (
     OwnInit,
     Parent,
     Prepared,
+    Static,
     affine,
     double,
     ramp,
@@ -624,3 +631,120 @@ def test_values_are_stored_as_they_are(value):
     made = Plain(value, value)
     assert repr((made.data, made.config)) == repr((value, value))
     assert type(made.config) is type(value)
+
+
+def _counted(make):
+    """How many Python functions run while `make()` does."""
+    calls = []
+    sys.setprofile(lambda frame, event, arg: calls.append(frame) if event == "call" else None)
+    try:
+        make()
+    finally:
+        sys.setprofile(None)
+    return len(calls)
+
+
+FUNCTIONS = {
+    "def": double,
+    "lambda": lambda x: x,
+    "built-in": abs,
+    "custom_jvp": jax.nn.relu,
+    "jitted": jnp.tanh,
+    "jnp ufunc": jnp.add,
+    "NumPy ufunc": np.exp,
+    "class": dict,
+    "string": "relu",
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS.keys())
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_function_in_a_field_costs_no_more_than_an_array(function, static, own):
+    """The second instance takes the short road, whatever types of value it has."""
+
+    class Written(pm.Module):
+        weight: object
+        function: object = pm.field(static=static)
+
+    class Own(Written):
+        def __init__(self, weight, function):
+            self.weight = weight
+            self.function = function
+
+    cls = Own if own else Written
+    x = ramp(2)
+    first = cls(x, function)
+    # The burst, the metaclass, the __init__, what finishes; an assignment for each field.
+    hashed = 8 if function is jnp.add else 0  # Its `__hash__` is written in Python.
+    assert _counted(lambda: cls(x, function)) <= (6 if own else 4) + hashed
+    second = cls(x, function)
+    assert jax.tree.structure(first) == jax.tree.structure(second)
+    assert jax.tree.leaves(second)[0] is x
+    assert second.function is function
+
+
+def test_a_function_of_a_known_type_is_looked_through():
+    """That one function hides no array says nothing of the next, of the same type."""
+    for known in (jnp.tanh, jax.jit(double), jax.vmap(double), double):
+        for make in (Holder, lambda f: Static(1, f), lambda f: OwnHolder(f)):
+            for _ in range(3):
+                make(known)
+            for hides in (jax.jit(affine().scaled), jax.vmap(affine())):
+                with pytest.raises(FieldError, match="which hides f32"):
+                    make(hides)
+            make(known)
+
+
+class OwnHolder(pm.Module):
+    """Assigns what it is given."""
+
+    content: object
+
+    def __init__(self, content):
+        self.content = content
+
+
+def test_zeros_and_nans_divide_by_value_after_other_floats():
+    """A float's type says all but for zeros, which have a sign, and NaN, which is one for all."""
+    values = [1.0, 0.0, -0.0, math.nan, 2.0]
+    rounds = [[jax.tree.structure(Static(1, v)) for v in values] for _ in range(3)]
+
+    assert rounds[0] == rounds[1] == rounds[2]
+    assert len(set(rounds[0])) == 5
+
+
+def test_functions_are_not_kept_alive():
+    """A class remembers of which functions it has looked through only those of modules."""
+
+    class Acting(pm.Module):
+        weight: object
+        function: object
+
+    def made():
+        function = jax.jit(lambda x: x)
+        Acting(1, function)
+        Acting(1, function)
+        return weakref.ref(function)
+
+    watched = [made() for _ in range(3)]
+    gc.collect()
+    assert [ref() for ref in watched] == [None] * 3
+
+
+def test_many_combinations_of_types_are_not_kept():
+    """What a class remembers of types is bounded."""
+
+    class Wide(pm.Module):
+        a: object
+        b: object
+        c: object
+
+    values = [1, 1.0, "a", None, True, [1], (), {}, max]
+    for _ in range(2):
+        for a, b, c in itertools.product(values, repeat=3):
+            made = Wide(a, b, c)
+            assert [made.a, made.b, made.c] == [a, b, c]
+            is_data = [not (isinstance(v, str) or callable(v)) for v in (a, b, c)]
+            assert len(Wide.__record__.data_names(made)) == sum(is_data)
+    assert len(Wide.__record__.layouts_by_type) <= 64
