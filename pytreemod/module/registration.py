@@ -31,7 +31,7 @@ from pytreemod.module.division import Held
 from pytreemod.module.records import set_fields
 from pytreemod.module.schema import LAYOUT, Code, Schema
 from pytreemod.tree.pending import settle
-from pytreemod.typing import jtu
+from pytreemod.typing import class_of, jtu
 
 
 def compile_functions(
@@ -69,9 +69,8 @@ def _renamed(code: CodeType, names: dict[str, str], filename: str) -> CodeType:
     def renamed(constant: Any) -> Any:
         if isinstance(constant, CodeType):
             return _renamed(constant, names, filename)
-        if isinstance(constant, tuple):
-            items: tuple[Any, ...] = constant
-            return tuple(map(renamed, items))
+        if class_of(constant) is tuple:
+            return tuple(map(renamed, constant))
         return names.get(constant, constant) if isinstance(constant, str) else constant
 
     return code.replace(co_consts=renamed(code.co_consts), co_filename=filename)

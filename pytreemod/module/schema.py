@@ -32,6 +32,7 @@ from pytreemod.tree.kinds import kind_of
 from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord
 from pytreemod.tree.pending import PENDING, AbstractSource, open_to_waiting, settle
 from pytreemod.tree.snapshots import SNAPSHOT
+from pytreemod.typing import class_of
 
 # Where an instance's dict keeps its layout. No identifier, so that no field can bear the name.
 LAYOUT = "<layout>"
@@ -188,14 +189,14 @@ class Schema(AbstractRecord):
 
         Called when these have passed all tests.
         """
-        self.simple_types.update(type(v) for v in values.values() if holds_nothing(v))
+        self.simple_types.update(class_of(v) for v in values.values() if holds_nothing(v))
         if not layout.is_clear or not all(is_clear_data(values[n]) for n in layout.data):
             return
         if max(len(self.layouts_by_type), len(self.arrayless)) >= _KEPT_BY_TYPE:
             self.layouts_by_type.clear()
             self.arrayless.clear()
         self.arrayless.update(filter(lives_in_module, (values[n] for n in layout.wrappers)))
-        self.layouts_by_type[tuple(type(values[n]) for n in self.fields)] = layout
+        self.layouts_by_type[tuple(class_of(values[n]) for n in self.fields)] = layout
 
     def split(self, node: Any) -> Layout:
         """The layout of an instance; decided by its values if it was put together by hand."""
