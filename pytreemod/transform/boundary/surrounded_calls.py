@@ -124,7 +124,7 @@ def surround(
         >>> class Twice(AbstractCallRule):
         ...     def around(self, call, args, kwargs, where):
         ...         return 2 * call(*args, **kwargs)
-        >>> surround(nn.Lambda(jax.numpy.abs), ..., Twice())(-3)
+        >>> int(surround(nn.Lambda(jax.numpy.abs), ..., Twice())(-3))
         6
     """
     (made,) = surround_all("surround", [tree], selector, rule, method)

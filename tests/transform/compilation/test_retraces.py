@@ -26,15 +26,15 @@ def second(x):
     return x
 
 
-FIRST = f"first (test_retracing.py:{first.__code__.co_firstlineno})"
-SECOND = f"second (test_retracing.py:{second.__code__.co_firstlineno})"
+FIRST = f"first (test_retraces.py:{first.__code__.co_firstlineno})"
+SECOND = f"second (test_retraces.py:{second.__code__.co_firstlineno})"
 
 
 def fresh():
     return lambda x: x
 
 
-FRESH = f"fresh.<locals>.<lambda> (test_retracing.py:{fresh.__code__.co_firstlineno + 1})"
+FRESH = f"fresh.<locals>.<lambda> (test_retraces.py:{fresh.__code__.co_firstlineno + 1})"
 ANEW = "the same function made anew: make it once, outside the loop"
 
 

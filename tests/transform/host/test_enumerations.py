@@ -24,7 +24,7 @@ class Result(pm.Enumeration):
 class More(Result):
     """Results that know one more way."""
 
-    late = "It took too long."
+    late = "Too late."
 
 
 class Other(pm.Enumeration):
@@ -63,7 +63,7 @@ def test_classes_are_collections_of_items():
     assert [More[item] for item in More] == [
         "All is well.",
         "It did not work.",
-        "It took too long.",
+        "Too late.",
     ]
     assert More.late in More
     assert Result.success not in More
@@ -267,7 +267,7 @@ MISTAKES = {
     "index by number": (lambda: Result[0], "Result[item]: expected an item of Result, got 0."),
     "index by another": (
         lambda: Result[More.late],
-        f"Result[item]: expected an item of Result, got {__name__}.More<It took too long.>.",
+        f"Result[item]: expected an item of Result, got {__name__}.More<Too late.>.",
     ),
     "traced index": (
         lambda: jax.jit(lambda flag: Result[chosen(flag)])(True),
@@ -276,7 +276,7 @@ MISTAKES = {
     "promote down": (
         lambda: Result.promote(More.late),
         "Result.promote(item): expected an item of Result, "
-        f"got {__name__}.More<It took too long.>.",
+        f"got {__name__}.More<Too late.>.",
     ),
     "promote from nowhere": (
         lambda: Both.promote(3),
