@@ -275,8 +275,7 @@ MISTAKES = {
     ),
     "promote down": (
         lambda: Result.promote(More.late),
-        "Result.promote(item): expected an item of Result, "
-        f"got {__name__}.More<Too late.>.",
+        f"Result.promote(item): expected an item of Result, got {__name__}.More<Too late.>.",
     ),
     "promote from nowhere": (
         lambda: Both.promote(3),
