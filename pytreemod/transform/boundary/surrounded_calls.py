@@ -119,12 +119,11 @@ def surround(
         ArgumentError: `rule` is no rule, or holds what cannot be configuration.
 
     Examples:
-        >>> import jax
         >>> from pytreemod import nn
         >>> class Twice(AbstractCallRule):
         ...     def around(self, call, args, kwargs, where):
         ...         return 2 * call(*args, **kwargs)
-        >>> int(surround(nn.Lambda(jax.numpy.abs), ..., Twice())(-3))
+        >>> surround(nn.Lambda(abs), ..., Twice())(-3)
         6
     """
     (made,) = surround_all("surround", [tree], selector, rule, method)
