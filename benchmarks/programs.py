@@ -159,6 +159,16 @@ def layer_norm(arrays: Arrays, x: jax.Array) -> jax.Array:
     return centered * lax.rsqrt(variance + EPS) * weight + bias
 
 
+def group_norm(arrays: Arrays, x: jax.Array, groups: int) -> jax.Array:
+    """With the channels of x first."""
+    grouped = x.reshape(groups, -1)
+    centered = grouped - jnp.mean(grouped, axis=1, keepdims=True)
+    variance = jnp.mean(jnp.square(centered), axis=1, keepdims=True)
+    out = (centered * lax.rsqrt(variance + EPS)).reshape(x.shape)
+    weight, bias = (array.reshape(-1, *(1,) * (x.ndim - 1)) for array in arrays)
+    return out * weight + bias
+
+
 def dropout(arrays: Arrays, x: jax.Array, key: jax.Array) -> jax.Array:
     keep = jax.random.bernoulli(key, 0.5, x.shape)
     return jnp.where(keep, x / 0.5, 0)
@@ -286,6 +296,7 @@ def stateless_cases(key: jax.Array) -> list[Case]:
         ),
         Case("LayerNorm", nn.LayerNorm(8), layer_norm, (wave(8),)),
         Case("LayerNorm, a batch", nn.LayerNorm(8), layer_norm, (wave(5, 8),)),
+        Case("GroupNorm", nn.GroupNorm(2, 4), partial(group_norm, groups=2), (wave(4, 3, 5),)),
         Case(
             "Dropout",
             nn.Dropout(0.5),

@@ -1,10 +1,10 @@
 """Layers: Modules that hold arrays, and call the pure functions of `pytreemod.nn.functional`.
 
 Owns: the layers, under Equinox's names. Leaves of a layer are arrays only (sizes, flags and
-functions are configuration), every layer accepts leading batch axes, and the axes it cares for, of
-its input and of its own arrays, are always checked. May import errors, tree, module, state and
-transform. Promises that no layer keeps anything behind the caller's back: keys and State are
-passed in, new State is handed back.
+functions are configuration). A layer that knows how many axes an example has accepts leading batch
+axes; and the axes that it cares for, of its input and of its own arrays, are always checked.
+May import errors, tree, module, state and transform. Promises that no layer keeps anything behind
+the caller's back: keys and State are passed in, new State is handed back.
 """
 
 from pytreemod.nn import functional as functional
@@ -22,6 +22,7 @@ from pytreemod.nn.modes import with_mode as with_mode
 from pytreemod.nn.nets import Stateful as Stateful
 from pytreemod.nn.nets import stateful as stateful
 from pytreemod.nn.normalization import BatchNorm as BatchNorm
+from pytreemod.nn.normalization import GroupNorm as GroupNorm
 from pytreemod.nn.normalization import LayerNorm as LayerNorm
 from pytreemod.nn.pooling import AvgPool1d as AvgPool1d
 from pytreemod.nn.pooling import AvgPool2d as AvgPool2d

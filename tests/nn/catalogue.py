@@ -93,6 +93,7 @@ CATALOGUE = [
     Entry("AvgPool3d", lambda key: nn.AvgPool3d(2), wave(2, 2, 3, 2)),
     Entry("Pool", lambda key: nn.Pool(jnp.inf, jax.lax.min, 1, 2), wave(2, 4)),
     Entry("LayerNorm", lambda key: nn.LayerNorm((2, 3)), wave(2, 3)),
+    Entry("GroupNorm", lambda key: nn.GroupNorm(2, 4), wave(4, 3), batches=False),
     Entry("BatchNorm", lambda key: nn.BatchNorm(3), wave(4, 3), batches=False),
     Entry(
         "BatchNorm under vmap",

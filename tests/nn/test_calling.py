@@ -110,6 +110,7 @@ def test_who_takes_a_key(layer, accepts, wants):
         nn.MaxPool1d(1),
         nn.AvgPool2d(1),
         nn.LayerNorm(2),
+        nn.GroupNorm(1, 2),
         nn.BatchNorm(2),
         nn.Embedding(2, 2, key=KEY),
         nn.Identity(),
@@ -174,6 +175,7 @@ def test_a_stateful_layer_that_does_not_give_back_its_state_is_refused(result):
     [
         nn.Dropout(0.5, inference=True),
         nn.LayerNorm(3),
+        nn.GroupNorm(1, 3),
         nn.BatchNorm(3),
         nn.Sequential([nn.Identity()]),
         nn.SpectralNorm(nn.Linear(3, 2, key=KEY), "weight", key=KEY),

@@ -199,6 +199,31 @@ def test_layer_norm_in_half_precision_and_with_state(eqx):
     return layer(100 * ramp(4).astype(jnp.float16)), y, after is state
 
 
+GROUP_NORM = {
+    "images": ((2, 4), {}, (4, 2, 3)),
+    "one group": ((1, 3), {}, (3, 2)),
+    "a group for each": ((3, 3), {}, (3, 2)),
+    "no spatial axis": ((2, 4), {}, (4,)),
+    "eps": ((2, 4, 0.1), {}, (4, 2)),
+    "half": ((2, 4), {"dtype": jnp.float16}, (4, 2)),
+    "any channels": ((2,), {"channelwise_affine": False}, (4, 3)),
+    "no weights": ((2, 4), {"channelwise_affine": False}, (4, 3)),
+}
+
+
+@pytest.mark.parametrize("case", GROUP_NORM)
+@same_under_both_imports
+def test_group_norm(eqx, case):
+    """Zero mean and unit variance in each group, then weight and bias; alone and with State."""
+    args, options, shape = GROUP_NORM[case]
+    fresh = eqx.nn.GroupNorm(*args, **options)
+    layer, x = with_known_weights(fresh), jnp.sin(5 * ramp(*shape))
+    state = eqx.nn.State(layer)
+    y, after = layer(x, state)
+    names = "groups channels eps channelwise_affine"
+    return fresh(x), layer(x, key=key()), y, after is state, described(layer, names)
+
+
 BATCH_NORM = {
     "vectors": ((4, 3), 3, {}),
     "images": ((3, 2, 4, 4), 2, {}),

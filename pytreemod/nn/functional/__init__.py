@@ -8,6 +8,7 @@ from pytreemod.nn.functional.convolution import conv as conv
 from pytreemod.nn.functional.linear_maps import linear as linear
 from pytreemod.nn.functional.normalization import batch_norm as batch_norm
 from pytreemod.nn.functional.normalization import batch_statistics as batch_statistics
+from pytreemod.nn.functional.normalization import group_norm as group_norm
 from pytreemod.nn.functional.normalization import layer_norm as layer_norm
 from pytreemod.nn.functional.normalization import normalize_batch as normalize_batch
 from pytreemod.nn.functional.normalization import update_running as update_running

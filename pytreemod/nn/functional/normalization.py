@@ -65,13 +65,81 @@ def _layer_norm(
     x: Array, weight: Array | None, bias: Array | None, *, eps: TracedNumber, count: int
 ) -> Array:
     first = x.ndim - count
-    axes = tuple(range(first, x.ndim))
-    wide = x.astype(computing_dtype(x.dtype))
+    out = _standardize(x.astype(computing_dtype(x.dtype)), first, eps)
+    return narrow(_scale_and_shift(out, weight, bias, first), x)
+
+
+def _standardize(wide: Array, first: int, eps: TracedNumber) -> Array:
+    """Mean zero and variance one over the axes from `first` on."""
+    axes = tuple(range(first, wide.ndim))
     mean = jnp.mean(wide, axes, keepdims=True)
     centered = wide - mean
     var = jnp.mean(jnp.square(centered), axes, keepdims=True)
-    out = centered * lax.rsqrt(var + eps)
-    return narrow(_scale_and_shift(out, weight, bias, first), x)
+    return centered * lax.rsqrt(var + eps)
+
+
+def group_norm(
+    x: Shaped[Array, ...],
+    groups: int,
+    weight: Shaped[Array, " channels"] | None = None,
+    bias: Shaped[Array, " channels"] | None = None,
+    *,
+    channel_axis: int = 0,
+    eps: int | float = 1e-5,
+) -> Shaped[Array, ...]:
+    r"""Normalize each group of channels of x: $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$.
+
+    Shapes:
+        x: (..., channels, *spatial)
+        weight, bias: (channels,) or None
+        return: (..., channels, *spatial)
+
+    Args:
+        x: input; every axis before that of the channels is a batch axis.
+        groups: into how many groups of neighbours the channels fall; mean and (biased) variance
+            are taken over the channels of a group and all that comes after them.
+        weight: factor for each channel.
+        bias: summand for each channel.
+        channel_axis: the axis of the channels, counted from the front.
+        eps: added to the variance.
+
+    Returns:
+        An array of x's shape; of its dtype too where that is inexact.
+
+    Raises:
+        ArgumentError: x is complex.
+        TypeError: groups do not divide the channels, or weight or bias does not fit (raised by
+            JAX).
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> x = jnp.array([[1.0], [3.0], [5.0], [9.0]])
+        >>> nn.functional.group_norm(x, 2, eps=0.0)[:, 0]
+        Array([-1.,  1., -1.,  1.], dtype=float32)
+
+    Source:
+        Wu & He 2018, https://arxiv.org/abs/1803.08494, eq. (7).
+    """
+    given = as_arrays(x, weight, bias)
+    return _group_norm(*given, eps=eps, groups=groups, channel_axis=channel_axis)
+
+
+@traced_once("groups", "channel_axis")
+def _group_norm(
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    *,
+    eps: TracedNumber,
+    groups: int,
+    channel_axis: int,
+) -> Array:
+    batch, (channels, *spatial) = x.shape[:channel_axis], x.shape[channel_axis:]
+    wide = x.astype(computing_dtype(x.dtype))
+    grouped = wide.reshape(*batch, groups, channels // groups, *spatial)
+    out = _standardize(grouped, channel_axis + 1, eps).reshape(x.shape)
+    return narrow(_scale_and_shift(out, weight, bias, channel_axis), x)
 
 
 def batch_statistics(

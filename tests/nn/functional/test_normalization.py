@@ -1,4 +1,4 @@
-"""`layer_norm`, `batch_norm` and the statistics that go with it."""
+"""`layer_norm`, `group_norm`, `batch_norm` and the statistics that go with it."""
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,7 @@ import pytest
 from pytreemod.nn.functional import (
     batch_norm,
     batch_statistics,
+    group_norm,
     layer_norm,
     normalize_batch,
     update_running,
@@ -37,11 +38,50 @@ def test_layer_norm_without_weights_has_mean_zero_and_variance_one():
     assert_close(out.var(1), np.ones(5), atol=1e-3)
 
 
+@pytest.mark.parametrize("spatial", [(), (3,), (2, 3)], ids=label)
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_group_norm_is_pytorchs(torch, groups, spatial):
+    """The same numbers as torch.nn.functional.group_norm, for a batch and for one example."""
+    x, weight, bias = wave(5, 4, *spatial), wave(4, phase=1), wave(4, phase=2)
+    reference = torch.nn.functional.group_norm(
+        torch.tensor(x), groups, torch.tensor(weight), torch.tensor(bias), 1e-3
+    )
+
+    def apply(x, **options):
+        given = jnp.asarray(x), groups, jnp.asarray(weight), jnp.asarray(bias)
+        return group_norm(*given, eps=1e-3, **options)
+
+    assert_close(apply(x, channel_axis=1), reference)
+    assert_close(apply(x[0]), reference[0])
+
+
+def test_group_norm_is_the_formula_of_its_paper():
+    """Each group for itself: (x - mean) / sqrt(var + eps), by NumPy in double precision."""
+    x, eps = wave(3, 2, 6, 5), 1e-2
+    expected = np.empty(x.shape)
+    for example in range(6):
+        for group in (slice(0, 2), slice(2, 4), slice(4, 6)):
+            chosen = (*divmod(example, 2), group)
+            block = x[chosen].astype("f8")
+            expected[chosen] = (block - block.mean()) / np.sqrt(block.var() + eps)
+
+    assert_close(group_norm(jnp.asarray(x), 3, channel_axis=2, eps=eps), expected)
+    assert_close(group_norm(jnp.asarray(x[0, 0]), 3, eps=eps), expected[0, 0])
+
+
+def test_group_norm_adds_1e_5_where_nothing_else_is_said():
+    """As in PyTorch and Equinox: seen where the variance is as small."""
+    x = jnp.asarray([[-1e-3], [1e-3]])
+
+    assert_close(group_norm(x, 1), np.asarray(x) / np.sqrt(1e-6 + 1e-5))
+
+
 def test_variance_does_not_cancel():
     """A large mean costs no accuracy: 1e4 + (-1, 1) normalizes to (-1, 1)."""
     x = jnp.array([[1e4 - 1, 1e4 + 1]], jnp.float32)
 
     assert_close(layer_norm(x, (2,), eps=0.0), [[-1, 1]])
+    assert_close(group_norm(x[0], 1, eps=0.0), [-1, 1])
     assert_close(batch_statistics(x, channel_axis=0)[1], [1])
 
 
@@ -90,6 +130,10 @@ def test_half_precision_is_computed_in_single_and_given_back_in_half():
     assert_close(
         out.astype(jnp.float32), layer_norm(single, (64,)).astype(jnp.bfloat16).astype("f4")
     )
+    assert_close(
+        group_norm(x[0], 4).astype("f4"), group_norm(single[0], 4).astype(jnp.bfloat16).astype("f4")
+    )
+    assert group_norm(x[0], 4).dtype == jnp.bfloat16
     assert mean.dtype == var.dtype == jnp.float32
     assert batch_norm(x, mean, var, channel_axis=0).dtype == jnp.bfloat16
 
