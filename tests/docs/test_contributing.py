@@ -23,7 +23,7 @@ def listed(page):
 
 
 def naming(names):
-    """The files of the project in which one of the names stands, those about adding things aside."""
+    """The files in which one of the names stands, those about adding things aside."""
     files = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))
     found = (path for path in files if path.suffix in SUFFIXES and path.name not in WORKED)
     return {
