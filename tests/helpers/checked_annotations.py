@@ -144,10 +144,10 @@ def test_an_ensemble_with_rules_for_its_state(model: Any, state: Any) -> None:
 
     @pm.filter_vmap(in_axes=(None, rule, None), out_axes=0, axis_size=2)
     def run(model: Any, state: Any, x: Any) -> Any:
-        return model(x, state)[0]
+        return model(x, state)
 
     assert state.substate(model[1]).get(model[1].count) == 0
-    assert run(model, state.split(2, pm.RngStream), X).shape == (2, 4, 2)
+    assert run(model, state.split(2, pm.RngStream), X)[0].shape == (2, 4, 2)
 
 
 def test_a_bundle_of_model_and_state(model: Any, state: Any) -> None:
@@ -168,9 +168,12 @@ def test_intermediate_values(model: Any, state: Any) -> None:
     """Sown and selected, through a Stack, a jit and a gradient."""
     chosen = pm.select.type(nn.BatchNorm) | pm.select.path("layers[1]")
     (_, _), seen = pm.capture(pm.filter_jit(model), chosen)(X, state)
-    gradient, sown = pm.capture(pm.filter_grad(lambda model, s: total(model(X, s)[0])))(
-        model, state
-    )
+
+    def loss(model: Any, state: Any) -> Any:
+        out, state = model(X, state)
+        return total(out), state
+
+    (gradient, _), sown = pm.capture(pm.filter_grad(loss, has_aux=True))(model, state)
 
     assert "layers[1]" in seen
     assert sown
