@@ -721,13 +721,14 @@ def test_functions_are_not_kept_alive():
         weight: object
         function: object
 
-    def made():
+    def made(module):
         function = jax.jit(lambda x: x)
+        function.__module__ = module
         Acting(1, function)
         Acting(1, function)
         return weakref.ref(function)
 
-    watched = [made() for _ in range(3)]
+    watched = [made(module) for module in (__name__, "no.such.module", None)]
     gc.collect()
     assert [ref() for ref in watched] == [None] * 3
 

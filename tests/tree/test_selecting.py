@@ -289,6 +289,32 @@ def test_a_by_is_no_selector(use):
         use(pm.by({...: True}))
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pm.select.path("a"),
+        pm.select.role("buffer"),
+        pm.select.at(lambda t: t["a"]),
+        pm.select.role("buffer") & pm.select.path("a"),
+        pm.select.role("buffer") | ~pm.select.path("a"),
+    ],
+)
+def test_a_rule_of_places_is_structural(rule):
+    """It says the same of all trees of one structure, so that it is asked once for each."""
+    assert rule.is_structural()
+    assert (rule & True).is_structural()
+
+
+@pytest.mark.parametrize("rule", [pm.select.path("a"), pm.select.role("buffer")])
+def test_a_rule_with_a_predicate_in_it_is_not_structural(rule):
+    """What a predicate says of an array may be another in the next call, on either side."""
+    assert not (rule & pm.is_array).is_structural()
+    assert not (pm.is_array & rule).is_structural()
+    assert not (rule | pm.is_array).is_structural()
+    assert not (pm.is_array | rule).is_structural()
+    assert not (~(rule | pm.is_array)).is_structural()
+
+
 def test_a_selector_is_no_placement():
     """It is named as what it is, and not asked about the array."""
     rule = pm.by({...: pm.select.type(jax.Array)})
