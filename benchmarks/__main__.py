@@ -30,6 +30,7 @@ NAMES = (
     "access",
     "surgery",
     "tracing",
+    "first_calls",
     "stack",
     "initializing_keys",
     "programs",

@@ -634,7 +634,7 @@ def test_quiet_donation_does_not_silence_other_threads():
         quiet = pool.submit(slow, ramp(3))
         assert compiling.wait(20)
         with pytest.warns(UserWarning, match="Some donated buffers were not usable"):
-            pm.filter_jit(useless, donate="warn")(ramp(4), ramp(5))
+            pm.filter_jit(lambda a, b: useless(a, b), donate="warn")(ramp(4), ramp(5))
         done.set()
         quiet.result()
 

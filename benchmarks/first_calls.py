@@ -1,0 +1,94 @@
+"""What the first call of a compiled function costs on a model of many arrays.
+
+    python -m benchmarks.first_calls [--quick] [--json]
+
+The function returns the model as it is, so that nearly all of the time goes by the number of
+arrays: to take the model apart, to trace, lower and compile, to put a model together. It is a new
+function each time, which nobody can have compiled before. The baseline is `jax.jit` on a flat list
+of the same arrays.
+"""
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.libraries import installed
+from benchmarks.measuring import WALL, Burst
+from benchmarks.tables import Benchmark, Row, raced
+
+FLAT = "jax.jit"
+LIMIT = 1.2
+NNX_LIMIT = 1000
+"""More arrays than these take NNX minutes."""
+
+
+def layers_of(library: Any, arrays: list[jax.Array]) -> Any:
+    """The arrays in a model of layers that hold two each."""
+
+    class Layer(library.Module):
+        weight: jax.Array
+        bias: jax.Array
+
+        def __init__(self, weight: jax.Array, bias: jax.Array):
+            self.weight, self.bias = weight, bias
+
+    class Network(library.Module):
+        layers: list[Any]
+
+        def __init__(self, layers: list[Any]):
+            self.layers = layers
+
+    return Network([Layer(*pair) for pair in zip(arrays[::2], arrays[1::2], strict=True)])
+
+
+def nnx_layers_of(nnx: Any, arrays: list[jax.Array]) -> Any:
+    """The same in NNX."""
+
+    class Layer(nnx.Module):
+        def __init__(self, weight: jax.Array, bias: jax.Array):
+            self.weight, self.bias = nnx.Param(weight), nnx.Param(bias)
+
+    class Network(nnx.Module):
+        def __init__(self):
+            pairs = zip(arrays[::2], arrays[1::2], strict=True)
+            self.layers = nnx.List([Layer(*pair) for pair in pairs])
+
+    return Network()
+
+
+def calling_first(jit: Callable[..., Any], model: Any) -> Burst:
+    """Compile a new function, and call it, for each time."""
+
+    def burst(number: int) -> float:
+        seconds = 0.0
+        for _ in range(number):
+            # What the last one left is not this one's to clear away.
+            gc.collect()
+            began = WALL()
+            jit(lambda same: same)(model)
+            seconds += WALL() - began
+        return seconds
+
+    return burst
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """Few arrays, and many."""
+    for count, rounds in ((20, 3),) if quick else ((1_000, 7), (10_000, 3)):
+        arrays = [jnp.full(2, float(i)) for i in range(count)]
+        bursts = {FLAT: calling_first(jax.jit, arrays)}
+        for name, library in installed().items():
+            if name != "NNX":
+                bursts[name] = calling_first(library.filter_jit, layers_of(library, arrays))
+            elif count <= NNX_LIMIT:
+                bursts[name] = calling_first(library.jit, nnx_layers_of(library, arrays))
+        yield raced(f"first call, {count:,} arrays", bursts, rounds=rounds, limit=LIMIT)
+
+
+BENCHMARK = Benchmark("The first call of a compiled function", FLAT, rows)
+
+if __name__ == "__main__":
+    BENCHMARK.main()
