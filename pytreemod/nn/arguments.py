@@ -49,7 +49,7 @@ class Title:
         return f"{type(self.layer).__name__}({shown})"
 
 
-Where: TypeAlias = str | Title
+TitleLike: TypeAlias = str | Title
 """What an error is about: a text, or something that will make one."""
 
 
@@ -210,7 +210,7 @@ def check_choice(where: str, value: Any, choices: Sequence[str]) -> str:
     raise ArgumentError(explain(where, f"one of {', '.join(map(repr, choices))}", describe(value)))
 
 
-def check_key(where: Where, key: Any) -> PRNGKeyArray:
+def check_key(where: TitleLike, key: Any) -> PRNGKeyArray:
     """Accept one random key, new style or old, or take the next one of `init_keys`.
 
     Args:
@@ -242,7 +242,7 @@ def check_key(where: Where, key: Any) -> PRNGKeyArray:
     raise RngError(explain(str(where), "one random key", describe(key), cure=cure))
 
 
-def split_key(where: Where, key: KeyLike, n: int) -> Sequence[PRNGKeyArray] | Keys:
+def split_key(where: TitleLike, key: KeyLike, n: int) -> Sequence[PRNGKeyArray] | Keys:
     """Several keys for a layer's own arrays.
 
     Args:
@@ -265,7 +265,7 @@ def split_key(where: Where, key: KeyLike, n: int) -> Sequence[PRNGKeyArray] | Ke
     return jax.random.split(check_key(where, key), n)
 
 
-def divide_key(where: Where, key: KeyLike, n: int) -> Sequence[KeyLike] | Keys:
+def divide_key(where: TitleLike, key: KeyLike, n: int) -> Sequence[KeyLike] | Keys:
     """What `n` parts of a layer are given as their keys.
 
     Args:
@@ -315,7 +315,7 @@ def check_dtype(where: str, dtype: Any, *, real: bool = False) -> Any:
     return jax.dtypes.canonicalize_dtype(dtype)
 
 
-def check_array(where: Where, x: Any) -> Array:
+def check_array(where: TitleLike, x: Any) -> Array:
     """Accept what JAX can compute with: arrays and numbers, but no lists.
 
     Args:
@@ -340,7 +340,7 @@ def check_array(where: Where, x: Any) -> Array:
     raise ArgumentError(explain(str(where), "x to be an array", describe(x), cure=cure))
 
 
-def check_floating(where: Where, x: Array) -> None:
+def check_floating(where: TitleLike, x: Array) -> None:
     """Refuse integers, whose result would have to be rounded, and complex numbers."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         cure: Sequence[str] = ("Convert it first:", "layer(x.astype(float))")
@@ -415,7 +415,7 @@ def mapped_cure(layer: Any) -> Sequence[str]:
     return ("Several layers as one are called mapped:", *code)
 
 
-def check_last_axis(where: Where, x: Array, size: int, argument: str) -> None:
+def check_last_axis(where: TitleLike, x: Array, size: int, argument: str) -> None:
     """Require that the last axis of `x` has `size` entries.
 
     Args:
@@ -462,7 +462,7 @@ def spatial_names(count: int) -> tuple[str, ...]:
     return tuple(f"d{axis}" for axis in range(count))
 
 
-def check_channels(where: Where, x: Array, channels: int | None, dims: int) -> None:
+def check_channels(where: TitleLike, x: Array, channels: int | None, dims: int) -> None:
     """Require axes (..., channels, *spatial), with any number of channels where None.
 
     Args:
@@ -505,7 +505,7 @@ def _channel_cure(shape: tuple[int, ...], channels: int | None, axis: int) -> Se
     return f"For such arrays the layer needs {shape[axis]} channels."
 
 
-def check_window(where: Where, x: Array, window: Sequence[int], pads: Sequence[Any]) -> None:
+def check_window(where: TitleLike, x: Array, window: Sequence[int], pads: Sequence[Any]) -> None:
     """Require that a window of the given extent fits into the padded spatial axes.
 
     JAX would return an empty array, which shows up later as a loss of nan, far from its cause.

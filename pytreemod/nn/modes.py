@@ -14,13 +14,12 @@ from pytreemod.state.tokens import AbstractToken
 from pytreemod.state.values import State
 from pytreemod.tree.nodes import AbstractRecord, children_of, record_of
 from pytreemod.tree.paths import path_text
+from pytreemod.tree.selecting import MAX_NAMED
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import Tracer, jtu
 
 Tree = TypeVar("Tree")
-Path = tuple[Any, ...]
-
-MAX_NAMED = 8
+_Path = tuple[Any, ...]
 
 
 def with_mode(model: Tree, /, **flags: Any) -> Tree:
@@ -93,7 +92,7 @@ class _Setting:
         self.where, self.flags = where, flags
         self.seen: set[str] = set()
 
-    def visit(self, node: Any, path: Path) -> Any:
+    def visit(self, node: Any, path: _Path) -> Any:
         """The tree with its new values: what is inside a Module is done before its checks run."""
         if isinstance(node, (AbstractToken, State)):
             return node
@@ -111,7 +110,7 @@ class _Setting:
         values = dict(self._values(node, path, record))
         return node.replace(**values) if values else node
 
-    def _values(self, node: Any, path: Path, record: AbstractRecord) -> Iterator[tuple[str, Any]]:
+    def _values(self, node: Any, path: _Path, record: AbstractRecord) -> Iterator[tuple[str, Any]]:
         data = record.data_names(node)
         for name in record.names(node):
             old = getattr(node, name)

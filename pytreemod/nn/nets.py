@@ -11,8 +11,8 @@ from pytreemod.module.classes import Module
 from pytreemod.module.fields import buffer
 from pytreemod.nn.calling import ABSENT, Absence, Absent
 from pytreemod.state.making import make_with_state
-from pytreemod.state.tokens import RngStream, is_moved
-from pytreemod.state.values import State, tokens_of
+from pytreemod.state.tokens import RngStream, is_moved, tokens_of
+from pytreemod.state.values import State
 from pytreemod.transform.derivatives.results import pair_of
 from pytreemod.tree.paths import path_text
 from pytreemod.typing import class_of, jtu

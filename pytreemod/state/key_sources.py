@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import PRNGKeyArray
 
 from pytreemod.errors import ArgumentError, RngError, describe, explain
-from pytreemod.state.streams import check_key, like, numbers_of
+from pytreemod.state.streams import check_seed, like, numbers_of
 from pytreemod.tree.traces import current_trace
 from pytreemod.typing import Keys, Tracer
 
@@ -200,5 +200,5 @@ def init_keys(key: KeyLike) -> InitKeys:
     """
     if isinstance(key, InitKeys):
         return key
-    check_key("init_keys(key)", key)
+    check_seed("init_keys(key)", key)
     return InitKeys(key)

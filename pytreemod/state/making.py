@@ -6,8 +6,8 @@ import functools as ft
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from pytreemod.state.tokens import rebuilt
-from pytreemod.state.values import State, is_token, named_by_path
+from pytreemod.state.tokens import is_token, with_fields
+from pytreemod.state.values import State, named_by_path
 from pytreemod.typing import PyTree, jtu
 
 _P = ParamSpec("_P")
@@ -31,7 +31,7 @@ def delete_init_state(model: PyTree) -> PyTree:
     """
 
     def strip(node: Any) -> Any:
-        return rebuilt(node, {"init": None}) if is_token(node) else node
+        return with_fields(node, {"init": None}) if is_token(node) else node
 
     return jtu.tree_map(strip, model, is_leaf=is_token)
 
@@ -67,7 +67,9 @@ def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, Stat
         rest = iter(names)
 
         def name(node: Any) -> Any:
-            return rebuilt(node, {"marker": next(rest), "init": None}) if is_token(node) else node
+            return (
+                with_fields(node, {"marker": next(rest), "init": None}) if is_token(node) else node
+            )
 
         return jtu.tree_map(name, model, is_leaf=is_token), state
 

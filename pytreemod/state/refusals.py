@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pytreemod.errors import RngError, StateError, TokenError, describe, explain
-from pytreemod.state.entries import Register
+from pytreemod.state.rows import Register
 from pytreemod.state.tokens import Unnamed
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.printing import tree_pformat
@@ -56,7 +56,7 @@ def moved(place: str) -> StateError:
 
 
 def foreign(by: str, marker: Any, register: Register, places: Sequence[str] = ()) -> TokenError:
-    """For a token that has no entry."""
+    """For a token that has no value here."""
     is_unnamed = isinstance(marker, Unnamed)
     name = "one without a name" if is_unnamed else repr(marker)
     cure = ["make model and State together:", MAKE]
@@ -74,7 +74,7 @@ def foreign(by: str, marker: Any, register: Register, places: Sequence[str] = ()
 
 
 def _listing(register: Register) -> str:
-    names = [entry.name for entry in register]
+    names = [row.name for row in register]
     more = ", ..." if len(names) > MAX_LISTED else ""
     return ", ".join(names[:MAX_LISTED]) + more or "it has none"
 
@@ -129,7 +129,7 @@ def doubled(places: Sequence[str]) -> StateError:
     )
 
 
-def check_names(names: Sequence[str]) -> None:
+def check_paths_differ(names: Sequence[str]) -> None:
     """Refuse places that cannot be told apart.
 
     Raises:
@@ -214,7 +214,19 @@ def split_stream(name: str, members: int, by: str = "next_key") -> RngError:
     )
 
 
-def check_fit(where: str, name: str, old: Any, new: Any) -> None:
+def nothing_to_join() -> StateError:
+    """For a State that was not split."""
+    return StateError(
+        explain(
+            "State.join",
+            "a State whose streams were split",
+            "one in which none was",
+            cure=["split it first:", "state = state.split(n)"],
+        )
+    )
+
+
+def check_form(where: str, name: str, old: Any, new: Any) -> None:
     """Refuse a new value that differs from the old one in structure, shape or dtype.
 
     Raises:

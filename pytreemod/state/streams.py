@@ -24,7 +24,7 @@ class Stream(NamedTuple):
     outer: tuple[Any, ...] = ()
 
 
-def check_key(where: str, key: Any) -> None:
+def check_seed(where: str, key: Any) -> None:
     """Refuse what is no single random key.
 
     Raises:
@@ -93,7 +93,7 @@ def _consumed(stream: Stream) -> Stream:
     return stream._replace(key=fresh)
 
 
-def divide(stream: Stream, n: int) -> tuple[Stream, Stream]:
+def fork(stream: Stream, n: int) -> tuple[Stream, Stream]:
     """`n` streams, all different, on a leading axis; and the one after them."""
     base, after = use(stream)
     return Stream(fold_each(base, np.arange(n, dtype=np.uint32)), jnp.zeros(n, jnp.uint32)), after
@@ -101,7 +101,7 @@ def divide(stream: Stream, n: int) -> tuple[Stream, Stream]:
 
 def split(stream: Stream, n: int) -> Stream:
     """`n` streams, all different, on a leading axis; `join` gives back the one after them."""
-    members, after = divide(stream, n)
+    members, after = fork(stream, n)
 
     def repeat(x: jax.Array) -> jax.Array:
         return jnp.broadcast_to(x, (n, *x.shape))

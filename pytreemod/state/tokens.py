@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar, cast
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import buffer, field
 from pytreemod.tree.nodes import record_of
+from pytreemod.typing import PyTree, jtu
 
 _V = TypeVar("_V")
 
@@ -30,7 +31,21 @@ class Nothing(Module):
     """Stands for None as an initial value: a token without any is one whose value is in a State."""
 
 
-def rebuilt(token: Any, changes: dict[str, Any]) -> Any:
+def is_token(node: Any) -> bool:
+    """Whether a node of a tree is a token."""
+    return isinstance(node, AbstractToken)
+
+
+def tokens_of(tree: PyTree) -> list[tuple[tuple[Any, ...], Any]]:
+    """The tokens in a tree with their paths."""
+    return [
+        (path, node)
+        for path, node in jtu.tree_leaves_with_path(tree, is_leaf=is_token)
+        if is_token(node)
+    ]
+
+
+def with_fields(token: Any, changes: dict[str, Any]) -> Any:
     """A copy of a token with some fields exchanged."""
     record = record_of(token)
     return token if record is None else record.rebuild(token, changes)
@@ -38,7 +53,7 @@ def rebuilt(token: Any, changes: dict[str, Any]) -> Any:
 
 def holding(token: Any, value: Any) -> Any:
     """A token like this with an initial value, which no State knows."""
-    return rebuilt(token, {"init": Nothing() if value is None else value, "marker": Unnamed()})
+    return with_fields(token, {"init": Nothing() if value is None else value, "marker": Unnamed()})
 
 
 def is_moved(token: Any) -> bool:

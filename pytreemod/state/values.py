@@ -3,60 +3,45 @@
 from __future__ import annotations
 
 import functools as ft
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias, TypeVar, cast
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from pytreemod.errors import ArgumentError, StateError, describe, explain
+from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.state import refusals, streams
-from pytreemod.state.entries import Entry, Register
+from pytreemod.state.initial_values import as_array, first_values, is_strong, spots_of
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.lineage import Lineage, beginning
+from pytreemod.state.rows import Register
 from pytreemod.state.streams import Stream
 from pytreemod.state.tokens import (
     AbstractToken,
-    Nothing,
     RngStream,
     StateIndex,
     Unnamed,
     holding,
-    is_moved,
+    is_token,
+    tokens_of,
 )
 from pytreemod.tree.comparison import are_equal
 from pytreemod.tree.nodes import places
-from pytreemod.tree.paths import PathName, path_text
-from pytreemod.tree.predicates import is_array_like
+from pytreemod.tree.paths import path_text
 from pytreemod.tree.printing import tree_pformat
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.snapshots import AbstractKeeper, Snapshot, Structure, take_snapshot
 from pytreemod.tree.successions import note_made, note_part, note_used
-from pytreemod.typing import PyTree, Tracer, jtu
+from pytreemod.typing import PyTree, jtu
 
 _M = TypeVar("_M")
 _V = TypeVar("_V")
 
 
-def is_token(node: Any) -> bool:
-    """Whether a node of a tree is a token."""
-    return isinstance(node, AbstractToken)
-
-
-def tokens_of(tree: PyTree) -> list[tuple[tuple[Any, ...], Any]]:
-    """The tokens in a tree with their paths."""
-    return [
-        (path, node)
-        for path, node in jtu.tree_leaves_with_path(tree, is_leaf=is_token)
-        if is_token(node)
-    ]
-
-
 class State(AbstractKeeper):
     """The values of all tokens of a model: what goes in and comes out.
 
-    **Form.** A pytree whose leaves are arrays; each entry bears the path of its token.
+    **Form.** A pytree whose leaves are arrays; each value bears the path of its token.
 
     **Make.** With [`make_with_state`][pytreemod.make_with_state], or `State(model)` from a model
     whose tokens still hold their initial values.
@@ -90,9 +75,9 @@ class State(AbstractKeeper):
         2.0
     """
 
-    __slots__ = ("_entries", "_kept", "_lineage", "_register", "_used")
+    __slots__ = ("_kept", "_lineage", "_register", "_used", "_values")
 
-    _entries: dict[Any, Any]
+    _values: dict[Any, Any]
     _lineage: Lineage | None
     _register: Register
     _kept: Snapshot | None
@@ -100,9 +85,9 @@ class State(AbstractKeeper):
 
     def __init__(self, model: PyTree):
         found = tokens_of(model)
-        self._entries, self._register = _rows(found, [token.marker for _, token in found])
+        self._values, self._register = first_values(found, [token.marker for _, token in found])
         self._used, self._kept, self._lineage = None, None, None
-        for spots in _spots(found).values():
+        for spots in spots_of(found).values():
             if len(spots) > 1:
                 raise refusals.doubled(spots)
         note_made(self)
@@ -131,7 +116,7 @@ class State(AbstractKeeper):
         """
         if self._used:
             self._check("get", item)
-        value: Any = self._entries[self._marker(item, "get", StateIndex)]
+        value: Any = self._values[self._marker(item, "get", StateIndex)]
         # Nearly all values are single arrays, or tuples of them, in which nothing can be changed.
         if not isinstance(value, jax.Array):
             return _apart(value)
@@ -161,8 +146,8 @@ class State(AbstractKeeper):
         """
         self._check("set", item)
         marker = self._marker(item, "set", StateIndex)
-        entries = {**self._entries, marker: self._fitting(marker, value, "set")}
-        return self._succeed(entries, "set", marker)
+        values = {**self._values, marker: self._fitting(marker, value, "set")}
+        return self._succeed(values, "set", marker)
 
     def substate(self, pytree: PyTree) -> State:
         """The part of this State that concerns the tokens in a tree, such as one layer's.
@@ -191,9 +176,9 @@ class State(AbstractKeeper):
         found = tokens_of(pytree)
         wanted = {self._marker(token, "substate") for _, token in found}
         if len(wanted) < len(found):
-            refusals.check_single("substate", _spots(found), self._register)
+            refusals.check_single("substate", spots_of(found), self._register)
         register = self._register.only(wanted)
-        values = {entry.marker: self._entries[entry.marker] for entry in register}
+        values = {row.marker: self._values[row.marker] for row in register}
         if self._lineage is None:
             with beginning:
                 self._lineage = self._lineage or Lineage()
@@ -234,17 +219,17 @@ class State(AbstractKeeper):
         if not isinstance(substate, State):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
             raise ArgumentError(explain("State.update(substate)", "a State", describe(substate)))
         substate._check("update")
-        for entry in substate._register:
-            if entry.marker not in self._entries:
-                raise refusals.foreign("update", entry.name, self._register)
+        for row in substate._register:
+            if row.marker not in self._values:
+                raise refusals.foreign("update", row.name, self._register)
         changed = self._changed_in(substate)
-        fitting = {m: self._fitting(m, substate._entries[m], "update") for m in changed}
+        fitting = {m: self._fitting(m, substate._values[m], "update") for m in changed}
         substate.__use_up__("update")
-        return self._succeed({**self._entries, **fitting}, "update")
+        return self._succeed({**self._values, **fitting}, "update")
 
     def _changed_in(self, substate: State) -> list[Any]:
         """The markers of those values of a substate that are to take the places of this one's."""
-        mine, others = self._entries, substate._entries
+        mine, others = self._values, substate._values
         taken = None if self._lineage is None else self._lineage.lent_to(substate._lineage)
         if taken is None:
             return [marker for marker, value in others.items() if value is not mine[marker]]
@@ -278,7 +263,7 @@ class State(AbstractKeeper):
             ...     state = state.restored()
             >>> x, state = norm(jnp.ones((4, 3)), state)
         """
-        return _make(self._entries, self._register, self._lineage)
+        return _make(self._values, self._register, self._lineage)
 
     def seed(self, key: KeyLike, select: Any = None) -> State:
         """Give every random stream a key of its own; this State is used up.
@@ -307,7 +292,7 @@ class State(AbstractKeeper):
         """
         self._check("seed")
         if not isinstance(key, InitKeys):
-            streams.check_key("State.seed(key)", key)
+            streams.check_seed("State.seed(key)", key)
         chosen = self._register.of_kind(RngStream)
         if select is not None:
             picked = self._chosen(select)
@@ -317,7 +302,7 @@ class State(AbstractKeeper):
         # Not before it is known that nothing is wrong: a key would be lost.
         key = next(key) if isinstance(key, InitKeys) else key
         seeded = streams.seeded(key, [self._register[marker].name for marker in chosen])
-        return self._succeed({**self._entries, **dict(zip(chosen, seeded, strict=True))}, "seed")
+        return self._succeed({**self._values, **dict(zip(chosen, seeded, strict=True))}, "seed")
 
     def next_key(self, stream: RngStream) -> tuple[Any, State]:
         """A new key of a random stream; this State is used up.
@@ -343,13 +328,13 @@ class State(AbstractKeeper):
         self._check("next_key", stream)
         marker = self._marker(stream, "next_key", RngStream)
         key, value = streams.use(self._single(marker, "next_key"))
-        return key, self._succeed({**self._entries, marker: value}, "next_key", marker)
+        return key, self._succeed({**self._values, marker: value}, "next_key", marker)
 
     def split(self, n: int, select: Any = None) -> State:
-        """A State for `n` members: the chosen entries get a leading axis; this one is used up.
+        """A State for `n` members: the chosen values get a leading axis; this one is used up.
 
         Streams differ from member to member; other values are repeated. Pass it with
-        `in_axes=pm.by({pm.RngStream: 0, ...: None})`, or 0 for the entries that were chosen.
+        `in_axes=pm.by({pm.RngStream: 0, ...: None})`, or 0 for the values that were chosen.
 
         Args:
             n: how many members, at least one.
@@ -381,13 +366,13 @@ class State(AbstractKeeper):
         if type(n) is not int or n < 1:
             raise ArgumentError(explain("State.split(n)", "a count of 1 or more", describe(n)))
         chosen = self._register.of_kind(RngStream) if select is None else self._chosen(select)
-        entries = dict(self._entries)
+        values = dict(self._values)
         for marker in chosen:
             if issubclass(self._register[marker].kind, RngStream):
-                entries[marker] = streams.split(self._single(marker, "split"), n)
+                values[marker] = streams.split(self._single(marker, "split"), n)
             else:
-                entries[marker] = jtu.tree_map(ft.partial(_repeat, n), entries[marker])
-        return self._succeed(entries, "split")
+                values[marker] = jtu.tree_map(ft.partial(_repeat, n), values[marker])
+        return self._succeed(values, "split")
 
     def join(self) -> State:
         """Undo `split` for the random streams: each is one again, past what its members used.
@@ -403,18 +388,11 @@ class State(AbstractKeeper):
         """
         self._check("join")
         every = self._register.of_kind(RngStream)
-        split = [marker for marker in every if self._entries[marker].outer != ()]
+        split = [marker for marker in every if self._values[marker].outer != ()]
         if not split:
-            raise StateError(
-                explain(
-                    "State.join",
-                    "a State whose streams were split",
-                    "one in which none was",
-                    cure=["split it first:", "state = state.split(n)"],
-                )
-            )
-        joined = {m: streams.join(self._entries[m]) for m in split}
-        return self._succeed({**self._entries, **joined}, "join")
+            raise refusals.nothing_to_join()
+        joined = {m: streams.join(self._values[m]) for m in split}
+        return self._succeed({**self._values, **joined}, "join")
 
     def fill(self, model: _M) -> _M:
         """Give a model its values back, as the initial values of its tokens; the State is used up.
@@ -458,7 +436,7 @@ class State(AbstractKeeper):
             State(['a']=f32[], ['b']=f32[])
         """
         self._check("fill")
-        spots = _spots(tokens_of(model))
+        spots = spots_of(tokens_of(model))
         mine = {marker: found for marker, found in spots.items() if marker in self._register}
         for marker, found in spots.items():
             if marker not in mine and not isinstance(marker, Unnamed):
@@ -467,7 +445,7 @@ class State(AbstractKeeper):
 
         def restore(node: Any) -> Any:
             known = is_token(node) and node.marker in self._register
-            return holding(node, self._entries[node.marker]) if known else node
+            return holding(node, self._values[node.marker]) if known else node
 
         filled = jtu.tree_map(restore, model, is_leaf=is_token)
         self._used = "fill", None
@@ -475,18 +453,18 @@ class State(AbstractKeeper):
 
     def _chosen(self, select: Any) -> list[Any]:
         # Streams without a key have no leaf that could be picked, so they are given one.
-        entries = {
+        values = {
             marker: Stream(_UNSEEDED) if _is_unseeded(value) else value
-            for marker, value in self._entries.items()
+            for marker, value in self._values.items()
         }
-        probe = _make(entries, self._register)
+        probe = _make(values, self._register)
         picked = as_selector(select).mask(probe)
         names = {s.path[0].key for s, hit in zip(places(probe), picked, strict=True) if hit}
-        return [entry.marker for entry in self._register if entry.name in names]
+        return [row.marker for row in self._register if row.name in names]
 
     def _single(self, marker: Any, by: str) -> Stream:
         """The value of a stream that has a key, and is one."""
-        value: Stream = self._entries[marker]
+        value: Stream = self._values[marker]
         if value.key is None:
             raise refusals.unseeded(by, self._register[marker].name)
         if value.count.ndim:
@@ -494,15 +472,15 @@ class State(AbstractKeeper):
             raise refusals.split_stream(name, value.count.shape[0], by)
         return value
 
-    def _succeed(self, entries: dict[Any, Any], by: str, marker: Any = None) -> State:
+    def _succeed(self, values: dict[Any, Any], by: str, marker: Any = None) -> State:
         self._used = by, marker
         note_used(self)
-        return _make(entries, self._register, self._lineage)
+        return _make(values, self._register, self._lineage)
 
     def _check(self, by: str, item: Any = None) -> None:
         if self._used:
             marker = getattr(item, "marker", None)
-            names = [e.name for e in self._register if e.marker == marker]
+            names = [row.name for row in self._register if row.marker == marker]
             raise refusals.used_up(by, self._user(), names)
 
     def _user(self) -> str:
@@ -513,30 +491,30 @@ class State(AbstractKeeper):
         if not isinstance(item, kind):
             name = "token" if kind is AbstractToken else kind.__name__
             raise ArgumentError(explain(f"State.{by}(item)", f"a {name}", describe(item)))
-        if item.marker not in self._entries:
+        if item.marker not in self._values:
             raise refusals.foreign(by, item.marker, self._register)
         return item.marker
 
     def _fitting(self, marker: Any, value: Any, by: str) -> Any:
         """A value as it is stored, if it may take the place of the present one."""
-        old = self._entries[marker]
+        old = self._values[marker]
         # Nearly all values are single arrays, and nothing else need be looked at.
-        strong = _is_strong(value) and isinstance(old, jax.Array)
+        strong = is_strong(value) and isinstance(old, jax.Array)
         if strong and value.shape == old.shape and value.dtype == old.dtype:
             return value
-        value = jtu.tree_map(_as_array, value)
-        refusals.check_fit(f"State.{by} for", self._register[marker].name, old, value)
+        value = jtu.tree_map(as_array, value)
+        refusals.check_form(f"State.{by} for", self._register[marker].name, old, value)
         return value
 
     def __getattr__(self, name: str) -> Any:
         # A State that a jitted call returned is filled in when it is first asked for a value.
-        if name != "_entries":
+        if name != "_values":
             raise AttributeError(f"'State' object has no attribute {name!r}", name=name, obj=self)
         kept = cast("Snapshot", self._kept)
-        self._entries = kept.structure.assemble(kept.arrays)._entries
+        self._values = kept.structure.assemble(kept.arrays)._values
         if kept.paths is None:
             self._kept = None
-        return self._entries
+        return self._values
 
     def __snapshot__(self) -> Snapshot:
         self._check("use in a transform")
@@ -549,8 +527,8 @@ class State(AbstractKeeper):
     def __usable__(self) -> bool:
         return not self._used
 
-    def __entries__(self) -> Mapping[Any, PyTree]:
-        return self._entries
+    def __values__(self) -> Mapping[Any, PyTree]:
+        return self._values
 
     def __use_up__(self, by: str) -> None:
         self._used = by, None
@@ -561,18 +539,18 @@ class State(AbstractKeeper):
         return ft.partial(_make_pending, self._register, paths)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, State) or list(other._entries) != list(self._entries):
+        if not isinstance(other, State) or list(other._values) != list(self._values):
             return False
-        return are_equal([*self._entries.values()], [*other._entries.values()])
+        return are_equal([*self._values.values()], [*other._values.values()])
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def __reduce__(self) -> Any:
         # To a copy, or in another process, it is all the same which State this one came from.
-        return _make_again, (self._entries, self._register, self._used)
+        return _make_again, (self._values, self._register, self._used)
 
     def __child_kinds__(self) -> list[type]:
-        return [entry.kind for entry in self._register]
+        return [row.kind for row in self._register]
 
     def __repr__(self) -> str:
         return tree_pformat(self)
@@ -582,7 +560,7 @@ class State(AbstractKeeper):
 
         if self._used:
             return wl.TextDoc(f"State(<used up by {self._user()}>)")
-        pairs = [(entry.name, self._entries[entry.marker]) for entry in self._register]
+        pairs = [(row.name, self._values[row.marker]) for row in self._register]
         return wl.bracketed(
             begin=wl.TextDoc("State("),
             docs=wl.named_objs(pairs, **kwargs),
@@ -603,65 +581,6 @@ def _is_unseeded(value: Any) -> bool:
     return isinstance(value, Stream) and value.key is None
 
 
-_Found: TypeAlias = list[tuple[tuple[Any, ...], Any]]
-
-
-def _rows(found: _Found, markers: Iterable[Any]) -> tuple[dict[Any, Any], Register]:
-    """The values of tokens, and what else is known about them, by the given markers."""
-    values: dict[Any, Any] = {}
-    entries: list[Entry] = []
-    initial = _Initial()
-    for (path, token), marker in zip(found, markers, strict=True):
-        values[marker] = initial.value(path, token)
-        entries.append(Entry(marker, PathName.of(path), type(token)))
-    return values, Register(entries)
-
-
-class _Initial:
-    """The initial values of the tokens of one model, of which no two have anything in common."""
-
-    def __init__(self) -> None:
-        self.arrays: set[int] = set()
-        self.keys: set[Any] = set()
-
-    def value(self, path: tuple[Any, ...], token: Any) -> Any:
-        """What a State begins with."""
-        if is_moved(token):
-            raise refusals.moved(path_text(path))
-        if isinstance(token, RngStream):
-            return Stream() if token.init is None else self._stream(token.init)
-        return None if isinstance(token.init, Nothing) else jtu.tree_map(self._array, token.init)
-
-    def _stream(self, stream: Stream) -> Stream:
-        """A stream that was met before begins anew, without a key: both would draw the same."""
-        if stream.key is None:
-            return stream
-        # By its numbers, for a copy may have come from another process.
-        is_traced = isinstance(stream.key, Tracer)
-        key = id(stream.key) if is_traced else np.asarray(streams.numbers_of(stream.key)).tobytes()
-        if key in self.keys:
-            return Stream()
-        self.keys.add(key)
-        return stream
-
-    def _array(self, leaf: Any) -> Any:
-        array = _as_array(leaf)
-        if id(array) not in self.arrays:
-            self.arrays.add(id(array))
-            return array
-        # One array in two places could not be donated.
-        can_be_donated = isinstance(array, jax.Array) and not isinstance(array, Tracer)
-        return jnp.copy(array) if can_be_donated else array
-
-
-def _spots(found: _Found) -> dict[Any, list[str]]:
-    """Where each marker stands."""
-    spots: dict[Any, list[str]] = {}
-    for path, token in found:
-        spots.setdefault(token.marker, []).append(path_text(path))
-    return spots
-
-
 def _apart(value: Any) -> Any:
     """A value in containers of its own, which may be changed without changing the State."""
     if type(value) is tuple:
@@ -674,18 +593,6 @@ def _apart(value: Any) -> Any:
     return treedef.unflatten(leaves)
 
 
-def _is_strong(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and not getattr(leaf, "weak_type", False)
-
-
-def _as_array(leaf: Any) -> Any:
-    if _is_strong(leaf) or not is_array_like(leaf):
-        return leaf
-    # A weak type would not outlive the first step, which would be compiled twice therefore.
-    array = jnp.asarray(leaf)
-    return jax.lax.convert_element_type(array, array.dtype)
-
-
 def _repeat(n: int, leaf: Any) -> Any:
     return jnp.broadcast_to(leaf, (n, *jnp.shape(leaf)))
 
@@ -694,16 +601,16 @@ def _repeat(n: int, leaf: Any) -> Any:
 # What follows are State's own other halves: JAX wants functions.
 
 
-def _make(entries: dict[Any, Any], register: Register, lineage: Lineage | None = None) -> State:
+def _make(values: dict[Any, Any], register: Register, lineage: Lineage | None = None) -> State:
     state = object.__new__(State)
-    state._entries, state._register, state._lineage = entries, register, lineage
+    state._values, state._register, state._lineage = values, register, lineage
     state._used, state._kept = None, None
     note_made(state)
     return state
 
 
-def _make_again(entries: dict[Any, Any], register: Register, used: Any) -> State:
-    state = _make(entries, register)
+def _make_again(values: dict[Any, Any], register: Register, used: Any) -> State:
+    state = _make(values, register)
     state._used = used
     return state
 
@@ -716,7 +623,7 @@ def _make_pending(register: Register, paths: Any, structure: Structure, arrays: 
 
 
 def named_by_path(model: PyTree) -> tuple[State, list[str]]:
-    """A State whose entries are recognized by the paths of their tokens.
+    """A State whose values are recognized by the paths of their tokens.
 
     Args:
         model: any tree with tokens in it.
@@ -729,20 +636,20 @@ def named_by_path(model: PyTree) -> tuple[State, list[str]]:
     """
     found = tokens_of(model)
     names = [path_text(path) for path, _ in found]
-    entries, register = _rows(found, names)
-    refusals.check_names(names)
-    return _make(entries, register), names
+    values, register = first_values(found, names)
+    refusals.check_paths_differ(names)
+    return _make(values, register), names
 
 
 def _flatten(state: State) -> tuple[tuple[Any, ...], Register]:
     state._check("use in a transform")
-    return tuple(state._entries.values()), state._register
+    return tuple(state._values.values()), state._register
 
 
 def _flatten_with_keys(state: State) -> tuple[tuple[Any, ...], Register]:
     children, register = _flatten(state)
     pairs = zip(register, children, strict=True)
-    return tuple((jtu.DictKey(entry.name), child) for entry, child in pairs), register
+    return tuple((jtu.DictKey(row.name), child) for row, child in pairs), register
 
 
 def _unflatten(register: Register, children: Any) -> State:

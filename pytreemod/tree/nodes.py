@@ -124,7 +124,7 @@ class StandsFor:
     """Above a leaf, says that what is below stands for a node of another class.
 
     A node may say so of its children by a method `__child_kinds__`, which gives a class for each:
-    the entries of a State stand for the tokens whose values they are.
+    the values of a State stand for the tokens whose values they are.
     """
 
     __slots__ = ("cls",)

@@ -22,7 +22,7 @@ def step_name(key: Any) -> str:
 
 
 class PathName(str):
-    """A path as text that serves as a key, and still knows its steps: the names of entries."""
+    """A path as text that serves as a key, and still knows its steps: the name of a token."""
 
     steps: tuple[str, ...]
 

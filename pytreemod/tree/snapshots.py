@@ -55,7 +55,7 @@ class Static:
 _EXACT = (int, str, bytes, bool, type(None))
 
 
-def static_token(value: Any) -> Any:
+def exact(value: Any) -> Any:
     """What stands for a static value in a key: equal exactly if a trace can be used again.
 
     `1`, `1.0` and `True` are equal in Python, and so are `0.0` and `-0.0`; programs tell them
@@ -127,14 +127,14 @@ def structure_of(leaves: Sequence[Any], treedef: Any) -> tuple[list[Any], Struct
     """
     marks = [is_array(leaf) for leaf in leaves]
     if all(marks):
-        positions, statics, tokens = None, (), ()
+        positions, statics, told = None, (), ()
         arrays = list(leaves)
     else:
         positions = tuple(i for i, mark in enumerate(marks) if mark)
         statics = tuple(None if m else leaf for m, leaf in zip(marks, leaves, strict=True))
-        tokens = tuple((class_of(x), static_token(x)) for x in statics)
+        told = tuple((class_of(x), exact(x)) for x in statics)
         arrays = [leaves[i] for i in positions]
-    key = (treedef, positions, tokens)
+    key = (treedef, positions, told)
     structure = _structures.get(key)
     if structure is None:
         # Two threads may both come here, and must agree: `setdefault` of such a dictionary looks
@@ -166,7 +166,7 @@ class AbstractKeeper(ABC):
         """Whether it may still be flattened."""
 
     @abstractmethod
-    def __entries__(self) -> Mapping[Any, PyTree]:
+    def __values__(self) -> Mapping[Any, PyTree]:
         """Its values, by what each is recognized by; also of one that was used up."""
 
     @abstractmethod
@@ -199,7 +199,7 @@ class Snapshot(AbstractSource):
         arrays: list[Any],
         structure: Structure,
         containers: Containers = (),
-        paths: tuple[Path, ...] | None = (),
+        paths: tuple[_Path, ...] | None = (),
     ):
         self.arrays = arrays
         self.structure = structure
@@ -254,7 +254,7 @@ def snapshot_of(node: Any) -> Snapshot:
     return _take(node)
 
 
-Path = tuple[Any, ...]
+_Path = tuple[Any, ...]
 
 
 def _contents(container: Any) -> tuple[Any, Any, Any]:
@@ -265,7 +265,7 @@ def _contents(container: Any) -> tuple[Any, Any, Any]:
     return container, None, tuple(container)
 
 
-def _follow(node: Any, path: Path) -> Any:
+def _follow(node: Any, path: _Path) -> Any:
     for key in path:
         node = getattr(node, key.name) if isinstance(key, jtu.GetAttrKey) else node[_index(key)]
     return node
@@ -320,11 +320,11 @@ def take_snapshot(node: Any) -> tuple[Snapshot, bool]:
     return Snapshot(arrays, structure, tuple(spy.containers)), spy.known
 
 
-def container_paths(node: Any) -> tuple[Path, ...] | None:
+def container_paths(node: Any) -> tuple[_Path, ...] | None:
     """Where the containers in a tree are that could be changed; None if that cannot be told."""
-    paths: list[Path] = []
+    paths: list[_Path] = []
     # A list of what is still to be seen, not a recursion: a tree may be deeper than Python's stack.
-    waiting: list[tuple[Any, Path]] = [(node, ())]
+    waiting: list[tuple[Any, _Path]] = [(node, ())]
     while waiting:
         node, path = waiting.pop()
         if is_array(node) or not is_node(node):

@@ -24,8 +24,8 @@ class Watch:
         made: the keepers that were made meanwhile, by their id, which keeps them alive.
         used: those that were used up, in order.
         parts: those that were taken out of another one, which stays as it is.
-        advanced: by what their entries are recognized, the entries that came out of transforms
-            inside with other values than they went in with.
+        advanced: by what each is recognized, the values that came out of transforms inside as
+            others than they went in.
     """
 
     __slots__ = ("advanced", "made", "parts", "used")
@@ -98,8 +98,8 @@ def keepers_in(tree: PyTree) -> list[AbstractKeeper]:
 
 
 def advanced(old: AbstractKeeper, new: AbstractKeeper) -> set[Any]:
-    """Which entries of `old` have another value in `new`, by what they are recognized by."""
-    before, after = old.__entries__(), new.__entries__()
+    """Which values of `old` are others in `new`, by what they are recognized by."""
+    before, after = old.__values__(), new.__values__()
     return {name for name in before if name in after and _differ(before[name], after[name])}
 
 

@@ -15,12 +15,12 @@ from pytreemod.typing import IsLeaf, PyTree, class_of, jtu
 _T = TypeVar("_T")
 
 
-class _Missing:
+class _NotGiven:
     def __repr__(self) -> str:
         return "<not given>"
 
 
-MISSING: Any = _Missing()
+_NOT_GIVEN: Any = _NotGiven()
 
 
 class _New:
@@ -30,15 +30,15 @@ class _New:
 
     def __init__(self, path: tuple[Any, ...]):
         self.path = path
-        self.value: Any = MISSING
+        self.value: Any = _NOT_GIVEN
 
 
 @overload
 def tree_at(
     where: Callable[[_T], Any],
     pytree: _T,
-    replace: Any = MISSING,
-    replace_fn: Callable[[Any], Any] = MISSING,
+    replace: Any = _NOT_GIVEN,
+    replace_fn: Callable[[Any], Any] = _NOT_GIVEN,
     is_leaf: IsLeaf = None,
 ) -> _T: ...
 
@@ -47,8 +47,8 @@ def tree_at(
 def tree_at(
     where: str | type[Any] | Selector,
     pytree: _T,
-    replace: Any = MISSING,
-    replace_fn: Callable[[Any], Any] = MISSING,
+    replace: Any = _NOT_GIVEN,
+    replace_fn: Callable[[Any], Any] = _NOT_GIVEN,
     is_leaf: IsLeaf = None,
 ) -> _T: ...
 
@@ -56,8 +56,8 @@ def tree_at(
 def tree_at(
     where: Any,
     pytree: _T,
-    replace: Any = MISSING,
-    replace_fn: Callable[[Any], Any] = MISSING,
+    replace: Any = _NOT_GIVEN,
+    replace_fn: Callable[[Any], Any] = _NOT_GIVEN,
     is_leaf: IsLeaf = None,
 ) -> _T:
     """A copy of `pytree` in which the nodes that `where` names are replaced.
@@ -96,8 +96,8 @@ def tree_at(
         >>> tree_at(list, {"a": [1, 2], "b": 3}, replace_fn=sum)
         {'a': 3, 'b': 3}
     """
-    if (replace is MISSING) == (replace_fn is MISSING):
-        got = "neither" if replace is MISSING else "both"
+    if (replace is _NOT_GIVEN) == (replace_fn is _NOT_GIVEN):
+        got = "neither" if replace is _NOT_GIVEN else "both"
         raise ArgumentError(
             explain(
                 "tree_at",
@@ -112,7 +112,7 @@ def tree_at(
         )
     found = _found(where, pytree, is_leaf)
     trie, spots = _trie_of([target.path for target in found.targets])
-    if replace is MISSING:
+    if replace is _NOT_GIVEN:
         news = [replace_fn(target.node) for target in found.targets]
     elif found.single:
         news = [replace]

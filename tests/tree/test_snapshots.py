@@ -15,8 +15,8 @@ from pytreemod.tree.snapshots import (
     SNAPSHOT,
     Static,
     divide,
+    exact,
     snapshot_of,
-    static_token,
     structure_of,
 )
 from tests.helpers.comparing import assert_identical, assert_same
@@ -269,12 +269,12 @@ SCALARS = [0, False, 0.0, -0.0, 1, True, 1.0, 1 + 0j, float("nan"), complex("nan
 DIFFERENT = [*SCALARS, (1,), (True,), (1.0,), (0.0,), (-0.0,), ((1,),), ((True,),)]
 
 
-def test_static_tokens_tell_apart_what_python_calls_equal():
+def test_exact_values_tell_apart_what_python_calls_equal():
     """Tokens with types are equal for a value and itself, and for nothing else in the list."""
-    keys = [(type(x), static_token(x)) for x in SCALARS]
+    keys = [(type(x), exact(x)) for x in SCALARS]
 
     assert len(set(keys)) == len(keys)
-    assert keys == [(type(x), static_token(x)) for x in SCALARS]
+    assert keys == [(type(x), exact(x)) for x in SCALARS]
 
 
 @pytest.mark.parametrize("make", [lambda x: x, lambda x: [x], Holder, lambda x: {"k": Holder([x])}])

@@ -35,7 +35,7 @@ def test_watches_are_nested_and_end():
     assert len(inner.used) == 1
 
 
-def test_entries_have_advanced_if_their_arrays_are_others():
+def test_values_have_advanced_if_their_arrays_are_others():
     """By identity: a trace cannot compare values."""
     state = pm.State((A, B))
     same = pm.State((A, B)).substate((A, B))

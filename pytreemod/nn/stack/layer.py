@@ -29,12 +29,13 @@ from pytreemod.nn.calling import (
 from pytreemod.nn.sequential import Identity
 from pytreemod.nn.stack.making import check_remat, check_unroll, make_layers
 from pytreemod.nn.stack.members import merged, opened, renewed, taken
-from pytreemod.nn.stack.refusals import check_leading, check_names, check_second
+from pytreemod.nn.stack.refusals import check_further, check_leading, check_second
 from pytreemod.nn.stack.state import LayerStates, given_state
 from pytreemod.nn.stack.step import Step
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.making import delete_init_state
-from pytreemod.state.values import State, tokens_of
+from pytreemod.state.tokens import tokens_of
+from pytreemod.state.values import State
 from pytreemod.transform.boundary.surrounded_calls import with_numbers, without_numbers
 from pytreemod.transform.control_flow.scans import filter_scan
 from pytreemod.transform.derivatives.checkpoints import filter_checkpoint
@@ -163,7 +164,7 @@ class Stack(StatefulLayer, Generic[_L]):
         """
         title, depth = self._title(), self.depth
         check_second(title, self.is_stateful(), state)
-        extra = check_names(title, per_layer, same)
+        extra = check_further(title, per_layer, same)
         # Rules around the layers, if there are any, are told which layer it is.
         layer, outer = without_numbers(self.layer)
         numbers = None if outer is None else jnp.arange(depth)

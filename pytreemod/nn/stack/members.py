@@ -13,8 +13,7 @@ import jax
 
 from pytreemod.state import streams
 from pytreemod.state.streams import Stream
-from pytreemod.state.tokens import RngStream, Unnamed, rebuilt
-from pytreemod.state.values import is_token, tokens_of
+from pytreemod.state.tokens import RngStream, Unnamed, is_token, tokens_of, with_fields
 from pytreemod.transform.maps.stacking import stack
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import jtu
@@ -79,7 +78,7 @@ def _marked(layer: Any, markers: Iterable[Any]) -> Any:
     rest = iter(markers)
 
     def mark(node: Any) -> Any:
-        return rebuilt(node, {"marker": next(rest)}) if is_token(node) else node
+        return with_fields(node, {"marker": next(rest)}) if is_token(node) else node
 
     return jtu.tree_map(mark, layer, is_leaf=is_token)
 
@@ -90,6 +89,6 @@ def _on_streams(layer: Any, change: Callable[[Stream], Stream]) -> Any:
     def visit(node: Any) -> Any:
         if not isinstance(node, RngStream) or node.init is None:
             return node
-        return rebuilt(node, {"init": change(cast("Stream", node.init))})
+        return with_fields(node, {"init": change(cast("Stream", node.init))})
 
     return jtu.tree_map(visit, layer, is_leaf=is_token)

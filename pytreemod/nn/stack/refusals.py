@@ -25,7 +25,7 @@ def check_second(title: str, is_stateful: bool, state: Any) -> None:
     raise ArgumentError(explain(title, "a State", describe(state), cure=cure))
 
 
-def check_names(title: str, per_layer: Any, same: dict[str, Any]) -> dict[str, Any]:
+def check_further(title: str, per_layer: Any, same: dict[str, Any]) -> dict[str, Any]:
     """The arguments that differ from layer to layer; refused if a name is used twice."""
     if per_layer is None:
         return {}

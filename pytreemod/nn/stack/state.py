@@ -1,7 +1,7 @@
 """How a State goes through the layers of a `Stack`.
 
-An entry of which a token is inside of the layers has a leading axis: each layer gets its own part.
-A random stream has none: it is divided between them. Entries of tokens that come in by further
+A value of which the token is inside of the layers has a leading axis: each layer gets its own part.
+A random stream has none: it is divided between them. Values of tokens that come in by further
 arguments are shared, and go from each layer to the next.
 """
 
@@ -17,28 +17,28 @@ from pytreemod.nn.calling import Absent
 from pytreemod.nn.stack.refusals import has_leading_axis
 from pytreemod.state import streams
 from pytreemod.state.refusals import split_stream
-from pytreemod.state.tokens import RngStream
-from pytreemod.state.values import State, tokens_of
+from pytreemod.state.tokens import RngStream, tokens_of
+from pytreemod.state.values import State
 from pytreemod.tree.nodes import children_of, stop_below
 from pytreemod.tree.paths import path_text
 from pytreemod.typing import jtu
 
 
 class LayerStates:
-    """A State as the layers of a Stack take it: some entries taken apart, others carried."""
+    """A State as the layers of a Stack take it: some values taken apart, others carried."""
 
     def __init__(self, title: str, layer: Any, depth: int, same: dict[str, Any], state: State):
-        mine = {entry.name for entry in _entries(state.substate(layer))}
+        mine = {item.name for item in _items(state.substate(layer))}
         # Named twice among the arguments, a token is still one, which all layers share.
         tokens = {token.marker: token for _, token in tokens_of((layer, same))}
         part = state.substate(list(tokens.values()))
-        entries = _entries(part)
-        is_own = tuple(entry.name in mine for entry in entries)
-        is_value = tuple(entry.kind is not RngStream for entry in entries)
+        items = _items(part)
+        is_own = tuple(item.name in mine for item in items)
+        is_value = tuple(item.kind is not RngStream for item in items)
         self.whole = state
         self.form = Form(_form_of(part), is_own, is_value)
-        self.shared = tuple(e.value for e in entries if e.name not in mine)
-        opened = [_open(title, depth, entry) for entry in entries if entry.name in mine]
+        self.shared = tuple(e.value for e in items if e.name not in mine)
+        opened = [_open(title, depth, item) for item in items if item.name in mine]
         self.own = tuple(given for given, _ in opened)
         self.later = tuple(later for _, later in opened)
 
@@ -49,9 +49,9 @@ class LayerStates:
         return self.whole.update(self.form.state(new, shared))
 
 
-def _open(title: str, depth: int, entry: _Entry) -> tuple[Any, Any]:
-    """What the layers get of an entry, and what it is afterwards if that is known already."""
-    name, kind, value = entry
+def _open(title: str, depth: int, item: _Item) -> tuple[Any, Any]:
+    """What the layers get of a value, and what it is afterwards if that is known already."""
+    name, kind, value = item
     if kind is not RngStream:
         _check_depth(title, depth, name, value)
         return value, None
@@ -60,7 +60,7 @@ def _open(title: str, depth: int, entry: _Entry) -> tuple[Any, Any]:
         return value, value
     if value.count.ndim:
         raise split_stream(name, value.count.shape[0])
-    return streams.divide(value, depth)
+    return streams.fork(value, depth)
 
 
 class Form(Module):
@@ -71,36 +71,36 @@ class Form(Module):
     is_value: tuple[bool, ...] = field(static=True)
 
     def state(self, own: Sequence[Any], shared: Sequence[Any]) -> State:
-        """From the entries that each layer has for itself, and those that it shares."""
+        """From the values that each layer has for itself, and those that it shares."""
         mine, others = iter(own), iter(shared)
         return self.treedef.unflatten([next(mine if m else others) for m in self.is_own])
 
     def changed(self, title: str, result: Any) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
-        """What a layer returned: its output, its own values, and all entries that it shares."""
+        """What a layer returned: its output, its own values, and all values that it shares."""
         pair = cast("tuple[Any, ...]", result) if isinstance(result, tuple) else ()
         if len(pair) != 2 or not isinstance(pair[1], State):
             _refuse_result(title, describe(cast("Any", result)))
         out, state = pair
         if _form_of(state) != self.treedef:
             _refuse_result(title, "another State")
-        rows = zip(_entries(state), self.is_own, self.is_value, strict=True)
-        changed = [(entry.value, mine) for entry, mine, is_value in rows if is_value or not mine]
+        rows = zip(_items(state), self.is_own, self.is_value, strict=True)
+        changed = [(item.value, mine) for item, mine, is_value in rows if is_value or not mine]
         own = tuple(value for value, mine in changed if mine)
         return out, own, tuple(value for value, mine in changed if not mine)
 
 
-class _Entry(NamedTuple):
-    """A row of a State."""
+class _Item(NamedTuple):
+    """A value of a State, with the name and class of its token."""
 
     name: str
     kind: type
     value: Any
 
 
-def _entries(state: State) -> list[_Entry]:
+def _items(state: State) -> list[_Item]:
     children = children_of(state) or []
     rows = zip(children, state.__child_kinds__(), strict=True)
-    return [_Entry(key.key, kind, value) for (key, value), kind in rows]
+    return [_Item(key.key, kind, value) for (key, value), kind in rows]
 
 
 def _form_of(state: State) -> Any:

@@ -9,7 +9,7 @@ promises that whoever calls it need not think of State.
 
 An update may also be lost further out: the inner transform hands the successor out, and the
 function around it drops it. So what has advanced inside is told to the watch outside, where an
-argument that holds the same entries must not be left behind.
+argument that holds the same values must not be left behind.
 
 All of this happens while a function is traced, and never in a call of what was compiled.
 """
@@ -62,7 +62,7 @@ def _look(
 ) -> None:
     for part in watch.parts:
         if not part.__usable__():
-            watch.advanced |= part.__entries__().keys()
+            watch.advanced |= part.__values__().keys()
     after = keepers_in(result)
     came_in = watch.came_in()
     lost = [old for old in came_in if not _is_followed(old, after)]
@@ -81,13 +81,13 @@ def _look(
 
 def _is_followed(old: AbstractKeeper, after: Iterable[AbstractKeeper]) -> bool:
     """Whether a keeper that was used up has a successor, which may be a part of it."""
-    names = old.__entries__().keys()
-    return not names or any(names & new.__entries__().keys() for new in after)
+    names = old.__values__().keys()
+    return not names or any(names & new.__values__().keys() for new in after)
 
 
 def _is_left_behind(old: AbstractKeeper, after: Iterable[AbstractKeeper], names: set[Any]) -> bool:
-    """Whether entries have advanced, and come out as they came in, or not at all."""
-    return bool(names & old.__entries__().keys()) and not any(
+    """Whether values have advanced, and come out as they came in, or not at all."""
+    return bool(names & old.__values__().keys()) and not any(
         names & advanced(old, new) for new in after
     )
 

@@ -41,8 +41,8 @@ from pytreemod.tree.snapshots import (
     Snapshot,
     Structure,
     container_paths,
+    exact,
     snapshot_of,
-    static_token,
     structure_of,
 )
 from pytreemod.typing import PyTree, class_of, jtu
@@ -121,7 +121,7 @@ def _split_dict(value: dict[Any, object], arrays: list[Any], key: list[Any]) -> 
 def _split_static(value: Any, arrays: list[Any], key: list[Any]) -> None:
     key.append(_STATIC)
     key.append(type(value))
-    key.append(static_token(value))
+    key.append(exact(value))
 
 
 def _split_function(value: Any, arrays: list[Any], key: list[Any]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.snapshots import Structure, divide, static_token
+from pytreemod.tree.snapshots import Structure, divide, exact
 from pytreemod.typing import PyTree, Tracer, class_of, jtu
 
 MAX_KEPT = 512
@@ -90,7 +90,7 @@ class _Loan(weakref.ref[Any]):
 def _key_of(structure: Structure) -> tuple[Any, ...] | None:
     try:
         tokens = tuple(
-            _Loan(x) if _is_lent(x) else (class_of(x), static_token(x)) for x in structure.statics
+            _Loan(x) if _is_lent(x) else (class_of(x), exact(x)) for x in structure.statics
         )
     except TypeError:
         return None

@@ -1,4 +1,4 @@
-"""What a State knows about its entries."""
+"""What a State knows about its values."""
 
 import pickle
 
@@ -6,16 +6,16 @@ import jax
 import jax.numpy as jnp
 
 import pytreemod as pm
-from pytreemod.state.entries import Entry, Register
+from pytreemod.state.rows import Register, Row
 from pytreemod.tree.paths import PathName
 
 
 def register(*names):
-    """A Register of entries that are recognized by their names."""
-    return Register(Entry(name, PathName.parse(name), pm.StateIndex) for name in names)
+    """A Register of rows that are recognized by their names."""
+    return Register(Row(name, PathName.parse(name), pm.StateIndex) for name in names)
 
 
-def test_registers_of_equal_entries_are_equal():
+def test_registers_of_equal_rows_are_equal():
     """In order, and whether their hashes were asked for or not."""
     first, second = register("a", "b.c"), register("a", "b.c")
     same = first
@@ -27,14 +27,14 @@ def test_registers_of_equal_entries_are_equal():
     assert first != ("a", "b.c")
 
 
-def test_register_finds_entries_by_marker():
+def test_register_finds_rows_by_marker():
     """Its name and its kind."""
     two = register("a", "b.c")
 
-    assert two["b.c"] == Entry("b.c", PathName("b.c"), pm.StateIndex)
+    assert two["b.c"] == Row("b.c", PathName("b.c"), pm.StateIndex)
     assert two["b.c"].name.steps == ("b", "c")
     assert ("a" in two, "c" in two) == (True, False)
-    assert [entry.name for entry in two.only({"b.c"})] == ["b.c"]
+    assert [row.name for row in two.only({"b.c"})] == ["b.c"]
     assert (two.of_kind(pm.StateIndex), two.of_kind(pm.RngStream)) == (["a", "b.c"], [])
     assert repr(two) == "<tokens a, b.c>"
 

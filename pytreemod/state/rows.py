@@ -1,4 +1,4 @@
-"""What a State knows about its entries, all but their values: names and kinds."""
+"""What a State knows about its values: of which tokens they are, and these tokens' names."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from pytreemod.tree.paths import PathName
 
 
-class Entry(NamedTuple):
-    """What is known about the entry of one token."""
+class Row(NamedTuple):
+    """What is known about one token, all but its value."""
 
     marker: Any
     """What the token is recognized by."""
@@ -22,24 +22,24 @@ class Entry(NamedTuple):
 
 
 class Register:
-    """The entries of a State, in order.
+    """The rows of a State, in order.
 
     States that follow from one another share one, so that comparing two of them costs nothing,
     and neither does hashing one a second time.
     """
 
-    __slots__ = ("by_marker", "entries", "hash")
+    __slots__ = ("by_marker", "hash", "rows")
 
-    def __init__(self, entries: Iterable[Entry]):
-        self.entries = tuple(entries)
-        self.by_marker = {entry.marker: entry for entry in self.entries}
+    def __init__(self, rows: Iterable[Row]):
+        self.rows = tuple(rows)
+        self.by_marker = {row.marker: row for row in self.rows}
         self.hash: int | None = None
 
-    def __getitem__(self, marker: Any) -> Entry:
+    def __getitem__(self, marker: Any) -> Row:
         return self.by_marker[marker]
 
-    def __iter__(self) -> Iterator[Entry]:
-        return iter(self.entries)
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
 
     def __contains__(self, marker: Any) -> bool:
         return marker in self.by_marker
@@ -47,25 +47,25 @@ class Register:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        return isinstance(other, Register) and self.entries == other.entries
+        return isinstance(other, Register) and self.rows == other.rows
 
     def __hash__(self) -> int:
         if self.hash is None:
-            self.hash = hash(self.entries)
+            self.hash = hash(self.rows)
         return self.hash
 
     def __reduce__(self) -> Any:
         # The hash of a string differs from process to process.
-        return Register, (self.entries,)
+        return Register, (self.rows,)
 
     def __repr__(self) -> str:
-        return f"<tokens {', '.join(entry.name for entry in self.entries)}>"
+        return f"<tokens {', '.join(row.name for row in self.rows)}>"
 
     def only(self, wanted: Iterable[Any]) -> Register:
-        """The entries with these markers, in the order of this register."""
+        """The rows with these markers, in the order of this register."""
         markers = set(wanted)
-        return Register(entry for entry in self.entries if entry.marker in markers)
+        return Register(row for row in self.rows if row.marker in markers)
 
     def of_kind(self, kind: type) -> list[Any]:
-        """The markers of the entries whose tokens are of a class."""
-        return [entry.marker for entry in self.entries if issubclass(entry.kind, kind)]
+        """The markers of the rows whose tokens are of a class."""
+        return [row.marker for row in self.rows if issubclass(row.kind, kind)]

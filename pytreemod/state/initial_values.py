@@ -1,0 +1,91 @@
+"""What a State begins with: the initial values of a model's tokens, of which no two are one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pytreemod.state import refusals, streams
+from pytreemod.state.rows import Register, Row
+from pytreemod.state.streams import Stream
+from pytreemod.state.tokens import Nothing, RngStream, is_moved
+from pytreemod.tree.paths import PathName, path_text
+from pytreemod.tree.predicates import is_array_like
+from pytreemod.typing import Tracer, jtu
+
+_WithPaths: TypeAlias = list[tuple[tuple[Any, ...], Any]]
+
+
+def first_values(found: _WithPaths, markers: Iterable[Any]) -> tuple[dict[Any, Any], Register]:
+    """The values of tokens, and what else is known about them, by the given markers."""
+    values: dict[Any, Any] = {}
+    rows: list[Row] = []
+    initial = _Initial()
+    for (path, token), marker in zip(found, markers, strict=True):
+        values[marker] = initial.value(path, token)
+        rows.append(Row(marker, PathName.of(path), type(token)))
+    return values, Register(rows)
+
+
+class _Initial:
+    """The initial values of the tokens of one model, of which no two have anything in common."""
+
+    def __init__(self) -> None:
+        # By id: the model holds them all as long as this lives, so that none is met again.
+        self.arrays: set[int] = set()
+        self.keys: set[Any] = set()
+
+    def value(self, path: tuple[Any, ...], token: Any) -> Any:
+        """What a State begins with."""
+        if is_moved(token):
+            raise refusals.moved(path_text(path))
+        if isinstance(token, RngStream):
+            return Stream() if token.init is None else self._stream(token.init)
+        return None if isinstance(token.init, Nothing) else jtu.tree_map(self._array, token.init)
+
+    def _stream(self, stream: Stream) -> Stream:
+        """A stream that was met before begins anew, without a key: both would draw the same."""
+        if stream.key is None:
+            return stream
+        # By its numbers, for a copy may have come from another process.
+        is_traced = isinstance(stream.key, Tracer)
+        key = id(stream.key) if is_traced else np.asarray(streams.numbers_of(stream.key)).tobytes()
+        if key in self.keys:
+            return Stream()
+        self.keys.add(key)
+        return stream
+
+    def _array(self, leaf: Any) -> Any:
+        array = as_array(leaf)
+        if id(array) not in self.arrays:
+            self.arrays.add(id(array))
+            return array
+        # One array in two places could not be donated.
+        can_be_donated = isinstance(array, jax.Array) and not isinstance(array, Tracer)
+        return jnp.copy(array) if can_be_donated else array
+
+
+def spots_of(found: _WithPaths) -> dict[Any, list[str]]:
+    """Where each marker stands."""
+    spots: dict[Any, list[str]] = {}
+    for path, token in found:
+        spots.setdefault(token.marker, []).append(path_text(path))
+    return spots
+
+
+def is_strong(leaf: Any) -> bool:
+    """Whether a leaf is an array of JAX whose dtype does not give way to another one."""
+    return isinstance(leaf, jax.Array) and not getattr(leaf, "weak_type", False)
+
+
+def as_array(leaf: Any) -> Any:
+    """A leaf as a State holds it: an array, if it is a number or an array."""
+    if is_strong(leaf) or not is_array_like(leaf):
+        return leaf
+    # A weak type would not outlive the first step, which would be compiled twice therefore.
+    array = jnp.asarray(leaf)
+    return jax.lax.convert_element_type(array, array.dtype)

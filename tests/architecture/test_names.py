@@ -1,0 +1,33 @@
+"""One word, one thing: what files share is called by a name that no other file uses otherwise."""
+
+import ast
+from collections import defaultdict
+
+from tests.architecture.imports import PACKAGE
+
+SEVERAL = {"IN", "OUT", "Layout", "choose", "refuse_nothing", "release", "released", "settle"}
+"""Names that still mean two things, in rooms of `transform`."""
+
+
+def names_of(text):
+    """The names without an underscore that a file binds by itself, at its top."""
+    for node in ast.parse(text).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            targets = [node.name]
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            bound = node.targets if isinstance(node, ast.Assign) else [node.target]
+            targets = [target.id for target in bound if isinstance(target, ast.Name)]
+        else:
+            continue
+        yield from (name for name in targets if not name.startswith("_"))
+
+
+def test_no_name_is_two_things():
+    """A name without an underscore is one that others import, and they are to know what it is."""
+    files = defaultdict(set)
+    for path in PACKAGE.rglob("*.py"):
+        for name in names_of(path.read_text(encoding="utf-8")):
+            files[name].add(path.relative_to(PACKAGE).as_posix())
+    several = {name: sorted(where) for name, where in files.items() if len(where) > 1}
+
+    assert {name: several[name] for name in several.keys() - SEVERAL} == {}
