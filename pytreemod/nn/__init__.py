@@ -8,6 +8,7 @@ the caller's back: keys and State are passed in, new State is handed back.
 """
 
 from pytreemod.nn import functional as functional
+from pytreemod.nn.batch_normalization import BatchNorm as BatchNorm
 from pytreemod.nn.calling import StatefulLayer as StatefulLayer
 from pytreemod.nn.convolution import Conv as Conv
 from pytreemod.nn.convolution import Conv1d as Conv1d
@@ -15,15 +16,14 @@ from pytreemod.nn.convolution import Conv2d as Conv2d
 from pytreemod.nn.convolution import Conv3d as Conv3d
 from pytreemod.nn.dropout import Dropout as Dropout
 from pytreemod.nn.embedding import Embedding as Embedding
+from pytreemod.nn.group_normalization import GroupNorm as GroupNorm
+from pytreemod.nn.layer_normalization import LayerNorm as LayerNorm
 from pytreemod.nn.linear import Linear as Linear
 from pytreemod.nn.mlp import MLP as MLP
 from pytreemod.nn.modes import inference_mode as inference_mode
 from pytreemod.nn.modes import with_mode as with_mode
 from pytreemod.nn.nets import Stateful as Stateful
 from pytreemod.nn.nets import stateful as stateful
-from pytreemod.nn.normalization import BatchNorm as BatchNorm
-from pytreemod.nn.normalization import GroupNorm as GroupNorm
-from pytreemod.nn.normalization import LayerNorm as LayerNorm
 from pytreemod.nn.pooling import AvgPool1d as AvgPool1d
 from pytreemod.nn.pooling import AvgPool2d as AvgPool2d
 from pytreemod.nn.pooling import AvgPool3d as AvgPool3d

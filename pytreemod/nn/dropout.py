@@ -28,7 +28,7 @@ from pytreemod.nn.calling import (
     check_state,
     uses_key_if,
 )
-from pytreemod.nn.functional.random_masks import dropout
+from pytreemod.nn.functional.dropout_masks import dropout
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.tokens import RngStream
 from pytreemod.state.values import State

@@ -22,7 +22,7 @@ from pytreemod.nn.arguments import (
     own_arrays,
 )
 from pytreemod.nn.calling import ignores_key
-from pytreemod.nn.functional.tables import embedding
+from pytreemod.nn.functional.embeddings import embedding
 from pytreemod.nn.initializing import Initializer, initialize
 from pytreemod.state.key_sources import KeyLike
 

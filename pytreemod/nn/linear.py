@@ -23,7 +23,7 @@ from pytreemod.nn.arguments import (
     split_key,
 )
 from pytreemod.nn.calling import ignores_key
-from pytreemod.nn.functional.linear_maps import linear
+from pytreemod.nn.functional.linear_functions import linear
 from pytreemod.nn.initializing import Initializer, initialize, uniform_by_fan_in
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray

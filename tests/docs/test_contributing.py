@@ -34,9 +34,8 @@ def naming(names):
 
 
 def stands_in(names, path):
-    """Whether one of the names is in the text of a file."""
-    text = path.read_text(encoding="utf-8")
-    return any(name in text for name in names)
+    """Whether one of the names is a word in the text of a file."""
+    return re.search(rf"\b({'|'.join(names)})\b", path.read_text(encoding="utf-8")) is not None
 
 
 @pytest.mark.parametrize(("page", "names"), WORKED.items())

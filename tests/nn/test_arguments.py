@@ -322,3 +322,55 @@ def test_arrays_come_in_the_order_asked_for():
     assert own_arrays(Title(LINEAR), bias=None) == (None,)
     with pytest.raises(ShapeError, match=r"^Linear\(\): expected bias to be None, got 1\.0"):
         own_arrays(Title(LINEAR.replace(bias=1.0)), bias=None)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "text"),
+    [
+        (jnp.int32, r"got i32\[4,3\](.|\n)*layer\(x\.astype\(float\)\)"),
+        (jnp.complex64, r"got c64\[4,3\](.|\n)*layer\(x\.real\)"),
+    ],
+    ids=label,
+)
+@pytest.mark.parametrize(
+    ("make", "sizes"), [(nn.LayerNorm, (3,)), (nn.GroupNorm, (2, 4)), (nn.BatchNorm, (3,))]
+)
+def test_only_real_floating_numbers_are_normalized(make, sizes, dtype, text):
+    """Integers would have to be rounded back; complex numbers have another variance."""
+    layer, state = nn.make_with_state(make)(*sizes)
+
+    with pytest.raises(
+        ArgumentError, match=rf"^{make.__name__}.*: expected x of a floating .*{text}"
+    ):
+        layer(jnp.ones((4, 3), dtype), state)
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "text"),
+    [
+        (lambda: nn.BatchNorm(2), {"momentum": 2.0}, r"BatchNorm\(momentum\): .* from 0 to 1"),
+        (lambda: nn.BatchNorm(2), {"eps": -1.0}, r"BatchNorm\(eps\): .* >= 0, got -1"),
+        (lambda: nn.LayerNorm(2), {"eps": -1.0}, r"LayerNorm\(eps\): .* >= 0, got -1"),
+        (lambda: nn.GroupNorm(1, 2), {"eps": -1.0}, r"GroupNorm\(eps\): .* >= 0, got -1"),
+        (lambda: nn.GroupNorm(1, 2), {"groups": 0}, r"GroupNorm\(groups\): .* at least 1, got 0"),
+        (lambda: nn.GroupNorm(2, 4), {"groups": 3}, r"GroupNorm\(channels\): .* groups=3, got 4"),
+        (lambda: nn.GroupNorm(2, 4), {"channels": None}, r"GroupNorm\(channels\): .*, got None"),
+        (lambda: nn.Dropout(0.5), {"p": 2.0}, r"Dropout\(p\): .* from 0 to 1, got 2"),
+    ],
+    ids=[
+        "momentum",
+        "eps of BatchNorm",
+        "eps of LayerNorm",
+        "eps of GroupNorm",
+        "groups",
+        "groups that are no divisor",
+        "no channels",
+        "p",
+    ],
+)
+def test_numbers_are_checked_when_they_are_exchanged(make, change, text):
+    """`replace` and `with_mode` refuse what the constructor refuses."""
+    with pytest.raises(ArgumentError, match=text):
+        make().replace(**change)
+    with pytest.raises(ArgumentError, match=text):
+        pm.with_mode(make(), **change)

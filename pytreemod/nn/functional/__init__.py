@@ -5,7 +5,9 @@ function accepts leading batch axes. May import errors, and the checks of `pytre
 """
 
 from pytreemod.nn.functional.convolution import conv as conv
-from pytreemod.nn.functional.linear_maps import linear as linear
+from pytreemod.nn.functional.dropout_masks import dropout as dropout
+from pytreemod.nn.functional.embeddings import embedding as embedding
+from pytreemod.nn.functional.linear_functions import linear as linear
 from pytreemod.nn.functional.normalization import batch_norm as batch_norm
 from pytreemod.nn.functional.normalization import batch_statistics as batch_statistics
 from pytreemod.nn.functional.normalization import group_norm as group_norm
@@ -15,9 +17,7 @@ from pytreemod.nn.functional.normalization import update_running as update_runni
 from pytreemod.nn.functional.pooling import avg_pool as avg_pool
 from pytreemod.nn.functional.pooling import max_pool as max_pool
 from pytreemod.nn.functional.pooling import pool as pool
-from pytreemod.nn.functional.random_masks import dropout as dropout
 from pytreemod.nn.functional.spectral_normalization import (
     divide_by_spectral_norm as divide_by_spectral_norm,
 )
 from pytreemod.nn.functional.spectral_normalization import power_iteration as power_iteration
-from pytreemod.nn.functional.tables import embedding as embedding

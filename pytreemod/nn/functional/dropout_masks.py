@@ -1,4 +1,4 @@
-"""Setting random entries to zero."""
+"""`dropout`: setting elements to zero, at random."""
 
 from __future__ import annotations
 

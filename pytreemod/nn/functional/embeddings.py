@@ -1,4 +1,4 @@
-"""Reading rows of a table."""
+"""`embedding`: reading rows of a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Affine maps of the last axis."""
+"""`linear`: a product with a matrix, and a bias, over the last axis."""
 
 from __future__ import annotations
 

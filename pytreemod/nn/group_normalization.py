@@ -1,0 +1,175 @@
+"""`GroupNorm`: each example by the means and variances of groups of its channels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Inexact, Shaped
+
+from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import field
+from pytreemod.nn.arguments import (
+    Title,
+    check_array,
+    check_dtype,
+    check_flag,
+    check_floating,
+    check_number,
+    check_size,
+    named,
+    own_arrays,
+)
+from pytreemod.nn.calling import ABSENT, Absence, Absent, check_state, ignores_key
+from pytreemod.nn.functional.normalization import group_norm
+from pytreemod.state.key_sources import KeyLike
+from pytreemod.state.values import State
+from pytreemod.typing import AnyArray
+
+
+class GroupNorm(Module):
+    r"""Group normalization: $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$ over groups of channels.
+
+    Mean and (biased) variance are those of a group: of neighbouring channels, and of all that
+    comes after them. One group normalizes all of x, as many groups as channels each for itself.
+
+    x is one example, as in Equinox: how many spatial axes there are is for x to say, so that a
+    batch would be taken for a larger example. `jax.vmap(layer)` takes a batch.
+
+    Computed in float32 or wider, returned in the dtype of x.
+
+    Shapes:
+        x: (channels, *spatial)
+        return: (channels, *spatial)
+
+    Fields:
+        weight: (channels,), or None if channelwise_affine=False
+        bias: (channels,), or None if channelwise_affine=False
+
+    Args:
+        groups: number of groups, >= 1.
+        channels: number of channels, a multiple of groups; None, where channelwise_affine=False,
+            for any multiple.
+        eps: added to the variance, >= 0.
+        channelwise_affine: whether to scale and shift each channel.
+        dtype: of weight and bias; JAX's default float if None.
+
+    State and randomness: none. A State passed in is handed back beside the result.
+
+    Raises:
+        ArgumentError: an argument is unusable, or x is not floating.
+        ShapeError: the first axis of x is not channels, or no multiple of groups; or weight or bias
+            has not the shape above.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> layer = nn.GroupNorm(groups=2, channels=4)
+        >>> layer(jnp.ones((4, 5, 5))).shape, jax.vmap(layer)(jnp.ones((7, 4, 5, 5))).shape
+        ((4, 5, 5), (7, 4, 5, 5))
+
+    Source:
+        Wu & He 2018, https://arxiv.org/abs/1803.08494, eq. (7).
+    """
+
+    groups: int = field(static=True)
+    channels: int | None = field(static=True)
+    eps: float = field(static=True)
+    channelwise_affine: bool = field(static=True)
+    weight: Inexact[Array, " channels"] | None
+    bias: Inexact[Array, " channels"] | None
+
+    def __init__(
+        self,
+        groups: int,
+        channels: int | None = None,
+        eps: int | float = 1e-5,
+        channelwise_affine: bool = True,
+        dtype: Any = None,
+    ):
+        self.groups = check_size(named(self, "groups"), groups, 1)
+        self.channelwise_affine = check_flag(named(self, "channelwise_affine"), channelwise_affine)
+        self.channels = _check_channels(self, channels)
+        self.eps = check_number(named(self, "eps"), eps, 0.0)
+        dtype = check_dtype(named(self, "dtype"), dtype, real=True)
+        size = self._size()
+        self.weight = None if size is None else jnp.ones(size, dtype)
+        self.bias = None if size is None else jnp.zeros(size, dtype)
+
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        check_size(named(self, "groups"), self.groups, 1)
+        _check_channels(self, self.channels)
+        check_number(named(self, "eps"), self.eps, 0.0)
+
+    @overload
+    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]: ...
+
+    @overload
+    def __call__(
+        self, x: AnyArray, state: State, *, key: KeyLike | None = None
+    ) -> tuple[Shaped[Array, ...], State]: ...
+
+    @ignores_key
+    @jax.named_scope("pm.nn.GroupNorm")
+    def __call__(
+        self,
+        x: AnyArray,
+        state: State | Absent = ABSENT,
+        *,
+        key: KeyLike | None = None,
+    ) -> Shaped[Array, ...] | tuple[Shaped[Array, ...], State]:
+        """Normalize each group of channels; `key` is ignored, `state` handed back if given."""
+        del key
+        where, size = Title(self, "groups", "channels"), self._size()
+        check_state(where, state)
+        weight, bias = own_arrays(where, weight=size, bias=size)
+        x = check_array(where, x)
+        check_floating(where, x)
+        _check_grouped(where, x, self.groups, self.channels)
+        out = group_norm(x, self.groups, weight, bias, eps=self.eps)
+        return out if isinstance(state, Absence) else (out, state)
+
+    def _size(self) -> tuple[int] | None:
+        """The shape of weight and bias."""
+        return (self.channels,) if self.channelwise_affine and self.channels is not None else None
+
+
+def _check_channels(layer: GroupNorm, channels: Any) -> int | None:
+    """Accept a multiple of the groups; or None, if there are no weights to be made."""
+    where = named(layer, "channels")
+    if channels is None and not layer.channelwise_affine:
+        return None
+    if channels is None:
+        cure = ("Without weights, any number goes:", "GroupNorm(groups, channelwise_affine=False)")
+        expected = "how many there are, for weight and bias"
+        raise ArgumentError(explain(where, expected, "None", cure=cure))
+    count = check_size(where, channels)
+    if count % layer.groups != 0:
+        raise ArgumentError(explain(where, f"a multiple of groups={layer.groups}", str(count)))
+    return count
+
+
+def _check_grouped(where: Title, x: Array, groups: int, channels: int | None) -> None:
+    """Require channels on the first axis of x."""
+
+    def fits(axis: int) -> bool:
+        if not -x.ndim <= axis < x.ndim:
+            return False
+        size = x.shape[axis]
+        return size % groups == 0 if channels is None else size == channels
+
+    if fits(0):
+        return
+    wanted = f"a multiple of {groups}" if channels is None else str(channels)
+    if fits(1):
+        cure: Sequence[str] = ("x looks like a batch; map over it:", "jax.vmap(layer)(x)")
+    elif fits(-1):
+        moved = "layer(jnp.moveaxis(x, -1, 0))"
+        cure = ("The last axis fits, but channels come first here:", moved)
+    else:
+        cure = "Neither the first axis of x fits, nor another that may hold the channels."
+    raise ShapeError(explain(str(where), f"x of shape ({wanted}, ...)", describe(x), cure=cure))

@@ -1,0 +1,151 @@
+"""`LayerNorm`: each example by its own mean and variance, over its last axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Inexact, Shaped
+
+from pytreemod.errors import ShapeError, describe, explain
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import field
+from pytreemod.nn.arguments import (
+    Title,
+    as_sequence,
+    check_array,
+    check_dtype,
+    check_flag,
+    check_floating,
+    check_number,
+    check_sizes,
+    named,
+    own_arrays,
+)
+from pytreemod.nn.calling import ABSENT, Absence, Absent, check_state, ignores_key
+from pytreemod.nn.functional.normalization import layer_norm
+from pytreemod.state.key_sources import KeyLike
+from pytreemod.state.values import State
+from pytreemod.typing import AnyArray
+
+
+class LayerNorm(Module):
+    r"""Layer normalization: $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$ over trailing axes.
+
+    Computed in float32 or wider, returned in the dtype of x.
+
+    Shapes:
+        x: (..., *shape)
+        return: (..., *shape)
+
+    Fields:
+        weight: shape, or None if use_weight=False
+        bias: shape, or None if use_bias=False
+
+    Args:
+        shape: the trailing axes over which to normalize: a size, or a sequence of them.
+        eps: added to the variance, >= 0.
+        use_weight: whether to multiply by a weight, at first one.
+        use_bias: whether to add a bias, at first zero.
+        dtype: of weight and bias; JAX's default float if None.
+
+    State and randomness: none. A State passed in is handed back beside the result.
+
+    Raises:
+        ArgumentError: an argument is unusable, or x is not floating.
+        ShapeError: x does not end in shape, or weight or bias has not the shape above.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.LayerNorm(2, eps=0.0)(jnp.array([[1.0, 3.0], [2.0, 0.0]])).tolist()
+        [[-1.0, 1.0], [1.0, -1.0]]
+
+    Source:
+        Ba, Kiros & Hinton 2016, https://arxiv.org/abs/1607.06450, eq. (4).
+    """
+
+    shape: tuple[int, ...] = field(static=True)
+    eps: float = field(static=True)
+    use_weight: bool = field(static=True)
+    use_bias: bool = field(static=True)
+    weight: Inexact[Array, ...] | None
+    bias: Inexact[Array, ...] | None
+
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        eps: int | float = 1e-5,
+        use_weight: bool = True,
+        use_bias: bool = True,
+        dtype: Any = None,
+    ):
+        sizes = as_sequence(shape)
+        count = 1 if sizes is None else len(sizes)
+        self.shape = check_sizes(named(self, "shape"), shape, count)
+        self.eps = check_number(named(self, "eps"), eps, 0.0)
+        self.use_weight = check_flag(named(self, "use_weight"), use_weight)
+        self.use_bias = check_flag(named(self, "use_bias"), use_bias)
+        dtype = check_dtype(named(self, "dtype"), dtype, real=True)
+        self.weight = jnp.ones(self.shape, dtype) if self.use_weight else None
+        self.bias = jnp.zeros(self.shape, dtype) if self.use_bias else None
+
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        check_number(named(self, "eps"), self.eps, 0.0)
+
+    @overload
+    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]: ...
+
+    @overload
+    def __call__(
+        self, x: AnyArray, state: State, *, key: KeyLike | None = None
+    ) -> tuple[Shaped[Array, ...], State]: ...
+
+    @ignores_key
+    @jax.named_scope("pm.nn.LayerNorm")
+    def __call__(
+        self,
+        x: AnyArray,
+        state: State | Absent = ABSENT,
+        *,
+        key: KeyLike | None = None,
+    ) -> Shaped[Array, ...] | tuple[Shaped[Array, ...], State]:
+        """Normalize the trailing axes of x; `key` is ignored, `state` handed back if given."""
+        del key
+        where = Title(self, "shape")
+        check_state(where, state)
+        weight, bias = own_arrays(
+            where,
+            weight=self.shape if self.use_weight else None,
+            bias=self.shape if self.use_bias else None,
+        )
+        x = check_array(where, x)
+        check_floating(where, x)
+        _check_trailing(where, x, self.shape)
+        out = layer_norm(x, self.shape, weight, bias, eps=self.eps)
+        return out if isinstance(state, Absence) else (out, state)
+
+
+def _check_trailing(where: Title, x: Array, shape: tuple[int, ...]) -> None:
+    """Require that x ends in `shape`."""
+    count = len(shape)
+    if x.ndim >= count and x.shape[x.ndim - count :] == shape:
+        return
+    if x.ndim >= count and x.shape[:count] == shape:
+        ends = f"{tuple(range(count))}, {tuple(range(-count, 0))}"
+        cure: Sequence[str] = (
+            "The first axes fit; to make them the last ones:",
+            f"layer(jnp.moveaxis(x, {ends}))",
+        )
+    elif x.ndim >= count:
+        cure = (
+            "For such arrays, build the layer with",
+            f"LayerNorm({x.shape[x.ndim - count :]})",
+        )
+    else:
+        cure = f"x has too few axes; the layer normalizes over the last {count}."
+    wanted = ", ".join(["...", *map(str, shape)])
+    raise ShapeError(explain(str(where), f"x of shape ({wanted})", describe(x), cure=cure))

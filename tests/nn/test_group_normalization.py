@@ -1,0 +1,103 @@
+"""`GroupNorm`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, ShapeError
+from tests.labels import label
+from tests.nn.numbers_to_compare import assert_close, wave
+
+
+@pytest.mark.parametrize("spatial", [(), (2, 3)], ids=label)
+def test_group_norm_is_pytorchs(torch, spatial):
+    """The same numbers, with weights copied over; PyTorch's takes a batch, ours is mapped."""
+    layer = nn.GroupNorm(2, 4, eps=1e-3)
+    x, weight, bias = wave(5, 4, *spatial), wave(4, phase=1), wave(4, phase=2)
+    reference = torch.nn.GroupNorm(2, 4, eps=1e-3)
+    reference.weight.data, reference.bias.data = torch.tensor(weight), torch.tensor(bias)
+
+    layer = layer.replace(weight=jnp.asarray(weight), bias=jnp.asarray(bias))
+
+    assert_close(jax.vmap(layer)(jnp.asarray(x)), reference(torch.tensor(x)))
+
+
+@pytest.mark.parametrize("channels", [None, 4])
+def test_group_norm_without_weights(channels):
+    """Each group has mean zero and variance one; channels that are not given may be any number."""
+    layer, x = nn.GroupNorm(2, channels, 0.0, channelwise_affine=False), jnp.asarray(wave(4, 5))
+
+    out = np.asarray(layer(x)).reshape(2, -1)
+
+    assert (layer.weight, layer.bias) == (None, None)
+    assert_close(out.mean(1), np.zeros(2))
+    assert_close(out.var(1), np.ones(2))
+    if channels is None:
+        assert layer(jnp.ones((6, 5))).shape == (6, 5)
+
+
+def test_group_norm_starts_as_the_plain_formula():
+    """Weight one and bias zero, in the dtype that was asked for; eps is 1e-5."""
+    layer = nn.GroupNorm(1, 2, dtype=jnp.bfloat16)
+
+    assert layer.weight.dtype == layer.bias.dtype == jnp.bfloat16
+    assert (layer.weight.tolist(), layer.bias.tolist()) == ([1, 1], [0, 0])
+    assert (layer.groups, layer.channels, layer.eps) == (1, 2, 1e-5)
+
+
+def test_group_norm_hands_state_back():
+    """A State that is passed in comes out beside the result; without one, the result is alone."""
+    layer, x = nn.GroupNorm(1, 3), jnp.asarray(wave(3))
+    state = nn.State(layer)
+
+    out, after = layer(x, state)
+
+    assert after is state
+    assert_close(out, layer(x))
+
+
+@pytest.mark.parametrize(
+    ("channels", "x", "text"),
+    [
+        (
+            4,
+            (7, 4, 2),
+            r"\(4, \.\.\.\), got (.|\n)*x looks like a batch; (.|\n)*jax\.vmap\(layer\)\(x\)",
+        ),
+        (4, (7, 2, 4), r"\(4, \.\.\.\), got (.|\n)*layer\(jnp\.moveaxis\(x, -1, 0\)\)"),
+        (4, (7,), r"\(4, \.\.\.\), got f32\[7\](.|\n)*Neither the first axis"),
+        (4, (), r"\(4, \.\.\.\), got f32\[\]"),
+        (None, (7, 4, 2), r"\(a multiple of 2, \.\.\.\), got (.|\n)*jax\.vmap\(layer\)\(x\)"),
+        (None, (3, 5), r"\(a multiple of 2, \.\.\.\), got f32\[3,5\](.|\n)*Neither the first axis"),
+    ],
+    ids=label,
+)
+def test_group_norm_refuses_other_first_axes(channels, x, text):
+    """A batch in the place of an example is told from channels in another place."""
+    layer = nn.GroupNorm(2, channels, channelwise_affine=channels is not None)
+
+    with pytest.raises(
+        ShapeError, match=rf"^GroupNorm\(groups=2, .*\): expected x of shape {text}"
+    ):
+        layer(jnp.ones(x))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"groups": 0}, r"GroupNorm\(groups\): expected an integer of at least 1, got 0"),
+        ({"groups": 3}, r"GroupNorm\(channels\): expected a multiple of groups=3, got 4"),
+        ({"channels": 2.0}, r"GroupNorm\(channels\): expected an integer of at least 0, got 2"),
+        ({"channels": None}, r"GroupNorm\(channels\): .*None(.|\n)*channelwise_affine=False"),
+        ({"eps": -1e-5}, r"GroupNorm\(eps\): expected a number >= 0, got -1e-05"),
+        ({"channelwise_affine": 1}, r"GroupNorm\(channelwise_affine\): expected True or False"),
+        ({"dtype": int}, r"GroupNorm\(dtype\): expected a floating dtype"),
+    ],
+    ids=label,
+)
+def test_group_norm_refuses_bad_arguments(arguments, text):
+    """Each by its name."""
+    with pytest.raises(ArgumentError, match=f"^{text}"):
+        nn.GroupNorm(**({"groups": 2, "channels": 4} | arguments))

@@ -1,0 +1,85 @@
+"""`LayerNorm`."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, ShapeError
+from tests.labels import label
+from tests.nn.numbers_to_compare import assert_close, wave
+
+
+@pytest.mark.parametrize("shape", [4, (3, 4), ()], ids=label)
+def test_layer_norm_is_pytorchs(torch, shape):
+    """The same numbers, with weights copied over; a shape of () leaves nothing but the bias."""
+    layer = nn.LayerNorm(shape, eps=1e-3)
+    weight, bias = wave(*layer.shape, phase=1), wave(*layer.shape, phase=2)
+    x = wave(2, 3, 4)
+
+    out = layer.replace(weight=jnp.asarray(weight), bias=jnp.asarray(bias))(jnp.asarray(x))
+
+    if layer.shape == ():
+        assert_close(out, np.full_like(x, bias))
+    else:
+        reference = torch.nn.functional.layer_norm(
+            torch.tensor(x), layer.shape, torch.tensor(weight), torch.tensor(bias), 1e-3
+        )
+        assert_close(out, reference)
+
+
+@pytest.mark.parametrize(("use_weight", "use_bias"), [(True, False), (False, True)])
+def test_layer_norm_starts_as_the_plain_formula(use_weight, use_bias):
+    """Weight one and bias zero, each only if asked for."""
+    layer = nn.LayerNorm((2, 3), use_weight=use_weight, use_bias=use_bias, dtype=jnp.bfloat16)
+
+    assert (layer.weight is not None, layer.bias is not None) == (use_weight, use_bias)
+    for leaf, start in ((layer.weight, 1), (layer.bias, 0)):
+        if leaf is not None:
+            assert leaf.dtype == jnp.bfloat16
+            assert leaf.tolist() == [[start] * 3] * 2
+
+
+def test_layer_norm_hands_state_back():
+    """A State that is passed in comes out beside the result; without one, the result is alone."""
+    layer, x = nn.LayerNorm(3), jnp.asarray(wave(3))
+    state = nn.State(layer)
+
+    out, after = layer(x, state)
+
+    assert after is state
+    assert_close(out, layer(x))
+
+
+@pytest.mark.parametrize(
+    ("shape", "x", "text"),
+    [
+        (3, (3, 4), r"layer\(jnp\.moveaxis\(x, \(0,\), \(-1,\)\)\)"),
+        ((2, 3), (5, 2, 4), r"LayerNorm\(\(2, 4\)\)"),
+        ((2, 3), (3,), r"x has too few axes; the layer normalizes over the last 2"),
+    ],
+    ids=label,
+)
+def test_layer_norm_refuses_other_trailing_axes(shape, x, text):
+    """The error names the layer, what it expected, what came, and what to write."""
+    wanted = r"^LayerNorm\(shape=\([\d, ]*\)\): expected x of shape \(\.\.\., [\d, ]*3\), got f32\["
+
+    with pytest.raises(ShapeError, match=rf"{wanted}(.|\n)*{text}"):
+        nn.LayerNorm(shape)(jnp.ones(x))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"shape": -1}, r"LayerNorm\(shape\): expected an integer of at least 0, or a sequence"),
+        ({"shape": (2, 1.5)}, r"LayerNorm\(shape\): expected .*, got \(2, 1\.5\)"),
+        ({"eps": -1e-5}, r"LayerNorm\(eps\): expected a number >= 0, got -1e-05"),
+        ({"eps": "small"}, r"LayerNorm\(eps\): expected a number >= 0, got 'small'"),
+        ({"use_bias": None}, r"LayerNorm\(use_bias\): expected True or False, got None"),
+    ],
+    ids=label,
+)
+def test_layer_norm_refuses_bad_arguments(arguments, text):
+    """Each by its name."""
+    with pytest.raises(ArgumentError, match=f"^{text}"):
+        nn.LayerNorm(**({"shape": 3} | arguments))
