@@ -152,6 +152,7 @@ class _Captured(Transformed):
         return out, _seen(frame)
 
     def _explain(self, error: Exception) -> None:
+        # JAX has no class for these errors, but says it, with a capital or without.
         if self.options is not None and ("ustom node" in str(error) or "pytree" in str(error)):
             error.add_note(
                 f"Inside capture of {function_name(self.fn)}, chosen Modules bear their names in "

@@ -39,6 +39,7 @@ class _Counted(Transformed):
             raise RetraceError(too_many_text(function_name(self.fn), max_traces, changes))
         counter.count += 1
         counter.traces.append(trace)
+        # The latest tell what changed; a function that is traced for ever must not fill the memory.
         del counter.traces[:-16]
         return self.fn(*args, **kwargs)
 
@@ -107,6 +108,7 @@ def get_num_traces(fn: Any) -> int:
     """
     inner = fn
     while inner is not None and not isinstance(inner, _Counted):
+        # A bound method and a transform each say in their own way what is inside of them.
         inner = getattr(inner, "func", None) or getattr(inner, "__wrapped__", None)
     if inner is None:
         raise ArgumentError(

@@ -72,6 +72,7 @@ def explain_retraces(
         <lambda> was traced again (trace 2), because of
           how: 'a' -> 'b'
     """
+    # A method is jitted once, for all of its instances.
     wrapper = fn.func if isinstance(fn, BoundMethod) else fn
     if not isinstance(wrapper, Jitted):
         raise ArgumentError(

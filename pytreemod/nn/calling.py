@@ -98,6 +98,7 @@ def ignores_key(call: Call) -> Call:
 
 def wants_key(layer: Any) -> bool:
     """Whether a call of a layer uses a key: as it is marked, or else whether it accepts one."""
+    # Of the class, where Python looks for what it calls.
     condition = getattr(type(layer).__call__, MARK, None)
     return accepts_key(layer) if condition is None else condition(layer)
 
@@ -117,6 +118,7 @@ def accepts_key(layer: Any) -> bool:
         (False, True)
     """
     if not isinstance(layer, Module):
+        # Not remembered: two functions are of one class, and take different things.
         return _has_key(layer)
     call = type(layer).__call__
     if call not in _accepting:

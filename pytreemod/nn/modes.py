@@ -94,6 +94,7 @@ class _Setting:
 
     def visit(self, node: Any, path: _Path) -> Any:
         """The tree with its new values: what is inside a Module is done before its checks run."""
+        # They hold names and values, and nothing that is set for a mode.
         if isinstance(node, (AbstractToken, State)):
             return node
         children = children_of(node) or []
@@ -129,6 +130,7 @@ class _Setting:
 def _copy(state: State) -> State:
     if not state.__usable__():
         return state
+    # Another object with the same values: what uses one up leaves the other.
     leaves, treedef = jtu.tree_flatten(state)
     return treedef.unflatten(leaves)
 

@@ -147,6 +147,7 @@ class Stateful(Module, Generic[_M]):
             StateError: the net is old, or its streams were not split.
         """
         state = self._newest("net.join")
+        # Without any there is nothing to join: code for ensembles need not ask.
         has_streams = RngStream in state.__child_kinds__()
         return self.replace(state=state.join()) if has_streams else self
 
@@ -166,11 +167,13 @@ class Stateful(Module, Generic[_M]):
         state = self._newest(where)
         # A State of the call's own: should it fail half-way, this one is still good.
         own = state.substate(self.model)
+        # So that the same code serves a model which knows nothing of State.
         if not own.__child_kinds__() and not _requires_state(fn):
             return fn(*args, **kwargs), self
         try:
             result = fn(*args, **kwargs, state=own)
         except TypeError as error:
+            # It can be given one, so that the error is of the user's own code.
             if _takes_state(fn):
                 raise
             tokens = [path_text(path) for path, _ in tokens_of(self.model)]
@@ -299,6 +302,7 @@ def _parted(where: str, result: Any, own: State) -> tuple[Any, State]:
         got, cure = f"{describe(new)} as the second", ["return it last:", f"return {pair}"]
         raise ArgumentError(explain(where, f"a pair ({pair})", got, cure=cure))
     if new is own:
+        # Raises if it was used up: then another one has the values.
         new.substate(())
     return out, new
 

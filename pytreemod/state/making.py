@@ -63,7 +63,9 @@ def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, Stat
     @ft.wraps(make_model)
     def make(*args: _P.args, **kwargs: _P.kwargs) -> tuple[_M, State]:
         model = make_model(*args, **kwargs)
+        # First: it refuses names that cannot be told apart, before anything bears one.
         state, names = named_by_path(model)
+        # In order, and not by marker: a token in two places becomes two.
         rest = iter(names)
 
         def name(node: Any) -> Any:

@@ -45,6 +45,7 @@ class Register:
         return marker in self.by_marker
 
     def __eq__(self, other: object) -> bool:
+        # Nearly always: States that follow from one another share theirs.
         if self is other:
             return True
         return isinstance(other, Register) and self.rows == other.rows

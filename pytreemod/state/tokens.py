@@ -48,6 +48,7 @@ def tokens_of(tree: PyTree) -> list[tuple[tuple[Any, ...], Any]]:
 def with_fields(token: Any, changes: dict[str, Any]) -> Any:
     """A copy of a token with some fields exchanged."""
     record = record_of(token)
+    # Neither `__init__` nor checks: it would be a new token, with a marker of its own.
     return token if record is None else record.rebuild(token, changes)
 
 

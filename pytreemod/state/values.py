@@ -114,6 +114,7 @@ class State(AbstractKeeper):
             >>> float(pm.State(index).get(index))
             1.0
         """
+        # Asked here, too, to save a call: nothing is done as often as this.
         if self._used:
             self._check("get", item)
         value: Any = self._values[self._marker(item, "get", StateIndex)]
@@ -180,6 +181,7 @@ class State(AbstractKeeper):
         register = self._register.only(wanted)
         values = {row.marker: self._values[row.marker] for row in register}
         if self._lineage is None:
+            # When it is first needed: most States are never taken apart.
             with beginning:
                 self._lineage = self._lineage or Lineage()
         part = _make(values, register, self._lineage.lend(values))
@@ -224,6 +226,7 @@ class State(AbstractKeeper):
                 raise refusals.foreign("update", row.name, self._register)
         changed = self._changed_in(substate)
         fitting = {m: self._fitting(m, substate._values[m], "update") for m in changed}
+        # Not before: an update that is refused leaves both as they were.
         substate.__use_up__("update")
         return self._succeed({**self._values, **fitting}, "update")
 
@@ -263,6 +266,7 @@ class State(AbstractKeeper):
             ...     state = state.restored()
             >>> x, state = norm(jnp.ones((4, 3)), state)
         """
+        # Of the same lineage: what was taken from the old one can be put back into it.
         return _make(self._values, self._register, self._lineage)
 
     def seed(self, key: KeyLike, select: Any = None) -> State:
@@ -448,6 +452,7 @@ class State(AbstractKeeper):
             return holding(node, self._values[node.marker]) if known else node
 
         filled = jtu.tree_map(restore, model, is_leaf=is_token)
+        # Nobody who watches is told: the values are in the model, and not lost.
         self._used = "fill", None
         return filled
 
@@ -512,6 +517,7 @@ class State(AbstractKeeper):
             raise AttributeError(f"'State' object has no attribute {name!r}", name=name, obj=self)
         kept = cast("Snapshot", self._kept)
         self._values = kept.structure.assemble(kept.arrays)._values
+        # It has nodes of unknown kinds: later on, nothing would tell if the snapshot still holds.
         if kept.paths is None:
             self._kept = None
         return self._values
@@ -543,6 +549,7 @@ class State(AbstractKeeper):
             return False
         return are_equal([*self._values.values()], [*other._values.values()])
 
+    # What holds arrays cannot be hashed by value; and it is equal by value.
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def __reduce__(self) -> Any:
@@ -602,6 +609,7 @@ def _repeat(n: int, leaf: Any) -> Any:
 
 
 def _make(values: dict[Any, Any], register: Register, lineage: Lineage | None = None) -> State:
+    # Past `__init__`, which takes initial values out of a model.
     state = object.__new__(State)
     state._values, state._register, state._lineage = values, register, lineage
     state._used, state._kept = None, None
@@ -616,6 +624,7 @@ def _make_again(values: dict[Any, Any], register: Register, used: Any) -> State:
 
 
 def _make_pending(register: Register, paths: Any, structure: Structure, arrays: Any) -> State:
+    # `_values` stays unset: `__getattr__` is asked for it when somebody reads.
     state = object.__new__(State)
     state._register, state._used, state._lineage = register, None, None
     state._kept = Snapshot(arrays, structure, (), paths)

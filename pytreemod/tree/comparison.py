@@ -69,6 +69,7 @@ def _compare(
                 # Under a trace it is a traced one.
                 result = jnp.asarray(True)
             is_traced = any(isinstance(array, Tracer) for array in (x, y, result))
+            # NumPy, wherever values are there: it has nothing to compile.
             same = _values_equal(x, y, rtol, atol, jnp if is_traced else np)
             if is_traced:
                 result = jnp.logical_and(result, same)
@@ -99,6 +100,7 @@ def _is_jax(x: object, y: object) -> bool:
 
 def _values_equal(x: Any, y: Any, rtol: int | float, atol: int | float, numpy: Any) -> Any:
     is_inexact = jnp.issubdtype(x.dtype, jnp.inexact)
+    # Not so of floats: NaN is not equal to itself.
     if x is y and not is_inexact:
         return True
     if _is_jax(x, y) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -131,6 +133,7 @@ def tree_flatten_one_level(pytree: PyTree) -> tuple[list[PyTree], Any]:
     def stop(node: Any) -> bool:
         if node is not pytree:
             return True
+        # JAX comes to the root first. Met again, it is below itself.
         if seen[0]:
             raise StructureError(
                 explain("tree_flatten_one_level", "a tree", "a node that contains itself")
@@ -186,6 +189,7 @@ def _check(
             explain("tree_check", "a tree", "a node that contains itself", places=places)
         )
     children = children_of(node)
+    # That a node without children is shared makes no difference to anybody.
     if not children:
         return
     if id(node) in seen:
@@ -194,6 +198,7 @@ def _check(
             explain("tree_check", "each node once", "one node twice", places=places)
         )
     seen[id(node)] = path
+    # Those above: a node that is met below itself is to be found before it is followed.
     open_ids.add(id(node))
     for key, child in children:
         _check(child, (*path, key), seen, open_ids)

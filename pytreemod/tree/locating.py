@@ -57,6 +57,7 @@ class _Mark:
     __truediv__ = __rtruediv__ = __floordiv__ = __pow__ = __neg__ = __abs__ = __call__ = _refuse
     __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __len__ = __iter__ = __getitem__ = _refuse
     __array__ = __jax_array__ = __float__ = __int__ = __index__ = __eq__ = __ne__ = _refuse  # pyright: ignore[reportAssignmentType]  (it never returns)
+    # To be put into a set or a dict is no question about the leaf.
     __hash__ = object.__hash__
 
 
@@ -91,6 +92,7 @@ class _Marked(NamedTuple):
     config: bool = False
 
 
+# With the fewest marks first: the more there are, the less is the stand-in like the tree.
 _MODES = tuple(_Marked(n, e, c) for c, e, n in product((False, True), repeat=3))
 
 
@@ -107,6 +109,7 @@ class _StandIns:
 
     def make(self, node: Any, path: tuple[Any, ...]) -> Any:
         kind = class_of(node)
+        # Once met, a class of leaves need not be looked up in JAX's registry again.
         if kind in self.leaf_classes or (self.is_leaf is not None and self.is_leaf(node)):
             return _Mark(self, path, node)
         if node is None or (kind is tuple and not node):
@@ -124,6 +127,7 @@ class _StandIns:
         for key, child in children:
             made.append(self.make(child, (*path, key)))
         if kind is not list:
+            # By JAX, so that it is of the node's own class, whatever that is.
             made = jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(made)
         if id(made) in self.nodes:
             # A class that has one instance: by identity its places could not be told apart.
@@ -149,6 +153,7 @@ class _StandIns:
             return Target(answer.path_, answer.node_) if answer.makers_ is self else None
         _, target = self.nodes.get(id(answer), (None, None))
         if target is None and record_of(answer) is not None:
+            # A class's own `__getattribute__` would take this for a read of a field.
             source = object.__getattribute__(answer, "__dict__").get(PENDING)
             if isinstance(source, _Shadow) and source.makers is self:
                 target = Target(source.path, source.node)
@@ -214,6 +219,7 @@ class _Shadow(AbstractSource):
             if name not in node.__dict__:
                 self.read(node, name)
         node.__dict__.pop(PENDING, None)
+        # Without a source it cannot say itself any more what it stands for.
         self.makers.remember(node, self.path, self.node)
 
 
@@ -260,6 +266,7 @@ def locate(where: Where | str, tree: PyTree, is_leaf: IsLeaf, name: str) -> Foun
                 return found
             if is_first:
                 stand_ins.refuse_made(answer, actual, name)
+        # With marks for more than leaves, a failure says nothing of the function as it was written.
         except SpecError:
             if is_first:
                 raise

@@ -53,6 +53,7 @@ class AbstractRecord(ABC):
 
 def record_of(node: object) -> AbstractRecord | None:
     """The record of node's class, if it carries one."""
+    # Of the class: an instance may answer to any name, as mocks do.
     return getattr(type(node), "__record__", None)
 
 
@@ -61,6 +62,7 @@ _is_node_class: Callable[[type], bool] | None = getattr(jtu, "is_tree_node", Non
 
 def is_node(value: object) -> bool:
     """Whether JAX takes `value` apart, judged by its class: the value is not opened."""
+    # To JAX it is a node without children.
     if value is None:
         return True
     if _is_node_class is not None:
@@ -82,10 +84,12 @@ def is_plain_tuple(node: object) -> bool:
     if names is None or tuple not in kind.__mro__ or getattr(node, "__dict__", ()):
         return False
     items = [object() for _ in range(len(names))]
+    # Past its own `__new__`, which may look at what it is given.
     probe: Any = tuple.__new__(kind, items)
     try:
         children = jtu.tree_leaves(probe, is_leaf=stop_below(probe))
     except Exception:
+        # A function of the user's that cannot do with unknown items does not take just items.
         return False
     return len(children) == len(items) and all(map(is_, children, items))
 
@@ -101,9 +105,11 @@ def children_of(node: PyTree) -> list[tuple[Any, Any]] | None:
     if record is not None:
         return [(jtu.GetAttrKey(name), getattr(node, name)) for name in record.data_names(node)]
     kind = class_of(node)
+    # By hand for what most trees are made of; JAX would build keys and structure for it.
     if kind is list or kind is tuple:
         return [(jtu.SequenceKey(i), child) for i, child in enumerate(node)]
     if kind is dict:
+        # As JAX does: leaves and their places must come in the same order.
         return [(jtu.DictKey(name), node[name]) for name in _sorted(node)]
     if not is_node(node):
         return None
@@ -171,6 +177,7 @@ def _places(
         yield Place(path, node, above, role)
         return
     record = record_of(node)
+    # Asked of any node, for this room does not know State.
     kinds = getattr(node, "__child_kinds__", None)
     marks = [()] * len(children) if kinds is None else [(StandsFor(k),) for k in kinds()]
     for (key, child), mark in zip(children, marks, strict=True):

@@ -18,6 +18,7 @@ def step_name(key: Any) -> str:
         return str(key.idx)
     if isinstance(key, (jtu.DictKey, jtu.FlattenedIndexKey)):
         return str(key.key)
+    # Nodes of the user's may have keys of a class of their own.
     return str(getattr(key, "name", key))
 
 
@@ -45,6 +46,7 @@ def step_names(path: tuple[Any, ...]) -> tuple[str, ...]:
     """The steps of a path as bare words; a key that is itself a path gives all of its steps."""
     names: list[str] = []
     for key in path:
+        # In a State, the key of a value is the path of its token.
         inner = key.key if isinstance(key, jtu.DictKey) else None
         names += inner.steps if isinstance(inner, PathName) else (step_name(key),)
     return tuple(names)
@@ -73,6 +75,7 @@ def path_text(path: tuple[Any, ...], root: str = "") -> str:
         elif isinstance(key, jtu.DictKey):
             text += f"[{key.key!r}]"
         else:
+            # In a way that nobody takes for something to be written.
             text += f"[<{step_name(key)}>]"
     return text or "<root>"
 
@@ -94,6 +97,7 @@ def parse_pattern(pattern: str) -> tuple[str, ...]:
             break
         steps.append(next(group for group in found.groups() if group is not None).strip())
         position = found.end()
+        # At the end it joins nothing, and is told of as a stray character.
         if pattern[position : position + 1] == "." and position + 1 < len(pattern):
             position += 1
     if position != len(pattern) or not steps:

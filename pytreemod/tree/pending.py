@@ -16,6 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+# Where a record's dict keeps its source. No identifier, so that no field can bear the name.
 PENDING = "<pending>"
 
 
@@ -46,10 +47,12 @@ def read(node: Any, name: str, cls: type) -> Any:
     # Looked up even if nothing was pending: another thread may have just filled the record in.
     if name in fields:
         return fields[name]
+    # A base of the user's may answer for further names, as if this method were not here.
     order = type(node).__mro__
     for base in order[order.index(cls) + 1 :]:
         if "__getattr__" in vars(base):
             return vars(base)["__getattr__"](node, name)
+    # For the error that Python itself raises.
     return object.__getattribute__(node, name)
 
 
@@ -66,6 +69,7 @@ def open_to_waiting(cls: type) -> None:
         return read(self, name, cls)
 
     __getattr__.is_reader = True  # pyright: ignore[reportFunctionMemberAccess]  (a mark of ours)
+    # Past the metaclass, which would make a method of ours of it.
     type.__setattr__(cls, "__getattr__", __getattr__)
 
 

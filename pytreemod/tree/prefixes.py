@@ -65,6 +65,7 @@ class By(Rule):
             refuse_unmatched(self.selectors, [tree], is_leaf)
         spots = list(places(tree, is_leaf))
         values: list[Any] = [None] * len(spots)
+        # The first selector that picks a leaf wins: what is special stands before what is general.
         free = [True] * len(spots)
         for selector, value in self.items:
             picked = selector.pick(spots, tree, is_leaf)
@@ -136,6 +137,7 @@ def by(rules: dict[Any, Any]) -> By:
             )
         )
     ordered = [item for item in rules.items() if item[0] is not ...]
+    # Last, wherever it is written: for what nothing else picks.
     if ... in rules:
         ordered.append((..., rules[...]))
     return By([(as_selector(key), value) for key, value in ordered])
@@ -177,8 +179,10 @@ def spread(
         _refuse_mismatch(spec, tree, where, path_text(path, root))
         return []
     if record_of(tree) is not None:
+        # By name: with other values in them, the fields of a spec may divide otherwise.
         parts = [getattr(spec, key.name, None) for key, _ in children]
     else:
+        # As many, with the same keys: a part must not go to the child of another.
         if [key for key, _ in inner] != [key for key, _ in children]:
             _refuse_mismatch(spec, tree, where, path_text(path, root))
         parts = [part for _, part in inner]
@@ -257,6 +261,7 @@ def mask_of(
     if callable(spec) and not isinstance(spec, (Rule, type)) and children_of(spec) is None:
         found = jtu.tree_leaves(tree, is_leaf=is_leaf) if leaves is None else leaves
         picked: list[Any] = [spec(leaf) for leaf in found]
+        # Nearly always bools, of which nothing more need be asked.
         return picked if {*map(type, picked)} <= {bool} else [as_bool(v, where) for v in picked]
     if isinstance(spec, Selector):
         return spec.mask(tree, is_leaf)
@@ -267,6 +272,7 @@ def mask_of(
             return [as_bool(v, where) for v in picked]
         if isinstance(value, bool):
             return [value] * len(jtu.tree_leaves(subtree, is_leaf=is_leaf))
+        # What may be a bool, but is an array of one, or traced, is told of as that.
         if not _is_filter_leaf(value) and not callable(value):
             as_bool(value, where)
         return as_selector(value).mask(subtree, is_leaf)

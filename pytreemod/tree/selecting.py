@@ -108,6 +108,7 @@ class Selector(Rule):
         Raises:
             SpecError: a path or an access was named that is not in the tree.
         """
+        # Once for the whole: a part that `pick` is asked of cannot know what it is combined with.
         refuse_unmatched([self], [tree], is_leaf)
         return self.pick(list(places(tree, is_leaf)), tree, is_leaf)
 
@@ -144,6 +145,7 @@ def refuse_unmatched(
         return
     spots = [spot for tree in trees for spot in places(tree, is_leaf)]
     for pattern in patterns:
+        # A pattern asks nothing of a tree but its places.
         if any(pattern.pick(spots, None, is_leaf)):
             continue
         if any(pattern.leads_to(path) for tree in trees for path in _empty_nodes(tree, is_leaf)):
@@ -180,6 +182,7 @@ class _Term(Selector):
 
     def __init__(self, *parts: Any):
         for name, part in zip(self.__slots__, parts, strict=True):
+            # Past our own, which refuses.
             object.__setattr__(self, name, part)
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
@@ -190,6 +193,7 @@ class _Term(Selector):
         return tuple(getattr(self, name) for name in self.__slots__)
 
     def __eq__(self, other: object) -> bool:
+        # `a & b` and `a | b` are made of the same.
         if type(other) is not type(self):
             return NotImplemented
         return self._parts() == other._parts()
@@ -198,6 +202,7 @@ class _Term(Selector):
         return hash((type(self), self._parts()))
 
     def __reduce__(self) -> Any:
+        # Pickle would set attributes, which is refused.
         return type(self), self._parts()
 
 
@@ -242,6 +247,7 @@ class TypeSelector(_Term):
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Leaves of the types, and leaves below nodes of the types."""
         return [
+            # Of the nodes above, too: a class means all that is inside of its instances.
             isinstance(spot.leaf, self.types) or any(is_of(n, self.types) for n in spot.nodes)
             for spot in spots
         ]
@@ -285,6 +291,7 @@ class AccessSelector(_Term):
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Leaves at or below the nodes that the function returns."""
         found = locate(self.where, tree, is_leaf, "select.at(where)")
+        # A node in the place of a leaf is meant by its own path, not by one above it.
         starts = [target.path for target in found.targets]
         return [
             any(s == (spot.path if spot.is_node else spot.path[: len(s)]) for s in starts)
@@ -297,6 +304,7 @@ class AccessSelector(_Term):
 
 class _Predicate(_Term):
     __slots__ = ("predicate",)
+    # Not structural: it may ask for an array's shape or dtype.
     predicate: Any
 
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
@@ -381,6 +389,7 @@ def as_bool(value: Any, where: str) -> bool:
     """A predicate's answer as a bool; tracers and non-bools are refused."""
     if isinstance(value, bool):
         return value
+    # Not by `bool`: of an array it waits, and of a number it hides a mistake.
     traced = isinstance(value, Tracer)
     if not traced and getattr(value, "dtype", None) == np.bool_ and value.shape == ():
         return bool(value)
@@ -407,6 +416,7 @@ def as_selector(spec: Any) -> Selector:
         return path_selector(spec)
     if isinstance(spec, bool | EllipsisType):
         return _Constant(spec is not False)
+    # Before what can be called, for a class can be.
     if isinstance(spec, type):
         return TypeSelector((spec,))
     if callable(spec) and not isinstance(spec, Rule):

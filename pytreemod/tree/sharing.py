@@ -50,6 +50,7 @@ def _is_one_parameter(group: Sequence[Place]) -> bool:
 
 def _one_layer(a: Place, b: Place) -> bool:
     """Whether two leaves are in one record that stands at two places."""
+    # Two arrays of one record stand at one path up to it: that is no sharing.
     above = {id(node): i for i, node in enumerate(a.nodes) if record_of(node) is not None}
     return any(
         id(node) in above and a.path[: above[id(node)]] != b.path[:i]

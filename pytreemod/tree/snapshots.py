@@ -28,6 +28,7 @@ from pytreemod.tree.pending import PENDING, AbstractSource
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import PyTree, class_of, jtu
 
+# Where a record's dict keeps it. No identifier, so that no field can bear the name.
 SNAPSHOT = "<snapshot>"
 
 
@@ -52,6 +53,7 @@ class Static:
         return repr(self.value)
 
 
+# In a key each stands beside its class: of these, `==` says all the rest.
 _EXACT = (int, str, bytes, bool, type(None))
 
 
@@ -61,6 +63,7 @@ def exact(value: Any) -> Any:
     `1`, `1.0` and `True` are equal in Python, and so are `0.0` and `-0.0`; programs tell them
     apart. NaN is not equal to itself; programs do not care.
     """
+    # Their texts tell what `==` does not: the sign of a zero, and that one NaN is like another.
     if type(value) is float:
         return value if value == value and value != 0.0 else repr(value)
     if type(value) is complex:
@@ -84,6 +87,7 @@ class Structure:
 
     def assemble(self, arrays: Sequence[Any]) -> PyTree:
         """Put the tree together from its arrays."""
+        # As in most models: every leaf is an array, and nothing need be put between them.
         if self.positions is None:
             return self.treedef.unflatten(arrays)
         leaves = list(self.statics)
@@ -115,7 +119,9 @@ def divide(tree: PyTree, counts: Callable[[Any], bool] = is_array) -> tuple[list
     return [leaves[i] for i in positions], Structure(treedef, positions, statics)
 
 
+# Weakly: a structure goes with the last tree, or compiled function, that has it.
 _structures: weakref.WeakValueDictionary[Any, Structure] = weakref.WeakValueDictionary()
+# Reentrant: static values are compared under it, by code that may flatten a tree itself.
 _interning = threading.RLock()
 
 
@@ -178,6 +184,7 @@ class AbstractKeeper(ABC):
         """
 
 
+# Stands where a container has its keys.
 _KEEPER = object()
 
 Containers = tuple[tuple[Any, Any, Any], ...]
@@ -213,26 +220,32 @@ class Snapshot(AbstractSource):
     def settle(self, node: Any) -> None:
         """Build the record's fields from the arrays."""
         fields = node.__dict__
+        # JAX makes a node of its own, whose fields this one takes over.
         built = self.structure.assemble(self.arrays)
         for name, value in built.__dict__.items():
+            # What another thread has read from it already stays the same object.
             fields.setdefault(name, value)
         if self.paths is not None:
             found = [_follow(node, path) for path in self.paths]
             kept = tuple(_contents(container) for container in found)
             fields[SNAPSHOT] = Snapshot(self.arrays, self.structure, kept)
+        # Last: who finds the record no longer pending takes it for complete.
         fields.pop(PENDING, None)
 
     def is_current(self) -> bool:
         """Whether the remembered containers still hold what they held."""
         for container, keys, values in self.containers:
             if keys is _KEEPER:
+                # Its values never change; but once it is used up, flattening has to refuse.
                 if not container.__usable__():
                     return False
             elif len(container) != len(values):
                 return False
             elif keys is None:
+                # By identity: `==` would call code of the user's, and wait for arrays.
                 if not all(map(is_, container, values)):
                     return False
+            # In order, too: a program that iterates over a dict sees it.
             elif tuple(container) != keys or not all(map(is_, container.values(), values)):
                 return False
         return True
@@ -246,6 +259,7 @@ def snapshot_of(node: Any) -> Snapshot:
     """
     fields = node.__dict__
     kept = fields.get(PENDING)
+    # What is pending may be a stand-in as well, whose source has no arrays.
     if type(kept) is Snapshot:
         return kept
     kept = fields.get(SNAPSHOT)
@@ -290,6 +304,7 @@ class _Spy:
         elif isinstance(node, (jax.Array, np.ndarray)) or node is None or is_plain_tuple(node):
             pass
         elif isinstance(node, AbstractKeeper):
+            # The keeper that is asked looks after itself.
             if node is not self.root:
                 self.containers.append(_contents(node))
         else:
@@ -297,7 +312,9 @@ class _Spy:
             if record is not None:
                 self.known = self.known and record.is_finished(node)
             elif self.known:
+                # What may change inside of a node of some other kind cannot be told.
                 self.known = jtu.all_leaves([node])
+        # Never a leaf: this is a look on the way, not a stop.
         return False
 
 
@@ -315,6 +332,7 @@ def take_snapshot(node: Any) -> tuple[Snapshot, bool]:
         TypeError: a leaf that is no array cannot be hashed.
     """
     spy = _Spy(node)
+    # One walk for both, for JAX asks this of every node that it meets.
     leaves, treedef = jtu.tree_flatten(node, is_leaf=spy)
     arrays, structure = structure_of(leaves, treedef)
     return Snapshot(arrays, structure, tuple(spy.containers)), spy.known
@@ -332,6 +350,7 @@ def container_paths(node: Any) -> tuple[_Path, ...] | None:
         record = record_of(node)
         if isinstance(node, AbstractKeeper):
             paths.append(path)
+            # Inside of it no path leads on: what changes there it must find out by itself.
             if node.__snapshot__().containers:
                 return None
         elif type(node) in (list, dict):

@@ -71,6 +71,7 @@ def outer_watch() -> Watch | None:
 
 def note_made(keeper: AbstractKeeper) -> None:
     """Tell who watches that a keeper is there that was not there before."""
+    # Outside of transforms nobody watches, and this one look is all that it costs.
     if _watches.stack:
         _watches.stack[-1].made[id(keeper)] = keeper
 
@@ -94,6 +95,7 @@ def is_keeper(node: Any) -> bool:
 
 def keepers_in(tree: PyTree) -> list[AbstractKeeper]:
     """The keepers in a tree, those included that were used up."""
+    # As leaves: one that was used up refuses to be flattened.
     return [leaf for leaf in jtu.tree_leaves(tree, is_leaf=is_keeper) if is_keeper(leaf)]
 
 
@@ -104,5 +106,6 @@ def advanced(old: AbstractKeeper, new: AbstractKeeper) -> set[Any]:
 
 
 def _differ(old: PyTree, new: PyTree) -> bool:
+    # By identity: traced values cannot be compared.
     before, after = jtu.tree_leaves(old), jtu.tree_leaves(new)
     return len(before) != len(after) or any(a is not b for a, b in zip(before, after, strict=True))

@@ -111,11 +111,13 @@ def tree_at(
             )
         )
     found = _found(where, pytree, is_leaf)
+    # Before `replace_fn` is called: targets that overlap are refused with nothing done.
     trie, spots = _trie_of([target.path for target in found.targets])
     if replace is _NOT_GIVEN:
         news = [replace_fn(target.node) for target in found.targets]
     elif found.single:
         news = [replace]
+    # How many such a `where` names is up to the tree: a sequence would fit by chance.
     elif isinstance(where, (str, type, Selector)):
         shown = where.__qualname__ if isinstance(where, type) else repr(where)
         raise ArgumentError(
@@ -158,6 +160,7 @@ def _found(where: Any, tree: PyTree, is_leaf: IsLeaf) -> Found:
 def _instances(cls: type, node: Any, path: tuple[Any, ...], is_leaf: IsLeaf) -> Iterator[Target]:
     """The outermost nodes of a type."""
     if isinstance(node, cls):
+        # Not what is inside of it: targets must not overlap.
         yield Target(path, node)
         return
     is_end = is_leaf is not None and is_leaf(node)
@@ -167,6 +170,7 @@ def _instances(cls: type, node: Any, path: tuple[Any, ...], is_leaf: IsLeaf) -> 
 
 def _as_many(replace: Any, count: int) -> list[Any]:
     news: Sequence[Any] = replace
+    # An array has a length, too, but is one node.
     if not isinstance(replace, (list, tuple)):
         raise ArgumentError(
             explain("tree_at(replace)", f"a sequence of {count} nodes", describe(replace))
@@ -204,6 +208,7 @@ def _trie_of(paths: Sequence[tuple[Any, ...]]) -> tuple[Any, list[_New]]:
             level, key = below, following
         found: Any = level.setdefault(key, spot)
         if found is not spot:
+            # Any of the paths below will do, for the error to name it.
             while not isinstance(found, _New):
                 found = next(iter(found.values()))
             _refuse_overlap(spot.path, found.path)
@@ -228,11 +233,13 @@ def _rebuild(node: PyTree, trie: Any) -> PyTree:
     record = record_of(node)
     if record is not None:
         changes: dict[str, Any] = {}
+        # Only along the trie: nothing else of a record is opened, or filled in.
         for key, below in trie.items():
             changes[key.name] = _rebuild(getattr(node, key.name), below)
         return record.rebuild(node, changes)
     kind: Any = class_of(node)
     parts: list[Any] = []
+    # Of these very types: one derived from them may be registered in another way.
     if kind is list or kind is tuple:
         parts.extend(node)
         for key, below in trie.items():

@@ -40,6 +40,7 @@ def traced_once(*static: str) -> Callable[[Callable[Args, Out]], Callable[Args, 
     """
 
     def decorate(function: Callable[Args, Out]) -> Callable[Args, Out]:
+        # For its cache of traces; inlined, no call of it is left in the program around.
         compiled: Any = jax.jit(function, static_argnames=static, inline=INLINE)
         return cast("Callable[Args, Out]", compiled)
 

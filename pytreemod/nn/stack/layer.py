@@ -168,9 +168,11 @@ class Stack(StatefulLayer, Generic[_L]):
         # Rules around the layers, if there are any, are told which layer it is.
         layer, outer = without_numbers(self.layer)
         numbers = None if outer is None else jnp.arange(depth)
+        # The State has them; what is left in the layer would be taken apart as its arrays are.
         layer = delete_init_state(layer) if self.is_stateful() else layer
         check_leading(title, depth, {"layer": layer, "per_layer": extra})
         keys = None
+        # Keys that nobody uses would be split in the program all the same.
         if key is not None and wants_key(self.layer):
             keys = jax.random.split(check_key(title, key), depth)
         values = None
@@ -187,6 +189,7 @@ class Stack(StatefulLayer, Generic[_L]):
         )
         if values is None:
             return x if isinstance(state, Absence) else (x, state)
+        # None: every layer gave its State back as it was, and so does the Stack.
         return x, cast("State", state) if own is None else values.after(own, shared)
 
     def is_stateful(self) -> bool:
@@ -232,6 +235,7 @@ class Stack(StatefulLayer, Generic[_L]):
             cure = ("A Stack of none is made by", "nn.Stack(make_layer, 0)")
             text = explain("Stack.from_layers", "at least one layer", "none", cure=cure)
             raise ArgumentError(text)
+        # What `__init__` would make is there already.
         blank: Any = Stack(Identity, 0, remat=remat, unroll=unroll)
         return blank.replace(layer=merged(layers), depth=len(layers))
 

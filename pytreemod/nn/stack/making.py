@@ -25,6 +25,7 @@ def make_layers(make_layer: Any, depth: int, key: Any) -> Any:
     if _takes_key(make_layer, key):
         layer = filter_vmap(make_with_key)(_several(key, depth))
     else:
+        # Mapped all the same: every array is to have the leading axis.
         layer = filter_vmap(lambda: make_layer(), axis_size=depth)()
     if not callable(layer) or isinstance(layer, type):
         raise ArgumentError(explain(where, "a function that makes a layer", describe(layer)))
@@ -46,6 +47,7 @@ def _takes_key(make_layer: Any, key: Any) -> bool:
     except (TypeError, ValueError):
         # A callable that does not say what it takes.
         return key is not None
+    # Bound, not looked for by name: partials and `**kwargs` take a key, too.
     takes, needs = _binds(signature, key=None), not _binds(signature)
     if takes and (needs or key is not None):
         if key is None:

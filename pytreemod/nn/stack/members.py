@@ -26,6 +26,7 @@ def opened(layer: Any, depth: int) -> Any:
         if stream.key is None:
             return stream
         several = streams.split(stream, depth)
+        # These are not joined again; what the stream itself was split from goes on.
         return Stream(several.key, several.count, several.outer[2])
 
     return _on_streams(layer, members)
