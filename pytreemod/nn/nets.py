@@ -274,7 +274,7 @@ def _parameter(fn: Callable[..., Any]) -> inspect.Parameter | None:
 
 
 def _requires_state(fn: Callable[..., Any]) -> bool:
-    """Whether a function must be given a State, even one without entries."""
+    """Whether a function must be given a State, even one without values."""
     try:
         found = _parameter(fn)
     except ValueError:

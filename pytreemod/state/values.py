@@ -1,4 +1,14 @@
-"""`State`: the values of a model's tokens."""
+"""`State`: the values of a model's tokens.
+
+A State is a dict, from what each token is recognized by to its value, and a register, which knows
+the tokens' names and classes. What changes it makes another State of the same register, and marks
+this one as used up: it refuses from then on, so that no update is lost unseen.
+
+The file has, in order, what users call; how it is answered whom a call concerns and what fits;
+what a State is to the library (a keeper of its own snapshot, see `tree.snapshots`); and what JAX is
+told of it. What it begins with is in `initial_values`, the arithmetic of keys in `streams`, what was
+taken out of which State in `lineage`, and all that is refused in `refusals`.
+"""
 
 from __future__ import annotations
 

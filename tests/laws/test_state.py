@@ -45,7 +45,7 @@ def as_jax(tree):
 
 
 def again(state):
-    """A State with the same entries, for a law that uses it up."""
+    """A State with the same values, for a law that uses it up."""
     return copy.copy(state)
 
 
@@ -128,7 +128,7 @@ def test_update_has_what_either_changed_or_refuses(writes):
 @law
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=4), st.data())
 def test_every_place_is_a_token_of_its_own(places, data):
-    """Of a model of n places there are n entries, whichever objects and copies stand there."""
+    """Of a model of n places there are n values, whichever objects and copies stand there."""
     layers = [{"index": pm.StateIndex(jnp.asarray(float(i)))} for i in range(3)]
     copied = data.draw(st.lists(st.booleans(), min_size=len(places), max_size=len(places)))
     chosen = [
