@@ -6,8 +6,8 @@ this one as used up: it refuses from then on, so that no update is lost unseen.
 
 The file has, in order, what users call; how it is answered whom a call concerns and what fits;
 what a State is to the library (a keeper of its own snapshot, see `tree.snapshots`); and what JAX is
-told of it. What it begins with is in `initial_values`, the arithmetic of keys in `streams`, what was
-taken out of which State in `lineage`, and all that is refused in `refusals`.
+told of it. What it begins with is in `initial_values`, the arithmetic of keys in `streams`, what
+was taken out of which State in `lineage`, and all that is refused in `refusals`.
 """
 
 from __future__ import annotations
