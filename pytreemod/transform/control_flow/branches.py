@@ -175,6 +175,7 @@ class _Branches:
         self.memory = _Memory(where, labels)
         # Functions of structures: what they have lent is not theirs.
         self.parts = callee.restorer(), operands.lend(), lent_by(callee, operands)
+        # Replaced as one: whoever runs must have the fate of the very functions that it runs.
         self.current = self.make()
 
     def make(self) -> tuple[list[Callable[..., Any]], _Fate]:
@@ -186,7 +187,8 @@ class _Branches:
     def renew(self, undone: _Fate) -> None:
         """Replace functions, unless another thread has done it."""
         with self.memory.lock:
-            if self.current[1] is undone:
+            _, fate = self.current
+            if fate is undone:
                 self.current = self.make()
 
     def run(self, choose: Callable[[Sequence[Any]], Any]) -> Any:

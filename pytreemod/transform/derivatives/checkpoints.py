@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools as ft
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 from pytreemod.transform.boundary.packing import pack_call, unpack
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable
@@ -15,8 +15,15 @@ from pytreemod.typing import untyped_jax
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
+class _Options(NamedTuple):
+    prevent_cse: bool
+    policy: Callable[..., bool] | None
+
+
 class _Checkpointed(Transformed):
     __slots__ = ()
+
+    options: _Options
 
     @classmethod
     def transform_name(cls) -> str:
@@ -24,13 +31,12 @@ class _Checkpointed(Transformed):
 
     @surfacing
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        prevent_cse, policy = self.options
         arrays, structure = divide((self.fn, args, kwargs))
 
         def run(values: list[Any]) -> Any:
             return pack_call(*structure.assemble(values))
 
-        return unpack(untyped_jax.checkpoint(run, prevent_cse=prevent_cse, policy=policy)(arrays))
+        return unpack(untyped_jax.checkpoint(run, **self.options._asdict())(arrays))
 
 
 @overload
@@ -74,4 +80,4 @@ def filter_checkpoint(
     check_callable("filter_checkpoint", fun)
     if policy is not None:
         check_callable("filter_checkpoint", policy, "policy")
-    return _Checkpointed(fun, (prevent_cse, policy))
+    return _Checkpointed(fun, _Options(prevent_cse, policy))

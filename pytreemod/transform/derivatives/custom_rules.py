@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,14 +26,22 @@ from pytreemod.tree.predicates import is_array, is_inexact_array
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.typing import PyTree, jtu
 
-# The options of these two are their rules, by name. Each definition replaces them all: what was
-# compiled with other rules compares unequal, and is not used again.
+# The options of these two are their rules. Each definition replaces them all: what was compiled
+# with other rules compares unequal, and is not used again.
+
+
+class _JvpRules(NamedTuple):
+    def_jvp: Callable[..., Any] | None = None
+
+
+class _VjpRules(NamedTuple):
+    def_fwd: Callable[..., Any] | None = None
+    def_bwd: Callable[..., Any] | None = None
 
 
 def _define(custom: Transformed, name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
     check_callable(f"{name} of {function_name(custom.fn)}", rule)
-    rules = {**dict(custom.options), name: rule}
-    custom.options = tuple(sorted(rules.items()))
+    custom.options = custom.options._replace(**{name: rule})
     return rule
 
 
@@ -43,7 +51,7 @@ def _rule(custom: Transformed, name: str, signature: str) -> Callable[..., Any]:
     Raises:
         DerivativeError: it was not defined yet.
     """
-    found = dict(custom.options).get(name)
+    found = getattr(custom.options, name)
     if found is None:
         called = function_name(custom.fn)
         raise DerivativeError(
@@ -375,7 +383,7 @@ def filter_custom_jvp(fn: Callable[..., Any]) -> Any:
         Array(100., dtype=float32, weak_type=True)
     """
     check_callable("filter_custom_jvp", fn)
-    return _CustomJvp(fn, ())
+    return _CustomJvp(fn, _JvpRules())
 
 
 def filter_custom_vjp(fn: Callable[..., Any]) -> Any:
@@ -422,4 +430,4 @@ def filter_custom_vjp(fn: Callable[..., Any]) -> Any:
         Array(1., dtype=float32, weak_type=True)
     """
     check_callable("filter_custom_vjp", fn)
-    return _CustomVjp(fn, ())
+    return _CustomVjp(fn, _VjpRules())

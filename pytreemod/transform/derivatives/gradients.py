@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools as ft
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, overload
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -73,10 +73,19 @@ def trainable(model: _T, wrt: FilterSpec | None = None) -> tuple[_T, _T]:
     )
 
 
+class _Options(NamedTuple):
+    wrt: FilterSpec | None
+    argnums: int | tuple[int, ...] | None
+    has_aux: bool
+    gradkwargs: tuple[tuple[str, Any], ...]
+
+
 class _Grad(Transformed):
     """A function under `filter_value_and_grad`, or `filter_grad`."""
 
     __slots__ = ()
+
+    options: _Options
 
     @classmethod
     def transform_name(cls) -> str:
@@ -84,31 +93,30 @@ class _Grad(Transformed):
 
     @surfacing
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        wrt, argnums, has_aux, gradkwargs = self.options
-        name, fn = self.transform_name(), self.fn
-        chosen = choose(name, fn, args, kwargs, wrt, argnums)
-        refuse_nothing(name, fn, chosen, wrt)
+        name, fn, options = self.transform_name(), self.fn, self.options
+        chosen = choose(name, fn, args, kwargs, options.wrt, options.argnums)
+        refuse_nothing(name, fn, chosen, options.wrt)
 
         def run(diffs: list[Any]) -> tuple[Any, Any]:
             result, harvest = reap(fn, chosen.rejoin(diffs), kwargs)
-            value, aux = self._parted(result, has_aux)
+            value, aux = self._parted(result)
             return value, pack(with_harvest(aux, harvest))
 
-        differentiate = jax.value_and_grad(run, has_aux=True, **dict(gradkwargs))
+        differentiate = jax.value_and_grad(run, has_aux=True, **dict(options.gradkwargs))
         (value, packed), grads = differentiate(chosen.values)
         aux = unpack(packed)
-        chosen.pass_on_use(self.transform_name())
-        return self.result(value, aux, chosen.assemble(grads), has_aux)
+        chosen.pass_on_use(name)
+        return self.result(value, aux, chosen.assemble(grads), options.has_aux)
 
     @staticmethod
     def result(value: Any, aux: Any, gradient: Any, has_aux: bool) -> Any:
         """What the caller gets."""
         return ((value, aux) if has_aux else value), gradient
 
-    def _parted(self, result: Any, has_aux: bool) -> tuple[Any, Any]:
+    def _parted(self, result: Any) -> tuple[Any, Any]:
         where = f"{self.transform_name()} of {function_name(self.fn)}"
         value, aux = result, None
-        if has_aux:
+        if self.options.has_aux:
             value, aux = pair_of(result, where, "loss, aux", reason=", for has_aux=True")
         if not is_array_like(value):
             is_nested = children_of(value) is not None and value is not None
@@ -136,7 +144,7 @@ class _Grad(Transformed):
         return value, aux
 
     def _refuse_other_numbers(self, where: str, value: Any) -> None:
-        kind = jnp.inexact if dict(self.options[3]).get("holomorphic") else jnp.floating
+        kind = jnp.inexact if dict(self.options.gradkwargs).get("holomorphic") else jnp.floating
         dtype = jnp.result_type(value)
         if jnp.issubdtype(dtype, kind):
             return
@@ -170,12 +178,11 @@ def _make(
     where = cls.transform_name()
     argnums = as_argnums(where, argnums)
     check_options(where, gradkwargs, untyped_jax.value_and_grad)
-    options = (wrt, argnums, has_aux, tuple(sorted(gradkwargs.items())))
     if fun is None:
         given = {"wrt": wrt, "argnums": argnums, "has_aux": has_aux, "gradkwargs": gradkwargs}
         return ft.partial(_make, cls, **given)
     check_callable(where, fun)
-    return cls(fun, options)
+    return cls(fun, _Options(wrt, argnums, has_aux, tuple(sorted(gradkwargs.items()))))
 
 
 @overload

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools as ft
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,27 +33,35 @@ from pytreemod.tree.predicates import is_array_like
 from pytreemod.typing import FilterSpec, PyTree, jtu, untyped_jax
 
 
+class _Options(NamedTuple):
+    has_aux: bool
+    argnums: int | tuple[int, ...] | None
+    wrt: FilterSpec | None
+    jaxkwargs: tuple[tuple[str, Any], ...]
+
+
 class _Jacobian(Transformed):
     """A function under `filter_jacfwd` or `filter_jacrev`."""
 
     __slots__ = ()
+
+    options: _Options
     # What JAX wants to be real, unless the function is holomorphic.
     of: ClassVar[str]
 
     @surfacing
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        has_aux, argnums, wrt, jaxkwargs = self.options
-        name, fn = self.transform_name(), self.fn
+        name, fn, options = self.transform_name(), self.fn, self.options
         where = f"{name} of {function_name(fn)}"
-        chosen = choose(name, fn, args, kwargs, wrt, argnums)
-        refuse_nothing(name, fn, chosen, wrt)
-        is_real = not dict(jaxkwargs).get("holomorphic")
+        chosen = choose(name, fn, args, kwargs, options.wrt, options.argnums)
+        refuse_nothing(name, fn, chosen, options.wrt)
+        is_real = not dict(options.jaxkwargs).get("holomorphic")
         if is_real and self.of == "arguments":
             self._refuse_complex(where, chosen_places(fn, chosen))
 
         def run(diffs: list[Any]) -> tuple[Any, Any]:
             (result, harvest), aux = reap(fn, chosen.rejoin(diffs), kwargs), None
-            if has_aux:
+            if options.has_aux:
                 result, aux = pair_of(result, where, "result, aux", reason=", for has_aux=True")
             if is_real and self.of == "results":
                 named = jtu.tree_leaves_with_path(result)
@@ -61,11 +69,11 @@ class _Jacobian(Transformed):
             outs, parted = part(result, _differentiable(result, where), aux)
             return outs, pack(with_harvest(parted, harvest))
 
-        jacobians, packed = self.differentiate(run, dict(jaxkwargs))(chosen.values)
+        jacobians, packed = self.differentiate(run, dict(options.jaxkwargs))(chosen.values)
         parted = unpack(packed)
         matrices = parted.place(map(chosen.assemble, jacobians))
-        chosen.pass_on_use(self.transform_name())
-        return (matrices, parted.aux) if has_aux else matrices
+        chosen.pass_on_use(name)
+        return (matrices, parted.aux) if options.has_aux else matrices
 
     def _refuse_complex(self, where: str, leaves: Sequence[tuple[str, Any]]) -> None:
         found = [f"{place}: {describe(leaf)}" for place, leaf in leaves if _is_complex(leaf)]
@@ -183,7 +191,7 @@ def _make(
         given = {"has_aux": has_aux, "argnums": argnums, "wrt": wrt, "jaxkwargs": jaxkwargs}
         return ft.partial(_make, cls, **given)
     check_callable(where, fun)
-    return cls(fun, (has_aux, argnums, wrt, tuple(sorted(jaxkwargs.items()))))
+    return cls(fun, _Options(has_aux, argnums, wrt, tuple(sorted(jaxkwargs.items()))))
 
 
 def filter_jacfwd(

@@ -6,7 +6,7 @@ import functools as ft
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -193,7 +193,7 @@ def filter_jvp(
 {'n': None, 'y': Array(6., dtype=float32, weak_type=True)})
     """
     check_callable("filter_jvp", fn)
-    made = _Jvp(fn, ())
+    made = _Jvp(fn, None)
     if primals is _MISSING and tangents is _MISSING and not kwargs:
         return made
     if primals is _MISSING or tangents is _MISSING:
@@ -304,16 +304,22 @@ class _Pushforward(_LinearMap):
         return self.codomain.place(self.apply(_MARKER, values))
 
 
+class _Options(NamedTuple):
+    has_aux: bool
+    wrt: FilterSpec | None
+
+
 class _Linearizing(Transformed):
     """A function under `filter_vjp` or `filter_linearize`."""
 
     __slots__ = ()
 
+    options: _Options
+
     @surfacing
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        has_aux, wrt = self.options
-        name, fn = self.transform_name(), self.fn
-        chosen = choose(name, fn, args, kwargs, wrt, tuple(range(len(args))))
+        name, fn, has_aux = self.transform_name(), self.fn, self.options.has_aux
+        chosen = choose(name, fn, args, kwargs, self.options.wrt, tuple(range(len(args))))
 
         def run(marker: Any, diffs: list[Any]) -> tuple[Any, Any]:
             (result, harvest), aux = reap(fn, chosen.rejoin(diffs), kwargs), None
@@ -391,7 +397,7 @@ def _linearize(
     if fun is None:
         return ft.partial(_linearize, cls, primals=(), has_aux=has_aux, wrt=wrt)
     check_callable(cls.transform_name(), fun)
-    made = cls(fun, (has_aux, wrt))
+    made = cls(fun, _Options(has_aux, wrt))
     # A function without parameters has nothing to wait for.
     return made(*primals) if primals or parameters_of(fun) == () else made
 

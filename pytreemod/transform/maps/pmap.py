@@ -23,6 +23,7 @@ from pytreemod.transform.boundary.wrapping import (
 from pytreemod.transform.compilation.donation import without_warning
 from pytreemod.transform.maps.vmap import (
     ON_AXIS_0,
+    MapOptions,
     Vmapped,
     group_by_axis,
     known_axes,
@@ -42,7 +43,7 @@ class _Pmapped(Vmapped):
 
     __slots__ = ("pmapped",)
 
-    def __init__(self, fn: Callable[..., Any], options: Any):
+    def __init__(self, fn: Callable[..., Any], options: MapOptions):
         super().__init__(fn, options)
         self.pmapped: dict[Any, Any] = {}
 
@@ -52,9 +53,8 @@ class _Pmapped(Vmapped):
         return "filter_pmap"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        in_axes, _, _, axis_size, donate, pmapkwargs = self.options
         args, kwargs = place_keywords(self.places, args, kwargs)
-        axes, leaves, _ = self.inputs(in_axes, args, kwargs, axis_size)
+        axes, leaves, _ = self.inputs(args, kwargs)
         mapped = [
             None if axis is None else axis % leaf.ndim
             for axis, leaf in zip(axes, leaves, strict=True)
@@ -64,13 +64,13 @@ class _Pmapped(Vmapped):
         # An axis_size handed to JAX makes 0.12 warn about an integer of its own.
         counted = all(axis is None for axis in mapped)
         if counted:
-            size: Any = axis_size
+            size: Any = self.options.axis_size
             arrays.append(np.zeros((size, 0), bool))
             mapped.append(0)
-        self._check_devices(arrays, mapped, dict(pmapkwargs))
+        self._check_devices(arrays, mapped)
         own = divide(self.fn)[0] if is_node(self.fn) else []
         pmapped = self._find(args, kwargs, tuple(mapped), counted)
-        with without_warning(donate == "all"):
+        with without_warning(self.options.donate == "all"):
             return unpack(pmapped(own, arrays))
 
     def _find(
@@ -99,7 +99,7 @@ class _Pmapped(Vmapped):
         axes: tuple[int | None, ...],
         counted: bool,
     ) -> Any:
-        _, out_axes, axis_name, _, donate, pmapkwargs = self.options
+        out_axes = self.options.out_axes
         structure = divide((head, args, kwargs))[1]
         slots = [None, 0, *sorted(x for x in known_axes(out_axes) - {None, 0} if x > 0)]
         plain: Any = self.fn
@@ -110,19 +110,18 @@ class _Pmapped(Vmapped):
             return group_by_axis("filter_pmap(out_axes)", result, out_axes, slots)
 
         run.__name__ = run.__qualname__ = function_name(self.fn)
-        options = {} if donate == "none" else {"donate_argnums": 1}
+        options = {} if self.options.donate == "none" else {"donate_argnums": 1}
         return jax.pmap(
             run,
-            axis_name,
+            self.options.axis_name,
             in_axes=(None, list(axes)),
             out_axes=Grouped(None, slots),
             **options,
-            **dict(pmapkwargs),
+            **dict(self.options.jaxkwargs),
         )
 
-    def _check_devices(
-        self, arrays: list[Any], axes: list[int | None], pmapkwargs: dict[str, Any]
-    ) -> None:
+    def _check_devices(self, arrays: list[Any], axes: list[int | None]) -> None:
+        pmapkwargs = dict(self.options.jaxkwargs)
         devices = pmapkwargs.get("devices")
         count = len(devices) if devices else jax.local_device_count(pmapkwargs.get("backend"))
         sizes = [x.shape[a] for x, a in zip(arrays, axes, strict=True) if a is not None]
@@ -217,8 +216,8 @@ def filter_pmap(
     _check_pmap_options(donate, pmapkwargs)
     if axis_size is not None:
         check_count("filter_pmap(axis_size)", axis_size)
-    options = (in_axes, out_axes, axis_name, axis_size, donate, tuple(sorted(pmapkwargs.items())))
-    return _Pmapped(fun, options)
+    jaxkwargs = tuple(sorted(pmapkwargs.items()))
+    return _Pmapped(fun, MapOptions(in_axes, out_axes, axis_name, axis_size, jaxkwargs, donate))
 
 
 def _check_pmap_options(donate: str, pmapkwargs: dict[str, Any]) -> None:

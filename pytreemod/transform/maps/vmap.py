@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools as ft
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -130,12 +130,25 @@ def axes_of(spec: AxesSpec, tree: PyTree, where: str, root: str, strict: bool = 
     return spread(spec, tree, resolve=resolve, stops=_stops, where=where, root=root)
 
 
+class MapOptions(NamedTuple):
+    """How `filter_vmap`, or `filter_pmap`, was told to map."""
+
+    in_axes: AxesSpec
+    out_axes: AxesSpec
+    axis_name: AxisName | None
+    axis_size: int | None
+    jaxkwargs: tuple[tuple[str, Any], ...]
+    donate: str = "none"
+
+
 class Vmapped(Transformed):
     """A function under `filter_vmap`, and the base of `filter_pmap`'s."""
 
     __slots__ = ("names", "places")
 
-    def __init__(self, fn: Callable[..., Any], options: Any):
+    options: MapOptions
+
+    def __init__(self, fn: Callable[..., Any], options: MapOptions):
         super().__init__(fn, options)
         self.names = positional_names(fn)
         self.places = places_of(fn)
@@ -148,9 +161,9 @@ class Vmapped(Transformed):
     @surfacing
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function on all members."""
-        in_axes, out_axes, axis_name, axis_size, vmapkwargs = self.options
+        out_axes, axis_size = self.options.out_axes, self.options.axis_size
         args, kwargs = place_keywords(self.places, args, kwargs)
-        axes, leaves, treedef = self.inputs(in_axes, args, kwargs, axis_size)
+        axes, leaves, treedef = self.inputs(args, kwargs)
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
         slots = [None, 0, *sorted(known_axes(out_axes) - {None, 0})]
         fn = reaping(self.fn)
@@ -166,14 +179,14 @@ class Vmapped(Transformed):
             return group_by_axis("filter_vmap(out_axes)", result, out_axes, slots, unmapped)
 
         options = {} if axis_size is None else {"axis_size": axis_size}
-        if axis_name is not None:
-            options["axis_name"] = axis_name
+        if self.options.axis_name is not None:
+            options["axis_name"] = self.options.axis_name
         vmapped = jax.vmap(
             run,
             in_axes=([axes[i] for i in mapped],),
             out_axes=Grouped(None, slots),
             **options,
-            **dict(vmapkwargs),
+            **dict(self.options.jaxkwargs),
         )
         try:
             return unpack(vmapped([leaves[i] for i in mapped]))
@@ -196,17 +209,14 @@ class Vmapped(Transformed):
         ) from error
 
     def inputs(
-        self,
-        in_axes: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        axis_size: Any,
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Any], list[Any], Any]:
         """Axes, leaves and structure of `(args, kwargs)`.
 
         Raises:
             ShapeError, SpecError, ArgumentError: the axes do not fit the arguments.
         """
+        in_axes, axis_size = self.options.in_axes, self.options.axis_size
         where = f"{self.transform_name()}(in_axes)"
         names = [*(argument_name(self.names, i) for i in range(len(args))), *kwargs]
         terms = Terms(where, _stops, ON_AXIS_0, "in_axes", "0", "is mapped over axis 0")
@@ -435,7 +445,6 @@ def filter_vmap(
         >>> f(jnp.arange(3), "inc")
         Array([1, 2, 3], dtype=int32)
     """
-    options = (in_axes, out_axes, axis_name, axis_size, tuple(sorted(vmapkwargs.items())))
     if fun is None:
         return ft.partial(
             filter_vmap,
@@ -449,4 +458,5 @@ def filter_vmap(
     check_options("filter_vmap", vmapkwargs, jax.vmap)
     if axis_size is not None:
         check_count("filter_vmap(axis_size)", axis_size)
-    return Vmapped(fun, options)
+    jaxkwargs = tuple(sorted(vmapkwargs.items()))
+    return Vmapped(fun, MapOptions(in_axes, out_axes, axis_name, axis_size, jaxkwargs))
