@@ -105,15 +105,18 @@ class Structure:
         return self.treedef.unflatten(leaves)
 
 
-def divide(tree: PyTree, counts: Callable[[Any], bool] = is_array) -> tuple[list[Any], Structure]:
+def divide(
+    tree: PyTree, counts: Callable[[Any], bool] | Sequence[bool] = is_array
+) -> tuple[list[Any], Structure]:
     """The values in a tree, and a structure of its own for the rest; nothing need be hashable.
 
     Args:
         tree: any tree.
-        counts: says of a leaf whether it is a value; all else is structure.
+        counts: says of a leaf whether it is a value, or has a bool for each; all else is
+            structure.
     """
     leaves, treedef = jtu.tree_flatten(tree)
-    marks = [counts(leaf) for leaf in leaves]
+    marks = [counts(leaf) for leaf in leaves] if callable(counts) else counts
     positions = tuple(i for i, mark in enumerate(marks) if mark)
     statics = tuple(None if mark else leaf for mark, leaf in zip(marks, leaves, strict=True))
     return [leaves[i] for i in positions], Structure(treedef, positions, statics)

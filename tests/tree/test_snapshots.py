@@ -366,6 +366,17 @@ def test_divide_separates_arrays_and_puts_them_back(make):
     assert_identical(structure.assemble(arrays), tree)
 
 
+def test_divide_takes_a_mask():
+    """A bool for each leaf says what is a value, whatever the leaf is."""
+    values, structure = divide({"a": 1, "b": jnp.ones(2), "c": "x"}, [True, False, True])
+
+    assert values == [1, "x"]
+    assert structure.place([10, 20]) == {"a": 10, "b": None, "c": 20}
+    np.testing.assert_array_equal(structure.assemble([10, 20])["b"], jnp.ones(2))
+    with pytest.raises(ValueError, match="zip"):
+        divide([1, 2], [True])
+
+
 def test_threads_agree_on_a_structure():
     """Threads that meet a structure at once get one object."""
     for n in range(200):

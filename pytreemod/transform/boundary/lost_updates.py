@@ -16,7 +16,6 @@ All of this happens while a function is traced, and never in a call of what was 
 
 from __future__ import annotations
 
-import functools as ft
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -31,35 +30,24 @@ from pytreemod.tree.successions import (
     is_keeper,
     keepers_in,
     outer_watch,
-    watching,
 )
-from pytreemod.typing import PyTree
 
 
-def call_watched(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Call a function inside a transform; see to it that no update of a State is lost.
+def refuse_lost_updates(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any, watch: Watch
+) -> None:
+    """See to it that no update of a State was lost, and tell the watch outside what happened.
 
     Args:
-        fn: the function.
+        fn: a function that was called inside a transform.
         args: its arguments.
         kwargs: its arguments by keyword.
-
-    Returns:
-        What it returns.
+        result: what it returned.
+        watch: what happened meanwhile.
 
     Raises:
         StateError: a net among the arguments was changed by a call, and does not come out.
     """
-    with watching() as watch:
-        result = fn(*args, **kwargs)
-    if watch.used or watch.advanced:
-        _look(fn, args, kwargs, result, watch)
-    return result
-
-
-def _look(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any, watch: Watch
-) -> None:
     for part in watch.parts:
         if not part.__usable__():
             watch.advanced |= part.__values__().keys()
@@ -143,26 +131,3 @@ def _found(
                 is_net = any(getattr(n, "__keeps_state__", False) for n in place.nodes)
                 return _Found([path_text(place.path, root)], is_net)
     return _Found(["a State that the function takes from outside"], False)
-
-
-@ft.lru_cache(maxsize=512)
-def _holds_keepers(treedef: Any) -> bool:
-    return bool(keepers_in(treedef.unflatten([0] * treedef.num_leaves)))
-
-
-def pass_on_use(treedef: Any, before: PyTree, inside: PyTree, by: str) -> None:
-    """Use up, in the arguments of a transform, what was used up in those that it made of them.
-
-    For transforms that put a differentiated argument together anew: what is passed on as it is can
-    be used once, and so can this.
-
-    Args:
-        treedef: the structure of the arguments.
-        before: what the caller passed.
-        inside: the same tree as the function got it.
-        by: the transform.
-    """
-    if _holds_keepers(treedef):
-        for old, own in zip(keepers_in(before), keepers_in(inside), strict=True):
-            if not own.__usable__():
-                old.__use_up__(by)

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 
 from pytreemod.errors import ArgumentError, CaptureError, describe, explain
-from pytreemod.transform.boundary.lost_updates import call_watched
+from pytreemod.transform.boundary.lost_updates import refuse_lost_updates
+from pytreemod.tree.successions import watching
 from pytreemod.tree.traces import current_trace
 from pytreemod.typing import PyTree, jtu
 
@@ -218,10 +219,18 @@ def reap(
         is nothing.
     """
     if not (_active and _frames.stack):
-        return call_watched(fn, args, kwargs), None
+        return _call_watched(fn, args, kwargs), None
     with _within(Frame(_frames.stack[-1].level)) as frame:
-        result = call_watched(fn, args, kwargs)
+        result = _call_watched(fn, args, kwargs)
     return result, Harvest(frame.labels, frame.values) if frame.labels else None
+
+
+def _call_watched(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    with watching() as watch:
+        result = fn(*args, **kwargs)
+    if watch.used or watch.advanced:
+        refuse_lost_updates(fn, args, kwargs, result, watch)
+    return result
 
 
 def deposit(harvest: Harvest | None) -> None:

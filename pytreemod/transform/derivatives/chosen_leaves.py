@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools as ft
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytreemod.errors import ArgumentError, SpecError, describe, explain
-from pytreemod.transform.boundary.lost_updates import pass_on_use
 from pytreemod.transform.boundary.shared_parameters import tell_shared
 from pytreemod.transform.boundary.wrapping import argument_name, function_name, positional_names
 from pytreemod.tree.nodes import places
@@ -15,6 +14,8 @@ from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.prefixes import mask_of
 from pytreemod.tree.selecting import Selector, as_selector, refuse_unmatched
+from pytreemod.tree.snapshots import divide
+from pytreemod.tree.successions import keepers_in
 from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
 
 
@@ -53,53 +54,68 @@ def trainable_mask(
     return [c and is_inexact_array(x) for c, x in zip(chosen, leaves, strict=True)]
 
 
-def fill(mask: Iterable[bool], values: Iterable[Any], rest: Iterable[Any]) -> list[Any]:
-    """The next of `values` where `mask` says so, and elsewhere what is in `rest`."""
-    new = iter(values)
-    return [next(new) if m else x for m, x in zip(mask, rest, strict=True)]
+@ft.lru_cache(maxsize=512)
+def _holds_keepers(treedef: Any) -> bool:
+    return bool(keepers_in(treedef.unflatten([0] * treedef.num_leaves)))
 
 
 class Chosen:
-    """The leaves of a call's arguments that are differentiated, apart from everything else."""
+    """What is differentiated in a call: the leaves, apart from everything else.
 
-    __slots__ = ("args", "indices", "inside", "leaves", "mask", "several", "treedef")
+    Attributes:
+        values: the chosen leaves.
+        structure: of the arguments that they are in, with all else.
+    """
+
+    __slots__ = ("_args", "_indices", "_inside", "_several", "structure", "values")
 
     def __init__(
         self, args: tuple[Any, ...], indices: tuple[int, ...], mask: list[bool], several: bool
     ):
-        self.args = args
-        self.indices = indices
-        self.mask = mask
-        self.several = several
-        self.leaves, self.treedef = jtu.tree_flatten(tuple(args[i] for i in indices))
-        self.inside: Any = None
+        self._args = args
+        self._indices = indices
+        self._several = several
+        self._inside: Any = None
+        self.values, self.structure = divide(self._trees(), mask)
 
-    @property
-    def values(self) -> list[Any]:
-        """The chosen leaves."""
-        return [x for x, m in zip(self.leaves, self.mask, strict=True) if m]
+    def _trees(self) -> tuple[PyTree, ...]:
+        return tuple(self._args[i] for i in self._indices)
 
-    def rejoin(self, values: Iterable[Any]) -> list[Any]:
+    def rejoin(self, values: Sequence[Any]) -> list[Any]:
         """The arguments with other values for the chosen leaves."""
-        args = list(self.args)
-        self.inside = trees = self.treedef.unflatten(fill(self.mask, values, self.leaves))
-        for i, tree in zip(self.indices, trees, strict=True):
+        args = list(self._args)
+        self._inside = trees = self.structure.assemble(values)
+        for i, tree in zip(self._indices, trees, strict=True):
             args[i] = tree
         return args
 
     def pass_on_use(self, by: str) -> None:
-        """Use up the caller's States that the function used up in the arguments put together."""
-        before = tuple(self.args[i] for i in self.indices)
-        pass_on_use(self.treedef, before, self.inside, by)
+        """Use up the caller's States that the function used up in the arguments put together.
 
-    def assemble(self, derivatives: Iterable[Any]) -> PyTree:
+        What is passed on as it is can be used once, and so can this.
+        """
+        if _holds_keepers(self.structure.treedef):
+            pairs = zip(keepers_in(self._trees()), keepers_in(self._inside), strict=True)
+            for old, own in pairs:
+                if not own.__usable__():
+                    old.__use_up__(by)
+
+    def place(self, derivatives: Sequence[Any]) -> PyTree:
         """Trees like the arguments, with a derivative for each chosen leaf and None elsewhere.
 
         One tree, or a tuple of them if several arguments were asked for.
         """
-        nothing = [None] * len(self.mask)
-        trees = self.treedef.unflatten(fill(self.mask, derivatives, nothing))
-        return trees if self.several else trees[0]
+        trees = self.structure.place(derivatives)
+        return trees if self._several else trees[0]
+
+    def named(self, fn: Callable[..., Any]) -> list[tuple[str, Any]]:
+        """Every leaf of the arguments, with where it is."""
+        names = positional_names(fn)
+        return [
+            (path_text(path, argument_name(names, i)), leaf)
+            for i in self._indices
+            for path, leaf in jtu.tree_leaves_with_path(self._args[i])
+        ]
 
 
 def choose(
@@ -211,20 +227,14 @@ def refuse_nothing(where: str, fn: Callable[..., Any], chosen: Chosen, wrt: Any)
     Raises:
         ArgumentError: no leaf was chosen; what there was is listed.
     """
-    if any(chosen.mask):
+    if chosen.values:
         return
-    names = positional_names(fn)
-    spots = [
-        f"{path_text(path, argument_name(names, i))}: {describe(leaf)}"
-        for i in chosen.indices
-        for path, leaf in jtu.tree_leaves_with_path(chosen.args[i])
-    ]
     raise ArgumentError(
         explain(
             f"{where} of {function_name(fn)}",
             "at least one floating array to differentiate",
             "none" if wrt is None else f"none picked by wrt={wrt!r}",
-            places=spots,
+            places=[f"{place}: {describe(leaf)}" for place, leaf in chosen.named(fn)],
             cure=[
                 "differentiate another argument, or pass arrays:",
                 f"pm.{where}(f, argnums=1)",
@@ -235,13 +245,8 @@ def refuse_nothing(where: str, fn: Callable[..., Any], chosen: Chosen, wrt: Any)
 
 def chosen_places(fn: Callable[..., Any], chosen: Chosen) -> list[tuple[str, Any]]:
     """Where the chosen leaves are, each with the leaf."""
-    names = positional_names(fn)
-    every = [
-        (path_text(path, argument_name(names, i)), leaf)
-        for i in chosen.indices
-        for path, leaf in jtu.tree_leaves_with_path(chosen.args[i])
-    ]
-    return [place for place, m in zip(every, chosen.mask, strict=True) if m]
+    every = chosen.named(fn)
+    return [every[i] for i in chosen.structure.positions or ()]
 
 
 def as_argnums(where: str, argnums: Any) -> int | tuple[int, ...] | None:

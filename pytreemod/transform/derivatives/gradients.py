@@ -106,7 +106,7 @@ class _Grad(Transformed):
         (value, packed), grads = differentiate(chosen.values)
         aux = unpack(packed)
         chosen.pass_on_use(name)
-        return self.result(value, aux, chosen.assemble(grads), options.has_aux)
+        return self.result(value, aux, chosen.place(grads), options.has_aux)
 
     @staticmethod
     def result(value: Any, aux: Any, gradient: Any, has_aux: bool) -> Any:

@@ -25,11 +25,12 @@ from pytreemod.transform.derivatives.chosen_leaves import (
     chosen_places,
     refuse_nothing,
 )
-from pytreemod.transform.derivatives.results import pair_of, part
+from pytreemod.transform.derivatives.results import pair_of
 from pytreemod.transform.derivatives.tangents import is_differentiable
 from pytreemod.transform.host.runtime_checks import surfacing
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array_like
+from pytreemod.tree.snapshots import divide
 from pytreemod.typing import FilterSpec, PyTree, jtu, untyped_jax
 
 
@@ -66,14 +67,18 @@ class _Jacobian(Transformed):
             if is_real and self.of == "results":
                 named = jtu.tree_leaves_with_path(result)
                 self._refuse_complex(where, [(path_text(p, "result"), leaf) for p, leaf in named])
-            outs, parted = part(result, _differentiable(result, where), aux)
-            return outs, pack(with_harvest(parted, harvest))
+            outs, _ = divide(result, is_differentiable)
+            if not outs:
+                _refuse_no_result(where, result)
+            # The result goes along as it is: what shows where its Jacobians are to be placed.
+            return outs, pack(with_harvest((result, aux), harvest))
 
         jacobians, packed = self.differentiate(run, dict(options.jaxkwargs))(chosen.values)
-        parted = unpack(packed)
-        matrices = parted.place(map(chosen.assemble, jacobians))
+        result, aux = unpack(packed)
+        _, structure = divide(result, is_differentiable)
+        matrices = structure.place([chosen.place(jacobian) for jacobian in jacobians])
         chosen.pass_on_use(name)
-        return (matrices, parted.aux) if options.has_aux else matrices
+        return (matrices, aux) if options.has_aux else matrices
 
     def _refuse_complex(self, where: str, leaves: Sequence[tuple[str, Any]]) -> None:
         found = [f"{place}: {describe(leaf)}" for place, leaf in leaves if _is_complex(leaf)]
@@ -102,22 +107,11 @@ def _is_complex(leaf: Any) -> bool:
     return is_number and bool(jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating))
 
 
-def _differentiable(result: PyTree, where: str) -> list[bool]:
-    """Which leaves of a result have a Jacobian."""
-    mask = [is_differentiable(leaf) for leaf in jtu.tree_leaves(result)]
-    if not any(mask):
-        raise ArgumentError(
-            explain(
-                where,
-                "at least one floating array in the result",
-                "none",
-                places=[
-                    f"{path_text(path, 'result')}: {describe(leaf)}"
-                    for path, leaf in jtu.tree_leaves_with_path(result)
-                ],
-            )
-        )
-    return mask
+def _refuse_no_result(where: str, result: PyTree) -> None:
+    named = jtu.tree_leaves_with_path(result)
+    places = [f"{path_text(path, 'result')}: {describe(leaf)}" for path, leaf in named]
+    expected = "at least one floating array in the result"
+    raise ArgumentError(explain(where, expected, "none", places=places))
 
 
 class _Forward(_Jacobian):

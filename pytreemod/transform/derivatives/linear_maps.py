@@ -25,11 +25,12 @@ from pytreemod.transform.boundary.wrapping import (
     parameters_of,
     positional_names,
 )
-from pytreemod.transform.derivatives.chosen_leaves import choose, fill
-from pytreemod.transform.derivatives.results import Parted, pair_of, part
+from pytreemod.transform.derivatives.chosen_leaves import choose
+from pytreemod.transform.derivatives.results import pair_of
 from pytreemod.transform.derivatives.tangents import beside, is_zero
 from pytreemod.transform.host.runtime_checks import surfacing
 from pytreemod.tree.predicates import is_inexact_array
+from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
 
 # An input beside the user's whose tangent is never zero, see `_zeros_among`.
@@ -75,13 +76,13 @@ def _is_computed(leaf: Any) -> bool:
     return is_inexact_array(leaf) and isinstance(leaf, jax.Array)
 
 
-def _part_nonzero(marker: Any, result: PyTree, aux: Any = None) -> tuple[list[Any], Parted]:
-    """Part a result into what has a tangent that is not zero, and the rest."""
-    mask = [_is_computed(leaf) for leaf in jtu.tree_leaves(result)]
-    candidates = part(result, mask)[0]
-    zeros = _zeros_among(marker, candidates)
-    mask = [m and not z for m, z in zip(mask, fill(mask, zeros, mask), strict=True)]
-    return part(result, mask, aux)
+def _divide_nonzero(marker: Any, result: PyTree) -> tuple[list[Any], Structure]:
+    """Divide a result: what has a tangent that is not zero, and the rest."""
+    candidates, structure = divide(result, _is_computed)
+    mask = [False] * structure.treedef.num_leaves
+    for i, zero in zip(structure.positions or (), _zeros_among(marker, candidates), strict=True):
+        mask[i] = not zero
+    return divide(result, mask)
 
 
 class _Jvp(Transformed):
@@ -102,25 +103,23 @@ class _Jvp(Transformed):
         self, primals: Sequence[Any], tangents: Sequence[Any], /, **kwargs: Any
     ) -> tuple[Any, Any]:
         args = _as_sequence(primals, "primals")
-        leaves, treedef = jtu.tree_flatten(args)
         found = self._tangents(args, _as_sequence(tangents, "tangents"))
-        mask = [tangent is not None for tangent in found]
+        values, structure = divide(args, [tangent is not None for tangent in found])
         fn = self.fn
 
         def run(marker: Any, diffs: list[Any]) -> tuple[Any, Any]:
-            args = treedef.unflatten(fill(mask, diffs, leaves))
-            result, harvest = reap(fn, args, kwargs)
-            outs, parted = _part_nonzero(marker, result)
-            return outs, pack(with_harvest(parted, harvest))
+            result, harvest = reap(fn, structure.assemble(diffs), kwargs)
+            outs, parted = _divide_nonzero(marker, result)
+            return outs, pack(with_harvest((result, _space(parted, outs)), harvest))
 
         outs, tangents_out, packed = jax.jvp(
             run,
-            (_MARKER, [x for x, m in zip(leaves, mask, strict=True) if m]),
+            (_MARKER, values),
             (_MARKER, [tangent for tangent in found if tangent is not None]),
             has_aux=True,
         )
-        parted = unpack(packed)
-        return parted.join(outs), parted.place(tangents_out)
+        result, space = unpack(packed)
+        return space.fill(result, outs), space.place(tangents_out)
 
     def _tangents(self, args: tuple[Any, ...], tangents: tuple[Any, ...]) -> list[Any]:
         where = f"filter_jvp of {function_name(self.fn)}"
@@ -216,15 +215,17 @@ class _Space:
     structs: tuple[Any, ...]
 
     @property
-    def mask(self) -> list[bool]:
-        return [struct is not None for struct in self.structs]
-
-    @property
     def skeleton(self) -> PyTree:
         return self.treedef.unflatten([_FIXED if s is None else s for s in self.structs])
 
+    def fill(self, tree: PyTree, values: Sequence[Any]) -> PyTree:
+        """A tree of this space with other values where there are arrays."""
+        return divide(tree, [s is not None for s in self.structs])[1].assemble(values)
+
     def place(self, values: Sequence[Any]) -> PyTree:
-        return self.treedef.unflatten(fill(self.mask, values, self.structs))
+        """A tree like those of this space, with a value for each array and None for all else."""
+        new = iter(values)
+        return self.treedef.unflatten([s if s is None else next(new) for s in self.structs])
 
 
 class _Fixed:
@@ -237,9 +238,11 @@ class _Fixed:
 _FIXED = _Fixed()
 
 
-def _space(treedef: Any, mask: Sequence[bool], values: Sequence[Any]) -> _Space:
-    structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in values]
-    return _Space(treedef, tuple(fill(mask, structs, [None] * len(mask))))
+def _space(structure: Structure, values: Sequence[Any]) -> _Space:
+    structs: list[Any] = [None] * structure.treedef.num_leaves
+    for i, x in zip(structure.positions or (), values, strict=True):
+        structs[i] = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return _Space(structure.treedef, tuple(structs))
 
 
 class _LinearMap:
@@ -326,21 +329,20 @@ class _Linearizing(Transformed):
             if has_aux:
                 where = f"{name} of {function_name(fn)}"
                 result, aux = pair_of(result, where, "result, aux", reason=", for has_aux=True")
-            outs, parted = self.part(marker, result, aux)
-            return outs, pack(with_harvest(parted, harvest))
+            outs, structure = self.divide(marker, result)
+            return outs, pack(with_harvest((result, aux, _space(structure, outs)), harvest))
 
         outs, apply, packed = self.linearize(run, chosen.values)
-        parted = unpack(packed)
+        result, aux, space = unpack(packed)
         chosen.pass_on_use(name)
-        arguments = _space(chosen.treedef, chosen.mask, chosen.values)
-        linear = self.make(apply, arguments, _space(parted.treedef, parted.mask, outs))
-        result = parted.join(outs)
-        return (result, linear, parted.aux) if has_aux else (result, linear)
+        linear = self.make(apply, _space(chosen.structure, chosen.values), space)
+        result = space.fill(result, outs)
+        return (result, linear, aux) if has_aux else (result, linear)
 
     @staticmethod
     @abstractmethod
-    def part(marker: Any, result: PyTree, aux: Any) -> tuple[list[Any], Parted]:
-        """Part the result into what is differentiated, and the rest."""
+    def divide(marker: Any, result: PyTree) -> tuple[list[Any], Structure]:
+        """Divide the result: what is differentiated, and the rest."""
 
     @staticmethod
     @abstractmethod
@@ -360,9 +362,9 @@ class _Vjp(_Linearizing):
         return "filter_vjp"
 
     @staticmethod
-    def part(marker: Any, result: PyTree, aux: Any) -> tuple[list[Any], Parted]:
+    def divide(marker: Any, result: PyTree) -> tuple[list[Any], Structure]:
         # What does not depend on the arguments takes a cotangent, too: the caller need not know.
-        return part(result, [is_inexact_array(leaf) for leaf in jtu.tree_leaves(result)], aux)
+        return divide(result, is_inexact_array)
 
     @staticmethod
     def linearize(run: Callable[..., Any], values: list[Any]) -> tuple[Any, Any, Any]:
@@ -380,8 +382,8 @@ class _Linearize(_Linearizing):
         return "filter_linearize"
 
     @staticmethod
-    def part(marker: Any, result: PyTree, aux: Any) -> tuple[list[Any], Parted]:
-        return _part_nonzero(marker, result, aux)
+    def divide(marker: Any, result: PyTree) -> tuple[list[Any], Structure]:
+        return _divide_nonzero(marker, result)
 
     @staticmethod
     def linearize(run: Callable[..., Any], values: list[Any]) -> tuple[Any, Any, Any]:

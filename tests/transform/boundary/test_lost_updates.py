@@ -9,7 +9,7 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import LostUpdateWarning, StateError
-from pytreemod.transform.boundary.lost_updates import call_watched
+from pytreemod.transform.boundary.sowing import reap
 from pytreemod.tree.successions import outer_watch
 
 X = jnp.arange(12.0).reshape(4, 3)
@@ -204,7 +204,7 @@ def test_what_is_lost_in_another_thread_is_not_told_here(counter):
         raise ValueError("on purpose")
 
     with pytest.raises(ValueError, match="on purpose"):
-        call_watched(fails, (), {})
+        reap(fails, (), {})
 
     assert outer_watch() is None
     dropped(*counter, X)  # Outside of transforms, the State itself refuses its next use.
