@@ -168,7 +168,7 @@ class Vmapped(Transformed):
         slots = [None, 0, *sorted(known_axes(out_axes) - {None, 0})]
         fn = reaping(self.fn)
         # For an error that JAX raises when the function is done, and nothing else.
-        unmapped: list[str] = []
+        unmapped: list[Any] = []
 
         def run(values: list[Any]) -> Any:
             full = list(leaves)
@@ -194,7 +194,7 @@ class Vmapped(Transformed):
             self._explain(error, unmapped)
             raise
 
-    def _explain(self, error: ValueError, unmapped: list[str]) -> None:
+    def _explain(self, error: ValueError, unmapped: list[Any]) -> None:
         """Raise a better error if JAX refused a mapped value where none was promised."""
         if "out_axes" not in str(error) or not unmapped:
             return
@@ -203,7 +203,7 @@ class Vmapped(Transformed):
                 f"filter_vmap of {function_name(self.fn)}",
                 "results that are the same for all members where out_axes is None",
                 "a result that differs from member to member",
-                places=unmapped,
+                places=[path_text(path, "result") for path in unmapped],
                 cure=["give it an axis:", "out_axes=0"],
             )
         ) from error
@@ -306,23 +306,19 @@ def _refuse_sizes(mapped: list[tuple[str, Any, int]], axis_size: Any, wrapper: V
     )
 
 
-def _check_out_axes(
-    where: str, arrays: Iterable[Any], axes: Iterable[int | None], places: Iterable[str]
-) -> None:
+def _check_out_axes(where: str, rows: Iterable[tuple[Any, Any, int | None]]) -> None:
     """Refuse axes that the stacked results will not have.
 
     Args:
         where: what to call the spec in errors.
-        arrays: the arrays of one member's result.
-        axes: where the members are to be stacked.
-        places: where the arrays are in the result.
+        rows: the arrays of one member's result: path, array, and where the members are stacked.
 
     Raises:
         ShapeError: there are some; their paths are named.
     """
     wrong = [
-        f"{place}: {describe(array)} for each member, axis {axis}"
-        for array, axis, place in zip(arrays, axes, places, strict=True)
+        f"{path_text(path, 'result')}: {describe(array)} for each member, axis {axis}"
+        for path, array, axis in rows
         if axis is not None and not -array.ndim - 1 <= axis <= array.ndim
     ]
     if wrong:
@@ -347,7 +343,7 @@ def group_by_axis(
     result: PyTree,
     spec: AxesSpec,
     slots: Sequence[int | None],
-    unmapped: list[str] | None = None,
+    unmapped: list[Any] | None = None,
 ) -> Grouped:
     """Pack a mapped function's result in groups, one for each axis that its spec can name.
 
@@ -359,19 +355,19 @@ def group_by_axis(
         spec: where its arrays are to be stacked.
         slots: the axes that JAX was told of. An axis that only a function in the spec names, or a
             negative one, is none of them: such an array is stacked on axis 0, and moved later.
-        unmapped: gets the places of what is to be the same for all members.
+        unmapped: gets the paths of what is to be the same for all members.
 
     Raises:
         ShapeError: the stacked results will not have an axis.
         SpecError: the spec does not fit the result.
     """
-    axes = axes_of(spec, result, where, "result")
-    named = zip(jtu.tree_leaves_with_path(result), axes, strict=True)
-    rows = [(path_text(path, "result"), x, axis) for (path, x), axis in named if is_array(x)]
-    places, arrays, axes = map(list, zip(*rows, strict=True)) if rows else ([], [], [])
-    _check_out_axes(where, arrays, axes, places)
+    spread_axes = axes_of(spec, result, where, "result")
+    named = zip(jtu.tree_leaves_with_path(result), spread_axes, strict=True)
+    rows = [(path, x, axis) for (path, x), axis in named if is_array(x)]
+    _check_out_axes(where, rows)
     if unmapped is not None:
-        unmapped += [place for place, axis in zip(places, axes, strict=True) if axis is None]
+        unmapped += [path for path, _, axis in rows if axis is None]
+    axes = [axis for _, _, axis in rows]
     late = [axis not in slots for axis in axes]
 
     def move(arrays: list[Any]) -> list[Any]:
