@@ -1,14 +1,29 @@
-"""Which trace is running: what was made in one is of no use in another."""
+"""Traces of JAX: which one is running, and what is done with the program that one has recorded.
+
+What pytreemod needs of JAX beyond the names that JAX promises to keep (`jax.extend.core` and
+`jax.interpreters`) is here and nowhere else. Each function says what would have to change if what
+it uses went.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import functools as ft
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import jax
 
 from pytreemod.typing import untyped_jax
+
+# The imports stand in the functions, for JAX loads Pallas with `jax.extend.core`: a third of the
+# time that importing pytreemod would take.
 
 
 def current_trace() -> Any:
     """What stands for the trace that is running; equal for two moments exactly if it is the same.
+
+    If JAX did not tell, `sow` could not refuse what cannot come out of a plain transform, and keys
+    could not refuse to be used in two traces: JAX would report the leaked tracer, without a name.
 
     Examples:
         >>> import jax
@@ -16,9 +31,116 @@ def current_trace() -> Any:
         >>> jax.jit(lambda: print(current_trace() == outside))()
         False
     """
-    # Here, for JAX loads Pallas with it: a third of the time that importing pytreemod would take.
     import jax.extend.core as extended
 
     find: Any = getattr(extended, "get_opaque_trace_state", None)
     # Before JAX 0.9 it had another address.
     return (untyped_jax.core.get_opaque_trace_state if find is None else find)()
+
+
+def run_again(jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """Run what a trace has recorded, with other constants.
+
+    If JAX did not evaluate jaxprs, `filter_closure_convert` would have to trace the function anew,
+    with its captured arrays as arguments, by `jax.closure_convert`.
+
+    Args:
+        jaxpr: the program.
+        consts: the arrays that it had captured, or others in their place.
+        values: its inputs.
+
+    Examples:
+        >>> y = jax.numpy.asarray([2.0])
+        >>> closed = jax.make_jaxpr(lambda x: x * y)(y)
+        >>> run_again(closed.jaxpr, [3 * y], [y])
+        [Array([12.], dtype=float32)]
+    """
+    from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+    # JAX's annotations forget that the result is a list.
+    run = cast("Callable[..., list[Any]]", jaxpr_as_fun(ClosedJaxpr(jaxpr, list(consts))))
+    return run(*values)
+
+
+@ft.cache
+def _look() -> Any:
+    """A primitive that computes nothing; only its derivative is ever asked for, and takes notes."""
+    from jax.extend.core import Primitive
+    from jax.interpreters import ad
+
+    def look_at_tangents(primals: Any, tangents: Any, *, notes: list[bool]) -> Any:
+        notes[:] = [isinstance(tangent, ad.Zero) for tangent in tangents[1:]]
+        return [], []
+
+    def give_nothing(*values: Any, notes: list[bool]) -> list[Any]:
+        return []
+
+    primitive: Any = Primitive("look")
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(give_nothing)
+    cast("Any", ad).primitive_jvps[primitive] = look_at_tangents
+    return primitive
+
+
+def zero_tangents(marker: Any, values: Sequence[Any]) -> list[bool]:
+    """Which values do not depend, by JAX's own account, on what is being differentiated.
+
+    JAX tells the rule of a primitive which tangents are zero without having been computed. The
+    rule is called by the differentiation that `marker` belongs to, not by one around it, because
+    the marker's tangent is not zero in the former.
+
+    If JAX took no primitives of others, a `jax.custom_jvp` with `symbolic_zeros=True` would be told
+    the same; it makes an eager call of `filter_jvp` 1.6 times as long.
+
+    Args:
+        marker: an input of the function that is differentiated, with a tangent that is not zero.
+        values: floating arrays.
+
+    Examples:
+        >>> def look(marker, x):
+        ...     print(zero_tangents(marker, [2 * x, jax.numpy.ones(2)]))
+        ...     return x
+        >>> y = jax.jvp(look, (1.0, 1.0), (1.0, 1.0))
+        [False, True]
+    """
+    zeros = [False] * len(values)
+    _look().bind(marker, *values, notes=zeros)
+    return zeros
+
+
+def decided_late(
+    name: str, unlowered: Any, decide: Callable[[bool], Any]
+) -> Callable[[], jax.Array]:
+    """A value in programs that is decided when a program is lowered, whoever has traced it.
+
+    If JAX took no primitives of others, checks would have to be told of several devices, and of
+    who listens, while they are traced: they would be traced once more for each.
+
+    Args:
+        name: what the primitive is called in programs.
+        unlowered: the value where nothing is lowered: a NumPy scalar.
+        decide: gives a value of the same type; is told whether the program runs on several devices.
+
+    Returns:
+        A function that puts the value into the program.
+
+    Examples:
+        >>> import numpy as np
+        >>> late = decided_late("late", np.int32(0), lambda is_several: np.int32(1))
+        >>> late(), jax.jit(late)()
+        (0, Array(1, dtype=int32))
+    """
+    from jax.extend.core import Primitive
+    from jax.interpreters import mlir
+
+    def lower(context: Any) -> Any:
+        axes = getattr(context.module_context, "axis_context", None)
+        mesh_size = getattr(getattr(axes, "mesh", None), "size", 1)
+        answer = decide(getattr(axes, "num_devices", mesh_size) != 1)
+        return cast("Any", mlir).lower_fun(lambda: answer, multiple_results=False)(context)
+
+    primitive: Any = Primitive(name)
+    primitive.def_impl(lambda: unlowered)
+    primitive.def_abstract_eval(lambda: jax.typeof(unlowered))
+    mlir.register_lowering(primitive, lower)
+    return primitive.bind

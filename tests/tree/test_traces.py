@@ -1,9 +1,11 @@
-"""Traces are told apart, and a trace is the same at two moments of it."""
+"""Traces are told apart; what they have recorded is run again, looked at, and decided late."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import pytest
 
-from pytreemod.tree.traces import current_trace
+from pytreemod.tree.traces import current_trace, decided_late, run_again, zero_tangents
 
 
 def test_a_trace_is_itself_and_no_other():
@@ -22,3 +24,63 @@ def test_a_trace_is_itself_and_no_other():
 
     assert current_trace() == outside
     assert all(a != b for i, a in enumerate(seen) for b in [outside, *seen[:i]])
+
+
+def test_a_program_is_run_again_with_other_constants():
+    """Inputs and constants are those of the call, not those of the trace."""
+    captured = jnp.asarray([2.0, 3.0])
+    closed = jax.make_jaxpr(lambda x: (x * captured, x + 1))(jnp.ones(2))
+
+    first, second = run_again(closed.jaxpr, [10 * captured], [jnp.asarray([1.0, 2.0])])
+
+    np.testing.assert_array_equal(first, [20.0, 60.0])
+    np.testing.assert_array_equal(second, [2.0, 3.0])
+
+
+def under_jvp(run, x):
+    """Forward mode, by `jax.jvp`."""
+    jax.jvp(run, (1.0, x), (1.0, x))
+
+
+def under_linearize(run, x):
+    """Forward mode, by `jax.linearize`."""
+    jax.linearize(run, 1.0, x)
+
+
+@pytest.mark.parametrize("differentiate", [under_jvp, under_linearize])
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit, jax.vmap, jax.grad])
+def test_zero_tangents_are_those_of_the_innermost_derivative(differentiate, around):
+    """What depends on an outer transform alone is zero here."""
+    found = []
+
+    def run_with(outer):
+        def run(marker, x):
+            values = [2 * x, outer * 2, jax.lax.stop_gradient(x), jnp.ones(2)]
+            found.append(zero_tangents(marker, values))
+            return x
+
+        differentiate(run, jnp.ones(3))
+        return jnp.sum(outer)
+
+    around(run_with)(jnp.ones(()) if around is not jax.vmap else jnp.ones(2))
+
+    assert set(map(tuple, found)) == {(False, True, True, True)}
+
+
+def test_what_is_decided_late_is_decided_for_each_program():
+    """Not by whoever has traced it first."""
+    answers = iter([np.int32(1), np.int32(2)])
+    told = []
+
+    def decide(is_several):
+        told.append(is_several)
+        return next(answers)
+
+    late = decided_late("late", np.int32(0), decide)
+    inner = jax.jit(lambda x: x + late())
+
+    assert int(inner(jnp.int32(10))) == 11
+    assert int(jax.jit(lambda x: 10 * inner(x))(jnp.int32(10))) == 120
+    assert int(jax.eval_shape(inner, jnp.int32(1)).size) == 1
+    assert told == [False, False]
+    assert late() == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
@@ -16,6 +16,7 @@ from pytreemod.tree.partitioning import partition
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure, divide
+from pytreemod.tree.traces import run_again
 from pytreemod.typing import PyTree, jtu
 
 _R = TypeVar("_R")
@@ -101,6 +102,17 @@ def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, PyTre
     return _MakeJaxpr(fun, ())
 
 
+class _Abstract(NamedTuple):
+    """A tree of which only the types of its arrays are known."""
+
+    structs: tuple[Any, ...]
+    structure: Structure
+
+    @property
+    def tree(self) -> PyTree:
+        return self.structure.assemble(self.structs)
+
+
 class ClosureConverted:
     """A function whose captured arrays are data: what `filter_closure_convert` returns.
 
@@ -110,24 +122,24 @@ class ClosureConverted:
         out_struct: the result's structure, with shapes.
     """
 
-    def __init__(self, name: str, jaxpr: Any, consts: list[Any], in_spec: Any, out_spec: Any):
+    def __init__(
+        self, name: str, jaxpr: Any, consts: list[Any], arguments: _Abstract, result: _Abstract
+    ):
         self.name = name
         self.jaxpr = jaxpr
         self.consts = consts
-        self._in = in_spec
-        self._out = out_spec
+        self._in = arguments
+        self._out = result
 
     @property
     def in_struct(self) -> PyTree:
         """The arguments `(args, kwargs)`, with `jax.ShapeDtypeStruct`s for arrays."""
-        structs, structure = self._in
-        return structure.assemble(list(structs))
+        return self._in.tree
 
     @property
     def out_struct(self) -> PyTree:
         """The result, with `jax.ShapeDtypeStruct`s for arrays."""
-        structs, structure = self._out
-        return structure.assemble(list(structs))
+        return self._out.tree
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function.
@@ -138,19 +150,11 @@ class ClosureConverted:
         """
         arrays, structure = divide((args, kwargs), _is_abstract)
         self._check(arrays, structure)
-        # Here, and not above: it takes a third of the time of importing pytreemod, for this line.
-        from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-
-        # JAX's annotations forget that the result is a list.
-        run = cast("Callable[..., list[Any]]", jaxpr_as_fun(ClosedJaxpr(self.jaxpr, self.consts)))
-        return self._out[1].assemble(run(*arrays))
+        return self._out.structure.assemble(run_again(self.jaxpr, self.consts, arrays))
 
     def _check(self, arrays: list[Any], structure: Structure) -> None:
-        before, after = (
-            self._in[1].assemble(_slots(self._in[0])),
-            structure.assemble(_slots(arrays)),
-        )
-        found = differences(before, after, _same_type)
+        before = self._in.structure.assemble(_slots(self._in.structs))
+        found = differences(before, structure.assemble(_slots(arrays)), _same_type)
         if found:
             places = [f"{_argument(entry.path)}: {' -> '.join(entry.texts())}" for entry in found]
             raise StructureError(
@@ -193,8 +197,8 @@ def _flatten_converted_with_keys(node: ClosureConverted) -> Any:
 
 
 def _unflatten_converted(aux: Any, children: Any) -> ClosureConverted:
-    name, jaxpr, in_spec, out_spec = aux
-    return ClosureConverted(name, jaxpr, children[0], in_spec, out_spec)
+    name, jaxpr, arguments, result = aux
+    return ClosureConverted(name, jaxpr, children[0], arguments, result)
 
 
 jtu.register_pytree_with_keys(
@@ -238,6 +242,6 @@ def filter_closure_convert(
         function_name(fn),
         closed.jaxpr,
         list(closed.consts),
-        (in_structs, in_structure),
-        (tuple(structs), out_structure),
+        _Abstract(in_structs, in_structure),
+        _Abstract(tuple(structs), out_structure),
     )

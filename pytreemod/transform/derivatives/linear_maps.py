@@ -6,12 +6,11 @@ import functools as ft
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import ad
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.methods import bind
@@ -27,48 +26,15 @@ from pytreemod.transform.boundary.wrapping import (
 )
 from pytreemod.transform.derivatives.chosen_leaves import choose
 from pytreemod.transform.derivatives.results import pair_of
-from pytreemod.transform.derivatives.tangents import beside, is_zero
+from pytreemod.transform.derivatives.tangents import beside
 from pytreemod.transform.host.runtime_checks import surfacing
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.snapshots import Structure, divide
+from pytreemod.tree.traces import zero_tangents
 from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
 
-# An input beside the user's whose tangent is never zero, see `_zeros_among`.
+# An input beside the user's whose tangent is never zero, see `zero_tangents`.
 _MARKER = np.ones((), np.float32)
-
-
-@ft.cache
-def _look() -> Any:
-    """A primitive that computes nothing; only its derivative is ever asked for, and takes notes."""
-    # Here, for JAX loads Pallas with it: a third of the time that importing pytreemod would take.
-    from jax.extend.core import Primitive
-
-    primitive: Any = Primitive("look")
-    primitive.multiple_results = True
-    primitive.def_abstract_eval(_look_at_types)
-    cast("Any", ad).primitive_jvps[primitive] = _look_at_tangents
-    return primitive
-
-
-def _look_at_types(*values: Any, notes: list[bool]) -> list[Any]:
-    return []
-
-
-def _look_at_tangents(primals: Any, tangents: Any, *, notes: list[bool]) -> Any:
-    notes[:] = map(is_zero, tangents[1:])
-    return [], []
-
-
-def _zeros_among(marker: Any, outs: list[Any]) -> list[bool]:
-    """Which of `outs` do not depend, by JAX's own account, on what is being differentiated.
-
-    JAX tells the rule of a primitive which tangents are zero without having been computed. The
-    rule is called by the differentiation that `marker` belongs to, not by one around it, because
-    the marker's tangent is not zero in the former.
-    """
-    zeros = [False] * len(outs)
-    _look().bind(marker, *outs, notes=zeros)
-    return zeros
 
 
 def _is_computed(leaf: Any) -> bool:
@@ -80,7 +46,7 @@ def _divide_nonzero(marker: Any, result: PyTree) -> tuple[list[Any], Structure]:
     """Divide a result: what has a tangent that is not zero, and the rest."""
     candidates, structure = divide(result, _is_computed)
     mask = [False] * structure.treedef.num_leaves
-    for i, zero in zip(structure.positions or (), _zeros_among(marker, candidates), strict=True):
+    for i, zero in zip(structure.positions or (), zero_tangents(marker, candidates), strict=True):
         mask[i] = not zero
     return divide(result, mask)
 

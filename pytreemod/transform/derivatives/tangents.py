@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import ad
 
 from pytreemod.errors import DerivativeError, describe, explain
 from pytreemod.tree.nodes import children_of, is_node
@@ -40,10 +39,10 @@ def is_differentiable(leaf: Any) -> bool:
 
 
 def is_zero(derivative: Any) -> bool:
-    """Whether a derivative is zero by its type: None, JAX's symbolic zeros, those of integers."""
+    """Whether a derivative is zero by its type: None, JAX's symbolic zero, those of integers."""
     return (
         derivative is None
-        or isinstance(derivative, (ad.Zero, jax.custom_derivatives.SymbolicZero))
+        or isinstance(derivative, jax.custom_derivatives.SymbolicZero)
         or getattr(derivative, "dtype", None) == jax.dtypes.float0
     )
 

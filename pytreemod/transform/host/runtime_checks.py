@@ -31,12 +31,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
-from jax.interpreters import mlir
 
 from pytreemod.errors import ArgumentError, CheckError, describe, explain
 from pytreemod.transform.boundary.wrapping import passing_on
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure, divide
+from pytreemod.tree.traces import decided_late
 from pytreemod.typing import PyTree, Tracer
 
 _P = ParamSpec("_P")
@@ -238,7 +238,7 @@ class _Check:
 
     def fail(self, failed: Any, index: Any, seen: list[Any]) -> Any:
         """What runs on the device on a failure: call back."""
-        manner = _manner().bind()
+        manner = _manner()()
         if self.structure is not None:
             failed = self.call_back(self.announce, failed, failed, index, manner)
             failed = self.stop(failed, self.structure.assemble(seen))
@@ -352,27 +352,16 @@ def end_making() -> None:
 
 @ft.cache
 def _manner() -> Any:
-    """A primitive that says how the program runs: on several devices, listened to.
+    """What says how the program runs: on several devices, listened to.
 
     Both are known when the program is lowered. The one to no one but JAX; the other is a matter of
     who makes the program, whatever parts of it JAX had traced before, for others.
     """
-    # Here, for JAX loads Pallas with it: a third of the time that importing pytreemod would take.
-    from jax.extend.core import Primitive
 
-    primitive: Any = Primitive("manner")
-    primitive.def_impl(lambda: np.int32(0))
-    primitive.def_abstract_eval(lambda: jax.typeof(np.int32(0)))
-    mlir.register_lowering(primitive, _lower_manner)
-    return primitive
+    def decide(is_several: bool) -> Any:
+        return np.int32(_SEVERAL * is_several + _LISTENED * (_making.count > 0))
 
-
-def _lower_manner(context: Any) -> Any:
-    axes = getattr(context.module_context, "axis_context", None)
-    mesh_size = getattr(getattr(axes, "mesh", None), "size", 1)
-    is_several = getattr(axes, "num_devices", mesh_size) != 1
-    answer = np.int32(_SEVERAL * is_several + _LISTENED * (_making.count > 0))
-    return cast("Any", mlir).lower_fun(lambda: answer, multiple_results=False)(context)
+    return decided_late("manner", np.int32(0), decide)
 
 
 def _is_traced(value: Any) -> bool:
