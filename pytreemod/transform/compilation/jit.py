@@ -37,7 +37,7 @@ from pytreemod.transform.compilation.store import (
     clear_stores,
     store_for,
 )
-from pytreemod.transform.host.runtime_checks import call_listening, raise_unheard
+from pytreemod.transform.host.failures import call_listening, raise_unheard
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
 from pytreemod.typing import Names, ShardingSpec, Tracer, jtu, untyped_jax

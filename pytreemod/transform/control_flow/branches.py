@@ -37,7 +37,7 @@ from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.sowing import is_collecting, labels_of, reap, with_harvest
 from pytreemod.transform.boundary.wrapping import check_callable, function_name
 from pytreemod.transform.compilation.kept_functions import Callee, Lent, Parts, keep, lend, lent_by
-from pytreemod.transform.host.runtime_checks import surfacing
+from pytreemod.transform.host.failures import surfacing
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text

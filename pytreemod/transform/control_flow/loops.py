@@ -14,7 +14,7 @@ from pytreemod.transform.boundary.wrapping import check_callable, function_name
 from pytreemod.transform.compilation.kept_functions import Callee, Parts, keep
 from pytreemod.transform.control_flow.carries import returned
 from pytreemod.transform.control_flow.refusals import refuse_unroll
-from pytreemod.transform.host.runtime_checks import surfacing
+from pytreemod.transform.host.failures import surfacing
 
 _Carry = TypeVar("_Carry")
 

@@ -31,7 +31,7 @@ from pytreemod.transform.control_flow.refusals import (
     refuse_sizes,
     refuse_unroll,
 )
-from pytreemod.transform.host.runtime_checks import surfacing
+from pytreemod.transform.host.failures import surfacing
 from pytreemod.transform.maps.stacking import refuse_other_than_int
 from pytreemod.transform.maps.vmap import ON_AXIS_0, axes_of
 from pytreemod.tree.paths import path_text

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 from pytreemod.transform.boundary.packing import pack_call, unpack
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable
-from pytreemod.transform.host.runtime_checks import surfacing
+from pytreemod.transform.host.failures import surfacing
 from pytreemod.tree.snapshots import divide
 from pytreemod.typing import untyped_jax
 

@@ -19,7 +19,7 @@ from pytreemod.transform.boundary.wrapping import (
 )
 from pytreemod.transform.derivatives.results import pair_of
 from pytreemod.transform.derivatives.tangents import beside, is_zero
-from pytreemod.transform.host.runtime_checks import surfacing
+from pytreemod.transform.host.failures import surfacing
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array, is_inexact_array

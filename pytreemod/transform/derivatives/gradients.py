@@ -26,7 +26,7 @@ from pytreemod.transform.derivatives.chosen_leaves import (
     trainable_mask,
 )
 from pytreemod.transform.derivatives.results import pair_of
-from pytreemod.transform.host.runtime_checks import surfacing
+from pytreemod.transform.host.failures import surfacing
 from pytreemod.tree.nodes import children_of
 from pytreemod.tree.predicates import is_array_like
 from pytreemod.typing import FilterSpec, class_of, jtu, untyped_jax

@@ -27,7 +27,7 @@ from pytreemod.transform.derivatives.chosen_leaves import (
 )
 from pytreemod.transform.derivatives.results import pair_of
 from pytreemod.transform.derivatives.tangents import is_differentiable
-from pytreemod.transform.host.runtime_checks import surfacing
+from pytreemod.transform.host.failures import surfacing
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array_like
 from pytreemod.tree.snapshots import divide

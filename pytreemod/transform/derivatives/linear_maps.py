@@ -27,7 +27,7 @@ from pytreemod.transform.boundary.wrapping import (
 from pytreemod.transform.derivatives.chosen_leaves import choose
 from pytreemod.transform.derivatives.results import pair_of
 from pytreemod.transform.derivatives.tangents import beside
-from pytreemod.transform.host.runtime_checks import surfacing
+from pytreemod.transform.host.failures import surfacing
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.tree.traces import zero_tangents

@@ -12,7 +12,7 @@ from pytreemod.errors import ArgumentError, DerivativeError, describe, explain
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.wrapping import check_callable, function_name
 from pytreemod.transform.derivatives.tangents import beside
-from pytreemod.transform.host.runtime_checks import surfacing
+from pytreemod.transform.host.failures import surfacing
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import divide

@@ -10,7 +10,7 @@ from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.sowing import reaping
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
-from pytreemod.transform.host.runtime_checks import surfacing
+from pytreemod.transform.host.failures import surfacing
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.snapshots import divide
 

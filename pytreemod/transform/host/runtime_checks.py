@@ -4,28 +4,20 @@ A check is a host callback behind a conditional: a program whose checks hold nev
 device for them. The callback cannot be vectorized away, for `jax.vmap` hands it the whole batch of
 predicates, so that the message can say which member failed.
 
-Who raises? A call of `filter_jit` whose program contains a check *listens*: the callback then only
-notes the failure, and the call waits for its results, looks, and raises from the user's own line.
-Nothing is torn down half-way, so several devices cannot wait for each other. Where nobody listens
-(plain `jax.jit`, a transform that nothing compiles), the callback raises, and JAX passes that on in
-its own error, of which our transforms make the check's again; on several devices it prints, and the
-results are NaN, because the others would wait for the one that raised, forever. A function without
-checks never listens, and never waits.
+Who raises what the callback has found is a story of its own: see `failures`.
 """
 
 from __future__ import annotations
 
 import functools as ft
-import itertools
 import os
 import sys
 import threading
 import traceback
 import zlib
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -33,411 +25,19 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 
 from pytreemod.errors import ArgumentError, CheckError, describe, explain
-from pytreemod.transform.boundary.wrapping import passing_on
+from pytreemod.transform.host.failures import raise_into_jax, tell_listeners
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.tree.traces import decided_late
 from pytreemod.typing import PyTree, Tracer
 
-_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 ON_ERROR = "PYTREEMOD_ON_ERROR"
 BREAKPOINT_FRAMES = "PYTREEMOD_ON_ERROR_BREAKPOINT_FRAMES"
 _MODES = ("raise", "breakpoint", "nan", "off")
 _MARK = "error_if_"
-
-
-class _Listener:
-    """A call that wants to know of failures of its own checks."""
-
-    def __init__(self, checks: Collection[str], is_alone: bool):
-        self.checks = frozenset(checks)
-        self.is_alone = is_alone
-        self.thread = threading.get_ident()
-        self.noted: list[Callable[[], CheckError]] = []
-        # Those of which nobody but this call can have been the cause.
-        self.own: list[Callable[[], CheckError]] = []
-
-    def bars(self, other: _Listener) -> bool:
-        """Whether another call must not run at the same time."""
-        apart = self.thread != other.thread and (self.is_alone or other.is_alone)
-        return apart and not self.checks.isdisjoint(other.checks)
-
-    def run(self, call: Callable[[], Any]) -> Any:
-        """Call, and wait for the results."""
-        with _turns:
-            _waiting.append(self)
-            try:
-                # In turn, so that one that must be alone comes to it.
-                _turns.wait_for(lambda: not any(other.bars(self) for other in self.before()))
-                _listeners.append(self)
-            finally:
-                _waiting.remove(self)
-        try:
-            return cast("Any", jax.block_until_ready(call()))
-        except Exception as error:
-            # What a failure has brought about: the debugger was quit, say.
-            self.raise_first(self.own, error)
-            raise
-        finally:
-            with _turns:
-                _listeners.remove(self)
-                _turns.notify_all()
-
-    def before(self) -> list[_Listener]:
-        """Those that run, and those that wait for longer."""
-        return [*_listeners, *_waiting[: _waiting.index(self)]]
-
-    def raise_first(self, noted: list[Callable[[], CheckError]], cause: Exception | None) -> None:
-        if noted:
-            raise noted[0]() from cause
-
-
-_listeners: list[_Listener] = []
-_waiting: list[_Listener] = []
-_lock = threading.Lock()
-_turns = threading.Condition(_lock)
-
-
-def call_listening(checks: Collection[str], call: Callable[[], _T], *, is_once: bool) -> _T:
-    """Call, wait for the results, and raise the check that failed.
-
-    Nothing tells which of several calls of one program it was in which a check failed. Where one
-    failed that may have been another thread's, the call is made again while all others wait: how
-    that ends is how it ends. (A callback inside of it that makes such a call, too, would wait
-    forever; JAX does not allow callbacks to call it.)
-
-    Args:
-        checks: the checks to listen to, by name (see `checks_in`).
-        call: makes the call.
-        is_once: whether it may not be made again, for it gives its arguments away or has effects:
-            then it is alone from the start.
-
-    Raises:
-        CheckError: a check failed.
-    """
-    listener = _Listener(checks, is_alone=is_once)
-    result = listener.run(call)
-    if listener.noted and not listener.own:
-        listener = _Listener(checks, is_alone=True)
-        result = listener.run(call)
-    listener.raise_first(listener.noted, None)
-    return result
-
-
-def _note(check: str, make_error: Callable[[], CheckError]) -> bool:
-    """Tell those who listen; whether somebody does."""
-    with _lock:
-        heard = [listener for listener in _listeners if check in listener.checks]
-        for listener in heard:
-            listener.noted.append(make_error)
-            if len(heard) == 1:
-                listener.own.append(make_error)
-    return bool(heard)
-
-
-class _Unheard(NamedTuple):
-    """A failure that was raised into JAX, because nobody listened."""
-
-    mark: str
-    error: CheckError
-
-
-# The last of them: see `surfacing`.
-_unheard: deque[_Unheard] = deque(maxlen=32)
-_numbers = itertools.count()
-
-
-def _raise_into_jax(error: CheckError) -> NoReturn:
-    """Raise in a callback, so that the error that JAX makes of it can be recognized.
-
-    Of ours, that has the text alone, which others may have, too, and names of functions in a
-    traceback: so this is raised in a function of a name that no other has.
-    """
-    mark = f"failure_{os.getpid()}_{next(_numbers)}_of_error_if"
-    with _lock:
-        _unheard.append(_Unheard(mark, error))
-
-    def fail() -> NoReturn:
-        raise error
-
-    fail.__code__ = fail.__code__.replace(co_name=mark)
-    fail()
-
-
-def surfacing(fn: Callable[_P, _T]) -> Callable[_P, _T]:
-    """A function that raises the check that failed in it, where JAX raises an error of its own.
-
-    For the transforms: called outside `filter_jit`, JAX may yet compile what is inside.
-    """
-
-    @passing_on
-    @ft.wraps(fn)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        try:
-            return fn(*args, **kwargs)
-        except (RuntimeError, ValueError) as error:
-            # JAX's error: of the one class or, where it has called the function before, the other.
-            raise_unheard(error)
-            raise
-
-    return call
-
-
-def raise_unheard(cause: Exception) -> None:
-    """Raise the check that failed while nobody listened, if `cause` is what JAX made of it."""
-    if isinstance(cause, CheckError) or not _unheard:
-        return
-    text = str(cause)
-    with _lock:
-        found = next((failure for failure in _unheard if failure.mark in text), None)
-        if found is not None:
-            _unheard.remove(found)
-    if found is not None:
-        raise found.error.with_traceback(None) from cause
-
-
-def checks_in(jaxpr: Any) -> frozenset[str]:
-    """The names of the checks in a program.
-
-    Looking at the program finds them all. Watching the trace would miss those in functions that
-    JAX had traced before: the body of a `scan`, an inner `jax.jit`.
-    """
-    names: set[str] = set()
-    seen: set[int] = set()
-
-    def visit(value: Any) -> None:
-        if type(value) in (tuple, list):
-            for item in value:
-                visit(item)
-        elif hasattr(value, "eqns") and id(value) not in seen:
-            seen.add(id(value))
-            for equation in value.eqns:
-                name = equation.params.get("name")
-                if isinstance(name, str) and name.startswith(_MARK):
-                    names.add(name)
-                for parameter in equation.params.values():
-                    visit(parameter)
-
-    visit(jaxpr)
-    return frozenset(names)
-
-
-class _Check:
-    """A check: what to say, and what to do, when it fails."""
-
-    def __init__(self, messages: tuple[str, ...], structure: Structure | None):
-        self.messages = messages
-        self.site = _site()
-        # The same for each trace of the same line.
-        self.name = f"{_MARK}{zlib.crc32(repr((messages, self.site)).encode()):08x}"
-        # What the debugger shows `x` with; None if there is to be no debugger.
-        self.structure = structure
-        self.frames = 0 if structure is None else _frames()
-
-    def fail(self, failed: Any, index: Any, seen: list[Any]) -> Any:
-        """What runs on the device on a failure: call back."""
-        manner = _manner()()
-        if self.structure is not None:
-            failed = self.call_back(self.announce, failed, failed, index, manner)
-            failed = self.stop(failed, self.structure.assemble(seen))
-        return self.call_back(self.report, jnp.asarray(True), failed, index, manner)
-
-    def succeed(self, failed: Any, index: Any, seen: list[Any]) -> Any:
-        """What runs on the device when nothing failed."""
-        return jnp.asarray(True)
-
-    def stop(self, pred: Any, x: PyTree) -> Any:
-        """Open a debugger, which shows `x` and `pred`: the locals of this frame."""
-        # Through the token, so that what is said and done comes in the order written here.
-        return jax.debug.breakpoint(num_frames=self.frames, token=pred)
-
-    def call_back(self, function: Callable[..., Any], like: Any, *args: Any) -> Any:
-        """Call a function on the host, which gives an array like `like`."""
-        result = jax.ShapeDtypeStruct(like.shape, like.dtype)
-        return jax.pure_callback(function, result, *args, vmap_method="sequential")
-
-    def report(self, failed: Any, index: Any, manner: Any) -> Any:
-        """On the host: note the failure, or raise."""
-        make_error = ft.partial(self.error, failed, index, is_batch=True)
-        # Another's program must not be heard by those who wait for their own.
-        if not (manner & _LISTENED and _note(self.name, make_error)):
-            error = make_error()
-            if not manner & _SEVERAL:
-                _raise_into_jax(error)
-            error.add_note("printed, for jax.jit on several devices cannot raise; filter_jit does")
-            _print(error)
-        return np.asarray(False)
-
-    def announce(self, failed: Any, index: Any, manner: Any) -> Any:
-        """On the host, before the debugger opens: note the failure, and say it."""
-        make_error = ft.partial(self.error, failed, index, is_batch=True)
-        if manner & _LISTENED:
-            _note(self.name, make_error)
-        _print(make_error())
-        return np.asarray(failed)
-
-    def raise_now(self, failed: Any, index: Any, seen: list[Any], *, is_batch: bool) -> None:
-        """Raise from the line of the check itself, for everything is known there."""
-        error = self.error(failed, index, is_batch=is_batch)
-        if self.structure is not None:
-            _print(error)
-            try:
-                self.stop(jnp.asarray(failed), self.structure.assemble(seen))
-            except RuntimeError as quit_debugger:
-                raise error from quit_debugger
-        raise error
-
-    def error(self, failed: Any, index: Any, *, is_batch: bool) -> CheckError:
-        """The error for a failure, with where it happened as notes below the message."""
-        failed = np.asarray(failed)
-        places = np.argwhere(failed)
-        first = tuple(int(i) for i in places[0])
-        error = CheckError(self.message(int(np.broadcast_to(index, failed.shape)[first])))
-        if first and is_batch:
-            others = f", and {len(places) - 1} more" if len(places) > 1 else ""
-            error.add_note(f"for the batch index {_in_words(first)}{others}")
-        if self.site:
-            error.add_note(f"checked at {self.site}")
-        return error
-
-    def message(self, index: int) -> str:
-        """The message with this index, which may be anything where it was traced."""
-        count = len(self.messages)
-        known = -count <= index < count
-        return self.messages[index] if known else f"message {index} of {count} (no such message)"
-
-
-def _in_words(index: Sequence[int]) -> str:
-    return str(index[0]) if len(index) == 1 else f"({', '.join(map(str, index))})"
-
-
-def _print(error: CheckError) -> None:
-    print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
-
-
-def _site() -> str:
-    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  (public in effect)
-    here = os.path.dirname(os.path.dirname(__file__))
-    while frame is not None and frame.f_code.co_filename.startswith(here):
-        frame = frame.f_back
-    if frame is None:
-        return ""
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_qualname}"
-
-
 _SEVERAL, _LISTENED = 1, 2
-
-
-class _Making(threading.local):
-    """How many programs that will be listened to are being made in this thread."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
-_making = _Making()
-
-
-def begin_making() -> None:
-    """Programs that are lowered in this thread, from here on, are run by `call_listening`."""
-    _making.count += 1
-
-
-def end_making() -> None:
-    """Undo one `begin_making`."""
-    _making.count -= 1
-
-
-@ft.cache
-def _manner() -> Any:
-    """What says how the program runs: on several devices, listened to.
-
-    Both are known when the program is lowered. The one to no one but JAX; the other is a matter of
-    who makes the program, whatever parts of it JAX had traced before, for others.
-    """
-
-    def decide(is_several: bool) -> Any:
-        return np.int32(_SEVERAL * is_several + _LISTENED * (_making.count > 0))
-
-    return decided_late("manner", np.int32(0), decide)
-
-
-def _is_traced(value: Any) -> bool:
-    """Whether a value, though it may be known, is part of a program that runs later, or never."""
-    return isinstance(value, Tracer) or isinstance(jnp.logical_not(value), Tracer)
-
-
-def _make_guard(check: _Check) -> Any:
-    """A function `(failed, index, seen) -> passed` that calls `check.fail` if any failed.
-
-    Under `jax.vmap` it receives the whole batch, as one more leading axis, and its result is not
-    mapped: the condition stays a condition and is not turned into a selection.
-    """
-
-    def run(failed: Any, index: Any, seen: list[Any]) -> Any:
-        cond = cast("Any", jax.lax.cond)
-        return cond(jnp.any(failed), check.fail, check.succeed, failed, index, seen)
-
-    run.__name__ = run.__qualname__ = check.name
-    guard: Any = custom_vmap(jax.jit(run))
-
-    @guard.def_vmap
-    def _(  # pyright: ignore[reportUnusedFunction]
-        axis_size: int, in_batched: list[Any], failed: Any, index: Any, seen: list[Any]
-    ) -> tuple[Any, bool]:
-        def batch(is_batched: bool, value: Any) -> Any:
-            return value if is_batched else jnp.broadcast_to(value, (axis_size, *value.shape))
-
-        failed, index, seen = jax.tree.map(batch, list(in_batched), [failed, index, seen])
-        if _is_traced(failed) or _is_traced(index):
-            return guard(failed, index, seen), False
-        if np.asarray(failed).any():
-            check.raise_now(failed, index, seen, is_batch=True)
-        return jnp.asarray(True), False
-
-    return guard
-
-
-def _frames() -> int:
-    text = os.environ.get(BREAKPOINT_FRAMES, "1")
-    if not text.isdecimal():
-        raise ArgumentError(explain(BREAKPOINT_FRAMES, "a count of frames", describe(text)))
-    return int(text)
-
-
-@ft.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _guarded(guard: Any, arrays: list[Any], failed: Any, index: Any, seen: list[Any]) -> list[Any]:
-    passed = guard(failed, index, seen)
-    # A selection, so that the check is not dropped as long as one of the arrays is used.
-    return [jax.lax.select(passed, array, _nothing_like(array)) for array in arrays]
-
-
-def _nothing_like(array: Any) -> Any:
-    if jnp.issubdtype(array.dtype, jnp.inexact):
-        return jnp.full_like(array, jnp.nan)
-    return jnp.zeros_like(array)
-
-
-@_guarded.defjvp
-def _guarded_jvp(guard: Any, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    return cast("Any", _guarded(guard, *primals)), tangents[0]
-
-
-@jax.custom_jvp
-def _poisoned(arrays: list[Any], failed: Any) -> list[Any]:
-    return [
-        jnp.where(failed, jnp.full_like(array, jnp.nan), array)
-        if jnp.issubdtype(array.dtype, jnp.inexact)
-        else array
-        for array in arrays
-    ]
-
-
-@_poisoned.defjvp
-def _poisoned_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
-    return _poisoned(*primals), tangents[0]
 
 
 def error_if(x: _T, pred: Any, msg: str, *, on_error: str = "default") -> _T:
@@ -569,6 +169,238 @@ def _first_of(failed: Any, index: Any) -> tuple[Any, Any]:
     return jnp.any(failed), index.reshape(-1)[jnp.argmax(failed.reshape(-1))]
 
 
+def _is_traced(value: Any) -> bool:
+    """Whether a value, though it may be known, is part of a program that runs later, or never."""
+    return isinstance(value, Tracer) or isinstance(jnp.logical_not(value), Tracer)
+
+
+class _Check:
+    """A check: what to say, and what to do, when it fails."""
+
+    def __init__(self, messages: tuple[str, ...], structure: Structure | None):
+        self.messages = messages
+        self.site = _site()
+        # The same for each trace of the same line.
+        self.name = f"{_MARK}{zlib.crc32(repr((messages, self.site)).encode()):08x}"
+        # What the debugger shows `x` with; None if there is to be no debugger.
+        self.structure = structure
+        self.frames = 0 if structure is None else _frames()
+
+    def fail(self, failed: Any, index: Any, seen: list[Any]) -> Any:
+        """What runs on the device on a failure: call back."""
+        manner = _manner()()
+        if self.structure is not None:
+            failed = self.call_back(self.announce, failed, failed, index, manner)
+            failed = self.stop(failed, self.structure.assemble(seen))
+        return self.call_back(self.report, jnp.asarray(True), failed, index, manner)
+
+    def succeed(self, failed: Any, index: Any, seen: list[Any]) -> Any:
+        """What runs on the device when nothing failed."""
+        return jnp.asarray(True)
+
+    def stop(self, pred: Any, x: PyTree) -> Any:
+        """Open a debugger, which shows `x` and `pred`: the locals of this frame."""
+        # Through the token, so that what is said and done comes in the order written here.
+        return jax.debug.breakpoint(num_frames=self.frames, token=pred)
+
+    def call_back(self, function: Callable[..., Any], like: Any, *args: Any) -> Any:
+        """Call a function on the host, which gives an array like `like`."""
+        result = jax.ShapeDtypeStruct(like.shape, like.dtype)
+        return jax.pure_callback(function, result, *args, vmap_method="sequential")
+
+    def report(self, failed: Any, index: Any, manner: Any) -> Any:
+        """On the host: note the failure, or raise."""
+        make_error = ft.partial(self.error, failed, index, is_batch=True)
+        # Another's program must not be heard by those who wait for their own.
+        if not (manner & _LISTENED and tell_listeners(self.name, make_error)):
+            error = make_error()
+            if not manner & _SEVERAL:
+                raise_into_jax(error)
+            error.add_note("printed, for jax.jit on several devices cannot raise; filter_jit does")
+            _print(error)
+        return np.asarray(False)
+
+    def announce(self, failed: Any, index: Any, manner: Any) -> Any:
+        """On the host, before the debugger opens: note the failure, and say it."""
+        make_error = ft.partial(self.error, failed, index, is_batch=True)
+        if manner & _LISTENED:
+            tell_listeners(self.name, make_error)
+        _print(make_error())
+        return np.asarray(failed)
+
+    def raise_now(self, failed: Any, index: Any, seen: list[Any], *, is_batch: bool) -> None:
+        """Raise from the line of the check itself, for everything is known there."""
+        error = self.error(failed, index, is_batch=is_batch)
+        if self.structure is not None:
+            _print(error)
+            try:
+                self.stop(jnp.asarray(failed), self.structure.assemble(seen))
+            except RuntimeError as quit_debugger:
+                raise error from quit_debugger
+        raise error
+
+    def error(self, failed: Any, index: Any, *, is_batch: bool) -> CheckError:
+        """The error for a failure, with where it happened as notes below the message."""
+        failed = np.asarray(failed)
+        places = np.argwhere(failed)
+        first = tuple(int(i) for i in places[0])
+        error = CheckError(self.message(int(np.broadcast_to(index, failed.shape)[first])))
+        if first and is_batch:
+            others = f", and {len(places) - 1} more" if len(places) > 1 else ""
+            error.add_note(f"for the batch index {_in_words(first)}{others}")
+        if self.site:
+            error.add_note(f"checked at {self.site}")
+        return error
+
+    def message(self, index: int) -> str:
+        """The message with this index, which may be anything where it was traced."""
+        count = len(self.messages)
+        known = -count <= index < count
+        return self.messages[index] if known else f"message {index} of {count} (no such message)"
+
+
+def _in_words(index: Sequence[int]) -> str:
+    return str(index[0]) if len(index) == 1 else f"({', '.join(map(str, index))})"
+
+
+def _print(error: CheckError) -> None:
+    print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
+
+
+def _site() -> str:
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  (public in effect)
+    here = os.path.dirname(os.path.dirname(__file__))
+    while frame is not None and frame.f_code.co_filename.startswith(here):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_qualname}"
+
+
+def _make_guard(check: _Check) -> Any:
+    """A function `(failed, index, seen) -> passed` that calls `check.fail` if any failed.
+
+    Under `jax.vmap` it receives the whole batch, as one more leading axis, and its result is not
+    mapped: the condition stays a condition and is not turned into a selection.
+    """
+
+    def run(failed: Any, index: Any, seen: list[Any]) -> Any:
+        cond = cast("Any", jax.lax.cond)
+        return cond(jnp.any(failed), check.fail, check.succeed, failed, index, seen)
+
+    run.__name__ = run.__qualname__ = check.name
+    guard: Any = custom_vmap(jax.jit(run))
+
+    @guard.def_vmap
+    def _(  # pyright: ignore[reportUnusedFunction]
+        axis_size: int, in_batched: list[Any], failed: Any, index: Any, seen: list[Any]
+    ) -> tuple[Any, bool]:
+        def batch(is_batched: bool, value: Any) -> Any:
+            return value if is_batched else jnp.broadcast_to(value, (axis_size, *value.shape))
+
+        failed, index, seen = jax.tree.map(batch, list(in_batched), [failed, index, seen])
+        if _is_traced(failed) or _is_traced(index):
+            return guard(failed, index, seen), False
+        if np.asarray(failed).any():
+            check.raise_now(failed, index, seen, is_batch=True)
+        return jnp.asarray(True), False
+
+    return guard
+
+
+@ft.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _guarded(guard: Any, arrays: list[Any], failed: Any, index: Any, seen: list[Any]) -> list[Any]:
+    passed = guard(failed, index, seen)
+    # A selection, so that the check is not dropped as long as one of the arrays is used.
+    return [jax.lax.select(passed, array, _nothing_like(array)) for array in arrays]
+
+
+@_guarded.defjvp
+def _guarded_jvp(guard: Any, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    return cast("Any", _guarded(guard, *primals)), tangents[0]
+
+
+def _nothing_like(array: Any) -> Any:
+    if jnp.issubdtype(array.dtype, jnp.inexact):
+        return jnp.full_like(array, jnp.nan)
+    return jnp.zeros_like(array)
+
+
+@jax.custom_jvp
+def _poisoned(arrays: list[Any], failed: Any) -> list[Any]:
+    return [
+        jnp.where(failed, jnp.full_like(array, jnp.nan), array)
+        if jnp.issubdtype(array.dtype, jnp.inexact)
+        else array
+        for array in arrays
+    ]
+
+
+@_poisoned.defjvp
+def _poisoned_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    return _poisoned(*primals), tangents[0]
+
+
+def checks_in(jaxpr: Any) -> frozenset[str]:
+    """The names of the checks in a program.
+
+    Looking at the program finds them all. Watching the trace would miss those in functions that
+    JAX had traced before: the body of a `scan`, an inner `jax.jit`.
+    """
+    names: set[str] = set()
+    seen: set[int] = set()
+
+    def visit(value: Any) -> None:
+        if type(value) in (tuple, list):
+            for item in value:
+                visit(item)
+        elif hasattr(value, "eqns") and id(value) not in seen:
+            seen.add(id(value))
+            for equation in value.eqns:
+                name = equation.params.get("name")
+                if isinstance(name, str) and name.startswith(_MARK):
+                    names.add(name)
+                for parameter in equation.params.values():
+                    visit(parameter)
+
+    visit(jaxpr)
+    return frozenset(names)
+
+
+class _Making(threading.local):
+    """How many programs that will be listened to are being made in this thread."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+_making = _Making()
+
+
+def begin_making() -> None:
+    """Programs that are lowered in this thread, from here on, are run by `call_listening`."""
+    _making.count += 1
+
+
+def end_making() -> None:
+    """Undo one `begin_making`."""
+    _making.count -= 1
+
+
+@ft.cache
+def _manner() -> Any:
+    """What says how the program runs: on several devices, listened to.
+
+    Both are known when the program is lowered. The one to no one but JAX; the other is a matter of
+    who makes the program, whatever parts of it JAX had traced before, for others.
+    """
+
+    def decide(is_several: bool) -> Any:
+        return np.int32(_SEVERAL * is_several + _LISTENED * (_making.count > 0))
+
+    return decided_late("manner", np.int32(0), decide)
+
+
 def _require_boolean(where: str, pred: Any) -> None:
     if (is_array(pred) or isinstance(pred, bool)) and jnp.result_type(pred) == jnp.bool_:
         return
@@ -601,3 +433,10 @@ def _mode(where: str, on_error: str) -> str:
     if on_error not in _MODES:
         raise ArgumentError(explain(source, f"one of {', '.join(_MODES)}", describe(on_error)))
     return on_error
+
+
+def _frames() -> int:
+    text = os.environ.get(BREAKPOINT_FRAMES, "1")
+    if not text.isdecimal():
+        raise ArgumentError(explain(BREAKPOINT_FRAMES, "a count of frames", describe(text)))
+    return int(text)

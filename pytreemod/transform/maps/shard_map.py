@@ -44,7 +44,7 @@ from pytreemod.transform.compilation.placements import (
     spec_text,
     stops,
 )
-from pytreemod.transform.host.runtime_checks import surfacing
+from pytreemod.transform.host.failures import surfacing
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.snapshots import divide
 from pytreemod.typing import AxisName, PyTree, SpecTree

@@ -25,7 +25,7 @@ from pytreemod.transform.boundary.wrapping import (
     places_of,
     positional_names,
 )
-from pytreemod.transform.host.runtime_checks import surfacing
+from pytreemod.transform.host.failures import surfacing
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array, is_array_like

@@ -1,14 +1,11 @@
 """error_if: where a failing check raises, what it says, and what a program without one pays."""
 
-import contextlib
 import logging
 import os
 import re
 import subprocess
 import sys
-import threading
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +14,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import ArgumentError, CheckError
-from pytreemod.transform.host.runtime_checks import ON_ERROR, checks_in, raise_unheard
+from pytreemod.transform.host.runtime_checks import ON_ERROR, checks_in
 from tests.helpers.comparing import assert_close
 from tests.helpers.trees import Affine, affine, ramp
 
@@ -545,173 +542,6 @@ def test_names_of_checks_in_a_program():
     assert len(names(small)) == 1
     assert names(small) == names(jax.vmap(small)) == names(jax.grad(squares(small)))
     assert len(names(lambda x: pm.error_if(small(x), x < -9, "other"))) == 2
-
-
-def other_check(x):
-    return pm.error_if(x, x > 99, "never") + 1
-
-
-def printing(x):
-    """With an effect, so that no call may be made twice."""
-    jax.debug.callback(lambda x: None, x)
-    return small(x)
-
-
-# What runs in two threads: with a passing and with a failing check.
-AT_ONCE = {
-    "two programs": (pm.filter_jit(other_check), pm.filter_jit(small)),
-    "one program": (pm.filter_jit(small),) * 2,
-    "one line in two programs": (pm.filter_jit(lambda x: small(x) + 1), pm.filter_jit(small)),
-    "donated": (pm.filter_jit(lambda x: small(x), donate="x"),) * 2,
-    "donated in one": (pm.filter_jit(small), pm.filter_jit(small, donate="x")),
-    "with an effect": (pm.filter_jit(printing),) * 2,
-    "compiled": (pm.filter_jit(small).lower(GOOD).compile(),) * 2,
-    "scanned": (pm.filter_jit(lambda x: each(small, x)),) * 2,
-}
-
-
-@pytest.fixture
-def switching():
-    """Threads that take turns as often as they can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-@pytest.mark.usefixtures("switching")
-@pytest.mark.parametrize(("fine", "failing"), AT_ONCE.values(), ids=AT_ONCE.keys())
-def test_a_failure_is_raised_in_its_own_thread(fine, failing):
-    """Of calls at once, of one program or of two, only that raises whose check failed."""
-    start = threading.Barrier(4)
-
-    def run(call, x):
-        start.wait()
-        return [caught(call, jnp.copy(x)) for _ in range(20)]
-
-    def caught(call, x):
-        try:
-            jax.block_until_ready(call(x))
-        except CheckError:
-            return True
-        return False
-
-    with ThreadPoolExecutor(4) as pool:
-        jobs = [(fine, GOOD), (failing, BAD), (fine, GOOD), (failing, BAD)]
-        results = [pool.submit(run, *job) for job in jobs]
-
-    assert [set(result.result()) for result in results] == [{False}, {True}] * 2
-
-
-class Meeting:
-    """A function for a program to call back, which lets calls of it meet."""
-
-    def __init__(self, count=1, patience=20):
-        self.barrier = threading.Barrier(count)
-        self.patience = patience
-        self.calls = 0
-
-    def __call__(self, x):
-        self.calls += 1
-        with contextlib.suppress(threading.BrokenBarrierError):
-            self.barrier.wait(self.patience)
-        return x
-
-
-@pytest.mark.parametrize("donate", ["none", "x"])
-def test_calls_that_share_a_failure_are_made_again(donate):
-    """With a failure between them, calls are repeated, each alone; never one that donates."""
-    # Those that are alone wait in vain.
-    meeting = Meeting(patience=1)
-
-    def meet(x):
-        return jax.pure_callback(meeting, x, x)
-
-    # Before the check and after it, so that both listen when it fails.
-    call = pm.filter_jit(lambda x: meet(small(meet(x))), donate=donate)
-    failure(call, jnp.copy(BAD))
-    first, meeting.barrier = meeting.calls, threading.Barrier(2)
-
-    def run(x):
-        try:
-            return call(jnp.copy(x))
-        except CheckError as error:
-            return error
-
-    with ThreadPoolExecutor(2) as pool:
-        passed, failed = pool.map(run, [GOOD, BAD])
-
-    assert_close(passed, GOOD)
-    assert isinstance(failed, CheckError)
-    assert first == 2
-    assert meeting.calls - first == (8 if donate == "none" else 4)
-
-
-@pytest.mark.parametrize(
-    "elsewhere",
-    [jax.jit(small), pm.filter_vmap(jax.jit(small))],
-    ids=["jax.jit", "filter_vmap"],
-)
-def test_a_listening_call_does_not_hear_of_other_programs(elsewhere):
-    """The same check, in a program that nobody listens to, raises there and nowhere else."""
-    meeting = Meeting(2)
-
-    def meet(x):
-        return jax.pure_callback(meeting, x, x)
-
-    call = pm.filter_jit(lambda x: meet(small(meet(x))))
-    with ThreadPoolExecutor(1) as pool:
-        passed = pool.submit(call, GOOD)
-        meeting(None)
-        # Now the other thread listens, until it is met again.
-        with pytest.raises((RuntimeError, ValueError), match=TEXT):
-            jax.block_until_ready(elsewhere(BAD))
-        meeting(None)
-        assert_close(passed.result(), GOOD)
-
-
-def test_calls_inside_of_calls_of_one_thread():
-    """A thread does not wait for itself."""
-    inner = pm.filter_jit(small, donate="x")
-    call = pm.filter_jit(lambda x: small(inner(x)), donate="x")
-
-    assert_close(call(jnp.copy(GOOD)), GOOD)
-    failure(call, jnp.copy(BAD))
-
-
-@pytest.mark.parametrize("text", ["hi", "", "nan", "x"])
-def test_an_old_failure_is_not_taken_for_a_later_error(text):
-    """The text of a check that failed under plain JAX may be in any other error's."""
-    compiled = jax.jit(lambda x: pm.error_if(x, x > 3, text))
-    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="CheckError"):
-        jax.block_until_ready(compiled(BAD))
-
-    with pytest.raises(ArgumentError, match=r"filter_vmap\(in_axes\): expected names of arguments"):
-        pm.filter_vmap(lambda x, hi=1: x, in_axes={"hi": 0})(BAD)
-    with pytest.raises(ValueError, match="this is nan, or x") as caught:
-        pm.filter_vmap(raising)(BAD)
-    assert type(caught.value) is ValueError
-
-
-def raising(x):
-    raise ValueError("this is nan, or x")
-
-
-def test_failures_of_one_text_are_told_apart():
-    """Each error of JAX's becomes the failure that it was made of, once."""
-    compiled = [jax.jit(lambda x, i=i: pm.error_if(x, x > i, TEXT)) for i in range(3)]
-    errors = []
-    for call in compiled:
-        with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=TEXT) as caught:
-            jax.block_until_ready(call(BAD + 99))
-        errors.append(caught.value)
-
-    for error in errors[::-1]:
-        with pytest.raises(CheckError, match=TEXT) as caught:
-            raise_unheard(error)
-        assert caught.value.__cause__ is error
-        # It is nobody's any more.
-        raise_unheard(error)
 
 
 def test_nothing_is_said_elsewhere(capfd, caplog):
