@@ -30,6 +30,7 @@ from pytreemod.transform.boundary.wrapping import (
 from pytreemod.transform.compilation.donation import as_donation
 from pytreemod.transform.compilation.kept_functions import forget
 from pytreemod.transform.compilation.shardings import ArgumentLayout, ResultLayout
+from pytreemod.transform.compilation.stages import Lowered
 from pytreemod.transform.compilation.static_arguments import as_static, hold
 from pytreemod.transform.compilation.store import (
     Entry,
@@ -174,7 +175,11 @@ class Jitted(Transformed):
                     entry.look(arguments)
                 else:
                     entry.is_special = entry.has_check
-                packed = _call_and_listen(entry, entry.jitted, arguments)
+                call = ft.partial(entry.jitted, *arguments)
+                if entry.checks:
+                    packed = call_listening(entry.checks, call, is_once=entry.is_once)
+                else:
+                    packed = call()
         except (RuntimeError, ValueError) as error:
             self._explain(arrays, args, kwargs, error)
             raise
@@ -226,7 +231,7 @@ class Jitted(Transformed):
 
         Arguments may be arrays or `jax.ShapeDtypeStruct`s.
         """
-        return Lowered(self, (), *self._stage("lower", args, kwargs))
+        return self._lower((), args, kwargs)
 
     def trace(self, /, *args: Any, **kwargs: Any) -> Any:
         """Trace for these arguments; see `jax.jit`'s `trace`."""
@@ -241,11 +246,16 @@ class Jitted(Transformed):
         if what != "lower":
             return ft.partial(getattr(self, what), instance)
 
-        def lower(*args: Any, **kwargs: Any) -> Lowered:
-            staged = self._stage("lower", (instance, *args), kwargs)
-            return Lowered(self, (instance,), *staged)
+        return lambda *args, **kwargs: self._lower((instance,), args, kwargs)
 
-        return lower
+    def _lower(
+        self, bound: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Lowered:
+        def split(*args: Any, **kwargs: Any) -> tuple[list[Any], tuple[Any, ...]]:
+            return self.split(*self.placed((*bound, *args), kwargs))
+
+        lowered, entry = self._stage("lower", (*bound, *args), kwargs)
+        return Lowered(function_name(self.fn), split, lowered, entry)
 
     def _stage(self, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Entry]:
         # Structs are no arrays, so NumPy arrays without memory stand for them in the split.
@@ -307,89 +317,9 @@ class Jitted(Transformed):
             ) from error
 
 
-class Lowered:
-    """A function that was lowered for particular arguments: what `filter_jit(f).lower` returns.
-
-    Has `compile`, and whatever else `jax.stages.Lowered` has (`as_text`, `cost_analysis`, ...).
-    """
-
-    def __init__(self, wrapper: Jitted, bound: tuple[Any, ...], lowered: Any, entry: Entry):
-        self.lowered = lowered
-        self._bound = bound
-        self._wrapper = wrapper
-        self._entry = entry
-
-    def compile(self, compiler_options: dict[str, Any] | None = None) -> Compiled:
-        """Compile.
-
-        Args:
-            compiler_options: as for `jax.stages.Lowered.compile`.
-
-        Returns:
-            A function of the same arguments.
-        """
-        compiled = self.lowered.compile(compiler_options=compiler_options)
-        return Compiled(self._wrapper, self._bound, compiled, self._entry)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.lowered, name)
-
-
-def _same_key(key: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    # A hash first, as a dict would: a PyTreeDef raises when it is compared with something else.
-    return hash(key) == hash(other) and key == other
-
-
-class Compiled:
-    """A compiled function: what `filter_jit(f).lower(...).compile()` returns.
-
-    Call it with arguments like those it was compiled for. Has whatever else
-    `jax.stages.Compiled` has (`cost_analysis`, `memory_analysis`, ...).
-    """
-
-    def __init__(self, wrapper: Jitted, bound: tuple[Any, ...], compiled: Any, entry: Entry):
-        self.compiled = compiled
-        self._bound = bound
-        self._wrapper = wrapper
-        self._entry = entry
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Run.
-
-        Raises:
-            ArgumentError: something other than the values of arrays differs from what the
-                function was compiled for.
-        """
-        args, kwargs = self._wrapper.placed((*self._bound, *args), kwargs)
-        arrays, key = self._wrapper.split(args, kwargs)
-        if not _same_key(key, self._entry.key):
-            name = function_name(self._wrapper.fn)
-            raise ArgumentError(
-                explain(
-                    f"compiled {name}",
-                    "arguments with the structure and static values that it was compiled for",
-                    "others",
-                    cure=["compile for these, too:", f"filter_jit({name}).lower(...).compile()"],
-                )
-            )
-        arguments = self._entry.arguments(arrays)
-        return unpack(_call_and_listen(self._entry, self.compiled, arguments))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.compiled, name)
-
-
 def _runs_later(arrays: list[Any]) -> bool:
     """Whether a call is part of another trace."""
     return any(isinstance(array, Tracer) for array in arrays)
-
-
-def _call_and_listen(entry: Entry, function: Callable[..., Any], arguments: Any) -> Any:
-    """Call, and if there are checks inside, wait for the results and raise if one failed."""
-    if not entry.checks:
-        return function(*arguments)
-    call = ft.partial(function, *arguments)
-    return call_listening(entry.checks, call, is_once=entry.is_once)
 
 
 @overload
