@@ -53,7 +53,7 @@ def placement_terms(where: str) -> Terms:
     return Terms(where, stops)
 
 
-class Layout:
+class SpecOption:
     """A spec of shardings as an option: compared by value if it can be, or else by identity."""
 
     __slots__ = ("spec", "token")
@@ -68,7 +68,7 @@ class Layout:
             self.token = object()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Layout) and self.token == other.token
+        return isinstance(other, SpecOption) and self.token == other.token
 
     def __hash__(self) -> int:
         return hash(self.token)
@@ -103,7 +103,7 @@ def as_spec(value: Any) -> PartitionSpec:
     return value
 
 
-def settle(
+def convert_values(
     assigned: Sequence[Assigned], convert: Callable[[Any], Any], where: str, expected: str
 ) -> list[Assigned]:
     """Ask the functions in a spec, and have every value in the form that JAX takes.
@@ -117,18 +117,18 @@ def settle(
     Raises:
         SpecError: a value is no placement.
     """
-    settled: list[Assigned] = []
+    converted: list[Assigned] = []
     for place, array, value in assigned:
         if is_function(value):
             value = value(array)
         try:
-            settled.append(Assigned(place, array, convert(value)))
+            converted.append(Assigned(place, array, convert(value)))
         except TypeError:
             raise SpecError(explain(where, expected, describe(value), places=[place])) from None
-    return settled
+    return converted
 
 
-def check_fit(
+def check_placements(
     assigned: Sequence[Assigned], where: str, mesh: Any = None, *, is_whole: bool = True
 ) -> None:
     """Refuse specs that do not fit the arrays that they are for.
@@ -331,8 +331,8 @@ def filter_shard(x: _T, device_or_shardings: PyTree) -> _T:
     """
     where = "filter_shard(device_or_shardings)"
     assigned = assign(device_or_shardings, x, "x", placement_terms(where))
-    settled = settle(assigned, as_sharding, where, PLACEMENTS)
-    check_ranks(settled, where)
+    converted = convert_values(assigned, as_sharding, where, PLACEMENTS)
+    check_ranks(converted, where)
     leaves, treedef = jtu.tree_flatten(x)
-    laid = iter([_lay(where, *assigned) for assigned in settled])
+    laid = iter([_lay(where, *assigned) for assigned in converted])
     return treedef.unflatten([next(laid) if is_array(leaf) else leaf for leaf in leaves])

@@ -28,14 +28,14 @@ from pytreemod.transform.boundary.sowing import Sown
 from pytreemod.transform.compilation.donation import count_arrays
 from pytreemod.transform.compilation.placements import (
     PLACEMENTS,
-    Layout,
+    SpecOption,
     as_sharding,
-    check_fit,
+    check_placements,
     constrain,
+    convert_values,
     is_function,
     is_placement,
     placement_terms,
-    settle,
     spec_text,
     stops,
 )
@@ -48,7 +48,7 @@ OUT = "filter_jit(out_shardings)"
 _TERMS = Terms(IN, stops, None, "in_shardings", "sharding", "lies as it lies")
 
 
-class ArgumentLayout(Layout):
+class ArgumentLayout(SpecOption):
     """How the arguments of a jitted function lie."""
 
     __slots__ = ()
@@ -76,14 +76,14 @@ class ArgumentLayout(Layout):
 
     def explain(self, assigned: Sequence[Assigned], error: Exception) -> None:
         """Raise a better error if `error` came from an argument that cannot lie as it is to."""
-        settled = settle(assigned, as_sharding, IN, PLACEMENTS)
+        converted = convert_values(assigned, as_sharding, IN, PLACEMENTS)
         try:
-            check_fit(settled, IN)
+            check_placements(converted, IN)
         except ValueError as better:
             raise better from error
         elsewhere = [
             f"{place}: {_lies(array.sharding)}, to be {_lies(value)}"
-            for place, array, value in settled
+            for place, array, value in converted
             if _is_elsewhere(array, value)
         ]
         if elsewhere and "Sharding passed to" in str(error):
@@ -117,7 +117,7 @@ def _lies(sharding: Any) -> str:
 def argument_shardings(assigned: Sequence[Assigned], arrays: Sequence[Any]) -> list[Any]:
     """The shardings of a call's arrays; the functions in the spec are asked about these arrays."""
     asked = [Assigned(a.place, array, a.value) for a, array in zip(assigned, arrays, strict=True)]
-    return [value for _, _, value in settle(asked, as_sharding, IN, PLACEMENTS)]
+    return [value for _, _, value in convert_values(asked, as_sharding, IN, PLACEMENTS)]
 
 
 class Asking:
@@ -159,7 +159,7 @@ class Asking:
         return self.find(arguments).eval_shape(*arguments)
 
 
-class ResultLayout(Layout):
+class ResultLayout(SpecOption):
     """How the results of a jitted function lie."""
 
     __slots__ = ("prefix", "slots")
@@ -182,12 +182,12 @@ class ResultLayout(Layout):
         """
         own = result.result if type(result) is Sown else result
         assigned = assign(self.spec, own, "result", placement_terms(OUT))
-        settled = settle(assigned, as_sharding, OUT, PLACEMENTS)
-        check_fit(settled, OUT)
+        converted = convert_values(assigned, as_sharding, OUT, PLACEMENTS)
+        check_placements(converted, OUT)
         if self.slots is None:
             # One sharding for the whole result: what is captured lies as it, too.
             return pack(result)
-        values: list[Any] = [value for _, _, value in settled]
+        values: list[Any] = [value for _, _, value in converted]
         if type(result) is Sown:
             values += [None] * count_arrays(result.harvest)
         late = [value not in self.slots for value in values]

@@ -230,7 +230,7 @@ def _branch(
         fns, operands = restore(own), structure_of().assemble(values)
         result, harvest = reap(fns[index], operands, {})
         result = with_harvest(result, harvest and harvest.sorted())
-        return memory.settle(index, _conditions(own, values), result, lent(), fate)
+        return memory.pack_alike(index, _conditions(own, values), result, lent(), fate)
 
     return branch
 
@@ -257,7 +257,7 @@ class _Memory:
         self.dtypes: dict[Any, list[Any]] = {}
         self.lock = threading.Lock()
 
-    def settle(
+    def pack_alike(
         self, index: int, key: Any, result: PyTree, lent: Container[int], fate: _Fate
     ) -> dict[Any, list[Any]]:
         """The result of a branch as all branches return theirs, as far as that is known: packed."""
@@ -285,7 +285,7 @@ class _Memory:
         for label, result in zip(self.labels[1:], results[1:], strict=True):
             other, labels = result.assemble(()), (self.labels[0], label)
             _refuse_other_names(self.where, labels, first, other)
-            found = differences(first, other, _fit)
+            found = differences(first, other, _fits)
             if found:
                 raise StructureError(_explain_mismatch(self.where, labels, found))
         return _dtypes(results)
@@ -302,7 +302,7 @@ def _as_dtype(value: Any, dtype: Any) -> Any:
     return jnp.asarray(value, None if fits else dtype)
 
 
-def _fit(first: Any, second: Any) -> bool:
+def _fits(first: Any, second: Any) -> bool:
     """Whether two leaves may stand in the same place of the results of two branches."""
     if is_number(first) and is_number(second) and are_one(first, second):
         return True

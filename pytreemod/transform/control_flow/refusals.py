@@ -43,7 +43,7 @@ def as_length(where: str, length: Any) -> Any:
     return length
 
 
-def refuse_nothing(where: str, root: str) -> None:
+def refuse_no_array(where: str, root: str) -> None:
     """Raise the error for a tree without an array that says how many steps there are."""
     or_length = where == "filter_scan"
     raise ArgumentError(

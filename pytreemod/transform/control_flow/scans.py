@@ -27,7 +27,7 @@ from pytreemod.transform.control_flow.refusals import (
     as_pair,
     axis_in_stack,
     refuse_axis,
-    refuse_nothing,
+    refuse_no_array,
     refuse_sizes,
     refuse_unroll,
 )
@@ -187,13 +187,13 @@ def _map_batches(
     return unpack(_lax.map(run, elements.sliced, batch_size=batch_size))
 
 
-_Call = Callable[[Callable[..., Any], Any, Any], tuple[Any, Any]]
+_Step = Callable[[Callable[..., Any], Any, Any], tuple[Any, Any]]
 
 
 def _scan(
     name: str,
     callee: Callee,
-    call: _Call,
+    call: _Step,
     carry: Parts,
     elements: _Elements,
     out_axes: AxesSpec,
@@ -273,7 +273,7 @@ def _common_length(
                 refuse_axis(where, root, tree, axes)
             sizes.append(leaf.shape[axis])
     if not sizes:
-        refuse_nothing(where, root)
+        refuse_no_array(where, root)
     if any(size != sizes[0] for size in sizes):
         refuse_sizes(where, root, tree, axes, length)
     return sizes[0]

@@ -76,7 +76,7 @@ def beside(
     found: list[Any] = []
     wrong: list[str] = []
     for path, leaf, value in _walk(tree, derivative, ()):
-        fitted, complaint = _fit(leaf, value, strict)
+        fitted, complaint = _checked(leaf, value, strict)
         found.append(fitted)
         if complaint:
             wrong.append(f"{_place(path, root)}: {complaint}")
@@ -118,7 +118,7 @@ def _walk(tree: Any, derivative: Any, path: tuple[Any, ...]) -> Iterator[tuple[A
         yield from _walk(child, other, (*path, key))
 
 
-def _fit(leaf: Any, value: Any, strict: bool) -> tuple[Any, str | None]:
+def _checked(leaf: Any, value: Any, strict: bool) -> tuple[Any, str | None]:
     """The derivative as it goes on, and what is wrong with it."""
     if is_zero(value):
         return None, None

@@ -33,14 +33,14 @@ from pytreemod.transform.boundary.wrapping import (
 )
 from pytreemod.transform.compilation.placements import (
     SPECS,
-    Layout,
+    SpecOption,
     as_spec,
     axes_in,
     check_axis_names,
-    check_fit,
+    check_placements,
     context_mesh,
+    convert_values,
     placement_terms,
-    settle,
     spec_text,
     stops,
 )
@@ -65,8 +65,8 @@ _TERMS = Terms(IN, stops, None, "in_specs", "P('data')", "is the same on all dev
 
 class _Options(NamedTuple):
     mesh: Any
-    in_specs: Layout | None
-    out_specs: Layout
+    in_specs: SpecOption | None
+    out_specs: SpecOption
     axis_names: frozenset[AxisName]
     check_vma: bool
 
@@ -168,9 +168,9 @@ class _ShardMapped(Transformed):
 
 
 def _in_specs(assigned: list[Assigned], count: int, mesh: Any) -> list[PartitionSpec]:
-    settled = settle(assigned, as_spec, IN, SPECS)
-    check_fit(settled, IN, mesh)
-    return [PartitionSpec()] * (count - len(settled)) + [value for _, _, value in settled]
+    converted = convert_values(assigned, as_spec, IN, SPECS)
+    check_placements(converted, IN, mesh)
+    return [PartitionSpec()] * (count - len(converted)) + [value for _, _, value in converted]
 
 
 def _check_explicit(mesh: Any) -> None:
@@ -229,9 +229,9 @@ class _Results:
         """
         own = result.result if type(result) is Sown else result
         assigned = assign(self.spec, own, "result", placement_terms(OUT))
-        settled = settle(assigned, as_spec, OUT, SPECS)
-        check_fit(settled, OUT, self.mesh, is_whole=False)
-        specs = [value for _, _, value in settled]
+        converted = convert_values(assigned, as_spec, OUT, SPECS)
+        check_placements(converted, OUT, self.mesh, is_whole=False)
+        specs = [value for _, _, value in converted]
         if type(result) is Sown:
             harvest, whole = self.stack(result.harvest)
             result, specs = Sown(own, harvest), specs + whole
@@ -239,7 +239,7 @@ class _Results:
         if new:
             raise _NewSpecs(list(dict.fromkeys(new)))
         if self.check_vma:
-            self.check_sameness(settled)
+            self.check_sameness(converted)
         return group(result, [self.slots.index(spec) for spec in specs], len(self.slots))
 
     def stack(self, harvest: Harvest) -> tuple[Harvest, list[PartitionSpec]]:
@@ -250,14 +250,14 @@ class _Results:
         stacked = [jnp.expand_dims(array, 0) for array in arrays]
         return structure.assemble(stacked), [spec] * len(stacked)
 
-    def check_sameness(self, settled: list[Assigned]) -> None:
+    def check_sameness(self, converted: list[Assigned]) -> None:
         """Refuse results that differ from device to device along an axis that no spec names.
 
         Raises:
             SpecError: there are some.
         """
         places: list[str] = []
-        for place, array, spec in settled:
+        for place, array, spec in converted:
             lost = (varying_axes(jax.typeof(array)) & self.manual) - set(axes_in(spec))
             if lost:
                 varies = f"varies over {', '.join(sorted(map(repr, lost)))}"
@@ -367,8 +367,8 @@ def filter_shard_map(
         raise ArgumentError(explain("filter_shard_map(mesh)", "a mesh", describe(mesh)))
     options = _Options(
         mesh,
-        None if in_specs is AS_THEY_LIE else Layout(in_specs),
-        Layout(out_specs),
+        None if in_specs is AS_THEY_LIE else SpecOption(in_specs),
+        SpecOption(out_specs),
         frozenset(axis_names),
         check_vma,
     )

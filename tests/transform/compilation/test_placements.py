@@ -10,7 +10,7 @@ from jax.sharding import SingleDeviceSharding
 import pytreemod as pm
 from pytreemod.errors import ShapeError, SpecError
 from pytreemod.transform.compilation.placements import (
-    Layout,
+    SpecOption,
     as_spec,
     axes_in,
     is_placement,
@@ -183,14 +183,14 @@ def test_uneven_arrays_are_refused_by_jax():
 
 def test_specs_are_compared_by_value():
     """Equal specs share what was compiled for one of them; what has no hash is itself alone."""
-    assert Layout({"x": on("data")}) == Layout({"x": on("data")})
-    assert hash(Layout([on("data")])) == hash(Layout([on("data")]))
-    assert Layout({"x": on("data")}) != Layout({"x": on("model")})
-    assert Layout(on()) != Layout([on()])
-    odd = Layout(np.ones(2))
+    assert SpecOption({"x": on("data")}) == SpecOption({"x": on("data")})
+    assert hash(SpecOption([on("data")])) == hash(SpecOption([on("data")]))
+    assert SpecOption({"x": on("data")}) != SpecOption({"x": on("model")})
+    assert SpecOption(on()) != SpecOption([on()])
+    odd = SpecOption(np.ones(2))
     assert odd == odd
-    assert odd != Layout(np.ones(2))
-    assert repr(Layout(None)) == "None"
+    assert odd != SpecOption(np.ones(2))
+    assert repr(SpecOption(None)) == "None"
 
 
 def test_what_a_placement_is():
