@@ -1,0 +1,167 @@
+"""Whether trees agree, and where they do not: arrays by what fits, all else by being one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytreemod.transform.boundary.agreement import (
+    MISSING,
+    Slot,
+    agreeing_dtype,
+    aval_of,
+    differences,
+    is_number,
+    is_value,
+    may_be_promoted,
+    varying_axes,
+)
+from tests.helpers.trees import Affine, affine, ramp
+
+
+def same_shape(first, second):
+    """What fits, in these tests."""
+    return aval_of(first).shape == aval_of(second).shape
+
+
+def found(first, second):
+    """Where two trees do not agree: paths and texts."""
+    return [
+        (jax.tree_util.keystr(d.path), *d.texts()) for d in differences(first, second, same_shape)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("leaf", "number", "value"),
+    [
+        (1, True, True),
+        (True, True, True),
+        (1j, True, True),
+        (np.float32(1), False, True),
+        (jnp.ones(2), False, True),
+        ("1", False, False),
+        (None, False, False),
+    ],
+)
+def test_numbers_and_values(leaf, number, value):
+    """Plain Python numbers are values, and so are arrays."""
+    assert is_number(leaf) is number
+    assert is_value(leaf) is value
+
+
+def test_slots_stand_for_arrays():
+    """With the type of an array, in the place of it."""
+    slot = Slot(jax.typeof(ramp(2)))
+    assert aval_of(slot) == aval_of(ramp(2))
+    assert found([slot], [ramp(2)]) == []
+    assert found([slot], [ramp(3)]) == [("[0]", "f32[2]", "f32[3]")]
+
+
+TREES = st.recursive(
+    st.sampled_from([1, 1.0, True, "a", None]),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+        st.tuples(inner),
+    ),
+    max_leaves=6,
+)
+
+
+@given(TREES)
+def test_a_tree_agrees_with_itself(tree):
+    """Whatever it holds."""
+    assert differences(tree, tree, same_shape) == []
+
+
+@given(TREES, TREES)
+def test_trees_agree_both_ways(first, second):
+    """There is a difference one way exactly if there is one the other way."""
+    forth = differences(first, second, same_shape)
+    assert bool(forth) is bool(differences(second, first, same_shape))
+    if jax.tree.structure(first) != jax.tree.structure(second):
+        assert forth
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([ramp(2), "a"], [ramp(2), "b"], [("[1]", "'a'", "'b'")]),
+        ({"a": 1}, {"a": 1, "b": 2}, [("['b']", "nothing", "2")]),
+        ([1, 2], (1, 2), [("", "list of 2", "tuple of 2")]),
+        ([1, 2], [1], [("", "list of 2", "list of 1")]),
+        ({"a": [1]}, {"a": ramp(2)}, [("['a']", "list of 1", "f32[2]")]),
+        (affine(), Affine(ramp(1), None), [(".weight", "f32[2,3]", "f32[1]")]),
+        ([None], [1], [("[0]", "None", "1")]),
+    ],
+)
+def test_what_differs_is_found_by_path(first, second, expected):
+    """As deep as both sides go."""
+    assert found(first, second)[: len(expected)] == expected
+
+
+def test_what_looks_alike_is_told_apart():
+    """Two objects of one text are still two."""
+
+    class Odd:
+        def __repr__(self):
+            return "odd"
+
+    assert found([Odd()], [Odd()]) == [("[0]", "odd", "odd, another")]
+
+
+def test_what_a_difference_is_of():
+    """Arrays or numbers on both sides; nothing but dtypes; configuration."""
+    ((dtypes,), (arrays,), (rest,)) = (
+        differences([a], [b], lambda a, b: False)
+        for a, b in [(ramp(2), jnp.arange(2)), (ramp(2), ramp(3)), ("a", ramp(2))]
+    )
+    assert (dtypes.of_arrays, dtypes.of_dtypes) == (True, True)
+    assert (arrays.of_arrays, arrays.of_dtypes) == (True, False)
+    assert (rest.of_arrays, rest.of_dtypes) == (False, False)
+    (missing,) = differences({}, {"a": ramp(1)}, same_shape)
+    assert missing.first is MISSING
+
+
+WEAK, STRONG = aval_of(1.0), aval_of(jnp.ones((), jnp.float16))
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([1.0, 2.0], jnp.float32),
+        ([1, 2.0], jnp.float32),
+        ([True, 1], None),
+        ([1, jnp.ones((), jnp.float16)], jnp.float16),
+        ([jnp.ones(()), jnp.ones((), jnp.float16)], None),
+        ([1.0, jnp.arange(1)[0]], None),
+        ([1, 2.0, 1j], jnp.complex64),
+    ],
+)
+def test_the_dtype_on_which_values_agree(values, dtype):
+    """That of the strong ones, to which the weak ones must promote."""
+    avals = [aval_of(value) for value in values]
+    assert agreeing_dtype(avals) == dtype
+    assert agreeing_dtype(avals[::-1]) == dtype
+
+
+def test_promotion_is_of_weak_values_alone():
+    """A strongly typed value keeps its type."""
+    assert may_be_promoted(WEAK, STRONG) == jnp.float16
+    assert may_be_promoted(STRONG, WEAK) is None
+
+
+def test_axes_over_which_an_array_varies():
+    """None outside of a `shard_map`; its axes inside, where the array differs."""
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec, seen = jax.sharding.PartitionSpec("data"), []
+
+    def look(x):
+        seen.append(varying_axes(jax.typeof(x)))
+        return x
+
+    jax.jit(jax.shard_map(look, mesh=mesh, in_specs=spec, out_specs=spec))(ramp(2))
+    assert seen == [{"data"}]
+    assert varying_axes(aval_of(ramp(2))) == frozenset()

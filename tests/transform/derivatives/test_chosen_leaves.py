@@ -1,0 +1,160 @@
+"""Which arguments of a call are differentiated, and which of their leaves."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import ArgumentError, SpecError
+from pytreemod.transform.derivatives.chosen_leaves import (
+    as_argnums,
+    choose,
+    chosen_places,
+    refuse_nothing,
+    trainable_mask,
+)
+from tests.helpers.comparing import assert_same
+from tests.helpers.trees import ramp
+
+X, Y = ramp(2), ramp(3)
+TREE = {"n": 3, "x": X, "y": Y, "z": jnp.arange(2)}
+
+
+class Scaled(pm.Module):
+    """A parameter, a buffer and an array of integers."""
+
+    weight: jax.Array
+    mean: jax.Array = pm.field(role="buffer")
+    count: jax.Array = pm.field(default_factory=lambda: jnp.arange(2))
+
+
+def f(model, batch, rate=1.0):
+    """What is differentiated."""
+
+
+def chosen_of(args, wrt=None, argnums=None, kwargs=None):
+    """What `filter_grad` of `f` chooses."""
+    return choose("filter_grad", f, args, kwargs or {}, wrt, argnums)
+
+
+@pytest.mark.parametrize(
+    ("wrt", "expected"),
+    [
+        (None, [True, False, False]),
+        (True, [True, True, False]),
+        (False, [False, False, False]),
+        (pm.is_array, [True, True, False]),
+        (pm.select.path("mean"), [False, True, False]),
+        (pm.select.path("count"), [False, False, False]),
+    ],
+)
+def test_inexact_arrays_that_are_picked(wrt, expected):
+    """By default all that is no buffer; floating arrays only, in any case."""
+    assert trainable_mask(Scaled(X, Y), wrt, "wrt") == expected
+
+
+def test_a_selector_that_finds_nothing_here_is_a_mistake_or_not():
+    """In one of several arguments it may find nothing."""
+    nowhere = pm.select.path("bias")
+
+    assert trainable_mask(Scaled(X, Y), nowhere, "wrt", strict=False) == [False] * 3
+    with pytest.raises(SpecError, match="bias"):
+        trainable_mask(Scaled(X, Y), nowhere, "wrt")
+
+
+def test_what_is_chosen_goes_out_and_comes_back():
+    """The values alone, the arguments with others in their place, a tree of derivatives."""
+    chosen = chosen_of((TREE, "batch"))
+
+    assert_same(chosen.values, [X, Y])
+    assert_same(chosen.rejoin([2 * X, 3 * Y]), [{**TREE, "x": 2 * X, "y": 3 * Y}, "batch"])
+    assert chosen.place(["dx", "dy"]) == {"n": None, "x": "dx", "y": "dy", "z": None}
+
+
+def test_several_arguments_give_several_trees():
+    """In the order in which they were asked for; one int gives one tree."""
+    args = ({"x": X}, Y, 1.0)
+
+    assert chosen_of(args, argnums=(1, 0)).place(["dy", "dx"]) == ("dy", {"x": "dx"})
+    assert chosen_of(args, argnums=(1,)).place(["dy"]) == ("dy",)
+    assert chosen_of(args, argnums=-2).place(["dy"]) == "dy"
+
+
+@pytest.mark.parametrize("wrt", [(False, True), [False, True], {"model": False}])
+def test_one_spec_for_each_argument(wrt):
+    """In a sequence, or by name, where what is left out has the default."""
+    assert_same(chosen_of((X, Y), wrt, (0, 1)).values, [Y])
+
+
+def test_where_the_chosen_leaves_are():
+    """By the names of the arguments."""
+    places = chosen_places(f, chosen_of((TREE, Y), argnums=(0, 1)))
+    assert [place for place, _ in places] == ["model['x']", "model['y']", "batch"]
+    np.testing.assert_array_equal(places[0][1], X)
+
+
+def test_a_state_that_was_used_up_inside_is_used_up_outside():
+    """What was put together anew stands for what the caller passed."""
+
+    class Counter(pm.Module):
+        count: pm.StateIndex
+
+        def __init__(self):
+            self.count = pm.StateIndex(jnp.zeros(()))
+
+    model, state = pm.make_with_state(Counter)()
+    chosen = chosen_of((state,))
+    (inside,) = chosen.rejoin(chosen.values)
+    chosen.pass_on_use("filter_grad")
+    assert state.get(model.count) == 0
+    inside.set(model.count, jnp.ones(()))
+    chosen.pass_on_use("filter_grad")
+
+    with pytest.raises(pm.PytreemodError, match="filter_grad"):
+        state.get(model.count)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(None, None), (0, 0), (-1, -1), ([0, 1], (0, 1)), ((1,), (1,))]
+)
+def test_argnums(given, expected):
+    """None, an int, or several."""
+    assert as_argnums("filter_grad", given) == expected
+
+
+@pytest.mark.parametrize("given", [True, "0", 1.0, (), [], (0, True), (0, "1")])
+def test_other_argnums_are_refused(given):
+    """A bool is no int, and none is not several."""
+    with pytest.raises(ArgumentError, match=r"filter_grad\(argnums\): expected an int or several"):
+        as_argnums("filter_grad", given)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "options", "error", "text"),
+    [
+        ((), {"model": X}, {}, ArgumentError, r"argument 0 \(model\).*got 'model' by keyword"),
+        ((X,), {}, {"argnums": 1}, ArgumentError, r"argument 1 \(batch\).*1 positional"),
+        ((X, Y), {}, {"argnums": (0, -2)}, ArgumentError, r"each argument once, got \(0, -2\)"),
+        ((X, Y), {}, {"argnums": (0, 1), "wrt": (True,)}, SpecError, r"of the 2 .* got 1"),
+        (
+            (X, Y),
+            {},
+            {"argnums": (0, 1), "wrt": {"model": True, "rate": True}},
+            SpecError,
+            r"names of differentiated arguments \(model, batch\), got 'rate'",
+        ),
+    ],
+)
+def test_mistakes(args, kwargs, options, error, text):
+    """Arguments that are not there, and specs for others."""
+    with pytest.raises(error, match=f"(?s){text}"):
+        chosen_of(args, kwargs=kwargs, **options)
+
+
+def test_nothing_to_differentiate_is_refused_with_what_there_is():
+    """Every leaf is listed."""
+    chosen = chosen_of(({"n": 3, "z": jnp.arange(2)},))
+    with pytest.raises(ArgumentError, match=r"(?s)got none.*model\['n'\]: 3.*model\['z'\]: i32"):
+        refuse_nothing("filter_grad", f, chosen, None)
+    refuse_nothing("filter_grad", f, chosen_of((X,)), None)

@@ -1,0 +1,128 @@
+"""Tangents beside their trees: None stands for zero anywhere, and what does not fit is named."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pytreemod.errors import DerivativeError
+from pytreemod.transform.derivatives.tangents import beside, is_differentiable, is_zero
+from tests.helpers.trees import Affine, affine, ramp
+
+INTEGERS_ZERO = np.zeros(3, jax.dtypes.float0)
+
+
+def fitted(tree, derivative, **options):
+    """The derivative of each leaf."""
+    return beside(tree, derivative, where="f", expected="a tangent", root="x", **options)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "expected"),
+    [
+        (jnp.ones(2), True),
+        (np.ones(2), True),
+        (jax.ShapeDtypeStruct((2,), jnp.bfloat16), True),
+        (1j, True),
+        (1.0, True),
+        (jnp.arange(2), False),
+        (True, False),
+        (1, False),
+        ("1.0", False),
+        (None, False),
+        (jax.random.key(0), False),
+    ],
+)
+def test_what_is_differentiable(leaf, expected):
+    """What is of a floating or complex type."""
+    assert is_differentiable(leaf) is expected
+
+
+def test_what_is_zero_by_its_type():
+    """None, JAX's symbolic zero, those of integers; no array of zeros."""
+    seen = []
+
+    @jax.custom_jvp
+    def look(x, y):
+        return x
+
+    def rule(primals, tangents):
+        seen.extend(map(is_zero, tangents))
+        return primals[0], tangents[0]
+
+    look.defjvp(rule, symbolic_zeros=True)
+    jax.jvp(lambda x: look(x, 2.0), (1.0,), (1.0,))
+
+    assert seen == [False, True]
+    assert is_zero(None)
+    assert is_zero(INTEGERS_ZERO)
+    assert not is_zero(jnp.zeros(3))
+    assert not is_zero(0.0)
+
+
+def test_none_stands_for_a_leaf_and_for_a_whole_node():
+    """One entry for each leaf of the tree, whatever the derivative has."""
+    tree = {"a": affine(), "b": [ramp(2), 1.0, "text"]}
+    leaves = len(jax.tree.leaves(tree))
+
+    assert fitted(tree, None) == [None] * leaves
+    assert fitted(tree, {"a": None, "b": [None, 3.0, None]}) == [None] * (leaves - 2) + [3.0, None]
+
+
+def test_numbers_take_the_type_of_their_array():
+    """A Python number beside an array becomes one of its dtype, if it is of its kind."""
+    (found,) = fitted(jnp.ones((), jnp.float16), 2)
+
+    assert found.dtype == jnp.float16
+    with pytest.raises(DerivativeError, match=r"x: \(1\+1j\), for f32\[\]"):
+        fitted(jnp.ones(()), 1 + 1j)
+
+
+def test_shapes_may_stand_for_arrays():
+    """Only shape and dtype of the tree count."""
+    (found,) = fitted(jax.ShapeDtypeStruct((2,), jnp.float32), ramp(2))
+    np.testing.assert_array_equal(found, ramp(2))
+
+
+@pytest.mark.parametrize(
+    ("tree", "derivative", "text"),
+    [
+        (ramp(2), ramp(3), r"x: f32\[3\], for f32\[2\]"),
+        (ramp(2), jnp.ones(2, jnp.float16), r"x: f16\[2\], for f32\[2\]"),
+        ([ramp(2)], [ramp(2), ramp(2)], r"x: a list of 2, for a list of 1"),
+        ({"a": ramp(2)}, [ramp(2)], r"x: a list of 1, for a dict of 1"),
+        (ramp(2), [ramp(2)], r"x: a list of 1, for f32\[2\]"),
+        (ramp(2), "text", r"x: 'text', for f32\[2\]"),
+        ({"n": 3}, {"n": 1.0}, r"x\['n'\]: 1\.0 instead of None, for 3"),
+        (affine(), Affine(ramp(1), None), r"x\.weight: f32\[1\], for f32\[2,3\]"),
+    ],
+)
+def test_what_does_not_fit_is_named(tree, derivative, text):
+    """By its path, with both sides."""
+    with pytest.raises(DerivativeError, match=f"(?s)^f: expected a tangent, got one.*{text}"):
+        fitted(tree, derivative)
+
+
+def test_all_misfits_are_named_at_once():
+    """So that one run shows them all."""
+    with pytest.raises(DerivativeError, match=r"(?s)2 that do not fit.*x\[0\].*x\[1\]"):
+        fitted([ramp(2), ramp(2)], [ramp(1), ramp(3)])
+
+
+def test_what_stands_at_a_constant_may_be_passed_over():
+    """Not strict: as for the gradients of a rule."""
+    assert fitted([1, "a"], [1.0, "b"], strict=False) == [None, None]
+
+
+def test_a_tuple_of_arguments_has_a_name_for_each():
+    """They are asked for only in an error."""
+    asked = []
+
+    def names():
+        asked.append(True)
+        return ["model", "batch"]
+
+    beside((ramp(2), ramp(2)), (ramp(2), None), where="f", expected="tangents", root=names)
+    assert asked == []
+    with pytest.raises(DerivativeError, match=r"batch: f32\[1\], for f32\[2\]"):
+        beside((ramp(2), ramp(2)), (None, ramp(1)), where="f", expected="tangents", root=names)
