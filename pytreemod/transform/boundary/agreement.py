@@ -125,8 +125,10 @@ def differences(first: PyTree, second: PyTree, fits: Any) -> list[Difference]:
         One entry for each place, in order; empty for trees that agree.
     """
     (leaves, treedef), (others, treedef_of_other) = map(jtu.tree_flatten, (first, second))
+    # Flat, for that is quick and most trees agree; the walk is for finding out where they do not.
     if treedef != treedef_of_other:
         found = list(_differences(first, second, (), fits))
+        # They differ in what the walk does not show: the data that a node of the user's kind keeps.
         return found or [Difference((), first, second, in_data=False)]
     if all(not _differ(a, b, fits) for a, b in zip(leaves, others, strict=True)):
         return []
@@ -151,10 +153,12 @@ def _differences(a: Any, b: Any, path: tuple[Any, ...], fits: Any) -> Iterator[D
     if record_of(a) is not None:
         yield from _of_records(a, b, path, fits)
         return
+    # In a dict a key that is missing can be named; other nodes are of another make as a whole.
     if not issubclass(class_of(a), dict) and [k for k, _ in inner] != [k for k, _ in others]:
         yield Difference(path, a, b)
         return
     found = list(_below(dict(inner), dict(others), path, fits))
+    # What is below says more than that the nodes differ, which follows from it.
     yield from found
     if not found and _bare(a) != _bare(b):
         yield Difference(path, a, b, in_data=False)
@@ -176,6 +180,7 @@ def _of_records(a: Any, b: Any, path: tuple[Any, ...], fits: Any) -> Iterator[Di
     (mine, data), (others, data_of_other) = map(_names, (a, b))
     for name in [*mine, *(name for name in others if name not in mine)]:
         here = (*path, jtu.GetAttrKey(name))
+        # A field may be set in one of them only, if it is not declared for both.
         first, second = getattr(a, name, MISSING), getattr(b, name, MISSING)
         if name in data and name in data_of_other:
             yield from _differences(first, second, here, fits)
@@ -225,6 +230,7 @@ def agreeing_dtype(avals: Sequence[Any]) -> Any:
     Strongly typed ones must have it already, weakly typed ones (Python numbers) must promote to it.
     """
     strong = [aval for aval in avals if not getattr(aval, "weak_type", False)]
+    # Nothing strong gives way, whatever JAX would promote it to outside of branches.
     if any(aval.dtype != strong[0].dtype for aval in strong):
         return None
     target = strong[0] if strong else _highest(avals)

@@ -90,6 +90,7 @@ def specs_by_argument(
         unknown = [name for name in spec if name not in every and name not in known]
         if not unknown:
             return [spec.get(name, terms.default) for name in every]
+        # A dict that is the only argument may have a dict for its spec, with keys of its own.
         if len(every) != 1 or not issubclass(class_of(trees[0]), dict):
             expected = f"names of arguments of this call ({', '.join(every)})"
             raise ArgumentError(explain(terms.where, expected, ", ".join(map(repr, unknown))))
@@ -98,6 +99,7 @@ def specs_by_argument(
     if is_sequence and len(spec) == positional:
         return [*spec, *[terms.default] * (len(every) - positional)]
     is_one = children_of(spec) is None or terms.stops(spec)
+    # A tuple could be one spec for all of several arguments, or one for each: it is never guessed.
     if len(every) == 1 or (is_one and not is_sequence):
         return [spec] * len(every)
     _refuse(spec, is_sequence, every, positional, terms)

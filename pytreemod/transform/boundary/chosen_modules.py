@@ -72,6 +72,7 @@ def rebuilt(tree: PyTree, change: Callable[[Any, Path], Any], path: Path = ()) -
     if children is None:
         return tree
     parts = [rebuilt(child, change, (*path, key)) for key, child in children]
+    # What has not changed stays the same object: nothing is built anew, and its snapshot holds.
     if any(new is not old for new, (_, old) in zip(parts, children, strict=True)):
         record = record_of(tree)
         if record is not None:
@@ -119,6 +120,7 @@ class _Argument:
 
     def __init__(self, tree: PyTree, has_method: Callable[[Any], bool]):
         path, inner = (), tree
+        # Wrappers are passed by: paths start at the model, however it is called.
         while isinstance(inner, (BoundMethod, Transformed)):
             ((key, child),) = children_of(inner) or [(None, None)]
             path, inner = (*path, key), child
@@ -160,11 +162,15 @@ def _align(arguments: Sequence[_Argument]) -> None:
     ]
     done: list[tuple[_Argument, Path]] = []
     for argument, spot in everywhere:
+        # Everything below a model that was aligned has its names by now.
         if any(argument is other and spot.path[: len(path)] == path for other, path in done):
             continue
         for model, names in models:
+            # Only what is further inside of a library's nodes: two models side by side are two
+            # models.
             if model.depth < spot.depth and _is_alike(model.node, spot.node):
                 for path in _names_below(argument.names, spot.path):
+                    # It was picked for itself, under the names of the optimizer's own fields.
                     del argument.names[(*spot.path, *path)]
                 found = _names_alike(model.node, spot.node, names)
                 argument.names.update({(*spot.path, *path): n for path, n in found.items()})
@@ -181,6 +187,7 @@ def _is_alike(model: Any, other: Any) -> bool:
     if class_of(model) is not class_of(other):
         return False
     shapes, others = _shapes(model), _shapes(other)
+    # Without an array in it there is nothing to go by; some may be missing, as the masked ones are.
     return bool(others) and all(shapes.get(path) == shape for path, shape in others.items())
 
 

@@ -48,21 +48,27 @@ def refuse_lost_updates(
     Raises:
         StateError: a net among the arguments was changed by a call, and does not come out.
     """
+    # The whole that a part was taken from stays as it was; only its entries tell.
     for part in watch.parts:
         if not part.__usable__():
             watch.advanced |= part.__values__().keys()
     after = keepers_in(result)
+    # In the order in which they were used, which is the order of the warnings.
     came_in = watch.came_in()
     lost = [old for old in came_in if not _is_followed(old, after)]
+    # What was handed on to a transform inside is not used up here; its entries have moved on.
     still = [old for old in keepers_in((fn, tuple(args), kwargs)) if old.__usable__()]
     lost += [old for old in still if _is_left_behind(old, after, watch.advanced)]
     for old in lost:
         _tell(fn, args, kwargs, old)
+    # After the warnings: a function further out may drop what has come out of this one.
     outer = outer_watch()
     if outer is not None:
         outer.advanced |= watch.advanced
+        # The transform around makes keepers of its own, too: entries are what they have in common.
         for old in came_in:
             outer.advanced.update(*(advanced(old, new) for new in after))
+            # Not even made there: it came from further out still.
             if id(old) not in outer.made:
                 outer.used.append(old)
 
@@ -70,6 +76,7 @@ def refuse_lost_updates(
 def _is_followed(old: AbstractKeeper, after: Iterable[AbstractKeeper]) -> bool:
     """Whether a keeper that was used up has a successor, which may be a part of it."""
     names = old.__values__().keys()
+    # A keeper without entries has nothing to lose.
     return not names or any(names & new.__values__().keys() for new in after)
 
 
@@ -128,6 +135,8 @@ def _found(
     for root, tree in [*named, *kwargs.items()]:
         for place in places(tree, is_keeper):
             if place.leaf is old:
+                # A net promises that its callers need not think of State, so a warning is not
+                # enough.
                 is_net = any(getattr(n, "__keeps_state__", False) for n in place.nodes)
                 return _Found([path_text(place.path, root)], is_net)
     return _Found(["a State that the function takes from outside"], False)

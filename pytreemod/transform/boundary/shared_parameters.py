@@ -41,9 +41,11 @@ def _identity(leaf: Any) -> int:
 def twins_among(tree: PyTree) -> Twins:
     """Which arrays of a tree are one parameter at several places."""
     leaves = [leaf for leaf in jtu.tree_leaves(tree) if is_array(leaf)]
+    # By identity alone, without paths: most models share nothing.
     if not _has_twice(leaves):
         return ()
     groups = _groups(tree, [is_array(x) for x in jtu.tree_leaves(tree)])
+    # Inside another trace, two tracers may be one array: by what was made known there.
     shared = {_identity(group[0].leaf) for group in groups}
     positions: dict[int, list[int]] = {}
     for i, leaf in enumerate(leaves):
@@ -63,6 +65,7 @@ def knowing(twins: Twins, values: Sequence[Any]) -> Generator[None]:
     before = _known.identities
     if twins:
         pairs = {id(values[i]): id(values[group[0]]) for group in twins for i in group}
+        # A new dict, and no change of the old one, which is put back when this trace is done.
         _known.identities = {**before, **pairs}
     try:
         yield
@@ -85,6 +88,7 @@ def tell_shared(where: str, root: str, tree: PyTree, mask: Sequence[bool]) -> No
         mask: which of its leaves are trained.
     """
     leaves = jtu.tree_leaves(tree)
+    # Told for each trace, so it has to be quick where there is nothing to tell.
     if not _has_twice(leaf for leaf, m in zip(leaves, mask, strict=True) if m):
         return
     groups = _groups(tree, mask)

@@ -104,6 +104,7 @@ class Frame:
 
     def __init__(self, level: int):
         self.level = level
+        # Of now: what is sown in the function that is about to run comes out of this very trace.
         self.trace = current_trace()
         self.labels: list[Label] = []
         self.values: list[PyTree] = []
@@ -114,6 +115,8 @@ class Frame:
         Raises:
             CaptureError: it belongs to another trace, and could not come out of that.
         """
+        # A tracer of an inner trace would be led out of it, and JAX would complain later,
+        # elsewhere.
         if self.trace != current_trace():
             raise CaptureError(_explain_unreachable(label))
         self.labels.append(label)
@@ -167,6 +170,7 @@ def _within(frame: Frame) -> Generator[Frame]:
 def closed() -> Generator[None]:
     """Refuse to record anything in this thread, until the end."""
     frame = Frame(0)
+    # No trace is equal to it.
     frame.trace = None
     with _within(frame):
         yield
@@ -181,15 +185,18 @@ def capturing() -> Generator[Frame]:
     global _active
     stack = _frames.stack
     level = 1 + (stack[-1].level if stack else 0)
+    # Under a lock, for `+=` on a global is several steps, between which threads change.
     with _lock:
         _active += 1
     try:
+        # Under another key of JAX's caches: what was traced without a capture returns less.
         with _context(True), _within(Frame(level)) as frame:
             yield frame
     finally:
         with _lock:
             _active -= 1
     for label, value in zip(frame.labels, frame.values, strict=True):
+        # After the frame is closed, so that the one around is the innermost.
         if label.level < level:
             note(label, value)
 
@@ -218,6 +225,7 @@ def reap(
         Its result, and what was recorded, to be deposited outside of the transform; None if that
         is nothing.
     """
+    # The count first: without a capture, no thread asks for its stack.
     if not (_active and _frames.stack):
         return _call_watched(fn, args, kwargs), None
     with _within(Frame(_frames.stack[-1].level)) as frame:
@@ -228,6 +236,7 @@ def reap(
 def _call_watched(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     with watching() as watch:
         result = fn(*args, **kwargs)
+    # Rarely: most functions are given no State.
     if watch.used or watch.advanced:
         refuse_lost_updates(fn, args, kwargs, result, watch)
     return result

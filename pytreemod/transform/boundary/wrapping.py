@@ -50,8 +50,10 @@ class Transformed:
         for name in _COPIED:
             try:
                 self.__dict__[name] = getattr(fn, name)
+            # A partial, a Module or a callable of the user's has some of them only.
             except AttributeError:
                 continue
+        # JAX asks every function for its name, and so do errors.
         self.__dict__.setdefault("__name__", type(fn).__name__)
         self.__dict__.setdefault("__qualname__", type(fn).__qualname__)
 
@@ -69,6 +71,7 @@ class Transformed:
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other) or not isinstance(other, Transformed):
             return NotImplemented
+        # Identity first: `==` of two Modules compares their arrays, and has no bool.
         same = self.fn is other.fn or bool(self.fn == other.fn)
         return same and self.options == other.options
 
@@ -97,6 +100,7 @@ class Transformed:
 
 
 def _flatten(node: Transformed) -> tuple[tuple[Any, ...], Any]:
+    # A Module's arrays are children, so that JAX's transforms see them; a function is structure.
     if is_node(node.fn):
         return (node.fn,), (type(node), None, node.options)
     return (), (type(node), node.fn, node.options)
@@ -166,6 +170,7 @@ def place_keywords(
     placed = list(args)
     rest = dict(kwargs)
     for name in places[len(args) :]:
+        # A gap: what comes after it cannot be given by position.
         if name is None or name not in rest:
             break
         placed.append(rest.pop(name))
@@ -175,6 +180,7 @@ def place_keywords(
 def _own_parameters(fn: Any) -> _Parameters | None:
     """What a call of `fn` really meets; None if Python cannot tell."""
     kind = class_of(fn)
+    # By its code: `__wrapped__` and `__signature__` are what a decorator claims.
     if kind is types.FunctionType:
         is_passing = fn.__code__ in _passing and hasattr(fn, "__wrapped__")
         return _own_parameters(fn.__wrapped__) if is_passing else _of_code(fn.__code__)
@@ -186,6 +192,7 @@ def _own_parameters(fn: Any) -> _Parameters | None:
         return _of_partial(fn)
     if issubclass(kind, type):
         return _of_class(fn)
+    # From the class, where Python looks it up, and without running descriptors.
     call = inspect.getattr_static(kind, "__call__", None)
     if class_of(call) not in _SLOTS and hasattr(call, "__get__"):
         own = _own_parameters(call.__get__(fn, kind))
@@ -270,9 +277,11 @@ def _of_partial(fn: ft.partial[Any]) -> _Parameters | None:
 
 def _of_class(cls: type) -> _Parameters | None:
     """The parameters of a class: of the one method that receives what it is called with."""
+    # A metaclass that makes instances in its own way may take anything.
     if inspect.getattr_static(type(cls), "__call__") not in _CALLS_OF_CLASSES:
         return None
     made_by = [getattr(cls, name) for name in ("__new__", "__init__")]
+    # Where there are both, each takes the arguments, and the stricter of them decides.
     own = [f for f in made_by if class_of(f) is types.FunctionType]
     return _without_first(_own_parameters(own[0])) if len(own) == 1 else None
 
@@ -313,6 +322,7 @@ def check_options(where: str, options: Iterable[str], function: Callable[..., An
     Raises:
         ArgumentError: it has no such option.
     """
+    # Now: JAX itself would complain in the first call only, and of a function of ours.
     unknown = [name for name in options if name not in _options_of(function)]
     if unknown:
         raise ArgumentError(
@@ -335,6 +345,7 @@ def check_count(where: str, value: Any, least: int = 0) -> None:
     Raises:
         ArgumentError: `value` is no int, or is less than `least`.
     """
+    # A bool is an int to Python, and no count to anybody.
     is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_int or value < least:
         expected = "a count" if least == 0 else f"an int from {least} on"

@@ -153,6 +153,7 @@ class ClosureConverted:
         return self._out.structure.assemble(run_again(self.jaxpr, self.consts, arrays))
 
     def _check(self, arrays: list[Any], structure: Structure) -> None:
+        # Trees of types, so that what differs is found by path, as for branches and loops.
         before = self._in.structure.assemble(_slots(self._in.structs))
         found = differences(before, structure.assemble(_slots(arrays)), _same_type)
         if found:

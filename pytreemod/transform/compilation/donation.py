@@ -116,6 +116,7 @@ def as_donation(donate: Any, fn: Any) -> Donation | None:
         if donate == "none":
             return None
         if donate in _STRINGS:
+            # They differ in nothing but JAX's warning.
             return Donation(donate.replace("warn", "all"), quiet=donate.startswith("all"))
         donate = (donate,)
     if isinstance(donate, (Selector, type, By)):

@@ -45,6 +45,8 @@ from pytreemod.typing import Names, ShardingSpec, Tracer, jtu, untyped_jax
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+# By position they would mean our list of arrays; the last five are those of Equinox's `filter_jit`,
+# for which there are other names now.
 _REFUSED = (
     "static_argnums",
     "static_argnames",
@@ -69,12 +71,14 @@ class Jitted(Transformed):
         super().__init__(fn, options)
         self.names = positional_names(fn)
         self.places = places_of(fn)
+        # Then its own arrays are arguments, and come first.
         self.is_tree = is_node(fn)
         # Whether what is done with an array depends on more of it than its place.
         self.asks = options.asks
         # Whether something must be done before a call can be split, or after.
         self.is_slow = self.is_tree or bool(options.static) or self.asks
         self.store = store_for(fn, options)
+        # The same dict, one attribute nearer to each call.
         self.entries = self.store.entries
 
     @classmethod
@@ -107,6 +111,7 @@ class Jitted(Transformed):
             for value in args:
                 get(type(value), split_other)(value, arrays, parts)
             entry = self.entries[tuple(parts)]
+        # TypeError: something static has no hash, which the longer road says with its path.
         except (KeyError, TypeError):
             entry = None
         if entry is None:
@@ -124,6 +129,7 @@ class Jitted(Transformed):
             raise
         if entry.unseen:
             self._catch_up(entry, arrays, args, kwargs, packed)
+        # As `unpack`, without the call of it.
         ((plan, values),) = packed.items()
         return plan.build(values)
 
@@ -146,8 +152,10 @@ class Jitted(Transformed):
     ) -> None:
         """After a call on the short road that met new shapes: what a first call does before."""
         try:
+            # Part of another program: whoever calls that one looks, and waits.
             if _runs_later(arrays):
                 return
+            # The trace is in JAX's cache by now: to look costs no second one.
             entry.look(entry.arguments(arrays))
             if entry.checks:
                 jax.block_until_ready(packed)
@@ -160,6 +168,7 @@ class Jitted(Transformed):
     def _fail(
         self, entry: Entry, arrays: list[Any], args: Any, kwargs: Any, error: BaseException
     ) -> None:
+        # Of an interrupt, too: nothing may leave this thread marked as making a program.
         entry.end()
         if isinstance(error, (RuntimeError, ValueError)):
             self._explain(arrays, args, kwargs, error)
@@ -169,11 +178,13 @@ class Jitted(Transformed):
         arguments = entry.arguments(arrays)
         try:
             with entry.making():
+                # Part of another program, or no program at all: nobody can listen to it here.
                 if _runs_later(arrays) or cast("Any", jax.config).jax_disable_jit:
                     return unpack(entry.jitted(*arguments))
                 if entry.unseen:
                     entry.look(arguments)
                 else:
+                    # Another thread's trace has marked it, and that thread has looked by itself.
                     entry.is_special = entry.has_check
                 call = ft.partial(entry.jitted, *arguments)
                 if entry.checks:
@@ -219,6 +230,7 @@ class Jitted(Transformed):
             if entry is None:
                 head = (self.fn,) if self.is_tree else ()
                 entry = self.store.add(key, self.names, self.fn, head, args, kwargs)
+        # Some of ours are TypeErrors, too; they say what is wrong already.
         except PytreemodError:
             raise
         except TypeError as error:
@@ -265,12 +277,15 @@ class Jitted(Transformed):
             if not isinstance(leaf, jax.ShapeDtypeStruct):
                 return leaf
             made = np.broadcast_to(np.empty((), object), leaf.shape)
+            # With the stand-in itself: if it died, its id might be another's.
             structs[id(made)] = (leaf, made)
             return made
 
         args, kwargs = jtu.tree_map(stand_in, self.placed(args, kwargs))
         entry, arrays = self.find(args, kwargs)
         arrays = [structs[id(x)][0] if id(x) in structs else x for x in arrays]
+        # JAX keeps what is traced here, so that a first call would not run the function, and not
+        # see that it has to look for checks.
         entry.is_special = True
         arguments = entry.arguments(arrays)
         try:
@@ -421,6 +436,7 @@ def filter_jit(
             max_traces=max_traces,
             **jitkwargs,
         )
+    # After the options, so that a decorator's mistake is told where it is written.
     check_callable("filter_jit", fun)
     if max_traces is not None and (type(max_traces) is not int or max_traces < 0):
         raise ArgumentError(explain("filter_jit(max_traces)", "a count", describe(max_traces)))

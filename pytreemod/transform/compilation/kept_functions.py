@@ -53,6 +53,7 @@ class Callee(Parts):
     __slots__ = ("lasting", "references")
 
     def __init__(self, fns: Sequence[Callable[..., Any]]):
+        # None, a node without leaves, keeps the place of one that is referred to.
         super().__init__(tuple(fn if is_node(fn) else None for fn in fns))
         self.lasting = True
         self.references = tuple(self._reference(fn) for fn in fns if not is_node(fn))
@@ -61,6 +62,7 @@ class Callee(Parts):
         try:
             return weakref.ref(fn)
         except TypeError:
+            # To keep something for it would be to keep it, for good.
             self.lasting = False
             return lambda: fn
 
@@ -83,12 +85,15 @@ def _is_lent(value: Any) -> bool:
     return not own and kind.__weakrefoffset__ != 0
 
 
+# Weak references are equal as long as what they refer to is there; then each is equal to itself
+# alone, so that nothing that is kept can be found by it.
 class _Loan(weakref.ref[Any]):
     """Stands for a value that is lent: equal to another of the same value."""
 
 
 def _key_of(structure: Structure) -> tuple[Any, ...] | None:
     try:
+        # What is lent is told apart by identity, which a reference can do as well.
         tokens = tuple(
             _Loan(x) if _is_lent(x) else (class_of(x), exact(x)) for x in structure.statics
         )
@@ -107,6 +112,7 @@ def lend(structure: Structure, lent: Container[int]) -> Lent:
         structure: the structure.
         lent: the ids of what is lent.
     """
+    # Mostly nothing is lent: then the structure itself is what is kept.
     if not any(id(x) in lent for x in structure.statics):
         return lambda: structure
     treedef, positions = structure.treedef, structure.positions
@@ -154,6 +160,7 @@ def keep(
         return make()
     key = (*key, *keys)
     try:
+        # By references, which have the hash and the equality of what they refer to.
         found = _kept.get((callee.references, key))
     except TypeError:
         return make()
@@ -165,11 +172,15 @@ def keep(
 
 
 def _put(callee: Callee, key: tuple[Any, ...], lent: Sequence[Any], made: Any) -> None:
+    # The dict as a default: at exit, the file's own names may be gone before the last reference.
     def drop(reference: Any, kept: dict[Any, Any] = _kept) -> None:
         kept.pop(entry, None)
 
+    # New ones, equal to those of the callee; these take what is kept away in time.
     references = tuple(weakref.ref(reference(), drop) for reference in callee.references)
     entry = (references, key)
+    # Steps written inline are new functions at each call: without a bound they would pile up until
+    # they die.
     while len(_kept) >= MAX_KEPT:
         # A list, for another thread may put something in between.
         _kept.pop(next(iter(list(_kept)), None), None)

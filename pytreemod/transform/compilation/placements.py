@@ -65,6 +65,7 @@ class SpecOption:
         try:
             hash(self.token)
         except TypeError:
+            # Equal to itself alone: a spec that is compared wrongly would find another's program.
             self.token = object()
 
     def __eq__(self, other: object) -> bool:
@@ -143,6 +144,7 @@ def check_placements(
         ShapeError: an array has too few axes, or one that the mesh does not divide evenly.
         SpecError: a spec names an axis that the mesh does not have.
     """
+    # First, for what follows pairs the entries of a spec with axes.
     check_ranks(assigned, where)
     uneven: list[str] = []
     for place, array, value in assigned:
@@ -256,6 +258,7 @@ def _is_explicit(value: Any) -> bool:
     mesh = value.mesh if isinstance(value, NamedSharding) else context_mesh()
     if spec is None or mesh is None:
         return False
+    # A spec that names no axis speaks of all of them: of arrays that are to be whole.
     types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     concerned = axes_in(spec) or list(types)
     return all(types.get(name) == AxisType.Explicit for name in concerned)

@@ -43,6 +43,7 @@ class ArrayType:
 
 def array_type(value: Any) -> ArrayType:
     """The type of an array or a tracer."""
+    # Tracers have one; NumPy's arrays and structs speak for themselves.
     aval: Any = getattr(value, "aval", value)
     return ArrayType(
         tuple(value.shape),
@@ -67,6 +68,7 @@ class Trace:
         head, args, kwargs = structure.assemble([array_type(v) for v in values])
         positional = [names[i] if i < len(names) else f"args[{i}]" for i in range(len(args))]
         own = ["function"] * len(head)
+        # Modules of one class share a name, and each may be traced `max_traces` times.
         leaves, treedef = jtu.tree_flatten(head)
         function = (treedef, tuple(getattr(leaf, "shape", None) for leaf in leaves))
         return cls((*own, *positional, *kwargs), (*head, *args, *kwargs.values()), function)
@@ -103,15 +105,18 @@ class TraceLog:
             RetraceError: there were `max_traces` already.
         """
         too_many = max_traces is not None and self.counts[trace.function] >= max_traces
+        # To compare takes long for a large model: only if somebody is to hear of it.
         if self.last and (self.observers or too_many):
             changes = explain_change(list(self.last), trace)
             if too_many:
                 raise RetraceError(too_many_text(name, max_traces, changes))
             text = report(name, self.count + 1, changes)
+            # A copy, for an observer may take itself away.
             for observer in list(self.observers):
                 observer(text)
         elif too_many:
             raise RetraceError(too_many_text(name, max_traces, []))
+        # After the refusal: a trace that is refused is not made.
         self.counts[trace.function] += 1
         self.last.append(trace)
 
@@ -138,6 +143,7 @@ def too_many_text(name: str, max_traces: int | None, changes: list[str]) -> str:
 
 def explain_change(earlier: list[Trace], new: Trace) -> list[str]:
     """What differs between a trace and the most similar one before it, a line for each place."""
+    # The latest first: of two that are equally near, the reader remembers that one.
     candidates = [list(_differences(old, new)) for old in reversed(earlier)]
     best = min(candidates, key=len)
     return best or ["nothing in the arguments: a setting of JAX, or JAX's own caches were cleared"]
@@ -202,6 +208,7 @@ def _lie(sharding: Any) -> str:
     mesh, spec = getattr(sharding, "mesh", None), getattr(sharding, "spec", None)
     if mesh is None or spec is None:
         return f"on {sharding}"
+    # By its axes: the text of a mesh lists every device, and a pod has thousands.
     kinds = [str(getattr(kind, "name", kind)).lower() for kind in mesh.axis_types]
     axes = ", ".join(f"{n}={size} {k}" for (n, size), k in zip(mesh.shape.items(), kinds))
     return f"as {spec} on a mesh ({axes})" if axes else "on no mesh"
@@ -209,12 +216,14 @@ def _lie(sharding: Any) -> str:
 
 def _compare_auxiliary(old: Any, new: Any, path: tuple[Any, ...], root: str) -> Iterator[str]:
     """What a node of JAX's, or of the user's, keeps beside its children."""
+    # Their keys are compared with their children, where they have paths.
     if isinstance(old, (tuple, list, dict)):
         return
     was, now = (jtu.tree_structure(x, is_leaf=stop_below(x)).node_data() for x in (old, new))
     if was is None or now is None:
         return
     pairs = [(was[1], now[1])]
+    # Item by item, so that only what has changed is shown.
     if isinstance(was[1], tuple) and isinstance(now[1], tuple) and len(was[1]) == len(now[1]):
         pairs = list(zip(was[1], now[1], strict=True))
     for before, after in pairs:
@@ -230,6 +239,7 @@ def _compare_fields(old: Any, new: Any, path: tuple[Any, ...], root: str) -> Ite
         states = [name in side for side in (before, after, data, other_data)]
         if all(states):
             yield from _compare(before[name], after[name], below, root)
+        # Configuration on both sides; what is data on one side alone has no common form to compare.
         elif states == [True, True, False, False]:
             if not are_one(before[name], after[name]):
                 yield _change(path_text(below, root), before[name], after[name])
@@ -264,6 +274,7 @@ def _text(value: Any) -> str:
     code = getattr(value, "__code__", None)
     if isinstance(code, types.CodeType):
         return f"{value.__qualname__} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})"
+    # An address differs from run to run, and would be taken for the reason.
     return describe(value) if isinstance(value, type) else describe(_WithoutAddress(value))
 
 
@@ -284,6 +295,7 @@ def _why(old: Any, new: Any) -> str:
     shown = _text(old)
     if type(old) is not type(new) or shown != _text(new):
         return ""
+    # It looks alike and is not equal, so it was made twice from one source line.
     if callable(old):
         return "the same function made anew: make it once, outside the loop"
     if type(old).__eq__ is object.__eq__:

@@ -99,6 +99,7 @@ class ArgumentLayout(SpecOption):
 
 
 def _is_elsewhere(array: Any, value: Any) -> bool:
+    # What is not committed goes wherever the program wants it.
     if value is None or isinstance(array, Tracer) or not getattr(array, "committed", False):
         return False
     if isinstance(value, PartitionSpec):
@@ -137,6 +138,7 @@ class Asking:
     def find(self, arguments: tuple[list[Any], ...]) -> Any:
         """The function for these arrays."""
         shardings = self.shardings_of(arguments)
+        # JAX wants shardings when it is given the function, not when that is called.
         token = tuple(tuple[Any, ...](some) for some in shardings)
         if token not in self.jitted:
             self.jitted[token] = self.jit(shardings)
@@ -194,6 +196,8 @@ class ResultLayout(SpecOption):
         if any(late):
             leaves, treedef = jtu.tree_flatten(result)
             told = iter(zip(values, late, strict=True))
+            # JAX was not told of these: they go out as they lie, and are laid out inside the
+            # program.
             result = treedef.unflatten([_told(x, told) if is_array(x) else x for x in leaves])
         positions = [0 if n else self.slots.index(v) for v, n in zip(values, late, strict=True)]
         return group(result, positions, len(self.slots))

@@ -63,6 +63,7 @@ class Compiled:
             ArgumentError: something other than the values of arrays differs from what the
                 function was compiled for.
         """
+        # As `filter_jit` would, so that a call that it would take for another is refused here.
         arrays, key = self._split(*args, **kwargs)
         if not _same_key(key, self._entry.key):
             raise ArgumentError(

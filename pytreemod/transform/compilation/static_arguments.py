@@ -31,6 +31,7 @@ class Constant:
             value = value.copy()
             value.flags.writeable = False
         self.value: Any = value
+        # By its bytes: NaN is equal to itself so, and zeros are told apart by their signs.
         self.token: Any = (kind, value.shape, value.dtype, value.tobytes())
 
     def __eq__(self, other: object) -> bool:
@@ -78,8 +79,10 @@ def hold(
 
 def _hold(tree: PyTree, name: str) -> PyTree:
     leaves, treedef = jtu.tree_flatten(tree)
+    # To look at its numbers would wait for the device, in every call: the user has to say so.
     if any(isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) for leaf in leaves):
         _refuse(tree, name)
+    # As it was passed, mostly: numbers and texts are static by themselves.
     if not any(isinstance(leaf, _NUMPY) for leaf in leaves):
         return tree
     return treedef.unflatten([Constant(x) if isinstance(x, _NUMPY) else x for x in leaves])

@@ -126,6 +126,7 @@ def filter_switch(index: Any, branches: Sequence[Callable[..., _Out]], *operands
         Array(1., dtype=float32, weak_type=True)
     """
     try:
+        # Once, for it may be a generator.
         fns = tuple(branches)
     except TypeError:
         raise ArgumentError(
@@ -188,6 +189,7 @@ class _Branches:
         """Replace functions, unless another thread has done it."""
         with self.memory.lock:
             _, fate = self.current
+            # Two threads may fail by the same functions: the second finds them replaced already.
             if fate is undone:
                 self.current = self.make()
 
@@ -198,9 +200,12 @@ class _Branches:
             try:
                 packed = choose(functions)
             except TypeError:
+                # JAX's, of results that differ: expected from branches that were not told of each
+                # other.
                 if not fate.is_undone:
                     raise
             else:
+                # Where jit is disabled, JAX runs one branch alone, and compares nothing.
                 if _UNDONE not in packed:
                     return packed
             self.renew(fate)
@@ -229,6 +234,7 @@ def _branch(
     def branch(own: Any, values: Any) -> Any:
         fns, operands = restore(own), structure_of().assemble(values)
         result, harvest = reap(fns[index], operands, {})
+        # By name, for JAX compares what branches return, in whatever order they sow.
         result = with_harvest(result, harvest and harvest.sorted())
         return memory.pack_alike(index, _conditions(own, values), result, lent(), fate)
 
@@ -238,6 +244,7 @@ def _branch(
 def _conditions(*values: Any) -> Any:
     """What a branch is traced for, and what else of JAX decides on the types in its result."""
     types = tuple(map(aval_of, jtu.tree_leaves(values)))
+    # They are no part of what JAX's caches let us see, and change what a number becomes.
     settings = _config.jax_enable_x64, _config.jax_numpy_dtype_promotion
     return types, settings, is_collecting()
 
@@ -262,12 +269,15 @@ class _Memory:
     ) -> dict[Any, list[Any]]:
         """The result of a branch as all branches return theirs, as far as that is known: packed."""
         leaves, treedef = jtu.tree_flatten(result)
+        # Types alone: what is remembered outlives this trace, and must hold none of its tracers.
         types = tuple(Slot(aval_of(x)) if is_array(x) else x for x in leaves)
         mine = Structure(treedef, (), types)
         with self.lock:
+            # Another thread may trace another branch of the same call at this moment.
             results = self.results.setdefault(key, [None] * len(self.labels))
             results[index] = lend(mine, lent)
             dtypes, known = self.dtypes.get(key), [give() for give in results if give is not None]
+            # Until then each branch returns its own, and JAX goes on to trace the next.
             if len(known) == len(results):
                 joint = self._join(known)
                 is_new = dtypes is None and not all(_agree(_dtypes([one]), joint) for one in known)

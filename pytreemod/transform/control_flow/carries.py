@@ -40,6 +40,7 @@ def returned(where: str, root: str, structure: Structure, values: Any, after: Py
         StructureError: it did not come out as it went in: before and after are shown by path.
     """
     leaves, treedef = jtu.tree_flatten(after)
+    # Flat first: nothing is worded where all is well.
     if treedef == structure.treedef and _all_fit(structure, values, leaves):
         return [leaves[i] for i in structure.positions or ()]
     found = differences(structure.assemble(values), after, _fits)
@@ -60,6 +61,7 @@ def _fits(before: Any, after: Any) -> bool:
     a, b = aval_of(before), aval_of(after)
     if a.shape != b.shape or varying_axes(a) != varying_axes(b):
         return False
+    # JAX starts a loop from a weak value with the dtype that comes out of its step.
     return a.dtype == b.dtype or may_be_promoted(a, b) not in (None, a.dtype)
 
 

@@ -70,6 +70,7 @@ def filter_while_loop(
         return own, returned(where, "val", structure, values, after)
 
     kept = keep(("filter_while_loop", names), callee, [carry], lambda: (goes_on, step))
+    # The functions' own arrays are carried: captured, they would be constants of a kept program.
     _, values = _lax.while_loop(*kept, (callee.values, carry.values))
     return carry.structure.assemble(values)
 

@@ -184,6 +184,7 @@ def _map_batches(
         element = restore(sliced, elements.whole)
         return _pack_for_stack("filter_map", out_axes, reaping(f)(element))
 
+    # Nothing is kept: `jax.lax.map` makes its step anew for each call.
     return unpack(_lax.map(run, elements.sliced, batch_size=batch_size))
 
 
@@ -244,6 +245,7 @@ class _Elements(Parts):
         self.length = _common_length(where, "xs", tree, axes, length)
         self.axes = tuple(axes[i] for i in self.structure.positions or ())
         pairs = list(zip(self.values, self.axes, strict=True))
+        # To the front, for JAX takes elements from there alone.
         self.sliced = [_to_front(x, axis) for x, axis in pairs if axis is not None]
         self.whole = [x for x, axis in pairs if axis is None]
 
@@ -290,6 +292,7 @@ def _pack_for_stack(where: str, spec: AxesSpec, result: PyTree, lent: Container[
     packed = pack(result, lent)
     if any(wanted):
         ((plan, _),) = packed.items()
+        # A value with `==`, for plans of two traces of one step are compared.
         plan.gather = _Moves(tuple(wanted))
     return packed
 

@@ -31,6 +31,7 @@ class _Checkpointed(Transformed):
 
     @surfacing
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        # The function, too: what a Module holds is differentiated as its arguments are.
         arrays, structure = divide((self.fn, args, kwargs))
 
         def run(values: list[Any]) -> Any:

@@ -22,6 +22,7 @@ from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
 @ft.lru_cache(maxsize=512)
 def _buffers(treedef: Any) -> tuple[bool, ...]:
     """Which leaves of trees of this structure are buffers."""
+    # Roles are said by classes: what stands at the leaves is of no account.
     stand_in = treedef.unflatten([0] * treedef.num_leaves)
     return tuple(spot.role == "buffer" for spot in places(stand_in))
 
@@ -47,6 +48,7 @@ def trainable_mask(
     leaves, treedef = jtu.tree_flatten(tree)
     if wrt is None:
         chosen: Sequence[bool] = [not b for b in _buffers(treedef)]
+    # One selector for several arguments: what it does not find in this one it finds in another.
     elif isinstance(wrt, Selector) and not strict:
         chosen = wrt.pick(list(places(tree)), tree, None)
     else:
@@ -56,6 +58,7 @@ def trainable_mask(
 
 @ft.lru_cache(maxsize=512)
 def _holds_keepers(treedef: Any) -> bool:
+    # Once for each structure: a model is walked through for it.
     return bool(keepers_in(treedef.unflatten([0] * treedef.num_leaves)))
 
 
@@ -188,6 +191,7 @@ def _indices(
                     ],
                 )
             )
+    # Counted from the front, so that 0 and -2 are seen to be one argument.
     indices = tuple(i % len(args) for i in asked)
     if len(set(indices)) < len(indices):
         raise ArgumentError(explain(f"{where}(argnums)", "each argument once", repr(argnums)))

@@ -41,6 +41,7 @@ class _VjpRules(NamedTuple):
 
 def _define(custom: Transformed, name: str, rule: Callable[..., Any]) -> Callable[..., Any]:
     check_callable(f"{name} of {function_name(custom.fn)}", rule)
+    # Replaced and not changed: they are part of the structure by which programs are found.
     custom.options = custom.options._replace(**{name: rule})
     return rule
 
@@ -86,10 +87,13 @@ class _Agreement:
         if tangents:
             leaves, treedef = jtu.tree_flatten(result)
             pairs = zip(leaves, tangents, strict=True)
+            # A rule may return a number for which it has a tangent: JAX has tangents of arrays
+            # only.
             result = treedef.unflatten([x if t is None else _as_array(x) for x, t in pairs])
         arrays, structure = divide(result)
         structs = [jax.ShapeDtypeStruct(x.shape, jnp.result_type(x)) for x in arrays]
         if self.structure is None:
+            # Whichever comes first: JAX may trace the rule and never the function, or both.
             self.structure, self.structs = structure, structs
         elif self.structs != structs or not _agree(self.structure, structure):
             self._refuse(structure.assemble(structs), self.structure.assemble(self.structs))
@@ -236,6 +240,7 @@ class _CustomVjp(Transformed):
         backward = _rule(self, "def_bwd", "bwd(residuals, grad_out, perturbed, vjp_arg, *args)")
         if not args:
             self._refuse_no_argument(kwargs)
+        # Two lists, for JAX tells of each whether it is differentiated; the second must not be.
         first, vjp_arg = divide(args[0])
         others, rest = divide((self.fn, args[1:], kwargs))
         call = _VjpCall(self, vjp_arg, rest, forward, backward)
@@ -331,6 +336,7 @@ class _VjpCall:
             root="gradient",
             strict=False,
         )
+        # None for all the others, which JAX takes for zeros: they were refused in the forward pass.
         return [found[i] for i in self.vjp_arg.positions or ()], None
 
     def _refuse_others(self, flags: list[bool]) -> None:

@@ -99,6 +99,7 @@ class _Grad(Transformed):
 
         def run(diffs: list[Any]) -> tuple[Any, Any]:
             result, harvest = reap(fn, chosen.rejoin(diffs), kwargs)
+            # Checked inside, where the loss is still what the user returned.
             value, aux = self._parted(result)
             return value, pack(with_harvest(aux, harvest))
 
@@ -176,6 +177,7 @@ def _make(
     cls: type[_Grad], fun: Any, wrt: Any, argnums: Any, has_aux: bool, gradkwargs: dict[str, Any]
 ) -> Any:
     where = cls.transform_name()
+    # Before there is a function: a decorator's mistake is told where it is written.
     argnums = as_argnums(where, argnums)
     check_options(where, gradkwargs, untyped_jax.value_and_grad)
     if fun is None:

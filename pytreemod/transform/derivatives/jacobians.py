@@ -58,6 +58,7 @@ class _Jacobian(Transformed):
         refuse_nothing(name, fn, chosen, options.wrt)
         is_real = not dict(options.jaxkwargs).get("holomorphic")
         if is_real and self.of == "arguments":
+            # Here, where there are paths: JAX's own error names no leaf.
             self._refuse_complex(where, chosen_places(fn, chosen))
 
         def run(diffs: list[Any]) -> tuple[Any, Any]:
@@ -151,6 +152,7 @@ class _Hessian(Transformed):
 
     @surfacing
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        # Under the name of the whole in errors of either half.
         return _HessianOfRows(_RowsOfHessian(self.fn, self.options), self.options)(*args, **kwargs)
 
 
@@ -179,6 +181,7 @@ def _make(
     jaxkwargs: dict[str, Any],
 ) -> Any:
     where = cls.transform_name()
+    # Before there is a function: a decorator's mistake is told where it is written.
     argnums = as_argnums(where, argnums)
     check_options(where, jaxkwargs, getattr(untyped_jax, where.removeprefix("filter_")))
     if fun is None:

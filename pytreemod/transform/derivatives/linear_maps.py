@@ -44,6 +44,7 @@ def _is_computed(leaf: Any) -> bool:
 
 def _divide_nonzero(marker: Any, result: PyTree) -> tuple[list[Any], Structure]:
     """Divide a result: what has a tangent that is not zero, and the rest."""
+    # Only floating arrays of JAX's are asked about: of all else it is known.
     candidates, structure = divide(result, _is_computed)
     mask = [False] * structure.treedef.num_leaves
     for i, zero in zip(structure.positions or (), zero_tangents(marker, candidates), strict=True):
@@ -186,6 +187,7 @@ class _Space:
 
     def fill(self, tree: PyTree, values: Sequence[Any]) -> PyTree:
         """A tree of this space with other values where there are arrays."""
+        # By position, for an array of the tree may be constant, and no part of the space.
         return divide(tree, [s is not None for s in self.structs])[1].assemble(values)
 
     def place(self, values: Sequence[Any]) -> PyTree:

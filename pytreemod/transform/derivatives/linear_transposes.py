@@ -76,6 +76,8 @@ def filter_linear_transpose(
         given = [jnp.zeros(s.shape, s.dtype) if x is None else x for x, s in pairs]
         try:
             (values,) = transpose({plan: given})
+        # JAX has no error for it: the one is raised where a rule is missing, the other where it
+        # fails.
         except (NotImplementedError, AssertionError) as error:
             raise DerivativeError(_explain_no_transpose(where)) from error
         return structure.place(values)

@@ -110,6 +110,7 @@ def _walk(tree: Any, derivative: Any, path: tuple[Any, ...]) -> Iterator[tuple[A
     if children is None:
         yield path, tree, _Misfit(derivative) if is_node(derivative) else derivative
         return
+    # Of another class it has other keys, or none: it does not fit as a whole.
     others = children_of(derivative) if class_of(tree) is class_of(derivative) else None
     if others is None or [key for key, _ in children] != [key for key, _ in others]:
         yield path, tree, _Misfit(derivative)
@@ -140,8 +141,10 @@ def _from_number(leaf: Any, value: Any) -> Any:
     """A Python number as an array like `leaf`, if it is one of the leaf's kind."""
     if not isinstance(value, _NUMBERS):
         return jnp.asarray(value)
+    # JAX differentiates by a number as by a weak array: so its tangent is to be weak, too.
     if isinstance(leaf, _NUMBERS):
         return value
+    # Left as it is, to be refused with both types: a cast would drop a half of it.
     if isinstance(value, complex) and not jnp.issubdtype(leaf.dtype, jnp.complexfloating):
         return value
     return jnp.asarray(value, leaf.dtype)
@@ -150,6 +153,7 @@ def _from_number(leaf: Any, value: Any) -> Any:
 def _dtype(value: Any) -> Any:
     if isinstance(value, _NUMBERS):
         return jnp.result_type(value)
+    # NumPy's float64 arrives as float32 where JAX does not compute in 64 bits.
     return jax.dtypes.canonicalize_dtype(value.dtype)
 
 

@@ -65,6 +65,7 @@ class _Promise:
         if found:
             self._refuse(found)
         leaves = jtu.tree_leaves(result)
+        # By position, for a Python number may stand where an array was promised.
         kept = [leaves[i] for i in self.structure.positions or ()]
         return [
             np.asarray(jax.random.key_data(x) if impl else x, None if impl else aval.dtype)
@@ -90,6 +91,7 @@ class _Promise:
         if is_number(got):
             kind = next(kind for number, kind in _KINDS if type(got) is number)
             return aval.shape == () and bool(jnp.issubdtype(aval.dtype, kind))
+        # How many axes the batch adds is known to JAX alone: those at the end are compared.
         shape = got.shape[max(got.ndim - len(aval.shape), 0) :] if self.is_batched else got.shape
         return shape == aval.shape and _canonical(got.dtype) == aval.dtype
 
@@ -114,6 +116,7 @@ def _impl_of(array: Any) -> Any:
     """The implementation of an array of keys; None for other arrays."""
     if not _is_key(array.dtype):
         return None
+    # From inside a trace, for a struct has no implementation to ask for.
     found: list[Any] = []
 
     def look(key: Any) -> None:

@@ -77,6 +77,7 @@ class _EnumerationMeta(type):
         members: dict[str, str] = {}
         for base in bases:
             if isinstance(base, _EnumerationMeta):
+                # Those of the bases first, so that their items keep their numbers.
                 members.update(zip(base._names, base._messages, strict=True))
         own = {
             key: value
@@ -91,6 +92,7 @@ class _EnumerationMeta(type):
             if not isinstance(value, str) or isinstance(value, classmethod):
                 _refuse(f"{name}.{key}", "a message (text)", describe(value))
         members.update(own)
+        # Without the members: a text in the class would be found before `__getattr__` is asked.
         cls = super().__new__(
             mcs, name, bases, {k: v for k, v in namespace.items() if k not in own}
         )

@@ -48,6 +48,7 @@ def call_listening(checks: Collection[str], call: Callable[[], _T], *, is_once: 
     listener = _Listener(checks, is_alone=is_once)
     result = listener.run(call)
     if listener.noted and not listener.own:
+        # Alone, what it hears is its own.
         listener = _Listener(checks, is_alone=True)
         result = listener.run(call)
     listener.raise_first(listener.noted, None)
@@ -75,6 +76,7 @@ def surfacing(fn: Callable[_P, _T]) -> Callable[_P, _T]:
 
 def raise_unheard(cause: Exception) -> None:
     """Raise the check that failed while nobody listened, if `cause` is what JAX made of it."""
+    # Without the lock: mostly nothing is there, and every error of a transform comes by here.
     if isinstance(cause, CheckError) or not _unheard:
         return
     text = str(cause)
@@ -83,6 +85,7 @@ def raise_unheard(cause: Exception) -> None:
         if found is not None:
             _unheard.remove(found)
     if found is not None:
+        # Its traceback is that of a callback, in a thread of JAX's.
         raise found.error.with_traceback(None) from cause
 
 
@@ -152,6 +155,7 @@ def tell_listeners(check: str, make_error: Callable[[], CheckError]) -> bool:
         heard = [listener for listener in _listeners if check in listener.checks]
         for listener in heard:
             listener.noted.append(make_error)
+            # If several run this check, nothing tells whose failure it is.
             if len(heard) == 1:
                 listener.own.append(make_error)
     return bool(heard)

@@ -141,6 +141,7 @@ def _check(
         return x
     arrays, structure = divide(x)
     check = _Check(messages, structure if mode == "breakpoint" else None)
+    # What a debugger shows must go to the host with the failure: only where one is wanted.
     seen = arrays if mode == "breakpoint" else []
     if is_known and mode != "nan" and not isinstance(index, Tracer):
         check.raise_now(failed, index, seen, is_batch=False)
@@ -165,6 +166,7 @@ def _first_of(failed: Any, index: Any) -> tuple[Any, Any]:
     """Whether any failed, and the index that belongs to the first of them."""
     if index.ndim == 0:
         return jnp.any(failed), jnp.asarray(index)
+    # Each element may have a message of its own.
     failed, index = jnp.broadcast_arrays(failed, index)
     return jnp.any(failed), index.reshape(-1)[jnp.argmax(failed.reshape(-1))]
 
@@ -235,6 +237,7 @@ class _Check:
             _print(error)
             try:
                 self.stop(jnp.asarray(failed), self.structure.assemble(seen))
+            # Quitting must not hide why the debugger was opened.
             except RuntimeError as quit_debugger:
                 raise error from quit_debugger
         raise error
@@ -269,6 +272,7 @@ def _print(error: CheckError) -> None:
 
 def _site() -> str:
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  (public in effect)
+    # The first frame that is not of this room: a check is of whoever has asked for it.
     here = os.path.dirname(os.path.dirname(__file__))
     while frame is not None and frame.f_code.co_filename.startswith(here):
         frame = frame.f_back
@@ -289,6 +293,7 @@ def _make_guard(check: _Check) -> Any:
         return cond(jnp.any(failed), check.fail, check.succeed, failed, index, seen)
 
     run.__name__ = run.__qualname__ = check.name
+    # Compiled under the name of the check, by which `checks_in` finds it in the program.
     guard: Any = custom_vmap(jax.jit(run))
 
     @guard.def_vmap
@@ -299,6 +304,7 @@ def _make_guard(check: _Check) -> Any:
             return value if is_batched else jnp.broadcast_to(value, (axis_size, *value.shape))
 
         failed, index, seen = jax.tree.map(batch, list(in_batched), [failed, index, seen])
+        # There is another transform around: the guard stays one, for the whole batch.
         if _is_traced(failed) or _is_traced(index):
             return guard(failed, index, seen), False
         if np.asarray(failed).any():
@@ -310,6 +316,7 @@ def _make_guard(check: _Check) -> Any:
 
 @ft.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _guarded(guard: Any, arrays: list[Any], failed: Any, index: Any, seen: list[Any]) -> list[Any]:
+    # Not differentiated: its own rule, below, sends tangents past it.
     passed = guard(failed, index, seen)
     # A selection, so that the check is not dropped as long as one of the arrays is used.
     return [jax.lax.select(passed, array, _nothing_like(array)) for array in arrays]
@@ -323,6 +330,7 @@ def _guarded_jvp(guard: Any, primals: Any, tangents: Any) -> tuple[Any, Any]:
 def _nothing_like(array: Any) -> Any:
     if jnp.issubdtype(array.dtype, jnp.inexact):
         return jnp.full_like(array, jnp.nan)
+    # Among integers there is no NaN, and nothing else that would be seen.
     return jnp.zeros_like(array)
 
 
@@ -338,6 +346,7 @@ def _poisoned(arrays: list[Any], failed: Any) -> list[Any]:
 
 @_poisoned.defjvp
 def _poisoned_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    # Those of `x`: the law of a check is about derivatives, too.
     return _poisoned(*primals), tangents[0]
 
 
@@ -354,6 +363,8 @@ def checks_in(jaxpr: Any) -> frozenset[str]:
         if type(value) in (tuple, list):
             for item in value:
                 visit(item)
+        # A jaxpr that is called twice is one object: without the set, nested calls take exponential
+        # time.
         elif hasattr(value, "eqns") and id(value) not in seen:
             seen.add(id(value))
             for equation in value.eqns:

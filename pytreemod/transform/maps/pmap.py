@@ -68,6 +68,7 @@ class _Pmapped(Vmapped):
             arrays.append(np.zeros((size, 0), bool))
             mapped.append(0)
         self._check_devices(arrays, mapped)
+        # In a list of their own: the same for all members, and never donated.
         own = divide(self.fn)[0] if is_node(self.fn) else []
         pmapped = self._find(args, kwargs, tuple(mapped), counted)
         with without_warning(self.options.donate == "all"):
@@ -83,6 +84,7 @@ class _Pmapped(Vmapped):
         """The pmapped function for a call; JAX compiles it once as long as it is the same."""
         head = (self.fn,) if is_node(self.fn) else ()
         try:
+            # The axes, too: a spec may ask the shapes of arrays, which are not in the key.
             key = (split_call(head, args, kwargs)[1], axes)
             if key not in self.pmapped:
                 self.pmapped[key] = self._pmap(head, args, kwargs, axes, counted)
@@ -110,6 +112,7 @@ class _Pmapped(Vmapped):
             return group_by_axis("filter_pmap(out_axes)", result, out_axes, slots)
 
         run.__name__ = run.__qualname__ = function_name(self.fn)
+        # The second list alone: the function's own arrays are for the next call, too.
         options = {} if self.options.donate == "none" else {"donate_argnums": 1}
         return jax.pmap(
             run,

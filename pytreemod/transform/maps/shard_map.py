@@ -107,6 +107,7 @@ class _ShardMapped(Transformed):
         if assigned is None:
             _check_explicit(mesh)
         else:
+            # Left out otherwise: so JAX takes them from how the arguments lie.
             options["in_specs"] = (_in_specs(assigned, len(arrays), mesh),)
         while True:
             mapped = jax.shard_map(
@@ -119,6 +120,7 @@ class _ShardMapped(Transformed):
             )
             try:
                 return unpack(mapped(arrays))
+            # Once more, now that JAX can be told; each round adds specs, so that it ends.
             except _NewSpecs as found:
                 results.slots += found.specs
 
@@ -138,6 +140,7 @@ class _ShardMapped(Transformed):
         if mesh is not None:
             self._check_axis_names(mesh)
             return mesh
+        # A NamedSharding, in either spec, brings its mesh along.
         values = [*values, *values_in(self.options.out_specs.spec, stops)]
         found = [value.mesh for value in values if isinstance(value, NamedSharding)]
         if not found:
@@ -207,7 +210,9 @@ class _Results:
         if None in known:
             self.slots.append(PartitionSpec())
         for spec in self.slots:
+            # Before anything runs: results are only known when the function is done.
             check_axis_names(spec, mesh.axis_names, OUT, spec_text(spec))
+        # Axes that are manual already are those of a `shard_map` around.
         self.manual = options.axis_names or {
             name
             for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
@@ -237,6 +242,7 @@ class _Results:
             result, specs = Sown(own, harvest), specs + whole
         new = [spec for spec in specs if spec not in self.slots]
         if new:
+            # Out of the trace: JAX has been told of other groups already, and cannot use it.
             raise _NewSpecs(list(dict.fromkeys(new)))
         if self.check_vma:
             self.check_sameness(converted)

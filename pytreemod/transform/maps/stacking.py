@@ -59,10 +59,12 @@ def stack(trees: Iterable[_T], axis: int = 0) -> _T:
     arrays, structure = divide(members[0])
     columns = [arrays]
     for i, member in enumerate(members[1:], 1):
+        # Before arrays are stacked, which would fail without a path.
         found = differences(members[0], member, _alike)
         if found:
             raise StructureError(_explain_mismatch(i, found))
         columns.append(divide(member)[0])
+    # The first speaks for all of them, for they do not differ.
     _refuse_axis("stack", members[0], axis, 1)
     stacked = [_stack_arrays(column, axis) for column in zip(*columns, strict=True)]
     return structure.assemble(stacked)
@@ -77,6 +79,7 @@ def _alike(first: Any, second: Any) -> bool:
 
 
 def _stack_arrays(arrays: Sequence[Any], axis: int) -> Any:
+    # NumPy's stay NumPy's, so that a data set can be stacked in the host's memory.
     if any(isinstance(array, jax.Array) for array in arrays):
         return jnp.stack(arrays, axis)
     return np.stack(arrays, axis)

@@ -83,6 +83,7 @@ def axes_of(spec: AxesSpec, tree: PyTree, where: str, root: str, strict: bool = 
         SpecError: the spec is no prefix, or gives something that is no axis.
     """
     if type(tree) is Sown:
+        # What is sown has one for each member, whatever the spec says of the result.
         own = axes_of(spec, tree.result, where, root, strict)
         return [*own, *map(ON_AXIS_0, jtu.tree_leaves(tree.harvest))]
 
@@ -125,6 +126,7 @@ def axes_of(spec: AxesSpec, tree: PyTree, where: str, root: str, strict: bool = 
                     places=[path_text(path, root)],
                 )
             )
+        # What is no array does not come to JAX, whatever a spec says of it.
         return value if is_array(leaf) else None
 
     return spread(spec, tree, resolve=resolve, stops=_stops, where=where, root=root)
@@ -150,6 +152,7 @@ class Vmapped(Transformed):
 
     def __init__(self, fn: Callable[..., Any], options: MapOptions):
         super().__init__(fn, options)
+        # Once, and not in each call: both look at every parameter.
         self.names = positional_names(fn)
         self.places = places_of(fn)
 
@@ -164,7 +167,9 @@ class Vmapped(Transformed):
         out_axes, axis_size = self.options.out_axes, self.options.axis_size
         args, kwargs = place_keywords(self.places, args, kwargs)
         axes, leaves, treedef = self.inputs(args, kwargs)
+        # All that JAX is given: what is the same for all members stays outside, tracer or not.
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
+        # 0 in any case: what is moved later is stacked there first.
         slots = [None, 0, *sorted(known_axes(out_axes) - {None, 0})]
         fn = reaping(self.fn)
         # For an error that JAX raises when the function is done, and nothing else.
@@ -196,6 +201,7 @@ class Vmapped(Transformed):
 
     def _explain(self, error: ValueError, unmapped: list[Any]) -> None:
         """Raise a better error if JAX refused a mapped value where none was promised."""
+        # JAX has no class of error for it.
         if "out_axes" not in str(error) or not unmapped:
             return
         raise SpecError(
@@ -222,6 +228,7 @@ class Vmapped(Transformed):
         terms = Terms(where, _stops, ON_AXIS_0, "in_axes", "0", "is mapped over axis 0")
         trees = [*args, *kwargs.values()]
         specs = specs_by_argument(in_axes, names, len(args), (), terms, trees)
+        # One rule for several arguments need not find each of its paths in each of them.
         strict = not (isinstance(in_axes, By) and len(names) > 1)
         if not strict:
             refuse_unmatched(in_axes.selectors, trees)
@@ -235,6 +242,7 @@ class Vmapped(Transformed):
         order = [*range(count), *sorted(range(count, len(names)), key=names.__getitem__)]
         axes = [axis for i in order for axis in found[i]]
         leaves, treedef = jtu.tree_flatten((args, kwargs))
+        # Paths are worded in a second walk, which calls without a mistake never take.
         if not _agree(leaves, axes, axis_size):
             mapped = [
                 (path_text(path, names[i]), leaf, axis)
