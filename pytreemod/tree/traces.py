@@ -127,8 +127,8 @@ def decided_late(
     Examples:
         >>> import numpy as np
         >>> late = decided_late("late", np.int32(0), lambda is_several: np.int32(1))
-        >>> late(), jax.jit(late)()
-        (0, Array(1, dtype=int32))
+        >>> int(late()), int(jax.jit(late)())
+        (0, 1)
     """
     from jax.extend.core import Primitive
     from jax.interpreters import mlir
