@@ -230,12 +230,8 @@ def agreeing_dtype(avals: Sequence[Any]) -> Any:
     Strongly typed ones must have it already, weakly typed ones (Python numbers) must promote to it.
     """
     strong = [aval for aval in avals if not getattr(aval, "weak_type", False)]
-    # Nothing strong gives way, whatever JAX would promote it to outside of branches.
-    if any(aval.dtype != strong[0].dtype for aval in strong):
-        return None
     target = strong[0] if strong else _highest(avals)
-    if target is None:
-        return None
+    # A strong value is promoted to nothing: it has the target's dtype, or they do not agree.
     for aval in avals:
         if aval.dtype != target.dtype and may_be_promoted(aval, target) != target.dtype:
             return None

@@ -5,18 +5,21 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any
 
-from pytreemod.errors import ArgumentError, describe, explain
+import jax
+
+from pytreemod.errors import ArgumentError, DonatedError, describe, explain
 from pytreemod.transform.boundary.wrapping import argument_name, check_names
 from pytreemod.transform.compilation.static_arguments import released
+from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By, mask_of
 from pytreemod.tree.selecting import Selector, as_selector
-from pytreemod.typing import jtu
+from pytreemod.typing import Tracer, jtu
 
 _STRINGS = ("none", "all", "all-except-first", "warn", "warn-except-first")
 
@@ -193,6 +196,36 @@ def without_warning(quiet: bool) -> Generator[None]:
         yield
     finally:
         end_quiet()
+
+
+def explain_deleted(called: str, named: Iterable[tuple[str, Any]], error: Exception) -> None:
+    """Raise a better error if `error` came from an argument whose memory was given away.
+
+    Args:
+        called: what to call the function.
+        named: the arguments of the call with their names.
+        error: what the call has raised.
+
+    Raises:
+        DonatedError: it did.
+    """
+    gone = [
+        f"{path_text(path, name)}: {describe(leaf)}"
+        for name, value in named
+        for path, leaf in jtu.tree_leaves_with_path(value)
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
+    ]
+    # Arrays that this very call gave away are gone, too, if it failed later on.
+    if gone and "has been deleted" in str(error):
+        raise DonatedError(
+            explain(
+                called,
+                "arrays that are still there",
+                f"{len(gone)} whose memory was given away by an earlier call (donate=...)",
+                places=gone,
+                cure=["go on with what that call returned:", "model, ... = step(model, ...)"],
+            )
+        ) from error
 
 
 def separation(

@@ -9,7 +9,8 @@ from typing import Any, TypeVar, cast, overload
 import jax
 import numpy as np
 
-from pytreemod.errors import ArgumentError, DonatedError, PytreemodError, describe, explain
+from pytreemod.errors import ArgumentError, PytreemodError, describe, explain
+from pytreemod.transform.boundary.argument_specs import named_arguments
 from pytreemod.transform.boundary.packing import (
     handlers,
     split_call,
@@ -19,7 +20,6 @@ from pytreemod.transform.boundary.packing import (
 )
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
-    argument_name,
     check_callable,
     check_options,
     function_name,
@@ -27,7 +27,7 @@ from pytreemod.transform.boundary.wrapping import (
     places_of,
     positional_names,
 )
-from pytreemod.transform.compilation.donation import as_donation
+from pytreemod.transform.compilation.donation import as_donation, explain_deleted
 from pytreemod.transform.compilation.kept_functions import forget
 from pytreemod.transform.compilation.shardings import ArgumentLayout, ResultLayout
 from pytreemod.transform.compilation.stages import Lowered
@@ -40,7 +40,6 @@ from pytreemod.transform.compilation.store import (
 )
 from pytreemod.transform.host.failures import call_listening, raise_unheard
 from pytreemod.tree.nodes import is_node
-from pytreemod.tree.paths import path_text
 from pytreemod.typing import Names, ShardingSpec, Tracer, jtu, untyped_jax
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -235,7 +234,7 @@ class Jitted(Transformed):
             raise
         except TypeError as error:
             own = [("function", self.fn)] if self.is_tree else []
-            raise unhashable([*own, *self._named(args, kwargs)], error) from error
+            raise unhashable([*own, *named_arguments(self.names, args, kwargs)], error) from error
         return entry, arrays
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
@@ -298,38 +297,15 @@ class Jitted(Transformed):
             self._explain(arrays, args, kwargs, error)
             raise
 
-    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-        positional = ((argument_name(self.names, i), x) for i, x in enumerate(args))
-        return [*positional, *kwargs.items()]
-
     def _explain(self, arrays: list[Any], args: Any, kwargs: Any, error: Exception) -> None:
         """Raise a better error than JAX's own, where there is one."""
         raise_unheard(error)
-        self._explain_deleted(args, kwargs, error)
+        named = named_arguments(self.names, args, kwargs)
+        explain_deleted(function_name(self.fn), named, error)
         layout = self.options.in_shardings
         assigned = self.store.assign(self.names, self.fn, args, kwargs, arrays)
         if layout is not None and assigned is not None:
             layout.explain(assigned, error)
-
-    def _explain_deleted(self, args: Any, kwargs: dict[str, Any], error: Exception) -> None:
-        """Raise a better error if `error` came from an argument whose memory was given away."""
-        gone = [
-            f"{path_text(path, name)}: {describe(leaf)}"
-            for name, value in self._named(args, kwargs)
-            for path, leaf in jtu.tree_leaves_with_path(value)
-            if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
-        ]
-        # Arrays that this very call gave away are gone, too, if it failed later on.
-        if gone and "has been deleted" in str(error):
-            raise DonatedError(
-                explain(
-                    function_name(self.fn),
-                    "arrays that are still there",
-                    f"{len(gone)} whose memory was given away by an earlier call (donate=...)",
-                    places=gone,
-                    cure=["go on with what that call returned:", "model, ... = step(model, ...)"],
-                )
-            ) from error
 
 
 def _runs_later(arrays: list[Any]) -> bool:
