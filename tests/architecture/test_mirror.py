@@ -8,11 +8,6 @@ WITHOUT = {
     "errors.py",
     # Tested by the files that use them alone.
     "module/annotations.py",
-    "transform/boundary/agreement.py",
-    "transform/boundary/argument_specs.py",
-    "transform/derivatives/chosen_leaves.py",
-    "transform/derivatives/results.py",
-    "transform/derivatives/tangents.py",
 }
 """Files of the source that have no tests of their own."""
 

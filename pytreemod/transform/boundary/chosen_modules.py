@@ -23,7 +23,7 @@ from pytreemod.typing import PyTree, class_of, jtu
 Path = tuple[Any, ...]
 
 
-def choose(
+def choose_modules(
     where: str, selector: Selector, trees: Sequence[PyTree], has_method: Callable[[Any], bool]
 ) -> list[dict[Path, str]]:
     """Choose Modules in the arguments of a call.
@@ -46,7 +46,7 @@ def choose(
     errors: list[SpecError] = []
     for argument in arguments:
         try:
-            argument.choose(selector)
+            argument.choose_modules(selector)
         except SpecError as error:
             # An access that is meant for another argument.
             errors.append(error)
@@ -134,7 +134,7 @@ class _Argument:
         ]
         self.names: dict[Path, str] = {}
 
-    def choose(self, selector: Selector) -> None:
+    def choose_modules(self, selector: Selector) -> None:
         if self.candidates:
             picked = selector.pick(self.candidates, self.inner, None)
             pairs = zip(self.candidates, picked, strict=True)

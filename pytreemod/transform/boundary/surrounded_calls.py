@@ -31,7 +31,7 @@ from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.classes import Module, restore
 from pytreemod.module.fields import field
 from pytreemod.module.methods import Method, as_method
-from pytreemod.transform.boundary.chosen_modules import Path, choose, rebuilt
+from pytreemod.transform.boundary.chosen_modules import Path, choose_modules, rebuilt
 from pytreemod.transform.boundary.wrapping import Transformed, passing_on
 from pytreemod.tree.kinds import kind_of
 from pytreemod.tree.selecting import as_selector
@@ -158,7 +158,7 @@ def surround_all(
     """
     _check_rule(where, rule)
     has_method = ft.partial(_has_method, name=method)
-    chosen = choose(where, as_selector(selector), trees, has_method)
+    chosen = choose_modules(where, as_selector(selector), trees, has_method)
     kinds = kind_of(tuple(jtu.tree_leaves(rule)))
 
     def add(tree: PyTree, names: dict[Path, str]) -> PyTree:

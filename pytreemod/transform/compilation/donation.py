@@ -14,7 +14,7 @@ import jax
 
 from pytreemod.errors import ArgumentError, DonatedError, describe, explain
 from pytreemod.transform.boundary.wrapping import argument_name, check_names
-from pytreemod.transform.compilation.static_arguments import released
+from pytreemod.transform.compilation.static_arguments import given_back
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By, mask_of
@@ -74,7 +74,7 @@ class Donation:
             (*args, *(kwargs[name] for name in sorted(kwargs))),
         )
         # What is static is no array here, but a rule is asked about what the caller knows.
-        mask = mask_of(rule, released(named), where="filter_jit(donate)")
+        mask = mask_of(rule, given_back(named), where="filter_jit(donate)")
         leaves = jtu.tree_leaves(named)
         return [m for m, leaf in zip(mask, leaves, strict=True) if is_array(leaf)]
 

@@ -43,9 +43,9 @@ from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By
 from pytreemod.typing import PyTree, Tracer, jtu
 
-IN = "filter_jit(in_shardings)"
-OUT = "filter_jit(out_shardings)"
-_TERMS = Terms(IN, stops, None, "in_shardings", "sharding", "lies as it lies")
+_IN = "filter_jit(in_shardings)"
+_OUT = "filter_jit(out_shardings)"
+_TERMS = Terms(_IN, stops, None, "in_shardings", "sharding", "lies as it lies")
 
 
 class ArgumentLayout(SpecOption):
@@ -76,9 +76,9 @@ class ArgumentLayout(SpecOption):
 
     def explain(self, assigned: Sequence[Assigned], error: Exception) -> None:
         """Raise a better error if `error` came from an argument that cannot lie as it is to."""
-        converted = convert_values(assigned, as_sharding, IN, PLACEMENTS)
+        converted = convert_values(assigned, as_sharding, _IN, PLACEMENTS)
         try:
-            check_placements(converted, IN)
+            check_placements(converted, _IN)
         except ValueError as better:
             raise better from error
         elsewhere = [
@@ -89,7 +89,7 @@ class ArgumentLayout(SpecOption):
         if elsewhere and "Sharding passed to" in str(error):
             raise ArgumentError(
                 explain(
-                    IN,
+                    _IN,
                     "arguments that were not put anywhere else before",
                     f"{len(elsewhere)} that were",
                     places=elsewhere,
@@ -118,7 +118,7 @@ def _lies(sharding: Any) -> str:
 def argument_shardings(assigned: Sequence[Assigned], arrays: Sequence[Any]) -> list[Any]:
     """The shardings of a call's arrays; the functions in the spec are asked about these arrays."""
     asked = [Assigned(a.place, array, a.value) for a, array in zip(assigned, arrays, strict=True)]
-    return [value for _, _, value in convert_values(asked, as_sharding, IN, PLACEMENTS)]
+    return [value for _, _, value in convert_values(asked, as_sharding, _IN, PLACEMENTS)]
 
 
 class Asking:
@@ -183,9 +183,9 @@ class ResultLayout(SpecOption):
             ShapeError, SpecError: the spec does not fit the result.
         """
         own = result.result if type(result) is Sown else result
-        assigned = assign(self.spec, own, "result", placement_terms(OUT))
-        converted = convert_values(assigned, as_sharding, OUT, PLACEMENTS)
-        check_placements(converted, OUT)
+        assigned = assign(self.spec, own, "result", placement_terms(_OUT))
+        converted = convert_values(assigned, as_sharding, _OUT, PLACEMENTS)
+        check_placements(converted, _OUT)
         if self.slots is None:
             # One sharding for the whole result: what is captured lies as it, too.
             return pack(result)

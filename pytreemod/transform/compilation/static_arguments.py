@@ -108,16 +108,16 @@ def _refuse(tree: PyTree, name: str) -> None:
     )
 
 
-def release(
+def give_back(
     static: tuple[str, ...], names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What `hold` was given."""
     named = [(argument_name(names, i), x) for i, x in enumerate(args)]
-    out = tuple(released(x) if name in static else x for name, x in named)
-    return out, {k: released(x) if k in static else x for k, x in kwargs.items()}
+    out = tuple(given_back(x) if name in static else x for name, x in named)
+    return out, {k: given_back(x) if k in static else x for k, x in kwargs.items()}
 
 
-def released(tree: PyTree) -> PyTree:
+def given_back(tree: PyTree) -> PyTree:
     """A tree with what was held in it."""
     return jtu.tree_map(_value, tree)
 

@@ -26,7 +26,6 @@ from pytreemod.transform.compilation.donation import (
     count_arrays,
     end_quiet,
     separation,
-    without_warning,
 )
 from pytreemod.transform.compilation.retraces import Trace, TraceLog
 from pytreemod.transform.compilation.shardings import (
@@ -36,7 +35,7 @@ from pytreemod.transform.compilation.shardings import (
     argument_shardings,
     has_functions,
 )
-from pytreemod.transform.compilation.static_arguments import release
+from pytreemod.transform.compilation.static_arguments import give_back
 from pytreemod.transform.host.runtime_checks import begin_making, checks_in, end_making
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
@@ -121,10 +120,13 @@ class Entry:
     def making(self) -> Generator[None]:
         """`begin` and `end`, however they are nested."""
         begin_making()
+        if self.quiet:
+            begin_quiet()
         try:
-            with without_warning(self.quiet):
-                yield
+            yield
         finally:
+            if self.quiet:
+                end_quiet()
             end_making()
             self.end()
 
@@ -284,7 +286,8 @@ class Store:
     ) -> Callable[[list[Any]], Any]:
         """The function that JAX traces."""
         reference = self.reference
-        _, max_traces, _, out, static, _ = self.options
+        max_traces, out = self.options.max_traces, self.options.out_shardings
+        static = self.options.static
 
         def run(values: list[Any]) -> Any:
             # A call on the short road may have met new shapes: it will catch up. Not by an error
@@ -298,7 +301,7 @@ class Store:
                 log.add(Trace.of(names, structure, values), name, max_traces)
             head, args, kwargs = structure.assemble(values)
             if static:
-                args, kwargs = release(static, names, args, kwargs)
+                args, kwargs = give_back(static, names, args, kwargs)
             fn = head[0] if reference is None else reference()
             with knowing(twins, values):
                 result = reaping(fn)(*args, **kwargs)

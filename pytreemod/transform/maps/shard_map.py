@@ -58,9 +58,9 @@ class _AsTheyLie:
 
 
 AS_THEY_LIE = _AsTheyLie()
-IN = "filter_shard_map(in_specs)"
-OUT = "filter_shard_map(out_specs)"
-_TERMS = Terms(IN, stops, None, "in_specs", "P('data')", "is the same on all devices")
+_IN = "filter_shard_map(in_specs)"
+_OUT = "filter_shard_map(out_specs)"
+_TERMS = Terms(_IN, stops, None, "in_specs", "P('data')", "is the same on all devices")
 
 
 class _Options(NamedTuple):
@@ -171,8 +171,8 @@ class _ShardMapped(Transformed):
 
 
 def _in_specs(assigned: list[Assigned], count: int, mesh: Any) -> list[PartitionSpec]:
-    converted = convert_values(assigned, as_spec, IN, SPECS)
-    check_placements(converted, IN, mesh)
+    converted = convert_values(assigned, as_spec, _IN, SPECS)
+    check_placements(converted, _IN, mesh)
     return [PartitionSpec()] * (count - len(converted)) + [value for _, _, value in converted]
 
 
@@ -180,7 +180,7 @@ def _check_explicit(mesh: Any) -> None:
     if any(kind == AxisType.Auto for kind in mesh.axis_types):
         raise ArgumentError(
             explain(
-                IN,
+                _IN,
                 "a spec for each argument",
                 "none",
                 cure="only for a mesh whose axes are of type Explicit they can be left out",
@@ -211,7 +211,7 @@ class _Results:
             self.slots.append(PartitionSpec())
         for spec in self.slots:
             # Before anything runs: results are only known when the function is done.
-            check_axis_names(spec, mesh.axis_names, OUT, spec_text(spec))
+            check_axis_names(spec, mesh.axis_names, _OUT, spec_text(spec))
         # Axes that are manual already are those of a `shard_map` around.
         self.manual = options.axis_names or {
             name
@@ -233,9 +233,9 @@ class _Results:
             ShapeError, SpecError: the specs do not fit the result.
         """
         own = result.result if type(result) is Sown else result
-        assigned = assign(self.spec, own, "result", placement_terms(OUT))
-        converted = convert_values(assigned, as_spec, OUT, SPECS)
-        check_placements(converted, OUT, self.mesh, is_whole=False)
+        assigned = assign(self.spec, own, "result", placement_terms(_OUT))
+        converted = convert_values(assigned, as_spec, _OUT, SPECS)
+        check_placements(converted, _OUT, self.mesh, is_whole=False)
         specs = [value for _, _, value in converted]
         if type(result) is Sown:
             harvest, whole = self.stack(result.harvest)
@@ -271,7 +271,7 @@ class _Results:
         if places:
             raise SpecError(
                 explain(
-                    OUT,
+                    _OUT,
                     "results that are the same along the mesh axes that their specs do not name",
                     "results that may differ from device to device",
                     places=places,

@@ -5,7 +5,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import SpecError
-from pytreemod.transform.boundary.chosen_modules import choose, rebuilt
+from pytreemod.transform.boundary.chosen_modules import choose_modules, rebuilt
 from pytreemod.tree.selecting import as_selector
 from tests.helpers.trees import Affine, affine
 
@@ -14,7 +14,7 @@ MODEL = {"a": [affine(2, 2), affine(2, 2)], "b": affine(1, 2)}
 
 def chosen(spec, *trees):
     """The names in each argument, in order."""
-    found = choose("f", as_selector(spec), trees, callable)
+    found = choose_modules("f", as_selector(spec), trees, callable)
     return [list(names.values()) for names in found]
 
 
@@ -23,7 +23,7 @@ def test_paths_start_at_each_argument():
     assert chosen(Affine, MODEL, affine(2, 2)) == [["['a'][0]", "['a'][1]", "['b']"], ["<root>"]]
     assert chosen("a.*", MODEL) == [["['a'][0]", "['a'][1]"]]
     jitted = pm.filter_jit(affine(2, 2).__call__)
-    (names,) = choose("f", as_selector(...), [jitted], callable)
+    (names,) = choose_modules("f", as_selector(...), [jitted], callable)
     ((path, name),) = names.items()
     assert name == "<root>"
     assert len(path) == 2
@@ -32,7 +32,7 @@ def test_paths_start_at_each_argument():
 def test_only_modules_with_the_method_are_chosen():
     """A selector is not asked about others."""
     with pytest.raises(SpecError, match=r"f\(True\): expected a selector of at least one Module"):
-        choose("f", as_selector(True), [MODEL], lambda module: False)
+        choose_modules("f", as_selector(True), [MODEL], lambda module: False)
 
 
 class Holding(pm.Module):
