@@ -56,9 +56,11 @@ def refuse_lost_updates(
     # In the order in which they were used, which is the order of the warnings.
     came_in = watch.came_in()
     lost = [old for old in came_in if not _is_followed(old, after)]
-    # What was handed on to a transform inside is not used up here; its entries have moved on.
-    still = [old for old in keepers_in((fn, tuple(args), kwargs)) if old.__usable__()]
-    lost += [old for old in still if _is_left_behind(old, after, watch.advanced)]
+    # What an argument held may have moved on inside of a transform, whether the argument was used
+    # up here (and what follows from it lacks that) or not.
+    told = {id(old) for old in lost}
+    given = [old for old in keepers_in((fn, tuple(args), kwargs)) if id(old) not in told]
+    lost += [old for old in given if _is_left_behind(old, after, watch.advanced)]
     for old in lost:
         _tell(fn, args, kwargs, old)
     # After the warnings: a function further out may drop what has come out of this one.

@@ -173,6 +173,35 @@ def test_an_update_that_goes_on_through_transforms_is_not_told(counter):
     assert int(state.get(counter[0].count)) == 1
 
 
+TWICE = {
+    "filter_vmap": lambda f: pm.filter_vmap(f, in_axes=(0, None), out_axes=(0, None)),
+    "filter_jit": pm.filter_jit,
+    "filter_checkpoint": pm.filter_checkpoint,
+    "scan": lambda f: lambda x, s: pm.filter_scan(lambda s, x: f(x, s)[::-1], s, x)[::-1],
+    "cond": lambda f: lambda x, s: pm.filter_cond(True, f, f, x, s),
+}
+
+
+@pytest.mark.parametrize("inner", TWICE.values(), ids=TWICE)
+def test_an_update_inside_is_not_lost_behind_one_outside(inner):
+    """What follows from the State that went in lacks what has moved on in the inner transform."""
+    two, state = pm.make_with_state(lambda: [Counter(), Counter()])()
+
+    def goes_back(two, state, x):
+        y, _ = inner(two[0])(x, state)
+        return two[1](y, state)
+
+    def goes_on(two, state, x):
+        y, state = inner(two[0])(x, state)
+        return two[1](y, state)
+
+    with pytest.warns(LostUpdateWarning, match=LOST):
+        pm.filter_jit(goes_back)(two, state, X)
+    _, after = pm.filter_jit(goes_on)(two, state, X)
+    assert int(after.get(two[0].count)) > 0
+    assert int(after.get(two[1].count)) == 1
+
+
 def test_a_part_that_is_not_put_back_is_told(counter):
     """A substate leaves the State that it is a part of as it was."""
 
