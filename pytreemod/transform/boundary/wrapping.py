@@ -3,6 +3,10 @@
 A transformed function is a pytree (its child is the function it wraps, if that is a pytree), so
 that it can be stored in a field and passed through other transforms; it binds to instances as a
 function does; and it keeps the name, docstring and signature of what it wraps.
+
+JAX says, in its errors, from which argument of which function a traced value came. What it traces
+is a function of ours, of flat lists of arrays: that says of itself that it is the user's, and the
+places in the lists become the paths of arguments (`in_words_of`).
 """
 
 from __future__ import annotations
@@ -10,10 +14,11 @@ from __future__ import annotations
 import contextlib
 import functools as ft
 import inspect
+import re
 import sys
 import types
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 import jax
@@ -24,7 +29,9 @@ from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.classes import ModuleMeta
 from pytreemod.module.methods import BoundMethod
 from pytreemod.tree.nodes import is_node
+from pytreemod.tree.paths import path_text
 from pytreemod.tree.selecting import Rule
+from pytreemod.tree.snapshots import Structure
 from pytreemod.typing import class_of, jtu
 
 _F = TypeVar("_F", bound=types.FunctionType | Callable[..., Any])
@@ -370,3 +377,90 @@ def argument_name(names: tuple[str, ...], index: int) -> str:
 def function_name(fn: Any) -> str:
     """What to call a function in an error, or in a compiled program."""
     return getattr(fn, "__name__", None) or type(fn).__name__
+
+
+def in_words_of(
+    fn: Any,
+    run: Callable[..., Any],
+    labels: Sequence[str],
+    names: tuple[str, ...],
+    structure: Structure,
+) -> Callable[..., Any]:
+    """`run`, for JAX to trace: what JAX says of it is true of the user's function.
+
+    Args:
+        fn: the user's function, which is not kept.
+        run: a function of lists of arrays.
+        labels: what JAX calls each array.
+        names: the names of the function's positional arguments.
+        structure: all that is no array in `(head, args, kwargs)` of the call.
+    """
+    source = _source_of(fn)
+
+    @ft.wraps(run)
+    def run_named(*lists: list[Any]) -> Any:
+        try:
+            return run(*lists)
+        except Exception as error:
+            if _is_about(error, run.__name__, source):
+                _name_arguments(error, dict(zip(labels, _paths(names, structure), strict=True)))
+            raise
+
+    run_named.__signature__ = inspect.signature(run)  # pyright: ignore[reportAttributeAccessIssue]
+    if source is None:
+        del run_named.__wrapped__
+    else:
+        run_named.__wrapped__ = _stand_in(run.__name__, source)
+    return run_named
+
+
+def _source_of(fn: Any) -> types.CodeType | None:
+    """The code of a function, through all that may be around it; None if it is not Python's."""
+    while True:
+        fn = inspect.unwrap(fn)
+        if isinstance(fn, ft.partial):
+            fn = fn.func
+        elif isinstance(fn, types.MethodType):
+            fn = fn.__func__
+        else:
+            break
+    if isinstance(fn, type):
+        fn = fn.__init__
+    elif not isinstance(fn, types.FunctionType):
+        fn = inspect.unwrap(class_of(fn).__call__)
+    return getattr(fn, "__code__", None)
+
+
+def _stand_in(name: str, source: types.CodeType) -> Any:
+    """A function of this name and place, which is never called."""
+    # It holds nothing but code. The user's own would keep itself alive, for what was compiled is
+    # kept as long as the function is there.
+    cells = tuple(types.CellType() for _ in source.co_freevars)
+    return types.FunctionType(source, {}, name, None, cells)
+
+
+def _is_about(error: Exception, name: str, source: types.CodeType | None) -> bool:
+    """Whether an error's text is one of JAX's, and speaks of this function's arguments."""
+    if not (error.args and isinstance(error.args[0], str)):
+        return False
+    where = name if source is None else f"{name} at {source.co_filename}:{source.co_firstlineno}"
+    return f"function {where} for jit" in error.args[0]
+
+
+def _paths(names: tuple[str, ...], structure: Structure) -> list[str]:
+    """The path of each array of a call."""
+    count = structure.count
+    head, args, kwargs = structure.place(range(count), None)
+    named = [(function_name(own), own) for own in head]
+    named += [(argument_name(names, i), x) for i, x in enumerate(args)]
+    found = [""] * count
+    for root, tree in [*named, *kwargs.items()]:
+        for path, leaf in jtu.tree_leaves_with_path(tree):
+            found[leaf] = path_text(path, root)
+    return found
+
+
+def _name_arguments(error: Exception, paths: dict[str, str]) -> None:
+    text: str = error.args[0]
+    named = re.sub(r"\b\w+\[\d+\]", lambda found: paths.get(found[0], found[0]), text)
+    error.args = (named, *error.args[1:])

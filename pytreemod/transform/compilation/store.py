@@ -19,7 +19,7 @@ from pytreemod.transform.boundary.argument_specs import Assigned
 from pytreemod.transform.boundary.packing import pack
 from pytreemod.transform.boundary.shared_parameters import Twins, knowing, twins_among
 from pytreemod.transform.boundary.sowing import is_collecting, reaping
-from pytreemod.transform.boundary.wrapping import function_name, parameters_of
+from pytreemod.transform.boundary.wrapping import function_name, in_words_of, parameters_of
 from pytreemod.transform.compilation.donation import (
     Donation,
     begin_quiet,
@@ -194,6 +194,7 @@ class Store:
         entry = Entry(key, quiet=donation is not None and donation.quiet)
         twins = twins_among((head, args, kwargs))
         run = self._runner(structure, twins, entry, names, function_name(fn), self.log_of(fn))
+        labels = [f"values[{i}]" for i in range(len(arrays))]
         options: dict[str, Any] = {}
         if donation is not None:
             # The function's own arrays come first, and are never donated.
@@ -201,7 +202,11 @@ class Store:
             flags += donation.flags(names, args, kwargs)
             entry.separate, join = separation(flags)
             run = _taking_two(run, join)
+            given = flags.count(True)
+            kept = [f"kept[{i}]" for i in range(len(flags) - given)]
+            labels = join([f"donated[{i}]" for i in range(given)], kept)
             options["donate_argnums"] = 0
+        run = in_words_of(fn, run, labels, names, structure)
         assigned = self.assign(names, fn, args, kwargs, arrays)
         if assigned is None:
             entry.jitted = self._jit(run, options)

@@ -12,6 +12,7 @@ import beartype
 import jax
 import jax.numpy as jnp
 import jaxtyping
+import numpy as np
 import pytest
 
 import pytreemod as pm
@@ -588,3 +589,81 @@ def test_transformed_functions_in_fields():
 
     assert_close(gradient.content[0].__wrapped__.bias, jnp.ones(2))
     assert_close(pm.filter_jit(lambda m: m.content[1](ramp(2)))(model), ramp(2) * 2)
+
+
+def _bool(model, x):
+    return x if model.weight[0, 0] > 0 else -x
+
+
+def _number(model, x):
+    return float(x["a"][1])
+
+
+def _length(model, x):
+    return jnp.zeros(x["n"])
+
+
+def _copied(model, x):
+    return np.asarray(model.bias)
+
+
+class _Caller(pm.Module):
+    weight: jax.Array
+
+    def __call__(self, x):
+        return float(self.weight)
+
+    def method(self, x):
+        return float(x)
+
+
+_AFFINE = affine()
+_CALLER = _Caller(jnp.ones(()))
+
+
+@pytest.mark.parametrize("donate", ["none", "all", "x"])
+@pytest.mark.parametrize(
+    ("function", "x", "argument"),
+    [
+        (_bool, ramp(3), r"model\.weight"),
+        (_number, {"a": [ramp(3), jnp.ones(())]}, r"x\['a'\]\[1\]|x\.a\.1"),
+        (_length, {"m": ramp(2), "n": jnp.asarray(3)}, r"x\['n'\]|x\.n"),
+        (_copied, ramp(3), r"model\.bias"),
+    ],
+)
+def test_jaxs_errors_name_the_users_function_and_argument(function, x, argument, donate):
+    """A value that is known only when the program runs: where it came from is said in his words."""
+    line = function.__code__.co_firstlineno
+    where = rf"function {function.__name__} at {__file__}:{line} for jit.* argument ({argument})\."
+    model = jax.tree.map(jnp.copy, _AFFINE)
+    with pytest.raises((TypeError, jax.errors.ConcretizationTypeError), match=where):
+        pm.filter_jit(function, donate=donate)(model, jax.tree.map(jnp.copy, x))
+
+
+@pytest.mark.parametrize(
+    ("fn", "code", "argument"),
+    [
+        (_CALLER, _Caller.__call__.__code__, "weight"),
+        (_CALLER.method, _Caller.method.__code__, "x"),
+        (ft.partial(_number, 1), _number.__code__, "x"),
+        (jax.jit(_number), _number.__code__, "x"),
+    ],
+)
+def test_jaxs_errors_name_what_is_inside_of_callables(fn, code, argument):
+    """Modules, their methods, partials and jitted functions."""
+    x = {"a": [ramp(3), jnp.ones(())]} if code is _number.__code__ else jnp.ones(())
+    args = (1, x) if isinstance(fn, type(jax.jit(_number))) else (x,)
+    with pytest.raises(jax.errors.ConcretizationTypeError, match=rf"{__file__}:\d+ for jit") as e:
+        pm.filter_jit(fn)(*args)
+    assert f":{code.co_firstlineno} for jit" in str(e.value)
+    assert argument in str(e.value).split("argument")[-1]
+
+
+def test_an_error_of_the_users_own_stays_as_it_is():
+    """Only what JAX says of the traced function is worded anew."""
+
+    def fails(x):
+        raise KeyError("values[0]")
+
+    with pytest.raises(KeyError, match=r"values\[0\]"):
+        pm.filter_jit(fails)(ramp(3))
