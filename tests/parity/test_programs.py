@@ -1,0 +1,56 @@
+"""Whole programs, each a file of `programs/`: run as they are, and with their import changed.
+
+A program is written for Equinox, by somebody who never heard of pytreemod. The one line that
+changes is `import equinox as eqx`; what its `main` returns is to be the same.
+"""
+
+import sys
+import types
+import warnings
+from pathlib import Path
+
+import jax
+import pytest
+
+from tests.parity.helpers import assert_same
+
+PROGRAMS = Path(__file__).parent / "programs"
+IMPORT = "import equinox as eqx"
+# What differs and is known: the program, and what it waits for.
+NOT_YET: dict[str, str] = {}
+
+
+def run(path: Path, library: str) -> object:
+    """What `main()` of the program returns when it imports `library`."""
+    source = path.read_text()
+    assert source.count(IMPORT) == 1, f"{path.name} imports Equinox in one line"
+    # The module bears a name of its own and is found under it, as dataclasses and pickle expect.
+    module = types.ModuleType(f"{path.stem}_over_{library}")
+    sys.modules[module.__name__] = module
+    try:
+        source = source.replace(IMPORT, f"import {library} as eqx")
+        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
+        return module.main()
+    finally:
+        del sys.modules[module.__name__]
+
+
+def as_parameter(path: Path):
+    """A program under its file's name; one that waits for something is expected to fail."""
+    waits = NOT_YET.get(path.stem)
+    return pytest.param(path, id=path.stem, marks=[pytest.mark.xfail(reason=waits)] * bool(waits))
+
+
+@pytest.mark.parametrize("path", [as_parameter(path) for path in sorted(PROGRAMS.glob("*.py"))])
+def test_a_program_runs_the_same_with_its_import_changed(path):
+    """Same structures, types, strings and numbers; arrays within tolerance.
+
+    JAX's promotion is the one that users have: their programs need not pass under a strict one.
+    """
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what Equinox warns of works all the same
+            theirs = run(path, "equinox")
+        ours = run(path, "pytreemod")
+    assert theirs is not None, "a program returns what is to be compared"
+    assert_same(theirs, ours)
