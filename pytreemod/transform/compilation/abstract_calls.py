@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 
@@ -11,6 +11,7 @@ from pytreemod.errors import StructureError, explain
 from pytreemod.transform.boundary.agreement import Slot, differences
 from pytreemod.transform.boundary.packing import pack, pack_call, unpack
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
+from pytreemod.transform.compilation.programs import Program, Signature
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.partitioning import partition
 from pytreemod.tree.paths import path_text
@@ -102,17 +103,6 @@ def filter_make_jaxpr(fun: Callable[..., Any]) -> Callable[..., tuple[Any, PyTre
     return _MakeJaxpr(fun, ())
 
 
-class _Abstract(NamedTuple):
-    """A tree of which only the types of its arrays are known."""
-
-    structs: tuple[Any, ...]
-    structure: Structure
-
-    @property
-    def tree(self) -> PyTree:
-        return self.structure.assemble(self.structs)
-
-
 class ClosureConverted:
     """A function whose captured arrays are data: what `filter_closure_convert` returns.
 
@@ -123,23 +113,28 @@ class ClosureConverted:
     """
 
     def __init__(
-        self, name: str, jaxpr: Any, consts: list[Any], arguments: _Abstract, result: _Abstract
+        self, name: str, program: Program, consts: list[Any], takes: Signature, gives: Signature
     ):
         self.name = name
-        self.jaxpr = jaxpr
+        self.program = program
         self.consts = consts
-        self._in = arguments
-        self._out = result
+        self._takes = takes
+        self._gives = gives
+
+    @property
+    def jaxpr(self) -> Any:
+        """What the function does, as JAX wrote it down."""
+        return self.program.jaxpr
 
     @property
     def in_struct(self) -> PyTree:
         """The arguments `(args, kwargs)`, with `jax.ShapeDtypeStruct`s for arrays."""
-        return self._in.tree
+        return self._takes.tree
 
     @property
     def out_struct(self) -> PyTree:
         """The result, with `jax.ShapeDtypeStruct`s for arrays."""
-        return self._out.tree
+        return self._gives.tree
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function.
@@ -150,11 +145,11 @@ class ClosureConverted:
         """
         arrays, structure = divide((args, kwargs), _is_abstract)
         self._check(arrays, structure)
-        return self._out.structure.assemble(run_again(self.jaxpr, self.consts, arrays))
+        return self._gives.structure.assemble(run_again(self.jaxpr, self.consts, arrays))
 
     def _check(self, arrays: list[Any], structure: Structure) -> None:
         # Trees of types, so that what differs is found by path, as for branches and loops.
-        before = self._in.structure.assemble(_slots(self._in.structs))
+        before = self._takes.structure.assemble(_slots(self._takes.structs))
         found = differences(before, structure.assemble(_slots(arrays)), _same_type)
         if found:
             places = [f"{_argument(entry.path)}: {' -> '.join(entry.texts())}" for entry in found]
@@ -189,7 +184,7 @@ def _argument(path: tuple[Any, ...]) -> str:
 
 
 def _flatten_converted(node: ClosureConverted) -> Any:
-    return (node.consts,), (node.name, node.jaxpr, node._in, node._out)  # pyright: ignore[reportPrivateUsage]  (ours)
+    return (node.consts,), (node.name, node.program, node._takes, node._gives)  # pyright: ignore[reportPrivateUsage]  (ours)
 
 
 def _flatten_converted_with_keys(node: ClosureConverted) -> Any:
@@ -198,8 +193,8 @@ def _flatten_converted_with_keys(node: ClosureConverted) -> Any:
 
 
 def _unflatten_converted(aux: Any, children: Any) -> ClosureConverted:
-    name, jaxpr, arguments, result = aux
-    return ClosureConverted(name, jaxpr, children[0], arguments, result)
+    name, program, takes, gives = aux
+    return ClosureConverted(name, program, children[0], takes, gives)
 
 
 jtu.register_pytree_with_keys(
@@ -213,7 +208,9 @@ def filter_closure_convert(
     """Turn the arrays that a function captured into data that a transform can see.
 
     The result is a pytree whose leaves are these arrays, so that it can be passed into a transform
-    as an argument where the function itself would smuggle them past it.
+    as an argument where the function itself would smuggle them past it. The rest is structure, and
+    is the same if the function is converted again: in the other branch of a `cond`, or in the next
+    step of a loop.
 
     Args:
         fn: the function.
@@ -238,11 +235,11 @@ def filter_closure_convert(
     closed, result = _trace(fn, args, kwargs)
     structs, out_structure = divide(result, _is_abstract)
     arrays, in_structure = divide((args, kwargs), _is_abstract)
-    in_structs = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
+    in_structs = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
     return ClosureConverted(
         function_name(fn),
-        closed.jaxpr,
+        Program(closed.jaxpr),
         list(closed.consts),
-        _Abstract(in_structs, in_structure),
-        _Abstract(tuple(structs), out_structure),
+        Signature(in_structs, in_structure),
+        Signature(structs, out_structure),
     )

@@ -44,9 +44,18 @@ def main():
     skeleton = eqx.filter_eval_shape(Net, (2, 3, 1), key=key)
     net = eqx.filter_jit(Net)((2, 3, 1), key=key)
     checkpoint = {
-        jtu.keystr(path): leaf for path, leaf in jtu.tree_leaves_with_path(net) if eqx.is_array(leaf)
+        jtu.keystr(path): leaf
+        for path, leaf in jtu.tree_leaves_with_path(net)
+        if eqx.is_array(leaf)
     }
     loaded = load(skeleton, checkpoint)
     out = eqx.filter_eval_shape(loaded, jax.ShapeDtypeStruct((2,), jnp.float32))
     again = eqx.filter_eval_shape(lambda: eqx.nn.MLP(2, 2, 2, 1, key=jr.PRNGKey(0)))
-    return sorted(checkpoint), loaded(jnp.ones(2)), out, again.layers[0].bias, skeleton.depth, skeleton.scale
+    return (
+        sorted(checkpoint),
+        loaded(jnp.ones(2)),
+        out,
+        again.layers[0].bias,
+        skeleton.depth,
+        skeleton.scale,
+    )

@@ -35,7 +35,10 @@ def make_step(real, states, key):
     noise = jr.normal(key, (len(real), 2))
     models = generator.model, discriminator.model
     value, (g_grads, d_grads) = eqx.filter_value_and_grad(loss)(models, real, noise)
-    return value, (generator.apply(g_grads), discriminator.apply(jax.tree.map(jnp.negative, d_grads)))
+    return value, (
+        generator.apply(g_grads),
+        discriminator.apply(jax.tree.map(jnp.negative, d_grads)),
+    )
 
 
 def clip(linear):

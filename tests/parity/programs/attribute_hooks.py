@@ -1,4 +1,4 @@
-"""Properties with setters, __getattr__, __setattr__ refused, __dir__, class attributes, descriptors."""
+"""Properties with setters, __getattr__, __dir__, class attributes, descriptors, refusals."""
 
 import equinox as eqx
 import jax
@@ -12,7 +12,9 @@ class Describe:
         self.name = name
 
     def __get__(self, instance, owner=None):
-        return f"{owner.__name__}.{self.name}" if instance is None else (self.name, instance.x.shape)
+        return (
+            f"{owner.__name__}.{self.name}" if instance is None else (self.name, instance.x.shape)
+        )
 
 
 class Vector(eqx.Module):
@@ -57,9 +59,22 @@ def outcome(call):
 def main():
     v = Vector(jnp.array([3.0, 4.0]))
     return [
-        v.norm, v.first, v.second, Vector.described, v.described, v @ v, -v, bool(v),
-        outcome(lambda: v.third), outcome(lambda: setattr(v, "x", 1)),
-        outcome(lambda: setattr(v, "new", 1)), outcome(lambda: setattr(v, "norm", 1)),
-        "first" in dir(v), hasattr(v, "third"), getattr(v, "third", None),
-        eqx.filter_jit(lambda v: v.second * 2)(v), Vector.names, jax.tree.map(jnp.negative, v).first,
+        v.norm,
+        v.first,
+        v.second,
+        Vector.described,
+        v.described,
+        v @ v,
+        -v,
+        bool(v),
+        outcome(lambda: v.third),
+        outcome(lambda: setattr(v, "x", 1)),
+        outcome(lambda: setattr(v, "new", 1)),
+        outcome(lambda: setattr(v, "norm", 1)),
+        "first" in dir(v),
+        hasattr(v, "third"),
+        getattr(v, "third", None),
+        eqx.filter_jit(lambda v: v.second * 2)(v),
+        Vector.names,
+        jax.tree.map(jnp.negative, v).first,
     ]

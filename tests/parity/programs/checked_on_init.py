@@ -1,4 +1,4 @@
-"""Invariants: __check_init__ along the MRO, after conversion, cooperative, run once per construction."""
+"""Invariants: __check_init__ along the MRO, after conversion, once per construction."""
 
 import dataclasses
 

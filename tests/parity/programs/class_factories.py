@@ -1,4 +1,4 @@
-"""Classes made at run time: factories, type(), make_dataclass-like loops, nested classes, decorators."""
+"""Classes made at run time: factories, type(), loops over names, nested classes, decorators."""
 
 import types
 from typing import Any
@@ -60,4 +60,13 @@ def main():
     stack = [TABLE[name](2.0) for name in sorted(TABLE)]
     value = eqx.filter_jit(lambda fs, x: [f(x) for f in fs])(stack, jnp.array(0.5))
     dynamic = type("Dynamic", (Tanh,), {"__call__": lambda self, x: x, "__module__": __name__})
-    return total, value, sorted(TABLE), Tanh.registered, Outer(), repr(p), dynamic()(1), Outer.Config.__qualname__
+    return (
+        total,
+        value,
+        sorted(TABLE),
+        Tanh.registered,
+        Outer(),
+        repr(p),
+        dynamic()(1),
+        Outer.Config.__qualname__,
+    )

@@ -1,4 +1,4 @@
-"""filter_closure_convert: a closure made a tree, so that a solver can jit it once and differentiate it."""
+"""filter_closure_convert: a closure made a tree, jitted once, and differentiated."""
 
 import equinox as eqx
 import jax
@@ -10,7 +10,9 @@ TRACES = []
 @eqx.filter_jit
 def euler(field, y, n):
     TRACES.append(n)
-    return jax.lax.fori_loop(0, n, lambda _, y: jax.tree.map(lambda a, d: a + 0.1 * d, y, field(y)), y)
+    return jax.lax.fori_loop(
+        0, n, lambda _, y: jax.tree.map(lambda a, d: a + 0.1 * d, y, field(y)), y
+    )
 
 
 class Drag(eqx.Module):
@@ -42,4 +44,12 @@ def main():
     except ValueError:
         refused = True
     struct = shared.out_struct if hasattr(shared, "out_struct") else None
-    return leaves, euler(shared, y0, 3), jax.grad(loss)(jnp.array(0.3)), values, refused, struct, loss(0.3)
+    return (
+        leaves,
+        euler(shared, y0, 3),
+        jax.grad(loss)(jnp.array(0.3)),
+        values,
+        refused,
+        struct,
+        loss(0.3),
+    )

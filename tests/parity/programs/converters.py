@@ -1,4 +1,4 @@
-"""Converters of every kind: functions, classes, partials, optional, nested, inherited, with defaults."""
+"""Converters of every kind: functions, classes, partials, nested, inherited, with defaults."""
 
 import functools as ft
 from typing import Optional, Union
@@ -64,4 +64,12 @@ def main():
         Box(3)
     except TypeError:
         refused = True
-    return boxes, Own(1.0, 2), 0.5 in boxes[0].interval, mapped, refused, Box.kernel, Sub((0, 1), 7).kernel
+    return (
+        boxes,
+        Own(1.0, 2),
+        0.5 in boxes[0].interval,
+        mapped,
+        refused,
+        Box.kernel,
+        Sub((0, 1), 7).kernel,
+    )

@@ -1,4 +1,4 @@
-"""Modules as dataclasses: fields, replace, asdict, match, metadata, repr, hash, order, copy, pickle."""
+"""Modules as dataclasses: fields, replace, asdict, match, metadata, repr, hash, copy, pickle."""
 
 import copy
 import dataclasses
@@ -47,7 +47,22 @@ def main():
     help_texts = {f.name: f.metadata.get("help") for f in dataclasses.fields(Options)}
     copies = [pickle.loads(pickle.dumps(run)), copy.copy(run), copy.deepcopy(run)]
     kept = [bool(eqx.tree_equal(c, run)) for c in copies]
-    texts = repr(run.options).replace("pytreemod", "equinox"), str(Options()), f"{Options(0.5)!r:>60}"
+    texts = (
+        repr(run.options).replace("pytreemod", "equinox"),
+        str(Options()),
+        f"{Options(0.5)!r:>60}",
+    )
     hashed = {Options(): 1, Options(0.2): 2}[Options(0.2)]
-    return (str(dataclasses.asdict(run)), str(dataclasses.astuple(run.options)), help_texts, kept, texts, hashed,
-            kind(run), kind(test), kind(run.options), kind(3), dataclasses.is_dataclass(Run))
+    return (
+        str(dataclasses.asdict(run)),
+        str(dataclasses.astuple(run.options)),
+        help_texts,
+        kept,
+        texts,
+        hashed,
+        kind(run),
+        kind(test),
+        kind(run.options),
+        kind(3),
+        dataclasses.is_dataclass(Run),
+    )

@@ -1,4 +1,4 @@
-"""Decorators on methods: own wrappers, jit with options, grad, vmap, class and static ones, partials."""
+"""Decorators on methods: own wrappers, jit with options, grad, vmap, static ones, partials."""
 
 import functools as ft
 
@@ -74,7 +74,17 @@ def main():
     model = Model.make(2)
     x = jnp.ones(2)
     value, grads = model.loss(x)
-    results = [model.jitted(x), model.mapped(jnp.ones((3, 2))), model.gradient(x), value, grads,
-               Model.double(x), model.double(x), model.static(x, 3), model.cube(x), model.total]
+    results = [
+        model.jitted(x),
+        model.mapped(jnp.ones((3, 2))),
+        model.gradient(x),
+        value,
+        grads,
+        Model.double(x),
+        model.double(x),
+        model.static(x, 3),
+        model.cube(x),
+        model.total,
+    ]
     unbound = Model.jitted(model, x), jax.vmap(model.plain)(jnp.eye(2)), Model.plain.__name__
     return results, unbound, CALLS[:2], Model.jitted.__name__, Model.__name__

@@ -1,4 +1,4 @@
-"""Distributions as Modules: properties, abstract fields, transformed ones, batches by filter_vmap."""
+"""Distributions as Modules: properties, abstract fields, batches by filter_vmap."""
 
 import abc
 import math

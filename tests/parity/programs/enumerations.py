@@ -1,4 +1,4 @@
-"""Enumerations: subclasses, promotion, where, traced results, messages by index, in State and carries."""
+"""Enumerations: subclasses, promotion, where, traced results, messages by index, in carries."""
 
 import equinox as eqx
 import jax
@@ -42,7 +42,10 @@ def main():
     out = []
     for rate, start in [(0.5, 1.0), (-9.0, 1.5), (0.5, 0.0)]:
         x, result = run(jnp.array(rate), jnp.array(start))
-        flags = [bool(result == item) for item in (SolverResult.success, SolverResult.diverged, SolverResult.stalled)]
+        flags = [
+            bool(result == item)
+            for item in (SolverResult.success, SolverResult.diverged, SolverResult.stalled)
+        ]
         out.append((x, flags, SolverResult[result]))
     xs, results = jax.vmap(run, in_axes=(None, 0))(jnp.array(0.5), jnp.array([1.0, 0.0]))
     batched = results == SolverResult.stalled, results != SolverResult.success
@@ -56,4 +59,13 @@ def main():
         Result.where(True, Result.success, SolverResult.stalled)
     except ValueError:
         foreign = True
-    return out, xs, batched, mixed, foreign, len(SolverResult), Result[Result.success], issubclass(SolverResult, Result)
+    return (
+        out,
+        xs,
+        batched,
+        mixed,
+        foreign,
+        len(SolverResult),
+        Result[Result.success],
+        issubclass(SolverResult, Result),
+    )

@@ -21,7 +21,9 @@ def main():
     xs = jnp.array([1.0, 2.0])
     axes = Poly(0, None, "poly")
     mapped = eqx.filter_vmap(lambda p, x: p(x), in_axes=(axes, 0))(many, xs)
-    outer = eqx.filter_vmap(eqx.filter_vmap(lambda p, x: p(x), in_axes=(None, 0)), in_axes=(axes, None))
+    outer = eqx.filter_vmap(
+        eqx.filter_vmap(lambda p, x: p(x), in_axes=(None, 0)), in_axes=(axes, None)
+    )
     jac = eqx.filter_jacrev(lambda p: jnp.stack([p(x) for x in xs]))(poly)
     fwd = eqx.filter_jacfwd(lambda p: p(xs[0]), has_aux=False)(poly)
     out, vjp_fn = eqx.filter_vjp(lambda p, x: p(x), poly, xs[1])
@@ -31,4 +33,17 @@ def main():
     printed = eqx.filter_make_jaxpr(lambda p, x: p(x))(poly, xs[0])[1]
     sized = eqx.filter_vmap(lambda: jnp.ones(2), axis_size=3)()
     named = eqx.filter_vmap(lambda x: jax.lax.psum(x, "i"), axis_name="i")(xs)
-    return (mapped, outer(many, xs), jac, fwd, out, vjp_fn(jnp.array(1.0)), hess, both, shaped, printed, sized, named)
+    return (
+        mapped,
+        outer(many, xs),
+        jac,
+        fwd,
+        out,
+        vjp_fn(jnp.array(1.0)),
+        hess,
+        both,
+        shaped,
+        printed,
+        sized,
+        named,
+    )

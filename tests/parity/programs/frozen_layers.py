@@ -9,7 +9,9 @@ import optax
 
 def head_only(model):
     spec = jtu.tree_map(lambda _: False, model)
-    return eqx.tree_at(lambda s: (s.layers[-1].weight, s.layers[-1].bias), spec, replace=(True, True))
+    return eqx.tree_at(
+        lambda s: (s.layers[-1].weight, s.layers[-1].bias), spec, replace=(True, True)
+    )
 
 
 def by_name(model, wanted):
@@ -41,8 +43,13 @@ def main():
     for spec in (head_only(model), by_name(model, "bias")):
         opt_state = optim.init(eqx.filter(model, spec))
         new, _ = make_step(model, x, spec, opt_state, optim)
-        changed = [bool(jnp.any(a != b)) for a, b in zip(
-            jtu.tree_leaves(eqx.filter(new, eqx.is_array)), jtu.tree_leaves(eqx.filter(model, eqx.is_array)))]
+        changed = [
+            bool(jnp.any(a != b))
+            for a, b in zip(
+                jtu.tree_leaves(eqx.filter(new, eqx.is_array)),
+                jtu.tree_leaves(eqx.filter(model, eqx.is_array)),
+            )
+        ]
         results.append((changed, new.layers[-1].bias))
     body_frozen = lambda m: jnp.sum(m.layers[1](jax.nn.relu(frozen(m.layers[0])(x))))
     grads = eqx.filter_grad(body_frozen)(model)

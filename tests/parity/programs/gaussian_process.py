@@ -1,4 +1,4 @@
-"""Gaussian process kernels that are added and multiplied; positive parameters are wrapped leaves."""
+"""Gaussian process kernels that are added and multiplied; positive parameters are wrapped."""
 
 from abc import abstractmethod
 

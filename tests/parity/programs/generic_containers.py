@@ -55,11 +55,25 @@ class Weighted(Pair[jax.Array, V]):
 
 
 def main():
-    params = FrozenDict(w=jnp.ones(2), b=jnp.array(0.5), **{"name": 3})
+    params = FrozenDict(w=jnp.ones(2), b=jnp.array(0.5), name=3)
     doubled = jax.tree.map(lambda x: x if isinstance(x, str) else x * 2, params)
     chain = Chain([jnp.array(1.0), jnp.array(2.0)]) + Chain([jnp.array(3.0)])
     total = eqx.filter_jit(lambda c: sum(c[1:]) + c[0] * len(c))(chain)
     weighted = Weighted[dict[str, Any]](jnp.array(2.0), {"x": jnp.ones(1)})
     pair = Pair[int, str](1, 2).swap()
-    checks = "w" in params, dict(**doubled)["b"], list(reversed(chain)), chain.index(chain[0]), params.get("z")
-    return doubled, total, weighted(), pair, checks, bool(params == FrozenDict(params)), type(weighted).__name__
+    checks = (
+        "w" in params,
+        dict(**doubled)["b"],
+        list(reversed(chain)),
+        chain.index(chain[0]),
+        params.get("z"),
+    )
+    return (
+        doubled,
+        total,
+        weighted(),
+        pair,
+        checks,
+        bool(params == FrozenDict(params)),
+        type(weighted).__name__,
+    )

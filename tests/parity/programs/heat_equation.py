@@ -63,4 +63,10 @@ def main():
     runs = [Heat(grid, jnp.array(0.1)).run(u, 0.1, 3) for grid in (periodic, walls)]
     driven = Heat(walls, jnp.array(0.1), source=jnp.ones((4, 3)))
     sensitivity = eqx.filter_grad(lambda heat: jnp.sum(heat.run(u, 0.1, 2)))(driven)
-    return runs, sensitivity, walls.spacing, hash(periodic) == hash(Grid((4, 3), [4, 3])), repr(periodic)
+    return (
+        runs,
+        sensitivity,
+        walls.spacing,
+        hash(periodic) == hash(Grid((4, 3), [4, 3])),
+        repr(periodic),
+    )

@@ -1,4 +1,4 @@
-"""A net whose weights another net makes: ravel, unravel by a stored function, call a combined model."""
+"""A net whose weights another net makes: ravel, unravel by a stored function, combine."""
 
 import equinox as eqx
 import jax

@@ -1,7 +1,7 @@
 """Init-only variables, __post_init__ with defaults, kw_only, inheritance of post-inits."""
 
 import dataclasses
-from dataclasses import InitVar, KW_ONLY
+from dataclasses import KW_ONLY, InitVar
 
 import equinox as eqx
 import jax
@@ -38,7 +38,10 @@ class Scaled(Dense):
 
 
 def main():
-    dense, scaled = Dense(2, 3, jr.key(0)), Scaled(2, 1, key=jr.key(0), use_bias=False, init_scale=3.0)
+    dense, scaled = (
+        Dense(2, 3, jr.key(0)),
+        Scaled(2, 1, key=jr.key(0), use_bias=False, init_scale=3.0),
+    )
     names = [[f.name for f in dataclasses.fields(m)] for m in (dense, scaled)]
     try:
         Dense(2, 3)
@@ -48,6 +51,10 @@ def main():
         dataclasses.replace(dense, n_in=3)
     except (TypeError, ValueError) as error:
         replaced = type(error).__name__ in ("TypeError", "ValueError")
-    other = dataclasses.replace(scaled, key=jr.key(1), init_scale=1.0, gain=jnp.array(1.0)) if not replaced else None
+    other = (
+        dataclasses.replace(scaled, key=jr.key(1), init_scale=1.0, gain=jnp.array(1.0))
+        if not replaced
+        else None
+    )
     out = eqx.filter_jit(lambda m, x: m(x))(dense, jnp.ones(2))
     return dense, scaled, names, missing, out, other, len(jax.tree.leaves(dense))

@@ -36,9 +36,9 @@ class Ising(eqx.Module):
     @eqx.filter_jit
     def sweep(self, spins, key, beta):
         grid = jnp.indices(spins.shape).sum(0) % 2
-        for parity, key in enumerate(jr.split(key)):
+        for parity, noise in enumerate(jr.split(key)):
             delta = 2 * self.coupling * spins * self.neighbours(spins)
-            flip = jr.uniform(key, spins.shape) < self.rule(delta, beta)
+            flip = jr.uniform(noise, spins.shape) < self.rule(delta, beta)
             spins = jnp.where(flip & (grid == parity), -spins, spins)
         return spins, jnp.mean(spins)
 

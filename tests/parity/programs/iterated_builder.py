@@ -1,4 +1,4 @@
-"""A builder style: settings by chained methods that return copies, plans that are compiled ahead."""
+"""A builder style: chained methods that return copies, plans that are compiled ahead."""
 
 import dataclasses
 from typing import Self
@@ -14,7 +14,9 @@ class Plan(eqx.Module):
     options: dict = eqx.field(default_factory=dict)
 
     def then(self, step, **options) -> Self:
-        return dataclasses.replace(self, steps=(*self.steps, step), options={**self.options, **options})
+        return dataclasses.replace(
+            self, steps=(*self.steps, step), options={**self.options, **options}
+        )
 
     def add(self, amount):
         return self.then(eqx.Partial(jnp.add, jnp.asarray(amount, self.dtype)))
@@ -38,8 +40,19 @@ class Plan(eqx.Module):
 
 
 def main():
-    plan = Plan().add(1.0).then(jnp.square, gain=2.0) | eqx.nn.Lambda(jnp.sqrt) | eqx.nn.Linear(2, 1, key=jax.random.key(0))
+    plan = (
+        Plan().add(1.0).then(jnp.square, gain=2.0)
+        | eqx.nn.Lambda(jnp.sqrt)
+        | eqx.nn.Linear(2, 1, key=jax.random.key(0))
+    )
     x = jnp.array([1.0, 2.0])
     compiled = plan.compile(x)
     grads = eqx.filter_grad(lambda p: jnp.sum(p(x)))(plan)
-    return len(plan), plan >> x, compiled(plan, x), grads.steps[0].args, grads.options, plan.dtype is jnp.float32
+    return (
+        len(plan),
+        plan >> x,
+        compiled(plan, x),
+        grads.steps[0].args,
+        grads.options,
+        plan.dtype is jnp.float32,
+    )

@@ -1,4 +1,4 @@
-"""A Kalman filter over a dataclass-like belief: scan, named tuples inside Modules, tree_at on them."""
+"""A Kalman filter over a named tuple: scan, named tuples inside Modules, tree_at on them."""
 
 from typing import NamedTuple
 
@@ -41,9 +41,17 @@ class Model(eqx.Module):
 def main():
     f32 = np.float32
     prior = Belief(jnp.zeros(2), jnp.eye(2))
-    model = Model(jnp.asarray([[1.0, 0.1], [0.0, 1.0]]), jnp.asarray([1.0, 0.0]), prior,
-                  {"process": 0.01, "observation": 0.1})
+    model = Model(
+        jnp.asarray([[1.0, 0.1], [0.0, 1.0]]),
+        jnp.asarray([1.0, 0.0]),
+        prior,
+        {"process": 0.01, "observation": 0.1},
+    )
     model = eqx.tree_at(lambda m: m.prior.mean, model, jnp.asarray([0.5, 0.0]))
     model = eqx.tree_at(lambda m: m.noise["process"], model, replace_fn=lambda q: q * 2)
     run = eqx.filter_jit(lambda model, ys: model(ys))
-    return model, run(model, np.array([0.5, 0.6, 0.8], f32)), str(jax.tree.structure(model)).count("*")
+    return (
+        model,
+        run(model, np.array([0.5, 0.6, 0.8], f32)),
+        str(jax.tree.structure(model)).count("*"),
+    )

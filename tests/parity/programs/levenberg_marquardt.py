@@ -43,12 +43,15 @@ def step(model, damping, xs, ys):
 
 def main():
     scalar = jnp.float32
-    truth = Spectrum([Peak(scalar(1), scalar(0), scalar(1)), Peak(scalar(0.5), scalar(2), scalar(0.5))],
-                     scalar(0.1))
+    truth = Spectrum(
+        [Peak(scalar(1), scalar(0), scalar(1)), Peak(scalar(0.5), scalar(2), scalar(0.5))],
+        scalar(0.1),
+    )
     xs = jnp.linspace(-2.0, 4.0, 12)
     ys = jax.vmap(truth)(xs)
-    model = eqx.tree_at(lambda m: (m.peaks[0].height, m.peaks[1].centre), truth,
-                        (scalar(0.8), scalar(1.8)))
+    model = eqx.tree_at(
+        lambda m: (m.peaks[0].height, m.peaks[1].centre), truth, (scalar(0.8), scalar(1.8))
+    )
     damping, losses = jnp.array(0.1), []
     for _ in range(3):
         model, damping, loss = step(model, damping, xs, ys)

@@ -1,4 +1,4 @@
-"""Linear operators as values: abstract methods, arithmetic, functions that dispatch on the class."""
+"""Linear operators as values: abstract methods, arithmetic, dispatch on the class."""
 
 import abc
 import functools as ft
@@ -36,7 +36,7 @@ class AbstractOperator(eqx.Module):
         return self * -1.0
 
     @property
-    def T(self):  # noqa: N802
+    def T(self):
         return transpose(self)
 
 

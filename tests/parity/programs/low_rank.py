@@ -40,7 +40,9 @@ def adapt(model, rank, key):
 
 def adapters(model):
     spec = jax.tree.map(lambda _: False, model)
-    found = lambda m: [p for l in jax.tree.leaves(m, is_leaf=is_lora) if is_lora(l) for p in (l.a, l.b)]
+    found = lambda m: [
+        p for l in jax.tree.leaves(m, is_leaf=is_lora) if is_lora(l) for p in (l.a, l.b)
+    ]
     return eqx.tree_at(found, spec, replace_fn=lambda _: True)
 
 
@@ -52,5 +54,13 @@ def main():
     grads = jax.grad(loss)(trained)
     adapted = eqx.apply_updates(adapted, jax.tree.map(lambda g: -g, grads))
     merged = jax.tree.map(lambda x: x.merge() if is_lora(x) else x, adapted, is_leaf=is_lora)
-    same = jax.tree.structure(eqx.filter(merged, eqx.is_array)) == jax.tree.structure(eqx.filter(model, eqx.is_array))
-    return jax.tree.leaves(grads), merged(jnp.ones(2)), adapted(jnp.ones(2)), same, len(jax.tree.leaves(trained))
+    same = jax.tree.structure(eqx.filter(merged, eqx.is_array)) == jax.tree.structure(
+        eqx.filter(model, eqx.is_array)
+    )
+    return (
+        jax.tree.leaves(grads),
+        merged(jnp.ones(2)),
+        adapted(jnp.ones(2)),
+        same,
+        len(jax.tree.leaves(trained)),
+    )

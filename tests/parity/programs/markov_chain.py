@@ -42,7 +42,9 @@ class Metropolis(AbstractKernel[ChainState]):
         x = state.x + self.scale * jr.normal(propose, state.x.shape)
         log_prob = self.log_density(x)
         ok = jnp.log(jr.uniform(accept)) < log_prob - state.log_prob
-        return jax.lax.cond(ok, lambda: dataclasses.replace(state, x=x, log_prob=log_prob), lambda: state)
+        return jax.lax.cond(
+            ok, lambda: dataclasses.replace(state, x=x, log_prob=log_prob), lambda: state
+        )
 
 
 class Tuned(AbstractKernel[TunedState]):

@@ -50,8 +50,9 @@ class Momentum(AbstractMinimiser[Y, MomentumState[Y]]):
 
     def step(self, fn, y, state):
         (_, aux), grad = eqx.filter_value_and_grad(fn, has_aux=True)(y)
-        velocity = jax.tree.map(lambda v, g: self.decay(0) * v - self.learning_rate * g,
-                                state.velocity, grad)
+        velocity = jax.tree.map(
+            lambda v, g: self.decay(0) * v - self.learning_rate * g, state.velocity, grad
+        )
         size = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grad)))
         return eqx.apply_updates(y, velocity), MomentumState(velocity, size, aux)
 

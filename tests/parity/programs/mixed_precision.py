@@ -35,7 +35,10 @@ def all_finite(tree):
 @eqx.filter_jit
 def make_step(model, scaler, policy, x):
     def loss(model):
-        return jnp.sum(policy.cast(model, policy.compute)(x.astype(policy.compute)) ** 2) * scaler.scale
+        return (
+            jnp.sum(policy.cast(model, policy.compute)(x.astype(policy.compute)) ** 2)
+            * scaler.scale
+        )
 
     grads = scaler.unscale(eqx.filter_grad(loss)(model))
     finite = all_finite(grads)

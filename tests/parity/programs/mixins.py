@@ -57,7 +57,7 @@ class WithBias(Layer):
     gain: float = 1.0
 
     def parts(self):
-        return super().parts() + ["bias"]
+        return [*super().parts(), "bias"]
 
     @ft.cached_property
     def expensive(self):
@@ -79,4 +79,14 @@ def main():
         cached = type(error).__name__
     bound = eqx.filter_jit(layer.__call__)(jnp.ones(3)), eqx.filter_vmap(layer)(jnp.ones((2, 3)))
     mro = [c.__name__ for c in WithBias.__mro__[:5]]
-    return layer.describe(), layer.kind(), layer.n_params, layer.n_in, bound, abstract, mro, str(cached), layer
+    return (
+        layer.describe(),
+        layer.kind(),
+        layer.n_params,
+        layer.n_in,
+        bound,
+        abstract,
+        mro,
+        str(cached),
+        layer,
+    )

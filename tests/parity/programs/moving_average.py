@@ -43,4 +43,11 @@ def main():
         ema = ema.update(new)
     same = eqx.tree_equal(copy.deepcopy(ema), ema)
     out = eqx.filter_jit(lambda ema, x: ema.model(x))(ema, jnp.ones(2))
-    return ema.count, ema.model[0].weight, out, bool(same), model[1].inference, ema.model[1].inference
+    return (
+        ema.count,
+        ema.model[0].weight,
+        out,
+        bool(same),
+        model[1].inference,
+        ema.model[1].inference,
+    )

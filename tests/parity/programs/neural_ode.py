@@ -58,4 +58,8 @@ def main():
         return jnp.mean((yi[:, None] - y_pred) ** 2)
 
     loss, grads = eqx.filter_jit(grad_loss)(model, ts, jnp.ones((2, 2)))
-    return loss, jax.tree.leaves(grads), sum(x.size for x in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
+    return (
+        loss,
+        jax.tree.leaves(grads),
+        sum(x.size for x in jax.tree.leaves(eqx.filter(model, eqx.is_array))),
+    )

@@ -12,7 +12,9 @@ class Coupling(eqx.Module):
     size: int = eqx.field(static=True)
 
     def __init__(self, size, flip, *, key):
-        self.net = eqx.nn.MLP(size // 2, size, width_size=4, depth=1, activation=jax.nn.tanh, key=key)
+        self.net = eqx.nn.MLP(
+            size // 2, size, width_size=4, depth=1, activation=jax.nn.tanh, key=key
+        )
         self.flip = flip
         self.size = size
 

@@ -1,4 +1,4 @@
-"""A PID controller: its state is a Module, which is carried through a scan and changed by copies."""
+"""A PID controller: its state is a Module, carried through a scan and changed by copies."""
 
 import dataclasses
 from typing import Optional

@@ -19,7 +19,9 @@ class ActorCritic(eqx.Module):
         self.actor = eqx.nn.Linear(4, actions, key=k2)
         self.critic = eqx.nn.Linear(4, "scalar", key=k3)
 
-    def __call__(self, obs: Float[Array, " obs"]) -> tuple[Float[Array, " actions"], Float[Array, ""]]:
+    def __call__(
+        self, obs: Float[Array, " obs"]
+    ) -> tuple[Float[Array, " actions"], Float[Array, ""]]:
         hidden = self.trunk(obs)
         return self.actor(hidden), self.critic(hidden)
 
@@ -63,8 +65,13 @@ def main():
     model = ActorCritic(3, 2, key=jr.key(0))
     optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1, momentum=0.9))
     opt_state = optimizer.init(eqx.filter(model, eqx.is_array))
-    rollout = Rollout(jr.normal(jr.key(1), (4, 3)), jnp.array([0, 1, 1, 0]), jnp.full(4, -0.7),
-                      jnp.arange(4.0))
+    rollout = Rollout(
+        jr.normal(jr.key(1), (4, 3)), jnp.array([0, 1, 1, 0]), jnp.full(4, -0.7), jnp.arange(4.0)
+    )
     for _ in range(2):
         model, opt_state, metrics = update(model, opt_state, rollout, optimizer)
-    return jax.tree.leaves(eqx.filter(model, eqx.is_array)), metrics, eqx.filter_eval_shape(model, rollout.obs[0])
+    return (
+        jax.tree.leaves(eqx.filter(model, eqx.is_array)),
+        metrics,
+        eqx.filter_eval_shape(model, rollout.obs[0]),
+    )

@@ -81,4 +81,14 @@ def main():
     except TypeError as error:
         refused = str(error)
     angle = jnp.sin(d / d)
-    return speed.value, str(speed.unit), f"{d:.1f}", gradient.value, refused, angle, d == d, d - d < d, hash(metre) == hash(Unit(m=1))
+    return (
+        speed.value,
+        str(speed.unit),
+        f"{d:.1f}",
+        gradient.value,
+        refused,
+        angle,
+        d == d,
+        d - d < d,
+        hash(metre) == hash(Unit(m=1)),
+    )

@@ -1,4 +1,4 @@
-"""An Elman cell with learnt start, bidirectional, batched: `jax.nn.initializers`, scan, getattr loops."""
+"""An Elman cell with a learnt start, bidirectional, batched: initializers, scan, getattr."""
 
 import equinox as eqx
 import jax

@@ -71,8 +71,14 @@ def integrate(term, y0, args, saveat, n=8):
 def main():
     mlp = eqx.nn.MLP(2, 2, 4, 1, activation=jnp.tanh, key=jax.random.PRNGKey(0))
     term = MultiTerm(Term(lambda t, y, args: mlp(y)), Term(lambda t, y, args: -args * y))
-    saveat = SaveAt(subs={"end": SubSaveAt(t1=True), "norm": [SubSaveAt(
-        ts=jnp.array([0.25, 0.5]), fn=lambda t, y, args: jnp.linalg.norm(y) + t)]})
+    saveat = SaveAt(
+        subs={
+            "end": SubSaveAt(t1=True),
+            "norm": [
+                SubSaveAt(ts=jnp.array([0.25, 0.5]), fn=lambda t, y, args: jnp.linalg.norm(y) + t)
+            ],
+        }
+    )
     try:
         SaveAt()
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Stateful Modules: counters, moving statistics, nested and batched, substates, scans over State."""
+"""Stateful Modules: counters, moving statistics, nested and batched, substates, scans."""
 
 import equinox as eqx
 import jax

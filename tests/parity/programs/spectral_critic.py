@@ -1,4 +1,4 @@
-"""A critic with spectral normalisation: stateful layers in a Sequential, inference mode, State in vmap."""
+"""A critic with spectral normalisation: stateful layers in a Sequential, inference mode."""
 
 import functools as ft
 
@@ -14,10 +14,12 @@ class Critic(eqx.Module):
 
     def __init__(self, key):
         keys = jr.split(key, 4)
-        self.body = eqx.nn.Sequential([
-            eqx.nn.SpectralNorm(eqx.nn.Linear(2, 3, key=keys[0]), "weight", key=keys[1]),
-            eqx.nn.Lambda(ft.partial(jax.nn.leaky_relu, negative_slope=0.2)),
-        ])
+        self.body = eqx.nn.Sequential(
+            [
+                eqx.nn.SpectralNorm(eqx.nn.Linear(2, 3, key=keys[0]), "weight", key=keys[1]),
+                eqx.nn.Lambda(ft.partial(jax.nn.leaky_relu, negative_slope=0.2)),
+            ]
+        )
         self.out = eqx.nn.SpectralNorm(eqx.nn.Linear(3, 1, key=keys[2]), "weight", key=keys[3])
 
     def __call__(self, x, state):

@@ -61,4 +61,11 @@ def main():
     swapped = eqx.tree_at(lambda r: r.pointwise, reducers[0], jnp.abs)
     grads = eqx.filter_grad(lambda r: run(r, x))(reducers[2])
     partial = eqx.Partial(lambda a, b, *, c: a * b + c, scale.by, c=jnp.array(1.0))
-    return values, len(seen), run(swapped, -x), grads.pointwise, partial(jnp.array(4.0)), run(partial, x)
+    return (
+        values,
+        len(seen),
+        run(swapped, -x),
+        grads.pointwise,
+        partial(jnp.array(4.0)),
+        run(partial, x),
+    )

@@ -1,4 +1,4 @@
-"""Editing models: tree_at in loops, by properties, into lists and dicts, None, apply_updates, inference."""
+"""Editing models: tree_at in loops, by properties, into lists and dicts, None, updates."""
 
 import equinox as eqx
 import jax
@@ -40,12 +40,24 @@ def main():
     model = Model(jr.PRNGKey(0))
     ones = eqx.tree_at(lambda m: [l.weight for l in linears(m)], model, replace_fn=jnp.ones_like)
     head = eqx.tree_at(lambda m: m.heads["a"].parameters, ones, (jnp.zeros((1, 2)), None))
-    masked = eqx.tree_at(lambda m: m.heads["b"].mask, head, jnp.array([True, False]), is_leaf=lambda x: x is None)
+    masked = eqx.tree_at(
+        lambda m: m.heads["b"].mask, head, jnp.array([True, False]), is_leaf=lambda x: x is None
+    )
     grown = eqx.tree_at(lambda m: m.shared, masked, [*masked.shared[:2], eqx.nn.Identity()])
     hot = eqx.tree_at(lambda m: (m.temperature, m.heads["a"]), grown, (2.0, grown.heads["b"]))
-    zero = jtu.tree_map(lambda x: None if x is None or not eqx.is_array(x) else -x, eqx.filter(ones, eqx.is_array))
+    zero = jtu.tree_map(
+        lambda x: None if x is None or not eqx.is_array(x) else -x, eqx.filter(ones, eqx.is_array)
+    )
     updated = eqx.apply_updates(ones, zero)
     frozen = eqx.nn.inference_mode(model)
     swapped = eqx.tree_inference(frozen, value=False)
     flags = model.shared[0].inference, frozen.shared[0].inference, swapped.shared[0].inference
-    return hot.heads, hot.temperature, len(linears(grown)), linears(updated)[0].weight, flags, hot.shared[2], head.heads["a"].linear.bias
+    return (
+        hot.heads,
+        hot.temperature,
+        len(linears(grown)),
+        linears(updated)[0].weight,
+        flags,
+        hot.shared[2],
+        head.heads["a"].linear.bias,
+    )

@@ -1,0 +1,147 @@
+"""When two jaxprs are one program: when a structure that holds the one serves for the other.
+
+Tracing a function twice gives two jaxprs, and JAX compares jaxprs by identity. But a function that
+was converted in both branches of a `cond`, or in each step of a loop, is one function, and has to
+have one structure. So jaxprs are compared here equation by equation: the same operations, with the
+same parameters, on the variables that correspond. What cannot be looked into (the rule of a
+`custom_jvp` that was not yet applied) is one only with itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from pytreemod.tree.kinds import are_one
+from pytreemod.tree.snapshots import Structure
+from pytreemod.typing import PyTree, class_of
+
+
+class Program:
+    """A jaxpr, equal to others that do the same."""
+
+    __slots__ = ("hash", "jaxpr")
+
+    def __init__(self, jaxpr: Any):
+        self.jaxpr = jaxpr
+        self.hash = hash(tuple(equation.primitive for equation in jaxpr.eqns))
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Program):
+            return NotImplemented
+        return self.hash == other.hash and _is_one_jaxpr(self.jaxpr, other.jaxpr)
+
+    def __repr__(self) -> str:
+        return repr(self.jaxpr)
+
+
+class Signature:
+    """The structure of some arguments, or of a result, with shapes; equal to others of its kind."""
+
+    __slots__ = ("structs", "structure")
+
+    def __init__(self, structs: Iterable[Any], structure: Structure):
+        self.structs = tuple(structs)
+        self.structure = structure
+
+    @property
+    def tree(self) -> PyTree:
+        """The tree, with the types of its arrays in their places."""
+        return self.structure.assemble(self.structs)
+
+    def __hash__(self) -> int:
+        return hash(self.structs)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Signature):
+            return NotImplemented
+        a, b = self.structure, other.structure
+        return a is b or (
+            self.structs == other.structs
+            and a.positions == b.positions
+            and a.treedef == b.treedef
+            and all(map(are_one, a.statics, b.statics))
+        )
+
+    def __repr__(self) -> str:
+        return repr(self.tree)
+
+
+def _is_one_jaxpr(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    inputs = [(x.constvars, x.invars) for x in (a, b)]
+    if [*map(len, inputs[0])] != [*map(len, inputs[1])] or len(a.eqns) != len(b.eqns):
+        return False
+    partner: dict[Any, Any] = {}
+    return (
+        all(map(_binder(partner), (*a.constvars, *a.invars), (*b.constvars, *b.invars)))
+        and all(_is_one_equation(*pair, partner) for pair in zip(a.eqns, b.eqns, strict=True))
+        and _are_one_operands(a.outvars, b.outvars, partner)
+        and a.effects == b.effects
+    )
+
+
+def _is_one_equation(a: Any, b: Any, partner: dict[Any, Any]) -> bool:
+    return (
+        a.primitive is b.primitive
+        and a.ctx == b.ctx
+        and _are_one_operands(a.invars, b.invars, partner)
+        and _is_one_parameter(a.params, b.params)
+        and len(a.outvars) == len(b.outvars)
+        and all(map(_binder(partner), a.outvars, b.outvars))
+    )
+
+
+def _binder(partner: dict[Any, Any]) -> Any:
+    """What makes two new variables correspond, and says whether they are of one type."""
+
+    def bind(a: Any, b: Any) -> bool:
+        partner[a] = b
+        return a.aval == b.aval
+
+    return bind
+
+
+def _are_one_operands(first: Any, second: Any, partner: dict[Any, Any]) -> bool:
+    return len(first) == len(second) and all(
+        _is_one_operand(a, b, partner) for a, b in zip(first, second, strict=True)
+    )
+
+
+def _is_one_operand(a: Any, b: Any, partner: dict[Any, Any]) -> bool:
+    literal = hasattr(a, "val"), hasattr(b, "val")
+    if not any(literal):
+        return partner[a] is b
+    return all(literal) and a.aval == b.aval and _bits(a.val) == _bits(b.val)
+
+
+def _bits(value: Any) -> bytes:
+    # Not by `==`, for which -0.0 is 0.0, and NaN is nothing.
+    return np.asarray(value).tobytes()
+
+
+def _is_one_parameter(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    kind = class_of(a)
+    if kind is not class_of(b):
+        return False
+    if kind is dict:
+        return [*a] == [*b] and all(map(_is_one_parameter, a.values(), b.values()))
+    if kind is tuple or kind is list:
+        return len(a) == len(b) and all(map(_is_one_parameter, a, b))
+    if hasattr(a, "eqns"):
+        # A jaxpr, or one with its constants, which may be traced and so are one by identity.
+        constants = getattr(a, "consts", ()), getattr(b, "consts", ())
+        return (
+            len(constants[0]) == len(constants[1])
+            and all(x is y for x, y in zip(*constants, strict=True))
+            and _is_one_jaxpr(getattr(a, "jaxpr", a), getattr(b, "jaxpr", b))
+        )
+    return are_one(a, b)
