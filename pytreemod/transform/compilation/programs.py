@@ -4,7 +4,8 @@ Tracing a function twice gives two jaxprs, and JAX compares jaxprs by identity. 
 was converted in both branches of a `cond`, or in each step of a loop, is one function, and has to
 have one structure. So jaxprs are compared here equation by equation: the same operations, with the
 same parameters, on the variables that correspond. What cannot be looked into (the rule of a
-`custom_jvp` that was not yet applied) is one only with itself.
+`custom_jvp` that was not yet applied) is one only with itself: it may have captured what makes it
+another, a bound for the gradient, say.
 """
 
 from __future__ import annotations

@@ -62,6 +62,17 @@ def test_a_function_traced_twice_is_one_program(name):
     assert hash(first) == hash(second)
 
 
+def bounded(limit):
+    """A function whose gradient is bounded; only its rule tells by what."""
+
+    @jax.custom_vjp
+    def same(x):
+        return x
+
+    same.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -limit, limit),))
+    return same
+
+
 DIFFERENT = {
     "operation": (jnp.sin, jnp.cos),
     "more operations": (jnp.sin, lambda x: jnp.sin(jnp.sin(x))),
@@ -87,6 +98,7 @@ DIFFERENT = {
     "order of results": (lambda x: (x, x + 1), lambda x: (x + 1, x)),
     "a result and a literal": (lambda x: x[0], lambda x: 0.0),
     "rule that is not applied yet": (halved, halved),
+    "rules that captured something": (bounded(1.0), bounded(2.0)),
 }
 
 
