@@ -18,6 +18,10 @@ PROGRAMS = Path(__file__).parent / "programs"
 IMPORT = "import equinox as eqx"
 # What differs and is known: the program, and what it waits for.
 NOT_YET: dict[str, str] = {}
+# What compiles longest: together as long as the other fifty.
+COMPILE_LONG = frozenset(
+    ["adversarial", "autoencoder", "distributions", "filtered_transforms", "low_rank", "markov_chain", "meta_learning", "mixed_precision", "newton_implicit", "normalising_flow", "recurrent", "scan_over_layers", "spectral_critic", "spline", "truss_sizing", "variational"]
+)
 
 
 def run(path: Path, library: str) -> object:
@@ -37,8 +41,10 @@ def run(path: Path, library: str) -> object:
 
 def as_parameter(path: Path):
     """A program under its file's name; one that waits for something is expected to fail."""
-    waits = NOT_YET.get(path.stem)
-    return pytest.param(path, id=path.stem, marks=[pytest.mark.xfail(reason=waits)] * bool(waits))
+    marks = [pytest.mark.slow] if path.stem in COMPILE_LONG else []
+    if path.stem in NOT_YET:
+        marks.append(pytest.mark.xfail(reason=NOT_YET[path.stem]))
+    return pytest.param(path, id=path.stem, marks=marks)
 
 
 @pytest.mark.parametrize("path", [as_parameter(path) for path in sorted(PROGRAMS.glob("*.py"))])
