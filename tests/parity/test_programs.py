@@ -20,7 +20,24 @@ IMPORT = "import equinox as eqx"
 NOT_YET: dict[str, str] = {}
 # What compiles longest: together as long as the other fifty.
 COMPILE_LONG = frozenset(
-    ["adversarial", "autoencoder", "distributions", "filtered_transforms", "low_rank", "markov_chain", "meta_learning", "mixed_precision", "newton_implicit", "normalising_flow", "recurrent", "scan_over_layers", "spectral_critic", "spline", "truss_sizing", "variational"]
+    {
+        "adversarial",
+        "autoencoder",
+        "distributions",
+        "filtered_transforms",
+        "low_rank",
+        "markov_chain",
+        "meta_learning",
+        "mixed_precision",
+        "newton_implicit",
+        "normalising_flow",
+        "recurrent",
+        "scan_over_layers",
+        "spectral_critic",
+        "spline",
+        "truss_sizing",
+        "variational",
+    }
 )
 
 

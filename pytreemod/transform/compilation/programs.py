@@ -64,7 +64,6 @@ class Signature:
         a, b = self.structure, other.structure
         return a is b or (
             self.structs == other.structs
-            and a.positions == b.positions
             and a.treedef == b.treedef
             and all(map(are_one, a.statics, b.statics))
         )
@@ -84,7 +83,6 @@ def _is_one_jaxpr(a: Any, b: Any) -> bool:
         all(map(_binder(partner), (*a.constvars, *a.invars), (*b.constvars, *b.invars)))
         and all(_is_one_equation(*pair, partner) for pair in zip(a.eqns, b.eqns, strict=True))
         and _are_one_operands(a.outvars, b.outvars, partner)
-        and a.effects == b.effects
     )
 
 

@@ -9,6 +9,7 @@ import pytreemod as pm
 from pytreemod.transform.compilation.programs import Program
 
 X = jnp.arange(3.0)
+Y = X + 1
 
 
 @jax.custom_jvp
@@ -99,6 +100,10 @@ DIFFERENT = {
     "a result and a literal": (lambda x: x[0], lambda x: 0.0),
     "rule that is not applied yet": (halved, halved),
     "rules that captured something": (bounded(1.0), bounded(2.0)),
+    "arrays that an inner program captured": (
+        lambda x: jax.jit(lambda x: x * X)(x),
+        lambda x: jax.jit(lambda x: x * Y)(x),
+    ),
 }
 
 
@@ -130,6 +135,15 @@ def test_linear_maps_of_a_function_with_a_rule_are_one_program():
 def test_programs_on_other_inputs_are_two(a, b):
     """The types of all variables belong to a program."""
     assert program(jnp.sin, a) != program(jnp.sin, b)
+
+
+def test_programs_under_other_settings_are_two():
+    """What JAX keeps with each operation belongs to a program: how random bits are made, say."""
+    draw = lambda x: jax.random.bits(jax.random.key(0)) + x  # noqa: E731
+    with jax.threefry_partitionable(True):
+        first = program(draw, jnp.uint32(0))
+    with jax.threefry_partitionable(False):
+        assert first != program(draw, jnp.uint32(0))
 
 
 def test_a_program_is_no_other_thing():
