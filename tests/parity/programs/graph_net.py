@@ -23,14 +23,14 @@ class Graph(eqx.Module):
 class MessagePassing(eqx.Module):
     message: eqx.nn.Linear
     update: eqx.nn.Linear
-    norm: eqx.nn.GroupNorm
+    norm: eqx.nn.LayerNorm
     aggregate: staticmethod = eqx.field(static=True, default=staticmethod(jax.ops.segment_sum))
 
     def __init__(self, size, *, key):
         mkey, ukey = jr.split(key)
         self.message = eqx.nn.Linear(2 * size, size, key=mkey)
         self.update = eqx.nn.Linear(2 * size, size, key=ukey)
-        self.norm = eqx.nn.GroupNorm(1, size)
+        self.norm = eqx.nn.LayerNorm(size)
 
     def __call__(self, graph):
         pairs = jnp.concatenate([graph.nodes[graph.senders], graph.nodes[graph.receivers]], -1)
