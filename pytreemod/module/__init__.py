@@ -2,8 +2,8 @@
 
 Owns: declaring fields, dividing them into data and configuration, building and freezing
 instances, telling JAX how to flatten them, and bound methods. The walk is
-`fields` → `division` → `schema` → `records` → `registration` → `construction` → `methods` →
-`classes`.
+`fields` → `division` → `schema` → `overriding` → `records` → `registration` → `construction` →
+`methods` → `classes`.
 
 May import `tree` and what that may import.
 

@@ -20,6 +20,7 @@ from pytreemod.module.annotations import FieldCheck, type_checker_of
 from pytreemod.module.construction import replace_values, write_finish, write_init
 from pytreemod.module.fields import buffer, field, static_field
 from pytreemod.module.methods import as_method
+from pytreemod.module.overriding import find_overridden, mark_overridden, refuse_properties
 from pytreemod.module.records import ClassValue, Record, make_record, write_setattr
 from pytreemod.module.registration import register, write_code
 from pytreemod.module.schema import LAYOUT, Schema
@@ -54,7 +55,9 @@ class ModuleMeta(abc.ABCMeta):
         """Make a Module class."""
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
         own_abstract = _collect_fields(cls, kw_only)
-        schema = Schema(cls, write_code, make_record)
+        overridden = find_overridden(cls, (ClassValue,))
+        mark_overridden(cls, frozenset(overridden))
+        schema = Schema(cls, write_code, make_record, overridden)
         _note_abstract(schema, own_abstract, is_abstract or strict is None)
         _choose_init(schema, namespace)
         _note_checks(schema)
@@ -122,6 +125,7 @@ def _collect_fields(cls: type, kw_only: bool) -> frozenset[str]:
         del cls.__replace__  # pyright: ignore[reportAttributeAccessIssue]
     type.__setattr__(cls, "__annotations__", whole)
     cls.__doc__ = doc
+    refuse_properties(cls)
     return abstract
 
 
@@ -182,8 +186,6 @@ def _choose_init(schema: Schema, namespace: dict[str, Any]) -> None:
         _refuse_post_init(cls, "__init__" in namespace)
     if not schema.custom_init:
         type.__setattr__(cls, "__init__", write_init(schema))
-    elif "__init__" not in namespace and schema.refusal is None:
-        _refuse_added_fields(schema)
 
 
 def _refuse_post_init(cls: type, own: bool) -> None:
@@ -198,38 +200,6 @@ def _refuse_post_init(cls: type, own: bool) -> None:
             cure=[
                 "move its lines to the end of __init__, or make checks of them:",
                 "def __check_init__(self): ...",
-            ],
-        )
-    )
-
-
-def _refuse_added_fields(schema: Schema) -> None:
-    cls = schema.cls
-    own = inspect.get_annotations(cls)
-    added = [
-        name
-        for name, f in schema.fields.items()
-        if name in own
-        and f.default is dataclasses.MISSING
-        and f.default_factory is dataclasses.MISSING
-        and not any(
-            name in b.__record__.fields for b in cls.__mro__[1:] if isinstance(b, ModuleMeta)
-        )
-    ]
-    if not added:
-        return
-    owner = _init_owner(cls).__qualname__
-    name = cls.__qualname__
-    raise FieldError(
-        explain(
-            name,
-            f"an __init__ that sets {', '.join(map(repr, added))}",
-            f"the one inherited from {owner}, which does not know of it",
-            cure=[
-                "write an __init__ (or give the field a default):",
-                f"def __init__(self, {', '.join(added)}, **kwargs):",
-                "    super().__init__(**kwargs)",
-                *(f"    self.{n} = {n}" for n in added),
             ],
         )
     )
@@ -259,7 +229,7 @@ def _note_waiting(schema: Schema) -> None:
 
 
 def _wrap_methods(cls: type) -> None:
-    fields = vars(cls)["__dataclass_fields__"]
+    fields = vars(cls)["__record__"].fields
     for name, value in list(vars(cls).items()):
         wrapped = value if name in fields else as_method(name, value)
         if wrapped is not value:

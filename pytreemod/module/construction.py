@@ -17,6 +17,7 @@ from typing import Any
 
 from pytreemod.errors import FieldError, describe, explain
 from pytreemod.module.division import is_clear_data, refuse_arrays
+from pytreemod.module.overriding import drop_overridden, is_bound
 from pytreemod.module.records import ClassValue, add_fields, refuse_itself, set_fields
 from pytreemod.module.registration import compile_functions, quoted
 from pytreemod.module.schema import LAYOUT, Schema
@@ -58,7 +59,7 @@ def write_finish(schema: Schema) -> Callable[[Any], None]:
     source = f"""
 def finish(node):
     d = node.__dict__
-    if len(d) < {len(schema.fields)}:
+    if len(d) != {len(schema.fields)}:
         fill(d)
 {converts}
     layout = layouts.get(({kinds}))
@@ -120,12 +121,16 @@ def fill_defaults(schema: Schema, values: dict[str, Any]) -> None:
     Raises:
         FieldError: a field has neither a value nor a default.
     """
+    drop_overridden(schema.cls, schema.overridden, values)
+    unset: list[str] = []
     for name, field in schema.fields.items():
         if name not in values:
             found = _class_value(schema.cls, field)
             if found is _MISSING:
-                _refuse_unset(schema, name)
+                unset.append(name)
             values[name] = found
+    if unset:
+        _refuse_unset(schema, unset)
 
 
 def _class_value(cls: type, field: dataclasses.Field[Any]) -> Any:
@@ -141,7 +146,7 @@ def _class_value(cls: type, field: dataclasses.Field[Any]) -> Any:
         found = own.get(name, _MISSING)
         if type(found) is ClassValue:
             return found.value
-        if found is not _MISSING and (found is field.default or not hasattr(found, "__get__")):
+        if found is not _MISSING and (found is field.default or not is_bound(found)):
             return found
         if field.default_factory is not _MISSING and _declares(base, field):
             return field.default_factory()
@@ -153,20 +158,29 @@ def _declares(cls: type, field: dataclasses.Field[Any]) -> bool:
     return known is field and field.name in inspect.get_annotations(cls)
 
 
-def _refuse_unset(schema: Schema, name: str) -> None:
-    cls = schema.cls.__qualname__
-    where = f"{cls}.__init__" if schema.custom_init else f"{cls}.__post_init__"
-    raise FieldError(
-        explain(
-            cls,
-            "every field to be set",
-            f"Field {name!r} was not initialized",
-            cure=[
-                f"set it in {where}, or give it a default:",
-                f"self.{name} = ...",
-            ],
-        )
-    )
+def _refuse_unset(schema: Schema, names: list[str]) -> None:
+    cls = schema.cls
+    owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
+    own = inspect.get_annotations(cls)
+    found = f"Field {names[0]!r} was not initialized"
+    if len(names) > 1:
+        found = f"Fields {', '.join(map(repr, names))} were not initialized"
+    if schema.custom_init and owner is not cls and all(name in own for name in names):
+        found += f" by the __init__ inherited from {owner.__qualname__}"
+        cure = [
+            "write an __init__ (or give the field a default):",
+            f"def __init__(self, {', '.join(names)}, **kwargs):",
+            "    super().__init__(**kwargs)",
+            *(f"    self.{name} = {name}" for name in names),
+        ]
+    else:
+        method = "__init__" if schema.custom_init else "__post_init__"
+        where = owner if schema.custom_init else cls
+        cure = [
+            f"set it in {where.__qualname__}.{method}, or give it a default:",
+            *(f"self.{name} = ..." for name in names),
+        ]
+    raise FieldError(explain(cls.__qualname__, "every field to be set", found, cure=cure))
 
 
 def write_init(schema: Schema) -> Callable[..., None]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pytreemod.errors import FieldError, FrozenError, describe, explain
 from pytreemod.module.methods import BoundMethod
+from pytreemod.module.overriding import refuse_overridden
 from pytreemod.module.schema import LAYOUT, Schema
 from pytreemod.tree.nodes import record_of
 from pytreemod.tree.pending import PENDING
@@ -33,6 +34,9 @@ class Record:
                 return
             refuse_assignment(self, name, value)
         if name not in self.__record__.fields and name not in _PASSED:
+            if name in self.__record__.overridden:
+                _assign_overridden(self, name, value)
+                return
             refuse_undeclared(self, name)
         if type(value) in _MAY_HOLD_SELF or isinstance(value, Record):
             refuse_itself(self, name, value)
@@ -168,6 +172,15 @@ def refuse_undeclared(node: Any, name: str) -> None:
             ],
         )
     )
+
+
+def _assign_overridden(node: Any, name: str, value: Any) -> None:
+    """Hand an assignment to what has taken the field's place, if it takes any."""
+    found = class_of(node).__record__.overridden[name]
+    takes = found.fset is not None if isinstance(found, property) else hasattr(found, "__set__")
+    if not takes:
+        refuse_overridden(class_of(node), name, found, value)
+    object.__setattr__(node, name, value)
 
 
 _MAY_HOLD_SELF = (BoundMethod, list, tuple, dict)

@@ -109,16 +109,25 @@ class Layout:
 
 
 class Schema(AbstractRecord):
-    """The fields of one Module class."""
+    """The fields of one Module class.
+
+    Args:
+        cls: the class.
+        write_code: writes the functions that flatten and unflatten one division of its fields.
+        make: makes an instance with a given dict.
+        overridden: what has taken the place of fields that bases declare (see `overriding`).
+    """
 
     def __init__(
         self,
         cls: type,
         write_code: Callable[[type, Code], tuple[Any, Any, Any]],
         make: Callable[[type, dict[str, Any]], Any],
+        overridden: dict[str, Any] | None = None,
     ):
-        fields = dataclasses.fields(cls)
         self.cls = cls
+        self.overridden = overridden or {}
+        fields = [f for f in dataclasses.fields(cls) if f.name not in self.overridden]
         self.fields = {f.name: f for f in fields}
         self.static = frozenset(f.name for f in fields if f.metadata.get(STATIC))
         self.converters = {f.name: f.metadata[CONVERTER] for f in fields if CONVERTER in f.metadata}

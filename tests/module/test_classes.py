@@ -64,21 +64,79 @@ def test_a_post_init_under_an_inherited_init_is_refused():
                 """Never runs."""
 
 
-def test_a_required_field_under_an_inherited_init_is_refused():
-    """When the class is made, with the __init__ to write."""
-    with pytest.raises(
-        FieldError,
-        match=r"Sub: expected an __init__ that sets 'extra', 'more', got the one inherited from "
-        r"OwnInit, "
-        r"which does not know of it\.\n  write an __init__ \(or give the field a default\):\n"
+def test_a_required_field_may_be_added_under_an_inherited_init():
+    """That `__init__` may set it: by a method of the subclass, or whatever it is given."""
+
+    class Base(pm.Module):
+        def __init__(self, *args, **kwargs):
+            for name, value in kwargs.items():
+                setattr(self, name, value)
+            self.build(*args)
+
+        def build(self, *args):
+            """Nothing, unless a subclass does."""
+
+    class Built(Base):
+        weight: jax.Array
+        size: int = pm.field(static=True)
+
+        def build(self, size):
+            self.size = size
+            self.weight = ramp(size)
+
+    class Given(Base):
+        weight: jax.Array
+        size: int = pm.field(static=True)
+
+    assert Built(3).weight.shape == (3,)
+    assert_same(tuple(vars(Given(weight=ramp(2), size=2))), tuple(vars(Built(3))))
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+def test_a_required_field_that_an_inherited_init_leaves_unset_is_refused_with_the_instance(is_set):
+    """The class is legal, and its first wrong instance is told which `__init__` to write."""
+
+    class Sub(OwnInit):
+        extra: int
+        more: str = pm.field(static=True)
+
+        def __check_init__(self):
+            """Not reached."""
+
+    class SetsOne(Sub):
+        def __init__(self):
+            super().__init__(2)
+            self.more = "more"
+
+    kind = SetsOne if is_set else Sub
+    texts = {
+        Sub: r"Sub: expected every field to be set, got Fields 'extra', 'more' were not "
+        r"initialized by the __init__ inherited from OwnInit\.\n"
+        r"  write an __init__ \(or give the field a default\):\n"
         r"      def __init__\(self, extra, more, \*\*kwargs\):\n"
         r"          super\(\)\.__init__\(\*\*kwargs\)\n"
         r"          self\.extra = extra\n          self\.more = more$",
-    ):
+        SetsOne: r"SetsOne: expected every field to be set, got Field 'extra' was not initialized"
+        r"\.\n  set it in [^\n]*SetsOne\.__init__, or give it a default:\n"
+        r"      self\.extra = \.\.\.$",
+    }
 
-        class Sub(OwnInit):
-            extra: int
-            more: str = pm.field(static=True)
+    with pytest.raises(FieldError, match=texts[kind]):
+        kind(*() if is_set else (2,))
+
+
+def test_the_init_of_a_plain_mixin_may_set_fields():
+    """It is inherited as any other."""
+
+    class Sets:
+        def __init__(self, weight):
+            self.weight = weight
+
+    class Layer(Sets, pm.Module):
+        weight: jax.Array
+        scale: float = 2.0
+
+    assert (Layer(1.0).weight, Layer(1.0).scale) == (1.0, 2.0)
 
 
 def test_fields_with_defaults_may_be_added_under_an_inherited_init():
