@@ -19,7 +19,7 @@ from pytreemod.module.abstracts import split_annotations, unmet
 from pytreemod.module.annotations import FieldCheck, type_checker_of
 from pytreemod.module.construction import replace_values, write_finish, write_init
 from pytreemod.module.fields import buffer, field, static_field
-from pytreemod.module.methods import as_method
+from pytreemod.module.methods import InheritedMethod, as_method, is_method
 from pytreemod.module.overriding import find_overridden, mark_overridden, refuse_properties
 from pytreemod.module.records import ClassValue, Record, make_record, write_setattr
 from pytreemod.module.registration import register, write_code
@@ -167,7 +167,7 @@ def _note_abstract(schema: Schema, own_abstract: frozenset[str], is_abstract: bo
 
 
 def _init_owner(cls: type) -> type:
-    return next(base for base in cls.__mro__ if "__init__" in vars(base))
+    return _first_owner(cls, "__init__")
 
 
 def _is_custom(owner: type) -> bool:
@@ -234,6 +234,15 @@ def _wrap_methods(cls: type) -> None:
         wrapped = value if name in fields else as_method(name, value)
         if wrapped is not value:
             type.__setattr__(cls, name, wrapped)
+    plain = [b for b in cls.__mro__ if not isinstance(b, ModuleMeta) and b not in (Record, object)]
+    for base in plain:
+        for name, value in vars(base).items():
+            if is_method(name, value) and name not in fields and _first_owner(cls, name) is base:
+                type.__setattr__(cls, name, InheritedMethod(cls, name, value))
+
+
+def _first_owner(cls: type, name: str) -> type:
+    return next(base for base in cls.__mro__ if name in vars(base))
 
 
 def restore(cls: Any, values: dict[str, Any], config: tuple[str, ...]) -> Any:

@@ -1,8 +1,9 @@
 """Methods that, bound, are pytrees.
 
-A function in a Module's class body is kept in a `Method`. Reading it from an instance gives a
-`BoundMethod`, whose one child is that instance, so that a bound method goes through every
-transform as the Module itself would. It knows no Module: any pytree can be bound.
+A function in a Module's class body is kept in a `Method`, and one of a base that is no Module class
+is stood for by an `InheritedMethod`. Reading it from an instance gives a `BoundMethod`, whose one
+child is that instance, so that a bound method goes through every transform as the Module itself
+would. It knows no Module: any pytree can be bound.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ from __future__ import annotations
 import functools as ft
 import inspect
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import jax
 
-from pytreemod.typing import jtu
+from pytreemod.tree.comparison import are_equal
+from pytreemod.tree.kinds import are_one
+from pytreemod.tree.predicates import is_array
+from pytreemod.typing import Tracer, jtu
 
 _STAGES = frozenset({"lower", "trace", "eval_shape"})
 
@@ -22,9 +27,9 @@ _STAGES = frozenset({"lower", "trace", "eval_shape"})
 class BoundMethod(ft.partial):  # noqa: D101  # pyright: ignore[reportMissingTypeArgument]
     # A function bound to its first argument, as a pytree with that argument as its child. It
     # derives from `functools.partial` because a partial is made and called in C: reading and
-    # calling a method costs a few times what it costs in plain Python, not hundreds. Equality is
-    # as for Python's own methods: the same function bound to the same object. (No docstring of
-    # its own: an instance shows its function's.)
+    # calling a method costs a few times what it costs in plain Python, not hundreds. Two are equal
+    # if a program that was traced for one serves for the other: the same function, bound to what
+    # is the same value. (No docstring of its own: an instance shows its function's.)
 
     __slots__ = ()
 
@@ -60,10 +65,12 @@ class BoundMethod(ft.partial):  # noqa: D101  # pyright: ignore[reportMissingTyp
     def __eq__(self, other: object) -> bool:
         if type(other) is not BoundMethod:
             return NotImplemented
-        return self.func == other.func and self.args[0] is other.args[0]
+        one, two = self.args[0], other.args[0]
+        return self.func == other.func and (one is two or _are_one(one, two))
 
     def __hash__(self) -> int:
-        return hash((self.func, id(self.args[0])))
+        leaves, treedef = jtu.tree_flatten(self.args[0])
+        return hash((self.func, treedef, *map(_hash, leaves)))
 
     def __reduce__(self) -> Any:
         owner = self.args[0]
@@ -80,6 +87,25 @@ class BoundMethod(ft.partial):  # noqa: D101  # pyright: ignore[reportMissingTyp
 
     def __repr__(self) -> str:
         return f"<bound method {self.__qualname__} of {self.args[0]!r}>"
+
+
+def _are_one(one: Any, two: Any) -> bool:
+    leaves, treedef = jtu.tree_flatten(one)
+    others, structure = jtu.tree_flatten(two)
+    return treedef == structure and all(map(_is_one_leaf, leaves, others))
+
+
+def _is_one_leaf(x: Any, y: Any) -> bool:
+    if not (is_array(x) and is_array(y)):
+        return are_one(x, y)
+    is_traced = isinstance(x, Tracer) or isinstance(y, Tracer)
+    is_alike = type(x) is type(y) and x.shape == y.shape and x.dtype == y.dtype
+    return x is y or (is_alike and not is_traced and are_equal(x, y))
+
+
+def _hash(leaf: Any) -> int:
+    # An array has none; a method that holds some can be a key nevertheless, as Python's can.
+    return hash((leaf.shape, leaf.dtype)) if is_array(leaf) else hash(leaf)
 
 
 def bind(function: Callable[..., Any], owner: Any) -> BoundMethod:
@@ -102,22 +128,59 @@ def _unflatten(function: Any, children: Any) -> BoundMethod:
 jtu.register_pytree_with_keys(BoundMethod, _flatten_with_keys, _unflatten, _flatten)
 
 
-class Method:
-    """Keeps a function in a class so that reading it from an instance gives a `BoundMethod`."""
+class Method:  # noqa: D101
+    # Keeps a function in a class so that reading it from an instance gives a `BoundMethod`. (No
+    # docstring of its own: who reads the dict of a class, as doctest does, finds the function's.)
 
-    __slots__ = ("function",)
+    __slots__ = ("__wrapped__",)
 
     def __init__(self, function: Callable[..., Any]):
-        self.function = function
+        self.__wrapped__ = function
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
-            return self.function
-        return BoundMethod(self.function, instance)
+            return self.__wrapped__
+        return BoundMethod(self.__wrapped__, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        # Its name and the rest. Not what a half copied one looks for in itself.
+        if name == "__wrapped__":
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
+
+    @property
+    def __doc__(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.__wrapped__.__doc__
+
+    @property
+    def __module__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.__wrapped__.__module__
 
     @property
     def __isabstractmethod__(self) -> bool:
-        return getattr(self.function, "__isabstractmethod__", False)
+        return getattr(self.__wrapped__, "__isabstractmethod__", False)
+
+
+_above: Any = super
+
+
+class InheritedMethod(Method):  # noqa: D101  # pyright: ignore[reportIncompatibleMethodOverride]
+    # Stands in a Module class for a function of a base that is none: a plain mixin, an ABC. Which
+    # function that is depends on the class of the instance, in whose order of bases another may
+    # come between the two: `super` knows.
+
+    __slots__ = ("_cls", "_name")
+
+    def __init__(self, cls: type, name: str, function: Callable[..., Any]):
+        super().__init__(function)
+        self._cls, self._name = cls, name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return getattr(_above(self._cls, owner or self._cls), self._name)
+        found = getattr(_above(self._cls, instance), self._name)
+        # What is no method, or is made for an instance by its own rules, is left as it is.
+        return BoundMethod(found.__func__, instance) if type(found) is MethodType else found
 
 
 # What Python itself calls, often on an instance that is half built, half copied or broken:
@@ -137,6 +200,9 @@ _FUNCTIONS: tuple[type, ...] = (type(lambda: None), type(jax.jit(lambda: None)))
 
 def as_method(name: str, value: Any) -> Any:
     """What to keep in a class for `value`, found in its body under `name`."""
-    if name in _PLAIN or not isinstance(value, _FUNCTIONS):
-        return value
-    return Method(value)
+    return Method(value) if is_method(name, value) else value
+
+
+def is_method(name: str, value: Any) -> bool:
+    """Whether a function, found in a class under `name`, is bound as a tree."""
+    return isinstance(value, _FUNCTIONS) and name not in _PLAIN

@@ -1,9 +1,14 @@
 """Bound methods."""
 
+import abc
 import copy
+import doctest
 import functools as ft
 import inspect
 import pickle
+import pydoc
+import sys
+from typing import Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +19,8 @@ import pytreemod as pm
 from pytreemod.module.methods import bind
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.trees import Affine, Child, Holder, OwnInit, affine, ramp
+
+T = TypeVar("T")
 
 
 class Many(pm.Module):
@@ -213,14 +220,15 @@ def test_read_from_the_class_it_is_the_function():
     assert_close(Many.plain(many(), 2.0), ramp(2) * 2)
 
 
-def test_equality_is_that_of_pythons_methods():
-    """The same function of the same object."""
+def test_equality_is_that_of_function_and_instance():
+    """The same function of the same value."""
     m = many()
 
     assert m.plain == m.plain
     assert hash(m.plain) == hash(m.plain)
     assert m.plain != m.jitted
-    assert m.plain != many().plain
+    assert m.plain == many().plain
+    assert m.plain != m.replace(x=2 * m.x).plain
     assert m.plain != Many.plain
 
 
@@ -293,3 +301,248 @@ def test_methods_do_not_keep_the_function_of_the_class_from_being_replaced():
     Layer.get = lambda self: self.x + 1
     assert layer.get() == 2
     assert Affine.scaled.__name__ == "scaled"
+
+
+class Scaled:
+    """A plain mixin."""
+
+    def scale(self, y):
+        """Scale it."""
+        return self.x * y
+
+    def __call__(self, y):
+        return self.scale(y)
+
+    @jax.jit
+    def jitted(self, y):
+        return self.x * y
+
+    @classmethod
+    def make(cls):
+        return cls(ramp(2))
+
+    @staticmethod
+    def free(y):
+        return y
+
+    @property
+    def doubled(self):
+        return 2 * self.x
+
+
+class AbstractScaled(abc.ABC):
+    """An ABC with a method of its own."""
+
+    @abc.abstractmethod
+    def factor(self):
+        """To be given."""
+
+    def scale(self, y):
+        """Scale it."""
+        return self.x * y
+
+
+class GenericScaled(Generic[T]):
+    """A generic base with a method."""
+
+    def scale(self, y: T) -> T:
+        """Scale it."""
+        return self.x * y
+
+
+class OfMixin(Scaled, pm.Module):
+    """Methods from the left."""
+
+    x: jax.Array
+
+
+class OfMixinToTheRight(pm.Module, Scaled):
+    """Methods from the right."""
+
+    x: jax.Array
+
+
+class OfABC(AbstractScaled, pm.Module):
+    """Methods of an ABC."""
+
+    x: jax.Array
+
+    def factor(self):
+        return 1
+
+
+class OfGeneric(pm.Module, GenericScaled[T]):
+    """Methods of a generic base."""
+
+    x: jax.Array
+
+
+class OfChild(OfMixin):
+    """Methods of the mixin of a base."""
+
+
+@pytest.mark.parametrize("cls", [OfMixin, OfMixinToTheRight, OfABC, OfGeneric, OfChild])
+def test_methods_of_bases_that_are_no_modules_are_trees(cls):
+    """A plain mixin, an ABC, a generic base: as if written in the class."""
+    made = cls(ramp(2))
+    traces = []
+
+    @pm.filter_jit
+    def call(method, y):
+        traces.append(method)
+        return method(y)
+
+    for scale in (1.0, 2.0):
+        assert_close(call(cls(scale * ramp(2)).scale, 3.0), 3.0 * scale * ramp(2))
+    assert len(traces) == 1
+    assert_same(jax.tree.leaves(made.scale), [made.x])
+    assert_same(jax.tree.leaves(Holder(made.scale)), [made.x])
+    assert cls.scale is next(vars(b)["scale"] for b in cls.__mro__[::-1] if "scale" in vars(b))
+    assert (made.scale.__doc__, made.scale.__name__) == ("Scale it.", "scale")
+    assert_same(pickle.loads(pickle.dumps(made.scale)), made.scale)
+
+
+def test_what_else_a_mixin_has_is_left_alone():
+    """Class methods, static methods and properties; special methods are called."""
+    made = OfMixin.make()
+
+    assert type(made) is OfMixin
+    assert (OfMixin.free(1), made.free(2)) == (1, 2)
+    assert_same(made.doubled, 2 * ramp(2))
+    assert_same(made(2.0), 2.0 * ramp(2))
+    assert_same(made.jitted(2.0), 2.0 * ramp(2))
+    assert len(jax.tree.leaves(made.__call__)) == 1
+
+
+def test_inherited_methods_keep_the_order_of_the_bases():
+    """As in plain Python, for every arrangement of a diamond; `super()` follows it, too."""
+
+    class Root:
+        def who(self):
+            return ["Root"]
+
+    class Other(Root):
+        def who(self):
+            return ["Other", *super().who()]
+
+    class Third(Root):
+        def who(self):
+            return ["Third", *super().who()]
+
+    def arranged(top):
+        """Classes that differ in their topmost base only."""
+        first = type(top)("First", (Root, top), {})
+        second = type(top)("Second", (first, Other), {})
+        third = type(top)("ThirdOfAll", (Third, second), {})
+
+        class Own(second):
+            def who(self):
+                return ["Own", *super().who()]
+
+        return [first, second, third, Own]
+
+    class Plain:
+        pass
+
+    for plain, module in zip(arranged(Plain), arranged(pm.Module), strict=True):
+        assert module().who() == plain().who()
+        assert module.who(module()) == plain().who()
+        assert super(module, module()).who() == super(plain, plain()).who() or module is plain
+        assert type(module().who).__name__ == "BoundMethod"
+
+
+def test_a_mixin_that_is_changed_later_is_seen():
+    """As in plain Python."""
+
+    class Changes:
+        def what(self):
+            return "before"
+
+    class Layer(Changes, pm.Module):
+        pass
+
+    assert Layer().what() == "before"
+    Changes.what = lambda self: "after"
+    assert Layer().what() == "after"
+    Changes.what = property(lambda self: "a property")
+    assert Layer().what == "a property"
+
+
+def test_doctest_and_help_find_methods():
+    """They read the dict of the class."""
+    kept = vars(Many)["plain"]
+
+    assert kept.__doc__ == "A plain method."
+    assert (kept.__name__, kept.__qualname__) == ("plain", "Many.plain")
+    assert kept.__module__ == Many.__module__
+    assert inspect.unwrap(kept) is Many.plain
+    found = doctest.DocTestFinder(exclude_empty=False).find(Many, module=sys.modules[__name__])
+    assert f"{Many.__name__}.plain" in [test.name for test in found]
+    assert "A plain method." in pydoc.render_doc(Many)
+    assert "Scale it." in pydoc.render_doc(OfABC)
+    assert copy.copy(kept).__get__(many()) is not None
+
+
+def owned(x, how="sum"):
+    """A method of an instance with this in its field."""
+
+    class Owner(pm.Module):
+        x: object
+        how: str = pm.field(static=True)
+
+        def f(self):
+            return 1
+
+        def g(self):
+            return 1
+
+    return Owner, Owner(x, how)
+
+
+def test_methods_of_equal_instances_are_equal():
+    """And have one hash; what programs tell apart is different: `1`, `1.0` and `True`."""
+    cls, made = owned(1)
+    values = [1, 1.0, True, None, 0.0, -0.0, "a", (1, 2), ramp(2), ramp(3), np.ones(2), 2 * ramp(2)]
+    for i, value in enumerate(values):
+        for j, other in enumerate(values):
+            one, two = cls(value, "sum").f, cls(copy.copy(other), "sum").f
+            assert (one == two) is (i == j), (value, other)
+            assert i != j or hash(one) == hash(two)
+
+    assert made.f != made.g
+    assert made.f != cls(1, "mean").f
+    assert made.f != 1
+    assert cls(float("nan"), "").f == cls(float("nan"), "").f
+
+
+def test_a_method_in_a_static_field_does_not_retrace():
+    """It is made anew with each instance, and is the same."""
+    cls, _ = owned(1)
+    traces = []
+
+    class Holds(pm.Module):
+        x: jax.Array
+        f: object = pm.field(static=True)
+
+    @pm.filter_jit
+    def call(holder):
+        traces.append(holder)
+        return holder.x * holder.f()
+
+    for _ in range(3):
+        call(Holds(ramp(2), cls(1, "sum").f))
+    assert len(traces) == 1
+
+
+def test_methods_of_traced_instances_can_be_keys():
+    """They are equal if their arrays are the same objects: values are not known yet."""
+
+    @jax.jit
+    def compare(x, y):
+        cls, one = owned(x)
+        assert one.f == cls(x, "sum").f
+        assert one.f != cls(y, "sum").f
+        assert len({one.f, cls(x, "sum").f, cls(y, "sum").f}) == 2
+        return x
+
+    compare(ramp(2), ramp(2))

@@ -139,3 +139,82 @@ def test_an_own_init_leaves_out_what_a_subclass_computes(eqx):
 
     unit, grid = Unit(2.0), Grid(3.0)
     return unit.size, jtu.tree_leaves(unit), grid.size, grid.step, dataclasses.asdict(grid)
+
+
+@same_under_both_imports
+def test_methods_of_plain_bases_are_passed_around(eqx):
+    """Of a mixin, an ABC and a generic base: differentiated, stored, compiled once."""
+
+    class Integrates:
+        def integrate(self, x, dt):
+            return x + dt * self.field(x)
+
+    class AbstractField(abc.ABC):
+        @abc.abstractmethod
+        def field(self, x):
+            """What moves x."""
+
+        def jacobian(self, x):
+            return jax.jacfwd(self.field)(x)
+
+    class Pendulum(Integrates, AbstractField, eqx.Module):
+        rate: jax.Array
+
+        def field(self, x):
+            return -self.rate * jnp.sin(x)
+
+    class Damped(Pendulum):
+        loss: jax.Array
+
+        def integrate(self, x, dt):
+            return self.loss * super().integrate(x, dt)
+
+    class Step(eqx.Module):
+        method: Callable
+        dt: float
+
+        def __call__(self, x):
+            return self.method(x, self.dt)
+
+    traces = []
+
+    @eqx.filter_jit
+    def call(method, *args):
+        traces.append(method)
+        return method(*args)
+
+    pendulums = [Pendulum(ramp(2)), Pendulum(2 * ramp(2))]
+    steps = [call(p.integrate, jnp.ones(2), 0.1) for p in pendulums]
+    damped = Damped(ramp(2), jnp.asarray(0.5))
+    grads = eqx.filter_grad(lambda s: jnp.sum(s(jnp.ones(2))))(Step(damped.integrate, 0.1))
+    grads = jtu.tree_leaves(grads)
+    return steps, len(traces), grads, damped.jacobian(jnp.ones(2)), call(damped.jacobian, ramp(2))
+
+
+@same_under_both_imports
+def test_equal_instances_have_equal_methods(eqx):
+    """As functions of configuration they are compared by value."""
+
+    class Loss(eqx.Module):
+        power: int
+
+        def __call__(self, x):
+            return x**self.power
+
+        def half(self, x):
+            return 0.5 * self(x)
+
+    class Model(eqx.Module):
+        weight: jax.Array
+        loss: Callable = eqx.field(static=True)
+
+    traces = []
+
+    @eqx.filter_jit
+    def call(model):
+        traces.append(model)
+        return model.loss(model.weight)
+
+    values = [call(Model(ramp(2), Loss(power).half)) for power in (2, 2, 3, 2)]
+    same = Loss(2).half == Loss(2).half, hash(Loss(2).half) == hash(Loss(2).half)
+    return values, len(traces), same, Loss(2).half == Loss(3).half
