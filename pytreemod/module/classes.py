@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import functools as ft
 import inspect
+from types import FunctionType
 from typing import Any, TypeVar, dataclass_transform
 
 from pytreemod.errors import FieldError, explain
@@ -19,11 +20,11 @@ from pytreemod.module.abstracts import split_annotations, unmet
 from pytreemod.module.annotations import FieldCheck, type_checker_of
 from pytreemod.module.construction import replace_values, write_finish, write_init
 from pytreemod.module.fields import buffer, field, static_field
-from pytreemod.module.methods import InheritedMethod, as_method, is_method
+from pytreemod.module.methods import InheritedMethod, Method, as_method, is_method
 from pytreemod.module.overriding import find_overridden, mark_overridden, refuse_properties
 from pytreemod.module.records import ClassValue, Record, make_record, write_setattr
-from pytreemod.module.registration import register, write_code
-from pytreemod.module.schema import LAYOUT, Schema
+from pytreemod.module.registration import register, register_again, write_code
+from pytreemod.module.schema import LAYOUT, Notes, Schema
 from pytreemod.tree.comparison import are_equal
 from pytreemod.tree.pending import answers_alone
 from pytreemod.tree.printing import tree_pformat
@@ -65,6 +66,8 @@ class ModuleMeta(abc.ABCMeta):
         if schema.custom_init or hasattr(cls, "__post_init__"):
             write_setattr(schema)
         schema.finish = ft.partial(_finish_first, schema)
+        # As cloudpickle makes it, to fill it then; a class statement gives a __qualname__, too.
+        schema.is_skeleton = {"__module__"} == namespace.keys() - {"__orig_bases__"}
         type.__setattr__(cls, "__record__", schema)
         register(schema)
         _wrap_methods(cls)
@@ -87,12 +90,20 @@ class ModuleMeta(abc.ABCMeta):
         return node
 
     def __setattr__(cls, name: str, value: Any) -> None:
-        kept = as_method(name, value)
         schema = vars(cls).get("__record__")  # None while the class is being made.
-        if schema is not None and name in schema.fields and not hasattr(kept, "__get__"):
+        if schema is not None and _is_own(name, value):
+            if isinstance(value, Notes) and schema.is_skeleton:
+                _fill(schema, value)
+            return
+        declared = None if schema is None else schema.fields.get(name)
+        if declared is not None and value is declared.default:
+            super().__setattr__(name, value)
+            return
+        kept = as_method(name, value)
+        if declared is not None and not hasattr(kept, "__get__"):
             kept = ClassValue(name, kept)
         super().__setattr__(name, kept)
-        if name == "__init__":
+        if name in ("__init__", "__check_init__"):
             _note_checks(cls.__record__)
 
     @property
@@ -100,6 +111,37 @@ class ModuleMeta(abc.ABCMeta):
         signature = inspect.signature(cls.__init__)
         parameters = list(signature.parameters.values())[1:]
         return signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
+
+
+def _is_own(name: str, value: Any) -> bool:
+    """Whether a class makes it for itself, and so does not take it from a pickled one."""
+    if name in ("__record__", "__dataclass_fields__"):
+        return True
+    # What wraps such a function bears its marks, and is none.
+    is_plain = class_of(value) is FunctionType and not hasattr(value, "__wrapped__")
+    return is_plain and hasattr(value, "is_written")
+
+
+def _fill(schema: Schema, notes: Notes) -> None:
+    """Make of an empty class what it was where it was pickled; its methods come by themselves."""
+    schema.read_notes(notes)
+    cls = schema.cls
+    for name, declared in schema.fields.items():
+        kept: Any = vars(cls).get(name)
+        if class_of(kept) is Method and kept.__wrapped__ is declared.default:
+            # It came before one could know that it is no method.
+            type.__setattr__(cls, name, declared.default)
+    if not schema.custom_init:
+        type.__setattr__(cls, "__init__", write_init(schema))
+    _note_checks(schema)
+    if schema.custom_init or hasattr(cls, "__post_init__"):
+        write_setattr(schema)
+    schema.finish = ft.partial(_finish_first, schema)
+    register_again(schema)
+    schema.is_skeleton = False
+    for node, config in schema.early_instances:
+        node.__dict__[LAYOUT] = schema.layout_for(node.__dict__, config)
+    schema.early_instances.clear()
 
 
 def _finish_first(schema: Schema, node: Any) -> None:
@@ -247,7 +289,12 @@ def _first_owner(cls: type, name: str) -> type:
 
 def restore(cls: Any, values: dict[str, Any], config: tuple[str, ...]) -> Any:
     """Put a pickled or copied instance together again."""
-    layout = cls.__record__.layout_for(values, set(config))
+    schema: Schema = cls.__record__
+    if schema.is_skeleton:
+        node = make_record(cls, dict(values))
+        schema.early_instances.append((node, frozenset(config)))
+        return node
+    layout = schema.layout_for(values, set(config))
     return make_record(cls, {LAYOUT: layout, **values})
 
 

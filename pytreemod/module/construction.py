@@ -17,6 +17,7 @@ from typing import Any
 
 from pytreemod.errors import FieldError, describe, explain
 from pytreemod.module.division import is_clear_data, refuse_arrays
+from pytreemod.module.fields import declares
 from pytreemod.module.overriding import drop_overridden, is_bound
 from pytreemod.module.records import ClassValue, add_fields, refuse_itself, set_fields
 from pytreemod.module.registration import compile_functions, quoted
@@ -28,8 +29,19 @@ class _Factory:
     def __repr__(self) -> str:
         return "<factory>"
 
+    def __reduce__(self) -> str:
+        return "_FACTORY"
+
 
 _FACTORY = _Factory()
+
+
+class _Storing:
+    # What a written `__init__` calls. It reads them here because it may be pickled by value, which
+    # Python's own setter of a dict cannot be.
+    add, set = staticmethod(add_fields), staticmethod(set_fields)
+
+
 _SHARES_KEYS = sys.version_info < (3, 12)
 _MISSING = dataclasses.MISSING
 
@@ -148,14 +160,9 @@ def _class_value(cls: type, field: dataclasses.Field[Any]) -> Any:
             return found.value
         if found is not _MISSING and (found is field.default or not is_bound(found)):
             return found
-        if field.default_factory is not _MISSING and _declares(base, field):
+        if field.default_factory is not _MISSING and declares(base, name):
             return field.default_factory()
     return _MISSING
-
-
-def _declares(cls: type, field: dataclasses.Field[Any]) -> bool:
-    known = vars(cls).get("__dataclass_fields__", {}).get(field.name)
-    return known is field and field.name in inspect.get_annotations(cls)
 
 
 def _refuse_unset(schema: Schema, names: list[str]) -> None:
@@ -206,16 +213,12 @@ def write_init(schema: Schema) -> Callable[..., None]:
     )
     stored = ", ".join(filter(None, map(_store, schema.fields.values())))
     lines = [
-        f"(_add_fields if {owner}.__dict__ else _set_fields)({owner}, {{{stored}}})",
+        f"(_storing.add if {owner}.__dict__ else _storing.set)({owner}, {{{stored}}})",
     ]
     if hasattr(cls, "__post_init__"):
         extra = ", ".join(f.name for f in params if f.name not in schema.fields)
         lines.append(f"{owner}.__post_init__({extra})")
-    made: dict[str, Any] = {
-        "_factory": _FACTORY,
-        "_set_fields": set_fields,
-        "_add_fields": add_fields,
-    }
+    made: dict[str, Any] = {"_factory": _FACTORY, "_storing": _Storing}
     for f in everything.values():
         made[f"_default_{f.name}"] = f.default
         made[f"_make_{f.name}"] = f.default_factory
@@ -232,6 +235,7 @@ def write_init(schema: Schema) -> Callable[..., None]:
     init: Any = local["_outer"](**made)
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__module__ = cls.__module__
+    init.is_written = True
     init.__annotations__ = {f.name: _annotation(f, schema) for f in params} | {"return": None}
     return init
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar, overload
 
@@ -173,3 +174,10 @@ def is_abstract_annotation(annotation: Any) -> bool:
     """Whether an evaluated annotation is `AbstractVar[...]` or `AbstractClassVar[...]`."""
     marks = getattr(annotation, "__metadata__", ())
     return any(isinstance(mark, _Abstract) for mark in marks)
+
+
+def declares(cls: type, name: str) -> bool:
+    """Whether a class itself declares a field: annotates it, and `dataclasses` took it for one."""
+    return name in vars(cls).get("__dataclass_fields__", ()) and (
+        name in inspect.get_annotations(cls)
+    )

@@ -156,6 +156,9 @@ class Method:  # noqa: D101
     def __module__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.__wrapped__.__module__
 
+    def __reduce__(self) -> Any:
+        return Method, (self.__wrapped__,)
+
     @property
     def __isabstractmethod__(self) -> bool:
         return getattr(self.__wrapped__, "__isabstractmethod__", False)
@@ -174,6 +177,9 @@ class InheritedMethod(Method):  # noqa: D101  # pyright: ignore[reportIncompatib
     def __init__(self, cls: type, name: str, function: Callable[..., Any]):
         super().__init__(function)
         self._cls, self._name = cls, name
+
+    def __reduce__(self) -> Any:
+        return InheritedMethod, (self._cls, self._name, self.__wrapped__)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:

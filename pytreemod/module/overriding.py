@@ -15,6 +15,7 @@ import inspect
 from typing import Any, NoReturn
 
 from pytreemod.errors import FieldError, describe, explain
+from pytreemod.module.fields import declares
 from pytreemod.typing import class_of
 
 _PROPERTIES = (property, ft.cached_property)
@@ -30,8 +31,8 @@ def find_overridden(cls: type, value_kinds: tuple[type, ...]) -> dict[str, Any]:
     own = inspect.get_annotations(cls)
     found: dict[str, Any] = {}
     for name in [f.name for f in dataclasses.fields(cls) if f.name not in own]:
-        first = next(b for b in cls.__mro__ if name in vars(b) or _declares(b, name))
-        if not _declares(first, name):
+        first = next(b for b in cls.__mro__ if name in vars(b) or declares(b, name))
+        if not declares(first, name):
             value = vars(first)[name]
             if is_bound(value) and not isinstance(value, value_kinds):
                 found[name] = value
@@ -41,12 +42,6 @@ def find_overridden(cls: type, value_kinds: tuple[type, ...]) -> dict[str, Any]:
 def is_bound(value: object) -> bool:
     """Whether Python gives something else where `value` is read from an instance."""
     return hasattr(class_of(value), "__get__")
-
-
-def _declares(cls: type, name: str) -> bool:
-    return name in vars(cls).get("__dataclass_fields__", ()) and (
-        name in inspect.get_annotations(cls)
-    )
 
 
 def mark_overridden(cls: type, names: frozenset[str]) -> None:
@@ -67,7 +62,7 @@ def drop_overridden(cls: type, overridden: dict[str, Any], values: dict[str, Any
         if name not in values:
             continue
         given = values.pop(name)
-        owner = next(base for base in cls.__mro__ if _declares(base, name))
+        owner = next(base for base in cls.__mro__ if declares(base, name))
         field = vars(owner)["__dataclass_fields__"][name]
         if field.init and given is not field.default:
             refuse_overridden(cls, name, overridden[name], given)

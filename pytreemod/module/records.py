@@ -96,6 +96,7 @@ def write_setattr(schema: Schema) -> None:
         else:
             super(cls, self).__setattr__(name, value)
 
+    __setattr__.is_written = True  # pyright: ignore[reportFunctionMemberAccess]  (a mark of ours)
     schema.written_setattr = __setattr__
     type.__setattr__(cls, "__setattr__", __setattr__)
 

@@ -143,6 +143,24 @@ def register(schema: Schema) -> None:
         settle(node)
         return layout.code.functions[1](node.__dict__, layout)
 
+    schema.registered = _write_registered(schema, flatten_slowly)
+    flatten, unflatten = schema.registered
+    jtu.register_pytree_with_keys(schema.cls, flatten_with_keys, unflatten, flatten)
+
+
+def register_again(schema: Schema) -> None:
+    """Let the functions that JAX knows do what suits the fields that the class has by now.
+
+    There are no instances yet: nobody is just calling them.
+    """
+    flatten, _ = schema.registered
+    written = _write_registered(schema, flatten.__globals__["flatten_slowly"])
+    for old, new in zip(schema.registered, written, strict=True):
+        old.__globals__.update(new.__globals__)
+        old.__code__ = new.__code__
+
+
+def _write_registered(schema: Schema, flatten_slowly: Any) -> tuple[Any, Any]:
     plain, _, body = _expressions(schema.code)
     source = f"""
 def flatten(node):
@@ -162,6 +180,4 @@ def unflatten(aux, children):
     scope = {**_scope(schema.cls, schema.code), "flatten_slowly": flatten_slowly}
     names = (*schema.code.data, *schema.code.config)
     compile_functions(source, scope, schema.cls.__qualname__, names)
-    jtu.register_pytree_with_keys(
-        schema.cls, flatten_with_keys, scope["unflatten"], scope["flatten"]
-    )
+    return scope["flatten"], scope["unflatten"]

@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytreemod.module.division import (
     CLEAR_CONFIGURATION,
@@ -27,7 +27,7 @@ from pytreemod.module.division import (
     lives_in_module,
     refuse_arrays,
 )
-from pytreemod.module.fields import CONVERTER, ROLE, STATIC
+from pytreemod.module.fields import CONVERTER, ROLE, STATIC, declares
 from pytreemod.tree.kinds import kind_of
 from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord
 from pytreemod.tree.pending import PENDING, AbstractSource, open_to_waiting, settle
@@ -108,6 +108,21 @@ class Layout:
         return self.cls.__qualname__
 
 
+class Notes(NamedTuple):
+    """What a class that is pickled by value tells of itself, beside what stands in its dict.
+
+    cloudpickle makes an empty class, memorizes it, and fills it attribute by attribute: a method
+    may speak of its own class. The schema of the empty one is read anew from these.
+    """
+
+    fields: dict[str, dataclasses.Field[Any]]
+    overridden: dict[str, Any]
+    custom_init: bool
+    refusal: str | None
+    can_wait: bool
+    shown: tuple[str, ...]
+
+
 class Schema(AbstractRecord):
     """The fields of one Module class.
 
@@ -126,22 +141,31 @@ class Schema(AbstractRecord):
         overridden: dict[str, Any] | None = None,
     ):
         self.cls = cls
-        self.overridden = overridden or {}
-        fields = [f for f in dataclasses.fields(cls) if f.name not in self.overridden]
-        self.fields = {f.name: f for f in fields}
-        self.static = frozenset(f.name for f in fields if f.metadata.get(STATIC))
-        self.converters = {f.name: f.metadata[CONVERTER] for f in fields if CONVERTER in f.metadata}
-        self.roles = {f.name: f.metadata[ROLE] for f in fields if ROLE in f.metadata}
+        self._write_code = write_code
+        self._make = make
         self.refusal: str | None = None
         self.custom_init = False
         self.written_setattr: Callable[..., None] | None = None
         self.checks: tuple[Callable[[Any], Any], ...] = ()
         self.can_wait = False
         self.shown: tuple[str, ...] = ()
+        # Whether the class is still empty (see `Notes`), and instances that were there before it.
+        self.is_skeleton = False
+        self.early_instances: list[tuple[Any, frozenset[str]]] = []
+        self.registered: tuple[Any, ...] = ()
         self._is_open = False
         self.finish: Callable[[Any], None] = lambda node: None
-        self._write_code = write_code
-        self._make = make
+        self._lock = threading.RLock()
+        self._read(overridden or {})
+
+    def _read(self, overridden: dict[str, Any]) -> None:
+        """Work out what follows from the fields that `dataclasses` has collected."""
+        self.overridden = overridden
+        fields = [f for f in dataclasses.fields(self.cls) if f.name not in overridden]
+        self.fields = {f.name: f for f in fields}
+        self.static = frozenset(f.name for f in fields if f.metadata.get(STATIC))
+        self.converters = {f.name: f.metadata[CONVERTER] for f in fields if CONVERTER in f.metadata}
+        self.roles = {f.name: f.metadata[ROLE] for f in fields if ROLE in f.metadata}
         self._codes: dict[Any, Code] = {}
         # A layout lives as long as an instance, or the structure of one: its key may hold a class
         # that was made in a function; the last few stay, for instances that come one by one.
@@ -156,9 +180,30 @@ class Schema(AbstractRecord):
         # Functions in fields that were looked through and hide no array. Only such as live in a
         # module stand here, which keeps them anyway.
         self.arrayless: set[Any] = set()
-        self._lock = threading.RLock()
         data = tuple(n for n in self.fields if n not in self.static)
         self.code = self._code_for(data, tuple(n for n in self.fields if n in self.static), ())
+
+    def __reduce__(self) -> Any:
+        fields = vars(self.cls)["__dataclass_fields__"]
+        told = (self.overridden, self.custom_init, self.refusal, self.can_wait, self.shown)
+        return Notes, (fields, *told)
+
+    def read_notes(self, notes: Notes) -> None:
+        """Read the fields of an empty class that is being filled."""
+        for name, field in notes.fields.items():
+            owner = next((b for b in self.cls.__mro__[1:] if declares(b, name)), None)
+            if owner is not None and not declares(self.cls, name) and name not in notes.overridden:
+                # That of a base, which may be another object than the copy that came along.
+                notes.fields[name] = vars(owner)["__dataclass_fields__"][name]
+                continue
+            for option in ("default", "default_factory", "kw_only"):
+                # The mark of what is missing is recognized by identity, which it lost on the way.
+                if class_of(getattr(field, option)) is class_of(dataclasses.MISSING):
+                    setattr(field, option, dataclasses.MISSING)
+        type.__setattr__(self.cls, "__dataclass_fields__", notes.fields)
+        self._read(notes.overridden)
+        self.custom_init, self.refusal = notes.custom_init, notes.refusal
+        self.can_wait, self.shown = notes.can_wait, notes.shown
 
     def _code_for(self, data: tuple[str, ...], config: tuple[str, ...], held: Any) -> Code:
         key = (data, config, held)

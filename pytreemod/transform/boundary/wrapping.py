@@ -91,8 +91,8 @@ class Transformed:
 
     def __reduce__(self) -> Any:
         # A decorated function is found by its name, as any function is when it is pickled.
-        name = self.__dict__["__qualname__"]
-        found: Any = sys.modules.get(self.__dict__.get("__module__", ""))
+        name, module = self.__dict__["__qualname__"], self.__dict__.get("__module__", "")
+        found: Any = None if module == "__main__" and _is_by_value() else sys.modules.get(module)
         for part in name.split("."):
             found = getattr(found, part, None)
         return name if found is self else (type(self), (self.fn, self.options))
@@ -104,6 +104,14 @@ class Transformed:
     def transform_name(cls) -> str:
         """The transform as the reader knows it: `filter_jit`."""
         return cls.__name__
+
+
+def _is_by_value() -> bool:
+    """Whether cloudpickle is at work, in whatever package: a script's functions are not found."""
+    frame: Any = sys._getframe()  # pyright: ignore[reportPrivateUsage]  (public in effect)
+    while frame is not None and "cloudpickle" not in frame.f_globals.get("__name__", ""):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _flatten(node: Transformed) -> tuple[tuple[Any, ...], Any]:
