@@ -8,6 +8,7 @@ from pytreemod import debug as debug
 from pytreemod import nn as nn
 from pytreemod.debug.capturing import capture as capture
 from pytreemod.errors import CheckError as CheckError
+from pytreemod.errors import FieldWarning as FieldWarning
 from pytreemod.errors import LostUpdateWarning as LostUpdateWarning
 from pytreemod.errors import PytreemodError as PytreemodError
 from pytreemod.errors import SharedParameterWarning as SharedParameterWarning

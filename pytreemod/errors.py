@@ -92,6 +92,10 @@ class SharedParameterWarning(UserWarning):
     """A model enters training in which one parameter stands at two places: it becomes two."""
 
 
+class FieldWarning(UserWarning):
+    """A Module class, or an instance, is made in a way that is rarely meant."""
+
+
 def warn(category: type[Warning], text: str) -> None:
     """Warn at the line of the reader's own code that is the last one on the way here.
 

@@ -15,7 +15,14 @@ import inspect
 from types import FunctionType
 from typing import Any, TypeVar, dataclass_transform
 
-from pytreemod.errors import FieldError, explain
+from pytreemod.errors import (
+    ArgumentError,
+    FieldError,
+    FieldWarning,
+    describe,
+    explain,
+    warn,
+)
 from pytreemod.module.abstracts import split_annotations, unmet
 from pytreemod.module.annotations import FieldCheck, type_checker_of
 from pytreemod.module.construction import replace_values, write_finish, write_init
@@ -26,6 +33,8 @@ from pytreemod.module.records import ClassValue, Record, make_record, write_seta
 from pytreemod.module.registration import register, register_again, write_code
 from pytreemod.module.schema import LAYOUT, Notes, Schema
 from pytreemod.tree.comparison import are_equal
+from pytreemod.tree.nodes import places
+from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import answers_alone
 from pytreemod.tree.printing import tree_pformat
 from pytreemod.typing import class_of, jtu
@@ -225,26 +234,25 @@ def _choose_init(schema: Schema, namespace: dict[str, Any]) -> None:
     schema.custom_init = "__init__" in namespace or _is_custom(_init_owner(cls))
     own_post = "__post_init__" in namespace
     if schema.custom_init and own_post:
-        _refuse_post_init(cls, "__init__" in namespace)
+        _warn_of_post_init(cls, "__init__" in namespace)
     if not schema.custom_init:
         type.__setattr__(cls, "__init__", write_init(schema))
 
 
-def _refuse_post_init(cls: type, own: bool) -> None:
+def _warn_of_post_init(cls: type, own: bool) -> None:
     name = cls.__qualname__
     where = name if own else _init_owner(cls).__qualname__
-    raise FieldError(
-        explain(
-            name,
-            "either __init__ or __post_init__",
-            f"has both an `__init__` method ({where}.__init__) and a `__post_init__`, which "
-            "would never run",
-            cure=[
-                "move its lines to the end of __init__, or make checks of them:",
-                "def __check_init__(self): ...",
-            ],
-        )
+    text = explain(
+        name,
+        "either __init__ or __post_init__",
+        f"has both an `__init__` method ({where}.__init__) and a `__post_init__`, which "
+        "does not run by itself",
+        cure=[
+            "move its lines to the end of __init__, or make checks of them:",
+            "def __check_init__(self): ...",
+        ],
     )
+    warn(FieldWarning, text)
 
 
 def _note_checks(schema: Schema) -> None:
@@ -285,6 +293,32 @@ def _wrap_methods(cls: type) -> None:
 
 def _first_owner(cls: type, name: str) -> type:
     return next(base for base in cls.__mro__ if name in vars(base))
+
+
+def _unhashable_text(node: Any) -> str:
+    found = [place for place in places(node) if not _has_hash(place.leaf)]
+    return explain(
+        f"hash of {type(node).__qualname__}",
+        "leaves that have a hash",
+        "some that have none",
+        places=[f"{path_text(place.path)}: {describe(place.leaf)}" for place in found],
+        cure=[
+            "JAX takes a function that it is given for a constant; give it the model as an "
+            "argument, or use the form that takes callable trees:",
+            "jax.jit(lambda model, x: model(x))(model, x)",
+            "pm.filter_jit(model)(x), pm.filter_checkpoint(model)(x)",
+            "pm.filter_cond(pred, model1, model2, x), pm.filter_switch(i, [model1, model2], x)",
+            "pm.filter_scan(model, init, xs)",
+        ],
+    )
+
+
+def _has_hash(leaf: Any) -> bool:
+    try:
+        hash(leaf)
+    except TypeError:
+        return False
+    return True
 
 
 def restore(cls: Any, values: dict[str, Any], config: tuple[str, ...]) -> Any:
@@ -384,7 +418,10 @@ class Module(Record, metaclass=ModuleMeta):
 
     def __hash__(self) -> int:
         leaves, treedef = jtu.tree_flatten(self)
-        return hash((tuple(leaves), treedef))
+        try:
+            return hash((tuple(leaves), treedef))
+        except TypeError as error:
+            raise ArgumentError(_unhashable_text(self)) from error
 
     def __deepcopy__(self: _M, memo: dict[int, Any]) -> _M:
         # Configuration is shared: a copy of a jitted function would be another function.

@@ -16,12 +16,13 @@ from types import FunctionType
 from typing import Any
 
 from pytreemod.errors import FieldError, describe, explain
-from pytreemod.module.division import is_clear_data, refuse_arrays
+from pytreemod.module.division import is_clear_data, warn_of_arrays
 from pytreemod.module.fields import declares
 from pytreemod.module.overriding import drop_overridden, is_bound
 from pytreemod.module.records import ClassValue, add_fields, refuse_itself, set_fields
 from pytreemod.module.registration import compile_functions, quoted
 from pytreemod.module.schema import LAYOUT, Schema
+from pytreemod.tree.kinds import PYTHON_SCALARS
 from pytreemod.typing import class_of
 
 
@@ -87,6 +88,10 @@ def finish(node):
                 if (type(value) is not FunctionType or value.__dict__) and value not in arrayless:
                     layout = None
                     break
+            for name in layout.classes if layout is not None else ():
+                if d[name] in scalars:
+                    layout = None
+                    break
     if {is_known}:
         {store}
     else:
@@ -105,7 +110,7 @@ def finish(node):
                 values[name] = math.nan
         layout = schema.decide(values)
         for name in layout.config:
-            refuse_arrays(schema.cls, name, values[name])
+            warn_of_arrays(schema.cls, name, values[name])
         for name in layout.data:
             if not is_clear_data(values[name]):
                 refuse_itself(node, name, values[name])
@@ -116,6 +121,7 @@ def finish(node):
 
     scope: dict[str, Any] = {
         "arrayless": schema.arrayless,
+        "scalars": PYTHON_SCALARS,
         "FunctionType": FunctionType,
         "layouts": schema.layouts_by_type,
         "schema": schema,

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import FieldError, describe, explain
+from pytreemod.errors import FieldWarning, describe, explain, warn
 from pytreemod.tree.kinds import PLAIN, are_one
 from pytreemod.tree.nodes import is_node, record_of
 from pytreemod.tree.predicates import is_array
@@ -97,7 +97,16 @@ def _copied(value: Any) -> Any:
         return kind(map(_copied, value))
     if kind is dict:
         return {key: _copied(value[key]) for key in value}
-    return copy.copy(value) if issubclass(kind, Held.TYPES) else value
+    return copy.copy(value) if issubclass(kind, (*Held.TYPES, np.ndarray)) else value
+
+
+def _is_of_arrays(value: Any) -> bool:
+    within: Any = value
+    if isinstance(value, tuple):
+        return any(map(_is_of_arrays, within))
+    if isinstance(value, (np.ndarray, jax.Array)):
+        return True
+    return is_node(value) and any(_arrays_in(value, ""))
 
 
 class Held:
@@ -111,6 +120,13 @@ class Held:
     __slots__ = ("value",)
 
     TYPES = (list, dict, set, bytearray)
+
+    @classmethod
+    def suits(cls, value: Any) -> bool:
+        """Whether configuration is held: what could change, and arrays, which `==` cannot tell."""
+        return isinstance(value, cls.TYPES) or (
+            class_of(value) not in _ARRAYLESS and _is_of_arrays(value)
+        )
 
     def __init__(self, value: Any):
         self.value = _copied(value)
@@ -129,49 +145,50 @@ class Held:
         return repr(self.value)
 
 
-def refuse_arrays(cls: type, name: str, value: Any) -> None:
-    """Refuse configuration that holds arrays.
+def warn_of_arrays(cls: type, name: str, value: Any) -> None:
+    """Warn of configuration that holds arrays: of each field once.
 
-    Raises:
-        FieldError: an array stands in a static field, or inside a callable that JAX wrapped.
+    An array stands in a static field, or inside a callable that JAX or `functools` wrapped.
     """
     if type(value) in _ARRAYLESS:
         return
     for inside, found in _arrays_in(value, ""):
         what = f"{cls.__qualname__}.{name}"
         if callable(value) and not isinstance(value, type) and not is_node(value):
-            raise FieldError(
-                explain(
-                    what,
-                    "a callable without arrays inside, or a pytree",
-                    f"{describe(value)}, which hides {found}",
-                    places=[f"{name}{inside}: {found}"],
-                    cure=[
-                        "configuration cannot be traced; use what keeps the arrays visible:",
-                        "pm.filter_jit(f), pm.filter_vmap(f), ... "
-                        "instead of jax.jit(f), jax.vmap(f)",
-                        "pm.Partial(f, array) instead of functools.partial(f, array)",
-                    ],
-                )
+            text = explain(
+                what,
+                "a callable without arrays inside, or a pytree",
+                f"{describe(value)}, which hides {found}",
+                places=[f"{name}{inside}: {found}"],
+                cure=[
+                    "they are constants: not trained, not moved, and compiled in; what keeps them "
+                    "visible:",
+                    "pm.filter_jit(f), pm.filter_vmap(f), ... instead of jax.jit(f), jax.vmap(f)",
+                    "pm.Partial(f, array) instead of functools.partial(f, array)",
+                ],
             )
-        raise FieldError(
-            explain(
+        else:
+            text = explain(
                 what,
                 "no array in a static field",
                 f"{found}",
                 places=[f"{name}{inside}: {found}"] if inside else [],
                 cure=[
+                    "it is a constant, compiled in, and compared by its values at each call; "
                     "declare it as data that training leaves alone, or keep plain numbers:",
                     f"{name}: jax.Array = pm.buffer()",
                     f"{name}: tuple[float, ...] = pm.field(static=True)",
                 ],
             )
-        )
+        warn(FieldWarning, text)
+        return
 
 
 def _arrays_in(value: Any, path: str) -> Iterator[tuple[str, str]]:
     within: Any = value  # A checker narrows `value` to containers of it knows not what.
-    if is_array(value):
+    if isinstance(value, np.generic):
+        return  # A number: it has a hash, and an `==`.
+    elif is_array(value):
         yield path, describe(value)
     elif isinstance(value, (tuple, list)):
         for i, item in enumerate(within):
@@ -183,7 +200,7 @@ def _arrays_in(value: Any, path: str) -> Iterator[tuple[str, str]]:
         return
     elif is_node(value):
         for leaf in jtu.tree_leaves(value):
-            if is_array(leaf):
+            if is_array(leaf) and not isinstance(leaf, np.generic):
                 yield path, describe(leaf)
                 return
     elif isinstance(value, ft.partial):

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar, overload
 
-from pytreemod.errors import FieldError, describe, explain
+from pytreemod.errors import FieldError, describe, explain, warn
 from pytreemod.tree.nodes import DEFAULT_ROLE
 
 _T = TypeVar("_T")
@@ -143,6 +143,13 @@ def static_field(**kwargs: Any) -> Any:
         >>> class Named(pm.Module):
         ...     name: str = pm.field(static=True)
     """
+    text = explain(
+        "static_field",
+        "its newer spelling",
+        "one that is deprecated",
+        cure=["write:", "pm.field(static=True)"],
+    )
+    warn(DeprecationWarning, text)
     return field(static=True, **kwargs)
 
 

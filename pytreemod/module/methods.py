@@ -16,10 +16,9 @@ from typing import Any
 
 import jax
 
-from pytreemod.tree.comparison import are_equal
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.predicates import is_array
-from pytreemod.typing import Tracer, jtu
+from pytreemod.typing import jtu
 
 _STAGES = frozenset({"lower", "trace", "eval_shape"})
 
@@ -92,15 +91,7 @@ class BoundMethod(ft.partial):  # noqa: D101  # pyright: ignore[reportMissingTyp
 def _are_one(one: Any, two: Any) -> bool:
     leaves, treedef = jtu.tree_flatten(one)
     others, structure = jtu.tree_flatten(two)
-    return treedef == structure and all(map(_is_one_leaf, leaves, others))
-
-
-def _is_one_leaf(x: Any, y: Any) -> bool:
-    if not (is_array(x) and is_array(y)):
-        return are_one(x, y)
-    is_traced = isinstance(x, Tracer) or isinstance(y, Tracer)
-    is_alike = type(x) is type(y) and x.shape == y.shape and x.dtype == y.dtype
-    return x is y or (is_alike and not is_traced and are_equal(x, y))
+    return treedef == structure and all(map(are_one, leaves, others))
 
 
 def _hash(leaf: Any) -> int:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pytreemod.errors import FieldError, explain
 from pytreemod.module.classes import Module
 
 _M = TypeVar("_M", bound=Module)
+_R = TypeVar("_R")
 
 
-class Partial(Module):
+class Partial(Module, Generic[_R]):
     """`functools.partial` as a pytree: the function and what it is given are fields.
 
     Args:
@@ -27,16 +28,16 @@ class Partial(Module):
         Array(6., dtype=float32, weak_type=True)
     """
 
-    func: Callable[..., Any]
+    func: Callable[..., _R]
     args: tuple[Any, ...]
     keywords: dict[str, Any]
 
-    def __init__(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any):
+    def __init__(self, func: Callable[..., _R], /, *args: Any, **kwargs: Any):
         self.func = func
         self.args = args
         self.keywords = kwargs
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> _R:
         """Call the function: first the stored arguments, then these."""
         return self.func(*self.args, *args, **kwargs, **self.keywords)
 

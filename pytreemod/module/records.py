@@ -6,8 +6,9 @@ assignment, before and after the instance is finished.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from pytreemod.errors import FieldError, FrozenError, describe, explain
 from pytreemod.module.methods import BoundMethod
@@ -143,6 +144,8 @@ def make_record(cls: type, values: dict[str, Any]) -> Any:
 def refuse_assignment(node: Any, name: str, value: Any) -> None:
     """Raise the error for an assignment to a finished Module."""
     cls = type(node).__qualname__
+    if _is_in_init(node):
+        _refuse_finished(node, f" (cannot assign to field {name!r})")
     raise FrozenError(
         explain(
             f"{cls}.{name}",
@@ -155,6 +158,16 @@ def refuse_assignment(node: Any, name: str, value: Any) -> None:
             ],
         )
     )
+
+
+def _is_in_init(node: Any) -> bool:
+    """Whether the assignment is in an `__init__` that is called for this instance."""
+    frame: Any = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  (public in effect)
+    while frame is not None and frame.f_code.co_name == "__setattr__":
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_name != "__init__" or not frame.f_code.co_varnames:
+        return False
+    return frame.f_locals.get(frame.f_code.co_varnames[0]) is node
 
 
 def refuse_undeclared(node: Any, name: str) -> None:
@@ -231,13 +244,19 @@ def _refuse_own(node: Any, name: str, what: str) -> None:
     )
 
 
-def _refuse_finished(node: Any) -> None:
+def _refuse_finished(node: Any, what: str = "") -> NoReturn:
     cls = type(node).__qualname__
     raise FrozenError(
         explain(
             f"{cls}.__init__",
             "an instance that is being built",
-            "a finished one, which is frozen",
-            cure=["make another:", f"model = {cls}(...)"],
+            f"a finished one, which is frozen{what}",
+            cure=[
+                "make another; and if a transform stands around __init__, it gets a copy: "
+                "transform the class",
+                f"model = {type(node).__name__}(...)",
+                f"model = pm.filter_jit({type(node).__name__})(...)",
+                f"models = pm.filter_vmap({type(node).__name__})(...)",
+            ],
         )
     )

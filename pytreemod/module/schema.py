@@ -25,7 +25,7 @@ from pytreemod.module.division import (
     is_clear_data,
     is_configuration,
     lives_in_module,
-    refuse_arrays,
+    warn_of_arrays,
 )
 from pytreemod.module.fields import CONVERTER, ROLE, STATIC, declares
 from pytreemod.tree.kinds import kind_of
@@ -45,7 +45,7 @@ _SCALARS = (type(None), bool, int, float, complex)
 
 def _kind_in_layout(value: Any) -> Any:
     """What the layout says of a configuration value; what is held is compared where it is held."""
-    return Held if isinstance(value, Held.TYPES) else kind_of(value)
+    return Held if Held.suits(value) else kind_of(value)
 
 
 class Code:
@@ -81,6 +81,7 @@ class Layout:
     __slots__ = (
         "__weakref__",
         "asks",
+        "classes",
         "cls",
         "code",
         "config",
@@ -97,12 +98,13 @@ class Layout:
         self.is_usual = is_usual
         pairs = tuple(zip(code.config, kinds, strict=True))
         # Whether the types of configuration say that an instance has this layout, but for the
-        # fields that must be asked: zeros have a sign, NaN is one for all, and a function may wrap
-        # one that hides arrays.
+        # fields that must be asked: zeros have a sign, NaN is one for all, a function may wrap one
+        # that hides arrays, and a class may be one of Python's numbers.
         self.is_clear = CLEAR_CONFIGURATION.issuperset(kinds)
         self.floats = tuple(name for name, kind in pairs if kind is float)
         self.wrappers = tuple(name for name, kind in pairs if kind in WRAPPERS)
-        self.asks = bool(self.floats or self.wrappers)
+        self.classes = tuple(name for name, kind in pairs if kind is type)
+        self.asks = bool(self.floats or self.wrappers or self.classes)
 
     def __repr__(self) -> str:
         return self.cls.__qualname__
@@ -295,7 +297,7 @@ class Schema(AbstractRecord):
             layout = self.layout_for(values, ({*layout.config} ^ moved) | self.static)
         for name, new in changes.items():
             if name in layout.config:
-                refuse_arrays(self.cls, name, new)
+                warn_of_arrays(self.cls, name, new)
         values[LAYOUT] = layout
         return self._make(self.cls, values)
 

@@ -3,8 +3,8 @@
 Python's `==` is not enough. `1`, `1.0` and `True` are equal, and so are `0.0` and `-0.0`, `{1}` and
 `{1.0}`, or dicts with the same items in another order, but programs tell them apart. So every
 comparison of static values, in the key of a call and in the structure of a tree, asks here: the
-values must be equal, and of one kind. A class's own `==` is believed: where it leaves something
-out, it says that programs do not look at it.
+values must be equal, and of one kind. (The spellings of a dtype are of one.) A class's own `==` is
+believed: where it leaves something out, it says that programs do not look at it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from collections.abc import Iterable
 from operator import is_
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.typing import class_of
+from pytreemod.typing import Tracer, class_of
 
 PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
 """Types whose values are told apart by type and `==`, but for the signs of zeros."""
@@ -25,6 +27,38 @@ PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
 _COMPLEX: tuple[Any, ...] = (complex, np.complexfloating)
 _INEXACT: tuple[Any, ...] = (float, np.inexact, *_COMPLEX)
 _MAPPINGS: tuple[Any, ...] = (dict, types.MappingProxyType)
+
+
+PYTHON_SCALARS: frozenset[type] = frozenset({bool, int, float, complex})
+"""Classes of Python that stand for a dtype, too."""
+
+_SCALAR_KIND: Any = class_of(jnp.float32)
+_DTYPES: dict[Any, np.dtype[Any]] = {
+    kind: scalar.dtype
+    for scalar in vars(jnp).values()
+    if class_of(scalar) is _SCALAR_KIND
+    for kind in (scalar, scalar.dtype.type)
+}
+
+
+def dtype_of(value: Any) -> Any:
+    """What `value` is a spelling of: `jnp.float32`, `np.float32`, `np.dtype("float32")`.
+
+    Args:
+        value: anything.
+
+    Returns:
+        The dtype; None for what is no spelling of any, such as `float` and `"float32"`.
+
+    Examples:
+        >>> dtype_of(np.float32) == dtype_of(jnp.float32) == np.dtype("float32")
+        True
+    """
+    spelling: Any = value  # A checker narrows `value` to a dtype of it knows not what.
+    if isinstance(value, np.dtype):
+        return spelling
+    is_scalar_type = class_of(value) is _SCALAR_KIND or class_of(value) is type
+    return _DTYPES.get(value) if is_scalar_type else None
 
 
 def kind_of(value: Any) -> Any:
@@ -43,6 +77,11 @@ def kind_of(value: Any) -> Any:
     kind = class_of(value)
     if kind in PLAIN and kind is not float:
         return kind
+    if kind is type and value in PYTHON_SCALARS:
+        # NumPy calls them equal to a dtype; but these promote weakly.
+        return type, value
+    if dtype_of(value) is not None:
+        return type
     if issubclass(kind, _INEXACT):
         parts = (value.real, value.imag) if issubclass(kind, _COMPLEX) else (value,)
         # Zeros have a sign, of which only the text tells.
@@ -84,9 +123,12 @@ def are_one(a: Any, b: Any) -> bool:
         return True
     kind = class_of(a)
     if kind is not class_of(b):
-        return False
+        dtype = dtype_of(a)
+        return dtype is not None and dtype == dtype_of(b)
     if kind is float or kind is complex:
         return repr(a) == repr(b)
+    if issubclass(kind, (np.ndarray, jax.Array)):
+        return _are_same_arrays(a, b)
     if kind is list or kind is tuple:
         return len(a) == len(b) and _are_pairwise_one(a, b)
     if kind is dict:
@@ -95,6 +137,19 @@ def are_one(a: Any, b: Any) -> bool:
         return (a == b) is True and kind_of(a) == kind_of(b)
     except Exception:
         return False
+
+
+def _are_same_arrays(a: Any, b: Any) -> bool:
+    if isinstance(a, Tracer) or isinstance(b, Tracer):
+        return False  # Their values are not known yet.
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+        return False
+    if getattr(a, "weak_type", False) != getattr(b, "weak_type", False):
+        return False
+    if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+        a, b = jax.random.key_data(a), jax.random.key_data(b)
+    # Bytes, for which NaN is NaN, and the signs of zeros differ.
+    return np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
 def _are_pairwise_one(a: Iterable[Any], b: Iterable[Any]) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytreemod.tree.kinds import are_one
+from pytreemod.tree.kinds import are_one, dtype_of
 from pytreemod.tree.nodes import children_of, is_node, is_plain_tuple, record_of
 from pytreemod.tree.pending import PENDING, AbstractSource
 from pytreemod.tree.predicates import is_array
@@ -68,7 +68,18 @@ def exact(value: Any) -> Any:
         return value if value == value and value != 0.0 else repr(value)
     if type(value) is complex:
         return repr(value)
-    return value if type(value) in _EXACT else Static(value)
+    if type(value) in _EXACT:
+        return value
+    dtype = dtype_of(value)
+    return Static(value if dtype is None else dtype)
+
+
+def static_kind(value: Any) -> type:
+    """What stands beside the token: equal values of different classes are different.
+
+    The spellings of a dtype are one value.
+    """
+    return class_of(value) if dtype_of(value) is None else np.dtype
 
 
 class Structure:
@@ -141,7 +152,7 @@ def structure_of(leaves: Sequence[Any], treedef: Any) -> tuple[list[Any], Struct
     else:
         positions = tuple(i for i, mark in enumerate(marks) if mark)
         statics = tuple(None if m else leaf for m, leaf in zip(marks, leaves, strict=True))
-        told = tuple((class_of(x), exact(x)) for x in statics)
+        told = tuple((static_kind(x), exact(x)) for x in statics)
         arrays = [leaves[i] for i in positions]
     key = (treedef, positions, told)
     structure = _structures.get(key)

@@ -31,7 +31,8 @@ def test_metadata_keys_are_static_converter_and_role():
     assert pm.field(converter=tuple).metadata == {"converter": tuple}
     assert pm.field(role="lora").metadata == {"role": "lora"}
     assert pm.buffer(converter=tuple).metadata == {"converter": tuple, "role": "buffer"}
-    assert pm.static_field(default=1).metadata == {"static": True}
+    with pytest.warns(DeprecationWarning, match=r"static_field: [^\n]*\n  write:\n      pm\.field"):
+        assert pm.static_field(default=1).metadata == {"static": True}
     assert pm.field().metadata == {}
 
 

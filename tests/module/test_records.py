@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools as ft
+import inspect
 import re
 import subprocess
 import sys
@@ -104,16 +105,65 @@ def test_init_again_is_refused(args):
         pytest.raises(
             FrozenError,
             match=r"^Affine\.__init__: expected an instance that is being built, got a finished "
-            r"one, which is "
-            r"frozen\.\n  make another:\n      model = Affine\(\.\.\.\)$|missing 2 required",
+            r"one, which is frozen\.\n  make another; and if a transform [^\n]*\n"
+            r"      model = Affine\(\.\.\.\)\n      model = pm\.filter_jit\(Affine\)\(\.\.\.\)\n"
+            r"      models = pm\.filter_vmap\(Affine\)\(\.\.\.\)$|missing 2 required",
         )
         if args
         else pytest.raises(TypeError, match="missing 2 required")
     ):
         affine().__init__(*args)
     layer = OwnInit(2)
-    with pytest.raises(FrozenError, match="no assignment"):
+    with pytest.raises(FrozenError, match=r"OwnInit\.__init__: expected an instance that is being"):
         layer.__init__(3)
+
+
+@pytest.mark.parametrize("transform", [jax.jit, pm.filter_jit, pm.filter_vmap, jax.vmap])
+def test_a_transformed_init_is_refused(transform):
+    """It gets a copy, which is finished; the cure is shown, and works."""
+
+    class Layer(pm.Module):
+        weight: jax.Array
+
+        @transform
+        def __init__(self, weight):
+            self.weight = 2 * weight
+
+    class Plain(pm.Module):
+        weight: jax.Array
+
+        def __init__(self, weight):
+            self.weight = 2 * weight
+
+    with pytest.raises(
+        FrozenError,
+        match=r"Layer\.__init__: expected an instance that is being built, got a finished one, "
+        r"which is frozen \(cannot assign to field 'weight'\)\.\n  make another; and if a "
+        r"transform stands around __init__",
+    ):
+        Layer(ramp(2))
+    assert_same(pm.filter_jit(Plain)(ramp(2)).weight, 2 * ramp(2))
+
+
+def test_a_wrapped_init_is_an_init():
+    """A decorator that calls it is no transform."""
+
+    def logged(function):
+        @ft.wraps(function)
+        def call(*args, **kwargs):
+            return function(*args, **kwargs)
+
+        return call
+
+    class Layer(pm.Module):
+        weight: jax.Array
+
+        @logged
+        def __init__(self, weight):
+            self.weight = weight
+
+    assert_same(Layer(ramp(2)).weight, ramp(2))
+    assert list(inspect.signature(Layer).parameters) == ["weight"]
 
 
 def test_an_undeclared_attribute_is_refused_in_init():

@@ -9,7 +9,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, FieldError
+from pytreemod.errors import ArgumentError
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 
@@ -197,7 +197,6 @@ WRONG = {
         ArgumentError,
         r"^with_mode\(inference\): expected True or False, got 'yes'\.\n  at ",
     ),
-    "array in configuration": ({"p": jnp.ones(2)}, FieldError, r"^Dropout\.p: expected no array"),
 }
 
 

@@ -2,14 +2,17 @@
 
 import abc
 import dataclasses
+import functools as ft
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
 
-from tests.parity.helpers import ramp, same_under_both_imports
+from tests.parity.helpers import array_paths, ramp, same_under_both_imports
 
 
 @same_under_both_imports
@@ -218,3 +221,115 @@ def test_equal_instances_have_equal_methods(eqx):
     values = [call(Model(ramp(2), Loss(power).half)) for power in (2, 2, 3, 2)]
     same = Loss(2).half == Loss(2).half, hash(Loss(2).half) == hash(Loss(2).half)
     return values, len(traces), same, Loss(2).half == Loss(3).half
+
+
+def told(make: Callable[[], Any]) -> tuple[Any, bool]:
+    """What `make` gives, and whether it warns."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        made = make()
+    return made, bool(found)
+
+
+@same_under_both_imports
+def test_what_is_rarely_meant_is_told_and_works(eqx):
+    """Arrays in static fields, what JAX wrapped, an `__init__` beside a `__post_init__`."""
+
+    class Grid(eqx.Module):
+        weight: jax.Array
+        points: Any = eqx.field(static=True)
+
+        def __call__(self, x):
+            return self.weight * x + self.points
+
+    class Net(eqx.Module):
+        function: Callable
+
+        def __call__(self, x):
+            return self.function(x)
+
+    def both():
+        class Both(eqx.Module):
+            size: int
+
+            def __init__(self):
+                self.size = 1
+
+            def __post_init__(self):
+                self.size = 2
+
+        return Both().size
+
+    def old():
+        class Old(eqx.Module):
+            weight: jax.Array
+            size: int = eqx.static_field(default=3)
+
+        return jtu.tree_structure(Old(ramp(2))).num_leaves
+
+    grid, is_told = told(lambda: Grid(ramp(2), np.arange(2.0, dtype=np.float32)))
+    net, is_net_told = told(lambda: Net(jax.vmap(Grid(ramp(2), (0.0, 1.0)[0]))))
+    called = eqx.filter_jit(grid)(2.0), jtu.tree_map(lambda x: 2 * x, grid)(1.0)
+    return called, is_told, net(ramp(3, 2)), is_net_told, told(both), told(old)
+
+
+@same_under_both_imports
+def test_a_partial_over_an_array_is_a_field(eqx):
+    """It is a constant of the compiled program."""
+
+    class Net(eqx.Module):
+        function: Callable
+
+        def __call__(self, x):
+            return self.function(x)
+
+    net, _ = told(lambda: Net(ft.partial(jnp.add, ramp(2))))
+    return eqx.filter_jit(net)(1.0), eqx.filter_jit(net)(1.0)
+
+
+@same_under_both_imports(equinox_warns="A JAX array is being set as static")
+def test_numpy_scalars_are_sizes(eqx):
+    """A product of a shape, in a static field."""
+
+    class Flat(eqx.Module):
+        size: int = eqx.field(static=True)
+
+        def __call__(self, x):
+            return jnp.reshape(x, (self.size,))
+
+    flat = Flat(np.prod((2, 3)))
+    return eqx.filter_jit(flat)(ramp(2, 3)), flat == Flat(np.prod((3, 2))), hash(flat) == hash(flat)
+
+
+@same_under_both_imports
+def test_spellings_of_a_dtype_are_one(eqx):
+    """In static fields, and as arguments: one structure, one trace."""
+
+    class Cast(eqx.Module):
+        weight: jax.Array
+        dtype: Any = eqx.field(static=True)
+
+    spellings = [jnp.bfloat16, np.dtype(jnp.bfloat16), jnp.float16, np.float16, np.dtype("float16")]
+    models = [Cast(ramp(2), dtype) for dtype in spellings]
+    structures = [jtu.tree_structure(model) for model in models]
+    traces = []
+
+    @eqx.filter_jit
+    def call(model, dtype):
+        traces.append(dtype)
+        return model.weight.astype(model.dtype).astype(dtype)
+
+    values = [call(model, dtype) for model in models for dtype in (np.float32, jnp.float32)]
+    return [a == b for a in structures for b in structures], len(traces), values
+
+
+@same_under_both_imports
+def test_generic_classes_are_subscripted(eqx):
+    """`Partial[...]` as a base, an annotation and a call."""
+    P = eqx.Partial
+
+    class Net(eqx.Module):
+        function: P[jax.Array]
+
+    net = Net(P[jax.Array](jnp.add, ramp(2)))
+    return net.function(1.0), array_paths(net), P[int].__name__

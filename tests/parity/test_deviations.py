@@ -346,66 +346,6 @@ def test_class_defaults_stay_in_the_tree():
     assert leaves(pytreemod) == [1, 2.0]
 
 
-def static_array(eqx):
-    """Construct a Module with an array in a static field."""
-
-    class Layer(eqx.Module):
-        weight: jax.Array = eqx.field(static=True)
-
-    return Layer(ramp(2))
-
-
-def test_an_array_in_a_static_field_is_refused():
-    """Equinox warns; pytreemod refuses, since the array would be compared by JAX's caches."""
-    with pytest.warns(UserWarning, match="static"):
-        static_array(equinox)
-
-    with pytest.raises((TypeError, ValueError), match="weight"):
-        static_array(pytreemod)
-
-
-def test_a_transformed_function_that_holds_arrays_is_refused():
-    """Equinox warns that its arrays would be hidden; pytreemod refuses."""
-
-    def make(eqx):
-        class Layer(eqx.Module):
-            weight: jax.Array
-
-            def __call__(self, x):
-                return self.weight * x
-
-        class Net(eqx.Module):
-            function: Any
-
-        return Net(jax.jit(Layer(ramp(2))))
-
-    with pytest.warns(UserWarning, match="transformed"):
-        make(equinox)
-
-    with pytest.raises((TypeError, ValueError), match="function"):
-        make(pytreemod)
-
-
-def test_init_and_post_init_together_are_refused():
-    """Equinox warns that `__post_init__` will not run; pytreemod refuses the class."""
-
-    def make(eqx):
-        class Layer(eqx.Module):
-            size: int
-
-            def __init__(self):
-                self.size = 1
-
-            def __post_init__(self):
-                self.size = 2
-
-    with pytest.warns(UserWarning, match="__post_init__"):
-        make(equinox)
-
-    with pytest.raises((TypeError, ValueError), match="__post_init__"):
-        make(pytreemod)
-
-
 def overridden(eqx):
     """A class with a method in the place of a field that its base sets."""
 

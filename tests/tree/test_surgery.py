@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, FieldError, SpecError
+from pytreemod.errors import ArgumentError, FieldWarning, SpecError
 from pytreemod.tree.surgery import replace_at, replace_fields
 from tests.helpers.comparing import assert_identical
 from tests.helpers.trees import (
@@ -119,10 +119,10 @@ def test_strings_as_labels_stay_data():
     assert jax.tree.leaves(labels) == ["decay", "none"]
 
 
-def test_an_array_in_a_static_field_is_refused():
-    """Surgery cannot put an array where construction could not."""
-    with pytest.raises(
-        FieldError, match=r"Static\.size: expected no array in a static field, got f32\[2\]"
+def test_an_array_in_a_static_field_is_told():
+    """As where it is put there by construction."""
+    with pytest.warns(
+        FieldWarning, match=r"Static\.size: expected no array in a static field, got f32\[2\]"
     ):
         pm.tree_at(lambda m: m.size, Static(ramp(2), 3), ramp(2))
 

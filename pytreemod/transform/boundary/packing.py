@@ -43,6 +43,7 @@ from pytreemod.tree.snapshots import (
     container_paths,
     exact,
     snapshot_of,
+    static_kind,
     structure_of,
 )
 from pytreemod.typing import PyTree, class_of, jtu
@@ -124,6 +125,13 @@ def _split_static(value: Any, arrays: list[Any], key: list[Any]) -> None:
     key.append(exact(value))
 
 
+def _split_class(value: Any, arrays: list[Any], key: list[Any]) -> None:
+    # It may be a spelling of a dtype.
+    key.append(_STATIC)
+    key.append(static_kind(value))
+    key.append(exact(value))
+
+
 def _split_function(value: Any, arrays: list[Any], key: list[Any]) -> None:
     # Equal to nothing but itself: it can stand in the key as it is.
     key.append(_STATIC)
@@ -152,7 +160,7 @@ def split_other(value: Any, arrays: list[Any], key: list[Any]) -> None:
         # JAX's registry keeps the classes of nodes for good, so keeping them here leaks nothing.
         handlers[kind] = handler = _split_node
     else:
-        handler = _split_static
+        handler = _split_class
     handler(value, arrays, key)
 
 
@@ -162,7 +170,8 @@ handlers: dict[type, Handler] = {
     list: _split_sequence,
     dict: _split_dict,
     np.ndarray: _split_array,
-    **dict.fromkeys((bool, int, float, complex, str, bytes, type), _split_static),
+    **dict.fromkeys((bool, int, float, complex, str, bytes), _split_static),
+    type: _split_class,
     **dict.fromkeys(
         (
             FunctionType,

@@ -14,7 +14,7 @@ from typing import Any
 
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.snapshots import Structure, divide, exact
+from pytreemod.tree.snapshots import Structure, divide, exact, static_kind
 from pytreemod.typing import PyTree, Tracer, class_of, jtu
 
 MAX_KEPT = 512
@@ -95,7 +95,7 @@ def _key_of(structure: Structure) -> tuple[Any, ...] | None:
     try:
         # What is lent is told apart by identity, which a reference can do as well.
         tokens = tuple(
-            _Loan(x) if _is_lent(x) else (class_of(x), exact(x)) for x in structure.statics
+            _Loan(x) if _is_lent(x) else (static_kind(x), exact(x)) for x in structure.statics
         )
     except TypeError:
         return None
