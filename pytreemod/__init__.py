@@ -13,6 +13,7 @@ from pytreemod.errors import LostUpdateWarning as LostUpdateWarning
 from pytreemod.errors import PytreemodError as PytreemodError
 from pytreemod.errors import SharedParameterWarning as SharedParameterWarning
 from pytreemod.module.classes import Module as Module
+from pytreemod.module.classes import StrictConfig as StrictConfig
 from pytreemod.module.fields import AbstractClassVar as AbstractClassVar
 from pytreemod.module.fields import AbstractVar as AbstractVar
 from pytreemod.module.fields import buffer as buffer
@@ -96,4 +97,5 @@ from pytreemod.tree.updating import apply_updates as apply_updates
 select = selectors
 tree_inference = inference_mode
 EquinoxRuntimeError = CheckError
+EquinoxTracetimeError = CheckError
 __version__ = "0.1.0"

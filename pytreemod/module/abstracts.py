@@ -12,34 +12,66 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pytreemod.module.fields import AbstractClassVar, AbstractVar, is_abstract_annotation
+from pytreemod.errors import FieldError, explain
+from pytreemod.module.fields import AbstractClassVar, AbstractVar, abstract_kind
 
 _NAMES = ("AbstractVar", "AbstractClassVar")
 
 
-def split_annotations(cls: type) -> tuple[dict[str, Any], frozenset[str]]:
-    """The annotations of the class body that are not abstract, and the names of those that are."""
+def split_annotations(cls: type) -> tuple[dict[str, Any], dict[str, str]]:
+    """The annotations of the class body that are not abstract, and the kinds of those that are.
+
+    Raises:
+        FieldError: an abstract attribute has no type, or has a value.
+    """
     annotations = inspect.get_annotations(cls)
-    abstract = frozenset(
-        name for name, annotation in annotations.items() if _is_abstract(annotation, cls)
-    )
+    kinds = {name: _abstract_kind(annotation, cls) for name, annotation in annotations.items()}
+    abstract = {name: kind for name, kind in kinds.items() if kind is not None}
+    for name, kind in abstract.items():
+        _refuse_untyped(cls, name, kind, annotations[name])
+        if name in vars(cls):
+            _refuse_value(cls, name, kind)
     return {n: a for n, a in annotations.items() if n not in abstract}, abstract
 
 
-def _is_abstract(annotation: Any, cls: type) -> bool:
+def _abstract_kind(annotation: Any, cls: type) -> str | None:
+    """`AbstractVar` or `AbstractClassVar`; None for any other annotation."""
     if not isinstance(annotation, str):
-        return is_abstract_annotation(annotation)
+        return abstract_kind(annotation)
     head = annotation.split("[", 1)[0].strip()
     if not all(part.isidentifier() for part in head.split(".")):
-        return False
+        return None
     for scope in _scopes(cls):
         found, value = _look_up(head, scope)
         if found:
-            return (
-                value is AbstractVar or value is AbstractClassVar or is_abstract_annotation(value)
-            )
+            return abstract_kind(value)
     # A name that nothing in sight defines (an import for type checkers only) goes by its spelling.
-    return head.rsplit(".", 1)[-1] in _NAMES
+    last = head.rsplit(".", 1)[-1]
+    return last if last in _NAMES else None
+
+
+def _refuse_untyped(cls: type, name: str, kind: str, annotation: Any) -> None:
+    is_name = isinstance(annotation, str) and annotation.rsplit(".", 1)[-1].strip() in _NAMES
+    if annotation is AbstractVar or annotation is AbstractClassVar or is_name:
+        raise FieldError(
+            explain(
+                f"{cls.__qualname__}.{name}",
+                f"{kind} with a type",
+                f"Cannot use unsubscripted `{kind}`",
+                cure=["say what subclasses provide:", f"{name}: pm.{kind}[jax.Array]"],
+            )
+        )
+
+
+def _refuse_value(cls: type, name: str, kind: str) -> None:
+    raise FieldError(
+        explain(
+            f"{cls.__qualname__}.{name}",
+            "no value, for subclasses provide it",
+            f"Abstract attribute {name} cannot have value, nor be a property of the same class",
+            cure=["declare it without, or make a field of it:", f"{name}: pm.{kind}[...]"],
+        )
+    )
 
 
 def _scopes(cls: type) -> Iterator[Mapping[str, Any]]:
@@ -81,8 +113,19 @@ def unmet(cls: type, own: frozenset[str], provided: set[str]) -> frozenset[str]:
     inherited: set[str] = set()
     for base in cls.__mro__[1:]:
         inherited.update(getattr(base, "__abstractvars__", ()))
+        inherited.update(getattr(base, "__abstractclassvars__", ()))
     return frozenset(
         name for name in inherited | own if name in own or not _is_provided(cls, name, provided)
+    )
+
+
+def are_of_class(cls: type, own: dict[str, str], names: frozenset[str]) -> frozenset[str]:
+    """Which abstract attributes are to be set in the class: by the latest declaration of each."""
+    inherited: set[str] = set()
+    for base in cls.__mro__[1:]:
+        inherited.update(getattr(base, "__abstractclassvars__", ()))
+    return frozenset(
+        n for n in names if own.get(n) == "AbstractClassVar" or (n not in own and n in inherited)
     )
 
 

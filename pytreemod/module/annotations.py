@@ -9,14 +9,23 @@ from then on finished instances are checked too.
 from __future__ import annotations
 
 import sys
+import types
+import typing
 from typing import Any
 
+import jax
+import numpy as np
 from jaxtyping import (
+    AbstractArray,
     TypeCheckError,
     jaxtyped,  # pyright: ignore[reportUnknownVariableType] (typed in part)
 )
 
 from pytreemod.module.schema import Schema
+from pytreemod.tree.nodes import is_node
+from pytreemod.typing import class_of
+
+_PLAIN: frozenset[type] = frozenset({type(None), list, tuple, dict})
 
 
 def type_checker_of(init: Any) -> Any:
@@ -58,19 +67,38 @@ class FieldCheck:
     """
 
     def __init__(self, schema: Schema, type_checker: Any):
+        self._schema, self._type_checker = schema, type_checker
         self._names = [name for name in schema.fields if name.isidentifier()]
-        scope: dict[str, Any] = {}
-        names = ", ".join(self._names)
-        exec(f"def check({'*, ' + names if names else ''}): pass", _globals_of(schema.cls), scope)
-        check: Any = scope["check"]
-        check.__annotations__ = {name: schema.fields[name].type for name in self._names}
-        check.__name__, check.__qualname__ = schema.cls.__name__, schema.cls.__qualname__
-        check.__module__ = schema.cls.__module__
-        self._checked = jaxtyped(check, typechecker=type_checker)
+        scope = _globals_of(schema.cls)
+        self._of_arrays = {n for n in self._names if _wants_array(schema.fields[n].type, scope)}
+        self._checks: dict[tuple[str, ...], Any] = {}
 
     def __call__(self, node: Any) -> None:
-        """Check an instance."""
-        self._checked(**{name: getattr(node, name) for name in self._names})
+        """Check an instance.
+
+        A node in an array's place is let pass: a Module that computes the array, or wraps it. A
+        list, or another of Python's own containers, is none of these.
+        """
+        values = {name: getattr(node, name) for name in self._names}
+        values = {
+            name: value
+            for name, value in values.items()
+            if name not in self._of_arrays or class_of(value) in _PLAIN or not is_node(value)
+        }
+        self._check_of(tuple(values))(**values)
+
+    def _check_of(self, names: tuple[str, ...]) -> Any:
+        """What checks these fields together: sizes that they share by name agree."""
+        if names not in self._checks:
+            cls, scope = self._schema.cls, dict[str, Any]()
+            parameters = f"*, {', '.join(names)}" if names else ""
+            exec(f"def check({parameters}): pass", _globals_of(cls), scope)
+            check: Any = scope["check"]
+            check.__annotations__ = {name: self._schema.fields[name].type for name in names}
+            check.__name__, check.__qualname__ = cls.__name__, cls.__qualname__
+            check.__module__ = cls.__module__
+            self._checks[names] = jaxtyped(check, typechecker=self._type_checker)
+        return self._checks[names]
 
     def check_copy(self, node: Any, original: Any) -> None:
         """Check a changed copy, unless its original did not fit either.
@@ -90,6 +118,18 @@ class FieldCheck:
         except TypeCheckError:
             return False
         return True
+
+
+def _wants_array(annotation: Any, scope: dict[str, Any]) -> bool:
+    if isinstance(annotation, str):
+        try:
+            annotation = eval(annotation, scope)
+        except Exception:
+            return False  # A name that only type checkers see; whoever checks it says so.
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return any(_wants_array(kind, scope) for kind in typing.get_args(annotation))
+    arrays = (AbstractArray, jax.Array, np.ndarray)
+    return isinstance(annotation, type) and issubclass(annotation, arrays)
 
 
 def _globals_of(cls: type) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import dataclasses
 import functools as ft
 import inspect
 from types import FunctionType
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, TypeVar, cast, dataclass_transform
 
 from pytreemod.errors import (
     ArgumentError,
@@ -23,7 +23,7 @@ from pytreemod.errors import (
     explain,
     warn,
 )
-from pytreemod.module.abstracts import split_annotations, unmet
+from pytreemod.module.abstracts import are_of_class, split_annotations, unmet
 from pytreemod.module.annotations import FieldCheck, type_checker_of
 from pytreemod.module.construction import replace_values, write_finish, write_init
 from pytreemod.module.fields import buffer, field, static_field
@@ -48,7 +48,7 @@ _M = TypeVar("_M", bound="Module")
 class ModuleMeta(abc.ABCMeta):
     """Makes Module classes. Cooperative: combine it with other metaclasses as any other."""
 
-    __record__: Schema
+    __record__ = cast(Schema, None)
 
     def __new__(
         mcs,
@@ -63,6 +63,9 @@ class ModuleMeta(abc.ABCMeta):
         **kwargs: Any,
     ) -> Any:
         """Make a Module class."""
+        # An instance has a dict whatever they say, and its fields are there.
+        if "__slots__" in namespace:
+            namespace = {key: value for key, value in namespace.items() if key != "__slots__"}
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
         own_abstract = _collect_fields(cls, kw_only)
         overridden = find_overridden(cls, (ClassValue,))
@@ -119,7 +122,7 @@ class ModuleMeta(abc.ABCMeta):
     def __signature__(cls) -> inspect.Signature:
         signature = inspect.signature(cls.__init__)
         parameters = list(signature.parameters.values())[1:]
-        return signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
+        return signature.replace(parameters=parameters)
 
 
 def _is_own(name: str, value: Any) -> bool:
@@ -160,11 +163,10 @@ def _finish_first(schema: Schema, node: Any) -> None:
     schema.finish(node)
 
 
-def _collect_fields(cls: type, kw_only: bool) -> frozenset[str]:
-    """Let `dataclasses` read the class body; returns the names declared abstract."""
+def _collect_fields(cls: type, kw_only: bool) -> dict[str, str]:
+    """Let `dataclasses` read the class body; returns the kinds of what is declared abstract."""
     annotations, abstract = split_annotations(cls)
     whole = inspect.get_annotations(cls)
-    _refuse_slots(cls)
     doc = cls.__doc__
     # `dataclasses` writes a docstring where there is none, by asking for a signature that the
     # class does not have yet.
@@ -180,24 +182,13 @@ def _collect_fields(cls: type, kw_only: bool) -> frozenset[str]:
     return abstract
 
 
-def _refuse_slots(cls: type) -> None:
-    slots = vars(cls).get("__slots__", ())
-    if slots:
-        raise FieldError(
-            explain(
-                cls.__qualname__,
-                "fields declared by annotation",
-                f"__slots__ = {slots!r}",
-                cure=["declare them instead:", f"{next(iter(slots))}: jax.Array"],
-            )
-        )
-
-
-def _note_abstract(schema: Schema, own_abstract: frozenset[str], is_abstract: bool) -> None:
+def _note_abstract(schema: Schema, own_abstract: dict[str, str], is_abstract: bool) -> None:
     cls = schema.cls
-    provided = {*schema.fields, *inspect.get_annotations(cls)} - own_abstract
-    missing = unmet(cls, own_abstract, provided)
-    type.__setattr__(cls, "__abstractvars__", missing)
+    provided = {*schema.fields, *inspect.get_annotations(cls)} - own_abstract.keys()
+    missing = unmet(cls, frozenset(own_abstract), provided)
+    of_class = are_of_class(cls, own_abstract, missing)
+    type.__setattr__(cls, "__abstractvars__", missing - of_class)
+    type.__setattr__(cls, "__abstractclassvars__", of_class)
     name = cls.__qualname__
     methods = sorted(getattr(cls, "__abstractmethods__", ()))
     if is_abstract:
@@ -332,6 +323,26 @@ def restore(cls: Any, values: dict[str, Any], config: tuple[str, ...]) -> Any:
     return make_record(cls, {LAYOUT: layout, **values})
 
 
+def StrictConfig(force_abstract: bool = False, **kwargs: object) -> bool | None:
+    """Older spelling of a class option: `is_abstract=True`.
+
+    Args:
+        force_abstract: whether the class is abstract.
+        **kwargs: taken and left alone.
+
+    Returns:
+        What `strict=` takes.
+
+    Examples:
+        >>> import pytreemod as pm
+        >>> class Solver(pm.Module, strict=pm.StrictConfig(force_abstract=True)): ...
+        >>> class Newton(Solver): ...
+        >>> Newton()
+        Newton()
+    """
+    return None if force_abstract else False
+
+
 class Module(Record, metaclass=ModuleMeta):
     """Base class of models: a frozen dataclass that is also a pytree.
 
@@ -424,6 +435,8 @@ class Module(Record, metaclass=ModuleMeta):
             raise ArgumentError(_unhashable_text(self)) from error
 
     def __deepcopy__(self: _M, memo: dict[int, Any]) -> _M:
+        if _pickles_itself(type(self)):
+            return _deep_copy_as_pickled(self, memo)
         # Configuration is shared: a copy of a jitted function would be another function.
         layout = type(self).__record__.split(self)
         shared = {n: getattr(self, n) for n in layout.config if n not in layout.code.held}
@@ -431,7 +444,60 @@ class Module(Record, metaclass=ModuleMeta):
         return make_record(type(self), {LAYOUT: layout, **shared, **copy.deepcopy(copied, memo)})
 
     def __reduce__(self) -> Any:
-        schema = type(self).__record__
+        cls: Any = type(self)
+        schema = cls.__record__
         layout = schema.split(self)
         values = {name: getattr(self, name) for name in (*layout.data, *layout.config)}
-        return restore, (type(self), values, layout.config)
+        if not _has_own_state(cls):
+            return restore, (cls, values, layout.config)
+        has_getter = cls.__getstate__ is not _DEFAULT_GETTER
+        return restore_state, (cls, self.__getstate__() if has_getter else values)
+
+
+_DEFAULT_GETTER = object.__getstate__
+
+
+def _has_own_state(cls: Any) -> bool:
+    """Whether a user's class says what of it is pickled, or what becomes of that."""
+    return cls.__getstate__ is not _DEFAULT_GETTER or hasattr(cls, "__setstate__")
+
+
+def _pickles_itself(cls: Any) -> bool:
+    is_own = (
+        cls.__reduce__ is not Module.__reduce__ or cls.__reduce_ex__ is not object.__reduce_ex__
+    )
+    # A class that was made to pass for another is copied as that one.
+    return (is_own and not hasattr(cls, "__passes_for__")) or _has_own_state(cls)
+
+
+def _deep_copy_as_pickled(node: Any, memo: dict[int, Any]) -> Any:
+    """What `copy.deepcopy` does with a class that has no `__deepcopy__`."""
+    told: Any = node.__reduce_ex__(4)
+    if isinstance(told, str):
+        return node
+    make: Any = told[0]
+    arguments, state = told[1], told[2] if len(told) > 2 else None
+    made = make(*copy.deepcopy(arguments, memo))
+    memo[id(node)] = made
+    if state is not None:
+        _set_state(made, copy.deepcopy(state, memo))
+    return made
+
+
+def restore_state(cls: Any, state: Any) -> Any:
+    """Make an instance of a pickled one's state, as its class says."""
+    node = make_record(cls, {})
+    _set_state(node, state)
+    if LAYOUT not in node.__dict__:
+        node.__dict__[LAYOUT] = cls.__record__.decide(node.__dict__)
+    return node
+
+
+def _set_state(node: Any, state: Any) -> None:
+    if hasattr(node, "__setstate__"):
+        node.__setstate__(state)
+        return
+    # As Python's own, it may be two dicts, the second of which is for slots.
+    parts: Any = state if class_of(state) is tuple else (state,)
+    for values in parts:
+        node.__dict__.update(values or {})

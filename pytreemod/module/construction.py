@@ -241,6 +241,7 @@ def write_init(schema: Schema) -> Callable[..., None]:
     init: Any = local["_outer"](**made)
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__module__ = cls.__module__
+    init.__doc__ = cls.__init__.__doc__
     init.is_written = True
     init.__annotations__ = {f.name: _annotation(f, schema) for f in params} | {"return": None}
     return init

@@ -177,10 +177,10 @@ AbstractClassVar = Annotated[_T, _CLASS]
 """Annotates a class attribute that every concrete subclass must set: `n: AbstractClassVar[int]`."""
 
 
-def is_abstract_annotation(annotation: Any) -> bool:
-    """Whether an evaluated annotation is `AbstractVar[...]` or `AbstractClassVar[...]`."""
+def abstract_kind(annotation: Any) -> str | None:
+    """`AbstractVar` or `AbstractClassVar`, if an evaluated annotation is one; None if not."""
     marks = getattr(annotation, "__metadata__", ())
-    return any(isinstance(mark, _Abstract) for mark in marks)
+    return next((mark.kind for mark in marks if isinstance(mark, _Abstract)), None)
 
 
 def declares(cls: type, name: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from pytreemod.errors import FieldError, FrozenError, describe, explain
 from pytreemod.module.methods import BoundMethod
@@ -25,7 +25,8 @@ _PASSED = frozenset({"__orig_class__"})
 class Record:
     """Base of Modules: assignable while it is being built, frozen from then on."""
 
-    __record__: Schema
+    # No annotation, which whoever asks for the type hints of a Module class would find.
+    __record__ = cast(Schema, None)
 
     def __setattr__(self, name: str, value: Any) -> None:
         values = self.__dict__
@@ -44,6 +45,9 @@ class Record:
         values[name] = value
 
     def __delattr__(self, name: str) -> None:
+        if LAYOUT not in self.__dict__ and PENDING not in self.__dict__:
+            object.__delattr__(self, name)
+            return
         cls = type(self).__qualname__
         raise FrozenError(
             explain(

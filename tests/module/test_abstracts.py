@@ -215,3 +215,69 @@ def test_class_variables_provide():
 
     assert Layer().n == 3
     assert jax.tree.leaves(Layer()) == []
+
+
+def test_both_kinds_are_listed():
+    """Under the names that Equinox gives the lists; the latest declaration decides the kind."""
+
+    class Base(pm.Module):
+        x: AbstractVar[int]
+        n: AbstractClassVar[int]
+
+    class Sub(Base):
+        x: int
+
+    class Again(Base):
+        n: AbstractVar[int]
+
+    class Done(Sub):
+        n = 3
+
+    assert (Base.__abstractvars__, Base.__abstractclassvars__) == ({"x"}, {"n"})
+    assert (Sub.__abstractvars__, Sub.__abstractclassvars__) == (set(), {"n"})
+    assert (Again.__abstractvars__, Again.__abstractclassvars__) == ({"x", "n"}, set())
+    assert (Done.__abstractvars__, Done.__abstractclassvars__) == (set(), set())
+    assert Done(1).n == 3
+
+
+@pytest.mark.parametrize(
+    ("annotation", "kind"),
+    [
+        (AbstractVar, "AbstractVar"),
+        (AbstractClassVar, "AbstractClassVar"),
+        ("AbstractVar", "AbstractVar"),
+        ("pm.AbstractClassVar", "AbstractClassVar"),
+    ],
+)
+def test_an_abstract_attribute_without_a_type_is_refused(annotation, kind):
+    """It would say nothing; the line to write is shown."""
+    with pytest.raises(
+        FieldError,
+        match=rf"^Untyped\.x: expected {kind} with a type, got Cannot use unsubscripted "
+        rf"`{kind}`\.\n  say what subclasses provide:\n      x: pm\.{kind}\[jax\.Array\]$",
+    ):
+        type(pm.Module)("Untyped", (pm.Module,), {"__annotations__": {"x": annotation}})
+
+
+@pytest.mark.parametrize("value", [True, property(lambda self: 1), lambda self: 1])
+@pytest.mark.parametrize("kind", [AbstractVar, AbstractClassVar])
+def test_an_abstract_attribute_with_a_value_is_refused(kind, value):
+    """It cannot be both; a subclass provides it."""
+    with pytest.raises(
+        FieldError, match=r"^Valued\.x: expected no value, [^\n]* x cannot have value, nor be"
+    ):
+        type(pm.Module)("Valued", (pm.Module,), {"__annotations__": {"x": kind[bool]}, "x": value})
+
+
+def test_strict_config_is_an_older_spelling():
+    """Of `is_abstract`; other options say nothing."""
+
+    class Base(pm.Module, strict=pm.StrictConfig(force_abstract=True)):
+        pass
+
+    class Sub(Base, strict=pm.StrictConfig(allow_abstract_name=True)):
+        pass
+
+    assert type(Sub()) is Sub
+    with pytest.raises(FieldError, match="declared with is_abstract=True"):
+        Base()

@@ -69,7 +69,9 @@ def signature(cls):
 def test_signature(cls, expected):
     """The signature is the own __init__'s, or has one parameter for each field in order."""
     assert signature(cls) == expected
-    assert inspect.signature(cls).return_annotation is inspect.Signature.empty
+    returned = inspect.signature(cls).return_annotation
+    assert returned == inspect.signature(cls.__init__).return_annotation
+    assert cls.__record__.custom_init or returned is None
 
 
 @pytest.mark.parametrize(

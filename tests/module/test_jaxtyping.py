@@ -1,6 +1,7 @@
 """Modules annotated with jaxtyping: checked field by field when they are built, and never later."""
 
 import copy
+import dataclasses
 import importlib
 import sys
 import textwrap
@@ -14,7 +15,7 @@ from beartype import beartype
 from jaxtyping import Array, Float, Int, TypeCheckError, jaxtyped
 
 import pytreemod as pm
-from tests.helpers.trees import ramp
+from tests.helpers.trees import Holder, ramp
 
 SOURCE = """
     import dataclasses
@@ -266,3 +267,43 @@ def test_numpy_and_unions():
         Layer(None, ["x"])
     with pytest.raises(TypeCheckError, match="a"):
         Layer(ramp(2), [1])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Wrapped:
+    """A node in the place of an array."""
+
+    value: jax.Array
+
+
+@jaxtyped(typechecker=beartype)
+class Typed(pm.Module):
+    """Arrays, checked after an own `__init__`."""
+
+    weight: Float[Array, "n"]
+    bias: Float[Array, "n"] | None
+    plain: "jax.Array"
+
+    def __init__(self, weight, bias=None, plain=None):
+        self.weight, self.bias = weight, bias
+        self.plain = ramp(1) if plain is None else plain
+
+
+@pytest.mark.parametrize("wrap", [Wrapped, Holder, lambda x: pm.Partial(jnp.add, x)])
+def test_a_node_in_an_arrays_place_is_let_pass(wrap):
+    """It wraps the array, or computes it; the other fields are checked with each other."""
+    x = ramp(2)
+    made = [Typed(wrap(x), x), Typed(x, wrap(x)), Typed(x, x, wrap(x)), Typed(wrap(x), wrap(x))]
+
+    assert [type(m) for m in made] == [Typed] * 4
+    assert type(Typed(x).replace(weight=wrap(x))) is Typed
+    with pytest.raises(TypeCheckError, match="bias"):
+        Typed(x, ramp(3), wrap(x))
+
+
+@pytest.mark.parametrize("value", [[1.0], (1.0,), {"a": 1.0}, "text", None, 1])
+def test_what_is_no_node_in_an_arrays_place_is_refused(value):
+    """Python's own containers are mistakes, as numbers are."""
+    with pytest.raises(TypeCheckError, match="weight"):
+        Typed(value)

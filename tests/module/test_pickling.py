@@ -1,5 +1,6 @@
 """Classes of scripts, notebooks and functions, pickled by value as cloudpickle does."""
 
+import copy
 import json
 import os
 import pickle
@@ -213,3 +214,82 @@ def test_what_holds_an_instance_goes_along(change):
 
     assert_same(jax.tree.leaves(copied), jax.tree.leaves(made))
     assert jnp.array_equal(copied(*([2.0] if type(made) is pm.BoundMethod else [])), 6.0 * ramp(2))
+
+
+class Cached(pm.Module):
+    """Says what of it is pickled, and what becomes of that."""
+
+    x: jax.Array
+    cache: object
+    act: object = jnp.negative
+
+    def __getstate__(self):
+        return {"x": self.x, "act": None}
+
+    def __setstate__(self, state):
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "cache", "made anew")
+
+
+class OnlyGetter(pm.Module):
+    """Leaves something out."""
+
+    x: jax.Array
+    cache: object
+
+    def __getstate__(self):
+        return {"x": self.x, "cache": None}
+
+
+class OnlySetter(pm.Module):
+    """Adds something."""
+
+    x: jax.Array
+    cache: object
+
+    def __setstate__(self, state):
+        self.__dict__.update(state, cache="made anew")
+
+
+class Reduced(pm.Module):
+    """Is made by its class."""
+
+    x: jax.Array
+    cache: object = None
+
+    def __reduce__(self):
+        return Reduced, (self.x, "made anew")
+
+
+class ReducedByVersion(pm.Module):
+    """The same, by the other name."""
+
+    x: jax.Array
+    cache: object = None
+
+    def __reduce_ex__(self, protocol):
+        return ReducedByVersion, (self.x, "made anew")
+
+
+COPIES = {
+    "pickle": lambda m: pickle.loads(pickle.dumps(m)),
+    "cloudpickle": lambda m: pickle.loads(cloudpickle.dumps(m)),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "deepcopy in a list": lambda m: copy.deepcopy([m, m])[1],
+}
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES.keys())
+@pytest.mark.parametrize("cls", [Cached, OnlyGetter, OnlySetter, Reduced, ReducedByVersion])
+def test_what_a_class_says_of_its_pickles_is_done(cls, copied):
+    """By pickle, copy and deepcopy; what comes back is a finished instance."""
+    made = copied(cls(ramp(2), "old"))
+
+    assert type(made) is cls
+    assert made.cache == (None if cls is OnlyGetter else "made anew")
+    assert_same(made.x, ramp(2))
+    assert_same(jax.tree.leaves(jax.tree.map(lambda x: 2 * x, made)), [2 * ramp(2)])
+    with pytest.raises(pm.errors.FrozenError, match="no assignment"):
+        made.x = 1

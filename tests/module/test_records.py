@@ -77,20 +77,6 @@ def test_augmented_assignment_is_refused(make):
     assert_same(module.weight, make().weight)
 
 
-def test_del_during_construction_is_refused():
-    """There is nothing to gain from it."""
-
-    class Deleting(pm.Module):
-        x: int
-
-        def __init__(self):
-            self.x = 1
-            del self.x
-
-    with pytest.raises(FrozenError, match=r"Deleting\.x: expected no deletion"):
-        Deleting()
-
-
 def test_the_error_is_what_python_users_catch():
     """FrozenError is dataclasses' own, and so an AttributeError."""
     assert issubclass(FrozenError, dataclasses.FrozenInstanceError)

@@ -1,8 +1,11 @@
 """Whole small programs whose classes are put together in the styles that users write."""
 
 import abc
+import copy
 import dataclasses
 import functools as ft
+import inspect
+import typing
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -333,3 +336,51 @@ def test_generic_classes_are_subscripted(eqx):
 
     net = Net(P[jax.Array](jnp.add, ramp(2)))
     return net.function(1.0), array_paths(net), P[int].__name__
+
+
+@same_under_both_imports
+def test_instances_are_pickled_as_their_class_says(eqx):
+    """What is made anew is left out of pickles and copies."""
+
+    class Table(eqx.Module):
+        values: jax.Array
+        lookup: Any
+
+        def __getstate__(self):
+            return {"values": self.values}
+
+        def __setstate__(self, state):
+            object.__setattr__(self, "values", state["values"])
+            object.__setattr__(self, "lookup", (1, 2))
+
+    table = Table(ramp(2), None)
+    made = [copy.copy(table), copy.deepcopy(table)]
+    return made, [jtu.tree_map(lambda x: 2 * x, m) for m in made]
+
+
+@same_under_both_imports
+def test_what_tools_read_of_a_class(eqx):
+    """Type hints, signatures and docstrings; slots; a field that is taken back."""
+
+    class Layer(eqx.Module):
+        """A layer."""
+
+        __slots__ = ("scale",)
+        weight: jax.Array
+
+        def __init__(self, weight: jax.Array) -> None:
+            """Make a layer."""
+            self.weight = None
+            del self.weight
+            self.weight = weight
+
+        def apply(self, x):
+            """Apply it."""
+            return self.weight * x
+
+    class Sub(Layer):
+        size: int = 3
+
+    kept = vars(Layer)["apply"]
+    docs = Layer.__doc__, Sub.__init__.__doc__, Layer.apply.__doc__, kept.__doc__, kept.__module__
+    return docs, list(typing.get_type_hints(Sub)), str(inspect.signature(Sub)), Sub(ramp(2)).weight
