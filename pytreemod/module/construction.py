@@ -22,7 +22,6 @@ from pytreemod.module.overriding import drop_overridden, is_bound
 from pytreemod.module.records import ClassValue, add_fields, refuse_itself, set_fields
 from pytreemod.module.registration import compile_functions, quoted
 from pytreemod.module.schema import LAYOUT, Schema
-from pytreemod.tree.kinds import PYTHON_SCALARS
 from pytreemod.typing import class_of
 
 
@@ -88,10 +87,6 @@ def finish(node):
                 if (type(value) is not FunctionType or value.__dict__) and value not in arrayless:
                     layout = None
                     break
-            for name in layout.classes if layout is not None else ():
-                if d[name] in scalars:
-                    layout = None
-                    break
     if {is_known}:
         {store}
     else:
@@ -121,7 +116,6 @@ def finish(node):
 
     scope: dict[str, Any] = {
         "arrayless": schema.arrayless,
-        "scalars": PYTHON_SCALARS,
         "FunctionType": FunctionType,
         "layouts": schema.layouts_by_type,
         "schema": schema,

@@ -123,21 +123,17 @@ class Method:  # noqa: D101
     # Keeps a function in a class so that reading it from an instance gives a `BoundMethod`. (No
     # docstring of its own: who reads the dict of a class, as doctest does, finds the function's.)
 
-    __slots__ = ("__wrapped__",)
+    # Not by `__getattr__`, with which reading any attribute takes longer on Python 3.11.
+    __slots__ = ("__name__", "__qualname__", "__wrapped__")
 
     def __init__(self, function: Callable[..., Any]):
         self.__wrapped__ = function
+        self.__name__, self.__qualname__ = function.__name__, function.__qualname__
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self.__wrapped__
         return BoundMethod(self.__wrapped__, instance)
-
-    def __getattr__(self, name: str) -> Any:
-        # Its name and the rest. Not what a half copied one looks for in itself.
-        if name == "__wrapped__":
-            raise AttributeError(name)
-        return getattr(self.__wrapped__, name)
 
     @property
     def __doc__(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]

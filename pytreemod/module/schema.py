@@ -81,7 +81,6 @@ class Layout:
     __slots__ = (
         "__weakref__",
         "asks",
-        "classes",
         "cls",
         "code",
         "config",
@@ -102,9 +101,8 @@ class Layout:
         # that hides arrays, and a class may be one of Python's numbers.
         self.is_clear = CLEAR_CONFIGURATION.issuperset(kinds)
         self.floats = tuple(name for name, kind in pairs if kind is float)
-        self.wrappers = tuple(name for name, kind in pairs if kind in WRAPPERS)
-        self.classes = tuple(name for name, kind in pairs if kind is type)
-        self.asks = bool(self.floats or self.wrappers or self.classes)
+        self.wrappers = tuple(name for name, kind in pairs if kind in WRAPPERS or kind is type)
+        self.asks = bool(self.floats or self.wrappers)
 
     def __repr__(self) -> str:
         return self.cls.__qualname__
@@ -179,8 +177,8 @@ class Schema(AbstractRecord):
         self.layouts_by_type: dict[tuple[type, ...], Layout] = {}
         # Types that were met in fields and may be assigned without a look.
         self.simple_types: set[type] = set()
-        # Functions in fields that were looked through and hide no array. Only such as live in a
-        # module stand here, which keeps them anyway.
+        # Functions in fields that were looked through and hide no array, and classes that are none
+        # of Python's numbers. Only such as live in a module stand here, which keeps them anyway.
         self.arrayless: set[Any] = set()
         data = tuple(n for n in self.fields if n not in self.static)
         self.code = self._code_for(data, tuple(n for n in self.fields if n in self.static), ())

@@ -5,6 +5,8 @@ import math
 import types
 from collections import OrderedDict, defaultdict, deque
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -148,3 +150,61 @@ def test_what_is_one_is_of_one_kind(a, b):
     """Equal values of one kind are one, and kinds can be hashed."""
     assert are_one(a, b) == (a == b and kind_of(a) == kind_of(b))
     assert not are_one(a, b) or hash(kind_of(a)) == hash(kind_of(b))
+
+
+SPELLINGS = [jnp.float32, np.float32, np.dtype("float32"), jnp.zeros(()).dtype]
+
+
+@pytest.mark.parametrize("one", SPELLINGS)
+@pytest.mark.parametrize("two", SPELLINGS)
+def test_spellings_of_a_dtype_are_one(one, two):
+    """Alone and in containers; the dtypes themselves are told apart."""
+    assert are_one(one, two)
+    assert kind_of(one) == kind_of(two)
+    assert are_one((1, one), (1, two))
+    assert not are_one(one, np.dtype("float16"))
+    assert not are_one(jnp.bfloat16, two)
+
+
+@pytest.mark.parametrize("scalar", [bool, int, float, complex])
+def test_pythons_numbers_are_no_spelling_of_a_dtype(scalar):
+    """NumPy calls them equal, but they promote weakly."""
+    assert np.dtype(scalar) == scalar
+    assert not are_one(scalar, np.dtype(scalar))
+    assert kind_of(scalar) != kind_of(np.dtype(scalar))
+    assert kind_of(scalar) != kind_of(str)
+
+
+ARRAYS = [
+    np.ones(2),
+    np.ones(2, np.float32),
+    np.zeros(2),
+    -np.zeros(2),
+    np.full(2, np.nan),
+    np.ones((2, 1)),
+    jnp.ones(2),
+    jnp.asarray(1.0),
+    jnp.asarray(1.0, jnp.float32),
+    jnp.full(2, jnp.nan),
+    jax.random.key(0),
+    jax.random.key(1),
+]
+
+
+def test_arrays_are_one_by_their_values():
+    """NaN is one, zeros have signs; dtype, shape, weak type and library count."""
+    for i, one in enumerate(ARRAYS):
+        for j, two in enumerate(ARRAYS):
+            assert are_one(one, copy.copy(two)) is (i == j), (one, two)
+
+
+def test_traced_arrays_are_one_by_identity():
+    """Their values are not known."""
+
+    @jax.jit
+    def compare(x, y):
+        assert are_one(x, x)
+        assert not are_one(x, y)
+        return x
+
+    compare(jnp.ones(2), jnp.ones(2))
