@@ -128,7 +128,9 @@ class Method:  # noqa: D101
 
     def __init__(self, function: Callable[..., Any]):
         self.__wrapped__ = function
-        self.__name__, self.__qualname__ = function.__name__, function.__qualname__
+        # A jitted function that is just being unpickled has neither yet.
+        self.__name__ = getattr(function, "__name__", "")
+        self.__qualname__ = getattr(function, "__qualname__", "")
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
@@ -144,7 +146,10 @@ class Method:  # noqa: D101
         return self.__wrapped__.__module__
 
     def __reduce__(self) -> Any:
-        return Method, (self.__wrapped__,)
+        return Method, (self.__wrapped__,), (None, self._names())
+
+    def _names(self) -> dict[str, str]:
+        return {"__name__": self.__name__, "__qualname__": self.__qualname__}
 
     @property
     def __isabstractmethod__(self) -> bool:
@@ -166,7 +171,8 @@ class InheritedMethod(Method):  # noqa: D101  # pyright: ignore[reportIncompatib
         self._cls, self._name = cls, name
 
     def __reduce__(self) -> Any:
-        return InheritedMethod, (self._cls, self._name, self.__wrapped__)
+        arguments = self._cls, self._name, self.__wrapped__
+        return InheritedMethod, arguments, (None, self._names())
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:

@@ -91,7 +91,8 @@ def test_a_required_field_may_be_added_under_an_inherited_init():
         size: int = pm.field(static=True)
 
     assert Built(3).weight.shape == (3,)
-    assert_same(tuple(vars(Given(weight=ramp(2), size=2))), tuple(vars(Built(3))))
+    given = Given(size=2, weight=1)
+    assert (given.size, jax.tree.leaves(given)) == (2, [1])
 
 
 @pytest.mark.parametrize("is_set", [False, True])

@@ -132,5 +132,5 @@ def call_methods(linear: Linear, x: jax.Array) -> None:
 
 def wrap(fn: Callable[[Any, Any], Any], x: jax.Array) -> None:
     """Modules that hold functions."""
-    assert_type(pm.Partial(fn, x), pm.Partial)
+    assert_type(pm.Partial(fn, x), pm.Partial[Any])
     assert_type(pm.nn.Lambda(jnp.tanh), pm.nn.Lambda)
