@@ -68,7 +68,7 @@ class Written(Base[int]):
 class Own(pm.Module):
     inner: Any
     kind: str = pm.field(static=True)
-    doubled: Any = pm.field(init=False)
+    doubled: Any
 
     def __init__(self, inner):
         self.inner, self.kind = inner, "own"
@@ -104,6 +104,14 @@ class Posted(pm.Module):
 class Layer(pm.nn.Linear):
     name: str = "layer"
 
+class Plain(pm.Module):
+    a: jax.Array
+    n: int = pm.field(static=True, default=2)
+
+    def early(self):
+        return EARLY.a
+
+EARLY = Plain(jnp.ones(2))  # Pickled with its class, before that has any fields.
 EXAMPLE = Own(Written(jnp.ones(2)))
 
 @pm.filter_jit
@@ -126,9 +134,13 @@ def results(found):
               made.scaled(x), found["layer"](x), made.replace(weight=[3.0]).weight]
     texts = [repr(made), repr(found["sub"]), str(jax.tree.structure(made).num_leaves),
              found["layer"].name,
-             str([f.name for f in dataclasses.fields(Own)]), str(raised), repr(Posted(1.0)),
+             str([(f.name, f.init) for f in dataclasses.fields(Sub)]), str(raised),
+             repr(Posted(1.0)),
              str(grads.mean), type(made.scaled).__name__, str(hash(made.scaled) is not None)]
-    same = [found["written"] == Written(x), type(found["written"]) is Written,
+    values += jax.tree.leaves([EARLY, Plain(x), jax.tree.map(lambda leaf: 3 * leaf, EARLY)])
+    values += [Plain(x).early()]
+    same = [jax.tree.structure(EARLY) == jax.tree.structure(Plain(x)),
+            found["written"] == Written(x), type(found["written"]) is Written,
             jax.tree.structure(found["written"]) == jax.tree.structure(Written(x)),
             jax.tree.structure(EXAMPLE) == jax.tree.structure(Own(Written(x))),
             jax.tree.structure(found["sub"]) == jax.tree.structure(Sub(x))]
