@@ -26,7 +26,7 @@ from pytreemod.errors import (
 from pytreemod.module.abstracts import are_of_class, split_annotations, unmet
 from pytreemod.module.annotations import FieldCheck, type_checker_of
 from pytreemod.module.construction import replace_values, write_finish, write_init
-from pytreemod.module.fields import buffer, field, static_field
+from pytreemod.module.fields import buffer, field, refuse_not_called, static_field
 from pytreemod.module.methods import InheritedMethod, Method, as_method, is_method
 from pytreemod.module.overriding import find_overridden, mark_overridden, refuse_properties
 from pytreemod.module.records import ClassValue, Record, make_record, write_setattr
@@ -165,6 +165,7 @@ def _finish_first(schema: Schema, node: Any) -> None:
 
 def _collect_fields(cls: type, kw_only: bool) -> dict[str, str]:
     """Let `dataclasses` read the class body; returns the kinds of what is declared abstract."""
+    refuse_not_called(cls)
     annotations, abstract = split_annotations(cls)
     whole = inspect.get_annotations(cls)
     doc = cls.__doc__

@@ -17,7 +17,7 @@ from typing import Any
 
 from pytreemod.errors import FieldError, describe, explain
 from pytreemod.module.division import is_clear_data, warn_of_arrays
-from pytreemod.module.fields import declares
+from pytreemod.module.fields import declares, refuse_declaration
 from pytreemod.module.overriding import drop_overridden, is_bound
 from pytreemod.module.records import ClassValue, add_fields, refuse_itself, set_fields
 from pytreemod.module.registration import compile_functions, quoted
@@ -103,6 +103,8 @@ def finish(node):
             if type(value) is float and value != value:
                 # One NaN for all: it is not equal to itself, but it is itself.
                 values[name] = math.nan
+            elif type(value) is dataclasses.Field:
+                refuse_declaration(schema.cls, name)
         layout = schema.decide(values)
         for name in layout.config:
             warn_of_arrays(schema.cls, name, values[name])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, overload
+from typing import Annotated, Any, NoReturn, TypeVar, overload
 
 from pytreemod.errors import FieldError, describe, explain, warn
-from pytreemod.tree.nodes import DEFAULT_ROLE
+from pytreemod.tree.nodes import DECLARED_ROLES, DEFAULT_ROLE
 
 _T = TypeVar("_T")
 
@@ -91,6 +91,7 @@ def field(
         metadata[CONVERTER] = converter
     if role != DEFAULT_ROLE:
         metadata[ROLE] = role
+        DECLARED_ROLES.add(role)
     try:
         return dataclasses.field(metadata=metadata, **kwargs)
     except (TypeError, ValueError) as error:
@@ -151,6 +152,45 @@ def static_field(**kwargs: Any) -> Any:
     )
     warn(DeprecationWarning, text)
     return field(static=True, **kwargs)
+
+
+def refuse_not_called(cls: type) -> None:
+    """Refuse a declaration that was not called: `x: Array = pm.buffer`.
+
+    Raises:
+        FieldError: there is one. It would be a field whose default is a function of ours.
+    """
+    for name, value in vars(cls).items():
+        # By identity: a default may be an array.
+        if any(value is declares for declares in (field, buffer, static_field)):
+            raise FieldError(
+                explain(
+                    f"{cls.__qualname__}.{name}",
+                    "a field declaration, which is called",
+                    f"{value.__name__} itself",
+                    cure=["write:", f"{name}: ... = pm.{value.__name__}()"],
+                )
+            )
+
+
+def refuse_declaration(cls: type, name: str) -> NoReturn:
+    """Raise the error for a field declaration that was assigned to an instance.
+
+    Raises:
+        FieldError: always.
+    """
+    raise FieldError(
+        explain(
+            f"{cls.__qualname__}.{name}",
+            "a value",
+            "a field declaration, which belongs into the class body",
+            cure=[
+                "declare the field there, and assign its value:",
+                f"class {cls.__name__}(pm.Module):",
+                f"    {name}: ... = pm.field(...)",
+            ],
+        )
+    )
 
 
 class _Abstract:

@@ -13,8 +13,7 @@ from pytreemod.nn.arguments import check_flag
 from pytreemod.state.tokens import AbstractToken
 from pytreemod.state.values import State
 from pytreemod.tree.nodes import AbstractRecord, children_of, record_of
-from pytreemod.tree.paths import path_text
-from pytreemod.tree.selecting import MAX_NAMED
+from pytreemod.tree.paths import path_text, some_of
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import Tracer, jtu
 
@@ -183,7 +182,7 @@ def _kind(value: Any) -> str:
 def _refuse_unknown(name: str, seen: set[str]) -> None:
     names = sorted(seen)
     close = difflib.get_close_matches(name, names, n=1)
-    shown = ", ".join(names[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")
+    shown = some_of(names)
     raise ArgumentError(
         explain(
             f"with_mode({name})",

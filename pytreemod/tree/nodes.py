@@ -17,6 +17,9 @@ from pytreemod.errors import SpecError, describe, explain
 from pytreemod.typing import IsLeaf, PyTree, class_of, jtu
 
 DEFAULT_ROLE = "param"
+DECLARED_ROLES = {DEFAULT_ROLE, "buffer"}
+"""The roles that classes have declared. They only grow; nothing is decided by them but whether a
+role that matches nothing is misspelt."""
 
 
 class AbstractRecord(ABC):

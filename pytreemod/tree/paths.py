@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from pytreemod.errors import SpecError, explain
 from pytreemod.typing import jtu
+
+_NAMED = 8
 
 
 def step_name(key: Any) -> str:
@@ -78,6 +81,11 @@ def path_text(path: tuple[Any, ...], root: str = "") -> str:
             # In a way that nobody takes for something to be written.
             text += f"[<{step_name(key)}>]"
     return text or "<root>"
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first of many names, for a text that is to be read."""
+    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
 _STEP = re.compile(r"\[\s*(?:'([^']*)'|\"([^\"]*)\"|([^\]]*))\s*\]|([^.\[\]]+)")

@@ -13,7 +13,7 @@ from typing import Any
 from pytreemod.errors import SpecError, describe, explain
 from pytreemod.tree.nodes import children_of, places, record_of
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.selecting import Rule, Selector, as_bool, as_selector, refuse_unmatched
+from pytreemod.tree.selecting import Rule, Selector, as_bool, as_selector, ask, refuse_unmatched
 from pytreemod.typing import FilterSpec, IsLeaf, PyTree, class_of, jtu
 
 Resolve = Callable[[Any, PyTree, tuple[Any, ...]], list[Any]]
@@ -217,8 +217,21 @@ def _refuse_mismatch(spec: Any, tree: Any, where: str, place: str) -> None:
             "a prefix of the tree that it is for",
             "another structure",
             places=[f"{place}: {_kind(spec)} where the tree has {_kind(tree)}"],
+            cure=_several(spec),
         )
     )
+
+
+def _several(spec: Any) -> list[str]:
+    """What to write for a list of names, or of classes, where one selector is wanted."""
+    items: list[Any] = [*spec] if class_of(spec) in (list, tuple) else []
+    if items and all(isinstance(item, str) for item in items):
+        text = " | ".join(f"pm.select.path({item!r})" for item in items)
+    elif items and all(isinstance(item, type) for item in items):
+        text = f"pm.select.type({', '.join(item.__qualname__ for item in items)})"
+    else:
+        return []
+    return ["if each of them names leaves, write", text]
 
 
 def _kind(node: Any) -> str:
@@ -260,7 +273,7 @@ def mask_of(
     """
     if callable(spec) and not isinstance(spec, (Rule, type)) and children_of(spec) is None:
         found = jtu.tree_leaves(tree, is_leaf=is_leaf) if leaves is None else leaves
-        picked: list[Any] = [spec(leaf) for leaf in found]
+        picked = ask(spec, found)
         # Nearly always bools, of which nothing more need be asked.
         return picked if {*map(type, picked)} <= {bool} else [as_bool(v, where) for v in picked]
     if isinstance(spec, Selector):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from types import EllipsisType
 from typing import Any, NoReturn
 
@@ -19,11 +20,9 @@ import numpy as np
 
 from pytreemod.errors import FrozenError, SpecError, describe, explain
 from pytreemod.tree.locating import locate
-from pytreemod.tree.nodes import Place, children_of, is_of, places
-from pytreemod.tree.paths import matches, parse_pattern, path_text, step_names
+from pytreemod.tree.nodes import DECLARED_ROLES, Place, children_of, is_of, places
+from pytreemod.tree.paths import matches, parse_pattern, path_text, some_of, step_names
 from pytreemod.typing import IsLeaf, PyTree, Tracer, Where, jtu
-
-MAX_NAMED = 8
 
 
 class Rule(ABC):
@@ -68,9 +67,13 @@ class Selector(Rule):
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """One bool for each leaf of `tree`, whose places are `spots`."""
 
+    def terms(self) -> Iterator[Selector]:
+        """The selectors that this one is put together from; itself, if it is not."""
+        yield self
+
     def paths(self) -> Iterator[PathSelector]:
         """The path patterns in this selector: matching nothing at all, each would be a mistake."""
-        yield from ()
+        return (term for term in self.terms() if isinstance(term, PathSelector))
 
     def __call__(self, tree: PyTree) -> PyTree:
         """A tree of bools: True where the leaf of `tree` is meant.
@@ -131,7 +134,7 @@ class Selector(Rule):
 def refuse_unmatched(
     selectors: Sequence[Selector], trees: Sequence[PyTree], is_leaf: IsLeaf = None
 ) -> None:
-    """Refuse a path pattern that matches nothing in any of the trees: it is misspelt.
+    """Refuse a path pattern that matches nothing in any of the trees, and a misspelt role.
 
     Negated or combined, such a pattern would silently mean everything, or nothing. A path that
     leads to a node without leaves is in the tree, and so is what one without wildcards names below
@@ -141,23 +144,44 @@ def refuse_unmatched(
         SpecError: there is one; what the trees have is listed.
     """
     patterns = [path for selector in selectors for path in selector.paths()]
-    if not patterns:
+    terms = [term for selector in selectors for term in selector.terms()]
+    roles = [role for term in terms if isinstance(term, RoleSelector) for role in term.roles]
+    unknown = [role for role in roles if role not in DECLARED_ROLES]
+    if not patterns and not unknown:
         return
     spots = [spot for tree in trees for spot in places(tree, is_leaf)]
+    for role in unknown:
+        _refuse_misspelt(role, {spot.role for spot in spots})
     for pattern in patterns:
         # A pattern asks nothing of a tree but its places.
         if any(pattern.pick(spots, None, is_leaf)):
             continue
         if any(pattern.leads_to(path) for tree in trees for path in _empty_nodes(tree, is_leaf)):
             continue
-        names = [path_text(spot.path) for spot in spots]
-        shown = ", ".join(names[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")
+        shown = some_of([path_text(spot.path) for spot in spots])
         raise SpecError(
             explain(
                 repr(pattern),
                 "a pattern that matches at least one leaf",
                 "none",
                 cure=f"the tree has: {shown or 'no leaves'}",
+            )
+        )
+
+
+def _refuse_misspelt(role: str, found: set[str]) -> None:
+    """Refuse a role that no class has declared, and that is nearly one that is there.
+
+    Not every role that matches nothing: a model need not have what a rule for many models names.
+    """
+    similar = get_close_matches(role, DECLARED_ROLES | found, n=1, cutoff=0.75)
+    if role not in found and similar:
+        raise SpecError(
+            explain(
+                f"select.role({role!r})",
+                "a role that a field declares",
+                "one that no class has declared",
+                cure=["did you mean", f"select.role({similar[0]!r})"],
             )
         )
 
@@ -212,10 +236,6 @@ class PathSelector(_Term):
     __slots__ = ("pattern", "steps")
     pattern: str
     steps: tuple[str, ...]
-
-    def paths(self) -> Iterator[PathSelector]:
-        """Itself."""
-        yield self
 
     def is_structural(self) -> bool:
         """It is: paths are structure."""
@@ -308,7 +328,8 @@ class _Predicate(_Term):
     predicate: Any
 
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
-        return [as_bool(self.predicate(spot.leaf), repr(self)) for spot in spots]
+        answers = ask(self.predicate, [spot.leaf for spot in spots])
+        return [as_bool(answer, repr(self)) for answer in answers]
 
     def __repr__(self) -> str:
         return getattr(self.predicate, "__qualname__", repr(self.predicate))
@@ -333,9 +354,9 @@ class _Both(_Term):
     left: Selector
     right: Selector
 
-    def paths(self) -> Iterator[PathSelector]:
-        yield from self.left.paths()
-        yield from self.right.paths()
+    def terms(self) -> Iterator[Selector]:
+        yield from self.left.terms()
+        yield from self.right.terms()
 
     def is_structural(self) -> bool:
         return self.left.is_structural() and self.right.is_structural()
@@ -353,9 +374,9 @@ class _Either(_Term):
     left: Selector
     right: Selector
 
-    def paths(self) -> Iterator[PathSelector]:
-        yield from self.left.paths()
-        yield from self.right.paths()
+    def terms(self) -> Iterator[Selector]:
+        yield from self.left.terms()
+        yield from self.right.terms()
 
     def is_structural(self) -> bool:
         return self.left.is_structural() and self.right.is_structural()
@@ -372,8 +393,8 @@ class _Without(_Term):
     __slots__ = ("inner",)
     inner: Selector
 
-    def paths(self) -> Iterator[PathSelector]:
-        yield from self.inner.paths()
+    def terms(self) -> Iterator[Selector]:
+        yield from self.inner.terms()
 
     def is_structural(self) -> bool:
         return self.inner.is_structural()
@@ -383,6 +404,25 @@ class _Without(_Term):
 
     def __repr__(self) -> str:
         return f"~{self.inner!r}"
+
+
+def ask(predicate: Any, leaves: Sequence[Any]) -> list[Any]:
+    """What a predicate says of each leaf.
+
+    Raises:
+        SpecError: it was written for the whole tree, as for `tree_at`.
+    """
+    try:
+        return [predicate(leaf) for leaf in leaves]
+    except AttributeError as error:
+        raise SpecError(
+            explain(
+                f"predicate {getattr(predicate, '__qualname__', repr(predicate))}",
+                "a function of one leaf that says True or False",
+                f"one that reads an attribute that a leaf lacks ({error})",
+                cure=["to name a node by access, write", "pm.select.at(lambda m: m.head)"],
+            )
+        ) from error
 
 
 def as_bool(value: Any, where: str) -> bool:

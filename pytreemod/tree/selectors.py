@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 from typing import Any, overload
 
+from pytreemod.errors import SpecError, describe, explain
 from pytreemod.tree.selecting import (
     AccessSelector,
     PathSelector,
@@ -56,11 +57,24 @@ def type(*types: builtins.type) -> TypeSelector:
     Returns:
         A selector.
 
+    Raises:
+        SpecError: one of `types` is no class.
+
     Examples:
         >>> import pytreemod as pm
         >>> pm.filter([(1, 2), 3], pm.select.type(tuple))
         [(1, 2), None]
     """
+    for kind in types:
+        if not isinstance(kind, builtins.type):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
+            raise SpecError(
+                explain(
+                    "select.type",
+                    "classes",
+                    describe(kind),
+                    cure=["write, for instance", "pm.select.type(nn.Linear, nn.Conv)"],
+                )
+            )
     return TypeSelector(types)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
+from pytreemod.errors import ShapeError, StructureError, describe, explain
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array, is_inexact_array
 from pytreemod.typing import PyTree, jtu
 
 _T = TypeVar("_T")
@@ -12,6 +15,10 @@ _T = TypeVar("_T")
 def apply_updates(model: _T, updates: PyTree) -> _T:
     """Add updates to a model, leaf by leaf; `None` leaves a leaf, or a whole subtree, as it is.
 
+    **Law.** Every array of the result has the shape of the model's, and the dtype, if that is
+    floating or complex: whatever is computed in, a step changes the values of a model and nothing
+    else.
+
     Args:
         model: the tree to update.
         updates: a prefix of it, such as an optax optimizer returns.
@@ -19,16 +26,75 @@ def apply_updates(model: _T, updates: PyTree) -> _T:
     Returns:
         `model + updates`.
 
+    Raises:
+        ShapeError: an update is of another shape than what it is for.
+        StructureError: `updates` is no prefix of the model.
+
     Examples:
         >>> apply_updates({"a": 1.0, "b": "text"}, {"a": 0.5, "b": None})
         {'a': 1.5, 'b': 'text'}
     """
-    return jtu.tree_map(_add, updates, model, is_leaf=_is_none)
+    try:
+        return jtu.tree_map_with_path(_add, updates, model, is_leaf=_is_none)
+    except (ShapeError, StructureError):
+        raise
+    except (ValueError, TypeError) as error:
+        _refuse_other_structure(model, updates, error)
+        raise
 
 
 def _is_none(node: object) -> bool:
     return node is None
 
 
-def _add(update: Any, leaf: Any) -> Any:
-    return leaf if update is None else leaf + update
+def _add(path: Any, update: Any, leaf: Any) -> Any:
+    if update is None:
+        return leaf
+    if leaf is None:
+        _refuse_lack(path)
+    new = leaf + update
+    if not is_array(leaf):
+        return new
+    if new.shape != leaf.shape:
+        raise ShapeError(
+            explain(
+                f"apply_updates at {path_text(path, 'model')}",
+                f"an update of shape {leaf.shape}",
+                describe(update),
+                cure=[
+                    "updates come from gradients of this model; for a stack of models map both:",
+                    "opt_state = pm.filter_vmap(opt.init)(models)",
+                ],
+            )
+        )
+    # As optax: 32 bits may be added to 16, and the model still has 16.
+    return new.astype(leaf.dtype) if is_inexact_array(leaf) and new.dtype != leaf.dtype else new
+
+
+def _refuse_lack(path: Any) -> NoReturn:
+    raise StructureError(
+        explain(
+            f"apply_updates at {path_text(path, 'model')}",
+            "updates for what the model has",
+            "one where the model has None",
+            cure=["the model comes first:", "pm.apply_updates(model, updates)"],
+        )
+    )
+
+
+def _nothing(update: Any, leaf: Any) -> None:
+    pass
+
+
+def _refuse_other_structure(model: PyTree, updates: PyTree, error: Exception) -> None:
+    try:
+        jtu.tree_map(_nothing, updates, model, is_leaf=_is_none)
+    except (ValueError, TypeError):
+        raise StructureError(
+            explain(
+                "apply_updates",
+                "updates that are a prefix of the model",
+                f"another structure: {str(error).splitlines()[0]}",
+                cure=["the model comes first:", "pm.apply_updates(model, updates)"],
+            )
+        ) from error

@@ -94,3 +94,27 @@ def test_one_declaration_serves_one_field_only():
 
     assert jax.tree.leaves(First(1)) == []
     assert jax.tree.leaves(Second(1)) == [1.0]
+
+
+@pytest.mark.parametrize("declaration", [pm.field, pm.buffer, pm.static_field])
+def test_a_declaration_that_is_not_called_is_refused(declaration):
+    """`x = pm.buffer` would be a field that is trained, with a function of ours as its default."""
+    with pytest.raises(FieldError, match=rf"Forgot\.mean: .*got {declaration.__name__} itself"):
+        type(pm.Module)(
+            "Forgot", (pm.Module,), {"__annotations__": {"mean": object}, "mean": declaration}
+        )
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_declaration_is_no_value(own):
+    """One that is assigned in `__init__`, or passed, would be data that nobody can compute with."""
+
+    class Written(pm.Module):
+        weight: object
+
+    class Own(Written):
+        def __init__(self, weight):
+            self.weight = weight
+
+    with pytest.raises(FieldError, match=r"\.weight: expected a value, got a field declaration"):
+        (Own if own else Written)(pm.field(role="lora"))

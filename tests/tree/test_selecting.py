@@ -315,6 +315,68 @@ def test_a_rule_with_a_predicate_in_it_is_not_structural(rule):
     assert not (~(rule | pm.is_array)).is_structural()
 
 
+class _Roles(pm.Module):
+    lora: object = pm.field(role="lora_a")
+    mean: object = pm.buffer()
+    weight: object = None
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda tree, rule: pm.filter(tree, rule),
+        lambda tree, rule: pm.trainable(tree, wrt=~rule),
+        lambda tree, rule: pm.by({rule: 1, ...: 2})(tree),
+        lambda tree, rule: pm.tree_at(rule, tree, replace_fn=lambda x: x),
+        lambda tree, rule: (pm.select.path("weight") | rule)(tree),
+    ],
+)
+@pytest.mark.parametrize(("role", "meant"), [("bufer", "buffer"), ("lora_aa", "lora_a")])
+def test_a_misspelt_role_is_refused(use, role, meant):
+    """It would mean nothing, or everything, in silence."""
+    tree = _Roles(ramp(2), ramp(2), ramp(2))
+    with pytest.raises(SpecError, match=rf"did you mean\n +select\.role\('{meant}'\)"):
+        use(tree, pm.select.role(role))
+
+
+@pytest.mark.parametrize("role", ["lora_a", "buffer", "something else"])
+def test_a_role_that_a_tree_lacks_is_no_mistake(role):
+    """A rule for many models may name what one of them does not have."""
+    assert pm.select.role(role)({"a": 1}) == {"a": False}
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda where: pm.filter_grad(lambda m: jnp.sum(m.weight), wrt=where)(affine()),
+        lambda where: pm.filter(affine(), pm.select.type(jax.Array) & where),
+        lambda where: pm.partition(affine(), where),
+    ],
+)
+def test_an_access_in_a_predicates_place_is_told(use):
+    """As for `tree_at`: it meets a leaf, which has no such attribute."""
+    with pytest.raises(
+        SpecError, match=r"(?s)reads an attribute .*pm\.select\.at\(lambda m: m\.head"
+    ):
+        use(lambda m: m.weight)
+
+
+@pytest.mark.parametrize("several", [["weight", "bias"], ("weight", "bias")])
+def test_a_list_of_paths_says_what_to_write(several):
+    """A list is a prefix of a list; several selectors are joined by `|`."""
+    text = r"pm\.select\.path\('weight'\) \| pm\.select\.path\('bias'\)"
+    with pytest.raises(SpecError, match=text):
+        pm.trainable(affine(), wrt=several)
+    with pytest.raises(SpecError, match=r"pm\.select\.type\(int, float\)"):
+        pm.trainable(affine(), wrt=[int, float])
+
+
+def test_types_are_classes():
+    """An instance in a class's place is named."""
+    with pytest.raises(SpecError, match=r"select\.type: expected classes, got Affine"):
+        pm.select.type(affine())
+
+
 def test_a_selector_is_no_placement():
     """It is named as what it is, and not asked about the array."""
     rule = pm.by({...: pm.select.type(jax.Array)})

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import pytreemod as pm
+from pytreemod.errors import ShapeError, StructureError
 from tests.helpers.comparing import assert_close
 from tests.helpers.trees import Affine, Static, affine, double
 
@@ -43,10 +44,50 @@ def test_with_optax():
     assert_close(updated["net"].weight, model["net"].weight - 0.5)
 
 
-def test_updates_of_another_structure_are_an_error():
-    """An update for a field that is not there does not pass in silence."""
-    with pytest.raises(ValueError, match=r"different types|Expected list"):
-        pm.apply_updates([affine()], [[jnp.ones(2)]])
+@pytest.mark.parametrize(
+    ("model", "updates", "text"),
+    [
+        ([affine()], [[jnp.ones(2)]], "updates that are a prefix of the model"),
+        ({"w": 1.0, "b": 2.0}, {"w": 1.0}, "updates that are a prefix of the model"),
+        (
+            {"w": None, "b": 1.0},
+            {"w": 1.0, "b": 1.0},
+            r"at model\['w'\]: expected updates for what",
+        ),
+    ],
+)
+def test_updates_of_another_structure_are_an_error(model, updates, text):
+    """An update for what is not there does not pass in silence; nor do swapped arguments."""
+    with pytest.raises(StructureError, match=text):
+        pm.apply_updates(model, updates)
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 2), (1, 1), (2,), (1, 3, 2), ()])
+def test_an_update_is_of_the_shape_of_what_it_is_for(shape):
+    """It is never broadcast so that the model has another shape afterwards."""
+    model = {"weight": jnp.ones((3, 2))}
+    update = {"weight": jnp.ones(shape)}
+    with jax.numpy_rank_promotion("allow"):
+        if np.broadcast_shapes((3, 2), shape) == (3, 2):
+            assert pm.apply_updates(model, update)["weight"].shape == (3, 2)
+        else:
+            with pytest.raises(
+                ShapeError, match=r"apply_updates at model\['weight'\]: .* \(3, 2\)"
+            ):
+                pm.apply_updates(model, update)
+
+
+@pytest.mark.parametrize("add", [pm.apply_updates, jax.jit(pm.apply_updates)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "complex64"])
+def test_a_step_changes_no_dtype(add, dtype):
+    """Half precision stays half, whatever the optimizer computes in; as with optax."""
+    model = jnp.ones(2, dtype)
+    with jax.numpy_dtype_promotion("standard"):
+        updated = add(model, jnp.full(2, 0.5))
+        expected = optax.apply_updates(model, jnp.full(2, 0.5))
+
+    assert updated.dtype == expected.dtype == dtype
+    np.testing.assert_array_equal(updated, expected)
 
 
 def test_under_jit():

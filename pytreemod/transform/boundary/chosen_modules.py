@@ -15,9 +15,9 @@ from pytreemod.module.classes import Module
 from pytreemod.module.methods import BoundMethod
 from pytreemod.transform.boundary.wrapping import Transformed
 from pytreemod.tree.nodes import DEFAULT_ROLE, Place, children_of, record_of, stop_below
-from pytreemod.tree.paths import path_text
+from pytreemod.tree.paths import path_text, some_of
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.selecting import MAX_NAMED, Selector
+from pytreemod.tree.selecting import Selector
 from pytreemod.typing import PyTree, class_of, jtu
 
 Path = tuple[Any, ...]
@@ -217,7 +217,7 @@ def _classes(node: Any, path: Path) -> list[Any]:
 
 def _explain_none(where: str, what: str, places: Sequence[Place]) -> str:
     paths = [path_text(place.path) for place in places]
-    shown = ", ".join(paths[:MAX_NAMED]) + (", ..." if len(paths) > MAX_NAMED else "")
+    shown = some_of(paths)
     return explain(
         f"{where}({what})",
         "a selector of at least one Module that can be called, in the arguments",
