@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from pytreemod.errors import ArgumentError, DonatedError, describe, explain
+from pytreemod.errors import AccessError, ArgumentError, DonatedError, describe, explain
 from pytreemod.transform.boundary.wrapping import argument_name, check_names
 from pytreemod.transform.compilation.static_arguments import given_back
 from pytreemod.tree.paths import path_text
@@ -89,7 +89,10 @@ class _Arguments:
     def __getattr__(self, name: str) -> Any:
         if name in self.__dict__.get("names", ()):
             return self.values[self.names.index(name)]
-        raise AttributeError(f"the call has no argument {name!r}")
+        known = ", ".join(self.__dict__.get("names", ()))
+        raise AccessError(
+            explain("filter_jit(donate)", f"an argument of the call ({known})", repr(name))
+        )
 
 
 def _flatten_with_keys(node: _Arguments) -> tuple[tuple[Any, ...], Any]:

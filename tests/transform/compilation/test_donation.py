@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
+from pytreemod.errors import SpecError
 from pytreemod.transform.compilation.donation import Donation, as_donation, count_arrays, separation
 from tests.helpers.training import adam, batch, network, step, step_by_hand
 from tests.helpers.trees import Holder, Pair, affine, ramp
@@ -164,3 +165,10 @@ def test_no_cache_keeps_a_models_arrays(use):
 
     assert keep.entries
     assert [ref() for ref in watched] == [None] * len(watched)
+
+
+def test_an_access_to_an_argument_that_there_is_not_is_refused():
+    """`call.modle` is no None that donates nothing."""
+    step = pm.filter_jit(lambda model: model, donate=pm.select.at(lambda call: call.modle))
+    with pytest.raises(SpecError, match=r"an argument of the call \(model\), got 'modle'"):
+        step(affine())

@@ -812,14 +812,27 @@ def test_what_was_forgotten_is_compiled_again(monkeypatch):
     assert len(traces) == 8
 
 
-def test_clear_caches():
-    """Everything is traced again afterwards, and right."""
-    jitted, traces = counting(double)
+@pytest.mark.parametrize("shared", [False, True])
+def test_clear_caches(shared):
+    """Everything is traced again afterwards, and right; callables that are pytrees, too."""
+    function, traces = counting(double)
+    jitted = pm.filter_jit(pm.Partial(function.__wrapped__)) if shared else function
     jitted(ramp(2))
     pm.clear_caches()
 
     assert_same(jitted(ramp(2)), ramp(2) * 2)
     assert len(traces) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"static": "n"}, {"donate": "x"}])
+def test_an_error_of_a_later_trace_is_the_users_own(options):
+    """New shapes are traced on the short road, and on the one with something to do before."""
+    jitted = pm.filter_jit(lambda x, n: x * (1 / (x.size - n)), **options)
+    jitted(ramp(2), 3)
+
+    with pytest.raises(ZeroDivisionError, match="division by zero"):
+        jitted(ramp(3), 3)
+    assert jitted(ramp(4), 3).shape == (4,)
 
 
 # ---- threads
