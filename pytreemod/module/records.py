@@ -15,7 +15,7 @@ from pytreemod.module.methods import BoundMethod
 from pytreemod.module.overriding import refuse_overridden
 from pytreemod.module.schema import LAYOUT, Schema
 from pytreemod.tree.nodes import record_of
-from pytreemod.tree.pending import PENDING
+from pytreemod.tree.pending import PENDING, settle
 from pytreemod.typing import class_of
 
 # What Python's machinery assigns to instances without asking.
@@ -43,6 +43,11 @@ class Record:
         if type(value) in _MAY_HOLD_SELF or isinstance(value, Record):
             refuse_itself(self, name, value)
         values[name] = value
+
+    def __dir__(self) -> list[str]:
+        # For completion, which would show what is kept beside the fields, and no field that waits.
+        settle(self)
+        return [name for name in object.__dir__(self) if name.isidentifier()]
 
     def __delattr__(self, name: str) -> None:
         if LAYOUT not in self.__dict__ and PENDING not in self.__dict__:

@@ -499,3 +499,13 @@ def test_reading_is_plain_python():
     assert Plain.__getattribute__ is object.__getattribute__
     assert not hasattr(Plain, "__getattr__")
     assert vars(Plain(1))["x"] == 1
+
+
+def test_dir_shows_the_fields_and_what_the_class_has():
+    """Of a new instance, one that was used in a jitted call, and one that waits to be filled in."""
+    new, used = affine(), affine()
+    waiting = pm.filter_jit(lambda model: model)(used)
+    for model in (new, used, waiting):
+        found = dir(model)
+        assert {"weight", "bias", "scaled"} <= set(found)
+        assert all(name.isidentifier() for name in found)
