@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
 from jaxtyping import Array, Shaped
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
@@ -20,13 +20,18 @@ from pytreemod.nn.arguments import (
     check_last_axis,
     check_size,
     divide_key,
+    mapped_cure,
     named,
 )
 from pytreemod.nn.calling import ignores_key
 from pytreemod.nn.initializing import Initializer
 from pytreemod.nn.linear import Linear
-from pytreemod.state.key_sources import KeyLike
-from pytreemod.typing import AnyArray
+from pytreemod.state.key_sources import InitKeys, KeyLike
+from pytreemod.transform.control_flow.scans import filter_scan
+from pytreemod.transform.maps.vmap import filter_vmap
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array
+from pytreemod.typing import AnyArray, jtu
 
 
 def identity(x: Array) -> Array:
@@ -41,21 +46,29 @@ class MLP(Module):
         x: (..., in_size); (...) if in_size="scalar"
         return: (..., out_size); (...) if out_size="scalar"
 
+    An activation that is a function gets the whole array. One that is a tree (a Module, a `Partial`,
+    a bound method of one) may be learnt: there is a copy of it for each neuron of each hidden layer,
+    and each copy gets the one number of its neuron.
+
     Fields:
-        layers: depth + 1 `Linear` layers
-        activation, final_activation: configuration if functions, data if Modules
+        layers: depth + 1 `Linear` layers; with scan=True three, of which the second one is all
+            layers between the first and the last, whose arrays have a leading axis
+        activation: configuration if a function; otherwise its arrays have two leading axes,
+            (depth, width_size)
+        final_activation: the same, with one leading axis (out_size,), or none for "scalar"
 
     Args:
         in_size: size of the input's last axis, >= 0, or "scalar".
         out_size: size of the output's last axis, >= 0, or "scalar".
         width_size: size of each hidden layer, >= 0.
         depth: number of hidden layers, >= 0; with 0 there is only the output layer.
-        activation: applied to the whole array after each hidden layer. A function or a Module;
-            a Module is shared by all hidden layers.
+        activation: applied after each hidden layer: a function, or a Module that is copied.
         final_activation: the same for the output.
         use_bias: whether hidden layers have a bias.
         use_final_bias: whether the output layer has one.
         dtype: of all weights and biases; JAX's default float if None.
+        scan: whether the layers between the first and the last are kept as one and applied by
+            a scan, so that a deep network compiles as fast as a shallow one.
         key: used once, for the initial weights and biases.
         weight_init: passed on to every `Linear`.
         bias_init: passed on to every `Linear`.
@@ -65,7 +78,8 @@ class MLP(Module):
     Raises:
         ArgumentError: a size is negative or not an integer, or another argument is unusable.
         RngError: key is no random key.
-        ShapeError: the last axis of x has not in_size entries.
+        ShapeError: the last axis of x has not in_size entries, or an activation has not a copy for
+            each neuron.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -73,6 +87,17 @@ class MLP(Module):
         >>> mlp = nn.MLP(2, 1, width_size=8, depth=3, key=jax.random.key(0))
         >>> mlp(jnp.ones((5, 2))).shape, len(mlp.layers)
         ((5, 1), 4)
+
+        With an activation that is learnt:
+
+        >>> import pytreemod as pm
+        >>> class Slope(pm.Module):
+        ...     factor: jax.Array
+        ...     def __call__(self, x):
+        ...         return jnp.where(x > 0, x, self.factor * x)
+        >>> mlp = nn.MLP(2, 1, 8, 3, Slope(jnp.asarray(0.1)), key=jax.random.key(0))
+        >>> mlp.activation.factor.shape
+        (3, 8)
 
     Source:
         Initial values as in `Linear`.
@@ -87,6 +112,8 @@ class MLP(Module):
     out_size: int | Literal["scalar"] = field(static=True)
     width_size: int = field(static=True)
     depth: int = field(static=True)
+    # A default, although __init__ sets it, because what equals its default is not printed.
+    scan: bool = field(static=True, default=False)
 
     def __init__(
         self,
@@ -100,6 +127,7 @@ class MLP(Module):
         use_final_bias: bool = True,
         dtype: Any = None,
         *,
+        scan: bool = False,
         key: KeyLike,
         weight_init: Initializer | None = None,
         bias_init: Initializer | None = None,
@@ -108,35 +136,142 @@ class MLP(Module):
         self.out_size = check_feature_size(named(self, "out_size"), out_size)
         self.width_size = check_size(named(self, "width_size"), width_size)
         self.depth = check_size(named(self, "depth"), depth)
-        self.activation = _check_function(named(self, "activation"), activation)
-        self.final_activation = _check_function(named(self, "final_activation"), final_activation)
         self.use_bias = check_flag(named(self, "use_bias"), use_bias)
         self.use_final_bias = check_flag(named(self, "use_final_bias"), use_final_bias)
+        self.scan = check_flag(named(self, "scan"), scan)
         dtype = check_dtype(named(self, "dtype"), dtype)
-        keys = divide_key(named(self, "key"), key, self.depth + 1)
+        _check_function(named(self, "activation"), activation)
+        _check_function(named(self, "final_activation"), final_activation)
+        self.activation = _copied(activation, self.depth, self.width_size)
+        outputs = () if self.out_size == "scalar" else (self.out_size,)
+        self.final_activation = _copied(final_activation, *outputs)
 
-        sizes = (self.in_size, *[self.width_size] * self.depth, self.out_size)
-        biased = (*[self.use_bias] * self.depth, self.use_final_bias)
-        self.layers = tuple(
-            Linear(n_in, n_out, bias, dtype, key=k, weight_init=weight_init, bias_init=bias_init)
-            for n_in, n_out, bias, k in zip(sizes[:-1], sizes[1:], biased, keys, strict=True)
-        )
+        def make(n_in: Any, n_out: Any, bias: bool, key: KeyLike) -> Linear:
+            return Linear(
+                n_in, n_out, bias, dtype, key=key, weight_init=weight_init, bias_init=bias_init
+            )
+
+        def make_inner(key: Any) -> Linear:
+            return make(self.width_size, self.width_size, self.use_bias, key)
+
+        keys = divide_key(named(self, "key"), key, self.depth + 1)
+        layers: list[Linear] = []
+        if self.depth > 0:
+            layers = [make(self.in_size, self.width_size, self.use_bias, keys[0])]
+            if self.scan:
+                inner = key.take(depth - 1) if isinstance(key, InitKeys) else keys[1:depth]
+                layers.append(filter_vmap(make_inner)(inner))
+            else:
+                layers += [make_inner(inner) for inner in keys[1:depth]]
+        n_in = self.width_size if layers else self.in_size
+        self.layers = (*layers, make(n_in, self.out_size, self.use_final_bias, keys[self.depth]))
 
     @ignores_key
     @jax.named_scope("pm.nn.MLP")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Apply the layers one after the other; `key` is ignored."""
         del key
+        where = Title(self, "in_size", "out_size", "width_size", "depth")
+        _check_copies(where, "activation", self.depth, self.width_size)
+        if self.out_size != "scalar":
+            _check_copies(where, "final_activation", self.out_size)
         if self.in_size != "scalar":
-            where = Title(self, "in_size", "out_size", "width_size", "depth")
             check_last_axis(where, check_array(where, x), self.in_size, "in_size")
-        for layer in self.layers[:-1]:
-            x = self.activation(layer(x))
-        return self.final_activation(self.layers[-1](x))
+        if self.scan and self.depth > 0:
+            first, inner, last = self.layers
+            x = _activated(_at(self.activation, 0), first(x))
+            rest = _at(self.activation, slice(1, None))
+            x, _ = filter_scan(_step, x, (inner, rest), length=self.depth - 1)
+        else:
+            *hidden, last = self.layers
+            for number, layer in enumerate(hidden):
+                x = _activated(_at(self.activation, number), layer(x))
+        return _activated(self.final_activation, last(x), self.out_size != "scalar")
 
 
-def _check_function(where: str, value: Any) -> Callable[..., Any]:
+def _step(x: Array, each: tuple[Linear, Callable[..., Any]]) -> tuple[Array, None]:
+    """A step of the scan: a hidden layer and its activation."""
+    layer, activation = each
+    return _activated(activation, layer(x)), None
+
+
+def _is_plain(activation: Any) -> bool:
+    """Whether an activation is a function, which holds nothing that could be learnt."""
+    return jtu.all_leaves([activation])
+
+
+def _copied(activation: Callable[..., Any], *sizes: int) -> Callable[..., Any]:
+    """What may be learnt, with a copy for each entry of some leading axes."""
+    if _is_plain(activation):
+        return activation
+    for size in reversed(sizes):
+        activation = filter_vmap(_given, in_axes=None, axis_size=size)(activation)
+    return activation
+
+
+def _given(value: Any) -> Any:
+    return value
+
+
+def _at(activation: Callable[..., Any], index: int | slice) -> Callable[..., Any]:
+    """The copies for one layer, or for some of them."""
+    if _is_plain(activation):
+        return activation
+
+    def pick(leaf: Any) -> Any:
+        return leaf[index] if is_array(leaf) else leaf
+
+    return jtu.tree_map(pick, activation)
+
+
+def _activated(activation: Callable[..., Any], x: Array, by_neuron: bool = True) -> Array:
+    """Apply a function to all of x; of what may be learnt, each copy to each number of its neuron.
+
+    Every call of a copy sees one number, however many examples there are: it may branch on it.
+    """
+    if _is_plain(activation):
+        return activation(x)
+    call: Callable[..., Any] = _call
+    examples = x.ndim
+    if by_neuron:
+        call, examples = filter_vmap(call), x.ndim - 1
+    for _ in range(examples):
+        call = filter_vmap(call, in_axes=(None, 0))
+    return call(activation, x)
+
+
+def _call(activation: Callable[..., Any], x: Array) -> Array:
+    return activation(x)
+
+
+def _check_copies(where: Title, name: str, *sizes: int) -> None:
+    """Refuse an activation that was put in later, without a copy for each neuron."""
+    activation = getattr(where.layer, name)
+    if _is_plain(activation):
+        return
+    count = len(sizes)
+    wrong = [
+        (path_text(path, name), leaf)
+        for path, leaf in jtu.tree_leaves_with_path(activation)
+        if is_array(leaf) and leaf.shape[:count] != sizes
+    ]
+    if not wrong:
+        return
+    cure: Sequence[str] = (
+        "A new activation is copied when the network is made; later, do it yourself:",
+        f"copies = jax.tree.map(lambda a: jnp.broadcast_to(a, {sizes} + a.shape), activation)",
+        f"mlp = mlp.replace({name}=copies)",
+    )
+    expected = f"{name} with a copy for each neuron, on leading axes {sizes}"
+    got = f"{len(wrong)} array{'s' * (len(wrong) > 1)} without"
+    if all(leaf.shape[1 : 1 + count] == sizes for _, leaf in wrong):
+        cure = mapped_cure(where.layer)
+    places = [f"{path}: {describe(leaf)}" for path, leaf in wrong]
+    raise ShapeError(explain(str(where), expected, got, places=places, cure=cure))
+
+
+def _check_function(where: str, value: Any) -> None:
     if callable(value):
-        return value
+        return
     cure = ("Pass the function itself:", "activation=jax.nn.relu")
     raise ArgumentError(explain(where, "a function or a Module", describe(value), cure=cure))

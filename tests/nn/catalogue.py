@@ -82,6 +82,7 @@ CATALOGUE = [
         lambda key: nn.MLP(3, "scalar", 4, 2, Slope(jnp.array(0.1)), jnp.tanh, key=key),
         wave(3),
     ),
+    Entry("MLP that scans", lambda key: nn.MLP(3, 2, 4, 3, scan=True, key=key), wave(3)),
     Entry("Conv1d", lambda key: nn.Conv1d(2, 3, 2, key=key), wave(2, 4)),
     Entry("Conv2d", lambda key: nn.Conv2d(2, 4, 3, 2, "SAME", groups=2, key=key), wave(2, 4, 5)),
     Entry("Conv3d", lambda key: nn.Conv3d(1, 2, 2, use_bias=False, key=key), wave(1, 3, 2, 3)),

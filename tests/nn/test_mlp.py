@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, RngError, ShapeError
+from pytreemod.module.classes import Module
 from tests.labels import label
 from tests.nn.catalogue import Slope
 from tests.nn.numbers_to_compare import assert_close, wave
@@ -62,13 +64,94 @@ def test_shapes(key, sizes, x, shape):
     assert nn.MLP(*sizes, 4, 1, key=key)(jnp.ones(x)).shape == shape
 
 
-def test_an_activation_that_is_a_module_is_data_and_shared(key):
-    """Its array is one leaf, trained by all hidden layers together."""
-    mlp = nn.MLP(3, 2, 4, 2, Slope(jnp.array(0.1)), key=key)
+def test_an_activation_that_is_a_module_is_copied_for_each_neuron(key):
+    """Each copy is data, and gets the numbers of its own neuron alone."""
+    mlp = nn.MLP(3, 2, 4, 2, Slope(jnp.array(0.5)), Slope(jnp.array(0.1)), key=key)
+    slopes = jnp.asarray(wave(2, 4))
+    mlp = mlp.replace(activation=Slope(slopes))
+    x = jnp.asarray(wave(5, 3))
 
-    leaves = jax.tree.leaves(mlp.activation)
-    assert [leaf.shape for leaf in leaves] == [()]
-    assert len(jax.tree.leaves(mlp)) == 7
+    assert nn.MLP(3, 2, 4, 2, Slope(jnp.array(0.5)), key=key).activation.factor.shape == (2, 4)
+    assert mlp.final_activation.factor.tolist() == [jnp.float32(0.1)] * 2
+    first, second, last = mlp.layers
+    h = first(x)
+    h = second(jnp.where(h > 0, h, slopes[:1] * h))
+    y = last(jnp.where(h > 0, h, slopes[1:] * h))
+    assert_close(mlp(x), jnp.where(y > 0, y, 0.1 * y))
+
+
+def test_a_copy_sees_one_number_and_may_branch_on_it(key):
+    """However many examples there are; a function gets all of them, and may look at its neighbours."""
+
+    class Branching(Module):
+        def __call__(self, x):
+            return jax.lax.cond(x > 0, lambda x: x, lambda x: 0 * x, x)
+
+    x = jnp.asarray(wave(2, 5, 3))
+    relu = nn.MLP(3, 2, 4, 2, jax.nn.relu, jax.nn.relu, key=key)
+    branching = nn.MLP(3, 2, 4, 2, Branching(), Branching(), key=key)
+    softmax = nn.MLP(3, 2, 4, 2, final_activation=jax.nn.softmax, key=key)
+
+    assert_close(branching(x), relu(x))
+    assert_close(branching(x[0, 0]), relu(x[0, 0]))
+    assert_close(softmax(x).sum(-1), jnp.ones((2, 5)))
+    scalar = [nn.MLP(3, "scalar", 4, 1, a, a, key=key) for a in (Branching(), jax.nn.relu)]
+    assert_close(scalar[0](x), scalar[1](x))
+
+
+def test_an_activation_without_a_copy_for_each_neuron_is_refused(key):
+    """One that is put in later, which would broadcast to something that nobody meant."""
+    mlp = nn.MLP(3, 2, 4, 2, key=key)
+    text = (
+        r"expected activation with a copy for each neuron, on leading axes \(2, 4\), got 1 array "
+        r"without\.\n  at activation\.factor: f32\[\]\n.*\n"
+        r"      copies = .*broadcast_to\(a, \(2, 4\) \+ a\.shape\), activation\)\n"
+        r"      mlp = mlp\.replace\(activation=copies\)$"
+    )
+    with pytest.raises(ShapeError, match=text):
+        mlp.replace(activation=Slope(jnp.array(0.1)))(jnp.ones(3))
+    with pytest.raises(ShapeError, match=r"final_activation .* leading axes \(2,\), got 1 array"):
+        mlp.replace(final_activation=Slope(jnp.ones(4)))(jnp.ones(3))
+
+
+@pytest.mark.parametrize("activation", [jnp.tanh, Slope(jnp.array(0.1))], ids=["tanh", "slope"])
+@pytest.mark.parametrize("depth", [0, 1, 4])
+def test_a_scan_gives_the_same_numbers(key, depth, activation):
+    """`scan=True` keeps the inner layers as one; initial values, results and gradients agree."""
+    plain = nn.MLP(3, 2, 4, depth, activation, activation, key=key)
+    scanned = nn.MLP(3, 2, 4, depth, activation, activation, scan=True, key=key)
+    x = jnp.asarray(wave(5, 3))
+
+    assert len(scanned.layers) == (3 if depth else 1)
+    if depth:
+        assert scanned.layers[1].weight.shape == (depth - 1, 4, 4)
+    assert_close(scanned(x), plain(x))
+    expected, found = (
+        jax.jit(jax.grad(lambda m: jnp.sum(m(x) ** 2)))(mlp) for mlp in (plain, scanned)
+    )
+    assert_close(found.layers[-1].weight, expected.layers[-1].weight)
+    assert_close(found.layers[0].weight, expected.layers[0].weight)
+    if depth > 1:
+        inner = jnp.stack([layer.weight for layer in expected.layers[1:-1]])
+        assert_close(found.layers[1].weight, inner)
+
+
+def test_a_scan_takes_what_init_keys_gave(key):
+    """The inner layers get keys of their own."""
+    inner = nn.MLP(3, 2, 4, 3, scan=True, key=pm.init_keys(key)).layers[1].weight
+
+    assert inner.shape == (2, 4, 4)
+    assert (inner[0] != inner[1]).any()
+
+
+def test_a_scanned_network_compiles_one_inner_layer(key):
+    """However deep: the jaxpr has as many equations."""
+    x = jnp.ones(3)
+    counts = [
+        len(jax.make_jaxpr(nn.MLP(3, 2, 4, depth, scan=True, key=key))(x).eqns) for depth in (3, 9)
+    ]
+
+    assert counts[0] == counts[1]
 
 
 def test_initializers_and_dtype_reach_every_layer(key):
@@ -102,6 +185,7 @@ def test_a_wrong_feature_axis_is_refused_in_the_name_of_the_mlp(key):
         ({"activation": "relu"}, r"MLP\(activation\): expected a function or a Module, got 'relu'"),
         ({"final_activation": None}, r"MLP\(final_activation\): expected a function .*, got None"),
         ({"use_final_bias": None}, r"MLP\(use_final_bias\): expected True or False, got None"),
+        ({"scan": 1}, r"MLP\(scan\): expected True or False, got 1"),
     ],
     ids=label,
 )

@@ -206,6 +206,25 @@ def running_statistics(eqx, batches, momentum):
     return -at_0 * deviation, deviation**2
 
 
+def test_a_function_as_activation_gets_the_whole_array():
+    """Equinox maps it over the neurons; in pytreemod it may look at its neighbours."""
+    mlp = lambda eqx: eqx.nn.MLP(2, 3, 4, 1, final_activation=jax.nn.softmax, key=KEY)  # noqa: E731
+    assert "axis" in str(caught(lambda: mlp(equinox)(ramp(2))))
+
+    assert_close(mlp(pytreemod)(ramp(2)).sum(), 1.0)
+
+
+def test_the_final_activation_of_an_mlp_without_hidden_layers_is_applied():
+    """Equinox drops it where depth is 0."""
+    mlp = lambda eqx: with_known_weights(  # noqa: E731
+        eqx.nn.MLP(2, 3, 4, 0, final_activation=jnp.exp, key=KEY)
+    )
+    raw = mlp(equinox)(ramp(2))
+    assert_same(raw, mlp(equinox).layers[0](ramp(2)))
+
+    assert_same(jnp.exp(raw), mlp(pytreemod)(ramp(2)))
+
+
 def test_batch_norm_is_the_standard_one_by_default():
     """Equinox warns and uses running statistics in training; pytreemod does as `mode="batch"`."""
     batches = [jnp.sin(5 * ramp(4, 3)) + 1, 3 * jnp.cos(7 * ramp(4, 3))]

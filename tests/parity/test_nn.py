@@ -138,6 +138,9 @@ MLP: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "scalars": (("scalar", "scalar", 4, 1), {}),
     "half": ((2, 3, 4, 1), {"dtype": jnp.float16}),
     "lambda": ((2, 3, 4, 2), {"activation": lambda x: x**2}),
+    "scan": ((2, 3, 4, 3), {"scan": True}),
+    "scan of none": ((2, 3, 4, 1), {"scan": True}),
+    "scan without hidden layers": ((2, 3, 4, 0), {"scan": True}),
 }
 
 
@@ -149,8 +152,40 @@ def test_mlp(eqx, case):
     model = with_known_weights(eqx.nn.MLP(*args, **options, key=key()))
     x = jnp.float32(0.5) if args[0] == "scalar" else ramp(2)
     x = x.astype(options.get("dtype", jnp.float32))
-    names = "in_size out_size width_size depth use_bias use_final_bias"
+    names = "in_size out_size width_size depth use_bias use_final_bias scan"
     return model(x), model(x, key=key()), described(model, names)
+
+
+@pytest.mark.parametrize("out_size", [3, "scalar"])
+@pytest.mark.parametrize("scan", [False, True])
+@same_under_both_imports
+def test_mlp_with_activations_that_are_learnt(eqx, scan, out_size):
+    """A copy for each neuron of each layer, which sees one number: structure, results, gradients."""
+
+    class Slope(eqx.Module):
+        factor: jax.Array
+        shape: Any = "leaky"
+
+        def __call__(self, x):
+            return jax.lax.cond(x > 0, lambda x: x, lambda x: self.factor * x, x)
+
+    slopes = Slope(jnp.array(0.1)), eqx.Partial(jnp.multiply, jnp.float32(2.0))
+    fresh = eqx.nn.MLP(2, out_size, 4, 3, *slopes, scan=scan, key=key())
+    model = with_known_weights(fresh)
+
+    @eqx.filter_jit
+    @eqx.filter_grad
+    def grads(model, x):
+        return jnp.sum(eqx.filter_vmap(model)(x) ** 2)
+
+    found = eqx.filter(grads(model, ramp(5, 2)), eqx.is_array)
+    return (
+        model(ramp(2)),
+        fresh.activation.factor,
+        fresh.final_activation.args,
+        described(model, ""),
+        jax.tree.leaves(found),
+    )
 
 
 @same_under_both_imports
