@@ -17,7 +17,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, PRNGKeyArray
 
-from pytreemod.errors import ArgumentError, RngError, ShapeError, describe, explain
+from pytreemod.errors import ArgumentError, RngError, ShapeError, describe, explain, warn
 from pytreemod.nn.calling import is_stateful
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.tree.predicates import is_array_like
@@ -185,6 +185,34 @@ def check_flag(where: str, value: Any) -> bool:
     if type(value) in (bool, np.bool_):
         return bool(value)
     raise ArgumentError(explain(where, "True or False", describe(value)))
+
+
+def renamed(where: str, old: str, value: Any, *new: str) -> Any:
+    """Accept the older name of an argument, with a warning, as Equinox does.
+
+    Args:
+        where: names the layer, or its call.
+        old: the name that was used.
+        value: what was passed.
+        *new: how the argument is to be written; several if it is now several.
+
+    Returns:
+        The value.
+
+    Examples:
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True) as told:
+        ...     warnings.simplefilter("always")
+        ...     value = renamed("Dropout(...)", "deterministic", True, "inference")
+        >>> print(told[0].message)
+        Dropout(...): expected inference=, got deterministic=, its older name.
+          write
+              inference=True
+    """
+    cure = ("write", ", ".join(f"{name}={describe(value)}" for name in new))
+    expected = " and ".join(f"{name}=" for name in new)
+    warn(UserWarning, explain(where, expected, f"{old}=, its older name", cure=cure))
+    return value
 
 
 def check_choice(where: str, value: Any, choices: Sequence[str]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import Any, cast
+import functools as ft
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Inexact, Shaped
+from jaxtyping import Array, Bool, Float, Inexact, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.module.fields import field
@@ -26,6 +27,8 @@ from pytreemod.nn.arguments import (
 from pytreemod.nn.calling import StatefulLayer, check_state, ignores_key
 from pytreemod.nn.functional.normalization import (
     batch_norm,
+    batch_statistics,
+    moving_average,
     normalize_batch,
     update_running,
 )
@@ -36,12 +39,20 @@ from pytreemod.state.values import State
 from pytreemod.typing import AnyArray
 
 
+Statistics: TypeAlias = tuple[Float[Array, " input_size"], Float[Array, " input_size"]]
+"""The mean and the variance of each channel."""
+
+
 class BatchNorm(StatefulLayer):
     r"""Batch normalization: $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$ for each channel.
 
     While training, mean and (biased) variance are those of the batch, and the running statistics
     in State move towards them (the running variance towards the unbiased one). In inference mode
     the running statistics are used and State comes back as it was.
+
+    With `mode="ema"`, what a batch is normalized by while training are the running statistics, too,
+    after their step towards those of the batch; they begin with the first batch's, and have the
+    biased variance. It is the default of Equinox, for programs that were tuned with it.
 
     Which axis holds the channels depends on `axis_name`:
 
@@ -58,7 +69,9 @@ class BatchNorm(StatefulLayer):
     Fields:
         weight: (input_size,), or None if channelwise_affine=False
         bias: (input_size,), or None if channelwise_affine=False
-        state_index: token of the running statistics, (mean, var) of shape (input_size,) each
+        state_index: token of the running statistics, (mean, var) of shape (input_size,) each;
+            under Equinox's names `batch_state_index` or `ema_state_index`, by mode
+        ema_first_time_index: token of whether no batch was seen yet; None unless mode="ema"
 
     Args:
         input_size: number of channels, >= 0.
@@ -70,14 +83,14 @@ class BatchNorm(StatefulLayer):
         inference: whether to use the running statistics, see `inference_mode`.
         dtype: of weight and bias; JAX's default float if None. The running statistics are kept
             in float32 or wider.
-        mode: "batch", the standard described above, is the only one.
+        mode: "batch", or "ema", see above.
 
-    State and randomness: reads and writes `state_index` when training, reads it in inference.
+    State and randomness: reads and writes its tokens when training, reads them in inference.
 
     Raises:
         ArgumentError: an argument is unusable, x is not floating, or an axis_name is not bound.
-        ShapeError: the channels are not input_size, an axis is missing, or there is only one
-            value per channel to take a variance of; or weight or bias has not the shape above.
+        ShapeError: the channels are not input_size, an axis is missing, or there is no value to
+            take a mean of; or weight or bias has not the shape above.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -102,7 +115,7 @@ class BatchNorm(StatefulLayer):
 
     weight: Inexact[Array, " input_size"] | None
     bias: Inexact[Array, " input_size"] | None
-    state_index: StateIndex[tuple[Float[Array, " input_size"], Float[Array, " input_size"]]]
+    state_index: StateIndex[Statistics]
     axis_name: Hashable = field(static=True)
     inference: bool = field(static=True)
     input_size: int = field(static=True)
@@ -110,6 +123,7 @@ class BatchNorm(StatefulLayer):
     channelwise_affine: bool = field(static=True)
     momentum: float = field(static=True)
     mode: str = field(static=True)
+    ema_first_time_index: StateIndex[Bool[Array, ""]] | None = None
 
     def __init__(
         self,
@@ -134,11 +148,34 @@ class BatchNorm(StatefulLayer):
         self.weight = jnp.ones(size, dtype) if self.channelwise_affine else None
         self.bias = jnp.zeros(size, dtype) if self.channelwise_affine else None
         self.state_index = StateIndex((jnp.zeros(size, wide), jnp.ones(size, wide)))
+        self.ema_first_time_index = StateIndex(jnp.asarray(True)) if self._is_ema() else None
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.
         check_number(named(self, "eps"), self.eps, 0.0)
         check_number(named(self, "momentum"), self.momentum, 0.0, 1.0)
+        _check_mode(named(self, "mode"), self.mode)
+        if self._is_ema() != (self.ema_first_time_index is not None):
+            cure = (
+                "It decides what the State holds; make a layer:",
+                f"BatchNorm(mode={self.mode!r})",
+            )
+            got, kept = describe(self.mode), "batch" if self._is_ema() else "ema"
+            where, expected = named(self, "mode"), f"{kept!r}, with which the layer was made"
+            raise ArgumentError(explain(where, expected, got, cure=cure))
+
+    @property
+    def batch_state_index(self) -> StateIndex[Statistics] | None:
+        """`state_index` with mode="batch", and None otherwise: Equinox's name for it."""
+        return None if self._is_ema() else self.state_index
+
+    @property
+    def ema_state_index(self) -> StateIndex[Statistics] | None:
+        """`state_index` with mode="ema", and None otherwise: Equinox's name for it."""
+        return self.state_index if self._is_ema() else None
+
+    def _is_ema(self) -> bool:
+        return self.mode == "ema"
 
     @ignores_key
     @jax.named_scope("pm.nn.BatchNorm")
@@ -171,8 +208,20 @@ class BatchNorm(StatefulLayer):
         if self.inference if inference is None else inference:
             out = batch_norm(x, *running, weight, bias, channel_axis=channel_axis, eps=self.eps)
             return out, state
-        out, mean, var, count = self._normalize(x, weight, bias, channel_axis)
-        unbiased = var * (count / (count - 1))
+        if self.ema_first_time_index is not None:
+            mean, var, _ = self._statistics(batch_statistics, x, channel_axis)
+            is_first = state.get(self.ema_first_time_index)
+            new = zip(running, (mean, var), strict=True)
+            running = tuple(
+                moving_average(old, now, self.momentum, is_first=is_first) for old, now in new
+            )
+            state = state.set(self.ema_first_time_index, jnp.zeros_like(is_first))
+            out = batch_norm(x, *running, weight, bias, channel_axis=channel_axis, eps=self.eps)
+            return out, state.set(self.state_index, running)
+        normalize = ft.partial(normalize_batch, weight=weight, bias=bias, eps=self.eps)
+        out, mean, var, count = self._statistics(normalize, x, channel_axis)
+        # One value is its own mean, and says nothing of the variance, which is 0 then.
+        unbiased = var * (count / max(count - 1, 1))
         new = zip(running, (mean, unbiased), strict=True)
         mean_now, var_now = (update_running(old, now, self.momentum) for old, now in new)
         return out, state.set(self.state_index, (mean_now, var_now))
@@ -223,29 +272,18 @@ class BatchNorm(StatefulLayer):
             return ("The last axis fits, but channels come first here:", f"layer({moved}, state)")
         return "No axis of x fits; the layer was built for another number of channels."
 
-    def _normalize(
-        self, x: Array, weight: Array | None, bias: Array | None, channel_axis: int
-    ) -> tuple[Array, Array, Array, int]:
+    def _statistics(self, compute: Callable[..., Any], x: Array, channel_axis: int) -> Any:
+        """What `compute` gives of the batch, which must have entries; last of all their count."""
         where, names = self._title(), _axis_names(self.axis_name)
         try:
-            out, mean, var, count = normalize_batch(
-                x,
-                weight,
-                bias,
-                channel_axis=channel_axis,
-                axis_name=names,
-                eps=self.eps,
-            )
+            result = compute(x, channel_axis=channel_axis, axis_name=names)
         except NameError as error:
             raise ArgumentError(_axis_missing(str(where), names, self.input_size)) from error
-        if count < 2:
-            expected = "at least two values per channel to take a variance of"
-            cure = (
-                "Pass a larger batch, or use the running statistics:",
-                "nn.inference_mode(layer)",
-            )
+        if result[-1] == 0:
+            cure = ("Of an empty batch, use the running statistics:", "nn.inference_mode(layer)")
+            expected = "at least one value per channel to take a mean of"
             raise ShapeError(explain(str(where), expected, describe(x), cure=cure))
-        return out, mean, var, count
+        return result
 
 
 def _check_axis_name(where: str, axis_name: Any) -> Hashable:
@@ -290,10 +328,7 @@ def _axis_missing(where: str, names: Sequence[Hashable], size: int) -> str:
 
 
 def _check_mode(where: str, mode: Any) -> str:
-    if mode == "batch":
+    if isinstance(mode, str) and mode in ("batch", "ema"):
         return mode
-    cure = (
-        "Equinox's 'ema', which trains on running statistics, is left out on purpose; write",
-        "BatchNorm(input_size, axis_name)",
-    )
-    raise ArgumentError(explain(where, "'batch'", describe(mode), cure=cure))
+    cure = ("Equinox's 'legacy' is", "mode='ema'") if mode == "legacy" else ()
+    raise ArgumentError(explain(where, "'batch' or 'ema'", describe(mode), cure=cure))

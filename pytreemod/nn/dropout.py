@@ -19,6 +19,7 @@ from pytreemod.nn.arguments import (
     check_key,
     check_number,
     named,
+    renamed,
 )
 from pytreemod.nn.calling import (
     ABSENT,
@@ -56,6 +57,7 @@ class Dropout(StatefulLayer):
             batch is dropped alike in all its examples.
         stream: `RngStream()`, to be stateful. Layers that are given the same one have one each, as
             their places in the model differ.
+        deterministic: an older name of `inference`, which is told by a warning.
 
     State and randomness: uses one key when training, unless p is 0: `key` if there is one, or
         else the next one of its stream. In inference, State comes back as it was.
@@ -104,7 +106,10 @@ class Dropout(StatefulLayer):
         *,
         broadcast_dims: int | Sequence[int] = (),
         stream: RngStream | None = None,
+        deterministic: bool | None = None,
     ):
+        if deterministic is not None:
+            inference = renamed("Dropout(...)", "deterministic", deterministic, "inference")
         self.p = check_number(named(self, "p"), p, 0.0, 1.0)
         self.inference = check_flag(named(self, "inference"), inference)
         self.broadcast_dims = _check_dims(named(self, "broadcast_dims"), broadcast_dims)
@@ -121,6 +126,7 @@ class Dropout(StatefulLayer):
         *,
         key: KeyLike | None = None,
         inference: bool | None = None,
+        deterministic: bool | None = None,
     ) -> Shaped[Array, ...]: ...
 
     @overload
@@ -131,6 +137,7 @@ class Dropout(StatefulLayer):
         *,
         key: KeyLike | None = None,
         inference: bool | None = None,
+        deterministic: bool | None = None,
     ) -> tuple[Shaped[Array, ...], State]: ...
 
     @uses_key_if(lambda layer: layer.p > 0 and not layer.inference)
@@ -142,6 +149,7 @@ class Dropout(StatefulLayer):
         *,
         key: KeyLike | None = None,
         inference: bool | None = None,
+        deterministic: bool | None = None,
     ) -> Shaped[Array, ...] | tuple[Shaped[Array, ...], State]:
         """Drop entries of x.
 
@@ -150,11 +158,14 @@ class Dropout(StatefulLayer):
             state: holds the layer's stream, if it has one.
             key: decides which entries, in place of the stream.
             inference: overrides the field of that name if not None.
+            deterministic: an older name of `inference`, which is told by a warning.
 
         Returns:
             An array of the same shape; with `state`, the pair of it and the State to go on with.
         """
         where = Title(self, "p")
+        if deterministic is not None:
+            inference = renamed(str(where), "deterministic", deterministic, "inference")
         check_state(where, state)
         out = check_array(where, x)
         if self.p > 0 and not (self.inference if inference is None else inference):
@@ -162,6 +173,11 @@ class Dropout(StatefulLayer):
             own_key, state = self._key(where, key, state)
             out = dropout(out, self.p, key=own_key, broadcast_dims=self.broadcast_dims)
         return out if isinstance(state, Absence) else (out, state)
+
+    @property
+    def deterministic(self) -> bool:
+        """An older name of `inference`."""
+        return self.inference
 
     def _key(
         self, where: Title, key: KeyLike | None, state: State | Absent

@@ -23,6 +23,7 @@ from pytreemod.nn.arguments import (
     check_sizes,
     named,
     own_arrays,
+    renamed,
 )
 from pytreemod.nn.calling import ABSENT, Absence, Absent, check_state, ignores_key
 from pytreemod.nn.functional.normalization import layer_norm
@@ -50,6 +51,8 @@ class LayerNorm(Module):
         use_weight: whether to multiply by a weight, at first one.
         use_bias: whether to add a bias, at first zero.
         dtype: of weight and bias; JAX's default float if None.
+        elementwise_affine: an older name of `use_weight` and `use_bias` together, which is told by
+            a warning.
 
     State and randomness: none. A State passed in is handed back beside the result.
 
@@ -81,7 +84,12 @@ class LayerNorm(Module):
         use_weight: bool = True,
         use_bias: bool = True,
         dtype: Any = None,
+        *,
+        elementwise_affine: bool | None = None,
     ):
+        if elementwise_affine is not None:
+            old, new = "elementwise_affine", ("use_weight", "use_bias")
+            use_weight = use_bias = renamed("LayerNorm(...)", old, elementwise_affine, *new)
         sizes = as_sequence(shape)
         count = 1 if sizes is None else len(sizes)
         self.shape = check_sizes(named(self, "shape"), shape, count)

@@ -46,9 +46,9 @@ class MLP(Module):
         x: (..., in_size); (...) if in_size="scalar"
         return: (..., out_size); (...) if out_size="scalar"
 
-    An activation that is a function gets the whole array. One that is a tree (a Module, a `Partial`,
-    a bound method of one) may be learnt: there is a copy of it for each neuron of each hidden layer,
-    and each copy gets the one number of its neuron.
+    An activation that is a function gets the whole array. One that is a tree (a Module, a
+    `Partial`, a bound method of one) may be learnt: there is a copy of it for each neuron of each
+    hidden layer, and each copy gets the one number of its neuron.
 
     Fields:
         layers: depth + 1 `Linear` layers; with scan=True three, of which the second one is all

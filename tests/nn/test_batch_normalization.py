@@ -292,16 +292,76 @@ def test_one_of_two_axes_outside_vmap_shows_both_maps():
         jax.vmap(layer, (0, None), (0, None), axis_name="inner")(jnp.ones((4, 3)), state)
 
 
-@pytest.mark.parametrize("shape", [(1, 3), (0, 3)], ids=label)
-def test_one_value_has_no_variance(shape):
-    """A batch of one is refused in training, as in PyTorch, and accepted in inference."""
-    layer, state = nn.make_with_state(nn.BatchNorm)(3)
+def test_one_value_has_no_variance():
+    """A batch of one is its own mean: out comes the bias, and the running variance decays."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3, momentum=0.5)
+    layer = set_weights(layer)
 
-    with pytest.raises(
-        ShapeError, match=r"expected at least two values per channel(.|\n)*nn\.inference_"
-    ):
-        layer(jnp.ones(shape), state)
-    assert layer(jnp.ones(shape), state, inference=True)[0].shape == shape
+    out, state = layer(jnp.full((1, 3), 5.0), state)
+
+    assert_close(out[0], layer.bias)
+    mean, var = state.get(layer.state_index)
+    assert_close(mean, [2.5] * 3)
+    assert_close(var, [0.5] * 3)
+
+
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_an_empty_batch_has_no_mean(mode):
+    """Refused in training, and accepted in inference."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3, mode=mode)
+    text = (
+        r"^BatchNorm\(input_size=3, axis_name=None\): expected at least one value per channel to "
+        r"take a mean of, got f32\[0,3\]\.\n  Of an .*\n      nn\.inference_mode\(layer\)$"
+    )
+
+    with pytest.raises(ShapeError, match=text):
+        layer(jnp.ones((0, 3)), state)
+    assert nn.inference_mode(layer)(jnp.ones((0, 3)), state)[0].shape == (0, 3)
+
+
+@pytest.mark.parametrize("axis_name", [None, "batch"])
+def test_running_statistics_normalize_a_batch_with_mode_ema(axis_name):
+    """From the first batch's on, they move by the biased variance, and are used in training, too."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3, axis_name, momentum=0.75, mode="ema")
+    call = layer if axis_name is None else over_batch(layer)
+    first, second = (np.asarray(wave(4, 3, 2, phase=p)) * 2 + p for p in (0, 1))
+    statistics = [(x.mean((0, 2)), x.var((0, 2))) for x in (first, second)]
+
+    out, state = call(jnp.asarray(first), state)
+    assert_close(out, nn.functional.batch_norm(first, *statistics[0]))
+    assert not state.get(layer.ema_first_time_index)
+    out, state = call(jnp.asarray(second), state)
+
+    expected = [0.75 * old + 0.25 * new for old, new in zip(*statistics, strict=True)]
+    for found, value in zip(state.get(layer.state_index), expected, strict=True):
+        assert_close(found, value)
+    assert_close(out, nn.functional.batch_norm(second, *expected), atol=1e-5)
+    quiet = nn.inference_mode(layer)
+    again, _ = (quiet if axis_name is None else over_batch(quiet))(jnp.asarray(second), state)
+    assert_close(again, out)
+
+
+def test_tokens_have_equinoxs_names_by_mode():
+    """Each mode has its own, and None for that of the other."""
+    standard, moving = nn.BatchNorm(3), nn.BatchNorm(3, mode="ema")
+
+    assert standard.batch_state_index is standard.state_index
+    assert (standard.ema_state_index, standard.ema_first_time_index) == (None, None)
+    assert moving.ema_state_index is moving.state_index
+    assert moving.batch_state_index is None
+    assert moving.ema_first_time_index is not None
+
+
+def test_a_mode_stays_what_the_layer_was_made_with():
+    """It decides what the State holds, and that is there already."""
+    text = (
+        r"^BatchNorm\(mode\): expected 'batch', with which the layer was made, got 'ema'\.\n  .*\n"
+        r"      BatchNorm\(mode='ema'\)$"
+    )
+    with pytest.raises(ArgumentError, match=text):
+        nn.with_mode([nn.BatchNorm(3)], mode="ema")
+    with pytest.raises(ArgumentError, match=r"expected 'ema', with which the layer was made, got"):
+        nn.BatchNorm(3, mode="ema").replace(mode="batch")
 
 
 @pytest.mark.parametrize(
@@ -320,7 +380,8 @@ def test_one_value_has_no_variance(shape):
             r"BatchNorm\(axis_name\): .* got \(\)\.\n  .*\n      BatchNorm\(input_size\)",
         ),
         ({"axis_name": {}}, r"BatchNorm\(axis_name\): expected the name of a mapped axis, s"),
-        ({"mode": "ema"}, r"BatchNorm\(mode\): expected 'batch', got 'ema'\.\n  Equinox's 'ema', "),
+        ({"mode": "mean"}, r"BatchNorm\(mode\): expected 'batch' or 'ema', got 'mean'\.$"),
+        ({"mode": "legacy"}, r"BatchNorm\(mode\): .*got 'legacy'\.\n  .*\n      mode='ema'$"),
         ({"dtype": int}, r"BatchNorm\(dtype\): expected a floating dtype, got the class int"),
     ],
     ids=label,

@@ -265,3 +265,17 @@ def test_defaults_are_not_printed():
     assert repr(nn.Dropout(0.5)) == "Dropout(p=0.5, inference=False)"
     assert "broadcast_dims=(1,)" in repr(nn.Dropout(0.5, broadcast_dims=1))
     assert "stream=RngStream" in repr(nn.Dropout(0.5, stream=pm.RngStream()))
+
+
+def test_an_older_name_of_inference_is_taken_with_a_warning(key):
+    """`deterministic`, when the layer is made, when it is called, and as an attribute."""
+    text = (
+        r"^Dropout\(.*\): expected inference=, got deterministic=, its older name\.\n"
+        r"  write\n      inference=True$"
+    )
+    with pytest.warns(UserWarning, match=text):
+        layer = nn.Dropout(0.5, deterministic=True)
+    assert layer.inference is layer.deterministic is True
+    with pytest.warns(UserWarning, match=text):
+        out = nn.Dropout(0.5)(jnp.ones(3), deterministic=True)
+    assert out.tolist() == [1.0] * 3

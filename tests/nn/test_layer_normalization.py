@@ -83,3 +83,16 @@ def test_layer_norm_refuses_bad_arguments(arguments, text):
     """Each by its name."""
     with pytest.raises(ArgumentError, match=f"^{text}"):
         nn.LayerNorm(**({"shape": 3} | arguments))
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_an_older_name_of_two_arguments_is_taken_with_a_warning(value):
+    """`elementwise_affine` stands for weight and bias together."""
+    text = (
+        r"^LayerNorm\(\.\.\.\): expected use_weight= and use_bias=, got elementwise_affine=, "
+        rf"its older name\.\n  write\n      use_weight={value}, use_bias={value}$"
+    )
+    with pytest.warns(UserWarning, match=text):
+        layer = nn.LayerNorm(3, elementwise_affine=value)
+
+    assert (layer.weight is None, layer.bias is None) == (not value, not value)

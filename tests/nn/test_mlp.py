@@ -81,7 +81,7 @@ def test_an_activation_that_is_a_module_is_copied_for_each_neuron(key):
 
 
 def test_a_copy_sees_one_number_and_may_branch_on_it(key):
-    """However many examples there are; a function gets all of them, and may look at its neighbours."""
+    """However many examples there are; a function gets all of them at once."""
 
     class Branching(Module):
         def __call__(self, x):

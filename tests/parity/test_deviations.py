@@ -253,6 +253,17 @@ def test_running_statistics_of_batch_norm_are_those_of_pytorch():
     assert_close(running_statistics(pytreemod, [x] * 10, 0.3), (mean, unbiased))
 
 
+def test_batch_norm_does_not_count_batches():
+    """Equinox's counter corrects running numbers for their start; pytreemod has none to correct."""
+    make = lambda eqx: eqx.nn.BatchNorm(3, "batch", mode="batch")  # noqa: E731
+    assert isinstance(make(equinox).batch_counter, equinox.nn.StateIndex)
+
+    assert not hasattr(make(pytreemod), "batch_counter")
+    # Before the first batch, Equinox's mode="ema" has whatever is in memory.
+    layer, state = pytreemod.nn.make_with_state(pytreemod.nn.BatchNorm)(3, mode="ema")
+    assert_close(state.get(layer.ema_state_index), (jnp.zeros(3), jnp.ones(3)))
+
+
 def test_batch_norm_applies_to_a_batch():
     """Outside `vmap` Equinox's has no axis to average over; pytreemod's takes the batch itself."""
     x = jnp.sin(5 * ramp(4, 3)) + 1

@@ -160,7 +160,7 @@ def test_mlp(eqx, case):
 @pytest.mark.parametrize("scan", [False, True])
 @same_under_both_imports
 def test_mlp_with_activations_that_are_learnt(eqx, scan, out_size):
-    """A copy for each neuron of each layer, which sees one number: structure, results, gradients."""
+    """A copy for each neuron of each layer, which sees one number."""
 
     class Slope(eqx.Module):
         factor: jax.Array
@@ -287,6 +287,64 @@ def test_batch_norm_in_training(eqx, case):
         outputs.append(y)
     names = "axis_name input_size eps channelwise_affine momentum inference"
     return outputs, described(layer, names)
+
+
+BATCH_NORM_EMA = {
+    "vectors": ((4, 3), {}),
+    "images": ((3, 2, 4, 4), {"momentum": 0.5, "eps": 0.1}),
+    "one example": ((1, 2, 4), {}),
+    "no weights": ((4, 3), {"momentum": 0.9, "channelwise_affine": False}),
+}
+
+
+@pytest.mark.parametrize("case", BATCH_NORM_EMA)
+@same_under_both_imports
+def test_batch_norm_by_running_statistics(eqx, case):
+    """`mode="ema"`: outputs, gradients and statistics of each step, and then of inference."""
+    shape, options = BATCH_NORM_EMA[case]
+    layer, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(
+        shape[1], axis_name="batch", mode="ema", **options
+    )
+    layer, found = with_known_weights(layer), []
+    over_batch = {"axis_name": "batch", "in_axes": (0, None), "out_axes": (0, None)}
+
+    @eqx.filter_jit
+    @eqx.filter_value_and_grad(has_aux=True)
+    def loss(x, layer, state):
+        y, state = jax.vmap(layer, **over_batch)(x, state)
+        # Twice, so that a gradient goes through the statistics of the first call, too.
+        y, state = jax.vmap(layer, **over_batch)(y * y, state)
+        return jnp.sum(y**3), (y, state)
+
+    for step in range(3):
+        (value, (y, state)), grads = loss(jnp.sin(7 * ramp(*shape) + step) + step, layer, state)
+        found.append((value, y, grads, state.get(layer.ema_state_index)))
+    quiet = eqx.nn.inference_mode(layer)
+    y, after = jax.vmap(quiet, **over_batch)(ramp(*shape), state)
+    first = after.get(layer.ema_first_time_index)
+    return found, y, bool(first), layer.batch_state_index, layer.mode
+
+
+@same_under_both_imports
+def test_batch_norm_of_one_example(eqx):
+    """Without spatial axes the variance is 0: what comes out is the bias."""
+    layer, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, axis_name="batch", mode="batch")
+    layer = with_known_weights(layer)
+    over_batch = {"axis_name": "batch", "in_axes": (0, None), "out_axes": (0, None)}
+    y, state = jax.vmap(layer, **over_batch)(ramp(1, 3), state)
+    return y, [value.shape for value in state.get(layer.batch_state_index)]
+
+
+@same_under_both_imports
+def test_older_names_of_arguments(eqx):
+    """`Dropout(deterministic=)` and `LayerNorm(elementwise_affine=)`, with a warning."""
+    with pytest.warns(UserWarning, match="deterministic"):
+        dropout = eqx.nn.Dropout(0.5, deterministic=True)
+    with pytest.warns(UserWarning, match="deterministic"):
+        y = eqx.nn.Dropout(0.5)(ramp(3), deterministic=True)
+    with pytest.warns(UserWarning, match="elementwise_affine"):
+        norm = eqx.nn.LayerNorm(3, elementwise_affine=False)
+    return dropout.deterministic, dropout(ramp(3)), y, norm(ramp(3)), norm.weight, norm.bias
 
 
 @same_under_both_imports

@@ -12,6 +12,7 @@ from pytreemod.nn.functional.normalization import batch_norm as batch_norm
 from pytreemod.nn.functional.normalization import batch_statistics as batch_statistics
 from pytreemod.nn.functional.normalization import group_norm as group_norm
 from pytreemod.nn.functional.normalization import layer_norm as layer_norm
+from pytreemod.nn.functional.normalization import moving_average as moving_average
 from pytreemod.nn.functional.normalization import normalize_batch as normalize_batch
 from pytreemod.nn.functional.normalization import update_running as update_running
 from pytreemod.nn.functional.pooling import avg_pool as avg_pool

@@ -11,7 +11,7 @@ from typing import cast
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Bool, Float, Shaped
 
 from pytreemod.nn.functional.inlining import as_arrays, traced_once
 from pytreemod.nn.functional.promotion import computing_dtype, narrow, place
@@ -374,6 +374,41 @@ def update_running(
     """
     given = as_arrays(running, new)
     return _average(*given, old_share=momentum, new_share=1 - momentum)
+
+
+def moving_average(
+    running: Float[Array, " channels"],
+    new: Shaped[Array, " channels"],
+    momentum: int | float,
+    *,
+    is_first: Bool[Array, ""] | bool,
+) -> Float[Array, " channels"]:
+    """`update_running` for an average that begins with its first value, and passes gradients on.
+
+    Shapes:
+        running, new, return: (channels,)
+
+    Args:
+        running: the average so far.
+        new: the latest value.
+        momentum: how much of the old average stays.
+        is_first: whether there is no average yet; then `new` is it.
+
+    Returns:
+        The new average, in the dtype of `running`.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> old, new = jnp.array([1.0]), jnp.array([3.0])
+        >>> nn.functional.moving_average(old, new, 0.5, is_first=True)
+        Array([3.], dtype=float32)
+        >>> nn.functional.moving_average(old, new, 0.5, is_first=False)
+        Array([2.], dtype=float32)
+    """
+    running, new = as_arrays(running, new)
+    new = new.astype(running.dtype)
+    return jnp.where(is_first, new, momentum * running + (1 - momentum) * new)
 
 
 @traced_once()

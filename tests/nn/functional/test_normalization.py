@@ -11,6 +11,7 @@ from pytreemod.nn.functional import (
     group_norm,
     layer_norm,
     normalize_batch,
+    moving_average,
     update_running,
 )
 from tests.labels import label
@@ -143,6 +144,16 @@ def test_no_gradient_flows_into_running_averages():
     grad = jax.grad(lambda new: update_running(jnp.zeros(2), new, 0.9).sum())(jnp.ones(2))
 
     assert grad.tolist() == [0, 0]
+
+
+def test_a_moving_average_begins_with_its_first_value_and_passes_gradients_on():
+    """Unlike `update_running`, for what is normalized by it."""
+    old, new = jnp.zeros(2), jnp.array([1.0, 4.0])
+
+    assert_close(moving_average(old, new, 0.75, is_first=True), new)
+    assert_close(moving_average(old, new, 0.75, is_first=jnp.asarray(False)), new / 4)
+    grad = jax.grad(lambda new: moving_average(old, new, 0.75, is_first=False).sum())(new)
+    assert_close(grad, jnp.full(2, 0.25))
 
 
 def test_channels_are_the_second_axis_where_nothing_else_is_said():
