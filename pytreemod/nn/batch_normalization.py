@@ -38,7 +38,6 @@ from pytreemod.state.tokens import StateIndex
 from pytreemod.state.values import State
 from pytreemod.typing import AnyArray
 
-
 Statistics: TypeAlias = tuple[Float[Array, " input_size"], Float[Array, " input_size"]]
 """The mean and the variance of each channel."""
 

@@ -153,6 +153,8 @@ class Conv(Module):
             weight=(self.out_channels, self.in_channels // self.groups, *self.kernel_size),
             bias=(self.out_channels, *(1,) * dims) if self.use_bias else None,
         )
+        # Not before: as in Equinox, a layer whose weight has a shape can be made and held.
+        _check_divisor(named(self, "groups"), self.groups, "out_channels", self.out_channels)
         x = check_array(where, x)
         check_channels(where, x, self.in_channels, dims)
         window = extents(self.kernel_size, self.dilation)
@@ -236,11 +238,13 @@ class Conv3d(Conv):
 def _check_groups(layer: Conv, groups: Any) -> int:
     where = named(layer, "groups")
     count = check_size(where, groups, 1)
-    for name in ("in_channels", "out_channels"):
-        channels = getattr(layer, name)
-        if channels % count != 0:
-            raise ArgumentError(explain(where, f"a divisor of {name}={channels}", str(count)))
+    _check_divisor(where, count, "in_channels", layer.in_channels)
     return count
+
+
+def _check_divisor(where: str, groups: int, name: str, channels: int) -> None:
+    if channels % groups != 0:
+        raise ArgumentError(explain(where, f"a divisor of {name}={channels}", str(groups)))
 
 
 def _initial_weight(

@@ -321,7 +321,7 @@ def test_an_empty_batch_has_no_mean(mode):
 
 @pytest.mark.parametrize("axis_name", [None, "batch"])
 def test_running_statistics_normalize_a_batch_with_mode_ema(axis_name):
-    """From the first batch's on, they move by the biased variance, and are used in training, too."""
+    """They begin with the first batch, move by the biased variance, and are used in training."""
     layer, state = nn.make_with_state(nn.BatchNorm)(3, axis_name, momentum=0.75, mode="ema")
     call = layer if axis_name is None else over_batch(layer)
     first, second = (np.asarray(wave(4, 3, 2, phase=p)) * 2 + p for p in (0, 1))

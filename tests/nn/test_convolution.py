@@ -164,7 +164,6 @@ def test_an_image_smaller_than_the_kernel_is_refused(key):
         ({"padding": "FULL"}, r"\(padding\): expected one of 'SAME', 'SAME_LOWER', 'VALID', got"),
         ({"dilation": 1.0}, r"\(dilation\): expected .*, got 1\.0"),
         ({"groups": 2}, r"\(groups\): expected a divisor of in_channels=3, got 2"),
-        ({"groups": 3}, r"\(groups\): expected a divisor of out_channels=4, got 3"),
         ({"padding_mode": "MIRROR"}, r"\(padding_mode\): expected one of 'ZEROS', 'REFLECT'"),
         ({"use_bias": "no"}, r"\(use_bias\): expected True or False, got 'no'"),
     ],
@@ -182,3 +181,13 @@ def test_what_is_no_key_is_refused():
     """The error names layer and argument."""
     with pytest.raises(RngError, match=r"^Conv1d\(key\): expected a random key, got 0"):
         nn.Conv1d(1, 1, 1, key=0)
+
+
+def test_groups_that_do_not_divide_the_output_are_refused_when_it_is_called(key):
+    """A layer that is only held need not work; its weight has a shape, as in Equinox."""
+    layer = nn.Conv2d(4, 3, 2, groups=2, key=key)
+
+    assert layer.weight.shape == (3, 2, 2, 2)
+    text = r"^Conv2d\(groups\): expected a divisor of out_channels=3, got 2\.$"
+    with pytest.raises(ArgumentError, match=text):
+        layer(jnp.ones((4, 5, 5)))

@@ -137,6 +137,21 @@ def test_deletion_is_refused():
         del ours.weight
 
 
+def test_initial_values_of_tokens_have_no_weak_type():
+    """Equinox keeps it, and refuses a strong value later; in pytreemod both fit, compiled once."""
+    make = lambda eqx: eqx.nn.make_with_state(lambda: eqx.nn.StateIndex(jnp.asarray(0.5)))()  # noqa: E731
+    token, state = make(equinox)
+    assert (jnp.bfloat16(2) * state.get(token)).dtype == jnp.bfloat16
+    with pytest.raises(ValueError, match="different structures"):
+        state.set(token, jnp.float32(1))
+
+    token, state = make(pytreemod)
+    assert state.get(token).dtype == jnp.float32
+    assert not state.get(token).weak_type
+    state = state.set(token, jnp.float32(1)).set(token, 2.0)
+    assert not state.get(token).weak_type
+
+
 def test_a_token_in_two_places_is_refused_by_state():
     """Equinox's State(model) has one value for both; pytreemod says to name them by place."""
     token = equinox.nn.StateIndex(jnp.zeros(2))

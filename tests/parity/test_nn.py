@@ -106,6 +106,25 @@ def test_convolution(eqx, case):
     return layer(ramp(*shape)), layer(ramp(*shape), key=key()), described(layer, names)
 
 
+@same_under_both_imports
+def test_a_convolution_that_is_only_held(eqx):
+    """It may have groups that no call could use."""
+    layer = eqx.nn.Conv1d(4, 3, 2, groups=2, key=key())
+    return layer.groups, layer.weight.shape, caught(lambda: layer(ramp(4, 5)))
+
+
+@pytest.mark.parametrize("name", ["StateIndex", "SpectralNorm"])
+@same_under_both_imports
+def test_generic_classes_can_be_subscripted(eqx, name):
+    """At run time too, as in an annotation that is evaluated, or a base class."""
+    kind = getattr(eqx.nn, name)
+
+    class Layer(eqx.Module):
+        part: kind[jax.Array]  # pyright: ignore[reportInvalidTypeForm]
+
+    return kind[jax.Array].__origin__ is kind, list(Layer.__dataclass_fields__)
+
+
 POOL = {
     "plain": ((2,), {}, (2, 5, 6)),
     "stride": ((2,), {"stride": 2}, (2, 5, 6)),

@@ -10,8 +10,8 @@ from pytreemod.nn.functional import (
     batch_statistics,
     group_norm,
     layer_norm,
-    normalize_batch,
     moving_average,
+    normalize_batch,
     update_running,
 )
 from tests.labels import label
