@@ -20,10 +20,12 @@ from jaxtyping import Array, PRNGKeyArray
 from pytreemod.errors import ArgumentError, RngError, ShapeError, describe, explain, warn
 from pytreemod.nn.calling import is_stateful
 from pytreemod.state.key_sources import InitKeys, KeyLike
+from pytreemod.state.values import State
 from pytreemod.tree.predicates import is_array_like
 from pytreemod.typing import Keys
 
 KEY_CURE = ("Pass a random key:", "key=jax.random.key(0)")
+STATE_CURE = ("A State goes second, without a name:", "x, state = layer(x, state)")
 
 
 class Title:
@@ -215,6 +217,30 @@ def renamed(where: str, old: str, value: Any, *new: str) -> Any:
     return value
 
 
+def check_kept(layer: Any, name: str, form: Any) -> None:
+    """Refuse a field that was set to what its constructor takes, but would not keep.
+
+    What replaces configuration is kept as it is: a size for all axes would be read as one for each.
+
+    Args:
+        layer: a Module.
+        name: its field.
+        form: what the constructor makes of the field's value.
+
+    Raises:
+        ArgumentError: that is something else.
+
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> check_kept(SimpleNamespace(shape=(3,)), "shape", (3,))
+    """
+    value = getattr(layer, name)
+    if value == form:
+        return
+    cure = ("as the constructor would keep it:", f"{name}={form!r}")
+    raise ArgumentError(explain(named(layer, name), repr(form), describe(value), cure=cure))
+
+
 def check_choice(where: str, value: Any, choices: Sequence[str]) -> str:
     """Accept one of a few words, in upper or lower case.
 
@@ -259,7 +285,8 @@ def check_key(where: TitleLike, key: Any) -> PRNGKeyArray:
         return next(key)
     shape, dtype = getattr(key, "shape", None), getattr(key, "dtype", None)
     if shape is None or dtype is None:
-        raise RngError(explain(str(where), "a random key", describe(key), cure=KEY_CURE))
+        cure = STATE_CURE if isinstance(key, State) else KEY_CURE
+        raise RngError(explain(str(where), "a random key", describe(key), cure=cure))
     typed = jnp.issubdtype(dtype, jax.dtypes.prng_key)
     # Old-style keys are bare uint32 words: two of them by default, four for the "rbg" generator.
     if (typed and shape == ()) or (dtype == jnp.uint32 and shape in ((2,), (4,))):
@@ -365,6 +392,8 @@ def check_array(where: TitleLike, x: Any) -> Array:
     if is_array_like(x):
         return jnp.asarray(x)
     cure = ("Make it an array:", "layer(jnp.asarray(x))")
+    if isinstance(x, State):
+        cure = ("First the input, then the State:", "layer(x, state)")
     raise ArgumentError(explain(str(where), "x to be an array", describe(x), cure=cure))
 
 
@@ -419,9 +448,15 @@ def _check_shape(where: Title, name: str, shape: tuple[int, ...] | None, value: 
     if shape is not None and found is not None and len(found) > len(shape):
         cure = mapped_cure(where.layer)
     else:
+        has_flag = shape is None or found is None
+        flags = [
+            flag for flag in (f"use_{name}", "channelwise_affine") if hasattr(where.layer, flag)
+        ]
+        names = flags if has_flag and flags else where.names
+        changes = ", ".join([f"{name}={name}", *(f"{other}=..." for other in names)])
         cure = (
-            "Arrays and configuration go together; build such a layer, and put the array into it:",
-            f"layer = pm.tree_at(lambda m: m.{name}, new_layer, {name})",
+            "Arrays and configuration go together; where they change, they change in one step:",
+            f"layer = layer.replace({changes})",
         )
     raise ShapeError(explain(str(where), expected, describe(value), cure=cure))
 

@@ -19,12 +19,13 @@ from pytreemod.nn.arguments import (
     check_dtype,
     check_flag,
     check_floating,
+    check_kept,
     check_number,
     check_size,
     named,
     own_arrays,
 )
-from pytreemod.nn.calling import StatefulLayer, check_state, ignores_key
+from pytreemod.nn.calling import ABSENT, Absent, StatefulLayer, ignores_key, required_state
 from pytreemod.nn.functional.normalization import (
     batch_norm,
     batch_statistics,
@@ -151,6 +152,9 @@ class BatchNorm(StatefulLayer):
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.
+        check_size(named(self, "input_size"), self.input_size)
+        axis_name = _check_axis_name(named(self, "axis_name"), self.axis_name)
+        check_kept(self, "axis_name", axis_name)
         check_number(named(self, "eps"), self.eps, 0.0)
         check_number(named(self, "momentum"), self.momentum, 0.0, 1.0)
         _check_mode(named(self, "mode"), self.mode)
@@ -181,7 +185,7 @@ class BatchNorm(StatefulLayer):
     def __call__(
         self,
         x: AnyArray,
-        state: State,
+        state: State | Absent = ABSENT,
         *,
         key: KeyLike | None = None,
         inference: bool | None = None,
@@ -190,7 +194,7 @@ class BatchNorm(StatefulLayer):
 
         Args:
             x: see the class.
-            state: holds the running statistics.
+            state: holds the running statistics; it cannot be left out.
             key: ignored.
             inference: overrides the field of that name if not None.
 
@@ -200,30 +204,29 @@ class BatchNorm(StatefulLayer):
         del key
         channel_axis = 1 if self.axis_name is None else 0
         where, size = self._title(), (self.input_size,) if self.channelwise_affine else None
-        check_state(where, state)
+        state = required_state(where, state)
         weight, bias = own_arrays(where, weight=size, bias=size)
         x = self._check(x, channel_axis)
-        running = self._running(state)
+        rescale = ft.partial(
+            batch_norm, weight=weight, bias=bias, channel_axis=channel_axis, eps=self.eps
+        )
+        mean, var = self._running(state)
         if self.inference if inference is None else inference:
-            out = batch_norm(x, *running, weight, bias, channel_axis=channel_axis, eps=self.eps)
-            return out, state
+            return rescale(x, mean, var), state
         if self.ema_first_time_index is not None:
-            mean, var, _ = self._statistics(batch_statistics, x, channel_axis)
             is_first = state.get(self.ema_first_time_index)
-            new = zip(running, (mean, var), strict=True)
-            running = tuple(
-                moving_average(old, now, self.momentum, is_first=is_first) for old, now in new
-            )
+            new_mean, new_var, _ = self._statistics(batch_statistics, x, channel_axis)
+            mean = moving_average(mean, new_mean, self.momentum, is_first=is_first)
+            var = moving_average(var, new_var, self.momentum, is_first=is_first)
             state = state.set(self.ema_first_time_index, jnp.zeros_like(is_first))
-            out = batch_norm(x, *running, weight, bias, channel_axis=channel_axis, eps=self.eps)
-            return out, state.set(self.state_index, running)
+            return rescale(x, mean, var), state.set(self.state_index, (mean, var))
         normalize = ft.partial(normalize_batch, weight=weight, bias=bias, eps=self.eps)
-        out, mean, var, count = self._statistics(normalize, x, channel_axis)
+        out, new_mean, new_var, count = self._statistics(normalize, x, channel_axis)
         # One value is its own mean, and says nothing of the variance, which is 0 then.
-        unbiased = var * (count / max(count - 1, 1))
-        new = zip(running, (mean, unbiased), strict=True)
-        mean_now, var_now = (update_running(old, now, self.momentum) for old, now in new)
-        return out, state.set(self.state_index, (mean_now, var_now))
+        unbiased = new_var * (count / max(count - 1, 1))
+        mean = update_running(mean, new_mean, self.momentum)
+        var = update_running(var, unbiased, self.momentum)
+        return out, state.set(self.state_index, (mean, var))
 
     def _title(self) -> Title:
         return Title(self, "input_size", "axis_name")
@@ -269,7 +272,23 @@ class BatchNorm(StatefulLayer):
             target = 1 if self.axis_name is None else 0
             moved = f"jnp.moveaxis(x, -1, {target})"
             return ("The last axis fits, but channels come first here:", f"layer({moved}, state)")
-        return "No axis of x fits; the layer was built for another number of channels."
+        inner = [axis for axis, size in enumerate(x.shape) if size == self.input_size]
+        if not inner:
+            return ("No axis of x fits; the layer was built for another number of channels.",)
+        return self._inner_cure(inner[0])
+
+    def _inner_cure(self, axis: int) -> Sequence[str]:
+        """The same, for channels that are neither the last axis nor where they are looked for."""
+        if self.axis_name is None:
+            return (
+                f"Axis {axis} fits; if it has the channels, move it, or join the axes before it:",
+                f"layer(jnp.moveaxis(x, {axis}, 1), state)",
+                f"layer(x.reshape(-1, *x.shape[{axis}:]), state)",
+            )
+        return (
+            f"Axis {axis} fits; if it has the channels, move it, or map over the axes before it:",
+            f"layer(jnp.moveaxis(x, {axis}, 0), state)",
+        )
 
     def _statistics(self, compute: Callable[..., Any], x: Array, channel_axis: int) -> Any:
         """What `compute` gives of the batch, which must have entries; last of all their count."""

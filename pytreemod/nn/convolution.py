@@ -20,6 +20,7 @@ from pytreemod.nn.arguments import (
     check_choice,
     check_dtype,
     check_flag,
+    check_kept,
     check_size,
     check_sizes,
     check_window,
@@ -141,6 +142,18 @@ class Conv(Module):
         weight_key, bias_key = split_key(named(self, "key"), key, 2)
         self.weight = _initial_weight(self, weight_init, weight_key, dtype)
         self.bias = _initial_bias(self, bias_init, bias_key, dtype) if self.use_bias else None
+
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        dims = self.num_spatial_dims
+        kernel_size = check_sizes(named(self, "kernel_size"), self.kernel_size, dims, 1)
+        check_kept(self, "kernel_size", kernel_size)
+        padding = check_padding(named(self, "padding"), self.padding, dims, words=True)
+        check_kept(self, "padding", padding)
+        check_strides(named(self, "stride"), self.stride, dims)
+        check_sizes(named(self, "dilation"), self.dilation, dims, 1)
+        check_choice(named(self, "padding_mode"), self.padding_mode, tuple(PADDING_MODES))
+        _check_groups(self, self.groups)
 
     @ignores_key
     @jax.named_scope("pm.nn.Conv")

@@ -16,6 +16,7 @@ from pytreemod.nn.arguments import (
     as_sequence,
     check_array,
     check_flag,
+    check_kept,
     check_key,
     check_number,
     named,
@@ -117,6 +118,8 @@ class Dropout(StatefulLayer):
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.
+        dims = _check_dims(named(self, "broadcast_dims"), self.broadcast_dims)
+        check_kept(self, "broadcast_dims", dims)
         check_number(named(self, "p"), self.p, 0.0, 1.0)
 
     @overload

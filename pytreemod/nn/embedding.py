@@ -94,6 +94,11 @@ class Embedding(Module):
         self.weight = self._check_weight(weight, num_embeddings, embedding_size)
         self.num_embeddings, self.embedding_size = self.weight.shape
 
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        check_size(named(self, "num_embeddings"), self.num_embeddings)
+        check_size(named(self, "embedding_size"), self.embedding_size)
+
     @ignores_key
     @jax.named_scope("pm.nn.Embedding")
     def __call__(

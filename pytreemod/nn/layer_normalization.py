@@ -19,6 +19,7 @@ from pytreemod.nn.arguments import (
     check_dtype,
     check_flag,
     check_floating,
+    check_kept,
     check_number,
     check_sizes,
     named,
@@ -102,6 +103,9 @@ class LayerNorm(Module):
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.
+        sizes = as_sequence(self.shape)
+        count = 1 if sizes is None else len(sizes)
+        check_kept(self, "shape", check_sizes(named(self, "shape"), self.shape, count))
         check_number(named(self, "eps"), self.eps, 0.0)
 
     @overload

@@ -105,6 +105,12 @@ class Linear(Module):
             start = uniform_by_fan_in(fan_in) if bias_init is None else bias_init
             self.bias = initialize(named(self, "bias_init"), start, bias_key, (fan_out,), dtype)
 
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        check_feature_size(named(self, "in_features"), self.in_features)
+        check_feature_size(named(self, "out_features"), self.out_features)
+        check_flag(named(self, "use_bias"), self.use_bias)
+
     @ignores_key
     @jax.named_scope("pm.nn.Linear")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:

@@ -166,6 +166,12 @@ class MLP(Module):
         n_in = self.width_size if layers else self.in_size
         self.layers = (*layers, make(n_in, self.out_size, self.use_final_bias, keys[self.depth]))
 
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        _check_function(named(self, "activation"), self.activation)
+        _check_function(named(self, "final_activation"), self.final_activation)
+        _check_layers(self)
+
     @ignores_key
     @jax.named_scope("pm.nn.MLP")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
@@ -268,6 +274,34 @@ def _check_copies(where: Title, name: str, *sizes: int) -> None:
         cure = mapped_cure(where.layer)
     places = [f"{path}: {describe(leaf)}" for path, leaf in wrong]
     raise ShapeError(explain(str(where), expected, got, places=places, cure=cure))
+
+
+def _check_layers(mlp: MLP) -> None:
+    """Refuse configuration that is not that of the layers."""
+    depth, scan = len(mlp.layers) - 1, mlp.scan
+    if depth > 0:
+        # What has no weight that is an array was put there on purpose, and nothing is known of it.
+        weights: list[Any] = [getattr(layer, "weight", None) for layer in mlp.layers]
+        first, second = weights[:2]
+        if is_array(first) and is_array(second):
+            scan = second.ndim > first.ndim
+            depth = second.shape[-3] + 1 if scan else depth
+        elif scan:
+            depth = mlp.depth
+    found: dict[str, Any] = {
+        "scan": scan,
+        "depth": depth,
+        "in_size": getattr(mlp.layers[0], "in_features", mlp.in_size),
+        "out_size": getattr(mlp.layers[-1], "out_features", mlp.out_size),
+    }
+    if depth > 0:
+        found["width_size"] = getattr(mlp.layers[-1], "in_features", mlp.width_size)
+    for name, value in found.items():
+        given = getattr(mlp, name)
+        if given != value:
+            expected = f"{value!r}, with which its layers were made"
+            cure = ("Make a network of that kind:", f"MLP(..., {name}={given!r}, key=key)")
+            raise ArgumentError(explain(named(mlp, name), expected, describe(given), cure=cure))
 
 
 def _check_function(where: str, value: Any) -> None:

@@ -20,7 +20,7 @@ from pytreemod.typing import class_of, jtu
 _M = TypeVar("_M")
 _B = TypeVar("_B", bound="Stateful[Any]")
 
-STATE = "state"
+MODEL, STATE = "model", "state"
 
 
 class Stateful(Module, Generic[_M]):
@@ -76,6 +76,14 @@ class Stateful(Module, Generic[_M]):
             raise ArgumentError(_uncallable(self.model))
         return self._run("net(...)", self.model, args, kwargs)
 
+    def __getattr__(self, name: str) -> Any:
+        # Asked only for what is not there. While an instance is made, it has no model yet.
+        model = None if name.startswith("_") or name in (MODEL, STATE) else self.model
+        text = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if hasattr(model, name):
+            text = _of_model(name, model)
+        raise AttributeError(text, name=name, obj=self)
+
     def apply(self: _B, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Any, _B]:
         """Call a function of the model, such as another method than `__call__`.
 
@@ -103,6 +111,8 @@ class Stateful(Module, Generic[_M]):
         """
         if not callable(fn):
             raise ArgumentError(explain("net.apply(fn)", "a function", describe(fn)))
+        if getattr(fn, "__self__", None) is self.model:
+            raise ArgumentError(_bound(fn, self.model))
         return self._run("net.apply(...)", fn, (self.model, *args), kwargs)
 
     def seed(self: _B, key: Any) -> _B:
@@ -312,13 +322,34 @@ def _given_state(where: str) -> str:
     return explain(where, "no State among the arguments", "one", cure=cure)
 
 
+def _of_model(name: str, model: Any) -> str:
+    found = getattr(model, name)
+    cure = ["the net holds it:", f"net.model.{name}"]
+    if getattr(found, "__self__", None) is model:
+        cure = [
+            "call it with the State, or on the model if it needs none:",
+            f"out, net = net.apply({type(model).__qualname__}.{name}, x)",
+            f"out = net.model.{name}(x)",
+        ]
+    got = f"one of its model, a {type(model).__qualname__}"
+    return explain(f"net.{name}", "an attribute of the net", got, cure=cure)
+
+
+def _bound(fn: Any, model: Any) -> str:
+    name = f"{type(model).__qualname__}.{fn.__name__}"
+    cure = ["the net passes its model itself:", f"out, net = net.apply({name}, x)"]
+    return explain("net.apply(fn)", "a function of the model", f"its method {name}", cure=cure)
+
+
 def _takes_none(where: str, fn: Any, tokens: list[str]) -> str:
     name = fn.__qualname__ if hasattr(fn, "__qualname__") else type(fn).__qualname__
+    own = getattr(fn, "__name__", "__call__")
     cure = [
-        "take it, pass it on to the layers that need it, and return it:",
-        "def __call__(self, x, state):",
+        "take it, pass it on to the layers that need it, and return it; or call it on the model:",
+        f"def {own}(self, x, state):",
         "    x, state = self.norm(x, state)",
         "    return x, state",
+        "out = net.model(x)" if own == "__call__" else f"out = net.model.{own}(x)",
     ]
     expected = f"{name} to have a parameter called state"
     return explain(where, expected, "none, though it has State", places=tokens, cure=cure)

@@ -19,6 +19,7 @@ from pytreemod.nn.arguments import (
     check_array,
     check_channels,
     check_flag,
+    check_kept,
     check_size,
     check_sizes,
     check_window,
@@ -100,6 +101,16 @@ class Pool(Module):
         self.stride = check_strides(named(self, "stride"), stride, dims)
         self.padding = _check_pads(named(self, "padding"), padding, self.kernel_size)
         self.use_ceil = check_flag(named(self, "use_ceil"), use_ceil)
+
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        dims = self.num_spatial_dims
+        kernel_size = check_sizes(named(self, "kernel_size"), self.kernel_size, dims, 1)
+        check_kept(self, "kernel_size", kernel_size)
+        check_strides(named(self, "stride"), self.stride, dims)
+        check_kept(
+            self, "padding", _check_pads(named(self, "padding"), self.padding, self.kernel_size)
+        )
 
     @ignores_key
     @jax.named_scope("pm.nn.Pool")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, Never, TypeVar, overload
 
 import jax
 
@@ -126,8 +126,8 @@ class Sequential(StatefulLayer):
 
     layers: tuple[Callable[..., Any], ...]
 
-    def __init__(self, layers: Sequence[Callable[..., Any]]):
-        self.layers = _check_layers(named(self, "layers"), layers)
+    def __init__(self, layers: Sequence[Callable[..., Any]], *more: Never):
+        self.layers = _check_layers(named(self, "layers"), layers, more)
 
     @overload
     def __call__(self, x: Any, *, key: KeyLike | None = None) -> Any: ...
@@ -207,10 +207,11 @@ class Sequential(StatefulLayer):
         return any(is_stateful(layer) for layer in self.layers)
 
 
-def _check_layers(where: str, layers: Any) -> tuple[Callable[..., Any], ...]:
-    if isinstance(layers, (str, bytes)) or not hasattr(layers, "__iter__"):
+def _check_layers(where: str, layers: Any, more: Sequence[Any]) -> tuple[Callable[..., Any], ...]:
+    if more or isinstance(layers, (str, bytes)) or not hasattr(layers, "__iter__"):
         cure = ("Pass the layers in a list:", "Sequential([layer1, layer2])")
-        raise ArgumentError(explain(where, "a sequence of layers", describe(layers), cure=cure))
+        got = f"{1 + len(more)} arguments" if more else describe(layers)
+        raise ArgumentError(explain(where, "a sequence of layers", got, cure=cure))
     layers = tuple(layers)
     for number, layer in enumerate(layers):
         if not callable(layer) or isinstance(layer, type):

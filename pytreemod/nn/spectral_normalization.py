@@ -24,9 +24,11 @@ from pytreemod.nn.arguments import (
     shape_of,
 )
 from pytreemod.nn.calling import (
+    ABSENT,
+    Absent,
     StatefulLayer,
     call_layer,
-    check_state,
+    required_state,
     uses_key_if,
     wants_key,
 )
@@ -122,6 +124,11 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.
+        check_size(named(self, "num_power_iterations"), self.num_power_iterations)
+        if not hasattr(self.layer, self.weight_name):
+            where, cure = named(self, "weight_name"), _names(self.layer)
+            expected = f"the name of a weight in {type(self.layer).__name__}"
+            raise ArgumentError(explain(where, expected, describe(self.weight_name), cure=cure))
         check_number(named(self, "eps"), self.eps, 0.0)
 
     @uses_key_if(lambda layer: wants_key(layer.layer))
@@ -129,7 +136,7 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
     def __call__(
         self,
         x: AnyArray,
-        state: State,
+        state: State | Absent = ABSENT,
         *,
         key: KeyLike | None = None,
         inference: bool | None = None,
@@ -138,14 +145,14 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
 
         Args:
             x: the layer's input.
-            state: holds the singular vectors.
+            state: holds the singular vectors; it cannot be left out.
             key: passed on to the layer.
             inference: overrides the field of that name if not None.
 
         Returns:
             The layer's output, and the State to go on with.
         """
-        check_state(Title(self, "weight_name"), state)
+        state = required_state(Title(self, "weight_name"), state)
         weight = getattr(self.layer, self.weight_name)
         u, v = self._vectors(weight, state)
         if self.num_power_iterations and not (self.inference if inference is None else inference):

@@ -6,8 +6,11 @@ import functools as ft
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from pytreemod.state.tokens import is_token, with_fields
+from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.module.classes import Module
+from pytreemod.state.tokens import is_token, tokens_of, with_fields
 from pytreemod.state.values import State, named_by_path
+from pytreemod.tree.predicates import is_array
 from pytreemod.typing import PyTree, jtu
 
 _P = ParamSpec("_P")
@@ -51,6 +54,7 @@ def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, Stat
         A function of the same arguments that returns `(model, state)`.
 
     Raises:
+        ArgumentError: `make_model` is a model, or cannot be called.
         StateError: a token's initial value is already in another State; or the paths of two tokens
             read the same.
 
@@ -59,10 +63,13 @@ def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, Stat
         >>> import pytreemod as pm
         >>> norm, state = pm.make_with_state(pm.nn.BatchNorm)(3, "batch")
     """
+    _check_maker(make_model)
 
     @ft.wraps(make_model)
     def make(*args: _P.args, **kwargs: _P.kwargs) -> tuple[_M, State]:
         model = make_model(*args, **kwargs)
+        if isinstance(make_model, Module) and is_array(model):
+            raise ArgumentError(_no_maker(make_model))
         # First: it refuses names that cannot be told apart, before anything bears one.
         state, names = named_by_path(model)
         # In order, and not by marker: a token in two places becomes two.
@@ -76,3 +83,23 @@ def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, Stat
         return jtu.tree_map(name, model, is_leaf=is_token), state
 
     return make
+
+
+def _check_maker(make_model: Any) -> None:
+    """Refuse a model that stands where something makes one; a Module may do so, too."""
+    is_model = not isinstance(make_model, type) and bool(tokens_of(make_model))
+    if callable(make_model) and not is_model:
+        return
+    raise ArgumentError(_no_maker(make_model))
+
+
+def _no_maker(make_model: Any) -> str:
+    cure = (
+        "pass the class, or a function that gives the model:",
+        "model, state = pm.make_with_state(Model)(...)",
+        "model, state = pm.make_with_state(lambda: model)()",
+    )
+    is_module = isinstance(make_model, Module)
+    got = f"a {type(make_model).__qualname__}" if is_module else describe(make_model)
+    expected = "a class or a function that makes a model"
+    return explain("make_with_state(make_model)", expected, got, cure=cure)

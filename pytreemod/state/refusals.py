@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pytreemod.errors import RngError, StateError, TokenError, describe, explain
+from pytreemod.errors import ArgumentError, RngError, StateError, TokenError, describe, explain
 from pytreemod.state.rows import Register
-from pytreemod.state.tokens import Unnamed
+from pytreemod.state.tokens import AbstractToken, RngStream, Unnamed, tokens_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.printing import tree_pformat
 from pytreemod.typing import class_of, jtu
@@ -53,6 +53,32 @@ def moved(place: str) -> StateError:
             ],
         )
     )
+
+
+def no_token(by: str, item: Any, kind: type) -> ArgumentError:
+    """For something that is no token, or one of another kind."""
+    got, cure = describe(item), ()
+    if isinstance(item, AbstractToken):
+        got = f"a token of another kind: {type(item).__name__}"
+        cure = ("what it stands for is got by", _USES[isinstance(item, RngStream)])
+    elif found := tokens_of(item):
+        got = f"a {type(item).__name__}"
+        places = [path_text(path) for path, _ in found]
+        code = [
+            f"state.{by}(layer{'' if place.startswith('[') else '.'}{place})" for place in places
+        ]
+        cure = ("a token in it is meant:", *code[:MAX_LISTED])
+    elif isinstance(item, str):
+        cure = (
+            "a value is known by its token, not by its name:",
+            "value = state.get(model.path.to.token)",
+        )
+    expected = {AbstractToken: "a token", RngStream: "an RngStream"}.get(kind, f"a {kind.__name__}")
+    return ArgumentError(explain(f"State.{by}(item)", expected, got, cure=cure))
+
+
+# By whether it is a stream.
+_USES = {False: "value = state.get(token)", True: "key, state = state.next_key(stream)"}
 
 
 def foreign(by: str, marker: Any, register: Register, places: Sequence[str] = ()) -> TokenError:

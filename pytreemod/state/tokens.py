@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any, Generic, TypeVar, cast
 
+from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import buffer, field
 from pytreemod.tree.nodes import record_of
@@ -88,6 +90,9 @@ class StateIndex(AbstractToken, Generic[_V]):
     Args:
         init: the initial value, any tree of arrays.
 
+    Raises:
+        ArgumentError: `init` is a function.
+
     Examples:
         >>> import jax.numpy as jnp
         >>> import pytreemod as pm
@@ -108,6 +113,10 @@ class StateIndex(AbstractToken, Generic[_V]):
     init: _V | None
 
     def __init__(self, init: _V):
+        if isinstance(init, FunctionType):
+            cure = ("call it:", "StateIndex(init())")
+            expected, got = "the initial value itself", describe(init)
+            raise ArgumentError(explain("StateIndex(init)", expected, got, cure=cure))
         self.init = cast("Any", Nothing()) if init is None else init
         self.marker = Unnamed()
 

@@ -504,8 +504,7 @@ class State(AbstractKeeper):
 
     def _marker(self, item: Any, by: str, kind: type = AbstractToken) -> Any:
         if not isinstance(item, kind):
-            name = "token" if kind is AbstractToken else kind.__name__
-            raise ArgumentError(explain(f"State.{by}(item)", f"a {name}", describe(item)))
+            raise refusals.no_token(by, item, kind)
         if item.marker not in self._values:
             raise refusals.foreign(by, item.marker, self._register)
         return item.marker

@@ -229,7 +229,7 @@ def test_every_shape_but_that_of_the_configuration_is_refused(shape):
     if shape == (2, 3):
         assert layer(jnp.ones(3)).tolist() == [3, 3]
     else:
-        cure = "filter_vmap" if len(shape) > 2 else "new_layer"
+        cure = "filter_vmap" if len(shape) > 2 else "replace"
         text = rf"^Linear\(.*\): expected weight of shape \(2, 3\), got f32\[(.|\n)*{cure}"
         with pytest.raises(ShapeError, match=text):
             layer(jnp.ones(3))
@@ -244,7 +244,7 @@ def test_the_text_shows_both_ways_out():
 
     with pytest.raises(ShapeError, match="filter_vmap") as stacked:
         layers(jnp.ones(4))
-    with pytest.raises(ShapeError, match="tree_at") as replaced:
+    with pytest.raises(ShapeError, match="replace") as replaced:
         LINEAR.replace(weight=jnp.ones((5, 3)))(jnp.ones(3))
 
     assert str(stacked.value) == (
@@ -254,9 +254,8 @@ def test_the_text_shows_both_ways_out():
     )
     assert str(replaced.value) == (
         "Linear(in_features=3, out_features=2): expected weight of shape (2, 3), got f32[5,3].\n"
-        "  Arrays and configuration go together; "
-        "build such a layer, and put the array into it:\n"
-        "      layer = pm.tree_at(lambda m: m.weight, new_layer, weight)"
+        "  Arrays and configuration go together; where they change, they change in one step:\n"
+        "      layer = layer.replace(weight=weight, in_features=..., out_features=...)"
     )
     xs = jnp.asarray(wave(3, 4))
     out = pm.filter_vmap(lambda m, x: m(x))(layers, xs)

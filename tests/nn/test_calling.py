@@ -9,7 +9,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, StateError
+from pytreemod.errors import ArgumentError, RngError, StateError
 from pytreemod.module.classes import Module
 from pytreemod.nn.calling import (
     ABSENT,
@@ -185,7 +185,8 @@ def test_a_stateful_layer_that_does_not_give_back_its_state_is_refused(result):
 def test_a_key_in_the_place_of_the_state_is_refused(layer):
     """By every layer that takes State; the error shows how a key is passed."""
     name = type(layer).__name__
-    text = rf"^{name}\(.*\): expected a State, got key<fry>\[\](.|\n)*layer\(x, key=key\)$"
+    shown = r"layer\(x, (state, )?key=key\)$"
+    text = rf"^{name}\(.*\): expected a State, got key<fry>\[\](.|\n)*{shown}"
 
     with pytest.raises(ArgumentError, match=text):
         layer(jnp.ones(3), KEY)
@@ -221,3 +222,48 @@ def test_what_does_not_say_what_it_takes_gets_no_key():
             return x
 
     assert not accepts_key(Mute())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.BatchNorm(3),
+        lambda: nn.SpectralNorm(nn.Linear(3, 3, key=jax.random.key(0)), "weight", key=KEY),
+    ],
+    ids=["BatchNorm", "SpectralNorm"],
+)
+def test_a_layer_that_cannot_do_without_state_says_how_to_call_it(make):
+    """Without State, with None, with the arguments in the wrong order, with a key in its place."""
+    layer, state = nn.make_with_state(make)()
+    x = jnp.ones((4, 3))
+    made = (
+        r"\.\n  Make the layer together with its State, and pass that along:\n"
+        r"      layer, state = pm\.nn\.make_with_state\(Layer\)\(\.\.\.\)\n"
+        r"      x, state = layer\(x, state\)$"
+    )
+    order = (
+        r"\.\n  First the input, then the State; a key by name:\n"
+        r"      layer\(x, state, key=key\)$"
+    )
+    with pytest.raises(StateError, match=r"expected a State after x, got none" + made):
+        layer(x)
+    with pytest.raises(ArgumentError, match=r"expected a State, got None" + made):
+        layer(x, None)
+    with pytest.raises(ArgumentError, match=r"expected a State, got f32\[4,3\]" + order):
+        layer(state, x)
+    with pytest.raises(ArgumentError, match=r"expected a State, got key<fry>\[\]" + order):
+        layer(x, KEY)
+
+
+def test_a_state_in_another_place_is_told_its_own():
+    """In that of the input, and in that of a key."""
+    state = pm.State(())
+
+    with pytest.raises(
+        ArgumentError, match=r"First the input, then the State:\n +layer\(x, state\)"
+    ):
+        nn.LayerNorm(3)(state)
+    with pytest.raises(
+        RngError, match=r"a random key, got State.*\n  A State goes second, without"
+    ):
+        nn.Dropout(0.5)(jnp.ones(3), key=state)

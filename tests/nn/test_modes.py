@@ -9,9 +9,12 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError
+from pytreemod.errors import ArgumentError, ShapeError
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
+from tests.labels import label
+
+KEY = jax.random.key(0)
 
 
 class Block(Module):
@@ -239,3 +242,104 @@ def test_a_traced_flag_is_explained():
     with pytest.raises(ArgumentError, match=text):
         jax.jit(traced)(True)
     assert jax.jit(chosen)(True).tolist() == [1.0, 1.0]
+
+
+LAYERS = {
+    "linear": nn.Linear(3, 4, key=KEY),
+    "conv": nn.Conv2d(4, 6, 3, key=KEY),
+    "mlp": nn.MLP(3, 2, 4, 2, key=KEY),
+    "scanned": nn.MLP(3, 2, 4, 3, scan=True, key=KEY),
+    "stack": nn.Stack(lambda key: nn.Linear(3, 3, key=key), 2, key=KEY),
+    "pool": nn.MaxPool2d(2),
+    "norm": nn.LayerNorm(3),
+    "batch norm": nn.BatchNorm(3),
+    "dropout": nn.Dropout(0.5),
+    "embedding": nn.Embedding(3, 2, key=KEY),
+    "spectral": nn.SpectralNorm(nn.Linear(3, 4, key=KEY), "weight", key=KEY),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "text"),
+    [
+        (
+            "linear",
+            {"in_features": -1},
+            r"Linear\(in_features\): expected an integer of at least 0 ",
+        ),
+        ("linear", {"out_features": "x"}, r"Linear\(out_features\): .* or 'scalar', got 'x'\."),
+        ("conv", {"groups": 3}, r"Conv2d\(groups\): expected a divisor of in_channels=4, got 3\.$"),
+        (
+            "conv",
+            {"kernel_size": 5},
+            r"Conv2d\(kernel_size\): expected \(5, 5\), got 5\.\n"
+            r"  as the constructor would keep it:\n      kernel_size=\(5, 5\)$",
+        ),
+        ("conv", {"padding": 1}, r"Conv2d\(padding\): expected \(\(1, 1\), \(1, 1\)\), got 1\.\n"),
+        ("conv", {"num_spatial_dims": 1}, r"Conv2d\(kernel_size\): .* of 1 of them, got \(3, 3\)"),
+        ("conv", {"stride": 0}, r"Conv2d\(stride\): .*at least 1"),
+        ("conv", {"dilation": "a"}, r"Conv2d\(dilation\): .*, got 'a'"),
+        ("conv", {"padding_mode": "x"}, r"Conv2d\(padding_mode\): .*, got 'x'"),
+        (
+            "mlp",
+            {"depth": 3},
+            r"MLP\(depth\): expected 2, with which its layers were made, got 3\.\n  .*\n"
+            r"      MLP\(\.\.\., depth=3, key=key\)$",
+        ),
+        (
+            "scanned",
+            {"depth": 2},
+            r"MLP\(depth\): expected 3, with which its layers were made, got 2",
+        ),
+        ("mlp", {"width_size": 7}, r"MLP\(width_size\): expected 4, with"),
+        ("mlp", {"in_size": 5}, r"MLP\(in_size\): expected 3, with"),
+        (
+            "mlp",
+            {"out_size": "scalar"},
+            r"MLP\(out_size\): expected 2, with which .*, got 'scalar'",
+        ),
+        ("mlp", {"activation": 3}, r"MLP\(activation\): expected a function or a Module, got 3"),
+        ("mlp", {"scan": True}, r"MLP\(scan\): expected False, with which"),
+        ("scanned", {"scan": False}, r"MLP\(scan\): expected True, with which"),
+        ("stack", {"depth": -1}, r"Stack\(depth\): expected an integer of at least 0, got -1"),
+        ("stack", {"unroll": 0}, r"Stack\(unroll\): expected an integer of at least 1, got 0"),
+        ("pool", {"kernel_size": 3}, r"MaxPool2d\(kernel_size\): expected \(3, 3\), got 3"),
+        ("pool", {"padding": 1}, r"MaxPool2d\(padding\): expected \(\(1, 1\), \(1, 1\)\), got 1"),
+        ("norm", {"shape": 3}, r"LayerNorm\(shape\): expected \(3,\), got 3"),
+        ("batch norm", {"input_size": -1}, r"BatchNorm\(input_size\): expected an integer of at"),
+        ("batch norm", {"axis_name": ["b"]}, r"BatchNorm\(axis_name\): expected \('b',\), got"),
+        ("batch norm", {"axis_name": []}, r"BatchNorm\(axis_name\): expected the name of a"),
+        ("dropout", {"broadcast_dims": 0}, r"Dropout\(broadcast_dims\): expected \(0,\), got 0"),
+        ("embedding", {"embedding_size": 2.0}, r"Embedding\(embedding_size\): expected an integer"),
+        ("spectral", {"weight_name": "w"}, r"SpectralNorm\(weight_name\): .*\n  It has: weight, b"),
+        ("spectral", {"num_power_iterations": -1}, r"SpectralNorm\(num_power_iterations\): exp"),
+    ],
+    ids=label,
+)
+def test_a_layer_is_not_made_inconsistent(name, flags, text):
+    """What is wrong in itself, or does not go with the layers, is refused where it is set."""
+    for change in (nn.with_mode, lambda layer, **flags: layer.replace(**flags)):
+        with pytest.raises(ArgumentError, match=f"^{text}"):
+            change(LAYERS[name], **flags)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "text"),
+    [
+        (
+            "linear",
+            {"weight": jnp.ones((5, 3))},
+            r"weight=weight, in_features=\.\.\., out_features=",
+        ),
+        ("linear", {"use_bias": False}, r"bias=bias, use_bias=\.\.\.\)$"),
+        ("norm", {"bias": None}, r"bias=bias, use_bias=\.\.\.\)$"),
+        ("batch norm", {"weight": None}, r"weight=weight, channelwise_affine=\.\.\.\)$"),
+    ],
+    ids=label,
+)
+def test_an_array_that_does_not_fit_is_told_with_what_changes_beside_it(name, changes, text):
+    """When the layer is called: before, two steps may lead from one size to another."""
+    layer, state = pm.make_with_state(lambda: LAYERS[name].replace(**changes))()
+    line = rf"(?s)where they change, they change in one step:\n      layer = layer\.replace\({text}"
+    with pytest.raises(ShapeError, match=line):
+        layer(jnp.ones((2, 3)), *([state] if name == "batch norm" else []))

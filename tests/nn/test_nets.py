@@ -563,3 +563,59 @@ def test_misuse_is_explained(call, error, text):
     """What is wrong, where, and the line to write."""
     with pytest.raises(error, match=re.escape(text)):
         call()
+
+
+class Normed(pm.Module):
+    """A model with methods of both kinds."""
+
+    norm: nn.BatchNorm
+
+    def encode(self, x, state):
+        return self.norm(x, state)
+
+    def size(self):
+        return self.norm.input_size
+
+
+def test_what_the_model_has_is_told_where_it_is():
+    """An attribute, a method; what neither has stays Python's own error, with a suggestion."""
+    net = pm.stateful(Normed(nn.BatchNorm(2)))
+    attribute = (
+        r"^net\.norm: expected an attribute of the net, got one of its model, a Normed\.\n"
+        r"  the net holds it:\n      net\.model\.norm$"
+    )
+    method = (
+        r"^net\.encode: expected an attribute of the net, got one of its model, a Normed\.\n  .*\n"
+        r"      out, net = net\.apply\(Normed\.encode, x\)\n      out = net\.model\.encode\(x\)$"
+    )
+    with pytest.raises(AttributeError, match=attribute):
+        _ = net.norm
+    with pytest.raises(AttributeError, match=method):
+        net.encode(X)
+    with pytest.raises(AttributeError, match=r"^'Stateful' object has no attribute 'nothing'"):
+        _ = net.nothing
+    assert not hasattr(net, "__len__")
+    assert not hasattr(object.__new__(type(net)), "norm")
+    assert copy.deepcopy(net).model.size() == 2
+
+
+def test_a_method_of_the_model_is_given_as_a_function():
+    """Bound, it would get the model twice."""
+    net = pm.stateful(Normed(nn.BatchNorm(2)))
+    text = (
+        r"^net\.apply\(fn\): expected a function of the model, got its method Normed\.encode\.\n"
+        r"  the net passes its model itself:\n      out, net = net\.apply\(Normed\.encode, x\)$"
+    )
+    with pytest.raises(ArgumentError, match=text):
+        net.apply(net.model.encode, X)
+
+
+def test_a_method_without_state_is_told_both_ways():
+    """To take the State, or to be called on the model."""
+    net = pm.stateful(Normed(nn.BatchNorm(2)))
+    text = (
+        r"or call it on the model:\n      def size\(self, x, state\):\n(.*\n){2}"
+        r"      out = net\.model\.size\(x\)$"
+    )
+    with pytest.raises(ArgumentError, match=text):
+        net.apply(Normed.size)

@@ -298,3 +298,16 @@ def test_lambda_calls_its_function_with_the_input_alone(key):
 def test_stateful_layers_say_so():
     """The default of a subclass is to be stateful."""
     assert Counter().is_stateful()
+
+
+def test_layers_that_are_no_list_are_told_to_be_one(key):
+    """As PyTorch takes them, or a single one."""
+    one, two = nn.Identity(), nn.Linear(2, 2, key=key)
+    text = (
+        r"^Sequential\(layers\): expected a sequence of layers, got 2 arguments\.\n"
+        r"  Pass the layers in a list:\n      Sequential\(\[layer1, layer2\]\)$"
+    )
+    with pytest.raises(ArgumentError, match=text):
+        nn.Sequential(one, two)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ArgumentError, match=r"got 2 arguments"):
+        nn.Sequential([one], [two])  # pyright: ignore[reportArgumentType]

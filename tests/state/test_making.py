@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import RngError, StateError, TokenError
+from pytreemod.errors import ArgumentError, RngError, StateError, TokenError
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.trees import Holder, affine, ramp
 
@@ -521,3 +521,34 @@ def test_a_layer_that_was_added_without_its_state_is_refused():
         r"      model, state = pm\.make_with_state\(state\.fill\)\(model\)$",
     ):
         changed.first(ramp(1), state)
+
+
+@pytest.mark.parametrize(
+    ("make", "got"),
+    [
+        (pm.nn.BatchNorm(2), "a BatchNorm"),
+        ([pm.nn.BatchNorm(2)], r"\[BatchNorm.*"),
+        (3, "3"),
+    ],
+    ids=["layer", "list", "number"],
+)
+def test_a_model_in_the_place_of_what_makes_it_is_refused(make, got):
+    """A layer can be called, and would be called as if that made one."""
+    text = (
+        r"^make_with_state\(make_model\): expected a class or a function that makes a model, got "
+        rf"{got}\.\n  pass the class, or a function that gives the model:\n"
+        r"      model, state = pm\.make_with_state\(Model\)\(\.\.\.\)\n"
+        r"      model, state = pm\.make_with_state\(lambda: model\)\(\)$"
+    )
+    with pytest.raises(ArgumentError, match=text):
+        pm.make_with_state(make)
+
+
+def test_a_layer_without_state_is_refused_by_what_it_gives():
+    """A Module may make models; one that gives an array is one."""
+    layer = pm.nn.Linear(2, 2, key=jax.random.key(0))
+
+    with pytest.raises(ArgumentError, match=r"expected a class or a function .*, got a Linear"):
+        pm.make_with_state(layer)(jnp.ones(2))
+    norm, state = pm.make_with_state(pm.Partial(pm.nn.BatchNorm, 2))()
+    assert state.get(norm.state_index)[0].shape == (2,)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import StateError, TokenError
+from pytreemod.errors import ArgumentError, StateError, TokenError
 
 
 def make(count=7):
@@ -43,3 +43,48 @@ def test_update_names_what_does_not_fit():
         StateError, match=r"^State\.update for \[1\]: expected f32\[1\], as before, got f32\[2\]"
     ):
         state.update(part)
+
+
+@pytest.mark.parametrize(
+    ("item", "text"),
+    [
+        (
+            "count",
+            r"'count'\.\n  a value is known by its token, not by its name:\n"
+            r"      value = state\.get\(model\.path\.to\.token\)$",
+        ),
+        (
+            pm.RngStream(),
+            r"a token of another kind: RngStream\.\n  .*\n"
+            r"      key, state = state\.next_key\(stream\)$",
+        ),
+        (
+            pm.nn.BatchNorm(2),
+            r"a BatchNorm\.\n  a token in it is meant:\n      state\.get\(layer\.state_index\)$",
+        ),
+        (
+            [pm.StateIndex(1)],
+            r"a list\.\n  a token in it is meant:\n      state\.get\(layer\[0\]\)$",
+        ),
+        (3, r"3\.$"),
+    ],
+    ids=["name", "stream", "layer", "list", "number"],
+)
+def test_what_is_no_token_is_told_what_is_meant(item, text):
+    """A name, a stream, a layer that holds one."""
+    _, state = make(1)
+    with pytest.raises(
+        ArgumentError, match=rf"^State\.get\(item\): expected a StateIndex, got {text}"
+    ):
+        state.get(item)
+
+
+def test_a_value_is_no_stream():
+    """The other way round."""
+    model, state = make(1)
+    text = (
+        r"^State\.next_key\(item\): expected an RngStream, got a token of another kind: "
+        r"StateIndex\.\n  .*\n      value = state\.get\(token\)$"
+    )
+    with pytest.raises(ArgumentError, match=text):
+        state.next_key(model[0])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import StateError
+from pytreemod.errors import ArgumentError, StateError
 from pytreemod.state.tokens import AbstractToken
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import Holder, affine, ramp
@@ -102,3 +102,13 @@ def test_generic():
 def test_names_are_in_both_places(name):
     """In pytreemod, and in pytreemod.nn as in Equinox."""
     assert getattr(pm, name) is getattr(pm.nn, name)
+
+
+def test_a_function_is_no_initial_value():
+    """As in Equinox, where it once was what makes one."""
+    text = (
+        r"^StateIndex\(init\): expected the initial value itself, got the function .*\.\n"
+        r"  call it:\n      StateIndex\(init\(\)\)$"
+    )
+    with pytest.raises(ArgumentError, match=text):
+        pm.StateIndex(lambda: jnp.zeros(2))

@@ -29,7 +29,7 @@ from pytreemod.nn.calling import (
 from pytreemod.nn.sequential import Identity
 from pytreemod.nn.stack.making import check_remat, check_unroll, make_layers
 from pytreemod.nn.stack.members import merged, opened, renewed, taken
-from pytreemod.nn.stack.refusals import check_further, check_leading, check_second
+from pytreemod.nn.stack.refusals import check_further, check_leading, check_names, check_second
 from pytreemod.nn.stack.state import LayerStates, given_state
 from pytreemod.nn.stack.step import Step
 from pytreemod.state.key_sources import KeyLike
@@ -117,6 +117,12 @@ class Stack(StatefulLayer, Generic[_L]):
         self.unroll = check_unroll(named(self, "unroll"), unroll)
         self.layer = make_layers(make_layer, self.depth, key)
 
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        check_size(named(self, "depth"), self.depth)
+        check_remat(named(self, "remat"), self.remat)
+        check_unroll(named(self, "unroll"), self.unroll)
+
     @overload
     def __call__(
         self,
@@ -165,6 +171,8 @@ class Stack(StatefulLayer, Generic[_L]):
         title, depth = self._title(), self.depth
         check_second(title, self.is_stateful(), state)
         extra = check_further(title, per_layer, same)
+        if same or extra:
+            check_names(title, self.layer, [*same, *extra])
         # Rules around the layers, if there are any, are told which layer it is.
         layer, outer = without_numbers(self.layer)
         numbers = None if outer is None else jnp.arange(depth)

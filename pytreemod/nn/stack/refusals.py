@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
@@ -37,6 +39,33 @@ def check_further(title: str, per_layer: Any, same: dict[str, Any]) -> dict[str,
     if twice:
         raise ArgumentError(explain(title, "each argument once", f"{twice[0]} in per_layer, too"))
     return extra
+
+
+def check_names(title: str, layer: Any, names: Iterable[str]) -> None:
+    """Refuse arguments that the layers do not take: before the scan, and in the Stack's name."""
+    call = type(layer).__call__
+    try:
+        parameters = inspect.signature(call).parameters.values()
+    except (TypeError, ValueError):
+        return  # A callable that does not say what it takes.
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    taken = [parameter.name for parameter in parameters if parameter.kind in named][1:]
+    unknown = [name for name in names if name not in taken]
+    if not unknown:
+        return
+    further = [name for name in taken[1:] if name not in ("state", "key")]
+    takes = ", ".join(further) or "it has no further ones"
+    close = difflib.get_close_matches(unknown[0], further, n=1)
+    raise ArgumentError(
+        explain(
+            title,
+            f"arguments of {type(layer).__name__} ({takes})",
+            ", ".join(map(repr, unknown)),
+            cure=f"did you mean {close[0]!r}?" if close else (),
+        )
+    )
 
 
 def check_leading(title: str, depth: int, trees: dict[str, Any]) -> None:

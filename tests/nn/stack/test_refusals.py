@@ -9,6 +9,7 @@ from pytreemod.nn.calling import ABSENT
 from pytreemod.nn.stack.refusals import (
     check_further,
     check_leading,
+    check_names,
     check_second,
     has_leading_axis,
 )
@@ -78,3 +79,31 @@ def test_arrays_without_the_axis_are_named():
         check_leading("Stack", 3, {"layer": [fits, other], "per_layer": {"mask": other}})
     with pytest.raises(ShapeError, match=r"per_layer\['mask'\]: f32\[2,2\]$"):
         check_leading("Stack", 3, {"layer": fits, "per_layer": {"mask": other}})
+
+
+class Masked(pm.Module):
+    """Takes something by name."""
+
+    def __call__(self, x, state=None, *, mask=None, key=None):
+        return x if mask is None else jnp.where(mask, x, 0)
+
+
+@pytest.mark.parametrize("given", [{"msk": 1}, {"per_layer": {"msk": jnp.ones(2)}}], ids=str)
+def test_a_wrong_keyword_is_refused_in_the_name_of_the_stack(given):
+    """With what the layers do take, and the name that was probably meant."""
+    text = (
+        r"^Stack\(Masked, depth=2\): expected arguments of Masked \(mask\), got 'msk'\.\n"
+        r"  did you mean 'mask'\?$"
+    )
+    with pytest.raises(ArgumentError, match=text):
+        pm.nn.Stack(Masked, 2)(jnp.ones(3), **given)
+
+
+def test_names_that_the_layers_take():
+    """By name, by `**kwargs`; and a layer that does not say what it takes."""
+    check_names("Stack", Masked(), ["mask"])
+    check_names("Stack", lambda x, **options: x, ["anything"])
+    with pytest.raises(
+        ArgumentError, match=r"arguments of Identity \(it has no further ones\), got"
+    ):
+        check_names("Stack", pm.nn.Identity(), ["mask", "other"])
