@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Never, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import jax
 
@@ -126,7 +126,8 @@ class Sequential(StatefulLayer):
 
     layers: tuple[Callable[..., Any], ...]
 
-    def __init__(self, layers: Sequence[Callable[..., Any]], *more: Never):
+    def __init__(self, layers: Sequence[Callable[..., Any]], *more: Absent):
+        # Nothing fits `more`, to a type checker; it is there to say how layers are passed.
         self.layers = _check_layers(named(self, "layers"), layers, more)
 
     @overload

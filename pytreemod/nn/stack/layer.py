@@ -29,7 +29,7 @@ from pytreemod.nn.calling import (
 from pytreemod.nn.sequential import Identity
 from pytreemod.nn.stack.making import check_remat, check_unroll, make_layers
 from pytreemod.nn.stack.members import merged, opened, renewed, taken
-from pytreemod.nn.stack.refusals import check_further, check_leading, check_names, check_second
+from pytreemod.nn.stack.refusals import check_further, check_keywords, check_leading, check_second
 from pytreemod.nn.stack.state import LayerStates, given_state
 from pytreemod.nn.stack.step import Step
 from pytreemod.state.key_sources import KeyLike
@@ -172,7 +172,7 @@ class Stack(StatefulLayer, Generic[_L]):
         check_second(title, self.is_stateful(), state)
         extra = check_further(title, per_layer, same)
         if same or extra:
-            check_names(title, self.layer, [*same, *extra])
+            check_keywords(title, self.layer, [*same, *extra])
         # Rules around the layers, if there are any, are told which layer it is.
         layer, outer = without_numbers(self.layer)
         numbers = None if outer is None else jnp.arange(depth)

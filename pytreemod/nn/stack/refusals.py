@@ -41,7 +41,7 @@ def check_further(title: str, per_layer: Any, same: dict[str, Any]) -> dict[str,
     return extra
 
 
-def check_names(title: str, layer: Any, names: Iterable[str]) -> None:
+def check_keywords(title: str, layer: Any, names: Iterable[str]) -> None:
     """Refuse arguments that the layers do not take: before the scan, and in the Stack's name."""
     call = type(layer).__call__
     try:

@@ -8,8 +8,8 @@ from pytreemod.errors import ArgumentError, ShapeError
 from pytreemod.nn.calling import ABSENT
 from pytreemod.nn.stack.refusals import (
     check_further,
+    check_keywords,
     check_leading,
-    check_names,
     check_second,
     has_leading_axis,
 )
@@ -101,9 +101,9 @@ def test_a_wrong_keyword_is_refused_in_the_name_of_the_stack(given):
 
 def test_names_that_the_layers_take():
     """By name, by `**kwargs`; and a layer that does not say what it takes."""
-    check_names("Stack", Masked(), ["mask"])
-    check_names("Stack", lambda x, **options: x, ["anything"])
+    check_keywords("Stack", Masked(), ["mask"])
+    check_keywords("Stack", lambda x, **options: x, ["anything"])
     with pytest.raises(
         ArgumentError, match=r"arguments of Identity \(it has no further ones\), got"
     ):
-        check_names("Stack", pm.nn.Identity(), ["mask", "other"])
+        check_keywords("Stack", pm.nn.Identity(), ["mask", "other"])
