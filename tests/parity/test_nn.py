@@ -367,6 +367,63 @@ def test_older_names_of_arguments(eqx):
 
 
 @same_under_both_imports
+def test_a_classifier_as_it_was_written_years_ago(eqx):
+    """Learnt activations, moving statistics, older spellings: trained by optax, then evaluated."""
+    optax = pytest.importorskip("optax", reason="optimizers come from optax")
+
+    class PReLU(eqx.Module):
+        slope: jax.Array
+
+        def __call__(self, x):
+            return jax.lax.cond(x > 0, lambda x: x, lambda x: self.slope * x, x)
+
+    class Classifier(eqx.Module):
+        stem: eqx.nn.Sequential
+        head: eqx.nn.MLP
+        dropout: eqx.nn.Dropout
+
+        def __init__(self, *, key):
+            one, two = jax.random.split(key)
+            norm = eqx.nn.BatchNorm(6, axis_name="batch", momentum=0.8, mode="ema")
+            plain = eqx.nn.LayerNorm(6, elementwise_affine=False)
+            self.stem = eqx.nn.Sequential([eqx.nn.Linear(4, 6, key=one), norm, plain])
+            self.head = eqx.nn.MLP(6, 3, 8, 3, PReLU(jnp.array(0.2)), scan=True, key=two)
+            self.dropout = eqx.nn.Dropout(0.0, deterministic=False)
+
+        def __call__(self, x, state, *, key=None):
+            x, state = self.stem(x, state)
+            return self.head(self.dropout(x, key=key)), state
+
+    with pytest.warns(UserWarning, match="deterministic|elementwise_affine"):
+        model, state = eqx.nn.make_with_state(Classifier)(key=key())
+    model, optimizer = with_known_weights(model), optax.sgd(0.1, momentum=0.9)
+    over_batch = {"axis_name": "batch", "in_axes": (0, None), "out_axes": (0, None)}
+    x, labels = jnp.sin(9 * ramp(12, 4)), jnp.arange(12) % 3
+
+    @eqx.filter_value_and_grad(has_aux=True)
+    def loss_fn(model, state):
+        logits, state = jax.vmap(model, **over_batch)(x, state)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return jnp.mean(losses), state
+
+    @eqx.filter_jit
+    def step(model, state, opt_state):
+        (loss, state), grads = loss_fn(model, state)
+        updates, opt_state = optimizer.update(grads, opt_state, model)
+        return loss, eqx.apply_updates(model, updates), state, opt_state
+
+    opt_state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+    losses = []
+    for _ in range(5):
+        loss, model, state, opt_state = step(model, state, opt_state)
+        losses.append(loss)
+    model = eqx.nn.inference_mode(model)
+    logits, _ = jax.vmap(model, **over_batch)(x, state)
+    assert losses[-1] < losses[0]
+    return losses, logits, model.head.activation.slope, model.dropout.deterministic
+
+
+@same_under_both_imports
 def test_batch_norm_for_inference_leaves_the_state_alone(eqx):
     """By `inference_mode` or by argument, the same input gives the same output again."""
     layer, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, axis_name="batch", mode="batch")
