@@ -447,6 +447,11 @@ def _check_shape(where: Title, name: str, shape: tuple[int, ...] | None, value: 
     expected = f"{name} to be None" if shape is None else f"{name} of shape {shape}"
     if shape is not None and found is not None and len(found) > len(shape):
         cure = mapped_cure(where.layer)
+    elif shape and found == shape[1:]:
+        cure = (
+            "One axis is missing. A map over a single layer is told not to map it:",
+            "pm.filter_vmap(lambda m, x: m(x), in_axes=(None, 0))(layer, xs)",
+        )
     else:
         has_flag = shape is None or found is None
         flags = [

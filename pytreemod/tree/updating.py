@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn, TypeVar
 
-from pytreemod.errors import ShapeError, StructureError, describe, explain
+from pytreemod.errors import PytreemodError, ShapeError, StructureError, describe, explain
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array, is_inexact_array
 from pytreemod.typing import PyTree, jtu
@@ -36,7 +36,7 @@ def apply_updates(model: _T, updates: PyTree) -> _T:
     """
     try:
         return jtu.tree_map_with_path(_add, updates, model, is_leaf=_is_none)
-    except (ShapeError, StructureError):
+    except PytreemodError:
         raise
     except (ValueError, TypeError) as error:
         _refuse_other_structure(model, updates, error)

@@ -609,3 +609,21 @@ def test_golden_gradient_by_a_hidden_value():
 
     expected = jax.grad(rest)(NET.layers[0](X))
     close(gradient.layers[0].by, expected)
+
+
+class _Encoder(pm.Module):
+    layer: Affine
+
+    def encode(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("selector", [_Encoder, "encoder", pm.select.at(lambda m: m["encoder"])])
+def test_what_cannot_be_called_cannot_be_captured(selector):
+    """The metaclass has a `__call__`, which is no method of the Module."""
+    model = {"encoder": _Encoder(affine())}
+
+    with pytest.raises(
+        SpecError, match=r"that can be called[^\n]*, got none\.\n.*encoder'\]\.layer"
+    ):
+        pm.capture(lambda model, x: model["encoder"].encode(x), selector)(model, ramp(3))

@@ -223,13 +223,13 @@ def replaced(tree, path, new):
 
 @given(shape=st.lists(st.integers(1, 3), max_size=4).map(tuple))
 def test_every_shape_but_that_of_the_configuration_is_refused(shape):
-    """Of a weight of (2, 3); where it has more axes, the text maps the layer."""
+    """Of a weight of (2, 3); where an axis is too many or lacks, the text says how to map."""
     layer = LINEAR.replace(weight=np.ones(shape, np.float32))
 
     if shape == (2, 3):
         assert layer(jnp.ones(3)).tolist() == [3, 3]
     else:
-        cure = "filter_vmap" if len(shape) > 2 else "replace"
+        cure = "filter_vmap" if len(shape) > 2 or shape == (3,) else "replace"
         text = rf"^Linear\(.*\): expected weight of shape \(2, 3\), got f32\[(.|\n)*{cure}"
         with pytest.raises(ShapeError, match=text):
             layer(jnp.ones(3))
@@ -373,3 +373,14 @@ def test_numbers_are_checked_when_they_are_exchanged(make, change, text):
         make().replace(**change)
     with pytest.raises(ArgumentError, match=text):
         pm.with_mode(make(), **change)
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [(nn.Linear(4, 4, key=KEYS[0]), jnp.ones((4, 4))), (nn.LayerNorm(4), jnp.ones((4, 4)))],
+)
+def test_a_layer_that_was_mapped_over_by_mistake_is_told(layer, x):
+    """`in_axes` was forgotten: each call sees a row of the weight."""
+    text = r"(?s)of shape \(4.*One axis is missing\..*in_axes=\(None, 0\)"
+    with pytest.raises(ShapeError, match=text):
+        pm.filter_vmap(lambda m, x: m(x))(layer, x)
