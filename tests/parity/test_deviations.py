@@ -549,6 +549,16 @@ def test_dropout_takes_axes_and_a_stream(option):
     assert hasattr(pytreemod.nn.Dropout(0.5, **{option: given}), option)
 
 
+def test_a_float_is_no_predicate():
+    """Equinox takes any number but 0 for a failure; pytreemod refuses what was not compared."""
+    call = lambda eqx: eqx.error_if(ramp(2), jnp.asarray(0.5), "swapped")  # noqa: E731
+    with pytest.raises(RuntimeError, match="swapped"):
+        call(equinox)
+
+    with pytest.raises(ValueError, match=r"error_if\(pred\)"):
+        call(pytreemod)
+
+
 def test_argnums_chooses_what_is_differentiated():
     """Equinox refuses `argnums`; pytreemod takes it as `jax.grad` does."""
     call = lambda eqx: eqx.filter_grad(lambda x, y: jnp.sum(x * y), argnums=1)(2.0, ramp(2))  # noqa: E731

@@ -99,12 +99,22 @@ def test_predicates(eqx):
     def check(pred):
         return lambda x: eqx.error_if(x, pred, TEXT)
 
-    failing = [True, jnp.array(True), jnp.array([[False], [True]])]
-    passing = [False, jnp.array(False), jnp.zeros((2, 3), bool)]
+    failing = [True, jnp.array(True), jnp.array([[False], [True]]), 1, jnp.array([0, 2])]
+    passing = [False, jnp.array(False), jnp.zeros((2, 3), bool), 0, jnp.isnan(GOOD).sum()]
     return (
         [fails(eqx.filter_jit(check(pred)), GOOD) for pred in failing],
         [eqx.filter_jit(check(pred))(GOOD) for pred in passing],
     )
+
+
+@same_under_both_imports
+def test_numbers_are_checked_eagerly(eqx):
+    """A solver's step size that is a Python number is returned, or the check fails."""
+
+    def check(dt):
+        return eqx.error_if(dt, dt < 0, TEXT)
+
+    return check(0.1), check(1), fails(check, -0.1), eqx.branched_error_if(0.1, False, 0, [TEXT])
 
 
 @same_under_both_imports

@@ -299,6 +299,29 @@ def test_donation(eqx, donate):
     return results, [x.is_deleted() for x in (first, second, third)]
 
 
+@pytest.mark.parametrize("donate", ["all", "all-except-first"])
+@pytest.mark.parametrize("kind", ["instance", "method", "Partial"])
+@same_under_both_imports
+def test_donation_of_a_callable_gives_its_own_arrays(eqx, donate, kind):
+    """An instance, a bound method, a Partial: its arrays go, and are not the first argument."""
+
+    class Layer(eqx.Module):
+        weight: jax.Array
+
+        def __call__(self, x):
+            return self.weight * x, self.weight + x
+
+        def apply(self, x):
+            return self(x)
+
+    layer = Layer(ramp(3))
+    partial = eqx.Partial(Layer.__call__, layer)
+    call = {"instance": layer, "method": layer.apply, "Partial": partial}[kind]
+    x = ramp(3) + 1
+    out = eqx.filter_jit(call, donate=donate)(x)
+    return out, layer.weight.is_deleted(), x.is_deleted()
+
+
 @same_under_both_imports
 def test_donation_of_a_method_counts_self_as_first(eqx):
     """`"all-except-first"` on a method keeps the Module and gives away the rest."""

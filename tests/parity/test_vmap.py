@@ -36,6 +36,17 @@ def test_by_default_arrays_are_mapped_and_the_rest_is_shared(eqx):
     return apply(tree, 2.0, jnp.sin, "a"), shapes
 
 
+@pytest.mark.parametrize("out_axes", [0, -1, lambda leaf: 0])
+@same_under_both_imports
+def test_numbers_as_results_are_repeated(eqx, out_axes):
+    """What has an axis is stacked, as in `jax.vmap`; by default, a number stays one."""
+
+    def fn(x):
+        return (x * 2, 1.0, {"count": 3, "done": True})
+
+    return eqx.filter_vmap(fn, out_axes=out_axes)(ramp(3)), eqx.filter_vmap(fn)(ramp(3))
+
+
 SPECS = {
     "ints": (0, 1),
     "none": (None, 0),

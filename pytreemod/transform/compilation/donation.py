@@ -44,6 +44,14 @@ class Donation:
         """Whether calls with one key have the same flags, whatever their arrays are."""
         return not isinstance(self.rule, Selector) or self.rule.is_structural()
 
+    @property
+    def gives_own(self) -> bool:
+        """Whether the arrays of a callable that is a pytree (a Module, a bound method) go, too.
+
+        They are no argument: the first of the arguments is still the one that is excepted.
+        """
+        return self.rule in ("all", "all-except-first")
+
     def flags(
         self, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[bool]:

@@ -300,7 +300,8 @@ class Jitted(Transformed):
     def _explain(self, arrays: list[Any], args: Any, kwargs: Any, error: Exception) -> None:
         """Raise a better error than JAX's own, where there is one."""
         raise_unheard(error)
-        named = named_arguments(self.names, args, kwargs)
+        own = [("function", self.fn)] if self.is_tree else []
+        named = [*own, *named_arguments(self.names, args, kwargs)]
         explain_deleted(function_name(self.fn), named, error)
         layout = self.options.in_shardings
         assigned = self.store.assign(self.names, self.fn, args, kwargs, arrays)
@@ -361,7 +362,7 @@ def filter_jit(
             (`select.path("model.layers")`), which is asked in each call if it looks at the arrays
             (a predicate does); or `"none"`, `"all"`, `"all-except-first"`, and
             `"warn"`, `"warn-except-first"`, which are the same with JAX's warning if a donated
-            array was of no use.
+            array was of no use. These, and nothing else, give away the arrays of `fun` itself.
         static: names of arguments whose arrays are part of the program, not data: NumPy's arrays
             and numbers in them are compared by value, and arrive as they were passed, so that they
             can be shapes and indices. An array of JAX in them is an error. (What is no array is

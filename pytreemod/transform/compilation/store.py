@@ -197,8 +197,8 @@ class Store:
         labels = [f"values[{i}]" for i in range(len(arrays))]
         options: dict[str, Any] = {}
         if donation is not None:
-            # The function's own arrays come first, and are never donated.
-            flags = [False] * (len(arrays) - count_arrays((args, kwargs)))
+            # The function's own arrays come first.
+            flags = [donation.gives_own] * (len(arrays) - count_arrays((args, kwargs)))
             flags += donation.flags(names, args, kwargs)
             entry.separate, join = separation(flags)
             run = _taking_two(run, join)

@@ -33,7 +33,7 @@ from pytreemod.transform.control_flow.refusals import (
 )
 from pytreemod.transform.host.failures import surfacing
 from pytreemod.transform.maps.stacking import refuse_other_than_int
-from pytreemod.transform.maps.vmap import ON_AXIS_0, axes_of
+from pytreemod.transform.maps.vmap import ON_AXIS_0, axes_of, stacking_axes
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import divide
@@ -283,7 +283,7 @@ def _common_length(
 
 def _pack_for_stack(where: str, spec: AxesSpec, result: PyTree, lent: Container[int] = ()) -> Any:
     """Pack a step's result; once all are stacked, their arrays go to the axes that `spec` says."""
-    axes = axes_of(spec, result, f"{where}(out_axes)", "result")
+    result, axes = stacking_axes(spec, result, f"{where}(out_axes)")
     wanted = [
         axis_in_stack(where, path_text(path, "result"), leaf, axis)
         for (path, leaf), axis in zip(jtu.tree_leaves_with_path(result), axes, strict=True)

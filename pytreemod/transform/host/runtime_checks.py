@@ -58,12 +58,13 @@ def error_if(x: _T, pred: Any, msg: str, *, on_error: str = "default") -> _T:
 
     Args:
         x: any tree; with at least one array, unless `pred` is known.
-        pred: a boolean, or a boolean array of any shape: any True is a failure.
+        pred: a boolean, or a boolean array of any shape: any True is a failure. So is any integer
+            but 0: a count of failures will do.
         msg: what to say.
         on_error: `"raise"`; `"breakpoint"` (open a debugger that shows `x` and `pred`, then
             raise); `"nan"` (replace floating arrays by NaN, raise nothing); `"off"`; `"default"`
-            takes the environment variable PYTREEMOD_ON_ERROR, or else `"raise"`. Read when the
-            function is traced.
+            takes the environment variable PYTREEMOD_ON_ERROR, or EQX_ON_ERROR, or else
+            `"raise"`. Read when the function is traced.
 
     Returns:
         `x`.
@@ -71,8 +72,8 @@ def error_if(x: _T, pred: Any, msg: str, *, on_error: str = "default") -> _T:
     Raises:
         CheckError: the check failed. Its notes name the line of the check, and under `jax.vmap`
             the index in the batch.
-        ArgumentError: `x` has no array, and `pred` is not known; `pred` is not boolean; `msg` is
-            no text; `on_error` is unknown.
+        ArgumentError: `x` has no array, and `pred` is not known; `pred` is neither boolean nor
+            integer; `msg` is no text; `on_error` is unknown.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -101,7 +102,7 @@ def branched_error_if(
 
     Args:
         x: any tree; with at least one array, unless `pred` is known.
-        pred: a boolean, or a boolean array.
+        pred: as for `error_if`.
         index: an integer: which message; of a shape that broadcasts against `pred`, if there is
             one message for each of its elements (that of the first failure is shown).
         msgs: the messages.
@@ -130,12 +131,13 @@ def _check(
     where: str, x: PyTree, pred: Any, index: Any, messages: tuple[str, ...], on_error: str
 ) -> PyTree:
     mode = _mode(where, on_error)
-    _require_boolean(where, pred)
+    _require_truth(where, pred)
     _require_index(where, index, len(messages))
     # A bool is decided here and now, in a program, too: it is known whatever becomes of `x`.
-    is_known = isinstance(pred, bool) or not _is_traced(pred)
+    is_known = isinstance(pred, int) or not _is_traced(pred)
     # NumPy's, where the values are known: under a trace, those of jnp would be traced.
     failed: Any = pred if isinstance(pred, Tracer) else np.asarray(pred)
+    failed = failed if failed.dtype == jnp.bool_ else failed != 0
     index = index if isinstance(index, Tracer) else np.asarray(index)
     if mode == "off" or (not isinstance(failed, Tracer) and not failed.any()):
         return x
@@ -412,17 +414,22 @@ def _manner() -> Any:
     return decided_late("manner", np.int32(0), decide)
 
 
-def _require_boolean(where: str, pred: Any) -> None:
-    if (is_array(pred) or isinstance(pred, bool)) and jnp.result_type(pred) == jnp.bool_:
+def _require_truth(where: str, pred: Any) -> None:
+    # No float, which is what comes if `x` and `pred` are swapped, or nothing is compared.
+    if isinstance(pred, int) or (is_array(pred) and _is_discrete(pred)):
         return
     raise ArgumentError(
         explain(
             f"{where}(pred)",
-            "a boolean, or an array of them",
+            "a boolean, an integer, or an array of them",
             describe(pred),
             cure=["compare, for instance", "error_if(x, x < 0, ...)"],
         )
     )
+
+
+def _is_discrete(array: Any) -> bool:
+    return array.dtype == jnp.bool_ or jnp.issubdtype(array.dtype, jnp.integer)
 
 
 def _require_index(where: str, index: Any, count: int) -> None:
@@ -440,14 +447,22 @@ def _require_index(where: str, index: Any, count: int) -> None:
 def _mode(where: str, on_error: str) -> str:
     source = f"{where}(on_error)"
     if on_error == "default":
-        source, on_error = ON_ERROR, os.environ.get(ON_ERROR, "raise")
+        source, on_error = _setting(ON_ERROR, "raise")
     if on_error not in _MODES:
         raise ArgumentError(explain(source, f"one of {', '.join(_MODES)}", describe(on_error)))
     return on_error
 
 
 def _frames() -> int:
-    text = os.environ.get(BREAKPOINT_FRAMES, "1")
+    source, text = _setting(BREAKPOINT_FRAMES, "1")
     if not text.isdecimal():
-        raise ArgumentError(explain(BREAKPOINT_FRAMES, "a count of frames", describe(text)))
+        raise ArgumentError(explain(source, "a count of frames", describe(text)))
     return int(text)
+
+
+def _setting(name: str, default: str) -> tuple[str, str]:
+    """The variable of the environment that counts, and what it says."""
+    # Scripts that set Equinox's go on as they are.
+    theirs = name.replace("PYTREEMOD", "EQX")
+    source = theirs if name not in os.environ and theirs in os.environ else name
+    return source, os.environ.get(source, default)

@@ -66,7 +66,15 @@ def _stops(spec: Any) -> bool:
     return _is_axis(spec) or isinstance(spec, (By, bool)) or (callable(spec) and not is_node(spec))
 
 
-def axes_of(spec: AxesSpec, tree: PyTree, where: str, root: str, strict: bool = True) -> list[Any]:
+def axes_of(
+    spec: AxesSpec,
+    tree: PyTree,
+    where: str,
+    root: str,
+    strict: bool = True,
+    *,
+    is_result: bool = False,
+) -> list[Any]:
     """The axis of each leaf of `tree`; None for what is not mapped.
 
     Args:
@@ -75,16 +83,19 @@ def axes_of(spec: AxesSpec, tree: PyTree, where: str, root: str, strict: bool = 
         where: what to call the spec in errors.
         root: what to call the tree in errors.
         strict: whether a path in a rule that matches nothing is a mistake.
+        is_result: whether members are stacked on the axes, so that a number can have one: the
+            same for all of them.
 
     Returns:
         An int or None for each leaf.
 
     Raises:
         SpecError: the spec is no prefix, or gives something that is no axis.
+        ShapeError: a number is to be mapped over an axis.
     """
     if type(tree) is Sown:
         # What is sown has one for each member, whatever the spec says of the result.
-        own = axes_of(spec, tree.result, where, root, strict)
+        own = axes_of(spec, tree.result, where, root, strict, is_result=is_result)
         return [*own, *map(ON_AXIS_0, jtu.tree_leaves(tree.harvest))]
 
     def resolve(value: Any, subtree: PyTree, path: tuple[Any, ...]) -> list[Any]:
@@ -93,9 +104,11 @@ def axes_of(spec: AxesSpec, tree: PyTree, where: str, root: str, strict: bool = 
             values = value.values(subtree, root=path_text(path, root), strict=strict)
         else:
             values = [value] * len(leaves)
-            if _is_axis(value) and value is not None:
+            if _is_axis(value) and value is not None and not is_result:
                 refuse_numbers(value, subtree, path)
-        return [one(v, leaf, path) for v, leaf in zip(values, leaves, strict=True)]
+        # A `by` speaks of arrays: its default would be said of every number, too.
+        has_axis = is_array_like if is_result and not isinstance(value, By) else is_array
+        return [one(v, leaf, path, has_axis(leaf)) for v, leaf in zip(values, leaves, strict=True)]
 
     def refuse_numbers(axis: int, subtree: PyTree, path: tuple[Any, ...]) -> None:
         # An axis by number was asked for: a scalar has none. Functions and strings have no say.
@@ -109,12 +122,12 @@ def axes_of(spec: AxesSpec, tree: PyTree, where: str, root: str, strict: bool = 
                         places=[path_text((*path, *below), root)],
                         cure=[
                             "map arrays alone, and pass numbers on as they are:",
-                            f"{'out' if 'out_axes' in where else 'in'}_axes=pm.if_array({axis})",
+                            f"in_axes=pm.if_array({axis})",
                         ],
                     )
                 )
 
-    def one(value: Any, leaf: Any, path: tuple[Any, ...]) -> Any:
+    def one(value: Any, leaf: Any, path: tuple[Any, ...], has_axis: bool) -> Any:
         if callable(value) and not isinstance(value, Rule):
             value = value(leaf)
         if not _is_axis(value):
@@ -127,9 +140,33 @@ def axes_of(spec: AxesSpec, tree: PyTree, where: str, root: str, strict: bool = 
                 )
             )
         # What is no array does not come to JAX, whatever a spec says of it.
-        return value if is_array(leaf) else None
+        return value if has_axis else None
 
     return spread(spec, tree, resolve=resolve, stops=_stops, where=where, root=root)
+
+
+def stacking_axes(spec: AxesSpec, result: PyTree, where: str) -> tuple[PyTree, list[Any]]:
+    """What a mapped function's result is stacked as, and on which axes.
+
+    Args:
+        spec: where its arrays are to be stacked.
+        result: what the function returned for one member.
+        where: what to call the spec in errors.
+
+    Returns:
+        The result, with arrays for the numbers that have an axis; and the axis of each leaf, None
+        for what is not stacked.
+
+    Raises:
+        SpecError: the spec does not fit the result.
+    """
+    axes = axes_of(spec, result, where, "result", is_result=True)
+    leaves, treedef = jtu.tree_flatten(result)
+    late = [axis is not None and not is_array(x) for x, axis in zip(leaves, axes, strict=True)]
+    if any(late):
+        pairs = zip(leaves, late, strict=True)
+        result = treedef.unflatten([jnp.asarray(x) if is_late else x for x, is_late in pairs])
+    return result, axes
 
 
 class MapOptions(NamedTuple):
@@ -369,7 +406,7 @@ def group_by_axis(
         ShapeError: the stacked results will not have an axis.
         SpecError: the spec does not fit the result.
     """
-    spread_axes = axes_of(spec, result, where, "result")
+    result, spread_axes = stacking_axes(spec, result, where)
     named = zip(jtu.tree_leaves_with_path(result), spread_axes, strict=True)
     rows = [(path, x, axis) for (path, x), axis in named if is_array(x)]
     _check_out_axes(where, rows)
@@ -429,7 +466,8 @@ def filter_vmap(
             None, a function from leaf to axis, [`by`][pytreemod.by], a Module that holds specs in
             the place of its data, or a prefix tree of these. For a single argument it need not be
             wrapped in a tuple.
-        out_axes: the same for the result.
+        out_axes: the same for the result. A number to which it gives an axis, by an int or a
+            function, is repeated for each member, as in `jax.vmap`.
         axis_name: a name for collectives (`jax.lax.pmean`).
         axis_size: how many members, if no argument is mapped.
         **vmapkwargs: for `jax.vmap` (`spmd_axis_name`, ...).

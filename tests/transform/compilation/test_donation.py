@@ -1,6 +1,7 @@
 """Donation: which arrays a call gives away, and what memory that saves."""
 
 import gc
+import warnings
 import weakref
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import SpecError
+from pytreemod.errors import DonatedError, SpecError
 from pytreemod.transform.compilation.donation import Donation, as_donation, count_arrays, separation
 from tests.helpers.training import adam, batch, network, step, step_by_hand
 from tests.helpers.trees import Holder, Pair, affine, ramp
@@ -42,6 +43,43 @@ def test_each_array_of_a_call_is_given_or_kept(donate, expected):
     flags = as_donation(donate, takes).flags(NAMES, *CALL)
 
     assert "".join(str(int(flag)) for flag in flags) == expected
+
+
+OWN = ("all", "warn", "all-except-first", "warn-except-first")
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+@pytest.mark.parametrize("donate", ["none", *OWN])
+@pytest.mark.parametrize("kind", ["instance", "bound method", "Partial", "transform"])
+def test_arrays_of_the_callable_itself_are_given_with_all(donate, kind):
+    """They are what a large model is made of; they are not the first argument, nor have a name."""
+    model = affine()
+    fn = {
+        "instance": model,
+        "bound method": model.__call__,
+        "Partial": pm.Partial(lambda model, x: model(x), model),
+        "transform": pm.filter_vmap(model, in_axes=None, axis_size=2),
+    }[kind]
+    x = ramp(3)
+    # The arrays come out, so that JAX has a use for them.
+    pm.filter_jit(pm.Partial(lambda fn, x: (fn, x, fn(x)), fn), donate=donate)(x)
+    assert model.weight.is_deleted() == (donate in OWN)
+    assert x.is_deleted() == (donate in ("all", "warn"))
+    assert not as_donation(("x",), takes).gives_own
+    assert not as_donation(pm.select.path("x"), takes).gives_own
+
+
+def test_a_callable_that_gave_itself_away_is_gone():
+    """The text says that it was the callable: the next call has nothing left to call."""
+    model = affine()
+    step = pm.filter_jit(model, donate="warn-except-first")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        step(ramp(3))
+
+    text = r"(?s)Affine: expected arrays that are still there, got 1 .*\n  at function\.bias: f32"
+    with pytest.raises(DonatedError, match=text):
+        step(ramp(3))
 
 
 def test_nothing_is_given_without_a_rule():

@@ -369,3 +369,13 @@ def test_associative_scan_is_that_of_jax(axis, reverse):
     run = ft.partial(jax.lax.associative_scan, reverse=reverse)
     product = run(jnp.multiply, elems.weight, axis=axis % 2)
     assert_same(found, Affine(product, [run(jnp.maximum, elems.bias[0]), "text", 3]))
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_a_number_with_an_axis_is_repeated_for_each_step(batch_size):
+    """What `out_axes` gives an axis is stacked, as jax.lax.map does; by default a number stays."""
+    xs = ramp(3)
+    found = pm.filter_map(lambda x: (x, 1.5), xs, batch_size=batch_size, out_axes=0)
+
+    assert_same(found, jax.lax.map(lambda x: (x, 1.5), xs))
+    assert type(pm.filter_map(lambda x: (x, 1.5), xs, batch_size=batch_size)[1]) is float

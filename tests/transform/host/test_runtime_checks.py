@@ -14,7 +14,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import ArgumentError, CheckError
-from pytreemod.transform.host.runtime_checks import ON_ERROR, checks_in
+from pytreemod.transform.host.runtime_checks import BREAKPOINT_FRAMES, ON_ERROR, checks_in
 from tests.helpers.comparing import assert_close
 from tests.helpers.trees import Affine, affine, ramp
 
@@ -207,10 +207,20 @@ def test_trees_go_through_compiled_checks():
 
 
 @pytest.mark.parametrize(
-    "pred", [True, np.bool_(True), np.array([False, True]), jnp.array([[True, False]])], ids=repr
+    "pred",
+    [
+        True,
+        np.bool_(True),
+        np.array([False, True]),
+        jnp.array([[True, False]]),
+        2,
+        np.int64(-1),
+        jnp.array([0, 3], jnp.uint8),
+    ],
+    ids=repr,
 )
 def test_any_true_is_a_failure(pred):
-    """A predicate is a bool or an array of any shape; one True in it is enough."""
+    """A predicate is a bool or an array of any shape, or a count; one True in it is enough."""
     failure(pm.error_if, ramp(2), pred, TEXT)
     failure(pm.filter_jit(lambda x: pm.error_if(x, pred, TEXT)), ramp(2))
     failure(pm.filter_jit(lambda x, p: pm.error_if(x, p, TEXT)), ramp(2), jnp.asarray(pred))
@@ -656,38 +666,61 @@ def test_breakpoint(transform, jit, debugger, capsys):
 
 def test_breakpoint_shows_more_frames_on_demand(debugger, monkeypatch):
     """PYTREEMOD_ON_ERROR_BREAKPOINT_FRAMES is how many frames the debugger shows."""
-    monkeypatch.setenv("PYTREEMOD_ON_ERROR_BREAKPOINT_FRAMES", "3")
+    monkeypatch.setenv(BREAKPOINT_FRAMES, "3")
     monkeypatch.setenv(ON_ERROR, "breakpoint")
     failure(pm.filter_jit(lambda x: small(x)), BAD)
 
     assert debugger[-1][0] == 3
 
 
+def test_settings_of_equinox_are_heard(monkeypatch, debugger):
+    """A script that sets EQX_ON_ERROR goes on as it is; where both are set, ours decides."""
+    theirs = [name.replace("PYTREEMOD", "EQX") for name in (ON_ERROR, BREAKPOINT_FRAMES)]
+    for name, value in zip(theirs, ("breakpoint", "4"), strict=True):
+        monkeypatch.setenv(name, value)
+
+    failure(pm.filter_jit(lambda x: small(x)), BAD)
+    assert debugger[-1][0] == 4
+
+    monkeypatch.setenv(BREAKPOINT_FRAMES, "3")
+    failure(pm.filter_jit(lambda x: small(x)), BAD)
+    assert debugger[-1][0] == 3
+
+    monkeypatch.setenv(ON_ERROR, "off")
+    assert_close(small(BAD), BAD)
+
+    monkeypatch.delenv(ON_ERROR)
+    monkeypatch.setenv(theirs[0], "on")
+    with pytest.raises(ArgumentError, match=r"^EQX_ON_ERROR: expected one of raise, .*got 'on'"):
+        small(BAD)
+
+
 # ---- mistakes
 
 MISTAKES = {
-    "number as predicate": (
-        lambda: pm.error_if(GOOD, 1, TEXT),
-        "error_if(pred): expected a boolean, or an array of them, got 1.\n"
+    "float as predicate": (
+        lambda: pm.error_if(GOOD, 1.0, TEXT),
+        "error_if(pred): expected a boolean, an integer, or an array of them, got 1.0.\n"
         "  compare, for instance\n"
         "      error_if(x, x < 0, ...)",
     ),
     "float predicate": (
         lambda: pm.error_if(GOOD, GOOD, TEXT),
-        "error_if(pred): expected a boolean, or an array of them, got f32[6].\n"
+        "error_if(pred): expected a boolean, an integer, or an array of them, got f32[6].\n"
         "  compare, for instance\n"
         "      error_if(x, x < 0, ...)",
     ),
     # JAX adds a note of its own to what is raised while it traces.
-    "traced integer predicate": (
-        lambda: pm.filter_jit(lambda x: pm.error_if(x, x.astype(int), TEXT))(GOOD),
-        "error_if(pred): expected a boolean, or an array of them, got i32[6].\n"
+    "traced float predicate": (
+        lambda: pm.filter_jit(lambda x: pm.error_if(x, x, TEXT))(GOOD),
+        "error_if(pred): expected a boolean, an integer, or an array of them, got f32[6].\n"
         "  compare, for instance\n"
         "      error_if(x, x < 0, ...)",
     ),
     "list as predicate": (
         lambda: pm.branched_error_if(GOOD, [True], 0, ["a"]),
-        "branched_error_if(pred): expected a boolean, or an array of them, got [True].\n"
+        "branched_error_if(pred): expected a boolean, an integer, or an array of them, got "
+        "[True].\n"
         "  compare, for instance\n"
         "      error_if(x, x < 0, ...)",
     ),

@@ -456,6 +456,32 @@ def test_buffers_and_named_tuples_are_mapped_like_the_rest():
     assert_same(found.second, model)
 
 
+@pytest.mark.parametrize("axis", [0, -1, lambda _: 0])
+@pytest.mark.parametrize("number", [1.5, 2, True, 2j], ids=repr)
+def test_a_number_with_an_axis_is_repeated_for_each_member(axis, number):
+    """Where `out_axes` gives a number an axis it is stacked, as `jax.vmap` does: weak type, too."""
+
+    def fn(x):
+        return (x, {"number": number})
+
+    found = pm.filter_vmap(fn, out_axes=axis)(ramp(3))
+    expected = jax.vmap(fn)(ramp(3))
+
+    assert_same(found, expected)
+    assert found[1]["number"].weak_type == expected[1]["number"].weak_type
+
+
+def test_a_number_without_an_axis_stays_as_it_is():
+    """The default, `if_array`, None, and rules, whose default would be said of every number."""
+
+    def fn(x):
+        return {"x": x, "number": 1.5}
+
+    for spec in (pm.if_array(0), {"x": 0, "number": None}, pm.by({...: 0})):
+        found = pm.filter_vmap(fn, out_axes=spec)(ramp(3))
+        assert type(found["number"]) is float
+
+
 def test_functions_in_models_are_shared():
     """A model that holds functions and numbers is mapped over its arrays alone."""
     model = Holder([OwnInit(3), double, 2.0])
