@@ -27,7 +27,12 @@ def _is_abstract(leaf: Any) -> bool:
     return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
-def filter_eval_shape(fun: Callable[..., _R], /, *args: Any, **kwargs: Any) -> _R:
+# What a function is given as, so that it may be given by keyword, too, and yet leave the name free
+# for an argument of its own.
+_BY_KEYWORD: Any = object()
+
+
+def filter_eval_shape(fun: Callable[..., _R] = _BY_KEYWORD, /, *args: Any, **kwargs: Any) -> _R:
     """The result of a call with `jax.ShapeDtypeStruct`s for arrays, without computing anything.
 
     Args:
@@ -46,6 +51,7 @@ def filter_eval_shape(fun: Callable[..., _R], /, *args: Any, **kwargs: Any) -> _
         >>> filter_eval_shape(lambda n: {"x": jnp.ones((n, 2)), "n": n}, 3)
         {'n': 3, 'x': ShapeDtypeStruct(shape=(3, 2), dtype=float32)}
     """
+    fun = kwargs.pop("fun", None) if fun is _BY_KEYWORD else fun
     check_callable("filter_eval_shape", fun)
     arrays, structure = divide((fun, args, kwargs), _is_abstract)
 
@@ -203,7 +209,7 @@ jtu.register_pytree_with_keys(
 
 
 def filter_closure_convert(
-    fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    fn: Callable[..., Any] = _BY_KEYWORD, /, *args: Any, **kwargs: Any
 ) -> ClosureConverted:
     """Turn the arrays that a function captured into data that a transform can see.
 
@@ -231,7 +237,8 @@ def filter_closure_convert(
         >>> f(jnp.asarray([5.0])), len(f.consts)
         (Array([10.], dtype=float32), 1)
     """
-    check_callable("filter_closure_convert", fn)
+    fn = kwargs.pop("fn", None) if fn is _BY_KEYWORD else fn
+    check_callable("filter_closure_convert", fn, "fn")
     closed, result = _trace(fn, args, kwargs)
     structs, out_structure = divide(result, _is_abstract)
     arrays, in_structure = divide((args, kwargs), _is_abstract)

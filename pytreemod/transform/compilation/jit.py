@@ -266,7 +266,7 @@ class Jitted(Transformed):
             return self.split(*self.placed((*bound, *args), kwargs))
 
         lowered, entry = self._stage("lower", (*bound, *args), kwargs)
-        return Lowered(function_name(self.fn), split, lowered, entry)
+        return Lowered("filter_jit", function_name(self.fn), split, lowered, entry)
 
     def _stage(self, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Entry]:
         # Structs are no arrays, so NumPy arrays without memory stand for them in the split.

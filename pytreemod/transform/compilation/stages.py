@@ -21,8 +21,9 @@ class Lowered:
     Has `compile`, and whatever else `jax.stages.Lowered` has (`as_text`, `cost_analysis`, ...).
     """
 
-    def __init__(self, name: str, split: Split, lowered: Any, entry: Entry):
+    def __init__(self, transform: str, name: str, split: Split, lowered: Any, entry: Entry):
         self.lowered = lowered
+        self._transform = transform
         self._name = name
         self._split = split
         self._entry = entry
@@ -37,7 +38,7 @@ class Lowered:
             A function of the same arguments.
         """
         compiled = self.lowered.compile(compiler_options=compiler_options)
-        return Compiled(self._name, self._split, compiled, self._entry)
+        return Compiled(self._transform, self._name, self._split, compiled, self._entry)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.lowered, name)
@@ -50,8 +51,9 @@ class Compiled:
     `jax.stages.Compiled` has (`cost_analysis`, `memory_analysis`, ...).
     """
 
-    def __init__(self, name: str, split: Split, compiled: Any, entry: Entry):
+    def __init__(self, transform: str, name: str, split: Split, compiled: Any, entry: Entry):
         self.compiled = compiled
+        self._transform = transform
         self._name = name
         self._split = split
         self._entry = entry
@@ -73,7 +75,7 @@ class Compiled:
                     "others",
                     cure=[
                         "compile for these, too:",
-                        f"filter_jit({self._name}).lower(...).compile()",
+                        f"pm.{self._transform}({self._name}).lower(...).compile()",
                     ],
                 )
             )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools as ft
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import ArgumentError, DerivativeError, describe, explain
+from pytreemod.errors import ArgumentError, DerivativeError, describe, explain, warn
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
@@ -64,6 +65,51 @@ def _rule(custom: Transformed, name: str, signature: str) -> Callable[..., Any]:
             )
         )
     return found
+
+
+# ---- older spellings, whose rules are given zeros where ours are given None
+
+
+def _warn_of(custom: Transformed, older: str, newer: Sequence[str]) -> None:
+    called = function_name(custom.fn)
+    text = explain(
+        f"{custom.transform_name()} of {called}",
+        "the newer spelling of its rules",
+        f"{older}, which is deprecated",
+        cure=["write, with None for what is zero:", *(s.format(called=called) for s in newer)],
+    )
+    warn(DeprecationWarning, text)
+
+
+def _with_zeros(tree: PyTree, derivative: PyTree) -> PyTree:
+    def fill(leaf: Any, value: Any) -> Any:
+        return jnp.zeros_like(leaf) if value is None and is_inexact_array(leaf) else value
+
+    return jtu.tree_map(fill, tree, derivative)
+
+
+def _older_jvp(rule: Callable[..., Any], primals: Any, tangents: Any, **kwargs: Any) -> Any:
+    return rule(primals, _with_zeros(primals, tangents), **kwargs)
+
+
+def _older_forward(
+    rule: Callable[..., Any], perturbed: PyTree, /, *args: Any, **kwargs: Any
+) -> Any:
+    out, residuals = rule(*args, **kwargs)
+    return out, (out, residuals)
+
+
+def _older_backward(
+    rule: Callable[..., Any],
+    kept: Any,
+    grad_out: PyTree,
+    perturbed: PyTree,
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> PyTree:
+    out, residuals = kept
+    return rule(residuals, _with_zeros(out, grad_out), *args, **kwargs)
 
 
 class _Agreement:
@@ -157,14 +203,20 @@ class _CustomJvp(Transformed):
     def transform_name(cls) -> str:
         return "filter_custom_jvp"
 
-    def def_jvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
-        """Define the derivative: `rule(primals, tangents, **kwargs) -> (out, tangent_out)`.
+    def def_jvp(self, fn_jvp: Callable[..., Any]) -> Callable[..., Any]:
+        """Define the derivative: `fn_jvp(primals, tangents, **kwargs) -> (out, tangent_out)`.
 
         `primals` is the tuple of positional arguments; `tangents` has the same structure, with
         None for a zero and for what is no floating array. `tangent_out` has the structure of
         `out`, with None in the same sense; None may stand for a whole subtree.
         """
-        return _define(self, "def_jvp", rule)
+        return _define(self, "def_jvp", fn_jvp)
+
+    def defjvp(self, fn_jvp: Callable[..., Any]) -> None:
+        """Older spelling of `def_jvp`: floating arrays have a tangent, be it of zeros."""
+        check_callable(f"defjvp of {function_name(self.fn)}", fn_jvp, "fn_jvp")
+        _warn_of(self, "defjvp", ["@{called}.def_jvp", "def fn_jvp(primals, tangents): ..."])
+        self.def_jvp(ft.partial(_older_jvp, fn_jvp))
 
     @surfacing
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -216,23 +268,43 @@ class _CustomVjp(Transformed):
     def transform_name(cls) -> str:
         return "filter_custom_vjp"
 
-    def def_fwd(self, rule: Callable[..., Any]) -> Callable[..., Any]:
-        """Define the forward pass: `rule(perturbed, vjp_arg, *args, **kwargs) -> (out, residuals)`.
+    def def_fwd(self, fn_fwd: Callable[..., Any]) -> Callable[..., Any]:
+        """Define the forward pass.
 
-        `perturbed` has the structure of `vjp_arg`, with True where a gradient is needed.
-        `residuals` is any tree, for the backward pass.
+        `fn_fwd(perturbed, vjp_arg, *args, **kwargs) -> (out, residuals)`: `perturbed` has the
+        structure of `vjp_arg`, with True where a gradient is needed; `residuals` is any tree, for
+        the backward pass.
         """
-        return _define(self, "def_fwd", rule)
+        return _define(self, "def_fwd", fn_fwd)
 
-    def def_bwd(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+    def def_bwd(self, fn_bwd: Callable[..., Any]) -> Callable[..., Any]:
         """Define the backward pass.
 
-        `rule(residuals, grad_out, perturbed, vjp_arg, *args, **kwargs) -> grad_vjp_arg`:
+        `fn_bwd(residuals, grad_out, perturbed, vjp_arg, *args, **kwargs) -> grad_vjp_arg`:
         `grad_out` has the structure of the result, with None for a zero and for what is no
         floating array; what is returned has the structure of `vjp_arg`, with None in the same
         sense.
         """
-        return _define(self, "def_bwd", rule)
+        return _define(self, "def_bwd", fn_bwd)
+
+    def defvjp(self, fn_fwd: Callable[..., Any], fn_bwd: Callable[..., Any]) -> None:
+        """Older spelling of `def_fwd` and `def_bwd`, both at once.
+
+        The rules are not told what is perturbed, and floating arrays of the result have a
+        gradient, be it of zeros: `fn_fwd(vjp_arg, *args, **kwargs) -> (out, residuals)`,
+        `fn_bwd(residuals, grad_out, vjp_arg, *args, **kwargs) -> grad_vjp_arg`.
+        """
+        for argument, rule in (("fn_fwd", fn_fwd), ("fn_bwd", fn_bwd)):
+            check_callable(f"defvjp of {function_name(self.fn)}", rule, argument)
+        newer = [
+            "@{called}.def_fwd",
+            "def fn_fwd(perturbed, vjp_arg, *args): ...",
+            "@{called}.def_bwd",
+            "def fn_bwd(residuals, grad_out, perturbed, vjp_arg, *args): ...",
+        ]
+        _warn_of(self, "defvjp", newer)
+        self.def_fwd(ft.partial(_older_forward, fn_fwd))
+        self.def_bwd(ft.partial(_older_backward, fn_bwd))
 
     @surfacing
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:

@@ -49,8 +49,11 @@ class EnumerationItem(Module):
 
     def __repr__(self) -> str:
         prefix = f"{self._enumeration.__module__}.{self._enumeration.__qualname__}"
-        is_traced = isinstance(self._value, Tracer)
-        return f"{prefix}<{'traced' if is_traced else self._enumeration[self]}>"
+        return f"{prefix}<{'traced' if self.is_traced() else self._enumeration[self]}>"
+
+    def is_traced(self) -> bool:
+        """Whether a transform is deciding which item this is: its message is not known yet."""
+        return isinstance(self._value, Tracer)
 
     def error_if(self, token: PyTree, pred: Any) -> PyTree:
         """Raise an error with this item's message if `pred` is True; see `error_if`.

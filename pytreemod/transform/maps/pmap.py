@@ -21,6 +21,8 @@ from pytreemod.transform.boundary.wrapping import (
     place_keywords,
 )
 from pytreemod.transform.compilation.donation import without_warning
+from pytreemod.transform.compilation.stages import Lowered
+from pytreemod.transform.compilation.store import Entry
 from pytreemod.transform.maps.vmap import (
     ON_AXIS_0,
     MapOptions,
@@ -45,7 +47,7 @@ class _Pmapped(Vmapped):
 
     def __init__(self, fn: Callable[..., Any], options: MapOptions):
         super().__init__(fn, options)
-        self.pmapped: dict[Any, Any] = {}
+        self.pmapped: dict[Any, Entry] = {}
 
     @classmethod
     def transform_name(cls) -> str:
@@ -53,6 +55,24 @@ class _Pmapped(Vmapped):
         return "filter_pmap"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        entry, arrays = self._prepare(args, kwargs)
+        with without_warning(entry.quiet):
+            return unpack(entry.jitted(*entry.arguments(arrays)))
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
+        """Trace and lower for these arguments, without running; see `jax.jit`'s `lower`."""
+
+        def split(*args: Any, **kwargs: Any) -> tuple[list[Any], tuple[Any, ...]]:
+            entry, arrays = self._prepare(args, kwargs)
+            return arrays, entry.key
+
+        entry, arrays = self._prepare(args, kwargs)
+        with without_warning(entry.quiet):
+            lowered = entry.jitted.lower(*entry.arguments(arrays))
+        return Lowered("filter_pmap", function_name(self.fn), split, lowered, entry)
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, list[Any]]:
+        """The pmapped function for a call, and the call's arrays."""
         args, kwargs = place_keywords(self.places, args, kwargs)
         axes, leaves, _ = self.inputs(args, kwargs)
         mapped = [
@@ -68,11 +88,9 @@ class _Pmapped(Vmapped):
             arrays.append(np.zeros((size, 0), bool))
             mapped.append(0)
         self._check_devices(arrays, mapped)
-        # In a list of their own: the same for all members, and never donated.
         own = divide(self.fn)[0] if is_node(self.fn) else []
-        pmapped = self._find(args, kwargs, tuple(mapped), counted)
-        with without_warning(self.options.donate == "all"):
-            return unpack(pmapped(own, arrays))
+        entry = self._find(args, kwargs, tuple(mapped), counted)
+        return entry, own + arrays
 
     def _find(
         self,
@@ -80,14 +98,19 @@ class _Pmapped(Vmapped):
         kwargs: dict[str, Any],
         axes: tuple[int | None, ...],
         counted: bool,
-    ) -> Any:
+    ) -> Entry:
         """The pmapped function for a call; JAX compiles it once as long as it is the same."""
         head = (self.fn,) if is_node(self.fn) else ()
         try:
             # The axes, too: a spec may ask the shapes of arrays, which are not in the key.
             key = (split_call(head, args, kwargs)[1], axes)
             if key not in self.pmapped:
-                self.pmapped[key] = self._pmap(head, args, kwargs, axes, counted)
+                entry = Entry(key, quiet=self.options.donate == "all")
+                entry.jitted = self._pmap(head, args, kwargs, axes, counted)
+                # In a list of their own: the same for all members, and never donated.
+                own = len(divide(head)[0])
+                entry.separate = lambda arrays: (arrays[:own], arrays[own:])
+                self.pmapped[key] = entry
         except TypeError as error:
             named = named_arguments(self.names, args, kwargs)
             raise unhashable([*(("function", fn) for fn in head), *named], error) from error
@@ -190,7 +213,7 @@ def filter_pmap(
         **pmapkwargs: for `jax.pmap` (`devices`, `backend`).
 
     Returns:
-        A function of the same signature.
+        A function of the same signature, with `lower(...).compile()`.
 
     Raises:
         ShapeError: there are more members than devices, mapped arrays disagree in size, or lack

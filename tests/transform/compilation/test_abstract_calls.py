@@ -152,3 +152,18 @@ def test_configuration_in_examples():
     with pytest.raises(StructureError, match=r"  at args\[0\]\.size: 3 -> 4"):
         converted(Static(ramp(2), 4))
     assert np.shape(converted(Static(np.ones(2, np.float32), 3))) == (2,)
+
+
+def test_the_function_may_be_given_by_keyword():
+    """As `fun=` or `fn=`; by position, that name is free for an argument of the function's own."""
+    x = ramp(3)
+
+    assert pm.filter_eval_shape(fun=lambda *, x: x, x=x).shape == (3,)
+    assert pm.filter_eval_shape(lambda *, fun: fun, fun=x).shape == (3,)
+    assert_close(pm.filter_closure_convert(fn=lambda *, x: 2 * x, x=x)(x=x), 2 * x)
+    assert_close(pm.filter_closure_convert(lambda *, fn: 2 * fn, fn=x)(fn=x), 2 * x)
+
+    with pytest.raises(ArgumentError, match=r"^filter_eval_shape\(fun\): expected something"):
+        pm.filter_eval_shape(x=x)
+    with pytest.raises(ArgumentError, match=r"^filter_closure_convert\(fn\): expected something"):
+        pm.filter_closure_convert(x=x)

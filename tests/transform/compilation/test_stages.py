@@ -58,7 +58,7 @@ def test_compiled_refuses_other_calls(args):
         match=r"compiled model_step: expected arguments with the structure and static values "
         r"that it was "
         r"compiled for, got others\.\n  compile for these, too:\n"
-        r"      filter_jit\(model_step\)\.lower\(\.\.\.\)\.compile\(\)",
+        r"      pm\.filter_jit\(model_step\)\.lower\(\.\.\.\)\.compile\(\)",
     ):
         compiled(*args)
 

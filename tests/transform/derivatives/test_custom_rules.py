@@ -342,6 +342,47 @@ def test_rules_may_use_numpy_and_lists():
         assert_close(grad(ramp(2)), jnp.full(2, 7.0))
 
 
+# ---- older spellings
+
+
+def older_vjp():
+    fn = pm.filter_custom_vjp(jnp.sin)
+    fn.defvjp(lambda x: (jnp.sin(x), None), lambda residuals, g, x: 5 * g)
+    return fn
+
+
+def older_jvp():
+    fn = pm.filter_custom_jvp(jnp.sin)
+    fn.defjvp(lambda primals, tangents: (jnp.sin(primals[0]), 5 * tangents[0]))
+    return fn
+
+
+@pytest.mark.parametrize(
+    ("older", "text"),
+    [
+        (older_vjp, r"(?s)got defvjp, which is deprecated.*@sin\.def_fwd\n.*@sin\.def_bwd\n"),
+        (older_jvp, r"(?s)got defjvp, which is deprecated.*@sin\.def_jvp\n"),
+    ],
+)
+def test_older_spellings_work_and_say_how_to_write_it(older, text):
+    """The warning shows the new form, and points at the line of the caller."""
+    with pytest.warns(DeprecationWarning, match=text) as told:
+        fn = older()
+
+    assert told[0].filename == __file__
+    assert_close(jax.grad(fn)(1.0), 5.0)
+
+
+@pytest.mark.parametrize(
+    ("rules", "argument"),
+    [((3, jnp.sin), "fn_fwd"), ((jnp.sin, None), "fn_bwd")],
+)
+def test_older_rules_are_functions(rules, argument):
+    """Each is refused by its name, before anything is defined."""
+    with pytest.raises(ArgumentError, match=rf"^defvjp of sin\({argument}\): expected something"):
+        pm.filter_custom_vjp(jnp.sin).defvjp(*rules)
+
+
 # ---- both
 
 

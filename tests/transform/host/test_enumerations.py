@@ -321,3 +321,12 @@ def test_items_are_frozen():
     """An item cannot be changed."""
     with pytest.raises(AttributeError, match="expected no assignment"):
         Result.success._value = 1
+
+
+def test_an_item_says_whether_it_is_traced():
+    """Outside of a transform its message is known; inside, a transform may still decide."""
+    seen = []
+    jax.jit(lambda flag: seen.append(chosen(flag).is_traced()))(True)
+
+    assert seen == [True]
+    assert not Result.success.is_traced()

@@ -299,3 +299,15 @@ def test_numbers_from_numpy():
     out = pm.filter_pmap(lambda x: x)(np.arange(4, dtype=np.float32))
 
     assert_same(out, jnp.arange(4, dtype=jnp.float32))
+
+
+def test_a_lowered_pmap_runs_for_arguments_like_those_it_was_lowered_for():
+    """`lower(...).compile()`; another static value would be another program."""
+    mapped = pm.filter_pmap(lambda x, how: x if how == "as it is" else 2 * x)
+    compiled = mapped.lower(ramp(4), "as it is").compile()
+    assert_close(compiled(ramp(4), how="as it is"), ramp(4))
+
+    with pytest.raises(
+        ArgumentError, match=r"(?s)^compiled <lambda>: .*pm\.filter_pmap\(<lambda>\)"
+    ):
+        compiled(ramp(4), "twice")
