@@ -549,6 +549,18 @@ def test_dropout_takes_axes_and_a_stream(option):
     assert hasattr(pytreemod.nn.Dropout(0.5, **{option: given}), option)
 
 
+def test_a_traced_item_has_no_message_yet():
+    """Equinox gives the text "traced"; pytreemod says that the message is not known."""
+
+    def call(eqx):
+        results = type(eqx.Enumeration)("Results", (eqx.Enumeration,), {"good": "well"})
+        return eqx.filter_jit(lambda item: results[item])(results.good)
+
+    assert call(equinox) == "traced"
+    with pytest.raises(ValueError, match="outside of a transform"):
+        call(pytreemod)
+
+
 def test_a_float_is_no_predicate():
     """Equinox takes any number but 0 for a failure; pytreemod refuses what was not compared."""
     call = lambda eqx: eqx.error_if(ramp(2), jnp.asarray(0.5), "swapped")  # noqa: E731

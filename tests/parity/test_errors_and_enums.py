@@ -1,5 +1,7 @@
 """`error_if`, `branched_error_if`, `Enumeration`, and the counting of traces."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -193,6 +195,7 @@ def test_isinstance_of_items(eqx):
     return (
         isinstance(base.success, base),
         isinstance(derived.late, derived),
+        isinstance(derived.success, base),
         isinstance(base.success, derived),
         isinstance(1, base),
         issubclass(derived, base),
@@ -229,7 +232,26 @@ def test_reprs_of_items(eqx):
     mapped = jax.vmap(lambda flag: base.where(flag, base.success, base.failure))(FLAGS)
     traced = []
     jax.make_jaxpr(lambda f: traced.append(str(base.where(f, base.success, base.failure))))(True)
-    return [str(item) for item in (base.success, base.failure, mapped)] + traced
+
+    class Solution(eqx.Module):
+        result: Any
+        steps: int
+
+    inside = [repr(Solution(base.success, 3)), eqx.tree_pformat([base.failure])]
+    return [str(item) for item in (base.success, base.failure, mapped)] + traced + inside
+
+
+@same_under_both_imports
+def test_an_item_that_is_declared_again(eqx):
+    """Both warn, and the latest message counts."""
+    base, _ = results(eqx)
+    with pytest.warns(UserWarning, match="(?i)item|values") as told:
+
+        class Again(base):
+            success = "All is well."
+            failure = "Sorry."
+
+    return len(told), Again[Again.failure], len(Again), bool(Again.failure == Again.success)
 
 
 @same_under_both_imports
@@ -253,6 +275,8 @@ MISTAKES = {
     "compared with a number": lambda base, derived: base.success == 0,
     "compared with !=": lambda base, derived: base.success != derived.success,
     "promoted down": lambda base, derived: base.promote(derived.late),
+    "promoted from its own class": lambda base, derived: derived.promote(derived.success),
+    "promoted in its own class": lambda base, derived: base.promote(base.success),
     "promoted number": lambda base, derived: derived.promote(1),
     "index of another class": lambda base, derived: base[derived.late],
     "index by number": lambda base, derived: base[0],

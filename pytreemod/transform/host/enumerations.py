@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe, explain, warn
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.transform.host.runtime_checks import branched_error_if
@@ -51,6 +51,12 @@ class EnumerationItem(Module):
         prefix = f"{self._enumeration.__module__}.{self._enumeration.__qualname__}"
         return f"{prefix}<{'traced' if self.is_traced() else self._enumeration[self]}>"
 
+    def __pdoc__(self, **options: Any) -> Any:
+        # As itself inside of a tree that is printed, and not as a Module with two fields.
+        import wadler_lindig as wl
+
+        return wl.TextDoc(repr(self))
+
     def is_traced(self) -> bool:
         """Whether a transform is deciding which item this is: its message is not known yet."""
         return isinstance(self._value, Tracer)
@@ -81,7 +87,7 @@ class _EnumerationMeta(type):
         for base in bases:
             if isinstance(base, _EnumerationMeta):
                 # Those of the bases first, so that their items keep their numbers.
-                members.update(zip(base._names, base._messages, strict=True))
+                _add(name, members, dict(zip(base._names, base._messages, strict=True)))
         own = {
             key: value
             for key, value in namespace.items()
@@ -94,7 +100,7 @@ class _EnumerationMeta(type):
         for key, value in own.items():
             if not isinstance(value, str) or isinstance(value, classmethod):
                 _refuse(f"{name}.{key}", "a message (text)", describe(value))
-        members.update(own)
+        _add(name, members, own)
         # Without the members: a text in the class would be found before `__getattr__` is asked.
         cls = super().__new__(
             mcs, name, bases, {k: v for k, v in namespace.items() if k not in own}
@@ -132,11 +138,25 @@ class _EnumerationMeta(type):
         return of is cls
 
     def __instancecheck__(cls, instance: object) -> bool:
-        own = isinstance(instance, EnumerationItem)
-        return own and issubclass(instance._enumeration, cls)  # pyright: ignore[reportPrivateUsage]  (ours)
+        # No item of a derived class: its number means another one here, or none.
+        return instance in cls
 
     def __repr__(cls) -> str:
         return f"<enumeration {cls.__qualname__}: {', '.join(cls._names)}>"
+
+
+def _add(name: str, members: dict[str, str], more: dict[str, str]) -> None:
+    """Add members; those that are there already get the new message, and that is told."""
+    changed = [
+        f"{name}.{key}: {members[key]!r} -> {message!r}"
+        for key, message in more.items()
+        if members.get(key, message) != message
+    ]
+    members.update(more)
+    if changed:
+        cure = "the latest counts, for the items of the bases, too, once they are promoted"
+        expected, got = "one message for each item", f"{len(changed)} with another"
+        warn(UserWarning, explain(name, expected, got, places=changed, cure=cure))
 
 
 def _refuse(where: str, expected: str, got: str) -> None:
@@ -161,7 +181,7 @@ class Enumeration(metaclass=_EnumerationMeta):
 
     Declare items as class attributes. They are arrays inside, so that a function under any
     transform can choose between them; `==` gives a boolean array. A subclass has its base's items
-    and its own.
+    and its own; where one is declared again with another message, there is a warning.
 
     Raises:
         ArgumentError: a member is no text, or has a name with a meaning (`promote`, `where`);
@@ -191,13 +211,15 @@ class Enumeration(metaclass=_EnumerationMeta):
             An item of this class.
 
         Raises:
-            ArgumentError: `item` belongs neither to this class nor to a base of it.
+            ArgumentError: `item` belongs to no base of this class; if it is an item of this class,
+                there is nothing to promote.
         """
         source: Any = getattr(item, "_enumeration", None)
-        if not is_item(item) or not issubclass(cls, source):
-            bases = ", ".join(b.__qualname__ for b in cls.__mro__[:-2])
+        if not is_item(item) or source is cls or not issubclass(cls, source):
+            bases = " or ".join(b.__qualname__ for b in cls.__mro__[1:-2])
+            expected = f"an item of {bases}" if bases else "a class with a base to promote from"
             raise ArgumentError(
-                explain(f"{cls.__qualname__}.promote(item)", f"an item of {bases}", describe(item))
+                explain(f"{cls.__qualname__}.promote(item)", expected, describe(item))
             )
         names = cls._names  # pyright: ignore[reportPrivateUsage]  (its metaclass's)
         table = np.asarray([names.index(name) for name in source._names], np.int32)

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import re
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 import pytreemod as pm
 from pytreemod.errors import ArgumentError, CheckError
 from pytreemod.transform.host.enumerations import is_item
+from tests.helpers.trees import Holder
 
 
 class Result(pm.Enumeration):
@@ -33,8 +35,12 @@ class Other(pm.Enumeration):
     success = "Also well."
 
 
-class Both(Other, More):
-    """Both of them."""
+with warnings.catch_warnings():
+    # Of the two messages for `success`.
+    warnings.simplefilter("ignore")
+
+    class Both(Other, More):
+        """Both of them."""
 
 
 FLAGS = jnp.array([True, False])
@@ -70,10 +76,10 @@ def test_classes_are_collections_of_items():
     assert 1 not in More
 
 
-def test_items_are_instances_of_their_class_and_its_bases():
-    """isinstance sees an item of a derived class as one of the base."""
+def test_items_are_instances_of_their_own_class():
+    """isinstance asks for the class that can be asked for the message, as `in` does."""
     assert isinstance(Result.success, Result)
-    assert isinstance(More.late, Result)
+    assert not isinstance(More.late, Result)
     assert not isinstance(Result.success, More)
     assert not isinstance(1, Result)
     assert is_item(Result.success)
@@ -138,12 +144,22 @@ def test_reprs():
     assert repr(Both) == "<enumeration Both: success, failure, late>"
 
 
+def test_an_item_prints_as_itself_inside_of_a_tree():
+    """In a Module, a tuple, and traced."""
+    text = f"{__name__}.Result<All is well.>"
+    traced = []
+    jax.make_jaxpr(lambda flag: traced.append(repr(Holder([chosen(flag)]))))(True)
+
+    assert repr(Holder([1, Result.success])) == f"Holder(content=[1, {text}])"
+    assert pm.tree_pformat((Result.success,)) == f"({text},)"
+    assert traced == [f"Holder(content=[{__name__}.Result<traced>])"]
+
+
 def test_promote_finds_the_item_of_the_same_name():
     """An item of any base becomes the item of the derived class, traced or not."""
     assert bool(More.promote(Result.failure) == More.failure)
     assert bool(Both.promote(More.late) == Both.late)
     assert bool(Both.promote(Other.success) == Both.success)
-    assert bool(More.promote(More.late) == More.late)
     promoted = jax.jit(lambda flag: More.promote(chosen(flag)))(jnp.array(False))
     assert More[promoted] == "It did not work."
     np.testing.assert_array_equal(
@@ -154,9 +170,17 @@ def test_promote_finds_the_item_of_the_same_name():
 def test_the_message_of_the_derived_class_wins():
     """A name that is declared again has the new message."""
 
-    class Polite(Result):
-        failure = "Sorry."
+    text = (
+        r"^Polite: expected one message for each item, got 1 with another\.\n"
+        r"  at Polite\.failure: 'It did not work\.' -> 'Sorry\.'\n"
+    )
+    with pytest.warns(UserWarning, match=text) as told:
 
+        class Polite(Result):
+            success = "All is well."
+            failure = "Sorry."
+
+    assert told[0].filename == __file__
     assert Polite[Polite.promote(Result.failure)] == "Sorry."
     assert Both[Both.success] == "All is well."
     assert len(Polite) == 2
@@ -275,11 +299,16 @@ MISTAKES = {
     ),
     "promote down": (
         lambda: Result.promote(More.late),
-        f"Result.promote(item): expected an item of Result, got {__name__}.More<Too late.>.",
+        "Result.promote(item): expected a class with a base to promote from, got "
+        f"{__name__}.More<Too late.>.",
     ),
     "promote from nowhere": (
         lambda: Both.promote(3),
-        "Both.promote(item): expected an item of Both, Other, More, Result, got 3.",
+        "Both.promote(item): expected an item of Other or More or Result, got 3.",
+    ),
+    "promote its own": (
+        lambda: More.promote(More.late),
+        f"More.promote(item): expected an item of Result, got {__name__}.More<Too late.>.",
     ),
     "where number": (
         lambda: Result.where(1, Result.success, Result.failure),
