@@ -8,6 +8,7 @@ from typing import Any
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.methods import BoundMethod
+from pytreemod.transform.boundary.wrapping import function_name
 from pytreemod.transform.compilation.jit import Jitted
 
 
@@ -20,7 +21,9 @@ class _Explainer:
 
     def __init__(self, wrapper: Jitted, call: Callable[..., Any], announce: Callable[[str], None]):
         self.reports: list[str] = []
+        self._has_listened = False
         self._log = wrapper.store.log_of(wrapper.fn)
+        self._name = function_name(wrapper.fn)
         self._call = call
         self._announce = announce
 
@@ -29,6 +32,7 @@ class _Explainer:
         self._announce(text)
 
     def __enter__(self) -> _Explainer:
+        self._has_listened = True
         self._log.observers.append(self._note)
         return self
 
@@ -40,7 +44,9 @@ class _Explainer:
             return self._call(*args, **kwargs)
 
     def __str__(self) -> str:
-        return "\n".join(self.reports) or "no retraces"
+        # Printed after the fact: what is remembered of the traces that there were.
+        reports = self.reports if self._has_listened else self._log.history(self._name)
+        return "\n".join(reports) or "no retraces"
 
 
 def explain_retraces(
@@ -57,7 +63,9 @@ def explain_retraces(
 
     Returns:
         A context manager that listens while it is open; and a function that can be called in the
-        place of `fn`, listening during the call. `reports` lists the texts so far.
+        place of `fn`, listening during the call. `reports` lists the texts so far. Printed
+        without having listened, it tells of the traces that there were, as far as they are
+        remembered (the last 16).
 
     Raises:
         ArgumentError: `fn` is not under `filter_jit`.

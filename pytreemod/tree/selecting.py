@@ -461,14 +461,11 @@ def as_selector(spec: Any) -> Selector:
         return TypeSelector((spec,))
     if callable(spec) and not isinstance(spec, Rule):
         return _Predicate(spec)
-    raise SpecError(
-        explain(
-            "selector",
-            "a selector, a class, a path, a bool or a predicate",
-            describe(spec),
-            cure=["write, for instance", 'select.path("layers.*.weight")'],
-        )
-    )
+    cure = ["write, for instance", 'select.path("layers.*.weight")']
+    if isinstance(spec, (tuple, list)):
+        cure = ["several of them are joined:", 'select.path("weight") | select.path("bias")']
+    expected = "a selector, a class, a path, a bool or a predicate"
+    raise SpecError(explain("selector", expected, describe(spec), cure=cure))
 
 
 def path_selector(pattern: str) -> PathSelector:

@@ -186,3 +186,34 @@ def test_only_jitted_functions_have_traces(fn, got):
     )
     with pytest.raises(ArgumentError, match=rf"\A{re.escape(text)}\Z"):
         pm.debug.explain_retraces(fn)
+
+
+def test_printed_after_the_fact(scale):
+    """Without having listened, it tells of the traces that there were."""
+    report = pm.debug.explain_retraces(scale)
+    assert str(report) == "no retraces"
+
+    scale(ramp(2), 1.0)
+    assert str(report) == "no retraces"
+
+    scale(ramp(2), 2.0)
+    scale(ramp(3), 2.0)
+    assert str(report) == f"{SECOND}\n{THIRD}"
+    assert str(pm.debug.explain_retraces(scale)) == f"{SECOND}\n{THIRD}"
+
+    with report:
+        scale(ramp(3), 2.0)
+    assert str(report) == "no retraces"
+
+
+def test_after_many_traces_the_last_ones_are_told(scale):
+    """Their numbers are those of all the traces; the oldest ones are forgotten."""
+    for size in range(1, 20):
+        scale(ramp(size))
+
+    told = str(pm.debug.explain_retraces(scale)).splitlines()
+    assert told[:2] == [
+        "scale was traced again (trace 5), because of",
+        "  x: f32[4] -> f32[5]",
+    ]
+    assert len(told) == 30

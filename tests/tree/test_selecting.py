@@ -382,3 +382,11 @@ def test_a_selector_is_no_placement():
     rule = pm.by({...: pm.select.type(jax.Array)})
     with pytest.raises(SpecError, match=r"filter_jit\(in_shardings\)[^\n]* got select\.type\("):
         pm.filter_jit(lambda x: x, in_shardings=rule)(ramp(2))
+
+
+@pytest.mark.parametrize("several", [("weight", "bias"), [int, float]])
+def test_several_selectors_are_joined_and_not_listed(several):
+    """In a tuple, as a key of `by`, or a list: the text says how they are joined."""
+    text = r"\n  several of them are joined:\n      select\.path\(\"weight\"\) \| select\.path"
+    with pytest.raises(SpecError, match=text):
+        pm.filter({"a": 1}, ~pm.select.path("a") | several)

@@ -83,6 +83,12 @@ class Difference:
         first, second = aval_of(self.first), aval_of(self.second)
         return first.shape == second.shape and first.dtype != second.dtype
 
+    @property
+    def of_structure(self) -> bool:
+        """Whether a node, or nothing at all, stands on one side."""
+        sides = (self.first, self.second)
+        return self.in_data and any(x is MISSING or children_of(x) is not None for x in sides)
+
     def texts(self) -> tuple[str, str]:
         """Both sides in short form."""
         first, second = _text(self.first), _text(self.second)

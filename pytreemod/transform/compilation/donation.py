@@ -239,6 +239,61 @@ def explain_deleted(called: str, named: Iterable[tuple[str, Any]], error: Except
         ) from error
 
 
+def explain_twice(
+    called: str, named: Iterable[tuple[str, Any]], given: Sequence[bool], error: Exception
+) -> None:
+    """Raise a better error if `error` came from one buffer that is donated, and used besides.
+
+    Args:
+        called: what to call the function.
+        named: the arguments of the call with their names.
+        given: for each of their arrays, whether it is donated.
+        error: what the call has raised.
+
+    Raises:
+        DonatedError: it did.
+    """
+    # JAX has no class of error for it, and says "the same buffer" or "a buffer that was".
+    if "donate" not in str(error) or "buffer" not in str(error):
+        return
+    places: dict[Any, list[tuple[str, str, Any, bool]]] = {}
+    flags = iter(given)
+    for name, value in named:
+        for path, leaf in jtu.tree_leaves_with_path(value):
+            if is_array(leaf):
+                entry = (path_text(path, name), name, leaf, next(flags))
+                places.setdefault(_buffer(leaf), []).append(entry)
+    shared = [same for same in places.values() if len(same) > 1 and any(flag for *_, flag in same)]
+    if not shared:
+        return
+    # The one that is kept, if there is one: it is not given away with the other.
+    root = next((name for _, name, _, flag in shared[0] if not flag), shared[0][-1][1])
+    raise DonatedError(
+        explain(
+            called,
+            "each donated array at one place",
+            f"{len(shared)} at two places or more",
+            places=[
+                f"{' and '.join(place for place, *_ in same)}: {describe(same[0][2])}"
+                for same in shared
+            ],
+            cure=[
+                "its memory can be given away once; copy what is to be another:",
+                f"{root} = jax.tree.map(jnp.copy, {root})",
+            ],
+        )
+    ) from error
+
+
+def _buffer(array: Any) -> Any:
+    """What is the same for two arrays in the same memory."""
+    try:
+        return array.unsafe_buffer_pointer()
+    # NumPy's, a tracer, or an array on several devices: those are one if the object is.
+    except (AttributeError, ValueError, RuntimeError):
+        return id(array)
+
+
 def separation(
     flags: list[bool],
 ) -> tuple[Callable[[list[Any]], tuple[list[Any], list[Any]]], Callable[[Any, Any], list[Any]]]:

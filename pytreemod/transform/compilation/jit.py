@@ -27,7 +27,7 @@ from pytreemod.transform.boundary.wrapping import (
     places_of,
     positional_names,
 )
-from pytreemod.transform.compilation.donation import as_donation, explain_deleted
+from pytreemod.transform.compilation.donation import as_donation, explain_deleted, explain_twice
 from pytreemod.transform.compilation.kept_functions import forget
 from pytreemod.transform.compilation.shardings import ArgumentLayout, ResultLayout
 from pytreemod.transform.compilation.stages import Lowered
@@ -303,6 +303,11 @@ class Jitted(Transformed):
         own = [("function", self.fn)] if self.is_tree else []
         named = [*own, *named_arguments(self.names, args, kwargs)]
         explain_deleted(function_name(self.fn), named, error)
+        donation = self.options.donation
+        if donation is not None:
+            flags = donation.flags(self.names, args, kwargs)
+            given = [donation.gives_own] * (len(arrays) - len(flags)) + flags
+            explain_twice(function_name(self.fn), named, given, error)
         layout = self.options.in_shardings
         assigned = self.store.assign(self.names, self.fn, args, kwargs, arrays)
         if layout is not None and assigned is not None:

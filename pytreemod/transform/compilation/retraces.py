@@ -98,6 +98,15 @@ class TraceLog:
         self.counts.clear()
         self.last.clear()
 
+    def history(self, name: str) -> list[str]:
+        """The texts for the traces that are remembered, but for the first of them."""
+        traces = list(self.last)
+        first = self.count - len(traces) + 1
+        return [
+            report(name, first + i, explain_change(traces[:i], traces[i]))
+            for i in range(1, len(traces))
+        ]
+
     def add(self, trace: Trace, name: str, max_traces: int | None) -> None:
         """Note a trace, tell observers why it was needed, refuse one too many.
 
@@ -299,5 +308,14 @@ def _why(old: Any, new: Any) -> str:
     if callable(old):
         return "the same function made anew: make it once, outside the loop"
     if type(old).__eq__ is object.__eq__:
-        return f"{_a(class_of(old))} is equal to itself alone: give it __eq__ and __hash__"
+        cure = "make it once, outside the loop"
+        # What is private, or Python's own, is not the reader's to change.
+        if not _is_private(class_of(old)):
+            cure = f"give it __eq__ and __hash__, or {cure}"
+        return f"{_a(class_of(old))} is equal to itself alone: {cure}"
     return "further on" if shown.endswith("...") else "== does not say that they are the same"
+
+
+def _is_private(cls: type) -> bool:
+    parts = (*cls.__module__.split("."), *cls.__qualname__.split("."))
+    return parts[0] == "builtins" or any(p.startswith("_") and p != "__main__" for p in parts)

@@ -88,6 +88,12 @@ def _cure_of_change(root: str, found: Sequence[Difference]) -> list[str]:
             ]
     if all(entry.of_arrays for entry in found):
         return ["arrays keep their shapes from step to step"]
+    if any(entry.of_structure for entry in found):
+        advice = f"the {root} has one structure, from what the loop starts with to the last step"
+        # In a scan alone is there something beside it.
+        if root != "carry":
+            return [advice]
+        return [f"{advice}; what is collected goes beside it:", "return carry, y"]
     return ["what is no array is part of the program, which is the same for every step"]
 
 

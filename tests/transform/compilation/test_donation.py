@@ -1,6 +1,7 @@
 """Donation: which arrays a call gives away, and what memory that saves."""
 
 import gc
+import re
 import warnings
 import weakref
 
@@ -80,6 +81,68 @@ def test_a_callable_that_gave_itself_away_is_gone():
     text = r"(?s)Affine: expected arrays that are still there, got 1 .*\n  at function\.bias: f32"
     with pytest.raises(DonatedError, match=text):
         step(ramp(3))
+
+
+TWICE = {
+    "two arguments": (
+        lambda model: pm.filter_jit(lambda q, target: (q, target), donate=("q", "target"))(
+            model, model
+        ),
+        "at q.weight and target.weight: f32[2,3]\n"
+        "  at q.bias and target.bias: f32[2]\n"
+        "  its memory can be given away once; copy what is to be another:\n"
+        "      target = jax.tree.map(jnp.copy, target)",
+    ),
+    "one of them is kept": (
+        lambda model: pm.filter_jit(lambda x, y: (x + y,), donate=("y",))(model.bias, model.bias),
+        "at x and y: f32[2]\n"
+        "  its memory can be given away once; copy what is to be another:\n"
+        "      x = jax.tree.map(jnp.copy, x)",
+    ),
+    "in one model": (
+        lambda model: pm.filter_jit(lambda pair: pair, donate="all")(Pair(model.bias, model.bias)),
+        "at pair.first and pair.second: f32[2]\n"
+        "  its memory can be given away once; copy what is to be another:\n"
+        "      pair = jax.tree.map(jnp.copy, pair)",
+    ),
+    "of the callable itself": (
+        lambda model: pm.filter_jit(pm.Partial(lambda m, x: (m, x), model), donate="all")(
+            model.bias
+        ),
+        "at function.args[0].bias and args[0]: f32[2]\n"
+        "  its memory can be given away once; copy what is to be another:\n"
+        "      args[0] = jax.tree.map(jnp.copy, args[0])",
+    ),
+    "two arrays of one buffer": (
+        lambda model: pm.filter_jit(lambda x, y: (x, y), donate="all")(
+            model.bias, jax.device_put(model.bias, may_alias=True)
+        ),
+        "at x and y: f32[2]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "places"), TWICE.values(), ids=TWICE)
+def test_one_buffer_is_given_once(call, places):
+    """Online and target network at the start: the text names both places, and what to copy."""
+    with pytest.raises(DonatedError) as caught:
+        call(affine())
+
+    text = str(caught.value)
+    assert re.match(r"\S+: expected each donated array at one place, got \d at two", text)
+    assert places in text
+
+
+def test_one_buffer_twice_that_is_not_given_is_nobodys_mistake():
+    """An error of the user's about buffers to donate arrives as it is."""
+
+    def fn(x, y, z):
+        raise ValueError("a buffer to donate")
+
+    x = ramp(2)
+    with pytest.raises(ValueError, match=r"^a buffer to donate") as caught:
+        pm.filter_jit(fn, donate="z")(x, x, ramp(3))
+    assert type(caught.value) is ValueError
 
 
 def test_nothing_is_given_without_a_rule():

@@ -162,12 +162,13 @@ NEVER_EQUAL = {
     "object": (
         object,
         "x: <object object> -> <object object>"
-        " (an object is equal to itself alone: give it __eq__ and __hash__)",
+        " (an object is equal to itself alone: make it once, outside the loop)",
     ),
     "class without ==": (
         Silent,
         f"x: <{__name__}.Silent object> -> <{__name__}.Silent object>"
-        " (a Silent is equal to itself alone: give it __eq__ and __hash__)",
+        " (a Silent is equal to itself alone: give it __eq__ and __hash__, or make it once, "
+        "outside the loop)",
     ),
     "== is an array": (
         Vague,

@@ -43,8 +43,15 @@ CHANGES = {
         lambda m: m.replace(bias="b"),
         r"VAL\.bias: f32\[2\] -> 'b'\n  what is no array is part of the program",
     ),
-    "a container": (lambda m: m.replace(bias=[m.bias]), r"VAL\.bias: f32\[2\] -> list of 1"),
-    "another class": (lambda m: Holder(m.weight), r"VAL: Affine -> Holder"),
+    "a container": (
+        lambda m: m.replace(bias=[m.bias]),
+        r"VAL\.bias: f32\[2\] -> list of 1\n  the VAL has one structure, from what the loop starts "
+        r"with to the last step",
+    ),
+    "another class": (
+        lambda m: Holder(m.weight),
+        r"VAL: Affine -> Holder\n  the VAL has one structure",
+    ),
     "two places": (
         lambda m: Affine(m.bias, m.weight),
         r"VAL\.weight: f32\[2,3\] -> f32\[2\]\n"
@@ -118,7 +125,9 @@ def test_associative_scan_shows_what_changed():
         (
             lambda c: {"a": c["a"], "c": 1},
             {"a": 1, "b": 2},
-            r"carry\['b'\]: i32\[\] \(weak\) -> nothing\n  at carry\['c'\]: nothing -> 1",
+            r"carry\['b'\]: i32\[\] \(weak\) -> nothing\n  at carry\['c'\]: nothing -> 1\n"
+            r"  the carry has one structure, from what the loop starts with to the last step; what "
+            r"is collected goes beside it:\n      return carry, y",
         ),
         (lambda c: (c[0], "b"), (1, "a"), r"carry\[1\]: 'a' -> 'b'"),
         (
