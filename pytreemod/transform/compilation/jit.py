@@ -30,7 +30,7 @@ from pytreemod.transform.boundary.wrapping import (
 from pytreemod.transform.compilation.donation import as_donation, explain_deleted, explain_twice
 from pytreemod.transform.compilation.kept_functions import forget
 from pytreemod.transform.compilation.shardings import ArgumentLayout, ResultLayout
-from pytreemod.transform.compilation.stages import Lowered
+from pytreemod.transform.compilation.stages import Lowered, Traced, TracedCall, as_structs
 from pytreemod.transform.compilation.static_arguments import as_static, hold
 from pytreemod.transform.compilation.store import (
     Entry,
@@ -244,9 +244,10 @@ class Jitted(Transformed):
         """
         return self._lower((), args, kwargs)
 
-    def trace(self, /, *args: Any, **kwargs: Any) -> Any:
+    def trace(self, /, *args: Any, **kwargs: Any) -> Traced:
         """Trace for these arguments; see `jax.jit`'s `trace`."""
-        return self._stage("trace", args, kwargs)[0]
+        traced, entry = self._stage("trace", args, kwargs)
+        return Traced(traced, ft.partial(self._lowered, (), args, kwargs, entry))
 
     def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
         """The result's tree with `jax.ShapeDtypeStruct`s for arrays."""
@@ -262,11 +263,30 @@ class Jitted(Transformed):
     def _lower(
         self, bound: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Lowered:
+        lowered, entry = self._stage("lower", (*bound, *args), kwargs)
+        return self._lowered(bound, args, kwargs, entry, lowered)
+
+    def _lowered(
+        self,
+        bound: tuple[Any, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        entry: Entry,
+        lowered: Any,
+    ) -> Lowered:
         def split(*args: Any, **kwargs: Any) -> tuple[list[Any], tuple[Any, ...]]:
             return self.split(*self.placed((*bound, *args), kwargs))
 
-        lowered, entry = self._stage("lower", (*bound, *args), kwargs)
-        return Lowered("filter_jit", function_name(self.fn), split, lowered, entry)
+        own = [("function", self.fn)] if self.is_tree else []
+        own += [("self", instance) for instance in bound]
+        static = named_arguments(self.names, *self.placed((*bound, *args), kwargs))
+        # What is kept must not keep the arrays.
+        own, instance, given = as_structs((own, bound, (args, kwargs)))
+        placed = place_keywords(self.places, (*instance, *given[0]), given[1])
+        pairs = list(zip(named_arguments(self.names, *placed), static, strict=True))[len(bound) :]
+        named = [held if held.name in self.options.static else n for n, held in pairs]
+        call = TracedCall(own, named, given)
+        return Lowered("filter_jit", function_name(self.fn), split, lowered, entry, call)
 
     def _stage(self, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Entry]:
         # Structs are no arrays, so NumPy arrays without memory stand for them in the split.
@@ -275,7 +295,9 @@ class Jitted(Transformed):
         def stand_in(leaf: Any) -> Any:
             if not isinstance(leaf, jax.ShapeDtypeStruct):
                 return leaf
-            made = np.broadcast_to(np.empty((), object), leaf.shape)
+            # A size that has a name, as for `jax.export`, is none to NumPy.
+            shape = [size if isinstance(size, int) else 1 for size in leaf.shape]
+            made = np.broadcast_to(np.empty((), object), shape)
             # With the stand-in itself: if it died, its id might be another's.
             structs[id(made)] = (leaf, made)
             return made
@@ -385,6 +407,8 @@ def filter_jit(
 
     Returns:
         A function of the same signature, with `lower(...).compile()`, `trace` and `eval_shape`.
+        `jax.export.export` takes it: what it makes is called with the same trees, which must hold
+        arrays alone.
 
     Raises:
         ArgumentError: `fun` is not callable, an option does not exist, a name in `donate` or

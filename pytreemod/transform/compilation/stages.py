@@ -3,30 +3,165 @@
 from __future__ import annotations
 
 import functools as ft
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
 
-from pytreemod.errors import ArgumentError, explain
+import jax
+
+from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.transform.boundary.packing import unpack
 from pytreemod.transform.compilation.store import Entry
 from pytreemod.transform.host.failures import call_listening
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array
+from pytreemod.typing import PyTree, jtu
 
 Split = Callable[..., tuple[list[Any], tuple[Any, ...]]]
 """Gives the arrays of a call, and its key."""
+
+
+class Traced:
+    """A function that was traced for particular arguments: what `filter_jit(f).trace` returns.
+
+    Has `lower`, and whatever else `jax.stages.Traced` has (`jaxpr`, ...).
+    """
+
+    def __init__(self, traced: Any, wrap: Callable[[Any], Lowered]):
+        self.traced = traced
+        self._wrap = wrap
+
+    def lower(self, **options: Any) -> Lowered:
+        """Lower.
+
+        Args:
+            **options: as for `jax.stages.Traced.lower`.
+
+        Returns:
+            What `filter_jit(f).lower` returns.
+        """
+        return self._wrap(self.traced.lower(**options))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.traced, name)
+
+
+class TracedCall(NamedTuple):
+    """A call that was traced.
+
+    Attributes:
+        own: the function, and what it is bound to, if they are trees; by name.
+        named: the arguments by name; what is static by its name is no array in them.
+        arguments: `(args, kwargs)`.
+    """
+
+    own: Sequence[tuple[str, Any]]
+    named: Sequence[tuple[str, Any]]
+    arguments: Any
+
+
+def as_structs(tree: PyTree) -> Any:
+    """The tree with shapes for arrays."""
+
+    def struct(leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_array(leaf) else leaf
+
+    return jtu.tree_map(struct, tree)
+
+
+class _Place:
+    """Which of its arrays stands at a place of a result."""
+
+    def __init__(self, index: int):
+        self.index = index
+
+
+def _leaves(named: Sequence[tuple[str, Any]]) -> list[tuple[Any, str]]:
+    """The leaves of trees with names, and where each is."""
+    return [
+        (leaf, f"{path_text(path, name)}: {describe(leaf)}")
+        for name, tree in named
+        for path, leaf in jtu.tree_leaves_with_path(tree)
+    ]
+
+
+def _is_data(leaf: Any) -> bool:
+    return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 class Lowered:
     """A function that was lowered for particular arguments: what `filter_jit(f).lower` returns.
 
     Has `compile`, and whatever else `jax.stages.Lowered` has (`as_text`, `cost_analysis`, ...).
+    `in_tree` and `out_tree` are those of the function's own arguments and result, so that
+    `jax.export` makes of it what is called with models.
     """
 
-    def __init__(self, transform: str, name: str, split: Split, lowered: Any, entry: Entry):
+    def __init__(
+        self, transform: str, name: str, split: Split, lowered: Any, entry: Entry, call: TracedCall
+    ):
         self.lowered = lowered
+        self._call = call
         self._transform = transform
         self._name = name
         self._split = split
         self._entry = entry
+
+    @property
+    def in_tree(self) -> Any:
+        """The structure of `(args, kwargs)`.
+
+        Raises:
+            ArgumentError: they are more than arrays, or JAX has them in another order: this program
+                is not called with them alone.
+        """
+        own, named, arguments = self._call
+        others = [place for _, place in _leaves(own)]
+        given = _leaves(named)
+        others += [place for leaf, place in given if not _is_data(leaf)]
+        if others:
+            called = "model" if own else self._name
+            self._refuse(
+                "arguments that are arrays alone, and nothing besides them",
+                f"{len(others)} other{'s' * (len(others) > 1)}",
+                others,
+                ["close over the rest:", f"pm.filter_jit(lambda x: {called}(x, ...))"],
+            )
+        leaves, tree = jtu.tree_flatten(arguments)
+        expected = "arguments in the order that they have in the program"
+        # A keyword has its position there, and keywords in a call are sorted.
+        if any(leaf is not other for leaf, (other, _) in zip(leaves, given, strict=True)):
+            cure = ["pass them by position:", f"export(pm.filter_jit({self._name}))(x, ...)"]
+            self._refuse(expected, "keywords in another", (), cure)
+        # JAX has the donated ones first.
+        places = list(range(len(leaves)))
+        if jtu.tree_leaves(self._entry.arguments(places)) != places:
+            cure = ["give away none of them, or the first:", f"pm.filter_jit({self._name})"]
+            self._refuse(expected, "the donated ones before the others", (), cure)
+        return tree
+
+    @property
+    def out_tree(self) -> Any:
+        """The structure of the result.
+
+        Raises:
+            ArgumentError: it holds more than arrays.
+        """
+        tree = self.lowered.out_tree
+        # The places of the arrays, in their stead: they must come out in order, and alone.
+        result = unpack(tree.unflatten(list(map(_Place, range(tree.num_leaves)))))
+        found = _leaves([("result", result)])
+        others = [place for leaf, place in found if type(leaf) is not _Place]
+        if [leaf.index for leaf, _ in found if type(leaf) is _Place] != list(range(len(found))):
+            others = others or [place for _, place in found]
+            got = f"{len(others)} other{'s' * (len(others) > 1)}"
+            self._refuse("a result of arrays alone, in their order", got, others, ())
+        return jtu.tree_structure(result)
+
+    def _refuse(
+        self, expected: str, got: str, places: Sequence[str], cure: Sequence[str]
+    ) -> NoReturn:
+        where = f"{self._transform}({self._name}), exported"
+        raise ArgumentError(explain(where, expected, got, places=places, cure=cure))
 
     def compile(self, compiler_options: dict[str, Any] | None = None) -> Compiled:
         """Compile.

@@ -21,7 +21,7 @@ from pytreemod.transform.boundary.wrapping import (
     place_keywords,
 )
 from pytreemod.transform.compilation.donation import without_warning
-from pytreemod.transform.compilation.stages import Lowered
+from pytreemod.transform.compilation.stages import Lowered, TracedCall, as_structs
 from pytreemod.transform.compilation.store import Entry
 from pytreemod.transform.maps.vmap import (
     ON_AXIS_0,
@@ -69,7 +69,10 @@ class _Pmapped(Vmapped):
         entry, arrays = self._prepare(args, kwargs)
         with without_warning(entry.quiet):
             lowered = entry.jitted.lower(*entry.arguments(arrays))
-        return Lowered("filter_pmap", function_name(self.fn), split, lowered, entry)
+        own = [("function", self.fn)] if is_node(self.fn) else []
+        own, args, kwargs = as_structs((own, args, kwargs))
+        call = TracedCall(own, named_arguments(self.names, args, kwargs), (args, kwargs))
+        return Lowered("filter_pmap", function_name(self.fn), split, lowered, entry, call)
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, list[Any]]:
         """The pmapped function for a call, and the call's arrays."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from pytreemod.errors import ArgumentError, SpecError, describe, explain
-from pytreemod.transform.boundary.agreement import varying_axes
+from pytreemod.transform.boundary.agreement import aval_of, varying_axes
 from pytreemod.transform.boundary.argument_specs import (
     Assigned,
     Terms,
@@ -123,6 +123,12 @@ class _ShardMapped(Transformed):
             # Once more, now that JAX can be told; each round adds specs, so that it ends.
             except _NewSpecs as found:
                 results.slots += found.specs
+            except ValueError as error:
+                # JAX has no class of error for it.
+                if "in_specs" in str(error) and assigned is not None:
+                    specs = options["in_specs"][0][len(arrays) - len(assigned) :]
+                    _explain_placement(assigned, specs, mesh, error)
+                raise
 
     def _assign(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Assigned] | None:
         if self.options.in_specs is None:
@@ -174,6 +180,53 @@ def _in_specs(assigned: list[Assigned], count: int, mesh: Any) -> list[Partition
     converted = convert_values(assigned, as_spec, _IN, SPECS)
     check_placements(converted, _IN, mesh)
     return [PartitionSpec()] * (count - len(converted)) + [value for _, _, value in converted]
+
+
+def _explain_placement(
+    assigned: Sequence[Assigned], specs: Sequence[PartitionSpec], mesh: Any, error: ValueError
+) -> None:
+    """Raise a better error if arguments do not lie on an Explicit mesh as `in_specs` says.
+
+    Raises:
+        ArgumentError: some do not; their paths are named.
+    """
+    if AxisType.Explicit not in mesh.axis_types:
+        return
+    wrong = [
+        (entry, spec, lie)
+        for entry, spec in zip(assigned, specs, strict=True)
+        if _entries(lie := _lie(entry.array)) != _entries(spec)
+    ]
+    if wrong:
+        entry, spec, _ = wrong[0]
+        raise ArgumentError(
+            explain(
+                IN,
+                "arguments that lie as it says, for axes of the mesh are of type Explicit",
+                f"{len(wrong)} that lie{'s' * (len(wrong) == 1)} otherwise",
+                places=[
+                    f"{e.place}: {describe(e.array)} lies as {spec_text(lie)}, not {spec_text(s)}"
+                    for e, s, lie in wrong
+                ],
+                cure=[
+                    "place them first (a mesh of AxisType.Auto does it by itself):",
+                    f"pm.filter_shard({entry.place}, NamedSharding(mesh, {spec_text(spec)}))",
+                ],
+            )
+        ) from error
+
+
+def _lie(array: Any) -> PartitionSpec:
+    """How an array lies on the devices, as far as its type says."""
+    return getattr(getattr(aval_of(array), "sharding", None), "spec", None) or PartitionSpec()
+
+
+def _entries(spec: PartitionSpec) -> tuple[Any, ...]:
+    """The entries of a spec without the Nones at its end, which say nothing."""
+    entries = tuple(spec)
+    while entries and entries[-1] is None:
+        entries = entries[:-1]
+    return entries
 
 
 def _check_explicit(mesh: Any) -> None:
@@ -340,7 +393,8 @@ def filter_shard_map(
 
     Raises:
         ArgumentError: `mesh` is no mesh; when called: there is none; a name in `in_specs` is no
-            argument; a name in `axis_names` is no axis of the mesh.
+            argument; a name in `axis_names` is no axis of the mesh; an argument lies on Explicit
+            axes of the mesh otherwise than `in_specs` says.
         ShapeError: when called: a spec has more entries than its array has axes, or the mesh does
             not divide an axis evenly; all paths are named.
         SpecError: when called: a spec is no prefix, holds something else than specs, names an axis

@@ -1,11 +1,18 @@
 """What `lower` and `compile` give: a function for calls like the one that it was made for."""
 
+import gc
+import re
+import weakref
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax import export
 
 import pytreemod as pm
 from pytreemod.errors import ArgumentError
+from pytreemod.transform.compilation.stages import as_structs
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.trees import Affine, OwnInit, affine, ramp
 
@@ -71,3 +78,114 @@ def test_compiled_functions_survive_clear_caches():
 
     assert_close(compiled(affine(), ramp(3)), model_step(affine(), ramp(3)))
     assert_close(jitted_step(affine(), ramp(3)), model_step(affine(), ramp(3)))
+
+
+# ---- exported
+
+X = ramp(3)
+
+
+def both(model, x):
+    return model(x), {"model": model}
+
+
+@pytest.mark.parametrize("given", [lambda tree: tree, as_structs], ids=["arrays", "shapes"])
+def test_an_exported_function_is_called_with_models(given):
+    """`jax.export` keeps the trees of the call: what it makes takes and gives Modules."""
+    exported = export.export(pm.filter_jit(both))(*given((affine(), X)))
+    out, rest = exported.call(affine(), X)
+
+    assert_close(out, affine()(X))
+    assert_same(rest["model"], affine())
+    with pytest.raises(ValueError, match="same pytree structure"):
+        exported.call(affine().replace(bias=None), X)
+
+
+def test_sizes_by_name():
+    """Shapes of `jax.export.symbolic_shape` are passed on."""
+    batch = jax.ShapeDtypeStruct(export.symbolic_shape("batch, 3"), jnp.float32)
+    exported = export.export(pm.filter_jit(lambda m, x: jax.vmap(m)(x)))(affine(), batch)
+
+    assert exported.call(affine(), ramp(5, 3)).shape == (5, 2)
+
+
+def minus(x, y):
+    return x - y
+
+
+@pytest.mark.parametrize("donate", ["none", "x"])
+def test_arguments_of_an_exported_function_keep_their_order(donate):
+    """By position and by keyword, sorted or not; donated from the front."""
+    exported = export.export(pm.filter_jit(minus, donate=donate))(5 * X, y=X)
+
+    assert_close(exported.call(5 * X, y=X), 4 * X)
+
+
+def to_export(fn, *args, **kwargs):
+    return lambda: export.export(fn)(*args, **kwargs)
+
+
+REFUSED = {
+    "a static value": (
+        to_export(pm.filter_jit(lambda x, how: x), X, how="a"),
+        "filter_jit(<lambda>), exported: expected arguments that are arrays alone, and nothing "
+        "besides them, got 1 other.\n"
+        "  at how: 'a'\n"
+        "  close over the rest:\n"
+        "      pm.filter_jit(lambda x: <lambda>(x, ...))",
+    ),
+    "static by name": (
+        to_export(pm.filter_jit(minus, static="y"), X, np.ones(1, np.float32)),
+        "filter_jit(minus), exported: expected arguments that are arrays alone, and nothing "
+        "besides them, got 1 other.\n"
+        "  at y: ",
+    ),
+    "a model that is called": (
+        to_export(pm.filter_jit(affine()), X),
+        "filter_jit(Affine), exported: expected arguments that are arrays alone, and nothing "
+        "besides them, got 2 others.\n"
+        "  at function.weight: f32[2,3]\n"
+        "  at function.bias: f32[2]\n"
+        "  close over the rest:\n"
+        "      pm.filter_jit(lambda x: model(x, ...))",
+    ),
+    "a number in the result": (
+        to_export(pm.filter_jit(lambda x: (x, 3)), X),
+        "filter_jit(<lambda>), exported: expected a result of arrays alone, in their order, got 1 "
+        "other.\n"
+        "  at result[1]: 3",
+    ),
+    "donated from the back": (
+        to_export(pm.filter_jit(minus, donate="y"), X, X),
+        "filter_jit(minus), exported: expected arguments in the order that they have in the "
+        "program, got the donated ones before the others.\n"
+        "  give away none of them, or the first:\n"
+        "      pm.filter_jit(minus)",
+    ),
+    "keywords in another order": (
+        to_export(pm.filter_jit(lambda y, x: y - x), y=X, x=X),
+        "filter_jit(<lambda>), exported: expected arguments in the order that they have in the "
+        "program, got keywords in another.\n"
+        "  pass them by position:\n"
+        "      export(pm.filter_jit(<lambda>))(x, ...)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "text"), REFUSED.values(), ids=REFUSED)
+def test_what_could_not_be_called_is_not_exported(call, text):
+    """When it is exported, and not when it is deployed."""
+    with pytest.raises(ArgumentError, match=rf"\A{re.escape(text)}"):
+        call()
+
+
+def test_stages_keep_no_arrays():
+    """What was lowered for a model does not keep its memory."""
+    model = affine()
+    alive = weakref.ref(model.weight)
+    lowered = jitted_step.trace(model, X).lower()
+    assert lowered.in_tree == jax.tree.structure(((model, X), {}))
+
+    del model
+    gc.collect()
+    assert alive() is None

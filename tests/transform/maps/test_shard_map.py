@@ -452,6 +452,31 @@ def test_missing_in_specs_are_refused():
         pm.filter_shard_map(lambda x: x, mesh=MESH, out_specs=P())(ramp(4))
 
 
+@pytest.mark.parametrize("jit", [lambda f: f, pm.filter_jit], ids=["eager", "jit"])
+def test_a_batch_that_does_not_lie_on_explicit_axes_is_refused(jit):
+    """As by JAX, which places nothing there by itself; the line that places it works."""
+    fn = jit(
+        pm.filter_shard_map(
+            lambda scale, batch: scale * batch["x"],
+            mesh=EXPLICIT,
+            in_specs=(P(), {"x": P("data")}),
+            out_specs=P("data"),
+        )
+    )
+    text = (
+        r"^filter_shard_map\(in_specs\): expected arguments that lie as it says, for axes of the "
+        r"mesh are of type Explicit, got 1 that lies otherwise\.\n"
+        r"  at batch\['x'\]: f32\[8\] lies as P\(.*\), not P\('data'\)\n"
+        r"  place them first \(a mesh of AxisType\.Auto does it by itself\):\n"
+        r"      pm\.filter_shard\(batch\['x'\], NamedSharding\(mesh, P\('data'\)\)\)"
+    )
+    with pytest.raises(ArgumentError, match=text):
+        fn(jnp.asarray(2.0), {"x": ramp(8)})
+
+    placed = pm.filter_shard(ramp(8), on("data", mesh=EXPLICIT))
+    assert_close(fn(jnp.asarray(2.0), {"x": placed}), 2 * ramp(8))
+
+
 def test_what_cannot_be_called_is_refused():
     """As for every transform."""
     with pytest.raises(
