@@ -7,7 +7,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from pytreemod.errors import ArgumentError, RetraceError, describe, explain
-from pytreemod.transform.boundary.wrapping import Transformed, function_name, positional_names
+from pytreemod.transform.boundary.wrapping import (
+    Transformed,
+    check_callable,
+    function_name,
+    positional_names,
+)
 from pytreemod.transform.compilation.retraces import Trace, explain_change, too_many_text
 from pytreemod.tree.snapshots import divide
 
@@ -61,7 +66,7 @@ def assert_max_traces(fn: Any = None, *, max_traces: int | None) -> Any:
         A function of the same signature.
 
     Raises:
-        ArgumentError: `max_traces` is no count.
+        ArgumentError: `fn` is not callable, or `max_traces` is no count.
         RetraceError: when called once too often; the text names what changed.
 
     Examples:
@@ -83,6 +88,7 @@ def assert_max_traces(fn: Any = None, *, max_traces: int | None) -> Any:
         )
     if fn is None:
         return ft.partial(assert_max_traces, max_traces=max_traces)
+    check_callable("assert_max_traces", fn, "fn")
     return _Counted(fn, (max_traces, _Counter()))
 
 

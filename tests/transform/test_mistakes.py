@@ -30,6 +30,9 @@ class M(pm.Module):
     w: jax.Array
     name: str = "m"
 
+    def __call__(self, x):
+        return (self.w * x.sum()).sum()
+
 
 x, v, s = ramp(3, 2), ramp(3), jnp.asarray(1.0)
 m = M(x)
@@ -66,6 +69,23 @@ MISTAKES = {
     "jit out_sh": (lambda: pm.filter_jit(f, out_shardings={"zz": None})(x), SpecError,
         "filter_jit(out_shardings)", "another structure",
         "result: dict of 1 where the tree has f32[]"),
+    "jit text": (lambda: pm.filter_jit(f)({"a": np.array(["b"])}), ArgumentError,
+        "argument", "1 of text, dates or objects", "x['a']: str32[1]"),
+    "jit records": (lambda: pm.filter_jit(two)(x, np.zeros(2, [("a", "f4")])), ArgumentError,
+        "argument", "1 of text, dates or objects", "y: void32[2]"),
+    "jit compiled": (lambda: pm.filter_jit(two).lower(x, y=x).compile()(x, y=v), ArgumentError,
+        "compiled two", "others", "y: f32[3,2] before, now f32[3]"),
+    "jit compiled module": (lambda: pm.filter_jit(m.__call__).lower(x).compile()(v), ArgumentError,
+        "compiled __call__", "others", "x: f32[3,2] before, now f32[3]"),
+    "vmap axis_name": (lambda: pm.filter_vmap(f, axis_name=["a"]), ArgumentError,
+        "filter_vmap(axis_name)", "['a']", ""),
+    "pmap axis_name": (lambda: pm.filter_pmap(f, axis_name=["a"]), ArgumentError,
+        "filter_pmap(axis_name)", "['a']", ""),
+    "max_traces int": (lambda: pm.debug.assert_max_traces(3, max_traces=1), ArgumentError,
+        "assert_max_traces(fn)", "3", ""),
+    "branched index": (
+        lambda: pm.branched_error_if(x, v > 0, np.array([0, 1]), ["a", "b"]), ShapeError,
+        "branched_error_if(index)", "i64[2]", ""),
     "vmap axis big": (lambda: pm.filter_vmap(f, in_axes=5)(x), ShapeError,
         "filter_vmap of f", "f32[3,2]", ""),
     "vmap axis str": (lambda: pm.filter_vmap(f, in_axes="a")(x), SpecError,
@@ -321,6 +341,17 @@ MISTAKES = {
     "shard_map axis_names": (
         lambda: S(f, in_specs=P(), out_specs=P(), axis_names={"zz"})(x), ArgumentError,
         "filter_shard_map(axis_names)", "'zz'", ""),
+    "shard_map axis_names int": (
+        lambda: S(f, in_specs=P(), out_specs=P(), axis_names=3), ArgumentError,
+        "filter_shard_map(axis_names)", "3", ""),
+    "shard_map axis_names text": (
+        lambda: S(f, in_specs=P(), out_specs=P(), axis_names="zz")(x), ArgumentError,
+        "filter_shard_map(axis_names)", "'zz'", ""),
+    "shard without a mesh": (lambda: pm.filter_shard({"y": x}, P("a")), ArgumentError,
+        "filter_shard(device_or_shardings)", "none", "x['y']: f32[3,2] with P('a')"),
+    "shard without a mesh, traced": (
+        lambda: pm.filter_jit(lambda x: pm.filter_shard(x, P("a")))(x), ArgumentError,
+        "filter_shard(device_or_shardings)", "none", "x: f32[3,2] with P('a')"),
     "shard 3": (lambda: pm.filter_shard(x, 3), SpecError,
         "filter_shard(device_or_shardings)", "3", "x"),
     "shard rank2": (lambda: pm.filter_shard(x, NamedSharding(MESH, P(None, None, "a"))), ShapeError,
@@ -344,6 +375,8 @@ MISTAKES = {
         "stack(trees)", "1 difference", "tree.w: f32[3,2] in trees[0], f32[3] in trees[1]"),
     "stack notlist": (lambda: pm.stack(m), ArgumentError,
         "stack(trees)", "M(w=f32[3,2])", ""),
+    "stack text": (lambda: pm.stack("abc"), ArgumentError, "stack(trees)", "'abc'", ""),
+    "stack dict": (lambda: pm.stack({"a": 1}), ArgumentError, "stack(trees)", "{'a': 1}", ""),
     "stack static": (lambda: pm.stack([m, M(x, "other")]), StructureError,
         "stack(trees)", "1 difference", "tree.name: 'm' in trees[0], 'other' in trees[1]"),
     "unstack sizes": (lambda: pm.unstack((v, jnp.ones(4))), ShapeError,

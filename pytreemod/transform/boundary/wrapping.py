@@ -367,6 +367,19 @@ def check_count(where: str, value: Any, least: int = 0) -> None:
         raise ArgumentError(explain(where, expected, describe(value)))
 
 
+def check_axis_name(where: str, name: Any) -> None:
+    """Refuse what cannot be the name of an axis.
+
+    Raises:
+        ArgumentError: `name` has no hash.
+    """
+    try:
+        hash(name)
+    except TypeError:
+        expected = "a name, such as 'batch'"
+        raise ArgumentError(explain(f"{where}(axis_name)", expected, describe(name))) from None
+
+
 def check_callable(where: str, fn: Any, argument: str = "fun") -> None:
     """Refuse to transform what cannot be called.
 
@@ -375,6 +388,42 @@ def check_callable(where: str, fn: Any, argument: str = "fun") -> None:
     """
     if not callable(fn) or isinstance(fn, Rule):
         raise ArgumentError(explain(f"{where}({argument})", "something callable", describe(fn)))
+
+
+def explain_dtypes(named: Iterable[tuple[str, Any]], error: TypeError) -> None:
+    """Raise a better error if there is an array that JAX has no type for.
+
+    Args:
+        named: the arguments with their names.
+        error: what the call has raised.
+
+    Raises:
+        ArgumentError: there is one; its path is named.
+    """
+    found: list[tuple[str, Any]] = [
+        (path_text(path, name), leaf)
+        for name, tree in named
+        for path, leaf in jtu.tree_leaves_with_path(tree)
+        if isinstance(leaf, (np.ndarray, np.generic)) and _has_no_type(leaf)
+    ]
+    if found:
+        raise ArgumentError(
+            explain(
+                "argument",
+                "arrays of numbers",
+                f"{len(found)} of text, dates or objects",
+                places=[f"{place}: {describe(leaf)}" for place, leaf in found],
+                cure=[
+                    "what is no number is passed as part of the program:",
+                    f"{found[0][0]}.tolist()",
+                ],
+            )
+        ) from error
+
+
+def _has_no_type(array: Any) -> bool:
+    # JAX's own narrow floats are "V" to NumPy, too, and have no fields.
+    return array.dtype.kind in "OSUMm" or array.dtype.names is not None
 
 
 def argument_name(names: tuple[str, ...], index: int) -> str:

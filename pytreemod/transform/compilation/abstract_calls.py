@@ -142,6 +142,9 @@ class ClosureConverted:
         """The result, with `jax.ShapeDtypeStruct`s for arrays."""
         return self._gives.tree
 
+    def __repr__(self) -> str:
+        return f"<filter_closure_convert of {self.name}>"
+
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function.
 

@@ -22,6 +22,7 @@ from pytreemod.transform.boundary.wrapping import (
     Transformed,
     check_callable,
     check_options,
+    explain_dtypes,
     function_name,
     place_keywords,
     places_of,
@@ -171,6 +172,8 @@ class Jitted(Transformed):
         entry.end()
         if isinstance(error, (RuntimeError, ValueError)):
             self._explain(arrays, args, kwargs, error)
+        elif isinstance(error, TypeError):
+            explain_dtypes(self._named(args, kwargs), error)
 
     def _call_specially(self, entry: Entry, arrays: list[Any], args: Any, kwargs: Any) -> Any:
         """A first call, a quiet one, or one with a check inside: it waits for its results."""
@@ -190,8 +193,8 @@ class Jitted(Transformed):
                     packed = call_listening(entry.checks, call, is_once=entry.is_once)
                 else:
                     packed = call()
-        except (RuntimeError, ValueError) as error:
-            self._explain(arrays, args, kwargs, error)
+        except (RuntimeError, ValueError, TypeError) as error:
+            self._fail(entry, arrays, args, kwargs, error)
             raise
         return unpack(packed)
 
@@ -233,8 +236,7 @@ class Jitted(Transformed):
         except PytreemodError:
             raise
         except TypeError as error:
-            own = [("function", self.fn)] if self.is_tree else []
-            raise unhashable([*own, *named_arguments(self.names, args, kwargs)], error) from error
+            raise unhashable(self._named(args, kwargs), error) from error
         return entry, arrays
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
@@ -319,11 +321,14 @@ class Jitted(Transformed):
             self._explain(arrays, args, kwargs, error)
             raise
 
+    def _named(self, args: Any, kwargs: Any) -> list[tuple[str, Any]]:
+        own = [("function", self.fn)] if self.is_tree else []
+        return [*own, *named_arguments(self.names, args, kwargs)]
+
     def _explain(self, arrays: list[Any], args: Any, kwargs: Any, error: Exception) -> None:
         """Raise a better error than JAX's own, where there is one."""
         raise_unheard(error)
-        own = [("function", self.fn)] if self.is_tree else []
-        named = [*own, *named_arguments(self.names, args, kwargs)]
+        named = self._named(args, kwargs)
         explain_deleted(function_name(self.fn), named, error)
         donation = self.options.donation
         if donation is not None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from pytreemod.errors import ShapeError, SpecError, describe, explain
+from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, explain
 from pytreemod.transform.boundary.argument_specs import Assigned, Terms, assign
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
@@ -276,12 +276,13 @@ def constrain(array: Any, value: Any) -> Any:
 def _lay(where: str, place: str, array: Any, value: Any) -> Any:
     if value is None:
         return array
-    if isinstance(array, Tracer):
-        return constrain(array, value)
     try:
+        if isinstance(array, Tracer):
+            return constrain(array, value)
         moved = jax.device_put(array, value)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         _explain_uneven(where, place, array, value, error)
+        _explain_no_mesh(where, place, array, value, error)
         raise
     # A constant inside a traced function: there, to put it somewhere is no more than a hint.
     return constrain(array, value) if isinstance(moved, Tracer) else moved
@@ -298,6 +299,25 @@ def _explain_uneven(where: str, place: str, array: Any, value: Any, error: Excep
         spot = f"{place}: {describe(array)} with {spec_text(value.spec)} on a mesh of {sizes}"
         expected = "specs that divide their arrays evenly"
         raise ShapeError(explain(where, expected, "another", places=[spot])) from error
+
+
+def _explain_no_mesh(where: str, place: str, array: Any, value: Any, error: Exception) -> None:
+    """Raise a better error if there is no mesh for a spec."""
+    # JAX has no class of error for it, and two texts.
+    if isinstance(value, PartitionSpec) and "mesh" in str(error) and context_mesh() is None:
+        spec = spec_text(value)
+        raise ArgumentError(
+            explain(
+                where,
+                "a mesh in context, for a spec that names none",
+                "none",
+                places=[f"{place}: {describe(array)} with {spec}"],
+                cure=[
+                    "give it one, or run it under jax.set_mesh(mesh):",
+                    f"NamedSharding(mesh, {spec})",
+                ],
+            )
+        ) from error
 
 
 def filter_shard(x: _T, device_or_shardings: PyTree) -> _T:
@@ -318,6 +338,7 @@ def filter_shard(x: _T, device_or_shardings: PyTree) -> _T:
         The tree with its arrays laid out.
 
     Raises:
+        ArgumentError: there is no mesh in context for a `PartitionSpec`.
         ShapeError: a spec has more entries than its array has axes, or (outside compiled code)
             does not divide it evenly; the path is named.
         SpecError: the spec is no prefix of the tree, or holds something else than placements.

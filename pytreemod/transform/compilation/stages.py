@@ -173,7 +173,7 @@ class Lowered:
             A function of the same arguments.
         """
         compiled = self.lowered.compile(compiler_options=compiler_options)
-        return Compiled(self._transform, self._name, self._split, compiled, self._entry)
+        return Compiled(self._transform, self._name, self._split, compiled, self._entry, self._call)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.lowered, name)
@@ -186,8 +186,17 @@ class Compiled:
     `jax.stages.Compiled` has (`cost_analysis`, `memory_analysis`, ...).
     """
 
-    def __init__(self, transform: str, name: str, split: Split, compiled: Any, entry: Entry):
+    def __init__(
+        self,
+        transform: str,
+        name: str,
+        split: Split,
+        compiled: Any,
+        entry: Entry,
+        call: TracedCall,
+    ):
         self.compiled = compiled
+        self._call = call
         self._transform = transform
         self._name = name
         self._split = split
@@ -203,22 +212,45 @@ class Compiled:
         # As `filter_jit` would, so that a call that it would take for another is refused here.
         arrays, key = self._split(*args, **kwargs)
         if not _same_key(key, self._entry.key):
-            raise ArgumentError(
-                explain(
-                    f"compiled {self._name}",
-                    "arguments with the structure and static values that it was compiled for",
-                    "others",
-                    cure=[
-                        "compile for these, too:",
-                        f"pm.{self._transform}({self._name}).lower(...).compile()",
-                    ],
-                )
-            )
+            self._refuse("arguments with the structure and static values", ())
         entry = self._entry
         call = ft.partial(self.compiled, *entry.arguments(arrays))
-        if not entry.checks:
-            return unpack(call())
-        return unpack(call_listening(entry.checks, call, is_once=entry.is_once))
+        try:
+            if not entry.checks:
+                return unpack(call())
+            return unpack(call_listening(entry.checks, call, is_once=entry.is_once))
+        except TypeError as error:
+            self._explain(arrays, error)
+            raise
+
+    def _explain(self, arrays: Sequence[Any], error: TypeError) -> None:
+        """Raise a better error if arrays are not of the types that JAX has compiled for."""
+        before = [
+            leaf for leaf in _leaves([*self._call.own, *self._call.named]) if _is_data(leaf[0])
+        ]
+        changed = [
+            f"{place} before, now {describe(array)}"
+            for (struct, place), array in zip(before, arrays)
+            if (struct.shape, struct.dtype) != (array.shape, array.dtype)
+        ]
+        if changed:
+            self._refuse("arrays of the shapes and dtypes", changed, error)
+
+    def _refuse(
+        self, expected: str, places: Sequence[str], cause: Exception | None = None
+    ) -> NoReturn:
+        raise ArgumentError(
+            explain(
+                f"compiled {self._name}",
+                f"{expected} that it was compiled for",
+                "others",
+                places=places,
+                cure=[
+                    "compile for these, too:",
+                    f"pm.{self._transform}({self._name}).lower(...).compile()",
+                ],
+            )
+        ) from cause
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.compiled, name)

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 
-from pytreemod.errors import ArgumentError, CheckError, describe, explain
+from pytreemod.errors import ArgumentError, CheckError, ShapeError, describe, explain
 from pytreemod.transform.host.failures import raise_into_jax, tell_listeners
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure, divide
@@ -115,6 +115,7 @@ def branched_error_if(
         CheckError: the check failed.
         ArgumentError: as for `error_if`; `msgs` is empty or holds something else than strings;
             `index` is no integer, or is known and out of range.
+        ShapeError: `index` does not broadcast against `pred`.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -139,6 +140,7 @@ def _check(
     failed: Any = pred if isinstance(pred, Tracer) else np.asarray(pred)
     failed = failed if failed.dtype == jnp.bool_ else failed != 0
     index = index if isinstance(index, Tracer) else np.asarray(index)
+    _require_fit(where, failed, index)
     if mode == "off" or (not isinstance(failed, Tracer) and not failed.any()):
         return x
     arrays, structure = divide(x)
@@ -246,10 +248,10 @@ class _Check:
 
     def error(self, failed: Any, index: Any, *, is_batch: bool) -> CheckError:
         """The error for a failure, with where it happened as notes below the message."""
-        failed = np.asarray(failed)
+        failed, index = np.broadcast_arrays(failed, index)
         places = np.argwhere(failed)
         first = tuple(int(i) for i in places[0])
-        error = CheckError(self.message(int(np.broadcast_to(index, failed.shape)[first])))
+        error = CheckError(self.message(int(index[first])))
         if first and is_batch:
             others = f", and {len(places) - 1} more" if len(places) > 1 else ""
             error.add_note(f"for the batch index {_in_words(first)}{others}")
@@ -442,6 +444,14 @@ def _require_index(where: str, index: Any, count: int) -> None:
         got = np.asarray(index).item() if is_known else index
         expected = f"an index of msgs (an integer below {count})"
         raise ArgumentError(explain(f"{where}(index)", expected, describe(got)))
+
+
+def _require_fit(where: str, failed: Any, index: Any) -> None:
+    try:
+        np.broadcast_shapes(failed.shape, index.shape)
+    except ValueError:
+        expected = f"a shape that broadcasts against that of pred ({describe(failed)})"
+        raise ShapeError(explain(f"{where}(index)", expected, describe(index))) from None
 
 
 def _mode(where: str, on_error: str) -> str:

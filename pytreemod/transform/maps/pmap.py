@@ -14,6 +14,7 @@ from pytreemod.transform.boundary.argument_specs import named_arguments
 from pytreemod.transform.boundary.packing import Grouped, split_call, unhashable, unpack
 from pytreemod.transform.boundary.sowing import reaping
 from pytreemod.transform.boundary.wrapping import (
+    check_axis_name,
     check_callable,
     check_count,
     check_options,
@@ -243,6 +244,7 @@ def filter_pmap(
         )
     check_callable("filter_pmap", fun)
     _check_pmap_options(donate, pmapkwargs)
+    check_axis_name("filter_pmap", axis_name)
     if axis_size is not None:
         check_count("filter_pmap(axis_size)", axis_size)
     jaxkwargs = tuple(sorted(pmapkwargs.items()))

@@ -229,6 +229,19 @@ def _entries(spec: PartitionSpec) -> tuple[Any, ...]:
     return entries
 
 
+def _as_names(axis_names: Any) -> frozenset[AxisName]:
+    # A text is one name, and not those of its letters.
+    if isinstance(axis_names, str):
+        return frozenset((axis_names,))
+    try:
+        return frozenset(axis_names)
+    except TypeError:
+        got = describe(axis_names)
+        raise ArgumentError(
+            explain("filter_shard_map(axis_names)", "names of axes of the mesh", got)
+        ) from None
+
+
 def _check_explicit(mesh: Any) -> None:
     if any(kind == AxisType.Auto for kind in mesh.axis_types):
         raise ArgumentError(
@@ -344,7 +357,7 @@ def filter_shard_map(
     mesh: Any = ...,
     in_specs: SpecTree = ...,
     out_specs: SpecTree,
-    axis_names: Collection[AxisName] = ...,
+    axis_names: AxisName | Collection[AxisName] = ...,
     check_vma: bool = ...,
 ) -> _F: ...
 @overload
@@ -353,7 +366,7 @@ def filter_shard_map(
     mesh: Any = ...,
     in_specs: SpecTree = ...,
     out_specs: SpecTree,
-    axis_names: Collection[AxisName] = ...,
+    axis_names: AxisName | Collection[AxisName] = ...,
     check_vma: bool = ...,
 ) -> Callable[[_F], _F]: ...
 def filter_shard_map(
@@ -362,7 +375,7 @@ def filter_shard_map(
     mesh: Any = None,
     in_specs: SpecTree = AS_THEY_LIE,
     out_specs: SpecTree,
-    axis_names: Collection[AxisName] = frozenset(),
+    axis_names: AxisName | Collection[AxisName] = frozenset(),
     check_vma: bool = True,
 ) -> Any:
     """`jax.shard_map` for functions of any trees: each device runs the function on its part.
@@ -429,7 +442,7 @@ def filter_shard_map(
         mesh,
         None if in_specs is AS_THEY_LIE else SpecOption(in_specs),
         SpecOption(out_specs),
-        frozenset(axis_names),
+        _as_names(axis_names),
         check_vma,
     )
     return _ShardMapped(f, options)

@@ -6,7 +6,7 @@ their arrays, and have one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -51,9 +51,12 @@ def stack(trees: Iterable[_T], axis: int = 0) -> _T:
                [1., 1.]], dtype=float32)}
     """
     try:
-        members = list(trees)
+        # The characters of a text, or the keys of a dict, are members of nothing.
+        members = None if isinstance(trees, (str, bytes, Mapping)) else list(trees)
     except TypeError:
-        raise ArgumentError(explain("stack(trees)", "several trees", describe(trees))) from None
+        members = None
+    if members is None:
+        raise ArgumentError(explain("stack(trees)", "several trees", describe(trees)))
     if not members:
         raise ArgumentError(explain("stack(trees)", "at least one tree", "none"))
     arrays, structure = divide(members[0])

@@ -17,6 +17,7 @@ from pytreemod.transform.boundary.sowing import Sown, reaping
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
     argument_name,
+    check_axis_name,
     check_callable,
     check_count,
     check_options,
@@ -498,6 +499,7 @@ def filter_vmap(
         )
     check_callable("filter_vmap", fun)
     check_options("filter_vmap", vmapkwargs, jax.vmap)
+    check_axis_name("filter_vmap", axis_name)
     if axis_size is not None:
         check_count("filter_vmap(axis_size)", axis_size)
     jaxkwargs = tuple(sorted(vmapkwargs.items()))

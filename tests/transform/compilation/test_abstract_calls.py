@@ -167,3 +167,8 @@ def test_the_function_may_be_given_by_keyword():
         pm.filter_eval_shape(x=x)
     with pytest.raises(ArgumentError, match=r"^filter_closure_convert\(fn\): expected something"):
         pm.filter_closure_convert(x=x)
+
+
+def test_a_converted_function_prints_by_its_name():
+    """And not by its address."""
+    assert repr(pm.filter_closure_convert(double, ramp(2))) == "<filter_closure_convert of double>"

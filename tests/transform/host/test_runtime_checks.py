@@ -673,6 +673,14 @@ def test_breakpoint_shows_more_frames_on_demand(debugger, monkeypatch):
     assert debugger[-1][0] == 3
 
 
+@pytest.mark.parametrize("jit", [lambda f: f, pm.filter_jit], ids=["eager", "jit"])
+def test_one_predicate_with_many_indices_says_the_first(jit):
+    """An index for each element, whichever of the two has more axes."""
+    check = jit(lambda p, i: pm.branched_error_if(GOOD, p, i, ["one", "two"]))
+    with pytest.raises(CheckError, match=r"\Atwo"):
+        check(jnp.asarray(True), jnp.array([1, 0]))
+
+
 def test_settings_of_equinox_are_heard(monkeypatch, debugger):
     """A script that sets EQX_ON_ERROR goes on as it is; where both are set, ours decides."""
     theirs = [name.replace("PYTREEMOD", "EQX") for name in (ON_ERROR, BREAKPOINT_FRAMES)]
