@@ -20,14 +20,9 @@ from tests.docs.pages import ROOT
 PAGE = (ROOT / "docs" / "how-to" / "come-from-equinox.md").read_text(encoding="utf-8")
 TESTED = (ROOT / "tests" / "parity" / "test_deviations.py").read_text(encoding="utf-8")
 
-
-# What differs for the time being: neither on the page nor the same.
-COMING = {
-    "filter_closure_convert(fn=)",
-    "filter_eval_shape(fun=)",
-    "if_array(x=)",
-    "if_array(leaf)",
-}
+# Taken by this name, though no signature shows it: the function may have an argument of its own that
+# is called so (tests/transform/compilation/test_abstract_calls.py).
+UNSHOWN = {"filter_closure_convert(fn=)", "filter_eval_shape(fun=)"}
 
 
 def public_names(module):
@@ -145,8 +140,8 @@ def test_what_differs_in_a_name_is_listed(start, theirs, ours):
     listed = set(re.findall(r"`([^`]+)`", paragraph))
     found = {difference.replace("'", '"') for difference in differences(theirs, ours)}
 
-    assert found - listed - COMING == set(), "they differ, and the page does not say so"
-    assert listed - found - COMING == set(), "on the page, and they do not differ"
+    assert found - listed - UNSHOWN == set(), "they differ, and the page does not say so"
+    assert listed - found == set(), "on the page, and they do not differ"
 
 
 def test_a_difference_is_found():

@@ -311,8 +311,8 @@ def _ask(
 def _has_method(node: Any, name: str) -> bool:
     """Whether there is a method of that name that a rule can be put around."""
     # In the class and its bases alone: the metaclass has a `__call__`, too, which makes instances.
-    bases = (vars(base) for base in class_of(node).__mro__)
-    kept = next((own[name] for own in bases if name in own), None)
+    bases: tuple[type, ...] = class_of(node).__mro__
+    kept: Any = next((vars(base)[name] for base in bases if name in vars(base)), None)
     # What Python itself calls, on instances that are half built or broken, is left alone.
     is_bound = class_of(as_method(name, _has_method)) is Method
     return is_bound and isinstance(kept, (Method, Transformed, FunctionType))

@@ -201,7 +201,7 @@ def _explain_placement(
         entry, spec, _ = wrong[0]
         raise ArgumentError(
             explain(
-                IN,
+                _IN,
                 "arguments that lie as it says, for axes of the mesh are of type Explicit",
                 f"{len(wrong)} that lie{'s' * (len(wrong) == 1)} otherwise",
                 places=[

@@ -51,9 +51,9 @@ class if_array:
 
     axis: int
 
-    def __call__(self, leaf: Any) -> int | None:
+    def __call__(self, x: Any) -> int | None:
         """The axis of a leaf: `axis` for an array, None for anything else."""
-        return self.axis if is_array(leaf) else None
+        return self.axis if is_array(x) else None
 
 
 ON_AXIS_0 = if_array(0)
