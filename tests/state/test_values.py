@@ -66,6 +66,10 @@ USES = {
     "set": lambda s, m: s.set(m.mean, jnp.ones(2)),
     "substate": lambda s, m: s.substate(m.mean),
     "update": lambda s, m: s.update(make()[1]),
+    "seed": lambda s, m: s.seed(jax.random.key(0)),
+    "split": lambda s, m: s.split(3),
+    "join": lambda s, m: s.join(),
+    "fill": lambda s, m: s.fill(m),
 }
 USERS = {
     "set": lambda s, m: s.set(m.mean, jnp.ones(2)),
