@@ -20,8 +20,8 @@ from tests.docs.pages import ROOT
 PAGE = (ROOT / "docs" / "how-to" / "come-from-equinox.md").read_text(encoding="utf-8")
 TESTED = (ROOT / "tests" / "parity" / "test_deviations.py").read_text(encoding="utf-8")
 
-# Taken by this name, though no signature shows it: the function may have an argument of its own that
-# is called so (tests/transform/compilation/test_abstract_calls.py).
+# Taken by this name, though no signature shows it: the function may have an argument of its own
+# that is called so (tests/transform/compilation/test_abstract_calls.py).
 UNSHOWN = {"filter_closure_convert(fn=)", "filter_eval_shape(fun=)"}
 
 

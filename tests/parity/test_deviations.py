@@ -374,6 +374,36 @@ def test_tree_at_tells_two_nones_apart():
     assert edit(pytreemod) == {"a": None, "b": 1}
 
 
+def test_an_update_changes_no_shape_and_no_dtype():
+    """Equinox adds as JAX does: it broadcasts the model, and widens half precision."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        half = jnp.ones(2, jnp.bfloat16)
+        assert equinox.apply_updates(half, jnp.ones(2)).dtype == jnp.float32
+        assert pytreemod.apply_updates(half, jnp.ones(2)).dtype == jnp.bfloat16
+
+        assert equinox.apply_updates(jnp.ones(2), jnp.ones((3, 2))).shape == (3, 2)
+        with pytest.raises(ValueError, match=r"an update of shape \(2,\), got f32\[3,2\]"):
+            pytreemod.apply_updates(jnp.ones(2), jnp.ones((3, 2)))
+
+
+def test_vars_show_what_is_kept_beside_the_fields():
+    """In both, the dataclass functions show the fields alone."""
+
+    def shown(eqx):
+        class Layer(eqx.Module):
+            weight: int
+
+        layer = Layer(1)
+        made = dataclasses.replace(layer)
+        return {*vars(layer)}, dataclasses.asdict(layer), made.weight, "weight" in dir(layer)
+
+    theirs, ours = shown(equinox), shown(pytreemod)
+    assert theirs[0] == {"weight"}
+    assert ours[0] > {"weight"}
+    assert not any(name.isidentifier() for name in ours[0] - {"weight"})
+    assert theirs[1:] == ours[1:] == ({"weight": 1}, 1, True)
+
+
 def test_class_defaults_stay_in_the_tree():
     """A default that `__init__` does not set is no leaf in Equinox; in pytreemod it is."""
 

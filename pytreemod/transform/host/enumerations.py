@@ -26,10 +26,10 @@ class EnumerationItem(Module):
     _enumeration: type[Enumeration] = field(static=True)
 
     def __eq__(self, other: object) -> Any:
-        return self._value == self._other_value(other)
+        return jnp.asarray(self._value == self._other_value(other))
 
     def __ne__(self, other: object) -> Any:
-        return self._value != self._other_value(other)
+        return jnp.asarray(self._value != self._other_value(other))
 
     def _other_value(self, other: object) -> Any:
         if isinstance(other, EnumerationItem) and other._enumeration is self._enumeration:
