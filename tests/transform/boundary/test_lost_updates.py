@@ -202,6 +202,18 @@ def test_an_update_inside_is_not_lost_behind_one_outside(inner):
     assert int(after.get(two[1].count)) == 1
 
 
+def test_a_state_from_outside_of_two_transforms_is_told_where_it_is_dropped(counter):
+    """The inner one hands its successor out; the one around it, which closes over it, drops it."""
+    model, state = counter
+
+    def drops(x):
+        y, _ = pm.filter_checkpoint(lambda x: model(x, state))(x)
+        return y
+
+    with pytest.warns(LostUpdateWarning, match=LOST):
+        pm.filter_checkpoint(drops)(X)
+
+
 def test_a_part_that_is_not_put_back_is_told(counter):
     """A substate leaves the State that it is a part of as it was."""
 
