@@ -1,5 +1,6 @@
 """The strictest JAX that users may have: what passes here passes everywhere."""
 
+import gc
 import os
 from collections.abc import Generator
 
@@ -13,6 +14,20 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Most of what tests compile runs once. Tests of compiled programs turn this off for themselves.
 jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture(autouse=True)
+def small_heap(request: pytest.FixtureRequest) -> Generator[None]:
+    """Who collects garbage looks at what the test has made, and not at all that is there.
+
+    After ten thousand tests a collection takes a second, and some tests ask for six.
+    """
+    if "gc" not in vars(request.module):
+        yield
+        return
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
