@@ -52,6 +52,7 @@ def test_shares_add_up_to_what_a_thing_takes(capsys):
     assert all(row["seconds"]["median"] > 0 for row in steps)
 
 
+@pytest.mark.slow
 def test_all_numbers_come_as_json(capsys):
     """The other form holds, for each row, every spread, the target and the verdict."""
     importlib.import_module("benchmarks.flattening").BENCHMARK.main(["--quick", "--json"])
