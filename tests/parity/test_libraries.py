@@ -14,14 +14,9 @@ from pathlib import Path
 import jax
 import pytest
 
-import pytreemod
 from tests.parity.helpers import assert_same
 
 ROOT = Path(__file__).parents[2]
-NEEDS_IS_TRACED = pytest.mark.xfail(
-    not hasattr(next(iter(type("R", (pytreemod.Enumeration,), {"a": ""}))), "is_traced"),
-    reason="asks each step's result for `is_traced()`, which is coming",
-)
 
 SEES_NO_RULES = pytest.mark.xfail(
     jax.__version_info__ >= (0, 12),
@@ -48,11 +43,7 @@ def result_over(library: str, program: str, folder: Path) -> object:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "package",
-    [
-        pytest.param("diffrax", marks=NEEDS_IS_TRACED),
-        "lineax",
-        pytest.param("optimistix", marks=SEES_NO_RULES),
-    ],
+    ["diffrax", "lineax", pytest.param("optimistix", marks=SEES_NO_RULES)],
 )
 def test_a_library_gives_the_same_numbers(package, tmp_path):
     """Values, statistics and results by name, use by use."""
