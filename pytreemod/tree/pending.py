@@ -69,7 +69,8 @@ def open_to_waiting(cls: type) -> None:
         return read(self, name, cls)
 
     __getattr__.is_reader = True  # pyright: ignore[reportFunctionMemberAccess]  (a mark of ours)
-    __getattr__.is_written = True  # pyright: ignore[reportFunctionMemberAccess]
+    # A class that is pickled by value leaves out what was written into it.
+    __getattr__.is_written = True  # pyright: ignore[reportFunctionMemberAccess]  (a mark of ours)
     # Past the metaclass, which would make a method of ours of it.
     type.__setattr__(cls, "__getattr__", __getattr__)
 

@@ -83,8 +83,8 @@ def test_a_step_changes_no_dtype(add, dtype):
     """Half precision stays half, whatever the optimizer computes in; as with optax."""
     model = jnp.ones(2, dtype)
     with jax.numpy_dtype_promotion("standard"):
-        updated = add(model, jnp.full(2, 0.5))
-        expected = optax.apply_updates(model, jnp.full(2, 0.5))
+        updated = add(model, jnp.full(2, 0.5, "float32"))
+        expected = optax.apply_updates(model, jnp.full(2, 0.5, "float32"))
 
     assert updated.dtype == expected.dtype == dtype
     np.testing.assert_array_equal(updated, expected)

@@ -460,7 +460,11 @@ def in_words_of(
             return run(*lists)
         except Exception as error:
             if _is_about(error, run.__name__, source):
-                _name_arguments(error, dict(zip(labels, _paths(names, structure), strict=True)))
+                # A node of the user's may refuse to be put together from anything but its own:
+                # then the error stays as JAX has it.
+                with contextlib.suppress(Exception):
+                    paths = dict(zip(labels, _paths(names, structure), strict=True))
+                    _name_arguments(error, paths)
             raise
 
     run_named.__signature__ = inspect.signature(run)  # pyright: ignore[reportAttributeAccessIssue]

@@ -667,3 +667,26 @@ def test_an_error_of_the_users_own_stays_as_it_is():
 
     with pytest.raises(KeyError, match=r"values\[0\]"):
         pm.filter_jit(fails)(ramp(3))
+
+
+@jax.tree_util.register_pytree_node_class
+class _Strict:
+    """A node that takes no number."""
+
+    def __init__(self, x):
+        if isinstance(x, int):
+            raise RuntimeError("a number")
+        self.x = x
+
+    def tree_flatten(self):
+        return (self.x,), None
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        return cls(*children)
+
+
+def test_an_error_is_not_lost_where_its_arguments_cannot_be_named():
+    """Putting the arguments together from something else may fail: JAX's own text is left."""
+    with pytest.raises(jax.errors.ConcretizationTypeError, match=r"argument values\[0\]"):
+        pm.filter_jit(lambda node: float(node.x))(_Strict(jnp.ones(())))
