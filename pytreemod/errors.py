@@ -127,6 +127,7 @@ def explain(
     *,
     places: Iterable[str] = (),
     cure: str | Sequence[str] = (),
+    most: int = MAX_PLACES,
 ) -> str:
     """Lay out an error text: `{where}: expected {expected}, got {got}.`, places, then the cure.
 
@@ -134,8 +135,9 @@ def explain(
         where: the layer's repr, or `function(argument)`.
         expected: what would have been right.
         got: what came instead, in short form (`f32[7,3]`, never a whole array).
-        places: one line for each place concerned; after five, "and N more".
+        places: one line for each place concerned; after `most`, "and N more".
         cure: a sentence, then lines of code that the reader can paste.
+        most: how many places are shown: more than five where they are a table to work through.
 
     Returns:
         The text, several lines long.
@@ -148,9 +150,9 @@ def explain(
     """
     lines = [f"{where}: expected {expected}, got {got}."]
     places = list(places)
-    lines += [f"  at {place}" for place in places[:MAX_PLACES]]
-    if len(places) > MAX_PLACES:
-        lines.append(f"  and {len(places) - MAX_PLACES} more")
+    lines += [f"  at {place}" for place in places[:most]]
+    if len(places) > most:
+        lines.append(f"  and {len(places) - most} more")
     cure = [cure] if isinstance(cure, str) else list(cure)
     lines += [f"  {cure[0]}", *(f"      {line}" for line in cure[1:])] if cure else []
     return "\n".join(lines)

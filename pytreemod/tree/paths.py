@@ -1,13 +1,14 @@
-"""Paths as text: `layers[2].weight`, and patterns over them: `layers.*.weight`."""
+"""Paths as text: `layers[2].weight`, patterns over them: `layers.*.weight`; and leaves' names."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from pytreemod.errors import SpecError, explain
+from pytreemod.errors import ArgumentError, SpecError, describe, explain
 from pytreemod.typing import jtu
 
 _NAMED = 8
@@ -81,6 +82,97 @@ def path_text(path: tuple[Any, ...], root: str = "") -> str:
             # In a way that nobody takes for something to be written.
             text += f"[<{step_name(key)}>]"
     return text or "<root>"
+
+
+def plain_name(path: tuple[Any, ...], sep: str = ".") -> str:
+    """A JAX key path as a name: its steps as bare words, with `sep` between them.
+
+    A step that would not be read as it is written stands in quotes, in the way of Python's strings:
+    one in which `sep` is found, that is empty, begins with a quote, or cannot be printed. So no two
+    sequences of steps have one name; [`parse_name`][pytreemod.tree.paths.parse_name] has the steps.
+
+    Args:
+        path: keys, as `jax.tree_util` gives them. In a State, a key is the path of a token, and
+            gives its steps.
+        sep: what stands between the steps.
+
+    Returns:
+        `layers.2.weight`; the empty text for the empty path.
+
+    Raises:
+        ArgumentError: `sep` is empty, no text, or has a quote in it.
+
+    Examples:
+        >>> plain_name((jtu.GetAttrKey("layers"), jtu.SequenceKey(2), jtu.GetAttrKey("weight")))
+        'layers.2.weight'
+        >>> print(plain_name((jtu.DictKey("v1.5"), jtu.GetAttrKey("weight"))))
+        'v1.5'.weight
+    """
+    _check_separator("plain_name(sep)", sep)
+    return sep.join(_word(step, sep) for step in step_names(path))
+
+
+def _word(step: str, sep: str) -> str:
+    is_plain = step != "" and step[0] != "'" and step.isprintable()
+    # Of the separator, too, some of which may be at the step's end: "a:" before "::".
+    if is_plain and (step + sep).index(sep) == len(step):
+        return step
+    # Python quotes what has a double quote in it with single ones, whatever else it has.
+    return "'" + repr('"' + step)[2:]
+
+
+# With the escapes that `repr` writes, and no other.
+_ESCAPE = r"\\(?:['\\nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})"
+_QUOTED = re.compile(rf"'(?:[^'\\]|{_ESCAPE})*'")
+
+
+def parse_name(name: str, sep: str = ".") -> tuple[str, ...]:
+    """The steps of a name that [`plain_name`][pytreemod.tree.paths.plain_name] has written.
+
+    Args:
+        name: such a name.
+        sep: what stands between the steps.
+
+    Returns:
+        The steps, without quotes.
+
+    Raises:
+        ArgumentError: this is no such name; or `sep` is empty, no text, or has a quote in it.
+
+    Examples:
+        >>> parse_name("layers.2.weight"), parse_name("'v1.5'.weight"), parse_name("")
+        (('layers', '2', 'weight'), ('v1.5', 'weight'), ())
+    """
+    _check_separator("parse_name(sep)", sep)
+    steps: list[str] = []
+    rest = name
+    while rest:
+        quoted = _QUOTED.match(rest)
+        word = rest.split(sep, 1)[0] if quoted is None else quoted[0]
+        rest = rest[len(word) :]
+        step = word if quoted is None else _unquoted(word)
+        # A name has one form: what has quotes without need would be a second name of one leaf.
+        is_whole = rest == "" or (rest.startswith(sep) and rest != sep)
+        if not is_whole or step is None or _word(step, sep) != word:
+            cure = ["A step in which it is found stands in quotes:", "'v1.5'.weight"]
+            expected = f"steps with {sep!r} between them"
+            raise ArgumentError(explain("parse_name(name)", expected, describe(name), cure=cure))
+        steps.append(step)
+        rest = rest[len(sep) :]
+    return tuple(steps)
+
+
+def _unquoted(word: str) -> str | None:
+    try:
+        return ast.literal_eval(word)
+    except SyntaxError:  # A character's number that is none, or a line break.
+        return None
+
+
+def _check_separator(where: str, sep: Any) -> None:
+    if isinstance(sep, str) and sep != "" and "'" not in sep:
+        return
+    raise ArgumentError(explain(where, "some text without quotes", describe(sep)))
 
 
 def some_of(names: Sequence[str]) -> str:

@@ -6,10 +6,21 @@ from collections import OrderedDict
 
 import jax.tree_util as jtu
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import pytreemod as pm
-from pytreemod.errors import SpecError
-from pytreemod.tree.paths import PathName, matches, parse_pattern, path_text, step_names
+from pytreemod.errors import ArgumentError, SpecError
+from pytreemod.tree.paths import (
+    PathName,
+    matches,
+    parse_name,
+    parse_pattern,
+    path_text,
+    plain_name,
+    step_names,
+)
+from tests.helpers.laws import law
 from tests.helpers.trees import Affine, Pair, Registered
 from tests.labels import label
 
@@ -136,3 +147,76 @@ def test_a_path_name_is_read_and_copied():
         assert made.steps == ("layers", "2", "a.b")
         assert made == "layers[2]['a.b']"
         assert hash(made) == hash("layers[2]['a.b']")
+
+
+# ---- names
+
+separators = st.sampled_from([".", "/", "::", "aa", "\\", " ", '"'])
+# They cost nothing, and odd ones are rare.
+many = settings(law, max_examples=300)
+# Most of them made of what means something in a name.
+words = st.text(st.sampled_from(list("ab01.:/'\"\\ \n[]\ud800é"))) | st.text()
+
+
+def keys_of(steps):
+    """A path of these steps."""
+    return tuple(jtu.DictKey(step) for step in steps)
+
+
+@many
+@given(st.lists(words), separators)
+def test_names_have_all_steps(steps, sep):
+    """parse_name(plain_name(path)) gives the path's steps: no two sequences have one name."""
+    assert parse_name(plain_name(keys_of(steps), sep), sep) == tuple(steps)
+
+
+@many
+@given(words | st.lists(words).map(".".join), separators)
+def test_what_is_read_as_a_name_is_one(text, sep):
+    """plain_name(parse_name(name)) == name: no leaf has a second name, and nothing else happens."""
+    try:
+        steps = parse_name(text, sep)
+    except ArgumentError:
+        return
+    assert plain_name(keys_of(steps), sep) == text
+
+
+@pytest.mark.parametrize(
+    ("path", "sep", "expected"),
+    [
+        ((), ".", ""),
+        (
+            (jtu.GetAttrKey("layers"), jtu.SequenceKey(2), jtu.GetAttrKey("bias")),
+            ".",
+            "layers.2.bias",
+        ),
+        ((jtu.DictKey(3), jtu.FlattenedIndexKey(0)), ".", "3.0"),
+        ((jtu.DictKey("a.b"), jtu.DictKey("c d")), ".", "'a.b'.c d"),
+        ((jtu.DictKey("a.b"), jtu.DictKey("c/d")), "/", "a.b/'c/d'"),
+        ((jtu.DictKey(""), jtu.DictKey("it's"), jtu.DictKey("'")), ".", "''.it's.'\\''"),
+        ((jtu.DictKey("a:"), jtu.DictKey("b")), "::", "'a:'::b"),
+        ((jtu.DictKey("a\nb"),), ".", "'a\\nb'"),
+        ((jtu.DictKey(PathName.parse("a[0]['b.c']")), jtu.SequenceKey(1)), ".", "a.0.'b.c'.1"),
+    ],
+)
+def test_a_name_is_the_steps(path, sep, expected):
+    """Bare words with a separator; in quotes only what would not be read as it is written."""
+    assert plain_name(path, sep) == expected
+    assert parse_name(expected, sep) == step_names(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["a.", ".a", "a..b", ".", "'a'", "'a", "'a'b", "''a", "a.'b", "'\\q'", "'\\U99999999'"]
+)
+def test_what_is_no_name_is_refused(name):
+    """An empty step, quotes without need or without an end: nobody has written such a name."""
+    with pytest.raises(ArgumentError, match=r"expected steps with '\.' between them, got"):
+        parse_name(name)
+
+
+@pytest.mark.parametrize("sep", ["", "'", "a'", None, 1])
+@pytest.mark.parametrize("call", [lambda sep: plain_name((), sep), lambda sep: parse_name("", sep)])
+def test_not_everything_can_stand_between_steps(call, sep):
+    """An empty separator separates nothing, and one with a quote would end one."""
+    with pytest.raises(ArgumentError, match=r"\(sep\): expected some text without quotes, got"):
+        call(sep)

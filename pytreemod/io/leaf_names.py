@@ -1,0 +1,192 @@
+"""A tree as a flat dict: every leaf by its name, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pytreemod.errors import ArgumentError, StructureError, describe, explain
+from pytreemod.tree.paths import path_text, plain_name
+from pytreemod.tree.predicates import is_array
+from pytreemod.typing import PyTree, Tracer, class_of, jtu
+
+_T = TypeVar("_T")
+
+TABLE = 40
+"""How many lines a table of names may have."""
+
+
+def named_leaves(tree: PyTree, sep: str = ".") -> dict[str, Any]:
+    """Every leaf of a tree by its name: `layers.2.weight`.
+
+    A name is the leaf's path, its steps as bare words: names of fields, indices, keys of dicts.
+    Values in a State have the path of their token. A step that would not be read as it is written
+    (in which `sep` is found, that is empty, begins with a quote, or cannot be printed) stands in
+    quotes: `'v1.5'.weight`. A tree that is a leaf itself has the empty name.
+
+    **Laws.** `from_named(tree, named_leaves(tree)) == tree`. No two leaves have one name. A leaf
+    has the same name whatever else is in the tree.
+
+    Args:
+        tree: any tree.
+        sep: what stands between the steps.
+
+    Returns:
+        The leaves, as they are, in the order of the tree.
+
+    Raises:
+        ArgumentError: `sep` is empty, no text, or has a quote in it.
+        StructureError: two keys of one node read the same, as the number 0 and the text "0" do.
+
+    Examples:
+        >>> import jax
+        >>> from pytreemod import nn
+        >>> net = nn.Sequential([nn.Identity(), nn.Linear(3, 4, key=jax.random.key(0))])
+        >>> {name: leaf.shape for name, leaf in named_leaves(net).items()}
+        {'layers.1.weight': (4, 3), 'layers.1.bias': (4,)}
+
+        >>> norm, state = nn.make_with_state(nn.BatchNorm)(3)
+        >>> list(named_leaves((norm, state), sep="/"))
+        ['0/weight', '0/bias', '1/state_index/0', '1/state_index/1']
+    """
+    pairs = jtu.tree_leaves_with_path(tree)
+    names = _distinct_names("named_leaves(tree)", [path for path, _ in pairs], sep)
+    return dict(zip(names, (leaf for _, leaf in pairs), strict=True))
+
+
+def from_named(like: _T, named: Mapping[str, Any], sep: str = ".", strict: bool = True) -> _T:
+    """A tree like another one, with leaves that are given by name; undoes `named_leaves`.
+
+    Nothing is cast or reshaped: an array takes the place of one of its shape and dtype, and what
+    is no array that of something of its class. Where `like` has arrays of JAX's (or their shapes and
+    dtypes), NumPy's become such, and the other way round.
+
+    Args:
+        like: a tree, which may be abstract (`pm.filter_eval_shape`).
+        named: leaves by the names that `named_leaves` gives them.
+        sep: what stands between the steps of a name.
+        strict: whether every leaf must be given, and every name must be one of a leaf. If not,
+            leaves that are not given stay what they are in `like`, and other names are left out.
+
+    Returns:
+        A tree of the structure of `like`.
+
+    Raises:
+        ArgumentError: `named` is no mapping, or `sep` cannot stand between steps.
+        StructureError: a name is missing or is none of a leaf, or a leaf does not fit: all in one
+            table.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from_named({"a": [jnp.zeros(2), 1]}, {"a.0": jnp.ones(2), "a.1": 5})
+        {'a': [Array([1., 1.], dtype=float32), 5]}
+    """
+    where = "from_named(like, named)"
+    if not isinstance(named, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
+        raise ArgumentError(explain(where, "leaves by name", describe(named)))
+    pairs, treedef = jtu.tree_flatten_with_path(like)
+    names = _distinct_names(where, [path for path, _ in pairs], sep)
+    wrong: list[str] = []
+    leaves: list[Any] = []
+    for name, (_, old) in zip(names, pairs, strict=True):
+        new = named.get(name, old)
+        if not fits(old, new):
+            wrong.append(f"{name}: expected {describe(old)}, got {describe(new)}")
+        else:
+            leaves.append(new if new is old else _as_kind_of(old, new))
+    if strict:
+        wrong += mismatches(names, named)
+    if wrong:
+        given, wanted = [*named], "the leaves of like, by their names"
+        got = f"{len(wrong)} that differ{'s' * (len(wrong) == 1)}"
+        cure = _cure_separator([path for path, _ in pairs], given, sep)
+        raise StructureError(explain(where, wanted, got, places=wrong, cure=cure, most=TABLE))
+    return treedef.unflatten(leaves)
+
+
+def fits(old: Any, new: Any) -> bool:
+    """Whether a leaf may take the place of another one.
+
+    Args:
+        old: a leaf, or a `ShapeDtypeStruct`.
+        new: anything.
+
+    Returns:
+        Whether both are arrays of one shape and dtype, or no arrays and of one class.
+
+    Examples:
+        >>> fits(jnp.ones(2), np.ones(2, np.float32)), fits(jnp.ones(2), jnp.ones(3)), fits(1, 1.0)
+        (True, False, False)
+    """
+    if new is old:
+        return True
+    if is_array(old) or isinstance(old, jax.ShapeDtypeStruct):
+        return is_array(new) and old.shape == new.shape and old.dtype == new.dtype
+    return class_of(old) is class_of(new)
+
+
+def _as_kind_of(old: Any, new: Any) -> Any:
+    """A leaf that fits, as an array of JAX or of NumPy, whichever the old one is."""
+    if isinstance(old, (np.ndarray, np.generic)):
+        is_known = isinstance(new, jax.Array) and not isinstance(new, Tracer)
+        return np.asarray(new) if is_known else new
+    # A copy: JAX might else go on looking at memory in which the caller still writes.
+    return jnp.array(new) if isinstance(new, (np.ndarray, np.generic)) else new
+
+
+def mismatches(wanted: Sequence[str], given: Iterable[str]) -> list[str]:
+    """What a table says of names that are missing, and of names that are of nothing.
+
+    Args:
+        wanted: the names that there must be.
+        given: the names that there are.
+
+    Returns:
+        A line for each, with a name that may have been meant.
+
+    Examples:
+        >>> mismatches(["weight", "bias"], ["wieght", "bias"])
+        ["weight: missing (is it 'wieght'?)", 'wieght: unexpected']
+    """
+    known, there = {*wanted}, {*given}
+    missing = [name for name in wanted if name not in there]
+    unexpected = [name for name in given if name not in known]
+    # To compare all names with all takes its time, and nobody reads more than the table has.
+    shown = [f"{name}: missing{_near(name, unexpected)}" for name in missing[:TABLE]]
+    further = [f"{name}: missing" for name in missing[TABLE:]]
+    return [*shown, *further, *(f"{name}: unexpected" for name in unexpected)]
+
+
+def _near(name: str, others: Sequence[str]) -> str:
+    close = get_close_matches(name, others, n=1, cutoff=0.75)
+    return f" (is it {close[0]!r}?)" if close else ""
+
+
+def _cure_separator(
+    paths: Sequence[tuple[Any, ...]], given: Sequence[str], sep: str
+) -> Sequence[str]:
+    """What to write if the names are right but for what stands between their steps."""
+    for other in (".", "/"):
+        if other != sep and {plain_name(path, other) for path in paths} == {*given}:
+            return ("They have another separator:", f"from_named(like, named, sep={other!r})")
+    return ()
+
+
+def _distinct_names(where: str, paths: Sequence[tuple[Any, ...]], sep: str) -> list[str]:
+    """The name of each path, refused if two have one."""
+    names = [plain_name(path, sep) for path in paths]
+    if len({*names}) == len(names):
+        return names
+    twice = [
+        f"{name}: {path_text(path)}"
+        for name, path in zip(names, paths, strict=True)
+        if names.count(name) > 1
+    ]
+    cure = "Let the keys of each node differ as text, too; 0 and '0' do not."
+    expected, got = "leaves with names of their own", "two with one name"
+    raise StructureError(explain(where, expected, got, places=twice, cure=cure))

@@ -1,0 +1,245 @@
+"""A tree as a flat dict, and back."""
+
+from collections import OrderedDict
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, StructureError
+from pytreemod.io.leaf_names import fits, from_named, mismatches, named_leaves
+from tests.helpers.comparing import assert_identical
+from tests.helpers.laws import law, leaves, trees
+from tests.helpers.trees import affine, every_tree, ramp
+from tests.nn.catalogue import CATALOGUE
+
+every_layer = pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
+
+
+def net():
+    """A model with all that has names of its own kind, and its State."""
+
+    def make(key):
+        noise = nn.Dropout(0.5, stream=pm.RngStream())
+        return {"head.v1": nn.Sequential([nn.BatchNorm(2), noise, nn.Linear(2, 2, key=key)])}
+
+    model, state = pm.make_with_state(make)(jax.random.key(0))
+    return model, state.seed(jax.random.key(1))
+
+
+# ---- laws
+
+
+@every_tree
+def test_there_and_back(make):
+    """from_named(tree, named_leaves(tree)) == tree, leaf for leaf, in order."""
+    tree = make()
+    named = named_leaves(tree)
+
+    assert_identical([*named.values()], jax.tree.leaves(tree))
+    assert_identical(from_named(tree, named), tree)
+
+
+words = st.sampled_from(["a", "b", "a.b", "b.a", "", "'", "'a'", ".", "0", "a/b", "\n"])
+odd_trees = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(law, max_examples=150)
+@given(trees | odd_trees, st.sampled_from([".", "/", "::"]))
+def test_there_and_back_of_any_tree(tree, sep):
+    """The same, whatever its keys are made of: no two leaves have one name."""
+    named = named_leaves(tree, sep)
+
+    assert len(named) == len(jax.tree.leaves(tree))
+    assert_identical(from_named(tree, named, sep), tree)
+
+
+@law
+@given(trees, trees)
+def test_a_name_does_not_depend_on_what_else_there_is(one, two):
+    """The names below a node are its own, after the node's."""
+    alone = {f"a.{name}" if name else "a": leaf for name, leaf in named_leaves(one).items()}
+    beside = named_leaves({"a": one, "b": two})
+
+    assert [*alone] == [name for name in beside if name == "a" or name.startswith("a.")]
+
+
+@every_layer
+def test_layers_and_their_states_there_and_back(entry):
+    """A layer beside its State: typed keys, running statistics, streams."""
+    pair = entry.build()
+
+    assert from_named(pair, named_leaves(pair)) == pair
+
+
+# ---- which names
+
+
+def test_names_of_a_model_and_its_state():
+    """Fields and indices bare, odd keys in quotes; a State's values by the path of their token."""
+    assert [*named_leaves(net())] == [
+        "0.'head.v1'.layers.0.weight",
+        "0.'head.v1'.layers.0.bias",
+        "0.'head.v1'.layers.2.weight",
+        "0.'head.v1'.layers.2.bias",
+        "1.'head.v1'.layers.0.state_index.0",
+        "1.'head.v1'.layers.0.state_index.1",
+        "1.'head.v1'.layers.1.stream.key",
+        "1.'head.v1'.layers.1.stream.count",
+    ]
+
+
+def test_a_leaf_alone_has_the_empty_name():
+    """No steps, no words."""
+    assert named_leaves(1.5) == {"": 1.5}
+    assert from_named(1.5, {"": 2.5}) == 2.5
+
+
+def test_none_has_no_name():
+    """As in all of JAX, None is no leaf."""
+    assert named_leaves({"a": None, "b": 1}) == {"b": 1}
+
+
+def test_keys_that_read_the_same_are_refused():
+    """The number 0 and the text "0" can meet in one node only where nothing sorts the keys."""
+    with pytest.raises(StructureError, match="two with one name") as caught:
+        named_leaves(OrderedDict([(0, 1), ("0", 2), ("1", 3)]))
+
+    assert str(caught.value) == (
+        "named_leaves(tree): expected leaves with names of their own, got two with one name.\n"
+        "  at 0: [0]\n"
+        "  at 0: ['0']\n"
+        "  Let the keys of each node differ as text, too; 0 and '0' do not."
+    )
+
+
+# ---- and back
+
+
+def test_what_is_wrong_is_told_in_one_table():
+    """Shapes, dtypes, missing names, with what may have been meant, and unexpected ones."""
+    model = nn.MLP(3, 2, 4, 1, key=jax.random.key(0))
+    named = named_leaves(model)
+    named["layers.0.wieght"] = named.pop("layers.0.weight")
+    named["layers.1.weight"] = named["layers.1.weight"].T
+    named["layers.1.bias"] = np.zeros(2, np.float64)
+    with pytest.raises(StructureError, match="by their names, got 4 that differ") as caught:
+        from_named(model, named)
+
+    assert str(caught.value) == (
+        "from_named(like, named): expected the leaves of like, by their names, got 4 that differ.\n"
+        "  at layers.1.weight: expected f32[2,4], got f32[4,2]\n"
+        "  at layers.1.bias: expected f32[2], got f64[2]\n"
+        "  at layers.0.weight: missing (is it 'layers.0.wieght'?)\n"
+        "  at layers.0.wieght: unexpected"
+    )
+
+
+def test_another_separator_is_seen():
+    """Names that fit but for what stands between their steps: the cure is to say so."""
+    tree = {"a": {"b": 1}}
+    with pytest.raises(StructureError, match=r"from_named\(like, named, sep='/'\)"):
+        from_named(tree, named_leaves(tree, "/"))
+
+
+@pytest.mark.parametrize(
+    ("like", "leaf"),
+    [
+        (jnp.zeros(2), np.zeros(2, np.int32)),
+        (jnp.zeros(2), jnp.zeros((2, 1))),
+        (jnp.zeros(()), 0.0),
+        (0.0, jnp.zeros(())),
+        (0.0, 0),
+        (1, True),
+        ("a", 1),
+        (jax.random.key(0), jax.random.key_data(jax.random.key(0))),
+        (jax.random.key(0), jax.random.key(0, impl="rbg")),
+        (jax.ShapeDtypeStruct((2,), jnp.float32), jnp.zeros(3)),
+    ],
+    ids=repr,
+)
+def test_what_does_not_fit_is_refused(like, leaf):
+    """Nothing is cast, reshaped or broadcast, strict or not."""
+    assert not fits(like, leaf)
+    for strict in (True, False):
+        with pytest.raises(StructureError, match="got 1 that differs"):
+            from_named([like], {"0": leaf}, strict=strict)
+
+
+def test_arrays_are_of_the_kind_that_they_were():
+    """NumPy's become JAX's where the tree had such, as copies, and the other way round."""
+    like = {"jax": jnp.zeros(2), "numpy": np.zeros(2, np.float32)}
+    given = {"jax": np.ones(2, np.float32), "numpy": jnp.ones(2)}
+    made = from_named(like, given)
+    given["jax"][0] = 7
+
+    assert isinstance(made["jax"], jax.Array)
+    assert isinstance(made["numpy"], np.ndarray)
+    assert made["jax"].tolist() == made["numpy"].tolist() == [1, 1]
+
+
+def test_an_abstract_tree_will_do():
+    """What was never computed has shapes and dtypes to be checked against."""
+    like = pm.filter_eval_shape(affine)
+
+    assert from_named(like, named_leaves(affine())) == affine()
+
+
+def test_names_go_through_compiled_code():
+    """Names are no values: both ways work under a trace."""
+    model = affine()
+    doubled = jax.jit(lambda m: from_named(m, {k: 2 * v for k, v in named_leaves(m).items()}))
+
+    assert doubled(model) == jax.tree.map(lambda x: 2 * x, model)
+
+
+def test_some_leaves_may_be_given():
+    """Not strict: what is missing stays, what is unexpected is left out."""
+    made = from_named(affine(), {"bias": ramp(2), "other": 1}, strict=False)
+
+    assert made == affine().replace(bias=ramp(2))
+
+
+@pytest.mark.parametrize("named", [None, [1, 2], affine()], ids=repr)
+def test_leaves_come_in_a_mapping(named):
+    """Anything else has no names."""
+    with pytest.raises(ArgumentError, match=r"from_named\(like, named\): expected leaves by name"):
+        from_named([1, 2], named)
+
+
+def test_long_tables_end():
+    """Of a file of another model one need not read all names."""
+    named = {f"layer{number}": 1 for number in range(100)}
+    with pytest.raises(StructureError, match="got 101 that differ") as caught:
+        from_named([1], named)
+
+    assert str(caught.value).endswith("  and 61 more")
+
+
+def test_every_missing_name_is_told():
+    """Also those for which nobody looks for a near one."""
+    wanted = [f"a{number}" for number in range(50)]
+
+    assert mismatches(wanted, wanted[:1]) == [f"{name}: missing" for name in wanted[1:]]
+
+
+def test_nodes_without_names_have_numbers():
+    """Of a class that was registered without keys, the children are counted."""
+
+    class Plain:
+        def __init__(self, *children):
+            self.children = children
+
+    jtu.register_pytree_node(Plain, lambda node: (node.children, None), lambda _, c: Plain(*c))
+
+    assert named_leaves({"a": Plain(1, [2])}) == {"a.0": 1, "a.1.0": 2}
