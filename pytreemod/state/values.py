@@ -13,7 +13,7 @@ was taken out of which State in `lineage`, and all that is refused in `refusals`
 from __future__ import annotations
 
 import functools as ft
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 import jax
@@ -24,7 +24,7 @@ from pytreemod.state import refusals, streams
 from pytreemod.state.initial_values import as_array, first_values, is_strong, spots_of
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.lineage import Lineage, beginning
-from pytreemod.state.rows import Register
+from pytreemod.state.rows import Register, Row
 from pytreemod.state.streams import Stream
 from pytreemod.state.tokens import (
     AbstractToken,
@@ -624,6 +624,12 @@ def _make(values: dict[Any, Any], register: Register, lineage: Lineage | None = 
     state._used, state._kept = None, None
     note_made(state)
     return state
+
+
+def assemble_state(rows: Iterable[Row], values: Iterable[Any]) -> State:
+    """A State of values that were told by somebody else, such as a file."""
+    register = Register(rows)
+    return _make(dict(zip(register.by_marker, values, strict=True)), register)
 
 
 def _make_again(values: dict[Any, Any], register: Register, used: Any) -> State:

@@ -1,0 +1,342 @@
+"""Configuration as JSON, and back: what a model is, beside its arrays.
+
+What JSON has (None, bools, numbers, strings) stands for itself. All else is a dict with one key,
+which says what it is: `{"tuple": [...]}`, `{"dtype": "float32"}`, `{"function": "jax.nn.relu"}`.
+Classes and functions are written by name. A name that was registered (see `registered`) can be
+found again; one that was not is written as `"?name"`: it can be compared, and not rebuilt. What
+cannot be written at all is `{"unknown": [class, text]}`, which can only be compared, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools as ft
+import json
+import math
+import re
+import types
+from collections.abc import Callable
+from typing import Any, TypeAlias, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pytreemod.errors import FileError, describe, explain
+from pytreemod.io.registered import registered_as, registered_name
+from pytreemod.state.tokens import Unnamed
+from pytreemod.tree.kinds import dtype_of
+from pytreemod.tree.paths import PathName
+from pytreemod.typing import class_of
+
+Json: TypeAlias = Any
+"""What `json.dumps` takes: None, bool, int, float, str, list, dict with strings as keys."""
+
+_FUNCTIONS: tuple[Any, ...] = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    np.ufunc,
+    jnp.ufunc,
+    jax.custom_jvp,
+    jax.custom_vjp,
+    type(jax.jit(lambda: None)),
+)
+_SEQUENCES: dict[type, str] = {tuple: "tuple", list: "list", set: "set", frozenset: "frozenset"}
+_LARGEST = 2**63
+"""JSON has no limit; readers in other languages have."""
+
+
+class ConfigurationWriter:
+    """Writes values; one for each file, for it numbers the tokens that have no name."""
+
+    def __init__(self) -> None:
+        self.unnamed: dict[int, tuple[Unnamed, int]] = {}
+
+    def write(self, value: Any) -> Json:
+        """A value of configuration as JSON."""
+        kind = class_of(value)
+        if value is None or kind is bool or kind is str:
+            return value
+        if kind is int:
+            return value if abs(value) < _LARGEST else {"int": hex(value)}
+        if kind is float:
+            return value if math.isfinite(value) else {"float": repr(value)}
+        if kind in _SEQUENCES:
+            return {_SEQUENCES[kind]: self._items(value, kind)}
+        if kind is dict:
+            return {"dict": [[self.write(k), self.write(v)] for k, v in value.items()]}
+        return self._write_rare(value, kind)
+
+    def _items(self, value: Any, kind: type) -> list[Json]:
+        written = [self.write(item) for item in value]
+        # A set has no order, and two files of one model should be the same.
+        return sorted(written, key=json.dumps) if kind in (set, frozenset) else written
+
+    def _write_rare(self, value: Any, kind: Any) -> Json:
+        dtype = dtype_of(value)
+        if dtype is not None:
+            # Which spelling it was decides what a rebuilt model has; it makes no difference else.
+            spelling = "numpy" if isinstance(value, np.dtype) else "type"
+            return {"dtype": dtype.name, "spelling": spelling}
+        if isinstance(value, Unnamed):
+            _, number = self.unnamed.setdefault(id(value), (value, len(self.unnamed)))
+            return {"unnamed": number}
+        if kind is PathName:
+            return {"path": [str(value), list(value.steps)]}
+        if isinstance(value, enum.Enum):
+            return {"enum": [name_of(type(value)), value.name]}
+        if kind is complex:
+            return {"complex": [repr(value.real), repr(value.imag)]}
+        if kind is bytes:
+            return {"bytes": value.hex()}
+        if value is Ellipsis:
+            return {"ellipsis": True}
+        if kind is slice or kind is range:
+            parts = [value.start, value.stop, value.step]
+            return {kind.__name__: [self.write(part) for part in parts]}
+        if isinstance(value, np.generic):
+            return {"scalar": [value.dtype.name, value.tobytes().hex()]}
+        if isinstance(value, type):
+            return {"class": name_of(value)}
+        if kind is ft.partial:
+            keywords = {"dict": [[k, self.write(v)] for k, v in value.keywords.items()]}
+            return {"partial": [self.write(value.func), self._items(value.args, list), keywords]}
+        if isinstance(value, _FUNCTIONS) or registered_name(value) is not None:
+            return {"function": name_of(value)}
+        if kind is jax.sharding.PartitionSpec:
+            return {"spec": self._items(value, list)}
+        if dataclasses.is_dataclass(value):
+            fields = [f.name for f in dataclasses.fields(cast("Any", value))]
+            pairs = [[name, self.write(getattr(value, name, None))] for name in fields]
+            return {"dataclass": [name_of(kind), pairs]}
+        return {"unknown": [kind.__qualname__, _text_of(value)]}
+
+
+def name_of(thing: Any) -> str:
+    """How a class or a function is written: its registered name, or `"?name"`."""
+    name = registered_name(thing)
+    if name is not None:
+        return name
+    return "?" + str(getattr(thing, "__qualname__", getattr(thing, "__name__", "function")))
+
+
+def _text_of(value: Any) -> str:
+    """What tells a value from others of its class, as far as its repr does."""
+    if isinstance(value, (np.ndarray, jax.Array)):
+        return f"{describe(value)} {hash(np.asarray(value).tobytes()):x}"
+    # Devices are of this machine, and the file is for others, too.
+    is_local = isinstance(value, (jax.sharding.Sharding, jax.sharding.Mesh))
+    return "" if is_local else re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def describe_json(value: Json) -> str:
+    """Written configuration, for an error text."""
+    if isinstance(value, dict) and len(cast("Any", value)) >= 1:
+        kind, content = next(iter(cast("dict[str, Any]", value).items()))
+        if kind in ("class", "function", "dtype", "float"):
+            return str(content).removeprefix("?")
+        if kind in ("unknown", "enum", "dataclass"):
+            return str(content[0]).removeprefix("?")
+    return describe(value)
+
+
+def are_same(a: Json, b: Json) -> bool:
+    """Whether two written values are one, as far as the file tells.
+
+    A class or a function that was registered in one process only is compared by its own name.
+    """
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        ours, theirs = cast("dict[str, Any]", a), cast("dict[str, Any]", b)
+        if ours.keys() != theirs.keys():
+            return False
+        kind = next(iter(ours), None)
+        if kind in ("class", "function"):
+            return are_same_name(ours[kind], theirs[kind])
+        if kind == "dtype":
+            return ours[kind] == theirs[kind]
+        if kind in ("enum", "dataclass"):
+            (name, one), (other, another) = ours[kind], theirs[kind]
+            return are_same_name(name, other) and are_same(one, another)
+        return all(are_same(ours[key], theirs[key]) for key in ours)
+    if isinstance(a, list):
+        items, others = cast("list[Any]", a), cast("list[Any]", b)
+        return len(items) == len(others) and all(map(are_same, items, others))
+    # By the text, for zeros have signs.
+    return repr(a) == repr(b)
+
+
+def are_same_name(a: Any, b: Any) -> bool:
+    """Whether two written names are of one thing."""
+    if a == b:
+        return True
+    texts = isinstance(a, str) and isinstance(b, str)
+    if not texts or (a[0:1] != "?" and b[0:1] != "?"):
+        return False
+    return a.rpartition(".")[2].lstrip("?") == b.rpartition(".")[2].lstrip("?")
+
+
+class ConfigurationReader:
+    """Rebuilds values from JSON; one for each file, for tokens without a name are told apart.
+
+    Args:
+        where: the call, for errors.
+    """
+
+    def __init__(self, where: str):
+        self.where = where
+        self.unnamed: dict[int, Unnamed] = {}
+
+    def read(self, value: Json, path: str) -> Any:
+        """The value that was written.
+
+        Args:
+            value: what was written.
+            path: where it stands in the tree.
+
+        Raises:
+            FileError: it names what is not registered, or is malformed.
+        """
+        if not isinstance(value, dict):
+            if isinstance(value, list):
+                raise self.malformed(path, value)
+            return value
+        written = cast("dict[str, Any]", value)
+        kind = next(iter(written), "")
+        read = _READERS.get(kind)
+        if read is None:
+            raise self._unknown(path, written)
+        try:
+            return read(self, written[kind], path, written)
+        except FileError:
+            raise
+        # Whatever is wrong with it, it is the file's fault.
+        except Exception as error:
+            raise self.malformed(path, value) from error
+
+    def named(self, name: Any, path: str, what: type | tuple[type, ...] | None = None) -> Any:
+        """The class or function of a registered name."""
+        found = registered_as(name) if isinstance(name, str) else None
+        if found is None:
+            raise self._unregistered(name, path)
+        if what is not None and not (isinstance(found, type) and issubclass(found, what)):
+            raise self.malformed(path, name)
+        return found
+
+    def malformed(self, path: str, value: Any) -> FileError:
+        """The error for a part that no writer wrote so."""
+        return FileError(
+            explain(self.where, "a description that `pm.save` wrote", f"{describe(value)} at {path}")
+        )
+
+    def _unregistered(self, name: Any, path: str) -> FileError:
+        own = str(name).lstrip("?")
+        return FileError(
+            explain(
+                self.where,
+                "classes and functions that are registered in this process",
+                f"{own!r}, which is not",
+                places=[f"{path}: {own}"],
+                cure=[
+                    "register it, or give a model of the same structure:",
+                    f"pm.register_for_files({own.rpartition('.')[2]})",
+                    "pm.load(path, like)",
+                ],
+            )
+        )
+
+    def _unknown(self, path: str, written: dict[str, Any]) -> FileError:
+        return FileError(
+            explain(
+                self.where,
+                "configuration that a file can hold",
+                f"{describe_json(written)}, of which the file has only the name",
+                places=[path],
+                cure=["give a model that has it:", "pm.load(path, like)"],
+            )
+        )
+
+    def _all(self, items: list[Any], path: str) -> list[Any]:
+        return [self.read(item, f"{path}[{i}]") for i, item in enumerate(items)]
+
+    def _dict(self, items: list[Any], path: str, _: Any) -> dict[Any, Any]:
+        return {self.read(k, path): self.read(v, f"{path}[{k!r}]") for k, v in items}
+
+    def _dtype(self, name: str, path: str, written: dict[str, Any]) -> Any:
+        scalar = getattr(jnp, "bool_" if name == "bool" else name)
+        if not isinstance(scalar.dtype, np.dtype):
+            raise self.malformed(path, name)
+        return scalar.dtype if written.get("spelling") == "numpy" else scalar
+
+    def _scalar(self, content: list[str], path: str, _: Any) -> Any:
+        name, numbers = content
+        dtype = self._dtype(name, path, {"spelling": "numpy"})
+        return np.frombuffer(bytes.fromhex(numbers), dtype)[0]
+
+    def _enum(self, content: list[str], path: str, _: Any) -> Any:
+        return self.named(content[0], path, enum.Enum)[content[1]]
+
+    def _class(self, name: str, path: str, _: Any) -> Any:
+        return self.named(name, path, object)
+
+    def _function(self, name: str, path: str, _: Any) -> Any:
+        return self.named(name, path)
+
+    def _partial(self, content: list[Any], path: str, _: Any) -> Any:
+        fn, args, keywords = content
+        arguments, named = self._all(args, path), self.read(keywords, path)
+        return ft.partial(self.read(fn, path), *arguments, **named)
+
+    def _dataclass(self, content: list[Any], path: str, _: Any) -> Any:
+        cls = self.named(content[0], path, object)
+        names = {f.name for f in dataclasses.fields(cls)}
+        made = object.__new__(cls)
+        for name, value in content[1]:
+            if name not in names:
+                raise self.malformed(path, name)
+            # Past `__init__` and `__setattr__`, for it may be frozen.
+            object.__setattr__(made, name, self.read(value, f"{path}.{name}"))
+        return made
+
+    def _path(self, content: list[Any], path: str, _: Any) -> PathName:
+        text, steps = content
+        if not all(isinstance(step, str) for step in (text, *steps)):
+            raise self.malformed(path, content)
+        name = PathName(text)
+        name.steps = tuple(steps)
+        return name
+
+    def _unnamed(self, number: int, path: str, _: Any) -> Unnamed:
+        return self.unnamed.setdefault(int(number), Unnamed())
+
+
+_Read: TypeAlias = Callable[[ConfigurationReader, Any, str, dict[str, Any]], Any]
+
+# pyright: reportPrivateUsage=false
+# The table is the reader's own other half.
+_READERS: dict[str, _Read] = {
+    "int": lambda reader, text, path, _: int(text, 16),
+    "float": lambda reader, text, path, _: float(text),
+    "complex": lambda reader, parts, path, _: complex(*map(float, parts)),
+    "bytes": lambda reader, text, path, _: bytes.fromhex(text),
+    "ellipsis": lambda reader, _, path, __: ...,
+    "tuple": lambda reader, items, path, _: tuple(reader._all(items, path)),
+    "list": lambda reader, items, path, _: reader._all(items, path),
+    "set": lambda reader, items, path, _: set(reader._all(items, path)),
+    "frozenset": lambda reader, items, path, _: frozenset(reader._all(items, path)),
+    "slice": lambda reader, items, path, _: slice(*reader._all(items, path)),
+    "range": lambda reader, items, path, _: range(*reader._all(items, path)),
+    "spec": lambda reader, items, path, _: jax.sharding.PartitionSpec(*reader._all(items, path)),
+    "dict": ConfigurationReader._dict,
+    "dtype": ConfigurationReader._dtype,
+    "scalar": ConfigurationReader._scalar,
+    "enum": ConfigurationReader._enum,
+    "class": ConfigurationReader._class,
+    "function": ConfigurationReader._function,
+    "partial": ConfigurationReader._partial,
+    "dataclass": ConfigurationReader._dataclass,
+    "path": ConfigurationReader._path,
+    "unnamed": ConfigurationReader._unnamed,
+}

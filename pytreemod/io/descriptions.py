@@ -1,0 +1,166 @@
+"""What a tree is, as JSON: its nodes, its configuration, and where each leaf is to be found.
+
+    None                                   None
+    {"list": [...]}, {"tuple": [...]}      containers; the items are nodes
+    {"dict": [[key, node], ...]}           keys are configuration; "ordered", "default" likewise
+    {"module": [class, {field: node}, {field: configuration}]}
+    {"struct": [...]}                      the same for other dataclasses that are nodes
+    {"named": [class, [[field, node], ...]]}
+    {"state": [[marker, class, name, node], ...]}
+    {"node": [class, [[step, node], ...]]} any other: can be compared, and not rebuilt
+    {"leaf": name, "is": kind, ...}        see `leaf_form`
+
+Arrays are told by name only; shapes and dtypes stand with the arrays themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, defaultdict
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pytreemod.errors import FileError, describe, explain
+from pytreemod.io.configuration import ConfigurationWriter, Json, name_of
+from pytreemod.state.values import State
+from pytreemod.tree.kinds import PYTHON_SCALARS
+from pytreemod.tree.nodes import children_of, is_plain_tuple, record_of
+from pytreemod.tree.paths import path_text, plain_name
+from pytreemod.typing import PyTree, Tracer, class_of, jtu
+
+
+class Description(NamedTuple):
+    """A tree as it is told in a file."""
+
+    tree: Json
+    """Its nodes."""
+
+    leaves: dict[str, Any]
+    """Its leaves by name, in JAX's order."""
+
+
+def describe_tree(tree: PyTree, where: str) -> Description:
+    """Describe a tree.
+
+    Args:
+        tree: any tree; its leaves may be abstract.
+        where: the call, for errors.
+
+    Raises:
+        FileError: two leaves have one name; or a leaf is an array that has no values to write.
+    """
+    writer = _Writer(where)
+    return Description(writer.node(tree, ()), writer.leaves)
+
+
+class _Writer:
+    def __init__(self, where: str):
+        self.where = where
+        self.leaves: dict[str, Any] = {}
+        self.configuration = ConfigurationWriter()
+
+    def node(self, node: Any, path: tuple[Any, ...]) -> Json:
+        if node is None:
+            return None
+        children = children_of(node)
+        if children is None:
+            return self._leaf(node, path)
+        # In JAX's order, which is that of the leaves.
+        written = [self.node(child, (*path, key)) for key, child in children]
+        keys = [key for key, _ in children]
+        kind = class_of(node)
+        if kind is list or kind is tuple:
+            return {kind.__name__: written}
+        if record_of(node) is not None:
+            return {"module": self._fields(node, keys, written, record_of(node).names(node))}  # pyright: ignore[reportOptionalMemberAccess]  (asked just now)
+        if kind in (dict, OrderedDict, defaultdict):
+            return self._dict(node, kind, keys, written)
+        if isinstance(node, State):
+            return {"state": self._rows(node, keys, written)}
+        if is_plain_tuple(node):
+            name = name_of(kind)
+            return {"named": [name, [list(p) for p in zip(kind._fields, written, strict=True)]]}
+        if dataclasses.is_dataclass(node) and all(isinstance(k, jtu.GetAttrKey) for k in keys):
+            names = [f.name for f in dataclasses.fields(node)]
+            return {"struct": self._fields(node, keys, written, names)}
+        steps = [plain_name((key,), ".") for key in keys]
+        pairs = [list(pair) for pair in zip(steps, written, strict=True)]
+        return {"node": [name_of(kind), pairs]}
+
+    def _fields(self, node: Any, keys: list[Any], written: list[Json], names: Any) -> Json:
+        data = {key.name: json for key, json in zip(keys, written, strict=True)}
+        others = [name for name in names if name not in data]
+        config = {name: self.configuration.write(getattr(node, name)) for name in others}
+        return [name_of(class_of(node)), data, config]
+
+    def _dict(self, node: Any, kind: type, keys: list[Any], written: list[Json]) -> Json:
+        by_key = {key.key: json for key, json in zip(keys, written, strict=True)}
+        # In the dict's own order, which is no part of a pytree, but the reader's.
+        pairs = [[self.configuration.write(key), by_key[key]] for key in node]
+        if kind is defaultdict:
+            return {"default": [self.configuration.write(node.default_factory), pairs]}
+        return {"ordered" if kind is OrderedDict else "dict": pairs}
+
+    def _rows(self, state: State, keys: list[Any], written: list[Json]) -> list[Json]:
+        write = self.configuration.write
+        rows = zip(state.__values__(), state.__child_kinds__(), keys, written, strict=True)
+        return [[write(mark), name_of(kind), write(key.key), json] for mark, kind, key, json in rows]
+
+    def _leaf(self, leaf: Any, path: tuple[Any, ...]) -> Json:
+        name = plain_name(path, ".")
+        if name in self.leaves:
+            raise FileError(
+                explain(
+                    self.where,
+                    "leaves with different names",
+                    f"two that are named {name!r}",
+                    places=[path_text(path)],
+                    cure="rename one of the two keys, such as 0 and '0'",
+                )
+            )
+        self.leaves[name] = leaf
+        form = leaf_form(leaf, self.where, path)
+        return {"leaf": name, **({"value": self.configuration.write(leaf)} if not form else form)}
+
+
+def leaf_form(leaf: Any, where: str = "", path: tuple[Any, ...] = ()) -> dict[str, Json]:
+    """What a leaf is, beside its numbers: `{"is": "jax"}`, `"numpy"`, `"scalar"`, `"key"`.
+
+    Empty for what is no array: a Python number, a text.
+
+    Raises:
+        FileError: it is an array without values: traced, donated, or on devices of other hosts.
+    """
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return {"is": "key"} if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else {"is": "jax"}
+    if isinstance(leaf, np.ndarray):
+        return {"is": "numpy"}
+    if isinstance(leaf, np.generic):
+        return {"is": "scalar"}
+    if not isinstance(leaf, jax.Array):
+        return {}
+    _check_has_values(leaf, where, path)
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return {"is": "key", "impl": str(jax.random.key_impl(leaf))}
+    return {"is": "jax", "weak": True} if getattr(leaf, "weak_type", False) else {"is": "jax"}
+
+
+def _check_has_values(leaf: Any, where: str, path: tuple[Any, ...]) -> None:
+    if isinstance(leaf, Tracer):
+        got, cure = "one that is traced", "save outside of filter_jit, or in a filter_io_callback"
+    elif leaf.is_deleted():
+        got, cure = "one that was donated", "save what the step returned, not what it was given"
+    elif not leaf.is_fully_addressable:
+        got, cure = "one that lies on other hosts, too", "save with orbax: see how-to/orbax"
+    else:
+        return
+    place = f"{path_text(path)}: {describe(leaf)}" if not leaf.is_deleted() else path_text(path)
+    raise FileError(explain(where, "arrays whose values are here", got, places=[place], cure=cure))
+
+
+def is_number(leaf: Any) -> bool:
+    """Whether a leaf is a number of Python's."""
+    return type(leaf) in PYTHON_SCALARS

@@ -1,0 +1,185 @@
+"""A tree from its description alone: classes and functions by their registered names.
+
+Nothing of a class runs but its checks, when all of its fields are there: no `__init__`, which may
+draw random numbers, and no converter, for the values were converted when they were written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any, TypeAlias, cast
+
+from pytreemod.errors import FieldError, FileError, PytreemodError, describe, explain
+from pytreemod.io.configuration import ConfigurationReader, Json
+from pytreemod.module.classes import Module, restore
+from pytreemod.module.construction import fill_defaults
+from pytreemod.state.rows import Row
+from pytreemod.state.tokens import AbstractToken
+from pytreemod.state.values import State, assemble_state
+from pytreemod.tree.paths import PathName
+
+ReadLeaf: TypeAlias = Callable[[str, dict[str, Json]], Any]
+"""Gives the leaf of a name, by the form that its node tells."""
+
+
+def rebuild_tree(tree: Json, read_leaf: ReadLeaf, where: str) -> Any:
+    """The tree that was described.
+
+    Args:
+        tree: what `describe_tree` wrote.
+        read_leaf: gives the arrays.
+        where: the call, for errors.
+
+    Raises:
+        FileError: the description names what is not registered, or is malformed.
+    """
+    rebuilder = _Rebuilder(read_leaf, where)
+    try:
+        return rebuilder.node(tree, "")
+    except RecursionError as error:
+        raise rebuilder.reader.malformed("<root>", tree) from error
+
+
+class _Rebuilder:
+    def __init__(self, read_leaf: ReadLeaf, where: str):
+        self.read_leaf = read_leaf
+        self.where = where
+        self.reader = ConfigurationReader(where)
+
+    def node(self, node: Json, path: str) -> Any:
+        if node is None:
+            return None
+        if not isinstance(node, dict):
+            raise self.reader.malformed(path or "<root>", node)
+        written = cast("dict[str, Any]", node)
+        kind = next(iter(written), "")
+        try:
+            if kind == "leaf":
+                return self._leaf(written, path)
+            return getattr(self, f"_{kind}")(written[kind], path)
+        except PytreemodError:
+            raise
+        # Whatever is wrong with it, it is the file's fault.
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+            raise self.reader.malformed(path or "<root>", node) from error
+
+    def _leaf(self, written: dict[str, Any], path: str) -> Any:
+        if "value" in written:
+            return self.reader.read(written["value"], path)
+        return self.read_leaf(written["leaf"], written)
+
+    def _list(self, items: list[Any], path: str) -> list[Any]:
+        return [self.node(item, _join(path, i)) for i, item in enumerate(items)]
+
+    def _tuple(self, items: list[Any], path: str) -> tuple[Any, ...]:
+        return tuple(self._list(items, path))
+
+    def _dict(self, pairs: list[Any], path: str) -> dict[Any, Any]:
+        found = ((self.reader.read(key, path), node) for key, node in pairs)
+        return {key: self.node(node, _join(path, key)) for key, node in found}
+
+    def _ordered(self, pairs: list[Any], path: str) -> Any:
+        return OrderedDict(self._dict(pairs, path))
+
+    def _default(self, content: list[Any], path: str) -> Any:
+        return defaultdict(self.reader.read(content[0], path), self._dict(content[1], path))
+
+    def _named(self, content: list[Any], path: str) -> Any:
+        name, pairs = content
+        cls: Any = self.reader.named(name, path, tuple)
+        if tuple(field for field, _ in pairs) != cls._fields:
+            raise self._other_fields(path, cls, [f for f, _ in pairs], cls._fields)
+        return cls._make(self.node(node, _join(path, field)) for field, node in pairs)
+
+    def _state(self, rows: list[Any], path: str) -> State:
+        read = self.reader.read
+        found: list[Row] = []
+        values: list[Any] = []
+        for marker, kind, name, node in rows:
+            cls = self.reader.named(kind, path, AbstractToken)
+            token = read(name, path)
+            if not isinstance(token, PathName):
+                raise self.reader.malformed(path, name)
+            found.append(Row(read(marker, path), token, cls))
+            values.append(self.node(node, _join(path, token)))
+        return assemble_state(found, values)
+
+    def _module(self, content: list[Any], path: str) -> Any:
+        name, data, config = content
+        cls: Any = self.reader.named(name, path, Module)
+        schema = cls.__record__
+        values = self._values(cls, data, config, path, schema.fields)
+        told = set(values)
+        try:
+            # Fields that the class has got since, with defaults for what knows nothing of them.
+            fill_defaults(schema, values)
+        except FieldError as error:
+            raise self._other_fields(path, cls, list(told), list(schema.fields)) from error
+        later = set(schema.decide(values).config) - told
+        made = restore(cls, values, (*config, *later))
+        self._check(made, cls, path)
+        return made
+
+    def _check(self, made: Any, cls: Any, path: str) -> None:
+        for check in cls.__record__.checks:
+            try:
+                check(made)
+            # A user's check may raise anything.
+            except Exception as error:
+                text = f"fields that {cls.__qualname__} takes"
+                got = f"{path or '<root>'}, which it refuses"
+                raise FileError(explain(self.where, text, got, places=[str(error)])) from error
+
+    def _struct(self, content: list[Any], path: str) -> Any:
+        name, data, config = content
+        cls: Any = self.reader.named(name, path, object)
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        values = self._values(cls, data, config, path, fields)
+        if values.keys() != fields.keys():
+            raise self._other_fields(path, cls, list(values), list(fields))
+        made = object.__new__(cls)
+        for field, value in values.items():
+            # Past its `__setattr__`, for it may be frozen.
+            object.__setattr__(made, field, value)
+        return made
+
+    def _values(
+        self, cls: Any, data: dict[str, Any], config: dict[str, Any], path: str, fields: Any
+    ) -> dict[str, Any]:
+        unknown = [field for field in (*data, *config) if field not in fields]
+        if unknown:
+            raise self._other_fields(path, cls, [*data, *config], list(fields))
+        values = {field: self.node(node, _join(path, field)) for field, node in data.items()}
+        read = self.reader.read
+        return values | {field: read(v, _join(path, field)) for field, v in config.items()}
+
+    def _node(self, content: list[Any], path: str) -> Any:
+        own = str(content[0]).lstrip("?")
+        raise FileError(
+            explain(
+                self.where,
+                "nodes that a file can rebuild: Modules, dataclasses, containers, State",
+                f"one of class {own}",
+                places=[path or "<root>"],
+                cure=["give a tree that has one:", "pm.load(path, like)"],
+            )
+        )
+
+    def _other_fields(self, path: str, cls: Any, got: list[str], fields: Any) -> FileError:
+        return FileError(
+            explain(
+                self.where,
+                f"the fields of {cls.__qualname__}: {', '.join(fields) or 'none'}",
+                ", ".join(got) or "none",
+                places=[path or "<root>"],
+                cure=["the class was another one when the file was written; build it, then:",
+                      "pm.load(path, like, strict=False)"],
+            )
+        )
+
+
+def _join(path: str, step: Any) -> str:
+    text = describe(step) if not isinstance(step, (str, int)) else str(step)
+    return f"{path}.{text}" if path else text
