@@ -84,6 +84,25 @@ class DonatedError(PytreemodError, RuntimeError):
     """An array was used whose memory an earlier call had given away."""
 
 
+class FileError(PytreemodError, ValueError):
+    """A file is damaged, is of another kind than it should be, or cannot hold what it is given."""
+
+
+class FileAccessError(FileError, OSError):
+    """The system refuses to read or write a file: it is a folder, the disk is full."""
+
+    # OSError would show the number of the error alone, once that is set.
+    __str__ = Exception.__str__
+
+
+class FileMissingError(FileAccessError, FileNotFoundError):
+    """There is no file, or no folder to put it in."""
+
+
+class FilePermissionError(FileAccessError, PermissionError):
+    """A file may not be read or written by this user."""
+
+
 class LostUpdateWarning(UserWarning):
     """A State was used up inside a transform, and what replaced it does not come out."""
 

@@ -1,0 +1,86 @@
+"""How dtypes are named in files.
+
+Owns: the codes of the safetensors format. A dtype for which it has none is written as bytes (`U8`),
+with one more axis if an element has several, and its name is recorded beside.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+BYTES = "U8"
+
+_CODES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "uint32": "U32",
+    "int32": "I32",
+    "float32": "F32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float64": "F64",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+}
+_NAMES = {code: name for name, code in _CODES.items()}
+
+_WITHOUT_CODE = (
+    "complex128",
+    "int4",
+    "uint4",
+    "int2",
+    "uint2",
+    "int1",
+    "uint1",
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e4m3b11fnuz",
+    "float6_e2m3fn",
+    "float6_e3m2fn",
+    "float4_e2m1fn",
+)
+"""An element of each takes whole bytes in NumPy, however few bits it has."""
+
+
+def can_be_written(dtype: Any) -> bool:
+    """Whether a file can hold arrays of a dtype: numbers that mean the same everywhere."""
+    return dtype.name in _CODES or dtype.name in _WITHOUT_CODE
+
+
+def code_of(dtype: Any) -> str:
+    """The code of a dtype in a file; that of bytes where it has none of its own."""
+    return _CODES.get(dtype.name, BYTES)
+
+
+def has_code(dtype: Any) -> bool:
+    """Whether its code alone tells a dtype."""
+    return dtype.name in _CODES
+
+
+def dtype_of(code: str) -> np.dtype[Any] | None:
+    """The dtype that a code stands for; None if no array can have it."""
+    name = _NAMES.get(code)
+    return None if name is None else _dtype_called(name)
+
+
+def recorded_dtype(name: str) -> np.dtype[Any] | None:
+    """The dtype that a record names; None if this is no such name, or JAX is too old for it."""
+    return _dtype_called(name) if name in _WITHOUT_CODE else None
+
+
+def _dtype_called(name: str) -> np.dtype[Any] | None:
+    # jax.numpy has all of them, and NumPy only its own.
+    scalar = getattr(jnp, name, None)
+    return None if scalar is None else np.dtype(scalar)
