@@ -92,10 +92,10 @@ from pytreemod.tree.printing import tree_pprint as tree_pprint
 from pytreemod.tree.selecting import Selector as Selector
 from pytreemod.tree.surgery import tree_at as tree_at
 from pytreemod.tree.updating import apply_updates as apply_updates
+from pytreemod.version import __version__ as __version__
 
 # Names that differ from those of what they name.
 select = selectors
 tree_inference = inference_mode
 EquinoxRuntimeError = CheckError
 EquinoxTracetimeError = CheckError
-__version__ = "0.1.0"

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import FileError, describe, explain
-from pytreemod.io.registered import registered_as, registered_name
+from pytreemod.io.registered import own_name, registered_as, registered_name
 from pytreemod.state.tokens import Unnamed
 from pytreemod.tree.kinds import dtype_of
 from pytreemod.tree.paths import PathName
@@ -118,7 +118,7 @@ def name_of(thing: Any) -> str:
     name = registered_name(thing)
     if name is not None:
         return name
-    return "?" + str(getattr(thing, "__qualname__", getattr(thing, "__name__", "function")))
+    return "?" + str(own_name(thing) or "function")
 
 
 def _text_of(value: Any) -> str:
@@ -218,7 +218,8 @@ class ConfigurationReader:
 
     def named(self, name: Any, path: str, what: type | tuple[type, ...] | None = None) -> Any:
         """The class or function of a registered name."""
-        found = registered_as(name) if isinstance(name, str) else None
+        # It may have got its name after the file was written.
+        found = registered_as(name.lstrip("?")) if isinstance(name, str) else None
         if found is None:
             raise self._unregistered(name, path)
         if what is not None and not (isinstance(found, type) and issubclass(found, what)):
@@ -228,7 +229,9 @@ class ConfigurationReader:
     def malformed(self, path: str, value: Any) -> FileError:
         """The error for a part that no writer wrote so."""
         return FileError(
-            explain(self.where, "a description that `pm.save` wrote", f"{describe(value)} at {path}")
+            explain(
+                self.where, "a description that `pm.save` wrote", f"{describe(value)} at {path}"
+            )
         )
 
     def _unregistered(self, name: Any, path: str) -> FileError:

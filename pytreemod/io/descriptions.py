@@ -26,7 +26,6 @@ import numpy as np
 from pytreemod.errors import FileError, describe, explain
 from pytreemod.io.configuration import ConfigurationWriter, Json, name_of
 from pytreemod.state.values import State
-from pytreemod.tree.kinds import PYTHON_SCALARS
 from pytreemod.tree.nodes import children_of, is_plain_tuple, record_of
 from pytreemod.tree.paths import path_text, plain_name
 from pytreemod.typing import PyTree, Tracer, class_of, jtu
@@ -50,7 +49,7 @@ def describe_tree(tree: PyTree, where: str) -> Description:
         where: the call, for errors.
 
     Raises:
-        FileError: two leaves have one name; or a leaf is an array that has no values to write.
+        FileError: two leaves have one name.
     """
     writer = _Writer(where)
     return Description(writer.node(tree, ()), writer.leaves)
@@ -107,7 +106,9 @@ class _Writer:
     def _rows(self, state: State, keys: list[Any], written: list[Json]) -> list[Json]:
         write = self.configuration.write
         rows = zip(state.__values__(), state.__child_kinds__(), keys, written, strict=True)
-        return [[write(mark), name_of(kind), write(key.key), json] for mark, kind, key, json in rows]
+        return [
+            [write(mark), name_of(kind), write(key.key), json] for mark, kind, key, json in rows
+        ]
 
     def _leaf(self, leaf: Any, path: tuple[Any, ...]) -> Json:
         name = plain_name(path, ".")
@@ -122,17 +123,14 @@ class _Writer:
                 )
             )
         self.leaves[name] = leaf
-        form = leaf_form(leaf, self.where, path)
-        return {"leaf": name, **({"value": self.configuration.write(leaf)} if not form else form)}
+        form = leaf_form(leaf)
+        return {"leaf": name, **(form or {"value": self.configuration.write(leaf)})}
 
 
-def leaf_form(leaf: Any, where: str = "", path: tuple[Any, ...] = ()) -> dict[str, Json]:
+def leaf_form(leaf: Any) -> dict[str, Json]:
     """What a leaf is, beside its numbers: `{"is": "jax"}`, `"numpy"`, `"scalar"`, `"key"`.
 
     Empty for what is no array: a Python number, a text.
-
-    Raises:
-        FileError: it is an array without values: traced, donated, or on devices of other hosts.
     """
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return {"is": "key"} if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else {"is": "jax"}
@@ -142,13 +140,19 @@ def leaf_form(leaf: Any, where: str = "", path: tuple[Any, ...] = ()) -> dict[st
         return {"is": "scalar"}
     if not isinstance(leaf, jax.Array):
         return {}
-    _check_has_values(leaf, where, path)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return {"is": "key", "impl": str(jax.random.key_impl(leaf))}
     return {"is": "jax", "weak": True} if getattr(leaf, "weak_type", False) else {"is": "jax"}
 
 
-def _check_has_values(leaf: Any, where: str, path: tuple[Any, ...]) -> None:
+def check_has_values(name: str, leaf: Any, where: str) -> None:
+    """Refuse an array whose values cannot be written.
+
+    Raises:
+        FileError: it is traced, was donated, or lies on devices of other hosts.
+    """
+    if not isinstance(leaf, jax.Array):
+        return
     if isinstance(leaf, Tracer):
         got, cure = "one that is traced", "save outside of filter_jit, or in a filter_io_callback"
     elif leaf.is_deleted():
@@ -157,10 +161,5 @@ def _check_has_values(leaf: Any, where: str, path: tuple[Any, ...]) -> None:
         got, cure = "one that lies on other hosts, too", "save with orbax: see how-to/orbax"
     else:
         return
-    place = f"{path_text(path)}: {describe(leaf)}" if not leaf.is_deleted() else path_text(path)
+    place = f"{name}: {describe(leaf)}"
     raise FileError(explain(where, "arrays whose values are here", got, places=[place], cure=cure))
-
-
-def is_number(leaf: Any) -> bool:
-    """Whether a leaf is a number of Python's."""
-    return type(leaf) in PYTHON_SCALARS

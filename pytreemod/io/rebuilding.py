@@ -174,8 +174,10 @@ class _Rebuilder:
                 f"the fields of {cls.__qualname__}: {', '.join(fields) or 'none'}",
                 ", ".join(got) or "none",
                 places=[path or "<root>"],
-                cure=["the class was another one when the file was written; build it, then:",
-                      "pm.load(path, like, strict=False)"],
+                cure=[
+                    "the class was another one when the file was written; build it, then:",
+                    "pm.load(path, like, strict=False)",
+                ],
             )
         )
 

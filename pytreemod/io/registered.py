@@ -22,6 +22,7 @@ from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.partials import Partial
 from pytreemod.nn import functional
+from pytreemod.nn.mlp import identity
 from pytreemod.state.streams import Stream
 from pytreemod.state.tokens import Nothing, RngStream, StateIndex
 from pytreemod.transform.host.enumerations import EnumerationItem
@@ -82,6 +83,8 @@ def _table() -> _Names:
             table.add(f"{_OWN}.nn.{name}", thing)
     for kind in (EnumerationItem, Nothing, Partial, RngStream, StateIndex, Stream):
         table.add(f"{_OWN}.{kind.__name__}", kind)
+    # A default that has no public name.
+    table.add(f"{_OWN}.nn.identity", identity)
     formulas = [n for n, f in vars(functional).items() if n[0] != "_" and callable(f)]
     _add_all(table, f"{_OWN}.nn.functional", functional, formulas)
     activations = [n for n, f in vars(jax.nn).items() if n[0] != "_" and callable(f)]
@@ -143,15 +146,20 @@ def register_for_files(thing: Any = None, *, name: str | None = None) -> Any:
     if not callable(thing):
         expected = "a class or a function"
         raise ArgumentError(explain(where, expected, describe(thing)))
-    own = getattr(thing, "__qualname__", getattr(thing, "__name__", None))
     if name is None:
-        if not isinstance(own, str) or own.endswith("<lambda>"):
+        name = own_name(thing)
+        if name is None or name == "<lambda>":
             cure = ["give it a name:", 'pm.register_for_files(f, name="my_function")']
             raise ArgumentError(explain(where, "something with a name", describe(thing), cure=cure))
-        name = own.rpartition("<locals>.")[2]
     _check_name(where, name, thing)
     _table().rename(name, thing)
     return thing
+
+
+def own_name(thing: Any) -> str | None:
+    """The name that a class or a function has in Python; None if it has none."""
+    name = getattr(thing, "__qualname__", getattr(thing, "__name__", None))
+    return name.rpartition("<locals>.")[2] if isinstance(name, str) else None
 
 
 def _check_name(where: str, name: str, thing: Any) -> None:

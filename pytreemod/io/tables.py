@@ -214,7 +214,7 @@ def _spots(name: str, table: Table) -> list[str]:
 
 def _below(names: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """What is below a name, by the rest of its name."""
-    start = prefix + "."
+    start = prefix + "." if prefix else ""
     return {name[len(start) :]: value for name, value in names.items() if name.startswith(start)}
 
 
@@ -279,11 +279,15 @@ def _stack_config(table: Table, ours: Table, name: str, depth: int, where: str) 
     parts = [{"": table.config.get(item), **_below(table.config, item)} for item in items]
     if any(not are_same(part, parts[0]) for part in parts):
         raise _differ(where, join(name, "layer"), items)
-    for old in [n for n in table.config if n == name or n.startswith(name + ".")]:
-        del table.config[old]
+    _drop(table.config, name)
     made = {join(name, "layer", rest): value for rest, value in parts[0].items()}
     table.config.update({n: v for n, v in made.items() if v is not None})
     _copy_own(table, ours, name)
+
+
+def _drop(names: dict[str, Any], name: str) -> None:
+    for old in [n for n in names if not name or n == name or n.startswith(name + ".")]:
+        del names[old]
 
 
 def _copy_own(table: Table, ours: Table, name: str) -> None:
@@ -314,8 +318,7 @@ def _unstack(table: Table, ours: Table, spot: str) -> set[str]:
 
 def _unstack_config(table: Table, ours: Table, name: str) -> None:
     layers = {"": table.config.get(join(name, "layer"))} | _below(table.config, join(name, "layer"))
-    for old in [n for n in table.config if n == name or n.startswith(name + ".")]:
-        del table.config[old]
+    _drop(table.config, name)
     for item in _items(ours.config, name):
         made = {join(item, rest): value for rest, value in layers.items()}
         table.config.update({n: value for n, value in made.items() if value is not None})
