@@ -1,12 +1,13 @@
 """pytreemod: a module library for JAX in which a model is a value.
 
 This is the front door: it re-exports what users need from the rooms (`tree`, `module`,
-`transform`, `state`, `nn`), and owns nothing.
+`transform`, `state`, `nn`), and owns nothing. Rooms that a program may do without (the layers, files,
+what looks inside) are loaded when it first asks for them: `_LATER` says where each name is.
 """
 
-from pytreemod import debug as debug
-from pytreemod import nn as nn
-from pytreemod.debug.capturing import capture as capture
+import typing as _typing
+from importlib import import_module as _import_module
+
 from pytreemod.errors import CheckError as CheckError
 from pytreemod.errors import FieldWarning as FieldWarning
 from pytreemod.errors import LostUpdateWarning as LostUpdateWarning
@@ -22,9 +23,6 @@ from pytreemod.module.fields import static_field as static_field
 from pytreemod.module.methods import BoundMethod as BoundMethod
 from pytreemod.module.partials import Partial as Partial
 from pytreemod.module.partials import module_update_wrapper as module_update_wrapper
-from pytreemod.nn import inference_mode as inference_mode
-from pytreemod.nn import stateful as stateful
-from pytreemod.nn import with_mode as with_mode
 from pytreemod.state.key_sources import init_keys as init_keys
 from pytreemod.state.making import make_with_state as make_with_state
 from pytreemod.state.tokens import RngStream as RngStream
@@ -96,6 +94,54 @@ from pytreemod.version import __version__ as __version__
 
 # Names that differ from those of what they name.
 select = selectors
-tree_inference = inference_mode
 EquinoxRuntimeError = CheckError
 EquinoxTracetimeError = CheckError
+
+_LATER = {
+    "capture": "pytreemod.debug.capturing:capture",
+    "debug": "pytreemod.debug:",
+    "from_named": "pytreemod.io.leaf_names:from_named",
+    "inference_mode": "pytreemod.nn.modes:inference_mode",
+    "load": "pytreemod.io.loading:load",
+    "LoadReport": "pytreemod.io.reports:LoadReport",
+    "named_leaves": "pytreemod.io.leaf_names:named_leaves",
+    "nn": "pytreemod.nn:",
+    "read_metadata": "pytreemod.io.loading:read_metadata",
+    "register_for_files": "pytreemod.io.registered:register_for_files",
+    "save": "pytreemod.io.saving:save",
+    "stateful": "pytreemod.nn.nets:stateful",
+    "tree_inference": "pytreemod.nn.modes:inference_mode",
+    "with_mode": "pytreemod.nn.modes:with_mode",
+}
+
+if _typing.TYPE_CHECKING:
+    from pytreemod import debug as debug
+    from pytreemod import nn as nn
+    from pytreemod.debug.capturing import capture as capture
+    from pytreemod.io.leaf_names import from_named as from_named
+    from pytreemod.io.leaf_names import named_leaves as named_leaves
+    from pytreemod.io.loading import load as load
+    from pytreemod.io.loading import read_metadata as read_metadata
+    from pytreemod.io.registered import register_for_files as register_for_files
+    from pytreemod.io.reports import LoadReport as LoadReport
+    from pytreemod.io.saving import save as save
+    from pytreemod.nn.modes import inference_mode as inference_mode
+    from pytreemod.nn.modes import with_mode as with_mode
+    from pytreemod.nn.nets import stateful as stateful
+
+    tree_inference = inference_mode
+else:
+    # Hidden from type checkers, for which a name that is not there would be one that may come.
+    def __getattr__(name: str) -> object:
+        if name not in _LATER:
+            told = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(told, name=name, obj=_import_module(__name__))
+        room, _, attribute = _LATER[name].partition(":")
+        found = _import_module(room)
+        globals()[name] = found = getattr(found, attribute) if attribute else found
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_LATER})
+
+    __all__ = [*(name for name in globals() if not name.startswith("_")), *_LATER]

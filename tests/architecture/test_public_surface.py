@@ -22,13 +22,11 @@ ROOMS = {"errors", "typing", "tree", "module", "transform", "state", "io"}
 
 def public_names(namespace):
     """The names that users may rely on."""
-    names = getattr(namespace, "__all__", None)
-    if names is not None:
-        return sorted(names)
+    names = getattr(namespace, "__all__", vars(namespace))
     return sorted(
         name
-        for name, value in vars(namespace).items()
-        if not name.startswith("_") and not _is_own_file(namespace, name, value)
+        for name in names
+        if not name.startswith("_") and not _is_own_file(namespace, name, getattr(namespace, name))
     )
 
 

@@ -1,11 +1,14 @@
 """What JAX is told: flattening, unflattening and paths."""
 
+import gc
+
 import jax
 import jax.tree_util as jtu
 import numpy as np
 import pytest
 
 import pytreemod as pm
+from pytreemod.module.registration import compile_functions, quoted
 from tests.helpers.trees import (
     Affine,
     Defaults,
@@ -194,3 +197,15 @@ def test_fields_may_bear_any_name(name):
     assert getattr(jax.tree.map(lambda x: x + 1, odd), name) == 2
     assert getattr(pm.filter_jit(lambda m: m)(Odd(ramp(1))), name).shape == (1,)
     assert getattr(odd.replace(**{name: 7}), name) == 7
+
+
+def test_writing_functions_leaves_nothing_for_the_garbage_collector():
+    """Not what has written them: each class that a program imports would leave its share."""
+    source = f"def read(d):\n    return d[{quoted(0)}], d.get({quoted(1)})\n"
+    gc.collect()
+
+    scope = compile_functions(source, {}, "Some", ("weight", "bias"))
+    found = gc.collect()
+
+    assert scope["read"]({"weight": 1, "bias": 2}) == (1, 2)
+    assert found == 0
