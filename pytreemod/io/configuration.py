@@ -16,6 +16,7 @@ import json
 import math
 import re
 import types
+import zlib
 from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 
@@ -124,7 +125,7 @@ def name_of(thing: Any) -> str:
 def _text_of(value: Any) -> str:
     """What tells a value from others of its class, as far as its repr does."""
     if isinstance(value, (np.ndarray, jax.Array)):
-        return f"{describe(value)} {hash(np.asarray(value).tobytes()):x}"
+        return f"{describe(value)} {zlib.crc32(np.asarray(cast('Any', value)).tobytes()):x}"
     # Devices are of this machine, and the file is for others, too.
     is_local = isinstance(value, (jax.sharding.Sharding, jax.sharding.Mesh))
     return "" if is_local else re.sub(r" at 0x[0-9a-f]+", "", repr(value))

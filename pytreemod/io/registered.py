@@ -34,7 +34,7 @@ _ELEMENTWISE = (
     "abs absolute arccos arccosh arcsin arcsinh arctan arctanh cbrt ceil clip cos cosh exp exp2 "
     "expm1 floor log log10 log1p log2 logaddexp maximum mean minimum negative rint round sign sin "
     "sinc sinh sqrt square sum tan tanh add subtract multiply divide power max min prod"
-).split()
+)
 _OF_LAX = "abs add cos erf exp integer_pow log logistic max min mul neg rsqrt sin sqrt sub tanh"
 _POLICIES = (
     "checkpoint_dots checkpoint_dots_with_no_batch_dims dots_saveable "

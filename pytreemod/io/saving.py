@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -83,7 +83,7 @@ def _stored(leaf: Any) -> Any:
     """A leaf as an array that a file can hold."""
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(leaf)
-    return np.asarray(leaf) if isinstance(leaf, np.generic) else leaf
+    return np.asarray(cast("Any", leaf)) if isinstance(leaf, np.generic) else leaf
 
 
 def metadata_of(described: Description, metadata: Json, where: str) -> dict[str, str]:

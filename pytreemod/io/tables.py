@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from pytreemod.errors import ArgumentError, FileError, describe, explain
+from pytreemod.errors import ArgumentError, FileError, explain
 from pytreemod.io.configuration import Json, are_same
 from pytreemod.tree.paths import plain_name
 from pytreemod.typing import jtu
@@ -29,6 +29,9 @@ class Source(NamedTuple):
     """Which part of the array's first axis; None for all of it."""
 
 
+_NOWHERE = Source(())
+
+
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """What is told of a leaf without its numbers."""
@@ -38,7 +41,7 @@ class Leaf:
 
     shape: tuple[int, ...] = ()
     dtype: np.dtype[Any] | None = None
-    source: Source = Source(())
+    source: Source = _NOWHERE
 
     @property
     def is_array(self) -> bool:
@@ -50,11 +53,11 @@ class Leaf:
 class Table:
     """A tree by names."""
 
-    leaves: dict[str, Leaf] = field(default_factory=dict)
-    config: dict[str, Json] = field(default_factory=dict)
+    leaves: dict[str, Leaf] = field(default_factory=dict[str, Leaf])
+    config: dict[str, Json] = field(default_factory=dict[str, Json])
     """Each node's class by its own name, each configuration by that of its field."""
 
-    states: list[str] = field(default_factory=list)
+    states: list[str] = field(default_factory=list[str])
     """Where States stand."""
 
     is_described: bool = True

@@ -1,0 +1,337 @@
+"""What of a file goes where in `like`: decided before anything is read, and told if it cannot be.
+
+The file's table of leaves and that of `like` are brought together by name. All that does not fit is
+collected, and told at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pytreemod.errors import ArgumentError, FileError, describe, explain, short_dtype
+from pytreemod.io.configuration import Json, are_same, describe_json
+from pytreemod.io.descriptions import describe_tree
+from pytreemod.io.leaf_names import TABLE, mismatches
+from pytreemod.io.placing import CURE_WIDTH, is_key, is_too_wide, keys_form
+from pytreemod.io.reports import LoadReport
+from pytreemod.io.tables import Leaf, Table, read_table, renamed, restacked
+from pytreemod.tree.kinds import PYTHON_SCALARS
+from pytreemod.tree.prefixes import By
+from pytreemod.tree.selecting import as_selector
+from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
+
+
+class Options(NamedTuple):
+    """What a load was asked for, see `load`."""
+
+    strict: bool
+    rename: Mapping[str, str] | None
+    missing: Any
+    only: FilterSpec
+    cast: Any
+
+
+class Move(NamedTuple):
+    """One leaf that comes from the file."""
+
+    place: int
+    """Which leaf of `like` it becomes."""
+
+    name: str
+    leaf: Leaf
+    cast: Any
+    """The dtype that it gets; None for its own."""
+
+
+class _Spot(NamedTuple):
+    """One leaf of `like`, and what was asked for it."""
+
+    place: int
+    name: str
+    old: Any
+    told: Leaf
+    missing: str | None
+    cast: Any
+
+
+@dataclass(slots=True)
+class Plan:
+    """Which leaves come from the file, and what is to be told of the others."""
+
+    moves: list[Move] = field(default_factory=list[Move])
+    missing: list[str] = field(default_factory=list[str])
+    unexpected: list[str] = field(default_factory=list[str])
+    renamed: dict[str, str] = field(default_factory=dict[str, str])
+    reshaped: set[str] = field(default_factory=set[str])
+    configuration: list[str] = field(default_factory=list[str])
+    problems: list[str] = field(default_factory=list[str])
+
+    def report(self) -> LoadReport:
+        """What was done, when all of it has been."""
+        names = [move.name for move in self.moves]
+        return LoadReport(
+            loaded=tuple(names),
+            missing=tuple(self.missing),
+            unexpected=tuple(self.unexpected),
+            renamed=tuple((name, self.renamed[name]) for name in names if name in self.renamed),
+            reshaped=tuple(name for name in names if name in self.reshaped),
+            cast=tuple(move.name for move in self.moves if move.cast is not None),
+            configuration=tuple(self.configuration),
+        )
+
+
+def fit(theirs: Table, like: PyTree, options: Options, where: str) -> Plan:
+    """Decide for each leaf of `like` what becomes of it.
+
+    Args:
+        theirs: the file's table.
+        like: a tree.
+        options: what was asked for.
+        where: the call, for errors.
+
+    Raises:
+        FileError: something does not fit.
+        ArgumentError: an option is unusable.
+    """
+    described = describe_tree(like, where)
+    ours = _table_of(described.tree, described.leaves)
+    plan = Plan()
+    if options.rename:
+        names = _checked_names(options.rename, where)
+        theirs, plan.renamed = renamed(theirs, names, where)
+    theirs, plan.reshaped = restacked(theirs, ours, where)
+    chosen = _spots(described.leaves, ours, like, options, where)
+    for spot in chosen:
+        _fit_leaf(plan, spot, theirs, options.strict)
+    is_all = len(chosen) == len(described.leaves)
+    _fit_names(plan, theirs, {spot.name for spot in chosen}, is_all, options.strict)
+    if theirs.is_described:
+        concerned = None if is_all else _above([spot.name for spot in chosen])
+        _fit_configuration(plan, theirs, ours, concerned, options.strict)
+    if plan.problems:
+        _refuse(plan.problems, options.strict, where)
+    return plan
+
+
+def _table_of(tree: Json, leaves: Mapping[str, Any]) -> Table:
+    arrays = {
+        name: Leaf({}, tuple(jnp.shape(leaf)), getattr(leaf, "dtype", None))
+        for name, leaf in leaves.items()
+    }
+    return read_table(tree, arrays)
+
+
+def _spots(
+    leaves: Mapping[str, Any], ours: Table, like: PyTree, options: Options, where: str
+) -> list[_Spot]:
+    """The leaves of `like` that are to be loaded."""
+    mask = as_selector(options.only).mask(like)
+    missing, casts = _missing(options.missing, like, where), _casts(options.cast, like, where)
+    rows = zip(leaves.items(), mask, missing, casts, strict=True)
+    return [
+        _Spot(i, name, old, ours.leaves[name], rule, cast)
+        for i, ((name, old), is_chosen, rule, cast) in enumerate(rows)
+        if is_chosen
+    ]
+
+
+# ---- leaves
+
+
+def _fit_leaf(plan: Plan, spot: _Spot, theirs: Table, strict: bool) -> None:
+    leaf = theirs.leaves.get(spot.name)
+    if leaf is None:
+        if (spot.missing or ("error" if strict else "keep")) == "keep":
+            _keep(plan, spot)
+        return
+    wrong = _misfit(plan, spot, leaf, theirs.is_described, strict)
+    if wrong is None:
+        is_cast = spot.cast is not None and leaf.is_array and leaf.dtype != spot.cast
+        is_cast = is_cast and not is_key(spot.old) and _are_of_one_kind(leaf.dtype, spot.cast)
+        plan.moves.append(Move(spot.place, spot.name, leaf, spot.cast if is_cast else None))
+    elif spot.missing == "keep":
+        _keep(plan, spot)
+    else:
+        plan.problems.append(f"{spot.name or '<root>'}: {wrong}")
+
+
+def _keep(plan: Plan, spot: _Spot) -> None:
+    if isinstance(spot.old, jax.ShapeDtypeStruct):
+        plan.problems.append(f"{spot.name}: missing, and like has no value to keep")
+    plan.missing.append(spot.name)
+
+
+def _misfit(plan: Plan, spot: _Spot, leaf: Leaf, is_described: bool, strict: bool) -> str | None:
+    """What is wrong with a leaf of the file for a place; None if nothing is."""
+    old = spot.old
+    if not leaf.is_array or not spot.told.is_array:
+        return None if _is_same_value(spot, leaf, strict) else _differ(old, leaf)
+    # A file of other tools knows no keys, but their numbers.
+    if is_key(old) or (is_described and leaf.form.get("is") == "key"):
+        return None if _are_same_keys(old, leaf) else _differ(old, leaf)
+    if leaf.shape != tuple(old.shape):
+        is_same = [n for n in leaf.shape if n != 1] == [n for n in old.shape if n != 1]
+        if strict or not is_same:
+            return _differ(old, leaf)
+        plan.reshaped.add(spot.name)
+    if spot.cast is not None and _are_of_one_kind(leaf.dtype, spot.cast):
+        return None
+    return None if leaf.dtype == old.dtype else f"{_differ(old, leaf)}{_SEE_CAST}"
+
+
+_SEE_CAST = " (see cast=)"
+
+
+def _are_same_keys(old: Any, leaf: Leaf) -> bool:
+    if not is_key(old) or leaf.dtype != np.uint32:
+        return False
+    form = keys_form(leaf.shape, leaf.form.get("impl"))
+    return form is not None and form.shape == tuple(old.shape) and form.dtype == old.dtype
+
+
+def _is_same_value(spot: _Spot, leaf: Leaf, strict: bool) -> bool:
+    """Whether what is no array, here or there, may be taken from the file."""
+    old = spot.old
+    if type(old) in PYTHON_SCALARS:
+        if leaf.is_array:
+            return leaf.shape == () and _kind_of(leaf.dtype) == _kind_of(class_of(old))
+        return _class_of_json(leaf.form["value"]) is type(old)
+    if spot.told.is_array or leaf.is_array:
+        return False
+    # A text, or a function: it is configuration in all but its place.
+    return not strict or are_same(spot.told.form["value"], leaf.form["value"])
+
+
+def _differ(old: Any, leaf: Leaf) -> str:
+    if not leaf.is_array:
+        text = describe_json(leaf.form["value"])
+    elif leaf.form.get("is") == "key":
+        text = f"keys of {leaf.form.get('impl')}"
+    else:
+        text = f"{short_dtype(leaf.dtype)}[{','.join(map(str, leaf.shape))}]"
+    return f"like has {describe(old)}, the file {text}"
+
+
+def _kind_of(dtype: Any) -> str:
+    """NumPy's letter for the kind of a dtype; `f` also for those that NumPy does not know."""
+    for letter, kind in (("f", jnp.floating), ("c", jnp.complexfloating), ("b", jnp.bool_)):
+        if jnp.issubdtype(dtype, kind):
+            return letter
+    return "i"
+
+
+def _are_of_one_kind(dtype: Any, other: Any) -> bool:
+    return _kind_of(dtype) == _kind_of(other)
+
+
+def _class_of_json(value: Json) -> Any:
+    if not isinstance(value, dict):
+        return class_of(value)
+    kind = next(iter(cast("dict[str, Any]", value)), "")
+    return {"int": int, "float": float, "complex": complex}.get(kind)
+
+
+# ---- names, configuration
+
+
+def _fit_names(plan: Plan, theirs: Table, wanted: set[str], is_all: bool, strict: bool) -> None:
+    kept = {*plan.missing}
+    lacking = [name for name in wanted if name not in theirs.leaves and name not in kept]
+    # Where only some leaves were asked for, nothing is said of others.
+    plan.unexpected = [name for name in theirs.leaves if name not in wanted] if is_all else []
+    there = [name for name in theirs.leaves if name in wanted]
+    lines = mismatches([*there, *sorted(lacking)], [*there, *plan.unexpected])
+    plan.problems += [line for line in lines if strict or not line.endswith(": unexpected")]
+
+
+def _fit_configuration(
+    plan: Plan, theirs: Table, ours: Table, concerned: set[str] | None, strict: bool
+) -> None:
+    """Compare the configuration; of nodes that are `concerned` only, if these are given.
+
+    What `like` has and the file does not is newer than the file, or was not asked of it.
+    """
+    found: list[str] = []
+    for name, value in theirs.config.items():
+        node = name if name in (concerned or ()) else name.rpartition(".")[0]
+        if concerned is not None and node not in concerned:
+            continue
+        if name not in ours.config:
+            found.append(f"{name or '<root>'}: only the file has it, {describe_json(value)}")
+        elif not are_same(ours.config[name], value):
+            mine, text = describe_json(ours.config[name]), describe_json(value)
+            found.append(f"{name or '<root>'}: like has {mine}, the file {text}")
+    (plan.problems if strict else plan.configuration).extend(found)
+
+
+def _above(names: Sequence[str]) -> set[str]:
+    """The names of all nodes that leaves are in."""
+    steps = [name.split(".") for name in names]
+    return {".".join(parts[:i]) for parts in steps for i in range(len(parts))}
+
+
+def _refuse(problems: list[str], strict: bool, where: str) -> None:
+    if strict:
+        cure = ["say what may differ; a report tells what did:"]
+        cure += ["tree, report = pm.load(path, like, strict=False)"]
+    else:
+        cure = ["say what is to become of each:"]
+        cure += ['pm.load(..., missing=pm.by({"head.**": "keep", ...: "error"}))']
+        cure += ['pm.load(..., rename={"name in the file": "name in like"})']
+    if any(problem.endswith(_SEE_CAST) for problem in problems):
+        cure += ['pm.load(..., cast="float32")']
+    count = f"{len(problems)} difference{'s' * (len(problems) > 1)}"
+    expected = "the leaves and the configuration of like"
+    text = explain(where, expected, count, places=problems, cure=cure, most=TABLE)
+    raise FileError(text)
+
+
+# ---- options
+
+
+def _checked_names(rename: Any, where: str) -> Mapping[str, str]:
+    if isinstance(rename, Mapping):
+        names = cast("Mapping[Any, Any]", rename)
+        if all(isinstance(name, str) for name in (*names, *names.values())):
+            return names
+    cure = ["from names in the file to names in like:", 'rename={"conv1": "input"}']
+    text = explain(f"{where}, rename", "a dict of names", describe(rename), cure=cure)
+    raise ArgumentError(text)
+
+
+def _missing(missing: Any, like: PyTree, where: str) -> list[str | None]:
+    values = _for_each(missing, like)
+    for value in values:
+        if value not in (None, "keep", "error"):
+            expected = '"keep", "error", or a pm.by of these'
+            raise ArgumentError(explain(f"{where}, missing", expected, describe(value)))
+    return values
+
+
+def _casts(cast_to: Any, like: PyTree, where: str) -> list[Any]:
+    return [value and _dtype(value, where) for value in _for_each(cast_to, like)]
+
+
+def _for_each(value: Any, like: PyTree) -> list[Any]:
+    if isinstance(value, By):
+        return value.values(like)
+    return [value] * jtu.tree_structure(like).num_leaves
+
+
+def _dtype(value: Any, where: str) -> Any:
+    try:
+        dtype = jnp.dtype(value)
+    except TypeError as error:
+        expected = "a dtype, or a pm.by of dtypes"
+        raise ArgumentError(explain(f"{where}, cast", expected, describe(value))) from error
+    if is_too_wide(dtype):
+        expected = "a dtype that JAX has"
+        text = explain(f"{where}, cast", expected, str(dtype), cure=CURE_WIDTH[:2])
+        raise ArgumentError(text)
+    return dtype

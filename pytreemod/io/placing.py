@@ -1,0 +1,132 @@
+"""From the numbers in a file to a leaf: an array of JAX, of NumPy, or of keys."""
+
+from __future__ import annotations
+
+import functools as ft
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pytreemod.errors import FileError, describe, explain, short_dtype
+from pytreemod.io.configuration import Json
+from pytreemod.io.tables import Leaf
+from pytreemod.tree.kinds import PYTHON_SCALARS
+from pytreemod.typing import untyped_jax
+
+CURE_WIDTH = [
+    "JAX has 64 bits only if told so; or cast what goes into `like`:",
+    'jax.config.update("jax_enable_x64", True)',
+    'pm.load(path, like, cast="float32")',
+]
+
+
+def is_too_wide(dtype: Any) -> bool:
+    """Whether JAX would make another dtype of one, without a word."""
+    return jax.dtypes.canonicalize_dtype(dtype) != dtype
+
+
+def check_widths(leaves: Mapping[str, Leaf], where: str) -> None:
+    """Refuse arrays of 64 bits where JAX has 32.
+
+    Raises:
+        FileError: there is one that is to be an array of JAX.
+    """
+    for name, leaf in leaves.items():
+        if leaf.form.get("is") == "jax" and is_too_wide(leaf.dtype):
+            text = f"{short_dtype(leaf.dtype)} at {name}"
+            raise FileError(explain(where, "dtypes that JAX has", text, cure=CURE_WIDTH))
+
+
+def as_told(array: Any, form: Mapping[str, Json], where: str, name: str) -> Any:
+    """A leaf of the form that the file tells.
+
+    Raises:
+        FileError: there is no such form, or no such generator of keys.
+    """
+    kind = form.get("is")
+    if kind == "numpy":
+        return array
+    if kind == "scalar" and array.ndim == 0:
+        return array[()]
+    if kind == "key":
+        return _as_keys(array, form.get("impl"), None, where, name)
+    if kind != "jax":
+        expected, got = "a kind of leaf that `pm.save` writes", describe(kind)
+        raise FileError(explain(where, expected, got, places=[name]))
+    return _weakly(_as_jax(array)) if form.get("weak") else _as_jax(array)
+
+
+def as_in(old: Any, array: Any, impl: Json, where: str, name: str) -> Any:
+    """A leaf of the kind that `old` is, and where that is.
+
+    Args:
+        old: the leaf of `like`.
+        array: what was read, in the shape of `old`; for keys, their numbers.
+        impl: the generator of keys that the file tells, if it does.
+        where: the call, for errors.
+        name: of the leaf, for errors.
+    """
+    if type(old) in PYTHON_SCALARS:
+        return array.item()
+    sharding = _sharding_of(old)
+    if is_key(old):
+        return _as_keys(array, impl, sharding, where, name)
+    if isinstance(old, np.generic):
+        return array[()]
+    if isinstance(old, np.ndarray):
+        return array
+    made = _as_jax(array, sharding)
+    return _weakly(made) if getattr(old, "weak_type", False) and sharding is None else made
+
+
+def keys_form(shape: tuple[int, ...], impl: Json) -> Any:
+    """Shape and dtype of the keys that numbers of a shape are; None if they are none."""
+    numbers = jax.ShapeDtypeStruct(shape, np.uint32)
+    try:
+        wrap = ft.partial(untyped_jax.random.wrap_key_data, impl=impl)
+        return jax.eval_shape(wrap, numbers)
+    except (ValueError, TypeError):
+        return None
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf is an array of random keys, or stands for one."""
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def _as_jax(array: Any, sharding: Any = None) -> Any:
+    # Each reading makes memory of its own, and nobody else writes into it: JAX may have it as it
+    # is, where it can.
+    return jnp.asarray(array) if sharding is None else untyped_jax.device_put(array, sharding)
+
+
+def _weakly(array: Any) -> Any:
+    """An array whose dtype gives way to others, as that of a Python number does."""
+    if array.ndim == 0:
+        weak = jnp.asarray(array.item())
+    else:
+        weak = jnp.broadcast_to(jnp.asarray(array.dtype.type(0).item()), array.shape)
+        weak = weak.at[...].set(array)
+    # Of a dtype that no Python number has, JAX offers no way to make one.
+    return weak if weak.dtype == array.dtype else array
+
+
+def _as_keys(array: Any, impl: Json, sharding: Any, where: str, name: str) -> Any:
+    try:
+        keys = untyped_jax.random.wrap_key_data(jnp.asarray(array), impl=impl)
+    except (ValueError, TypeError) as error:
+        expected = "random keys of a generator that JAX has here"
+        got = f"{describe(array)} of {describe(impl)}"
+        raise FileError(explain(where, expected, got, places=[name])) from error
+    return keys if sharding is None else untyped_jax.device_put(keys, sharding)
+
+
+def _sharding_of(old: Any) -> Any:
+    """Where an array of `like` was put; None for wherever JAX puts arrays."""
+    if isinstance(old, jax.ShapeDtypeStruct):
+        return old.sharding
+    return old.sharding if isinstance(old, jax.Array) and old.committed else None
