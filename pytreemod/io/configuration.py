@@ -297,9 +297,9 @@ class ConfigurationReader:
         cls = self.named(content[0], path, object)
         names = {f.name for f in dataclasses.fields(cls)}
         made = object.__new__(cls)
+        if names != {name for name, _ in content[1]}:
+            raise self.malformed(path, content)
         for name, value in content[1]:
-            if name not in names:
-                raise self.malformed(path, name)
             # Past `__init__` and `__setattr__`, for it may be frozen.
             object.__setattr__(made, name, self.read(value, f"{path}.{name}"))
         return made

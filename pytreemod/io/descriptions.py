@@ -151,9 +151,11 @@ def check_has_values(name: str, leaf: Any, where: str) -> None:
     Raises:
         FileError: it is traced, was donated, or lies on devices of other hosts.
     """
-    if not isinstance(leaf, jax.Array):
+    if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         return
-    if isinstance(leaf, Tracer):
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        got, cure = "shapes alone", "save the tree that has them"
+    elif isinstance(leaf, Tracer):
         got, cure = "one that is traced", "save outside of filter_jit, or in a filter_io_callback"
     elif leaf.is_deleted():
         got, cure = "one that was donated", "save what the step returned, not what it was given"

@@ -109,7 +109,7 @@ def fit(theirs: Table, like: PyTree, options: Options, where: str) -> Plan:
     chosen = _spots(described.leaves, ours, like, options, where)
     for spot in chosen:
         _fit_leaf(plan, spot, theirs, options.strict)
-    is_all = len(chosen) == len(described.leaves)
+    is_all = options.only is True or options.only is ...
     _fit_names(plan, theirs, {spot.name for spot in chosen}, is_all, options.strict)
     if theirs.is_described:
         concerned = None if is_all else _above([spot.name for spot in chosen])
@@ -121,7 +121,7 @@ def fit(theirs: Table, like: PyTree, options: Options, where: str) -> Plan:
 
 def _table_of(tree: Json, leaves: Mapping[str, Any]) -> Table:
     arrays = {
-        name: Leaf({}, tuple(jnp.shape(leaf)), getattr(leaf, "dtype", None))
+        name: Leaf({}, tuple(getattr(leaf, "shape", ())), getattr(leaf, "dtype", None))
         for name, leaf in leaves.items()
     }
     return read_table(tree, arrays)
@@ -258,16 +258,25 @@ def _fit_configuration(
     What `like` has and the file does not is newer than the file, or was not asked of it.
     """
     found: list[str] = []
-    for name, value in theirs.config.items():
-        node = name if name in (concerned or ()) else name.rpartition(".")[0]
+
+    def compare(name: str, node: str, mine: Json, value: Json) -> None:
         if concerned is not None and node not in concerned:
-            continue
-        if name not in ours.config:
-            found.append(f"{name or '<root>'}: only the file has it, {describe_json(value)}")
-        elif not are_same(ours.config[name], value):
-            mine, text = describe_json(ours.config[name]), describe_json(value)
-            found.append(f"{name or '<root>'}: like has {mine}, the file {text}")
+            return
+        place, text = name or "<root>", describe_json(value)
+        if mine is _ABSENT:
+            found.append(f"{place}: only the file has it, {text}")
+        elif not are_same(mine, value):
+            found.append(f"{place}: like has {describe_json(mine)}, the file {text}")
+
+    for name, cls in theirs.classes.items():
+        mine = {"class": ours.classes[name]} if name in ours.classes else _ABSENT
+        compare(name, name, mine, {"class": cls})
+    for name, value in theirs.config.items():
+        compare(name, name.rpartition(".")[0], ours.config.get(name, _ABSENT), value)
     (plan.problems if strict else plan.configuration).extend(found)
+
+
+_ABSENT: Any = object()
 
 
 def _above(names: Sequence[str]) -> set[str]:

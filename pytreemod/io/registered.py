@@ -78,11 +78,11 @@ def _add_all(table: _Names, prefix: str, room: Any, names: str | list[str]) -> N
 def _table() -> _Names:
     """The tables, made when a file is first written or read."""
     table = _Names()
+    for kind in (EnumerationItem, Nothing, Partial, RngStream, StateIndex, Stream):
+        table.add(f"{_OWN}.{kind.__name__}", kind)
     for name, thing in vars(nn).items():
         if isinstance(thing, type) and issubclass(thing, Module):
             table.add(f"{_OWN}.nn.{name}", thing)
-    for kind in (EnumerationItem, Nothing, Partial, RngStream, StateIndex, Stream):
-        table.add(f"{_OWN}.{kind.__name__}", kind)
     # A default that has no public name.
     table.add(f"{_OWN}.nn.identity", identity)
     formulas = [n for n, f in vars(functional).items() if n[0] != "_" and callable(f)]
@@ -169,7 +169,8 @@ def _check_name(where: str, name: str, thing: Any) -> None:
         raise ArgumentError(explain(where, expected, repr(name), cure=cure))
     old = registered_as(name)
     # A cell of a notebook that is run again makes another class under the same name.
-    if old is not None and old is not thing and _source_of(old) != _source_of(thing):
+    is_again = type(old) is type(thing) and _source_of(old) == _source_of(thing)
+    if old is not None and old is not thing and not is_again:
         text = f"{name!r}, which stands for {'.'.join(_source_of(old))}"
         raise ArgumentError(explain(where, "a name that is free", text, cure=cure))
 

@@ -29,10 +29,9 @@ class LoadReport:
         >>> like = {"old": model, "new": model}
         >>> like, report = pm.load("model.safetensors", like, strict=False, rename={"": "old"})
         >>> print(report)
-        loaded         2  old.weight, old.bias
-        missing        2  new.weight, new.bias
-        renamed        2  old.weight (weight), old.bias (bias)
-        configuration  1  new: only in like
+        loaded        2  old.weight, old.bias
+        missing       2  new.weight, new.bias
+        renamed       2  old.weight (weight), old.bias (bias)
     """
 
     loaded: tuple[str, ...] = ()

@@ -55,7 +55,10 @@ class Table:
 
     leaves: dict[str, Leaf] = field(default_factory=dict[str, Leaf])
     config: dict[str, Json] = field(default_factory=dict[str, Json])
-    """Each node's class by its own name, each configuration by that of its field."""
+    """Each configuration by its name."""
+
+    classes: dict[str, Json] = field(default_factory=dict[str, Json])
+    """The class of each node that is no container of Python's, as it is written."""
 
     states: list[str] = field(default_factory=list[str])
     """Where States stand."""
@@ -77,6 +80,9 @@ def read_table(tree: Json, arrays: Mapping[str, Leaf]) -> Table:
     table = Table()
     _read(table, tree, (), arrays)
     return table
+
+
+_TOKENS = ("pytreemod.StateIndex", "pytreemod.RngStream")
 
 
 def join(*steps: str) -> str:
@@ -112,10 +118,13 @@ def _read(table: Table, node: Json, name: tuple[str, ...], arrays: Mapping[str, 
 
 
 def _read_class(table: Table, kind: str, content: Any, name: str) -> list[tuple[str, Json]]:
-    table.config[name] = {"class": content[0]}
+    table.classes[name] = content[0]
     if kind in ("module", "struct"):
         for key, value in content[2].items():
-            table.config[join(name, _word(key))] = value
+            # A token's mark is its place in the model that its State was made with, and as much
+            # the business of `like` as the place is.
+            if content[0] not in _TOKENS:
+                table.config[join(name, _word(key))] = value
         return [(_word(key), child) for key, child in content[1].items()]
     if kind not in ("named", "node"):
         raise ValueError(kind)
@@ -160,13 +169,14 @@ def renamed(table: Table, rename: Mapping[str, str], where: str) -> tuple[Table,
         if new != name:
             changed[new] = name
     config = {new_name(name): value for name, value in table.config.items()}
+    classes = {new_name(name): value for name, value in table.classes.items()}
     states = [new_name(name) for name in table.states]
     lost = [name for name in rename if name not in used]
     if lost:
         got = f"{lost[0]!r}, which is not in it"
         cure = ["it has, for instance:", *list(table.leaves)[:3]]
         raise ArgumentError(explain(f"{where}, rename", "names in the file", got, cure=cure))
-    return Table(leaves, config, states, table.is_described), changed
+    return Table(leaves, config, classes, states, table.is_described), changed
 
 
 # ---- layers that are kept as one, and layers in a list
@@ -187,7 +197,12 @@ def restacked(theirs: Table, ours: Table, where: str) -> tuple[Table, set[str]]:
         FileError: layers that differ in more than their numbers cannot be one Stack.
     """
     moved: set[str] = set()
-    table = Table(dict(theirs.leaves), dict(theirs.config), theirs.states, theirs.is_described)
+    table = replace(
+        theirs,
+        leaves=dict(theirs.leaves),
+        config=dict(theirs.config),
+        classes=dict(theirs.classes),
+    )
     ours_at, theirs_at = _stacks_in(ours), _stacks_in(theirs)
     for name, depth in ours_at.items():
         if name not in theirs_at:
@@ -203,8 +218,7 @@ def restacked(theirs: Table, ours: Table, where: str) -> tuple[Table, set[str]]:
 
 
 def _stacks_in(table: Table) -> dict[str, int]:
-    stacks = {"class": "pytreemod.nn.Stack"}
-    found = [name for name, value in table.config.items() if value == stacks]
+    found = [name for name, cls in table.classes.items() if cls == "pytreemod.nn.Stack"]
     return {name: table.config[join(name, "depth")] for name in found}
 
 
@@ -276,16 +290,22 @@ def _differ(where: str, name: str, items: list[str]) -> FileError:
 
 
 def _stack_config(table: Table, ours: Table, name: str, depth: int, where: str) -> None:
-    items = _items(table.config, name)
+    items = _items(table.classes, name)
     if len(items) != depth:
         return
-    parts = [{"": table.config.get(item), **_below(table.config, item)} for item in items]
-    if any(not are_same(part, parts[0]) for part in parts):
-        raise _differ(where, join(name, "layer"), items)
-    _drop(table.config, name)
-    made = {join(name, "layer", rest): value for rest, value in parts[0].items()}
-    table.config.update({n: v for n, v in made.items() if v is not None})
+    for names in (table.config, table.classes):
+        parts = [_from(names, item) for item in items]
+        if any(not are_same(part, parts[0]) for part in parts):
+            raise _differ(where, join(name, "layer"), items)
+        _drop(names, name)
+        names.update({join(name, "layer", rest): value for rest, value in parts[0].items()})
     _copy_own(table, ours, name)
+
+
+def _from(names: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What is at a name, and below it, by the rest of its name."""
+    own = {"": names[name]} if name in names else {}
+    return own | _below(names, name)
 
 
 def _drop(names: dict[str, Any], name: str) -> None:
@@ -295,9 +315,10 @@ def _drop(names: dict[str, Any], name: str) -> None:
 
 def _copy_own(table: Table, ours: Table, name: str) -> None:
     """What is said of the container itself is not the file's business."""
-    for own in (name, *(join(name, option) for option in ("depth", "remat", "unroll"))):
-        if own in ours.config:
-            table.config[own] = ours.config[own]
+    table.classes |= {name: ours.classes[name]} if name in ours.classes else {}
+    for option in ("depth", "remat", "unroll"):
+        own = join(name, option)
+        table.config |= {own: ours.config[own]} if own in ours.config else {}
 
 
 def _unstack(table: Table, ours: Table, spot: str) -> set[str]:
@@ -320,9 +341,9 @@ def _unstack(table: Table, ours: Table, spot: str) -> set[str]:
 
 
 def _unstack_config(table: Table, ours: Table, name: str) -> None:
-    layers = {"": table.config.get(join(name, "layer"))} | _below(table.config, join(name, "layer"))
-    _drop(table.config, name)
-    for item in _items(ours.config, name):
-        made = {join(item, rest): value for rest, value in layers.items()}
-        table.config.update({n: value for n, value in made.items() if value is not None})
+    for names in (table.config, table.classes):
+        layer = _from(names, join(name, "layer"))
+        _drop(names, name)
+        for item in _items(ours.classes, name):
+            names.update({join(item, rest): value for rest, value in layer.items()})
     _copy_own(table, ours, name)

@@ -127,7 +127,8 @@ def are_one(a: Any, b: Any) -> bool:
         return dtype is not None and dtype == dtype_of(b)
     if kind is float or kind is complex:
         return repr(a) == repr(b)
-    if issubclass(kind, (np.ndarray, jax.Array)):
+    # The `==` of a scalar of NumPy's gives none of Python's bools.
+    if issubclass(kind, (np.ndarray, np.generic, jax.Array)):
         return _are_same_arrays(a, b)
     if kind is list or kind is tuple:
         return len(a) == len(b) and _are_pairwise_one(a, b)

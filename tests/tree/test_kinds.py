@@ -208,3 +208,13 @@ def test_traced_arrays_are_one_by_identity():
         return x
 
     compare(jnp.ones(2), jnp.ones(2))
+
+
+@pytest.mark.parametrize("hold", [lambda x: x, lambda x: (x,), lambda x: [x], lambda x: {"a": x}])
+def test_scalars_of_numpy_are_one_by_value_wherever_they_stand(hold):
+    """Their `==` gives no bool of Python's; a list or dict of them was traced at each call."""
+    assert are_one(hold(np.float32(1.5)), hold(np.float32(1.5)))
+    assert are_one(hold(np.float32("nan")), hold(np.float32("nan")))
+    assert not are_one(hold(np.float32(1.5)), hold(np.float32(2.5)))
+    assert not are_one(hold(np.float32(0.0)), hold(np.float32(-0.0)))
+    assert not are_one(hold(np.float32(1.5)), hold(np.float64(1.5)))

@@ -1,0 +1,233 @@
+"""Configuration as JSON: written and read back, compared, and never believed."""
+
+import dataclasses
+import enum
+import functools as ft
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pytreemod as pm
+from pytreemod.errors import FileError
+from pytreemod.io.configuration import (
+    ConfigurationReader,
+    ConfigurationWriter,
+    are_same,
+    are_same_name,
+    describe_json,
+    name_of,
+)
+from pytreemod.state.tokens import Unnamed
+from pytreemod.tree.kinds import are_one
+from pytreemod.tree.paths import PathName
+
+
+@pm.register_for_files(name="test_configuration.Color")
+class Color(enum.Enum):
+    RED = 1
+
+
+@pm.register_for_files(name="test_configuration.Options")
+@dataclasses.dataclass(frozen=True)
+class Options:
+    depth: int
+    names: tuple[str, ...] = ()
+
+
+def through_json(value):
+    """What becomes of a value in a file."""
+    return json.loads(json.dumps(ConfigurationWriter().write(value)))
+
+
+def read(written):
+    """A value from what is in a file."""
+    return ConfigurationReader("load").read(written, "place")
+
+
+plain = st.none() | st.booleans() | st.integers() | st.text()
+plain |= st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False)
+hashable = st.recursive(plain | st.binary(), lambda x: st.tuples(x, x), max_leaves=4)
+values = st.recursive(
+    hashable | st.just(math.nan),
+    lambda x: (
+        st.lists(x, max_size=3)
+        | st.tuples(x, x)
+        | st.dictionaries(hashable, x, max_size=3)
+        | st.frozensets(hashable, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(values)
+def test_read_of_write_is_the_value(value):
+    """read(write(v)) is v, of the same kind: 1 is no True, and -0.0 no 0.0."""
+    assert are_one(read(through_json(value)), value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ...,
+        slice(1, None, 2),
+        range(0, 5, 2),
+        2**80,
+        -math.inf,
+        np.float32(1.5),
+        jnp.bfloat16,
+        np.dtype("int8"),
+        np.float32,
+        jnp.bool_,
+        Color.RED,
+        Options(3, ("a", "b")),
+        jax.nn.relu,
+        ft.partial(jax.nn.leaky_relu, negative_slope=0.2),
+        pm.nn.Linear,
+        jax.sharding.PartitionSpec("data", None, ("a", "b")),
+        {1: "a", "1": {2, 3}},
+    ],
+    ids=str,
+)
+def test_values_of_rare_kinds_come_back(value):
+    made = read(through_json(value))
+
+    if isinstance(value, ft.partial):
+        assert (made.func, made.args, made.keywords) == (value.func, value.args, value.keywords)
+    else:
+        assert are_one(made, value)
+
+
+def test_tokens_without_a_name_stay_one_or_two():
+    """The marker of a token and the one in its State are one object, and others are others."""
+    one, two = Unnamed(), Unnamed()
+    writer, reader = ConfigurationWriter(), ConfigurationReader("load")
+    made = [reader.read(writer.write(marker), "") for marker in (one, two, one)]
+
+    assert made[0] is made[2]
+    assert made[0] is not made[1]
+
+
+def test_a_path_knows_its_steps():
+    path = PathName.parse("layers[2].bn")
+    made = read(through_json(path))
+
+    assert made == path
+    assert made.steps == ("layers", "2", "bn")
+
+
+def test_two_files_of_one_set_are_the_same():
+    """Sets have no order, and strings another hash in each process."""
+    items = ["a", "b", "c", "d"]
+    assert through_json(set(items)) == through_json(set(reversed(items)))
+    assert through_json(set(items))["set"] == items
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        (1, True, False),
+        (0.0, -0.0, False),
+        (math.nan, math.nan, True),
+        ((1, 2), [1, 2], False),
+        (jnp.float32, np.dtype("float32"), True),
+        (jnp.float32, jnp.float16, False),
+        (Options(1), Options(2), False),
+        (jax.nn.relu, jax.nn.gelu, False),
+        (ft.partial(jax.nn.relu), ft.partial(jax.nn.relu), True),
+        (ft.partial(max, 1), ft.partial(max, 2), False),
+        ({"a": 1}, {"a": 2}, False),
+        (np.ones(2), np.ones(2), True),
+        (np.ones(2), np.zeros(2), False),
+        (object(), object(), True),
+    ],
+    ids=str,
+)
+def test_are_same_tells_what_the_file_can_tell(a, b, same):
+    assert are_same(through_json(a), through_json(b)) is same
+
+
+def test_names_agree_if_one_of_two_is_not_registered():
+    """A class of a script is `__main__.Net` there, and another module's where the file is read."""
+    assert are_same_name("?Net", "project.Net")
+    assert are_same_name("?Net", "?Net")
+    assert not are_same_name("one.Net", "two.Net")
+    assert not are_same_name("?Net", "?Nets")
+    assert not are_same_name("?Net", 3)
+
+
+def test_a_name_that_was_given_later_is_found():
+    class Later(pm.Module):
+        pass
+
+    assert name_of(Later) == "?Later"
+    pm.register_for_files(Later)
+    assert read({"class": "?Later"}) is Later
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        [1],
+        {},
+        {"eval": "1"},
+        {"tuple": 3},
+        {"dict": [[1]]},
+        {"dtype": "save"},
+        {"dtype": "prng_key"},
+        {"dtype": 3},
+        {"scalar": ["float32", "zz"]},
+        {"scalar": ["float32", ""]},
+        {"enum": ["test_configuration.Color", "GREEN"]},
+        {"enum": ["pytreemod.nn.Linear", "RED"]},
+        {"class": "jax.nn.relu"},
+        {"class": ["os"]},
+        {"partial": [{"function": "jax.nn.relu"}]},
+        {"partial": [3, [], {"dict": []}]},
+        {"dataclass": ["test_configuration.Options", [["other", 1]]]},
+        {"dataclass": ["jax.nn.relu", []]},
+        {"path": ["a", [1]]},
+        {"path": "a"},
+        {"unnamed": "x"},
+        {"int": "3x"},
+        {"range": [None]},
+        {"bytes": "0g"},
+        {"set": [{"list": []}]},
+        {"unknown": ["Thing", ""]},
+    ],
+    ids=str,
+)
+def test_malformed_configuration_is_the_files_fault(written):
+    with pytest.raises(FileError, match="load: expected"):
+        read(written)
+
+
+def test_what_is_not_registered_is_told_with_the_line_to_write():
+    with pytest.raises(FileError, match=r"(?s)'Net', which is not.*register_for_files\(Net\)"):
+        read({"class": "?Net"})
+
+
+def test_a_dataclass_that_lacks_a_field_is_refused():
+    """An instance without one would fail much later, with an AttributeError."""
+    with pytest.raises(FileError, match="load: expected"):
+        read({"dataclass": ["test_configuration.Options", [["depth", 1]]]})
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ({"function": "?my_act"}, "my_act"),
+        ({"dtype": "float32", "spelling": "type"}, "float32"),
+        ({"enum": ["?Color", "RED"]}, "Color"),
+        ("relu", "'relu'"),
+        (3, "3"),
+    ],
+    ids=str,
+)
+def test_written_configuration_is_shown_shortly(written, text):
+    assert describe_json(written) == text

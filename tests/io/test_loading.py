@@ -1,0 +1,294 @@
+"""`load`: strictly, by choice, by part; from plain files, into abstract trees; and what it refuses."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import safetensors.numpy
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, FileError, FileMissingError, SpecError
+from pytreemod.io.containers import write_container
+from tests.helpers.comparing import assert_same
+from tests.helpers.trees import ramp
+
+
+def mlp(seed, **options):
+    """A small model."""
+    return nn.MLP(3, 2, 4, 1, key=jax.random.key(seed), **options)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A file with `mlp(0)` in it."""
+    pm.save(tmp_path / "model", mlp(0), {"step": 1})
+    return tmp_path / "model"
+
+
+def test_all_differences_are_told_at_once(saved):
+    like = nn.MLP(3, 2, 5, 1, activation=jax.nn.gelu, key=jax.random.key(0))
+    with pytest.raises(FileError) as caught:  # noqa: PT011  (its lines are compared below)
+        pm.load(saved, like)
+
+    lines = str(caught.value).splitlines()
+    assert lines[0].endswith("expected the leaves and the configuration of like, got 7 differences.")
+    assert lines[1:] == [
+        "  at layers.0.weight: like has f32[5,3], the file f32[4,3]",
+        "  at layers.0.bias: like has f32[5], the file f32[4]",
+        "  at layers.1.weight: like has f32[2,5], the file f32[2,4]",
+        "  at activation: like has jax.nn.gelu, the file jax.nn.relu",
+        "  at width_size: like has 5, the file 4",
+        "  at layers.0.out_features: like has 5, the file 4",
+        "  at layers.1.in_features: like has 5, the file 4",
+        "  say what may differ; a report tells what did:",
+        "      tree, report = pm.load(path, like, strict=False)",
+    ]
+
+
+def test_nothing_is_in_another_field_of_the_same_shape(tmp_path):
+    """Equinox's files load such fields swapped."""
+
+    class One(pm.Module):
+        a: jax.Array
+        b: jax.Array
+
+    class Two(pm.Module):
+        b: jax.Array
+        a: jax.Array
+
+    pm.save(tmp_path / "one", [One(ramp(2), ramp(2, start=ramp(1)[0]))])
+    two, _ = pm.load(tmp_path / "one", [Two(ramp(2), ramp(2))], strict=False)
+
+    assert_same([two[0].a, two[0].b], [ramp(2), ramp(2, start=ramp(1)[0])])
+
+
+def test_a_class_of_other_meaning_and_the_same_leaves_is_refused(tmp_path):
+    pm.save(tmp_path / "norm", [nn.LayerNorm(3)])
+    with pytest.raises(FileError, match="like has pytreemod.nn.BatchNorm, the file .*LayerNorm"):
+        pm.load(tmp_path / "norm", [pm.make_with_state(nn.BatchNorm)(3)[0]])
+
+
+def test_missing_leaves_are_kept_or_an_error(saved):
+    like = {"old": mlp(1), "new": ramp(2)}
+    rename = {"": "old"}
+    with pytest.raises(FileError, match="new: missing"):
+        pm.load(saved, like, rename=rename)
+    loaded, report = pm.load(saved, like, strict=False, rename=rename)
+    assert_same(loaded, {"old": mlp(0), "new": ramp(2)})
+    assert report.missing == ("new",)
+    assert report.renamed[0] == ("old.layers.0.weight", "layers.0.weight")
+    with pytest.raises(FileError, match="new: missing"):
+        pm.load(saved, like, strict=False, rename=rename, missing="error")
+    assert_same(pm.load(saved, like, rename=rename, missing=pm.by({"new": "keep", ...: "error"})), loaded)
+
+
+def test_unexpected_leaves_are_told(saved):
+    pm.save(saved, {"layers": list(mlp(0).layers)})
+    like = {"layers": [mlp(1).layers[0]]}
+    with pytest.raises(FileError, match=r"(?s)layers.1.weight: unexpected.*layers.1.bias"):
+        pm.load(saved, like)
+    _, report = pm.load(saved, like, strict=False)
+    assert report.unexpected == ("layers.1.weight", "layers.1.bias")
+
+
+def test_a_leaf_of_another_shape_is_kept_if_that_was_said(saved):
+    like = nn.MLP(3, 5, 4, 1, key=jax.random.key(1))
+    with pytest.raises(FileError, match=r"layers.1.weight: like has f32\[5,4\], the file f32\[2,4\]"):
+        pm.load(saved, like, strict=False)
+    rules = pm.by({"layers.1": "keep", ...: "error"})
+    loaded, report = pm.load(saved, like, strict=False, missing=rules)
+
+    assert report.missing == ("layers.1.weight", "layers.1.bias")
+    assert_same(loaded.layers[0], mlp(0).layers[0])
+    assert_same(loaded.layers[1].weight, like.layers[1].weight)
+    assert "out_size: like has 5, the file 2" in report.configuration
+
+
+def test_axes_of_size_one_may_differ_if_not_strict(tmp_path):
+    pm.save(tmp_path / "file", {"b": ramp(3)})
+    like = {"b": ramp(3, 1)}
+    with pytest.raises(FileError, match=r"f32\[3,1\], the file f32\[3\]"):
+        pm.load(tmp_path / "file", like)
+    loaded, report = pm.load(tmp_path / "file", like, strict=False)
+    assert_same(loaded, {"b": ramp(3).reshape(3, 1)})
+    assert report.reshaped == ("b",)
+
+
+def test_only_loads_what_was_chosen_and_asks_nothing_of_the_rest(saved):
+    like = nn.MLP(3, 5, 4, 1, key=jax.random.key(1))
+    loaded, report = pm.load(saved, like, strict=False, only="layers.0")
+
+    assert report.loaded == ("layers.0.weight", "layers.0.bias")
+    assert not report.unexpected
+    assert_same(loaded.layers[0], mlp(0).layers[0])
+    assert loaded.layers[1] == like.layers[1]
+    # Strictly as well: the configuration of the rest is nobody's business.
+    other = nn.Sequential([nn.Linear(3, 4, key=jax.random.key(1)), nn.Dropout(0.3)])
+    pm.save(saved, nn.Sequential([nn.Linear(3, 4, key=jax.random.key(2)), nn.Dropout(0.1)]))
+    assert pm.load(saved, other, only="layers.0")[1].p == 0.3
+    with pytest.raises(FileError, match="like has 0.3, the file 0.1"):
+        pm.load(saved, other)
+
+
+def test_only_reads_only_those_bytes(saved, monkeypatch):
+    from pytreemod.io.containers import Container
+
+    read = []
+    whole = Container.read
+    monkeypatch.setattr(Container, "read", lambda self, name: read.append(name) or whole(self, name))
+    pm.load(saved, mlp(1), only="layers.1.bias")
+
+    assert read == ["layers.1.bias"]
+
+
+def test_cast_takes_a_dtype_or_a_rule(tmp_path):
+    tree = {"a": ramp(2), "b": ramp(2), "n": jnp.arange(3)}
+    pm.save(tmp_path / "file", tree)
+    loaded, report = pm.load(tmp_path / "file", tree, strict=False, cast="bfloat16")
+    assert [leaf.dtype.name for leaf in loaded.values()] == ["bfloat16", "bfloat16", "int32"]
+    assert report.cast == ("a", "b")
+    by = pm.by({"a": jnp.float16, ...: None})
+    loaded = pm.load(tmp_path / "file", tree, cast=by)
+    assert [leaf.dtype.name for leaf in loaded.values()] == ["float16", "float32", "int32"]
+    # From a file in another precision into the model's own.
+    half = jax.tree.map(lambda x: x.astype("bfloat16"), {"a": ramp(2)})
+    pm.save(tmp_path / "half", half)
+    with pytest.raises(FileError, match=r"(?s)like has f32\[2\], the file bf16\[2\] .*cast=\"float32\""):
+        pm.load(tmp_path / "half", {"a": ramp(2)})
+    assert_same(pm.load(tmp_path / "half", {"a": ramp(2)}, cast="float32"), {"a": ramp(2)})
+
+
+def test_like_may_be_abstract(saved):
+    like = pm.filter_eval_shape(mlp, 1)
+    assert_same(pm.load(saved, like), mlp(0))
+    # What is not loaded stays abstract; what is missing has no value to keep.
+    part = pm.load(saved, like, only="layers.0")
+    assert isinstance(part.layers[1].weight, jax.ShapeDtypeStruct)
+    with pytest.raises(FileError, match="new: missing, and like has no value to keep"):
+        pm.load(saved, {"old": like, "new": like.layers[0].bias}, strict=False, rename={"": "old"})
+
+
+def test_numpy_in_like_gives_numpy_and_jax_gives_jax(tmp_path):
+    pm.save(tmp_path / "file", {"a": ramp(2), "b": np.ones(2, np.float32)})
+    like = {"a": np.zeros(2, np.float32), "b": jnp.zeros(2)}
+    loaded = pm.load(tmp_path / "file", like)
+
+    assert isinstance(loaded["a"], np.ndarray)
+    assert isinstance(loaded["b"], jax.Array)
+
+
+def test_numbers_of_python_are_loaded_and_keep_their_kind(tmp_path):
+    pm.save(tmp_path / "file", {"rate": 0.1, "n": 3, "on": True})
+    like = {"rate": 1.0, "n": 0, "on": False}
+    assert pm.load(tmp_path / "file", like) == {"rate": 0.1, "n": 3, "on": True}
+    with pytest.raises(FileError, match="rate: like has 1, the file 0.1"):
+        pm.load(tmp_path / "file", {**like, "rate": 1})
+    with pytest.raises(FileError, match=r"rate: like has f32\[\], the file 0.1"):
+        pm.load(tmp_path / "file", {**like, "rate": jnp.asarray(1.0)})
+
+
+def test_keys_of_another_generator_are_refused(tmp_path):
+    pm.save(tmp_path / "file", {"key": jax.random.key(0)})
+    for other in (jax.random.key(0, impl="rbg"), jax.random.key_data(jax.random.key(0))):
+        with pytest.raises(FileError, match="key: like has .*, the file keys of threefry2x32"):
+            pm.load(tmp_path / "file", {"key": other})
+    pm.save(tmp_path / "numbers", {"key": ramp(2)})
+    with pytest.raises(FileError, match=r"key: like has key<fry>\[\], the file f32\[2\]"):
+        pm.load(tmp_path / "numbers", {"key": jax.random.key(0)})
+
+
+def test_a_plain_file_of_other_tools_loads_by_its_names(tmp_path):
+    arrays = {"layers.0.weight": np.ones((4, 3), np.float32), "layers.0.bias": np.zeros(4, np.float32)}
+    arrays |= {"layers.1.weight": np.ones((2, 4), np.float32), "layers.1.bias": np.ones(2, np.float32)}
+    safetensors.numpy.save_file(arrays, tmp_path / "plain", metadata={"format": "np"})
+    model = pm.load(tmp_path / "plain", mlp(0))
+
+    assert float(model.layers[1].bias.sum()) == 2.0
+    assert_same(pm.load(tmp_path / "plain"), {name: jnp.asarray(x) for name, x in sorted(arrays.items())})
+    assert pm.read_metadata(tmp_path / "plain") == {"format": "np"}
+    # Numbers are what keys and Python's numbers are there.
+    numbers = {"key": np.asarray([0, 5], np.uint32), "rate": np.asarray(0.5, np.float32)}
+    safetensors.numpy.save_file(numbers, tmp_path / "numbers")
+    loaded = pm.load(tmp_path / "numbers", {"key": jax.random.key(0), "rate": 1.0})
+    assert_same(loaded, {"key": jax.random.key(5), "rate": 0.5})
+
+
+def test_a_run_goes_on_where_it_was(tmp_path):
+    """Model, State, streams and the optimizer's state in one file, by name."""
+    optimizer = optax.adamw(1e-3)
+
+    def run(seed):
+        net = lambda key: nn.Sequential([nn.Linear(3, 3, key=key), nn.BatchNorm(3)])  # noqa: E731
+        model, state = pm.make_with_state(net)(jax.random.key(seed))
+        return {
+            "model": model,
+            "state": state,
+            "optimizer": optimizer.init(pm.trainable(model)),
+            "key": jax.random.key(seed),
+        }
+
+    pm.save(tmp_path / "run", run(0))
+
+    assert_same(pm.load(tmp_path / "run", run(1)), run(0))
+
+
+def test_wide_numbers_need_wide_jax(tmp_path):
+    """JAX would make float32 of them without a word."""
+    pm.save(tmp_path / "file", {"a": np.ones(2)})
+    with pytest.raises(FileError, match=r"like has f32\[2\], the file f64\[2\]"):
+        pm.load(tmp_path / "file", {"a": ramp(2)})
+    assert pm.load(tmp_path / "file", {"a": np.ones(2)})["a"].dtype == np.float64
+    safetensors.numpy.save_file({"a": np.ones(2)}, tmp_path / "plain")
+    with pytest.raises(FileError, match=r"(?s)dtypes that JAX has, got f64 at a.*jax_enable_x64"):
+        pm.load(tmp_path / "plain")
+
+
+def test_options_without_like_and_unusable_options_are_refused(saved):
+    with pytest.raises(ArgumentError, match=r"expected `like`.*, got none"):
+        pm.load(saved, strict=False)  # pyright: ignore
+    with pytest.raises(ArgumentError, match=r"expected `like`.*, got none"):
+        pm.load(saved, cast="float16")  # pyright: ignore
+    with pytest.raises(ArgumentError, match='missing: expected "keep", "error"'):
+        pm.load(saved, mlp(0), missing="skip")
+    with pytest.raises(ArgumentError, match="cast: expected a dtype"):
+        pm.load(saved, mlp(0), cast="float31")
+    with pytest.raises(ArgumentError, match="cast: expected a dtype that JAX has, got float64"):
+        pm.load(saved, mlp(0), cast="float64")
+    with pytest.raises(ArgumentError, match="rename: expected a dict of names"):
+        pm.load(saved, mlp(0), rename=["a"])  # pyright: ignore
+    with pytest.raises(SpecError, match="layer.0"):
+        pm.load(saved, mlp(0), only="layer.0")
+
+
+def test_a_newer_file_is_told(tmp_path):
+    about = json.dumps({"version": 2, "pytreemod": "9.0", "tree": {"list": []}})
+    write_container(tmp_path / "new", {}, {"pytreemod.tree": about})
+    with pytest.raises(FileError, match=r"(?s)version 2, written by pytreemod '9.0'.*upgrade"):
+        pm.load(tmp_path / "new")
+
+
+def test_a_missing_file_is_one(tmp_path):
+    with pytest.raises(FileNotFoundError, match="none"):
+        pm.load(tmp_path / "none", mlp(0))
+    with pytest.raises(FileMissingError, match="no such file"):
+        pm.read_metadata(tmp_path / "none")
+
+
+def test_what_was_loaded_outlives_the_file(saved):
+    model = pm.load(saved, mlp(1))
+    saved.write_bytes(b"\0" * saved.stat().st_size)
+
+    assert_same(model, mlp(0))
+
+
+def test_a_flipped_byte_is_told_with_the_leafs_name(saved):
+    data = bytearray(saved.read_bytes())
+    data[-1] ^= 1
+    saved.write_bytes(data)
+    with pytest.raises(FileError, match=r"(?s)changed or damaged.*at 'layers"):
+        pm.load(saved, mlp(1))
+    pm.load(saved, mlp(1), verify=False)

@@ -1,0 +1,111 @@
+"""Names for classes and functions: found both ways, and never taken from one another unseen."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError
+from pytreemod.io.registered import own_name, registered_as, registered_name
+
+
+def test_the_librarys_layers_and_jaxs_activations_are_there():
+    assert registered_as("pytreemod.nn.Linear") is nn.Linear
+    assert registered_name(jax.nn.gelu) == "jax.nn.gelu"
+    assert registered_as("jax.numpy.tanh") is jnp.tanh
+    assert registered_as("jax.lax.tanh") is jax.lax.tanh
+    assert registered_as("pytreemod.StateIndex") is pm.StateIndex
+
+
+def test_every_public_layer_has_a_name():
+    """A layer that is added later is found without another list to be kept."""
+    layers = [t for t in vars(nn).values() if isinstance(t, type) and issubclass(t, pm.Module)]
+
+    assert len(layers) > 20
+    assert [layer for layer in layers if registered_name(layer) is None] == []
+
+
+def test_nothing_that_writes_or_runs_is_there():
+    """A hostile file must not be able to put such a function into a model."""
+    for name in ("jax.numpy.save", "jax.numpy.load", "jax.nn.initializers", "builtins.eval", "os"):
+        assert registered_as(name) is None
+    functions = [registered_as(f"jax.nn.{name}") for name in vars(jax.nn)]
+    assert not any(isinstance(function, types.ModuleType) for function in functions)
+
+
+def test_register_as_a_decorator_with_and_without_a_name():
+    @pm.register_for_files
+    class Plain(pm.Module):
+        pass
+
+    @pm.register_for_files(name="project.Renamed")
+    class Other(pm.Module):
+        pass
+
+    assert registered_as("Plain") is Plain
+    assert registered_as("project.Renamed") is Other
+    assert registered_name(Other) == "project.Renamed"
+
+
+def test_a_class_that_is_defined_again_takes_the_name():
+    """As when a cell of a notebook is run twice; the old class has it no more."""
+
+    def define():
+        @pm.register_for_files
+        class Again(pm.Module):
+            pass
+
+        return Again
+
+    old, new = define(), define()
+
+    assert registered_as("Again") is new
+    assert registered_name(old) is None
+
+
+def test_a_name_of_another_is_refused():
+    @pm.register_for_files(name="taken")
+    class One(pm.Module):
+        pass
+
+    with pytest.raises(ArgumentError, match=r"expected a name that is free.*'taken'"):
+        pm.register_for_files(nn.Linear, name="taken")
+    assert registered_as("taken") is One
+
+
+def test_a_jitted_function_does_not_take_its_functions_name():
+    """Both have one qualified name, but they are not one thing."""
+
+    def stretch(x):
+        return x
+
+    pm.register_for_files(stretch)
+    with pytest.raises(ArgumentError, match="a name that is free"):
+        pm.register_for_files(jax.jit(stretch))
+    assert registered_as("stretch") is stretch
+
+
+@pytest.mark.parametrize("name", ["jax.nn.relu", "pytreemod.nn.Linear", "?x"])
+def test_the_librarys_names_cannot_be_taken(name):
+    with pytest.raises(ArgumentError, match="not the library's or JAX's own"):
+        pm.register_for_files(test_register_as_a_decorator_with_and_without_a_name, name=name)
+
+
+def test_what_is_no_class_and_what_has_no_name_is_refused():
+    with pytest.raises(ArgumentError, match="a class or a function, got 3"):
+        pm.register_for_files(3)  # pyright: ignore
+    with pytest.raises(ArgumentError, match=r"(?s)something with a name.*name=\"my_function\""):
+        pm.register_for_files(lambda x: x)
+
+
+def test_the_own_name_is_without_the_function_around_it():
+    class Local:
+        class Inner:
+            pass
+
+    assert own_name(Local) == "Local"
+    assert own_name(Local.Inner) == "Local.Inner"
+    assert own_name(object()) is None

@@ -1,0 +1,107 @@
+"""`save`: what a file holds, as other tools see it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, FileError, FileMissingError
+from tests.helpers.comparing import assert_same
+from tests.helpers.trees import ramp
+
+
+def test_other_tools_read_the_arrays_by_path(tmp_path):
+    model = nn.MLP(3, 2, 4, 1, key=jax.random.key(0))
+    pm.save(tmp_path / "model.safetensors", model, {"step": 1})
+    arrays = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+
+    assert sorted(arrays) == ["layers.0.bias", "layers.0.weight", "layers.1.bias", "layers.1.weight"]
+    np.testing.assert_array_equal(arrays["layers.1.weight"], model.layers[1].weight)
+
+
+@pytest.mark.parametrize(
+    "metadata", [None, {"step": 3, "loss": 0.5, "names": ["a", None]}, [1, 2], "text", 0], ids=str
+)
+def test_metadata_comes_back(metadata, tmp_path):
+    pm.save(tmp_path / "file", ramp(2), metadata)
+
+    assert pm.read_metadata(tmp_path / "file") == metadata
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"loss": jnp.ones(())}, {1: "a"}, (1, 2), {"x": {1, 2}}], ids=str
+)
+def test_metadata_that_json_would_change_is_refused(metadata, tmp_path):
+    """Numbers as keys would come back as texts, tuples as lists."""
+    with pytest.raises(ArgumentError, match=r"(?s)metadata: expected what JSON can hold.*float\("):
+        pm.save(tmp_path / "file", ramp(2), metadata)
+    assert not (tmp_path / "file").exists()
+
+
+def test_a_refused_save_leaves_the_old_file(tmp_path):
+    pm.save(tmp_path / "file", ramp(2))
+    donated = ramp(3)
+    donated.delete()
+    with pytest.raises(FileError, match="donated"):
+        pm.save(tmp_path / "file", [ramp(3), donated])
+
+    assert_same(pm.load(tmp_path / "file"), ramp(2))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_that_is_missing_is_told(tmp_path):
+    with pytest.raises(FileMissingError, match="no such file or directory"):
+        pm.save(tmp_path / "none" / "file", ramp(2))
+
+
+def test_keys_weak_types_and_odd_dtypes_come_back(tmp_path):
+    """What Equinox's files, NumPy's and those of safetensors lose."""
+    tree = {
+        "keys": jax.random.split(jax.random.key(0, impl="rbg"), 3),
+        "weak": jnp.asarray(2.0),
+        "weak matrix": jnp.broadcast_to(jnp.asarray(2), (2, 3)),
+        "int4": jnp.arange(4).astype("int4"),
+        "bfloat16": jnp.ones((2, 1), jnp.bfloat16),
+        "float8": jnp.ones(3, jnp.float8_e4m3fn),
+        "complex": np.asarray([1 + 2j]),
+        "numpy": np.arange(6.0).reshape(2, 3).T,
+        "scalar": np.float64(0.1),
+        "bool": True,
+        "empty": jnp.zeros((0, 3)),
+        "nan": float("nan"),
+    }
+    pm.save(tmp_path / "file", tree)
+    loaded = pm.load(tmp_path / "file")
+
+    assert_same(loaded, tree)
+    assert loaded["weak"].weak_type
+    assert loaded["weak matrix"].weak_type
+    assert type(loaded["scalar"]) is np.float64
+    loaded["numpy"][0, 0] = 5.0  # It is the reader's own, and can be written to.
+
+
+def test_one_array_twice_is_two_in_the_file(tmp_path):
+    x = ramp(2)
+    pm.save(tmp_path / "file", {"a": x, "b": x})
+    loaded = pm.load(tmp_path / "file")
+
+    assert_same(loaded, {"a": x, "b": x})
+
+
+def test_sharded_arrays_are_saved_whole(tmp_path):
+    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    x = jax.device_put(ramp(8, 2), sharding)
+    pm.save(tmp_path / "file", x)
+
+    assert_same(pm.load(tmp_path / "file"), ramp(8, 2))
+    # And placed as the arrays of `like` are, abstract or not.
+    half = jax.sharding.NamedSharding(
+        jax.make_mesh((2,), ("d",), devices=jax.devices()[4:6]), jax.sharding.PartitionSpec(None, "d")
+    )
+    like = jax.ShapeDtypeStruct((8, 2), jnp.float32, sharding=half)
+    assert pm.load(tmp_path / "file", like).sharding == half
+    assert pm.load(tmp_path / "file", x).sharding == sharding
