@@ -227,7 +227,8 @@ def table_of(file: Container, about: dict[str, Any] | None, where: str) -> Table
         return Table(leaves=arrays, is_described=False)
     try:
         return read_table(about["tree"], arrays)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+    # Whatever is wrong with it, it is the file's fault.
+    except Exception as error:
         raise _malformed(where) from error
 
 

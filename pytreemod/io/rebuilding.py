@@ -62,7 +62,7 @@ class _Rebuilder:
         except PytreemodError:
             raise
         # Whatever is wrong with it, it is the file's fault.
-        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        except Exception as error:
             raise self.reader.malformed(path or "<root>", node) from error
 
     def _leaf(self, written: dict[str, Any], path: str) -> Any:
@@ -110,13 +110,15 @@ class _Rebuilder:
         name, data, config = content
         cls: Any = self.reader.named(name, path, Module)
         schema = cls.__record__
+        if schema.refusal is not None:
+            raise FileError(schema.refusal)
         values = self._values(cls, data, config, path, schema.fields)
         told = set(values)
         try:
             # Fields that the class has got since, with defaults for what knows nothing of them.
             fill_defaults(schema, values)
         except FieldError as error:
-            raise self._other_fields(path, cls, list(told), list(schema.fields)) from error
+            raise self._other_fields(path, cls, [*data, *config], list(schema.fields)) from error
         later = set(schema.decide(values).config) - told
         made = restore(cls, values, (*config, *later))
         self._check(made, cls, path)

@@ -99,6 +99,8 @@ def _read(table: Table, node: Json, name: tuple[str, ...], arrays: Mapping[str, 
         return
     kind, content = next(iter(node.items()))
     if kind == "leaf":
+        if not isinstance(content, str) or content in table.leaves:
+            raise ValueError(content)
         form = {key: value for key, value in node.items() if key != "leaf"}
         told = Leaf(form) if "value" in form else replace(arrays[content], form=form)
         table.leaves[content] = told
@@ -118,6 +120,8 @@ def _read(table: Table, node: Json, name: tuple[str, ...], arrays: Mapping[str, 
 
 
 def _read_class(table: Table, kind: str, content: Any, name: str) -> list[tuple[str, Json]]:
+    if not isinstance(content[0], str):
+        raise ValueError(content[0])
     table.classes[name] = content[0]
     if kind in ("module", "struct"):
         for key, value in content[2].items():
@@ -219,7 +223,8 @@ def restacked(theirs: Table, ours: Table, where: str) -> tuple[Table, set[str]]:
 
 def _stacks_in(table: Table) -> dict[str, int]:
     found = [name for name, cls in table.classes.items() if cls == "pytreemod.nn.Stack"]
-    return {name: table.config[join(name, "depth")] for name in found}
+    depths = {name: table.config.get(join(name, "depth")) for name in found}
+    return {name: depth for name, depth in depths.items() if type(depth) is int}
 
 
 def _spots(name: str, table: Table) -> list[str]:

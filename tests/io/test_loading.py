@@ -35,7 +35,9 @@ def test_all_differences_are_told_at_once(saved):
         pm.load(saved, like)
 
     lines = str(caught.value).splitlines()
-    assert lines[0].endswith("expected the leaves and the configuration of like, got 7 differences.")
+    assert lines[0].endswith(
+        "expected the leaves and the configuration of like, got 7 differences."
+    )
     assert lines[1:] == [
         "  at layers.0.weight: like has f32[5,3], the file f32[4,3]",
         "  at layers.0.bias: like has f32[5], the file f32[4]",
@@ -83,7 +85,9 @@ def test_missing_leaves_are_kept_or_an_error(saved):
     assert report.renamed[0] == ("old.layers.0.weight", "layers.0.weight")
     with pytest.raises(FileError, match="new: missing"):
         pm.load(saved, like, strict=False, rename=rename, missing="error")
-    assert_same(pm.load(saved, like, rename=rename, missing=pm.by({"new": "keep", ...: "error"})), loaded)
+    assert_same(
+        pm.load(saved, like, rename=rename, missing=pm.by({"new": "keep", ...: "error"})), loaded
+    )
 
 
 def test_unexpected_leaves_are_told(saved):
@@ -97,7 +101,9 @@ def test_unexpected_leaves_are_told(saved):
 
 def test_a_leaf_of_another_shape_is_kept_if_that_was_said(saved):
     like = nn.MLP(3, 5, 4, 1, key=jax.random.key(1))
-    with pytest.raises(FileError, match=r"layers.1.weight: like has f32\[5,4\], the file f32\[2,4\]"):
+    with pytest.raises(
+        FileError, match=r"layers.1.weight: like has f32\[5,4\], the file f32\[2,4\]"
+    ):
         pm.load(saved, like, strict=False)
     rules = pm.by({"layers.1": "keep", ...: "error"})
     loaded, report = pm.load(saved, like, strict=False, missing=rules)
@@ -139,7 +145,9 @@ def test_only_reads_only_those_bytes(saved, monkeypatch):
 
     read = []
     whole = Container.read
-    monkeypatch.setattr(Container, "read", lambda self, name: read.append(name) or whole(self, name))
+    monkeypatch.setattr(
+        Container, "read", lambda self, name: read.append(name) or whole(self, name)
+    )
     pm.load(saved, mlp(1), only="layers.1.bias")
 
     assert read == ["layers.1.bias"]
@@ -157,7 +165,9 @@ def test_cast_takes_a_dtype_or_a_rule(tmp_path):
     # From a file in another precision into the model's own.
     half = jax.tree.map(lambda x: x.astype("bfloat16"), {"a": ramp(2)})
     pm.save(tmp_path / "half", half)
-    with pytest.raises(FileError, match=r"(?s)like has f32\[2\], the file bf16\[2\] .*cast=\"float32\""):
+    with pytest.raises(
+        FileError, match=r"(?s)like has f32\[2\], the file bf16\[2\] .*cast=\"float32\""
+    ):
         pm.load(tmp_path / "half", {"a": ramp(2)})
     assert_same(pm.load(tmp_path / "half", {"a": ramp(2)}, cast="float32"), {"a": ramp(2)})
 
@@ -202,13 +212,21 @@ def test_keys_of_another_generator_are_refused(tmp_path):
 
 
 def test_a_plain_file_of_other_tools_loads_by_its_names(tmp_path):
-    arrays = {"layers.0.weight": np.ones((4, 3), np.float32), "layers.0.bias": np.zeros(4, np.float32)}
-    arrays |= {"layers.1.weight": np.ones((2, 4), np.float32), "layers.1.bias": np.ones(2, np.float32)}
+    arrays = {
+        "layers.0.weight": np.ones((4, 3), np.float32),
+        "layers.0.bias": np.zeros(4, np.float32),
+    }
+    arrays |= {
+        "layers.1.weight": np.ones((2, 4), np.float32),
+        "layers.1.bias": np.ones(2, np.float32),
+    }
     safetensors.numpy.save_file(arrays, tmp_path / "plain", metadata={"format": "np"})
     model = pm.load(tmp_path / "plain", mlp(0))
 
     assert float(model.layers[1].bias.sum()) == 2.0
-    assert_same(pm.load(tmp_path / "plain"), {name: jnp.asarray(x) for name, x in sorted(arrays.items())})
+    assert_same(
+        pm.load(tmp_path / "plain"), {name: jnp.asarray(x) for name, x in sorted(arrays.items())}
+    )
     assert pm.read_metadata(tmp_path / "plain") == {"format": "np"}
     # Numbers are what keys and Python's numbers are there.
     numbers = {"key": np.asarray([0, 5], np.uint32), "rate": np.asarray(0.5, np.float32)}

@@ -18,7 +18,12 @@ def test_other_tools_read_the_arrays_by_path(tmp_path):
     pm.save(tmp_path / "model.safetensors", model, {"step": 1})
     arrays = safetensors.numpy.load_file(tmp_path / "model.safetensors")
 
-    assert sorted(arrays) == ["layers.0.bias", "layers.0.weight", "layers.1.bias", "layers.1.weight"]
+    assert sorted(arrays) == [
+        "layers.0.bias",
+        "layers.0.weight",
+        "layers.1.bias",
+        "layers.1.weight",
+    ]
     np.testing.assert_array_equal(arrays["layers.1.weight"], model.layers[1].weight)
 
 
@@ -100,7 +105,8 @@ def test_sharded_arrays_are_saved_whole(tmp_path):
     assert_same(pm.load(tmp_path / "file"), ramp(8, 2))
     # And placed as the arrays of `like` are, abstract or not.
     half = jax.sharding.NamedSharding(
-        jax.make_mesh((2,), ("d",), devices=jax.devices()[4:6]), jax.sharding.PartitionSpec(None, "d")
+        jax.make_mesh((2,), ("d",), devices=jax.devices()[4:6]),
+        jax.sharding.PartitionSpec(None, "d"),
     )
     like = jax.ShapeDtypeStruct((8, 2), jnp.float32, sharding=half)
     assert pm.load(tmp_path / "file", like).sharding == half

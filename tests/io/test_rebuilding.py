@@ -1,0 +1,189 @@
+"""Trees from their description alone: only what is registered, whole, and as its class allows."""
+
+import copy
+import json
+import random
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import FileError, PytreemodError
+from pytreemod.io.containers import write_container
+from pytreemod.io.descriptions import describe_tree
+from pytreemod.io.rebuilding import rebuild_tree
+from tests.helpers.comparing import assert_same
+from tests.helpers.trees import ramp
+
+
+def rebuilt(tree, leaves=None):
+    return rebuild_tree(tree, lambda name, form: (leaves or {}).get(name, name), "load")
+
+
+def described(tree):
+    told = describe_tree(tree, "save")
+    return json.loads(json.dumps(told.tree)), told.leaves
+
+
+@pm.register_for_files(name="test_rebuilding.Range")
+class Range(pm.Module):
+    """A class with a check, a default, and configuration of its own choice."""
+
+    low: jax.Array
+    high: jax.Array
+    name: str = "range"
+    size: int = pm.field(static=True, default=1)
+
+    def __check_init__(self):
+        if self.size < 1:
+            raise ValueError("size must be positive")
+
+
+def test_a_field_that_the_class_has_got_since_takes_its_default():
+    tree, leaves = described(Range(ramp(1), ramp(1), "a", 2))
+    del tree["module"][2]["name"], tree["module"][2]["size"]
+
+    assert_same(rebuilt(tree, leaves), Range(ramp(1), ramp(1)))
+
+
+def test_a_field_that_is_missing_or_gone_is_told():
+    tree, leaves = described(Range(ramp(1), ramp(1)))
+    lacking = copy.deepcopy(tree)
+    del lacking["module"][1]["high"]
+    with pytest.raises(
+        FileError, match=r"(?s)fields of Range: low, high, name, size, got low, name, size"
+    ):
+        rebuilt(lacking, leaves)
+    tree["module"][2]["old"] = 1
+    with pytest.raises(FileError, match=r"(?s)got low, high, name, size, old.*strict=False"):
+        rebuilt(tree, leaves)
+
+
+def test_the_checks_of_the_class_run():
+    tree, leaves = described(Range(ramp(1), ramp(1)))
+    tree["module"][2]["size"] = 0
+    with pytest.raises(FileError, match=r"(?s)fields that Range takes.*size must be positive"):
+        rebuilt(tree, leaves)
+    tree, leaves = described(nn.Dropout(0.5))
+    tree["module"][2]["p"] = 2.0
+    with pytest.raises(FileError, match=r"(?s)Dropout takes.*p\): expected"):
+        rebuilt(tree, leaves)
+
+
+def test_an_abstract_class_is_not_made():
+    class Base(pm.Module, is_abstract=True):
+        pass
+
+    pm.register_for_files(Base, name="test_rebuilding.Base")
+    with pytest.raises(FileError, match="Cannot instantiate abstract Module"):
+        rebuilt({"module": ["test_rebuilding.Base", {}, {}]})
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"module": ["?Unheard", {}, {}]},
+        {"module": ["jax.nn.relu", {}, {}]},
+        {"module": ["os.system", {}, {"command": "true"}]},
+        {"module": ["pytreemod.nn.Identity", {"x": None}, {}]},
+        {"module": ["pytreemod.nn.Identity"]},
+        {"struct": ["pytreemod.nn.Linear", {}, {}]},
+        {"named": ["pytreemod.nn.Linear", []]},
+        {"state": [["a", "pytreemod.nn.Linear", {"path": ["a", ["a"]]}, None]]},
+        {"state": [["a", "pytreemod.StateIndex", "a", None]]},
+        {"state": 3},
+        {"init__": []},
+        {"leaf": 3, "value": {"function": "os.system"}},
+        {"list": 3},
+        {"dict": [[{"list": []}, None]]},
+        "text",
+        [],
+        {},
+    ],
+    ids=str,
+)
+def test_nothing_else_is_made(tree):
+    """Neither what is not registered, nor what is registered as something else."""
+    with pytest.raises(FileError, match="load: expected"):
+        rebuilt(tree)
+
+
+def test_a_deep_description_is_no_crash():
+    tree = None
+    for _ in range(5000):
+        tree = {"list": [tree]}
+    with pytest.raises(FileError, match="load: expected"):
+        rebuilt(tree)
+
+
+def mutated(node, rng):
+    """A description with one thing in it exchanged, removed or doubled."""
+    node = copy.deepcopy(node)
+    spots = []
+
+    def walk(parent):
+        for key in list(parent) if isinstance(parent, dict) else range(len(parent)):
+            spots.append((parent, key))
+            if isinstance(parent[key], (dict, list)):
+                walk(parent[key])
+
+    walk(node)
+    parent, key = rng.choice(spots)
+    other_parent, other = rng.choice(spots)
+    odd = [None, -1, 2**70, 1.5, "", "pytreemod.nn.Linear", "?x", [], {}, {"list": []}, True]
+    odd += [{"function": "jax.nn.relu"}, {"leaf": "0.weight", "is": "jax"}, {"unnamed": 0}]
+    what = rng.randrange(4)
+    if what == 0:
+        parent[key] = rng.choice(odd)
+    elif what == 1:
+        parent[key] = copy.deepcopy(other_parent[other])
+    elif what == 2:
+        del parent[key]
+    elif isinstance(parent, list):
+        parent.insert(key, rng.choice(odd))
+    else:
+        parent[rng.choice(["list", "module", "leaf", "value", "class", "x"])] = rng.choice(odd)
+    return node
+
+
+def try_mutations(count, seed, tmp_path):
+    """Load `count` files whose description was changed, their checksums being right."""
+    rng = random.Random(seed)
+    layers = [nn.Linear(2, 2, key=jax.random.key(0)), nn.BatchNorm(2), nn.Dropout(0.5)]
+    model, state = pm.make_with_state(lambda: nn.Sequential(layers))()
+    tree = (model, state, jax.random.key(0), {"a": 1.5, "b": (jnp.asarray(1), None)})
+    tree = (*tree, nn.Stack(lambda key: nn.Linear(2, 2, key=key), 2, key=jax.random.key(0)))
+    told = describe_tree(tree, "save")
+    arrays = {
+        n: jax.random.key_data(x) if "key" in str(x.dtype) else x
+        for n, x in told.leaves.items()
+        if hasattr(x, "dtype")
+    }
+    failures = []
+    for _ in range(count):
+        about = {"version": 1, "tree": mutated(json.loads(json.dumps(told.tree)), rng)}
+        path = tmp_path / "file"
+        write_container(path, arrays, {"pytreemod.tree": json.dumps(about)}, durable=False)
+        for call in (lambda: pm.load(path), lambda: pm.load(path, tree, strict=rng.random() < 0.5)):
+            try:
+                call()
+            except FileError:
+                pass
+            except Exception as error:  # Any other kind is what is looked for.
+                failures.append((about["tree"], repr(error)))
+    return failures
+
+
+def test_a_hostile_description_gives_a_clean_error_or_a_tree(tmp_path):
+    assert try_mutations(60, 0, tmp_path) == []
+
+
+@pytest.mark.slow
+def test_thousands_of_hostile_descriptions_give_clean_errors(tmp_path):
+    assert try_mutations(2000, 1, tmp_path) == []
+
+
+def test_errors_of_files_are_the_librarys():
+    assert issubclass(FileError, PytreemodError)
