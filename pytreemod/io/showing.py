@@ -11,11 +11,10 @@ import json
 import sys
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 from pytreemod.errors import PytreemodError, short_dtype
 from pytreemod.io.access import StrPath, file_name
-from pytreemod.io.configuration import are_same, describe_json
+from pytreemod.io.configuration import describe_json
 from pytreemod.io.containers import Container
 from pytreemod.io.loading import description_of, table_of
 from pytreemod.io.saving import USERS
