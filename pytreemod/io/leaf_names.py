@@ -63,8 +63,8 @@ def from_named(like: _T, named: Mapping[str, Any], sep: str = ".", strict: bool 
     """A tree like another one, with leaves that are given by name; undoes `named_leaves`.
 
     Nothing is cast or reshaped: an array takes the place of one of its shape and dtype, and what
-    is no array that of something of its class. Where `like` has arrays of JAX's (or their shapes and
-    dtypes), NumPy's become such, and the other way round.
+    is no array that of something of its class. Where `like` has arrays of JAX's (or no more than
+    their shapes), NumPy's become such, and the other way round.
 
     Args:
         like: a tree, which may be abstract (`pm.filter_eval_shape`).
@@ -98,7 +98,7 @@ def from_named(like: _T, named: Mapping[str, Any], sep: str = ".", strict: bool 
         if not fits(old, new):
             wrong.append(f"{name}: expected {describe(old)}, got {describe(new)}")
         else:
-            leaves.append(new if new is old else _as_kind_of(old, new))
+            leaves.append(new if new is old else as_kind_of(old, new))
     if strict:
         wrong += mismatches(names, named)
     if wrong:
@@ -130,13 +130,30 @@ def fits(old: Any, new: Any) -> bool:
     return class_of(old) is class_of(new)
 
 
-def _as_kind_of(old: Any, new: Any) -> Any:
-    """A leaf that fits, as an array of JAX or of NumPy, whichever the old one is."""
+def as_kind_of(old: Any, new: Any) -> Any:
+    """A leaf that fits, as an array of JAX or of NumPy, whichever the old one is.
+
+    Args:
+        old: a leaf, or a `ShapeDtypeStruct`.
+        new: a leaf that fits in its place.
+
+    Returns:
+        The new leaf; where NumPy's array becomes one of JAX's, on the devices that the old one was
+        put on.
+
+    Examples:
+        >>> as_kind_of(jnp.zeros(2), np.ones(2, np.float32))
+        Array([1., 1.], dtype=float32)
+    """
     if isinstance(old, (np.ndarray, np.generic)):
         is_known = isinstance(new, jax.Array) and not isinstance(new, Tracer)
         return np.asarray(new) if is_known else new
+    if not isinstance(new, (np.ndarray, np.generic)):
+        return new
     # A copy: JAX might else go on looking at memory in which the caller still writes.
-    return jnp.array(new) if isinstance(new, (np.ndarray, np.generic)) else new
+    made = jnp.array(new)
+    is_placed = isinstance(old, jax.ShapeDtypeStruct) or getattr(old, "committed", False)
+    return jax.device_put(made, old.sharding) if is_placed else made
 
 
 def mismatches(wanted: Sequence[str], given: Iterable[str]) -> list[str]:

@@ -1,0 +1,183 @@
+"""How layers are called, and their arrays laid out, in PyTorch: one entry for each that differs.
+
+A layer whose arrays have the names and shapes that PyTorch gives them needs no entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+
+from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.nn.batch_normalization import BatchNorm
+from pytreemod.nn.convolution import Conv
+from pytreemod.nn.mlp import MLP
+from pytreemod.nn.sequential import Sequential
+from pytreemod.nn.spectral_normalization import SpectralNorm
+from pytreemod.nn.stack.layer import Stack
+from pytreemod.tree.paths import parse_name
+
+
+@dataclass(frozen=True)
+class Relaid:
+    """Says in a layout that PyTorch has an array in another form.
+
+    Attributes:
+        name: what PyTorch calls it.
+        to: from our array to PyTorch's, both of NumPy.
+        back: from PyTorch's to ours.
+    """
+
+    name: str
+    to: Callable[[Any], Any]
+    back: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """Says in a layout that what has a leading axis here are several in PyTorch, with numbers.
+
+    Attributes:
+        name: what PyTorch calls all of them; nothing if the numbers stand alone.
+        count: how many there are.
+        first: the number of the first.
+    """
+
+    name: str
+    count: int
+    first: int = 0
+
+
+Rule: TypeAlias = str | Relaid | Numbered | None
+Rules: TypeAlias = Mapping[str, Rule]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is registered for a class."""
+
+    rules: Rules | Callable[[Any], Rules]
+    unused: tuple[str, ...]
+
+    def rules_of(self, layer: Any) -> list[tuple[tuple[str, ...], Rule]]:
+        """The rules for one layer, each with the steps from the layer to what it is about."""
+        rules = self.rules(layer) if callable(self.rules) else self.rules
+        return [(parse_name(path), rule) for path, rule in rules.items()]
+
+
+_LAYOUTS: dict[type, Layout] = {}
+
+
+def register_torch_layout(
+    cls: type, rules: Rules | Callable[[Any], Rules], unused: Sequence[str] = ()
+) -> None:
+    """Say how PyTorch calls, and lays out, the arrays of a class of layers.
+
+    What no rule speaks of has the name of its field. The innermost rule says in which form an array
+    is, the outermost what it is called. A subclass has the layout of its base.
+
+    Args:
+        cls: a class of Modules.
+        rules: from the path in a layer to what PyTorch calls what is there: text, with dots, or
+            nothing for what has no step of its own in PyTorch; a `Relaid`, for an array in another
+            form; a `Numbered`, for layers that PyTorch has in a list; None for what PyTorch has
+            not. The path of a token is that of its value. Or a function from the layer to the
+            rules.
+        unused: names that PyTorch has, of which nothing is needed here.
+
+    Raises:
+        ArgumentError: `cls` is no class, or `rules` are neither a mapping nor a function.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> from pytreemod.io.torch_states import to_torch
+        >>> class Dense(pm.Module):
+        ...     kernel: jax.Array
+        ...     def __call__(self, x):
+        ...         return x @ self.kernel
+        >>> register_torch_layout(Dense, {"kernel": Relaid("weight", jnp.transpose, jnp.transpose)})
+        >>> {name: array.shape for name, array in to_torch(Dense(jnp.ones((3, 4)))).items()}
+        {'weight': (4, 3)}
+    """
+    # Callers may be unchecked.
+    where, given = "register_torch_layout", cast("Any", (cls, rules))
+    if not isinstance(given[0], type):
+        raise ArgumentError(explain(f"{where}(cls)", "a class of layers", describe(cls)))
+    if not isinstance(given[1], Mapping) and not callable(given[1]):
+        raise ArgumentError(explain(f"{where}(rules)", "a dict, or a function", describe(rules)))
+    _LAYOUTS[cls] = Layout(rules, tuple(unused))
+
+
+def layout_of(node: Any) -> Layout | None:
+    """What is registered for the class of a node, or the first of its bases that has something."""
+    for cls in type(node).__mro__:
+        if cls in _LAYOUTS:
+            return _LAYOUTS[cls]
+    return None
+
+
+# ---- the library's layers
+
+
+def _rules_of_conv(layer: Conv) -> Rules:
+    axes = tuple(range(-layer.num_spatial_dims, 0))
+
+    def to(bias: Any) -> Any:
+        return np.squeeze(bias, axes)
+
+    def back(bias: Any) -> Any:
+        return np.expand_dims(bias, axes)
+
+    return {"bias": Relaid("bias", to, back)}
+
+
+def _is_first(count: Any) -> Any:
+    return np.equal(count, 0)
+
+
+def _count_of(is_first: Any) -> Any:
+    # How many batches there were is not known here, and with a momentum PyTorch does not ask.
+    return np.logical_not(is_first).astype(np.int64)
+
+
+def _rules_of_spectral_norm(layer: SpectralNorm[Any]) -> Rules:
+    # As `torch.nn.utils.parametrizations.spectral_norm` has it: the layer stays where it is.
+    place = f"parametrizations.{layer.weight_name}"
+    return {
+        "layer": "",
+        f"layer.{layer.weight_name}": f"{place}.original",
+        "uv_index.0": f"{place}.0._u",
+        "uv_index.1": f"{place}.0._v",
+    }
+
+
+def _rules_of_mlp(layer: MLP) -> Rules:
+    if not layer.scan or layer.depth == 0:
+        return {}
+    # The layers between are one here, so that the last one has another number.
+    return {"layers.1": Numbered("layers", layer.depth - 1, 1), "layers.2": f"layers.{layer.depth}"}
+
+
+def _rules_of_stack(layer: Stack[Any]) -> Rules:
+    return {"layer": Numbered("", layer.depth)}
+
+
+register_torch_layout(Conv, _rules_of_conv)
+register_torch_layout(
+    BatchNorm,
+    {
+        "state_index.0": "running_mean",
+        "state_index.1": "running_var",
+        "ema_first_time_index": Relaid("num_batches_tracked", _count_of, _is_first),
+    },
+    # Unless it is what tells whether there was a batch, as with mode="ema".
+    unused=["num_batches_tracked"],
+)
+register_torch_layout(SpectralNorm, _rules_of_spectral_norm)
+register_torch_layout(MLP, _rules_of_mlp)
+register_torch_layout(Sequential, {"layers": ""})
+register_torch_layout(Stack, _rules_of_stack)

@@ -1,0 +1,225 @@
+"""Where each array of a model is in a PyTorch state dict: one walk over the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pytreemod.errors import StateError, StructureError, describe, explain
+from pytreemod.io.torch_layouts import Numbered, Relaid, Rule, layout_of
+from pytreemod.state.tokens import RngStream, is_moved, is_token
+from pytreemod.state.values import State
+from pytreemod.tree.nodes import children_of
+from pytreemod.tree.paths import plain_name, step_names
+from pytreemod.tree.predicates import is_array
+from pytreemod.typing import jtu
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An array of a model or its State, and the names of what PyTorch has in its place."""
+
+    leaf: Any
+    own: str
+    """Its name here."""
+
+    names: tuple[str, ...]
+    """One, or one for each member if layers that PyTorch has in a list are one here."""
+
+    lead: tuple[int, ...]
+    """The leading axes on which the members are."""
+
+    form: Relaid | None
+    """How PyTorch has it, if in another form."""
+
+
+Slots = list["Slot | None"]
+"""For each leaf of a tree its slot; None for what PyTorch has not."""
+
+
+@dataclass(frozen=True)
+class _Prefixes:
+    """How the names below a node begin: several, if there are several members."""
+
+    texts: tuple[str, ...] = ("",)
+    lead: tuple[int, ...] = ()
+
+    def below(self, name: str) -> _Prefixes:
+        return _Prefixes(tuple(joined(text, name) for text in self.texts), self.lead)
+
+    def following(self, rule: Rule) -> _Prefixes | None:
+        """How they begin where a rule is followed; None where PyTorch has nothing."""
+        if rule is None:
+            return None
+        named = self.below(rule if isinstance(rule, str) else rule.name)
+        if not isinstance(rule, Numbered):
+            return named
+        numbers = range(rule.first, rule.first + rule.count)
+        members = tuple(joined(text, str(i)) for text in named.texts for i in numbers)
+        return _Prefixes(members, (*self.lead, rule.count))
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A rule of a node further up, whose place is still some steps away."""
+
+    steps: tuple[str, ...]
+    rule: Rule
+    base: _Prefixes
+
+
+def joined(prefix: str, name: str) -> str:
+    """Two parts of a name with a dot between them, if there are two."""
+    return f"{prefix}.{name}" if prefix and name else prefix or name
+
+
+@dataclass
+class Places:
+    """Where everything in a model, and in its State, is in a state dict."""
+
+    where: str
+    state: State | None
+    slots: list[Slot] = field(default_factory=list[Slot])
+    """All slots, in the order of the model, a token's at its place."""
+
+    leaves: Slots = field(default_factory=list["Slot | None"])
+    """For each leaf of the model."""
+
+    values: list[tuple[Any, Any, Slots]] = field(default_factory=list[tuple[Any, Any, Slots]])
+    """Of each token whose value is in the State: the token, its value, and for each leaf of it."""
+
+    unused: set[str] = field(default_factory=set[str])
+    """Names that PyTorch has, of which nothing is needed here."""
+
+    prefixes: dict[str, str] = field(default_factory=dict[str, str])
+    """From the names of nodes here to how their names begin in PyTorch."""
+
+    homeless: list[str] = field(default_factory=list[str])
+    """Tokens whose values are in a State that was not given."""
+
+    def visit(
+        self,
+        node: Any,
+        own: str,
+        prefixes: _Prefixes | None,
+        form: Relaid | None = None,
+        pending: Sequence[_Pending] = (),
+    ) -> Slots:
+        """Go through a node; what comes back is for each leaf of it, in JAX's order."""
+        if prefixes is None:
+            return [None] * len(jtu.tree_leaves(node))
+        if not prefixes.lead:
+            self.prefixes[own] = prefixes.texts[0]
+        if is_token(node):
+            return self._visit_token(node, own, prefixes, form, pending)
+        children = children_of(node)
+        if children is None:
+            return [self._slot(node, own, prefixes, form)]
+        layout = layout_of(node)
+        if layout is not None:
+            further = [_Pending(*rule, prefixes) for rule in layout.rules_of(node)]
+            pending = [*pending, *further]
+            names = [prefixes.below(name).texts for name in layout.unused]
+            self.unused.update(text for texts in names for text in texts)
+        found: Slots = []
+        for key, child in children:
+            name, steps = plain_name((key,)), step_names((key,))
+            count = len(steps)
+            below = [
+                _Pending(rule.steps[count:], rule.rule, rule.base)
+                for rule in pending
+                if rule.steps[:count] == steps
+            ]
+            here = [rule for rule in below if not rule.steps]
+            forms = [rule.rule for rule in here if isinstance(rule.rule, Relaid)]
+            # The outermost says what it is called, the innermost in which form it is.
+            at = here[0].base.following(here[0].rule) if here else prefixes.below(name)
+            further = [rule for rule in below if rule.steps]
+            found += self.visit(child, joined(own, name), at, forms[-1] if forms else form, further)
+        return found
+
+    def _visit_token(
+        self,
+        token: Any,
+        own: str,
+        prefixes: _Prefixes,
+        form: Relaid | None,
+        pending: Sequence[_Pending],
+    ) -> Slots:
+        # PyTorch has its random numbers elsewhere.
+        if isinstance(token, RngStream):
+            return [None] * len(jtu.tree_leaves(token))
+        if not is_moved(token):
+            return self.visit(token.init, own, prefixes, form, pending)
+        if self.state is None:
+            self.homeless.append(own)
+            return []
+        value = self.state.get(token)
+        slots = self.visit(value, own, prefixes, form, pending)
+        self.values.append((token, value, slots))
+        return []
+
+    def _slot(self, leaf: Any, own: str, prefixes: _Prefixes, form: Relaid | None) -> Slot | None:
+        is_tensor = is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+        # Numbers of Python are attributes there, and keys unknown.
+        if not is_tensor or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return None
+        slot = Slot(leaf, own, prefixes.texts, prefixes.lead, form)
+        self.slots.append(slot)
+        return slot
+
+
+def places_of(where: str, model: Any, state: State | None) -> Places:
+    """Where each array of a model and its State is in a state dict.
+
+    Args:
+        where: whose errors they are.
+        model: any tree.
+        state: the State of its tokens; None if they still have their values, or there are none.
+
+    Returns:
+        The places.
+
+    Raises:
+        StateError: the values of tokens are in a State that was not given.
+        StructureError: two arrays have one name, or there is no leading axis where one must be.
+    """
+    places = Places(where, state)
+    places.leaves = places.visit(model, "", _Prefixes())
+    if places.homeless:
+        call = where.replace(")", ", state=state)")
+        raise StateError(
+            explain(where, "the State, too", "none", places=places.homeless, cure=["write", call])
+        )
+    _check_leads(where, places.slots)
+    _check_names(where, places.slots)
+    return places
+
+
+def _check_leads(where: str, slots: Sequence[Slot]) -> None:
+    wrong = [
+        f"{slot.own}: {describe(slot.leaf)}, with {slot.lead} first"
+        for slot in slots
+        if slot.leaf.shape[: len(slot.lead)] != slot.lead
+    ]
+    if wrong:
+        expected = "an axis for the layers that PyTorch has in a list"
+        raise StructureError(explain(where, expected, "another", places=wrong))
+
+
+def _check_names(where: str, slots: Sequence[Slot]) -> None:
+    owners: dict[str, str] = {}
+    twice: list[str] = []
+    for slot in slots:
+        for name in slot.names:
+            if name in owners:
+                twice.append(f"{name}: {owners[name]} and {slot.own}")
+            owners[name] = slot.own
+    if twice:
+        expected, got = "names of their own for all arrays in PyTorch", "one for two"
+        cure = "Registered layouts decide what they are called: see register_torch_layout."
+        raise StructureError(explain(where, expected, got, places=twice, cure=cure))

@@ -1,0 +1,344 @@
+"""Models from and to PyTorch's state dicts: tensors by name.
+
+PyTorch itself is not imported: a tensor is what can be detached and copied to NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, cast, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pytreemod.errors import ArgumentError, StructureError, describe, explain
+from pytreemod.io.leaf_names import TABLE, as_kind_of, mismatches
+from pytreemod.io.torch_layouts import Relaid
+from pytreemod.io.torch_places import Places, Slot, Slots, places_of
+from pytreemod.io.torch_renaming import Renaming, mapping_by_order, sources_of
+from pytreemod.nn.nets import Stateful
+from pytreemod.state.values import State
+from pytreemod.tree.predicates import is_array
+from pytreemod.typing import PyTree, jtu
+
+_M = TypeVar("_M")
+
+
+def to_torch(model: PyTree, state: State | None = None) -> dict[str, np.ndarray]:
+    """The arrays of a model as a PyTorch state dict: by PyTorch's names, in PyTorch's layouts.
+
+    What the library's layers hold gets the names and shapes that the layers of `torch.nn` have for
+    it; in other Modules an array is called by its path, unless `register_torch_layout` says
+    otherwise. Numbers of Python, random keys and streams are left out, and of BatchNorm the count
+    of batches (`num_batches_tracked`), which PyTorch's `load_state_dict` does not ask for.
+
+        import torch
+        state_dict = {name: torch.from_numpy(array) for name, array in to_torch(model).items()}
+        net.load_state_dict(state_dict)
+
+    PyTorch takes no bfloat16 from NumPy; as integers it does:
+    `torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)`.
+
+    Args:
+        model: any tree of Modules; or what `stateful` makes, whose State is taken, too.
+        state: its State, if it has any; it stays usable.
+
+    Returns:
+        Arrays by name: copies, that you may write to.
+
+    Raises:
+        StateError: the model's State was not given, or is another's.
+        StructureError: an array is abstract, or has not the shape that its layout needs; or two
+            would have one name.
+
+    Examples:
+        >>> import jax
+        >>> from pytreemod import nn
+        >>> def make(key):
+        ...     return nn.Sequential([nn.Conv2d(3, 8, 3, key=key), nn.BatchNorm(8)])
+        >>> model, state = nn.make_with_state(make)(jax.random.key(0))
+        >>> for name, array in to_torch(model, state).items():
+        ...     print(name, array.shape)
+        0.weight (8, 3, 3, 3)
+        0.bias (8,)
+        1.weight (8,)
+        1.bias (8,)
+        1.running_mean (8,)
+        1.running_var (8,)
+    """
+    where = "to_torch(model)"
+    model, state, _ = _taken_apart(where, model, state)
+    named: dict[str, np.ndarray] = {}
+    wrong: list[str] = []
+    for slot in places_of(where, model, state).slots:
+        if isinstance(slot.leaf, jax.ShapeDtypeStruct):
+            wrong.append(f"{slot.own}: {describe(slot.leaf)}, without values")
+            continue
+        array = np.asarray(slot.leaf)
+        members = array.reshape((len(slot.names), *array.shape[len(slot.lead) :]))
+        for name, member in zip(slot.names, members, strict=True):
+            given = _relaid(slot.form, member)
+            if given is None:
+                wrong.append(f"{slot.own}: {describe(member)}, which is no shape for {name}")
+            else:
+                named[name] = np.array(given, order="C")
+    if wrong:
+        expected, got = "arrays that PyTorch can have", f"{len(wrong)} others"
+        raise StructureError(explain(where, expected, got, places=wrong, most=TABLE))
+    return named
+
+
+@overload
+def from_torch(
+    model: _M,
+    state_dict: Mapping[str, Any],
+    mapping: Renaming = None,
+    *,
+    state: None = None,
+) -> _M: ...
+
+
+@overload
+def from_torch(
+    model: _M, state_dict: Mapping[str, Any], mapping: Renaming = None, *, state: State
+) -> tuple[_M, State]: ...
+
+
+def from_torch(
+    model: Any,
+    state_dict: Mapping[str, Any],
+    mapping: Renaming = None,
+    *,
+    state: State | None = None,
+) -> Any:
+    """A model with the arrays of a PyTorch state dict in the places of its own; undoes `to_torch`.
+
+    Every array of the model, and of its State, must be given, and everything that is given must
+    be used; what is not is all told in one table. Two things are excepted: `num_batches_tracked`,
+    of which BatchNorm makes no use, and what `mapping` takes to None.
+
+    Shapes must agree. Dtypes stay the model's, but only as long as nothing is lost: bfloat16 goes
+    into float32, and not float32 into bfloat16. (PyTorch's `load_state_dict` does both.)
+
+    BatchNorm's `momentum` is not in a state dict: it is one minus PyTorch's here.
+
+    **Laws.** `from_torch(model, to_torch(model)) == model`, and with a State
+    `from_torch(model, to_torch(model, state), state=state) == (model, state)`.
+
+    Args:
+        model: a tree of Modules; its arrays say shapes, dtypes and devices, and may be abstract
+            (`pm.filter_eval_shape`). Or what `stateful` makes, which brings its State along.
+        state_dict: PyTorch's tensors, or NumPy's or JAX's arrays, by name.
+        mapping: how to rename what is in the state dict: from the beginnings of names there (some
+            first steps, or all) to those in the model, `{"features.0": "conv1"}`; the longest one
+            counts. In the model names are those of `to_torch`, or paths. None for what is not to be
+            used. Or a function from a name to a name, or None.
+        state: the model's State, if it has any; it is used up.
+
+    Returns:
+        The model; with `state`, the pair of it and the new State.
+
+    Raises:
+        ArgumentError: `state_dict` is none, or `mapping` renames what is not there.
+        StateError: the model's State was not given, or is another's, or was used up.
+        StructureError: something is missing, unexpected, or does not fit. Where all shapes agree in
+            order, the text shows the `mapping` to write.
+
+    Examples:
+        >>> import jax, numpy as np
+        >>> from pytreemod import nn
+        >>> model = {"out": nn.Linear(3, 1, key=jax.random.key(0))}
+        >>> tensors = {"fc.weight": np.ones((1, 3), "f"), "fc.bias": np.zeros(1, "f")}
+        >>> model = from_torch(model, tensors, {"fc": "out"})
+        >>> model["out"](jax.numpy.ones(3))
+        Array([3.], dtype=float32)
+    """
+    where = "from_torch(model, state_dict)"
+    _check_state_dict(where, state_dict)
+    model, state, net = _taken_apart(where, model, state)
+    places = places_of(where, model, state)
+    sources = sources_of(where, places, [*state_dict], mapping)
+    found, wrong, narrow = _found(places, state_dict, sources)
+    wrong += mismatches([name for slot in places.slots for name in slot.names], sources)
+    if wrong:
+        cure = _cure(places, state_dict, mapping, narrow)
+        expected = "a tensor for each array of the model, and no other"
+        got = f"{len(wrong)} that differ{'s' * (len(wrong) == 1)}"
+        raise StructureError(explain(where, expected, got, places=wrong, cure=cure, most=TABLE))
+
+    def filled(tree: Any, slots: Slots) -> Any:
+        leaves, treedef = jtu.tree_flatten(tree)
+        pairs = zip(leaves, slots, strict=True)
+        return treedef.unflatten(
+            [leaf if slot is None else found.get(id(slot), leaf) for leaf, slot in pairs]
+        )
+
+    made = filled(model, places.leaves)
+    if state is None:
+        return made
+    for token, value, slots in places.values:
+        if any(slot is not None for slot in slots):
+            state = state.set(token, filled(value, slots))
+    return (made, state) if net is None else net.replace(model=made, state=state)
+
+
+def _taken_apart(
+    where: str, model: Any, state: State | None
+) -> tuple[Any, State | None, Stateful[Any] | None]:
+    """A model, its State, and the net that both are of, if they are of one."""
+    if isinstance(model, Stateful):
+        net = cast("Stateful[Any]", model)
+        if state is not None:
+            cure = "A net brings its own."
+            raise ArgumentError(explain(where, "a model beside its State", "a net", cure=cure))
+        return net.model, net.state, net
+    if state is not None and not isinstance(state, State):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
+        raise ArgumentError(explain(where, "a State", describe(state)))
+    return model, state, None
+
+
+# ---- one array
+
+
+def _relaid(form: Relaid | None, member: Any, back: bool = False) -> Any:
+    """An array in PyTorch's form, or back in ours; None if it has not the shape for it."""
+    if form is None:
+        return member
+    try:
+        return np.asarray(form.back(member) if back else form.to(member))
+    except (ValueError, IndexError, TypeError):
+        return None
+
+
+def _given(slot: Slot) -> Any:
+    """Shape and dtype of what PyTorch has in the place of each member of a slot."""
+    # An array that takes up no memory, however large it is.
+    member = np.broadcast_to(np.zeros((), slot.leaf.dtype), slot.leaf.shape[len(slot.lead) :])
+    return _relaid(slot.form, member)
+
+
+def as_numpy(tensor: Any) -> Any:
+    """A tensor of PyTorch's, or an array, as one of NumPy's; None if it is nothing of these.
+
+    Args:
+        tensor: anything. A tensor may be one to be differentiated, or on a GPU.
+
+    Returns:
+        The array, of the dtype of that name: of `ml_dtypes` what NumPy has not.
+
+    Examples:
+        >>> as_numpy(jnp.ones(2, jnp.bfloat16))
+        array([1, 1], dtype=bfloat16)
+    """
+    if is_array(tensor):
+        is_key = jnp.issubdtype(tensor.dtype, jax.dtypes.prng_key)
+        return None if is_key else np.asarray(tensor)
+    if not hasattr(tensor, "detach"):
+        return None
+    try:
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+        name = str(plain.dtype).rpartition(".")[2]
+        if name.startswith(("bfloat", "float8")):
+            # NumPy has them from elsewhere; float32 has room for each of their numbers.
+            return plain.float().numpy().astype(jnp.dtype(name))
+        return plain.numpy()
+    except (TypeError, RuntimeError, NotImplementedError):
+        # It is sparse, quantized, or has no values.
+        return None
+
+
+def _cast(array: Any, dtype: Any) -> Any:
+    """An array of a dtype, if it can have all the numbers; else None."""
+    if array.dtype == dtype:
+        return array
+    for kind in (jnp.floating, jnp.complexfloating):
+        if jnp.issubdtype(array.dtype, kind) and jnp.issubdtype(dtype, kind):
+            return array.astype(dtype) if jnp.promote_types(array.dtype, dtype) == dtype else None
+    if jnp.issubdtype(array.dtype, jnp.integer) and jnp.issubdtype(dtype, jnp.integer):
+        # All integers are int64 in PyTorch, and few are large.
+        cast_array = array.astype(dtype)
+        return cast_array if np.array_equal(cast_array, array) else None
+    return None
+
+
+# ---- all arrays
+
+
+def _found(
+    places: Places, state_dict: Mapping[str, Any], sources: Mapping[str, str]
+) -> tuple[dict[int, Any], list[str], str]:
+    """The new arrays of slots, what is wrong with others, and a dtype that was too small."""
+    found: dict[int, Any] = {}
+    wrong: list[str] = []
+    narrow = ""
+    for slot in places.slots:
+        wanted = _given(slot)
+        members: list[Any] = []
+        for name in slot.names:
+            if name not in sources:
+                continue
+            source = sources[name]
+            given = as_numpy(state_dict[source])
+            fits = given is not None and wanted is not None and given.shape == wanted.shape
+            member = _relaid(slot.form, given, back=True) if fits else None
+            member = None if member is None else _cast(member, slot.leaf.dtype)
+            if member is None:
+                got = describe(state_dict[source] if given is None else given)
+                origin = "" if source == name else f" (from {source!r})"
+                wrong.append(f"{name}: expected {describe(wanted)}, got {got}{origin}")
+                narrow = slot.leaf.dtype.name if fits else narrow
+            else:
+                members.append(member)
+        if slot.names and len(members) == len(slot.names):
+            array = np.stack(members).reshape(slot.leaf.shape)
+            found[id(slot)] = as_kind_of(slot.leaf, array)
+    return found, wrong, narrow
+
+
+# ---- refusals
+
+
+def _check_state_dict(where: str, state_dict: Any) -> None:
+    expected = "a state dict: tensors by name"
+    if not isinstance(state_dict, Mapping):
+        cure = ("write", "from_torch(model, net.state_dict())")
+        is_net = hasattr(state_dict, "state_dict")
+        got = f"a {type(state_dict).__name__}" if is_net else describe(state_dict)
+        raise ArgumentError(explain(where, expected, got, cure=cure if is_net else ()))
+    entries = cast("Mapping[Any, Any]", state_dict)
+    names = [name for name in entries if not isinstance(name, str)]
+    if names:
+        raise ArgumentError(explain(where, expected, f"the name {describe(names[0])}"))
+    inner = [name for name, value in entries.items() if isinstance(value, Mapping)]
+    if inner:
+        # What people save: {"epoch": 3, "model": state_dict, ...}.
+        cure = ("Take the one of the model out of it:", f"state_dict = state_dict[{inner[0]!r}]")
+        raise ArgumentError(explain(where, expected, "dicts in a dict", places=inner, cure=cure))
+
+
+def _cure(
+    places: Places, state_dict: Mapping[str, Any], mapping: Renaming, narrow: str
+) -> Sequence[str]:
+    """What to write to be rid of what is wrong, if it can be told."""
+    if narrow:
+        is_numpy = not any(hasattr(value, "detach") for value in state_dict.values())
+        change = f"value.astype(jnp.{narrow})" if is_numpy else f"value.to(torch.{narrow})"
+        return (
+            f"Numbers would be lost; if {narrow} is to do, cast them before:",
+            f"state_dict = {{name: {change} for name, value in state_dict.items()}}",
+        )
+    if mapping is not None:
+        return ()
+    wanted = {name: _shape(_given(slot)) for slot in places.slots for name in slot.names}
+    given = {name: _shape(value) for name, value in state_dict.items()}
+    found = mapping_by_order(places, given, wanted)
+    if not found:
+        return ()
+    lines = [f"    {theirs!r}: {ours!r}," for theirs, ours in found.items()]
+    sentence = "All shapes agree in this order; if it is the order that is meant:"
+    return (sentence, "mapping = {", *lines, "}")
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(getattr(value, "shape", ()))
