@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any, TypeVar
 
 import jax
@@ -180,8 +180,21 @@ def mismatches(wanted: Sequence[str], given: Iterable[str]) -> list[str]:
 
 
 def _near(name: str, others: Sequence[str]) -> str:
-    close = get_close_matches(name, others, n=1, cutoff=0.75)
-    return f" (is it {close[0]!r}?)" if close else ""
+    for other in get_close_matches(name, others, n=3, cutoff=0.75):
+        # Nearly all names end in "weight": what tells them apart must be near, too.
+        if SequenceMatcher(None, *_differing(name, other)).ratio() > 0.6:
+            return f" (is it {other!r}?)"
+    return ""
+
+
+def _differing(one: str, two: str) -> tuple[str, str]:
+    """Two names without the words that they begin and end with both."""
+    a, b = one.split("."), two.split(".")
+    while a and b and a[0] == b[0]:
+        a, b = a[1:], b[1:]
+    while a and b and a[-1] == b[-1]:
+        a, b = a[:-1], b[:-1]
+    return ".".join(a), ".".join(b)
 
 
 def _cure_separator(

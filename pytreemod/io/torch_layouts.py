@@ -51,28 +51,28 @@ class Numbered:
     first: int = 0
 
 
-Rule: TypeAlias = str | Relaid | Numbered | None
-Rules: TypeAlias = Mapping[str, Rule]
+LayoutRule: TypeAlias = str | Relaid | Numbered | None
+LayoutRules: TypeAlias = Mapping[str, LayoutRule]
 
 
 @dataclass(frozen=True)
-class Layout:
+class TorchLayout:
     """What is registered for a class."""
 
-    rules: Rules | Callable[[Any], Rules]
+    rules: LayoutRules | Callable[[Any], LayoutRules]
     unused: tuple[str, ...]
 
-    def rules_of(self, layer: Any) -> list[tuple[tuple[str, ...], Rule]]:
+    def rules_of(self, layer: Any) -> list[tuple[tuple[str, ...], LayoutRule]]:
         """The rules for one layer, each with the steps from the layer to what it is about."""
         rules = self.rules(layer) if callable(self.rules) else self.rules
         return [(parse_name(path), rule) for path, rule in rules.items()]
 
 
-_LAYOUTS: dict[type, Layout] = {}
+_LAYOUTS: dict[type, TorchLayout] = {}
 
 
 def register_torch_layout(
-    cls: type, rules: Rules | Callable[[Any], Rules], unused: Sequence[str] = ()
+    cls: type, rules: LayoutRules | Callable[[Any], LayoutRules], unused: Sequence[str] = ()
 ) -> None:
     """Say how PyTorch calls, and lays out, the arrays of a class of layers.
 
@@ -109,10 +109,10 @@ def register_torch_layout(
         raise ArgumentError(explain(f"{where}(cls)", "a class of layers", describe(cls)))
     if not isinstance(given[1], Mapping) and not callable(given[1]):
         raise ArgumentError(explain(f"{where}(rules)", "a dict, or a function", describe(rules)))
-    _LAYOUTS[cls] = Layout(rules, tuple(unused))
+    _LAYOUTS[cls] = TorchLayout(rules, tuple(unused))
 
 
-def layout_of(node: Any) -> Layout | None:
+def layout_of(node: Any) -> TorchLayout | None:
     """What is registered for the class of a node, or the first of its bases that has something."""
     for cls in type(node).__mro__:
         if cls in _LAYOUTS:
@@ -123,7 +123,7 @@ def layout_of(node: Any) -> Layout | None:
 # ---- the library's layers
 
 
-def _rules_of_conv(layer: Conv) -> Rules:
+def _rules_of_conv(layer: Conv) -> LayoutRules:
     axes = tuple(range(-layer.num_spatial_dims, 0))
 
     def to(bias: Any) -> Any:
@@ -144,7 +144,7 @@ def _count_of(is_first: Any) -> Any:
     return np.logical_not(is_first).astype(np.int64)
 
 
-def _rules_of_spectral_norm(layer: SpectralNorm[Any]) -> Rules:
+def _rules_of_spectral_norm(layer: SpectralNorm[Any]) -> LayoutRules:
     # As `torch.nn.utils.parametrizations.spectral_norm` has it: the layer stays where it is.
     place = f"parametrizations.{layer.weight_name}"
     return {
@@ -155,14 +155,14 @@ def _rules_of_spectral_norm(layer: SpectralNorm[Any]) -> Rules:
     }
 
 
-def _rules_of_mlp(layer: MLP) -> Rules:
+def _rules_of_mlp(layer: MLP) -> LayoutRules:
     if not layer.scan or layer.depth == 0:
         return {}
     # The layers between are one here, so that the last one has another number.
     return {"layers.1": Numbered("layers", layer.depth - 1, 1), "layers.2": f"layers.{layer.depth}"}
 
 
-def _rules_of_stack(layer: Stack[Any]) -> Rules:
+def _rules_of_stack(layer: Stack[Any]) -> LayoutRules:
     return {"layer": Numbered("", layer.depth)}
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import StateError, StructureError, describe, explain
-from pytreemod.io.torch_layouts import Numbered, Relaid, Rule, layout_of
+from pytreemod.io.torch_layouts import LayoutRule, Numbered, Relaid, layout_of
 from pytreemod.state.tokens import RngStream, is_moved, is_token
 from pytreemod.state.values import State
 from pytreemod.tree.nodes import children_of
@@ -20,7 +20,7 @@ from pytreemod.typing import jtu
 
 
 @dataclass(frozen=True)
-class Slot:
+class TensorPlace:
     """An array of a model or its State, and the names of what PyTorch has in its place."""
 
     leaf: Any
@@ -37,8 +37,8 @@ class Slot:
     """How PyTorch has it, if in another form."""
 
 
-Slots = list["Slot | None"]
-"""For each leaf of a tree its slot; None for what PyTorch has not."""
+LeafPlaces = list["TensorPlace | None"]
+"""For each leaf of a tree its place; None for what PyTorch has not."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class _Prefixes:
     def below(self, name: str) -> _Prefixes:
         return _Prefixes(tuple(joined(text, name) for text in self.texts), self.lead)
 
-    def following(self, rule: Rule) -> _Prefixes | None:
+    def following(self, rule: LayoutRule) -> _Prefixes | None:
         """How they begin where a rule is followed; None where PyTorch has nothing."""
         if rule is None:
             return None
@@ -68,7 +68,7 @@ class _Pending:
     """A rule of a node further up, whose place is still some steps away."""
 
     steps: tuple[str, ...]
-    rule: Rule
+    rule: LayoutRule
     base: _Prefixes
 
 
@@ -78,18 +78,20 @@ def joined(prefix: str, name: str) -> str:
 
 
 @dataclass
-class Places:
+class TensorPlaces:
     """Where everything in a model, and in its State, is in a state dict."""
 
     where: str
     state: State | None
-    slots: list[Slot] = field(default_factory=list[Slot])
-    """All slots, in the order of the model, a token's at its place."""
+    arrays: list[TensorPlace] = field(default_factory=list[TensorPlace])
+    """All of them, in the order of the model, those of a token where the token is."""
 
-    leaves: Slots = field(default_factory=list["Slot | None"])
+    leaves: LeafPlaces = field(default_factory=list["TensorPlace | None"])
     """For each leaf of the model."""
 
-    values: list[tuple[Any, Any, Slots]] = field(default_factory=list[tuple[Any, Any, Slots]])
+    values: list[tuple[Any, Any, LeafPlaces]] = field(
+        default_factory=list[tuple[Any, Any, LeafPlaces]]
+    )
     """Of each token whose value is in the State: the token, its value, and for each leaf of it."""
 
     unused: set[str] = field(default_factory=set[str])
@@ -108,7 +110,7 @@ class Places:
         prefixes: _Prefixes | None,
         form: Relaid | None = None,
         pending: Sequence[_Pending] = (),
-    ) -> Slots:
+    ) -> LeafPlaces:
         """Go through a node; what comes back is for each leaf of it, in JAX's order."""
         if prefixes is None:
             return [None] * len(jtu.tree_leaves(node))
@@ -118,14 +120,14 @@ class Places:
             return self._visit_token(node, own, prefixes, form, pending)
         children = children_of(node)
         if children is None:
-            return [self._slot(node, own, prefixes, form)]
+            return [self._place(node, own, prefixes, form)]
         layout = layout_of(node)
         if layout is not None:
             further = [_Pending(*rule, prefixes) for rule in layout.rules_of(node)]
             pending = [*pending, *further]
             names = [prefixes.below(name).texts for name in layout.unused]
             self.unused.update(text for texts in names for text in texts)
-        found: Slots = []
+        found: LeafPlaces = []
         for key, child in children:
             name, steps = plain_name((key,)), step_names((key,))
             count = len(steps)
@@ -149,7 +151,7 @@ class Places:
         prefixes: _Prefixes,
         form: Relaid | None,
         pending: Sequence[_Pending],
-    ) -> Slots:
+    ) -> LeafPlaces:
         # PyTorch has its random numbers elsewhere.
         if isinstance(token, RngStream):
             return [None] * len(jtu.tree_leaves(token))
@@ -159,21 +161,23 @@ class Places:
             self.homeless.append(own)
             return []
         value = self.state.get(token)
-        slots = self.visit(value, own, prefixes, form, pending)
-        self.values.append((token, value, slots))
+        spots = self.visit(value, own, prefixes, form, pending)
+        self.values.append((token, value, spots))
         return []
 
-    def _slot(self, leaf: Any, own: str, prefixes: _Prefixes, form: Relaid | None) -> Slot | None:
+    def _place(
+        self, leaf: Any, own: str, prefixes: _Prefixes, form: Relaid | None
+    ) -> TensorPlace | None:
         is_tensor = is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
         # Numbers of Python are attributes there, and keys unknown.
         if not is_tensor or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return None
-        slot = Slot(leaf, own, prefixes.texts, prefixes.lead, form)
-        self.slots.append(slot)
-        return slot
+        place = TensorPlace(leaf, own, prefixes.texts, prefixes.lead, form)
+        self.arrays.append(place)
+        return place
 
 
-def places_of(where: str, model: Any, state: State | None) -> Places:
+def tensor_places(where: str, model: Any, state: State | None) -> TensorPlaces:
     """Where each array of a model and its State is in a state dict.
 
     Args:
@@ -188,37 +192,37 @@ def places_of(where: str, model: Any, state: State | None) -> Places:
         StateError: the values of tokens are in a State that was not given.
         StructureError: two arrays have one name, or there is no leading axis where one must be.
     """
-    places = Places(where, state)
+    places = TensorPlaces(where, state)
     places.leaves = places.visit(model, "", _Prefixes())
     if places.homeless:
         call = where.replace(")", ", state=state)")
         raise StateError(
             explain(where, "the State, too", "none", places=places.homeless, cure=["write", call])
         )
-    _check_leads(where, places.slots)
-    _check_names(where, places.slots)
+    _check_leads(where, places.arrays)
+    _check_names(where, places.arrays)
     return places
 
 
-def _check_leads(where: str, slots: Sequence[Slot]) -> None:
+def _check_leads(where: str, spots: Sequence[TensorPlace]) -> None:
     wrong = [
-        f"{slot.own}: {describe(slot.leaf)}, with {slot.lead} first"
-        for slot in slots
-        if slot.leaf.shape[: len(slot.lead)] != slot.lead
+        f"{place.own}: {describe(place.leaf)}, with {place.lead} first"
+        for place in spots
+        if place.leaf.shape[: len(place.lead)] != place.lead
     ]
     if wrong:
         expected = "an axis for the layers that PyTorch has in a list"
         raise StructureError(explain(where, expected, "another", places=wrong))
 
 
-def _check_names(where: str, slots: Sequence[Slot]) -> None:
+def _check_names(where: str, spots: Sequence[TensorPlace]) -> None:
     owners: dict[str, str] = {}
     twice: list[str] = []
-    for slot in slots:
-        for name in slot.names:
+    for place in spots:
+        for name in place.names:
             if name in owners:
-                twice.append(f"{name}: {owners[name]} and {slot.own}")
-            owners[name] = slot.own
+                twice.append(f"{name}: {owners[name]} and {place.own}")
+            owners[name] = place.own
     if twice:
         expected, got = "names of their own for all arrays in PyTorch", "one for two"
         cure = "Registered layouts decide what they are called: see register_torch_layout."

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any, TypeAlias, cast
 
 from pytreemod.errors import ArgumentError, StructureError, describe, explain
-from pytreemod.io.torch_places import Places, joined
+from pytreemod.io.torch_places import TensorPlaces, joined
 from pytreemod.tree.paths import some_of
 
 Renaming: TypeAlias = Mapping[str, str | None] | Callable[[str], str | None] | None
@@ -17,7 +17,7 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
 def sources_of(
-    where: str, places: Places, given: Sequence[str], mapping: Renaming
+    where: str, places: TensorPlaces, given: Sequence[str], mapping: Renaming
 ) -> dict[str, str]:
     """For each name that a state dict has, renamed: what it is called there.
 
@@ -35,7 +35,7 @@ def sources_of(
         StructureError: two names become one.
     """
     rename = _renamer(given, mapping)
-    wanted = {name for slot in places.slots for name in slot.names}
+    wanted = {name for place in places.arrays for name in place.names}
     sources: dict[str, str] = {}
     twice: list[str] = []
     for source in given:
@@ -53,7 +53,7 @@ def sources_of(
     return sources
 
 
-def _as_pytorch_has_it(name: str, places: Places, wanted: set[str]) -> str:
+def _as_pytorch_has_it(name: str, places: TensorPlaces, wanted: set[str]) -> str:
     """A name in the model as PyTorch has it, if it is not yet: `layers.0.weight` as `0.weight`."""
     if name in wanted or name in places.unused:
         return name
@@ -71,14 +71,14 @@ def _renamer(given: Sequence[str], mapping: Any) -> Callable[[str], str | None]:
     if isinstance(mapping, Mapping):
         starts = cast("Mapping[Any, Any]", mapping)
         _check_starts(given, starts)
-        return lambda name: renamed(name, starts)
+        return lambda name: with_other_start(name, starts)
     if callable(mapping):
         return lambda name: _checked(mapping, mapping(name))
     expected = "names, or their beginnings, by those in the state dict; or a function"
     raise ArgumentError(explain("from_torch(mapping)", expected, describe(mapping)))
 
 
-def renamed(name: str, starts: Mapping[str, str | None]) -> str | None:
+def with_other_start(name: str, starts: Mapping[str, str | None]) -> str | None:
     """A name with another beginning: that for the longest one of its beginnings that is there.
 
     Args:
@@ -90,7 +90,8 @@ def renamed(name: str, starts: Mapping[str, str | None]) -> str | None:
 
     Examples:
         >>> starts = {"features": "trunk", "features.0": "stem", "head": None}
-        >>> [renamed(name, starts) for name in ["features.1.bias", "features.0.bias", "head.bias"]]
+        >>> names = ["features.1.bias", "features.0.bias", "head.bias"]
+        >>> [with_other_start(name, starts) for name in names]
         ['trunk.1.bias', 'stem.bias', None]
     """
     words = name.split(".")
@@ -102,7 +103,7 @@ def renamed(name: str, starts: Mapping[str, str | None]) -> str | None:
     return name
 
 
-def mapping_by_order(places: Places, given: Shapes, wanted: Shapes) -> dict[str, str] | None:
+def mapping_by_order(places: TensorPlaces, given: Shapes, wanted: Shapes) -> dict[str, str] | None:
     """The mapping by which a state dict fits, if its layers fit one after the other.
 
     Args:
@@ -126,7 +127,7 @@ def mapping_by_order(places: Places, given: Shapes, wanted: Shapes) -> dict[str,
         pairs = dict(zip(theirs, ours, strict=True))
         goals = {joined(a, last): joined(b, last) for a, b in pairs.items() for last in theirs[a]}
         for starts in _simplest_first(pairs):
-            if all(renamed(name, starts) == goal for name, goal in goals.items()):
+            if all(with_other_start(name, starts) == goal for name, goal in goals.items()):
                 return starts
     return None
 

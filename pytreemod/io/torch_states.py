@@ -15,7 +15,7 @@ import numpy as np
 from pytreemod.errors import ArgumentError, StructureError, describe, explain
 from pytreemod.io.leaf_names import TABLE, as_kind_of, mismatches
 from pytreemod.io.torch_layouts import Relaid
-from pytreemod.io.torch_places import Places, Slot, Slots, places_of
+from pytreemod.io.torch_places import LeafPlaces, TensorPlace, TensorPlaces, tensor_places
 from pytreemod.io.torch_renaming import Renaming, mapping_by_order, sources_of
 from pytreemod.nn.nets import Stateful
 from pytreemod.state.values import State
@@ -71,16 +71,16 @@ def to_torch(model: PyTree, state: State | None = None) -> dict[str, np.ndarray]
     model, state, _ = _taken_apart(where, model, state)
     named: dict[str, np.ndarray] = {}
     wrong: list[str] = []
-    for slot in places_of(where, model, state).slots:
-        if isinstance(slot.leaf, jax.ShapeDtypeStruct):
-            wrong.append(f"{slot.own}: {describe(slot.leaf)}, without values")
+    for place in tensor_places(where, model, state).arrays:
+        if isinstance(place.leaf, jax.ShapeDtypeStruct):
+            wrong.append(f"{place.own}: {describe(place.leaf)}, without values")
             continue
-        array = np.asarray(slot.leaf)
-        members = array.reshape((len(slot.names), *array.shape[len(slot.lead) :]))
-        for name, member in zip(slot.names, members, strict=True):
-            given = _relaid(slot.form, member)
+        array = np.asarray(place.leaf)
+        members = array.reshape((len(place.names), *array.shape[len(place.lead) :]))
+        for name, member in zip(place.names, members, strict=True):
+            given = _relaid(place.form, member)
             if given is None:
-                wrong.append(f"{slot.own}: {describe(member)}, which is no shape for {name}")
+                wrong.append(f"{place.own}: {describe(member)}, which is no shape for {name}")
             else:
                 named[name] = np.array(given, order="C")
     if wrong:
@@ -157,29 +157,29 @@ def from_torch(
     where = "from_torch(model, state_dict)"
     _check_state_dict(where, state_dict)
     model, state, net = _taken_apart(where, model, state)
-    places = places_of(where, model, state)
+    places = tensor_places(where, model, state)
     sources = sources_of(where, places, [*state_dict], mapping)
     found, wrong, narrow = _found(places, state_dict, sources)
-    wrong += mismatches([name for slot in places.slots for name in slot.names], sources)
+    wrong += mismatches([name for place in places.arrays for name in place.names], sources)
     if wrong:
         cure = _cure(places, state_dict, mapping, narrow)
         expected = "a tensor for each array of the model, and no other"
         got = f"{len(wrong)} that differ{'s' * (len(wrong) == 1)}"
         raise StructureError(explain(where, expected, got, places=wrong, cure=cure, most=TABLE))
 
-    def filled(tree: Any, slots: Slots) -> Any:
+    def filled(tree: Any, spots: LeafPlaces) -> Any:
         leaves, treedef = jtu.tree_flatten(tree)
-        pairs = zip(leaves, slots, strict=True)
+        pairs = zip(leaves, spots, strict=True)
         return treedef.unflatten(
-            [leaf if slot is None else found.get(id(slot), leaf) for leaf, slot in pairs]
+            [leaf if place is None else found.get(id(place), leaf) for leaf, place in pairs]
         )
 
     made = filled(model, places.leaves)
     if state is None:
         return made
-    for token, value, slots in places.values:
-        if any(slot is not None for slot in slots):
-            state = state.set(token, filled(value, slots))
+    for token, value, spots in places.values:
+        if any(place is not None for place in spots):
+            state = state.set(token, filled(value, spots))
     return (made, state) if net is None else net.replace(model=made, state=state)
 
 
@@ -211,11 +211,11 @@ def _relaid(form: Relaid | None, member: Any, back: bool = False) -> Any:
         return None
 
 
-def _given(slot: Slot) -> Any:
-    """Shape and dtype of what PyTorch has in the place of each member of a slot."""
+def _given(place: TensorPlace) -> Any:
+    """An array of the shape and dtype that PyTorch has there, for each member."""
     # An array that takes up no memory, however large it is.
-    member = np.broadcast_to(np.zeros((), slot.leaf.dtype), slot.leaf.shape[len(slot.lead) :])
-    return _relaid(slot.form, member)
+    member = np.broadcast_to(np.zeros((), place.leaf.dtype), place.leaf.shape[len(place.lead) :])
+    return _relaid(place.form, member)
 
 
 def as_numpy(tensor: Any) -> Any:
@@ -254,7 +254,7 @@ def _cast(array: Any, dtype: Any) -> Any:
         return array
     for kind in (jnp.floating, jnp.complexfloating):
         if jnp.issubdtype(array.dtype, kind) and jnp.issubdtype(dtype, kind):
-            return array.astype(dtype) if jnp.promote_types(array.dtype, dtype) == dtype else None
+            return array.astype(dtype) if _is_wider(dtype, array.dtype) else None
     if jnp.issubdtype(array.dtype, jnp.integer) and jnp.issubdtype(dtype, jnp.integer):
         # All integers are int64 in PyTorch, and few are large.
         cast_array = array.astype(dtype)
@@ -262,37 +262,46 @@ def _cast(array: Any, dtype: Any) -> Any:
     return None
 
 
+def _is_wider(wide: Any, narrow: Any) -> bool:
+    """Whether each floating number of one dtype is one of the other, too."""
+    about: Any = jnp.finfo
+    a, b = about(wide), about(narrow)
+    return a.nmant >= b.nmant and a.maxexp >= b.maxexp and a.minexp <= b.minexp
+
+
 # ---- all arrays
 
 
 def _found(
-    places: Places, state_dict: Mapping[str, Any], sources: Mapping[str, str]
+    places: TensorPlaces, state_dict: Mapping[str, Any], sources: Mapping[str, str]
 ) -> tuple[dict[int, Any], list[str], str]:
-    """The new arrays of slots, what is wrong with others, and a dtype that was too small."""
+    """The new arrays, what is wrong with others, and a dtype that was too small."""
     found: dict[int, Any] = {}
     wrong: list[str] = []
     narrow = ""
-    for slot in places.slots:
-        wanted = _given(slot)
+    for place in places.arrays:
+        wanted = _given(place)
         members: list[Any] = []
-        for name in slot.names:
+        for name in place.names:
             if name not in sources:
                 continue
             source = sources[name]
             given = as_numpy(state_dict[source])
             fits = given is not None and wanted is not None and given.shape == wanted.shape
-            member = _relaid(slot.form, given, back=True) if fits else None
-            member = None if member is None else _cast(member, slot.leaf.dtype)
+            member = _relaid(place.form, given, back=True) if fits else None
+            member = None if member is None else _cast(member, place.leaf.dtype)
             if member is None:
-                got = describe(state_dict[source] if given is None else given)
+                unread = f"{describe(state_dict[source])} without an array for NumPy"
+                got = unread if given is None else describe(given)
                 origin = "" if source == name else f" (from {source!r})"
                 wrong.append(f"{name}: expected {describe(wanted)}, got {got}{origin}")
-                narrow = slot.leaf.dtype.name if fits else narrow
+                is_floating = jnp.issubdtype(place.leaf.dtype, jnp.inexact)
+                narrow = place.leaf.dtype.name if fits and is_floating else narrow
             else:
                 members.append(member)
-        if slot.names and len(members) == len(slot.names):
-            array = np.stack(members).reshape(slot.leaf.shape)
-            found[id(slot)] = as_kind_of(slot.leaf, array)
+        if place.names and len(members) == len(place.names):
+            array = np.stack(members).reshape(place.leaf.shape)
+            found[id(place)] = as_kind_of(place.leaf, array)
     return found, wrong, narrow
 
 
@@ -318,10 +327,11 @@ def _check_state_dict(where: str, state_dict: Any) -> None:
 
 
 def _cure(
-    places: Places, state_dict: Mapping[str, Any], mapping: Renaming, narrow: str
+    places: TensorPlaces, state_dict: Mapping[str, Any], mapping: Renaming, narrow: str
 ) -> Sequence[str]:
     """What to write to be rid of what is wrong, if it can be told."""
     if narrow:
+        # Of floats alone: an integer that does not fit would become another one.
         is_numpy = not any(hasattr(value, "detach") for value in state_dict.values())
         change = f"value.astype(jnp.{narrow})" if is_numpy else f"value.to(torch.{narrow})"
         return (
@@ -330,7 +340,7 @@ def _cure(
         )
     if mapping is not None:
         return ()
-    wanted = {name: _shape(_given(slot)) for slot in places.slots for name in slot.names}
+    wanted = {name: _shape(_given(place)) for place in places.arrays for name in place.names}
     given = {name: _shape(value) for name, value in state_dict.items()}
     found = mapping_by_order(places, given, wanted)
     if not found:

@@ -1,0 +1,9 @@
+"""What the tests of files share."""
+
+import pytest
+
+
+@pytest.fixture
+def torch():
+    """PyTorch, or the test is skipped."""
+    return pytest.importorskip("torch", reason="loads what PyTorch has written")

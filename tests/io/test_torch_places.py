@@ -1,0 +1,125 @@
+"""Where each array of a model is in a state dict."""
+
+import functools as ft
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import StateError, StructureError
+from pytreemod.io import torch_layouts
+from pytreemod.io.torch_places import joined, tensor_places
+from tests.helpers.trees import affine
+
+
+class Counter(pm.Module):
+    """A layer with a value of its own, and a stream."""
+
+    weight: jax.Array
+    count: pm.StateIndex
+    noise: pm.RngStream
+
+    def __init__(self):
+        self.weight = jnp.ones(2)
+        self.count = pm.StateIndex({"n": jnp.asarray(0), "sums": [jnp.zeros(2)]})
+        self.noise = pm.RngStream()
+
+
+def names_in(model, state=None):
+    """What PyTorch calls the arrays of a model, in order, by what they are called here."""
+    return {place.own: place.names for place in tensor_places("f(model)", model, state).arrays}
+
+
+def test_places_are_named_as_in_pytorch():
+    """By path where nothing else is registered; lists of layers count all of them."""
+    linear = nn.Linear(2, 2, key=jax.random.key(0))
+    model = {"net": nn.Sequential([nn.Identity(), linear]), "parts": [affine(), 1.5, None]}
+
+    assert names_in(model) == {
+        "net.layers.1.weight": ("net.1.weight",),
+        "net.layers.1.bias": ("net.1.bias",),
+        "parts.0.weight": ("parts.0.weight",),
+        "parts.0.bias": ("parts.0.bias",),
+    }
+
+
+def test_values_of_tokens_are_where_the_tokens_are():
+    """A user's buffers are called by their path, whether their values are in a State yet or not."""
+    model, state = pm.make_with_state(lambda: [Counter()])()
+    names = {
+        "0.weight": ("0.weight",),
+        "0.count.n": ("0.count.n",),
+        "0.count.sums.0": ("0.count.sums.0",),
+    }
+
+    state = state.seed(jax.random.key(0))
+
+    assert names_in(model, state) == names
+    assert names_in(state.fill(model)) == names
+
+
+def test_members_have_numbers():
+    """What is one here and several there has a name for each, in stacks of stacks, too."""
+    make = ft.partial(nn.Stack, ft.partial(nn.Linear, 2, 2, use_bias=False), 2)
+    names = names_in([nn.Stack(make, 3, key=jax.random.key(0))])
+
+    assert names == {
+        "0.layer.layer.weight": tuple(f"0.{i}.{j}.weight" for i in range(3) for j in range(2))
+    }
+
+
+def test_slots_stand_for_leaves():
+    """For each leaf one, in order, or None for what PyTorch has not."""
+    model = {"a": 1, "b": jnp.ones(2), "c": jax.random.key(0), "d": [jnp.ones(1)]}
+    spots = tensor_places("f(model)", model, None).leaves
+
+    assert [place and place.own for place in spots] == [None, "b", None, "d.0"]
+
+
+def test_a_missing_state_is_told():
+    """All tokens whose values are elsewhere are named, and the argument to write."""
+    model, _ = pm.make_with_state(lambda: [nn.BatchNorm(2), nn.BatchNorm(2)])()
+    with pytest.raises(StateError, match="expected the State, too, got none") as caught:
+        tensor_places("f(model)", model, None)
+
+    assert str(caught.value) == (
+        "f(model): expected the State, too, got none.\n"
+        "  at 0.state_index\n"
+        "  at 1.state_index\n"
+        "  write\n"
+        "      f(model, state=state)"
+    )
+
+
+class Flat(pm.Module):
+    """Two layers that have no steps of their own in PyTorch."""
+
+    one: pm.Module
+    two: pm.Module
+
+
+def test_two_arrays_with_one_name_are_told(monkeypatch):
+    """What is in a layer without a step of its own may be called as something beside it."""
+    monkeypatch.setattr(torch_layouts, "_LAYOUTS", {})
+    torch_layouts.register_torch_layout(Flat, {"one": "", "two": ""})
+    with pytest.raises(StructureError, match="names of their own for all arrays") as caught:
+        tensor_places("f(model)", Flat(affine(), affine()), None)
+
+    assert "at weight: one.weight and two.weight" in str(caught.value)
+
+
+def test_a_missing_axis_is_told():
+    """A stack whose arrays were taken apart is no stack."""
+    stack = nn.Stack(ft.partial(nn.Linear, 2, 2), 3, key=jax.random.key(0))
+    broken = pm.tree_at(lambda s: s.layer.bias, stack, jnp.zeros(2))
+    with pytest.raises(StructureError, match="expected an axis for the layers") as caught:
+        tensor_places("f(model)", broken, None)
+
+    assert "at layer.bias: f32[2], with (3,) first" in str(caught.value)
+
+
+def test_parts_are_joined():
+    """With a dot, if there are two."""
+    assert [joined("a", "b"), joined("", "b"), joined("a", "")] == ["a.b", "b", "a"]

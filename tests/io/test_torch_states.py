@@ -1,0 +1,503 @@
+"""Models from and to PyTorch's state dicts: the same numbers on both sides."""
+
+import functools as ft
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, StateError, StructureError
+from pytreemod.io.torch_states import as_numpy, from_torch, to_torch
+from tests.helpers.comparing import assert_same
+from tests.helpers.trees import affine, ramp
+from tests.nn.catalogue import CATALOGUE, flatten
+from tests.nn.numbers_to_compare import assert_close, wave
+
+every_layer = pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
+
+
+def make_network(key):
+    """The counterpart of `torch_network`, layer for layer."""
+    one, two = jax.random.split(key)
+    return nn.Sequential(
+        [
+            nn.Conv2d(1, 2, 3, key=one),
+            nn.BatchNorm(2, momentum=0.9),
+            nn.Lambda(jax.nn.relu),
+            nn.MaxPool2d(2, 2),
+            nn.Lambda(flatten),
+            nn.Linear(8, 3, key=two),
+        ]
+    )
+
+
+class Named(pm.Module):
+    """The same arrays in fields with names."""
+
+    conv: nn.Conv2d
+    norm: nn.BatchNorm
+    head: nn.Linear
+
+    def __init__(self, key):
+        layers = make_network(key).layers
+        self.conv, self.norm, self.head = layers[0], layers[1], layers[5]
+
+
+def network(seed=0, make=make_network):
+    """A model and its State."""
+    return pm.make_with_state(make)(jax.random.key(seed))
+
+
+def torch_network(torch):
+    """A convolutional network, trained for a few steps."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 3),
+        torch.nn.BatchNorm2d(2),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(),
+        torch.nn.Linear(8, 3),
+    )
+    for _ in range(3):
+        train_step(torch, net)
+    return net
+
+
+def train_step(torch, net):
+    """One step of gradient descent; the output that it saw."""
+    out = net(torch.tensor(wave(4, 1, 6, 6)))
+    (out**2).mean().backward()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter -= 0.1 * parameter.grad
+            parameter.grad = None
+    return out
+
+
+def as_tensors(torch, arrays):
+    """Arrays as PyTorch's load_state_dict takes them."""
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+# ---- a network with running statistics
+
+
+def test_a_network_saved_by_pytorch_gives_the_same(torch, tmp_path):
+    """From a safetensors file: in inference mode, in training, and the statistics afterwards."""
+    files = pytest.importorskip("safetensors.torch", reason="reads what PyTorch has written")
+    arrays = pytest.importorskip("safetensors.numpy", reason="reads what PyTorch has written")
+    theirs = torch_network(torch)
+    files.save_file(theirs.state_dict(), tmp_path / "net.safetensors")
+    model, state = network()
+    tensors = arrays.load_file(tmp_path / "net.safetensors")
+    model, state = from_torch(model, tensors, state=state)
+    x = wave(4, 1, 6, 6)
+
+    theirs.eval()
+    out, state = pm.inference_mode(model)(jnp.asarray(x), state)
+    assert_close(out, theirs(torch.tensor(x)))
+    theirs.train()
+    out, state = model(jnp.asarray(x), state)
+    assert_close(out, theirs(torch.tensor(x)))
+    for name, array in to_torch(model, state).items():
+        assert_close(array, theirs.state_dict()[name])
+    assert np.ptp(to_torch(model, state)["1.running_mean"]) > 0
+
+
+def test_there_and_back_bit_for_bit(torch):
+    """to_torch(from_torch(d)) == d, but for the count of batches; PyTorch takes it, strictly."""
+    theirs = torch_network(torch).state_dict()
+    model, state = network()
+    arrays = to_torch(*from_torch(model, theirs, state=state))
+    wanted = {name: value for name, value in theirs.items() if "num_batches" not in name}
+
+    assert_same(arrays, {name: value.numpy() for name, value in wanted.items()})
+    other = torch_network(torch)
+    assert (
+        str(other.load_state_dict(as_tensors(torch, arrays))) == "<All keys matched successfully>"
+    )
+
+
+def test_names_need_not_agree(torch):
+    """A mapping from PyTorch's names to the model's, by beginnings."""
+    theirs = torch_network(torch)
+    model, state = network(make=Named)
+    mapping = {"0": "conv", "1": "norm", "5": "head"}
+    model, state = from_torch(model, theirs.state_dict(), mapping, state=state)
+
+    assert_close(model.head.weight, theirs[5].weight)
+    assert_close(state.get(model.norm.state_index)[1], theirs[1].running_var)
+
+
+def test_a_net_brings_its_state_along(torch):
+    """What `stateful` makes goes in and comes out as one; the old one is used up."""
+    theirs = torch_network(torch).state_dict()
+    net = pm.stateful(make_network(jax.random.key(0)))
+    new = from_torch(net, theirs)
+
+    model, state = network()
+    assert_same(to_torch(new), to_torch(*from_torch(model, theirs, state=state)))
+    with pytest.raises(StateError, match="expected the newest State"):
+        to_torch(net)
+
+
+def test_before_there_is_a_state_tokens_have_the_values(torch):
+    """A model that was made without a State has its first values in it."""
+    theirs = torch_network(torch)
+    model = from_torch(make_network(jax.random.key(0)), theirs.state_dict())
+    model, state = pm.make_with_state(lambda: model)()
+
+    assert_close(state.get(model.layers[1].state_index)[0], theirs[1].running_mean)
+
+
+# ---- every layer
+
+
+@every_layer
+def test_every_layer_there_and_back(entry):
+    """from_torch(other, to_torch(model, state), state=...) gives the model and its State."""
+    model, state = entry.build(seed=0)
+    other, other_state = entry.build(seed=3)
+    made, made_state = from_torch(other, to_torch(model, state), state=other_state)
+
+    assert_same(made, model)
+    assert_same(to_torch(made, made_state), to_torch(model, state))
+    assert_same(made_state.restored().fill(made), state.restored().fill(model))
+
+
+def spectral(torch, layer):
+    """PyTorch's spectral norm, as it is now."""
+    return torch.nn.utils.parametrizations.spectral_norm(layer)
+
+
+def with_spectral_norm(make):
+    """A layer of ours with its weight normalized."""
+    return lambda key: nn.SpectralNorm(make(key=key), "weight", key=key)
+
+
+LAYERS = {
+    "Linear": (lambda torch: torch.nn.Linear(3, 4), ft.partial(nn.Linear, 3, 4)),
+    "Linear without bias": (
+        lambda torch: torch.nn.Linear(3, 4, bias=False),
+        ft.partial(nn.Linear, 3, 4, False),
+    ),
+    "Conv1d": (lambda torch: torch.nn.Conv1d(2, 4, 3), ft.partial(nn.Conv1d, 2, 4, 3)),
+    "Conv2d in groups": (
+        lambda torch: torch.nn.Conv2d(2, 4, (3, 2), groups=2),
+        ft.partial(nn.Conv2d, 2, 4, (3, 2), groups=2),
+    ),
+    "Conv3d": (lambda torch: torch.nn.Conv3d(1, 2, 2), ft.partial(nn.Conv3d, 1, 2, 2)),
+    "LayerNorm": (lambda torch: torch.nn.LayerNorm((2, 3)), lambda key: nn.LayerNorm((2, 3))),
+    "GroupNorm": (lambda torch: torch.nn.GroupNorm(2, 4), lambda key: nn.GroupNorm(2, 4)),
+    "BatchNorm": (lambda torch: torch.nn.BatchNorm1d(3), lambda key: nn.BatchNorm(3)),
+    "BatchNorm alone": (
+        lambda torch: torch.nn.BatchNorm1d(3, affine=False),
+        lambda key: nn.BatchNorm(3, channelwise_affine=False),
+    ),
+    "Embedding": (lambda torch: torch.nn.Embedding(5, 2), ft.partial(nn.Embedding, 5, 2)),
+    "SpectralNorm of Linear": (
+        lambda torch: spectral(torch, torch.nn.Linear(3, 4)),
+        with_spectral_norm(ft.partial(nn.Linear, 3, 4)),
+    ),
+    "SpectralNorm of Conv2d": (
+        lambda torch: spectral(torch, torch.nn.Conv2d(2, 4, 3)),
+        with_spectral_norm(ft.partial(nn.Conv2d, 2, 4, 3)),
+    ),
+}
+"""Layers with a counterpart in PyTorch: theirs, and ours."""
+
+INPUTS = {"Conv1d": (2, 5), "Conv2d": (2, 5, 5), "Conv3d": (1, 3, 3, 3), "LayerNorm": (2, 3)}
+
+
+def input_for(name):
+    """An input that the layer takes, with a batch axis in front."""
+    if name == "Embedding":
+        return np.array([[3, 0], [1, 4]])
+    kind = name.rpartition("of ")[2].partition(" ")[0]
+    sizes = {"Linear": (3,), "BatchNorm": (3,), "GroupNorm": (4, 3), **INPUTS}
+    return wave(4, *sizes[kind])
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_compute_what_pytorchs_do(torch, name):
+    """PyTorch's numbers in our layer give its outputs, and ours in PyTorch's as well."""
+    theirs, make = LAYERS[name][0](torch), LAYERS[name][1]
+    layer, state = pm.make_with_state(lambda key: make(key=key))(jax.random.key(0))
+    x = input_for(name)
+
+    def output(layer, state):
+        layer = pm.inference_mode(layer)
+        if isinstance(layer, nn.StatefulLayer):
+            return layer(jnp.asarray(x), state)[0]
+        return jax.vmap(layer)(jnp.asarray(x))
+
+    theirs.eval()
+    ours = to_torch(layer, state)
+    loaded = from_torch(layer, theirs.state_dict(), state=state.restored())
+    assert_close(output(*loaded), theirs(torch.tensor(x)))
+    theirs.load_state_dict(as_tensors(torch, ours))
+    assert_close(output(layer, state), theirs(torch.tensor(x)))
+
+
+def test_layers_as_one_are_a_list_there(torch):
+    """A Stack is what a list of layers is in PyTorch; so are the inner layers of a scanning MLP."""
+    stack = nn.Stack(ft.partial(nn.Linear, 3, 3), 2, key=jax.random.key(0))
+    mlp = nn.MLP(3, 2, 4, 3, scan=True, key=jax.random.key(0))
+    theirs = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    plain = nn.MLP(3, 2, 4, 3, key=jax.random.key(0))
+
+    loaded = from_torch(stack, theirs.state_dict())
+    assert_close(loaded(jnp.asarray(wave(3))), theirs(torch.tensor(wave(3))))
+    assert_same(to_torch(from_torch(mlp, to_torch(plain))), to_torch(plain))
+
+
+def test_a_stack_of_stateful_layers_has_each_ones_statistics():
+    """Running statistics, too, are one for each layer."""
+
+    def make(key):
+        return nn.Stack(lambda: nn.BatchNorm(2), 3)
+
+    model, state = network(make=make)
+    names = [f"{i}.{part}" for i in range(3) for part in ("weight", "bias")]
+    names += [f"{i}.running_{part}" for i in range(3) for part in ("mean", "var")]
+    arrays = {name: wave(2) + np.float32(i) for i, name in enumerate(names)}
+
+    assert {*to_torch(model, state)} == {*names}
+    made = to_torch(*from_torch(model, arrays, state=state))
+    assert_same({name: made[name] for name in names}, arrays)
+
+
+def test_an_exponential_average_knows_whether_it_began():
+    """With mode="ema", the count of batches tells whether the statistics are any."""
+    make = ft.partial(nn.BatchNorm, 2, mode="ema")
+    model, state = pm.make_with_state(make)()
+    arrays = to_torch(model, state)
+    assert arrays["num_batches_tracked"] == 0
+    arrays["num_batches_tracked"] = np.int64(12)
+    model, state = from_torch(model, arrays, state=state)
+
+    assert not state.get(model.ema_first_time_index)
+    assert to_torch(model, state)["num_batches_tracked"] == 1
+
+
+# ---- one array
+
+
+def test_short_floats_go_both_ways(torch):
+    """bfloat16, which NumPy does not know, from a tensor and as integers into one."""
+    layer = nn.Linear(3, 4, dtype=jnp.bfloat16, key=jax.random.key(0))
+    theirs = torch.nn.Linear(3, 4, dtype=torch.bfloat16)
+    loaded = from_torch(layer, theirs.state_dict())
+    views = {
+        name: torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        for name, array in to_torch(loaded).items()
+    }
+
+    assert loaded.weight.dtype == jnp.bfloat16
+    assert all(bool((views[name] == value).all()) for name, value in theirs.state_dict().items())
+    theirs.load_state_dict(views)
+
+
+def test_any_tensor_becomes_an_array(torch):
+    """One to be differentiated, transposed, conjugated, of a float with eight bits; and arrays."""
+    ones = torch.ones(2, 3, requires_grad=True)
+    eight = torch.tensor([0.5, -448.0]).to(torch.float8_e4m3fn)
+    conjugated = torch.tensor([1 + 2j]).conj()
+
+    assert as_numpy(ones.T).shape == (3, 2)
+    assert as_numpy(torch.nn.Parameter(torch.ones(2))).tolist() == [1, 1]
+    assert as_numpy(eight).tolist() == [0.5, -448.0]
+    assert as_numpy(eight).dtype == jnp.float8_e4m3fn
+    assert as_numpy(conjugated).tolist() == [1 - 2j]
+    assert as_numpy(jnp.ones(2)).tolist() == as_numpy(np.ones(2)).tolist() == [1, 1]
+
+
+def test_what_has_no_values_is_none(torch):
+    """Sparse tensors, those of the device "meta", keys, and what is no tensor."""
+    meta, sparse = torch.ones(2, device="meta"), torch.eye(2).to_sparse()
+
+    assert as_numpy(meta) is as_numpy(sparse) is as_numpy(jax.random.key(0)) is as_numpy(1) is None
+    with pytest.raises(
+        StructureError, match=r"weight: expected f32\[2\], got torch.float32\[2\] without an array"
+    ):
+        from_torch({"weight": jnp.ones(2)}, {"weight": meta})
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype", "fits"),
+    [
+        (jnp.bfloat16, jnp.float32, True),
+        (np.float16, jnp.float32, True),
+        (np.float16, jnp.bfloat16, False),
+        (np.float32, jnp.bfloat16, False),
+        (np.float64, jnp.float32, False),
+        (np.float32, jnp.complex64, False),
+        (np.float32, jnp.int32, False),
+        (np.int64, jnp.int32, True),
+        (np.int64, jnp.float32, False),
+        (np.bool_, jnp.bool_, True),
+        (np.int64, jnp.bool_, False),
+    ],
+)
+def test_a_dtype_is_cast_if_nothing_is_lost(given, dtype, fits):
+    """The model's dtype stays, and takes what it has room for; numbers of one kind only."""
+    model, arrays = {"a": jnp.zeros(2, dtype)}, {"a": np.ones(2, given)}
+    if fits:
+        made = from_torch(model, arrays)
+        assert made["a"].dtype == dtype
+        assert made["a"].tolist() == [1, 1]
+        return
+    with pytest.raises(StructureError, match=r"at a: expected .*\[2\], got .*\[2\]"):
+        from_torch(model, arrays)
+
+
+def test_integers_that_do_not_fit_are_refused():
+    """All integers are int64 in PyTorch; a large one would become another."""
+    with pytest.raises(StructureError, match=r"expected i32\[1\], got i64\[1\]"):
+        from_torch({"a": jnp.zeros(1, jnp.int32)}, {"a": np.array([2**40])})
+
+
+def test_nobody_else_holds_what_comes_out():
+    """Arrays are copies, on both sides, and those of PyTorch's may be written to."""
+    model, given = {"a": jnp.zeros(2), "b": np.zeros(2, np.float32)}, {"a": wave(2), "b": wave(2)}
+    made = from_torch(model, given)
+    arrays = to_torch(made)
+    for array in (*given.values(), *arrays.values()):
+        array += np.float32(1)
+
+    assert isinstance(made["a"], jax.Array)
+    assert made["a"].tolist() == made["b"].tolist() == wave(2).tolist()
+
+
+def test_arrays_stay_on_their_devices():
+    """What was put on devices on purpose is there afterwards; so is what a shape says."""
+    device = jax.devices()[3]
+    placed = jax.device_put(jnp.zeros(2), device)
+    struct = jax.ShapeDtypeStruct((2,), jnp.float32, sharding=placed.sharding)
+    made = from_torch({"a": placed, "b": struct}, {"a": wave(2), "b": wave(2)})
+
+    assert made["a"].devices() == made["b"].devices() == {device}
+
+
+def test_a_model_may_be_abstract():
+    """What was never computed is filled in; but it has nothing to be written."""
+    abstract = pm.filter_eval_shape(affine)
+
+    assert from_torch(abstract, to_torch(affine())) == affine()
+    with pytest.raises(StructureError, match=r"weight: f32\[2,3\], without values"):
+        to_torch(abstract)
+
+
+def test_what_is_no_array_stays():
+    """Numbers of Python, keys and text have no counterpart."""
+    model = {"a": 1.5, "b": "text", "c": jax.random.key(0), "d": jnp.zeros(2), "e": None}
+    made = from_torch(model, {"d": wave(2)})
+
+    assert [*to_torch(model)] == ["d"]
+    assert made["d"].tolist() == wave(2).tolist()
+    assert all(made[name] is model[name] for name in "abce")
+
+
+# ---- refusals
+
+
+def test_all_that_is_wrong_is_told_with_the_mapping_to_write(torch):
+    """Where shapes agree in order, the error shows how the names go together, and rightly."""
+    theirs = torch_network(torch).state_dict()
+    model, state = network(make=Named)
+    with pytest.raises(StructureError, match="got 17 that differ") as caught:
+        from_torch(model, theirs, state=state)
+    text = str(caught.value)
+
+    assert text.startswith(
+        "from_torch(model, state_dict): expected a tensor for each array of the model, and no "
+        "other, got 17 that differ.\n"
+        "  at conv.weight: missing\n"
+    )
+    assert text.endswith(
+        "  All shapes agree in this order; if it is the order that is meant:\n"
+        "      mapping = {\n"
+        "          '0': 'conv',\n"
+        "          '1': 'norm',\n"
+        "          '5': 'head',\n"
+        "      }"
+    )
+    from_torch(model, theirs, {"0": "conv", "1": "norm", "5": "head"}, state=state)
+
+
+def test_wrong_shapes_and_dtypes_are_told():
+    """By name, with the name in the state dict where it is another, and how to cast."""
+    model = {"out": nn.Linear(3, 2, dtype=jnp.bfloat16, key=jax.random.key(0))}
+    arrays = {"fc.weight": wave(3, 2), "fc.bias": wave(2), "fc.scale": wave(2)}
+    with pytest.raises(StructureError, match="got 3 that differ") as caught:
+        from_torch(model, arrays, {"fc": "out"})
+
+    assert str(caught.value) == (
+        "from_torch(model, state_dict): expected a tensor for each array of the model, and no "
+        "other, got 3 that differ.\n"
+        "  at out.weight: expected bf16[2,3], got f32[3,2] (from 'fc.weight')\n"
+        "  at out.bias: expected bf16[2], got f32[2] (from 'fc.bias')\n"
+        "  at out.scale: unexpected\n"
+        "  Numbers would be lost; if bfloat16 is to do, cast them before:\n"
+        "      state_dict = {name: value.astype(jnp.bfloat16) "
+        "for name, value in state_dict.items()}"
+    )
+
+
+def test_a_refused_state_is_not_used_up():
+    """What is wrong is found before anything is changed."""
+    model, state = network()
+    with pytest.raises(StructureError, match="missing"):
+        from_torch(model, {}, state=state)
+
+    assert to_torch(model, state)
+
+
+def test_the_state_is_asked_for():
+    """Running statistics are in the State, which must come along."""
+    model, _ = network()
+    with pytest.raises(StateError, match=r"expected the State, too, got none") as caught:
+        from_torch(model, {})
+
+    assert str(caught.value).endswith("      from_torch(model, state_dict, state=state)")
+    with pytest.raises(StateError, match=r"to_torch\(model, state=state\)"):
+        to_torch(model)
+
+
+@pytest.mark.parametrize("state", [1, affine()], ids=repr)
+def test_a_state_is_a_state(state):
+    """Anything else has no values."""
+    with pytest.raises(ArgumentError, match=r"to_torch\(model\): expected a State, got"):
+        to_torch(affine(), state)
+
+
+def test_a_net_takes_no_second_state():
+    """It has its own."""
+    net = pm.stateful(nn.BatchNorm(2))
+    with pytest.raises(ArgumentError, match="expected a model beside its State, got a net"):
+        to_torch(net, net.state)
+
+
+def test_what_is_no_state_dict_is_refused(torch):
+    """A network itself, what people save beside a state dict, and names that are none."""
+    with pytest.raises(ArgumentError, match=r"from_torch\(model, net\.state_dict\(\)\)"):
+        from_torch(affine(), torch.nn.Linear(2, 3))
+    with pytest.raises(ArgumentError, match=r"state_dict = state_dict\['model'\]"):
+        from_torch(affine(), {"epoch": 3, "model": to_torch(affine())})
+    with pytest.raises(ArgumentError, match="tensors by name, got the name 1"):
+        from_torch(affine(), {1: ramp(2)})
+    with pytest.raises(ArgumentError, match="tensors by name, got 3"):
+        from_torch(affine(), 3)
+
+
+def test_layers_without_their_shape_have_no_layout():
+    """A bias that is not what a convolution's is cannot be laid out as PyTorch's."""
+    layer = nn.Conv1d(1, 2, 1, key=jax.random.key(0)).replace(bias=jnp.zeros((2, 3)))
+    with pytest.raises(StructureError, match=r"bias: f32\[2,3\], which is no shape for bias"):
+        to_torch(layer)
+    with pytest.raises(StructureError, match=r"bias: expected None, got f32\[2\]"):
+        from_torch(layer, {"weight": wave(2, 1, 1), "bias": wave(2)})
