@@ -65,7 +65,14 @@ class TorchLayout:
     def rules_of(self, layer: Any) -> list[tuple[tuple[str, ...], LayoutRule]]:
         """The rules for one layer, each with the steps from the layer to what it is about."""
         rules = self.rules(layer) if callable(self.rules) else self.rules
-        return [(parse_name(path), rule) for path, rule in rules.items()]
+        found = [(parse_name(path), rule) for path, rule in rules.items()]
+        # A misspelt rule would else say nothing, unseen.
+        absent = [path for path in rules if not hasattr(layer, parse_name(path)[0])]
+        if absent:
+            where = f"register_torch_layout({type(layer).__name__})"
+            expected = "rules about what is in the layer"
+            raise ArgumentError(explain(where, expected, "others", places=absent))
+        return found
 
 
 _LAYOUTS: dict[type, TorchLayout] = {}

@@ -300,8 +300,10 @@ def _found(
             else:
                 members.append(member)
         if place.names and len(members) == len(place.names):
-            array = np.stack(members).reshape(place.leaf.shape)
-            found[id(place)] = as_kind_of(place.leaf, array)
+            array: Any = np.stack(members) if place.lead else members[0]
+            # JAX's arrays are copies anyway.
+            array = np.array(array) if isinstance(place.leaf, np.ndarray) else array
+            found[id(place)] = as_kind_of(place.leaf, array.reshape(place.leaf.shape))
     return found, wrong, narrow
 
 

@@ -179,9 +179,12 @@ def test_what_does_not_fit_is_refused(like, leaf):
 def test_arrays_are_of_the_kind_that_they_were():
     """NumPy's become JAX's where the tree had such, as copies, and the other way round."""
     like = {"jax": jnp.zeros(2), "numpy": np.zeros(2, np.float32)}
-    given = {"jax": np.ones(2, np.float32), "numpy": jnp.ones(2)}
+    # Where JAX could go on using the memory, if it were asked to.
+    memory = np.ones(64, np.float32)
+    first = -memory.ctypes.data % 64 // 4
+    given = {"jax": memory[first : first + 2], "numpy": jnp.ones(2)}
     made = from_named(like, given)
-    given["jax"][0] = 7
+    memory[:] = 7
 
     assert isinstance(made["jax"], jax.Array)
     assert isinstance(made["numpy"], np.ndarray)

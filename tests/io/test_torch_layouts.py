@@ -108,3 +108,15 @@ def test_what_cannot_be_registered_is_refused():
         register_torch_layout(dense(), {})
     with pytest.raises(ArgumentError, match=r"register_torch_layout\(rules\): expected a dict, or"):
         register_torch_layout(Dense, ["weight"])
+
+
+def test_rules_about_nothing_are_refused():
+    """A misspelt field would else keep its name, unseen."""
+    register_torch_layout(Dense, {"kernal": "weight"})
+    with pytest.raises(ArgumentError, match="expected rules about what is in the layer") as caught:
+        to_torch(dense())
+
+    assert str(caught.value) == (
+        "register_torch_layout(Dense): expected rules about what is in the layer, got others.\n"
+        "  at kernal"
+    )

@@ -335,6 +335,7 @@ def test_what_has_no_values_is_none(torch):
         (np.float16, jnp.bfloat16, False),
         (np.float32, jnp.bfloat16, False),
         (np.float64, jnp.float32, False),
+        (jnp.float8_e4m3fnuz, jnp.float8_e4m3fn, False),
         (np.float32, jnp.complex64, False),
         (np.float32, jnp.int32, False),
         (np.int64, jnp.int32, True),
@@ -353,6 +354,18 @@ def test_a_dtype_is_cast_if_nothing_is_lost(given, dtype, fits):
         return
     with pytest.raises(StructureError, match=r"at a: expected .*\[2\], got .*\[2\]"):
         from_torch(model, arrays)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("weight", (2, 3, 1)), ("weight", (6,)), ("bias", (3, 1)), ("bias", (1,)), ("bias", ())],
+)
+def test_nothing_is_reshaped_or_broadcast(name, shape):
+    """Transposed, with our axes in PyTorch's place, or of one number: each is another array."""
+    layer = nn.Conv1d(2, 3, 1, key=jax.random.key(0))
+    arrays = {**to_torch(layer), name: np.zeros(shape, np.float32)}
+    with pytest.raises(StructureError, match=rf"at {name}: expected f32\[.*\], got f32\["):
+        from_torch(layer, arrays)
 
 
 def test_integers_that_do_not_fit_are_refused():
