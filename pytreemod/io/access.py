@@ -1,7 +1,8 @@
 """What the system says of a path, in the grammar of this library's errors.
 
 Owns: one way to open a file for reading, and the translation of the system's errors. A path is only
-ever a regular file: to open a pipe would wait for ever, and to replace a device would remove it.
+ever one of a regular file: to open a pipe would wait for ever, and to replace a device would remove
+it.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import io
 import os
 import stat
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from pytreemod.errors import (
+    ArgumentError,
     FileAccessError,
     FileMissingError,
     FilePermissionError,
+    describe,
     explain,
 )
 
@@ -25,13 +29,51 @@ StrPath = str | os.PathLike[str]
 _CLASSES = ((FileNotFoundError, FileMissingError), (PermissionError, FilePermissionError))
 
 
+def checked_path(path: Any) -> str:
+    """The path of a file as a string.
+
+    Args:
+        path: a string, or what `os.PathLike` describes.
+
+    Returns:
+        The string.
+
+    Raises:
+        ArgumentError: it is no path.
+        FileAccessError: it can only be one of a folder.
+    """
+    text: Any = None
+    with suppress(TypeError):
+        text = os.fspath(path)
+    if not isinstance(text, str) or "\0" in text:
+        raise ArgumentError(explain("path", "the path of a file", describe(path)))
+    if not os.path.basename(text):
+        raise FileAccessError(explain(shown(text) or "''", "the path of a file", "a folder"))
+    return text
+
+
+def shown(text: str) -> str:
+    """A path, or the name of an array, as an error shows it: as it is, if that is readable.
+
+    Args:
+        text: which may come from anywhere, and hold anything.
+
+    Returns:
+        A single line.
+    """
+    return text if text.isprintable() and len(text) <= 200 else describe(text)
+
+
 @contextmanager
-def system_errors(path: StrPath, expected: str) -> Generator[None]:
+def system_errors(path: str, expected: str) -> Generator[None]:
     """Raise what the system refuses inside the block as an error of this library.
 
     Args:
         path: the file that the reader asked for, whatever file the system refused.
         expected: what would have been right.
+
+    Yields:
+        Nothing.
 
     Raises:
         FileAccessError: or the subclass that fits.
@@ -43,19 +85,13 @@ def system_errors(path: StrPath, expected: str) -> Generator[None]:
     except OSError as error:
         kind = next((own for builtin, own in _CLASSES if isinstance(error, builtin)), None)
         reason = error.strerror or str(error) or type(error).__name__
-        text = explain(file_name(path), expected, reason[:1].lower() + reason[1:])
+        text = explain(shown(path), expected, reason[:1].lower() + reason[1:])
         raised = (kind or FileAccessError)(text)
-        raised.errno, raised.filename = error.errno, os.fspath(path)
+        raised.errno, raised.filename = error.errno, path
         raise raised from error
 
 
-def file_name(path: StrPath) -> str:
-    """How an error names a file."""
-    # A name of bytes that are no text has surrogates in it, which no terminal prints.
-    return os.fsencode(path).decode(errors="replace")
-
-
-def regular_status(path: StrPath) -> os.stat_result | None:
+def regular_status(path: str) -> os.stat_result | None:
     """What the system knows of a file; None if there is none.
 
     Args:
@@ -73,11 +109,11 @@ def regular_status(path: StrPath) -> os.stat_result | None:
         return None
     if not stat.S_ISREG(status.st_mode):
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"
-        raise FileAccessError(explain(file_name(path), "the path of a file", kind))
+        raise FileAccessError(explain(shown(path), "the path of a file", kind))
     return status
 
 
-def opened(path: StrPath) -> io.FileIO:
+def opened(path: str) -> io.FileIO:
     """Open a file for reading, without a buffer.
 
     Args:

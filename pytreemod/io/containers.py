@@ -7,18 +7,23 @@ was read is the reader's own: the file may change or go.
 
 from __future__ import annotations
 
+import io
+import os
+import threading
 import zlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 
-from pytreemod.errors import ArgumentError, FileError, describe, explain
-from pytreemod.io.access import StrPath, file_name, opened, system_errors
+from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.io.access import StrPath, checked_path, opened, shown, system_errors
+from pytreemod.io.checksums import combined
 from pytreemod.io.encodings import can_be_written
-from pytreemod.io.fetching import ArraySource, host_bytes
+from pytreemod.io.fetching import ArraySource, bytes_of, host_bytes
 from pytreemod.io.headers import (
     ALIGNMENT,
     LENGTH,
@@ -27,15 +32,19 @@ from pytreemod.io.headers import (
     OWN,
     FileEntry,
     FileHeader,
+    check_length,
+    damaged,
     new_header,
     parse_header,
     seal_header,
 )
 from pytreemod.io.replacing import replacement
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18
 """What is read at once: it is still in the processor's cache when its checksum is computed."""
-_WORTH_A_THREAD = 1 << 18
+_WORTH_A_THREAD = 1 << 20
+"""To hand less to another thread takes longer than it saves."""
+_THREADS = min(4, os.cpu_count() or 1)
 
 
 def write_container(
@@ -43,19 +52,23 @@ def write_container(
     arrays: Mapping[str, Any] | Iterable[ArraySource],
     metadata: Mapping[str, str] | None = None,
     *,
-    durable: bool = True,
+    durable: bool = False,
 ) -> None:
     """Write arrays into a file that takes the place of the one at `path` in one step.
 
+    A process that is killed leaves the old file, whole. So does a power cut if `durable`; else it
+    may leave neither: then the checksums tell.
+
     Args:
         path: of the file.
-        arrays: by name, or what is made when its turn comes.
+        arrays: JAX or NumPy arrays by name; or, one by one, what makes them when their turn comes.
         metadata: texts by name.
-        durable: whether to wait until the disk has everything.
+        durable: whether to wait until the disk has everything. The time that takes is the disk's.
 
     Raises:
         ArgumentError: something is given that no file can hold.
-        FileAccessError: the system refuses.
+        DonatedError: the memory of an array was given away.
+        FileAccessError: the system refuses; the old file is as it was.
 
     Examples:
         >>> import tempfile
@@ -67,44 +80,59 @@ def write_container(
         {'author': 'me'} (2, 3)
         >>> folder.cleanup()
     """
-    if isinstance(arrays, Mapping):
-        sources = [ArraySource.of(name, value) for name, value in arrays.items()]
-    else:
-        sources = [*arrays]
+    path = checked_path(path)
+    sources = _sources(arrays)
     metadata = {} if metadata is None else metadata
-    where = file_name(path)
-    _check_sources(where, sources)
-    _check_metadata(where, metadata)
-    header, starts = new_header([source[:3] for source in sources], metadata)
+    _check_sources(path, sources)
+    _check_metadata(path, metadata)
+    header, places = new_header([source[:3] for source in sources], metadata)
     if len(header) - LENGTH > LONGEST:
         got = f"names and metadata that take {len(header):,}"
-        raise ArgumentError(explain(where, f"at most {LONGEST:,} bytes", got))
-    order = sorted(range(len(sources)), key=lambda i: (starts[i], sources[i].nbytes))
-    checksums = [0] * len(sources)
-    with replacement(path, durable=durable) as file, ThreadPoolExecutor(1) as pool:
-        # The header comes last, when the checksums are known: a part of a file is none.
+        raise ArgumentError(explain(shown(path), f"at most {LONGEST:,} bytes", got))
+    order = sorted(range(len(sources)), key=lambda i: places[i])
+    size = max((stop for _, stop in places), default=len(header))
+    with replacement(path, size, durable=durable) as file:
+        # The header comes last, when the checksums are known. A part of a file has none.
         file.seek(len(header))
-        for i, data in zip(order, host_bytes(where, [sources[i] for i in order])):
-            if len(data) < _WORTH_A_THREAD:
-                checksums[i] = zlib.crc32(data)
-                _write_all(file, data)
-            else:
-                checksum = pool.submit(zlib.crc32, data)
-                _write_all(file, data)
-                checksums[i] = checksum.result()
-            del data
-        seal_header(header, checksums)
+        checksums = _write_arrays(file, path, [sources[i] for i in order])
+        seal_header(header, [checksum for _, checksum in sorted(zip(order, checksums))])
         file.seek(0)
         _write_all(file, memoryview(header))
 
 
-def _write_all(file: Any, data: memoryview) -> None:
+def _sources(arrays: Mapping[str, Any] | Iterable[ArraySource]) -> list[ArraySource]:
+    if not isinstance(arrays, Mapping):
+        return [*arrays]
+    by_name = cast(Mapping[str, Any], arrays)
+    return [ArraySource.of(name, value) for name, value in by_name.items()]
+
+
+def _write_arrays(file: io.FileIO, path: str, sources: list[ArraySource]) -> list[int]:
+    """Write one after the other; returns their checksums."""
+    checksums: list[int] = []
+    with ThreadPoolExecutor(1) as pool:
+        for data in host_bytes(path, sources):
+            if len(data) < _WORTH_A_THREAD:
+                _write_all(file, data)
+                checksums.append(zlib.crc32(data))
+            else:
+                checksum = pool.submit(zlib.crc32, data)
+                _write_all(file, data)
+                checksums.append(checksum.result())
+                del checksum
+            # Nothing may keep this one alive while the next one is fetched.
+            del data
+    return checksums
+
+
+def _write_all(file: io.FileIO, data: memoryview) -> None:
+    # The system may write less than it is given, and never more than two gigabytes.
     while len(data):
         data = data[file.write(data) :]
 
 
 class Container:
-    """A file of arrays, open for reading.
+    """A file of arrays, open for reading. Several threads may read from it.
 
     Examples:
         See [`write_container`][pytreemod.io.containers.write_container].
@@ -115,17 +143,19 @@ class Container:
     metadata: dict[str, str]
     """Texts by name."""
 
-    def __init__(self, path: str, file: Any, header: FileHeader, verify: bool) -> None:
+    def __init__(self, path: str, file: io.FileIO, header: FileHeader, verify: bool) -> None:
         self.entries, self.metadata = header
         self._path, self._file, self._verify = path, file, verify
+        self._pool = ThreadPoolExecutor(_THREADS)
 
     @classmethod
-    def open(cls, path: StrPath, *, verify: bool = True) -> Self:
+    def open(cls, path: StrPath, verify: bool = True) -> Self:
         """Open a file and read its header.
 
         Args:
             path: of the file.
-            verify: whether to compare the checksum of each array that is read.
+            verify: whether to compare the checksum of each array that is read; that of the header
+                is compared in any case.
 
         Returns:
             The file, to be closed; or used in a `with`.
@@ -133,12 +163,12 @@ class Container:
         Raises:
             FileError: it is no file of arrays, or damaged; FileMissingError: there is none.
         """
-        where = file_name(path)
+        path = checked_path(path)
         file = opened(path)
         try:
             with system_errors(path, "a file to read"):
-                header = _read_header(where, file)
-            return cls(where, file, header, verify)
+                header = _read_header(path, file)
+            return cls(path, file, header, verify)
         except BaseException:
             file.close()
             raise
@@ -150,29 +180,43 @@ class Container:
             name: of the array; one of `entries`.
 
         Returns:
-            A new array in memory of its own, which begins at a multiple of 64: `jax.device_put`
-            takes it as it is.
+            A new array in memory of its own, which begins at a multiple of 64: there
+            `jax.device_put` takes it as it is, without a copy, if the device is the CPU.
 
         Raises:
-            FileError: the file is damaged.
+            FileError: the file is damaged, or has changed since it was opened.
         """
         entry = self.entries[name]
         data = _aligned(entry.stop - entry.start)
         with system_errors(self._path, "a file to read"):
-            checksum = _read_into(self._path, self._file, entry.start, memoryview(data))
-        if self._verify and entry.checksum is not None and checksum != entry.checksum:
-            raise FileError(
-                explain(
-                    self._path,
-                    "arrays that fit their checksums",
-                    "one that was changed or damaged",
-                    places=[describe(name)],
-                )
-            )
+            checksum = self._fill(entry, bytes_of(data))
+        if self._verify and entry.checksum not in (None, checksum):
+            got = "one that was changed or damaged"
+            raise damaged(self._path, "arrays that fit their checksums", got, [name])
+        if entry.dtype == np.bool_ and np.max(data, initial=0) > 1:
+            # NumPy and XLA compute nonsense with such booleans.
+            raise damaged(self._path, "booleans of 0 and 1", f"{np.max(data)}", [name])
         return data.view(entry.dtype).reshape(entry.shape)
+
+    def _fill(self, entry: FileEntry, data: memoryview) -> int | None:
+        """Read the bytes of an array, in parts that several threads read; returns its checksum."""
+        verify = self._verify and entry.checksum is not None
+        count = _THREADS if len(data) >= _WORTH_A_THREAD else 1
+        bounds = [len(data) * i // count for i in range(count + 1)]
+
+        def fill(begin: int, end: int) -> int:
+            return _read_into(self._path, self._file, entry.start + begin, data[begin:end], verify)
+
+        own, *others = pairwise(bounds)
+        coming = [self._pool.submit(fill, *part) for part in others]
+        checksum = fill(*own)
+        for other, (begin, end) in zip(coming, others):
+            checksum = combined(checksum, other.result(), end - begin)
+        return checksum if verify else None
 
     def close(self) -> None:
         """Close the file; arrays that were read stay."""
+        self._pool.shutdown()
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -188,53 +232,67 @@ class Container:
 
 
 def _aligned(size: int) -> np.ndarray[Any, Any]:
+    """Memory for so many bytes."""
     data = np.empty(size + ALIGNMENT, np.uint8)
     begin = -data.ctypes.data % ALIGNMENT
     return data[begin : begin + size]
 
 
-def _read_header(path: str, file: Any) -> FileHeader:
-    size = file.seek(0, 2)
-    file.seek(0)
-    length = int.from_bytes(file.read(LENGTH), "little")
-    if size < LENGTH or length > min(LONGEST, size - LENGTH):
-        expected = f"a header of at most {min(LONGEST, max(size - LENGTH, 0)):,} bytes"
-        raise FileError(explain(path, expected, f"{length:,}"))
-    header = bytearray(LENGTH + length)
+def _read_header(path: str, file: io.FileIO) -> FileHeader:
+    size = os.fstat(file.fileno()).st_size
+    head = bytearray(min(size, LENGTH + 1))
+    _read_into(path, file, 0, memoryview(head))
+    # The header is as long as the file at most, before there is memory for it.
+    header = bytearray(check_length(path, bytes(head), size))
     _read_into(path, file, 0, memoryview(header))
     return parse_header(path, bytes(header), size)
 
 
-def _read_into(path: str, file: Any, start: int, data: memoryview) -> int:
-    """Fill `data` with what is in the file from `start` on; returns its checksum."""
-    file.seek(start)
+def _read_into(
+    path: str, file: io.FileIO, start: int, data: memoryview, verify: bool = False
+) -> int:
+    """Fill `data` with what is in the file from `start` on; returns its checksum, if asked for."""
     checksum = 0
     while len(data):
-        count = file.readinto(data[:_CHUNK])
+        # With a checksum to compute, no more at once than stays in the cache.
+        count = _read_at(file, start, data[:_CHUNK] if verify else data)
         if not count:
-            raise FileError(explain(path, f"{len(data):,} more bytes", "the end of the file"))
-        checksum = zlib.crc32(data[:count], checksum)
-        data = data[count:]
+            raise damaged(path, f"{len(data):,} more bytes", "the end of the file")
+        if verify:
+            checksum = zlib.crc32(data[:count], checksum)
+        start, data = start + count, data[count:]
     return checksum
 
 
+_SEEKING = threading.Lock()
+
+
+def _seek_and_read(file: io.FileIO, start: int, data: memoryview) -> int:
+    with _SEEKING:
+        file.seek(start)
+        return file.readinto(data)
+
+
+def _read_from(file: io.FileIO, start: int, data: memoryview) -> int:
+    return os.preadv(file.fileno(), [data], start)
+
+
+# Not every system reads at a place without moving the file's own there, which threads share.
+_read_at = _read_from if hasattr(os, "preadv") else _seek_and_read
+
+
 def _check_sources(path: str, sources: Iterable[ArraySource]) -> None:
+    """Everything can be written, before anything is."""
     names: set[str] = set()
     for source in sources:
-        if source.name in names or source.name == METADATA:
-            got = f"{describe(source.name)} twice" if source.name in names else METADATA
-            raise ArgumentError(explain(path, "each name once", got))
-        names.add(source.name)
         _check_text(path, source.name)
+        if source.name in names or source.name == METADATA:
+            got = "one that is taken" if source.name == METADATA else "one that comes twice"
+            raise _refused(path, "a name of its own for each array", got, source.name)
+        names.add(source.name)
         if not can_be_written(source.dtype):
-            raise ArgumentError(
-                explain(
-                    path,
-                    "arrays of numbers",
-                    f"dtype {source.dtype}",
-                    places=[describe(source.name)],
-                )
-            )
+            got = f"{source.dtype}"
+            raise _refused(path, "arrays of numbers and booleans", got, source.name)
 
 
 def _check_metadata(path: str, metadata: Mapping[str, str]) -> None:
@@ -242,11 +300,15 @@ def _check_metadata(path: str, metadata: Mapping[str, str]) -> None:
         _check_text(path, key)
         _check_text(path, value)
         if key.startswith(OWN):
-            raise ArgumentError(explain(path, "keys of your own in the metadata", describe(key)))
+            raise _refused(path, "keys of your own in the metadata", "one that is taken", key)
 
 
 def _check_text(path: str, text: Any) -> None:
     try:
-        text.encode()
-    except (AttributeError, UnicodeEncodeError) as error:
-        raise ArgumentError(explain(path, "a text", describe(text))) from error
+        str.encode(text)
+    except (TypeError, UnicodeEncodeError) as error:
+        raise ArgumentError(explain(shown(path), "a text", describe(text))) from error
+
+
+def _refused(path: str, expected: str, got: str, name: str) -> ArgumentError:
+    return ArgumentError(explain(shown(path), expected, got, places=[shown(name)]))

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from pytreemod.errors import ArgumentError, DonatedError, describe, explain
+from pytreemod.io.access import shown
+from pytreemod.io.encodings import has_code
 
 
 class ArraySource(NamedTuple):
@@ -67,7 +70,7 @@ def host_bytes(path: str, sources: Sequence[ArraySource]) -> Iterator[memoryview
         array = _on_host(started)
         # From here on nothing but the view that is handed out keeps a copy alive.
         del started
-        yield _as_bytes(array)
+        yield bytes_of(array)
         del array
         under_way -= source.nbytes
 
@@ -75,13 +78,14 @@ def host_bytes(path: str, sources: Sequence[ArraySource]) -> Iterator[memoryview
 def _start(path: str, source: ArraySource) -> Any:
     """The array, on its way to the host if it is not there."""
     value = source.make()
-    where = f"{path}, {describe(source.name)}"
-    if isinstance(value, jax.core.Tracer):
+    where = f"{shown(path)}, {shown(source.name)}"
+    if isinstance(value, Tracer):
         raise ArgumentError(explain(where, "an array with values", f"{describe(value)}, traced"))
     if (value.dtype, tuple(value.shape)) != (source.dtype, source.shape):
-        expected = describe(np.broadcast_to(np.empty((), source.dtype), source.shape))
-        raise ArgumentError(explain(where, expected, describe(value)))
+        raise ArgumentError(explain(where, describe(source), describe(value)))
     if not isinstance(value, jax.Array):
+        if isinstance(value, np.ma.MaskedArray):
+            raise ArgumentError(explain(where, "an array", "a masked one, whose mask would go"))
         return value
     if value.is_deleted():
         raise DonatedError(
@@ -90,13 +94,22 @@ def _start(path: str, source: ArraySource) -> Any:
     if not value.is_fully_addressable:
         got = "one that is spread over several processes"
         raise ArgumentError(explain(where, "an array that this process has all of", got))
-    if value.is_fully_replicated:
-        value = value.addressable_shards[0].data
-        # An array keeps what it once copied to the host, for as long as it lives itself: all of a
-        # model would pile up there. This is another one, of the same memory on the device.
-        value = jax.device_put(value, value.sharding)
-        value.copy_to_host_async()
+    if not value.is_fully_replicated:
+        return value
+    value = _fleeting(value.addressable_data(0))
+    value.copy_to_host_async()
     return value
+
+
+def _fleeting(value: jax.Array) -> jax.Array:
+    """An array on one device, of the same memory, that nobody else has.
+
+    An array keeps what was once copied to the host for as long as it lives itself, and so a whole
+    model would pile up there. What is on the host already, as it stands in a file, is not copied.
+    """
+    (device,) = value.devices()
+    is_there = device.platform == "cpu" and has_code(value.dtype)
+    return value if is_there else jax.device_put(value, device)
 
 
 def _on_host(value: Any) -> np.ndarray[Any, Any]:
@@ -105,11 +118,19 @@ def _on_host(value: Any) -> np.ndarray[Any, Any]:
     whole = np.empty(value.shape, value.dtype)
     for shard in value.addressable_shards:
         if shard.replica_id == 0:
-            whole[shard.index] = np.asarray(jax.device_put(shard.data, shard.data.sharding))
+            whole[shard.index] = np.asarray(_fleeting(shard.data))
     return whole
 
 
-def _as_bytes(array: np.ndarray[Any, Any]) -> memoryview:
-    # At most one copy, if the order of elements or of bytes is another; none otherwise.
+def bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
+    """The bytes of an array, little-endian and in the order of C.
+
+    Args:
+        array: of any dtype and order.
+
+    Returns:
+        Those of the array itself, or of a copy if their order is another.
+    """
     plain = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
-    return memoryview(plain.reshape(-1).view(np.uint8))
+    # (pyright takes arrays for buffers from Python 3.12 on only.)
+    return memoryview(cast(Any, plain.reshape(-1).view(np.uint8)))

@@ -11,17 +11,20 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
 
 from pytreemod.errors import FileError, describe, explain
+from pytreemod.io.access import shown
 from pytreemod.io.encodings import BYTES, code_of, dtype_of, has_code, recorded_dtype
 
 METADATA = "__metadata__"
 LENGTH = 8
+"""How many bytes tell how long the header is."""
 LONGEST = 100_000_000
 """Bytes of a header: what safetensors allows."""
 ALIGNMENT = 64
@@ -64,9 +67,12 @@ class FileHeader(NamedTuple):
     metadata: dict[str, str]
 
 
+_Described = Sequence[tuple[str, np.dtype[Any], tuple[int, ...]]]
+
+
 def new_header(
-    arrays: Sequence[tuple[str, np.dtype[Any], tuple[int, ...]]], metadata: Mapping[str, str]
-) -> tuple[bytearray, list[int]]:
+    arrays: _Described, metadata: Mapping[str, str]
+) -> tuple[bytearray, list[tuple[int, int]]]:
     """A header whose checksums are still to come.
 
     Args:
@@ -74,43 +80,38 @@ def new_header(
         metadata: what the file is to say besides.
 
     Returns:
-        The header, length and padding included, and where in the file each array begins.
+        The header, length and padding included, and where in the file each array begins and ends.
     """
-    positions = _positions(arrays)
-    unnamed = {name: dtype.name for name, dtype, _ in arrays if not has_code(dtype)}
+    places = _places(arrays)
     own = {
         _HEADER: "0" * _DIGITS,
         _ARRAYS: "0" * _DIGITS * len(arrays),
         _VERSION: "1",
-        _DTYPES: _as_json(unnamed),
+        _DTYPES: _as_json({name: dtype.name for name, dtype, _ in arrays if not has_code(dtype)}),
     }
     content: dict[str, Any] = {METADATA: {**own, **metadata}}
-    for (name, dtype, shape), start in zip(arrays, positions, strict=True):
-        stop = start + prod(shape) * dtype.itemsize
-        content[name] = {
-            "dtype": code_of(dtype),
-            "shape": shape if has_code(dtype) else _shape_of_bytes(shape, dtype),
-            "data_offsets": (start, stop),
-        }
+    for (name, dtype, shape), place in zip(arrays, places, strict=True):
+        stored = shape if has_code(dtype) else _shape_of_bytes(shape, dtype)
+        content[name] = {"dtype": code_of(dtype), "shape": stored, "data_offsets": place}
     text = _as_json(content).encode()
     text += b" " * (-(LENGTH + len(text)) % ALIGNMENT)
     header = bytearray(len(text).to_bytes(LENGTH, "little") + text)
-    return header, [len(header) + start for start in positions]
+    return header, [(len(header) + start, len(header) + stop) for start, stop in places]
 
 
 def _as_json(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
 
-def _positions(arrays: Sequence[tuple[str, np.dtype[Any], tuple[int, ...]]]) -> list[int]:
-    """Where in the data each array begins: those of large elements first."""
-    positions = [0] * len(arrays)
+def _places(arrays: _Described) -> list[tuple[int, int]]:
+    """Where in the data each array begins and ends: those of large elements come first."""
+    places = [(0, 0)] * len(arrays)
     end = 0
     for i in sorted(range(len(arrays)), key=lambda i: -arrays[i][1].itemsize):
         _, dtype, shape = arrays[i]
-        positions[i] = end
-        end += prod(shape) * dtype.itemsize
-    return positions
+        begin, end = end, end + prod(shape) * dtype.itemsize
+        places[i] = begin, end
+    return places
 
 
 def _shape_of_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, ...]:
@@ -129,6 +130,37 @@ def seal_header(header: bytearray, checksums: Sequence[int]) -> None:
     digits = "".join(f"{checksum:0{_DIGITS}x}" for checksum in checksums).encode()
     header[begin : begin + len(digits)] = digits
     header[_SEAL] = f"{zlib.crc32(header):0{_DIGITS}x}".encode()
+
+
+def check_length(path: str, head: bytes, size: int) -> int:
+    """How long the header is, length included.
+
+    Args:
+        path: of the file, for the errors.
+        head: the first bytes of the file, at least eight, or all of them.
+        size: of the whole file, in bytes.
+
+    Returns:
+        Bytes, no more than there are.
+
+    Raises:
+        FileError: this is no file of this kind.
+    """
+    length = int.from_bytes(head[:LENGTH], "little")
+    is_possible = size >= LENGTH and length <= min(LONGEST, size - LENGTH)
+    if not is_possible or head[LENGTH : LENGTH + 1] != b"{":
+        kind = next((kind for magic, kind in _KINDS.items() if head.startswith(magic)), None)
+        got = "an empty file" if not size else kind or "something else, or a part of one"
+        raise FileError(explain(shown(path), "a file in the format of safetensors", got))
+    return LENGTH + length
+
+
+_KINDS = {
+    b"PK": "a zip archive, such as PyTorch and NumPy write",
+    b"\x80": "a pickle",
+    b"\x93NUMPY": "a file of NumPy's, such as Equinox writes",
+    b"\x89HDF": "a file in the format HDF5",
+}
 
 
 def parse_header(path: str, header: bytes, size: int) -> FileHeader:
@@ -151,32 +183,48 @@ def parse_header(path: str, header: bytes, size: int) -> FileHeader:
     content = _parse_json(path, header[LENGTH:], "a header in JSON")
     metadata = _parse_metadata(path, content.pop(METADATA, {}))
     own = {key: metadata.pop(key) for key in [*metadata] if key.startswith(OWN)}
-    if own and not is_own:
-        raise _damaged(path, "a header that begins with its checksum", "one that does not")
     checksums: list[int | None] = [None] * len(content)
     records: dict[str, Any] = {}
     if own:
-        checksums, records = _parse_own(path, own, len(content))
+        _check_own(path, own, is_own)
+        checksums = _parse_checksums(path, own[_ARRAYS], len(content))
+        records = _parse_json(path, own[_DTYPES].encode(), "a record of dtypes in JSON")
     entries: dict[str, FileEntry] = {}
     for (name, entry), checksum in zip(content.items(), checksums, strict=True):
         dtype, shape, start, stop = _parse_entry(path, name, entry, records.pop(name, None))
         start, stop = len(header) + start, len(header) + stop
         entries[name] = FileEntry(name, dtype, shape, start, stop, checksum)
     if records:
-        raise _damaged(path, "the dtypes of arrays that it holds", "others", places=[*records])
+        raise damaged(path, "dtypes of arrays that it holds", "those of others", [*records])
     _check_extent(path, entries, len(header), size)
     return FileHeader(entries, metadata)
 
 
-def _damaged(path: str, expected: str, got: str, places: Sequence[str] = ()) -> FileError:
-    return FileError(explain(path, expected, got, places=[describe(place) for place in places]))
+def damaged(
+    path: str, expected: str, got: str, places: Sequence[str] = (), cure: Sequence[str] = ()
+) -> FileError:
+    """The error for what a file should not say.
+
+    Args:
+        path: of the file.
+        expected: what would have been right.
+        got: what there is.
+        places: names of arrays.
+        cure: a sentence, then lines of code.
+
+    Returns:
+        The error, to be raised.
+    """
+    return FileError(
+        explain(shown(path), expected, got, places=[shown(place) for place in places], cure=cure)
+    )
 
 
 def _check_seal(path: str, header: bytes) -> None:
     unsealed = bytearray(header)
     unsealed[_SEAL] = b"0" * _DIGITS
     if header[_SEAL] != f"{zlib.crc32(unsealed):0{_DIGITS}x}".encode():
-        raise _damaged(path, "a header that fits its checksum", "one that was changed or damaged")
+        raise damaged(path, "a header that fits its checksum", "one that was changed or damaged")
 
 
 def _parse_json(path: str, text: bytes, expected: str) -> dict[str, Any]:
@@ -185,83 +233,96 @@ def _parse_json(path: str, text: bytes, expected: str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         content = dict(pairs)
         if len(content) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = [name for name in content if names.count(name) > 1]
-            raise _damaged(path, "each name once", "one that comes twice", twice)
+            counts = Counter(name for name, _ in pairs)
+            twice = [name for name, count in counts.items() if count > 1]
+            raise damaged(path, "each name once", "one that comes twice", twice)
         return content
 
     def refuse(constant: str) -> None:
-        raise _damaged(path, expected, constant)
+        raise damaged(path, expected, constant)
 
     try:
         content = json.loads(text.decode(), object_pairs_hook=unique, parse_constant=refuse)
-        # What JSON can escape but no text can have: half of a character.
+        # What JSON can escape though no text can have it: half of a character.
         _as_json(content).encode()
     except FileError:
         raise
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, expected, "something else") from error
-    if type(content) is not dict:
-        raise _damaged(path, expected, f"a {type(content).__name__}")
+        raise damaged(path, expected, "something else") from error
+    if not _is_object(content):
+        raise damaged(path, expected, describe(content))
     return content
 
 
+def _is_object(value: Any) -> TypeGuard[dict[str, Any]]:
+    return type(value) is dict
+
+
+def _are_counts(values: Any) -> TypeGuard[list[int]]:
+    # The type itself, for True is an int as well.
+    if type(values) is not list:
+        return False
+    counts = cast(list[Any], values)
+    return all(type(count) is int and 0 <= count <= _MOST_BYTES for count in counts)
+
+
 def _parse_metadata(path: str, metadata: Any) -> dict[str, str]:
-    if type(metadata) is not dict or not all(type(v) is str for v in metadata.values()):
-        raise _damaged(path, f"texts by their names as {METADATA}", describe(metadata))
+    if not _is_object(metadata) or not all(type(v) is str for v in metadata.values()):
+        raise damaged(path, f"texts by their names as {METADATA}", describe(metadata))
     return metadata
 
 
-def _parse_own(
-    path: str, own: Mapping[str, str], count: int
-) -> tuple[list[int | None], dict[str, Any]]:
-    """The checksums of the arrays, and the dtypes that the format has no code for."""
-    if own.get(_VERSION, "1") != "1":
-        raise FileError(
-            explain(
-                path,
-                "a file of version 1",
-                f"version {describe(own[_VERSION])}",
-                cure=["a newer pytreemod has written it:", "pip install --upgrade pytreemod"],
-            )
+def _check_own(path: str, own: Mapping[str, str], is_own: bool) -> None:
+    """Our keys are there together, in a header that this library has written."""
+    if is_own and own.get(_VERSION, "1") != "1":
+        raise damaged(
+            path,
+            "a file of version 1",
+            f"version {describe(own[_VERSION])}",
+            cure=["a newer pytreemod has written it:", "pip install --upgrade pytreemod"],
         )
-    if {*own} != {_HEADER, _ARRAYS, _VERSION, _DTYPES}:
-        raise _damaged(path, "all keys of this library", "some, or others", [*own])
-    digits = own[_ARRAYS]
+    if not is_own or {*own} != {_HEADER, _ARRAYS, _VERSION, _DTYPES}:
+        raise damaged(
+            path,
+            "checksums in the order in which pytreemod writes them",
+            "a header that was changed",
+            cure=[
+                "what changes a file, and keeps its metadata, leaves out these keys:",
+                f"{{k: v for k, v in metadata.items() if not k.startswith({OWN!r})}}",
+            ],
+        )
+
+
+def _parse_checksums(path: str, digits: str, count: int) -> list[int | None]:
     if not re.fullmatch(rf"([0-9a-f]{{{_DIGITS}}}){{{count}}}", digits):
-        raise _damaged(path, f"{count} checksums of arrays", describe(digits))
-    checksums = [int(digits[i : i + _DIGITS], 16) for i in range(0, len(digits), _DIGITS)]
-    return [*checksums], _parse_json(path, own[_DTYPES].encode(), "a record of dtypes in JSON")
+        raise damaged(path, f"{count} checksums of arrays", describe(digits))
+    return [int(digits[i : i + _DIGITS], 16) for i in range(0, len(digits), _DIGITS)]
 
 
 def _parse_entry(
     path: str, name: str, entry: Any, record: Any
 ) -> tuple[np.dtype[Any], tuple[int, ...], int, int]:
     """Dtype, shape, and where in the data it begins and ends."""
-    if type(entry) is not dict or {*entry} != {"dtype", "shape", "data_offsets"}:
-        raise _damaged(path, "dtype, shape and data_offsets", describe(entry), [name])
+    if not _is_object(entry) or {*entry} != {"dtype", "shape", "data_offsets"}:
+        raise damaged(path, "dtype, shape and data_offsets", describe(entry), [name])
     code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     dtype = dtype_of(code) if type(code) is str else None
     if dtype is None:
-        raise _damaged(path, "the code of a dtype, such as F32", describe(code), [name])
+        raise damaged(path, "the code of a dtype, such as F32", describe(code), [name])
+    # One axis more than arrays have, for bytes.
     if not _are_counts(shape) or len(shape) > _MOST_AXES + 1:
-        raise _damaged(path, "a shape", describe(shape), [name])
+        raise damaged(path, "a shape", describe(shape), [name])
     if not _are_counts(offsets) or len(offsets) != 2:
-        raise _damaged(path, "where it begins and ends", describe(offsets), [name])
-    size = offsets[1] - offsets[0]
-    if prod(shape) * dtype.itemsize != size:
-        asked = f"{code} of shape {tuple(shape)}"
-        raise _damaged(path, f"the bytes of {describe(asked)}", f"{size} bytes", [name])
+        raise damaged(path, "where it begins and ends", describe(offsets), [name])
+    begin, end = offsets
+    if prod(shape) * dtype.itemsize != end - begin:
+        expected = f"the bytes of {code} of shape {describe(shape)}"
+        raise damaged(path, expected, f"{end - begin}", [name])
     if record is not None:
         dtype, shape = _recorded(path, name, code, shape, record)
     if len(shape) > _MOST_AXES or prod(max(n, 1) for n in shape) * dtype.itemsize > _MOST_BYTES:
-        raise _damaged(path, "a shape that an array can have", describe(shape), [name])
-    return dtype, tuple(shape), offsets[0], offsets[1]
-
-
-def _are_counts(values: Any) -> bool:
-    # The type itself, for True is an int as well.
-    return type(values) is list and all(type(value) is int and value >= 0 for value in values)
+        raise damaged(path, "a shape that an array can have", describe(shape), [name])
+    return dtype, tuple(shape), begin, end
 
 
 def _recorded(
@@ -270,10 +331,10 @@ def _recorded(
     """Dtype and shape of an array that was written as bytes."""
     dtype = recorded_dtype(record) if type(record) is str else None
     if dtype is None:
-        raise _damaged(path, "a dtype that this JAX has", describe(record), [name])
+        raise damaged(path, "a dtype that this JAX has", describe(record), [name])
     inner = shape if dtype.itemsize == 1 else shape[:-1]
     if code != BYTES or [*_shape_of_bytes(tuple(inner), dtype)] != shape:
-        raise _damaged(path, f"the bytes of {record}", f"{code} of shape {shape}", [name])
+        raise damaged(path, f"bytes of {record}", f"{code} of shape {describe(shape)}", [name])
     return dtype, inner
 
 
@@ -282,9 +343,9 @@ def _check_extent(path: str, entries: Mapping[str, FileEntry], begin: int, size:
     end = begin
     for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.stop)):
         if entry.start != end:
-            how = "after a hole" if entry.start > end else "inside of the one before"
-            raise _damaged(path, "arrays without holes between them", f"one {how}", [entry.name])
+            got = "a hole before one" if entry.start > end else "one inside of another"
+            raise damaged(path, "arrays that follow each other", got, [entry.name])
         end = entry.stop
     if end != size:
-        what = "a file that was cut off" if size < end else "more"
-        raise _damaged(path, f"{end:,} bytes", f"{size:,}: {what}")
+        what = "a part of it" if size < end else "and more behind it"
+        raise damaged(path, f"a file of {end:,} bytes", f"{size:,}: {what}")
