@@ -11,8 +11,8 @@ import io
 import os
 import stat
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, cast
 
 from pytreemod.errors import (
     ArgumentError,
@@ -42,9 +42,7 @@ def checked_path(path: Any) -> str:
         ArgumentError: it is no path.
         FileAccessError: it can only be one of a folder.
     """
-    text: Any = None
-    with suppress(TypeError):
-        text = os.fspath(path)
+    text = os.fspath(cast(str, path)) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or "\0" in text:
         raise ArgumentError(explain("path", "the path of a file", describe(path)))
     if not os.path.basename(text):

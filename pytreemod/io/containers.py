@@ -13,7 +13,6 @@ import threading
 import zlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -21,7 +20,7 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.io.access import StrPath, checked_path, opened, shown, system_errors
-from pytreemod.io.checksums import combined
+from pytreemod.io.checksums import THREADS, by_parts
 from pytreemod.io.encodings import can_be_written
 from pytreemod.io.fetching import ArraySource, bytes_of, host_bytes
 from pytreemod.io.headers import (
@@ -42,9 +41,6 @@ from pytreemod.io.replacing import replacement
 
 _CHUNK = 1 << 18
 """What is read at once: it is still in the processor's cache when its checksum is computed."""
-_WORTH_A_THREAD = 1 << 20
-"""To hand less to another thread takes longer than it saves."""
-_THREADS = min(4, os.cpu_count() or 1)
 
 
 def write_container(
@@ -110,19 +106,19 @@ def _sources(arrays: Mapping[str, Any] | Iterable[ArraySource]) -> list[ArraySou
 def _write_arrays(file: io.FileIO, path: str, sources: list[ArraySource]) -> list[int]:
     """Write one after the other; returns their checksums."""
     checksums: list[int] = []
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(THREADS) as pool:
         for data in host_bytes(path, sources):
-            if len(data) < _WORTH_A_THREAD:
-                _write_all(file, data)
-                checksums.append(zlib.crc32(data))
-            else:
-                checksum = pool.submit(zlib.crc32, data)
-                _write_all(file, data)
-                checksums.append(checksum.result())
-                del checksum
+            checksums.append(_write_summed(file, data, pool))
             # Nothing may keep this one alive while the next one is fetched.
             del data
     return checksums
+
+
+def _write_summed(file: io.FileIO, data: memoryview, pool: ThreadPoolExecutor) -> int:
+    """Write something, while other threads compute its checksum."""
+    checksum = by_parts(pool, lambda start, stop: zlib.crc32(data[start:stop]), len(data))
+    _write_all(file, data)
+    return checksum()
 
 
 def _write_all(file: io.FileIO, data: memoryview) -> None:
@@ -146,7 +142,7 @@ class Container:
     def __init__(self, path: str, file: io.FileIO, header: FileHeader, verify: bool) -> None:
         self.entries, self.metadata = header
         self._path, self._file, self._verify = path, file, verify
-        self._pool = ThreadPoolExecutor(_THREADS)
+        self._pool = ThreadPoolExecutor(THREADS)
 
     @classmethod
     def open(cls, path: StrPath, verify: bool = True) -> Self:
@@ -201,17 +197,12 @@ class Container:
     def _fill(self, entry: FileEntry, data: memoryview) -> int | None:
         """Read the bytes of an array, in parts that several threads read; returns its checksum."""
         verify = self._verify and entry.checksum is not None
-        count = _THREADS if len(data) >= _WORTH_A_THREAD else 1
-        bounds = [len(data) * i // count for i in range(count + 1)]
 
-        def fill(begin: int, end: int) -> int:
-            return _read_into(self._path, self._file, entry.start + begin, data[begin:end], verify)
+        def fill(start: int, stop: int) -> int:
+            part = data[start:stop]
+            return _read_into(self._path, self._file, entry.start + start, part, verify)
 
-        own, *others = pairwise(bounds)
-        coming = [self._pool.submit(fill, *part) for part in others]
-        checksum = fill(*own)
-        for other, (begin, end) in zip(coming, others):
-            checksum = combined(checksum, other.result(), end - begin)
+        checksum = by_parts(self._pool, fill, len(data))()
         return checksum if verify else None
 
     def close(self) -> None:
