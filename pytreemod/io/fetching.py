@@ -102,14 +102,17 @@ def _start(path: str, source: ArraySource) -> Any:
 
 
 def _fleeting(value: jax.Array) -> jax.Array:
-    """An array on one device, of the same memory, that nobody else has.
+    """An array on one device that nobody else has, if it is not on the host as it stands in a file.
 
     An array keeps what was once copied to the host for as long as it lives itself, and so a whole
-    model would pile up there. What is on the host already, as it stands in a file, is not copied.
+    model would pile up there. This one has the same memory on the device, and goes at once.
     """
     (device,) = value.devices()
-    is_there = device.platform == "cpu" and has_code(value.dtype)
-    return value if is_there else jax.device_put(value, device)
+    if device.platform != "cpu":
+        return jax.device_put(value, device)
+    # On the CPU it is the packed dtypes that are copied. If the memory were the same, JAX 0.10
+    # would free the copies with Python's next garbage only.
+    return value if has_code(value.dtype) else jax.device_put(value, device, may_alias=False)
 
 
 def _on_host(value: Any) -> np.ndarray[Any, Any]:

@@ -1,0 +1,141 @@
+"""Arrays on their way to a file: which bytes, in what order, and how much memory they take."""
+
+import gc
+import tracemalloc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pytreemod.errors import ArgumentError, DonatedError
+from pytreemod.io.fetching import ArraySource, bytes_of, host_bytes
+
+
+def fetched(*values):
+    """The bytes of each value."""
+    sources = [ArraySource.of(f"a{i}", value) for i, value in enumerate(values)]
+    return [bytes(data) for data in host_bytes("my.file", sources)]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.int16).reshape(2, 3).T,
+        np.arange(12, dtype=np.int32)[::-2],
+        np.arange(4, dtype=">f8"),
+        np.array(1.5, ">f4"),
+        np.zeros((0, 3)),
+        np.broadcast_to(np.float32(2), (3, 2)),
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    ],
+)
+def test_bytes_are_little_endian_and_in_the_order_of_c(array):
+    """Whatever the order in memory is."""
+    expected = array.astype(array.dtype.newbyteorder("<")).tobytes()
+
+    assert bytes(bytes_of(array)) == expected
+    assert fetched(array) == [expected]
+
+
+def test_an_array_in_order_is_not_copied():
+    """What is handed out is the array's own memory."""
+    array = np.zeros(8, np.float32)
+    data = bytes_of(array)
+    array[0] = 1
+
+    assert np.frombuffer(data, np.float32)[0] == 1
+
+
+@pytest.mark.parametrize("spec", [("a",), ("b",), (None, "b"), ("a", "b"), (("a", "b"),), ()])
+def test_arrays_on_several_devices_come_whole(spec):
+    """Sharded, replicated, and both."""
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("a", "b"))
+    array = jnp.arange(64, dtype=jnp.int32).reshape(8, 8)
+    spread = jax.device_put(array, NamedSharding(mesh, PartitionSpec(*spec)))
+
+    assert fetched(spread) == [np.asarray(array).tobytes()]
+
+
+@pytest.mark.parametrize("dtype", ["int4", "int2", "float4_e2m1fn", "bfloat16", "bool"])
+def test_every_dtype_has_whole_bytes(dtype):
+    """A host has one byte for each element that a device may pack."""
+    array = jnp.asarray(np.array([1, 0, 1], np.int8).astype(np.dtype(getattr(jnp, dtype))))
+
+    assert fetched(array) == [np.asarray(array).tobytes()]
+
+
+def traced_peak(sources):
+    """The most memory of NumPy's that there was while each was read."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for data in host_bytes("my.file", sources):
+            assert len(data)
+            del data
+        gc.collect()
+        return tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", ["sharded", "packed", "strided", "big-endian"])
+def test_copies_take_as_much_as_the_largest_array(kind):
+    """A copy goes when the next one comes, and JAX's arrays keep none."""
+    size, count = 1 << 20, 6
+    mesh = Mesh(np.array(jax.devices()[:8]), ("a",))
+    make = {
+        "sharded": lambda: jax.device_put(
+            jnp.zeros(size, jnp.int8), NamedSharding(mesh, PartitionSpec("a"))
+        ),
+        "packed": lambda: jnp.zeros(size, jnp.int4),
+        "strided": lambda: np.zeros((1024, 1024), np.int8).T,
+        "big-endian": lambda: np.zeros(size // 4, ">i4"),
+    }[kind]
+    values = [make() for _ in range(count)]
+
+    kept, peak = traced_peak([ArraySource.of(str(i), value) for i, value in enumerate(values)])
+
+    assert peak < 1.2 * size
+    assert kept < 0.2 * size
+
+
+def test_what_is_made_on_the_way_is_made_once_and_in_order():
+    """And no more of it at once than the largest takes."""
+    made = []
+
+    def source(i, size):
+        def make():
+            made.append(i)
+            return np.zeros(size, np.int8)
+
+        return ArraySource(str(i), np.dtype(np.int8), (size,), make)
+
+    sources = [source(i, size) for i, size in enumerate([1, 2, 8, 3, 5, 4])]
+    seen = [[*made] for _ in host_bytes("my.file", sources)]
+
+    assert made == [0, 1, 2, 3, 4, 5]
+    assert seen == [[0, 1], [0, 1], [0, 1, 2], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4], made]
+
+
+def test_what_a_source_makes_is_what_it_said():
+    """Or else the header would lie."""
+    source = ArraySource("w", np.dtype(np.int8), (3,), lambda: np.zeros(4, np.int8))
+    with pytest.raises(ArgumentError, match=r"my.file, w: expected i8\[3\], got i8\[4\]"):
+        list(host_bytes("my.file", [source]))
+    source = ArraySource("w", np.dtype(np.int8), (3,), lambda: np.zeros(3, np.uint8))
+    with pytest.raises(ArgumentError, match=r"expected i8\[3\], got ui?8\[3\]"):
+        list(host_bytes("my.file", [source]))
+
+
+def test_what_has_no_values_is_refused():
+    """Traced, given away, or hidden by a mask."""
+    with pytest.raises(ArgumentError, match="expected an array with values, got f32.*, traced"):
+        jax.jit(lambda x: fetched(x))(jnp.ones(3))
+    donated = jnp.ones(3)
+    donated.delete()
+    with pytest.raises(DonatedError, match="a0: expected an array that is there"):
+        fetched(donated)
+    with pytest.raises(ArgumentError, match="expected an array, got a masked one"):
+        fetched(np.ma.masked_array([1, 2], [True, False]))

@@ -1,0 +1,307 @@
+"""A file takes another's place in one step, or not at all."""
+
+import errno
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pytreemod.errors import FileAccessError, FileMissingError, FilePermissionError
+from pytreemod.io import replacing
+from pytreemod.io.replacing import replacement
+
+ROOT = os.geteuid() == 0
+needs_permissions = pytest.mark.skipif(ROOT, reason="root may do anything")
+
+
+def write(path, content, durable=False):
+    """Replace a file."""
+    with replacement(str(path), len(content), durable=durable) as file:
+        file.write(content)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A file that is there."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"old")
+    return path
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_the_new_file_takes_the_place_of_the_old_one(path, durable):
+    """And nothing is left beside it."""
+    write(path, b"the new one", durable)
+
+    assert path.read_bytes() == b"the new one"
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_durable_file_is_on_the_disk_before_its_name_is(path, monkeypatch):
+    """First its bytes, then the name, then the folder that has the name."""
+    done = []
+    real = {"fsync": os.fsync, "replace": os.replace}
+
+    def fsync(descriptor):
+        kind = "folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file"
+        done.append(f"fsync {kind}")
+        real["fsync"](descriptor)
+
+    def replace(*args):
+        done.append("replace")
+        real["replace"](*args)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    write(path, b"new", durable=True)
+    assert done == ["fsync file", "replace", "fsync folder"]
+    done.clear()
+    write(path, b"new", durable=False)
+    assert done == ["replace"]
+
+
+@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt, SystemExit, MemoryError])
+def test_what_fails_leaves_the_old_file(path, error):
+    """Whatever fails, the person at the keyboard included."""
+    with pytest.raises(error), replacement(str(path), 3, durable=False) as file:  # noqa: PT012
+        file.write(b"ne")
+        assert path.read_bytes() == b"old"
+        raise error
+
+    assert path.read_bytes() == b"old"
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_what_fails_where_nothing_was_leaves_nothing(tmp_path):
+    """Neither a file nor a part of one."""
+    with pytest.raises(KeyError), replacement(str(tmp_path / "a"), 3, durable=False):  # noqa: PT012
+        raise KeyError
+
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_on_its_way_says_what_it_is(path):
+    """Who finds one after a kill knows whose it is, and that it is none of a model."""
+    with replacement(str(path), 1, durable=False):
+        (beside,) = {*os.listdir(path.parent)} - {path.name}
+
+    assert beside.startswith("model.safetensors.saving-")
+    assert not beside.endswith(".safetensors")
+
+
+def test_permissions_are_those_of_the_old_file_or_of_any_new_one(path):
+    """As if the file had been opened and written."""
+    path.chmod(0o640)
+    write(path, b"new")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    before = os.umask(0o027)
+    try:
+        write(path.parent / "another", b"new")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((path.parent / "another").stat().st_mode) == 0o640
+
+
+def test_nobody_may_open_it_before_it_has_the_old_ones_permissions(path, monkeypatch):
+    """Who opens a file keeps it open when its permissions change."""
+    path.chmod(0o600)
+    seen = []
+    real = os.open
+
+    def opening(name, flags, mode=0o777, **rest):
+        seen.append(mode)
+        return real(name, flags, mode, **rest)
+
+    monkeypatch.setattr(os, "open", opening)
+    write(path, b"new")
+
+    assert seen == [0o600]
+
+
+@pytest.mark.skipif(not ROOT, reason="only root may give files away")
+def test_the_owner_stays(path):
+    """Who saves as root does not take a file from its owner."""
+    os.chown(path, 12345, 54321)
+    write(path, b"new")
+
+    assert (path.stat().st_uid, path.stat().st_gid) == (12345, 54321)
+
+
+def test_a_symbolic_link_stays_and_what_it_leads_to_is_replaced(path):
+    """Also through another link, and where there is no file yet."""
+    elsewhere = path.parent / "elsewhere"
+    elsewhere.mkdir()
+    link, far = elsewhere / "link", elsewhere / "far"
+    link.symlink_to(path)
+    far.symlink_to("link")
+    write(far, b"new")
+    assert (path.read_bytes(), link.is_symlink(), far.is_symlink()) == (b"new", True, True)
+    link.unlink()
+    link.symlink_to(elsewhere / "fresh")
+    write(link, b"first")
+    assert (elsewhere / "fresh").read_bytes() == b"first"
+    assert link.is_symlink()
+
+
+def test_links_that_lead_nowhere_are_refused(path):
+    """Two that lead to each other."""
+    one, other = path.parent / "one", path.parent / "other"
+    one.symlink_to(other)
+    other.symlink_to(one)
+    with pytest.raises(FileAccessError, match="one: expected a file that can be written, got too"):
+        write(one, b"new")
+
+    assert one.is_symlink()
+
+
+def test_devices_folders_and_pipes_are_not_replaced(path):
+    """To rename a file over a device would remove the device."""
+    os.mkfifo(path.parent / "pipe")
+    (path.parent / "folder").mkdir()
+    for name, kind in (("pipe", "a pipe or a device"), ("folder", "a folder")):
+        with pytest.raises(FileAccessError, match=f"expected the path of a file, got {kind}"):
+            write(path.parent / name, b"new")
+    with pytest.raises(FileAccessError, match="got a pipe or a device"):
+        write(os.devnull, b"new")
+    assert sorted(os.listdir(path.parent)) == ["folder", "model.safetensors", "pipe"]
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    """And so is the kind of error."""
+    with pytest.raises(FileMissingError, match="none/a: expected a file that can be written, got"):
+        write(tmp_path / "none" / "a", b"new")
+
+
+def test_a_read_only_file_stays(path, monkeypatch):
+    """Though the folder would let it be replaced."""
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    with pytest.raises(FilePermissionError, match="got one that is read-only"):
+        write(path, b"new")
+
+    assert path.read_bytes() == b"old"
+
+
+@needs_permissions
+def test_a_read_only_folder_is_named(path):
+    """The system's refusal is an error of both kinds."""
+    path.parent.chmod(0o500)
+    try:
+        with pytest.raises(PermissionError, match="expected a file that can be written"):
+            write(path.parent / "new", b"new")
+    finally:
+        path.parent.chmod(0o700)
+
+
+def test_a_long_name_has_room_for_its_ending(tmp_path):
+    """Names of 255 bytes are allowed, and characters may have several."""
+    for name in ("a" * 255, "ü" * 127, "日" * 85):
+        write(tmp_path / name, b"new")
+        assert (tmp_path / name).read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT])
+def test_a_full_disk_says_so_before_anything_is_written(path, monkeypatch, number):
+    """The old file stays, and nothing beside it."""
+
+    def full(descriptor, start, size):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(FileAccessError, match="got ") as caught:
+        write(path, b"new")
+
+    assert caught.value.errno == number
+    assert os.listdir(path.parent) == [path.name]
+    assert path.read_bytes() == b"old"
+
+
+def test_room_that_cannot_be_reserved_is_found_while_writing(path, monkeypatch):
+    """Not every disk can, and not every system has a way to ask."""
+
+    def unable(descriptor, start, size):
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    monkeypatch.setattr(os, "posix_fallocate", unable)
+    write(path, b"one")
+    assert path.read_bytes() == b"one"
+    monkeypatch.delattr(os, "posix_fallocate")
+    write(path, b"two")
+    assert path.read_bytes() == b"two"
+
+
+def test_what_cannot_be_synchronized_is_an_error_before_the_old_file_goes(path, monkeypatch):
+    """Some disks say only then that they are full."""
+
+    def failing(descriptor):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(FileAccessError, match="got input/output error"):
+        write(path, b"new", durable=True)
+
+    assert path.read_bytes() == b"old"
+    assert os.listdir(path.parent) == [path.name]
+
+
+PROGRAM = """
+import sys
+from pytreemod.io.replacing import replacement
+path, letter = sys.argv[1:3]
+content = letter.encode() * 100_000
+for i in range(int(sys.argv[3])):
+    with replacement(path, len(content), durable=False) as file:
+        for j in range(0, len(content), 1000):
+            file.write(content[j : j + 1000])
+            if i == j == 0:
+                print("writing", flush=True)
+"""
+
+
+def start(path, letter, times):
+    """A process that replaces a file again and again."""
+    command = [sys.executable, "-c", PROGRAM, str(path), letter, str(times)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_process_leaves_a_whole_file(path):
+    """At whatever moment; what it was writing has a name that says so."""
+    whole = {b"old", b"a" * 100_000}
+    process = start(path, "a", 1_000_000)
+    assert process.stdout.readline() == "writing\n"
+    time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+
+    assert path.read_bytes() in whole
+    assert all(".saving-" in name for name in {*os.listdir(path.parent)} - {path.name})
+
+
+def test_of_two_that_write_at_once_one_wins_whole(path):
+    """Whoever looks meanwhile sees a whole file, too."""
+    whole = {b"old", b"a" * 100_000, b"b" * 100_000}
+    processes = [start(path, letter, 100) for letter in "ab"]
+    while any(process.poll() is None for process in processes):
+        assert path.read_bytes() in whole
+    for process in processes:
+        process.stdout.close()
+
+    assert [process.returncode for process in processes] == [0, 0]
+    assert path.read_bytes() in whole - {b"old"}
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_names_beside_are_not_guessed(path, monkeypatch):
+    """What somebody has put there is neither opened nor followed."""
+    monkeypatch.setattr(replacing.secrets, "token_hex", lambda count: "guessed")
+    trap = path.parent / "model.safetensors.saving-guessed"
+    trap.symlink_to(path.parent / "precious")
+    with pytest.raises(FileAccessError, match="got file exists"):
+        write(path, b"new")
+
+    assert not (path.parent / "precious").exists()
+    assert trap.is_symlink()
