@@ -282,22 +282,33 @@ class Schema(AbstractRecord):
         """
         layout = self.split(node)
         values = {n: getattr(node, n) for n in (*layout.data, *layout.config)}
-        moved = {
-            n
-            for n, new in changes.items()
-            if n in self.fields
-            and n not in self.static
-            and (decide or not isinstance(new, (str, type)))
-            and is_configuration(new) != (n in layout.config)
-        }
         values.update(changes)
-        if not all(n in layout.data and n not in moved for n in changes):
-            layout = self.layout_for(values, ({*layout.config} ^ moved) | self.static)
+        # Surgery comes here for every node that it changes, mostly with new data for old: that is
+        # found out by a plain loop (1 us for all, in place of 2).
         for name, new in changes.items():
-            if name in layout.config:
-                warn_of_arrays(self.cls, name, new)
+            if name not in layout.data or self._is_moved(layout, name, new, decide):
+                layout = self._layout_after(layout, values, changes, decide)
+                break
         values[LAYOUT] = layout
         return self._make(self.cls, values)
+
+    def _is_moved(self, layout: Layout, name: str, new: Any, decide: bool) -> bool:
+        """Whether a field's new value is configuration where the old one was data, or conversely."""
+        if is_configuration(new) == (name in layout.config):
+            return False
+        return decide or not isinstance(new, (str, type))
+
+    def _layout_after(
+        self, layout: Layout, values: dict[str, Any], changes: dict[str, Any], decide: bool
+    ) -> Layout:
+        """The layout of an instance of which more has changed than the leaves of its data."""
+        free = [n for n in changes if n in self.fields and n not in self.static]
+        moved = {n for n in free if self._is_moved(layout, n, changes[n], decide)}
+        found = self.layout_for(values, ({*layout.config} ^ moved) | self.static)
+        for name, new in changes.items():
+            if name in found.config:
+                warn_of_arrays(self.cls, name, new)
+        return found
 
     def is_finished(self, node: Any) -> bool:
         """Whether `node` can change no more."""
