@@ -293,7 +293,7 @@ class Schema(AbstractRecord):
         return self._make(self.cls, values)
 
     def _is_moved(self, layout: Layout, name: str, new: Any, decide: bool) -> bool:
-        """Whether a field's new value is configuration where the old one was data, or conversely."""
+        """Whether a new value is configuration where the old one was data, or conversely."""
         if is_configuration(new) == (name in layout.config):
             return False
         return decide or not isinstance(new, (str, type))
