@@ -29,6 +29,14 @@ class ArgumentError(PytreemodError, ValueError, TypeError):
     """An argument is missing, misspelt, of the wrong type or out of range."""
 
 
+class OptionError(ArgumentError, RuntimeError):
+    """What checks are to do on an error is none of what they can do."""
+
+
+class MessageError(ArgumentError, IndexError):
+    """The index of a message is none of those that there are."""
+
+
 class FieldError(PytreemodError, TypeError, ValueError):
     """A Module class is declared wrongly, or an instance was built wrongly."""
 
@@ -51,6 +59,10 @@ class StructureError(PytreemodError, ValueError):
 
 class DerivativeError(PytreemodError, RuntimeError, ValueError, TypeError):
     """A tangent or gradient does not fit what it is for, or a rule for one is missing or wrong."""
+
+
+class RuleError(DerivativeError, AttributeError):
+    """A function with a derivative of its own has not been given the rule for it."""
 
 
 class StateError(PytreemodError, RuntimeError, ValueError):

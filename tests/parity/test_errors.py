@@ -228,6 +228,25 @@ TRANSFORMS = {
     "eval_shape: shapes clash": lambda eqx: eqx.filter_eval_shape(jnp.dot, ramp(2), ramp(3)),
 }
 
+CHECKS_AND_RULES = {
+    "error_if: unknown on_error": lambda eqx: eqx.error_if(ramp(2), True, "m", on_error="stop"),
+    "error_if: unknown on_error, compiled": lambda eqx: eqx.filter_jit(
+        lambda x: eqx.error_if(x, x[0] > 9, "m", on_error="stop")
+    )(ramp(2)),
+    "branched_error_if: index too large": lambda eqx: eqx.branched_error_if(
+        ramp(2), True, 2, ["a", "b"]
+    ),
+    "branched_error_if: index too small": lambda eqx: eqx.branched_error_if(
+        ramp(2), True, -3, ["a", "b"]
+    ),
+    "branched_error_if: no messages": lambda eqx: eqx.branched_error_if(ramp(2), True, 0, []),
+    "custom_jvp: no rule": lambda eqx: eqx.filter_custom_jvp(jnp.sin)(ramp(2)),
+    "custom_jvp: no rule, differentiated": lambda eqx: jax.jvp(
+        eqx.filter_custom_jvp(jnp.sin), (ramp(2),), (ramp(2),)
+    ),
+    "custom_vjp: no rule": lambda eqx: eqx.filter_custom_vjp(jnp.sin)(ramp(2)),
+}
+
 LAYERS = {
     "State used twice": state_set_twice,
     "Linear: no key": lambda eqx: eqx.nn.Linear(2, 3),
@@ -268,6 +287,13 @@ def test_mistakes_with_trees(eqx, mistake):
 def test_mistakes_with_transforms(eqx, mistake):
     """Options, arguments and losses that do not fit."""
     return caught(ft.partial(TRANSFORMS[mistake], eqx))
+
+
+@pytest.mark.parametrize("mistake", CHECKS_AND_RULES)
+@same_under_both_imports
+def test_mistakes_with_checks_and_rules(eqx, mistake):
+    """What a check is to do and to say, and the derivative of a function that has its own."""
+    return caught(ft.partial(CHECKS_AND_RULES[mistake], eqx))
 
 
 @pytest.mark.parametrize("mistake", LAYERS)

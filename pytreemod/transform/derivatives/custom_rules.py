@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import ArgumentError, DerivativeError, describe, explain, warn
+from pytreemod.errors import ArgumentError, DerivativeError, RuleError, describe, explain, warn
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
@@ -51,12 +51,12 @@ def _rule(custom: Transformed, name: str, signature: str) -> Callable[..., Any]:
     """The rule of that name.
 
     Raises:
-        DerivativeError: it was not defined yet.
+        RuleError: it was not defined yet.
     """
     found = getattr(custom.options, name)
     if found is None:
         called = function_name(custom.fn)
-        raise DerivativeError(
+        raise RuleError(
             explain(
                 f"{custom.transform_name()} of {called}",
                 f"{name} before the first call",
@@ -445,7 +445,8 @@ def filter_custom_jvp(fn: Callable[..., Any]) -> Any:
 
     Raises:
         ArgumentError: `fn` is not callable.
-        DerivativeError: it is called before the rule is defined; the rule returns no pair, or a
+        RuleError: it is called before the rule is defined.
+        DerivativeError: the rule returns no pair, or a
             tangent of another structure, shape or dtype than its primal; a keyword is
             differentiated. Paths are named.
 
@@ -490,7 +491,8 @@ def filter_custom_vjp(fn: Callable[..., Any]) -> Any:
 
     Raises:
         ArgumentError: `fn` is not callable, or is called without a positional argument.
-        DerivativeError: it is called before both rules are defined; `def_fwd` returns no pair;
+        RuleError: it is called before both rules are defined.
+        DerivativeError: `def_fwd` returns no pair;
             the gradient has another structure, shape or dtype than the first argument; something
             else than the first argument is differentiated. Paths are named.
 

@@ -24,7 +24,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 
-from pytreemod.errors import ArgumentError, CheckError, ShapeError, describe, explain
+from pytreemod.errors import (
+    ArgumentError,
+    CheckError,
+    MessageError,
+    OptionError,
+    ShapeError,
+    describe,
+    explain,
+)
 from pytreemod.transform.host.failures import raise_into_jax, tell_listeners
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure, divide
@@ -73,7 +81,8 @@ def error_if(x: _T, pred: Any, msg: str, *, on_error: str = "default") -> _T:
         CheckError: the check failed. Its notes name the line of the check, and under `jax.vmap`
             the index in the batch.
         ArgumentError: `x` has no array, and `pred` is not known; `pred` is neither boolean nor
-            integer; `msg` is no text; `on_error` is unknown.
+            integer; `msg` is no text.
+        OptionError: `on_error` is unknown.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -113,8 +122,8 @@ def branched_error_if(
 
     Raises:
         CheckError: the check failed.
-        ArgumentError: as for `error_if`; `msgs` is empty or holds something else than strings;
-            `index` is no integer, or is known and out of range.
+        ArgumentError: as for `error_if`; `msgs` holds something else than strings.
+        MessageError: `msgs` is empty; `index` is no integer, or is known and out of range.
         ShapeError: `index` does not broadcast against `pred`.
 
     Examples:
@@ -123,8 +132,10 @@ def branched_error_if(
         >>> pm.branched_error_if(jnp.asarray(1.0), False, 1, ["too small", "too large"])
         Array(1., dtype=float32, weak_type=True)
     """
-    if isinstance(msgs, str) or not msgs or not all(isinstance(m, str) for m in msgs):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
+    if isinstance(msgs, str) or not all(isinstance(m, str) for m in msgs):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
         raise ArgumentError(explain("branched_error_if(msgs)", "a list of texts", describe(msgs)))
+    if not msgs:
+        raise MessageError(explain("branched_error_if(msgs)", "a list of texts", describe(msgs)))
     return _check("branched_error_if", x, pred, index, tuple(msgs), on_error)
 
 
@@ -443,7 +454,7 @@ def _require_index(where: str, index: Any, count: int) -> None:
         is_known = is_number and not isinstance(index, Tracer) and np.ndim(index) == 0
         got = np.asarray(index).item() if is_known else index
         expected = f"an index of msgs (an integer below {count})"
-        raise ArgumentError(explain(f"{where}(index)", expected, describe(got)))
+        raise MessageError(explain(f"{where}(index)", expected, describe(got)))
 
 
 def _require_fit(where: str, failed: Any, index: Any) -> None:
@@ -459,7 +470,7 @@ def _mode(where: str, on_error: str) -> str:
     if on_error == "default":
         source, on_error = _setting(ON_ERROR, "raise")
     if on_error not in _MODES:
-        raise ArgumentError(explain(source, f"one of {', '.join(_MODES)}", describe(on_error)))
+        raise OptionError(explain(source, f"one of {', '.join(_MODES)}", describe(on_error)))
     return on_error
 
 
