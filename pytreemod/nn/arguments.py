@@ -21,11 +21,18 @@ from pytreemod.errors import ArgumentError, RngError, ShapeError, describe, expl
 from pytreemod.nn.calling import is_stateful
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.values import State
+from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array_like
 from pytreemod.typing import Keys
 
 KEY_CURE = ("Pass a random key:", "key=jax.random.key(0)")
 STATE_CURE = ("A State goes second, without a name:", "x, state = layer(x, state)")
+# A Module can be called, and so is taken for a function where either may stand. That shows only in
+# the call: the layer's arrays are labels then, or the input is a whole tree.
+TREE_CURE = (
+    "If it is a tree of labels, or a mask, that was taken for a function and called, wrap it:",
+    "lambda _: labels",
+)
 
 
 class Title:
@@ -394,6 +401,8 @@ def check_array(where: TitleLike, x: Any) -> Array:
     cure = ("Make it an array:", "layer(jnp.asarray(x))")
     if isinstance(x, State):
         cure = ("First the input, then the State:", "layer(x, state)")
+    elif x is not None and is_node(x) and type(x) not in (list, tuple):
+        cure = TREE_CURE
     raise ArgumentError(explain(str(where), "x to be an array", describe(x), cure=cure))
 
 
@@ -423,6 +432,7 @@ def own_arrays(where: Title, **shapes: tuple[int, ...] | None) -> tuple[Any, ...
 
     Raises:
         ShapeError: a value has another shape; or there is none, or one that should not be there.
+        ArgumentError: a value is no array at all.
 
     Examples:
         >>> from types import SimpleNamespace
@@ -441,10 +451,11 @@ def own_arrays(where: Title, **shapes: tuple[int, ...] | None) -> tuple[Any, ...
 
 
 def _check_shape(where: Title, name: str, shape: tuple[int, ...] | None, value: Any) -> None:
+    expected = f"{name} to be None" if shape is None else f"{name} of shape {shape}"
+    refuse_label(where, expected, value)
     found = shape_of(value)
     if found == shape:
         return
-    expected = f"{name} to be None" if shape is None else f"{name} of shape {shape}"
     if shape is not None and found is not None and len(found) > len(shape):
         cure = mapped_cure(where.layer)
     elif shape and found == shape[1:]:
@@ -464,6 +475,23 @@ def _check_shape(where: Title, name: str, shape: tuple[int, ...] | None, value: 
             f"layer = layer.replace({changes})",
         )
     raise ShapeError(explain(str(where), expected, describe(value), cure=cure))
+
+
+def refuse_label(where: Title, expected: str, value: Any) -> None:
+    """Refuse what cannot stand for an array of a layer: a text, a class, True.
+
+    Raises:
+        ArgumentError: it cannot.
+    """
+    # JAX would make a number of True, and NumPy try a text as the name of a dtype.
+    is_label = isinstance(value, (bool, str))
+    if not is_label:
+        try:
+            shape_of(value)
+        except (TypeError, ValueError):
+            is_label = True
+    if is_label:
+        raise ArgumentError(explain(str(where), expected, describe(value), cure=TREE_CURE))
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:

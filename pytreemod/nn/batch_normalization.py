@@ -204,6 +204,8 @@ class BatchNorm(StatefulLayer):
         del key
         channel_axis = 1 if self.axis_name is None else 0
         where, size = self._title(), (self.input_size,) if self.channelwise_affine else None
+        # Before the State is missed: who calls it with a tree did not mean to call it.
+        x = check_array(where, x)
         state = required_state(where, state)
         weight, bias = own_arrays(where, weight=size, bias=size)
         x = self._check(x, channel_axis)
@@ -244,15 +246,18 @@ class BatchNorm(StatefulLayer):
         expected = f"running statistics of shape ({self.input_size},) in the State"
         raise ShapeError(explain(str(self._title()), expected, describe(running[0]), cure=cure))
 
-    def _check(self, x: Any, channel_axis: int) -> Array:
-        where = self._title()
-        x = check_array(where, x)
-        check_floating(where, x)
+    def _check(self, x: Array, channel_axis: int) -> Array:
+        check_floating(self._title(), x)
         if x.ndim > channel_axis and x.shape[channel_axis] == self.input_size:
             return x
         axes = ("batch",) * channel_axis + (str(self.input_size), "...")
         raise ShapeError(
-            explain(str(where), f"x of shape ({', '.join(axes)})", describe(x), cure=self._cure(x))
+            explain(
+                str(self._title()),
+                f"x of shape ({', '.join(axes)})",
+                describe(x),
+                cure=self._cure(x),
+            )
         )
 
     def _cure(self, x: Array) -> Sequence[str]:

@@ -21,6 +21,7 @@ from pytreemod.nn.arguments import (
     is_traced,
     mapped_cure,
     named,
+    refuse_label,
     shape_of,
 )
 from pytreemod.nn.calling import (
@@ -152,8 +153,9 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         Returns:
             The layer's output, and the State to go on with.
         """
-        state = required_state(Title(self, "weight_name"), state)
-        weight = getattr(self.layer, self.weight_name)
+        where, weight = Title(self, "weight_name"), getattr(self.layer, self.weight_name)
+        refuse_label(where, f"{self.weight_name} to be an array", weight)
+        state = required_state(where, state)
         u, v = self._vectors(weight, state)
         if self.num_power_iterations and not (self.inference if inference is None else inference):
             u, v = power_iteration(

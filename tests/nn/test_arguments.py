@@ -5,6 +5,7 @@ import inspect
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -209,6 +210,40 @@ def test_an_array_that_is_missing_is_refused(entry):
         other = replaced(layer, path, None)
         with pytest.raises(ShapeError, match=r"expected .*, got None"):
             shapes_of_a_call(entry, other, state)
+
+
+@pytest.mark.parametrize("label_of", ["a", True], ids=["labels", "mask"])
+@every_layer_with_arrays
+def test_a_tree_of_labels_that_is_called_says_how_it_is_given(entry, label_of):
+    """Whoever takes a tree or a function calls it with the parameters, for a Module is callable."""
+    layer, _ = entry.build()
+    labels = jax.tree.map(lambda leaf: label_of, layer)
+
+    with pytest.raises(ArgumentError, match=r"wrap it:\n      lambda _: labels"):
+        labels(layer)
+
+
+@pytest.mark.parametrize("tree", [nn.Identity(), {"a": 1.0}], ids=["Module", "dict"])
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.MaxPool2d(2), nn.LayerNorm(2)], ids=label)
+def test_a_tree_is_no_input(layer, tree):
+    """One that holds no arrays of its own learns it from what it is called with."""
+    with pytest.raises(ArgumentError, match=r"expected x to be an array, [\s\S]* lambda _: labels"):
+        layer(tree)
+
+
+def test_an_optimizer_is_given_a_model_of_labels():
+    """As the text says; and as it stands, it is refused with that text."""
+    model = nn.MLP(2, 1, 2, 1, key=jax.random.key(0))
+    rules = {"a": optax.sgd(1.0), "b": optax.sgd(2.0)}
+    labels = pm.by({"layers.0.**": "a", ...: "b"})(model)
+
+    with pytest.raises(ArgumentError, match=r"wrap it:\n      lambda _: labels"):
+        optax.multi_transform(rules, labels).init(model)
+
+    optimizer = optax.multi_transform(rules, lambda _: labels)
+    updates, _ = optimizer.update(model, optimizer.init(model), model)
+    assert_close(updates.layers[0].weight, -model.layers[0].weight)
+    assert_close(updates.layers[1].weight, -2 * model.layers[1].weight)
 
 
 def shapes_of_a_call(entry, layer, state):
