@@ -111,7 +111,7 @@ class _Pmapped(Vmapped):
             if key not in self.pmapped:
                 entry = Entry(key, quiet=self.options.donate == "all")
                 entry.jitted = self._pmap(head, args, kwargs, axes, counted)
-                # In a list of their own: the same for all members, and never donated.
+                # In a list of their own: the same for all members.
                 own = len(divide(head)[0])
                 entry.separate = lambda arrays: (arrays[:own], arrays[own:])
                 self.pmapped[key] = entry
@@ -139,8 +139,9 @@ class _Pmapped(Vmapped):
             return group_by_axis("filter_pmap(out_axes)", result, out_axes, slots)
 
         run.__name__ = run.__qualname__ = function_name(self.fn)
-        # The second list alone: the function's own arrays are for the next call, too.
-        options = {} if self.options.donate == "none" else {"donate_argnums": 1}
+        # The function's own arrays, too, as `filter_jit` gives them: they go if they lie on every
+        # device already, and a result that is the same for all members takes their place.
+        options = {} if self.options.donate == "none" else {"donate_argnums": (0, 1)}
         return jax.pmap(
             run,
             self.options.axis_name,
@@ -211,9 +212,9 @@ def filter_pmap(
         out_axes: the same for the result; None takes the result of the first device.
         axis_name: a name for collectives (`jax.lax.pmean`).
         axis_size: how many members, if no argument is mapped.
-        donate: whether the memory of the arguments' arrays may be used for the results: `"none"`,
-            `"all"`, or `"warn"`, which is the same with JAX's warning if a donated array was of
-            no use.
+        donate: whether the memory of the arguments' arrays, and of the function's own, may be used
+            for the results: `"none"`, `"all"`, or `"warn"`, which is the same with JAX's warning
+            if a donated array was of no use.
         **pmapkwargs: for `jax.pmap` (`devices`, `backend`).
 
     Returns:

@@ -175,6 +175,26 @@ def test_donation():
     assert_close(pm.filter_pmap(total, donate="all")(ramp(4, 2)), jnp.sum(ramp(4, 2), axis=1))
 
 
+@pytest.mark.parametrize("donate", ["none", "all"])
+def test_the_functions_own_arrays_are_donated(donate):
+    """As by `filter_jit`: they are as much in the call as its arguments."""
+
+    class Add(pm.Module):
+        weight: jax.Array
+
+        def __call__(self, x):
+            return self.weight + jax.lax.psum(x, "members")
+
+    everywhere = pm.filter_pmap(lambda x: x + 0, out_axes=None)(jnp.ones((4, 2)))
+    add = Add(everywhere)
+
+    mapped = pm.filter_pmap(add, out_axes=None, axis_name="members", donate=donate)
+    out = mapped(ramp(4, 2))
+
+    assert_close(out, 1 + jnp.sum(ramp(4, 2), axis=0))
+    assert everywhere.is_deleted() == (donate != "none")
+
+
 @pytest.mark.skipif(jax.__version_info__ < (0, 9), reason="jax.pmap did not warn yet")
 def test_useless_donation_warns():
     """With `warn`, JAX's warning of a donated array that was of no use is passed on."""
