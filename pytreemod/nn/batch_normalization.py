@@ -302,6 +302,13 @@ class BatchNorm(StatefulLayer):
             result = compute(x, channel_axis=channel_axis, axis_name=names)
         except NameError as error:
             raise ArgumentError(_axis_missing(str(where), names, self.input_size)) from error
+        # JAX fails in one of several ways, which of them is up to the axes and its version.
+        except (AssertionError, ValueError) as error:
+            of_mesh = jax.sharding.get_abstract_mesh().manual_axes
+            mapped = [name for name in names if name not in of_mesh]
+            if not (of_mesh and mapped):
+                raise
+            raise ArgumentError(_checked_text(str(where), mapped)) from error
         if result[-1] == 0:
             cure = ("Of an empty batch, use the running statistics:", "nn.inference_mode(layer)")
             expected = "at least one value per channel to take a mean of"
@@ -348,6 +355,18 @@ def _axis_missing(where: str, names: Sequence[Hashable], size: int) -> str:
         f"layer = BatchNorm({size})",
     )
     return explain(where, expected, "not all of them" if several else "none", cure=cure)
+
+
+def _checked_text(where: str, mapped: Sequence[Hashable]) -> str:
+    return explain(
+        where,
+        f"check_vma=False of the shard_map around a map over {', '.join(map(repr, mapped))}",
+        "its default, under which JAX takes no mean over the axis of a vmap",
+        cure=[
+            "the means are those of the whole batch nevertheless:",
+            "pm.filter_shard_map(f, ..., check_vma=False)",
+        ],
+    )
 
 
 def _check_mode(where: str, mode: Any) -> str:

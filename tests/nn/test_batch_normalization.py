@@ -285,6 +285,28 @@ def test_batch_norm_outside_vmap_shows_both_ways_out():
         layer(jnp.ones(3), state)
 
 
+@pytest.mark.parametrize("names", ["batch", ("batch", "devices"), ("devices", "batch")])
+def test_a_map_in_a_shard_map_that_checks_is_told_to_switch_that_off(names):
+    """JAX fails in words of its own, which name neither the layer nor what to write."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3, names)
+    x, spec = jnp.asarray(wave(8, 3)), jax.sharding.PartitionSpec
+    mesh = jax.sharding.Mesh(jax.devices()[:2], ("devices",))
+    call = pm.filter_shard_map(
+        lambda layer, x, state: over_batch(layer)(x, state),
+        mesh=mesh,
+        in_specs=(spec(), spec("devices"), spec()),
+        out_specs=(spec("devices"), spec()),
+    )
+    text = (
+        r"expected check_vma=False of the shard_map around a map over 'batch', got its default, "
+        r"under which JAX takes no mean over the axis of a vmap\.\n  [^\n]*\n"
+        r"      pm\.filter_shard_map\(f, \.\.\., check_vma=False\)(\n-|\Z)"
+    )
+
+    with pytest.raises(ArgumentError, match=text):
+        call(layer, x, state)
+
+
 def test_one_of_two_axes_outside_vmap_shows_both_maps():
     """From the inside out."""
     layer, state = nn.make_with_state(nn.BatchNorm)(3, ("outer", "inner"))
