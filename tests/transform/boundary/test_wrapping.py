@@ -4,9 +4,11 @@ import collections
 import contextlib
 import copy
 import functools as ft
+import gc
 import inspect
 import itertools
 import pickle
+import weakref
 
 import beartype
 import jax
@@ -20,13 +22,16 @@ from pytreemod.errors import ArgumentError
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
     argument_name,
+    in_words_of,
     parameters_of,
     passing_on,
     place_keywords,
     places_of,
     positional_names,
 )
+from pytreemod.tree.snapshots import divide
 from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.racing import race
 from tests.helpers.trees import Affine, Holder, affine, double, ramp
 
 
@@ -690,3 +695,55 @@ def test_an_error_is_not_lost_where_its_arguments_cannot_be_named():
     """Putting the arguments together from something else may fail: JAX's own text is left."""
     with pytest.raises(jax.errors.ConcretizationTypeError, match=r"argument values\[0\]"):
         pm.filter_jit(lambda node: float(node.x))(_Strict(jnp.ones(())))
+
+
+def named_run(fn):
+    """What JAX traces in place of a call of `fn` with one array."""
+
+    def run(values):
+        return fn(*values)
+
+    structure = divide(((), (jnp.ones(()),), {}))[1]
+    return in_words_of(fn, run, ["values[0]"], ("x",), structure)
+
+
+def test_what_speaks_of_functions_keeps_none_of_them():
+    """Of ten thousand, each of which has captured something, only what runs is held by anybody."""
+
+    class Captured:
+        pass
+
+    def scaled_by(captured):
+        return lambda x: (captured, x)[1]
+
+    # Stand-ins hold the code of a function, which is one for all that one line makes.
+    refs = []
+    for _ in range(10_000):
+        fn = scaled_by(captured := Captured())
+        stand_in = named_run(fn).__wrapped__
+        refs.append((weakref.ref(captured), stand_in))
+    del fn, captured
+    gc.collect()
+
+    assert {stand_in.__code__.co_filename for _, stand_in in refs} == {__file__}
+    assert [ref for ref, _ in refs if ref() is not None] == []
+
+
+def test_threads_are_told_of_their_own_functions():
+    """Errors that arise at once name each the function and the argument that it is about."""
+
+    def failing(name):
+        scope = {}
+        exec(f"def {name}({name}_x): return float({name}_x)", scope)
+        return pm.filter_jit(scope[name])
+
+    functions = [failing(f"f{i}") for i in range(8)]
+
+    def work(i):
+        with pytest.raises(jax.errors.ConcretizationTypeError, match=rf"f{i}_x") as caught:
+            functions[i](jnp.ones(()))
+        return str(caught.value)
+
+    told = race(work)
+
+    assert all(f"function f{i} at" in text for i, text in enumerate(told))

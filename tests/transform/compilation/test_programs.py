@@ -1,5 +1,7 @@
 """Two jaxprs are one program if they do the same; two signatures are one if they take the same."""
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.transform.compilation.programs import Program
+from tests.helpers.racing import race
 
 X = jnp.arange(3.0)
 Y = X + 1
@@ -189,3 +192,43 @@ def test_functions_that_differ_have_two_structures(other):
 def test_structures_of_arguments_are_shown():
     """In JAX's messages about structures, as trees of shapes and not as addresses."""
     assert "ShapeDtypeStruct(shape=(3,), dtype=float32), 1" in str(jax.tree.structure(converted(X)))
+
+
+def programs_alive():
+    """How many there are, once what nobody holds is gone."""
+    gc.collect()
+    return sum(type(thing) is Program for thing in gc.get_objects())
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_a_function_that_is_converted_in_each_step_keeps_one_program(count):
+    """The first, for it is a part of the keys by which calls are found; all others are let go."""
+    call = pm.filter_jit(pm.debug.assert_max_traces(lambda f, x: f(x, 1), max_traces=1))
+    plain = jax.jit(lambda f, x: f(x, 1))
+
+    def step():
+        function = converted(X)
+        return call(function, X), plain(function, X)
+
+    step()
+    before = programs_alive(), len(jax.live_arrays())
+    for _ in range(count):
+        step()
+
+    assert (programs_alive(), len(jax.live_arrays())) == before
+
+
+def test_threads_that_convert_and_compare_at_once():
+    """Each gets the structure that all others get, and a call of it the one result."""
+    call = pm.filter_jit(lambda f, x: f(x, 1))
+
+    def work(i):
+        functions = [converted(X) for _ in range(5)]
+        found = [call(function, X) for function in functions]
+        return jax.tree.structure(functions[i % 5]), np.asarray(found[i % 5])
+
+    results = race(work)
+
+    assert len({structure for structure, _ in results}) == 1
+    for _, value in results:
+        np.testing.assert_array_equal(value, results[0][1])
