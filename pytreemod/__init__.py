@@ -101,15 +101,20 @@ _LATER = {
     "capture": "pytreemod.debug.capturing:capture",
     "debug": "pytreemod.debug:",
     "from_named": "pytreemod.io.leaf_names:from_named",
+    "from_torch": "pytreemod.io.torch_states:from_torch",
     "inference_mode": "pytreemod.nn.modes:inference_mode",
     "load": "pytreemod.io.loading:load",
     "LoadReport": "pytreemod.io.reports:LoadReport",
     "named_leaves": "pytreemod.io.leaf_names:named_leaves",
     "nn": "pytreemod.nn:",
+    "Numbered": "pytreemod.io.torch_layouts:Numbered",
     "read_metadata": "pytreemod.io.loading:read_metadata",
     "register_for_files": "pytreemod.io.registered:register_for_files",
+    "register_torch_layout": "pytreemod.io.torch_layouts:register_torch_layout",
+    "Relaid": "pytreemod.io.torch_layouts:Relaid",
     "save": "pytreemod.io.saving:save",
     "stateful": "pytreemod.nn.nets:stateful",
+    "to_torch": "pytreemod.io.torch_states:to_torch",
     "tree_inference": "pytreemod.nn.modes:inference_mode",
     "with_mode": "pytreemod.nn.modes:with_mode",
 }
@@ -125,6 +130,11 @@ if _typing.TYPE_CHECKING:
     from pytreemod.io.registered import register_for_files as register_for_files
     from pytreemod.io.reports import LoadReport as LoadReport
     from pytreemod.io.saving import save as save
+    from pytreemod.io.torch_layouts import Numbered as Numbered
+    from pytreemod.io.torch_layouts import Relaid as Relaid
+    from pytreemod.io.torch_layouts import register_torch_layout as register_torch_layout
+    from pytreemod.io.torch_states import from_torch as from_torch
+    from pytreemod.io.torch_states import to_torch as to_torch
     from pytreemod.nn.modes import inference_mode as inference_mode
     from pytreemod.nn.modes import with_mode as with_mode
     from pytreemod.nn.nets import stateful as stateful

@@ -62,6 +62,15 @@ def shown(text: str) -> str:
     return text if text.isprintable() and len(text) <= 200 else describe(text)
 
 
+def shown_path(path: Any) -> str:
+    """A path as errors show it: `'model.safetensors'`.
+
+    Raises:
+        ArgumentError: it is no path.
+    """
+    return repr(shown(checked_path(path)))
+
+
 @contextmanager
 def system_errors(path: str, expected: str) -> Generator[None]:
     """Raise what the system refuses inside the block as an error of this library.

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, cast, overload
 import numpy as np
 
 from pytreemod.errors import ArgumentError, FileError, explain
-from pytreemod.io.access import StrPath, file_name
+from pytreemod.io.access import StrPath, shown_path
 from pytreemod.io.configuration import ConfigurationReader, Json
 from pytreemod.io.containers import Container
 from pytreemod.io.fitting import Move, Options, Plan, fit
@@ -142,7 +142,7 @@ def load(
         >>> report.missing
         ('layers.1.weight', 'layers.1.bias')
     """
-    where = f"load({file_name(path)!r})"
+    where = f"load({shown_path(path)})"
     options = Options(strict, rename, missing, only, cast)
     with Container.open(path, verify=verify) as file:
         about = description_of(file, where)
@@ -173,7 +173,7 @@ def read_metadata(path: StrPath) -> Json:
         >>> pm.read_metadata("model.safetensors")
         {'step': 100, 'loss': 0.5}
     """
-    where = f"read_metadata({file_name(path)!r})"
+    where = f"read_metadata({shown_path(path)})"
     with Container.open(path) as file:
         if DESCRIPTION not in file.metadata:
             return dict(file.metadata) or None

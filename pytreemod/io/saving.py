@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import ArgumentError, describe, explain
-from pytreemod.io.access import StrPath, file_name
+from pytreemod.io.access import StrPath, shown_path
 from pytreemod.io.configuration import Json
 from pytreemod.io.containers import write_container
 from pytreemod.io.descriptions import Description, check_has_values, describe_tree, leaf_form
@@ -69,7 +69,7 @@ def save(path: StrPath, tree: PyTree, metadata: Json = None, *, durable: bool = 
         >>> opt_state = optax.adam(1e-3).init(pm.trainable(model))
         >>> pm.save("run.safetensors", {"model": model, "opt_state": opt_state})
     """
-    where = f"save({file_name(path)!r})"
+    where = f"save({shown_path(path)})"
     described = describe_tree(tree, where)
     arrays = dict[str, Any]()
     for name, leaf in described.leaves.items():

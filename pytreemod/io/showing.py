@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from math import prod
 
 from pytreemod.errors import PytreemodError, short_dtype
-from pytreemod.io.access import StrPath, file_name
+from pytreemod.io.access import StrPath, shown_path
 from pytreemod.io.configuration import describe_json
 from pytreemod.io.containers import Container
 from pytreemod.io.loading import description_of, table_of
@@ -63,7 +63,7 @@ def show_file(path: StrPath, *, config: bool = False) -> str:
     Raises:
         FileError: the file is damaged, or there is none.
     """
-    where = f"show({file_name(path)!r})"
+    where = f"show({shown_path(path)})"
     with Container.open(path) as file:
         about = description_of(file, where)
         table = table_of(file, about, where)
@@ -110,7 +110,7 @@ def diff_files(path: StrPath, other: StrPath) -> str:
 
 def _told(path: StrPath) -> dict[str, tuple[str, str]]:
     """What a file says under each name: a text to show, and one to compare."""
-    where = f"diff({file_name(path)!r})"
+    where = f"diff({shown_path(path)})"
     with Container.open(path) as file:
         table = table_of(file, description_of(file, where), where)
         sums = {name: _checksum(file, leaf) for name, leaf in table.leaves.items()}
