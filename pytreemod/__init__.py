@@ -1,8 +1,8 @@
 """pytreemod: a module library for JAX in which a model is a value.
 
 This is the front door: it re-exports what users need from the rooms (`tree`, `module`,
-`transform`, `state`, `nn`), and owns nothing. Rooms that a program may do without (the layers, files,
-what looks inside) are loaded when it first asks for them: `_LATER` says where each name is.
+`transform`, `state`, `nn`), and owns nothing. Rooms that a program may do without (the layers,
+files, what looks inside) are loaded when it first asks for them: `_LATER` says where each name is.
 """
 
 import typing as _typing

@@ -1,3 +1,5 @@
 """Which version this is."""
 
+from __future__ import annotations
+
 __version__ = "0.1.0"

@@ -106,13 +106,13 @@ def _as_jax(array: Any, sharding: Any = None) -> Any:
 
 def _weakly(array: Any) -> Any:
     """An array whose dtype gives way to others, as that of a Python number does."""
-    if array.ndim == 0:
-        weak = jnp.asarray(array.item())
-    else:
-        weak = jnp.broadcast_to(jnp.asarray(array.dtype.type(0).item()), array.shape)
-        weak = weak.at[...].set(array)
+    weak = jnp.asarray(array.dtype.type(0).item())
     # Of a dtype that no Python number has, JAX offers no way to make one.
-    return weak if weak.dtype == array.dtype else array
+    if weak.dtype != array.dtype:
+        return array
+    if array.ndim == 0:
+        return jnp.asarray(array.item())
+    return jnp.broadcast_to(weak, array.shape).at[...].set(array)
 
 
 def _as_keys(array: Any, impl: Json, sharding: Any, where: str, name: str) -> Any:

@@ -569,9 +569,7 @@ def check_lie(path, content, data):
 
 @given(HEADERS, st.binary(max_size=20))
 @settings(max_examples=100, deadline=None)
-def test_headers_that_say_anything_give_an_error_or_what_is_there(
-    tmp_path_factory, content, data
-):
+def test_headers_that_say_anything_give_an_error_or_what_is_there(tmp_path_factory, content, data):
     """Right as JSON, and wrong in all other ways."""
     check_lie(tmp_path_factory.getbasetemp() / "lie", content, data)
 

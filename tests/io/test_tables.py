@@ -37,7 +37,7 @@ def test_a_table_has_leaves_classes_and_configuration():
 
 def test_a_malformed_description_is_no_table():
     for tree in ({"leaf": "a", "is": "jax"}, {"state": [[1]]}, {"eval": 1}, {"list": 3}, 3):
-        with pytest.raises((KeyError, TypeError, ValueError, AttributeError, IndexError)):  # noqa: PT011  (any of what `load` catches)
+        with pytest.raises((KeyError, TypeError, ValueError, AttributeError, IndexError)):
             read_table(tree, {})
 
 

@@ -1,4 +1,4 @@
-"""Laws of files: what was saved is loaded, into a tree like it, or alone where all is registered."""
+"""Laws of files: what was saved is loaded, into a tree like it, or alone if all is registered."""
 
 import jax
 import jax.numpy as jnp

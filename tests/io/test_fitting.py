@@ -1,0 +1,81 @@
+"""What goes where: decided by names, for random trees, before anything is read."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pytreemod as pm
+from pytreemod.errors import FileError
+from pytreemod.io.containers import Container
+from tests.helpers.comparing import assert_same
+from tests.helpers.trees import ramp
+
+names = st.sampled_from(["a", "b", "a.b", "0", "c'd", "x/y", ""])
+arrays = st.sampled_from([ramp(2), ramp(3), np.ones(2, np.float32), jnp.arange(2), 1.5, None])
+trees = st.dictionaries(
+    names,
+    st.recursive(arrays, lambda x: st.lists(x, max_size=2) | st.dictionaries(names, x)),
+    max_size=4,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(trees, trees)
+def test_what_both_have_is_loaded_and_the_rest_is_kept(tmp_path_factory, saved, like):
+    """For any two trees: each leaf is the file's if it has one that fits, else its own."""
+    path = tmp_path_factory.mktemp("fit") / "file"
+    pm.save(path, saved, durable=False)
+    theirs, ours = pm.named_leaves(saved), pm.named_leaves(like)
+    keep = pm.by({...: "keep"})
+    made, report = pm.load(path, like, strict=False, missing=keep)
+
+    loaded = {*report.loaded}
+    assert loaded | {*report.missing} == {*ours}
+    assert {*report.unexpected} == {*theirs} - {*ours}
+    for name, leaf in pm.named_leaves(made).items():
+        source = theirs[name] if name in loaded else ours[name]
+        np.testing.assert_array_equal(leaf, source)
+        assert isinstance(leaf, np.ndarray) == isinstance(ours[name], np.ndarray)
+    is_same = [*theirs] == [*ours] and not report.missing
+    if is_same and report.loaded == (*ours,):
+        assert_same(jax.tree.structure(made), jax.tree.structure(like))
+
+
+def test_nothing_is_read_before_all_fits(tmp_path, monkeypatch):
+    """Or a large file would be read for an error."""
+    pm.save(tmp_path / "file", {"a": ramp(2), "b": ramp(2)})
+    monkeypatch.setattr(Container, "read", lambda *_: pytest.fail("read"))
+    with pytest.raises(FileError, match="b: like has"):
+        pm.load(tmp_path / "file", {"a": ramp(2), "b": ramp(3)})
+
+
+def test_what_the_file_does_not_tell_is_likes(tmp_path):
+    """A class that has got an option since reads its old files."""
+
+    class Old(pm.Module):
+        weight: jax.Array
+
+    class New(pm.Module):
+        weight: jax.Array
+        mode: str = "fast"
+
+    New.__qualname__ = Old.__qualname__
+    pm.save(tmp_path / "file", [Old(ramp(2))])
+
+    assert pm.load(tmp_path / "file", [New(ramp(2, start=ramp(1)[0]), "slow")])[0].mode == "slow"
+    pm.save(tmp_path / "new", [New(ramp(2))])
+    with pytest.raises(FileError, match=r"0.mode: only the file has it, 'fast'"):
+        pm.load(tmp_path / "new", [Old(ramp(2))])
+
+
+def test_a_text_in_a_leafs_place_is_configuration(tmp_path):
+    pm.save(tmp_path / "file", {"name": "a", "fn": jnp.sin})
+    with pytest.raises(FileError, match="name: like has 'b', the file 'a'"):
+        pm.load(tmp_path / "file", {"name": "b", "fn": jnp.sin})
+    with pytest.raises(FileError, match=r"fn: like has .*, the file jax.numpy.sin"):
+        pm.load(tmp_path / "file", {"name": "a", "fn": jnp.cos})
+    loaded, _ = pm.load(tmp_path / "file", {"name": "b", "fn": jnp.cos}, strict=False)
+    assert loaded == {"name": "b", "fn": jnp.cos}

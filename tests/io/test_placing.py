@@ -1,0 +1,99 @@
+"""From numbers to leaves: the kind that the file tells, or that of the leaf of `like`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pytreemod.errors import FileError
+from pytreemod.io.placing import as_in, as_told, check_widths, is_key, is_too_wide, keys_form
+from pytreemod.io.tables import Leaf
+from tests.helpers.comparing import assert_same
+from tests.helpers.trees import ramp
+
+NUMBERS = np.asarray([0, 7], np.uint32)
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ({"is": "jax"}, jnp.asarray(NUMBERS)),
+        ({"is": "numpy"}, NUMBERS),
+        ({"is": "key", "impl": "threefry2x32"}, jax.random.key(7)),
+    ],
+    ids=str,
+)
+def test_a_leaf_is_made_as_the_file_tells(form, expected):
+    assert_same(as_told(NUMBERS, form, "load", "a"), expected)
+
+
+def test_weak_types_are_made_where_python_has_such_numbers():
+    for array in (np.float32(2.5), np.asarray([[1, 2]], np.int32), np.asarray([1j], np.complex64)):
+        made = as_told(np.asarray(array), {"is": "jax", "weak": True}, "load", "a")
+        assert made.weak_type
+        assert made.dtype == array.dtype
+        np.testing.assert_array_equal(made, array)
+    half = as_told(np.asarray([1], np.float16), {"is": "jax", "weak": True}, "load", "a")
+    assert half.dtype == np.float16
+
+
+def test_forms_that_nobody_writes_are_refused():
+    with pytest.raises(
+        FileError, match=r"(?s)a kind of leaf that `pm.save` writes, got 'torch'.*at a"
+    ):
+        as_told(NUMBERS, {"is": "torch"}, "load", "a")
+    with pytest.raises(FileError, match="a kind of leaf"):
+        as_told(NUMBERS, {"is": "scalar"}, "load", "a")
+    with pytest.raises(
+        FileError, match=r"random keys of a generator that JAX has here, got u32\[2\]"
+    ):
+        as_told(NUMBERS, {"is": "key", "impl": "evil"}, "load", "a")
+    with pytest.raises(FileError, match="random keys of a generator"):
+        as_told(np.ones(3, np.uint32), {"is": "key", "impl": "threefry2x32"}, "load", "a")
+
+
+@pytest.mark.parametrize(
+    "old",
+    [ramp(2), np.ones(2, np.float32), jax.ShapeDtypeStruct((2,), jnp.float32)],
+    ids=["jax", "numpy", "abstract"],
+)
+def test_a_leaf_is_of_the_kind_that_it_replaces(old):
+    made = as_in(old, np.asarray([3.0, 4.0], np.float32), None, "load", "a")
+
+    assert isinstance(made, np.ndarray) == isinstance(old, np.ndarray)
+    np.testing.assert_array_equal(made, [3, 4])
+
+
+def test_numbers_and_scalars_replace_their_like():
+    assert type(as_in(1.0, np.asarray(0.5), None, "load", "a")) is float
+    assert type(as_in(np.float32(1), np.asarray(0.5, np.float32), None, "load", "a")) is np.float32
+    assert as_in(jnp.asarray(1.0), np.asarray(0.5, np.float32), None, "load", "a").weak_type
+
+
+def test_a_leaf_is_put_where_the_one_is_that_it_replaces():
+    there = jax.device_put(ramp(2), jax.devices()[3])
+    made = as_in(there, np.ones(2, np.float32), None, "load", "a")
+    assert made.devices() == {jax.devices()[3]}
+    key = jax.device_put(jax.random.key(0), jax.devices()[3])
+    assert as_in(key, NUMBERS, "threefry2x32", "load", "a").devices() == {jax.devices()[3]}
+    # What was put nowhere stays free to go where it is needed.
+    assert not as_in(ramp(2), np.ones(2, np.float32), None, "load", "a").committed
+
+
+def test_the_form_of_keys_is_known_without_them():
+    assert keys_form((5, 2), "threefry2x32").shape == (5,)
+    assert keys_form((4,), "rbg").dtype == jax.random.key(0, impl="rbg").dtype
+    assert keys_form((3,), "threefry2x32") is None
+    assert keys_form((2,), "evil") is None
+    assert is_key(jax.random.key(0))
+    assert not is_key(NUMBERS)
+    assert not is_key("a")
+
+
+def test_wide_dtypes_are_refused_for_jax_alone():
+    assert is_too_wide(np.dtype("float64"))
+    assert not is_too_wide(np.dtype("float32"))
+    wide = np.dtype("int64")
+    check_widths({"a": Leaf({"is": "numpy"}, (), wide), "b": Leaf({"value": 3})}, "load")
+    with pytest.raises(FileError, match="dtypes that JAX has, got i64 at c"):
+        check_widths({"c": Leaf({"is": "jax"}, (), wide)}, "load")
