@@ -288,6 +288,7 @@ def check_key(where: TitleLike, key: Any) -> PRNGKeyArray:
         >>> check_key("Linear(key)", jax.random.key(0)).shape
         ()
     """
+    # First, for it has neither shape nor dtype, and is a key all the same.
     if isinstance(key, InitKeys):
         return next(key)
     shape, dtype = getattr(key, "shape", None), getattr(key, "dtype", None)
@@ -374,6 +375,7 @@ def check_dtype(where: str, dtype: Any, *, real: bool = False) -> Any:
         accepted = False
     if not accepted:
         raise ArgumentError(explain(where, "a floating dtype", describe(dtype)))
+    # What JAX will make of it: without 64 bits, float64 is float32, and initializers give that.
     return jax.dtypes.canonicalize_dtype(dtype)
 
 
@@ -445,6 +447,8 @@ def own_arrays(where: Title, **shapes: tuple[int, ...] | None) -> tuple[Any, ...
     for name, shape in shapes.items():
         value = getattr(layer, name)
         values.append(value)
+        # One comparison where all is well, for each array of each layer that is traced; what may
+        # stand for an array without a shape of its own is looked at only then.
         if shape is None or getattr(value, "shape", None) != shape:
             _check_shape(where, name, shape, value)
     return tuple(values)
@@ -526,6 +530,7 @@ def check_last_axis(where: TitleLike, x: Array, size: int, argument: str) -> Non
     Examples:
         >>> check_last_axis("Linear(...)", jnp.ones((7, 3)), 3, "in_features")
     """
+    # A slice, for x may have no axes.
     if x.shape[-1:] != (size,):
         cure = _last_axis_cure(x.shape, size, argument)
         raise ShapeError(explain(str(where), f"x of shape (..., {size})", describe(x), cure=cure))
@@ -537,6 +542,7 @@ def _last_axis_cure(shape: tuple[int, ...], size: int, argument: str) -> Sequenc
         if size == 1:
             return ("x has no axes; give it one:", "layer(x[None])")
         return f"x has no axes; the layer needs {size} numbers at once."
+    # From the back: of two axes that fit, the one nearest to its place is rather meant.
     for axis in reversed(range(len(shape) - 1)):
         if shape[axis] == size:
             moved = "x.T" if len(shape) == 2 else f"jnp.moveaxis(x, {axis}, -1)"

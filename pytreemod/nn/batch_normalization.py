@@ -144,10 +144,13 @@ class BatchNorm(StatefulLayer):
         self.inference = check_flag(named(self, "inference"), inference)
         self.mode = _check_mode(named(self, "mode"), mode)
         dtype = check_dtype(named(self, "dtype"), dtype, real=True)
+        # The running statistics are wide whatever the weights are: at momentum 0.99, bfloat16 would
+        # round most steps away.
         size, wide = (self.input_size,), computing_dtype(dtype)
         self.weight = jnp.ones(size, dtype) if self.channelwise_affine else None
         self.bias = jnp.zeros(size, dtype) if self.channelwise_affine else None
         self.state_index = StateIndex((jnp.zeros(size, wide), jnp.ones(size, wide)))
+        # An average that went on from the zeros would have to be debiased: the first batch is it.
         self.ema_first_time_index = StateIndex(jnp.asarray(True)) if self._is_ema() else None
 
     def __check_init__(self) -> None:
@@ -202,6 +205,7 @@ class BatchNorm(StatefulLayer):
             The normalized array, and the State to go on with.
         """
         del key
+        # Mapped over, the layer sees one example: the batch is the axis that has the name.
         channel_axis = 1 if self.axis_name is None else 0
         where, size = self._title(), (self.input_size,) if self.channelwise_affine else None
         # Before the State is missed: who calls it with a tree did not mean to call it.
@@ -213,6 +217,7 @@ class BatchNorm(StatefulLayer):
             batch_norm, weight=weight, bias=bias, channel_axis=channel_axis, eps=self.eps
         )
         mean, var = self._running(state)
+        # Before any statistics are taken: inference needs no mapped axis.
         if self.inference if inference is None else inference:
             return rescale(x, mean, var), state
         if self.ema_first_time_index is not None:

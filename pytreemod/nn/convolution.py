@@ -133,12 +133,14 @@ class Conv(Module):
         self.stride = check_strides(named(self, "stride"), stride, dims)
         self.padding = check_padding(named(self, "padding"), padding, dims, words=True)
         self.dilation = check_sizes(named(self, "dilation"), dilation, dims, 1)
+        # After in_channels, which it must divide.
         self.groups = _check_groups(self, groups)
         self.use_bias = check_flag(named(self, "use_bias"), use_bias)
         self.padding_mode = check_choice(
             named(self, "padding_mode"), padding_mode, tuple(PADDING_MODES)
         )
         dtype = check_dtype(named(self, "dtype"), dtype)
+        # Split without a bias, too, so that the weight is the same with and without.
         weight_key, bias_key = split_key(named(self, "key"), key, 2)
         self.weight = _initial_weight(self, weight_init, weight_key, dtype)
         self.bias = _initial_bias(self, bias_init, bias_key, dtype) if self.use_bias else None
@@ -171,6 +173,7 @@ class Conv(Module):
         x = check_array(where, x)
         check_channels(where, x, self.in_channels, dims)
         window = extents(self.kernel_size, self.dilation)
+        # In numbers, here and not in the field: what "SAME" adds is up to the size of x.
         pads = resolve_padding(self.padding, x.shape[-dims:], window, self.stride)
         check_window(where, x, window, pads)
         return conv(
@@ -283,4 +286,5 @@ def _initial_bias(
     fan_in = layer.in_channels // layer.groups * math.prod(layer.kernel_size)
     start = uniform_by_fan_in(fan_in) if bias_init is None else bias_init
     values = initialize(named(layer, "bias_init"), start, key, (layer.out_channels,), dtype)
+    # With axes to be broadcast over, as Equinox keeps it: its files and programs rely on that.
     return values.reshape(layer.out_channels, *(1,) * layer.num_spatial_dims)

@@ -186,6 +186,7 @@ class Dropout(StatefulLayer):
         self, where: Title, key: KeyLike | None, state: State | Absent
     ) -> tuple[PRNGKeyArray, State | Absent]:
         """The key to use, and the State afterwards."""
+        # What is given goes first; the stream stays where it is.
         if key is not None:
             return check_key(where, key), state
         if self.stream is None:

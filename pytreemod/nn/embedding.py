@@ -92,6 +92,7 @@ class Embedding(Module):
             start = jax.random.normal if weight_init is None else weight_init
             weight = initialize(named(self, "weight_init"), start, key, shape, dtype)
         self.weight = self._check_weight(weight, num_embeddings, embedding_size)
+        # From the table, which may have been given without them.
         self.num_embeddings, self.embedding_size = self.weight.shape
 
     def __check_init__(self) -> None:

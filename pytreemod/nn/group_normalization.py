@@ -92,6 +92,7 @@ class GroupNorm(Module):
     ):
         self.groups = check_size(named(self, "groups"), groups, 1)
         self.channelwise_affine = check_flag(named(self, "channelwise_affine"), channelwise_affine)
+        # After groups, of which it is a multiple, and after what says whether it can be left out.
         self.channels = _check_channels(self, channels)
         self.eps = check_number(named(self, "eps"), eps, 0.0)
         dtype = check_dtype(named(self, "dtype"), dtype, real=True)
@@ -125,6 +126,7 @@ class GroupNorm(Module):
         """Normalize each group of channels; `key` is ignored, `state` handed back if given."""
         del key
         where, size = Title(self, "groups", "channels"), self._size()
+        # It needs none, and hands it back: so it may stand in the place of a BatchNorm.
         check_state(where, state)
         weight, bias = own_arrays(where, weight=size, bias=size)
         x = check_array(where, x)

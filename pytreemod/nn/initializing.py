@@ -39,6 +39,7 @@ def uniform_by_fan_in(fan_in: int) -> Initializer:
     def draw(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
         if not jnp.issubdtype(dtype, jnp.complexfloating):
             return jax.random.uniform(key, shape, dtype, -limit, limit)
+        # JAX draws no complex numbers that are uniform.
         real = np.float32 if dtype == jnp.complex64 else np.float64
         parts = [
             jax.random.uniform(part, shape, real, -limit, limit) for part in jax.random.split(key)
@@ -79,4 +80,5 @@ def initialize(
     found = getattr(values, "shape", None), getattr(values, "dtype", None)
     if found != (wanted.shape, wanted.dtype):
         raise ArgumentError(explain(where, f"it to return {describe(wanted)}", describe(values)))
+    # An initializer may be NumPy's; a layer's leaves are JAX's, which jit need not convert.
     return jnp.asarray(values)

@@ -128,6 +128,7 @@ class LayerNorm(Module):
         """Normalize the trailing axes of x; `key` is ignored, `state` handed back if given."""
         del key
         where = Title(self, "shape")
+        # It needs none, and hands it back: so it may stand in the place of a BatchNorm.
         check_state(where, state)
         weight, bias = own_arrays(
             where,

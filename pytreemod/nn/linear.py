@@ -94,6 +94,7 @@ class Linear(Module):
         self.out_features = check_feature_size(named(self, "out_features"), out_features)
         self.use_bias = check_flag(named(self, "use_bias"), use_bias)
         dtype = check_dtype(named(self, "dtype"), dtype)
+        # Split without a bias, too, so that the weight is the same with and without.
         weight_key, bias_key = split_key(named(self, "key"), key, 2)
 
         fan_in, fan_out = _count(self.in_features), _count(self.out_features)

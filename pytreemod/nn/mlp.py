@@ -154,6 +154,7 @@ class MLP(Module):
         def make_inner(key: Any) -> Linear:
             return make(self.width_size, self.width_size, self.use_bias, key)
 
+        # One for each layer, scanned or not: `scan` changes no number.
         keys = divide_key(named(self, "key"), key, self.depth + 1)
         layers: list[Linear] = []
         if self.depth > 0:
@@ -178,6 +179,8 @@ class MLP(Module):
         """Apply the layers one after the other; `key` is ignored."""
         del key
         where = Title(self, "in_size", "out_size", "width_size", "depth")
+        # In the network's name, and before the layers run: a layer would speak of itself, and an
+        # activation would fail inside of a scan.
         _check_copies(where, "activation", self.depth, self.width_size)
         if self.out_size != "scalar":
             _check_copies(where, "final_activation", self.out_size)

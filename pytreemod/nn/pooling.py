@@ -127,6 +127,7 @@ class Pool(Module):
         where = Title(self, "kernel_size")
         x, dims, pads = check_array(where, x), self.num_spatial_dims, self.padding
         check_channels(where, x, None, dims)
+        # Now, for how far the last window hangs over is up to the size of x.
         if self.use_ceil:
             pads = cover(pads, x.shape[-dims:], self.kernel_size, self.stride)
         check_window(where, x, self.kernel_size, pads)

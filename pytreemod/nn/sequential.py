@@ -218,6 +218,8 @@ def _check_layers(where: str, layers: Any, more: Sequence[Any]) -> tuple[Callabl
         if not callable(layer) or isinstance(layer, type):
             place = f"layers[{number}]: {describe(layer)}"
             raise ArgumentError(explain(where, "layers to call", "something else", places=[place]))
+        # In a tuple it would be a leaf that is no array, at which plain JAX fails: a field of its
+        # own, as `Lambda` has, makes configuration of it.
         if jtu.all_leaves([layer]):
             name = getattr(layer, "__name__", "f")
             cure = ("Make it a layer:", f"nn.Lambda({name if name.isidentifier() else 'f'})")

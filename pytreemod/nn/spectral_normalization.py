@@ -121,6 +121,7 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         self.eps = check_number(named(self, "eps"), eps, 0.0)
         self.inference = check_flag(named(self, "inference"), inference)
         key = check_key(named(self, "key"), key)
+        # In the State, and no buffers: they move on with each call while training.
         self.uv_index = StateIndex(_initial_vectors(named(self, "layer"), weight, self.eps, key))
 
     def __check_init__(self) -> None:

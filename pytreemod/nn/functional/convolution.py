@@ -76,6 +76,7 @@ def conv(
 
     x, weight, bias = promote(x, weight, bias)
     pads = resolve_padding(named, x.shape[-dims:], extents(weight.shape[2:], dilation), stride)
+    # JAX's convolution pads with zeros only.
     if mode != "ZEROS":
         x, pads = _pad(x, pads, mode), ((0, 0),) * dims
     y = _convolve(x, weight, stride, pads, dilation, groups)

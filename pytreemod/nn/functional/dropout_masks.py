@@ -46,6 +46,7 @@ def dropout(
         Srivastava et al. 2014, https://jmlr.org/papers/v15/srivastava14a.html, in the form that
         scales while training.
     """
+    # Nothing is drawn: a layer that is switched off leaves nothing in the program.
     if p == 0:
         return x
     if p == 1:

@@ -78,6 +78,7 @@ def _bits(dtype: Any) -> int:
 
 
 def _read(weight: Array, rows: Array) -> Array:
+    # Not `weight[rows]`, which takes a number out of range for that of the last row.
     return jnp.take(weight, rows, axis=0, mode="fill")
 
 

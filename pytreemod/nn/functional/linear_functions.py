@@ -48,5 +48,6 @@ def linear(
 @traced_once()
 def _linear(x: Array, weight: Array, bias: Array | None) -> Array:
     x, weight, bias = promote(x, weight, bias)
+    # Not `x @ weight.T`: the transposition would be an operation of its own in the program.
     y = lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
     return y if bias is None else lax.add(y, place(bias, y, y.ndim - 1))

@@ -72,6 +72,7 @@ def _layer_norm(
 def _standardize(wide: Array, first: int, eps: TracedNumber) -> Array:
     """Mean zero and variance one over the axes from `first` on."""
     axes = tuple(range(first, wide.ndim))
+    # Centered before squaring, for the reason that `_moments` has.
     mean = jnp.mean(wide, axes, keepdims=True)
     centered = wide - mean
     var = jnp.mean(jnp.square(centered), axes, keepdims=True)
@@ -182,6 +183,7 @@ def batch_statistics(
 def _count(x: Array, channel_axis: int, names: tuple[Hashable, ...]) -> int:
     """How many entries there are for each channel."""
     count = math.prod(size for axis, size in enumerate(x.shape) if axis != channel_axis)
+    # Of a Python number psum is one, too: how many are mapped is known while tracing.
     return count * cast("int", lax.psum(1, names)) if names else count
 
 
@@ -407,6 +409,7 @@ def moving_average(
         Array([2.], dtype=float32)
     """
     running, new = as_arrays(running, new)
+    # A State takes values of the dtype that it has, and no others.
     new = new.astype(running.dtype)
     return jnp.where(is_first, new, momentum * running + (1 - momentum) * new)
 
@@ -415,6 +418,7 @@ def moving_average(
 def _average(
     running: Array, new: Array, *, old_share: TracedNumber, new_share: TracedNumber
 ) -> Array:
+    # A gradient through what is kept for later would reach from one step into the next.
     return old_share * running + new_share * lax.stop_gradient(new).astype(running.dtype)
 
 

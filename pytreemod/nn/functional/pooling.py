@@ -187,6 +187,7 @@ def avg_pool(
         `torch.nn.functional.avg_pool2d` with `count_include_pad=True`; other than there, an
         overhanging window is divided by its full size, as in Equinox.
     """
+    # Integers as floats before they are added: in int8 the sum of a window would overflow.
     wide = widen(x) if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.asarray(x, float)
     total = pool(wide, 0, lax.add, kernel_size, stride=stride, padding=padding, use_ceil=use_ceil)
     return narrow(total / math.prod(kernel_size), x)

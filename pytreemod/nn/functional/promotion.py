@@ -62,6 +62,7 @@ def computing_dtype(dtype: Any) -> Any:
     """
     if jnp.issubdtype(dtype, jnp.complexfloating):
         raise ArgumentError(explain("normalization", "real numbers", str(jnp.dtype(dtype))))
+    # Integers have no mean of their dtype.
     return wide_dtype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
 
 

@@ -63,6 +63,7 @@ def power_iteration(
 def _power_iteration(
     weight: Array, u: Array, v: Array, *, eps: TracedNumber, num_iterations: int
 ) -> tuple[Array, Array]:
+    # The vectors count as constants, as in PyTorch: the gradient of the norm is u v^T then.
     matrix = lax.stop_gradient(_matrix(weight))
     for _ in range(num_iterations):
         u = _unit(matrix @ v, eps)

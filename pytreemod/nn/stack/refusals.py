@@ -70,6 +70,7 @@ def check_keywords(title: str, layer: Any, names: Iterable[str]) -> None:
 
 def check_leading(title: str, depth: int, trees: dict[str, Any]) -> None:
     """Refuse arrays that have not the leading axis."""
+    # Paths cost more than the leaves, and are made only for an error.
     if all(has_leading_axis(leaf, depth) for leaf in jtu.tree_leaves(trees)):
         return
     leaves = [

@@ -60,6 +60,7 @@ def _open(title: str, depth: int, item: _Item) -> tuple[Any, Any]:
         return value, value
     if value.count.ndim:
         raise split_stream(name, value.count.shape[0])
+    # Each layer draws from one of its own; what was given goes on past all of them.
     return streams.fork(value, depth)
 
 
