@@ -403,9 +403,19 @@ def check_array(where: TitleLike, x: Any) -> Array:
     cure = ("Make it an array:", "layer(jnp.asarray(x))")
     if isinstance(x, State):
         cure = ("First the input, then the State:", "layer(x, state)")
-    elif x is not None and is_node(x) and type(x) not in (list, tuple):
-        cure = TREE_CURE
+    refuse_tree(where, x)
     raise ArgumentError(explain(str(where), "x to be an array", describe(x), cure=cure))
+
+
+def refuse_tree(where: TitleLike, x: Any) -> None:
+    """Refuse a whole tree in the place of an array; lists, and a State, are other mistakes.
+
+    Raises:
+        ArgumentError: x is one.
+    """
+    if x is None or isinstance(x, (list, tuple, State)) or not is_node(x):
+        return
+    raise ArgumentError(explain(str(where), "x to be an array", describe(x), cure=TREE_CURE))
 
 
 def check_floating(where: TitleLike, x: Array) -> None:

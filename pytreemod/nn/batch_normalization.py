@@ -24,6 +24,7 @@ from pytreemod.nn.arguments import (
     check_size,
     named,
     own_arrays,
+    refuse_tree,
 )
 from pytreemod.nn.calling import ABSENT, Absent, StatefulLayer, ignores_key, required_state
 from pytreemod.nn.functional.normalization import (
@@ -209,7 +210,7 @@ class BatchNorm(StatefulLayer):
         channel_axis = 1 if self.axis_name is None else 0
         where, size = self._title(), (self.input_size,) if self.channelwise_affine else None
         # Before the State is missed: who calls it with a tree did not mean to call it.
-        x = check_array(where, x)
+        refuse_tree(where, x)
         state = required_state(where, state)
         weight, bias = own_arrays(where, weight=size, bias=size)
         x = self._check(x, channel_axis)
@@ -251,18 +252,15 @@ class BatchNorm(StatefulLayer):
         expected = f"running statistics of shape ({self.input_size},) in the State"
         raise ShapeError(explain(str(self._title()), expected, describe(running[0]), cure=cure))
 
-    def _check(self, x: Array, channel_axis: int) -> Array:
-        check_floating(self._title(), x)
+    def _check(self, x: Any, channel_axis: int) -> Array:
+        where = self._title()
+        x = check_array(where, x)
+        check_floating(where, x)
         if x.ndim > channel_axis and x.shape[channel_axis] == self.input_size:
             return x
         axes = ("batch",) * channel_axis + (str(self.input_size), "...")
         raise ShapeError(
-            explain(
-                str(self._title()),
-                f"x of shape ({', '.join(axes)})",
-                describe(x),
-                cure=self._cure(x),
-            )
+            explain(str(where), f"x of shape ({', '.join(axes)})", describe(x), cure=self._cure(x))
         )
 
     def _cure(self, x: Array) -> Sequence[str]:
