@@ -180,11 +180,13 @@ def some_of(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
-_STEP = re.compile(r"\[\s*(?:'([^']*)'|\"([^\"]*)\"|([^\]]*))\s*\]|([^.\[\]]+)")
+_STEP = re.compile(r"\[\s*(?:'([^']*)'|\"([^\"]*)\"|([^\]]*))\s*\]|([^./\[\]]+)")
 
 
 def parse_pattern(pattern: str) -> tuple[str, ...]:
-    """Split `layers[2].*.weight` (or `layers.2.*.weight`) into its steps.
+    """Split `layers[2].*.weight` (`layers.2.*.weight`, `layers/2/*/weight`) into its steps.
+
+    A key that has a dot or a slash itself is quoted: `params['mlp/linear']`, as paths are printed.
 
     Raises:
         SpecError: the pattern is empty or has an empty step.
@@ -198,13 +200,13 @@ def parse_pattern(pattern: str) -> tuple[str, ...]:
         steps.append(next(group for group in found.groups() if group is not None).strip())
         position = found.end()
         # At the end it joins nothing, and is told of as a stray character.
-        if pattern[position : position + 1] == "." and position + 1 < len(pattern):
+        if pattern[position : position + 1] in {".", "/"} and position + 1 < len(pattern):
             position += 1
     if position != len(pattern) or not steps:
         raise SpecError(
             explain(
                 f"select.path({pattern!r})",
-                "steps joined by dots",
+                "steps joined by dots or slashes",
                 f"a stray character at position {position}",
                 cure=["write, for instance", 'select.path("layers.*.weight")'],
             )

@@ -28,8 +28,9 @@ def path(pattern: str) -> PathSelector:
     """Leaves by path: `select.path("blocks.*.attention")`.
 
     A step is an attribute's name, an index or a dict key; `*` stands for one step, `**` for any
-    number, and within a step `*` and `?` work as in file names. `layers[2].weight` and
-    `layers.2.weight` mean the same. A pattern that matches a node picks all leaves below it.
+    number, and within a step `*` and `?` work as in file names. `layers[2].weight`,
+    `layers.2.weight` and `layers/2/weight` mean the same; a dict key that has a dot or a slash is
+    quoted, `params['mlp/linear']`. A pattern that matches a node picks all leaves below it.
 
     Args:
         pattern: the steps.

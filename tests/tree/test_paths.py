@@ -69,18 +69,25 @@ def test_a_root_comes_first():
         ("**.w?", ("**", "w?")),
         ("[0][1]", ("0", "1")),
         ("['a.b']", ("a.b",)),
+        ("layers/2/weight", ("layers", "2", "weight")),
+        ("**/w?", ("**", "w?")),
+        ("a/b.c[0]/d", ("a", "b", "c", "0", "d")),
+        ("['a/b']/w", ("a/b", "w")),
+        ('x["a/b"].w', ("x", "a/b", "w")),
     ],
 )
 def test_patterns_are_split_into_steps(pattern, steps):
-    """Dots and brackets mean the same; quotes keep a key whole."""
+    """Dots, slashes and brackets mean the same; quotes keep a key whole."""
     assert parse_pattern(pattern) == steps
 
 
-@pytest.mark.parametrize("pattern", ["", ".", "a..b", "a.", "[", "a]b[", ".a"])
+@pytest.mark.parametrize(
+    "pattern", ["", ".", "a..b", "a.", "[", "a]b[", ".a", "/", "/a", "a/", "a//b", "a./b"]
+)
 def test_malformed_patterns_are_refused(pattern):
     """An empty step or an open bracket is an error that says where, with an example."""
     with pytest.raises(
-        SpecError, match=r"steps joined by dots, got a stray character at position"
+        SpecError, match=r"steps joined by dots or slashes, got a stray character at position"
     ) as caught:
         pm.select.path(pattern)
     assert 'select.path("layers.*.weight")' in str(caught.value)

@@ -36,7 +36,9 @@ def picked(selector):
         (select.path("blocks.*.bias"), "b0b b0c b1b"),
         (select.path("blocks[0].bias[1]"), "b0c"),
         (select.path("blocks.0.bias.1"), "b0c"),
+        (select.path("blocks/0/bias/1"), "b0c"),
         (select.path("**.weight"), "b0w b1w w iw"),
+        (select.path("**/weight"), "b0w b1w w iw"),
         (select.path("head.*"), "w mean low iw im il"),
         (select.path("**.inner.m*"), "im"),
         (select.path("pair.first"), "x"),
@@ -99,6 +101,15 @@ def test_a_path_that_matches_nothing_is_refused(selector):
         pm.filter(model(), selector)
     assert "the tree has: ['blocks'][0].weight, ['blocks'][0].bias[0]" in str(caught.value)
     assert str(caught.value).endswith(", ...")
+
+
+def test_a_key_with_a_slash_is_quoted():
+    """Unquoted, the slash joins two steps: the error shows the key as it is written."""
+    tree = {"mlp/w": 1, "b": 2}
+
+    assert pm.filter(tree, select.path("['mlp/w']")) == {"mlp/w": 1, "b": None}
+    with pytest.raises(SpecError, match=r"got none.\n  the tree has: \['b'\], \['mlp/w'\]"):
+        pm.filter(tree, select.path("mlp/w"))
 
 
 def test_an_access_that_is_not_there_is_refused():
