@@ -1,9 +1,9 @@
 """Room `module`: dataclasses that are pytrees.
 
 Owns: declaring fields, dividing them into data and configuration, building and freezing
-instances, telling JAX how to flatten them, and bound methods. The walk is
-`fields` → `division` → `schema` → `overriding` → `records` → `registration` → `construction` →
-`methods` → `classes`.
+instances, telling JAX how to flatten them, bound methods, and how the functions in fields are
+pickled. The walk is `fields` → `division` → `schema` → `overriding` → `records` → `registration` →
+`construction` → `methods` → `classes`.
 
 May import `tree` and what that may import.
 

@@ -29,6 +29,7 @@ from pytreemod.module.construction import replace_values, write_finish, write_in
 from pytreemod.module.fields import buffer, field, refuse_not_called, static_field
 from pytreemod.module.methods import InheritedMethod, Method, as_method, is_method
 from pytreemod.module.overriding import find_overridden, mark_overridden, refuse_properties
+from pytreemod.module.pickling import referred, referring, share_functions
 from pytreemod.module.records import ClassValue, Record, make_record, write_setattr
 from pytreemod.module.registration import register, register_again, write_code
 from pytreemod.module.schema import LAYOUT, Notes, Schema
@@ -140,8 +141,9 @@ def _fill(schema: Schema, notes: Notes) -> None:
     cls = schema.cls
     for name, declared in schema.fields.items():
         kept: Any = vars(cls).get(name)
-        if class_of(kept) is Method and kept.__wrapped__ is declared.default:
-            # It came before one could know that it is no method.
+        is_default = class_of(kept) is Method and kept.__wrapped__ is declared.default
+        if is_default or name in notes.defaults:
+            # It came before one could know that it is no method, or as a copy.
             type.__setattr__(cls, name, declared.default)
     if not schema.custom_init:
         type.__setattr__(cls, "__init__", write_init(schema))
@@ -316,6 +318,7 @@ def _has_hash(leaf: Any) -> bool:
 def restore(cls: Any, values: dict[str, Any], config: tuple[str, ...]) -> Any:
     """Put a pickled or copied instance together again."""
     schema: Schema = cls.__record__
+    values = referred(values)
     if schema.is_skeleton:
         node = make_record(cls, dict(values))
         schema.early_instances.append((node, frozenset(config)))
@@ -442,6 +445,7 @@ class Module(Record, metaclass=ModuleMeta):
         layout = type(self).__record__.split(self)
         shared = {n: getattr(self, n) for n in layout.config if n not in layout.code.held}
         copied = {n: getattr(self, n) for n in (*layout.data, *layout.code.held)}
+        share_functions(copied, memo)
         return make_record(type(self), {LAYOUT: layout, **shared, **copy.deepcopy(copied, memo)})
 
     def __reduce__(self) -> Any:
@@ -450,9 +454,9 @@ class Module(Record, metaclass=ModuleMeta):
         layout = schema.split(self)
         values = {name: getattr(self, name) for name in (*layout.data, *layout.config)}
         if not _has_own_state(cls):
-            return restore, (cls, values, layout.config)
+            return restore, (cls, referring(values), layout.config)
         has_getter = cls.__getstate__ is not _DEFAULT_GETTER
-        return restore_state, (cls, self.__getstate__() if has_getter else values)
+        return restore_state, (cls, referring(self.__getstate__() if has_getter else values))
 
 
 _DEFAULT_GETTER = object.__getstate__
@@ -488,7 +492,7 @@ def _deep_copy_as_pickled(node: Any, memo: dict[int, Any]) -> Any:
 def restore_state(cls: Any, state: Any) -> Any:
     """Make an instance of a pickled one's state, as its class says."""
     node = make_record(cls, {})
-    _set_state(node, state)
+    _set_state(node, referred(state))
     if LAYOUT not in node.__dict__:
         node.__dict__[LAYOUT] = cls.__record__.decide(node.__dict__)
     return node

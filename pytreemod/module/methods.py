@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 
+from pytreemod.module.pickling import referred, referring
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import jtu
@@ -76,7 +77,7 @@ class BoundMethod(ft.partial):  # noqa: D101  # pyright: ignore[reportMissingTyp
         if hasattr(owner, "__passes_for__"):
             # Its class was made for it: the function is not what is found by that name.
             return getattr, (owner, self.func.__name__)
-        return bind, (self.func, owner)
+        return bind, (referring(self.func), owner)
 
     def __pdoc__(self, **kwargs: Any) -> Any:
         import wadler_lindig as wl  # As in tree.printing.
@@ -101,7 +102,7 @@ def _hash(leaf: Any) -> int:
 
 def bind(function: Callable[..., Any], owner: Any) -> BoundMethod:
     """`function` with `owner` as its first argument."""
-    return BoundMethod(function, owner)
+    return BoundMethod(referred(function), owner)
 
 
 def _flatten(method: BoundMethod) -> tuple[tuple[Any], Any]:

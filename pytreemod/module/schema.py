@@ -28,6 +28,7 @@ from pytreemod.module.division import (
     warn_of_arrays,
 )
 from pytreemod.module.fields import CONVERTER, ROLE, STATIC, declares
+from pytreemod.module.pickling import Reference, referring
 from pytreemod.tree.kinds import kind_of
 from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord
 from pytreemod.tree.pending import PENDING, AbstractSource, open_to_waiting, settle
@@ -116,6 +117,9 @@ class Notes(NamedTuple):
     """
 
     fields: dict[str, dataclasses.Field[Any]]
+    # Of the class's own fields, those that refer to functions: copied with the class, they would be
+    # others than those in its instances.
+    defaults: dict[str, Any]
     overridden: dict[str, Any]
     custom_init: bool
     refusal: str | None
@@ -184,9 +188,11 @@ class Schema(AbstractRecord):
         self.code = self._code_for(data, tuple(n for n in self.fields if n in self.static), ())
 
     def __reduce__(self) -> Any:
-        fields = vars(self.cls)["__dataclass_fields__"]
+        fields: dict[str, Any] = vars(self.cls)["__dataclass_fields__"]
+        own = {n: referring(f.default) for n, f in fields.items() if declares(self.cls, n)}
+        defaults = {name: value for name, value in own.items() if class_of(value) is Reference}
         told = (self.overridden, self.custom_init, self.refusal, self.can_wait, self.shown)
-        return Notes, (fields, *told)
+        return Notes, (fields, defaults, *told)
 
     def read_notes(self, notes: Notes) -> None:
         """Read the fields of an empty class that is being filled."""
@@ -200,6 +206,8 @@ class Schema(AbstractRecord):
                 # The mark of what is missing is recognized by identity, which it lost on the way.
                 if class_of(getattr(field, option)) is class_of(dataclasses.MISSING):
                     setattr(field, option, dataclasses.MISSING)
+        for name, default in notes.defaults.items():
+            notes.fields[name].default = default
         type.__setattr__(self.cls, "__dataclass_fields__", notes.fields)
         self._read(notes.overridden)
         self.custom_init, self.refusal = notes.custom_init, notes.refusal

@@ -12,7 +12,7 @@ import pytreemod as pm
 from tests.helpers.comparing import assert_identical, assert_same
 from tests.helpers.trees import MODULES, affine, every_module
 
-# What Python itself cannot pickle: jitted functions.
+# What Python itself cannot pickle: jitted functions that no module keeps.
 UNPICKLABLE = {"automatic configuration"}
 
 

@@ -31,6 +31,7 @@ from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.classes import Module, restore
 from pytreemod.module.fields import field
 from pytreemod.module.methods import Method, as_method
+from pytreemod.module.pickling import referred, referring
 from pytreemod.transform.boundary.chosen_modules import Path, choose_modules, rebuilt
 from pytreemod.transform.boundary.wrapping import Transformed, passing_on
 from pytreemod.tree.kinds import kind_of
@@ -224,10 +225,11 @@ class _Surrounded:
         made = class_of(self)
         layout = made.__record__.split(self)
         values = {name: getattr(self, name) for name in (*layout.data, *layout.config)}
-        return _restore, (made.__passes_for__, values, layout.config)
+        return _restore, (made.__passes_for__, referring(values), layout.config)
 
 
 def _restore(cls: Any, values: dict[str, Any], config: tuple[str, ...]) -> Any:
+    values = referred(values)
     return restore(_surrounded_class(cls, _methods(values[_RINGS])), values, config)
 
 

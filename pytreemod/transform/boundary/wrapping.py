@@ -28,6 +28,7 @@ import numpy as np
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.classes import ModuleMeta
 from pytreemod.module.methods import BoundMethod
+from pytreemod.module.pickling import is_by_value, referred, referring
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.selecting import Rule
@@ -92,10 +93,10 @@ class Transformed:
     def __reduce__(self) -> Any:
         # A decorated function is found by its name, as any function is when it is pickled.
         name, module = self.__dict__["__qualname__"], self.__dict__.get("__module__", "")
-        found: Any = None if module == "__main__" and _is_by_value() else sys.modules.get(module)
+        found: Any = None if is_by_value(module) else sys.modules.get(module)
         for part in name.split("."):
             found = getattr(found, part, None)
-        return name if found is self else (type(self), (self.fn, self.options))
+        return name if found is self else (_remake, (type(self), referring(self.fn), self.options))
 
     def __repr__(self) -> str:
         return f"<{self.transform_name()} of {self.__dict__['__qualname__']}>"
@@ -106,12 +107,8 @@ class Transformed:
         return cls.__name__
 
 
-def _is_by_value() -> bool:
-    """Whether cloudpickle is at work, in whatever package: a script's functions are not found."""
-    frame: Any = sys._getframe()  # pyright: ignore[reportPrivateUsage]  (public in effect)
-    while frame is not None and "cloudpickle" not in frame.f_globals.get("__name__", ""):
-        frame = frame.f_back
-    return frame is not None
+def _remake(cls: type[Transformed], fn: Any, options: Any) -> Transformed:
+    return cls(referred(fn), options)
 
 
 def _flatten(node: Transformed) -> tuple[tuple[Any, ...], Any]:
