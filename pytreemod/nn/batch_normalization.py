@@ -116,6 +116,9 @@ class BatchNorm(StatefulLayer):
 
     weight: Inexact[Array, " input_size"] | None
     bias: Inexact[Array, " input_size"] | None
+    # Before the statistics, as in Equinox, whose files have no names. A default, although __init__
+    # sets it, because what equals its default is not printed.
+    ema_first_time_index: StateIndex[Bool[Array, ""]] | None = field(default=None, kw_only=True)
     state_index: StateIndex[Statistics]
     axis_name: Hashable = field(static=True)
     inference: bool = field(static=True)
@@ -124,7 +127,6 @@ class BatchNorm(StatefulLayer):
     channelwise_affine: bool = field(static=True)
     momentum: float = field(static=True)
     mode: str = field(static=True)
-    ema_first_time_index: StateIndex[Bool[Array, ""]] | None = None
 
     def __init__(
         self,
