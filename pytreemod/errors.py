@@ -115,6 +115,10 @@ class FilePermissionError(FileAccessError, PermissionError):
     """A file may not be read or written by this user."""
 
 
+class EquinoxFileError(FileError, RuntimeError):
+    """A file in Equinox's format does not fit the tree that is read from it, or written to it."""
+
+
 class LostUpdateWarning(UserWarning):
     """A State was used up inside a transform, and what replaced it does not come out."""
 

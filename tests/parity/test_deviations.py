@@ -5,6 +5,7 @@ the import changes belongs here, with the line that a person coming from Equinox
 """
 
 import dataclasses
+import io
 from typing import Any
 
 import equinox
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import pytreemod
+from pytreemod.io import equinox_files
 from tests.parity.helpers import assert_same, caught, module_from, ramp, with_known_weights
 
 KEY = jax.random.key(0)
@@ -706,3 +708,90 @@ def test_a_callback_may_be_a_traced_module():
         call(equinox)
 
     np.testing.assert_array_equal(call(pytreemod), 2 * ramp(2))
+
+
+def in_file(library, tree):
+    """The bytes of a tree in Equinox's format."""
+    file = io.BytesIO()
+    library.tree_serialise_leaves(file, tree)
+    return file.getvalue()
+
+
+def from_file(library, data, like):
+    """A tree from them."""
+    return library.tree_deserialise_leaves(io.BytesIO(data), like)
+
+
+def test_a_file_that_goes_on_is_refused(tmp_path):
+    """Equinox ignores what comes after the last leaf; in pytreemod an open file may have more."""
+    path = tmp_path / "model.eqx"
+    equinox.tree_serialise_leaves(path, [1.0, 2.0])
+    assert equinox.tree_deserialise_leaves(path, [0.0]) == [1.0]
+
+    with pytest.raises(RuntimeError, match="got one that has more"):
+        equinox_files.tree_deserialise_leaves(path, [0.0])
+    with open(path, "rb") as file:
+        assert equinox_files.tree_deserialise_leaves(file, [0.0]) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "like", "theirs"),
+    [(2.5, 0, 2), (7, True, True), (np.ones(1), jnp.zeros(1), jnp.ones(1))],
+    ids=["int", "bool", "64 bits"],
+)
+def test_numbers_in_files_are_not_rounded(value, like, theirs):
+    """Equinox converts to the type of `like`; pytreemod does if nothing is lost."""
+    data = in_file(equinox, np.asarray(value))
+    assert from_file(equinox, data, like) == theirs
+
+    with pytest.raises(RuntimeError, match="expected"):
+        from_file(equinox_files, data, like)
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [jnp.ones(2, jnp.float8_e4m3fn), np.array([None]), jax.ShapeDtypeStruct((2,), jnp.float32)],
+    ids=["float8", "objects", "abstract"],
+)
+def test_what_cannot_be_read_back_is_not_written(leaf):
+    """Equinox writes something, or nothing, and the reading fails."""
+    data = in_file(equinox, [leaf])
+    with pytest.raises(RuntimeError, match=r"Error at leaf|changed type"):
+        from_file(equinox, data, [leaf])
+
+    with pytest.raises(RuntimeError, match="expected"):
+        in_file(equinox_files, [leaf])
+
+
+def test_a_class_default_is_in_the_file():
+    """Where it is a leaf: Equinox drops a default that `__init__` does not set."""
+
+    def made(library):
+        class Scaled(library.Module):
+            weight: jax.Array
+            gain: float = 2.0
+
+            def __init__(self):
+                self.weight = ramp(2)
+
+        return Scaled()
+
+    assert len(in_file(equinox, made(equinox))) == len(in_file(equinox, ramp(2)))
+
+    assert in_file(equinox_files, made(pytreemod)) == in_file(equinox, [ramp(2), 2.0])
+
+
+def test_files_have_no_counts_of_batches():
+    """Equinox's statistics are corrected when they are read, and pytreemod's need no correction."""
+    layer, state = equinox.nn.make_with_state(equinox.nn.BatchNorm)(
+        1, "b", momentum=0.5, mode="batch"
+    )
+    state = state.set(layer.batch_counter, jnp.asarray(1))
+    state = state.set(layer.batch_state_index, (jnp.asarray([2.0]), jnp.asarray([0.5])))
+    norm, own = pytreemod.make_with_state(pytreemod.nn.BatchNorm)(1, "b", momentum=0.5)
+
+    norm, own = from_file(equinox_files, in_file(equinox, (layer, state)), (norm, own))
+    assert_close(own.get(norm.state_index), ([4.0], [1.0]))
+    layer, state = from_file(equinox, in_file(equinox_files, (norm, own)), (layer, state))
+    assert int(state.get(layer.batch_counter)) == 2**30
+    assert_close(state.get(layer.batch_state_index), ([4.0], [1.0]))

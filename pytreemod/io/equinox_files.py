@@ -1,0 +1,636 @@
+"""Equinox's files: `tree_serialise_leaves` and `tree_deserialise_leaves`.
+
+Such a file is the leaves of a tree one after the other, each as NumPy's `save` writes it. Nothing
+in it says which leaf is which: it is read into a tree of the structure of the one that was written.
+The order is in `equinox_leaves`; how a leaf becomes bytes, in the two default filter specs here.
+Files of this library's own are [`save`][pytreemod.save]'s.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import pathlib
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn, Protocol, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pytreemod.errors import ArgumentError, EquinoxFileError, SpecError, describe, explain
+from pytreemod.io.access import StrPath, file_name, opened, system_errors
+from pytreemod.io.equinox_leaves import FileLeaf, Meaning, file_order, put_back
+from pytreemod.io.replacing import replacement
+from pytreemod.module.methods import BoundMethod
+from pytreemod.module.partials import Partial
+from pytreemod.tree.nodes import children_of
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.prefixes import spread
+from pytreemod.tree.selecting import Rule
+from pytreemod.typing import IsLeaf, PyTree, Tracer, class_of, jtu
+
+_T = TypeVar("_T")
+
+_NUMBERS = (bool, int, float, complex, np.generic)
+_BFLOAT16 = np.dtype(jnp.bfloat16)
+
+
+class SupportsWrite(Protocol):
+    """What leaves are written to: a binary file."""
+
+    def write(self, data: Any, /) -> Any:
+        """Write bytes."""
+        ...
+
+
+class SupportsRead(Protocol):
+    """What leaves are read from: a binary file."""
+
+    def read(self, size: int = ..., /) -> bytes:
+        """Read at most so many bytes; none at the end."""
+        ...
+
+
+def default_serialise_filter_spec(f: SupportsWrite, x: Any) -> None:
+    """Write a leaf as Equinox does: arrays and numbers as NumPy's `save`, of the rest nothing.
+
+    For functions of one's own that [`tree_serialise_leaves`][pytreemod.tree_serialise_leaves] is
+    given.
+
+    Args:
+        f: a binary file.
+        x: the leaf. Written are arrays of JAX and NumPy, NumPy's scalars, and bool, int, float and
+            complex.
+
+    Raises:
+        EquinoxFileError: the format has nothing for the array: it has typed random keys, objects,
+            or numbers of a kind that only JAX has (bfloat16 is there); or its values are not here.
+
+    Examples:
+        >>> import io
+        >>> from pytreemod.io.equinox_files import default_serialise_filter_spec
+        >>> f = io.BytesIO()
+        >>> default_serialise_filter_spec(f, 0.5)
+        >>> default_serialise_filter_spec(f, "a string, of which nothing is written")
+        >>> len(f.getvalue())
+        136
+    """
+    given: Any = x  # A checker narrows `x` to arrays of it knows not what.
+    if isinstance(x, (jax.Array, jax.ShapeDtypeStruct)):
+        _check_values(x)
+    elif not isinstance(x, (np.ndarray, *_NUMBERS)):
+        return
+    array = given if hasattr(given, "dtype") else np.asarray(given)
+    _check_dtype(array, given)
+    np.save(cast("Any", f), array, allow_pickle=False)
+
+
+def default_deserialise_filter_spec(f: SupportsRead, x: Any) -> Any:
+    """Read what the file has for a leaf, as Equinox does.
+
+    For functions of one's own that [`tree_deserialise_leaves`][pytreemod.tree_deserialise_leaves]
+    is given. The shape and the dtype of an array are not compared here, so that such a function may
+    make what it wants of what it has read.
+
+    Args:
+        f: a binary file.
+        x: the leaf of `like`. Where it is no array and no number, nothing is read.
+
+    Returns:
+        A value of the kind of `x`; or `x` itself.
+
+    Raises:
+        EquinoxFileError: the file ends, or has something else there.
+
+    Examples:
+        >>> import io
+        >>> from pytreemod.io import equinox_files
+        >>> f = io.BytesIO()
+        >>> equinox_files.default_serialise_filter_spec(f, 0.5)
+        >>> _ = f.seek(0)
+        >>> equinox_files.default_deserialise_filter_spec(f, 0.0)
+        0.5
+    """
+    if isinstance(x, (jax.Array, jax.ShapeDtypeStruct)):
+        _check_dtype(x)
+        array = _in_bfloat16(_read_array(f, x))
+        if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
+            raise _Misfit("a dtype that JAX has here", describe(array), _CURE_WIDTH)
+        return jnp.asarray(array)
+    if isinstance(x, np.ndarray):
+        _check_dtype(x)
+        array = _read_array(f, x)
+        return _in_bfloat16(array) if x.dtype == _BFLOAT16 else array
+    if isinstance(x, _NUMBERS):
+        return _as_number(_read_array(f, np.asarray(x)), x)
+    return x
+
+
+def tree_serialise_leaves(
+    path_or_file: StrPath | SupportsWrite,
+    pytree: PyTree,
+    filter_spec: Any = default_serialise_filter_spec,
+    is_leaf: IsLeaf = None,
+) -> None:
+    """Write the leaves of a tree into a file that Equinox reads.
+
+    The file has the leaves in order, without names, structure or checksums; to read it, one needs a
+    tree of the same structure. For files of this library alone, [`save`][pytreemod.save] is better.
+
+    What is a leaf in Equinox and configuration here (the `p` of [`Dropout`][pytreemod.nn.Dropout],
+    the `inference` of a layer) is written where Equinox has it. Of functions, classes and strings
+    nothing is written.
+
+    Args:
+        path_or_file: the name of a file, to which `.eqx` is added if it has no ending, and which is
+            written whole or not at all; or a binary file, open for writing.
+        pytree: any tree.
+        filter_spec: how a leaf is written: a function of the file and the leaf, or a prefix tree of
+            such functions. One that does nothing, such as `lambda f, x: None`, leaves the leaf out.
+        is_leaf: which nodes to take for leaves.
+
+    Raises:
+        EquinoxFileError: a leaf cannot be written, such as a typed random key; its path is named.
+        FileAccessError: the system refuses.
+        SpecError: `filter_spec` is no prefix of the tree, or has something else than functions.
+        StateError: a State in the tree was used up.
+        ArgumentError: `path_or_file` is neither the name of a file nor a binary file.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> import jax
+        >>> import pytreemod as pm
+        >>> from pytreemod.io.equinox_files import tree_deserialise_leaves, tree_serialise_leaves
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "model.eqx"
+        >>> model = pm.nn.Linear(3, 4, key=jax.random.key(0))
+        >>> tree_serialise_leaves(path, model)
+        >>> like = pm.nn.Linear(3, 4, key=jax.random.key(1))
+        >>> tree_deserialise_leaves(path, like) == model
+        True
+    """
+    where = _title("tree_serialise_leaves", path_or_file)
+    leaves = file_order(pytree, is_leaf)
+    functions = _functions(filter_spec, pytree, leaves, where)
+    with _written(path_or_file, where) as file:
+        for leaf, function in zip(leaves, functions, strict=True):
+            _call(function, file, leaf, where, "written")
+
+
+def tree_deserialise_leaves(
+    path_or_file: StrPath | SupportsRead,
+    like: _T,
+    filter_spec: Any = default_deserialise_filter_spec,
+    is_leaf: IsLeaf = None,
+) -> _T:
+    """Read the leaves of a tree from a file that Equinox wrote, or `tree_serialise_leaves`.
+
+    What Equinox has as leaves and this library as configuration is read, too: a `Dropout` of the
+    file's `p` comes out, whatever that of `like` is.
+
+    The running statistics of a [`BatchNorm`][pytreemod.nn.BatchNorm] with `mode="batch"` come out
+    as Equinox's inference uses them, corrected for their start.
+
+    **Laws.** `tree_deserialise_leaves(path, like) == tree` after
+    `tree_serialise_leaves(path, tree)`, for every `like` of the structure of `tree`.
+
+    Args:
+        path_or_file: the name of a file, to which `.eqx` is added if it has no ending; or a binary
+            file, open for reading, of which no more is read than the leaves.
+        like: a tree of the structure of what was written, with leaves of the same types, shapes and
+            dtypes; it may be abstract, as [`filter_eval_shape`][pytreemod.filter_eval_shape] makes
+            it.
+        filter_spec: how a leaf is read: a function of the file and the leaf of `like`, which
+            returns what takes its place; or a prefix tree of such functions. `lambda f, x: x` reads
+            nothing.
+        is_leaf: which nodes to take for leaves.
+
+    Returns:
+        A tree of the structure of `like`.
+
+    Raises:
+        EquinoxFileError: the file is none of this kind, ends early, has more than `like`, or what
+            it has does not fit; the paths are named. It is a `RuntimeError`, as Equinox's is.
+        FileMissingError: there is no such file; FileAccessError: the system refuses.
+        SpecError: `filter_spec` is no prefix of `like`, or has something else than functions.
+        ArgumentError: `path_or_file` is neither the name of a file nor a binary file; or a layer
+            refuses what the file has for its configuration.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> import jax
+        >>> import pytreemod as pm
+        >>> from pytreemod.io.equinox_files import tree_deserialise_leaves, tree_serialise_leaves
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "model.eqx"
+        >>> def make(key, p):
+        ...     return pm.nn.Sequential([pm.nn.Linear(3, 4, key=key), pm.nn.Dropout(p)])
+        >>> tree_serialise_leaves(path, make(jax.random.key(0), 0.3))
+        >>> like = pm.filter_eval_shape(make, jax.random.key(1), 0.5)
+        >>> tree_deserialise_leaves(path, like).layers[1]
+        Dropout(p=0.3, inference=False)
+    """
+    where = _title("tree_deserialise_leaves", path_or_file)
+    leaves = file_order(like, is_leaf)
+    functions = _functions(filter_spec, like, leaves, where)
+    values: list[Any] = []
+    with _read(path_or_file, where) as file:
+        for leaf, function in zip(leaves, functions, strict=True):
+            values.append(_call(function, file, leaf, where, "read"))
+        misfits = [*_misfits(leaves, values)]
+        # Of an open file, what comes next may be somebody else's; and who has a function of their
+        # own may leave the rest out on purpose.
+        is_whole = all(function is default_deserialise_filter_spec for function in functions)
+        if not misfits and is_whole and _is_path(path_or_file) and file.read(1):
+            _refuse_rest(where)
+    if misfits:
+        _refuse_misfits(misfits, where)
+    return put_back(like, leaves, values, where)
+
+
+# ---- files
+
+
+def _is_path(path_or_file: Any) -> bool:
+    return isinstance(path_or_file, (str, os.PathLike))
+
+
+def _title(function: str, path_or_file: Any) -> str:
+    if _is_path(path_or_file):
+        return f"{function}({file_name(_with_ending(path_or_file))!r})"
+    name = getattr(path_or_file, "name", None)
+    return f"{function}({name!r})" if isinstance(name, str) else f"{function}(file)"
+
+
+def _with_ending(path: Any) -> pathlib.Path:
+    named = pathlib.Path(path)
+    return named if named.suffix else named.with_suffix(".eqx")
+
+
+@contextmanager
+def _written(path_or_file: Any, where: str) -> Generator[Any]:
+    if not _is_path(path_or_file):
+        _check_file(path_or_file, "write", where)
+        yield path_or_file
+        return
+    with replacement(_with_ending(path_or_file)) as raw:
+        file = io.BufferedWriter(raw)
+        try:
+            yield file
+            file.flush()
+        finally:
+            # Closed with it, what was written would not be safe yet.
+            with suppress(OSError):
+                file.detach()
+
+
+@contextmanager
+def _read(path_or_file: Any, where: str) -> Generator[Any]:
+    if not _is_path(path_or_file):
+        _check_file(path_or_file, "read", where)
+        yield path_or_file
+        return
+    path = _with_ending(path_or_file)
+    with system_errors(path, "a file to read"), io.BufferedReader(opened(path)) as file:
+        yield file
+
+
+def _check_file(file: Any, method: str, where: str) -> None:
+    is_text = isinstance(file, io.TextIOBase)
+    if hasattr(file, method) and not is_text:
+        return
+    mode = "wb" if method == "write" else "rb"
+    raise ArgumentError(
+        explain(
+            where,
+            f"the name of a file, or a binary file with a method {method}",
+            "a file of text" if is_text else describe(file),
+            cure=["open it as", f'with open(path, "{mode}") as f: ...'],
+        )
+    )
+
+
+# ---- leaves
+
+
+class _Misfit(EquinoxFileError):
+    """Says what is wrong with a leaf; who knows its path says where."""
+
+    def __init__(self, expected: str, got: str, cure: Sequence[str] = ()):
+        super().__init__(explain("a leaf", expected, got, cure=cure))
+        self.said = expected, got, cure
+
+
+def _call(function: Any, file: Any, leaf: FileLeaf, where: str, done: str) -> Any:
+    """What a function of the filter spec makes of a leaf; errors name its path."""
+    place = f"{where}, {path_text(leaf.path)}"
+    try:
+        return function(file, leaf.value)
+    except _Misfit as error:
+        expected, got, cure = error.said
+        raise EquinoxFileError(explain(place, expected, got, cure=cure)) from error
+    # What the system refuses is told with the name of the file.
+    except OSError:
+        raise
+    except Exception as error:
+        got = f"{type(error).__name__}: {error}"
+        raise EquinoxFileError(explain(place, f"a leaf that can be {done}", got)) from error
+
+
+def _check_values(x: Any) -> None:
+    if isinstance(x, Tracer):
+        got, cure = "a traced one", "write outside of filter_jit, or in a filter_io_callback"
+    elif isinstance(x, jax.ShapeDtypeStruct):
+        got, cure = f"{describe(x)}, which is abstract", "write the model that has the values"
+    elif x.is_deleted():
+        got, cure = "one that was donated", "write what the step returned, not what it was given"
+    elif not x.is_fully_addressable:
+        got, cure = "one that lies on other hosts, too", "write with orbax, as its how-to shows"
+    else:
+        return
+    raise _Misfit("an array whose values are here", got, [cure])
+
+
+def _check_dtype(array: Any, given: Any = None) -> None:
+    """Refuse what the format has nothing for, or nothing that could be told from something else."""
+    if not _has_form(array.dtype):
+        got = describe(array if given is None else given)
+        raise _Misfit("what Equinox's files have a form for", got, _CURE_FORM)
+
+
+def _has_form(dtype: Any) -> bool:
+    if jnp.issubdtype(dtype, jax.dtypes.extended) or dtype.hasobject:
+        return False
+    if dtype == _BFLOAT16:
+        return True
+    try:
+        return np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(dtype)) == dtype
+    except (TypeError, ValueError):
+        return False
+
+
+_CURE_FORM = [
+    "a file of this library holds typed random keys, and arrays of every dtype of JAX:",
+    "pm.save(path, tree)",
+    "here it can be left out, in reading as well:",
+    "filter_spec=lambda f, x: None if is_such(x) else pm.default_serialise_filter_spec(f, x)",
+]
+
+_CURE_WIDTH = [
+    "JAX has 64 bits only if told so:",
+    'jax.config.update("jax_enable_x64", True)',
+]
+
+
+def _in_bfloat16(array: Any) -> Any:
+    """An array with the dtype that NumPy writes as two bytes without a meaning."""
+    return array.view(_BFLOAT16) if array.dtype == "V2" else array
+
+
+def _as_number(array: Any, x: Any) -> Any:
+    dtype = np.asarray(x).dtype
+    array = _in_bfloat16(array) if dtype == _BFLOAT16 else array
+    # A count in the place of a flag means that the file is of another tree.
+    is_safe = (array.dtype.kind == "b") == (dtype.kind == "b") and (
+        array.dtype == dtype or np.can_cast(array.dtype, dtype, "safe")
+    )
+    if array.shape or not is_safe:
+        raise _Misfit(f"{_article(x)} {type(x).__name__}", describe(array), _CURE_ORDER)
+    return array.astype(dtype)[()] if isinstance(x, np.generic) else type(x)(array.item())
+
+
+def _article(x: Any) -> str:
+    return "an" if type(x).__name__[0] in "aeiou" else "a"
+
+
+def _misfits(leaves: Sequence[FileLeaf], values: Sequence[Any]) -> Generator[str]:
+    """What in a file is not as in `like`, by path."""
+    for leaf, new in zip(leaves, values, strict=True):
+        old = leaf.value
+        # All arrays of JAX are of one kind, and what is abstract stands for one.
+        kind = jax.Array if isinstance(old, (jax.Array, jax.ShapeDtypeStruct)) else class_of(old)
+        is_misfit = not isinstance(new, kind) or (
+            isinstance(new, (jax.Array, np.ndarray))
+            and (new.shape, new.dtype) != (old.shape, old.dtype)
+        )
+        if is_misfit:
+            mine = describe(old) if hasattr(old, "dtype") else f"of type {type(old).__name__}"
+            yield f"{path_text(leaf.path)}: {mine} in like, {describe(new)} in the file"
+
+
+def _refuse_misfits(misfits: Sequence[str], where: str) -> NoReturn:
+    count = "one that has" if len(misfits) == 1 else f"{len(misfits)} that have"
+    raise EquinoxFileError(
+        explain(
+            where,
+            "leaves that have changed neither type, shape nor dtype",
+            count,
+            places=misfits,
+            cure=_CURE_ORDER,
+        )
+    )
+
+
+def _refuse_rest(where: str) -> NoReturn:
+    raise EquinoxFileError(
+        explain(
+            where,
+            "a file that ends with the last leaf of like",
+            "one that has more",
+            cure=[
+                "it is of another tree; if that begins with this one, read from an open file:",
+                'with open(path, "rb") as f:',
+                "    tree = pm.tree_deserialise_leaves(f, like)",
+            ],
+        )
+    )
+
+
+_CURE_ORDER = "the file has no names: like must have the structure of the tree that was written"
+
+
+# ---- arrays
+
+
+_MAGIC = b"\x93NUMPY"
+_HEADERS: dict[tuple[int, int], Callable[[Any], Any]] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+_CHUNK = 1 << 24
+
+
+def _read_array(file: Any, like: Any) -> Any:
+    """The next array of a file, as NumPy's `save` writes it; no more bytes are read."""
+    shape, fortran_order, dtype = _read_header(file)
+    size = math.prod(shape) * dtype.itemsize
+    # What claims to be larger than it is asks for no memory.
+    is_expected = size == like.size * like.dtype.itemsize
+    data = _read_all(file, size) if is_expected else _read_grown(file, size)
+    try:
+        array = data.view(dtype).reshape(shape, order="F" if fortran_order else "C")
+    except (ValueError, TypeError, OverflowError) as error:
+        raise _Misfit("an array", f"one of dtype {dtype} and shape {shape}") from error
+    return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
+
+
+def _read_header(file: Any) -> tuple[tuple[int, ...], bool, Any]:
+    magic = _read_bytes(file, len(_MAGIC) + 2)
+    if not magic:
+        raise _Misfit("an array", "the end of the file", [_CURE_ORDER])
+    read_header = _HEADERS.get((magic[-2], magic[-1])) if magic.startswith(_MAGIC) else None
+    if read_header is None:
+        cure = ["in files of this format, each leaf is one array of NumPy's", "numpy.save(f, x)"]
+        raise _Misfit("an array", "something else", cure)
+    try:
+        shape, fortran_order, dtype = read_header(file)
+    except Exception as error:
+        raise _Misfit("an array", "a damaged one") from error
+    if dtype.hasobject or dtype.itemsize == 0 or min(shape, default=0) < 0:
+        raise _Misfit("an array of numbers", f"one of dtype {dtype} and shape {shape}")
+    return shape, fortran_order, dtype
+
+
+def _read_bytes(file: Any, size: int) -> bytearray:
+    """So many bytes, or those that are left."""
+    data = bytearray()
+    while len(data) < size:
+        part = file.read(min(size - len(data), _CHUNK))
+        if not part:
+            break
+        data += part
+    return data
+
+
+def _read_grown(file: Any, size: int) -> Any:
+    data = _read_bytes(file, size)
+    if len(data) < size:
+        _refuse_short(len(data), size)
+    return np.frombuffer(data, np.uint8) if size else np.empty(0, np.uint8)
+
+
+def _read_all(file: Any, size: int) -> Any:
+    """The same, into the memory where it will stay."""
+    if not hasattr(file, "readinto"):
+        return _read_grown(file, size)
+    data = np.empty(size, np.uint8)
+    view, done = memoryview(cast("Any", data)), 0
+    while done < size:
+        count = file.readinto(view[done:])
+        if not count:
+            _refuse_short(done, size)
+        done += count
+    return data
+
+
+def _refuse_short(done: int, size: int) -> NoReturn:
+    raise _Misfit("a whole array", f"the end of the file after {done} of {size} bytes")
+
+
+# ---- functions of the filter spec
+
+
+def _functions(
+    filter_spec: Any, tree: PyTree, leaves: Sequence[FileLeaf], where: str
+) -> list[Callable[[Any, Any], Any]]:
+    """The function for each leaf.
+
+    Raises:
+        SpecError: `filter_spec` is no prefix of the tree, or has something else than functions.
+    """
+    where = f"{where}, filter_spec"
+    if isinstance(filter_spec, Rule):
+        filter_spec = filter_spec(tree)
+    given: dict[tuple[Any, ...], Any] = {}
+
+    def note(spec: Any, subtree: PyTree, path: tuple[Any, ...]) -> list[Any]:
+        del subtree
+        if not callable(spec):
+            _refuse_spec(spec, path, where)
+        given[path] = spec
+        return []
+
+    spread(filter_spec, tree, resolve=note, stops=_is_function, where=where)
+    # Below a layer's own place, a spec says nothing of what is configuration here.
+    known = _Given(
+        given, filter_spec, {leaf.path for leaf in leaves if leaf.meaning is Meaning.DATA}
+    )
+    return [known.function_for(leaf, where) for leaf in leaves]
+
+
+def _is_function(spec: Any) -> bool:
+    """Whether a tree that can be called stands as a function in a spec, and not as a prefix."""
+    return isinstance(spec, (BoundMethod, Partial, jtu.Partial))
+
+
+class _Given:
+    """The functions of a spec, by the path of the node that each is for."""
+
+    def __init__(self, given: dict[tuple[Any, ...], Any], spec: Any, data: set[tuple[Any, ...]]):
+        self.given, self.spec = given, spec
+        # Of each node above one that has a function, all functions below it.
+        self.below: dict[tuple[Any, ...], list[Any]] = {}
+        for path, function in given.items():
+            for length in range(len(path)):
+                _add(function, self.below.setdefault(path[:length], []))
+        self.of_leaves = list[Any]()
+        for path in given.keys() & data:
+            _add(given[path], self.of_leaves)
+
+    def function_for(self, leaf: FileLeaf, where: str) -> Any:
+        path = leaf.path
+        for length in range(len(path) + 1):
+            if path[:length] in self.given:
+                return self.given[path[:length]]
+        found = _value_at(self.spec, path)
+        if callable(found):
+            return found
+        # As all that is near it; or as all leaves, if a tree map made the spec, and then whole
+        # nodes were exchanged.
+        above = (self.below.get(path[:length], []) for length in reversed(range(len(path))))
+        near = next((functions for functions in above if functions), list[Any]())
+        for functions in (near, self.of_leaves):
+            if len(functions) == 1:
+                return functions[0]
+        raise SpecError(_unsaid(path, where))
+
+
+def _add(function: Any, functions: list[Any]) -> None:
+    if not any(function is known for known in functions):
+        functions.append(function)
+
+
+def _value_at(spec: Any, path: tuple[Any, ...]) -> Any:
+    """What a spec has at a place that is no leaf of the tree."""
+    for key in path:
+        if isinstance(key, jtu.GetAttrKey):
+            spec = getattr(spec, key.name, None)
+        else:
+            spec = next((child for own, child in children_of(spec) or () if own == key), None)
+    return spec
+
+
+def _refuse_spec(spec: Any, path: tuple[Any, ...], where: str) -> NoReturn:
+    raise SpecError(
+        explain(
+            where,
+            "functions of a file and a leaf",
+            describe(spec),
+            places=[path_text(path)] if path else [],
+            cure=["what leaves a leaf out is", "lambda f, x: None, in reading lambda f, x: x"],
+        )
+    )
+
+
+def _unsaid(path: tuple[Any, ...], where: str) -> str:
+    return explain(
+        where,
+        "a function for each leaf that Equinox has",
+        f"none for {path_text(path)}, which is configuration here",
+        cure=[
+            "give one for the whole layer:",
+            f"filter_spec = pm.tree_at({path_text(path[:-1])!r}, filter_spec, "
+            "replace_fn=lambda _: function)",
+        ],
+    )

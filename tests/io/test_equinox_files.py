@@ -1,0 +1,740 @@
+"""Equinox's files: written by either library, read by the other, and what is no such file."""
+
+import io
+import os
+import pathlib
+import warnings
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pytreemod as pm
+from pytreemod.errors import (
+    ArgumentError,
+    EquinoxFileError,
+    FileAccessError,
+    FileMissingError,
+    SpecError,
+    StateError,
+)
+from pytreemod.io.equinox_files import (
+    default_deserialise_filter_spec,
+    default_serialise_filter_spec,
+    tree_deserialise_leaves,
+    tree_serialise_leaves,
+)
+from tests.helpers.comparing import assert_same
+from tests.nn.both_libraries import LAYERS, Both
+
+KEYS = jax.random.split(jax.random.key(0), 4)
+every_layer = pytest.mark.parametrize("row", LAYERS, ids=[row.name for row in LAYERS])
+
+
+def written(tree, lib=None, **options):
+    """What is in the file of a tree."""
+    file = io.BytesIO()
+    (lib.tree_serialise_leaves if lib else tree_serialise_leaves)(file, tree, **options)
+    return file.getvalue()
+
+
+def read(data, like, lib=None, **options):
+    """A tree from what is in a file."""
+    function = lib.tree_deserialise_leaves if lib else tree_deserialise_leaves
+    return function(io.BytesIO(data), like, **options)
+
+
+def check_exchange(theirs, ours):
+    """Each library reads the other's file, and writes what it has read bit for bit."""
+    their_file, our_file = written(theirs, eqx), written(ours)
+
+    assert written(read(their_file, ours)) == their_file
+    assert written(read(our_file, theirs, eqx), eqx) == our_file
+
+
+# ---- exchange
+
+
+@every_layer
+def test_a_layer_is_exchanged(row: Both):
+    """With its values, with what is a flag here, and with its State, beside it and alone."""
+    check_exchange(row.make(eqx, KEYS[0]), row.make(pm, KEYS[1]))
+    theirs = eqx.nn.make_with_state(lambda: row.make(eqx, KEYS[0]))()
+    ours = pm.make_with_state(lambda: row.make(pm, KEYS[1]))()
+    check_exchange(theirs, ours)
+    check_exchange(theirs[1], ours[1])
+    check_exchange(theirs[0], ours[0])
+
+
+def test_every_layer_of_both_libraries_has_a_row():
+    """So that a layer that is added here is exchanged, too."""
+
+    def layers(lib):
+        found = {n: v for n, v in vars(lib.nn).items() if isinstance(v, type)}
+        return {n for n, v in found.items() if issubclass(v, lib.Module) and not n.startswith("_")}
+
+    tokens, bases = {"State", "StateIndex"}, {"StatefulLayer"}
+    built = {
+        type(node).__name__
+        for row in LAYERS
+        for node in jax.tree.leaves(
+            [row.make(pm, KEYS[0])], is_leaf=lambda node: isinstance(node, pm.Module)
+        )
+    }
+    assert (layers(eqx) & layers(pm)) - tokens - bases - built == set()
+
+
+def network(lib, key):
+    """A convolutional network with what has State, keys and flags in it."""
+    one, two, three = jax.random.split(key, 3)
+    return lib.nn.Sequential(
+        [
+            lib.nn.Conv2d(1, 2, 3, key=one),
+            lib.nn.BatchNorm(2, "batch", momentum=0.5, mode="ema"),
+            lib.nn.Lambda(jax.nn.relu),
+            lib.nn.MaxPool2d(2),
+            lib.nn.BatchNorm(2, "batch", momentum=0.5, mode="batch"),
+            lib.nn.Dropout(0.3),
+            lib.nn.AvgPool2d(2),
+            lib.nn.Lambda(jnp.ravel),
+            lib.nn.SpectralNorm(lib.nn.Linear(8, 3, key=two), "weight", key=two),
+            lib.nn.MLP(3, 2, 4, 1, key=three),
+        ]
+    )
+
+
+def made(lib, key):
+    """The network and its State."""
+    return lib.nn.make_with_state(network)(lib, key)
+
+
+@eqx.filter_jit
+def applied(model, state, x, keys):
+    """What the network gives for a batch."""
+
+    def one(x, state, key):
+        return model(x, state, key=key)
+
+    return jax.vmap(one, in_axes=(0, None, 0), out_axes=(0, None), axis_name="batch")(
+        x, state, keys
+    )
+
+
+X = jnp.sin(jnp.arange(4 * 6 * 6.0)).reshape(4, 1, 6, 6)
+
+
+def trained(lib, key, steps=2):
+    """The network after some batches."""
+    model, state = made(lib, key)
+    for step in range(steps):
+        _, state = applied(model, state, X + step, KEYS)
+    return model, state
+
+
+def inferred(lib, model, state):
+    """What the network gives in inference."""
+    # Equinox's count is no weak integer any more when it was read, and is taken to a power.
+    with jax.numpy_dtype_promotion("standard"):
+        return applied(lib.nn.inference_mode(model), state, X, KEYS)[0]
+
+
+def test_a_trained_network_of_equinox_infers_the_same_here():
+    """Whose running statistics are corrected for their start when they are read."""
+    theirs = trained(eqx, KEYS[0])
+    ours = read(written(theirs, eqx), made(pm, KEYS[1]))
+
+    np.testing.assert_allclose(inferred(pm, *ours), inferred(eqx, *theirs), rtol=1e-5, atol=1e-6)
+
+
+def test_a_trained_network_infers_the_same_in_equinox():
+    """And goes on from its statistics, which it does not take for those of no batch yet."""
+    ours = trained(pm, KEYS[0])
+    model, state = read(written(ours), made(eqx, KEYS[1]), eqx)
+
+    np.testing.assert_allclose(
+        inferred(eqx, model, state), inferred(pm, *ours), rtol=1e-5, atol=1e-6
+    )
+    before = inferred(eqx, model, state)
+    with jax.numpy_dtype_promotion("standard"):
+        _, state = applied(model, state, X, KEYS)
+    assert jnp.abs(inferred(eqx, model, state) - before).max() < 10 * jnp.abs(before).max()
+    check_exchange((model, read(written(ours[1]), state, eqx)), ours)
+
+
+def test_a_state_alone_that_equinox_corrects_is_refused_with_what_to_write():
+    """Its momentum is the layer's; the cure reads nothing for the model."""
+    theirs, like = trained(eqx, KEYS[0]), made(pm, KEYS[1])
+    data = written(theirs[1], eqx)
+
+    with pytest.raises(EquinoxFileError, match=r"expected the model beside its State.*") as caught:
+        read(data, like[1])
+    assert "['layers[4].batch_counter']" in str(caught.value)
+    spec = (lambda f, x: x, default_deserialise_filter_spec)
+    _, state = read(data, like, filter_spec=spec)
+    assert_same(state, read(written(theirs, eqx), like)[1])
+
+
+class OfUser:
+    """Modules as users write them, with either library."""
+
+    def __init__(self, lib: Any):
+        class Inner(lib.Module):
+            weight: jax.Array
+            gain: float = 2.0
+            flag: bool = True
+            steps: int = 3
+            phase: complex = 1j
+            name: str = "inner"
+            act: Any = jnp.tanh
+            size: int = lib.field(static=True, default=4)
+            numbers: Any = lib.field(default_factory=lambda: np.arange(3))
+            scalar: Any = np.float32(0.5)
+            half: Any = lib.field(default_factory=lambda: jnp.ones(2, jnp.bfloat16))
+            nothing: Any = None
+
+        class Outer(Inner):
+            state_index: Any = None
+            parts: Any = None
+
+            def __init__(self, value):
+                self.weight = value
+                self.gain, self.flag, self.steps, self.phase = 0.5, False, 7, 2j
+                self.name, self.act, self.size = "outer", jnp.sin, 5
+                self.numbers, self.scalar = np.ones((2, 2), order="F"), np.float64(1)
+                self.half, self.nothing = jnp.zeros(3, jnp.bfloat16), None
+                # Called as BatchNorm's is, and none of it.
+                self.state_index = lib.nn.StateIndex((value, value))
+                self.parts = {"b": [Inner(value), lib.nn.Dropout(0.2)], "a": (value, 3)}
+
+        self.make = lambda value: lib.nn.make_with_state(Outer)(value)
+
+
+def test_modules_of_the_user_are_exchanged():
+    """Numbers are leaves in both, functions and strings in neither; fields stand as declared."""
+    theirs, ours = OfUser(eqx).make(jnp.ones(2)), OfUser(pm).make(jnp.zeros(2))
+
+    check_exchange(theirs, ours)
+    model, _ = read(written(theirs, eqx), ours)
+    assert model.parts["b"][1] == pm.nn.Dropout(0.2)
+    assert (model.gain, model.flag, model.steps, model.phase) == (0.5, False, 7, 2j)
+
+
+@pytest.mark.parametrize(
+    "opt",
+    [
+        optax.sgd(0.1),
+        optax.adamw(1e-3),
+        optax.chain(optax.clip(1.0), optax.masked(optax.adam(1e-3), True), optax.ema(0.9)),
+        optax.MultiSteps(optax.adam(1e-3), 2),
+        optax.inject_hyperparams(optax.adam)(1e-3),
+    ],
+    ids=["sgd", "adamw", "chain", "many steps", "hyperparameters"],
+)
+def test_states_of_optax_are_exchanged(opt):
+    """Of what they are made of, Equinox's users filter out what is no array."""
+    theirs, their_state = made(eqx, KEYS[0])
+    ours, our_state = made(pm, KEYS[1])
+    opts = [opt.init(eqx.filter(theirs, eqx.is_inexact_array)), opt.init(pm.trainable(ours)[0])]
+
+    check_exchange((theirs, opts[0], their_state), (ours, opts[1], our_state))
+    check_exchange(opts[0], opts[1])
+
+
+def test_partials_and_methods_are_exchanged():
+    """What else has leaves in both libraries."""
+
+    def make(lib, key):
+        class Scaled(lib.Module):
+            layer: Any
+            by: float
+
+            def scaled(self, x):
+                return self.by * self.layer(x)
+
+        layer = lib.nn.Linear(2, 2, key=key)
+        partials = [lib.Partial(layer, jnp.ones(2)), jax.tree_util.Partial(layer, 1.0)]
+        return [Scaled(layer, 0.5).scaled, *partials]
+
+    check_exchange(make(eqx, KEYS[0]), make(pm, KEYS[1]))
+
+
+def test_members_of_an_ensemble_are_exchanged():
+    """Layers that `filter_vmap` made as one, with a State that has a value for each."""
+
+    def make(lib, key):
+        def one(key):
+            layers = [lib.nn.BatchNorm(2, "b", mode="batch"), lib.nn.Linear(2, 1, key=key)]
+            return lib.nn.Sequential([*layers, lib.nn.Dropout(0.2)])
+
+        return lib.filter_vmap(lib.nn.make_with_state(one))(KEYS)
+
+    theirs, ours = make(eqx, KEYS[0]), make(pm, KEYS[1])
+    check_exchange(theirs, ours)
+    # Each member has seen another number of batches.
+    counted = eqx.tree_at(
+        lambda state: state.get(theirs[0].layers[0].batch_counter), theirs[1], jnp.arange(4)
+    )
+    data = written((theirs[0], counted), eqx)
+    _, var = read(data, ours)[1].get(ours[0].layers[0].state_index)
+    scale = [1, *(1 - 0.99**n for n in (1, 2, 3))]
+    np.testing.assert_allclose(var, np.outer(1 / np.asarray(scale), np.ones(2)), rtol=1e-5)
+
+
+def test_configuration_comes_from_the_file():
+    """As Equinox restores what are leaves there; a layer refuses what it would refuse elsewhere."""
+    data = written(eqx.nn.Dropout(0.3, inference=True), eqx)
+    assert read(data, pm.nn.Dropout(0.5)) == pm.nn.Dropout(0.3, inference=True)
+    net = pm.nn.Sequential([pm.nn.Dropout(0.5), pm.nn.Dropout(0.2)])
+    other = pm.nn.inference_mode(net.replace(layers=(pm.nn.Dropout(0.1), pm.nn.Dropout(0.4))))
+    assert read(written(other), net) == other
+    broken = written((7.0, False))
+    with pytest.raises(
+        ArgumentError, match=r"Dropout.*p.*expected a number from 0.* to 1.*, got 7.0"
+    ):
+        read(broken, pm.nn.Dropout(0.5))
+
+
+# ---- leaves
+
+
+LEAVES = [
+    True,
+    3,
+    -(2**60),
+    0.1,
+    1j,
+    np.float32(1.5),
+    np.int8(-3),
+    np.bool_(True),
+    np.arange(6).reshape(2, 3),
+    np.asfortranarray(np.ones((2, 3))),
+    np.ones((2, 2))[:, 0],
+    np.array(["text"]),
+    np.zeros((0, 2)),
+    np.zeros(2, [("a", "<f4"), ("b", "<i2")]),
+    jnp.ones((2, 3)),
+    jnp.zeros((0, 2)),
+    jnp.asarray(1.0),
+    jnp.ones(2, jnp.bfloat16),
+    jnp.asarray(1.5, jnp.bfloat16),
+    jnp.ones(2, jnp.complex64),
+    jnp.ones(2, bool),
+    jnp.ones(2, jnp.uint8),
+    "a string",
+    None,
+    jnp.tanh,
+    object(),
+]
+
+
+@pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: repr(leaf)[:30])
+def test_a_leaf_is_written_as_equinox_does(leaf):
+    """The same bytes, and the same value comes back; of what is neither, nothing is written."""
+    data = written([leaf, 1.0])
+
+    assert data == written([leaf, 1.0], eqx)
+    again, _ = read(data, [leaf, 0.0])
+    assert type(again) is type(leaf)
+    if hasattr(leaf, "dtype"):
+        assert (again.shape, again.dtype) == (leaf.shape, leaf.dtype)
+        np.testing.assert_array_equal(np.asarray(again), np.asarray(leaf))
+    else:
+        assert again == leaf
+
+
+def test_numpy_arrays_and_scalars_in_bfloat16_come_back():
+    """Equinox writes them, and cannot read the arrays."""
+    leaves = [np.ones(2, ml_dtypes.bfloat16), ml_dtypes.bfloat16(1.5)]
+    data = written(leaves)
+
+    assert data == written(leaves, eqx)
+    again = read(data, leaves)
+    assert again[0].dtype == again[1].dtype == ml_dtypes.bfloat16
+    assert (again[0] == 1).all()
+    assert again[1] == 1.5
+
+
+def test_like_may_be_abstract():
+    """A model that was never made has its values from the file."""
+    model = made(pm, KEYS[0])
+    like = pm.filter_eval_shape(made, pm, KEYS[1])
+
+    assert_same(read(written(model), like), model)
+
+
+def test_arrays_are_read_into_memory_of_their_own():
+    """The file may change afterwards, and an array of NumPy may be written to."""
+    data = bytearray(written([np.arange(3.0), jnp.arange(3.0)]))
+    one, two = read(data, [np.zeros(3), jnp.zeros(3)])
+    one[0] = 7
+    data[-24:] = bytes(24)
+
+    assert list(one) == [7, 1, 2]
+    assert list(two) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("leaf", "got"),
+    [
+        (jax.random.key(0), r"key<fry>\[\]"),
+        (jnp.ones(2, jnp.float8_e4m3fn), r"f8_e4m3fn\[2\]"),
+        (jnp.ones(2, jnp.int4), r"i4\[2\]"),
+        (np.ones(2, ml_dtypes.float8_e5m2), r"f8_e5m2\[2\]"),
+        (np.array([None]), r"object\[1\]"),
+        (2**70, "1180591620717411303424"),
+    ],
+    ids=["key", "float8", "int4", "float8 of NumPy", "objects", "a large int"],
+)
+def test_what_the_format_has_nothing_for_is_refused(leaf, got):
+    """Equinox fails for keys, and writes the others so that it cannot read them."""
+    for work in (written, lambda tree: read(written([1.0, 1.0]), tree)):
+        if work is not written and isinstance(leaf, int):
+            continue
+        with pytest.raises(
+            EquinoxFileError, match=rf"\[1\]: expected what .*, got {got}"
+        ) as caught:
+            work([1.0, leaf])
+        assert "pm.save(path, tree)" in str(caught.value)
+
+
+def test_an_array_whose_values_are_not_here_is_refused():
+    """Abstract, traced or donated: nothing is left out unseen."""
+    with pytest.raises(
+        EquinoxFileError, match=r"expected an array whose values are here, got f32\[2\], which"
+    ):
+        written(jax.ShapeDtypeStruct((2,), jnp.float32))
+    with pytest.raises(EquinoxFileError, match=r"weight: .*got a traced one"):
+        jax.jit(lambda tree: written(tree) and 0)(pm.nn.Linear(1, 1, key=KEYS[0]))
+    gone = jnp.ones(2)
+    gone.delete()
+    with pytest.raises(EquinoxFileError, match=r"got one that was donated"):
+        written(gone)
+
+
+# ---- filter specs
+
+
+def test_a_filter_spec_leaves_leaves_out():
+    """One function for all, and a prefix tree of them: the files are Equinox's."""
+
+    def skip(f, x):
+        if not isinstance(x, float):
+            default_serialise_filter_spec(f, x)
+
+    theirs, ours = network(eqx, KEYS[0]), network(pm, KEYS[0])
+    ours = read(written(theirs, eqx), ours)
+    nothing = lambda f, x: None  # noqa: E731
+    for spec in (skip, nothing):
+        assert written([ours, 1.0], filter_spec=spec) == written(
+            [theirs, 1.0], eqx, filter_spec=spec
+        )
+    prefix = [skip, default_serialise_filter_spec]
+    assert written([ours, 1.0], filter_spec=prefix) == written(
+        [theirs, 1.0], eqx, filter_spec=prefix
+    )
+
+
+@pytest.mark.parametrize(
+    "where", [lambda m: m.layers[0], lambda m: m.layers[5], lambda m: m.layers[8]]
+)
+def test_a_filter_spec_of_the_structure_of_the_model(where):
+    """Made by a tree map, with one part exchanged: flags are treated as what is around them."""
+    theirs = network(eqx, KEYS[0])
+    ours = read(written(theirs, eqx), network(pm, KEYS[1]))
+    files = []
+    for lib, model in ((eqx, theirs), (pm, ours)):
+        spec = jax.tree.map(lambda _: eqx.default_serialise_filter_spec, model)
+        spec = lib.tree_at(where, spec, replace=lambda f, x: None)
+        files.append(written(model, lib if lib is eqx else None, filter_spec=spec))
+
+    assert files[0] == files[1]
+    assert len(files[0]) < len(written(theirs, eqx))
+
+
+def test_a_filter_spec_that_does_not_say_what_a_flag_is_to_be_is_refused():
+    """Where its neighbours are treated in two ways, with the line that says it."""
+    layer = pm.nn.SpectralNorm(pm.nn.Linear(2, 2, key=KEYS[0]), "weight", key=KEYS[0])
+    spec = jax.tree.map(lambda _: default_serialise_filter_spec, layer)
+    spec = pm.tree_at(lambda m: m.layer.weight, spec, replace=lambda f, x: None)
+
+    with pytest.raises(
+        SpecError, match=r"got none for \[0\].inference, which is configuration here"
+    ):
+        written([layer], filter_spec=[spec])
+    assert written([layer], filter_spec=[default_serialise_filter_spec])
+
+
+def test_a_rule_is_a_filter_spec():
+    """`by` gives a function for each leaf."""
+    rule = pm.by({"a": lambda f, x: None, ...: default_serialise_filter_spec})
+
+    assert written({"a": 1.0, "b": 2.0}, filter_spec=rule) == written([2.0])
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        (True, "expected functions of a file and a leaf, got True"),
+        ([default_serialise_filter_spec], "filter_spec.*expected"),
+        (None, "filter_spec.*expected"),
+        ((default_serialise_filter_spec, 3), r"got 3"),
+    ],
+)
+def test_a_filter_spec_that_is_none_is_refused(spec, text):
+    """Before a file is opened."""
+    with pytest.raises(SpecError, match=text):
+        written((1.0, 2.0), filter_spec=spec)
+
+
+def test_a_filter_spec_may_change_what_it_reads():
+    """As Equinox's may: it sees the array that the file has, whatever its shape."""
+
+    def fitting(f, x):
+        value = default_deserialise_filter_spec(f, x)
+        return value[: x.shape[0]] if isinstance(x, jax.Array) else value
+
+    data = written([jnp.arange(4.0), 2.0])
+    assert_same(read(data, [jnp.zeros(2), 0.0], filter_spec=fitting), [jnp.arange(2.0), 2.0])
+
+
+def test_is_leaf_says_what_is_one():
+    """A function of the filter spec is called with the node."""
+    seen = []
+    like = [pm.nn.Dropout(0.1), None]
+    stops = lambda x: x is None or isinstance(x, pm.nn.Dropout)  # noqa: E731
+    read(b"", like, filter_spec=lambda f, x: seen.append(x) or x, is_leaf=stops)
+
+    assert seen == like
+
+
+def test_an_error_in_a_filter_spec_names_the_leaf():
+    """It is a RuntimeError, as Equinox's is."""
+
+    def fail(f, x):
+        raise KeyError(x)
+
+    with pytest.raises(
+        RuntimeError,
+        match=r"file\), \['a'\]: expected a leaf that can be written, got KeyError: 1.0",
+    ):
+        written({"a": 1.0}, filter_spec=fail)
+
+
+# ---- files
+
+
+@pytest.mark.parametrize("name", ["model", "model.eqx", "model.v2", "folder.d/model"])
+@pytest.mark.parametrize("kind", [str, pathlib.Path])
+def test_an_ending_is_added_to_a_name_without(name, kind, tmp_path):
+    """As Equinox does: each library finds the other's file."""
+    path = kind(tmp_path / name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    tree_serialise_leaves(path, {"x": 1.0})
+    here = sorted(os.listdir(os.path.dirname(path)))
+    assert eqx.tree_deserialise_leaves(path, {"x": 0.0}) == {"x": 1.0}
+    eqx.tree_serialise_leaves(path, {"x": 2.0})
+
+    assert here == sorted(os.listdir(os.path.dirname(path)))
+    assert tree_deserialise_leaves(path, {"x": 0.0}) == {"x": 2.0}
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    """An error in the middle leaves the old one, and nothing beside it."""
+    path = tmp_path / "model.eqx"
+    tree_serialise_leaves(path, [1.0])
+    with pytest.raises(EquinoxFileError, match="expected what Equinox's files have a form for"):
+        tree_serialise_leaves(path, [jnp.ones(9), jax.random.key(0)])
+
+    assert tree_deserialise_leaves(path, [0.0]) == [1.0]
+    assert os.listdir(tmp_path) == ["model.eqx"]
+
+
+def test_several_trees_in_an_open_file(tmp_path):
+    """What comes before and after is left alone: text, and another tree."""
+    with open(tmp_path / "both", "wb") as file:
+        file.write(b"{}\n")
+        tree_serialise_leaves(file, [1.0, jnp.ones(2)])
+        eqx.tree_serialise_leaves(file, (3,))
+    with open(tmp_path / "both", "rb") as file:
+        assert file.readline() == b"{}\n"
+        assert_same(tree_deserialise_leaves(file, [0.0, jnp.zeros(2)]), [1.0, jnp.ones(2)])
+        assert tree_deserialise_leaves(file, (0,)) == (3,)
+
+
+class Dribbling:
+    """A file that gives some bytes at a time, and can do nothing else."""
+
+    def __init__(self, data):
+        self.file = io.BytesIO(data)
+
+    def read(self, size=-1):
+        return self.file.read(min(size, 7))
+
+
+def test_a_file_may_give_few_bytes_at_a_time():
+    """As sockets do."""
+    model = network(pm, KEYS[0])
+
+    assert_same(tree_deserialise_leaves(Dribbling(written(model)), network(pm, KEYS[1])), model)
+
+
+@pytest.mark.parametrize(
+    ("like", "text"),
+    [
+        ((jnp.ones(3), 3.0), r"\[0\]: f32\[3\] in like, f32\[2\] in the file"),
+        ((jnp.ones(2, int), 3.0), r"\[0\]: i32\[2\] in like, f32\[2\] in the file"),
+        ((np.ones(2), 3.0), r"\[0\]: f64\[2\] in like, f32\[2\] in the file"),
+        ((jnp.ones((2, 1)), 3.0), r"\[0\]: f32\[2,1\] in like"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_path(like, text):
+    """A RuntimeError, as Equinox's is."""
+    with pytest.raises(EquinoxFileError, match=text) as caught:
+        read(written((jnp.ones(2), 3.0)), like)
+    assert isinstance(caught.value, RuntimeError)
+    with pytest.raises(RuntimeError, match="changed"):
+        read(written((jnp.ones(2), 3.0)), (jnp.ones(3), 3.0), eqx)
+
+
+@pytest.mark.parametrize(
+    ("value", "like", "expected"),
+    [
+        (3, 0.0, 3.0),
+        (2, 0j, 2 + 0j),
+        (np.float32(0.5), 0.0, 0.5),
+        (2.5, 0, None),
+        (2.0, 0, None),
+        (1, True, None),
+        (True, 1, None),
+        (np.float64(0.1), np.float32(0), None),
+        (np.ones(1), 0.0, None),
+        ("x", 0.0, None),
+    ],
+    ids=repr,
+)
+def test_a_number_takes_the_place_of_one_that_can_hold_it(value, like, expected):
+    """Equinox makes 2 of 2.5, and True of 7: here the file is of another tree."""
+    data = written(np.asarray(value))
+    if expected is None:
+        with pytest.raises(
+            EquinoxFileError, match=r"<root>: expected an? (int|float|bool|float32), got"
+        ):
+            read(data, like)
+    else:
+        assert read(data, like) == expected
+
+
+def test_what_jax_cannot_hold_is_refused():
+    """Equinox cuts it to 32 bits."""
+    with pytest.raises(
+        EquinoxFileError, match=r"expected a dtype that JAX has here, got f64\[2\]"
+    ) as caught:
+        read(written(np.ones(2)), jnp.ones(2))
+    assert "jax_enable_x64" in str(caught.value)
+
+
+def test_more_than_like_has_is_refused(tmp_path):
+    """The file is of another tree, unless it is read in parts or with a function of one's own."""
+    path = tmp_path / "model.eqx"
+    tree_serialise_leaves(path, (1.0, 2.0))
+    with pytest.raises(
+        EquinoxFileError, match="ends with the last leaf of like, got one that has more"
+    ):
+        tree_deserialise_leaves(path, (0.0,))
+    assert eqx.tree_deserialise_leaves(path, (0.0,)) == (1.0,)
+    with open(path, "rb") as file:
+        assert tree_deserialise_leaves(file, (0.0,)) == (1.0,)
+    spec = (default_deserialise_filter_spec, lambda f, x: x)
+    assert tree_deserialise_leaves(path, (0.0, 5.0), filter_spec=spec) == (1.0, 5.0)
+
+
+DATA = written([jnp.arange(6.0).reshape(2, 3), 0.5, np.arange(3)])
+LIKE = [jnp.zeros((2, 3)), 0.0, np.zeros(3, int)]
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", r"\[0\]: expected an array, got the end of the file"),
+        (DATA[:7], r"\[0\]: expected an array, got something else"),
+        (DATA[:60], r"\[0\]: expected an array, got a damaged one"),
+        (DATA[:140], r"\[0\]: expected a whole array, got the end of the file after 12 of 24"),
+        (DATA[:152], r"\[1\]: expected an array, got the end of the file"),
+        (DATA[:-3], r"\[2\]: expected a whole array, got the end"),
+        (b"PK" + DATA, r"\[0\]: expected an array, got something else"),
+        (b"\x93NUMPY\x03\x00" + DATA[8:], r"\[0\]: expected an array, got something else"),
+        (
+            DATA.replace(b"<f4", b"|O8"),
+            r"\[0\]: expected an array of numbers, got one of dtype obj",
+        ),
+        (DATA.replace(b"<f4", b"|V0"), r"\[0\]: expected an array of numbers, got one of dtype"),
+        (DATA.replace(b"(2, 3)", b"(-2,3)"), r"\[0\]: expected an array of numbers, got one of"),
+        (DATA.replace(b"(2, 3), }       ", b"(9999999999999,)"), r"\[0\]: expected a"),
+    ],
+    ids=str,
+)
+def test_a_damaged_file_is_refused_with_the_path(data, text, tmp_path):
+    """Truncated, of another kind, or with a header that lies."""
+    with pytest.raises(EquinoxFileError, match=text):
+        read(data, LIKE)
+    (tmp_path / "model.eqx").write_bytes(data)
+    with pytest.raises(EquinoxFileError, match=r"tree_deserialise_leaves\('.*model.eqx'\), \[\d\]"):
+        tree_deserialise_leaves(tmp_path / "model", LIKE)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_bytes_that_were_changed_give_an_error_or_a_tree_of_the_structure(data):
+    """Nothing else is raised, and nothing of another shape or dtype comes out."""
+    changed = bytearray(DATA)
+    for _ in range(data.draw(st.integers(1, 3))):
+        changed[data.draw(st.integers(0, len(DATA) - 1))] = data.draw(st.integers(0, 255))
+    changed = changed[: data.draw(st.integers(len(DATA) // 2, len(DATA)))]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = read(bytes(changed), LIKE)
+    except EquinoxFileError:
+        return
+    assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, LIKE)
+    assert [type(leaf) for leaf in found] == [type(leaf) for leaf in LIKE]
+
+
+def test_what_the_system_refuses_is_told(tmp_path):
+    """In the classes of Python's that callers catch."""
+    with pytest.raises(
+        FileMissingError, match=r"nowhere.eqx: expected a file to read, got no such"
+    ) as caught:
+        tree_deserialise_leaves(tmp_path / "nowhere", 1.0)
+    assert isinstance(caught.value, FileNotFoundError)
+    (tmp_path / "folder.eqx").mkdir()
+    with pytest.raises(FileAccessError, match="expected the path of a file, got a folder"):
+        tree_deserialise_leaves(tmp_path / "folder", 1.0)
+    with pytest.raises(FileAccessError, match="expected the path of a file, got a folder"):
+        tree_serialise_leaves(tmp_path / "folder", 1.0)
+
+
+@pytest.mark.parametrize("work", [tree_serialise_leaves, tree_deserialise_leaves])
+def test_what_is_no_file_is_refused(work):
+    """Neither a name nor a binary file."""
+    with pytest.raises(ArgumentError, match=r"or a binary file with a method (read|write), got 3"):
+        work(3, 1.0)
+    with pytest.raises(ArgumentError, match="got a file of text"):
+        work(io.StringIO(), 1.0)
+
+
+def test_a_state_that_was_used_up_is_refused(tmp_path):
+    """Before the file is touched."""
+    model, state = pm.make_with_state(pm.nn.BatchNorm)(2)
+    model(jnp.ones((3, 2)), state)
+
+    with pytest.raises(StateError, match="Attempted to use old state"):
+        tree_serialise_leaves(tmp_path / "model", (model, state))
+    assert os.listdir(tmp_path) == []
