@@ -346,7 +346,8 @@ def _check_values(x: Any) -> None:
     elif x.is_deleted():
         got, cure = "one that was donated", "write what the step returned, not what it was given"
     elif not x.is_fully_addressable:
-        got, cure = "one that lies on other hosts, too", "write with orbax, as its how-to shows"
+        got = "one that lies on other hosts, too"
+        cure = "write with orbax: docs/how-to/checkpoint-with-orbax.md"
     else:
         return
     raise _Misfit("an array whose values are here", got, [cure])
