@@ -35,6 +35,7 @@ NAMES = (
     "initializing_keys",
     "programs",
     "memory",
+    "files",
     "importing",
     "shares",
     "instructions",

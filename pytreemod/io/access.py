@@ -120,7 +120,7 @@ def regular_status(path: str) -> os.stat_result | None:
     return status
 
 
-def opened(path: str) -> io.FileIO:
+def open_to_read(path: str) -> io.FileIO:
     """Open a file for reading, without a buffer.
 
     Args:

@@ -19,7 +19,7 @@ from typing import Any, Self, cast
 import numpy as np
 
 from pytreemod.errors import ArgumentError, describe, explain
-from pytreemod.io.access import StrPath, checked_path, opened, shown, system_errors
+from pytreemod.io.access import StrPath, checked_path, open_to_read, shown, system_errors
 from pytreemod.io.checksums import THREADS, by_parts
 from pytreemod.io.encodings import can_be_written
 from pytreemod.io.fetching import ArraySource, bytes_of, host_bytes
@@ -160,7 +160,7 @@ class Container:
             FileError: it is no file of arrays, or damaged; FileMissingError: there is none.
         """
         path = checked_path(path)
-        file = opened(path)
+        file = open_to_read(path)
         try:
             with system_errors(path, "a file to read"):
                 header = _read_header(path, file)

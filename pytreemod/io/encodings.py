@@ -6,6 +6,7 @@ with one more axis if an element has several, and its name is recorded beside.
 
 from __future__ import annotations
 
+import functools as ft
 from typing import Any
 
 import jax.numpy as jnp
@@ -54,22 +55,26 @@ _WITHOUT_CODE = (
 """An element of each takes whole bytes in NumPy, however few bits it has."""
 
 
+# The name of a dtype takes NumPy several microseconds.
+@ft.cache
 def can_be_written(dtype: Any) -> bool:
     """Whether a file can hold arrays of a dtype: numbers that mean the same everywhere."""
     return dtype.name in _CODES or dtype.name in _WITHOUT_CODE
 
 
+@ft.cache
 def code_of(dtype: Any) -> str:
     """The code of a dtype in a file; that of bytes where it has none of its own."""
     return _CODES.get(dtype.name, BYTES)
 
 
+@ft.cache
 def has_code(dtype: Any) -> bool:
     """Whether its code alone tells a dtype."""
     return dtype.name in _CODES
 
 
-def dtype_of(code: str) -> np.dtype[Any] | None:
+def dtype_coded(code: str) -> np.dtype[Any] | None:
     """The dtype that a code stands for; None if no array can have it."""
     name = _NAMES.get(code)
     return None if name is None else _dtype_called(name)

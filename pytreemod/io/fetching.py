@@ -78,23 +78,8 @@ def host_bytes(path: str, sources: Sequence[ArraySource]) -> Iterator[memoryview
 def _start(path: str, source: ArraySource) -> Any:
     """The array, on its way to the host if it is not there."""
     value = source.make()
-    where = f"{shown(path)}, {shown(source.name)}"
-    if isinstance(value, Tracer):
-        raise ArgumentError(explain(where, "an array with values", f"{describe(value)}, traced"))
-    if (value.dtype, tuple(value.shape)) != (source.dtype, source.shape):
-        raise ArgumentError(explain(where, describe(source), describe(value)))
-    if not isinstance(value, jax.Array):
-        if isinstance(value, np.ma.MaskedArray):
-            raise ArgumentError(explain(where, "an array", "a masked one, whose mask would go"))
-        return value
-    if value.is_deleted():
-        raise DonatedError(
-            explain(where, "an array that is there", "one whose memory was given away")
-        )
-    if not value.is_fully_addressable:
-        got = "one that is spread over several processes"
-        raise ArgumentError(explain(where, "an array that this process has all of", got))
-    if not value.is_fully_replicated:
+    _check_made(path, source, value)
+    if not isinstance(value, jax.Array) or not value.is_fully_replicated:
         return value
     value = _fleeting(value.addressable_data(0))
     value.copy_to_host_async()
@@ -137,3 +122,21 @@ def bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
     plain = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
     # (pyright takes arrays for buffers from Python 3.12 on only.)
     return memoryview(cast(Any, plain.reshape(-1).view(np.uint8)))
+
+
+def _check_made(path: str, source: ArraySource, value: Any) -> None:
+    """What was made is what the header says, and has values that are here."""
+    kind, expected, got = ArgumentError, "", ""
+    if isinstance(value, Tracer):
+        expected, got = "an array with values", f"{describe(value)}, traced"
+    elif value.dtype != source.dtype or tuple(value.shape) != source.shape:
+        expected, got = describe(source), describe(value)
+    elif isinstance(value, np.ma.MaskedArray):
+        expected, got = "an array", "a masked one, whose mask would go"
+    elif isinstance(value, jax.Array) and value.is_deleted():
+        kind, expected = DonatedError, "an array that is there"
+        got = "one whose memory was given away"
+    elif isinstance(value, jax.Array) and not value.is_fully_addressable:
+        expected, got = "an array that this process has all of", "one that others have parts of"
+    if got:
+        raise kind(explain(f"{shown(path)}, {shown(source.name)}", expected, got))

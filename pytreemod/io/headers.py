@@ -20,7 +20,7 @@ import numpy as np
 
 from pytreemod.errors import FileError, describe, explain
 from pytreemod.io.access import shown
-from pytreemod.io.encodings import BYTES, code_of, dtype_of, has_code, recorded_dtype
+from pytreemod.io.encodings import BYTES, code_of, dtype_coded, has_code, recorded_dtype
 
 METADATA = "__metadata__"
 LENGTH = 8
@@ -306,7 +306,7 @@ def _parse_entry(
     if not _is_object(entry) or {*entry} != {"dtype", "shape", "data_offsets"}:
         raise damaged(path, "dtype, shape and data_offsets", describe(entry), [name])
     code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    dtype = dtype_of(code) if type(code) is str else None
+    dtype = dtype_coded(code) if type(code) is str else None
     if dtype is None:
         raise damaged(path, "the code of a dtype, such as F32", describe(code), [name])
     # One axis more than arrays have, for bytes.

@@ -14,7 +14,7 @@ from pytreemod.errors import (
     FilePermissionError,
     PytreemodError,
 )
-from pytreemod.io.access import checked_path, opened, regular_status, shown, system_errors
+from pytreemod.io.access import checked_path, open_to_read, regular_status, shown, system_errors
 
 
 @pytest.mark.parametrize("path", [None, 3, b"name", ["name"], "na\0me", 1.5, object])
@@ -91,11 +91,11 @@ def test_only_files_are_opened(tmp_path):
     """A pipe would keep its reader waiting for ever."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FileAccessError, match="got a pipe or a device"):
-        opened(str(tmp_path / "pipe"))
+        open_to_read(str(tmp_path / "pipe"))
     with pytest.raises(FileAccessError, match="got a pipe or a device"):
         regular_status(os.devnull)
     with pytest.raises(FileAccessError, match="got a folder"):
-        opened(str(tmp_path))
+        open_to_read(str(tmp_path))
     with pytest.raises(FileNotFoundError, match="none: expected a file to read, got no such file"):
-        opened(str(tmp_path / "none"))
+        open_to_read(str(tmp_path / "none"))
     assert regular_status(str(tmp_path / "none")) is None

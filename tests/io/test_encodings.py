@@ -8,7 +8,7 @@ from pytreemod.io.encodings import (
     BYTES,
     can_be_written,
     code_of,
-    dtype_of,
+    dtype_coded,
     has_code,
     recorded_dtype,
 )
@@ -34,7 +34,7 @@ def test_a_dtype_is_told_by_its_code_or_by_its_record(name):
 
     assert can_be_written(dtype)
     if has_code(dtype):
-        assert dtype_of(code_of(dtype)) == dtype
+        assert dtype_coded(code_of(dtype)) == dtype
         assert recorded_dtype(name) is None
     else:
         assert code_of(dtype) == BYTES
@@ -52,7 +52,7 @@ def test_what_is_no_number_that_means_the_same_everywhere_cannot_be_written(dtyp
 @pytest.mark.parametrize("code", ["F4", "F6_E2M3", "f32", "", "object", "float32"])
 def test_a_code_of_no_array_is_none(code):
     """Packed elements among them, of which two share a byte."""
-    assert dtype_of(code) is None
+    assert dtype_coded(code) is None
 
 
 @pytest.mark.parametrize("name", ["float32", "object", "O", "nosuch", ""])
@@ -67,4 +67,4 @@ def test_a_dtype_that_this_jax_does_not_have_is_none(monkeypatch):
     monkeypatch.delattr(jnp, "float8_e8m0fnu")
 
     assert recorded_dtype("float4_e2m1fn") is None
-    assert dtype_of("F8_E8M0") is None
+    assert dtype_coded("F8_E8M0") is None

@@ -18,7 +18,8 @@ from pytreemod.io.headers import (
     seal_header,
 )
 
-F32, I8 = np.dtype("float32"), np.dtype("int8")
+F32, I8, C128 = np.dtype("float32"), np.dtype("int8"), np.dtype("complex128")
+TWO = (("w", F32, (2,)), ("c", C128, (1,)))
 
 
 def header_of(text):
@@ -38,7 +39,7 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
-def sealed(arrays=(("w", F32, (2,)), ("c", np.dtype(complex), (1,))), metadata=None):
+def sealed(arrays=TWO, metadata=None):
     """A header of ours, and the size of its file."""
     header, places = new_header([*arrays], metadata or {"author": "me"})
     seal_header(header, range(len(places)))
@@ -48,7 +49,7 @@ def sealed(arrays=(("w", F32, (2,)), ("c", np.dtype(complex), (1,))), metadata=N
 def test_a_header_comes_back():
     """Names, dtypes and shapes in the order in which they were given; the texts, and nothing of
     what the library itself keeps there."""
-    arrays = [("b", I8, (3,)), ("a", F32, ()), ("", np.dtype(complex), (2, 0)), ("x", F32, (4,))]
+    arrays = [("b", I8, (3,)), ("a", F32, ()), ("", C128, (2, 0)), ("x", F32, (4,))]
     header, places = new_header(arrays, {"ключ": "значение"})
     seal_header(header, [1, 2, 3, 2**32 - 1])
 
@@ -143,7 +144,7 @@ def test_a_header_is_no_longer_than_safetensors_allows():
 )
 def test_what_is_no_json_is_refused(text):
     """Nor is what Python alone takes for JSON, or what no stack is deep enough for."""
-    with pytest.raises(FileError, match="my.file: expected a header in JSON, got"):
+    with pytest.raises(FileError, match=r"my\.file: expected a header in JSON, got"):
         parse(text)
 
 
@@ -247,11 +248,11 @@ def test_every_flipped_bit_of_a_header_is_noticed():
         for bit in range(8):
             flipped = bytearray(header)
             flipped[position] ^= 1 << bit
-            with pytest.raises(FileError, match="my.file: expected"):
+            with pytest.raises(FileError, match=r"my\.file: expected"):
                 parse_header("my.file", bytes(flipped), size)
 
 
-def reparse(change, arrays=(("w", F32, (2,)), ("c", np.dtype(complex), (1,)))):
+def reparse(change, arrays=TWO):
     """A header of ours in which somebody has changed something, and the checksum with it."""
     header, size = sealed(arrays)
     content = json.loads(header[LENGTH:])
@@ -333,7 +334,7 @@ def test_who_rewrites_a_file_and_keeps_its_metadata_is_told():
 
 def test_many_doubled_names_are_found_at_once():
     """Not by comparing each with all others."""
-    text = "{" + ",".join(['"a":1,"b%d":1' % i for i in range(20_000)]) + "}"
+    text = "{" + ",".join([f'"a":1,"b{i}":1' for i in range(20_000)]) + "}"
     with pytest.raises(FileError, match=r"each name once, got one that comes twice.\n  at a$"):
         parse(text)
 

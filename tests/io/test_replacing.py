@@ -67,10 +67,10 @@ def test_a_durable_file_is_on_the_disk_before_its_name_is(path, monkeypatch):
 @pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt, SystemExit, MemoryError])
 def test_what_fails_leaves_the_old_file(path, error):
     """Whatever fails, the person at the keyboard included."""
-    with pytest.raises(error), replacement(str(path), 3, durable=False) as file:  # noqa: PT012
+    with pytest.raises(error, match="stop"), replacement(str(path), 3, durable=False) as file:  # noqa: PT012
         file.write(b"ne")
         assert path.read_bytes() == b"old"
-        raise error
+        raise error("stop")
 
     assert path.read_bytes() == b"old"
     assert os.listdir(path.parent) == [path.name]
@@ -78,8 +78,8 @@ def test_what_fails_leaves_the_old_file(path, error):
 
 def test_what_fails_where_nothing_was_leaves_nothing(tmp_path):
     """Neither a file nor a part of one."""
-    with pytest.raises(KeyError), replacement(str(tmp_path / "a"), 3, durable=False):  # noqa: PT012
-        raise KeyError
+    with pytest.raises(KeyError, match="stop"), replacement(str(tmp_path / "a"), 3, durable=False):
+        raise KeyError("stop")
 
     assert os.listdir(tmp_path) == []
 
