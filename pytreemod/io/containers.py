@@ -10,9 +10,7 @@ from __future__ import annotations
 import io
 import os
 import threading
-import zlib
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -20,7 +18,7 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.io.access import StrPath, checked_path, open_to_read, shown, system_errors
-from pytreemod.io.checksums import THREADS, by_parts
+from pytreemod.io.checksums import BLOCK, checksum_after
 from pytreemod.io.encodings import can_be_written
 from pytreemod.io.fetching import ArraySource, bytes_of, host_bytes
 from pytreemod.io.headers import (
@@ -38,9 +36,6 @@ from pytreemod.io.headers import (
     seal_header,
 )
 from pytreemod.io.replacing import replacement
-
-_CHUNK = 1 << 18
-"""What is read at once: it is still in the processor's cache when its checksum is computed."""
 
 
 def write_container(
@@ -106,23 +101,24 @@ def _sources(arrays: Mapping[str, Any] | Iterable[ArraySource]) -> list[ArraySou
 def _write_arrays(file: io.FileIO, path: str, sources: list[ArraySource]) -> list[int]:
     """Write one after the other; returns their checksums."""
     checksums: list[int] = []
-    with ThreadPoolExecutor(THREADS) as pool:
-        for data in host_bytes(path, sources):
-            checksums.append(_write_summed(file, data, pool))
-            # Nothing may keep this one alive while the next one is fetched.
-            del data
+    for data in host_bytes(path, sources):
+        checksums.append(_write_summed(file, data))
+        del data  # or it would be kept alive while the next one is fetched
     return checksums
 
 
-def _write_summed(file: io.FileIO, data: memoryview, pool: ThreadPoolExecutor) -> int:
-    """Write something, while other threads compute its checksum."""
-    checksum = by_parts(pool, lambda start, stop: zlib.crc32(data[start:stop]), len(data))
-    _write_all(file, data)
-    return checksum()
+def _write_summed(file: io.FileIO, data: memoryview) -> int:
+    """Write the bytes of an array; returns their checksum."""
+    checksum = 0
+    for start in range(0, len(data), BLOCK):
+        block = data[start : start + BLOCK]
+        checksum = checksum_after(checksum, block)
+        _write_all(file, block)
+    return checksum
 
 
 def _write_all(file: io.FileIO, data: memoryview) -> None:
-    # The system may write less than it is given, and never more than two gigabytes.
+    # The system may write less than it is given.
     while len(data):
         data = data[file.write(data) :]
 
@@ -142,7 +138,6 @@ class Container:
     def __init__(self, path: str, file: io.FileIO, header: FileHeader, verify: bool) -> None:
         self.entries, self.metadata = header
         self._path, self._file, self._verify = path, file, verify
-        self._pool = ThreadPoolExecutor(THREADS)
 
     @classmethod
     def open(cls, path: StrPath, verify: bool = True) -> Self:
@@ -184,9 +179,10 @@ class Container:
         """
         entry = self.entries[name]
         data = _aligned(entry.stop - entry.start)
+        verify = self._verify and entry.checksum is not None
         with system_errors(self._path, "a file to read"):
-            checksum = self._fill(entry, bytes_of(data))
-        if self._verify and entry.checksum not in (None, checksum):
+            checksum = _read_into(self._path, self._file, entry.start, bytes_of(data), verify)
+        if verify and checksum != entry.checksum:
             got = "one that was changed or damaged"
             raise damaged(self._path, "arrays that fit their checksums", got, [name])
         if entry.dtype == np.bool_ and np.max(data, initial=0) > 1:
@@ -194,20 +190,8 @@ class Container:
             raise damaged(self._path, "booleans of 0 and 1", f"{np.max(data)}", [name])
         return data.view(entry.dtype).reshape(entry.shape)
 
-    def _fill(self, entry: FileEntry, data: memoryview) -> int | None:
-        """Read the bytes of an array, in parts that several threads read; returns its checksum."""
-        verify = self._verify and entry.checksum is not None
-
-        def fill(start: int, stop: int) -> int:
-            part = data[start:stop]
-            return _read_into(self._path, self._file, entry.start + start, part, verify)
-
-        checksum = by_parts(self._pool, fill, len(data))()
-        return checksum if verify else None
-
     def close(self) -> None:
         """Close the file; arrays that were read stay."""
-        self._pool.shutdown()
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -243,16 +227,24 @@ def _read_into(
     path: str, file: io.FileIO, start: int, data: memoryview, verify: bool = False
 ) -> int:
     """Fill `data` with what is in the file from `start` on; returns its checksum, if asked for."""
+    if not verify:
+        _read_block(path, file, start, data)
+        return 0
     checksum = 0
-    while len(data):
-        # With a checksum to compute, no more at once than stays in the cache.
-        count = _read_at(file, start, data[:_CHUNK] if verify else data)
-        if not count:
-            raise damaged(path, f"{len(data):,} more bytes", "the end of the file")
-        if verify:
-            checksum = zlib.crc32(data[:count], checksum)
-        start, data = start + count, data[count:]
+    for offset in range(0, len(data), BLOCK):
+        block = data[offset : offset + BLOCK]
+        _read_block(path, file, start + offset, block)
+        checksum = checksum_after(checksum, block)
     return checksum
+
+
+def _read_block(path: str, file: io.FileIO, start: int, block: memoryview) -> None:
+    # The system may read less than it is asked for.
+    while len(block):
+        count = _read_at(file, start, block)
+        if not count:
+            raise damaged(path, f"{len(block):,} more bytes", "the end of the file")
+        start, block = start + count, block[count:]
 
 
 _SEEKING = threading.Lock()

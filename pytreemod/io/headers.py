@@ -34,7 +34,7 @@ file finds each at an address that fits its elements."""
 OWN = "pytreemod.container."
 """Keys of the metadata that begin so belong to this file, and nobody else sees them."""
 _HEADER, _ARRAYS, _DTYPES, _VERSION = (
-    OWN + key for key in ("header-crc32", "array-crc32", "dtypes", "version")
+    OWN + key for key in ("header-crc32", "array-checksums", "dtypes", "version")
 )
 _OPENING = f'{{"{METADATA}":{{"{_HEADER}":"'.encode()
 """How each of our headers begins, in every version; the header's own checksum follows."""
@@ -56,7 +56,7 @@ class FileEntry(NamedTuple):
     """Where its bytes begin in the file."""
     stop: int
     checksum: int | None
-    """The CRC-32 of its bytes, if the file has one."""
+    """Of its bytes (see `pytreemod.io.checksums`), if the file has one."""
 
 
 class FileHeader(NamedTuple):

@@ -1,52 +1,110 @@
-"""The checksum of a whole is that of zlib, however it was computed."""
+"""The checksum of a file is the same for ever, and what damages a file changes it."""
 
+import random
+import struct
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pytreemod.io import checksums
-from pytreemod.io.checksums import by_parts, combined
+from pytreemod.io.checksums import BLOCK, checksum_after
 
-
-@given(st.binary(max_size=300), st.binary(max_size=300))
-def test_two_parts_give_the_checksum_of_the_whole(first, second):
-    """For all lengths, none included."""
-    assert combined(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(
-        first + second
-    )
+ROW = 8192
 
 
-@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, (1 << 21) + 12345])
-@pytest.mark.parametrize("threads", [1, 2, 3, 4])
-def test_threads_compute_the_checksum_of_the_whole(monkeypatch, size, threads):
-    """The parts cover every byte once, whatever the size is a multiple of."""
-    monkeypatch.setattr(checksums, "THREADS", threads)
-    data = bytes(range(256)) * (size // 256 + 1)
-    data = data[:size]
-    parts = []
-
-    def checksum_of(start, stop):
-        parts.append((start, stop))
-        return zlib.crc32(data[start:stop])
-
-    with ThreadPoolExecutor(threads) as pool:
-        assert by_parts(pool, checksum_of, size)() == zlib.crc32(data)
-    parts.sort()
-    assert [start for start, _ in parts] == [0, *[stop for _, stop in parts[:-1]]]
-    assert parts[-1][1] == size
-    assert len(parts) == (1 if size < 1 << 20 else threads)
+def checksum(data):
+    """Of all bytes, block by block."""
+    value = 0
+    for start in range(0, len(data), BLOCK):
+        value = checksum_after(value, memoryview(data)[start : start + BLOCK])
+    return value
 
 
-def test_what_fails_in_a_thread_fails():
-    """An error of one part is the error of all."""
+def written_out(data):
+    """The same in plain Python, as the documentation says it."""
+    value = 0
+    for start in range(0, len(data), BLOCK):
+        block = data[start : start + BLOCK]
+        count = len(block) // ROW
+        rows = [struct.unpack_from("<1024Q", block, i * ROW) for i in range(count)]
+        sums = [sum(column) for column in zip(*rows)] + [sum(row) for row in rows]
+        for total in sums:
+            value = zlib.crc32(struct.pack("<Q", total % 2**64), value)
+        value = zlib.crc32(block[count * ROW :], value)
+    return value
 
-    def checksum_of(start, stop):
-        if stop == 1 << 21:
-            raise OSError("the last part")
-        return 0
 
-    with ThreadPoolExecutor(2) as pool, pytest.raises(OSError, match="the last part"):
-        by_parts(pool, checksum_of, 1 << 21)()
+SIZES = [0, 1, 9, ROW - 1, ROW, ROW + 1, 5 * ROW + 13, BLOCK, BLOCK + ROW + 5]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_it_is_what_the_documentation_says(size):
+    """Whatever the size is a multiple of."""
+    data = random.Random(size).randbytes(size)
+
+    assert checksum(data) == written_out(data)
+
+
+def test_it_never_changes():
+    """Files last longer than versions of this library."""
+    data = (np.arange(400_000, dtype="<u4") * 2_654_435_761).tobytes()
+
+    assert checksum(data) == 0xD5168E96
+    assert checksum(b"123456789") == 0xCBF43926
+
+
+def test_it_does_not_matter_where_the_bytes_are_in_memory():
+    """An array may begin at any address."""
+    data = random.Random(0).randbytes(3 * ROW)
+
+    assert {checksum(memoryview(bytes(i) + data)[i:]) for i in range(8)} == {checksum(data)}
+
+
+def changed(data, rng):
+    """What disks, cables and programs do to a file."""
+    data = bytearray(data)
+    i, j = rng.sample(range(len(data) - 4096), 2)
+    size = rng.choice([1, 8, 512, 4096])
+    kind = rng.randrange(5)
+    if kind == 0:
+        data[i] ^= 1 << rng.randrange(8)
+    elif kind == 1:
+        for position in (i, j):
+            data[position] ^= 1 << (i % 8)
+    elif kind == 2:
+        data[i : i + size] = bytes(size)
+    elif kind == 3:
+        i, j = i // 4096 * 4096, (j // 4096 * 4096 + 4096 * (i // 4096 == j // 4096)) % len(data)
+        data[i : i + size], data[j : j + size] = data[j : j + size], data[i : i + size]
+    else:
+        data[i : i + size + 1] = data[i + 1 : i + size + 1] + data[i : i + 1]
+    return bytes(data)
+
+
+def test_damage_is_noticed():
+    """Flipped bits, two of them at the same place of two words, holes, pages that have changed
+    places, bytes that have moved."""
+    rng = random.Random(0)
+    data = rng.randbytes(40 * ROW + 100)
+    right = checksum(data)
+    for _ in range(300):
+        wrong = changed(data, rng)
+        assert wrong == data or checksum(wrong) != right
+
+
+@pytest.mark.parametrize("distance", [1, 1024, 1024 * 7, 1025])
+def test_words_that_cancel_are_noticed(distance):
+    """In a row, in a column, or in neither, one word grows by what another shrinks by."""
+    words = np.arange(1024 * 16, dtype="<u8")
+    right = checksum(words.tobytes())
+    words[5] += 1
+    words[5 + distance] -= 1
+
+    assert checksum(words.tobytes()) != right
+
+
+def test_blocks_that_have_changed_places_are_noticed():
+    """Each has its place in the whole."""
+    data = random.Random(0).randbytes(2 * BLOCK)
+
+    assert checksum(data) != checksum(data[BLOCK:] + data[:BLOCK])
