@@ -13,6 +13,7 @@ from hypothesis import given
 
 import pytreemod as pm
 from pytreemod.errors import ArgumentError, RngError, SpecError, StateError
+from pytreemod.state.streams import fold_each
 from tests.helpers.comparing import assert_same
 from tests.helpers.equations import equations
 from tests.helpers.laws import law
@@ -520,3 +521,12 @@ def test_join_needs_a_split():
         match=r"^State\.join: expected a State whose streams were split, got one in which none was",
     ):
         make()[1].join()
+
+
+def test_no_number_gives_no_key():
+    """For generators that are folded one by one, too: a model may have no stream."""
+    for impl in ("threefry2x32", "unsafe_rbg"):
+        key = jax.random.key(0, impl=impl)
+        none = fold_each(key, jnp.zeros(0, jnp.uint32))
+        assert none.shape == (0,)
+        assert none.dtype == key.dtype

@@ -26,11 +26,9 @@ def same_shape(first, second):
     return aval_of(first).shape == aval_of(second).shape
 
 
-def found(first, second):
+def found(first, second, fits=same_shape):
     """Where two trees do not agree: paths and texts."""
-    return [
-        (jax.tree_util.keystr(d.path), *d.texts()) for d in differences(first, second, same_shape)
-    ]
+    return [(jax.tree_util.keystr(d.path), *d.texts()) for d in differences(first, second, fits)]
 
 
 @pytest.mark.parametrize(
@@ -100,6 +98,37 @@ def test_trees_agree_both_ways(first, second):
 def test_what_differs_is_found_by_path(first, second, expected):
     """As deep as both sides go."""
     assert found(first, second)[: len(expected)] == expected
+
+
+@jax.tree_util.register_pytree_node_class
+class Noted:
+    """A node of a user's that keeps something beside its children."""
+
+    def __init__(self, value, note):
+        self.value, self.note = value, note
+
+    def tree_flatten(self):
+        return (self.value,), self.note
+
+    @classmethod
+    def tree_unflatten(cls, note, children):
+        return cls(*children, note)
+
+
+def test_nodes_that_agree_are_not_named():
+    """Of two nodes side by side only the one that differs; what it keeps, too, if that differs."""
+    same, other = Noted(1, "a"), Noted(1, "b")
+
+    assert [path for path, _, _ in found([same, [1], same], [same, [1], other])] == ["[2]"]
+    assert [path for path, _, _ in found([same, [1], "a"], [same, [1], "b"])] == ["[2]"]
+    assert [path for path, _, _ in found([same, [1], [same]], [same, [1], (same,)])] == ["[2]"]
+
+
+def test_what_is_weak_is_told():
+    """Two arrays of one dtype may differ in that alone."""
+    ((_, weak, strong),) = found([jnp.asarray(1.0)], [jnp.ones(())], lambda a, b: False)
+
+    assert (weak, strong) == ("f32[] (weak)", "f32[]")
 
 
 def test_what_looks_alike_is_told_apart():

@@ -1,6 +1,7 @@
 """Which Modules a selector chooses in arguments; `capture` shows what comes of it."""
 
 import jax
+import optax
 import pytest
 
 import pytreemod as pm
@@ -33,6 +34,32 @@ def test_only_modules_with_the_method_are_chosen():
     """A selector is not asked about others."""
     with pytest.raises(SpecError, match=r"f\(True\): expected a selector of at least one Module"):
         choose_modules("f", as_selector(True), [MODEL], lambda module: False)
+
+
+def test_each_path_of_a_selector_must_match():
+    """One that is misspelt is told, though another matches."""
+    with pytest.raises(
+        SpecError, match=r"(?s)f\(.*'bb'.*\): expected a selector of at least one.*b"
+    ):
+        chosen(pm.select.path("a.0") | pm.select.path("bb"), MODEL)
+
+
+class ScaledAffine(Affine):
+    """Of the same arrays as its base."""
+
+
+class Box(pm.Module):
+    """A model around a layer."""
+
+    inner: Affine
+
+
+def test_moments_of_another_model_have_no_names():
+    """Of two models of one class and one shape, what is inside may be of another class."""
+    model, other = Box(affine(2, 2)), Box(ScaledAffine(*jax.tree.leaves(affine(2, 2))))
+
+    assert chosen(Affine, model, optax.TraceState(model)) == [["inner"], ["inner"]]
+    assert chosen(Affine, model, optax.TraceState(other)) == [["inner"], []]
 
 
 class Holding(pm.Module):

@@ -177,6 +177,14 @@ def test_keys_are_scanned_and_carried(key):
     assert_same(found, expected)
 
 
+def test_no_step_is_a_count_of_steps():
+    """length=0 gives the carry back, and no rows."""
+    carry, rows = pm.filter_scan(lambda c, _: (c * 2, c), jnp.float32(1), length=0)
+
+    assert float(carry) == 1.0
+    assert rows.shape == (0,)
+
+
 @pytest.mark.parametrize("unroll", [1, 2, True])
 def test_unroll_and_length_are_those_of_jax(unroll):
     """`unroll` changes how, `length` says how often."""
