@@ -119,6 +119,10 @@ class EquinoxFileError(FileError, RuntimeError):
     """A file in Equinox's format does not fit the tree that is read from it, or written to it."""
 
 
+class DamagedFileWarning(UserWarning):
+    """The newest file of a training run is damaged, and the one before it was taken."""
+
+
 class LostUpdateWarning(UserWarning):
     """A State was used up inside a transform, and what replaced it does not come out."""
 

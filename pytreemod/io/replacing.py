@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 
 from pytreemod.errors import FilePermissionError, explain
 from pytreemod.io.access import regular_status, shown, system_errors
+from pytreemod.io.leftovers import show_alive
 
 _LONGEST_NAME = 200
 """In bytes; systems allow 255, of which the ending takes some."""
@@ -78,6 +79,7 @@ def _create(path: str, old: os.stat_result | None) -> io.FileIO:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     # Nobody else may open it before the permissions are those of the old one.
     file = io.FileIO(os.open(path, flags, 0o666 if old is None else 0o600), "r+")
+    show_alive(file.fileno())
     if old is not None:
         # Who may not give files away keeps what is written; and not every system has owners.
         with suppress(OSError, AttributeError):

@@ -1,0 +1,513 @@
+"""`Checkpoints`: a folder with the steps of a training run, written while it goes on.
+
+A save has two halves. What must happen before the loop goes on is a snapshot of the tree, for
+which nothing is waited for and nothing leaves the device (see `snapshots`). The rest, which takes
+as long as the disk does, is done by a thread: it fetches each array, writes the file beside the
+others, gives it its name in one step, and only then removes what is too old. So a process can be
+killed at any moment, and the folder has whole files.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pytreemod.errors import (
+    ArgumentError,
+    DamagedFileWarning,
+    DonatedError,
+    FileAccessError,
+    FileError,
+    FileMissingError,
+    describe,
+    explain,
+    warn,
+)
+from pytreemod.io.access import StrPath, system_errors
+from pytreemod.io.containers import Container
+from pytreemod.io.descriptions import describe_tree
+from pytreemod.io.leftovers import remove_leftovers
+from pytreemod.io.loading import load
+from pytreemod.io.saving import save
+from pytreemod.io.snapshots import snapshot
+from pytreemod.io.step_files import (
+    Goal,
+    best_step,
+    file_of_step,
+    metrics_as_json,
+    metrics_in,
+    step_of_file,
+    steps_in,
+    steps_to_remove,
+)
+from pytreemod.typing import PyTree, jtu
+
+_T = TypeVar("_T")
+_Which = int | Literal["best"] | None
+
+
+class Checkpoints:
+    """The steps of a training run in a folder, saved in the background.
+
+    Each step is one file, which [`save`][pytreemod.save] writes, and [`load`][pytreemod.load]
+    reads, too. There is nothing else in the folder: it can be copied, and files can be removed.
+
+    What is saved is what the tree was when `save` was called, whatever the loop does next: it may
+    donate the arrays, write into arrays of NumPy, use a State up. For this, arrays are copied on
+    their devices; until the file is written, they take their memory twice. One save is under way
+    at a time: the next one waits for it, where the disk is slower than the loop.
+
+    An error in the background is raised by the next call of whatever method. At the end of the
+    program a save under way is finished, and an error that nobody has asked for is printed.
+
+    **Laws.** `restore(like) == tree` after `save(step, tree)`. Whenever the process is killed,
+    every file in the folder is whole, and of the steps whose save had ended the newest `keep` are
+    there.
+
+    Args:
+        folder: it is made if it is not there. One run, one folder.
+        keep: how many of the newest steps stay, at least 1; None for all.
+        best: a metric; the step in which it was lowest stays beside the newest. `"-accuracy"` is
+            for the highest. A step whose metric is NaN is never the best.
+        copy: whether arrays are copied on their devices. If not, a loop may not donate them before
+            they are written; if it does, that is an error at the next call.
+
+    Raises:
+        ArgumentError: an argument is unusable.
+        FileAccessError: the folder cannot be made or read.
+
+    Examples:
+        >>> import tempfile
+        >>> import jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> with pm.Checkpoints(folder.name, keep=2, best="loss") as checkpoints:
+        ...     for step in range(5):
+        ...         tree = {"step": step, "weight": jnp.full(3, float(step))}
+        ...         checkpoints.save(step, tree, {"loss": abs(step - 1.0)})
+        >>> checkpoints.steps()
+        [1, 3, 4]
+        >>> checkpoints.restore(tree)["step"], checkpoints.restore(tree, "best")["step"]
+        (4, 1)
+        >>> folder.cleanup()
+    """
+
+    folder: Path
+    """Where the files are."""
+    keep: int | None
+    """How many of the newest steps stay."""
+    best: str | None
+    """The metric by which one more stays."""
+
+    def __init__(
+        self,
+        folder: StrPath,
+        keep: int | None = 3,
+        best: str | None = None,
+        *,
+        copy: bool = True,
+    ) -> None:
+        self.folder = _checked_folder(folder)
+        self.keep, self.best = _checked_keep(keep), _checked_best(best)
+        self._goal = None if self.best is None else Goal.parse(self.best)
+        self._copy = copy
+        with system_errors(str(self.folder), "a folder"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        self._newest = max(steps_in(self.folder), default=-1)
+        self._damaged: set[int] = set()
+        # By step, with what tells one file from another that has taken its place.
+        self._ranks: dict[int, tuple[Any, float | None]] = {}
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="Checkpoints")
+        self._jobs: deque[Future[None]] = deque()
+        # A handler of signals may save, too, and in the middle of a save.
+        self._lock = threading.RLock()
+        weakref.finalize(self, _raise_what_nobody_heard, self._jobs)
+
+    def save(self, step: int, tree: PyTree, metrics: Mapping[str, Any] | None = None) -> None:
+        """Save a step in the background.
+
+        The call waits for the save before it, if that is still under way, and for no computation.
+
+        Args:
+            step: a number; none that is older than the newest one in the folder, for then `restore`
+                would go on from another run. The newest one itself is replaced.
+            tree: all that is needed to go on, such as the model, the State, the optimizer's state,
+                random keys, the step.
+            metrics: numbers by name; they may be arrays that are still being computed.
+
+        Raises:
+            ArgumentError: the step or the metrics are unusable.
+            FileError: an array is traced, was donated, or lies on other hosts; or the save before
+                has failed.
+            DonatedError: the loop has donated what the save before had not written yet.
+        """
+        step = _checked_step(self, step)
+        where = f"{self!r}.save({step})"
+        metrics = _checked_metrics({} if metrics is None else metrics, self._goal, where)
+        with self._lock:
+            self.wait()
+            if step < self._newest:
+                # It is asked of the folder only then: a loop does not wait for disks.
+                self._newest = max(self._whole(), default=-1)
+                if step < self._newest:
+                    raise _older_step(self, step, self._newest)
+            taken = snapshot(tree, where, copy=self._copy), snapshot(metrics, where)
+            self._newest = step
+            try:
+                self._jobs.append(self._worker.submit(self._write, step, *taken))
+            except RuntimeError:
+                # The program is ending, and no thread begins any more.
+                self._write(step, *taken)
+
+    def restore(self, like: _T, step: _Which = None) -> _T:
+        """Load a step.
+
+        Args:
+            like: a tree of the structure that was saved, as [`load`][pytreemod.load] takes it.
+            step: a number; `"best"`; or None for the newest whole one. A file that is damaged,
+                which a kill cannot bring about, is passed over with a `DamagedFileWarning` then.
+
+        Returns:
+            `like` with the values of the file. Which step it is of, the tree should tell.
+
+        Raises:
+            FileMissingError: there is no such step.
+            FileError: the file is of another tree; it is damaged, and was asked for; or none is
+                whole.
+        """
+        if step is not None:
+            return load(self.path(step), like)
+        self.wait()
+        passed: list[str] = []
+        while True:
+            chosen = max(self._whole(), default=None)
+            if chosen is None:
+                raise _no_step(self, "a step to restore", "none that is whole", passed)
+            try:
+                return load(self._file(chosen), like)
+            except FileMissingError:
+                continue  # another process has saved newer ones meanwhile
+            except FileAccessError:
+                raise
+            except FileError as error:
+                if _is_whole(self._file(chosen)):
+                    raise
+                passed.append(str(error).splitlines()[0])
+                self._damaged.add(chosen)
+                warn(DamagedFileWarning, _damage(self, chosen, passed[-1]))
+
+    def steps(self) -> list[int]:
+        """The steps that are in the folder, the newest last, once the save under way has ended.
+
+        Raises:
+            FileError: the last save has failed.
+        """
+        self.wait()
+        return self._present()
+
+    def path(self, step: _Which = None) -> Path:
+        """The file of a step, for what else can be done with it (`load`, `read_metadata`, ...).
+
+        Args:
+            step: a number; `"best"`; or None for the newest one.
+
+        Returns:
+            Its path.
+
+        Raises:
+            FileMissingError: there is no such step.
+            ArgumentError: which step is the best was not said when the folder was opened.
+        """
+        self.wait()
+        steps = self._present()
+        if step is None:
+            chosen = steps[-1] if steps else None
+        elif step == "best":
+            chosen = self._best_of(self._whole(), _checked_goal(self, self._goal))
+        else:
+            chosen = _checked_step(self, step)
+        if chosen not in steps:
+            expected = "a step" if step is None else f"step {step}"
+            raise _no_step(self, expected, f"the steps {steps}" if steps else "none")
+        return self._file(chosen)
+
+    def wait(self) -> None:
+        """Wait until what was saved is on the disk.
+
+        Raises:
+            FileError: or whatever else was wrong with the last save.
+        """
+        with self._lock:
+            while self._jobs:
+                job = self._jobs[0]
+                error = job.exception()
+                # A handler of signals may have waited for it meanwhile.
+                with suppress(ValueError):
+                    self._jobs.remove(job)
+                if error is not None:
+                    try:
+                        raise error
+                    finally:
+                        # Its traceback has the arrays, and this frame is part of it.
+                        del job, error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.wait()
+        except Exception as lost:
+            if error is None:
+                raise
+            error.add_note(f"What was saved last is lost, too: {lost}")
+
+    def __repr__(self) -> str:
+        best = "" if self.best is None else f", best={self.best!r}"
+        return f"Checkpoints({str(self.folder)!r}, keep={self.keep}{best})"
+
+    # ---- in the background
+
+    def _write(self, step: int, tree: PyTree, metrics: dict[str, Any]) -> None:
+        try:
+            remove_leftovers(self.folder, lambda name: step_of_file(name) is not None)
+            numbers = {name: _number(value) for name, value in metrics.items()}
+            about = {"step": step, "metrics": metrics_as_json(numbers)}
+            save(self._file(step), tree, about, durable=True)
+        except Exception as error:
+            error.add_note(f"It was in the background: step {step} of {self!r} is not saved.")
+            _check_not_donated(self, step, tree, error)
+            raise
+        self._damaged.discard(step)
+        self._remove_old()
+
+    def _remove_old(self) -> None:
+        if self.keep is None:
+            return
+        best = None if self._goal is None else self._best_of(self._whole(), self._goal)
+        for step in steps_to_remove(self._present(), self.keep, best, self._damaged):
+            path = self._file(step)
+            with system_errors(str(path), "a file that can be removed"):
+                path.unlink(missing_ok=True)
+
+    # ---- what there is
+
+    def _file(self, step: int) -> Path:
+        return self.folder / file_of_step(step)
+
+    def _present(self) -> list[int]:
+        return steps_in(self.folder)
+
+    def _whole(self) -> list[int]:
+        """All but those that are known to be damaged."""
+        return [step for step in self._present() if step not in self._damaged]
+
+    def _best_of(self, steps: list[int], goal: Goal) -> int | None:
+        self._ranks = {step: self._rank(step, goal) for step in steps}
+        return best_step({step: rank for step, (_, rank) in self._ranks.items()})
+
+    def _rank(self, step: int, goal: Goal) -> tuple[Any, float | None]:
+        """The rank of a step, which is read from its file once."""
+        path = self._file(step)
+        try:
+            status = os.stat(path)
+            file = (status.st_ino, status.st_mtime_ns, status.st_size)
+            known = self._ranks.get(step)
+            if known is not None and known[0] == file:
+                return known
+            return file, goal.rank(metrics_in(path))
+        except FileNotFoundError:
+            return None, None
+
+
+def _raise_what_nobody_heard(jobs: deque[Future[None]]) -> None:
+    """The last thing to be done for a folder; an error that comes out of it is printed."""
+    for job in jobs:
+        if job.done():
+            job.result()
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether all of a file can be read; what it is of is another question."""
+    try:
+        with Container.open(path) as file:
+            for name in file.entries:
+                file.read(name)
+    except FileAccessError:
+        raise
+    except FileError:
+        return False
+    return True
+
+
+# ---- metrics
+
+
+def _checked_metrics(metrics: Any, goal: Goal | None, where: str) -> dict[str, Any]:
+    if not isinstance(metrics, Mapping):
+        raise _no_numbers(where, metrics)
+    named = dict(cast("Mapping[Any, Any]", metrics))
+    for name, value in named.items():
+        if not isinstance(name, str) or not _is_number(value):
+            raise _no_numbers(where, {name: value})
+    # One that is misspelt would let no step ever be the best.
+    if named and goal is not None and goal.metric not in named:
+        got = ", ".join(map(repr, named))
+        raise ArgumentError(explain(f"{where}, metrics", f"{goal.metric!r} among them", got))
+    return named
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one real number, which may have to be waited for."""
+    if isinstance(value, (int, float)):
+        return True
+    if not isinstance(value, (np.generic, np.ndarray, jax.Array)) or value.shape != ():
+        return False
+    kinds = (jnp.floating, jnp.integer, jnp.bool_)
+    return any(jnp.issubdtype(cast("Any", value).dtype, kind) for kind in kinds)
+
+
+def _number(value: Any) -> int | float:
+    return value if isinstance(value, (int, float)) else np.asarray(value).item()
+
+
+# ---- refusals
+
+
+def _no_numbers(where: str, got: Any) -> ArgumentError:
+    cure = ["give each a name:", '{"loss": loss}']
+    return ArgumentError(
+        explain(f"{where}, metrics", "a dict of numbers", describe(got), cure=cure)
+    )
+
+
+def _checked_folder(folder: Any) -> Path:
+    try:
+        text = cast("object", os.fspath(folder))
+    except TypeError:
+        text = None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise ArgumentError(explain("Checkpoints(folder)", "a folder's path", describe(folder)))
+    if "://" in text:
+        raise ArgumentError(
+            explain(
+                "Checkpoints(folder)",
+                "a folder of this machine's file system",
+                describe(folder),
+                cure="mount it; or save with orbax, which writes to object stores",
+            )
+        )
+    # The program may go to another folder while a thread writes into this one.
+    return Path(text).absolute()
+
+
+def _checked_keep(keep: Any) -> int | None:
+    if keep is None or (isinstance(keep, int) and not isinstance(keep, bool) and keep >= 1):
+        return keep
+    expected = "a number from 1 on, or None for all"
+    raise ArgumentError(explain("Checkpoints(keep)", expected, describe(keep)))
+
+
+def _checked_best(best: Any) -> str | None:
+    if best is None or (isinstance(best, str) and best.removeprefix("-")):
+        return best
+    raise ArgumentError(
+        explain(
+            "Checkpoints(best)",
+            "the name of a metric",
+            describe(best),
+            cure=["of which the lowest is the best, or the highest:", '"loss"', '"-accuracy"'],
+        )
+    )
+
+
+def _checked_goal(checkpoints: Checkpoints, goal: Goal | None) -> Goal:
+    if goal is None:
+        raise ArgumentError(
+            explain(
+                f"{checkpoints!r}, step",
+                "the number of a step",
+                "'best', where nothing says which one that is",
+                cure=["name a metric:", 'pm.Checkpoints(folder, best="loss")'],
+            )
+        )
+    return goal
+
+
+def _checked_step(checkpoints: Checkpoints, step: Any) -> int:
+    if isinstance(step, (int, np.integer)) and not isinstance(step, bool) and step >= 0:
+        return int(cast("Any", step))
+    # An array of JAX would have to be waited for, which is what all this is to avoid.
+    raise ArgumentError(
+        explain(f"{checkpoints!r}, step", "an int of Python's, 0 or more", describe(step))
+    )
+
+
+def _older_step(checkpoints: Checkpoints, step: int, newest: int) -> ArgumentError:
+    return ArgumentError(
+        explain(
+            f"{checkpoints!r}.save({step})",
+            f"step {newest} or later, for that one is in the folder",
+            f"{step}",
+            cure=[
+                "take another folder for another run; or go back by removing what came later:",
+                "for later in checkpoints.steps():",
+                f"    if later > {step}: checkpoints.path(later).unlink()",
+            ],
+        )
+    )
+
+
+def _no_step(
+    checkpoints: Checkpoints, expected: str, got: str, places: Iterable[str] = ()
+) -> FileMissingError:
+    cure = ["if there need not be one, ask first:", "if checkpoints.steps(): ..."]
+    return FileMissingError(explain(repr(checkpoints), expected, got, places=places, cure=cure))
+
+
+def _damage(checkpoints: Checkpoints, step: int, told: str) -> str:
+    return explain(
+        f"{checkpoints!r}.restore(like)",
+        f"step {step}, the newest one, whole",
+        "one that is damaged; the one before is taken",
+        places=[told],
+        cure="look after the disk, or what copied the file: a killed save leaves none like it",
+    )
+
+
+def _check_not_donated(checkpoints: Checkpoints, step: int, tree: PyTree, error: Exception) -> None:
+    """Say of an error that the loop has brought it about, if it has."""
+    if not any(isinstance(x, jax.Array) and x.is_deleted() for x in jtu.tree_leaves(tree)):
+        return
+    where = f"{checkpoints!r}.save({step})"
+    leaves = describe_tree(tree, where).leaves
+    raise DonatedError(
+        explain(
+            where,
+            "arrays that are there until they are written",
+            "some that the loop has donated meanwhile",
+            places=[
+                f"{name}: {describe(leaf)}"
+                for name, leaf in leaves.items()
+                if isinstance(leaf, jax.Array) and leaf.is_deleted()
+            ],
+            cure=["let each save copy them first:", "pm.Checkpoints(folder, copy=True)"],
+        )
+    ) from error

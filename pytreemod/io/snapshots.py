@@ -1,0 +1,111 @@
+"""What a tree was at one moment, whatever becomes of it.
+
+Owns: [`snapshot`][pytreemod.io.snapshots.snapshot]. A training loop that goes on donates its arrays
+to the next step, writes into arrays of NumPy, appends to lists, and uses States up; a snapshot has
+its own of each. Arrays of JAX are copied where they are, on their devices, which is asked for and
+not waited for: whoever takes a snapshot waits for no computation, and moves nothing to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pytreemod.errors import FileError
+from pytreemod.io.descriptions import check_has_values, describe_tree
+from pytreemod.typing import jtu
+
+_T = TypeVar("_T")
+
+
+def snapshot(tree: _T, where: str, *, copy: bool = True) -> _T:
+    """Take a snapshot of a tree.
+
+    Args:
+        tree: any tree.
+        where: the call, for errors.
+        copy: whether arrays of JAX are copied, too, for they may be donated; it takes as much
+            memory on their devices as they do.
+
+    Returns:
+        A tree of the same values, which shares nothing with the first that can change.
+
+    Raises:
+        FileError: an array has no values here: it is traced, was donated, or lies on other hosts.
+
+    Examples:
+        >>> step = jax.jit(lambda x: x + 1, donate_argnums=0)
+        >>> x = jnp.zeros(3)
+        >>> taken = snapshot({"x": x}, "snapshot")
+        >>> x = step(x)
+        >>> taken
+        {'x': Array([0., 0., 0.], dtype=float32)}
+    """
+    leaves, treedef = jtu.tree_flatten(tree)
+    _check_all_have_values(leaves, tree, where)
+    taken: list[Any] = [_own(leaf) for leaf in leaves]
+    if copy:
+        for places in _groups(leaves):
+            copies = _copies([leaves[place] for place in places])
+            for place, copied in zip(places, copies, strict=True):
+                taken[place] = copied
+        # Inside of a trace, copies are traced even where the arrays are not.
+        _check_all_have_values(taken, treedef.unflatten(taken), where)
+    return treedef.unflatten(taken)
+
+
+def _own(leaf: Any) -> Any:
+    return np.array(cast("Any", leaf), subok=True) if isinstance(leaf, np.ndarray) else leaf
+
+
+def _check_all_have_values(leaves: Sequence[Any], tree: Any, where: str) -> None:
+    try:
+        for leaf in leaves:
+            check_has_values("", leaf, where)
+    except FileError:
+        # Names take time, and are only for who has to read them.
+        for name, leaf in describe_tree(tree, where).leaves.items():
+            check_has_values(name, leaf, where)
+        raise
+
+
+def _groups(leaves: Sequence[Any]) -> list[list[int]]:
+    """Where the arrays are that one computation can copy: those on the same devices."""
+    groups: dict[Any, list[int]] = {}
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, jax.Array):
+            sharding = leaf.sharding
+            key = (getattr(sharding, "mesh", sharding), sharding.memory_kind)
+            groups.setdefault(key, []).append(place)
+    return [*groups.values()]
+
+
+def _copies(arrays: list[jax.Array]) -> Any:
+    """Copies of arrays on the same devices, which may come later."""
+    # What a computation is checked for is about the loop's, and to check it would be to wait.
+    with jax.debug_nans(False), jax.debug_infs(False):
+        if _is_plainly_placed(arrays[0].sharding):
+            return _copied_at_once(arrays)
+        shardings = [x.sharding for x in arrays]
+        return jax.device_put(arrays, shardings, may_alias=False)
+
+
+@jax.jit
+def _copied_at_once(arrays: list[jax.Array]) -> list[jax.Array]:
+    """One computation for all of them: it is asked for ten times as fast as one for each."""
+    return [jnp.copy(x) for x in arrays]
+
+
+def _is_plainly_placed(sharding: jax.sharding.Sharding) -> bool:
+    """Whether a computation leaves arrays where they are, and can have them as they are.
+
+    Under `jax.set_mesh` it would take them to that mesh, and those in the memory of the host to the
+    device.
+    """
+    device: Any = next(iter(cast("Any", sharding).device_set))
+    is_usual = sharding.memory_kind in (None, device.default_memory().kind)
+    return is_usual and jax.sharding.get_abstract_mesh().empty
