@@ -1,0 +1,627 @@
+"""A folder of steps, written while the loop goes on, and whole whenever the process is killed."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import (
+    ArgumentError,
+    DamagedFileWarning,
+    DonatedError,
+    FileAccessError,
+    FileError,
+    FileMissingError,
+)
+from pytreemod.io import many_steps
+from pytreemod.io.loading import load, read_metadata
+from pytreemod.io.many_steps import Checkpoints
+from tests.helpers.comparing import assert_same
+from tests.helpers.racing import race
+
+
+def tree_at_step(step):
+    return {
+        "step": step,
+        "weight": jnp.full((3, 2), float(step)),
+        "seen": np.arange(step, step + 3),
+    }
+
+
+LIKE = tree_at_step(0)
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """What the background waits for before it writes."""
+    opened, write = threading.Event(), many_steps.save
+
+    def save(*args, **options):
+        assert opened.wait(20)
+        write(*args, **options)
+
+    monkeypatch.setattr(many_steps, "save", save)
+    yield opened
+    opened.set()
+
+
+def files(folder):
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def damage(path):
+    """Flip a bit in the last array."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+# ---- what is saved comes back
+
+
+def test_all_that_training_needs_comes_back(tmp_path):
+    """restore(like) == tree: a model, its State, the optimizer's state, keys, numbers."""
+
+    def make(seed):
+        def layers(key):
+            noise = nn.Dropout(0.5, stream=pm.RngStream())
+            return nn.Sequential([nn.Linear(2, 2, key=key), nn.BatchNorm(2), noise])
+
+        model, state = pm.make_with_state(layers)(jax.random.key(seed))
+        opt_state = optax.adam(1e-3).init(pm.trainable(model)[0])
+        keys = jax.random.split(jax.random.key(seed), 2)
+        state = state.seed(jax.random.key(seed))
+        return {"nets": [model, state], "opt_state": opt_state, "keys": keys, "epoch": seed}
+
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(7, make(1))
+
+    assert_same(checkpoints.restore(make(0)), make(1))
+    assert_same(Checkpoints(tmp_path).restore(make(0), 7), make(1))
+
+
+def test_files_are_those_of_save(tmp_path):
+    """One for each step, and nothing else; load and read_metadata read them."""
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, tree_at_step(1))
+        checkpoints.save(20, tree_at_step(20), {"loss": 0.5})
+
+    assert files(tmp_path) == ["step_00000001.safetensors", "step_00000020.safetensors"]
+    assert checkpoints.path() == checkpoints.path(20) == tmp_path / "step_00000020.safetensors"
+    assert read_metadata(checkpoints.path()) == {"step": 20, "metrics": {"loss": 0.5}}
+    assert_same(load(checkpoints.path(1)), tree_at_step(1))
+
+
+def test_what_is_saved_is_what_was_there(tmp_path, gate):
+    """Whatever the loop does before it is written: donate, write into NumPy arrays, grow lists."""
+
+    @pm.filter_jit(donate="all")
+    def step(tree):
+        return {**tree, "weight": tree["weight"] + 1}
+
+    tree = {**tree_at_step(1), "log": [1]}
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, tree)
+        step(tree)
+        assert tree["weight"].is_deleted()
+        tree["seen"][:] = 99
+        tree["log"].append(2)
+        gate.set()
+
+    assert_same(checkpoints.restore({**LIKE, "log": [0]}), {**tree_at_step(1), "log": [1]})
+
+
+def test_without_copies_a_donation_is_told(tmp_path, gate):
+    """At the next call, with the names; and the folder goes on with the next step."""
+    checkpoints = Checkpoints(tmp_path, copy=False)
+    tree = tree_at_step(1)
+    checkpoints.save(1, tree)
+    tree["weight"].delete()
+    gate.set()
+
+    text = r"(?s)save\(1\): expected arrays that are there until .* weight: f32\[3,2\].*copy=True"
+    with pytest.raises(DonatedError, match=text):
+        checkpoints.save(2, tree_at_step(2))
+    checkpoints.save(2, tree_at_step(2))
+    assert checkpoints.steps() == [2]
+
+
+# ---- the loop's thread
+
+
+def test_a_save_neither_waits_for_arrays_nor_fetches_them(tmp_path, monkeypatch, gate):
+    """No copy from the device to the host is on the loop's thread: all are on another."""
+    seen = {"here": [], "there": []}
+    here = threading.get_ident()
+
+    def watch(owner, name):
+        original = getattr(owner, name)
+
+        def watched(*args, **options):
+            if args and isinstance(args[0], jax.Array):
+                seen["here" if threading.get_ident() == here else "there"].append(name)
+            return original(*args, **options)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    kind = type(jnp.zeros(()))
+    for name in ("__array__", "__float__", "__int__", "__bool__", "__index__", "item", "tolist"):
+        watch(kind, name)
+    watch(kind, "block_until_ready")
+    watch(kind, "copy_to_host_async")
+    for name in ("array", "asarray"):
+        watch(np, name)
+    for name in ("device_get", "block_until_ready"):
+        watch(jax, name)
+    tree = {f"layer{i}": jnp.full(3, float(i)) for i in range(40)}
+    tree["scalar"] = jnp.float32(1)
+    checkpoints = Checkpoints(tmp_path, best="loss")
+    with jax.transfer_guard_device_to_host("disallow"):
+        checkpoints.save(1, tree, {"loss": jnp.float32(0.5)})
+    gate.set()
+    checkpoints.wait()
+
+    assert seen["here"] == []
+    assert len(seen["there"]) >= 42
+    assert read_metadata(checkpoints.path())["metrics"] == {"loss": 0.5}
+
+
+def test_a_save_returns_before_anything_is_written(tmp_path, gate):
+    """And the next one waits for it: no more than one copy of the arrays is there."""
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, tree_at_step(1))
+    assert files(tmp_path) == []
+    second = threading.Thread(target=checkpoints.save, args=(2, tree_at_step(2)))
+    second.start()
+    second.join(0.1)
+    assert second.is_alive()
+    gate.set()
+    second.join(20)
+
+    assert checkpoints.steps() == [1, 2]
+
+
+def test_a_save_in_the_middle_of_a_save(tmp_path, monkeypatch):
+    """As a handler of signals may: both are written."""
+    checkpoints = Checkpoints(tmp_path)
+    take = many_steps.snapshot
+
+    def interrupted(*args, **options):
+        monkeypatch.setattr(many_steps, "snapshot", take)
+        checkpoints.save(2, tree_at_step(2))
+        return take(*args, **options)
+
+    monkeypatch.setattr(many_steps, "snapshot", interrupted)
+    checkpoints.save(1, tree_at_step(1))
+
+    assert checkpoints.steps() == [1, 2]
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda checkpoints: checkpoints.save(3, LIKE),
+        lambda checkpoints: checkpoints.restore(LIKE),
+        lambda checkpoints: checkpoints.steps(),
+        lambda checkpoints: checkpoints.path(1),
+        lambda checkpoints: checkpoints.wait(),
+        lambda checkpoints: checkpoints.__exit__(None, None, None),
+    ],
+)
+def test_an_error_of_the_background_comes_out_at_the_next_call(tmp_path, call):
+    """Whatever that is; once."""
+    folder = tmp_path / "run"
+    checkpoints = Checkpoints(folder)
+    shutil.rmtree(folder)
+    checkpoints.save(2, LIKE)
+
+    with pytest.raises(FileMissingError, match="run: expected a folder to read") as caught:
+        call(checkpoints)
+    assert "step 2" in caught.value.__notes__[0]
+    folder.mkdir()
+    checkpoints.save(1, LIKE)
+    assert checkpoints.steps() == [1]
+
+
+def test_an_error_of_the_loop_tells_that_the_save_failed_too(tmp_path):
+    """The loop's is the one that comes out."""
+    folder = tmp_path / "run"
+
+    def loop():
+        with Checkpoints(folder) as checkpoints:
+            shutil.rmtree(folder)
+            checkpoints.save(2, LIKE)
+            raise KeyError("mistake")
+
+    with pytest.raises(KeyError, match="mistake") as caught:
+        loop()
+    assert "lost, too" in caught.value.__notes__[0]
+
+
+def test_what_cannot_be_saved_is_told_at_once(tmp_path):
+    """Donated and traced arrays, by name; nothing is written."""
+    checkpoints = Checkpoints(tmp_path)
+    tree = tree_at_step(1)
+
+    with pytest.raises(FileError, match=r"save\(1\): expected arrays .* one that is traced"):
+        jax.jit(lambda x: checkpoints.save(1, {"x": x}))(jnp.ones(2))
+    tree["weight"].delete()
+    with pytest.raises(FileError, match=r"(?s)one that was donated.*at weight: f32\[3,2\]"):
+        checkpoints.save(1, tree)
+    assert checkpoints.steps() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"keep": 0}, r"Checkpoints\(keep\): expected a number from 1 on.* got 0"),
+        ({"keep": True}, r"got True"),
+        ({"keep": 1.0}, r"got 1\.0"),
+        ({"best": "-"}, r"Checkpoints\(best\): expected the name of a metric, got '-'"),
+        ({"best": ""}, r"got ''"),
+        ({"best": min}, r"got the function min"),
+        ({"folder": 3}, r"Checkpoints\(folder\): expected a folder's path, got 3"),
+        ({"folder": ""}, r"got ''"),
+        ({"folder": "gs://bucket/run"}, r"expected a folder of this machine's file system"),
+    ],
+)
+def test_unusable_options_are_refused(tmp_path, options, match):
+    """When the folder is opened; nothing is made."""
+    with pytest.raises(ArgumentError, match=match):
+        Checkpoints(**{"folder": tmp_path / "run", **options})
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("step", [-1, True, 1.0, "1", jnp.int32(3), None])
+def test_a_step_is_a_number_that_is_there(tmp_path, step):
+    """An array would have to be waited for."""
+    with pytest.raises(ArgumentError, match=r"step: expected an int of Python's, 0 or more, got"):
+        Checkpoints(tmp_path).save(step, LIKE)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "match"),
+    [
+        (0.5, r"expected a dict of numbers, got 0\.5"),
+        ({"loss": "low"}, r"expected a dict of numbers, got \{'loss': 'low'\}"),
+        ({"loss": jnp.ones(2)}, r"expected a dict of numbers, got \{'loss': Array"),
+        ({"loss": 1j}, r"expected a dict of numbers"),
+        ({"loss": None}, r"expected a dict of numbers"),
+        ({3: 0.5}, r"expected a dict of numbers"),
+        ({"los": 0.5}, r"expected 'loss' among them, got 'los'"),
+    ],
+)
+def test_metrics_are_numbers_with_names(tmp_path, metrics, match):
+    """One that is misspelt would never be the best."""
+    with pytest.raises(ArgumentError, match=rf"save\(1\), metrics: {match}"):
+        Checkpoints(tmp_path, best="loss").save(1, LIKE, metrics)
+
+
+def test_a_folder_that_is_a_file_is_told(tmp_path):
+    """By its path."""
+    (tmp_path / "run").touch()
+
+    with pytest.raises(FileAccessError, match="run: expected a folder, got file exists"):
+        Checkpoints(tmp_path / "run")
+
+
+def test_where_there_is_no_step_it_is_told(tmp_path):
+    """With the question to ask first."""
+    checkpoints = Checkpoints(tmp_path, best="loss")
+
+    for step in (None, 3, "best"):
+        with pytest.raises(FileMissingError, match=r"if checkpoints\.steps"):
+            checkpoints.restore(LIKE, step)
+    with pytest.raises(FileMissingError, match="expected a step, got none"):
+        checkpoints.path()
+    checkpoints.save(1, LIKE)
+    with pytest.raises(FileMissingError, match=r"expected step 3, got the steps \[1\]"):
+        checkpoints.restore(LIKE, 3)
+    with pytest.raises(FileMissingError, match=r"expected step best, got the steps \[1\]"):
+        checkpoints.restore(LIKE, "best")
+    with pytest.raises(ArgumentError, match="'best', where nothing says which one that is"):
+        Checkpoints(tmp_path).restore(LIKE, "best")
+
+
+# ---- which steps there are
+
+
+def test_the_newest_stay_and_the_best(tmp_path):
+    """Three of the newest, and the one with the lowest loss, by whatever numbers it is told."""
+    losses = [3, np.float32(2.5), jnp.bfloat16(0.5), True, float("nan"), float("inf"), 0.75, 2]
+    with Checkpoints(tmp_path, best="loss") as checkpoints:
+        for step, loss in enumerate(losses):
+            checkpoints.save(step, tree_at_step(step), {"loss": loss})
+
+    assert checkpoints.steps() == [2, 5, 6, 7]
+    assert_same(checkpoints.restore(LIKE, "best"), tree_at_step(2))
+    # The files tell it to whoever comes later.
+    assert Checkpoints(tmp_path, best="loss").path("best") == checkpoints.path(2)
+    assert Checkpoints(tmp_path, best="-loss").path("best") == checkpoints.path(5)
+
+
+def test_a_step_without_metrics_is_never_the_best(tmp_path):
+    """Not every save comes with an evaluation."""
+    with Checkpoints(tmp_path, keep=1, best="-accuracy") as checkpoints:
+        checkpoints.save(1, LIKE, {"accuracy": 0.5})
+        checkpoints.save(2, LIKE)
+        checkpoints.save(3, LIKE, {"accuracy": 0.4, "loss": 1.0})
+
+    assert checkpoints.steps() == [1, 3]
+
+
+def test_all_stay_if_told_so(tmp_path):
+    """keep=None."""
+    with Checkpoints(tmp_path, keep=None) as checkpoints:
+        for step in range(5):
+            checkpoints.save(step, LIKE)
+
+    assert checkpoints.steps() == [0, 1, 2, 3, 4]
+
+
+def test_the_metrics_of_a_file_are_read_once(tmp_path, monkeypatch):
+    """And again only if another file has taken its place."""
+    read = []
+    look = many_steps.metrics_in
+    monkeypatch.setattr(many_steps, "metrics_in", lambda path: read.append(path.name) or look(path))
+    with Checkpoints(tmp_path, keep=2, best="loss") as checkpoints:
+        for step in range(5):
+            checkpoints.save(step, LIKE, {"loss": step})
+        checkpoints.save(4, LIKE, {"loss": -1})
+
+    assert len(read) == 6
+    assert checkpoints.path("best") == checkpoints.path(4)
+
+
+def test_an_older_step_is_refused(tmp_path):
+    """Another run would be mixed with this one; the newest one itself is replaced."""
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, tree_at_step(1))
+        checkpoints.save(5, tree_at_step(5))
+        checkpoints.save(5, tree_at_step(6))
+    assert_same(checkpoints.restore(LIKE), tree_at_step(6))
+    again = Checkpoints(tmp_path)
+
+    with pytest.raises(
+        ArgumentError, match=r"save\(2\): expected step 5 or later, .* got 2"
+    ) as told:
+        again.save(2, LIKE)
+    exec("\n".join(str(told.value).split("\n")[2:]).replace("      ", ""), {"checkpoints": again})
+    again.save(2, LIKE)
+    assert again.steps() == [1, 2]
+
+
+def test_what_was_being_written_by_a_killed_process_is_removed(tmp_path):
+    """With the first save; other files are the user's."""
+    checkpoints = Checkpoints(tmp_path)
+    for name in ("step_00000001.safetensors.saving-0123456789abcdef", "notes.txt"):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (0, 0))
+    checkpoints.save(1, LIKE)
+
+    assert checkpoints.steps() == [1]
+    assert files(tmp_path) == ["notes.txt", "step_00000001.safetensors"]
+
+
+# ---- damage
+
+
+@pytest.mark.parametrize("how", [damage, lambda path: path.write_bytes(path.read_bytes()[:99])])
+def test_a_damaged_newest_file_is_passed_over(tmp_path, how):
+    """With a warning; it is an error if it was asked for, and it counts for nothing."""
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        for step in (10, 20, 30):
+            checkpoints.save(step, tree_at_step(step))
+    how(checkpoints.path(30))
+
+    with pytest.raises(FileError, match=r"step_00000030"):
+        checkpoints.restore(LIKE, 30)
+    with pytest.warns(
+        DamagedFileWarning, match=r"step 30, .* got one that is damaged; the one before"
+    ):
+        assert_same(checkpoints.restore(LIKE), tree_at_step(20))
+    with checkpoints:
+        checkpoints.save(25, tree_at_step(25))
+        assert checkpoints.steps() == [20, 25, 30]
+        assert_same(checkpoints.restore(LIKE), tree_at_step(25))
+        checkpoints.save(35, tree_at_step(35))
+        checkpoints.save(45, tree_at_step(45))
+    assert checkpoints.steps() == [35, 45]
+
+
+def test_where_all_files_are_damaged_all_are_told(tmp_path):
+    """Nothing is made up."""
+    with Checkpoints(tmp_path) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, LIKE)
+    for step in (1, 2):
+        damage(checkpoints.path(step))
+
+    with (
+        warnings.catch_warnings(action="ignore", category=DamagedFileWarning),
+        pytest.raises(FileMissingError, match=r"(?s)none that is whole.*at .*00002.*at .*00001"),
+    ):
+        checkpoints.restore(LIKE)
+
+
+def test_a_file_of_another_model_is_not_passed_over(tmp_path):
+    """An older one might fit, and would be the wrong one."""
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, LIKE)
+        checkpoints.save(2, {"other": jnp.ones(2)})
+
+    with pytest.raises(FileError, match="00002"):
+        checkpoints.restore(LIKE)
+
+
+def test_a_step_that_is_removed_meanwhile_is_not_missed(tmp_path, monkeypatch):
+    """Another process has saved a newer one, and that one is taken."""
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(1, tree_at_step(1))
+
+    def late(path, like):
+        monkeypatch.setattr(many_steps, "load", load)
+        with Checkpoints(tmp_path, keep=1) as other:
+            other.save(2, tree_at_step(2))
+        return load(path, like)
+
+    monkeypatch.setattr(many_steps, "load", late)
+
+    assert_same(checkpoints.restore(LIKE), tree_at_step(2))
+
+
+# ---- several at once
+
+
+def test_several_threads_and_folders_opened_twice(tmp_path):
+    """Whoever writes and removes beside others: all files are whole, and the newest is there."""
+    opened = [Checkpoints(tmp_path, keep=2, best="loss") for _ in range(4)]
+
+    def run(i):
+        with opened[i] as checkpoints:
+            for step in range(i, 24, 4):
+                checkpoints.save(step, tree_at_step(step), {"loss": -step})
+                restored = checkpoints.restore(LIKE)
+                assert_same(restored, tree_at_step(restored["step"]))
+
+    race(run, 4)
+
+    assert files(tmp_path) == ["step_00000022.safetensors", "step_00000023.safetensors"]
+    assert_same(Checkpoints(tmp_path).restore(LIKE), tree_at_step(23))
+
+
+def test_one_folder_for_several_threads(tmp_path):
+    """Saves come one after the other."""
+    checkpoints = Checkpoints(tmp_path, keep=None)
+    checkpoints.save(0, LIKE)
+    refused = []
+
+    def run(i):
+        try:
+            checkpoints.save(i, tree_at_step(i))
+        except ArgumentError:
+            refused.append(i)
+
+    race(run)
+
+    assert sorted({*checkpoints.steps(), *refused}) == list(range(8))
+
+
+def test_the_program_may_go_to_another_folder(tmp_path, monkeypatch, gate):
+    """A path is one from where the program was when the folder was opened."""
+    monkeypatch.chdir(tmp_path)
+    checkpoints = Checkpoints("run")
+    (tmp_path / "other").mkdir()
+    checkpoints.save(1, LIKE)
+    monkeypatch.chdir("other")
+    gate.set()
+
+    assert checkpoints.steps() == [1]
+    assert files(tmp_path / "run") == ["step_00000001.safetensors"]
+
+
+# ---- the end of a program
+
+ENDING = """
+import atexit, shutil, sys
+import numpy as np
+from pytreemod.io.many_steps import Checkpoints
+
+folder = sys.argv[1]
+checkpoints = Checkpoints(folder + "/run")
+lost = Checkpoints(folder + "/lost")
+shutil.rmtree(folder + "/lost")
+lost.save(3, {})
+checkpoints.save(1, {"x": np.ones(5_000_000, np.float32)})
+atexit.register(lambda: checkpoints.save(2, {"x": np.ones(500_000, np.float32)}))
+"""
+
+
+def test_a_program_that_ends_loses_nothing(tmp_path):
+    """A save under way is finished, one can begin at the very end, and errors are printed."""
+    ended = run_python(ENDING, tmp_path)
+    _, told = ended.communicate(timeout=100)
+
+    assert ended.returncode == 0
+    assert "step 3 of Checkpoints" in told
+    assert "lost: expected a folder to read" in told
+    for step, size in ((1, 5_000_000), (2, 500_000)):
+        saved = load(tmp_path / f"run/step_0000000{step}.safetensors")
+        np.testing.assert_array_equal(saved["x"], np.ones(size, np.float32))
+
+
+def run_python(code, *args):
+    root = Path(many_steps.__file__).parents[2]
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, args)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+
+
+FOR_EVER = """
+import itertools, sys
+import jax, jax.numpy as jnp, numpy as np
+import pytreemod as pm
+from pytreemod.io.many_steps import Checkpoints
+
+step = pm.filter_jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate="all")
+tree = {f"w{i}": jnp.zeros(100_000) for i in range(10)}
+checkpoints = Checkpoints(sys.argv[1], best="loss")
+first = 0
+if checkpoints.steps():
+    tree = checkpoints.restore(tree)
+    first = int(tree["w0"][0])
+for i in itertools.count(first + 1):
+    tree = step(tree)
+    checkpoints.save(i, tree, {"loss": i % 7})
+"""
+
+
+@pytest.mark.slow
+def test_a_process_can_be_killed_at_any_moment(tmp_path):
+    """Ten times: every file is whole, the newest is as it was saved, and the next run goes on."""
+    moments = random.Random(0)
+    newest, parts = 0, 0
+    like = {f"w{i}": jax.ShapeDtypeStruct((100_000,), jnp.float32) for i in range(10)}
+    for _ in range(10):
+        running = run_python(FOR_EVER, tmp_path)
+        checkpoints = Checkpoints(tmp_path)
+        while max(checkpoints.steps(), default=0) < newest + 3:
+            assert running.poll() is None, running.communicate()
+            time.sleep(0.01)
+        time.sleep(moments.random() / 2)
+        running.send_signal(signal.SIGKILL)
+        running.communicate()
+
+        for step in checkpoints.steps():
+            for leaf in checkpoints.restore(like, step).values():
+                np.testing.assert_array_equal(leaf, np.full(100_000, step, np.float32))
+        newest = max(checkpoints.steps())
+        left = [name for name in files(tmp_path) if "saving" in name]
+        parts += len(left)
+        for name in left:
+            os.utime(tmp_path / name, (0, 0))
+
+    assert parts > 0
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(newest + 1, {})
+    assert not [name for name in files(tmp_path) if "saving" in name]
