@@ -1,0 +1,91 @@
+"""The example that can be killed ends with the same numbers, bit for bit, wherever it is killed."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import pytest
+
+from tests.helpers.examples import FOLDER, example
+
+pytest.importorskip("sklearn", reason="examples/checkpoint.py reads scikit-learn's digits")
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    """The example as a module."""
+    with example("checkpoint") as module:
+        yield module
+
+
+@pytest.fixture(autouse=True)
+def usual_promotion():
+    """JAX as a user finds it: optax's Adam itself raises a float to an integer power."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def last_file(folder):
+    """What the last checkpoint holds, to the last bit."""
+    return max(folder.glob("step_*.safetensors")).read_bytes()
+
+
+def test_a_run_that_fails_goes_on(checkpoint, tmp_path, monkeypatch, capsys):
+    """In the middle of an epoch, and between two saves."""
+    advance = checkpoint.advance
+
+    def fail_once(run, data):
+        if run.step == 33:
+            monkeypatch.setattr(checkpoint, "advance", advance)
+            raise KeyboardInterrupt
+        return advance(run, data)
+
+    options = ["--epochs", "4", "--every", "5"]
+    accuracy = checkpoint.main([str(tmp_path / "whole"), *options])
+    assert accuracy >= 0.85
+    monkeypatch.setattr(checkpoint, "advance", fail_once)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.main([str(tmp_path / "broken"), *options])
+    assert checkpoint.main([str(tmp_path / "broken"), *options]) == accuracy
+
+    assert "goes on from step 30" in capsys.readouterr().out
+    assert last_file(tmp_path / "broken") == last_file(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_during_a_save_goes_on(tmp_path):
+    """The same command goes on, from the last checkpoint that was whole."""
+
+    def start(folder):
+        command = [sys.executable, FOLDER / "checkpoint.py", tmp_path / folder]
+        return subprocess.Popen(
+            [*command, "--epochs", "10", "--every", "1"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(FOLDER.parent)},
+        )
+
+    def parts():
+        return set((tmp_path / "killed").glob("*.saving-*"))
+
+    def newest():
+        return max([int(path.name[5:13]) for path in (tmp_path / "killed").glob("step_*s")] or [0])
+
+    kills = 0
+    while kills < 2:
+        running, first, before = start("killed"), newest(), parts()
+        while newest() < first + 20 or not parts() - before:
+            assert running.poll() is None, "it has ended before it was killed in a save"
+            time.sleep(0.0002)
+        running.send_signal(signal.SIGKILL)
+        running.communicate()
+        kills += bool(parts() - before)
+    told, _ = start("killed").communicate()
+    start("whole").communicate()
+
+    assert re.search(r"goes on from step \d\d+\ntest accuracy \d\d\.\d\d% after 220 steps", told)
+    assert last_file(tmp_path / "killed") == last_file(tmp_path / "whole")
