@@ -1,7 +1,7 @@
 """What killed processes leave in a folder: files that were being written, and are no more.
 
-Owns: how who writes such a file shows that it is alive ([`show_alive`][pytreemod.io.leftovers.show_alive]), and
-how to remove those of which nobody does
+Owns: how who writes such a file shows that it is alive
+([`show_alive`][pytreemod.io.leftovers.show_alive]), and how to remove those of which nobody does
 ([`remove_leftovers`][pytreemod.io.leftovers.remove_leftovers]). Other processes may be writing into
 the same folder at this moment.
 """

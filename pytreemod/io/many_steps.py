@@ -127,6 +127,7 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
         self._newest = max(steps_in(self.folder), default=-1)
         self._damaged: set[int] = set()
+        self._structure: Any = None
         # By step, with what tells one file from another that has taken its place.
         self._ranks: dict[int, tuple[Any, float | None]] = {}
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="Checkpoints")
@@ -163,6 +164,7 @@ class Checkpoints:
                 self._newest = max(self._whole(), default=-1)
                 if step < self._newest:
                     raise _older_step(self, step, self._newest)
+            self._check_can_be_described(tree, where)
             taken = snapshot(tree, where, copy=self._copy), snapshot(metrics, where)
             self._newest = step
             try:
@@ -282,6 +284,13 @@ class Checkpoints:
     def __repr__(self) -> str:
         best = "" if self.best is None else f", best={self.best!r}"
         return f"Checkpoints({str(self.folder)!r}, keep={self.keep}{best})"
+
+    def _check_can_be_described(self, tree: PyTree, where: str) -> None:
+        """Tell a mistake where it is made, and not one save later; once for each structure."""
+        structure = jtu.tree_structure(tree)
+        if self._structure is None or structure != self._structure:
+            describe_tree(tree, where)
+            self._structure = structure
 
     # ---- in the background
 

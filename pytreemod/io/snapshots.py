@@ -21,6 +21,9 @@ from pytreemod.typing import jtu
 
 _T = TypeVar("_T")
 
+_LARGE = 1 << 18
+"""Bytes; on the CPU, it takes as long to copy so many as to ask for one more copy."""
+
 
 def snapshot(tree: _T, where: str, *, copy: bool = True) -> _T:
     """Take a snapshot of a tree.
@@ -74,12 +77,13 @@ def _check_all_have_values(leaves: Sequence[Any], tree: Any, where: str) -> None
 
 
 def _groups(leaves: Sequence[Any]) -> list[list[int]]:
-    """Where the arrays are that one computation can copy: those on the same devices."""
+    """Where the arrays are that can be copied together: those on the same devices."""
     groups: dict[Any, list[int]] = {}
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, jax.Array):
             sharding = leaf.sharding
-            key = (getattr(sharding, "mesh", sharding), sharding.memory_kind)
+            is_large = leaf.nbytes >= _LARGE
+            key = (getattr(sharding, "mesh", sharding), sharding.memory_kind, is_large)
             groups.setdefault(key, []).append(place)
     return [*groups.values()]
 
@@ -88,10 +92,10 @@ def _copies(arrays: list[jax.Array]) -> Any:
     """Copies of arrays on the same devices, which may come later."""
     # What a computation is checked for is about the loop's, and to check it would be to wait.
     with jax.debug_nans(False), jax.debug_infs(False):
-        if _is_plainly_placed(arrays[0].sharding):
-            return _copied_at_once(arrays)
+        if _can_be_copied_at_once(arrays[0]):
+            return cast("Any", _copied_at_once)(arrays)
         shardings = [x.sharding for x in arrays]
-        return jax.device_put(arrays, shardings, may_alias=False)
+        return cast("Any", jax.device_put)(arrays, shardings, may_alias=False)
 
 
 @jax.jit
@@ -100,12 +104,13 @@ def _copied_at_once(arrays: list[jax.Array]) -> list[jax.Array]:
     return [jnp.copy(x) for x in arrays]
 
 
-def _is_plainly_placed(sharding: jax.sharding.Sharding) -> bool:
-    """Whether a computation leaves arrays where they are, and can have them as they are.
+def _can_be_copied_at_once(array: jax.Array) -> bool:
+    """Whether a computation leaves an array where it is, and need not be waited for.
 
-    Under `jax.set_mesh` it would take them to that mesh, and those in the memory of the host to the
-    device.
+    Under `jax.set_mesh` it would take arrays to that mesh, and those in the memory of the host to
+    the device. On the CPU, who asks for a computation of copies alone has to do it.
     """
-    device: Any = next(iter(cast("Any", sharding).device_set))
-    is_usual = sharding.memory_kind in (None, device.default_memory().kind)
-    return is_usual and jax.sharding.get_abstract_mesh().empty
+    device: Any = next(iter(cast("Any", array.sharding).device_set))
+    is_usual = array.sharding.memory_kind in (None, device.default_memory().kind)
+    is_waited_for = device.platform == "cpu" and array.nbytes >= _LARGE
+    return is_usual and not is_waited_for and jax.sharding.get_abstract_mesh().empty

@@ -7,7 +7,7 @@ import pytest
 
 from pytreemod.errors import FileMissingError
 from pytreemod.io import leftovers
-from pytreemod.io.leftovers import hold, remove_leftovers
+from pytreemod.io.leftovers import remove_leftovers, show_alive
 from pytreemod.io.replacing import replacement
 
 NAME = "a.safetensors.saving-0123456789abcdef"
@@ -53,7 +53,7 @@ def test_a_file_that_was_just_made_stays(tmp_path):
 def test_a_file_that_somebody_holds_stays(tmp_path):
     """As long as it is open, which ends with the process at the latest."""
     descriptor = os.open(make(tmp_path), os.O_RDWR)
-    hold(descriptor)
+    show_alive(descriptor)
 
     assert remaining(tmp_path) == [NAME]
 
@@ -64,7 +64,7 @@ def test_a_file_that_somebody_holds_stays(tmp_path):
 
 def test_who_writes_a_file_holds_it(tmp_path):
     """What is written in the place of a file is known by its name, and held until it is done."""
-    with replacement(tmp_path / "a.safetensors") as file:
+    with replacement(str(tmp_path / "a.safetensors"), 9, durable=False) as file:
         file.write(b"the whole")
         (beside,) = tmp_path.iterdir()
         os.utime(beside, (0, 0))

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import OrderedDict
 from pathlib import Path
 
 import jax
@@ -265,6 +266,8 @@ def test_what_cannot_be_saved_is_told_at_once(tmp_path):
     tree["weight"].delete()
     with pytest.raises(FileError, match=r"(?s)one that was donated.*at weight: f32\[3,2\]"):
         checkpoints.save(1, tree)
+    with pytest.raises(FileError, match=r"save\(1\): expected leaves with different names"):
+        checkpoints.save(1, OrderedDict([(0, 1), ("0", 2)]))
     assert checkpoints.steps() == []
 
 
