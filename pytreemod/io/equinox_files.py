@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import ArgumentError, EquinoxFileError, SpecError, describe, explain
-from pytreemod.io.access import StrPath, file_name, opened, system_errors
+from pytreemod.io.access import StrPath, checked_path, open_to_read, shown_path, system_errors
 from pytreemod.io.equinox_leaves import FileLeaf, Meaning, file_order, put_back
 from pytreemod.io.replacing import replacement
 from pytreemod.module.methods import BoundMethod
@@ -258,14 +258,14 @@ def _is_path(path_or_file: Any) -> bool:
 
 def _title(function: str, path_or_file: Any) -> str:
     if _is_path(path_or_file):
-        return f"{function}({file_name(_with_ending(path_or_file))!r})"
+        return f"{function}({shown_path(_with_ending(path_or_file))})"
     name = getattr(path_or_file, "name", None)
     return f"{function}({name!r})" if isinstance(name, str) else f"{function}(file)"
 
 
-def _with_ending(path: Any) -> pathlib.Path:
-    named = pathlib.Path(path)
-    return named if named.suffix else named.with_suffix(".eqx")
+def _with_ending(path: Any) -> str:
+    named = pathlib.Path(checked_path(path))
+    return str(named if named.suffix else named.with_suffix(".eqx"))
 
 
 @contextmanager
@@ -274,7 +274,7 @@ def _written(path_or_file: Any, where: str) -> Generator[Any]:
         _check_file(path_or_file, "write", where)
         yield path_or_file
         return
-    with replacement(_with_ending(path_or_file)) as raw:
+    with replacement(_with_ending(path_or_file), 0, durable=True) as raw:
         file = io.BufferedWriter(raw)
         try:
             yield file
@@ -292,7 +292,7 @@ def _read(path_or_file: Any, where: str) -> Generator[Any]:
         yield path_or_file
         return
     path = _with_ending(path_or_file)
-    with system_errors(path, "a file to read"), io.BufferedReader(opened(path)) as file:
+    with system_errors(path, "a file to read"), io.BufferedReader(open_to_read(path)) as file:
         yield file
 
 
