@@ -20,14 +20,14 @@ from pytreemod.io.descriptions import describe_tree
 from pytreemod.io.leaf_names import TABLE, mismatches
 from pytreemod.io.placing import CURE_WIDTH, is_key, is_too_wide, keys_form
 from pytreemod.io.reports import LoadReport
-from pytreemod.io.tables import Leaf, Table, read_table, renamed, restacked
+from pytreemod.io.tables import Leaf, Table, read_table, renamed_table, restacked
 from pytreemod.tree.kinds import PYTHON_SCALARS
 from pytreemod.tree.prefixes import By
 from pytreemod.tree.selecting import as_selector
 from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
 
 
-class Options(NamedTuple):
+class LoadOptions(NamedTuple):
     """What a load was asked for, see `load`."""
 
     strict: bool
@@ -61,7 +61,7 @@ class _Spot(NamedTuple):
 
 
 @dataclass(slots=True)
-class Plan:
+class LoadPlan:
     """Which leaves come from the file, and what is to be told of the others."""
 
     moves: list[Move] = field(default_factory=list[Move])
@@ -86,7 +86,7 @@ class Plan:
         )
 
 
-def fit(theirs: Table, like: PyTree, options: Options, where: str) -> Plan:
+def fit(theirs: Table, like: PyTree, options: LoadOptions, where: str) -> LoadPlan:
     """Decide for each leaf of `like` what becomes of it.
 
     Args:
@@ -101,10 +101,10 @@ def fit(theirs: Table, like: PyTree, options: Options, where: str) -> Plan:
     """
     described = describe_tree(like, where)
     ours = _table_of(described.tree, described.leaves)
-    plan = Plan()
+    plan = LoadPlan()
     if options.rename:
         names = _checked_names(options.rename, where)
-        theirs, plan.renamed = renamed(theirs, names, where)
+        theirs, plan.renamed = renamed_table(theirs, names, where)
     theirs, plan.reshaped = restacked(theirs, ours, where)
     chosen = _spots(described.leaves, ours, like, options, where)
     for spot in chosen:
@@ -128,7 +128,7 @@ def _table_of(tree: Json, leaves: Mapping[str, Any]) -> Table:
 
 
 def _spots(
-    leaves: Mapping[str, Any], ours: Table, like: PyTree, options: Options, where: str
+    leaves: Mapping[str, Any], ours: Table, like: PyTree, options: LoadOptions, where: str
 ) -> list[_Spot]:
     """The leaves of `like` that are to be loaded."""
     mask = as_selector(options.only).mask(like)
@@ -144,7 +144,7 @@ def _spots(
 # ---- leaves
 
 
-def _fit_leaf(plan: Plan, spot: _Spot, theirs: Table, strict: bool) -> None:
+def _fit_leaf(plan: LoadPlan, spot: _Spot, theirs: Table, strict: bool) -> None:
     leaf = theirs.leaves.get(spot.name)
     if leaf is None:
         if (spot.missing or ("error" if strict else "keep")) == "keep":
@@ -161,13 +161,15 @@ def _fit_leaf(plan: Plan, spot: _Spot, theirs: Table, strict: bool) -> None:
         plan.problems.append(f"{spot.name or '<root>'}: {wrong}")
 
 
-def _keep(plan: Plan, spot: _Spot) -> None:
+def _keep(plan: LoadPlan, spot: _Spot) -> None:
     if isinstance(spot.old, jax.ShapeDtypeStruct):
         plan.problems.append(f"{spot.name}: missing, and like has no value to keep")
     plan.missing.append(spot.name)
 
 
-def _misfit(plan: Plan, spot: _Spot, leaf: Leaf, is_described: bool, strict: bool) -> str | None:
+def _misfit(
+    plan: LoadPlan, spot: _Spot, leaf: Leaf, is_described: bool, strict: bool
+) -> str | None:
     """What is wrong with a leaf of the file for a place; None if nothing is."""
     old = spot.old
     if not leaf.is_array or not spot.told.is_array:
@@ -240,7 +242,7 @@ def _class_of_json(value: Json) -> Any:
 # ---- names, configuration
 
 
-def _fit_names(plan: Plan, theirs: Table, wanted: set[str], is_all: bool, strict: bool) -> None:
+def _fit_names(plan: LoadPlan, theirs: Table, wanted: set[str], is_all: bool, strict: bool) -> None:
     kept = {*plan.missing}
     lacking = [name for name in wanted if name not in theirs.leaves and name not in kept]
     # Where only some leaves were asked for, nothing is said of others.
@@ -251,7 +253,7 @@ def _fit_names(plan: Plan, theirs: Table, wanted: set[str], is_all: bool, strict
 
 
 def _fit_configuration(
-    plan: Plan, theirs: Table, ours: Table, concerned: set[str] | None, strict: bool
+    plan: LoadPlan, theirs: Table, ours: Table, concerned: set[str] | None, strict: bool
 ) -> None:
     """Compare the configuration; of nodes that are `concerned` only, if these are given.
 

@@ -156,6 +156,22 @@ def as_kind_of(old: Any, new: Any) -> Any:
     return jax.device_put(made, old.sharding) if is_placed else made
 
 
+def joined(*names: str) -> str:
+    """Parts of a name with dots between them, those left out that are empty.
+
+    Args:
+        names: of a node, and of what is in it.
+
+    Returns:
+        The name of the innermost.
+
+    Examples:
+        >>> joined("layers", "2", "weight"), joined("", "weight")
+        ('layers.2.weight', 'weight')
+    """
+    return ".".join(name for name in names if name)
+
+
 def mismatches(wanted: Sequence[str], given: Iterable[str]) -> list[str]:
     """What a table says of names that are missing, and of names that are of nothing.
 

@@ -17,7 +17,7 @@ from pytreemod.errors import ArgumentError, FileError, explain
 from pytreemod.io.access import StrPath, shown_path
 from pytreemod.io.configuration import ConfigurationReader, Json
 from pytreemod.io.containers import Container
-from pytreemod.io.fitting import Move, Options, Plan, fit
+from pytreemod.io.fitting import LoadOptions, LoadPlan, Move, fit
 from pytreemod.io.placing import as_in, as_told, check_widths
 from pytreemod.io.rebuilding import rebuild_tree
 from pytreemod.io.reports import LoadReport
@@ -143,7 +143,7 @@ def load(
         ('layers.1.weight', 'layers.1.bias')
     """
     where = f"load({shown_path(path)})"
-    options = Options(strict, rename, missing, only, cast)
+    options = LoadOptions(strict, rename, missing, only, cast)
     with Container.open(path, verify=verify) as file:
         about = description_of(file, where)
         if like is _NOTHING:
@@ -235,7 +235,7 @@ def table_of(file: Container, about: dict[str, Any] | None, where: str) -> Table
 # ---- into `like`
 
 
-def _carried_out(plan: Plan, file: Container, like: PyTree, where: str) -> Any:
+def _carried_out(plan: LoadPlan, file: Container, like: PyTree, where: str) -> Any:
     """`like` with the leaves that were planned."""
     leaves, treedef = jtu.tree_flatten(like)
     read = _reader_of(file)
@@ -287,8 +287,8 @@ def _reader_of(file: Container) -> Callable[[Leaf], AnyArray]:
 # ---- without `like`
 
 
-def _check_alone(where: str, options: Options) -> None:
-    if options != Options(True, None, None, True, None):
+def _check_alone(where: str, options: LoadOptions) -> None:
+    if options != LoadOptions(True, None, None, True, None):
         raise ArgumentError(
             explain(
                 where,

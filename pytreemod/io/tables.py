@@ -15,6 +15,7 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, FileError, explain
 from pytreemod.io.configuration import Json, are_same
+from pytreemod.io.leaf_names import joined
 from pytreemod.tree.paths import plain_name
 from pytreemod.typing import jtu
 
@@ -85,11 +86,6 @@ def read_table(tree: Json, arrays: Mapping[str, Leaf]) -> Table:
 _TOKENS = ("pytreemod.StateIndex", "pytreemod.RngStream")
 
 
-def join(*steps: str) -> str:
-    """The name of what is below a name."""
-    return ".".join(step for step in steps if step)
-
-
 def _word(step: Any) -> str:
     return plain_name((jtu.GetAttrKey(step if isinstance(step, str) else repr(step)),))
 
@@ -111,10 +107,10 @@ def _read(table: Table, node: Json, name: tuple[str, ...], arrays: Mapping[str, 
         pairs = content[1] if kind == "default" else content
         children = [(_word(key), child) for key, child in pairs]
     elif kind == "state":
-        table.states.append(join(*name))
-        children = [(join(*map(_word, row[2]["path"][1])), row[3]) for row in content]
+        table.states.append(joined(*name))
+        children = [(joined(*map(_word, row[2]["path"][1])), row[3]) for row in content]
     else:
-        children = _read_class(table, kind, content, join(*name))
+        children = _read_class(table, kind, content, joined(*name))
     for step, child in children:
         _read(table, child, (*name, step), arrays)
 
@@ -128,7 +124,7 @@ def _read_class(table: Table, kind: str, content: Any, name: str) -> list[tuple[
             # A token's mark is its place in the model that its State was made with, and as much
             # the business of `like` as the place is.
             if content[0] not in _TOKENS:
-                table.config[join(name, _word(key))] = value
+                table.config[joined(name, _word(key))] = value
         return [(_word(key), child) for key, child in content[1].items()]
     if kind not in ("named", "node"):
         raise ValueError(kind)
@@ -138,7 +134,9 @@ def _read_class(table: Table, kind: str, content: Any, name: str) -> list[tuple[
 # ---- names that have changed
 
 
-def renamed(table: Table, rename: Mapping[str, str], where: str) -> tuple[Table, dict[str, str]]:
+def renamed_table(
+    table: Table, rename: Mapping[str, str], where: str
+) -> tuple[Table, dict[str, str]]:
     """A table under other names.
 
     Args:
@@ -159,7 +157,7 @@ def renamed(table: Table, rename: Mapping[str, str], where: str) -> tuple[Table,
             if name == old or old == "" or name.startswith(old + "."):
                 used.add(old)
                 rest = name[len(old) :].lstrip(".") if name != old else ""
-                return join(rename[old], rest)
+                return joined(rename[old], rest)
         return name
 
     leaves: dict[str, Leaf] = {}
@@ -223,15 +221,15 @@ def restacked(theirs: Table, ours: Table, where: str) -> tuple[Table, set[str]]:
 
 def _stacks_in(table: Table) -> dict[str, int]:
     found = [name for name, cls in table.classes.items() if cls == "pytreemod.nn.Stack"]
-    depths = {name: table.config.get(join(name, "depth")) for name in found}
+    depths = {name: table.config.get(joined(name, "depth")) for name in found}
     return {name: depth for name, depth in depths.items() if type(depth) is int}
 
 
 def _spots(name: str, table: Table) -> list[str]:
     """Where the leaves of a Stack are: at its own place, and at that of its tokens in a State."""
     steps = name.split(".") if name else []
-    ends = [join(*steps[i:]) for i in range(len(steps) + 1)]
-    return [name, *(join(state, end) for state in table.states for end in ends)]
+    ends = [joined(*steps[i:]) for i in range(len(steps) + 1)]
+    return [name, *(joined(state, end) for state in table.states for end in ends)]
 
 
 def _below(names: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -243,9 +241,9 @@ def _below(names: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 def _items(names: Mapping[str, Any], spot: str) -> list[str]:
     """The names under which a list's items stand, as far as there are any."""
     # A Sequential keeps its layers in a field.
-    for base in (join(spot, "layers"), spot):
+    for base in (joined(spot, "layers"), spot):
         items: list[str] = []
-        while _is_there(names, item := join(base, str(len(items)))):
+        while _is_there(names, item := joined(base, str(len(items)))):
             items.append(item)
         if items:
             return items
@@ -258,23 +256,23 @@ def _is_there(names: Mapping[str, Any], name: str) -> bool:
 
 def _stack(table: Table, spot: str, depth: int, where: str) -> set[str]:
     items = _items(table.leaves, spot)
-    if len(items) != depth or _below(table.leaves, join(spot, "layer")):
+    if len(items) != depth or _below(table.leaves, joined(spot, "layer")):
         return set()
     parts = [_below(table.leaves, item) for item in items]
     made: dict[str, Leaf] = {}
     for rest, first in parts[0].items():
         layers = [part.get(rest) for part in parts]
         if not all(leaf is not None and _are_alike(leaf, first) for leaf in layers):
-            raise _differ(where, join(spot, "layer", rest), items)
+            raise _differ(where, joined(spot, "layer", rest), items)
         if first.is_array:
             names = tuple(cast("Leaf", leaf).source.names[0] for leaf in layers)
             shape = (depth, *first.shape)
-            made[join(spot, "layer", rest)] = replace(first, shape=shape, source=Source(names))
+            made[joined(spot, "layer", rest)] = replace(first, shape=shape, source=Source(names))
         else:
-            made[join(spot, "layer", rest)] = first
+            made[joined(spot, "layer", rest)] = first
     for item, part in zip(items, parts, strict=True):
         for rest in part:
-            del table.leaves[join(item, rest)]
+            del table.leaves[joined(item, rest)]
     table.leaves.update(made)
     return set(made)
 
@@ -301,9 +299,9 @@ def _stack_config(table: Table, ours: Table, name: str, depth: int, where: str) 
     for names in (table.config, table.classes):
         parts = [_from(names, item) for item in items]
         if any(not are_same(part, parts[0]) for part in parts):
-            raise _differ(where, join(name, "layer"), items)
+            raise _differ(where, joined(name, "layer"), items)
         _drop(names, name)
-        names.update({join(name, "layer", rest): value for rest, value in parts[0].items()})
+        names.update({joined(name, "layer", rest): value for rest, value in parts[0].items()})
     _copy_own(table, ours, name)
 
 
@@ -322,12 +320,12 @@ def _copy_own(table: Table, ours: Table, name: str) -> None:
     """What is said of the container itself is not the file's business."""
     table.classes |= {name: ours.classes[name]} if name in ours.classes else {}
     for option in ("depth", "remat", "unroll"):
-        own = join(name, option)
+        own = joined(name, option)
         table.config |= {own: ours.config[own]} if own in ours.config else {}
 
 
 def _unstack(table: Table, ours: Table, spot: str) -> set[str]:
-    layers = _below(table.leaves, join(spot, "layer"))
+    layers = _below(table.leaves, joined(spot, "layer"))
     items = _items(ours.leaves, spot)
     if not layers or not items:
         return set()
@@ -338,17 +336,17 @@ def _unstack(table: Table, ours: Table, spot: str) -> set[str]:
         for i, item in enumerate(items):
             source = Source(leaf.source.names, i)
             part = replace(leaf, shape=leaf.shape[1:], source=source) if leaf.is_array else leaf
-            made[join(item, rest)] = part
+            made[joined(item, rest)] = part
     for rest in layers:
-        del table.leaves[join(spot, "layer", rest)]
+        del table.leaves[joined(spot, "layer", rest)]
     table.leaves.update(made)
     return set(made)
 
 
 def _unstack_config(table: Table, ours: Table, name: str) -> None:
     for names in (table.config, table.classes):
-        layer = _from(names, join(name, "layer"))
+        layer = _from(names, joined(name, "layer"))
         _drop(names, name)
         for item in _items(ours.classes, name):
-            names.update({join(item, rest): value for rest, value in layer.items()})
+            names.update({joined(item, rest): value for rest, value in layer.items()})
     _copy_own(table, ours, name)

@@ -29,6 +29,13 @@ class Relaid:
         name: what PyTorch calls it.
         to: from our array to PyTorch's, both of NumPy.
         back: from PyTorch's to ours.
+
+    Examples:
+        A matrix that is the transpose of PyTorch's:
+
+        >>> rule = Relaid("weight", to=np.transpose, back=np.transpose)
+        >>> rule.to(np.ones((3, 4))).shape
+        (4, 3)
     """
 
     name: str
@@ -44,6 +51,18 @@ class Numbered:
         name: what PyTorch calls all of them; nothing if the numbers stand alone.
         count: how many there are.
         first: the number of the first.
+
+    Examples:
+        >>> import jax
+        >>> import pytreemod as pm
+        >>> from pytreemod.io.torch_states import to_torch
+        >>> class Tower(pm.Module):
+        ...     floors: pm.nn.Linear
+        >>> keys = jax.random.split(jax.random.key(0), 3)
+        >>> tower = Tower(pm.filter_vmap(lambda key: pm.nn.Linear(2, 2, key=key))(keys))
+        >>> register_torch_layout(Tower, {"floors": Numbered("floors", 3)})
+        >>> [*to_torch(tower)][:3]
+        ['floors.0.weight', 'floors.1.weight', 'floors.2.weight']
     """
 
     name: str

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import StateError, StructureError, describe, explain
+from pytreemod.io.leaf_names import joined
 from pytreemod.io.torch_layouts import LayoutRule, Numbered, Relaid, layout_of
 from pytreemod.state.tokens import RngStream, is_moved, is_token
 from pytreemod.state.values import State
@@ -70,11 +71,6 @@ class _Pending:
     steps: tuple[str, ...]
     rule: LayoutRule
     base: _Prefixes
-
-
-def joined(prefix: str, name: str) -> str:
-    """Two parts of a name with a dot between them, if there are two."""
-    return f"{prefix}.{name}" if prefix and name else prefix or name
 
 
 @dataclass

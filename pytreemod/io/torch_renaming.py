@@ -7,7 +7,8 @@ from difflib import get_close_matches
 from typing import Any, TypeAlias, cast
 
 from pytreemod.errors import ArgumentError, StructureError, describe, explain
-from pytreemod.io.torch_places import TensorPlaces, joined
+from pytreemod.io.leaf_names import joined
+from pytreemod.io.torch_places import TensorPlaces
 from pytreemod.tree.paths import some_of
 
 Renaming: TypeAlias = Mapping[str, str | None] | Callable[[str], str | None] | None

@@ -48,8 +48,9 @@ EXAMPLES = list(examples())
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
-def test_example_gives_what_it_shows(example):
-    """Each example is a program of its own, in the file in which it stands."""
+def test_example_gives_what_it_shows(example, monkeypatch, tmp_path):
+    """Each example is a program of its own: names are those of its file, its folder is empty."""
+    monkeypatch.chdir(tmp_path)
     report: list[str] = []
     runner = doctest.DocTestRunner(optionflags=FLAGS)
     runner.run(example, out=report.append)

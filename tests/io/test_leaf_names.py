@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, StructureError
-from pytreemod.io.leaf_names import fits, from_named, mismatches, named_leaves
+from pytreemod.io.leaf_names import fits, from_named, joined, mismatches, named_leaves
 from tests.helpers.comparing import assert_identical
 from tests.helpers.laws import law, leaves, trees
 from tests.helpers.trees import affine, every_tree, ramp
@@ -246,3 +246,9 @@ def test_nodes_without_names_have_numbers():
     jtu.register_pytree_node(Plain, lambda node: (node.children, None), lambda _, c: Plain(*c))
 
     assert named_leaves({"a": Plain(1, [2])}) == {"a.0": 1, "a.1.0": 2}
+
+
+def test_parts_of_a_name_are_joined():
+    """With dots between those that are not empty: the root has no name."""
+    assert joined("", "a", "", "b") == "a.b"
+    assert [joined("a", "b"), joined("", "b"), joined("a", "")] == ["a.b", "b", "a"]

@@ -10,7 +10,7 @@ import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, FileError
 from pytreemod.io.descriptions import describe_tree
-from pytreemod.io.tables import Leaf, Source, Table, join, read_table, renamed
+from pytreemod.io.tables import Leaf, Source, Table, read_table, renamed_table
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import ramp
 
@@ -41,10 +41,6 @@ def test_a_malformed_description_is_no_table():
             read_table(tree, {})
 
 
-def test_join_leaves_out_the_root():
-    assert join("", "a", "", "b") == "a.b"
-
-
 def names(*leaves):
     return Table(leaves={name: Leaf({"is": "jax"}) for name in leaves})
 
@@ -61,7 +57,7 @@ def names(*leaves):
     ],
 )
 def test_rename_takes_whole_steps_and_the_longest_name(rename, expected):
-    table, changed = renamed(names("conv1.weight", "conv10.weight", "head.w"), rename, "load")
+    table, changed = renamed_table(names("conv1.weight", "conv10.weight", "head.w"), rename, "load")
 
     assert list(table.leaves) == expected
     assert set(changed) == {new for new in expected if new not in names("a").leaves} & set(changed)
@@ -70,9 +66,9 @@ def test_rename_takes_whole_steps_and_the_longest_name(rename, expected):
 
 def test_rename_of_what_is_not_there_or_to_one_name_is_refused():
     with pytest.raises(ArgumentError, match=r"(?s)rename: expected names in the file.*'b'.*\n.*a"):
-        renamed(names("a"), {"b": "c"}, "load")
+        renamed_table(names("a"), {"b": "c"}, "load")
     with pytest.raises(ArgumentError, match="expected a name for each leaf, got 'b' for two"):
-        renamed(names("a", "b"), {"a": "b"}, "load")
+        renamed_table(names("a", "b"), {"a": "b"}, "load")
 
 
 class Block(nn.StatefulLayer):

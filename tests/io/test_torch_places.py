@@ -10,7 +10,7 @@ import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import StateError, StructureError
 from pytreemod.io import torch_layouts
-from pytreemod.io.torch_places import joined, tensor_places
+from pytreemod.io.torch_places import tensor_places
 from tests.helpers.trees import affine
 
 
@@ -118,8 +118,3 @@ def test_a_missing_axis_is_told():
         tensor_places("f(model)", broken, None)
 
     assert "at layer.bias: f32[2], with (3,) first" in str(caught.value)
-
-
-def test_parts_are_joined():
-    """With a dot, if there are two."""
-    assert [joined("a", "b"), joined("", "b"), joined("a", "")] == ["a.b", "b", "a"]
