@@ -9,7 +9,9 @@ import typing as _typing
 from importlib import import_module as _import_module
 
 from pytreemod.errors import CheckError as CheckError
+from pytreemod.errors import DamagedFileWarning as DamagedFileWarning
 from pytreemod.errors import FieldWarning as FieldWarning
+from pytreemod.errors import FileError as FileError
 from pytreemod.errors import LostUpdateWarning as LostUpdateWarning
 from pytreemod.errors import PytreemodError as PytreemodError
 from pytreemod.errors import SharedParameterWarning as SharedParameterWarning
@@ -99,7 +101,10 @@ EquinoxTracetimeError = CheckError
 
 _LATER = {
     "capture": "pytreemod.debug.capturing:capture",
+    "Checkpoints": "pytreemod.io.many_steps:Checkpoints",
     "debug": "pytreemod.debug:",
+    "default_deserialise_filter_spec": "pytreemod.io.equinox_files:default_deserialise_filter_spec",
+    "default_serialise_filter_spec": "pytreemod.io.equinox_files:default_serialise_filter_spec",
     "from_named": "pytreemod.io.leaf_names:from_named",
     "from_torch": "pytreemod.io.torch_states:from_torch",
     "inference_mode": "pytreemod.nn.modes:inference_mode",
@@ -115,7 +120,9 @@ _LATER = {
     "save": "pytreemod.io.saving:save",
     "stateful": "pytreemod.nn.nets:stateful",
     "to_torch": "pytreemod.io.torch_states:to_torch",
+    "tree_deserialise_leaves": "pytreemod.io.equinox_files:tree_deserialise_leaves",
     "tree_inference": "pytreemod.nn.modes:inference_mode",
+    "tree_serialise_leaves": "pytreemod.io.equinox_files:tree_serialise_leaves",
     "with_mode": "pytreemod.nn.modes:with_mode",
 }
 
@@ -123,10 +130,19 @@ if _typing.TYPE_CHECKING:
     from pytreemod import debug as debug
     from pytreemod import nn as nn
     from pytreemod.debug.capturing import capture as capture
+    from pytreemod.io.equinox_files import (
+        default_deserialise_filter_spec as default_deserialise_filter_spec,
+    )
+    from pytreemod.io.equinox_files import (
+        default_serialise_filter_spec as default_serialise_filter_spec,
+    )
+    from pytreemod.io.equinox_files import tree_deserialise_leaves as tree_deserialise_leaves
+    from pytreemod.io.equinox_files import tree_serialise_leaves as tree_serialise_leaves
     from pytreemod.io.leaf_names import from_named as from_named
     from pytreemod.io.leaf_names import named_leaves as named_leaves
     from pytreemod.io.loading import load as load
     from pytreemod.io.loading import read_metadata as read_metadata
+    from pytreemod.io.many_steps import Checkpoints as Checkpoints
     from pytreemod.io.registered import register_for_files as register_for_files
     from pytreemod.io.reports import LoadReport as LoadReport
     from pytreemod.io.saving import save as save

@@ -6,7 +6,9 @@ WITHOUT = {
     # Names for types, which decide nothing; and errors, which are tested wherever one is raised.
     "typing.py",
     "errors.py",
+    "version.py",
     # Tested by the files that use them alone.
+    "io/__main__.py",
     "module/annotations.py",
 }
 """Files of the source that have no tests of their own."""
