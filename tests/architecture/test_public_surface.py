@@ -17,7 +17,7 @@ GOLDEN = Path(__file__).with_name("public_surface.txt")
 NAMESPACES = {"pytreemod": pytreemod, "pytreemod.nn": nn, "pytreemod.select": pytreemod.select}
 
 # Rooms and files, which a package bears as attributes once they were imported.
-ROOMS = {"errors", "typing", "tree", "module", "transform", "state", "io"}
+ROOMS = {"errors", "typing", "version", "tree", "module", "transform", "state", "io"}
 
 
 def public_names(namespace):

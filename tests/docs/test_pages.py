@@ -1,10 +1,16 @@
 """The code on every page of the documentation runs, and gives what the page says.
 
 `docs/contributing/checks.md` states the convention: ```python is executed, ```pycon is a session
-whose output is compared, and the blocks of a page share one namespace, in order.
+whose output is compared, ```console has commands whose output is compared, and the blocks of a page
+share one namespace and one folder, in order.
 """
 
+import contextlib
 import doctest
+import io
+import re
+import runpy
+import shlex
 import sys
 import types
 from pathlib import Path
@@ -14,7 +20,7 @@ import pytest
 
 from tests.docs.pages import PAGES, Block, blocks_of, name_of
 
-RUN = ("python", "pycon")
+RUN = ("python", "pycon", "console")
 NOT_RUN = ("sh", "text")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -39,6 +45,23 @@ def check_session(block: Block, page: Path, namespace: dict) -> None:
     assert not runner.failures, "".join(report)
 
 
+def check_commands(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run `python -m` commands, in this process, and compare what they print with the page."""
+    commands = re.findall(r"^\$ python -m (.*)\n((?:(?!\$ ).*\n)*)", block.code, re.M)
+    assert len(commands) == block.code.count("$ "), "a command that is no `python -m`"
+    for command, shown in commands:
+        module, *arguments = shlex.split(command)
+        monkeypatch.setattr(sys, "argv", [module, *arguments])
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        example = doctest.Example(command, shown)
+        checker = doctest.OutputChecker()
+        assert checker.check_output(shown, printed.getvalue(), FLAGS), checker.output_difference(
+            example, printed.getvalue(), FLAGS
+        )
+
+
 @pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 def test_every_block_runs(page, monkeypatch, tmp_path):
     """The blocks of a page, one after the other in one namespace, do what the page says."""
@@ -53,6 +76,8 @@ def test_every_block_runs(page, monkeypatch, tmp_path):
                 execute(block, page, vars(module))
             elif block.language == "pycon":
                 check_session(block, page, vars(module))
+            elif block.language == "console":
+                check_commands(block, monkeypatch)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -65,9 +90,14 @@ def test_no_block_escapes(page):
     assert fences == 2 * len(blocks_of(page))
 
 
-def test_the_check_can_fail():
-    """A session that shows another output than it gives is reported."""
+def test_the_check_can_fail(monkeypatch):
+    """A session, or a command, that shows another output than it gives is reported."""
     wrong = Block("pycon", ">>> 1 + 1\n3\n", 0)
+    command = Block("console", "$ python -m calendar 2024 2\nMarch\n", 0)
 
     with pytest.raises(AssertionError, match="Expected"):
         check_session(wrong, PAGES[0], {})
+    with pytest.raises(AssertionError, match="Expected"):
+        check_commands(command, monkeypatch)
+    with pytest.raises(AssertionError, match="no `python -m`"):
+        check_commands(Block("console", "$ rm -r .\n", 0), monkeypatch)
