@@ -262,8 +262,8 @@ def part_row(folder: Path, arrays: Arrays) -> Row:
         {OURS: f"{read / MB:.2f} MB"},
         {OURS: {"bytes": read, "layer": size, "header": header}},
         target=f"≤ {(size + header) / MB:.2f} MB",
-        met=read
-        <= size + header + 100,  # how long the header is, and its first byte, are read once more
+        # How long the header is was read before.
+        met=read <= size + header + 100,
     )
 
 

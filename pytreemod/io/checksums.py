@@ -16,7 +16,7 @@ import zlib
 
 import numpy as np
 
-CHECKSUM_BLOCK = 1 << 20
+BLOCK_BYTES = 1 << 20
 """Bytes; a block is still in the processor's cache when it has just been read."""
 
 _WORDS = 1024
@@ -29,7 +29,7 @@ def checksum_after(before: int, block: memoryview) -> int:
 
     Args:
         before: the checksum so far; 0 at the beginning.
-        block: the next bytes: `CHECKSUM_BLOCK` of them, unless they are the last.
+        block: the next bytes: `BLOCK_BYTES` of them, unless they are the last.
 
     Returns:
         A number of 32 bits.

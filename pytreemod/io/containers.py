@@ -18,7 +18,7 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.io.access import StrPath, checked_path, open_to_read, shown, system_errors
-from pytreemod.io.checksums import CHECKSUM_BLOCK, checksum_after
+from pytreemod.io.checksums import BLOCK_BYTES, checksum_after
 from pytreemod.io.encodings import can_be_written
 from pytreemod.io.fetching import ArraySource, bytes_of, host_bytes
 from pytreemod.io.headers import (
@@ -110,8 +110,8 @@ def _write_arrays(file: io.FileIO, path: str, sources: list[ArraySource]) -> lis
 def _write_summed(file: io.FileIO, data: memoryview) -> int:
     """Write the bytes of an array; returns their checksum."""
     checksum = 0
-    for start in range(0, len(data), CHECKSUM_BLOCK):
-        block = data[start : start + CHECKSUM_BLOCK]
+    for start in range(0, len(data), BLOCK_BYTES):
+        block = data[start : start + BLOCK_BYTES]
         checksum = checksum_after(checksum, block)
         _write_all(file, block)
     return checksum
@@ -231,8 +231,8 @@ def _read_into(
         _read_block(path, file, start, data)
         return 0
     checksum = 0
-    for offset in range(0, len(data), CHECKSUM_BLOCK):
-        block = data[offset : offset + CHECKSUM_BLOCK]
+    for offset in range(0, len(data), BLOCK_BYTES):
+        block = data[offset : offset + BLOCK_BYTES]
         _read_block(path, file, start + offset, block)
         checksum = checksum_after(checksum, block)
     return checksum

@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import pytest
 
-from pytreemod.io.checksums import CHECKSUM_BLOCK, checksum_after
+from pytreemod.io.checksums import BLOCK_BYTES, checksum_after
 
 ROW = 8192
 
@@ -15,16 +15,16 @@ ROW = 8192
 def checksum(data):
     """Of all bytes, block by block."""
     value = 0
-    for start in range(0, len(data), CHECKSUM_BLOCK):
-        value = checksum_after(value, memoryview(data)[start : start + CHECKSUM_BLOCK])
+    for start in range(0, len(data), BLOCK_BYTES):
+        value = checksum_after(value, memoryview(data)[start : start + BLOCK_BYTES])
     return value
 
 
 def written_out(data):
     """The same in plain Python, as the documentation says it."""
     value = 0
-    for start in range(0, len(data), CHECKSUM_BLOCK):
-        block = data[start : start + CHECKSUM_BLOCK]
+    for start in range(0, len(data), BLOCK_BYTES):
+        block = data[start : start + BLOCK_BYTES]
         count = len(block) // ROW
         rows = [struct.unpack_from("<1024Q", block, i * ROW) for i in range(count)]
         sums = [sum(column) for column in zip(*rows)] + [sum(row) for row in rows]
@@ -34,7 +34,7 @@ def written_out(data):
     return value
 
 
-SIZES = [0, 1, 9, ROW - 1, ROW, ROW + 1, 5 * ROW + 13, CHECKSUM_BLOCK, CHECKSUM_BLOCK + ROW + 5]
+SIZES = [0, 1, 9, ROW - 1, ROW, ROW + 1, 5 * ROW + 13, BLOCK_BYTES, BLOCK_BYTES + ROW + 5]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -105,6 +105,6 @@ def test_words_that_cancel_are_noticed(distance):
 
 def test_blocks_that_have_changed_places_are_noticed():
     """Each has its place in the whole."""
-    data = random.Random(0).randbytes(2 * CHECKSUM_BLOCK)
+    data = random.Random(0).randbytes(2 * BLOCK_BYTES)
 
-    assert checksum(data) != checksum(data[CHECKSUM_BLOCK:] + data[:CHECKSUM_BLOCK])
+    assert checksum(data) != checksum(data[BLOCK_BYTES:] + data[:BLOCK_BYTES])
