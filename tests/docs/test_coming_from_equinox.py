@@ -29,8 +29,8 @@ def public_names(module):
     """What a module offers, without the modules in it."""
     return {
         name
-        for name, value in vars(module).items()
-        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+        for name in dir(module)  # and not of `vars`: some are loaded when they are asked for
+        if not name.startswith("_") and not isinstance(getattr(module, name), types.ModuleType)
     }
 
 
