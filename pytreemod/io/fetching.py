@@ -82,8 +82,14 @@ def _start(path: str, source: ArraySource) -> Any:
     if not isinstance(value, jax.Array) or not value.is_fully_replicated:
         return value
     value = _fleeting(value.addressable_data(0))
-    value.copy_to_host_async()
+    with _wanted():
+        value.copy_to_host_async()
     return value
+
+
+def _wanted() -> Any:
+    """A transfer to the host that was asked for, whatever guards against those that were not."""
+    return jax.transfer_guard_device_to_host("allow")
 
 
 def _fleeting(value: jax.Array) -> jax.Array:
@@ -101,13 +107,14 @@ def _fleeting(value: jax.Array) -> jax.Array:
 
 
 def _on_host(value: Any) -> np.ndarray[Any, Any]:
-    if not isinstance(value, jax.Array) or value.is_fully_replicated:
-        return np.asarray(value)
-    whole = np.empty(value.shape, value.dtype)
-    for shard in value.addressable_shards:
-        if shard.replica_id == 0:
-            whole[shard.index] = np.asarray(_fleeting(shard.data))
-    return whole
+    with _wanted():
+        if not isinstance(value, jax.Array) or value.is_fully_replicated:
+            return np.asarray(value)
+        whole = np.empty(value.shape, value.dtype)
+        for shard in value.addressable_shards:
+            if shard.replica_id == 0:
+                whole[shard.index] = np.asarray(_fleeting(shard.data))
+        return whole
 
 
 def bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
