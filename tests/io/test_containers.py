@@ -420,6 +420,14 @@ def test_neither_way_takes_more_memory_than_the_arrays_have(path):
     assert reading < 8 * (1 << 20) + (1 << 18)
 
 
+def test_of_arrays_that_must_be_copied_one_is(path):
+    """Those whose elements have another order in memory than in the file."""
+    arrays = {f"{i}": np.zeros((1024, 1024), np.int8).T for i in range(6)}
+    writing, _ = peak_of(lambda: write_container(path, arrays))
+
+    assert writing < 1.2 * (1 << 20)
+
+
 FULL = """
 import resource, signal, sys
 import numpy as np

@@ -191,7 +191,7 @@ def test_metadata_are_texts(metadata):
         (entry(shape=[[2]]), "a shape"),
         (entry(shape=[2**64, 0]), "a shape"),
         (entry(shape=[10**4000, 0]), "a shape"),
-        (entry(shape=[1] * 66 + [2]), "a shape"),
+        (entry(shape=[1] * 66 + [2]), "a shape, got"),
         (entry(shape=[1] * 64 + [2]), "a shape that an array can have"),
         (entry(shape=[2**40, 2**40, 0], offsets=[0, 0]), "a shape that an array can have"),
         (entry(offsets=[0]), "where it begins and ends"),
