@@ -63,13 +63,12 @@ def file_of(folder: Path, name: str) -> Path:
 
 
 def save_ours(path: Path, arrays: Arrays, durable: bool = False) -> None:
-    write_container(path, arrays, durable=durable)
+    pm.save(path, arrays, durable=durable)
 
 
 def load_ours(path: Path, like: Arrays, verify: bool = True, only: str = "") -> Arrays:
-    with Container.open(path, verify=verify) as file:
-        names = [name for name in file.entries if name.startswith(only)]
-        return {name: jax.device_put(file.read(name)) for name in names}
+    chosen = pm.select.at(lambda tree: [tree[name] for name in tree if name.startswith(only)])
+    return pm.load(path, like, verify=verify, only=chosen if only else True)
 
 
 def save_safetensors(path: Path, arrays: Arrays) -> None:

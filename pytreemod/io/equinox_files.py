@@ -274,7 +274,7 @@ def _written(path_or_file: Any, where: str) -> Generator[Any]:
         _check_file(path_or_file, "write", where)
         yield path_or_file
         return
-    with replacement(_with_ending(path_or_file), 0, durable=True) as raw:
+    with replacement(_with_ending(path_or_file), 0, durable=False) as raw:
         file = io.BufferedWriter(raw)
         try:
             yield file

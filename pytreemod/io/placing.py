@@ -99,9 +99,9 @@ def is_key(leaf: Any) -> bool:
 
 
 def _as_jax(array: Any, sharding: Any = None) -> Any:
-    # Each reading makes memory of its own, and nobody else writes into it: JAX may have it as it
-    # is, where it can.
-    return jnp.asarray(array) if sharding is None else untyped_jax.device_put(array, sharding)
+    # Each reading makes memory of its own, and nobody else writes into it: on the CPU `device_put`
+    # takes that as it is, where `jnp.asarray` would copy it.
+    return untyped_jax.device_put(array, sharding)
 
 
 def _weakly(array: Any) -> Any:

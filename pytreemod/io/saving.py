@@ -25,7 +25,7 @@ VERSION = 1
 """Of the description; a file with a higher one is refused by who does not know it."""
 
 
-def save(path: StrPath, tree: PyTree, metadata: Json = None, *, durable: bool = True) -> None:
+def save(path: StrPath, tree: PyTree, metadata: Json = None, *, durable: bool = False) -> None:
     """Write a tree into a file: arrays by name, and what the tree is.
 
     The file is one of safetensors, which other tools read: each array has the name of its path,
@@ -46,8 +46,9 @@ def save(path: StrPath, tree: PyTree, metadata: Json = None, *, durable: bool = 
         tree: any tree.
         metadata: what else the file should tell: None, texts, numbers, lists, dicts with texts as
             keys. [`read_metadata`][pytreemod.read_metadata] gives it back.
-        durable: whether to wait until the disk has everything, so that the file outlives a failure
-            of power as well.
+        durable: whether to wait until the disk has everything. If not, the system may take its
+            time, as with any file: one of the two is there whole if the process is killed, but
+            after a failure of power the new one may be damaged, which its checksums tell.
 
     Raises:
         FileError: two leaves have one name; or an array's values are not here, for it is traced,
