@@ -30,11 +30,12 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
+import pytreemod as pm
 from benchmarks.libraries import OURS, installed
 from benchmarks.measuring import no_garbage_collection
 from benchmarks.memory import MB, megabytes
 from benchmarks.tables import SAME, Benchmark, Row, ratio_row
-from pytreemod.io.containers import Container, write_container
+from pytreemod.io.containers import Container
 
 SAFETENSORS, LOAD_FILE, EQUINOX, UNCHECKED = "safetensors", "load_file", "Equinox", "unchecked"
 LEAVES, TOTAL = 400, 10**9

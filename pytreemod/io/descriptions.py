@@ -160,7 +160,8 @@ def check_has_values(name: str, leaf: Any, where: str) -> None:
     elif leaf.is_deleted():
         got, cure = "one that was donated", "save what the step returned, not what it was given"
     elif not leaf.is_fully_addressable:
-        got, cure = "one that lies on other hosts, too", "save with orbax, see how-to/checkpoint-with-orbax"
+        got = "one that lies on other hosts, too"
+        cure = "save with orbax, see how-to/checkpoint-with-orbax"
     else:
         return
     place = f"{name}: {describe(leaf)}"
