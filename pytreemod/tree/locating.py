@@ -126,7 +126,11 @@ class _StandIns:
         # No comprehension: one frame for each level of a tree, of the thousand there are.
         for key, child in children:
             made.append(self.make(child, (*path, key)))
-        if kind is not list:
+        if kind is dict:
+            # In its own order, in which `where` may go through it; JAX's is that of the sorted keys.
+            by_name = {key.key: part for (key, _), part in zip(children, made, strict=True)}
+            made = {name: by_name[name] for name in node}
+        elif kind is not list:
             # By JAX, so that it is of the node's own class, whatever that is.
             made = jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(made)
         if id(made) in self.nodes:

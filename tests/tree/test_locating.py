@@ -479,3 +479,13 @@ def test_containers_in_the_stand_in_are_containers():
         "pair[0]",
         "pair[1]",
     ]
+
+
+def test_a_dict_is_gone_through_in_its_own_order():
+    """Whatever the order of its keys: the nodes are those that `where` meets, in that order."""
+    tree = {"b": 1, "c": [2], "a": 3}
+    found = locate(lambda t: [t[name] for name in t if name != "c"], tree, None, "where")
+
+    assert [target.node for target in found.targets] == [1, 3]
+    made = pm.tree_at(lambda t: list(t.values()), tree, replace=["first", "second", "third"])
+    assert list(made.items()) == [("a", "third"), ("b", "first"), ("c", "second")]
