@@ -44,6 +44,8 @@ _FUNCTIONS: tuple[Any, ...] = (
     type(jax.jit(lambda: None)),
 )
 _SEQUENCES: dict[type, str] = {tuple: "tuple", list: "list", set: "set", frozenset: "frozenset"}
+_SHOWN = 8
+"""How many items of a list an error shows."""
 _LARGEST = 2**63
 """JSON has no limit; readers in other languages have."""
 
@@ -139,6 +141,11 @@ def describe_json(value: Json) -> str:
             return str(content).removeprefix("?")
         if kind in ("unknown", "enum", "dataclass"):
             return str(content[0]).removeprefix("?")
+        if kind in ("tuple", "list") and isinstance(content, list):
+            everything = cast("list[Any]", content)
+            items = [describe_json(item) for item in everything[:_SHOWN]]
+            text = ", ".join([*items, "..."] if len(everything) > _SHOWN else items)
+            return f"({text}{',' * (len(items) == 1)})" if kind == "tuple" else f"[{text}]"
     return describe(value)
 
 
@@ -237,19 +244,17 @@ class ConfigurationReader:
 
     def _unregistered(self, name: Any, path: str) -> FileError:
         own = str(name).lstrip("?")
-        return FileError(
-            explain(
-                self.where,
-                "classes and functions that are registered in this process",
-                f"{own!r}, which is not",
-                places=[f"{path}: {own}"],
-                cure=[
-                    "register it, or give a model of the same structure:",
-                    f"pm.register_for_files({own.rpartition('.')[2]})",
-                    "pm.load(path, like)",
-                ],
-            )
-        )
+        last = own.rpartition(".")[2]
+        cure = ["give a model that has it:"]
+        # A lambda has no name that it could be found by.
+        if last.isidentifier():
+            cure = ["register it, or give a model of the same structure:"]
+            cure += [f"pm.register_for_files({last})"]
+        expected = "classes and functions that are registered in this process"
+        place = f"{path or '<root>'}: {own}"
+        cure += ["pm.load(path, like)"]
+        got = f"{own!r}, which is not"
+        return FileError(explain(self.where, expected, got, places=[place], cure=cure))
 
     def _unknown(self, path: str, written: dict[str, Any]) -> FileError:
         return FileError(
@@ -257,7 +262,7 @@ class ConfigurationReader:
                 self.where,
                 "configuration that a file can hold",
                 f"{describe_json(written)}, of which the file has only the name",
-                places=[path],
+                places=[path or "<root>"],
                 cure=["give a model that has it:", "pm.load(path, like)"],
             )
         )
@@ -269,10 +274,11 @@ class ConfigurationReader:
         return {self.read(k, path): self.read(v, f"{path}[{k!r}]") for k, v in items}
 
     def _dtype(self, name: str, path: str, written: dict[str, Any]) -> Any:
-        scalar = getattr(jnp, "bool_" if name == "bool" else name)
-        if not isinstance(scalar.dtype, np.dtype):
+        scalar: Any = getattr(jnp, "bool_" if name == "bool" else name)
+        dtype: Any = scalar.dtype
+        if not isinstance(dtype, np.dtype):
             raise self.malformed(path, name)
-        return scalar.dtype if written.get("spelling") == "numpy" else scalar
+        return scalar if written.get("spelling") != "numpy" else cast("Any", dtype)
 
     def _scalar(self, content: list[str], path: str, _: Any) -> Any:
         name, numbers = content

@@ -22,6 +22,7 @@ from pytreemod.io.placing import CURE_WIDTH, is_key, is_too_wide, keys_form
 from pytreemod.io.reports import LoadReport
 from pytreemod.io.tables import Leaf, Table, read_table, renamed_table, restacked
 from pytreemod.tree.kinds import PYTHON_SCALARS
+from pytreemod.tree.paths import some_of
 from pytreemod.tree.prefixes import By
 from pytreemod.tree.selecting import as_selector
 from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
@@ -70,6 +71,9 @@ class LoadPlan:
     renamed: dict[str, str] = field(default_factory=dict[str, str])
     reshaped: set[str] = field(default_factory=set[str])
     configuration: list[str] = field(default_factory=list[str])
+    castable: set[str] = field(default_factory=set[str])
+    """Dtypes in `like` that a cast would give to what is in the file."""
+
     problems: list[str] = field(default_factory=list[str])
 
     def report(self) -> LoadReport:
@@ -115,7 +119,9 @@ def fit(theirs: Table, like: PyTree, options: LoadOptions, where: str) -> LoadPl
         concerned = None if is_all else _above([spot.name for spot in chosen])
         _fit_configuration(plan, theirs, ours, concerned, options.strict)
     if plan.problems:
-        _refuse(plan.problems, options.strict, where)
+        _refuse(plan, options.strict, where)
+    if not plan.moves and theirs.leaves and chosen and options.missing is None:
+        raise _nothing_fits(where, [spot.name for spot in chosen], [*theirs.leaves])
     return plan
 
 
@@ -184,7 +190,12 @@ def _misfit(
         plan.reshaped.add(spot.name)
     if spot.cast is not None and _are_of_one_kind(leaf.dtype, spot.cast):
         return None
-    return None if leaf.dtype == old.dtype else f"{_differ(old, leaf)}{_SEE_CAST}"
+    if leaf.dtype == old.dtype:
+        return None
+    if not _are_of_one_kind(leaf.dtype, old.dtype):
+        return _differ(old, leaf)
+    plan.castable.add(str(old.dtype))
+    return f"{_differ(old, leaf)}{_SEE_CAST}"
 
 
 _SEE_CAST = " (see cast=)"
@@ -257,12 +268,17 @@ def _fit_configuration(
 ) -> None:
     """Compare the configuration; of nodes that are `concerned` only, if these are given.
 
-    What `like` has and the file does not is newer than the file, or was not asked of it.
+    What `like` has and the file does not is newer than the file, or was not asked of it. Of a node
+    that only the file has, that is all there is to say.
     """
     found: list[str] = []
+    there = {*ours.classes, *ours.leaves} | _above([*ours.classes, *ours.leaves])
+    gone = {name for name in theirs.classes if name not in there}
 
     def compare(name: str, node: str, mine: Json, value: Json) -> None:
-        if concerned is not None and node not in concerned:
+        if concerned is not None and (node not in concerned or node not in ours.classes):
+            return
+        if (name != node and node in gone) or _above([node]) & gone:
             return
         place, text = name or "<root>", describe_json(value)
         if mine is _ABSENT:
@@ -287,16 +303,40 @@ def _above(names: Sequence[str]) -> set[str]:
     return {".".join(parts[:i]) for parts in steps for i in range(len(parts))}
 
 
-def _refuse(problems: list[str], strict: bool, where: str) -> None:
+def _nothing_fits(where: str, wanted: Sequence[str], given: Sequence[str]) -> FileError:
+    """The error for a load that would give `like` back as it is, which nobody asks for."""
+    # The one may be a part of the other.
+    ours, theirs = "." + wanted[0], "." + given[0]
+    pairs = [(name.removesuffix(ours), "") for name in given if name.endswith(ours)]
+    pairs += [("", name.removesuffix(theirs)) for name in wanted if name.endswith(theirs)]
+    old, new = pairs[0] if pairs else ("name in the file", "name in like")
+    return FileError(
+        explain(
+            where,
+            "a leaf of like, at least",
+            "other names alone",
+            places=[f"like: {some_of(wanted)}", f"the file: {some_of(given)}"],
+            cure=["say what they are called here:", f'pm.load(..., rename={{"{old}": "{new}"}})'],
+        )
+    )
+
+
+def _refuse(plan: LoadPlan, strict: bool, where: str) -> None:
+    problems = plan.problems
+    rename = 'pm.load(..., rename={"name in the file": "name in like"})'
     if strict:
         cure = ["say what may differ; a report tells what did:"]
         cure += ["tree, report = pm.load(path, like, strict=False)"]
+        # What has another name now would be left as it is, and told by the report alone.
+        is_moved = any(": missing" in problem for problem in problems) and plan.unexpected
+        cure += [rename] if is_moved else []
     else:
         cure = ["say what is to become of each:"]
-        cure += ['pm.load(..., missing=pm.by({"head.**": "keep", ...: "error"}))']
-        cure += ['pm.load(..., rename={"name in the file": "name in like"})']
+        cure += ['pm.load(..., missing=pm.by({"head.**": "keep", ...: "error"}))', rename]
     if any(problem.endswith(_SEE_CAST) for problem in problems):
-        cure += ['pm.load(..., cast="float32")']
+        one, *others = sorted(plan.castable)
+        rule = f'pm.by({{"head.**": "{one}", ...: None}})' if others else f'"{one}"'
+        cure += [f"pm.load(..., cast={rule})"]
     count = f"{len(problems)} difference{'s' * (len(problems) > 1)}"
     expected = "the leaves and the configuration of like"
     text = explain(where, expected, count, places=problems, cure=cure, most=TABLE)

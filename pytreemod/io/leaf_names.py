@@ -197,8 +197,10 @@ def mismatches(wanted: Sequence[str], given: Iterable[str]) -> list[str]:
 
 def _near(name: str, others: Sequence[str]) -> str:
     for other in get_close_matches(name, others, n=3, cutoff=0.75):
-        # Nearly all names end in "weight": what tells them apart must be near, too.
-        if SequenceMatcher(None, *_differing(name, other)).ratio() > 0.6:
+        a, b = _differing(name, other)
+        # Nearly all names end in "weight": what tells them apart must be near, too; unless one is
+        # the other, further in.
+        if not a or not b or SequenceMatcher(None, a, b).ratio() > 0.6:
             return f" (is it {other!r}?)"
     return ""
 

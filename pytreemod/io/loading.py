@@ -97,7 +97,8 @@ def load(
         like: a tree of the structure that is wanted; it may be abstract, as
             [`filter_eval_shape`][pytreemod.filter_eval_shape] makes it, with shardings or without.
         strict: whether all must fit; if not, a report of what did comes beside the tree, leaves
-            that are not in the file are kept, and `like` is right about the configuration.
+            that are not in the file are kept (unless that is all of them), and `like` is right
+            about the configuration.
         rename: from names in the file to names in `like`: of leaves (`"head.w"`), or of what they
             are in (`"encoder"`, or `""` for the whole).
         missing: what becomes of a leaf that the file lacks, or has in another shape: `"keep"` or

@@ -115,7 +115,7 @@ def _told(path: StrPath) -> dict[str, tuple[str, str]]:
         table = table_of(file, description_of(file, where), where)
         sums = {name: _checksum(file, leaf) for name, leaf in table.leaves.items()}
     told = {name: (_form(leaf), sums[name]) for name, leaf in table.leaves.items()}
-    told |= {f"class of {name}": (str(cls), "") for name, cls in table.classes.items()}
+    told |= {f"class of {name}": (cls, "") for name, cls in _classes_in(table)}
     for name, value in table.config.items():
         told[name] = (describe_json(value), json.dumps(value, sort_keys=True))
     return told
@@ -131,8 +131,14 @@ def _checksum(file: Container, leaf: Leaf) -> str:
     )
 
 
+def _classes_in(table: Table) -> list[tuple[str, str]]:
+    # The mark of a name that nobody had registered is for who rebuilds.
+    pairs = table.classes.items()
+    return [(name or "<root>", str(cls).removeprefix("?")) for name, cls in pairs]
+
+
 def _config_lines(table: Table) -> list[str]:
-    lines = ["", *(f"{name or '<root>'}: {cls}" for name, cls in table.classes.items()), ""]
+    lines = ["", *(f"{name}: {cls}" for name, cls in _classes_in(table)), ""]
     return [*lines, *(f"{name} = {describe_json(v)}" for name, v in table.config.items())]
 
 

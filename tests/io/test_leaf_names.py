@@ -229,6 +229,17 @@ def test_long_tables_end():
     assert str(caught.value).endswith("  and 61 more")
 
 
+def test_a_name_that_is_further_in_is_near():
+    """A model in a file of a whole run: each leaf is told its own, not that of another layer."""
+    wanted = ["layers.0.bias", "layers.1.bias"]
+    given = [f"model.{name}" for name in wanted]
+
+    assert mismatches(wanted, given)[:2] == [
+        "layers.0.bias: missing (is it 'model.layers.0.bias'?)",
+        "layers.1.bias: missing (is it 'model.layers.1.bias'?)",
+    ]
+
+
 def test_every_missing_name_is_told():
     """Also those for which nobody looks for a near one."""
     wanted = [f"a{number}" for number in range(50)]

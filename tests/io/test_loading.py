@@ -51,6 +51,93 @@ def test_all_differences_are_told_at_once(saved):
     ]
 
 
+def test_of_what_only_the_file_has_the_outermost_is_told(tmp_path):
+    """A run has thirty more nodes than its model, and each has flags."""
+    block = nn.Sequential([mlp(0), nn.Dropout(0.5)])
+    pm.save(tmp_path / "run", {"model": mlp(0), "old": [block, nn.Dropout(0.5)]})
+    like, report = pm.load(tmp_path / "run", {"model": mlp(1)}, strict=False)
+
+    assert like["model"] == mlp(0)
+    assert report.configuration == (
+        "old.0: only the file has it, pytreemod.nn.Sequential",
+        "old.1: only the file has it, pytreemod.nn.Dropout",
+    )
+    # A node of another class is there, in its way: what is in it is compared.
+    pm.save(tmp_path / "net", nn.Sequential([nn.Dropout(0.5), nn.LayerNorm(2)]))
+    other = {"layers": (nn.Dropout(0.1), nn.LayerNorm(2))}
+    _, report = pm.load(tmp_path / "net", other, strict=False)
+    assert report.configuration == (
+        "<root>: only the file has it, pytreemod.nn.Sequential",
+        "layers.0.p: like has 0.1, the file 0.5",
+    )
+
+
+def test_what_is_around_the_chosen_leaves_may_be_a_dict(tmp_path):
+    """Of a Module's file a part is asked for: a dict stands for the Module."""
+    pm.save(tmp_path / "net", nn.Sequential([mlp(0)]))
+    loaded = pm.load(tmp_path / "net", {"layers": [mlp(1)]}, only="layers")
+    assert loaded["layers"] == [mlp(0)]
+
+    with pytest.raises(FileError, match=r"like has jax\.nn\.gelu, the file jax\.nn\.relu"):
+        pm.load(tmp_path / "net", {"layers": [mlp(1, activation=jax.nn.gelu)]}, only="layers")
+
+
+def test_names_that_have_changed_are_renamed_by_the_cure(tmp_path):
+    """Without `rename`, what moved would be kept as it is, and told by the report alone."""
+    layer = nn.Linear(2, 2, key=jax.random.key(0))
+    pm.save(tmp_path / "old", {"inner": layer, "outer": layer})
+    with pytest.raises(FileError, match="got 5 differences") as caught:
+        pm.load(tmp_path / "old", {"stem": layer, "outer": layer})
+
+    assert str(caught.value).splitlines()[-2:] == [
+        "      tree, report = pm.load(path, like, strict=False)",
+        '      pm.load(..., rename={"name in the file": "name in like"})',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("saved_as", "like", "cure"),
+    [
+        ({"run": {"model": mlp(0)}}, mlp(1), 'rename={"run.model": ""}'),
+        (mlp(0), {"net": mlp(1)}, 'rename={"": "net"}'),
+        ({"a": ramp(2)}, {"b": ramp(2)}, 'rename={"name in the file": "name in like"}'),
+    ],
+)
+def test_to_load_nothing_is_a_mistake(tmp_path, saved_as, like, cure):
+    """A model that is given back as it was, with all the numbers that it began with."""
+    pm.save(tmp_path / "file", saved_as)
+    with pytest.raises(
+        FileError, match="a leaf of like, at least, got other names alone"
+    ) as caught:
+        pm.load(tmp_path / "file", like, strict=False)
+
+    assert str(caught.value).endswith(f"pm.load(..., {cure})")
+    # Whoever says what becomes of what is missing has thought of it.
+    kept, report = pm.load(tmp_path / "file", like, strict=False, missing="keep")
+    assert_same(kept, like)
+    assert not report.loaded
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "cure"),
+    [
+        (("bfloat16", "bfloat16"), 'cast="bfloat16"'),
+        (("bfloat16", "float16"), 'cast=pm.by({"head.**": "bfloat16", ...: None})'),
+    ],
+)
+def test_the_cure_for_a_dtype_is_the_one_of_like(tmp_path, dtypes, cure):
+    pm.save(tmp_path / "file", [ramp(2), ramp(3), jnp.arange(2)])
+    like = [ramp(2).astype(dtypes[0]), ramp(3).astype(dtypes[1]), jnp.arange(2)]
+    with pytest.raises(FileError, match=r"got 2 differences") as caught:
+        pm.load(tmp_path / "file", like)
+    assert str(caught.value).endswith(f"pm.load(..., {cure})")
+
+    # No cast makes a float of an integer.
+    with pytest.raises(FileError, match="got 1 difference") as caught:
+        pm.load(tmp_path / "file", [ramp(2), ramp(3), ramp(2)])
+    assert "cast" not in str(caught.value)
+
+
 def test_nothing_is_in_another_field_of_the_same_shape(tmp_path):
     """Equinox's files load such fields swapped."""
 

@@ -110,6 +110,28 @@ def test_nothing_else_is_made(tree):
         rebuilt(tree)
 
 
+@pytest.mark.parametrize(
+    ("tree", "place", "cure"),
+    [
+        ({"module": ["?Net", {}, {}]}, "<root>: Net", "pm.register_for_files(Net)"),
+        ({"list": [{"module": ["?a.b.Net", {}, {}]}]}, "0: a.b.Net", "pm.register_for_files(Net)"),
+        ({"leaf": "x", "value": {"function": "?<lambda>"}}, "<root>: <lambda>", "that has it:"),
+        ({"leaf": "x", "value": {"unknown": ["Odd", ""]}}, "<root>", "that has it:"),
+    ],
+    ids=str,
+)
+def test_the_cure_is_code_that_can_be_run(tree, place, cure):
+    """The root has a name to be read, and a lambda none to be registered by."""
+    with pytest.raises(FileError, match="load: expected") as caught:
+        rebuilt(tree)
+
+    text = str(caught.value)
+    assert f"\n  at {place}\n" in text
+    assert cure in text
+    assert text.endswith("pm.load(path, like)")
+    assert "register_for_files(<" not in text
+
+
 def test_a_deep_description_is_no_crash():
     tree = None
     for _ in range(5000):

@@ -15,6 +15,12 @@ from pytreemod.io.showing import diff_files, main, show_file
 from tests.helpers.trees import ramp
 
 
+class Unregistered(pm.Module):
+    """A user's class, of which files have the name."""
+
+    layer: nn.Identity
+
+
 @pytest.fixture
 def saved(tmp_path):
     """A file with one leaf of each kind."""
@@ -61,11 +67,16 @@ def test_diff_sees_classes_and_configuration(tmp_path):
     pm.save(tmp_path / "a", nn.Dropout(0.5))
     pm.save(tmp_path / "b", nn.Dropout(0.1))
     pm.save(tmp_path / "c", nn.Identity())
+    pm.save(tmp_path / "d", Unregistered(nn.Identity()))
 
     assert "! p: 0.5, 0.1" in diff_files(tmp_path / "a", tmp_path / "b")
-    assert "! class of : pytreemod.nn.Dropout, pytreemod.nn.Identity" in diff_files(
+    assert "! class of <root>: pytreemod.nn.Dropout, pytreemod.nn.Identity" in diff_files(
         tmp_path / "a", tmp_path / "c"
     )
+    assert "! class of <root>: pytreemod.nn.Identity, Unregistered" in diff_files(
+        tmp_path / "c", tmp_path / "d"
+    )
+    assert "<root>: Unregistered" in show_file(tmp_path / "d", config=True)
 
 
 def test_files_of_other_tools_are_shown_and_compared(tmp_path):
