@@ -17,7 +17,7 @@ import numpy as np
 from pytreemod.errors import ArgumentError, FileError, describe, explain, short_dtype
 from pytreemod.io.configuration import Json, are_same, describe_json
 from pytreemod.io.descriptions import describe_tree
-from pytreemod.io.leaf_names import TABLE, mismatches
+from pytreemod.io.leaf_names import TABLE, joined, mismatches, words_of
 from pytreemod.io.placing import CURE_WIDTH, is_key, is_too_wide, keys_form
 from pytreemod.io.reports import LoadReport
 from pytreemod.io.tables import Leaf, Table, read_table, renamed_table, restacked
@@ -290,7 +290,7 @@ def _fit_configuration(
         mine = {"class": ours.classes[name]} if name in ours.classes else _ABSENT
         compare(name, name, mine, {"class": cls})
     for name, value in theirs.config.items():
-        compare(name, name.rpartition(".")[0], ours.config.get(name, _ABSENT), value)
+        compare(name, joined(*words_of(name)[:-1]), ours.config.get(name, _ABSENT), value)
     (plan.problems if strict else plan.configuration).extend(found)
 
 
@@ -299,8 +299,8 @@ _ABSENT: Any = object()
 
 def _above(names: Sequence[str]) -> set[str]:
     """The names of all nodes that leaves are in."""
-    steps = [name.split(".") for name in names]
-    return {".".join(parts[:i]) for parts in steps for i in range(len(parts))}
+    steps = map(words_of, names)
+    return {joined(*parts[:i]) for parts in steps for i in range(len(parts))}
 
 
 def _nothing_fits(where: str, wanted: Sequence[str], given: Sequence[str]) -> FileError:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import ArgumentError, StructureError, describe, explain
-from pytreemod.tree.paths import path_text, plain_name
+from pytreemod.tree.paths import parse_name, path_text, plain_name
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import PyTree, Tracer, class_of, jtu
 
@@ -170,6 +170,16 @@ def joined(*names: str) -> str:
         ('layers.2.weight', 'weight')
     """
     return ".".join(name for name in names if name)
+
+
+def words_of(name: str) -> list[str]:
+    """The steps of a name as they are written there, quotes included.
+
+    Examples:
+        >>> words_of("layers.'v1.5'.weight"), words_of("")
+        (['layers', "'v1.5'", 'weight'], [])
+    """
+    return [plain_name((jtu.GetAttrKey(step),)) for step in parse_name(name)]
 
 
 def mismatches(wanted: Sequence[str], given: Iterable[str]) -> list[str]:

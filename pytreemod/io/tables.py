@@ -15,7 +15,7 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, FileError, explain
 from pytreemod.io.configuration import Json, are_same
-from pytreemod.io.leaf_names import joined
+from pytreemod.io.leaf_names import joined, words_of
 from pytreemod.tree.paths import plain_name
 from pytreemod.typing import jtu
 
@@ -227,7 +227,7 @@ def _stacks_in(table: Table) -> dict[str, int]:
 
 def _spots(name: str, table: Table) -> list[str]:
     """Where the leaves of a Stack are: at its own place, and at that of its tokens in a State."""
-    steps = name.split(".") if name else []
+    steps = words_of(name)
     ends = [joined(*steps[i:]) for i in range(len(steps) + 1)]
     return [name, *(joined(state, end) for state in table.states for end in ends)]
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pytreemod as pm
+from pytreemod import nn
 from pytreemod.errors import FileError
 from pytreemod.io.containers import Container
 from tests.helpers.comparing import assert_same
@@ -79,3 +80,14 @@ def test_a_text_in_a_leafs_place_is_configuration(tmp_path):
         pm.load(tmp_path / "file", {"name": "a", "fn": jnp.cos})
     loaded, _ = pm.load(tmp_path / "file", {"name": "b", "fn": jnp.cos}, strict=False)
     assert loaded == {"name": "b", "fn": jnp.cos}
+
+
+def test_keys_with_dots_are_single_steps(tmp_path):
+    """What is around a leaf is found by the steps of its name, quotes and all."""
+    one, two = nn.Linear(2, 2, key=jax.random.key(0)), nn.Dropout(0.5)
+    pm.save(tmp_path / "file", {"v1.5": {"a": one, "b.c": two}})
+    like = {"v1.5": {"a": one, "b.c": nn.Dropout(0.1)}}
+    with pytest.raises(FileError, match=r"'v1.5'.'b.c'.p: like has 0.1, the file 0.5"):
+        pm.load(tmp_path / "file", like)
+    # The flag is that of another node than the chosen one.
+    assert pm.load(tmp_path / "file", like, only="['v1.5'].a") == like

@@ -83,7 +83,7 @@ def test_files_of_other_tools_are_shown_and_compared(tmp_path):
     for name, value in (("a", 1.0), ("b", 2.0)):
         safetensors.numpy.save_file({"x": np.full(2, value)}, tmp_path / name)
 
-    assert show_file(tmp_path / "a") == "x  f64[2]  16 B\n1 leaves, 2 numbers, 16 B"
+    assert show_file(tmp_path / "a") == "x  f64[2]  16 B\n1 leaf, 2 numbers, 16 B"
     assert diff_files(tmp_path / "a", tmp_path / "b") == "! x: f64[2] of other values"
 
 
