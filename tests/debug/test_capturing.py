@@ -627,3 +627,19 @@ def test_what_cannot_be_called_cannot_be_captured(selector):
         SpecError, match=r"that can be called[^\n]*, got none\.\n.*encoder'\]\.layer"
     ):
         pm.capture(lambda model, x: model["encoder"].encode(x), selector)(model, ramp(3))
+
+
+def test_vectors_are_captured_on_each_device():
+    """With the devices first, whatever the shape of what was seen."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
+    spec = jax.sharding.PartitionSpec("data")
+    mapped = pm.filter_shard_map(
+        lambda x: pm.sow("seen", x.sum(0)),
+        mesh=mesh,
+        in_specs=spec,
+        out_specs=jax.sharding.PartitionSpec(),
+        check_vma=False,
+    )
+    seen = pm.capture(mapped)(jnp.arange(12.0).reshape(4, 3))[1]
+
+    np.testing.assert_array_equal(seen["seen"], [[3, 5, 7], [15, 17, 19]])

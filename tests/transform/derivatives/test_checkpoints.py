@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
+from pytreemod.errors import ArgumentError
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.trees import Holder, affine, double, ramp
 
@@ -68,3 +69,9 @@ def test_inside_scan():
 
     found = jax.grad(loss(pm.filter_checkpoint(step, prevent_cse=False)))(affine())
     assert_close(found, jax.grad(loss(step))(affine()))
+
+
+def test_what_is_no_function_is_refused_at_once():
+    """Before it is called, where the error would be about something else."""
+    with pytest.raises(ArgumentError, match="filter_checkpoint"):
+        pm.filter_checkpoint(3)  # pyright: ignore

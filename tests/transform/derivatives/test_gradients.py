@@ -375,3 +375,33 @@ def test_gradient_of_defaults_and_functions():
     assert_close(gradient.weight, 1 - jnp.tanh(ramp(2)) ** 2)
     assert gradient.act is jnp.tanh
     assert gradient.scale is None
+
+
+def used_up_through(transformed):
+    """Whether a State that is a part of what is differentiated is used up in the caller's hand."""
+    index = pm.StateIndex(jnp.asarray(1.0))
+    state = pm.State(index)
+
+    def loss(pair):
+        x, state = pair
+        n = state.get(index)
+        return x * n, state.set(index, n + 1.0)
+
+    transformed(loss)((jnp.asarray(2.0), state))
+    with pytest.raises(pm.errors.StateError, match="Attempted to use old state"):
+        state.get(index)
+
+
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        lambda f: pm.filter_grad(f, has_aux=True),
+        lambda f: pm.filter_value_and_grad(f, has_aux=True),
+        lambda f: pm.filter_jacrev(f, has_aux=True),
+        lambda f: lambda pair: pm.filter_vjp(f, pair, has_aux=True),
+    ],
+    ids=["grad", "value_and_grad", "jacrev", "vjp"],
+)
+def test_a_state_among_what_is_differentiated_is_used_up(transformed):
+    """What goes in by that argument is passed on as any other State is."""
+    used_up_through(transformed)
