@@ -169,6 +169,33 @@ def group_norm(arrays: Arrays, x: jax.Array, groups: int) -> jax.Array:
     return out * weight + bias
 
 
+def gru(arrays: Arrays, x: jax.Array) -> jax.Array:
+    weight_ih, weight_hh, bias, bias_n = arrays
+
+    def step(h: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        from_x, from_h = (jnp.split(y, 3) for y in (weight_ih @ x + bias, weight_hh @ h))
+        reset, update = (jax.nn.sigmoid(from_x[i] + from_h[i]) for i in range(2))
+        new = jnp.tanh(from_x[2] + reset * (from_h[2] + bias_n))
+        h = new + update * (h - new)
+        return h, h
+
+    return lax.scan(step, jnp.zeros(weight_hh.shape[1]), x)[1]
+
+
+def lstm(arrays: Arrays, x: jax.Array, reverse: bool = False) -> jax.Array:
+    weight_ih, weight_hh, bias = arrays
+
+    def step(hidden: Any, x: jax.Array) -> tuple[Any, jax.Array]:
+        h, c = hidden
+        i, f, g, o = jnp.split(weight_ih @ x + weight_hh @ h + bias, 4)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return (h, c), h
+
+    zeros = jnp.zeros(weight_hh.shape[1])
+    return lax.scan(step, (zeros, zeros), x, reverse=reverse)[1]
+
+
 def dropout(arrays: Arrays, x: jax.Array, key: jax.Array) -> jax.Array:
     keep = jax.random.bernoulli(key, 0.5, x.shape)
     return jnp.where(keep, x / 0.5, 0)
@@ -305,6 +332,14 @@ def stateless_cases(key: jax.Array) -> list[Case]:
             call=lambda layer, x, key: layer(x, key=key),
         ),
         Case("Embedding", nn.Embedding(7, 4, key=key), embedding, (jnp.array([3, 0, 6]),)),
+        Case("GRU over time", nn.RNN(nn.GRUCell(8, 4, key=key)), gru, (wave(5, 8),)),
+        Case("LSTM over time", nn.RNN(nn.LSTMCell(8, 4, key=key)), lstm, (wave(5, 8),)),
+        Case(
+            "LSTM over time, from the end",
+            nn.RNN(nn.LSTMCell(8, 4, key=key), reverse=True, keep_order=True),
+            partial(lstm, reverse=True),
+            (wave(5, 8),),
+        ),
         Case("Identity", nn.Identity(), lambda arrays, x: x, (wave(8),)),
         Case("Lambda", nn.Lambda(jnp.tanh), lambda arrays, x: jnp.tanh(x), (wave(8),)),
         Case(

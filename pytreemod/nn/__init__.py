@@ -31,6 +31,12 @@ from pytreemod.nn.pooling import MaxPool1d as MaxPool1d
 from pytreemod.nn.pooling import MaxPool2d as MaxPool2d
 from pytreemod.nn.pooling import MaxPool3d as MaxPool3d
 from pytreemod.nn.pooling import Pool as Pool
+from pytreemod.nn.recurrent import RNN as RNN
+from pytreemod.nn.recurrent import Bidirectional as Bidirectional
+from pytreemod.nn.recurrent_cells import GRUCell as GRUCell
+from pytreemod.nn.recurrent_cells import LSTMCell as LSTMCell
+from pytreemod.nn.recurrent_cells import RNNCellBase as RNNCellBase
+from pytreemod.nn.recurrent_cells import SimpleCell as SimpleCell
 from pytreemod.nn.sequential import Identity as Identity
 from pytreemod.nn.sequential import Lambda as Lambda
 from pytreemod.nn.sequential import Sequential as Sequential

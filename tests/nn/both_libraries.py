@@ -69,6 +69,9 @@ LAYERS = [
         lambda lib, key: lib.nn.SpectralNorm(lib.nn.Linear(3, 4, key=key), "weight", key=key),
     ),
     Both("Embedding", lambda lib, key: lib.nn.Embedding(5, 2, key=key)),
+    Both("GRUCell", lambda lib, key: lib.nn.GRUCell(3, 2, key=key)),
+    Both("LSTMCell", lambda lib, key: lib.nn.LSTMCell(3, 2, key=key)),
+    Both("LSTMCell without bias", lambda lib, key: lib.nn.LSTMCell(3, 2, False, key=key)),
     Both("Identity", lambda lib, key: lib.nn.Identity()),
     Both("Lambda", lambda lib, key: lib.nn.Lambda(jnp.tanh)),
     Both(

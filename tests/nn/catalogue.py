@@ -71,6 +71,14 @@ def small_net(key):
     )
 
 
+def both_ways(key):
+    """Two small recurrent networks, with one number of hidden state each."""
+    one, two = jax.random.split(key)
+    return nn.Bidirectional(
+        nn.RNN(nn.SimpleCell(2, 1, key=one)), nn.RNN(nn.SimpleCell(2, 1, False, key=two))
+    )
+
+
 CATALOGUE = [
     Entry("Linear", lambda key: nn.Linear(3, 4, key=key), wave(3)),
     Entry("Linear without bias", lambda key: nn.Linear(3, 4, False, key=key), wave(3)),
@@ -118,6 +126,10 @@ CATALOGUE = [
         batches=False,
     ),
     Entry("Embedding", lambda key: nn.Embedding(5, 2, key=key), jnp.array([3, 0])),
+    Entry("GRUCell over time", lambda key: nn.RNN(nn.GRUCell(2, 3, key=key)), wave(2, 2)),
+    Entry("LSTMCell over time", lambda key: nn.RNN(nn.LSTMCell(2, 3, key=key)), wave(2, 2)),
+    Entry("SimpleCell over time", lambda key: nn.RNN(nn.SimpleCell(2, 3, key=key)), wave(2, 2)),
+    Entry("Bidirectional", both_ways, wave(2, 2)),
     Entry("Identity", lambda key: nn.Identity(), wave(3)),
     Entry("Lambda", lambda key: nn.Lambda(jnp.tanh), wave(3)),
     Entry("Stack", lambda key: nn.Stack(ft.partial(nn.Linear, 3, 3), 2, key=key), wave(3)),

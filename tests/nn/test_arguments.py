@@ -157,6 +157,8 @@ every_layer_with_arrays = pytest.mark.parametrize("entry", WITH_ARRAYS, ids=lamb
 def test_the_catalogue_has_every_layer():
     """What is true of all of its entries is true of a layer that is added tomorrow."""
     layers = [entry.build()[0] for entry in CATALOGUE]
+    # A cell needs a hidden state to be called, and is in the catalogue as it is run over time.
+    layers += [layer.cell for layer in layers if isinstance(layer, nn.RNN)]
     public = [value for value in vars(nn).values() if inspect.isclass(value)]
     named = {c for c in public if issubclass(c, Module) and "__call__" in dir(c)}
 
@@ -390,6 +392,26 @@ def test_only_real_floating_numbers_are_normalized(make, sizes, dtype, text):
         (lambda: nn.GroupNorm(2, 4), {"groups": 3}, r"GroupNorm\(channels\): .* groups=3, got 4"),
         (lambda: nn.GroupNorm(2, 4), {"channels": None}, r"GroupNorm\(channels\): .*, got None"),
         (lambda: nn.Dropout(0.5), {"p": 2.0}, r"Dropout\(p\): .* from 0 to 1, got 2"),
+        (
+            lambda: nn.GRUCell(2, 2, key=KEYS[0]),
+            {"hidden_size": 0},
+            r"GRUCell\(hidden_size\): .* at least 1, got 0",
+        ),
+        (
+            lambda: nn.LSTMCell(2, 2, key=KEYS[0]),
+            {"input_size": -1},
+            r"LSTMCell\(input_size\): .* at least 0, got -1",
+        ),
+        (
+            lambda: nn.SimpleCell(2, 2, key=KEYS[0]),
+            {"activation": "tanh"},
+            r"SimpleCell\(activation\): .* a function or a Module, got",
+        ),
+        (
+            lambda: nn.RNN(nn.SimpleCell(2, 2, key=KEYS[0])),
+            {"unroll": 0},
+            r"RNN\(unroll\): .* at least 1, got 0",
+        ),
     ],
     ids=[
         "momentum",
@@ -400,6 +422,10 @@ def test_only_real_floating_numbers_are_normalized(make, sizes, dtype, text):
         "groups that are no divisor",
         "no channels",
         "p",
+        "hidden_size",
+        "input_size",
+        "activation",
+        "unroll",
     ],
 )
 def test_numbers_are_checked_when_they_are_exchanged(make, change, text):

@@ -278,6 +278,36 @@ def test_group_norm(eqx, case):
     return fresh(x), layer(x, key=key()), y, after is state, described(layer, names)
 
 
+RECURRENT = {
+    "GRU": ("GRUCell", (3, 2), {}),
+    "GRU without biases": ("GRUCell", (3, 2), {"use_bias": False}),
+    "GRU in half precision": ("GRUCell", (3, 2), {"dtype": jnp.float16}),
+    "GRU without input": ("GRUCell", (0, 2), {}),
+    "LSTM": ("LSTMCell", (3, 2), {}),
+    "LSTM without bias": ("LSTMCell", (3, 2, False), {}),
+    "LSTM in half precision": ("LSTMCell", (3, 2), {"dtype": jnp.float16}),
+}
+
+
+@pytest.mark.parametrize("case", RECURRENT)
+@same_under_both_imports
+def test_recurrent_cells(eqx, case):
+    """One step, and several by a scan, with the first values of the same key."""
+    name, args, options = RECURRENT[case]
+    fresh = getattr(eqx.nn, name)(*args, **options, key=key(3))
+    dtype = options.get("dtype", jnp.float32)
+    hidden = ramp(args[1]).astype(dtype)
+    start = hidden if name == "GRUCell" else (hidden, hidden / 2)
+    xs = jnp.sin(5 * ramp(4, args[0])).astype(dtype)
+
+    def run(cell):
+        return jax.lax.scan(lambda carry, x: (cell(x, carry),) * 2, start, xs)
+
+    names = "input_size hidden_size use_bias"
+    known = with_known_weights(fresh)
+    return fresh(xs[0], start), known(xs[0], start, key=key()), run(known), described(fresh, names)
+
+
 BATCH_NORM = {
     "vectors": ((4, 3), 3, {}),
     "images": ((3, 2, 4, 4), 2, {}),

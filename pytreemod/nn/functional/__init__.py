@@ -18,6 +18,10 @@ from pytreemod.nn.functional.normalization import update_running as update_runni
 from pytreemod.nn.functional.pooling import avg_pool as avg_pool
 from pytreemod.nn.functional.pooling import max_pool as max_pool
 from pytreemod.nn.functional.pooling import pool as pool
+from pytreemod.nn.functional.recurrent_cells import gru_cell as gru_cell
+from pytreemod.nn.functional.recurrent_cells import lstm_cell as lstm_cell
+from pytreemod.nn.functional.recurrent_cells import simple_cell as simple_cell
+from pytreemod.nn.functional.recurrent_sequences import flip_sequences as flip_sequences
 from pytreemod.nn.functional.spectral_normalization import (
     divide_by_spectral_norm as divide_by_spectral_norm,
 )

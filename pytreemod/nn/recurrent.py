@@ -1,0 +1,357 @@
+"""`RNN`, a cell run over time, and `Bidirectional`, two of them in opposite directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array
+
+from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import field
+from pytreemod.nn.arguments import (
+    Title,
+    check_array,
+    check_flag,
+    check_size,
+    divide_key,
+    is_traced,
+    named,
+    split_key,
+)
+from pytreemod.nn.calling import accepts_key, uses_key_if, wants_key
+from pytreemod.nn.functional.recurrent_sequences import flip_sequences
+from pytreemod.nn.recurrent_cells import RNNCellBase
+from pytreemod.state.key_sources import KeyLike
+from pytreemod.transform.control_flow.scans import filter_scan
+from pytreemod.typing import AnyArray, jtu
+
+
+class RNN(Module):
+    r"""A cell run over time: $h_t = \mathrm{cell}(x_t, h_{t-1})$, by a scan.
+
+    Shapes:
+        inputs: (..., time, in); (time, ..., in) if time_major
+        return: (..., time, out), or (time, ..., out); with return_carry a pair, of the last carry
+            and that
+
+    What is past the end of a sequence that is shorter than others (`seq_lengths`) does not change
+    what is before it, nor the last carry, which is that of its last step. The outputs there are
+    what the cell makes of whatever stands there; they mean nothing.
+
+    Fields:
+        cell: the cell
+        time_major, return_carry, reverse, keep_order, unroll: configuration
+
+    Args:
+        cell: `GRUCell`, `LSTMCell`, `SimpleCell`, or a cell of your own: an `RNNCellBase`.
+        time_major: whether the axis of time comes first, before batch axes, and not after them.
+        return_carry: whether the last carry is returned, too, before the outputs.
+        reverse: whether to go from the end to the start of each sequence.
+        keep_order: whether outputs are in the order of the inputs, and not in that of the steps;
+            they differ with `reverse` alone.
+        unroll: as for `jax.lax.scan`.
+
+    A call takes `initial_carry` (zeros if None: `cell.initialize_carry`), `seq_lengths` (integers,
+    one for each sequence of the batch), and for itself alone `return_carry`, `time_major`,
+    `reverse` and `keep_order`.
+
+    State and randomness: no State; a cell that draws random numbers gets a key of its own in
+    every step.
+
+    Raises:
+        ArgumentError: cell is no cell, or another argument is unusable; seq_lengths are no
+            integers, or less than zero, or greater than the axis of time.
+        ShapeError: inputs lack an axis, seq_lengths are not one for each sequence; or what the cell
+            refuses.
+        StructureError: initial_carry is not of the cell's kind, or changes its dtype in a step.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> rnn = nn.RNN(nn.LSTMCell(3, 4, key=jax.random.key(0)))
+        >>> rnn(jnp.ones((7, 5, 3))).shape
+        (7, 5, 4)
+        >>> (h, c), outputs = rnn(
+        ...     jnp.ones((2, 5, 3)), seq_lengths=jnp.array([5, 2]), return_carry=True
+        ... )
+        >>> bool(jnp.all(h[1] == outputs[1, 1]))
+        True
+
+    Source:
+        Names, defaults and the order of results as `flax.nnx.RNN`.
+    """
+
+    cell: RNNCellBase
+    # Defaults, although __init__ sets them, because what equals its default is not printed.
+    time_major: bool = field(static=True, default=False)
+    return_carry: bool = field(static=True, default=False)
+    reverse: bool = field(static=True, default=False)
+    keep_order: bool = field(static=True, default=False)
+    unroll: int = field(static=True, default=1)
+
+    def __init__(
+        self,
+        cell: RNNCellBase,
+        *,
+        time_major: bool = False,
+        return_carry: bool = False,
+        reverse: bool = False,
+        keep_order: bool = False,
+        unroll: int = 1,
+    ):
+        self.cell = cell
+        self.time_major = time_major
+        self.return_carry = return_carry
+        self.reverse = reverse
+        self.keep_order = keep_order
+        self.unroll = unroll
+
+    def __check_init__(self) -> None:
+        # Here, for `replace` and `with_mode` come this way.
+        if not isinstance(self.cell, RNNCellBase):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
+            cure = ("such as", "RNN(GRUCell(3, 4, key=key))")
+            text = explain(named(self, "cell"), "an RNNCellBase", describe(self.cell), cure=cure)
+            raise ArgumentError(text)
+        for name in ("time_major", "return_carry", "reverse", "keep_order"):
+            check_flag(named(self, name), getattr(self, name))
+        check_size(named(self, "unroll"), self.unroll, 1)
+
+    @uses_key_if(lambda layer: wants_key(layer.cell))
+    @jax.named_scope("pm.nn.RNN")
+    def __call__(
+        self,
+        inputs: AnyArray,
+        *,
+        initial_carry: Any = None,
+        seq_lengths: AnyArray | None = None,
+        return_carry: bool | None = None,
+        time_major: bool | None = None,
+        reverse: bool | None = None,
+        keep_order: bool | None = None,
+        key: KeyLike | None = None,
+    ) -> Any:
+        """Run the cell over time; what is None is as the constructor was told."""
+        return_carry = self._chosen("return_carry", return_carry)
+        time_major = self._chosen("time_major", time_major)
+        reverse = self._chosen("reverse", reverse)
+        keep_order = self._chosen("keep_order", keep_order)
+        where = Title(self, "time_major")
+        x = _checked_inputs(where, inputs, time_major)
+        x = x if time_major else jnp.moveaxis(x, -2, 0)
+        batch = x.shape[1:-1]
+        lengths = None if seq_lengths is None else _checked_lengths(where, seq_lengths, x)
+        if initial_carry is None:
+            initial_carry = self.cell.initialize_carry(x.shape[1:], x.dtype)
+
+        # Sequences of one length are all turned around by going through them from the end.
+        options = {"reverse": reverse and lengths is None, "unroll": self.unroll}
+        if reverse and lengths is not None:
+            x = flip_sequences(x, lengths)
+        # The last carries are needed apart, where there are steps after them.
+        ends = lengths if return_carry else None
+        carry, outputs = self._scanned(where, x, initial_carry, ends, key, options)
+
+        def arranged(y: Array) -> Array:
+            if reverse and lengths is not None and keep_order:
+                y = flip_sequences(y, lengths)
+            elif reverse and lengths is None and not keep_order:
+                y = jnp.flip(y, 0)
+            return y if time_major else jnp.moveaxis(y, 0, len(batch))
+
+        outputs = jtu.tree_map(arranged, outputs)
+        return (carry, outputs) if return_carry else outputs
+
+    def _chosen(self, name: str, value: bool | None) -> bool:
+        return getattr(self, name) if value is None else check_flag(f"RNN(...)({name})", value)
+
+    def _scanned(
+        self, where: Title, x: Array, carry: Any, ends: Array | None, key: Any, options: Any
+    ) -> tuple[Any, Any]:
+        """The carry of each sequence's last step, and all outputs, time first."""
+        keys: Any = None
+        if key is not None and wants_key(self.cell):
+            keys = split_key(f"{where}(key)", key, x.shape[0])
+        takes_key = accepts_key(self.cell)
+
+        def advance(carry: Any, now: tuple[Any, Any]) -> tuple[Any, Any]:
+            x, key = now
+            carry = self.cell(x, carry, **({"key": key} if takes_key else {}))
+            return carry, self.cell.output_of(carry)
+
+        if ends is None:
+            return filter_scan(advance, carry, (x, keys), **options)
+
+        def advance_some(carries: tuple[Any, Any], now: tuple[Any, Any]) -> tuple[Any, Any]:
+            (carry, last), (step, here) = carries, now
+            carry, output = advance(carry, here)
+            # A sequence that is at its end keeps what it had.
+            running = step < ends
+
+            def kept(new: Array, old: Array) -> Array:
+                mask = lax.broadcast_in_dim(running, jnp.shape(new), range(running.ndim))
+                return lax.select(mask, new, old)
+
+            return (carry, jtu.tree_map(kept, carry, last)), output
+
+        steps = jnp.arange(x.shape[0], dtype=ends.dtype)
+        starts, now = (carry, carry), (steps, (x, keys))
+        (_, last), outputs = filter_scan(advance_some, starts, now, **options)
+        return last, outputs
+
+
+def concatenate(forward: Array, backward: Array) -> Array:
+    """Put two arrays together on the last axis: the default `merge_fn` of `Bidirectional`."""
+    return jnp.concatenate([forward, backward], axis=-1)
+
+
+class Bidirectional(Module):
+    """Two RNNs in opposite directions over the same inputs, their outputs put together.
+
+    Shapes:
+        inputs: (..., time, in); (time, ..., in) if time_major
+        return: what merge_fn makes of the outputs, by default (..., time, out + out); with
+            return_carry a pair, of the pair of last carries and that
+
+    Fields:
+        forward_rnn: from start to end
+        backward_rnn: from end to start
+        merge_fn: configuration if a function; a Module is called with both outputs
+        time_major, return_carry: configuration
+
+    Args:
+        forward_rnn: an `RNN`.
+        backward_rnn: an `RNN`; not one that goes backwards by itself, which it is made to do.
+        merge_fn: from both outputs, each in the order of the inputs, to one.
+        time_major: whether the axis of time comes first; what the RNNs say does not count.
+        return_carry: whether last carries are returned, too, before the outputs; the same.
+
+    A call takes `initial_carry` (a pair, or None), `seq_lengths` as `RNN`, and for itself alone
+    `return_carry` and `time_major`.
+
+    State and randomness: no State; random numbers if the cells draw them.
+
+    Raises:
+        ArgumentError: an argument is unusable; or what `RNN` refuses.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> one, two = jax.random.split(jax.random.key(0))
+        >>> rnn = nn.Bidirectional(
+        ...     nn.RNN(nn.GRUCell(3, 4, key=one)), nn.RNN(nn.GRUCell(3, 4, key=two))
+        ... )
+        >>> rnn(jnp.ones((7, 5, 3))).shape
+        (7, 5, 8)
+
+    Source:
+        Schuster & Paliwal 1997. Names, defaults and the order of results as
+        `flax.nnx.Bidirectional`.
+    """
+
+    forward_rnn: RNN
+    backward_rnn: RNN
+    merge_fn: Callable[..., Any]
+    time_major: bool = field(static=True, default=False)
+    return_carry: bool = field(static=True, default=False)
+
+    def __init__(
+        self,
+        forward_rnn: RNN,
+        backward_rnn: RNN,
+        *,
+        merge_fn: Callable[..., Any] = concatenate,
+        time_major: bool = False,
+        return_carry: bool = False,
+    ):
+        self.forward_rnn = forward_rnn
+        self.backward_rnn = backward_rnn
+        self.merge_fn = merge_fn
+        self.time_major = time_major
+        self.return_carry = return_carry
+
+    def __check_init__(self) -> None:
+        # Here, for `replace` and `with_mode` come this way.
+        for name in ("forward_rnn", "backward_rnn"):
+            rnn = getattr(self, name)
+            if not isinstance(rnn, RNN):
+                cure = ("Cells are run over time by an RNN:", f"{name}=RNN(cell)")
+                text = explain(named(self, name), "an RNN", describe(rnn), cure=cure)
+                raise ArgumentError(text)
+        if not callable(self.merge_fn):
+            expected = "a function of both outputs"
+            text = explain(named(self, "merge_fn"), expected, describe(self.merge_fn))
+            raise ArgumentError(text)
+        check_flag(named(self, "time_major"), self.time_major)
+        check_flag(named(self, "return_carry"), self.return_carry)
+
+    @uses_key_if(lambda layer: wants_key(layer.forward_rnn) or wants_key(layer.backward_rnn))
+    @jax.named_scope("pm.nn.Bidirectional")
+    def __call__(
+        self,
+        inputs: AnyArray,
+        *,
+        initial_carry: Any = None,
+        seq_lengths: AnyArray | None = None,
+        return_carry: bool | None = None,
+        time_major: bool | None = None,
+        key: KeyLike | None = None,
+    ) -> Any:
+        """Run both; what is None is as the constructor was told."""
+        where = Title(self)
+        if return_carry is None:
+            return_carry = self.return_carry
+        starts: Any = (None, None) if initial_carry is None else initial_carry
+        if not isinstance(starts, tuple) or len(cast("tuple[Any, ...]", starts)) != 2:
+            expected = "initial_carry to be a pair: forward, backward"
+            raise ArgumentError(explain(str(where), expected, describe(initial_carry)))
+        keys = (None, None) if key is None else divide_key(f"{where}(key)", key, 2)
+        shared: dict[str, Any] = {
+            "seq_lengths": seq_lengths,
+            "time_major": self.time_major if time_major is None else time_major,
+            "return_carry": True,
+            "keep_order": True,
+        }
+        forward_carry, forward = self.forward_rnn(
+            inputs, initial_carry=starts[0], reverse=False, key=keys[0], **shared
+        )
+        backward_carry, backward = self.backward_rnn(
+            inputs, initial_carry=starts[1], reverse=True, key=keys[1], **shared
+        )
+        outputs = self.merge_fn(forward, backward)
+        return ((forward_carry, backward_carry), outputs) if return_carry else outputs
+
+
+# ---- refusals
+
+
+def _checked_inputs(where: Title, inputs: Any, time_major: bool) -> Array:
+    x = check_array(where, inputs)
+    if x.ndim < 2:
+        shape = "(time, ..., in)" if time_major else "(..., time, in)"
+        cure = ("For a single step call the cell:", "carry = rnn.cell(x, carry)")
+        raise ShapeError(explain(str(where), f"inputs of shape {shape}", describe(x), cure=cure))
+    return x
+
+
+def _checked_lengths(where: Title, seq_lengths: Any, x: Array) -> Array:
+    """Require one length for each sequence, and none that reaches beyond the axis of time."""
+    lengths, batch, steps = jnp.asarray(seq_lengths), x.shape[1:-1], x.shape[0]
+    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise ArgumentError(explain(str(where), "seq_lengths of integers", describe(seq_lengths)))
+    if lengths.shape != batch:
+        expected = f"seq_lengths of shape {batch}, one for each sequence"
+        raise ShapeError(explain(str(where), expected, describe(seq_lengths)))
+    # While tracing nobody knows them; what is beyond the end then counts as the end.
+    if not is_traced(lengths):
+        values = np.asarray(lengths)
+        wrong = values[(values < 0) | (values > steps)]
+        if wrong.size:
+            expected = f"seq_lengths from 0 to {steps}, the axis of time"
+            raise ArgumentError(explain(str(where), expected, str(wrong[0])))
+    return lengths

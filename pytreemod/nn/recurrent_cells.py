@@ -1,0 +1,572 @@
+"""The recurrent cells: one step in time."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Inexact, PRNGKeyArray, Shaped
+
+from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import field
+from pytreemod.nn.arguments import (
+    Title,
+    check_array,
+    check_dtype,
+    check_flag,
+    check_last_axis,
+    check_size,
+    named,
+    own_arrays,
+    split_key,
+)
+from pytreemod.nn.calling import ignores_key
+from pytreemod.nn.functional.promotion import wide_dtype
+from pytreemod.nn.functional.recurrent_cells import gru_cell, lstm_cell, simple_cell
+from pytreemod.nn.initializing import Initializer, initialize, uniform_by_fan_in
+from pytreemod.state.key_sources import KeyLike
+from pytreemod.typing import AnyArray
+
+
+class RNNCellBase(Module):
+    """Base of cells: what `RNN` runs over time.
+
+    A cell is called as `carry = cell(input, carry)`, as Equinox's are. A cell of your own says
+    what it starts with (`initialize_carry`) and, if that is not all of the carry, what its output
+    is (`output_of`).
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> class Total(nn.RNNCellBase):
+        ...     def __call__(self, input, hidden, *, key=None):
+        ...         return input + hidden
+        ...     def initialize_carry(self, input_shape, dtype=None):
+        ...         return jnp.zeros(input_shape, dtype)
+        >>> nn.RNN(Total())(jnp.array([[1.0], [2.0], [3.0]])).ravel().tolist()
+        [1.0, 3.0, 6.0]
+    """
+
+    @abstractmethod
+    def __call__(self, input: AnyArray, hidden: Any, *, key: KeyLike | None = None) -> Any:
+        """Take one step.
+
+        Args:
+            input: of one time, (..., in).
+            hidden: the carry of the step before.
+            key: for cells that draw random numbers.
+
+        Returns:
+            The carry for the next step: of the same structure, shapes and dtypes.
+        """
+
+    @abstractmethod
+    def initialize_carry(self, input_shape: Sequence[int], dtype: Any = None) -> Any:
+        """The carry before the first step.
+
+        Args:
+            input_shape: the shape of the input of one time: batch axes, then features.
+            dtype: the input's; the cell's own if None.
+
+        Returns:
+            A tree of arrays, each with the batch axes first.
+        """
+
+    def output_of(self, carry: Any) -> Any:
+        """What of a carry is the output of its step.
+
+        Args:
+            carry: what a call has returned.
+
+        Returns:
+            All of it, unless overridden.
+        """
+        return carry
+
+
+class GRUCell(RNNCellBase):
+    """One step of a gated recurrent unit; `RNN` runs it over time.
+
+    The formula is that of [gru_cell][pytreemod.nn.functional.gru_cell].
+
+    Shapes:
+        input: (..., input_size)
+        hidden: (..., hidden_size), with the same leading axes
+        return: (..., hidden_size)
+
+    Fields:
+        weight_ih: (3 * hidden_size, input_size), for reset, update and new, in this order
+        weight_hh: (3 * hidden_size, hidden_size)
+        bias: (3 * hidden_size,), or None if use_bias=False
+        bias_n: (hidden_size,), within the reset gate; or None if use_bias=False
+
+    Args:
+        input_size: size of the input's last axis, >= 0.
+        hidden_size: size of the hidden state's last axis, >= 1.
+        use_bias: whether there are biases.
+        dtype: of weights and biases; JAX's default float if None.
+        key: used once, for the initial weights and biases.
+        weight_init: `(key, shape, dtype) -> array`, called for each gate with the shape
+            `(input_size, hidden_size)` that `jax.nn.initializers` reckon with.
+        recurrent_weight_init: the same for weight_hh, called with `(hidden_size, hidden_size)`.
+        bias_init: the same for the biases, called for each gate with `(hidden_size,)`.
+
+    State and randomness: none.
+
+    Raises:
+        ArgumentError: a size is too small or not an integer, or another argument is unusable.
+        RngError: key is no random key.
+        ShapeError: the last axis of the input has not input_size entries, the hidden state does
+            not fit to it, or an own array has not the shape above.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> cell = nn.GRUCell(3, 4, key=jax.random.key(0))
+        >>> cell(jnp.ones(3), jnp.zeros(4)).shape, cell(jnp.ones((7, 3)), jnp.zeros((7, 4))).shape
+        ((4,), (7, 4))
+
+    Source:
+        Initial values U[-1/sqrt(hidden_size), 1/sqrt(hidden_size)], as `torch.nn.GRUCell`.
+    """
+
+    weight_ih: Inexact[Array, "gates in"]
+    weight_hh: Inexact[Array, "gates hidden"]
+    bias: Inexact[Array, " gates"] | None
+    bias_n: Inexact[Array, " hidden"] | None
+    input_size: int = field(static=True)
+    hidden_size: int = field(static=True)
+    use_bias: bool = field(static=True)
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        use_bias: bool = True,
+        dtype: Any = None,
+        *,
+        key: KeyLike,
+        weight_init: Initializer | None = None,
+        recurrent_weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+    ):
+        self.input_size = check_size(named(self, "input_size"), input_size)
+        self.hidden_size = check_size(named(self, "hidden_size"), hidden_size, 1)
+        self.use_bias = check_flag(named(self, "use_bias"), use_bias)
+        dtype = check_dtype(named(self, "dtype"), dtype)
+        # Split without biases, too, so that the weights are the same with and without.
+        keys = split_key(named(self, "key"), key, 4)
+        n_in, n_out = self.input_size, self.hidden_size
+        start = uniform_by_fan_in(n_out)
+        where = named(self, "weight_init")
+        self.weight_ih = _gates(where, weight_init, start, keys[0], (n_in, n_out), dtype, 3)
+        where = named(self, "recurrent_weight_init")
+        self.weight_hh = _gates(
+            where, recurrent_weight_init, start, keys[1], (n_out, n_out), dtype, 3
+        )
+        self.bias = self.bias_n = None
+        if self.use_bias:
+            where = named(self, "bias_init")
+            self.bias = _gates(where, bias_init, start, keys[2], (n_out,), dtype, 3)
+            self.bias_n = _gates(where, bias_init, start, keys[3], (n_out,), dtype, 1)
+
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        _check_sizes(self)
+
+    @ignores_key
+    @jax.named_scope("pm.nn.GRUCell")
+    def __call__(
+        self, input: AnyArray, hidden: AnyArray, *, key: KeyLike | None = None
+    ) -> Shaped[Array, ...]:
+        """Take one step; `key` is ignored."""
+        del key
+        where, size = Title(self, "input_size", "hidden_size"), self.hidden_size
+        weight_ih, weight_hh, bias, bias_n = own_arrays(
+            where,
+            weight_ih=(3 * size, self.input_size),
+            weight_hh=(3 * size, size),
+            bias=(3 * size,) if self.use_bias else None,
+            bias_n=(size,) if self.use_bias else None,
+        )
+        x = _checked_input(where, input, self.input_size)
+        h = _checked_hidden(where, "hidden", hidden, x, size)
+        return gru_cell(x, h, weight_ih, weight_hh, bias, bias_n)
+
+    def initialize_carry(self, input_shape: Sequence[int], dtype: Any = None) -> Shaped[Array, ...]:
+        """Zeros: the hidden state before the first step.
+
+        Args:
+            input_shape: the shape of the input of one time: batch axes, then features.
+            dtype: the input's; that of the weights if None.
+
+        Returns:
+            (..., hidden_size)
+        """
+        return _zeros(self, input_shape, dtype)
+
+
+class LSTMCell(RNNCellBase):
+    """One step of a long short-term memory; `RNN` runs it over time.
+
+    The formula is that of [lstm_cell][pytreemod.nn.functional.lstm_cell]. Its output is the hidden
+    state `h`, the first one of the pair.
+
+    Shapes:
+        input: (..., input_size)
+        hidden: a pair (h, c), each (..., hidden_size), with the same leading axes
+        return: a pair (h, c), each (..., hidden_size)
+
+    Fields:
+        weight_ih: (4 * hidden_size, input_size), for input, forget, cell and output gate, in this
+            order
+        weight_hh: (4 * hidden_size, hidden_size)
+        bias: (4 * hidden_size,), or None if use_bias=False
+
+    Args:
+        input_size: size of the input's last axis, >= 0.
+        hidden_size: size of the hidden state's last axis, >= 1.
+        use_bias: whether there is a bias.
+        dtype: of weights and bias; JAX's default float if None.
+        key: used once, for the initial weights and bias.
+        weight_init: `(key, shape, dtype) -> array`, called for each gate with the shape
+            `(input_size, hidden_size)` that `jax.nn.initializers` reckon with.
+        recurrent_weight_init: the same for weight_hh, called with `(hidden_size, hidden_size)`.
+        bias_init: the same for the bias, called for each gate with `(hidden_size,)`.
+
+    State and randomness: none.
+
+    Raises:
+        ArgumentError: a size is too small or not an integer, another argument is unusable, or
+            hidden is no pair.
+        RngError: key is no random key.
+        ShapeError: the last axis of the input has not input_size entries, the hidden state does
+            not fit to it, or an own array has not the shape above.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> cell = nn.LSTMCell(3, 4, key=jax.random.key(0))
+        >>> h, c = cell(jnp.ones(3), (jnp.zeros(4), jnp.zeros(4)))
+        >>> h.shape, c.shape
+        ((4,), (4,))
+
+    Source:
+        Initial values U[-1/sqrt(hidden_size), 1/sqrt(hidden_size)], as `torch.nn.LSTMCell`.
+    """
+
+    weight_ih: Inexact[Array, "gates in"]
+    weight_hh: Inexact[Array, "gates hidden"]
+    bias: Inexact[Array, " gates"] | None
+    input_size: int = field(static=True)
+    hidden_size: int = field(static=True)
+    use_bias: bool = field(static=True)
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        use_bias: bool = True,
+        dtype: Any = None,
+        *,
+        key: KeyLike,
+        weight_init: Initializer | None = None,
+        recurrent_weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+    ):
+        self.input_size = check_size(named(self, "input_size"), input_size)
+        self.hidden_size = check_size(named(self, "hidden_size"), hidden_size, 1)
+        self.use_bias = check_flag(named(self, "use_bias"), use_bias)
+        dtype = check_dtype(named(self, "dtype"), dtype)
+        # Split without a bias, too, so that the weights are the same with and without.
+        keys = split_key(named(self, "key"), key, 3)
+        n_in, n_out = self.input_size, self.hidden_size
+        start = uniform_by_fan_in(n_out)
+        where = named(self, "weight_init")
+        self.weight_ih = _gates(where, weight_init, start, keys[0], (n_in, n_out), dtype, 4)
+        where = named(self, "recurrent_weight_init")
+        self.weight_hh = _gates(
+            where, recurrent_weight_init, start, keys[1], (n_out, n_out), dtype, 4
+        )
+        self.bias = None
+        if self.use_bias:
+            where = named(self, "bias_init")
+            self.bias = _gates(where, bias_init, start, keys[2], (n_out,), dtype, 4)
+
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        _check_sizes(self)
+
+    @ignores_key
+    @jax.named_scope("pm.nn.LSTMCell")
+    def __call__(
+        self,
+        input: AnyArray,
+        hidden: tuple[AnyArray, AnyArray],
+        *,
+        key: KeyLike | None = None,
+    ) -> tuple[Shaped[Array, ...], Shaped[Array, ...]]:
+        """Take one step; `key` is ignored."""
+        del key
+        where, size = Title(self, "input_size", "hidden_size"), self.hidden_size
+        weight_ih, weight_hh, bias = own_arrays(
+            where,
+            weight_ih=(4 * size, self.input_size),
+            weight_hh=(4 * size, size),
+            bias=(4 * size,) if self.use_bias else None,
+        )
+        x = _checked_input(where, input, self.input_size)
+        # An array of two rows would be taken apart as well, along what may be a batch axis.
+        if not isinstance(hidden, (tuple, list)) or len(hidden) != 2:  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
+            cure = ("Zeros to start with:", "cell(x, cell.initialize_carry(x.shape))")
+            got = describe(hidden)
+            raise ArgumentError(explain(str(where), "hidden to be a pair (h, c)", got, cure=cure))
+        h = _checked_hidden(where, "h", hidden[0], x, size)
+        c = _checked_hidden(where, "c", hidden[1], x, size)
+        return lstm_cell(x, (h, c), weight_ih, weight_hh, bias)
+
+    def initialize_carry(
+        self, input_shape: Sequence[int], dtype: Any = None
+    ) -> tuple[Shaped[Array, ...], Shaped[Array, ...]]:
+        """Zeros: hidden state and cell state before the first step.
+
+        Args:
+            input_shape: the shape of the input of one time: batch axes, then features.
+            dtype: the input's; that of the weights if None.
+
+        Returns:
+            A pair (h, c), each (..., hidden_size)
+        """
+        return _zeros(self, input_shape, dtype), _zeros(self, input_shape, dtype)
+
+    def output_of(self, carry: Any) -> Any:
+        """The hidden state, without the cell state.
+
+        Args:
+            carry: what a call has returned.
+
+        Returns:
+            The first one of the pair.
+        """
+        return carry[0]
+
+
+class SimpleCell(RNNCellBase):
+    r"""One step of Elman's network: $h' = \phi(W_i x + b + W_h h)$; `RNN` runs it over time.
+
+    Shapes:
+        input: (..., input_size)
+        hidden: (..., hidden_size), with the same leading axes
+        return: (..., hidden_size)
+
+    Fields:
+        weight_ih: (hidden_size, input_size)
+        weight_hh: (hidden_size, hidden_size)
+        bias: (hidden_size,), or None if use_bias=False
+        activation: configuration if a function; a Module is called with the whole array
+
+    Args:
+        input_size: size of the input's last axis, >= 0.
+        hidden_size: size of the hidden state's last axis, >= 1.
+        use_bias: whether there is a bias.
+        dtype: of weights and bias; JAX's default float if None.
+        residual: whether the hidden state is added before the activation.
+        activation: the function $\phi$.
+        key: used once, for the initial weights and bias.
+        weight_init: `(key, shape, dtype) -> array`, called with the shape
+            `(input_size, hidden_size)` that `jax.nn.initializers` reckon with; the result is
+            transposed.
+        recurrent_weight_init: the same for weight_hh, called with `(hidden_size, hidden_size)`.
+        bias_init: the same for the bias, called with `(hidden_size,)`.
+
+    State and randomness: none.
+
+    Raises:
+        ArgumentError: a size is too small or not an integer, or another argument is unusable.
+        RngError: key is no random key.
+        ShapeError: the last axis of the input has not input_size entries, the hidden state does
+            not fit to it, or an own array has not the shape above.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> cell = nn.SimpleCell(3, 4, key=jax.random.key(0))
+        >>> cell(jnp.ones(3), jnp.zeros(4)).shape
+        (4,)
+
+    Source:
+        `flax.nnx.SimpleCell`, called as the other cells are. Initial values as there: LeCun's
+        normal distribution, an orthogonal matrix for the hidden state, zeros for the bias.
+    """
+
+    weight_ih: Inexact[Array, "hidden in"]
+    weight_hh: Inexact[Array, "hidden hidden"]
+    bias: Inexact[Array, " hidden"] | None
+    activation: Callable[..., Any]
+    input_size: int = field(static=True)
+    hidden_size: int = field(static=True)
+    use_bias: bool = field(static=True)
+    residual: bool = field(static=True)
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        use_bias: bool = True,
+        dtype: Any = None,
+        *,
+        residual: bool = False,
+        activation: Callable[..., Any] = jnp.tanh,
+        key: KeyLike,
+        weight_init: Initializer | None = None,
+        recurrent_weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+    ):
+        self.input_size = check_size(named(self, "input_size"), input_size)
+        self.hidden_size = check_size(named(self, "hidden_size"), hidden_size, 1)
+        self.use_bias = check_flag(named(self, "use_bias"), use_bias)
+        self.residual = check_flag(named(self, "residual"), residual)
+        _check_activation(self, activation)
+        self.activation = activation
+        dtype = check_dtype(named(self, "dtype"), dtype)
+        # Split without a bias, too, so that the weights are the same with and without.
+        keys = split_key(named(self, "key"), key, 3)
+        n_in, n_out = self.input_size, self.hidden_size
+        shapes = (n_in, n_out), (n_out, n_out)
+        where = named(self, "weight_init")
+        start = jax.nn.initializers.lecun_normal() if weight_init is None else weight_init
+        self.weight_ih = _turned(initialize(where, start, keys[0], shapes[0], dtype))
+        where = named(self, "recurrent_weight_init")
+        start = orthogonal if recurrent_weight_init is None else recurrent_weight_init
+        self.weight_hh = _turned(initialize(where, start, keys[1], shapes[1], dtype))
+        self.bias = None
+        if self.use_bias:
+            start = jax.nn.initializers.zeros if bias_init is None else bias_init
+            self.bias = initialize(named(self, "bias_init"), start, keys[2], (n_out,), dtype)
+
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        _check_sizes(self)
+        check_flag(named(self, "residual"), self.residual)
+        _check_activation(self, self.activation)
+
+    @ignores_key
+    @jax.named_scope("pm.nn.SimpleCell")
+    def __call__(
+        self, input: AnyArray, hidden: AnyArray, *, key: KeyLike | None = None
+    ) -> Shaped[Array, ...]:
+        """Take one step; `key` is ignored."""
+        del key
+        where, size = Title(self, "input_size", "hidden_size"), self.hidden_size
+        weight_ih, weight_hh, bias = own_arrays(
+            where,
+            weight_ih=(size, self.input_size),
+            weight_hh=(size, size),
+            bias=(size,) if self.use_bias else None,
+        )
+        x = _checked_input(where, input, self.input_size)
+        h = _checked_hidden(where, "hidden", hidden, x, size)
+        options: dict[str, Any] = {"activation": self.activation, "residual": self.residual}
+        return simple_cell(x, h, weight_ih, weight_hh, bias, **options)
+
+    def initialize_carry(self, input_shape: Sequence[int], dtype: Any = None) -> Shaped[Array, ...]:
+        """Zeros: the hidden state before the first step.
+
+        Args:
+            input_shape: the shape of the input of one time: batch axes, then features.
+            dtype: the input's; that of the weights if None.
+
+        Returns:
+            (..., hidden_size)
+        """
+        return _zeros(self, input_shape, dtype)
+
+
+def _gates(
+    where: str,
+    initializer: Initializer | None,
+    default: Initializer,
+    key: PRNGKeyArray,
+    shape: tuple[int, ...],
+    dtype: Any,
+    count: int,
+) -> Array:
+    """The first values for `count` gates, one below the other, each of the transposed shape.
+
+    Each gate is drawn for itself: of all gates as one matrix an initializer would take the number
+    of outputs for several times as large, and an orthogonal one would be so for none of them.
+    """
+    if initializer is None:
+        # Drawn as one, so that a seed gives the numbers it gives in Equinox.
+        whole = (count * shape[-1], *shape[:-1])
+        return initialize(where, default, key, whole, dtype)
+    keys = jax.random.split(key, count)
+    return jnp.concatenate(
+        [_turned(initialize(where, initializer, one, shape, dtype)) for one in keys]
+    )
+
+
+def orthogonal(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
+    """An orthogonal matrix, of narrow dtypes, too, in which there is no decomposition."""
+    return jax.nn.initializers.orthogonal()(key, shape, wide_dtype(dtype)).astype(dtype)
+
+
+def _turned(values: Array) -> Array:
+    """(in, out), which JAX's initializers reckon with, as (out, in); a bias as it is."""
+    return values.T if values.ndim == 2 else values
+
+
+def _zeros(cell: GRUCell | LSTMCell | SimpleCell, input_shape: Sequence[int], dtype: Any) -> Array:
+    # What a step makes of the input, for a carry must not change its dtype.
+    own = jnp.result_type(cell.weight_hh)
+    dtype = own if dtype is None else jnp.promote_types(own, dtype)
+    return jnp.zeros((*input_shape[:-1], cell.hidden_size), dtype)
+
+
+# ---- refusals
+
+
+def _check_sizes(cell: GRUCell | LSTMCell | SimpleCell) -> None:
+    check_size(named(cell, "input_size"), cell.input_size)
+    check_size(named(cell, "hidden_size"), cell.hidden_size, 1)
+    check_flag(named(cell, "use_bias"), cell.use_bias)
+
+
+def _check_activation(cell: SimpleCell, activation: Any) -> None:
+    if not callable(activation):
+        cure = ("Pass the function itself:", "activation=jnp.tanh")
+        where, got = named(cell, "activation"), describe(activation)
+        raise ArgumentError(explain(where, "a function or a Module", got, cure=cure))
+
+
+def _checked_input(where: Title, x: Any, size: int) -> Array:
+    x = check_array(where, x)
+    check_last_axis(where, x, size, "input_size")
+    return x
+
+
+def _checked_hidden(where: Title, name: str, hidden: Any, x: Array, size: int) -> Array:
+    """Require a hidden state with the batch axes of x: each example has its own."""
+    shape = (*x.shape[:-1], size)
+    if not isinstance(hidden, jax.Array) or hidden.shape != shape:
+        hidden = _converted(where, name, hidden, shape)
+    return hidden
+
+
+def _converted(where: Title, name: str, hidden: Any, shape: tuple[int, ...]) -> Array:
+    expected = f"{name} of shape {shape}"
+    cure = ("Zeros to start with:", "cell(x, cell.initialize_carry(x.shape))")
+    if not hasattr(hidden, "shape"):
+        raise ArgumentError(explain(str(where), expected, describe(hidden), cure=cure))
+    if hidden.shape != shape:
+        if hidden.shape == shape[-1:]:
+            cure = (
+                "x is a batch, whose examples each have a hidden state:",
+                f"jnp.broadcast_to({name}, {shape})",
+            )
+        raise ShapeError(explain(str(where), expected, describe(hidden), cure=cure))
+    return jnp.asarray(hidden)

@@ -1,0 +1,297 @@
+"""`RNN` and `Bidirectional`."""
+
+import functools as ft
+import re
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, ShapeError, StructureError
+from tests.nn.numbers_to_compare import assert_close, wave
+
+KEYS = jax.random.split(jax.random.key(0), 4)
+GRU = nn.GRUCell(3, 2, key=KEYS[0])
+LSTM = nn.LSTMCell(3, 2, key=KEYS[1])
+LENGTHS = np.array([4, 1, 0])
+
+
+class Total(nn.RNNCellBase):
+    """A sum over time, whose steps can be read off."""
+
+    def __call__(self, input, hidden):
+        return input + hidden
+
+    def initialize_carry(self, input_shape, dtype=None):
+        return jnp.zeros(input_shape, dtype)
+
+
+class Noisy(Total):
+    """One that draws random numbers."""
+
+    def __call__(self, input, hidden, *, key=None):
+        return input + hidden + (0.0 if key is None else jax.random.normal(key, hidden.shape))
+
+
+def by_loops(cell, x, lengths, reverse, keep_order):
+    """What an RNN is to give for (batch, time, features), one sequence and step after the other."""
+    outputs, carries = [], []
+    for row, length in zip(x, lengths, strict=True):
+        order = [*range(len(row))]
+        order[:length] = order[:length][:: -1 if reverse else 1]
+        carry = last = cell.initialize_carry(row.shape[-1:], row.dtype)
+        found = []
+        for step, now in enumerate(order):
+            carry = cell(row[now], carry)
+            last = carry if step < length else last
+            found.append(cell.output_of(carry))
+        if reverse and keep_order:
+            found = [found[now] for now in order]
+        outputs.append(jnp.stack(found))
+        carries.append(last)
+    return jax.tree.map(lambda *rows: jnp.stack(rows), *carries), jnp.stack(outputs)
+
+
+@pytest.mark.parametrize("time_major", [False, True], ids=["time after", "time first"])
+@pytest.mark.parametrize("options", [{}, {"reverse": True}, {"reverse": True, "keep_order": True}])
+@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["full", "short"])
+def test_an_rnn_is_a_loop(lengths, options, time_major):
+    """Over every sequence for itself: outputs, also past the ends, and last carries."""
+    x = jnp.asarray(wave(3, 4, 3))
+    run = jax.jit(
+        nn.RNN(LSTM, time_major=time_major, **options).__call__, static_argnames="return_carry"
+    )
+    given = jnp.moveaxis(x, 1, 0) if time_major else x
+
+    carry, outputs = run(given, seq_lengths=lengths, return_carry=True)
+
+    known = {"reverse": False, "keep_order": False} | options
+    expected = by_loops(LSTM, x, [4] * 3 if lengths is None else lengths, **known)
+    outputs = jnp.moveaxis(outputs, 0, 1) if time_major else outputs
+    jax.tree.map(assert_close, (carry, outputs), expected)
+    assert_close(
+        run(given, seq_lengths=lengths), jnp.moveaxis(outputs, 1, 0) if time_major else outputs
+    )
+
+
+@pytest.mark.parametrize("lengths", [None, np.array([4, 2, 1])], ids=["full", "short"])
+@pytest.mark.parametrize("options", [{}, {"reverse": True}, {"reverse": True, "keep_order": True}])
+def test_an_rnn_is_flaxs(options, lengths):
+    """Defaults, order of results, numbers; past the ends they mean nothing, and are left out."""
+    nnx = pytest.importorskip("flax.nnx", reason="compares numbers with Flax")
+
+    class Theirs(nnx.RNNCellBase):
+        num_feature_axes = 1
+
+        def __call__(self, carry, x):
+            return carry + x, carry + x
+
+        def initialize_carry(self, input_shape, rngs=None, carry_init=None):
+            return jnp.zeros(input_shape)
+
+    x, is_valid = jnp.asarray(wave(3, 4, 1)), np.ones((3, 4, 1), bool)
+    if lengths is not None:
+        is_valid = (np.arange(4) < lengths[:, None])[..., None]
+
+    def assert_same_where_valid(one, other):
+        # Outputs alone have an axis of time.
+        mask = is_valid if one.ndim == 3 else True
+        assert_close(jnp.where(mask, one, 0), jnp.where(mask, other, 0))
+
+    pairs = [
+        (nn.RNN(Total(), **options), nnx.RNN(Theirs(), **options)),
+        (
+            nn.Bidirectional(nn.RNN(Total()), nn.RNN(Total())),
+            nnx.Bidirectional(nnx.RNN(Theirs()), nnx.RNN(Theirs())),
+        ),
+    ]
+    for ours, theirs in pairs:
+        for call in ({}, {"return_carry": True}):
+            call |= {"seq_lengths": lengths}
+            jax.tree.map(assert_same_where_valid, ours(x, **call), theirs(x, **call))
+
+
+def cell_from(torch_rnn, suffix):
+    """One layer and direction of `torch.nn.LSTM` or `torch.nn.GRU` as a cell."""
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    w, u, one, two = (
+        jnp.asarray(getattr(torch_rnn, f"{name}_{suffix}").detach().numpy()) for name in names
+    )
+    size = u.shape[1]
+    if type(torch_rnn).__name__ == "LSTM":
+        cell = nn.LSTMCell(w.shape[1], size, key=KEYS[0])
+        return cell.replace(weight_ih=w, weight_hh=u, bias=one + two)
+    cell, bias = nn.GRUCell(w.shape[1], size, key=KEYS[0]), one + two.at[2 * size :].set(0)
+    return cell.replace(weight_ih=w, weight_hh=u, bias=bias, bias_n=two[2 * size :])
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_two_layers_in_both_directions_are_pytorchs(torch, kind):
+    """Its weights give its outputs, and its last states, of sequences of different lengths."""
+    theirs = getattr(torch.nn, kind)(3, 2, num_layers=2, bidirectional=True, batch_first=True)
+    layers = [
+        nn.Bidirectional(*(nn.RNN(cell_from(theirs, f"l{i}{end}")) for end in ("", "_reverse")))
+        for i in range(2)
+    ]
+    x, lengths = wave(3, 4, 3), np.array([4, 3, 1])
+    utils = torch.nn.utils.rnn
+    packed = utils.pack_padded_sequence(torch.tensor(x), torch.tensor(lengths), batch_first=True)
+    expected, last = theirs(packed)
+    expected, _ = utils.pad_packed_sequence(expected, batch_first=True)
+
+    out, carries = jnp.asarray(x), []
+    for layer in layers:
+        carry, out = layer(out, seq_lengths=lengths, return_carry=True)
+        carries += carry
+
+    here = np.arange(4) < lengths[:, None]
+    assert_close(np.where(here[..., None], out, 0), expected)
+    assert_close(nn.Sequential(layers)(jnp.asarray(x)), theirs(torch.tensor(x))[0])
+    last = torch.stack(last) if kind == "LSTM" else last
+    stacked = np.stack([np.stack(c) if kind == "LSTM" else np.asarray(c) for c in carries])
+    assert_close(np.moveaxis(stacked, 0, -3), last)
+
+
+def by_hand(cell, x, reverse=False):
+    """What one would write without the library."""
+
+    def step(h, x):
+        i, n = (jnp.split(y, 3) for y in (cell.weight_ih @ x + cell.bias, cell.weight_hh @ h))
+        r, z = jax.nn.sigmoid(i[0] + n[0]), jax.nn.sigmoid(i[1] + n[1])
+        new = jnp.tanh(i[2] + r * (n[2] + cell.bias_n))
+        h = new + z * (h - new)
+        return h, h
+
+    return jax.lax.scan(step, jnp.zeros(cell.hidden_size), x, reverse=reverse)[1]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_program_is_that_of_a_scan(reverse):
+    """Operation for operation; `benchmarks/programs.py` compares gradients and costs as well."""
+    x = jnp.asarray(wave(5, 3))
+
+    def operations(function):
+        text = jax.jit(function).lower(GRU, x).compile().as_text()
+        return Counter(re.findall(r" = \S+ ([a-z-]+)\(", text))
+
+    def ours(cell, x):
+        return nn.RNN(cell, reverse=reverse, keep_order=True)(x)
+
+    assert operations(ours) == operations(ft.partial(by_hand, reverse=reverse))
+    assert_close(ours(GRU, x), by_hand(GRU, x, reverse))
+
+
+def test_a_call_may_say_otherwise():
+    """Each option by call is that of the constructor, and the constructor's is not lost."""
+    x = jnp.asarray(wave(3, 4, 3))
+    names = ("time_major", "return_carry", "reverse", "keep_order")
+    options = dict.fromkeys(names, True)
+    made, called = nn.RNN(GRU, **options)(x), nn.RNN(GRU)(x, **options)
+    undone = nn.RNN(GRU, **options)(x, **dict.fromkeys(names, False))
+
+    jax.tree.map(assert_close, made, called)
+    assert_close(undone, nn.RNN(GRU)(x))
+    assert_close(nn.RNN(GRU, unroll=2)(x), nn.RNN(GRU)(x))
+
+
+def test_two_halves_are_one_run():
+    """The carry of the one is the start of the other."""
+    rnn, x = nn.RNN(LSTM, return_carry=True), jnp.asarray(wave(2, 4, 3))
+
+    carry, first = rnn(x[:, :2])
+    carry, second = rnn(x[:, 2:], initial_carry=carry)
+
+    jax.tree.map(assert_close, (carry, jnp.concatenate([first, second], 1)), rnn(x))
+
+
+def test_a_cell_of_random_numbers_has_a_key_for_each_step():
+    """Others in each step; none is made without a key, or for a cell that takes none."""
+    x, key = jnp.zeros((4, 1)), KEYS[0]
+    noise = jnp.diff(nn.RNN(Noisy())(x, key=key)[:, 0])
+    rnn = nn.Bidirectional(nn.RNN(Noisy()), nn.RNN(Noisy()))
+    both = rnn(x, key=key)
+
+    assert len(set(noise.tolist())) == 3
+    assert not np.allclose(both[:, 0], both[::-1, 1])
+    assert nn.RNN(Noisy())(x).tolist() == nn.RNN(Total())(x, key=key).tolist() == [[0]] * 4
+
+
+def test_outputs_are_put_together_as_one_says():
+    """By any function of both; and time may come first there, too."""
+    rnns = nn.RNN(GRU, reverse=True), nn.RNN(GRU, time_major=True)
+    x = jnp.asarray(wave(3, 4, 3))
+    added = nn.Bidirectional(*rnns, merge_fn=jnp.add, time_major=True)
+
+    forward = nn.RNN(GRU, time_major=True)(x)
+    backward = nn.RNN(GRU, time_major=True)(x, reverse=True, keep_order=True)
+    assert_close(added(x), forward + backward)
+    carries, _ = added(x, initial_carry=(jnp.ones((4, 2)), None), return_carry=True)
+    assert_close(carries[1], backward[0])
+    assert not np.allclose(carries[0], forward[-1])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"seq_lengths": [4, 5, 0]}, ArgumentError, r"seq_lengths from 0 to 4, the .*, got 5"),
+        ({"seq_lengths": [4, -1, 0]}, ArgumentError, r"seq_lengths from 0 to 4, the .*, got -1"),
+        ({"seq_lengths": [4, 2]}, ShapeError, r"seq_lengths of shape \(3,\), one for each"),
+        ({"seq_lengths": [1.0, 2.0, 3.0]}, ArgumentError, r"seq_lengths of integers, got"),
+        ({"initial_carry": jnp.ones(2)}, ShapeError, r"hidden of shape \(3, 2\), got f32\[2\]"),
+        ({"reverse": 1}, ArgumentError, r"True or False, got 1"),
+    ],
+)
+def test_bad_calls_are_refused(options, error, text):
+    """Each by its name."""
+    options = {k: jnp.asarray(v) if k == "seq_lengths" else v for k, v in options.items()}
+    with pytest.raises(error, match=rf"^(RNN|GRUCell)\(.*: expected {text}"):
+        nn.RNN(GRU)(jnp.ones((3, 4, 3)), **options)
+
+
+def test_a_carry_that_changes_its_dtype_is_refused():
+    """By the scan, which says what it was and what it became."""
+    with pytest.raises(StructureError, match="carry"), jax.numpy_dtype_promotion("standard"):
+        nn.RNN(GRU)(jnp.ones((4, 3)), initial_carry=jnp.zeros(2, jnp.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: nn.RNN(nn.Linear(2, 2, key=KEYS[0])), r"RNN\(cell\): expected an RNNCellBase"),
+        (lambda: nn.RNN(GRU, reverse=1), r"RNN\(reverse\): expected True or False, got 1"),
+        (lambda: nn.RNN(GRU, unroll=0), r"RNN\(unroll\): .* at least 1, got 0"),
+        (lambda: nn.Bidirectional(GRU, nn.RNN(GRU)), r"Bidirectional\(forward_rnn\): (.|\n)*RNN\("),
+        (
+            lambda: nn.Bidirectional(*2 * [nn.RNN(GRU)], merge_fn=None),
+            r"Bidirectional\(merge_fn\): expected a function of both outputs, got None",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused(make, text):
+    """Each by its name."""
+    with pytest.raises(ArgumentError, match=f"^{text}"):
+        make()
+
+
+def test_inputs_without_time_are_refused():
+    """And a carry that is no pair, where there are two directions."""
+    both = nn.Bidirectional(nn.RNN(GRU), nn.RNN(GRU))
+    with pytest.raises(ShapeError, match=r"inputs of shape \(\.\.\., time, in\)(.|\n)*rnn\.cell"):
+        nn.RNN(GRU)(jnp.ones(3))
+    with pytest.raises(ShapeError, match=r"inputs of shape \(time, \.\.\., in\), got f32\[3\]"):
+        nn.RNN(GRU)(jnp.ones(3), time_major=True)
+    with pytest.raises(ArgumentError, match=r"initial_carry to be a pair: forward, backward"):
+        both(jnp.ones((4, 3)), initial_carry=jnp.zeros(2))
+
+
+def test_lengths_beyond_the_end_that_nobody_knows_yet_are_the_end():
+    """While tracing they cannot be refused."""
+    rnn, x = nn.RNN(GRU, return_carry=True, reverse=True), jnp.asarray(wave(2, 4, 3))
+
+    found = pm.filter_jit(lambda lengths: rnn(x, seq_lengths=lengths))(jnp.array([7, 4]))
+
+    jax.tree.map(assert_close, found, rnn(x))

@@ -1,0 +1,135 @@
+"""`GRUCell`, `LSTMCell`, `SimpleCell`: how they start, and what they refuse."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, FieldError, ShapeError
+from tests.labels import label
+from tests.nn.numbers_to_compare import assert_close, wave
+
+KEY = jax.random.key(0)
+CELLS = [nn.GRUCell, nn.LSTMCell, nn.SimpleCell]
+every_cell = pytest.mark.parametrize("make", CELLS, ids=lambda make: make.__name__)
+
+
+@every_cell
+def test_first_weights_by_initializers_are_drawn_for_each_gate(make):
+    """With the sizes of one gate: as one matrix an orthogonal one would be so for none of them."""
+    seen = []
+
+    def start(key, shape, dtype):
+        seen.append(shape)
+        return jax.random.normal(key, shape, dtype)
+
+    options = {"weight_init": start, "bias_init": start}
+    orthogonal = jax.nn.initializers.orthogonal()
+    cell = make(3, 4, key=KEY, recurrent_weight_init=orthogonal, **options)
+
+    assert set(seen) == {(3, 4), (4,)}
+    for matrix in np.split(np.asarray(cell.weight_hh), len(cell.weight_hh) // 4):
+        assert_close(matrix @ matrix.T, np.eye(4))
+    parts = np.split(np.asarray(cell.weight_ih), len(cell.weight_ih) // 4)
+    assert len({part.tobytes() for part in parts}) == len(parts)
+
+
+def test_a_simple_cell_starts_as_in_flax():
+    """LeCun's spread, an orthogonal matrix, and zeros."""
+    cell = nn.SimpleCell(100, 50, key=KEY)
+
+    assert abs(float(jnp.std(cell.weight_ih)) - 0.1) < 0.005
+    assert_close(cell.weight_hh @ cell.weight_hh.T, np.eye(50), atol=1e-5)
+    assert cell.bias.tolist() == [0] * 50
+    assert (cell.activation, cell.residual) == (jnp.tanh, False)
+
+
+@every_cell
+def test_weights_are_the_same_without_biases(make):
+    """And in the dtype that was asked for."""
+    with_bias, without = (make(3, 2, flag, jnp.bfloat16, key=KEY) for flag in (True, False))
+
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(with_bias)} == {"bfloat16"}
+    assert (with_bias.weight_ih == without.weight_ih).all()
+    assert (with_bias.weight_hh == without.weight_hh).all()
+    assert len(jax.tree.leaves(without)) == 2
+
+
+@every_cell
+def test_the_first_carry_is_of_zeros_and_keeps_its_dtype(make):
+    """With the batch axes of the input, in the dtype that a step gives."""
+    cell, x = make(3, 2, key=KEY, dtype=jnp.bfloat16), jnp.ones((5, 3), jnp.float32)
+
+    for dtype in (None, jnp.float32):
+        with jax.numpy_dtype_promotion("standard"):
+            carry = cell.initialize_carry(x.shape, dtype)
+            after = cell(x if dtype else x.astype(jnp.bfloat16), carry)
+        assert jax.tree.map(jnp.shape, carry) == jax.tree.map(jnp.shape, after)
+        assert jax.tree.map(jnp.result_type, carry) == jax.tree.map(jnp.result_type, after)
+        assert not any(leaf.any() for leaf in jax.tree.leaves(carry))
+
+
+@pytest.mark.parametrize(
+    ("make", "x", "hidden", "error", "text"),
+    [
+        (nn.GRUCell, (4, 2), (4, 2), ShapeError, r"x of shape \(\.\.\., 3\), got f32"),
+        (nn.GRUCell, (3,), (3,), ShapeError, r"hidden of shape \(2,\), got f32\[3\](.|\n)*carry"),
+        (nn.SimpleCell, (4, 3), (2,), ShapeError, r"hidden of (.|\n)*broadcast_to\(hidden, "),
+        (
+            nn.LSTMCell,
+            (3,),
+            (2, 2),
+            ArgumentError,
+            r"hidden to be a pair \(h, c\), got f32(.|\n)*carry",
+        ),
+    ],
+    ids=label,
+)
+def test_inputs_that_do_not_fit_are_refused(make, x, hidden, error, text):
+    """Where broadcasting would find some way, too."""
+    with pytest.raises(error, match=rf"^{make.__name__}\(input_size=3, .*: expected {text}"):
+        make(3, 2, key=KEY)(jnp.ones(x), jnp.ones(hidden))
+
+
+def test_each_of_a_pair_is_checked():
+    """By its name; None is none."""
+    cell, x, fits = nn.LSTMCell(3, 2, key=KEY), jnp.ones((4, 3)), jnp.ones((4, 2))
+
+    with pytest.raises(ShapeError, match=r"expected c of shape \(4, 2\), got f32\[4,1\]"):
+        cell(x, (fits, jnp.ones((4, 1))))
+    with pytest.raises(ArgumentError, match=r"expected h of shape \(4, 2\), got None"):
+        cell(x, (None, fits))
+    assert_close(cell(x, [np.ones((4, 2), "f"), fits])[0], cell(x, (fits, fits))[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "text"),
+    [
+        (nn.GRUCell, {"input_size": -1}, r"GRUCell\(input_size\): .* at least 0, got -1"),
+        (nn.LSTMCell, {"hidden_size": 0}, r"LSTMCell\(hidden_size\): .* at least 1, got 0"),
+        (nn.GRUCell, {"use_bias": 1}, r"GRUCell\(use_bias\): expected True or False"),
+        (nn.LSTMCell, {"dtype": int}, r"LSTMCell\(dtype\): expected a floating dtype"),
+        (nn.SimpleCell, {"residual": 1}, r"SimpleCell\(residual\): expected True or False"),
+        (nn.SimpleCell, {"activation": 3}, r"SimpleCell\(activation\): expected a function or"),
+    ],
+    ids=label,
+)
+def test_bad_arguments_are_refused(make, arguments, text):
+    """Each by its name."""
+    with pytest.raises(ArgumentError, match=f"^{text}"):
+        make(**({"input_size": 3, "hidden_size": 4, "key": KEY} | arguments))
+
+
+def test_an_activation_may_be_learnt():
+    """It is a part of the cell then."""
+    cell = nn.SimpleCell(3, 4, activation=nn.Linear(4, 4, key=KEY), key=KEY)
+
+    assert len(jax.tree.leaves(cell)) == 5
+    assert cell(jnp.asarray(wave(3)), jnp.zeros(4)).shape == (4,)
+
+
+def test_the_base_is_no_cell():
+    """It has no formula."""
+    with pytest.raises(FieldError, match=r"^RNNCellBase: expected a concrete class"):
+        nn.RNNCellBase()
