@@ -23,6 +23,7 @@ from pytreemod.module.classes import Module
 from pytreemod.module.partials import Partial
 from pytreemod.nn import functional
 from pytreemod.nn.mlp import identity
+from pytreemod.nn.recurrent import concatenate
 from pytreemod.state.streams import Stream
 from pytreemod.state.tokens import Nothing, RngStream, StateIndex
 from pytreemod.transform.host.enumerations import EnumerationItem
@@ -85,6 +86,7 @@ def _table() -> _Names:
             table.add(f"{_OWN}.nn.{name}", thing)
     # A default that has no public name.
     table.add(f"{_OWN}.nn.identity", identity)
+    table.add(f"{_OWN}.nn.concatenate", concatenate)
     formulas = [n for n, f in vars(functional).items() if n[0] != "_" and callable(f)]
     _add_all(table, f"{_OWN}.nn.functional", functional, formulas)
     activations = [n for n, f in vars(jax.nn).items() if n[0] != "_" and callable(f)]

@@ -15,6 +15,7 @@ from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.nn.batch_normalization import BatchNorm
 from pytreemod.nn.convolution import Conv
 from pytreemod.nn.mlp import MLP
+from pytreemod.nn.recurrent_cells import GRUCell, LSTMCell, SimpleCell
 from pytreemod.nn.sequential import Sequential
 from pytreemod.nn.spectral_normalization import SpectralNorm
 from pytreemod.nn.stack.layer import Stack
@@ -70,7 +71,32 @@ class Numbered:
     first: int = 0
 
 
-LayoutRule: TypeAlias = str | Relaid | Numbered | None
+@dataclass(frozen=True)
+class Summed:
+    """Says in a layout that PyTorch has an array as several, which it adds up when it is called.
+
+    Several arrays may have parts under one name, which are added, too. What such an array is called
+    is not for the layers around to say.
+
+    Attributes:
+        names: what PyTorch calls them.
+        to: from our array to PyTorch's, one for each name.
+        back: from PyTorch's, one argument for each, to ours.
+
+    Examples:
+        Two biases of which one would do:
+
+        >>> rule = Summed(("a", "b"), to=lambda x: (x, np.zeros_like(x)), back=np.add)
+        >>> rule.back(*rule.to(np.ones(2)))
+        array([1., 1.])
+    """
+
+    names: tuple[str, ...]
+    to: Callable[[Any], tuple[Any, ...]]
+    back: Callable[..., Any]
+
+
+LayoutRule: TypeAlias = str | Relaid | Numbered | Summed | None
 LayoutRules: TypeAlias = Mapping[str, LayoutRule]
 
 
@@ -109,9 +135,9 @@ def register_torch_layout(
         cls: a class of Modules.
         rules: from the path in a layer to what PyTorch calls what is there: text, with dots, or
             nothing for what has no step of its own in PyTorch; a `Relaid`, for an array in another
-            form; a `Numbered`, for layers that PyTorch has in a list; None for what PyTorch has
-            not. The path of a token is that of its value. Or a function from the layer to the
-            rules.
+            form; a `Summed`, for one that PyTorch has as several; a `Numbered`, for layers that it
+            has in a list; None for what it has not. The path of a token is that of its value. Or a
+            function from the layer to the rules.
         unused: names that PyTorch has, of which nothing is needed here.
 
     Raises:
@@ -188,6 +214,33 @@ def _rules_of_mlp(layer: MLP) -> LayoutRules:
     return {"layers.1": Numbered("layers", layer.depth - 1, 1), "layers.2": f"layers.{layer.depth}"}
 
 
+def _and_nothing(bias: Any) -> Any:
+    return bias, np.zeros_like(bias)
+
+
+# One bias would do where two are added; whatever PyTorch has, to PyTorch the second is nothing.
+_TWO_BIASES = {"bias": Summed(("bias_ih", "bias_hh"), _and_nothing, np.add)}
+
+
+def _rules_of_gru(layer: GRUCell) -> LayoutRules:
+    gates = 2 * layer.hidden_size
+
+    def together(bias_ih: Any, bias_hh: Any) -> Any:
+        return bias_ih + np.concatenate([bias_hh[:gates], np.zeros_like(bias_hh[gates:])])
+
+    def to(bias_n: Any) -> Any:
+        return (np.concatenate([np.zeros(gates, bias_n.dtype), bias_n]),)
+
+    def back(bias_hh: Any) -> Any:
+        return bias_hh[gates:]
+
+    # Of the second bias the last third is within the reset gate, and cannot be added to the first.
+    return {
+        "bias": Summed(("bias_ih", "bias_hh"), _and_nothing, together),
+        "bias_n": Summed(("bias_hh",), to, back),
+    }
+
+
 def _rules_of_stack(layer: Stack[Any]) -> LayoutRules:
     return {"layer": Numbered("", layer.depth)}
 
@@ -203,6 +256,9 @@ register_torch_layout(
     # Unless it is what tells whether there was a batch, as with mode="ema".
     unused=["num_batches_tracked"],
 )
+register_torch_layout(GRUCell, _rules_of_gru)
+register_torch_layout(LSTMCell, _TWO_BIASES)
+register_torch_layout(SimpleCell, _TWO_BIASES)
 register_torch_layout(SpectralNorm, _rules_of_spectral_norm)
 register_torch_layout(MLP, _rules_of_mlp)
 register_torch_layout(Sequential, {"layers": ""})

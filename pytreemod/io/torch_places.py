@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from pytreemod.errors import StateError, StructureError, describe, explain
 from pytreemod.io.leaf_names import joined
-from pytreemod.io.torch_layouts import LayoutRule, Numbered, Relaid, layout_of
+from pytreemod.io.torch_layouts import LayoutRule, Numbered, Relaid, Summed, layout_of
 from pytreemod.state.tokens import RngStream, is_moved, is_token
 from pytreemod.state.values import State
 from pytreemod.tree.nodes import children_of
@@ -29,13 +29,20 @@ class TensorPlace:
     """Its name here."""
 
     names: tuple[str, ...]
-    """One, or one for each member if layers that PyTorch has in a list are one here."""
+    """One, or one for each member if layers that PyTorch has in a list are one here; several for
+    each that PyTorch has as several."""
 
     lead: tuple[int, ...]
     """The leading axes on which the members are."""
 
-    form: Relaid | None
+    form: Relaid | Summed | None
     """How PyTorch has it, if in another form."""
+
+    def names_by_member(self) -> list[tuple[str, ...]]:
+        """Its names, those of each member together."""
+        count = len(self.form.names) if isinstance(self.form, Summed) else 1
+        starts = range(0, len(self.names), count)
+        return [self.names[start : start + count] for start in starts]
 
 
 LeafPlaces = list["TensorPlace | None"]
@@ -56,6 +63,9 @@ class _Prefixes:
         """How they begin where a rule is followed; None where PyTorch has nothing."""
         if rule is None:
             return None
+        if isinstance(rule, Summed):
+            texts = (joined(text, name) for text in self.texts for name in rule.names)
+            return _Prefixes(tuple(texts), self.lead)
         named = self.below(rule if isinstance(rule, str) else rule.name)
         if not isinstance(rule, Numbered):
             return named
@@ -104,7 +114,7 @@ class TensorPlaces:
         node: Any,
         own: str,
         prefixes: _Prefixes | None,
-        form: Relaid | None = None,
+        form: Relaid | Summed | None = None,
         pending: Sequence[_Pending] = (),
     ) -> LeafPlaces:
         """Go through a node; what comes back is for each leaf of it, in JAX's order."""
@@ -133,9 +143,12 @@ class TensorPlaces:
                 if rule.steps[:count] == steps
             ]
             here = [rule for rule in below if not rule.steps]
-            forms = [rule.rule for rule in here if isinstance(rule.rule, Relaid)]
+            forms = [rule.rule for rule in here if isinstance(rule.rule, (Relaid, Summed))]
             # The outermost says what it is called, the innermost in which form it is.
-            at = here[0].base.following(here[0].rule) if here else prefixes.below(name)
+            naming = here[0] if here else None
+            if here and forms and isinstance(forms[-1], Summed):
+                naming = here[-1]
+            at = naming.base.following(naming.rule) if naming else prefixes.below(name)
             further = [rule for rule in below if rule.steps]
             found += self.visit(child, joined(own, name), at, forms[-1] if forms else form, further)
         return found
@@ -145,7 +158,7 @@ class TensorPlaces:
         token: Any,
         own: str,
         prefixes: _Prefixes,
-        form: Relaid | None,
+        form: Relaid | Summed | None,
         pending: Sequence[_Pending],
     ) -> LeafPlaces:
         # PyTorch has its random numbers elsewhere.
@@ -162,7 +175,7 @@ class TensorPlaces:
         return []
 
     def _place(
-        self, leaf: Any, own: str, prefixes: _Prefixes, form: Relaid | None
+        self, leaf: Any, own: str, prefixes: _Prefixes, form: Relaid | Summed | None
     ) -> TensorPlace | None:
         is_tensor = is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
         # Numbers of Python are attributes there, and keys unknown.
@@ -216,7 +229,8 @@ def _check_names(where: str, spots: Sequence[TensorPlace]) -> None:
     twice: list[str] = []
     for place in spots:
         for name in place.names:
-            if name in owners:
+            # Parts of several that are added up.
+            if name in owners and not isinstance(place.form, Summed):
                 twice.append(f"{name}: {owners[name]} and {place.own}")
             owners[name] = place.own
     if twice:

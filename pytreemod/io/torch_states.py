@@ -14,7 +14,7 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, StructureError, describe, explain
 from pytreemod.io.leaf_names import TABLE, as_kind_of, mismatches
-from pytreemod.io.torch_layouts import Relaid
+from pytreemod.io.torch_layouts import Relaid, Summed
 from pytreemod.io.torch_places import LeafPlaces, TensorPlace, TensorPlaces, tensor_places
 from pytreemod.io.torch_renaming import Renaming, mapping_by_order, sources_of
 from pytreemod.nn.nets import Stateful
@@ -76,13 +76,15 @@ def to_torch(model: PyTree, state: State | None = None) -> dict[str, np.ndarray]
             wrong.append(f"{place.own}: {describe(place.leaf)}, without values")
             continue
         array = np.asarray(place.leaf)
-        members = array.reshape((len(place.names), *array.shape[len(place.lead) :]))
-        for name, member in zip(place.names, members, strict=True):
-            given = _relaid(place.form, member)
+        groups = place.names_by_member()
+        members = array.reshape((len(groups), *array.shape[len(place.lead) :]))
+        for names, member in zip(groups, members, strict=True):
+            given = _as_theirs(place.form, member)
             if given is None:
-                wrong.append(f"{place.own}: {describe(member)}, which is no shape for {name}")
-            else:
-                named[name] = np.array(given, order="C")
+                wrong.append(f"{place.own}: {describe(member)}, which is no shape for {names[0]}")
+                continue
+            for name, part in zip(names, given, strict=True):
+                named[name] = np.array(named[name] + part if name in named else part, order="C")
     if wrong:
         expected, got = "arrays that PyTorch can have", f"{len(wrong)} others"
         raise StructureError(explain(where, expected, got, places=wrong, most=TABLE))
@@ -160,7 +162,8 @@ def from_torch(
     places = tensor_places(where, model, state)
     sources = sources_of(where, places, [*state_dict], mapping)
     found, wrong, narrow = _found(places, state_dict, sources)
-    wrong += mismatches([name for place in places.arrays for name in place.names], sources)
+    names = dict.fromkeys(name for place in places.arrays for name in place.names)
+    wrong += mismatches([*names], sources)
     if wrong:
         cure = _cure(places, state_dict, mapping, narrow)
         expected = "a tensor for each array of the model, and no other"
@@ -201,21 +204,32 @@ def _taken_apart(
 # ---- one array
 
 
-def _relaid(form: Relaid | None, member: Any, back: bool = False) -> Any:
-    """An array in PyTorch's form, or back in ours; None if it has not the shape for it."""
+def _as_theirs(form: Relaid | Summed | None, member: Any) -> list[Any] | None:
+    """What PyTorch has for an array, by each of its names; None if it has not the shape for it."""
     if form is None:
-        return member
+        return [member]
     try:
-        return np.asarray(form.back(member) if back else form.to(member))
+        parts = form.to(member)
+        return [np.asarray(part) for part in (parts if isinstance(form, Summed) else (parts,))]
     except (ValueError, IndexError, TypeError):
         return None
 
 
-def _given(place: TensorPlace) -> Any:
-    """An array of the shape and dtype that PyTorch has there, for each member."""
+def _as_ours(form: Relaid | Summed | None, parts: Sequence[Any]) -> Any:
+    """The array that PyTorch has as these; None if they have not the shape for it."""
+    if form is None:
+        return parts[0]
+    try:
+        return np.asarray(form.back(*parts))
+    except (ValueError, IndexError, TypeError):
+        return None
+
+
+def _given(place: TensorPlace) -> list[Any] | None:
+    """Arrays of the shapes and dtypes that PyTorch has there, for each member."""
     # An array that takes up no memory, however large it is.
     member = np.broadcast_to(np.zeros((), place.leaf.dtype), place.leaf.shape[len(place.lead) :])
-    return _relaid(place.form, member)
+    return _as_theirs(place.form, member)
 
 
 def as_numpy(tensor: Any) -> Any:
@@ -280,31 +294,40 @@ def _found(
     wrong: list[str] = []
     narrow = ""
     for place in places.arrays:
-        wanted = _given(place)
+        wanted, groups = _given(place), place.names_by_member()
         members: list[Any] = []
-        for name in place.names:
-            if name not in sources:
+        for names in groups:
+            if any(name not in sources for name in names):
                 continue
-            source = sources[name]
-            given = as_numpy(state_dict[source])
-            fits = given is not None and wanted is not None and given.shape == wanted.shape
-            member = _relaid(place.form, given, back=True) if fits else None
+            given = [as_numpy(state_dict[sources[name]]) for name in names]
+            shapes = [None] * len(names) if wanted is None else [part.shape for part in wanted]
+            fitting = [
+                part is not None and part.shape == shape
+                for part, shape in zip(given, shapes, strict=True)
+            ]
+            member = _as_ours(place.form, given) if all(fitting) else None
             member = None if member is None else _cast(member, place.leaf.dtype)
-            if member is None:
-                unread = f"{describe(state_dict[source])} without an array for NumPy"
-                got = unread if given is None else describe(given)
-                origin = "" if source == name else f" (from {source!r})"
-                wrong.append(f"{name}: expected {describe(wanted)}, got {got}{origin}")
-                is_floating = jnp.issubdtype(place.leaf.dtype, jnp.inexact)
-                narrow = place.leaf.dtype.name if fits and is_floating else narrow
-            else:
+            if member is not None:
                 members.append(member)
-        if place.names and len(members) == len(place.names):
+                continue
+            is_floating = jnp.issubdtype(place.leaf.dtype, jnp.inexact)
+            narrow = place.leaf.dtype.name if all(fitting) and is_floating else narrow
+            for i, name in enumerate(names):
+                if fitting[i] and not all(fitting):
+                    continue
+                source = sources[name]
+                unread = f"{describe(state_dict[source])} without an array for NumPy"
+                got = unread if given[i] is None else describe(given[i])
+                origin = "" if source == name else f" (from {source!r})"
+                expected = describe(None if wanted is None else wanted[i])
+                wrong.append(f"{name}: expected {expected}, got {got}{origin}")
+        if groups and len(members) == len(groups):
             array: Any = np.stack(members) if place.lead else members[0]
             # JAX's arrays are copies anyway.
             array = np.array(array) if isinstance(place.leaf, np.ndarray) else array
             found[id(place)] = as_kind_of(place.leaf, array.reshape(place.leaf.shape))
-    return found, wrong, narrow
+    # A tensor that is a part of two arrays here is told of once.
+    return found, [*dict.fromkeys(wrong)], narrow
 
 
 # ---- refusals
@@ -342,7 +365,12 @@ def _cure(
         )
     if mapping is not None:
         return ()
-    wanted = {name: _shape(_given(place)) for place in places.arrays for name in place.names}
+    wanted = {
+        name: _shape(part)
+        for place in places.arrays
+        for names in place.names_by_member()
+        for name, part in zip(names, _given(place) or [None] * len(names), strict=True)
+    }
     given = {name: _shape(value) for name, value in state_dict.items()}
     found = mapping_by_order(places, given, wanted)
     if not found:

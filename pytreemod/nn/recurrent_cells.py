@@ -441,7 +441,7 @@ class SimpleCell(RNNCellBase):
         start = jax.nn.initializers.lecun_normal() if weight_init is None else weight_init
         self.weight_ih = _turned(initialize(where, start, keys[0], shapes[0], dtype))
         where = named(self, "recurrent_weight_init")
-        start = orthogonal if recurrent_weight_init is None else recurrent_weight_init
+        start = _orthogonal if recurrent_weight_init is None else recurrent_weight_init
         self.weight_hh = _turned(initialize(where, start, keys[1], shapes[1], dtype))
         self.bias = None
         if self.use_bias:
@@ -510,7 +510,7 @@ def _gates(
     )
 
 
-def orthogonal(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
+def _orthogonal(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
     """An orthogonal matrix, of narrow dtypes, too, in which there is no decomposition."""
     return jax.nn.initializers.orthogonal()(key, shape, wide_dtype(dtype)).astype(dtype)
 

@@ -16,6 +16,8 @@ from tests.helpers.trees import affine, ramp
 from tests.nn.catalogue import CATALOGUE, flatten
 from tests.nn.numbers_to_compare import assert_close, wave
 
+KEY = jax.random.key(0)
+
 every_layer = pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
 
 
@@ -241,6 +243,56 @@ def test_layers_compute_what_pytorchs_do(torch, name):
     assert_close(output(*loaded), theirs(torch.tensor(x)))
     theirs.load_state_dict(as_tensors(torch, ours))
     assert_close(output(layer, state), theirs(torch.tensor(x)))
+
+
+CELLS = {
+    "GRUCell": (lambda torch, bias: torch.nn.GRUCell(3, 2, bias), nn.GRUCell),
+    "LSTMCell": (lambda torch, bias: torch.nn.LSTMCell(3, 2, bias), nn.LSTMCell),
+    "RNNCell": (lambda torch, bias: torch.nn.RNNCell(3, 2, bias), nn.SimpleCell),
+}
+
+
+@pytest.mark.parametrize("use_bias", [True, False], ids=["biases", "no biases"])
+@pytest.mark.parametrize("name", CELLS)
+def test_cells_compute_what_pytorchs_do(torch, name, use_bias):
+    """Its two biases are one here, but for what is within a GRU's reset gate."""
+    theirs, cell = CELLS[name][0](torch, use_bias), CELLS[name][1](3, 2, use_bias, key=KEY)
+    x, hidden = wave(4, 3), tuple(wave(2, 4, 2, phase=1))
+    hidden = hidden if name == "LSTMCell" else hidden[0]
+
+    def assert_same_steps(ours):
+        expected = theirs(torch.tensor(x), jax.tree.map(torch.tensor, hidden))
+        found = ours(jnp.asarray(x), jax.tree.map(jnp.asarray, hidden))
+        jax.tree.map(assert_close, found, expected)
+
+    assert_same_steps(from_torch(cell, theirs.state_dict()))
+    theirs.load_state_dict(as_tensors(torch, to_torch(cell)))
+    assert_same_steps(cell)
+    assert_same(from_torch(cell, to_torch(cell)), cell)
+
+
+def test_cells_as_one_are_a_list_there():
+    """Each with its two biases."""
+    stack = nn.Stack(ft.partial(nn.GRUCell, 3, 2), 2, key=KEY)
+    arrays = to_torch(stack)
+
+    assert sorted(arrays)[:4] == ["0.bias_hh", "0.bias_ih", "0.weight_hh", "0.weight_ih"]
+    assert len(arrays) == 8
+    assert arrays["1.bias_hh"].tolist() == [0, 0, 0, 0, *stack.layer.bias_n[1].tolist()]
+    assert_same(from_torch(stack, arrays), stack)
+
+
+def test_a_bias_of_a_cell_that_does_not_fit_is_told_once():
+    """Though it is a part of two arrays here."""
+    cell = nn.GRUCell(3, 2, key=KEY)
+    arrays = to_torch(cell) | {"bias_hh": np.zeros(5, "f")}
+
+    with pytest.raises(StructureError, match="1 that differs") as caught:
+        from_torch(cell, arrays)
+    assert str(caught.value).count("bias_hh: expected f32[6], got f32[5]") == 1
+    del arrays["bias_hh"]
+    with pytest.raises(StructureError, match="bias_hh: missing"):
+        from_torch(cell, arrays)
 
 
 def test_layers_as_one_are_a_list_there(torch):

@@ -1,0 +1,211 @@
+"""A language model with a recurrent cell, as in "From PyTorch to JAX" by Sabrina J. Mielke (2020).
+
+    python examples/lstm_language_model.py
+    python examples/lstm_language_model.py --cell GRU
+
+Her point was that a model has to be a value before JAX can differentiate it, and that to make one
+is a lot of writing: functions that take each class apart and put it together again. Here a class is
+a value by itself; what is left is the model.
+
+The cell is once written by hand, as she wrote it, and once `nn.LSTMCell`. Both print her numbers:
+JAX has drawn others from the same keys since, but still draws the old ones where it is told to.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+import pytreemod as pm
+from pytreemod import nn
+
+VOCABULARY = 43
+SIZE = 17
+TEXT = (4, 8, 15, 16, 23, 42)
+# So many tokens at a time; what the cell remembers is passed on, but no gradient goes back.
+AT_ONCE = 3
+EPOCHS = 101
+LEARNING_RATE = 0.1
+
+Tokens = Int[Array, " length"]
+Vector = Float[Array, " size"]
+
+
+# --- the cell by hand -----------------------------------------------------------------------------
+
+
+class CellByHand(nn.RNNCellBase):
+    """A long short-term memory, from nothing but arrays."""
+
+    weight_ih: Float[Array, "gates size"]
+    weight_hh: Float[Array, "gates size"]
+    bias: Float[Array, " gates"]
+
+    def __init__(self, input_size: int, hidden_size: int, *, key: Any = None):
+        del key
+        self.weight_ih = jnp.zeros((4 * hidden_size, input_size))
+        self.weight_hh = jnp.zeros((4 * hidden_size, hidden_size))
+        self.bias = jnp.zeros(4 * hidden_size)
+
+    def __call__(self, input: Vector, hidden: tuple[Vector, Vector]) -> tuple[Vector, Vector]:
+        """One step: from (h, c) to the next."""
+        h, c = hidden
+        ifgo = self.weight_ih @ input + self.weight_hh @ h + self.bias
+        i, f, g, o = jnp.split(ifgo, 4)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        return jax.nn.sigmoid(o) * jnp.tanh(c), c
+
+    def initialize_carry(self, input_shape: Sequence[int], dtype: Any = None) -> Any:
+        """Zeros."""
+        zeros = jnp.zeros((*input_shape[:-1], self.weight_hh.shape[1]), dtype)
+        return zeros, zeros
+
+    def output_of(self, carry: Any) -> Any:
+        """The first of both."""
+        return carry[0]
+
+
+# To exchange the cell, exchange this one line: the model does not know which one it has.
+CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {
+    "by-hand": CellByHand,
+    "LSTM": nn.LSTMCell,
+    "GRU": nn.GRUCell,
+}
+
+
+# --- the model ------------------------------------------------------------------------------------
+
+
+class LanguageModel(pm.Module):
+    """Says which token comes next: the one whose embedding is most like what the cell puts out."""
+
+    cell: nn.RNNCellBase
+    embeddings: Float[Array, "vocabulary size"]
+    c_0: Vector
+
+    def start(self) -> Any:
+        """What the cell remembers before the first token: this is learnt, too."""
+        zeros, treedef = jax.tree.flatten(self.cell.initialize_carry(self.c_0.shape))
+        return treedef.unflatten([jnp.tanh(self.c_0), self.c_0][: len(zeros)])
+
+    def scores(self, carry: Any) -> Float[Array, " vocabulary"]:
+        """Of every token that may be the next one."""
+        return self.embeddings @ self.cell.output_of(carry)
+
+    def loss(self, tokens: Tokens, carry: Any) -> tuple[Float[Array, ""], Any]:
+        """How much the tokens surprise it, in sum; and what the cell then remembers."""
+
+        def read(carry: Any, token: Int[Array, ""]) -> tuple[Any, Float[Array, ""]]:
+            surprise = -jax.nn.log_softmax(self.scores(carry))[token]
+            return self.cell(self.embeddings[token], carry), surprise
+
+        carry, surprises = pm.filter_scan(read, carry, tokens)
+        return jnp.sum(surprises), carry
+
+    @pm.filter_jit
+    def sample(self) -> Tokens:
+        """Six tokens, each the likeliest one."""
+
+        def write(carry: Any, _: None) -> tuple[Any, Int[Array, ""]]:
+            token = jnp.argmax(self.scores(carry))
+            return self.cell(self.embeddings[token], carry), token
+
+        return pm.filter_scan(write, self.start(), length=len(TEXT))[1]
+
+
+# --- her first numbers ----------------------------------------------------------------------------
+
+
+def fixed_keys() -> tuple[Array, Array, Array]:
+    """For the embeddings and both matrices of the cell, as in the part on pytrees."""
+    embeddings, weight_ih, weight_hh = (jax.random.PRNGKey(seed) for seed in (123, 1234, 4321))
+    return embeddings, weight_ih, weight_hh
+
+
+def chained_keys() -> tuple[Array, Array, Array]:
+    """The same, each split off the one before, as in the part on modules that purify themselves."""
+    key, found = jax.random.PRNGKey(0), []
+    for _ in range(3):
+        one, key = jax.random.split(key)
+        found.append(one)
+    return found[0], found[1], found[2]
+
+
+KEYS = {"fixed": fixed_keys, "chained": chained_keys}
+
+
+def make_model(cell: str, keys: str) -> LanguageModel:
+    """An untrained model: uniform matrices, and zeros."""
+    # Since 2024 JAX draws other numbers from a key, unless it is told not to.
+    with jax.threefry_partitionable(False):
+        for_embeddings, *for_cell = KEYS[keys]()
+        rest: Iterator[Array] = iter(for_cell)
+
+        def first(leaf: Array) -> Array:
+            return jax.random.uniform(next(rest), leaf.shape) if leaf.ndim == 2 else 0 * leaf
+
+        made = jax.tree.map(first, CELLS[cell](SIZE, SIZE, key=jax.random.key(0)))
+        embeddings = jax.random.uniform(for_embeddings, (VOCABULARY, SIZE))
+    return LanguageModel(made, embeddings, jnp.zeros(SIZE))
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+@pm.filter_jit
+def step(model: LanguageModel, tokens: Tokens, carry: Any) -> tuple[LanguageModel, Array, Any]:
+    """One step of gradient descent; without a carry at the start of the text."""
+
+    def loss_fn(model: LanguageModel) -> tuple[Array, Any]:
+        # In here, so that what it starts with has a gradient.
+        return model.loss(tokens, model.start() if carry is None else carry)
+
+    (loss, carry), grads = pm.filter_value_and_grad(loss_fn, has_aux=True)(model)
+    model = jax.tree.map(lambda leaf, grad: leaf - LEARNING_RATE * grad, model, grads)
+    return model, loss, carry
+
+
+class Run(NamedTuple):
+    """What training has shown."""
+
+    before: list[int]
+    losses: list[float]
+    after: list[int]
+
+
+def train(model: LanguageModel) -> Run:
+    """Learn the text by heart; the loss of every fiftieth epoch is kept."""
+    text, losses = jnp.array(TEXT), []
+    before = model.sample().tolist()
+    for epoch in range(EPOCHS):
+        total, carry = 0.0, None
+        for start in range(0, len(TEXT), AT_ONCE):
+            model, loss, carry = step(model, text[start : start + AT_ONCE], carry)
+            total += loss
+        if epoch % 50 == 0:
+            losses.append(float(total))
+    return Run(before, losses, model.sample().tolist())
+
+
+def main(arguments: Sequence[str] | None = None) -> list[Run]:
+    """Train with the cells that were asked for, and print what happens."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cell", choices=CELLS, action="append", help="by-hand and LSTM if none")
+    parser.add_argument("--keys", choices=KEYS, default="fixed", help="where first numbers are of")
+    options = parser.parse_args(arguments)
+    runs = []
+    for cell in options.cell or ["by-hand", "LSTM"]:
+        run = train(make_model(cell, options.keys))
+        print(f"cell {cell}, {options.keys} keys")
+        print(f"  sample before: {run.before}")
+        print("  losses: " + ", ".join(f"{loss:.5f}" for loss in run.losses))
+        print(f"  sample after: {run.after}")
+        runs.append(run)
+    return runs
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""The language model prints the numbers of the text that it is from."""
+
+import contextlib
+import io
+
+import numpy as np
+import pytest
+
+from tests.helpers.examples import example
+
+PRINTED = {
+    "fixed": ([0, 25, 25, 25, 25, 25], [26.58103370666504, 4.404336929321289, 2.6979217529296875]),
+    "chained": (
+        [0, 20, 20, 20, 20, 20],
+        [24.401604652404785, 3.0977354049682617, 1.744471549987793],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def language_model():
+    """The example as a module."""
+    with example("lstm_language_model") as module:
+        yield module
+
+
+@pytest.mark.parametrize("keys", PRINTED)
+@pytest.mark.parametrize("cell", ["by-hand", "LSTM"])
+def test_losses_and_samples_are_the_printed_ones(language_model, cell, keys):
+    """With the cell by hand and with the library's, from either set of keys."""
+    before, losses = PRINTED[keys]
+
+    run = language_model.train(language_model.make_model(cell, keys))
+
+    assert run.before == before
+    np.testing.assert_allclose(run.losses, losses, rtol=0, atol=1e-4)
+    assert run.after == [4, 8, 15, 16, 23, 42]
+
+
+def test_another_cell_learns_as_well(language_model):
+    """The command with a GRU; what it prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        (run,) = language_model.main(["--cell", "GRU"])
+
+    assert run.after == [4, 8, 15, 16, 23, 42]
+    assert run.losses[0] > 20 > 5 > run.losses[-1]
+    assert "cell GRU, fixed keys\n" in printed.getvalue()
+    assert "  sample after: [4, 8, 15, 16, 23, 42]\n" in printed.getvalue()
