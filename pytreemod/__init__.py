@@ -119,6 +119,7 @@ _LATER = {
     "Relaid": "pytreemod.io.torch_layouts:Relaid",
     "save": "pytreemod.io.saving:save",
     "stateful": "pytreemod.nn.nets:stateful",
+    "Summed": "pytreemod.io.torch_layouts:Summed",
     "to_torch": "pytreemod.io.torch_states:to_torch",
     "tree_deserialise_leaves": "pytreemod.io.equinox_files:tree_deserialise_leaves",
     "tree_inference": "pytreemod.nn.modes:inference_mode",
@@ -148,6 +149,7 @@ if _typing.TYPE_CHECKING:
     from pytreemod.io.saving import save as save
     from pytreemod.io.torch_layouts import Numbered as Numbered
     from pytreemod.io.torch_layouts import Relaid as Relaid
+    from pytreemod.io.torch_layouts import Summed as Summed
     from pytreemod.io.torch_layouts import register_torch_layout as register_torch_layout
     from pytreemod.io.torch_states import from_torch as from_torch
     from pytreemod.io.torch_states import to_torch as to_torch
