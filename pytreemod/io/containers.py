@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -140,7 +140,7 @@ class Container:
         self._path, self._file, self._verify = path, file, verify
 
     @classmethod
-    def open(cls, path: StrPath, verify: bool = True) -> Self:
+    def open(cls, path: StrPath, verify: bool = True) -> Container:
         """Open a file and read its header.
 
         Args:
@@ -164,7 +164,7 @@ class Container:
             file.close()
             raise
 
-    def read(self, name: str) -> np.ndarray[Any, Any]:
+    def read(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
         """Read one array, and nothing else of the file.
 
         Args:
@@ -194,7 +194,7 @@ class Container:
         """Close the file; arrays that were read stay."""
         self._file.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Container:
         return self
 
     def __exit__(
@@ -206,7 +206,7 @@ class Container:
         self.close()
 
 
-def _aligned(size: int) -> np.ndarray[Any, Any]:
+def _aligned(size: int) -> np.ndarray[Any, np.dtype[Any]]:
     """Memory for so many bytes."""
     data = np.empty(size + ALIGNMENT, np.uint8)
     begin = -data.ctypes.data % ALIGNMENT

@@ -14,7 +14,7 @@ import os
 import pathlib
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn, Protocol, TypeVar, cast
+from typing import Any, NoReturn, Protocol, TypeVar, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,7 @@ _NUMBERS = (bool, int, float, complex, np.generic)
 _BFLOAT16 = np.dtype(jnp.bfloat16)
 
 
+@runtime_checkable
 class SupportsWrite(Protocol):
     """What leaves are written to: a binary file."""
 
@@ -46,6 +47,7 @@ class SupportsWrite(Protocol):
         ...
 
 
+@runtime_checkable
 class SupportsRead(Protocol):
     """What leaves are read from: a binary file."""
 

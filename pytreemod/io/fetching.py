@@ -106,7 +106,7 @@ def _fleeting(value: jax.Array) -> jax.Array:
     return value if has_code(value.dtype) else jax.device_put(value, device, may_alias=False)
 
 
-def _on_host(value: Any) -> np.ndarray[Any, Any]:
+def _on_host(value: Any) -> np.ndarray[Any, np.dtype[Any]]:
     with _wanted():
         if not isinstance(value, jax.Array) or value.is_fully_replicated:
             return np.asarray(value)
@@ -117,7 +117,7 @@ def _on_host(value: Any) -> np.ndarray[Any, Any]:
         return whole
 
 
-def bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
+def bytes_of(array: np.ndarray[Any, np.dtype[Any]]) -> memoryview:
     """The bytes of an array, little-endian and in the order of C.
 
     Args:

@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -265,7 +265,7 @@ class Checkpoints:
                         # Its traceback has the arrays, and this frame is part of it.
                         del job, error
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Checkpoints:
         return self
 
     def __exit__(

@@ -72,9 +72,8 @@ def show_file(path: StrPath, *, config: bool = False) -> str:
     lines = _aligned(rows)
     total = sum(_bytes(leaf) for leaf in table.leaves.values())
     numbers = sum(prod(leaf.shape) for leaf in table.leaves.values() if leaf.is_array)
-    lines.append(
-        f"{len(rows)} {'leaf' if len(rows) == 1 else 'leaves'}, {numbers:,} numbers, {_in_words(total)}"
-    )
+    leaves = "leaf" if len(rows) == 1 else "leaves"
+    lines.append(f"{len(rows)} {leaves}, {numbers:,} numbers, {_in_words(total)}")
     if about is not None:
         lines.append(f"written by pytreemod {about.get('pytreemod')}, JAX {about.get('jax')}")
     if users is not None:

@@ -127,7 +127,7 @@ class _StandIns:
         for key, child in children:
             made.append(self.make(child, (*path, key)))
         if kind is dict:
-            # In its own order, in which `where` may go through it; JAX's is that of the sorted keys.
+            # In its own order, in which `where` may go through it; JAX's is that of sorted keys.
             by_name = {key.key: part for (key, _), part in zip(children, made, strict=True)}
             made = {name: by_name[name] for name in node}
         elif kind is not list:
