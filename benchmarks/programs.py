@@ -142,6 +142,27 @@ def convolution(
     return y[0] + bias.reshape(-1, *[1] * len(padding))
 
 
+def transposed_convolution(arrays: Arrays, x: jax.Array, *, stride: int) -> jax.Array:
+    """Without padding, where every entry is spread over a window of the weight's size."""
+    weight, bias = arrays
+    taps = weight.shape[2:]
+    y = lax.conv_general_dilated(
+        x[None], weight, [1] * len(taps), [(n - 1, n - 1) for n in taps], [stride] * len(taps)
+    )
+    return y[0] + bias.reshape(-1, *[1] * len(taps))
+
+
+def adaptive_pool(arrays: Arrays, x: jax.Array, *, reduce: Callable[..., jax.Array]) -> jax.Array:
+    """To two entries on each axis, which are even ones."""
+    for axis in range(1, x.ndim):
+        x = reduce(x.reshape(*x.shape[:axis], 2, -1, *x.shape[axis + 1 :]), axis=axis + 1)
+    return x
+
+
+def prelu(arrays: Arrays, x: jax.Array) -> jax.Array:
+    return jnp.where(x > 0, x, x * arrays[0])
+
+
 def max_pool(arrays: Arrays, x: jax.Array) -> jax.Array:
     window = (1, *[2] * (x.ndim - 1))
     return lax.reduce_window(x, -jnp.inf, lax.max, window, (1,) * x.ndim, "VALID")
@@ -157,6 +178,12 @@ def layer_norm(arrays: Arrays, x: jax.Array) -> jax.Array:
     centered = x - jnp.mean(x, axis=-1, keepdims=True)
     variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
     return centered * lax.rsqrt(variance + EPS) * weight + bias
+
+
+def rms_norm(arrays: Arrays, x: jax.Array) -> jax.Array:
+    weight, bias = arrays
+    mean = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+    return x * lax.rsqrt(mean + EPS) * weight + bias
 
 
 def group_norm(arrays: Arrays, x: jax.Array, groups: int) -> jax.Array:
@@ -321,6 +348,37 @@ def stateless_cases(key: jax.Array) -> list[Case]:
             )
             for dims, layer in enumerate((make(**window) for make in layers), start=1)
         ),
+        *(
+            Case(
+                type(layer).__name__,
+                layer,
+                partial(transposed_convolution, stride=2),
+                (wave(2, *[3] * dims),),
+            )
+            for dims, layer in enumerate(
+                (
+                    make(2, 3, 3, 2, key=key)
+                    for make in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+                ),
+                start=1,
+            )
+        ),
+        *(
+            Case(
+                type(layer).__name__,
+                layer,
+                partial(adaptive_pool, reduce=reduce),
+                (wave(2, *[4] * dims),),
+            )
+            for layers, reduce in (
+                ((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d), jnp.mean),
+                ((nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d), jnp.max),
+            )
+            for dims, layer in enumerate((make(2) for make in layers), start=1)
+        ),
+        Case("PReLU", nn.PReLU(), prelu, (wave(8),)),
+        Case("RMSNorm", nn.RMSNorm(8), rms_norm, (wave(8),)),
+        Case("RMSNorm, a batch", nn.RMSNorm(8), rms_norm, (wave(5, 8),)),
         Case("LayerNorm", nn.LayerNorm(8), layer_norm, (wave(8),)),
         Case("LayerNorm, a batch", nn.LayerNorm(8), layer_norm, (wave(5, 8),)),
         Case("GroupNorm", nn.GroupNorm(2, 4), partial(group_norm, groups=2), (wave(4, 3, 5),)),

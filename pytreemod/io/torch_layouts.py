@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.nn.activations import PReLU
 from pytreemod.nn.batch_normalization import BatchNorm
 from pytreemod.nn.convolution import Conv
 from pytreemod.nn.mlp import MLP
@@ -19,6 +20,7 @@ from pytreemod.nn.recurrent_cells import GRUCell, LSTMCell, SimpleCell
 from pytreemod.nn.sequential import Sequential
 from pytreemod.nn.spectral_normalization import SpectralNorm
 from pytreemod.nn.stack.layer import Stack
+from pytreemod.nn.transposed_convolution import ConvTranspose
 from pytreemod.tree.paths import parse_name
 
 
@@ -175,7 +177,7 @@ def layout_of(node: Any) -> TorchLayout | None:
 # ---- the library's layers
 
 
-def _rules_of_conv(layer: Conv) -> LayoutRules:
+def _rules_of_conv(layer: Conv | ConvTranspose) -> LayoutRules:
     axes = tuple(range(-layer.num_spatial_dims, 0))
 
     def to(bias: Any) -> Any:
@@ -185,6 +187,32 @@ def _rules_of_conv(layer: Conv) -> LayoutRules:
         return np.expand_dims(bias, axes)
 
     return {"bias": Relaid("bias", to, back)}
+
+
+def _rules_of_conv_transpose(layer: ConvTranspose) -> LayoutRules:
+    dims, groups = layer.num_spatial_dims, layer.groups
+    taps = tuple(range(-dims, 0))
+
+    def exchange(weight: Any) -> Any:
+        """(groups * a, b, *taps) as (groups * b, a, *taps), the taps from the last to the first."""
+        *leading, a, b = weight.shape[:-dims]
+        kernel = weight.shape[-dims:]
+        grouped = np.reshape(weight, (*leading, groups, a // groups, b, *kernel))
+        swapped = np.swapaxes(grouped, -dims - 2, -dims - 1)
+        return np.flip(np.reshape(swapped, (*leading, groups * b, a // groups, *kernel)), taps)
+
+    return {"weight": Relaid("weight", exchange, exchange), **_rules_of_conv(layer)}
+
+
+def _rules_of_prelu(layer: PReLU) -> LayoutRules:
+    def to(slope: Any) -> Any:
+        return np.reshape(slope, (*slope.shape[: slope.ndim - len(layer.shape)], -1))
+
+    def back(slope: Any) -> Any:
+        return np.reshape(slope, (*slope.shape[:-1], *layer.shape))
+
+    # PyTorch has one number, or one for each channel, on an axis of its own.
+    return {"negative_slope": Relaid("weight", to, back)}
 
 
 def _is_first(count: Any) -> Any:
@@ -246,6 +274,8 @@ def _rules_of_stack(layer: Stack[Any]) -> LayoutRules:
 
 
 register_torch_layout(Conv, _rules_of_conv)
+register_torch_layout(ConvTranspose, _rules_of_conv_transpose)
+register_torch_layout(PReLU, _rules_of_prelu)
 register_torch_layout(
     BatchNorm,
     {

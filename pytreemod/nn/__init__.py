@@ -8,6 +8,14 @@ the caller's back: keys and State are passed in, new State is handed back.
 """
 
 from pytreemod.nn import functional as functional
+from pytreemod.nn.activations import PReLU as PReLU
+from pytreemod.nn.adaptive_pooling import AdaptiveAvgPool1d as AdaptiveAvgPool1d
+from pytreemod.nn.adaptive_pooling import AdaptiveAvgPool2d as AdaptiveAvgPool2d
+from pytreemod.nn.adaptive_pooling import AdaptiveAvgPool3d as AdaptiveAvgPool3d
+from pytreemod.nn.adaptive_pooling import AdaptiveMaxPool1d as AdaptiveMaxPool1d
+from pytreemod.nn.adaptive_pooling import AdaptiveMaxPool2d as AdaptiveMaxPool2d
+from pytreemod.nn.adaptive_pooling import AdaptiveMaxPool3d as AdaptiveMaxPool3d
+from pytreemod.nn.adaptive_pooling import AdaptivePool as AdaptivePool
 from pytreemod.nn.batch_normalization import BatchNorm as BatchNorm
 from pytreemod.nn.calling import StatefulLayer as StatefulLayer
 from pytreemod.nn.convolution import Conv as Conv
@@ -37,11 +45,16 @@ from pytreemod.nn.recurrent_cells import GRUCell as GRUCell
 from pytreemod.nn.recurrent_cells import LSTMCell as LSTMCell
 from pytreemod.nn.recurrent_cells import RNNCellBase as RNNCellBase
 from pytreemod.nn.recurrent_cells import SimpleCell as SimpleCell
+from pytreemod.nn.rms_normalization import RMSNorm as RMSNorm
 from pytreemod.nn.sequential import Identity as Identity
 from pytreemod.nn.sequential import Lambda as Lambda
 from pytreemod.nn.sequential import Sequential as Sequential
 from pytreemod.nn.spectral_normalization import SpectralNorm as SpectralNorm
 from pytreemod.nn.stack.layer import Stack as Stack
+from pytreemod.nn.transposed_convolution import ConvTranspose as ConvTranspose
+from pytreemod.nn.transposed_convolution import ConvTranspose1d as ConvTranspose1d
+from pytreemod.nn.transposed_convolution import ConvTranspose2d as ConvTranspose2d
+from pytreemod.nn.transposed_convolution import ConvTranspose3d as ConvTranspose3d
 from pytreemod.state.making import delete_init_state as delete_init_state
 from pytreemod.state.making import make_with_state as make_with_state
 from pytreemod.state.tokens import RngStream as RngStream

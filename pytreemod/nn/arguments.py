@@ -423,7 +423,7 @@ def check_floating(where: TitleLike, x: Array) -> None:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         cure: Sequence[str] = ("Convert it first:", "layer(x.astype(float))")
         if jnp.issubdtype(x.dtype, jnp.complexfloating):
-            cure = ("Normalize real and imaginary part each for itself:", "layer(x.real)")
+            cure = ("Take the real and the imaginary part each for itself:", "layer(x.real)")
         raise ArgumentError(explain(str(where), "x of a floating dtype", describe(x), cure=cure))
 
 
@@ -639,3 +639,63 @@ def check_window(where: TitleLike, x: Array, window: Sequence[int], pads: Sequen
     if any(size < extent for size, extent in zip(padded, window, strict=True)):
         expected = f"padded spatial axes of at least {tuple(window)}"
         raise ShapeError(explain(str(where), expected, f"{padded} from {describe(x)}"))
+
+
+def check_trailing(where: Title, x: Array, shape: tuple[int, ...]) -> None:
+    """Require that x ends in `shape`.
+
+    Args:
+        where: the layer's title.
+        x: the input.
+        shape: what its last axes must be.
+
+    Raises:
+        ShapeError: they are not.
+
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> check_trailing(Title(SimpleNamespace()), jnp.ones((7, 2, 3)), (2, 3))
+    """
+    count = len(shape)
+    if x.ndim >= count and x.shape[x.ndim - count :] == shape:
+        return
+    if x.ndim >= count and x.shape[:count] == shape:
+        ends = f"{tuple(range(count))}, {tuple(range(-count, 0))}"
+        cure: Sequence[str] = (
+            "The first axes fit; to make them the last ones:",
+            f"layer(jnp.moveaxis(x, {ends}))",
+        )
+    elif x.ndim >= count:
+        cure = (
+            "For such arrays, build the layer with",
+            f"{type(where.layer).__name__}({x.shape[x.ndim - count :]})",
+        )
+    else:
+        cure = f"x has too few axes; the layer normalizes over the last {count}."
+    wanted = ", ".join(["...", *map(str, shape)])
+    raise ShapeError(explain(str(where), f"x of shape ({wanted})", describe(x), cure=cure))
+
+
+def check_spread(where: TitleLike, x: Array, shape: tuple[int, ...]) -> None:
+    """Require that an array of `shape` can be broadcast to the last axes of x.
+
+    Args:
+        where: the layer's title.
+        x: the input.
+        shape: of what the layer holds; 1 goes with any size.
+
+    Raises:
+        ShapeError: it cannot.
+
+    Examples:
+        >>> check_spread("PReLU(...)", jnp.ones((7, 3, 8)), (3, 1))
+    """
+    count = len(shape)
+    sizes = x.shape[x.ndim - count :]
+    if x.ndim >= count and all(own in (1, n) for own, n in zip(shape, sizes, strict=True)):
+        return
+    wanted = ", ".join(["...", *("any" if size == 1 else str(size) for size in shape)])
+    cure: Sequence[str] = "It belongs to the last axes of x, size by size; where it is 1, to all."
+    if x.ndim == count + 1 and count == 1 and x.shape[0] == shape[0]:
+        cure = ("The first axis fits; to make it the last one:", "layer(jnp.moveaxis(x, 0, -1))")
+    raise ShapeError(explain(str(where), f"x of shape ({wanted})", describe(x), cure=cure))

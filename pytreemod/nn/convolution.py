@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,16 @@ from pytreemod.nn.functional.windows import (
 from pytreemod.nn.initializing import Initializer, initialize, uniform_by_fan_in
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
+
+
+class AnyConv(Protocol):
+    """What the layers that convolve have in common, transposed or not."""
+
+    num_spatial_dims: int
+    in_channels: int
+    out_channels: int
+    kernel_size: tuple[int, ...]
+    groups: int
 
 
 class Conv(Module):
@@ -134,7 +144,7 @@ class Conv(Module):
         self.padding = check_padding(named(self, "padding"), padding, dims, words=True)
         self.dilation = check_sizes(named(self, "dilation"), dilation, dims, 1)
         # After in_channels, which it must divide.
-        self.groups = _check_groups(self, groups)
+        self.groups = check_groups(self, groups)
         self.use_bias = check_flag(named(self, "use_bias"), use_bias)
         self.padding_mode = check_choice(
             named(self, "padding_mode"), padding_mode, tuple(PADDING_MODES)
@@ -142,8 +152,12 @@ class Conv(Module):
         dtype = check_dtype(named(self, "dtype"), dtype)
         # Split without a bias, too, so that the weight is the same with and without.
         weight_key, bias_key = split_key(named(self, "key"), key, 2)
-        self.weight = _initial_weight(self, weight_init, weight_key, dtype)
-        self.bias = _initial_bias(self, bias_init, bias_key, dtype) if self.use_bias else None
+        where = named(self, "weight_init")
+        self.weight = initial_kernel(where, self, weight_init, weight_key, dtype)
+        self.bias = None
+        if self.use_bias:
+            where = named(self, "bias_init")
+            self.bias = initial_offset(where, self, bias_init, bias_key, dtype)
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.
@@ -155,7 +169,7 @@ class Conv(Module):
         check_strides(named(self, "stride"), self.stride, dims)
         check_sizes(named(self, "dilation"), self.dilation, dims, 1)
         check_choice(named(self, "padding_mode"), self.padding_mode, tuple(PADDING_MODES))
-        _check_groups(self, self.groups)
+        check_groups(self, self.groups)
 
     @ignores_key
     @jax.named_scope("pm.nn.Conv")
@@ -169,7 +183,7 @@ class Conv(Module):
             bias=(self.out_channels, *(1,) * dims) if self.use_bias else None,
         )
         # Not before: as in Equinox, a layer whose weight has a shape can be made and held.
-        _check_divisor(named(self, "groups"), self.groups, "out_channels", self.out_channels)
+        check_divisor(named(self, "groups"), self.groups, "out_channels", self.out_channels)
         x = check_array(where, x)
         check_channels(where, x, self.in_channels, dims)
         window = extents(self.kernel_size, self.dilation)
@@ -251,27 +265,29 @@ class Conv3d(Conv):
     def __init__(self): ...
 
 
-def _check_groups(layer: Conv, groups: Any) -> int:
+def check_groups(layer: AnyConv, groups: Any) -> int:
+    """Accept a divisor of the input's channels."""
     where = named(layer, "groups")
     count = check_size(where, groups, 1)
-    _check_divisor(where, count, "in_channels", layer.in_channels)
+    check_divisor(where, count, "in_channels", layer.in_channels)
     return count
 
 
-def _check_divisor(where: str, groups: int, name: str, channels: int) -> None:
+def check_divisor(where: str, groups: int, name: str, channels: int) -> None:
+    """Require that groups divide the channels of that name."""
     if channels % groups != 0:
         raise ArgumentError(explain(where, f"a divisor of {name}={channels}", str(groups)))
 
 
-def _initial_weight(
-    layer: Conv, weight_init: Initializer | None, key: PRNGKeyArray, dtype: Any
+def initial_kernel(
+    where: str, layer: AnyConv, weight_init: Initializer | None, key: PRNGKeyArray, dtype: Any
 ) -> Array:
     """The weight, (out, in, *kernel), from an initializer that wants (*kernel, in, out).
 
     JAX's initializers take fan-in from all axes but the last: handed the layout of the field they
     would silently scale by the wrong size.
     """
-    where, taps = named(layer, "weight_init"), layer.kernel_size
+    taps = layer.kernel_size
     n_in, n_out = layer.in_channels // layer.groups, layer.out_channels
     if weight_init is None:
         start = uniform_by_fan_in(n_in * math.prod(taps))
@@ -280,11 +296,12 @@ def _initial_weight(
     return jnp.moveaxis(values, (-1, -2), (0, 1))
 
 
-def _initial_bias(
-    layer: Conv, bias_init: Initializer | None, key: PRNGKeyArray, dtype: Any
+def initial_offset(
+    where: str, layer: AnyConv, bias_init: Initializer | None, key: PRNGKeyArray, dtype: Any
 ) -> Array:
+    """The bias, (out, 1, ..., 1), from an initializer that is called with (out,)."""
     fan_in = layer.in_channels // layer.groups * math.prod(layer.kernel_size)
     start = uniform_by_fan_in(fan_in) if bias_init is None else bias_init
-    values = initialize(named(layer, "bias_init"), start, key, (layer.out_channels,), dtype)
+    values = initialize(where, start, key, (layer.out_channels,), dtype)
     # With axes to be broadcast over, as Equinox keeps it: its files and programs rely on that.
     return values.reshape(layer.out_channels, *(1,) * layer.num_spatial_dims)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,8 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.nn.arguments import named, split_key
+from pytreemod.state.key_sources import KeyLike
 
 Initializer: TypeAlias = Callable[[PRNGKeyArray, tuple[int, ...], Any], Array]
 """A function `(key, shape, dtype) -> array`, as in `jax.nn.initializers`."""
@@ -82,3 +84,49 @@ def initialize(
         raise ArgumentError(explain(where, f"it to return {describe(wanted)}", describe(values)))
     # An initializer may be NumPy's; a layer's leaves are JAX's, which jit need not convert.
     return jnp.asarray(values)
+
+
+def initial_affine(
+    layer: Any,
+    shapes: tuple[Sequence[int] | None, Sequence[int] | None],
+    dtype: Any,
+    initializers: tuple[Initializer | None, Initializer | None],
+    key: KeyLike | None,
+) -> tuple[Array | None, Array | None]:
+    """The weight and bias that scale and shift what a layer has normalized: at first one and zero.
+
+    Args:
+        layer: what they are for; errors name it.
+        shapes: of the weight and of the bias; None where there is to be none.
+        dtype: of both.
+        initializers: for the one and for the other, in place of ones and of zeros.
+        key: for these; not needed without.
+
+    Returns:
+        Both, or None where there is none.
+
+    Raises:
+        ArgumentError: an initializer cannot be called, or gives something else.
+        RngError: there is an initializer, and no key for it.
+
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> layer = SimpleNamespace()
+        >>> initial_affine(layer, ((2,), None), jnp.float32, (None, None), None)
+        (Array([1., 1.], dtype=float32), None)
+    """
+    keys: Sequence[Any] = (None, None)
+    # Ones and zeros are not drawn, so that a layer without initializers needs no key.
+    if any(start is not None for start in initializers):
+        keys = split_key(named(layer, "key"), cast("KeyLike", key), 2)
+    plain = (jax.nn.initializers.ones, jax.nn.initializers.zeros)
+    values: list[Array | None] = []
+    for i, name in enumerate(("weight_init", "bias_init")):
+        shape, start = shapes[i], initializers[i]
+        if shape is None:
+            values.append(None)
+        elif start is None:
+            values.append(plain[i](keys[i], tuple(shape), dtype))
+        else:
+            values.append(initialize(named(layer, name), start, keys[i], shape, dtype))
+    return values[0], values[1]

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Shaped
 
-from pytreemod.errors import ShapeError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
@@ -22,6 +21,7 @@ from pytreemod.nn.arguments import (
     check_kept,
     check_number,
     check_sizes,
+    check_trailing,
     named,
     own_arrays,
     renamed,
@@ -137,28 +137,6 @@ class LayerNorm(Module):
         )
         x = check_array(where, x)
         check_floating(where, x)
-        _check_trailing(where, x, self.shape)
+        check_trailing(where, x, self.shape)
         out = layer_norm(x, self.shape, weight, bias, eps=self.eps)
         return out if isinstance(state, Absence) else (out, state)
-
-
-def _check_trailing(where: Title, x: Array, shape: tuple[int, ...]) -> None:
-    """Require that x ends in `shape`."""
-    count = len(shape)
-    if x.ndim >= count and x.shape[x.ndim - count :] == shape:
-        return
-    if x.ndim >= count and x.shape[:count] == shape:
-        ends = f"{tuple(range(count))}, {tuple(range(-count, 0))}"
-        cure: Sequence[str] = (
-            "The first axes fit; to make them the last ones:",
-            f"layer(jnp.moveaxis(x, {ends}))",
-        )
-    elif x.ndim >= count:
-        cure = (
-            "For such arrays, build the layer with",
-            f"LayerNorm({x.shape[x.ndim - count :]})",
-        )
-    else:
-        cure = f"x has too few axes; the layer normalizes over the last {count}."
-    wanted = ", ".join(["...", *map(str, shape)])
-    raise ShapeError(explain(str(where), f"x of shape ({wanted})", describe(x), cure=cure))

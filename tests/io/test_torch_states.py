@@ -193,6 +193,29 @@ LAYERS = {
         ft.partial(nn.Conv2d, 2, 4, (3, 2), groups=2),
     ),
     "Conv3d": (lambda torch: torch.nn.Conv3d(1, 2, 2), ft.partial(nn.Conv3d, 1, 2, 2)),
+    "ConvTranspose1d": (
+        lambda torch: torch.nn.ConvTranspose1d(2, 4, 3, 2, 1, 1),
+        ft.partial(nn.ConvTranspose1d, 2, 4, 3, 2, 1, 1),
+    ),
+    "ConvTranspose2d in groups": (
+        lambda torch: torch.nn.ConvTranspose2d(4, 6, (3, 2), 2, (1, 0), groups=2, dilation=2),
+        ft.partial(
+            nn.ConvTranspose2d, 4, 6, (3, 2), 2, padding=((1, 1), (0, 0)), groups=2, dilation=2
+        ),
+    ),
+    "ConvTranspose3d": (
+        lambda torch: torch.nn.ConvTranspose3d(1, 2, 2, bias=False),
+        ft.partial(nn.ConvTranspose3d, 1, 2, 2, use_bias=False),
+    ),
+    "PReLU": (lambda torch: torch.nn.PReLU(), lambda key: nn.PReLU()),
+    "PReLU for each channel": (
+        lambda torch: torch.nn.PReLU(4),
+        lambda key: nn.PReLU(jnp.full((4, 1), 0.1)),
+    ),
+    "RMSNorm": (
+        lambda torch: torch.nn.RMSNorm((2, 3), eps=1e-5),
+        lambda key: nn.RMSNorm((2, 3), use_bias=False),
+    ),
     "LayerNorm": (lambda torch: torch.nn.LayerNorm((2, 3)), lambda key: nn.LayerNorm((2, 3))),
     "GroupNorm": (lambda torch: torch.nn.GroupNorm(2, 4), lambda key: nn.GroupNorm(2, 4)),
     "BatchNorm": (lambda torch: torch.nn.BatchNorm1d(3), lambda key: nn.BatchNorm(3)),
@@ -212,7 +235,17 @@ LAYERS = {
 }
 """Layers with a counterpart in PyTorch: theirs, and ours."""
 
-INPUTS = {"Conv1d": (2, 5), "Conv2d": (2, 5, 5), "Conv3d": (1, 3, 3, 3), "LayerNorm": (2, 3)}
+INPUTS = {
+    "Conv1d": (2, 5),
+    "Conv2d": (2, 5, 5),
+    "Conv3d": (1, 3, 3, 3),
+    "ConvTranspose1d": (2, 5),
+    "ConvTranspose2d": (4, 3, 2),
+    "ConvTranspose3d": (1, 2, 1, 2),
+    "LayerNorm": (2, 3),
+    "PReLU": (4, 3),
+    "RMSNorm": (2, 3),
+}
 
 
 def input_for(name):

@@ -94,6 +94,23 @@ CATALOGUE = [
     Entry("Conv1d", lambda key: nn.Conv1d(2, 3, 2, key=key), wave(2, 4)),
     Entry("Conv2d", lambda key: nn.Conv2d(2, 4, 3, 2, "SAME", groups=2, key=key), wave(2, 4, 5)),
     Entry("Conv3d", lambda key: nn.Conv3d(1, 2, 2, use_bias=False, key=key), wave(1, 3, 2, 3)),
+    Entry(
+        "ConvTranspose1d",
+        lambda key: nn.ConvTranspose1d(
+            2, 3, 3, 2, padding="SAME", padding_mode="CIRCULAR", key=key
+        ),
+        wave(2, 3),
+    ),
+    Entry(
+        "ConvTranspose2d",
+        lambda key: nn.ConvTranspose2d(4, 2, 3, 2, 1, 1, groups=2, key=key),
+        wave(4, 2, 3),
+    ),
+    Entry(
+        "ConvTranspose3d",
+        lambda key: nn.ConvTranspose3d(1, 2, 2, use_bias=False, key=key),
+        wave(1, 2, 1, 2),
+    ),
     Entry("MaxPool1d", lambda key: nn.MaxPool1d(2), wave(2, 4)),
     Entry("MaxPool2d", lambda key: nn.MaxPool2d(2, 2, 1), wave(2, 4, 4)),
     Entry("MaxPool3d", lambda key: nn.MaxPool3d(2), wave(2, 2, 3, 2)),
@@ -101,7 +118,17 @@ CATALOGUE = [
     Entry("AvgPool2d", lambda key: nn.AvgPool2d(2, 2, use_ceil=True), wave(2, 3, 4)),
     Entry("AvgPool3d", lambda key: nn.AvgPool3d(2), wave(2, 2, 3, 2)),
     Entry("Pool", lambda key: nn.Pool(jnp.inf, jax.lax.min, 1, 2), wave(2, 4)),
+    Entry("AdaptivePool", lambda key: nn.AdaptivePool(2, 1, jnp.min), wave(2, 5)),
+    Entry("AdaptiveAvgPool1d", lambda key: nn.AdaptiveAvgPool1d(2), wave(2, 5)),
+    Entry("AdaptiveAvgPool2d", lambda key: nn.AdaptiveAvgPool2d((2, 3)), wave(2, 4, 3)),
+    Entry("AdaptiveAvgPool3d", lambda key: nn.AdaptiveAvgPool3d(1), wave(2, 2, 3, 2)),
+    Entry("AdaptiveMaxPool1d", lambda key: nn.AdaptiveMaxPool1d(2), wave(2, 5)),
+    Entry("AdaptiveMaxPool2d", lambda key: nn.AdaptiveMaxPool2d((2, 3)), wave(2, 4, 3)),
+    Entry("AdaptiveMaxPool3d", lambda key: nn.AdaptiveMaxPool3d(1), wave(2, 2, 3, 2)),
     Entry("LayerNorm", lambda key: nn.LayerNorm((2, 3)), wave(2, 3)),
+    Entry("RMSNorm", lambda key: nn.RMSNorm((2, 3)), wave(2, 3)),
+    Entry("PReLU", lambda key: nn.PReLU(), wave(3)),
+    Entry("PReLU for each channel", lambda key: nn.PReLU(jnp.full((2, 1), 0.1)), wave(2, 3)),
     Entry("GroupNorm", lambda key: nn.GroupNorm(2, 4), wave(4, 3), batches=False),
     Entry("BatchNorm", lambda key: nn.BatchNorm(3), wave(4, 3), batches=False),
     Entry(

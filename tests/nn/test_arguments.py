@@ -205,7 +205,7 @@ def test_an_array_that_is_missing_is_refused(entry):
     """As after `partition`, whose halves are no layers: a bias is not left out in silence."""
     layer, state = entry.build()
     leaves = jax.tree_util.tree_leaves_with_path(layer)
-    own = [path for path, _ in leaves if path[-1].name in ("weight", "bias")]
+    own = [path for path, _ in leaves if path[-1].name in ("weight", "bias", "negative_slope")]
 
     assert own
     for path in own:
@@ -369,16 +369,34 @@ def test_arrays_come_in_the_order_asked_for():
     ids=label,
 )
 @pytest.mark.parametrize(
-    ("make", "sizes"), [(nn.LayerNorm, (3,)), (nn.GroupNorm, (2, 4)), (nn.BatchNorm, (3,))]
+    ("make", "sizes"),
+    [
+        (nn.LayerNorm, (3,)),
+        (nn.RMSNorm, (3,)),
+        (nn.GroupNorm, (2, 4)),
+        (nn.BatchNorm, (3,)),
+        (nn.PReLU, (0.25,)),
+    ],
 )
 def test_only_real_floating_numbers_are_normalized(make, sizes, dtype, text):
     """Integers would have to be rounded back; complex numbers have another variance."""
     layer, state = nn.make_with_state(make)(*sizes)
+    takes_state = make is not nn.PReLU
 
     with pytest.raises(
         ArgumentError, match=rf"^{make.__name__}.*: expected x of a floating .*{text}"
     ):
-        layer(jnp.ones((4, 3), dtype), state)
+        layer(jnp.ones((4, 3), dtype), *(state,) * takes_state)
+
+
+def adaptive():
+    """A layer that is told how large its output is."""
+    return nn.AdaptiveAvgPool1d(2)
+
+
+def transposed():
+    """A layer whose arguments must go together."""
+    return nn.ConvTranspose1d(3, 2, 3, 2, key=KEYS[0])
 
 
 @pytest.mark.parametrize(
@@ -387,6 +405,15 @@ def test_only_real_floating_numbers_are_normalized(make, sizes, dtype, text):
         (lambda: nn.BatchNorm(2), {"momentum": 2.0}, r"BatchNorm\(momentum\): .* from 0 to 1"),
         (lambda: nn.BatchNorm(2), {"eps": -1.0}, r"BatchNorm\(eps\): .* >= 0, got -1"),
         (lambda: nn.LayerNorm(2), {"eps": -1.0}, r"LayerNorm\(eps\): .* >= 0, got -1"),
+        (adaptive, {"target_shape": (0,)}, r"\(target_shape\): .* at least 1, or .* got \(0,\)"),
+        (adaptive, {"target_shape": [2]}, r"\(target_shape\): expected \(2,\), got \[2\]"),
+        (adaptive, {"operation": None}, r"\(operation\): expected a function, got None"),
+        (lambda: nn.RMSNorm(2), {"eps": -1.0}, r"RMSNorm\(eps\): .* >= 0, got -1"),
+        (lambda: nn.RMSNorm(2), {"shape": 2}, r"RMSNorm\(shape\): expected \(2,\), got 2"),
+        (transposed, {"stride": 2}, r"ConvTranspose1d\(stride\): expected \(2,\), got 2"),
+        (transposed, {"output_padding": (2,)}, r"\(output_padding\): .* less than stride=\(2,\)"),
+        (transposed, {"padding_mode": "CIRCULAR"}, r"\(padding_mode\): expected 'ZEROS', unless"),
+        (transposed, {"groups": 2}, r"\(groups\): expected a divisor of in_channels=3, got 2"),
         (lambda: nn.GroupNorm(1, 2), {"eps": -1.0}, r"GroupNorm\(eps\): .* >= 0, got -1"),
         (lambda: nn.GroupNorm(1, 2), {"groups": 0}, r"GroupNorm\(groups\): .* at least 1, got 0"),
         (lambda: nn.GroupNorm(2, 4), {"groups": 3}, r"GroupNorm\(channels\): .* groups=3, got 4"),
@@ -417,6 +444,15 @@ def test_only_real_floating_numbers_are_normalized(make, sizes, dtype, text):
         "momentum",
         "eps of BatchNorm",
         "eps of LayerNorm",
+        "no target",
+        "target that is a list",
+        "no operation",
+        "eps of RMSNorm",
+        "shape of RMSNorm",
+        "stride of ConvTranspose",
+        "output_padding",
+        "padding_mode",
+        "groups of ConvTranspose",
         "eps of GroupNorm",
         "groups",
         "groups that are no divisor",

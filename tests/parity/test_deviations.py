@@ -292,6 +292,14 @@ def test_batch_norm_applies_to_a_batch():
     assert_same(apply_batch_norm(layer, state, x)[0], direct(x, direct_state)[0])
 
 
+def test_an_operation_of_an_adaptive_pool_is_applied_once():
+    """In Equinox twice, where the sizes divide."""
+    pool = lambda eqx: eqx.nn.AdaptivePool(2, 1, lambda window: -jnp.sum(window))  # noqa: E731
+    assert pool(equinox)(jnp.ones((1, 4))).tolist() == [[2, 2]]
+    assert pool(pytreemod)(jnp.ones((1, 4))).tolist() == [[-2, -2]]
+    assert pool(equinox)(jnp.ones((1, 5))).tolist() == pool(pytreemod)(jnp.ones((1, 5))).tolist()
+
+
 BATCHED = {
     "Linear": (linear, (5, 2)),
     "Conv1d": (lambda eqx: with_known_weights(eqx.nn.Conv1d(2, 3, 2, key=KEY)), (5, 2, 4)),

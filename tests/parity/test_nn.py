@@ -146,6 +146,99 @@ def test_pooling(eqx, name, case):
     return layer(jnp.sin(9 * ramp(*shape))), layer(ramp(*shape), key=key()), array_paths(layer)
 
 
+CONV_TRANSPOSE = {
+    "general": ("ConvTranspose", (2, 2, 3, 3, 2, 1, 1), {}, (2, 3, 2)),
+    "1d": ("ConvTranspose1d", (2, 3, 2), {}, (2, 5)),
+    "2d": ("ConvTranspose2d", (2, 3, (3, 2), 3, (2, 1), 1), {}, (2, 3, 2)),
+    "3d": ("ConvTranspose3d", (1, 2, 2), {}, (1, 2, 3, 2)),
+    "padding in pairs": ("ConvTranspose2d", (2, 3, 3), {"padding": ((0, 1), (2, 0))}, (2, 3, 4)),
+    "same": ("ConvTranspose1d", (2, 3, 4, 2, 1), {"padding": "SAME"}, (2, 5)),
+    "same lower": ("ConvTranspose1d", (2, 3, 4), {"padding": "SAME_LOWER", "stride": 3}, (2, 5)),
+    "same, larger strides": ("ConvTranspose1d", (2, 3, 1, 3), {"padding": "SAME"}, (2, 5)),
+    "valid": ("ConvTranspose1d", (2, 3, 2, 2, 1), {"padding": "VALID"}, (2, 5)),
+    "dilation": ("ConvTranspose2d", (2, 3, 3), {"dilation": (2, 3)}, (2, 3, 2)),
+    "groups": ("ConvTranspose2d", (4, 6, 2), {"groups": 2}, (4, 3, 2)),
+    "no bias": ("ConvTranspose1d", (2, 3, 2), {"use_bias": False}, (2, 5)),
+    "circular": (
+        "ConvTranspose1d",
+        (2, 3, 4, 2),
+        {"padding": "SAME", "padding_mode": "circular"},
+        (2, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONV_TRANSPOSE)
+@same_under_both_imports
+def test_transposed_convolution(eqx, case):
+    """Channels first, one example, every option; and the numbers that a key gives."""
+    name, args, options, shape = CONV_TRANSPOSE[case]
+    fresh = getattr(eqx.nn, name)(*args, **options, key=key())
+    layer = with_known_weights(fresh)
+    names = "num_spatial_dims in_channels out_channels kernel_size stride padding output_padding"
+    names += " dilation groups use_bias padding_mode"
+    return fresh.weight, fresh.bias, layer(ramp(*shape)), described(layer, names)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"output_padding": 1},
+        {"groups": 3},
+        {"padding_mode": "REFLECT"},
+        {"padding_mode": "CIRCULAR"},
+    ],
+)
+@same_under_both_imports
+def test_transposed_convolution_that_cannot_be(eqx, options):
+    """Refused by both, when it is made."""
+    return caught(lambda: eqx.nn.ConvTranspose1d(2, 2, 3, **options, key=key())) is not None
+
+
+@pytest.mark.parametrize("kind", ["AdaptiveAvgPool", "AdaptiveMaxPool"])
+@pytest.mark.parametrize(("target", "shape"), [(2, (2, 4, 5)), ((3, 2), (1, 7, 2)), (1, (1, 3, 2))])
+@same_under_both_imports
+def test_adaptive_pooling(eqx, kind, target, shape):
+    """Sizes that divide and sizes that do not; the general layer takes any function."""
+    x = jnp.sin(9 * ramp(*shape))
+    layer = getattr(eqx.nn, f"{kind}2d")(target)
+    general = eqx.nn.AdaptivePool(target, 2, jnp.median)
+    flat = getattr(eqx.nn, f"{kind}1d")(1)(x[:, 0])
+    deep = getattr(eqx.nn, f"{kind}3d")(1)(x[None])
+    return layer(x), layer(x, key=key()), general(x), flat, deep, tuple(layer.target_shape)
+
+
+@pytest.mark.parametrize("alpha", [None, 0.1, "array"])
+@same_under_both_imports
+def test_prelu(eqx, alpha):
+    """One slope, or one for each entry of the last axis."""
+    layer = eqx.nn.PReLU(*() if alpha is None else (ramp(3) if alpha == "array" else alpha,))
+    x = ramp(2, 3) - 0.4
+    return layer(x), np.asarray(layer.negative_slope), array_paths(layer)
+
+
+RMS_NORM = {
+    "int": ((4,), {}, (4,)),
+    "tuple": (((2, 3),), {}, (2, 3)),
+    "eps": ((4,), {"eps": 0.1}, (4,)),
+    "no weight": ((4,), {"use_weight": False}, (4,)),
+    "neither": ((4, 1e-5, False, False), {}, (4,)),
+}
+
+
+@pytest.mark.parametrize("case", RMS_NORM)
+@same_under_both_imports
+def test_rms_norm(eqx, case):
+    """Divided by the root mean square over the shape, then weight and bias; in half precision."""
+    args, options, shape = RMS_NORM[case]
+    fresh = eqx.nn.RMSNorm(*args, **options)
+    layer = with_known_weights(fresh)
+    x = jnp.sin(5 * ramp(*shape))
+    names = "shape eps use_weight use_bias"
+    half = fresh(100 * x.astype(jnp.float16)) if case == "neither" else None
+    return fresh(x), layer(x), layer(x, key=key()), half, described(layer, names)
+
+
 MLP: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "plain": ((2, 3, 4, 2), {}),
     "no hidden layer": ((2, 3, 4, 0), {}),

@@ -4,6 +4,8 @@ Owns: formulas, without Modules, randomness kept in keys and statistics passed i
 function accepts leading batch axes. May import errors, and the checks of `pytreemod.nn.arguments`.
 """
 
+from pytreemod.nn.functional.activation_functions import prelu as prelu
+from pytreemod.nn.functional.adaptive_windows import adaptive_pool as adaptive_pool
 from pytreemod.nn.functional.convolution import conv as conv
 from pytreemod.nn.functional.dropout_masks import dropout as dropout
 from pytreemod.nn.functional.embeddings import embedding as embedding
@@ -14,6 +16,7 @@ from pytreemod.nn.functional.normalization import group_norm as group_norm
 from pytreemod.nn.functional.normalization import layer_norm as layer_norm
 from pytreemod.nn.functional.normalization import moving_average as moving_average
 from pytreemod.nn.functional.normalization import normalize_batch as normalize_batch
+from pytreemod.nn.functional.normalization import rms_norm as rms_norm
 from pytreemod.nn.functional.normalization import update_running as update_running
 from pytreemod.nn.functional.pooling import avg_pool as avg_pool
 from pytreemod.nn.functional.pooling import max_pool as max_pool
@@ -26,3 +29,4 @@ from pytreemod.nn.functional.spectral_normalization import (
     divide_by_spectral_norm as divide_by_spectral_norm,
 )
 from pytreemod.nn.functional.spectral_normalization import power_iteration as power_iteration
+from pytreemod.nn.functional.transposed_convolution import conv_transpose as conv_transpose

@@ -79,6 +79,58 @@ def _standardize(wide: Array, first: int, eps: TracedNumber) -> Array:
     return centered * lax.rsqrt(var + eps)
 
 
+def rms_norm(
+    x: Shaped[Array, ...],
+    shape: Sequence[int],
+    weight: Shaped[Array, ...] | None = None,
+    bias: Shaped[Array, ...] | None = None,
+    *,
+    eps: int | float = 1e-5,
+) -> Shaped[Array, ...]:
+    r"""Divide each block of x by its root mean square: $x / \sqrt{E[x^2] + eps} \cdot w + b$.
+
+    Shapes:
+        x: (..., *shape)
+        weight: shape or None
+        bias: shape or None
+        return: (..., *shape)
+
+    Args:
+        x: input; every axis before `shape` is a batch axis.
+        shape: the trailing axes over which the mean of the squares is taken.
+        weight: elementwise factor.
+        bias: elementwise summand.
+        eps: added to the mean of the squares.
+
+    Returns:
+        An array of x's shape; of its dtype too where that is inexact.
+
+    Raises:
+        ArgumentError: x is complex.
+        TypeError: weight or bias does not fit (raised by JAX).
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.functional.rms_norm(jnp.array([1.0, 7.0]), (2,), eps=0.0).tolist()
+        [0.2..., 1.4...]
+
+    Source:
+        Zhang & Sennrich 2019, https://arxiv.org/abs/1910.07467, eq. (4).
+    """
+    return _rms_norm(*as_arrays(x, weight, bias), eps=eps, count=len(shape))
+
+
+@traced_once("count")
+def _rms_norm(
+    x: Array, weight: Array | None, bias: Array | None, *, eps: TracedNumber, count: int
+) -> Array:
+    first = x.ndim - count
+    wide = x.astype(computing_dtype(x.dtype))
+    mean = jnp.mean(jnp.square(wide), tuple(range(first, x.ndim)), keepdims=True)
+    return narrow(_scale_and_shift(wide * lax.rsqrt(mean + eps), weight, bias, first), x)
+
+
 def group_norm(
     x: Shaped[Array, ...],
     groups: int,

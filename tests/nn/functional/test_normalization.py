@@ -1,4 +1,4 @@
-"""`layer_norm`, `group_norm`, `batch_norm` and the statistics that go with it."""
+"""`layer_norm`, `rms_norm`, `group_norm`, `batch_norm` and the statistics that go with it."""
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from pytreemod.nn.functional import (
     layer_norm,
     moving_average,
     normalize_batch,
+    rms_norm,
     update_running,
 )
 from tests.labels import label
@@ -37,6 +38,35 @@ def test_layer_norm_without_weights_has_mean_zero_and_variance_one():
 
     assert_close(out.mean(1), np.zeros(5))
     assert_close(out.var(1), np.ones(5), atol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4)], ids=label)
+def test_rms_norm_is_pytorchs(torch, shape):
+    """The same numbers and gradients as torch.nn.functional.rms_norm; a bias is added to that."""
+    x, weight, bias = wave(2, 3, 4), wave(*shape, phase=1), wave(*shape, phase=2)
+    theirs = [torch.tensor(array, requires_grad=True) for array in (x, weight)]
+    reference = torch.nn.functional.rms_norm(theirs[0], shape, theirs[1], 1e-3)
+    reference.sin().sum().backward()
+
+    ours = jnp.asarray(x), jnp.asarray(weight)
+    found = rms_norm(ours[0], shape, ours[1], jnp.asarray(bias), eps=1e-3)
+    grads = jax.grad(lambda x, w: jnp.sin(rms_norm(x, shape, w, eps=1e-3)).sum(), (0, 1))(*ours)
+
+    assert_close(found, reference.detach().numpy() + bias)
+    for grad, tensor in zip(grads, theirs, strict=True):
+        assert_close(grad, tensor.grad, atol=1e-4)
+
+
+def test_rms_norm_is_the_formula_of_its_paper():
+    """x / sqrt(mean of squares + eps), by NumPy; in half precision computed in single."""
+    x = wave(5, 8)
+    expected = x / np.sqrt((x.astype("f8") ** 2).mean(1, keepdims=True) + 1e-2)
+
+    assert_close(rms_norm(jnp.asarray(x), (8,), eps=1e-2), expected)
+    half = rms_norm(jnp.asarray(300 * x, jnp.float16), (8,), eps=0.0)
+    assert half.dtype == jnp.float16
+    assert_close(np.square(half.astype("f4")).mean(1), np.ones(5), atol=3e-3)
+    assert_close(rms_norm(jnp.full((1, 1), 1e-3), (1,)), [[1e-3 / np.sqrt(1.1e-5)]])
 
 
 @pytest.mark.parametrize("spatial", [(), (3,), (2, 3)], ids=label)

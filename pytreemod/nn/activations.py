@@ -1,0 +1,103 @@
+"""Activations that have parameters, and are layers for that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Inexact, Shaped
+
+from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import field
+from pytreemod.nn.arguments import (
+    Title,
+    check_array,
+    check_floating,
+    check_kept,
+    check_spread,
+    named,
+    own_arrays,
+    shape_of,
+)
+from pytreemod.nn.calling import ignores_key
+from pytreemod.nn.functional.activation_functions import prelu
+from pytreemod.state.key_sources import KeyLike
+from pytreemod.tree.predicates import is_array_like
+from pytreemod.typing import AnyArray
+
+
+class PReLU(Module):
+    r"""An activation whose negative side is learnt: $x > 0 \mathbin{?} x : a x$.
+
+    Computed in float32 or wider, returned in the dtype of x. Its derivative at zero is $a$, as
+    PyTorch's is.
+
+    Shapes:
+        x: (..., *shape), where shape is that of init_alpha, and 1 stands for any size
+        return: the shape of x
+
+    Fields:
+        negative_slope: the shape of init_alpha
+
+    Args:
+        init_alpha: the first slope: a number, for all of x one; or an array, with a slope for each
+            entry of the trailing axes. A slope for each channel of an image is of shape
+            `(channels, 1, 1)`. 0.25 if None.
+
+    State and randomness: none.
+
+    Raises:
+        ArgumentError: init_alpha is no real floating number, or x is not floating.
+        ShapeError: init_alpha cannot be broadcast to the trailing axes of x; or negative_slope has
+            not the shape above.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.PReLU()(jnp.array([-4.0, 2.0])).tolist()
+        [-1.0, 2.0]
+        >>> per_channel = nn.PReLU(jnp.full((3, 1, 1), 0.1))
+        >>> per_channel(jnp.ones((7, 3, 8, 8))).shape
+        (7, 3, 8, 8)
+
+    Source:
+        He et al. 2015, https://arxiv.org/abs/1502.01852, eq. (1); the first slope as
+        `torch.nn.PReLU`.
+    """
+
+    negative_slope: Inexact[Array, ...]
+    shape: tuple[int, ...] = field(static=True)
+
+    def __init__(self, init_alpha: float | Inexact[Array, ...] | None = 0.25):
+        self.negative_slope = _initial_slope(
+            named(self, "init_alpha"), 0.25 if init_alpha is None else init_alpha
+        )
+        self.shape = self.negative_slope.shape
+
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        check_kept(self, "shape", tuple(self.shape))
+
+    @ignores_key
+    @jax.named_scope("pm.nn.PReLU")
+    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
+        """Apply the activation to each number of x; `key` is ignored."""
+        del key
+        where = Title(self, "shape")
+        (slope,) = own_arrays(where, negative_slope=self.shape)
+        x = check_array(where, x)
+        check_floating(where, x)
+        check_spread(where, x, self.shape)
+        return prelu(x, slope)
+
+
+def _initial_slope(where: str, value: Any) -> Array:
+    if is_array_like(value) and shape_of(value) is not None:
+        slope = jnp.asarray(value)
+        if jnp.issubdtype(slope.dtype, jnp.floating):
+            # Of its own dtype: a weak one would give way to that of the updates.
+            return slope.astype(slope.dtype)
+    expected = "a floating number, or an array of them"
+    raise ArgumentError(explain(where, expected, describe(value)))

@@ -1,0 +1,262 @@
+"""The pooling layers that are told how large their output is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Shaped
+
+from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import field
+from pytreemod.nn.arguments import (
+    Title,
+    check_array,
+    check_channels,
+    check_kept,
+    check_size,
+    check_sizes,
+    named,
+    spatial_names,
+)
+from pytreemod.nn.calling import ignores_key
+from pytreemod.nn.dimensions import for_dimensions
+from pytreemod.nn.functional.adaptive_windows import adaptive_pool
+from pytreemod.state.key_sources import KeyLike
+from pytreemod.typing import AnyArray
+
+
+class AdaptivePool(Module):
+    """Reduces spatial axes of any size to a given one.
+
+    An axis of n entries falls into t windows of neighbours that do not overlap: where t divides n
+    all are alike, and otherwise the first n % t of them have one entry more than the others, as in
+    Equinox. PyTorch's windows differ there: number i goes from floor(i n / t) to
+    ceil((i + 1) n / t), so that they overlap; and where n is smaller than t, which is refused here,
+    it repeats entries.
+
+    `AdaptiveAvgPool1d` and the like are the usual ones, ready made. Floats narrower than float32
+    are reduced in float32, and returned in the dtype of x.
+
+    Shapes:
+        x: (..., channels, *spatial)
+        return: (..., channels, *target_shape)
+
+    Fields:
+        none that are arrays
+
+    Args:
+        target_shape: size of the output's spatial axes, for all axes or for each, >= 1.
+        num_spatial_dims: number of spatial axes, >= 1.
+        operation: from an array of one axis to one number, such as `jax.numpy.mean`; applied axis
+            after axis.
+
+    State and randomness: none.
+
+    Raises:
+        ArgumentError: an argument is no size, or operation gives no number.
+        ShapeError: x lacks an axis, or has one that is smaller than in target_shape.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.AdaptivePool(3, 1, jnp.max)(jnp.arange(7.0)[None]).tolist()
+        [[2.0, 4.0, 6.0]]
+
+    Source:
+        Equinox's layer of that name.
+    """
+
+    target_shape: tuple[int, ...] = field(static=True)
+    operation: Callable[[Any], Any] = field(static=True)
+
+    def __init__(
+        self,
+        target_shape: int | Sequence[int],
+        num_spatial_dims: int,
+        operation: Callable[[Any], Any],
+    ):
+        dims = check_size(named(self, "num_spatial_dims"), num_spatial_dims, 1)
+        self.target_shape = check_sizes(named(self, "target_shape"), target_shape, dims, 1)
+        self.operation = _check_reduction(named(self, "operation"), operation)
+
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        where, dims = named(self, "target_shape"), len(tuple(self.target_shape))
+        check_kept(self, "target_shape", check_sizes(where, self.target_shape, dims, 1))
+        _check_reduction(named(self, "operation"), self.operation)
+
+    @ignores_key
+    @jax.named_scope("pm.nn.AdaptivePool")
+    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
+        """Reduce the spatial axes of x; `key` is ignored."""
+        del key
+        where, dims = Title(self, "target_shape"), len(self.target_shape)
+        x = check_array(where, x)
+        check_channels(where, x, None, dims)
+        sizes = x.shape[-dims:]
+        if any(size < count for size, count in zip(sizes, self.target_shape, strict=True)):
+            least = ", ".join(
+                f"{name} >= {count}"
+                for name, count in zip(spatial_names(dims), self.target_shape, strict=True)
+            )
+            raise ShapeError(explain(str(where), f"x with {least}", describe(x)))
+        return adaptive_pool(x, self.target_shape, self.operation)
+
+
+class _AdaptiveAvgPool(AdaptivePool):
+    def __init__(self, num_spatial_dims: int, target_shape: int | Sequence[int]):
+        super().__init__(target_shape, num_spatial_dims, jnp.mean)
+
+
+class _AdaptiveMaxPool(AdaptivePool):
+    def __init__(self, num_spatial_dims: int, target_shape: int | Sequence[int]):
+        super().__init__(target_shape, num_spatial_dims, jnp.max)
+
+
+class AdaptiveAvgPool1d(_AdaptiveAvgPool):
+    """The mean of each of so many windows over one spatial axis.
+
+    Where the sizes do not divide, the windows are those of `AdaptivePool`, and not PyTorch's.
+
+    Shapes:
+        x: (..., channels, length)
+        return: (..., channels, length_out)
+
+    Args:
+        target_shape: as for `AdaptivePool`.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.AdaptiveAvgPool1d(3)(jnp.arange(6.0)[None]).tolist()
+        [[0.5, 2.5, 4.5]]
+    """
+
+    @for_dimensions(_AdaptiveAvgPool.__init__, 1)
+    def __init__(self): ...
+
+
+class AdaptiveAvgPool2d(_AdaptiveAvgPool):
+    """The mean of each of so many windows over two spatial axes.
+
+    Where the sizes do not divide, the windows are those of `AdaptivePool`, and not PyTorch's.
+
+    Shapes:
+        x: (..., channels, height, width)
+        return: (..., channels, height_out, width_out)
+
+    Args:
+        target_shape: as for `AdaptivePool`.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.AdaptiveAvgPool2d(1)(jnp.ones((7, 3, 8, 5))).shape
+        (7, 3, 1, 1)
+    """
+
+    @for_dimensions(_AdaptiveAvgPool.__init__, 2)
+    def __init__(self): ...
+
+
+class AdaptiveAvgPool3d(_AdaptiveAvgPool):
+    """The mean of each of so many windows over three spatial axes.
+
+    Where the sizes do not divide, the windows are those of `AdaptivePool`, and not PyTorch's.
+
+    Shapes:
+        x: (..., channels, depth, height, width)
+        return: (..., channels, depth_out, height_out, width_out)
+
+    Args:
+        target_shape: as for `AdaptivePool`.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.AdaptiveAvgPool3d((2, 1, 2))(jnp.ones((3, 4, 4, 5))).shape
+        (3, 2, 1, 2)
+    """
+
+    @for_dimensions(_AdaptiveAvgPool.__init__, 3)
+    def __init__(self): ...
+
+
+class AdaptiveMaxPool1d(_AdaptiveMaxPool):
+    """The largest entry of each of so many windows over one spatial axis.
+
+    Where the sizes do not divide, the windows are those of `AdaptivePool`, and not PyTorch's.
+
+    Shapes:
+        x: (..., channels, length)
+        return: (..., channels, length_out)
+
+    Args:
+        target_shape: as for `AdaptivePool`.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.AdaptiveMaxPool1d(3)(jnp.arange(6.0)[None]).tolist()
+        [[1.0, 3.0, 5.0]]
+    """
+
+    @for_dimensions(_AdaptiveMaxPool.__init__, 1)
+    def __init__(self): ...
+
+
+class AdaptiveMaxPool2d(_AdaptiveMaxPool):
+    """The largest entry of each of so many windows over two spatial axes.
+
+    Where the sizes do not divide, the windows are those of `AdaptivePool`, and not PyTorch's.
+
+    Shapes:
+        x: (..., channels, height, width)
+        return: (..., channels, height_out, width_out)
+
+    Args:
+        target_shape: as for `AdaptivePool`.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.AdaptiveMaxPool2d(2)(jnp.ones((7, 3, 8, 5))).shape
+        (7, 3, 2, 2)
+    """
+
+    @for_dimensions(_AdaptiveMaxPool.__init__, 2)
+    def __init__(self): ...
+
+
+class AdaptiveMaxPool3d(_AdaptiveMaxPool):
+    """The largest entry of each of so many windows over three spatial axes.
+
+    Where the sizes do not divide, the windows are those of `AdaptivePool`, and not PyTorch's.
+
+    Shapes:
+        x: (..., channels, depth, height, width)
+        return: (..., channels, depth_out, height_out, width_out)
+
+    Args:
+        target_shape: as for `AdaptivePool`.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.AdaptiveMaxPool3d((2, 1, 2))(jnp.ones((3, 4, 4, 5))).shape
+        (3, 2, 1, 2)
+    """
+
+    @for_dimensions(_AdaptiveMaxPool.__init__, 3)
+    def __init__(self): ...
+
+
+def _check_reduction(where: str, operation: Any) -> Callable[[Any], Any]:
+    if callable(operation):
+        return operation
+    cure = ("Pass a function from an array to a number:", "operation=jnp.mean")
+    raise ArgumentError(explain(where, "a function", describe(operation), cure=cure))

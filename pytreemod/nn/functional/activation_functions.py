@@ -1,0 +1,48 @@
+"""Activations that have parameters."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Shaped
+
+from pytreemod.nn.functional.inlining import as_arrays, traced_once
+from pytreemod.nn.functional.promotion import computing_dtype, narrow, place
+
+
+def prelu(x: Shaped[Array, ...], slope: Shaped[Array, ...]) -> Shaped[Array, ...]:
+    r"""Leave positive numbers as they are, and multiply the others: $x > 0 \mathbin{?} x : a x$.
+
+    Shapes:
+        x: (..., *shape)
+        slope: what can be broadcast to shape, one size for each of its axes
+        return: the shape of x
+
+    Args:
+        x: input; every axis before those of slope is a batch axis.
+        slope: the factor $a$.
+
+    Returns:
+        An array of x's shape; of its dtype too where that is inexact. Computed in float32 or wider.
+
+    Raises:
+        ArgumentError: x is complex.
+        TypeError: slope does not fit (raised by JAX).
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.functional.prelu(jnp.array([-2.0, 3.0]), jnp.array(0.25)).tolist()
+        [-0.5, 3.0]
+
+    Source:
+        He et al. 2015, https://arxiv.org/abs/1502.01852, eq. (1).
+    """
+    return _prelu(*as_arrays(x, slope))
+
+
+@traced_once()
+def _prelu(x: Array, slope: Array) -> Array:
+    # The gradient of the slope is a sum over all of x.
+    wide = x.astype(computing_dtype(x.dtype))
+    out = jnp.where(wide > 0, wide, wide * place(slope, wide, wide.ndim - slope.ndim))
+    return narrow(out, x)

@@ -1,0 +1,99 @@
+"""Reductions over windows whose number is given, and not their size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Shaped
+
+from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.nn.functional.promotion import widen
+
+
+def adaptive_pool(
+    x: Shaped[Array, ...], target_shape: Sequence[int], operation: Callable[[Any], Any]
+) -> Shaped[Array, ...]:
+    """Divide the last axes of x into so many windows each, and reduce these, axis after axis.
+
+    An axis of n entries falls into t windows of neighbours that do not overlap: the first n % t of
+    them have one entry more than the others. Floats narrower than float32 are reduced in float32
+    and returned in the dtype of x.
+
+    Shapes:
+        x: (..., *spatial), as many spatial axes as `target_shape` has entries
+        return: (..., *target_shape)
+
+    Args:
+        x: input; every axis before the spatial ones is a batch axis.
+        target_shape: how many windows there are on each spatial axis.
+        operation: from an array of one axis to one number, such as `jax.numpy.mean`.
+
+    Returns:
+        One value for each window.
+
+    Raises:
+        ArgumentError: operation does not give one number.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.functional.adaptive_pool(jnp.arange(7.0), (3,), jnp.max)
+        Array([2., 4., 6.], dtype=float32)
+
+    Source:
+        The windows of Equinox.
+    """
+    wide = out = widen(x)
+    first = x.ndim - len(target_shape)
+    for axis, count in enumerate(target_shape, first):
+        out = _reduce_axis(out, axis, count, operation)
+    # What is not of x's kind, such as a position, is left as it is.
+    return out.astype(x.dtype) if wide is not x and out.dtype == wide.dtype else out
+
+
+def _reduce_axis(x: Array, axis: int, count: int, operation: Callable[[Any], Any]) -> Array:
+    """The windows of one axis: first those that are larger by one, then the others."""
+    size, larger = divmod(x.shape[axis], count)
+    middle = larger * (size + 1)
+    parts = [(0, middle, larger, size + 1), (middle, x.shape[axis], count - larger, size)]
+    reduced = [
+        _reduce_windows(lax.slice_in_dim(x, start, stop, axis=axis), axis, (n, width), operation)
+        for start, stop, n, width in parts
+        if n > 0
+    ]
+    return reduced[0] if len(reduced) == 1 else lax.concatenate(reduced, axis)
+
+
+def _reduce_windows(
+    x: Array, axis: int, windows: tuple[int, int], operation: Callable[[Any], Any]
+) -> Array:
+    """An axis of `n * width` entries as one of n."""
+    shape = (*x.shape[:axis], *windows, *x.shape[axis + 1 :])
+    apply = _one_number(operation)
+    # Mapped over every other axis where it is: nothing is moved, and nothing flattened.
+    mapped = apply
+    for _ in range(axis + 1):
+        mapped = jax.vmap(mapped)
+    for _ in range(len(shape) - axis - 2):
+        mapped = jax.vmap(mapped, in_axes=-1, out_axes=-1)
+    if 0 in shape:
+        # A map over nothing: JAX takes no mean of an empty batch.
+        result = jax.eval_shape(apply, jax.ShapeDtypeStruct((windows[1],), x.dtype))
+        return jnp.zeros((*shape[: axis + 1], *shape[axis + 2 :]), result.dtype)
+    return mapped(x.reshape(shape))
+
+
+def _one_number(operation: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def apply(window: Array) -> Any:
+        result = operation(window)
+        if getattr(result, "shape", None) != ():
+            cure = ("such as", "operation=jnp.mean")
+            expected, got = "one number for each window", describe(result)
+            raise ArgumentError(explain("adaptive_pool(operation)", expected, got, cure=cure))
+        return result
+
+    return apply

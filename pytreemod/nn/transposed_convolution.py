@@ -1,0 +1,326 @@
+"""The transposed convolutional layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jaxtyping import Array, Inexact, Shaped
+
+from pytreemod.errors import ShapeError, describe, explain
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import field
+from pytreemod.nn.arguments import (
+    Title,
+    check_array,
+    check_channels,
+    check_dtype,
+    check_flag,
+    check_kept,
+    check_size,
+    check_sizes,
+    named,
+    own_arrays,
+    split_key,
+)
+from pytreemod.nn.calling import ignores_key
+from pytreemod.nn.convolution import check_divisor, check_groups, initial_kernel, initial_offset
+from pytreemod.nn.dimensions import for_dimensions
+from pytreemod.nn.functional.transposed_convolution import (
+    check_output_padding,
+    check_transposed_mode,
+    conv_transpose,
+    cut_for,
+)
+from pytreemod.nn.functional.windows import Padding, check_padding, check_strides, extents
+from pytreemod.nn.initializing import Initializer
+from pytreemod.state.key_sources import KeyLike
+from pytreemod.typing import AnyArray
+
+
+class ConvTranspose(Module):
+    """A transposed convolution over any number of spatial axes, channels first.
+
+    It takes arrays of the shape that `Conv` returns to the shape that `Conv` took, where all
+    arguments but the channels are the same: what a layer with strides made small it makes large
+    again. An axis of n entries becomes one of
+    `(n - 1) * stride + (kernel_size - 1) * dilation + 1 - low - high + output_padding`.
+
+    `ConvTranspose1d`, `ConvTranspose2d` and `ConvTranspose3d` are this layer with
+    `num_spatial_dims` filled in; **they take output_padding before padding**, as Equinox's do.
+
+    Shapes:
+        x: (..., in_channels, *spatial)
+        return: (..., out_channels, *spatial_out)
+
+    Fields:
+        weight: (out_channels, in_channels // groups, *kernel_size)
+        bias: (out_channels, 1, ..., 1), or None if use_bias=False
+
+    Args:
+        num_spatial_dims: number of spatial axes, >= 1.
+        in_channels: size of the input's channel axis, >= 1.
+        out_channels: size of the output's channel axis, >= 1.
+        kernel_size: size of the kernel, for all axes or for each.
+        stride: distance in the output between the windows of neighbours, for all axes or for each.
+        padding: what is cut off from the output: an amount, one per axis, (low, high) per axis,
+            "SAME", "SAME_LOWER" or "VALID". With "SAME" n entries become n * stride.
+        output_padding: how much longer the output is at its end (with "SAME": how much shorter),
+            for all axes or for each; less than stride.
+        dilation: distance between the kernel's taps, for all axes or for each.
+        groups: number of groups of channels, a divisor of in_channels and out_channels.
+        use_bias: whether to add a bias.
+        padding_mode: "ZEROS"; or "CIRCULAR", with padding="SAME" or "SAME_LOWER": what is beyond
+            one end of the output is added at the other.
+        dtype: of weight and bias; JAX's default float if None.
+        key: used once, for the initial weight and bias.
+        weight_init: `(key, shape, dtype) -> array`, called with the shape
+            `(*kernel_size, in_channels // groups, out_channels)` that `jax.nn.initializers`
+            reckon with; the result's axes are reordered.
+        bias_init: the same for the bias, called with `(out_channels,)`.
+
+    State and randomness: none.
+
+    Raises:
+        ArgumentError: an argument is negative, not an integer, or does not fit the others.
+        RngError: key is no random key.
+        ShapeError: x lacks an axis, its channels are not in_channels, or nothing would be left of
+            the output; or weight or bias has not the shape above.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> keys = jax.random.split(jax.random.key(0))
+        >>> down = nn.Conv(2, 3, 8, kernel_size=3, stride=2, padding=1, key=keys[0])
+        >>> up = nn.ConvTranspose(2, 8, 3, kernel_size=3, stride=2, padding=1, key=keys[1])
+        >>> down(jnp.ones((3, 9, 9))).shape, up(down(jnp.ones((3, 9, 9)))).shape
+        ((8, 5, 5), (3, 9, 9))
+
+    Source:
+        Dumoulin & Visin 2016, https://arxiv.org/abs/1603.07285, chapter 4. Initial values
+        U[-1/sqrt(n), 1/sqrt(n)] with n = in_channels // groups times the kernel's taps, as in
+        Equinox; `torch.nn.ConvTranspose2d` reckons with out_channels there. PyTorch's weight has
+        the channels the other way round, and the taps; `from_torch` and `to_torch` convert it.
+    """
+
+    num_spatial_dims: int = field(static=True)
+    weight: Inexact[Array, ...]
+    bias: Inexact[Array, ...] | None
+    in_channels: int = field(static=True)
+    out_channels: int = field(static=True)
+    kernel_size: tuple[int, ...] = field(static=True)
+    stride: tuple[int, ...] = field(static=True)
+    padding: str | tuple[tuple[int, int], ...] = field(static=True)
+    output_padding: tuple[int, ...] = field(static=True)
+    dilation: tuple[int, ...] = field(static=True)
+    groups: int = field(static=True)
+    use_bias: bool = field(static=True)
+    padding_mode: str = field(static=True)
+
+    def __init__(
+        self,
+        num_spatial_dims: int,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: Padding = 0,
+        output_padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        use_bias: bool = True,
+        padding_mode: str = "ZEROS",
+        dtype: Any = None,
+        *,
+        key: KeyLike,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+    ):
+        dims = check_size(named(self, "num_spatial_dims"), num_spatial_dims, 1)
+        self.num_spatial_dims = dims
+        self.in_channels = check_size(named(self, "in_channels"), in_channels, 1)
+        self.out_channels = check_size(named(self, "out_channels"), out_channels, 1)
+        self.kernel_size = check_sizes(named(self, "kernel_size"), kernel_size, dims, 1)
+        self.stride = check_strides(named(self, "stride"), stride, dims)
+        self.padding = check_padding(named(self, "padding"), padding, dims, words=True)
+        # After stride, than which it is less.
+        self.output_padding = check_output_padding(
+            named(self, "output_padding"), output_padding, self.stride
+        )
+        self.dilation = check_sizes(named(self, "dilation"), dilation, dims, 1)
+        self.groups = check_groups(self, groups)
+        self.use_bias = check_flag(named(self, "use_bias"), use_bias)
+        # After padding and output_padding, with which it must go.
+        self.padding_mode = check_transposed_mode(
+            named(self, "padding_mode"), padding_mode, self.padding, self.output_padding
+        )
+        dtype = check_dtype(named(self, "dtype"), dtype)
+        # Split without a bias, too, so that the weight is the same with and without.
+        weight_key, bias_key = split_key(named(self, "key"), key, 2)
+        where = named(self, "weight_init")
+        self.weight = initial_kernel(where, self, weight_init, weight_key, dtype)
+        self.bias = None
+        if self.use_bias:
+            where = named(self, "bias_init")
+            self.bias = initial_offset(where, self, bias_init, bias_key, dtype)
+
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        dims = self.num_spatial_dims
+        kernel_size = check_sizes(named(self, "kernel_size"), self.kernel_size, dims, 1)
+        check_kept(self, "kernel_size", kernel_size)
+        padding = check_padding(named(self, "padding"), self.padding, dims, words=True)
+        check_kept(self, "padding", padding)
+        stride = check_strides(named(self, "stride"), self.stride, dims)
+        check_kept(self, "stride", stride)
+        more = check_output_padding(named(self, "output_padding"), self.output_padding, stride)
+        check_kept(self, "output_padding", more)
+        check_kept(self, "dilation", check_sizes(named(self, "dilation"), self.dilation, dims, 1))
+        check_transposed_mode(named(self, "padding_mode"), self.padding_mode, padding, more)
+        check_groups(self, self.groups)
+
+    @ignores_key
+    @jax.named_scope("pm.nn.ConvTranspose")
+    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
+        """Spread the channel and spatial axes of x; `key` is ignored."""
+        del key
+        where, dims = Title(self, "in_channels", "out_channels"), self.num_spatial_dims
+        weight, bias = own_arrays(
+            where,
+            weight=(self.out_channels, self.in_channels // self.groups, *self.kernel_size),
+            bias=(self.out_channels, *(1,) * dims) if self.use_bias else None,
+        )
+        # Not before: as in Equinox, a layer whose weight has a shape can be made and held.
+        check_divisor(named(self, "groups"), self.groups, "out_channels", self.out_channels)
+        x = check_array(where, x)
+        check_channels(where, x, self.in_channels, dims)
+        self._check_left(where, x)
+        return conv_transpose(
+            x,
+            weight,
+            bias,
+            stride=self.stride,
+            padding=self.padding,
+            output_padding=self.output_padding,
+            dilation=self.dilation,
+            groups=self.groups,
+            padding_mode=self.padding_mode,
+        )
+
+    def _check_left(self, where: Title, x: Array) -> None:
+        """Require that padding leaves something of what the windows reach."""
+        spatial = x.shape[-self.num_spatial_dims :]
+        window = extents(self.kernel_size, self.dilation)
+        # Without output_padding, of which no entry comes from x.
+        none = (0,) * len(spatial)
+        cuts = cut_for(self.padding, spatial, window, self.stride, none)
+        sizes = tuple(cut.size for cut in cuts)
+        if min(sizes) < 1:
+            expected = f"padding={self.padding} to leave something of each spatial axis"
+            raise ShapeError(explain(str(where), expected, f"{sizes} from {describe(x)}"))
+
+
+class _Arranged(ConvTranspose):
+    """`ConvTranspose` with the order of arguments that Equinox has for one, two and three axes."""
+
+    def __init__(
+        self,
+        num_spatial_dims: int,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] = 1,
+        output_padding: int | Sequence[int] = 0,
+        padding: Padding = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        use_bias: bool = True,
+        padding_mode: str = "ZEROS",
+        dtype: Any = None,
+        *,
+        key: KeyLike,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+    ):
+        super().__init__(
+            num_spatial_dims,
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            output_padding,
+            dilation,
+            groups,
+            use_bias,
+            padding_mode,
+            dtype,
+            key=key,
+            weight_init=weight_init,
+            bias_init=bias_init,
+        )
+
+
+class ConvTranspose1d(_Arranged):
+    """`ConvTranspose` over one spatial axis.
+
+    Shapes:
+        x: (..., in_channels, length)
+        return: (..., out_channels, length_out)
+
+    Args:
+        as for `ConvTranspose`, without num_spatial_dims, and with output_padding before padding.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.ConvTranspose1d(2, 4, 3, key=jax.random.key(0))(jnp.ones((2, 9))).shape
+        (4, 11)
+    """
+
+    @for_dimensions(_Arranged.__init__, 1)
+    def __init__(self): ...
+
+
+class ConvTranspose2d(_Arranged):
+    """`ConvTranspose` over two spatial axes.
+
+    Shapes:
+        x: (..., in_channels, height, width)
+        return: (..., out_channels, height_out, width_out)
+
+    Args:
+        as for `ConvTranspose`, without num_spatial_dims, and with output_padding before padding.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> layer = nn.ConvTranspose2d(2, 4, 3, stride=2, padding="SAME", key=jax.random.key(0))
+        >>> layer(jnp.ones((7, 2, 9, 9))).shape
+        (7, 4, 18, 18)
+    """
+
+    @for_dimensions(_Arranged.__init__, 2)
+    def __init__(self): ...
+
+
+class ConvTranspose3d(_Arranged):
+    """`ConvTranspose` over three spatial axes.
+
+    Shapes:
+        x: (..., in_channels, depth, height, width)
+        return: (..., out_channels, depth_out, height_out, width_out)
+
+    Args:
+        as for `ConvTranspose`, without num_spatial_dims, and with output_padding before padding.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.ConvTranspose3d(1, 2, 2, key=jax.random.key(0))(jnp.ones((1, 4, 4, 4))).shape
+        (2, 5, 5, 5)
+    """
+
+    @for_dimensions(_Arranged.__init__, 3)
+    def __init__(self): ...

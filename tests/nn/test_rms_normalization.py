@@ -1,0 +1,75 @@
+"""`RMSNorm`."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, RngError, ShapeError
+from tests.labels import label
+from tests.nn.numbers_to_compare import assert_close, wave
+
+
+def test_rms_norm_starts_as_the_plain_formula():
+    """Weight one and bias zero, in the dtype that was asked for; eps is 1e-5."""
+    layer = nn.RMSNorm((2,), dtype=jnp.bfloat16)
+
+    assert layer.weight.dtype == layer.bias.dtype == jnp.bfloat16
+    assert (layer.weight.tolist(), layer.bias.tolist()) == ([1, 1], [0, 0])
+    assert (layer.shape, layer.eps, layer.use_weight, layer.use_bias) == ((2,), 1e-5, True, True)
+    bare = nn.RMSNorm(2, use_weight=False, use_bias=False)
+    assert (bare.weight, bare.bias) == (None, None)
+
+
+def test_rms_norm_starts_as_it_is_told(key):
+    """With an initializer for each; each with a key of its own."""
+    normal = jax.nn.initializers.normal()
+    layer = nn.RMSNorm(3, weight_init=normal, bias_init=normal, key=key)
+    weight_key, bias_key = jax.random.split(key)
+
+    assert_close(layer.weight, normal(weight_key, (3,), jnp.float32))
+    assert_close(layer.bias, normal(bias_key, (3,), jnp.float32))
+    with pytest.raises(RngError, match=r"^RMSNorm\(key\): expected a random key, got None"):
+        nn.RMSNorm(3, weight_init=normal)
+
+
+def test_rms_norm_hands_state_back():
+    """A State that is passed in comes out beside the result; without one, the result is alone."""
+    layer, x = nn.RMSNorm(3), jnp.asarray(wave(3))
+    state = nn.State(layer)
+
+    out, after = layer(x, state)
+
+    assert after is state
+    assert_close(out, layer(x))
+
+
+@pytest.mark.parametrize(
+    ("shape", "x", "text"),
+    [
+        ((3,), (3, 5), r"\(\.\.\., 3\), got f32\[3,5\](.|\n)*layer\(jnp\.moveaxis\("),
+        ((3,), (7, 5), r"\(\.\.\., 3\), got f32\[7,5\](.|\n)*RMSNorm\(\(5,\)\)"),
+        ((2, 3), (3,), r"\(\.\.\., 2, 3\), got f32\[3\](.|\n)*x has too few axes"),
+    ],
+    ids=label,
+)
+def test_rms_norm_refuses_other_trailing_axes(shape, x, text):
+    """The text says which would fit."""
+    with pytest.raises(ShapeError, match=rf"^RMSNorm\(shape=.*\): expected x of shape {text}"):
+        nn.RMSNorm(shape)(jnp.ones(x))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"shape": -1}, r"RMSNorm\(shape\): expected an integer of at least 0"),
+        ({"eps": -1e-5}, r"RMSNorm\(eps\): expected a number >= 0, got -1e-05"),
+        ({"use_bias": 1}, r"RMSNorm\(use_bias\): expected True or False"),
+        ({"dtype": int}, r"RMSNorm\(dtype\): expected a floating dtype"),
+    ],
+    ids=label,
+)
+def test_rms_norm_refuses_bad_arguments(arguments, text):
+    """Each by its name."""
+    with pytest.raises(ArgumentError, match=f"^{text}"):
+        nn.RMSNorm(**({"shape": 2} | arguments))
