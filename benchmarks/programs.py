@@ -221,6 +221,16 @@ def lstm(arrays: Arrays, x: jax.Array, reverse: bool = False) -> jax.Array:
 
     zeros = jnp.zeros(weight_hh.shape[1])
     return lax.scan(step, (zeros, zeros), x, reverse=reverse)[1]
+def instance_norm(arrays: Arrays, x: jax.Array) -> jax.Array:
+    """With the channels of x first, and no weights."""
+    centered = x - jnp.mean(x, axis=1, keepdims=True)
+    variance = jnp.mean(jnp.square(centered), axis=1, keepdims=True)
+    return centered * lax.rsqrt(variance + EPS)
+
+
+def summed(arrays: Arrays, x: jax.Array, *, equation: str) -> jax.Array:
+    weight, bias = arrays
+    return jnp.einsum(equation, x, weight) + bias
 
 
 def dropout(arrays: Arrays, x: jax.Array, key: jax.Array) -> jax.Array:
@@ -382,6 +392,20 @@ def stateless_cases(key: jax.Array) -> list[Case]:
         Case("LayerNorm", nn.LayerNorm(8), layer_norm, (wave(8),)),
         Case("LayerNorm, a batch", nn.LayerNorm(8), layer_norm, (wave(5, 8),)),
         Case("GroupNorm", nn.GroupNorm(2, 4), partial(group_norm, groups=2), (wave(4, 3, 5),)),
+        Case("InstanceNorm", nn.InstanceNorm(4), instance_norm, (wave(4, 15),)),
+        Case(
+            "LinearGeneral",
+            nn.LinearGeneral((4, 3), (2, 5), (-2, -1), key=key),
+            partial(summed, equation="bij,ijkl->bkl"),
+            (wave(7, 4, 3),),
+        ),
+        Case(
+            "Einsum",
+            nn.Einsum("...hi,hio->...ho", (2, 3, 4), (2, 4), key=key),
+            partial(summed, equation="bhi,hio->bho"),
+            (wave(7, 2, 3),),
+        ),
+        Case("Scale", nn.Scale(8), lambda arrays, x: x * arrays[0], (wave(8),)),
         Case(
             "Dropout",
             nn.Dropout(0.5),

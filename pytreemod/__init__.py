@@ -117,6 +117,7 @@ _LATER = {
     "register_for_files": "pytreemod.io.registered:register_for_files",
     "register_torch_layout": "pytreemod.io.torch_layouts:register_torch_layout",
     "Relaid": "pytreemod.io.torch_layouts:Relaid",
+    "reinitialize": "pytreemod.nn.reinitializing:reinitialize",
     "save": "pytreemod.io.saving:save",
     "stateful": "pytreemod.nn.nets:stateful",
     "Summed": "pytreemod.io.torch_layouts:Summed",
@@ -156,6 +157,7 @@ if _typing.TYPE_CHECKING:
     from pytreemod.nn.modes import inference_mode as inference_mode
     from pytreemod.nn.modes import with_mode as with_mode
     from pytreemod.nn.nets import stateful as stateful
+    from pytreemod.nn.reinitializing import reinitialize as reinitialize
 
     tree_inference = inference_mode
 else:

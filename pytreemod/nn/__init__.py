@@ -23,8 +23,11 @@ from pytreemod.nn.convolution import Conv1d as Conv1d
 from pytreemod.nn.convolution import Conv2d as Conv2d
 from pytreemod.nn.convolution import Conv3d as Conv3d
 from pytreemod.nn.dropout import Dropout as Dropout
+from pytreemod.nn.einsum_layers import Einsum as Einsum
+from pytreemod.nn.einsum_layers import LinearGeneral as LinearGeneral
 from pytreemod.nn.embedding import Embedding as Embedding
 from pytreemod.nn.group_normalization import GroupNorm as GroupNorm
+from pytreemod.nn.instance_normalization import InstanceNorm as InstanceNorm
 from pytreemod.nn.layer_normalization import LayerNorm as LayerNorm
 from pytreemod.nn.linear import Linear as Linear
 from pytreemod.nn.mlp import MLP as MLP
@@ -46,6 +49,7 @@ from pytreemod.nn.recurrent_cells import LSTMCell as LSTMCell
 from pytreemod.nn.recurrent_cells import RNNCellBase as RNNCellBase
 from pytreemod.nn.recurrent_cells import SimpleCell as SimpleCell
 from pytreemod.nn.rms_normalization import RMSNorm as RMSNorm
+from pytreemod.nn.scaling import Scale as Scale
 from pytreemod.nn.sequential import Identity as Identity
 from pytreemod.nn.sequential import Lambda as Lambda
 from pytreemod.nn.sequential import Sequential as Sequential

@@ -699,3 +699,8 @@ def check_spread(where: TitleLike, x: Array, shape: tuple[int, ...]) -> None:
     if x.ndim == count + 1 and count == 1 and x.shape[0] == shape[0]:
         cure = ("The first axis fits; to make it the last one:", "layer(jnp.moveaxis(x, 0, -1))")
     raise ShapeError(explain(str(where), f"x of shape ({wanted})", describe(x), cure=cure))
+
+
+def check_rank(layer: Any, value: Any, minimum: int = 0) -> int | None:
+    """Accept how many spatial axes there are; None for as many as x has."""
+    return None if value is None else check_size(named(layer, "num_spatial_dims"), value, minimum)

@@ -14,6 +14,7 @@ from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
     Title,
+    as_integer,
     as_sequence,
     check_array,
     check_dtype,
@@ -35,6 +36,7 @@ from pytreemod.nn.functional.normalization import (
     update_running,
 )
 from pytreemod.nn.functional.promotion import computing_dtype
+from pytreemod.nn.initializing import Initializer, initial_affine
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.tokens import StateIndex
 from pytreemod.state.values import State
@@ -55,16 +57,21 @@ class BatchNorm(StatefulLayer):
     after their step towards those of the batch; they begin with the first batch's, and have the
     biased variance. It is the default of Equinox, for programs that were tuned with it.
 
-    Which axis holds the channels depends on `axis_name`:
+    Which axis holds the channels depends on `axis_name`, if `channel_axis` does not say it:
 
     - `axis_name=None`: x is a whole batch, channels on axis 1, as in PyTorch;
     - `axis_name="batch"`: x is one example, channels on axis 0, and the layer is called under
       `jax.vmap(..., axis_name="batch")`, as in Equinox. Several names reduce over several axes.
 
+    With `channel_axis`, the statistics are those of all other axes of x and of the axes named:
+    `BatchNorm(8, "data", channel_axis=1)` takes the part of a batch that each device of a mesh has,
+    and normalizes it by the whole one.
+
     Computed in float32 or wider, returned in the dtype of x.
 
     Shapes:
-        x: (batch, input_size, *spatial); (input_size, *spatial) if axis_name is given
+        x: (batch, input_size, *spatial); (input_size, *spatial) if axis_name is given; any with
+            input_size on channel_axis if that is
         return: the shape of x
 
     Fields:
@@ -85,6 +92,11 @@ class BatchNorm(StatefulLayer):
         dtype: of weight and bias; JAX's default float if None. The running statistics are kept
             in float32 or wider.
         mode: "batch", or "ema", see above.
+        channel_axis: the axis of the channels, counted from the front or from the back; None for
+            the one that axis_name tells.
+        weight_init: `(key, shape, dtype) -> array`, for the weight; one if None.
+        bias_init: the same for the bias; zero if None.
+        key: used once, for weight_init and bias_init; not needed without.
 
     State and randomness: reads and writes its tokens when training, reads them in inference.
 
@@ -127,6 +139,7 @@ class BatchNorm(StatefulLayer):
     channelwise_affine: bool = field(static=True)
     momentum: float = field(static=True)
     mode: str = field(static=True)
+    channel_axis: int | None = field(default=None, static=True)
 
     def __init__(
         self,
@@ -138,6 +151,11 @@ class BatchNorm(StatefulLayer):
         inference: bool = False,
         dtype: Any = None,
         mode: str = "batch",
+        *,
+        channel_axis: int | None = None,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        key: KeyLike | None = None,
     ):
         self.input_size = check_size(named(self, "input_size"), input_size)
         self.axis_name = _check_axis_name(named(self, "axis_name"), axis_name)
@@ -146,12 +164,14 @@ class BatchNorm(StatefulLayer):
         self.momentum = check_number(named(self, "momentum"), momentum, 0.0, 1.0)
         self.inference = check_flag(named(self, "inference"), inference)
         self.mode = _check_mode(named(self, "mode"), mode)
+        self.channel_axis = _check_channel_axis(named(self, "channel_axis"), channel_axis)
         dtype = check_dtype(named(self, "dtype"), dtype, real=True)
         # The running statistics are wide whatever the weights are: at momentum 0.99, bfloat16 would
         # round most steps away.
         size, wide = (self.input_size,), computing_dtype(dtype)
-        self.weight = jnp.ones(size, dtype) if self.channelwise_affine else None
-        self.bias = jnp.zeros(size, dtype) if self.channelwise_affine else None
+        shape = size if self.channelwise_affine else None
+        inits = (weight_init, bias_init)
+        self.weight, self.bias = initial_affine(self, (shape, shape), dtype, inits, key)
         self.state_index = StateIndex((jnp.zeros(size, wide), jnp.ones(size, wide)))
         # An average that went on from the zeros would have to be debiased: the first batch is it.
         self.ema_first_time_index = StateIndex(jnp.asarray(True)) if self._is_ema() else None
@@ -164,6 +184,7 @@ class BatchNorm(StatefulLayer):
         check_number(named(self, "eps"), self.eps, 0.0)
         check_number(named(self, "momentum"), self.momentum, 0.0, 1.0)
         _check_mode(named(self, "mode"), self.mode)
+        _check_channel_axis(named(self, "channel_axis"), self.channel_axis)
         if self._is_ema() != (self.ema_first_time_index is not None):
             cure = (
                 "It decides what the State holds; make a layer:",
@@ -208,14 +229,14 @@ class BatchNorm(StatefulLayer):
             The normalized array, and the State to go on with.
         """
         del key
-        # Mapped over, the layer sees one example: the batch is the axis that has the name.
-        channel_axis = 1 if self.axis_name is None else 0
         where, size = self._title(), (self.input_size,) if self.channelwise_affine else None
         # Before the State is missed: who calls it with a tree did not mean to call it.
         refuse_tree(where, x)
         state = required_state(where, state)
         weight, bias = own_arrays(where, weight=size, bias=size)
-        x = self._check(x, channel_axis)
+        x = check_array(where, x)
+        channel_axis = self._axis_of_channels(x)
+        self._check(x, channel_axis)
         rescale = ft.partial(
             batch_norm, weight=weight, bias=bias, channel_axis=channel_axis, eps=self.eps
         )
@@ -254,12 +275,21 @@ class BatchNorm(StatefulLayer):
         expected = f"running statistics of shape ({self.input_size},) in the State"
         raise ShapeError(explain(str(self._title()), expected, describe(running[0]), cure=cure))
 
-    def _check(self, x: Any, channel_axis: int) -> Array:
+    def _axis_of_channels(self, x: Array) -> int:
+        """Counted from the front, and so known only with x if it is said from the back."""
+        if self.channel_axis is None:
+            # Mapped over, the layer sees one example: the batch is the axis that has the name.
+            return 1 if self.axis_name is None else 0
+        return self.channel_axis + x.ndim * (self.channel_axis < 0)
+
+    def _check(self, x: Array, channel_axis: int) -> None:
         where = self._title()
-        x = check_array(where, x)
         check_floating(where, x)
-        if x.ndim > channel_axis and x.shape[channel_axis] == self.input_size:
-            return x
+        if 0 <= channel_axis < x.ndim and x.shape[channel_axis] == self.input_size:
+            return
+        if self.channel_axis is not None:
+            expected = f"x with {self.input_size} channels on axis {self.channel_axis}"
+            raise ShapeError(explain(str(where), expected, describe(x)))
         axes = ("batch",) * channel_axis + (str(self.input_size), "...")
         raise ShapeError(
             explain(str(where), f"x of shape ({', '.join(axes)})", describe(x), cure=self._cure(x))
@@ -331,6 +361,16 @@ def _check_axis_name(where: str, axis_name: Any) -> Hashable:
     cure = ("For whole batches, without a mapped axis:", "BatchNorm(input_size)")
     expected = "the name of a mapped axis, several different ones, or None"
     raise ArgumentError(explain(where, expected, describe(axis_name), cure=cure))
+
+
+def _check_channel_axis(where: str, axis: Any) -> int | None:
+    """Accept None, or the number of an axis, counted from the front or from the back."""
+    if axis is None:
+        return None
+    whole = as_integer(axis)
+    if whole is None:
+        raise ArgumentError(explain(where, "the number of an axis, or None", describe(axis)))
+    return whole
 
 
 def _axis_names(axis_name: Hashable) -> tuple[Hashable, ...]:

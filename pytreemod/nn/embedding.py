@@ -17,14 +17,17 @@ from pytreemod.nn.arguments import (
     check_array,
     check_dtype,
     check_key,
+    check_last_axis,
     check_size,
     named,
     own_arrays,
 )
 from pytreemod.nn.calling import ignores_key
 from pytreemod.nn.functional.embeddings import embedding
+from pytreemod.nn.functional.linear_functions import linear
 from pytreemod.nn.initializing import Initializer, initialize
 from pytreemod.state.key_sources import KeyLike
+from pytreemod.typing import AnyArray
 
 
 class Embedding(Module):
@@ -117,6 +120,33 @@ class Embedding(Module):
                 explain(str(where), "x of an integer dtype", describe(rows), cure=cure)
             )
         return embedding(rows, weight)
+
+    @jax.named_scope("pm.nn.Embedding.attend")
+    def attend(self, x: AnyArray) -> Shaped[Array, ...]:
+        """The product of x with each row: how well each fits, as logits of tied weights are taken.
+
+        Args:
+            x: vectors of embedding_size entries, with any number of axes before.
+
+        Returns:
+            An array of shape (..., num_embeddings).
+
+        Raises:
+            ShapeError: the last axis of x has not embedding_size entries, or weight has another
+                shape than the sizes say.
+
+        Examples:
+            >>> import jax.numpy as jnp
+            >>> from pytreemod import nn
+            >>> layer = nn.Embedding(weight=jnp.array([[1.0, 0.0], [0.5, 2.0]]))
+            >>> layer.attend(jnp.array([2.0, 1.0]))
+            Array([2., 3.], dtype=float32)
+        """
+        where = Title(self, "num_embeddings", "embedding_size")
+        (weight,) = own_arrays(where, weight=(self.num_embeddings, self.embedding_size))
+        x = check_array(where, x)
+        check_last_axis(where, x, self.embedding_size, "embedding_size")
+        return linear(x, weight)
 
     def _check_sizes_given(self, num_embeddings: Any, embedding_size: Any) -> None:
         if num_embeddings is None or embedding_size is None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, overload
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
@@ -15,16 +14,19 @@ from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
     Title,
     check_array,
+    check_channels,
     check_dtype,
     check_flag,
     check_floating,
     check_number,
+    check_rank,
     check_size,
     named,
     own_arrays,
 )
 from pytreemod.nn.calling import ABSENT, Absence, Absent, check_state, ignores_key
 from pytreemod.nn.functional.normalization import group_norm
+from pytreemod.nn.initializing import Initializer, initial_affine
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.values import State
 from pytreemod.typing import AnyArray
@@ -36,14 +38,15 @@ class GroupNorm(Module):
     Mean and (biased) variance are those of a group: of neighbouring channels, and of all that
     comes after them. One group normalizes all of x, as many groups as channels each for itself.
 
-    x is one example, as in Equinox: how many spatial axes there are is for x to say, so that a
-    batch would be taken for a larger example. `jax.vmap(layer)` takes a batch.
+    Without num_spatial_dims x is one example, as in Equinox: how many spatial axes there are is for
+    x to say, so that a batch would be taken for a larger example. `jax.vmap(layer)` takes a batch;
+    so does a layer that is told how many spatial axes there are.
 
     Computed in float32 or wider, returned in the dtype of x.
 
     Shapes:
-        x: (channels, *spatial)
-        return: (channels, *spatial)
+        x: (channels, *spatial); (..., channels, *spatial) with num_spatial_dims
+        return: the shape of x
 
     Fields:
         weight: (channels,), or None if channelwise_affine=False
@@ -56,6 +59,11 @@ class GroupNorm(Module):
         eps: added to the variance, >= 0.
         channelwise_affine: whether to scale and shift each channel.
         dtype: of weight and bias; JAX's default float if None.
+        num_spatial_dims: number of axes after the channels, >= 0, where those before them are batch
+            axes; None where there are no batch axes.
+        weight_init: `(key, shape, dtype) -> array`, for the weight; one if None.
+        bias_init: the same for the bias; zero if None.
+        key: used once, for weight_init and bias_init; not needed without.
 
     State and randomness: none. A State passed in is handed back beside the result.
 
@@ -81,6 +89,7 @@ class GroupNorm(Module):
     channelwise_affine: bool = field(static=True)
     weight: Inexact[Array, " channels"] | None
     bias: Inexact[Array, " channels"] | None
+    num_spatial_dims: int | None = field(default=None, static=True)
 
     def __init__(
         self,
@@ -89,6 +98,11 @@ class GroupNorm(Module):
         eps: int | float = 1e-5,
         channelwise_affine: bool = True,
         dtype: Any = None,
+        *,
+        num_spatial_dims: int | None = None,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        key: KeyLike | None = None,
     ):
         self.groups = check_size(named(self, "groups"), groups, 1)
         self.channelwise_affine = check_flag(named(self, "channelwise_affine"), channelwise_affine)
@@ -97,14 +111,16 @@ class GroupNorm(Module):
         self.eps = check_number(named(self, "eps"), eps, 0.0)
         dtype = check_dtype(named(self, "dtype"), dtype, real=True)
         size = self._size()
-        self.weight = None if size is None else jnp.ones(size, dtype)
-        self.bias = None if size is None else jnp.zeros(size, dtype)
+        self.num_spatial_dims = check_rank(self, num_spatial_dims)
+        inits = (weight_init, bias_init)
+        self.weight, self.bias = initial_affine(self, (size, size), dtype, inits, key)
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.
         check_size(named(self, "groups"), self.groups, 1)
         _check_channels(self, self.channels)
         check_number(named(self, "eps"), self.eps, 0.0)
+        check_rank(self, self.num_spatial_dims)
 
     @overload
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]: ...
@@ -131,8 +147,14 @@ class GroupNorm(Module):
         weight, bias = own_arrays(where, weight=size, bias=size)
         x = check_array(where, x)
         check_floating(where, x)
-        _check_grouped(where, x, self.groups, self.channels)
-        out = group_norm(x, self.groups, weight, bias, eps=self.eps)
+        dims, axis = self.num_spatial_dims, 0
+        if dims is None:
+            _check_grouped(where, x, self.groups, self.channels)
+        else:
+            check_channels(where, x, self.channels, dims)
+            axis = x.ndim - dims - 1
+            _check_multiple(where, x, self.groups, axis)
+        out = group_norm(x, self.groups, weight, bias, channel_axis=axis, eps=self.eps)
         return out if isinstance(state, Absence) else (out, state)
 
     def _size(self) -> tuple[int] | None:
@@ -153,6 +175,13 @@ def _check_channels(layer: GroupNorm, channels: Any) -> int | None:
     if count % layer.groups != 0:
         raise ArgumentError(explain(where, f"a multiple of groups={layer.groups}", str(count)))
     return count
+
+
+def _check_multiple(where: Title, x: Array, groups: int, axis: int) -> None:
+    """Require that the groups divide the channels, which may be any number of them."""
+    if x.shape[axis] % groups != 0:
+        expected = f"a multiple of {groups} channels on axis {axis} of x"
+        raise ShapeError(explain(str(where), expected, describe(x)))
 
 
 def _check_grouped(where: Title, x: Array, groups: int, channels: int | None) -> None:

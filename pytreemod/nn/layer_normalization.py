@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, overload
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Shaped
 
 from pytreemod.module.classes import Module
@@ -28,6 +27,7 @@ from pytreemod.nn.arguments import (
 )
 from pytreemod.nn.calling import ABSENT, Absence, Absent, check_state, ignores_key
 from pytreemod.nn.functional.normalization import layer_norm
+from pytreemod.nn.initializing import Initializer, initial_affine
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.values import State
 from pytreemod.typing import AnyArray
@@ -54,6 +54,9 @@ class LayerNorm(Module):
         dtype: of weight and bias; JAX's default float if None.
         elementwise_affine: an older name of `use_weight` and `use_bias` together, which is told by
             a warning.
+        weight_init: `(key, shape, dtype) -> array`, for the weight; one if None.
+        bias_init: the same for the bias; zero if None.
+        key: used once, for weight_init and bias_init; not needed without.
 
     State and randomness: none. A State passed in is handed back beside the result.
 
@@ -87,6 +90,9 @@ class LayerNorm(Module):
         dtype: Any = None,
         *,
         elementwise_affine: bool | None = None,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        key: KeyLike | None = None,
     ):
         if elementwise_affine is not None:
             old, new = "elementwise_affine", ("use_weight", "use_bias")
@@ -98,8 +104,8 @@ class LayerNorm(Module):
         self.use_weight = check_flag(named(self, "use_weight"), use_weight)
         self.use_bias = check_flag(named(self, "use_bias"), use_bias)
         dtype = check_dtype(named(self, "dtype"), dtype, real=True)
-        self.weight = jnp.ones(self.shape, dtype) if self.use_weight else None
-        self.bias = jnp.zeros(self.shape, dtype) if self.use_bias else None
+        shapes = (self._size(self.use_weight), self._size(self.use_bias))
+        self.weight, self.bias = initial_affine(self, shapes, dtype, (weight_init, bias_init), key)
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.
@@ -131,12 +137,13 @@ class LayerNorm(Module):
         # It needs none, and hands it back: so it may stand in the place of a BatchNorm.
         check_state(where, state)
         weight, bias = own_arrays(
-            where,
-            weight=self.shape if self.use_weight else None,
-            bias=self.shape if self.use_bias else None,
+            where, weight=self._size(self.use_weight), bias=self._size(self.use_bias)
         )
         x = check_array(where, x)
         check_floating(where, x)
         check_trailing(where, x, self.shape)
         out = layer_norm(x, self.shape, weight, bias, eps=self.eps)
         return out if isinstance(state, Absence) else (out, state)
+
+    def _size(self, is_used: bool) -> tuple[int, ...] | None:
+        return self.shape if is_used else None

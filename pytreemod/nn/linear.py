@@ -98,9 +98,8 @@ class Linear(Module):
         weight_key, bias_key = split_key(named(self, "key"), key, 2)
 
         fan_in, fan_out = _count(self.in_features), _count(self.out_features)
-        self.weight = _initial_weight(
-            named(self, "weight_init"), weight_init, weight_key, (fan_in, fan_out), dtype
-        )
+        where = named(self, "weight_init")
+        self.weight = initial_matrix(where, self, weight_init, weight_key, dtype)
         self.bias = None
         if self.use_bias:
             start = uniform_by_fan_in(fan_in) if bias_init is None else bias_init
@@ -136,19 +135,15 @@ def _count(size: int | Literal["scalar"]) -> int:
     return 1 if size == "scalar" else size
 
 
-def _initial_weight(
-    where: str,
-    weight_init: Initializer | None,
-    key: PRNGKeyArray,
-    fans: tuple[int, int],
-    dtype: Any,
+def initial_matrix(
+    where: str, layer: Linear, weight_init: Initializer | None, key: PRNGKeyArray, dtype: Any
 ) -> Array:
     """The weight, (out, in), from an initializer that counts its inputs on the first axis.
 
     JAX's initializers take fan-in from the axis before the last: handed (out, in) they would
     silently scale by the wrong size.
     """
-    fan_in, fan_out = fans
+    fan_in, fan_out = _count(layer.in_features), _count(layer.out_features)
     if weight_init is None:
         # Drawn in the layout of the field, so that a seed gives the numbers it gives in Equinox.
         return initialize(where, uniform_by_fan_in(fan_in), key, (fan_out, fan_in), dtype)

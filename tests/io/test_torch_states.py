@@ -216,6 +216,10 @@ LAYERS = {
         lambda torch: torch.nn.RMSNorm((2, 3), eps=1e-5),
         lambda key: nn.RMSNorm((2, 3), use_bias=False),
     ),
+    "InstanceNorm": (
+        lambda torch: torch.nn.InstanceNorm1d(4, affine=True),
+        lambda key: nn.InstanceNorm(4, channelwise_affine=True),
+    ),
     "LayerNorm": (lambda torch: torch.nn.LayerNorm((2, 3)), lambda key: nn.LayerNorm((2, 3))),
     "GroupNorm": (lambda torch: torch.nn.GroupNorm(2, 4), lambda key: nn.GroupNorm(2, 4)),
     "BatchNorm": (lambda torch: torch.nn.BatchNorm1d(3), lambda key: nn.BatchNorm(3)),
@@ -242,6 +246,7 @@ INPUTS = {
     "ConvTranspose1d": (2, 5),
     "ConvTranspose2d": (4, 3, 2),
     "ConvTranspose3d": (1, 2, 1, 2),
+    "InstanceNorm": (4, 3),
     "LayerNorm": (2, 3),
     "PReLU": (4, 3),
     "RMSNorm": (2, 3),

@@ -84,6 +84,17 @@ CATALOGUE = [
     Entry("Linear without bias", lambda key: nn.Linear(3, 4, False, key=key), wave(3)),
     Entry("Linear from scalar", lambda key: nn.Linear("scalar", 4, key=key), wave()),
     Entry("Linear to scalar", lambda key: nn.Linear(3, "scalar", key=key), wave(3)),
+    Entry(
+        "LinearGeneral",
+        lambda key: nn.LinearGeneral((2, 3), (4, 2), (-1, -3), key=key),
+        wave(3, 5, 2),
+    ),
+    Entry(
+        "Einsum",
+        lambda key: nn.Einsum("...hi,hio->...ho", (2, 3, 4), (2, 1), key=key),
+        wave(2, 3),
+    ),
+    Entry("Scale", lambda key: nn.Scale((2, 1)), wave(2, 3)),
     Entry("MLP", lambda key: nn.MLP(3, 2, 4, 2, key=key), wave(3)),
     Entry(
         "MLP with a Module between",
@@ -130,6 +141,23 @@ CATALOGUE = [
     Entry("PReLU", lambda key: nn.PReLU(), wave(3)),
     Entry("PReLU for each channel", lambda key: nn.PReLU(jnp.full((2, 1), 0.1)), wave(2, 3)),
     Entry("GroupNorm", lambda key: nn.GroupNorm(2, 4), wave(4, 3), batches=False),
+    Entry(
+        "GroupNorm of batches",
+        lambda key: nn.GroupNorm(2, 4, num_spatial_dims=1),
+        wave(4, 3),
+    ),
+    Entry("InstanceNorm", lambda key: nn.InstanceNorm(2), wave(2, 3), batches=False),
+    Entry(
+        "InstanceNorm of batches",
+        lambda key: nn.InstanceNorm(2, channelwise_affine=True, num_spatial_dims=1),
+        wave(2, 3),
+    ),
+    Entry(
+        "BatchNorm with channels last",
+        lambda key: nn.BatchNorm(3, channel_axis=-1),
+        wave(4, 2, 3),
+        batches=False,
+    ),
     Entry("BatchNorm", lambda key: nn.BatchNorm(3), wave(4, 3), batches=False),
     Entry(
         "BatchNorm under vmap",

@@ -374,6 +374,7 @@ def test_arrays_come_in_the_order_asked_for():
         (nn.LayerNorm, (3,)),
         (nn.RMSNorm, (3,)),
         (nn.GroupNorm, (2, 4)),
+        (nn.InstanceNorm, (4,)),
         (nn.BatchNorm, (3,)),
         (nn.PReLU, (0.25,)),
     ],
@@ -387,6 +388,16 @@ def test_only_real_floating_numbers_are_normalized(make, sizes, dtype, text):
         ArgumentError, match=rf"^{make.__name__}.*: expected x of a floating .*{text}"
     ):
         layer(jnp.ones((4, 3), dtype), *(state,) * takes_state)
+
+
+def general():
+    """A layer over several axes."""
+    return nn.LinearGeneral(3, (2, 2), key=KEYS[0])
+
+
+def products():
+    """A layer that is told what it sums."""
+    return nn.Einsum("...i,io->...o", (3, 2), key=KEYS[0])
 
 
 def adaptive():
@@ -408,6 +419,16 @@ def transposed():
         (adaptive, {"target_shape": (0,)}, r"\(target_shape\): .* at least 1, or .* got \(0,\)"),
         (adaptive, {"target_shape": [2]}, r"\(target_shape\): expected \(2,\), got \[2\]"),
         (adaptive, {"operation": None}, r"\(operation\): expected a function, got None"),
+        (lambda: nn.BatchNorm(2), {"channel_axis": 0.5}, r"\(channel_axis\): expected the number"),
+        (lambda: nn.GroupNorm(1, 2), {"num_spatial_dims": -1}, r"\(num_spatial_dims\): .* got -1"),
+        (lambda: nn.InstanceNorm(2), {"num_spatial_dims": 0}, r"\(num_spatial_dims\): .* got 0"),
+        (lambda: nn.InstanceNorm(2), {"eps": -1.0}, r"InstanceNorm\(eps\): .* >= 0, got -1"),
+        (lambda: nn.InstanceNorm(2), {"channels": 0.5}, r"InstanceNorm\(channels\): .* got 0.5"),
+        (lambda: nn.Scale(2), {"shape": 2}, r"Scale\(shape\): expected \(2,\), got 2"),
+        (general, {"in_features": 3}, r"\(in_features\): expected \(3,\), got 3"),
+        (general, {"axis": (0, 1)}, r"\(axis\): expected 1 different axes, one for each"),
+        (products, {"equation": "i,io->...o"}, r"\(equation\): expected an equation of x and the"),
+        (products, {"bias_shape": 2}, r"\(bias_shape\): expected \(2,\), got 2"),
         (lambda: nn.RMSNorm(2), {"eps": -1.0}, r"RMSNorm\(eps\): .* >= 0, got -1"),
         (lambda: nn.RMSNorm(2), {"shape": 2}, r"RMSNorm\(shape\): expected \(2,\), got 2"),
         (transposed, {"stride": 2}, r"ConvTranspose1d\(stride\): expected \(2,\), got 2"),
@@ -447,6 +468,16 @@ def transposed():
         "no target",
         "target that is a list",
         "no operation",
+        "channel_axis",
+        "num_spatial_dims of GroupNorm",
+        "num_spatial_dims of InstanceNorm",
+        "eps of InstanceNorm",
+        "channels of InstanceNorm",
+        "shape of Scale",
+        "in_features of LinearGeneral",
+        "axis",
+        "equation",
+        "bias_shape",
         "eps of RMSNorm",
         "shape of RMSNorm",
         "stride of ConvTranspose",

@@ -9,6 +9,7 @@ import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, ShapeError
 from tests.helpers.equations import equations
+from tests.helpers.meshes import MESH, P
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -138,6 +139,52 @@ def test_a_name_may_be_that_of_a_mesh_axis():
     found = zip(jax.tree.leaves(state), jax.tree.leaves(direct_state), strict=True)
     for own, other in found:
         assert_close(own, other)
+
+
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_the_parts_of_a_batch_on_a_mesh_are_normalized_as_one(mode):
+    """With channel_axis a layer takes a part and reduces over a mesh axis, under defaults."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3, "data", channel_axis=1, mode=mode)
+    whole, whole_state = nn.make_with_state(nn.BatchNorm)(3, mode=mode)
+    x = jnp.asarray(wave(8, 3, 2))
+    specs = {"in_specs": (P("data"), P()), "out_specs": (P("data"), P())}
+    call = pm.filter_shard_map(lambda x, s: layer(x, s), mesh=MESH, **specs)
+
+    def loss(call, x, state):
+        out, state = call(x, state)
+        return jnp.sum(jnp.sin(out)), (out, state)
+
+    grads, (out, state) = jax.grad(loss, 1, has_aux=True)(call, x, state)
+    expected, (wanted, after) = jax.grad(loss, 1, has_aux=True)(whole, x, whole_state)
+
+    assert_close(out, wanted)
+    assert_close(grads, expected)
+    for found, value in zip(
+        state.get(layer.state_index), after.get(whole.state_index), strict=True
+    ):
+        assert_close(found, value)
+
+
+@pytest.mark.parametrize("axis", [0, 2, -1, -2])
+def test_channels_may_stand_anywhere(axis):
+    """Counted from the front or from the back; all other axes are the batch."""
+    x = wave(4, 3, 2)
+    size = x.shape[axis]
+    layer, state = nn.make_with_state(nn.BatchNorm)(size, channel_axis=axis)
+    whole, whole_state = nn.make_with_state(nn.BatchNorm)(size)
+
+    out, state = layer(jnp.asarray(x), state)
+    moved, after = whole(jnp.moveaxis(jnp.asarray(x), axis, 1), whole_state)
+
+    assert_close(out, jnp.moveaxis(moved, 1, axis))
+    assert_close(state.get(layer.state_index)[1], after.get(whole.state_index)[1])
+    for shape in ((size + 1,) * 3, ()):
+        with pytest.raises(ShapeError, match=rf"expected x with {size} channels on axis {axis}"):
+            layer(jnp.ones(shape), after)
+    with pytest.raises(
+        ArgumentError, match=r"^BatchNorm\(channel_axis\): expected the number of an"
+    ):
+        nn.BatchNorm(3, channel_axis="last")
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 1.0])

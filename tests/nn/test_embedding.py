@@ -115,3 +115,16 @@ def test_a_row_number_means_the_same_in_every_dtype(x):
     assert layer(x).tolist() == jax.jit(lambda x: layer(x))(x).tolist() == [[299], [44]]
     assert np.isnan(layer(np.array([2**32 + 1]))).all()
     assert np.isnan(layer(np.int64(-(2**32) - 1))).all()
+
+
+def test_attend_is_the_product_with_each_row(key):
+    """Logits of tied weights: any number of axes before, a last one of that size."""
+    layer, x = nn.Embedding(5, 3, key=key), wave(2, 4, 3)
+
+    assert_close(layer.attend(jnp.asarray(x)), x @ np.asarray(layer.weight).T)
+    with pytest.raises(
+        ShapeError, match=r"^Embedding\(num_embeddings=5, .*\): expected x of shape "
+    ):
+        layer.attend(jnp.ones((3, 4)))
+    with pytest.raises(ShapeError, match=r"expected weight of shape \(5, 3\), got "):
+        layer.replace(weight=jnp.ones((2, 5, 3))).attend(jnp.asarray(x))

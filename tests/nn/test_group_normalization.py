@@ -24,6 +24,22 @@ def test_group_norm_is_pytorchs(torch, spatial):
     assert_close(jax.vmap(layer)(jnp.asarray(x)), reference(torch.tensor(x)))
 
 
+def test_group_norm_takes_batches_if_it_is_told_the_rank():
+    """As many axes as are said stand after the channels, all others before; any channels too."""
+    x = jnp.asarray(wave(2, 5, 4, 3))
+    expected = jax.vmap(jax.vmap(nn.GroupNorm(2, 4)))(x)
+
+    assert_close(nn.GroupNorm(2, 4, num_spatial_dims=1)(x), expected)
+    free = nn.GroupNorm(2, channelwise_affine=False, num_spatial_dims=1)
+    assert_close(free(x), expected)
+    with pytest.raises(
+        ShapeError, match=r"expected x of shape \(\.\.\., 4, height, width\), got f32"
+    ):
+        nn.GroupNorm(2, 4, num_spatial_dims=2)(x)
+    with pytest.raises(ShapeError, match=r"expected a multiple of 2 channels on axis 2 of x, got "):
+        free(jnp.ones((2, 5, 3, 3)))
+
+
 @pytest.mark.parametrize("channels", [None, 4])
 def test_group_norm_without_weights(channels):
     """Each group has mean zero and variance one; channels that are not given may be any number."""
@@ -45,6 +61,14 @@ def test_group_norm_starts_as_the_plain_formula():
     assert layer.weight.dtype == layer.bias.dtype == jnp.bfloat16
     assert (layer.weight.tolist(), layer.bias.tolist()) == ([1, 1], [0, 0])
     assert (layer.groups, layer.channels, layer.eps) == (1, 2, 1e-5)
+
+
+def test_group_norm_starts_as_it_is_told(key):
+    """With an initializer for each."""
+    constant = jax.nn.initializers.constant
+    layer = nn.GroupNorm(1, 2, weight_init=constant(2.0), bias_init=constant(3.0), key=key)
+
+    assert (layer.weight.tolist(), layer.bias.tolist()) == ([2, 2], [3, 3])
 
 
 def test_group_norm_hands_state_back():
@@ -93,6 +117,7 @@ def test_group_norm_refuses_other_first_axes(channels, x, text):
         ({"channels": None}, r"GroupNorm\(channels\): .*None(.|\n)*channelwise_affine=False"),
         ({"eps": -1e-5}, r"GroupNorm\(eps\): expected a number >= 0, got -1e-05"),
         ({"channelwise_affine": 1}, r"GroupNorm\(channelwise_affine\): expected True or False"),
+        ({"num_spatial_dims": -1}, r"GroupNorm\(num_spatial_dims\): expected an integer of at"),
         ({"dtype": int}, r"GroupNorm\(dtype\): expected a floating dtype"),
     ],
     ids=label,

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pytreemod.errors import ArgumentError
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, RngError
 from pytreemod.nn.initializing import initialize, uniform_by_fan_in
 from tests.labels import label
 
@@ -61,3 +62,30 @@ def test_other_results_are_refused(key, result, text):
     """A weight of another shape would fail later, or broadcast."""
     with pytest.raises(ArgumentError, match=f"^{text}"):
         initialize("f(init)", lambda key, shape, dtype: result, key, (2, 3), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **options: nn.LayerNorm((2, 3), **options),
+        lambda **options: nn.RMSNorm(4, **options),
+        lambda **options: nn.InstanceNorm(4, channelwise_affine=True, **options),
+        lambda **options: nn.BatchNorm(4, **options),
+    ],
+    ids=["LayerNorm", "RMSNorm", "InstanceNorm", "BatchNorm"],
+)
+def test_layers_that_normalize_start_as_they_are_told(key, make):
+    """With an initializer for each, and a key of its own; ones and zeros need no key."""
+    normal = jax.nn.initializers.normal()
+    layer = make(weight_init=normal, bias_init=normal, key=key)
+    weight_key, bias_key = jax.random.split(key)
+    shape = layer.weight.shape
+
+    assert (layer.weight == normal(weight_key, shape, jnp.float32)).all()
+    assert (layer.bias == normal(bias_key, shape, jnp.float32)).all()
+    assert (make(bias_init=normal, key=key).weight == 1).all()
+    assert (make(weight_init=normal, key=key).bias == 0).all()
+    with pytest.raises(RngError, match=r"Norm\(key\): expected a random key, got None"):
+        make(weight_init=normal)
+    with pytest.raises(ArgumentError, match=r"Norm\(bias_init\): expected a function"):
+        make(bias_init=1.0, key=key)

@@ -9,10 +9,14 @@ from pytreemod.nn.functional.adaptive_windows import adaptive_pool as adaptive_p
 from pytreemod.nn.functional.convolution import conv as conv
 from pytreemod.nn.functional.dropout_masks import dropout as dropout
 from pytreemod.nn.functional.embeddings import embedding as embedding
+from pytreemod.nn.functional.linear_functions import einsum as einsum
 from pytreemod.nn.functional.linear_functions import linear as linear
+from pytreemod.nn.functional.linear_functions import linear_general as linear_general
+from pytreemod.nn.functional.linear_functions import scale as scale
 from pytreemod.nn.functional.normalization import batch_norm as batch_norm
 from pytreemod.nn.functional.normalization import batch_statistics as batch_statistics
 from pytreemod.nn.functional.normalization import group_norm as group_norm
+from pytreemod.nn.functional.normalization import instance_norm as instance_norm
 from pytreemod.nn.functional.normalization import layer_norm as layer_norm
 from pytreemod.nn.functional.normalization import moving_average as moving_average
 from pytreemod.nn.functional.normalization import normalize_batch as normalize_batch

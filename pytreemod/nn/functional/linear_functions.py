@@ -1,7 +1,10 @@
-"""`linear`: a product with a matrix, and a bias, over the last axis."""
+"""Sums of products: with a matrix, with an array of any number of axes, entry by entry."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, Shaped
 
@@ -51,3 +54,131 @@ def _linear(x: Array, weight: Array, bias: Array | None) -> Array:
     # Not `x @ weight.T`: the transposition would be an operation of its own in the program.
     y = lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
     return y if bias is None else lax.add(y, place(bias, y, y.ndim - 1))
+
+
+def linear_general(
+    x: Shaped[Array, ...],
+    weight: Shaped[Array, ...],
+    bias: Shaped[Array, ...] | None = None,
+    *,
+    axis: Sequence[int] = (-1,),
+) -> Shaped[Array, ...]:
+    """Sum over several axes of x at once; what comes of them stands last.
+
+    Shapes:
+        x: any
+        weight: (*in, *out), where in are the sizes of the axes of x
+        bias: out or None
+        return: (*rest, *out), where rest are the other axes of x
+
+    Args:
+        x: input.
+        weight: the factors.
+        bias: added to each output.
+        axis: the axes of x that are summed over, in the order of those of weight.
+
+    Returns:
+        The mapped array.
+
+    Raises:
+        TypeError: the sizes disagree (raised by JAX).
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> x, weight = jnp.ones((7, 2, 3)), jnp.ones((2, 3, 4, 5))
+        >>> nn.functional.linear_general(x, weight, axis=(-2, -1)).shape
+        (7, 4, 5)
+
+    Source:
+        `flax.nnx.LinearGeneral`.
+    """
+    return _linear_general(*as_arrays(x, weight, bias), axis=tuple(axis))
+
+
+@traced_once("axis")
+def _linear_general(x: Array, weight: Array, bias: Array | None, *, axis: tuple[int, ...]) -> Array:
+    x, weight, bias = promote(x, weight, bias)
+    ours = tuple(i % x.ndim for i in axis)
+    y = lax.dot_general(x, weight, ((ours, tuple(range(len(ours)))), ((), ())))
+    return y if bias is None else lax.add(y, place(bias, y, y.ndim - bias.ndim))
+
+
+def scale(x: Shaped[Array, ...], weight: Shaped[Array, ...]) -> Shaped[Array, ...]:
+    """Multiply the last axes of x by weight, entry by entry.
+
+    Shapes:
+        x: (..., *shape)
+        weight: what can be broadcast to shape, one size for each of its axes
+        return: the shape of x
+
+    Args:
+        x: input; every axis before those of weight is a batch axis.
+        weight: the factors.
+
+    Returns:
+        The products.
+
+    Raises:
+        TypeError: weight does not fit (raised by JAX).
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.functional.scale(jnp.ones((2, 2)), jnp.array([1.0, 10.0])).tolist()
+        [[1.0, 10.0], [1.0, 10.0]]
+    """
+    return _scale(*as_arrays(x, weight))
+
+
+@traced_once()
+def _scale(x: Array, weight: Array) -> Array:
+    x, weight = promote(x, weight)
+    return lax.mul(x, place(weight, x, x.ndim - weight.ndim))
+
+
+def einsum(
+    x: Shaped[Array, ...],
+    weight: Shaped[Array, ...],
+    bias: Shaped[Array, ...] | None = None,
+    *,
+    equation: str,
+) -> Shaped[Array, ...]:
+    """Sum products of x and weight by an equation, and add a bias to the last axes.
+
+    Shapes:
+        x: as the equation says
+        weight: as the equation says
+        bias: what can be broadcast to the last axes of the result, or None
+        return: as the equation says
+
+    Args:
+        x: input; "..." in the equation stands for any number of batch axes.
+        weight: the factors.
+        bias: added to the result.
+        equation: of both, such as `"...i,io->...o"`.
+
+    Returns:
+        The sums.
+
+    Raises:
+        TypeError, ValueError: the shapes disagree, or the equation is none (raised by JAX).
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> x, weight = jnp.ones((7, 2, 3)), jnp.ones((2, 3, 4))
+        >>> nn.functional.einsum(x, weight, equation="...hi,hio->...ho").shape
+        (7, 2, 4)
+
+    Source:
+        `flax.nnx.Einsum`.
+    """
+    return _einsum(*as_arrays(x, weight, bias), equation=equation)
+
+
+@traced_once("equation")
+def _einsum(x: Array, weight: Array, bias: Array | None, *, equation: str) -> Array:
+    x, weight, bias = promote(x, weight, bias)
+    y = jnp.einsum(equation, x, weight)
+    return y if bias is None else lax.add(y, place(bias, y, y.ndim - bias.ndim))

@@ -112,8 +112,8 @@ def rms_norm(
     Examples:
         >>> import jax.numpy as jnp
         >>> from pytreemod import nn
-        >>> nn.functional.rms_norm(jnp.array([1.0, 7.0]), (2,), eps=0.0).tolist()
-        [0.2..., 1.4...]
+        >>> nn.functional.rms_norm(jnp.array([-2.0, 2.0]), (2,), eps=0.0).tolist()
+        [-1.0, 1.0]
 
     Source:
         Zhang & Sennrich 2019, https://arxiv.org/abs/1910.07467, eq. (4).
@@ -192,6 +192,56 @@ def _group_norm(
     wide = x.astype(computing_dtype(x.dtype))
     grouped = wide.reshape(*batch, groups, channels // groups, *spatial)
     out = _standardize(grouped, channel_axis + 1, eps).reshape(x.shape)
+    return narrow(_scale_and_shift(out, weight, bias, channel_axis), x)
+
+
+def instance_norm(
+    x: Shaped[Array, ...],
+    weight: Shaped[Array, " channels"] | None = None,
+    bias: Shaped[Array, " channels"] | None = None,
+    *,
+    channel_axis: int = 0,
+    eps: int | float = 1e-5,
+) -> Shaped[Array, ...]:
+    r"""Normalize each channel of each example: $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$.
+
+    Shapes:
+        x: (..., channels, *spatial)
+        weight, bias: (channels,) or None
+        return: (..., channels, *spatial)
+
+    Args:
+        x: input; every axis before that of the channels is a batch axis. Mean and (biased) variance
+            are taken over all axes after it.
+        weight: factor for each channel.
+        bias: summand for each channel.
+        channel_axis: the axis of the channels, counted from the front.
+        eps: added to the variance.
+
+    Returns:
+        An array of x's shape; of its dtype too where that is inexact.
+
+    Raises:
+        ArgumentError: x is complex.
+        TypeError: weight or bias does not fit (raised by JAX).
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.functional.instance_norm(jnp.array([[1.0, 3.0], [9.0, 5.0]]), eps=0.0).tolist()
+        [[-1.0, 1.0], [1.0, -1.0]]
+
+    Source:
+        Ulyanov, Vedaldi & Lempitsky 2016, https://arxiv.org/abs/1607.08022, eq. (4).
+    """
+    return _instance_norm(*as_arrays(x, weight, bias), eps=eps, channel_axis=channel_axis)
+
+
+@traced_once("channel_axis")
+def _instance_norm(
+    x: Array, weight: Array | None, bias: Array | None, *, eps: TracedNumber, channel_axis: int
+) -> Array:
+    out = _standardize(x.astype(computing_dtype(x.dtype)), channel_axis + 1, eps)
     return narrow(_scale_and_shift(out, weight, bias, channel_axis), x)
 
 

@@ -1,10 +1,10 @@
-"""`linear`."""
+"""`linear`, `linear_general`, `einsum` and `scale`."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pytreemod.nn.functional import linear
+from pytreemod.nn.functional import einsum, linear, linear_general, scale
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -41,3 +41,20 @@ def test_linear_never_broadcasts_a_misfit(weight, bias):
 def test_linear_accepts_numpy_arrays():
     """NumPy arrays are arrays; float64 ones become JAX's default float."""
     assert linear(np.ones((2, 3)), jnp.ones((4, 3))).dtype == jnp.float32
+
+
+def test_sums_over_several_axes_are_numpys():
+    """In any order, with the new axes last; `einsum` says the same with letters."""
+    x, weight, bias = (jnp.asarray(wave(*shape)) for shape in ((2, 3, 4), (4, 2, 5), (5,)))
+    expected = np.einsum("abc,cad->bd", x, weight) + np.asarray(bias)
+
+    assert_close(linear_general(x, weight, bias, axis=(-1, 0)), expected)
+    assert_close(einsum(x, weight, bias, equation="abc,cad->bd"), expected)
+    assert_close(linear_general(x, weight[:, 0]), np.asarray(x) @ np.asarray(weight[:, 0]))
+
+
+def test_scale_belongs_to_the_last_axes():
+    """Entry by entry, where 1 stands for any size."""
+    x, weight = wave(2, 3, 4), wave(3, 1)
+
+    assert_close(scale(jnp.asarray(x), jnp.asarray(weight)), x * weight)

@@ -1,4 +1,4 @@
-"""`layer_norm`, `rms_norm`, `group_norm`, `batch_norm` and the statistics that go with it."""
+"""The functions that normalize, and the statistics that go with `batch_norm`."""
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ from pytreemod.nn.functional import (
     batch_norm,
     batch_statistics,
     group_norm,
+    instance_norm,
     layer_norm,
     moving_average,
     normalize_batch,
@@ -98,6 +99,29 @@ def test_group_norm_is_the_formula_of_its_paper():
 
     assert_close(group_norm(jnp.asarray(x), 3, channel_axis=2, eps=eps), expected)
     assert_close(group_norm(jnp.asarray(x[0, 0]), 3, eps=eps), expected[0, 0])
+
+
+@pytest.mark.parametrize("spatial", [(3,), (2, 3)], ids=label)
+def test_instance_norm_is_pytorchs(torch, spatial):
+    """The same numbers and gradients, for a batch and for one example; in half precision, too."""
+    given = wave(5, 4, *spatial), wave(4, phase=1), wave(4, phase=2)
+    theirs = [torch.tensor(array, requires_grad=True) for array in given]
+    x, weight, bias = theirs
+    reference = torch.nn.functional.instance_norm(x, None, None, weight, bias, eps=1e-3)
+    reference.sin().sum().backward()
+
+    def apply(x, weight, bias):
+        return instance_norm(x, weight, bias, channel_axis=1, eps=1e-3)
+
+    ours = [jnp.asarray(array) for array in given]
+    grads = jax.grad(lambda *arrays: jnp.sin(apply(*arrays)).sum(), (0, 1, 2))(*ours)
+    assert_close(apply(*ours), reference)
+    for grad, tensor in zip(grads, theirs, strict=True):
+        assert_close(grad, tensor.grad, atol=1e-4)
+    half = instance_norm(ours[0].astype(jnp.bfloat16), channel_axis=1)
+    assert half.dtype == jnp.bfloat16
+    axes = tuple(range(2, half.ndim))
+    assert_close(half.astype("f4").mean(axes), np.zeros((5, 4)), atol=0.02)
 
 
 def test_group_norm_adds_1e_5_where_nothing_else_is_said():

@@ -1,0 +1,349 @@
+"""The dense layers over several axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jaxtyping import Array, Inexact, PRNGKeyArray, Shaped
+
+from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import field
+from pytreemod.nn.arguments import (
+    Title,
+    as_integer,
+    as_sequence,
+    check_array,
+    check_dtype,
+    check_flag,
+    check_kept,
+    check_sizes,
+    named,
+    own_arrays,
+    split_key,
+)
+from pytreemod.nn.calling import ignores_key
+from pytreemod.nn.functional.linear_functions import einsum, linear_general
+from pytreemod.nn.initializing import Initializer, initialize, uniform_by_fan_in
+from pytreemod.state.key_sources import KeyLike
+from pytreemod.typing import AnyArray
+
+
+class LinearGeneral(Module):
+    r"""A dense layer over several axes at once: `Linear`, whose sizes are shapes.
+
+    Axes of x are summed over, and those of out_features stand last in the result.
+
+    Shapes:
+        x: in_features on the axes of axis, which are the last ones unless said otherwise
+        return: the other axes of x, and then out_features
+
+    Fields:
+        weight: (*in_features, *out_features)
+        bias: out_features, or None if use_bias=False
+
+    Args:
+        in_features: sizes of the axes that are summed over: a size, or a sequence of them.
+        out_features: sizes of the axes that come of them: a size, or a sequence of them.
+        axis: the axes of x that are summed over, in the order of in_features: counted from the
+            back, so that axes before them are batch axes; or from the front.
+        use_bias: whether to add a bias.
+        dtype: of weight and bias; JAX's default float if None.
+        key: used once, for the initial weight and bias.
+        weight_init: `(key, shape, dtype) -> array`, called with `(n, m)`, the products of
+            in_features and of out_features, that `jax.nn.initializers` reckon with.
+        bias_init: the same for the bias, called with out_features.
+
+    State and randomness: none.
+
+    Raises:
+        ArgumentError: an argument is no size, or there are not as many axes as in_features.
+        RngError: key is no random key.
+        ShapeError: the axes of x are not in_features, or weight or bias has not the shape above.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> heads = nn.LinearGeneral(6, (2, 3), key=jax.random.key(0))
+        >>> heads(jnp.ones((7, 6))).shape
+        (7, 2, 3)
+        >>> back = nn.LinearGeneral((2, 3), 6, axis=(-2, -1), key=jax.random.key(0))
+        >>> back(heads(jnp.ones((7, 6)))).shape
+        (7, 6)
+
+    Source:
+        `flax.nnx.LinearGeneral`, without its batch_axis, which `pm.filter_vmap` gives. Initial
+        values U[-1/sqrt(n), 1/sqrt(n)] with n the product of in_features, as `torch.nn.Linear`.
+    """
+
+    weight: Inexact[Array, ...]
+    bias: Inexact[Array, ...] | None
+    in_features: tuple[int, ...] = field(static=True)
+    out_features: tuple[int, ...] = field(static=True)
+    axis: tuple[int, ...] = field(static=True)
+    use_bias: bool = field(static=True)
+
+    def __init__(
+        self,
+        in_features: int | Sequence[int],
+        out_features: int | Sequence[int],
+        axis: int | Sequence[int] = -1,
+        use_bias: bool = True,
+        dtype: Any = None,
+        *,
+        key: KeyLike,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+    ):
+        self.in_features = _sizes(named(self, "in_features"), in_features)
+        self.out_features = _sizes(named(self, "out_features"), out_features)
+        # After in_features, of which each has an axis.
+        self.axis = _check_axes(named(self, "axis"), axis, len(self.in_features))
+        self.use_bias = check_flag(named(self, "use_bias"), use_bias)
+        dtype = check_dtype(named(self, "dtype"), dtype)
+        # Split without a bias, too, so that the weight is the same with and without.
+        weight_key, bias_key = split_key(named(self, "key"), key, 2)
+        where = named(self, "weight_init")
+        self.weight = initial_tensor(where, self, weight_init, weight_key, dtype)
+        self.bias = None
+        if self.use_bias:
+            fan_in = math.prod(self.in_features)
+            start = uniform_by_fan_in(fan_in) if bias_init is None else bias_init
+            where = named(self, "bias_init")
+            self.bias = initialize(where, start, bias_key, self.out_features, dtype)
+
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        for name in ("in_features", "out_features"):
+            check_kept(self, name, _sizes(named(self, name), getattr(self, name)))
+        axis = _check_axes(named(self, "axis"), self.axis, len(self.in_features))
+        check_kept(self, "axis", axis)
+        check_flag(named(self, "use_bias"), self.use_bias)
+
+    @ignores_key
+    @jax.named_scope("pm.nn.LinearGeneral")
+    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
+        """Sum over the axes of x that the layer is for; `key` is ignored."""
+        del key
+        where = Title(self, "in_features", "out_features", "axis")
+        weight, bias = own_arrays(
+            where,
+            weight=(*self.in_features, *self.out_features),
+            bias=self.out_features if self.use_bias else None,
+        )
+        x = check_array(where, x)
+        fits = all(
+            -x.ndim <= axis < x.ndim and x.shape[axis] == size
+            for axis, size in zip(self.axis, self.in_features, strict=True)
+        )
+        # Counted from both ends, two may be the same.
+        if not fits or len({axis % x.ndim for axis in self.axis}) < len(self.axis):
+            expected = f"x with axes {self.axis} of sizes {self.in_features}"
+            raise ShapeError(explain(str(where), expected, describe(x)))
+        return linear_general(x, weight, bias, axis=self.axis)
+
+
+class Einsum(Module):
+    r"""A sum of products of x with a weight, by an equation, and a bias.
+
+    Shapes:
+        x: as the equation says, of the sizes that weight_shape gives to its letters; `...` stands
+            for any number of axes
+        return: as the equation says
+
+    Fields:
+        weight: weight_shape
+        bias: bias_shape, or None if that is None
+
+    Args:
+        equation: of x and the weight, as `jax.numpy.einsum` takes it: `"...i,io->...o"`.
+        weight_shape: the shape of the weight.
+        bias_shape: the shape of a bias, which belongs to the last axes of the result, with 1 for
+            any size; None for no bias.
+        dtype: of weight and bias; JAX's default float if None.
+        key: used once, for the initial weight and bias.
+        weight_init: `(key, shape, dtype) -> array`, called with `(n, m)` that `jax.nn.initializers`
+            reckon with: n is the product of the axes that are summed over, m that of the others.
+            Where x, weight and result share an axis, it is called once for each entry of that.
+        bias_init: the same for the bias, called with bias_shape; zero if None.
+
+    State and randomness: none.
+
+    Raises:
+        ArgumentError: equation is none of two arrays, or does not fit weight_shape.
+        RngError: key is no random key.
+        ShapeError: x is not as the equation says, bias_shape does not fit the result, or weight or
+            bias has not the shape above.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> per_head = nn.Einsum("...hi,hio->...ho", (2, 3, 4), (2, 4), key=jax.random.key(0))
+        >>> per_head(jnp.ones((7, 2, 3))).shape
+        (7, 2, 4)
+
+    Source:
+        `flax.nnx.Einsum`. Initial values U[-1/sqrt(n), 1/sqrt(n)] with n as above, as
+        `torch.nn.Linear`.
+    """
+
+    weight: Inexact[Array, ...]
+    bias: Inexact[Array, ...] | None
+    equation: str = field(static=True)
+    weight_shape: tuple[int, ...] = field(static=True)
+    bias_shape: tuple[int, ...] | None = field(static=True)
+
+    def __init__(
+        self,
+        equation: str,
+        weight_shape: Sequence[int],
+        bias_shape: int | Sequence[int] | None = None,
+        dtype: Any = None,
+        *,
+        key: KeyLike,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+    ):
+        self.weight_shape = _sizes(named(self, "weight_shape"), weight_shape)
+        self.equation = _check_equation(named(self, "equation"), equation, self.weight_shape)
+        self.bias_shape = None
+        if bias_shape is not None:
+            self.bias_shape = _sizes(named(self, "bias_shape"), bias_shape)
+        dtype = check_dtype(named(self, "dtype"), dtype)
+        # Split without a bias, too, so that the weight is the same with and without.
+        weight_key, bias_key = split_key(named(self, "key"), key, 2)
+        where = named(self, "weight_init")
+        self.weight = initial_factors(where, self, weight_init, weight_key, dtype)
+        self.bias = None
+        if self.bias_shape is not None:
+            start = jax.nn.initializers.zeros if bias_init is None else bias_init
+            where = named(self, "bias_init")
+            self.bias = initialize(where, start, bias_key, self.bias_shape, dtype)
+
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        shape = _sizes(named(self, "weight_shape"), self.weight_shape)
+        check_kept(self, "weight_shape", shape)
+        check_kept(self, "equation", _check_equation(named(self, "equation"), self.equation, shape))
+        if self.bias_shape is not None:
+            check_kept(self, "bias_shape", _sizes(named(self, "bias_shape"), self.bias_shape))
+
+    @ignores_key
+    @jax.named_scope("pm.nn.Einsum")
+    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
+        """Sum products of x and the weight; `key` is ignored."""
+        del key
+        where = Title(self, "equation", "weight_shape")
+        weight, bias = own_arrays(where, weight=self.weight_shape, bias=self.bias_shape)
+        x = check_array(where, x)
+        first, second, out = _terms(self.equation)
+        sizes = dict(zip(second, self.weight_shape, strict=True))
+        lead, _, rest = first.rpartition("...")
+        fits = x.ndim >= len(rest + lead) if "..." in first else x.ndim == len(first)
+        if fits:
+            shape = x.shape[: len(lead)] + x.shape[x.ndim - len(rest) :]
+            fits = all(
+                sizes.setdefault(letter, n) == n
+                for letter, n in zip(lead + rest, shape, strict=True)
+            )
+        if not fits:
+            known = ", ".join(f"{letter}={n}" for letter, n in sizes.items())
+            expected = f"x with axes {first!r}, where {known}"
+            raise ShapeError(explain(str(where), expected, describe(x)))
+        self._check_bias(where, out, sizes)
+        return einsum(x, weight, bias, equation=self.equation)
+
+    def _check_bias(self, where: Title, out: str, sizes: dict[str, int]) -> None:
+        """Require that the bias belongs to the last axes of the result, after its batch axes."""
+        shape = () if self.bias_shape is None else self.bias_shape
+        last = [sizes[letter] for letter in out.rpartition("...")[2]][-len(shape) :]
+        if shape and (
+            len(last) < len(shape) or any(b not in (1, n) for b, n in zip(shape, last, strict=True))
+        ):
+            expected = f"bias_shape to fit the last axes of {out!r}"
+            raise ShapeError(explain(str(where), expected, str(shape)))
+
+
+def initial_tensor(
+    where: str, layer: LinearGeneral, weight_init: Initializer | None, key: PRNGKeyArray, dtype: Any
+) -> Array:
+    """The weight, (*in, *out), from an initializer that counts its inputs on the first axis."""
+    fans = math.prod(layer.in_features), math.prod(layer.out_features)
+    start = uniform_by_fan_in(fans[0]) if weight_init is None else weight_init
+    values = initialize(where, start, key, fans, dtype)
+    return values.reshape(*layer.in_features, *layer.out_features)
+
+
+def initial_factors(
+    where: str, layer: Einsum, weight_init: Initializer | None, key: PRNGKeyArray, dtype: Any
+) -> Array:
+    """The weight from an initializer that counts its inputs on the first axis.
+
+    JAX's initializers take fan-in from the axis before the last: which of the weight's axes are
+    inputs only the equation says.
+    """
+    first, second, out = _terms(layer.equation)
+    shared = [i for i, letter in enumerate(second) if letter in first and letter in out]
+    summed = [i for i, letter in enumerate(second) if letter not in out]
+    order = [*shared, *summed]
+    order += [i for i in range(len(second)) if i not in order]
+    shape = [layer.weight_shape[i] for i in order]
+    copies = math.prod(shape[: len(shared)])
+    fan_in = math.prod(shape[len(shared) : len(shared) + len(summed)])
+    fans = fan_in, math.prod(shape[len(shared) + len(summed) :])
+    start = uniform_by_fan_in(fan_in) if weight_init is None else weight_init
+
+    def draw(key: PRNGKeyArray) -> Array:
+        return initialize(where, start, key, fans, dtype)
+
+    # Each of these is a matrix of its own, and none has more inputs for there being others.
+    values = jax.vmap(draw)(jax.random.split(key, copies)) if shared else draw(key)
+    back = sorted(range(len(order)), key=lambda i: order[i])
+    return values.reshape(shape).transpose(back)
+
+
+# ---- refusals
+
+
+def _sizes(where: str, value: Any) -> tuple[int, ...]:
+    """Accept a size, or a sequence of them."""
+    sizes = as_sequence(value)
+    return check_sizes(where, value, 1 if sizes is None else len(sizes))
+
+
+def _check_axes(where: str, value: Any, count: int) -> tuple[int, ...]:
+    given = as_sequence([value] if as_integer(value) is not None else value)
+    axes = [] if given is None else [as_integer(axis) for axis in given]
+    whole = tuple(axis for axis in axes if axis is not None)
+    if len(axes) == len(whole) == count and len({*whole}) == count:
+        return whole
+    expected = f"{count} different axes, one for each of in_features"
+    raise ArgumentError(explain(where, expected, describe(value)))
+
+
+def _terms(equation: str) -> tuple[str, str, str]:
+    """The letters of x, of the weight, and of the result."""
+    inputs, _, out = equation.partition("->")
+    first, _, second = inputs.partition(",")
+    return first, second, out
+
+
+def _check_equation(where: str, equation: Any, shape: tuple[int, ...]) -> str:
+    """Accept an equation of two arrays, whose letters are each written once in each of them."""
+    text = "".join(equation.split()) if isinstance(equation, str) else ""
+    terms = _terms(text)
+    letters = [term.replace("...", "", 1) for term in terms]
+    is_one = text.count("->") == text.count(",") == 1 and "..." not in terms[1]
+    is_one &= all(not word or (word.isalpha() and len({*word}) == len(word)) for word in letters)
+    known = {*letters[0], *letters[1]}
+    is_one &= {*letters[2]} <= known and ("..." in terms[0]) == ("..." in terms[2])
+    if not is_one:
+        expected = "an equation of x and the weight, such as '...i,io->...o'"
+        raise ArgumentError(explain(where, expected, describe(equation)))
+    if len(terms[1]) != len(shape):
+        expected = f"{len(shape)} letters for weight_shape={shape}"
+        raise ArgumentError(explain(where, expected, repr(terms[1])))
+    return text

@@ -1,0 +1,173 @@
+"""`InstanceNorm`: each channel of each example by its own mean and variance."""
+
+from __future__ import annotations
+
+from typing import Any, overload
+
+import jax
+from jaxtyping import Array, Inexact, Shaped
+
+from pytreemod.errors import ShapeError, describe, explain
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import field
+from pytreemod.nn.arguments import (
+    Title,
+    check_array,
+    check_channels,
+    check_dtype,
+    check_flag,
+    check_floating,
+    check_number,
+    check_rank,
+    check_size,
+    named,
+    own_arrays,
+)
+from pytreemod.nn.calling import ABSENT, Absence, Absent, check_state, ignores_key
+from pytreemod.nn.functional.normalization import instance_norm
+from pytreemod.nn.initializing import Initializer, initial_affine
+from pytreemod.state.key_sources import KeyLike
+from pytreemod.state.values import State
+from pytreemod.typing import AnyArray
+
+
+class InstanceNorm(Module):
+    r"""Instance normalization: $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$ for each channel.
+
+    Mean and (biased) variance are those of one channel of one example, over its spatial axes: a
+    layer for images whose contrast is not to matter. The same in training and in inference, as
+    PyTorch's is by default; running statistics, for which that has an option, there are none.
+
+    How many spatial axes there are is for x to say, so that x is one example, and a batch would be
+    taken for a larger one: `jax.vmap(layer)` takes a batch. So does a layer that is told
+    num_spatial_dims, as PyTorch's are by their names.
+
+    Computed in float32 or wider, returned in the dtype of x.
+
+    Shapes:
+        x: (channels, *spatial); (..., channels, *spatial) with num_spatial_dims
+        return: the shape of x
+
+    Fields:
+        weight: (channels,), or None if channelwise_affine=False
+        bias: (channels,), or None if channelwise_affine=False
+
+    Args:
+        channels: number of channels, >= 0.
+        eps: added to the variance, >= 0.
+        channelwise_affine: whether to scale and shift each channel.
+        dtype: of weight and bias; JAX's default float if None.
+        num_spatial_dims: number of axes after the channels, >= 1, where those before them are batch
+            axes; None where there are no batch axes.
+        weight_init: `(key, shape, dtype) -> array`, for the weight; one if None.
+        bias_init: the same for the bias; zero if None.
+        key: used once, for weight_init and bias_init; not needed without.
+
+    State and randomness: none. A State passed in is handed back beside the result.
+
+    Raises:
+        ArgumentError: an argument is unusable, or x is not floating.
+        RngError: key is no random key, and one is needed.
+        ShapeError: x has other channels, or a single value for each; or weight or bias has not the
+            shape above.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.InstanceNorm(2, eps=0.0)(jnp.array([[1.0, 3.0], [9.0, 5.0]])).tolist()
+        [[-1.0, 1.0], [1.0, -1.0]]
+        >>> nn.InstanceNorm(3, num_spatial_dims=2)(jnp.ones((7, 3, 8, 8))).shape
+        (7, 3, 8, 8)
+
+    Source:
+        Ulyanov, Vedaldi & Lempitsky 2016, https://arxiv.org/abs/1607.08022, eq. (4); defaults as
+        `torch.nn.InstanceNorm2d`.
+    """
+
+    channels: int = field(static=True)
+    eps: float = field(static=True)
+    channelwise_affine: bool = field(static=True)
+    weight: Inexact[Array, " channels"] | None
+    bias: Inexact[Array, " channels"] | None
+    num_spatial_dims: int | None = field(default=None, static=True)
+
+    def __init__(
+        self,
+        channels: int,
+        eps: int | float = 1e-5,
+        channelwise_affine: bool = False,
+        dtype: Any = None,
+        *,
+        num_spatial_dims: int | None = None,
+        weight_init: Initializer | None = None,
+        bias_init: Initializer | None = None,
+        key: KeyLike | None = None,
+    ):
+        self.channels = check_size(named(self, "channels"), channels)
+        self.eps = check_number(named(self, "eps"), eps, 0.0)
+        self.channelwise_affine = check_flag(named(self, "channelwise_affine"), channelwise_affine)
+        self.num_spatial_dims = check_rank(self, num_spatial_dims, 1)
+        dtype = check_dtype(named(self, "dtype"), dtype, real=True)
+        size, inits = self._size(), (weight_init, bias_init)
+        self.weight, self.bias = initial_affine(self, (size, size), dtype, inits, key)
+
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        check_size(named(self, "channels"), self.channels)
+        check_number(named(self, "eps"), self.eps, 0.0)
+        check_rank(self, self.num_spatial_dims, 1)
+
+    @overload
+    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]: ...
+
+    @overload
+    def __call__(
+        self, x: AnyArray, state: State, *, key: KeyLike | None = None
+    ) -> tuple[Shaped[Array, ...], State]: ...
+
+    @ignores_key
+    @jax.named_scope("pm.nn.InstanceNorm")
+    def __call__(
+        self,
+        x: AnyArray,
+        state: State | Absent = ABSENT,
+        *,
+        key: KeyLike | None = None,
+    ) -> Shaped[Array, ...] | tuple[Shaped[Array, ...], State]:
+        """Normalize each channel; `key` is ignored, `state` handed back if given."""
+        del key
+        where, size = Title(self, "channels"), self._size()
+        # It needs none, and hands it back: so it may stand in the place of a BatchNorm.
+        check_state(where, state)
+        weight, bias = own_arrays(where, weight=size, bias=size)
+        x = check_array(where, x)
+        check_floating(where, x)
+        axis = self._axis_of_channels(where, x)
+        if x.shape[axis + 1 :].count(1) == x.ndim - axis - 1:
+            # Whose mean it is itself: nothing would be left of it.
+            expected = "more than one value for each channel of an example"
+            raise ShapeError(explain(str(where), expected, describe(x)))
+        out = instance_norm(x, weight, bias, channel_axis=axis, eps=self.eps)
+        return out if isinstance(state, Absence) else (out, state)
+
+    def _axis_of_channels(self, where: Title, x: Array) -> int:
+        """Counted from the front: the first one, or the one that leaves so many after it."""
+        dims = self.num_spatial_dims
+        if dims is not None:
+            check_channels(where, x, self.channels, dims)
+            return x.ndim - dims - 1
+        if x.shape[:1] == (self.channels,):
+            return 0
+        cure: Any = "The first axis of x is to hold the channels."
+        if x.shape[1:2] == (self.channels,):
+            cure = (
+                "x looks like a batch; map over it, or say how many spatial axes there are:",
+                "jax.vmap(layer)(x)",
+                f"InstanceNorm({self.channels}, num_spatial_dims={x.ndim - 2})",
+            )
+        expected = f"x of shape ({self.channels}, ...)"
+        raise ShapeError(explain(str(where), expected, describe(x), cure=cure))
+
+    def _size(self) -> tuple[int] | None:
+        """The shape of weight and bias."""
+        return (self.channels,) if self.channelwise_affine else None

@@ -1,0 +1,122 @@
+"""New first values for chosen arrays of a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray
+
+from pytreemod.errors import ArgumentError, SpecError, describe, explain
+from pytreemod.nn.arguments import check_key
+from pytreemod.nn.convolution import Conv, initial_kernel, initial_offset
+from pytreemod.nn.einsum_layers import Einsum, LinearGeneral, initial_factors, initial_tensor
+from pytreemod.nn.initializing import Initializer, initialize
+from pytreemod.nn.linear import Linear, initial_matrix
+from pytreemod.nn.transposed_convolution import ConvTranspose
+from pytreemod.state.key_sources import KeyLike
+from pytreemod.tree.nodes import Place, places
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_inexact_array
+from pytreemod.tree.selecting import as_selector
+from pytreemod.tree.surgery import replace_at
+from pytreemod.typing import jtu
+
+Model = TypeVar("Model")
+
+# Where the layout of a field is not the one that initializers reckon with.
+_STARTS: dict[type, dict[str, Callable[..., Array]]] = {
+    Linear: {"weight": initial_matrix},
+    Conv: {"weight": initial_kernel, "bias": initial_offset},
+    ConvTranspose: {"weight": initial_kernel, "bias": initial_offset},
+    LinearGeneral: {"weight": initial_tensor},
+    Einsum: {"weight": initial_factors},
+}
+
+
+def reinitialize(model: Model, selector: Any, init: Initializer, key: KeyLike) -> Model:
+    """A copy of a model in which the arrays that are chosen have new first values.
+
+    An initializer is called as the layer itself would call it: with the shape that
+    `jax.nn.initializers` reckon with, so that fan-in is the layer's whatever its layout. Layers
+    that were made as one, as in a `Stack`, get values one for one. An array of any other Module is
+    drawn in the shape that it has.
+
+    Args:
+        model: any tree.
+        selector: which arrays, as everywhere: a path (`"layers.*.weight"`), a class
+            (`pm.nn.Linear`, for all arrays of such layers), a selector.
+        init: `(key, shape, dtype) -> array`, as in `jax.nn.initializers`; called with the dtype
+            that the array has.
+        key: used once, split among the arrays.
+
+    Returns:
+        A new model; what is not chosen is shared with the old one.
+
+    Raises:
+        ArgumentError: init is no function, or gives something else; or what is chosen is no
+            floating array.
+        RngError: key is no random key.
+        SpecError: nothing is chosen.
+
+    Examples:
+        >>> import jax
+        >>> import pytreemod as pm
+        >>> mlp = pm.nn.MLP(8, 8, 64, 2, key=jax.random.key(0))
+        >>> he = jax.nn.initializers.he_normal()
+        >>> new = pm.reinitialize(mlp, "layers.*.weight", he, jax.random.key(1))
+        >>> zeros = jax.nn.initializers.zeros
+        >>> new = pm.reinitialize(new, "layers.*.bias", zeros, jax.random.key(2))
+        >>> new.layers[0].bias[:2].tolist()
+        [0.0, 0.0]
+    """
+    spots = list(places(model))
+    chosen = [
+        spot
+        for spot, is_chosen in zip(spots, as_selector(selector).mask(model), strict=True)
+        if is_chosen
+    ]
+    if not chosen:
+        raise SpecError(explain("reinitialize(selector)", "some arrays of the model", "none"))
+    others = [path_text(spot.path) for spot in chosen if not is_inexact_array(spot.leaf)]
+    if others:
+        expected = "floating arrays alone to be chosen"
+        raise ArgumentError(
+            explain("reinitialize(selector)", expected, "something else", places=others)
+        )
+    keys = jax.random.split(check_key("reinitialize(key)", key), len(chosen))
+    changes = [(spot.path, _drawn(spot, init, one)) for spot, one in zip(chosen, keys, strict=True)]
+    return replace_at(model, changes)
+
+
+def _drawn(spot: Place, init: Initializer, key: PRNGKeyArray) -> Array:
+    """New values for one array."""
+    where, old = f"reinitialize(init) at {path_text(spot.path)}", spot.leaf
+    # The innermost of the nodes above it.
+    layer = spot.nodes[-1] if spot.nodes else None
+    start = _start_of(layer, spot.path[-1]) if spot.path else None
+    if start is None:
+        return initialize(where, init, key, old.shape, old.dtype)
+
+    def draw(key: PRNGKeyArray) -> Array:
+        return start(where, layer, init, key, old.dtype)
+
+    shape = jax.eval_shape(draw, key).shape
+    # The axes before those of one layer are of several.
+    several = old.shape[: max(old.ndim - len(shape), 0)]
+    if (*several, *shape) != old.shape:
+        raise ArgumentError(explain(where, f"an array of shape {shape}", describe(old)))
+    if not several:
+        return draw(key)
+    values = jax.vmap(draw)(jax.random.split(key, math.prod(several)))
+    return jnp.reshape(values, old.shape)
+
+
+def _start_of(layer: Any, step: Any) -> Callable[..., Array] | None:
+    for cls in type(layer).__mro__:
+        if cls in _STARTS and isinstance(step, jtu.GetAttrKey):
+            return _STARTS[cls].get(step.name)
+    return None

@@ -1,0 +1,108 @@
+"""The layer of factors that are learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Inexact, PRNGKeyArray, Shaped
+
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import field
+from pytreemod.nn.arguments import (
+    Title,
+    as_sequence,
+    check_array,
+    check_dtype,
+    check_kept,
+    check_key,
+    check_sizes,
+    check_spread,
+    named,
+    own_arrays,
+)
+from pytreemod.nn.calling import ignores_key
+from pytreemod.nn.functional.linear_functions import scale
+from pytreemod.nn.initializing import Initializer, initialize
+from pytreemod.state.key_sources import KeyLike
+from pytreemod.typing import AnyArray
+
+
+class Scale(Module):
+    r"""Multiplies the last axes of x by factors that are learnt: $y = w x$, entry by entry.
+
+    With a small `weight_init` it begins a residual branch almost closed.
+
+    Shapes:
+        x: (..., *shape), where 1 in shape stands for any size
+        return: the shape of x
+
+    Fields:
+        weight: shape
+
+    Args:
+        shape: of the factors: a size, or a sequence of them; `()` for a single one. A factor for
+            each channel of an image is of shape `(channels, 1, 1)`.
+        dtype: of weight; JAX's default float if None.
+        weight_init: `(key, shape, dtype) -> array`; one if None.
+        key: used once, for weight_init; not needed without.
+
+    State and randomness: none.
+
+    Raises:
+        ArgumentError: an argument is unusable.
+        RngError: key is no random key, and one is needed.
+        ShapeError: shape cannot be broadcast to the last axes of x, or weight has not the shape
+            above.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> small = jax.nn.initializers.constant(0.25)
+        >>> nn.Scale(2, weight_init=small, key=jax.random.key(0))(jnp.ones((3, 2)))[0].tolist()
+        [0.25, 0.25]
+
+    Source:
+        Touvron et al. 2021, https://arxiv.org/abs/2103.17239, eq. (4).
+    """
+
+    shape: tuple[int, ...] = field(static=True)
+    weight: Inexact[Array, ...]
+
+    def __init__(
+        self,
+        shape: int | Sequence[int] = (),
+        dtype: Any = None,
+        *,
+        weight_init: Initializer | None = None,
+        key: KeyLike | None = None,
+    ):
+        sizes = as_sequence(shape)
+        count = 1 if sizes is None else len(sizes)
+        self.shape = check_sizes(named(self, "shape"), shape, count)
+        dtype = check_dtype(named(self, "dtype"), dtype)
+        if weight_init is None:
+            self.weight = jnp.ones(self.shape, dtype)
+        else:
+            drawn_with: PRNGKeyArray = check_key(named(self, "key"), key)
+            where = named(self, "weight_init")
+            self.weight = initialize(where, weight_init, drawn_with, self.shape, dtype)
+
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        sizes = as_sequence(self.shape)
+        count = 1 if sizes is None else len(sizes)
+        check_kept(self, "shape", check_sizes(named(self, "shape"), self.shape, count))
+
+    @ignores_key
+    @jax.named_scope("pm.nn.Scale")
+    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
+        """Multiply the last axes of x; `key` is ignored."""
+        del key
+        where = Title(self, "shape")
+        (weight,) = own_arrays(where, weight=self.shape)
+        x = check_array(where, x)
+        check_spread(where, x, self.shape)
+        return scale(x, weight)
