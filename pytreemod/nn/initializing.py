@@ -115,7 +115,7 @@ def initial_affine(
         >>> initial_affine(layer, ((2,), None), jnp.float32, (None, None), None)
         (Array([1., 1.], dtype=float32), None)
     """
-    keys: Sequence[Any] = (None, None)
+    keys: Any = (None, None)
     # Ones and zeros are not drawn, so that a layer without initializers needs no key.
     if any(start is not None for start in initializers):
         keys = split_key(named(layer, "key"), cast("KeyLike", key), 2)

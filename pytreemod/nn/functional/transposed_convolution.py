@@ -93,7 +93,9 @@ def conv_transpose(
     return y if bias is None else lax.add(y, place(bias, y, y.ndim - dims - 1))
 
 
-def check_output_padding(where: str, value: int | Sequence[int], stride: Sequence[int]) -> tuple:
+def check_output_padding(
+    where: str, value: int | Sequence[int], stride: Sequence[int]
+) -> tuple[int, ...]:
     """Accept what is less than the stride, for all axes or for each."""
     more = check_sizes(where, value, len(stride))
     if any(n >= step for n, step in zip(more, stride, strict=True)):
