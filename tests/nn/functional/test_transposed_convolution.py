@@ -97,7 +97,7 @@ def test_named_and_uneven_paddings(padding, taps, stride, more, by_hand):
         assert found.shape[1] == 5 * stride - more
 
 
-@pytest.mark.parametrize("taps", [1, 3, 4, 9])
+@pytest.mark.parametrize("taps", [1, 4, 9])
 @pytest.mark.parametrize("stride", [1, 3])
 @pytest.mark.parametrize("padding", ["SAME", "SAME_LOWER"])
 def test_around_a_circle_nothing_is_cut_off(padding, stride, taps):
