@@ -238,6 +238,25 @@ def dropout(arrays: Arrays, x: jax.Array, key: jax.Array) -> jax.Array:
     return jnp.where(keep, x / 0.5, 0)
 
 
+def rotary(arrays: Arrays, x: jax.Array) -> jax.Array:
+    """Pairs across the halves, turned by the angles of their places."""
+    length, size = x.shape
+    frequencies = 1 / 10_000.0 ** (jnp.arange(0.0, size, 2) / size)
+    angles = jnp.outer(jnp.arange(float(length)), frequencies)
+    cos, sin = (jnp.concatenate([table, table], -1) for table in (jnp.cos(angles), jnp.sin(angles)))
+    first, second = jnp.split(x, 2, axis=-1)
+    return x * cos + jnp.concatenate([-second, first], -1) * sin
+
+
+def attention(arrays: Arrays, x: jax.Array, mask: jax.Array, heads: int) -> jax.Array:
+    """Of a sequence to itself."""
+    query, key, value = ((x @ weight.T).reshape(len(x), heads, -1) for weight in arrays[:3])
+    logits = jnp.einsum("qhd,khd->hqk", query / query.shape[-1] ** 0.5, key)
+    logits = jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
+    found = jnp.einsum("hqk,khd->qhd", jax.nn.softmax(logits), value)
+    return found.reshape(len(x), -1) @ arrays[3].T
+
+
 def embedding(arrays: Arrays, x: jax.Array) -> jax.Array:
     (weight,) = arrays
     return jnp.take(weight, x, axis=0)
@@ -412,6 +431,14 @@ def stateless_cases(key: jax.Array) -> list[Case]:
             dropout,
             (wave(32), key),
             call=lambda layer, x, key: layer(x, key=key),
+        ),
+        Case("RotaryPositionalEmbedding", nn.RotaryPositionalEmbedding(8), rotary, (wave(5, 8),)),
+        Case(
+            "MultiheadAttention, masked",
+            nn.MultiheadAttention(2, 8, key=key),
+            partial(attention, heads=2),
+            (wave(5, 8), jnp.tril(jnp.ones((5, 5), bool))),
+            call=lambda layer, x, mask: layer(x, x, x, mask),
         ),
         Case("Embedding", nn.Embedding(7, 4, key=key), embedding, (jnp.array([3, 0, 6]),)),
         Case("GRU over time", nn.RNN(nn.GRUCell(8, 4, key=key)), gru, (wave(5, 8),)),

@@ -16,6 +16,7 @@ from pytreemod.nn.adaptive_pooling import AdaptiveMaxPool1d as AdaptiveMaxPool1d
 from pytreemod.nn.adaptive_pooling import AdaptiveMaxPool2d as AdaptiveMaxPool2d
 from pytreemod.nn.adaptive_pooling import AdaptiveMaxPool3d as AdaptiveMaxPool3d
 from pytreemod.nn.adaptive_pooling import AdaptivePool as AdaptivePool
+from pytreemod.nn.attention import MultiheadAttention as MultiheadAttention
 from pytreemod.nn.batch_normalization import BatchNorm as BatchNorm
 from pytreemod.nn.calling import StatefulLayer as StatefulLayer
 from pytreemod.nn.convolution import Conv as Conv
@@ -50,6 +51,9 @@ from pytreemod.nn.recurrent_cells import RNNCellBase as RNNCellBase
 from pytreemod.nn.recurrent_cells import SimpleCell as SimpleCell
 from pytreemod.nn.rms_normalization import RMSNorm as RMSNorm
 from pytreemod.nn.scaling import Scale as Scale
+from pytreemod.nn.rotary_positions import (
+    RotaryPositionalEmbedding as RotaryPositionalEmbedding,
+)
 from pytreemod.nn.sequential import Identity as Identity
 from pytreemod.nn.sequential import Lambda as Lambda
 from pytreemod.nn.sequential import Sequential as Sequential

@@ -379,12 +379,13 @@ def check_dtype(where: str, dtype: Any, *, real: bool = False) -> Any:
     return jax.dtypes.canonicalize_dtype(dtype)
 
 
-def check_array(where: TitleLike, x: Any) -> Array:
+def check_array(where: TitleLike, x: Any, argument: str = "x") -> Array:
     """Accept what JAX can compute with: arrays and numbers, but no lists.
 
     Args:
         where: the layer's title.
         x: what the user passed.
+        argument: what the layer calls it.
 
     Returns:
         A JAX array or tracer.
@@ -400,14 +401,18 @@ def check_array(where: TitleLike, x: Any) -> Array:
         return x
     if is_array_like(x):
         return jnp.asarray(x)
-    cure = ("Make it an array:", "layer(jnp.asarray(x))")
-    if isinstance(x, State):
+    is_input = argument == "x"
+    cure = (
+        "Make it an array:",
+        "layer(jnp.asarray(x))" if is_input else f"jnp.asarray({argument})",
+    )
+    if isinstance(x, State) and is_input:
         cure = ("First the input, then the State:", "layer(x, state)")
-    refuse_tree(where, x)
-    raise ArgumentError(explain(str(where), "x to be an array", describe(x), cure=cure))
+    refuse_tree(where, x, argument)
+    raise ArgumentError(explain(str(where), f"{argument} to be an array", describe(x), cure=cure))
 
 
-def refuse_tree(where: TitleLike, x: Any) -> None:
+def refuse_tree(where: TitleLike, x: Any, argument: str = "x") -> None:
     """Refuse a whole tree in the place of an array; lists, and a State, are other mistakes.
 
     Raises:
@@ -415,7 +420,8 @@ def refuse_tree(where: TitleLike, x: Any) -> None:
     """
     if x is None or isinstance(x, (list, tuple, State)) or not is_node(x):
         return
-    raise ArgumentError(explain(str(where), "x to be an array", describe(x), cure=TREE_CURE))
+    expected = f"{argument} to be an array"
+    raise ArgumentError(explain(str(where), expected, describe(x), cure=TREE_CURE))
 
 
 def check_floating(where: TitleLike, x: Array) -> None:

@@ -88,6 +88,13 @@ LAYERS = [
     Both("GRUCell", lambda lib, key: lib.nn.GRUCell(3, 2, key=key)),
     Both("LSTMCell", lambda lib, key: lib.nn.LSTMCell(3, 2, key=key)),
     Both("LSTMCell without bias", lambda lib, key: lib.nn.LSTMCell(3, 2, False, key=key)),
+    Both("RotaryPositionalEmbedding", lambda lib, key: lib.nn.RotaryPositionalEmbedding(4)),
+    Both(
+        "MultiheadAttention",
+        lambda lib, key: lib.nn.MultiheadAttention(
+            2, 4, 6, 3, 5, use_key_bias=True, use_output_bias=True, dropout_p=0.3, key=key
+        ),
+    ),
     Both("Identity", lambda lib, key: lib.nn.Identity()),
     Both("Lambda", lambda lib, key: lib.nn.Lambda(jnp.tanh)),
     Both(

@@ -185,6 +185,18 @@ CATALOGUE = [
     Entry("LSTMCell over time", lambda key: nn.RNN(nn.LSTMCell(2, 3, key=key)), wave(2, 2)),
     Entry("SimpleCell over time", lambda key: nn.RNN(nn.SimpleCell(2, 3, key=key)), wave(2, 2)),
     Entry("Bidirectional", both_ways, wave(2, 2)),
+    Entry("RotaryPositionalEmbedding", lambda key: nn.RotaryPositionalEmbedding(4), wave(3, 4)),
+    Entry(
+        "MultiheadAttention",
+        lambda key: nn.MultiheadAttention(2, 4, use_value_bias=True, key=key),
+        wave(3, 4),
+    ),
+    Entry(
+        "MultiheadAttention with dropout",
+        lambda key: nn.MultiheadAttention(2, 4, qk_size=3, output_size=5, dropout_p=0.5, key=key),
+        wave(3, 4),
+        batches=False,
+    ),
     Entry("Identity", lambda key: nn.Identity(), wave(3)),
     Entry("Lambda", lambda key: nn.Lambda(jnp.tanh), wave(3)),
     Entry("Stack", lambda key: nn.Stack(ft.partial(nn.Linear, 3, 3), 2, key=key), wave(3)),

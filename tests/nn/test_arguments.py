@@ -459,6 +459,19 @@ def transposed():
             lambda: nn.RNN(nn.SimpleCell(2, 2, key=KEYS[0])),
             {"unroll": 0},
             r"RNN\(unroll\): .* at least 1, got 0",
+            lambda: nn.RotaryPositionalEmbedding(2),
+            {"embedding_size": 3},
+            r"^RotaryPositionalEmbedding\(embedding_size\): expected an even number, .*, got 3",
+        ),
+        (
+            lambda: nn.RotaryPositionalEmbedding(2),
+            {"theta": 0.0},
+            r"^RotaryPositionalEmbedding\(theta\): expected a number > 0, got 0\.0",
+        ),
+        (
+            lambda: nn.MultiheadAttention(1, 2, key=KEYS[0]),
+            {"num_heads": 0},
+            r"^MultiheadAttention\(num_heads\): expected an integer of at least 1, got 0",
         ),
     ],
     ids=[
@@ -493,6 +506,9 @@ def transposed():
         "input_size",
         "activation",
         "unroll",
+        "an odd size",
+        "theta",
+        "num_heads",
     ],
 )
 def test_numbers_are_checked_when_they_are_exchanged(make, change, text):

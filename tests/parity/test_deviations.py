@@ -339,6 +339,49 @@ def test_a_wrong_feature_size_is_a_shape_error():
         linear(pytreemod)(ramp(7))
 
 
+def test_heads_that_do_not_divide_are_refused():
+    """Equinox rounds their size down; pytreemod wants it said."""
+    assert equinox.nn.MultiheadAttention(3, 4, key=KEY).qk_size == 1
+
+    with pytest.raises(ValueError, match=r"expected num_heads to divide query_size=4, or a size"):
+        pytreemod.nn.MultiheadAttention(3, 4, key=KEY)
+    assert pytreemod.nn.MultiheadAttention(3, 4, qk_size=1, vo_size=1, key=KEY).qk_size == 1
+
+
+def test_a_mask_of_numbers_is_refused():
+    """Equinox takes what is not 0 for True, be it meant to be added; pytreemod wants booleans."""
+    x, added = ramp(2, 4), jnp.asarray([[0.0, -1e9], [0.0, 0.0]])
+    theirs, ours = (lib.nn.MultiheadAttention(2, 4, key=KEY) for lib in (equinox, pytreemod))
+    np.testing.assert_allclose(theirs(x, x, x, added), theirs(x, x, x, added != 0), rtol=1e-6)
+
+    with pytest.raises(TypeError, match=r"expected mask of booleans, got f32\[2,2\]"):
+        ours(x, x, x, added)
+    assert_close(ours(x, x, x, added == 0), theirs(x, x, x, added == 0))
+
+
+def test_every_base_of_rotary_embeddings_has_its_own_angles():
+    """Equinox keeps one table for each size and dtype, whatever the base; pytreemod keeps none."""
+    x = ramp(5, 10)  # A size that no other test has.
+    first, second = (
+        [lib.nn.RotaryPositionalEmbedding(10, theta)(x) for theta in (100.0, 1e4)]
+        for lib in (equinox, pytreemod)
+    )
+
+    assert_close(first[0], first[1])
+    assert_close(first[0], second[0])
+    assert float(jnp.abs(second[0] - second[1]).max()) > 0.1
+
+
+def test_an_attention_of_one_input_attends_to_itself():
+    """Equinox wants all three, and no batch axes."""
+    x = ramp(2, 3, 4)
+    theirs, ours = (lib.nn.MultiheadAttention(2, 4, key=KEY) for lib in (equinox, pytreemod))
+    with pytest.raises(TypeError, match="missing 2 required positional arguments"):
+        theirs(x[0])
+
+    assert_close(ours(x), jax.vmap(theirs)(x, x, x))
+
+
 def test_an_array_that_does_not_fit_its_layer_is_refused():
     """Equinox computes with whatever is there; pytreemod asks that it be what the layer says."""
 

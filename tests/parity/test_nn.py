@@ -1,7 +1,9 @@
 """Layers: the same weights give the same numbers, under the same names and signatures."""
 
+import warnings
 from typing import Any
 
+import equinox.nn._embedding as equinox_embedding
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -399,6 +401,78 @@ def test_recurrent_cells(eqx, case):
     names = "input_size hidden_size use_bias"
     known = with_known_weights(fresh)
     return fresh(xs[0], start), known(xs[0], start, key=key()), run(known), described(fresh, names)
+ROTARY = {
+    "plain": ((4,), {}, (5, 4)),
+    "base": ((6, 100.0), {}, (3, 6)),
+    "half": ((4,), {"dtype": jnp.float16}, (5, 4)),
+    "empty": ((0,), {}, (3, 0)),
+}
+
+
+@pytest.mark.parametrize("case", ROTARY)
+@same_under_both_imports
+def test_rotary_positional_embedding(eqx, case):
+    """Pairs across the halves, turned by their place; the angles by themselves."""
+    args, options, shape = ROTARY[case]
+    # Equinox keeps its angles in one table for all bases; of a size and dtype it has the first.
+    equinox_embedding.internal_rope_embedding_cache.clear()
+    layer = eqx.nn.RotaryPositionalEmbedding(*args, **options)
+    x = jnp.sin(5 * ramp(*shape)).astype(options.get("dtype", jnp.float32))
+    angles = layer.precompute_freqs_cis(args[0] + 2, 3, 500.0, jnp.float32)
+    names = "embedding_size theta"
+    return layer(x), layer(x, key=key()), angles, layer.rotate_half(x), described(layer, names)
+
+
+ATTENTION: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "plain": ((2, 4), {}),
+    "all sizes": ((2, 4, 6, 3, 5, 3, 2), {}),
+    "biases": ((2, 4), {"use_query_bias": True, "use_output_bias": True}),
+    "other biases": ((1, 4), {"use_key_bias": True, "use_value_bias": True}),
+    "dropout": ((2, 4), {"dropout_p": 0.5}),
+    "no dropout any more": ((2, 4), {"dropout_p": 0.5, "inference": True}),
+}
+
+
+@pytest.mark.parametrize("case", ATTENTION)
+@same_under_both_imports
+def test_multihead_attention(eqx, case):
+    """One key for the same weights; masks, dropout by a key, and heads that are processed."""
+    args, options = ATTENTION[case]
+    layer = eqx.nn.MultiheadAttention(*args, **options, key=key())
+    sizes = layer.query_size, layer.key_size, layer.value_size
+    lengths = (5, 3, 3)
+    given = [jnp.sin(3 * ramp(n, size)) for n, size in zip(lengths, sizes, strict=True)]
+    heads = []
+
+    def process_heads(query, key, value):
+        heads.extend([query.shape, key.shape, value.shape])
+        return 2 * query, key[::-1], value
+
+    mask = jnp.arange(15).reshape(5, 3) % 4 != 0
+    names = (
+        "num_heads query_size key_size value_size output_size qk_size vo_size "
+        "use_query_bias use_key_bias use_value_bias use_output_bias"
+    )
+    return (
+        jax.tree.leaves(eqx.filter(layer, eqx.is_inexact_array)),
+        layer(*given, key=key(1)),
+        layer(*given, mask, inference=True),
+        layer(*given, mask=jnp.stack([mask, ~mask][: args[0]]), key=key(1)),
+        layer(*given, key=key(1), process_heads=process_heads),
+        heads,
+        described(layer, names),
+        layer.dropout.p,
+    )
+
+
+@same_under_both_imports(equinox_warns=".*deterministic")
+def test_attention_takes_an_older_name(eqx):
+    """`deterministic`, in a call."""
+    layer = eqx.nn.MultiheadAttention(2, 4, dropout_p=0.5, key=key())
+    x = ramp(3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return layer(x, x, x, deterministic=True), layer(x, x, x, inference=True)
 
 
 BATCH_NORM = {

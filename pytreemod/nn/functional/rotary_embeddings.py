@@ -1,0 +1,131 @@
+"""`rotary_embedding`: vectors turned by angles that grow with their places in a sequence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, ArrayLike, Shaped
+
+from pytreemod.nn.functional.inlining import as_arrays, traced_once
+
+
+def rotary_tables(
+    embedding_size: int, end: int, theta: Any = 10_000.0, dtype: Any = None
+) -> tuple[Shaped[Array, "end half"], Shaped[Array, "end half"]]:
+    r"""Cosine and sine of the angles $t \cdot \theta^{-2i/d}$, for $t$ from 0 to end - 1.
+
+    Shapes:
+        return: (end, embedding_size // 2), twice
+
+    Args:
+        embedding_size: the size $d$ of a vector, an even number.
+        end: how many places there are.
+        theta: the base; it may be an array.
+        dtype: of the result; the angles are computed in JAX's default float, which is the dtype if
+            None.
+
+    Returns:
+        The cosines, and the sines.
+
+    Examples:
+        >>> from pytreemod import nn
+        >>> cos, sin = nn.functional.rotary_tables(4, end=2)
+        >>> cos.shape, sin[:, 0].round(3).tolist()
+        ((2, 2), [0.0, 0.8410000205039978])
+
+    Source:
+        Su et al. 2021, https://arxiv.org/abs/2104.09864, eq. (15).
+    """
+    wide = jnp.result_type(float)
+    kept = jnp.dtype(wide if dtype is None else dtype)
+    base = jnp.asarray(theta, wide)
+    return _tables(base, embedding_size=embedding_size, end=end, dtype=kept)
+
+
+@traced_once("embedding_size", "end", "dtype")
+def _tables(theta: Array, *, embedding_size: int, end: int, dtype: Any) -> tuple[Array, Array]:
+    evens = jnp.arange(0, embedding_size, 2, dtype=theta.dtype)
+    frequencies = 1 / theta ** (evens / embedding_size)
+    angles = jnp.outer(jnp.arange(end, dtype=theta.dtype), frequencies)
+    return jnp.cos(angles).astype(dtype), jnp.sin(angles).astype(dtype)
+
+
+def rotate_half(x: Shaped[ArrayLike, "*batch size"]) -> Shaped[Array, "*batch size"]:
+    """Exchange the halves of the last axis, the second one with its sign changed.
+
+    Shapes:
+        x: (..., size), of an even size
+        return: (..., size)
+
+    Args:
+        x: input.
+
+    Returns:
+        The negated second half, then the first one.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> nn.functional.rotate_half(jnp.arange(4.0)).tolist()
+        [-2.0, -3.0, 0.0, 1.0]
+    """
+    (x,) = as_arrays(x)
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([-second, first], axis=-1)
+
+
+def rotary_embedding(
+    x: Shaped[ArrayLike, "*batch seq size"],
+    cos: Shaped[ArrayLike, "seq half"],
+    sin: Shaped[ArrayLike, "seq half"],
+) -> Shaped[Array, "*batch seq size"]:
+    r"""Turn each pair $(x_i, x_{i + d/2})$ of a vector by the angle of its place.
+
+    $y_i = x_i \cos - x_{i+d/2} \sin$ and $y_{i+d/2} = x_{i+d/2} \cos + x_i \sin$: a pair has one
+    number of each half, as in GPT-NeoX and Llama. (In the paper it has two neighbours.)
+
+    Shapes:
+        x: (..., seq, size), of an even size
+        cos, sin: (seq, size // 2)
+        return: (..., seq, size)
+
+    Args:
+        x: vectors, one for each place.
+        cos: cosines of the angles, see `rotary_tables`.
+        sin: their sines.
+
+    Returns:
+        The turned vectors, computed in the wider of the dtypes, in the dtype of x.
+
+    Raises:
+        TypeError: the shapes disagree (raised by JAX).
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> tables = nn.functional.rotary_tables(2, end=3)
+        >>> nn.functional.rotary_embedding(jnp.ones((3, 2)), *tables).round(2).tolist()[0]
+        [1.0, 1.0]
+
+    Source:
+        Su et al. 2021, https://arxiv.org/abs/2104.09864, eq. (34).
+    """
+    return _rotary_embedding(*as_arrays(x, cos, sin))
+
+
+@traced_once()
+def _rotary_embedding(x: Array, cos: Array, sin: Array) -> Array:
+    # The dtype of the angles was chosen for that of x, also where promotion is set to strict.
+    with jax.numpy_dtype_promotion("standard"):
+        dtype = jnp.promote_types(x.dtype, cos.dtype)
+    wide = x.astype(dtype)
+
+    def on_both_halves(table: Array) -> Array:
+        both = jnp.concatenate([table, table], axis=-1).astype(dtype)
+        return lax.broadcast_in_dim(both, wide.shape, (wide.ndim - 2, wide.ndim - 1))
+
+    turned = wide * on_both_halves(cos) + rotate_half(wide) * on_both_halves(sin)
+    return turned.astype(x.dtype)

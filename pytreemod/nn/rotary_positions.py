@@ -1,0 +1,132 @@
+"""`RotaryPositionalEmbedding`: places in a sequence, told by angles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jaxtyping import Array, Float, Shaped
+
+from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import field
+from pytreemod.nn.arguments import (
+    Title,
+    check_array,
+    check_dtype,
+    check_floating,
+    check_last_axis,
+    check_number,
+    check_size,
+    named,
+)
+from pytreemod.nn.calling import ignores_key
+from pytreemod.nn.functional.rotary_embeddings import rotary_embedding, rotary_tables, rotate_half
+from pytreemod.state.key_sources import KeyLike
+from pytreemod.typing import AnyArray
+
+
+class RotaryPositionalEmbedding(Module):
+    r"""Turns each vector of a sequence by angles that grow with its place.
+
+    The vector at place $t$ has the pairs $(x_i, x_{i + d/2})$, and each is turned by
+    $t \cdot \theta^{-2i/d}$, so that the product of two vectors depends on how far they are apart,
+    and not on where they are. For queries and keys of attention, head by head; their values stay.
+
+    Nothing is kept between calls: layers of several sizes, bases and dtypes do not know of each
+    other, and a compiled program computes its own angles.
+
+    Shapes:
+        x: (..., seq_length, embedding_size)
+        return: (..., seq_length, embedding_size)
+
+    Args:
+        embedding_size: size of a vector, an even number >= 0.
+        theta: the base, > 0; with a larger one the angles grow more slowly.
+        dtype: of the cosines and sines; JAX's default float if None. Computed in the wider one of
+            it and the dtype of x, returned in that of x.
+
+    State and randomness: none.
+
+    Raises:
+        ArgumentError: an argument is unusable, or x is not floating.
+        ShapeError: x has no axis for places, or its last axis has not embedding_size entries.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> rope = nn.RotaryPositionalEmbedding(4)
+        >>> rope(jnp.ones((7, 5, 4))).shape
+        (7, 5, 4)
+
+        In attention, whose heads have the axes (seq_length, num_heads, size):
+
+        >>> def process_heads(query, key, value):
+        ...     turned = jax.vmap(rope, in_axes=1, out_axes=1)
+        ...     return turned(query), turned(key), value
+        >>> attention = nn.MultiheadAttention(2, 8, key=jax.random.key(0))
+        >>> x = jnp.ones((5, 8))
+        >>> attention(x, x, x, process_heads=process_heads).shape
+        (5, 8)
+
+    Source:
+        Su et al. 2021, https://arxiv.org/abs/2104.09864, with pairs across the halves of a vector
+        as in GPT-NeoX and Equinox.
+    """
+
+    embedding_size: int = field(static=True)
+    theta: float = field(static=True)
+    dtype: Any = field(static=True)
+
+    def __init__(self, embedding_size: int, theta: int | float = 10_000.0, dtype: Any = None):
+        self.embedding_size = _check_even(named(self, "embedding_size"), embedding_size)
+        self.theta = _check_base(named(self, "theta"), theta)
+        self.dtype = check_dtype(named(self, "dtype"), dtype, real=True)
+
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` and `with_mode` come this way.
+        _check_even(named(self, "embedding_size"), self.embedding_size)
+        _check_base(named(self, "theta"), self.theta)
+        check_dtype(named(self, "dtype"), self.dtype, real=True)
+
+    @staticmethod
+    def rotate_half(x: Shaped[Array, "*batch size"]) -> Shaped[Array, "*batch size"]:
+        """Exchange the halves of the last axis, see `nn.functional.rotate_half`."""
+        return rotate_half(x)
+
+    @staticmethod
+    def precompute_freqs_cis(
+        embedding_size: int, end: int, theta: float, dtype: Any
+    ) -> tuple[Float[Array, "end half"], Float[Array, "end half"]]:
+        """Cosines and sines for places 0 to end - 1, see `nn.functional.rotary_tables`."""
+        return rotary_tables(embedding_size, end, theta, dtype)
+
+    @ignores_key
+    @jax.named_scope("pm.nn.RotaryPositionalEmbedding")
+    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
+        """Turn each vector by the angles of its place; `key` is ignored."""
+        del key
+        where = Title(self, "embedding_size")
+        x = check_array(where, x)
+        check_floating(where, x)
+        if x.ndim == 1:
+            expected = f"x of shape (..., seq_length, {self.embedding_size})"
+            cure = ("x lacks the axis of places; for a sequence of one, write", "layer(x[None])")
+            raise ShapeError(explain(str(where), expected, describe(x), cure=cure))
+        check_last_axis(where, x, self.embedding_size, "embedding_size")
+        tables = rotary_tables(self.embedding_size, x.shape[-2], self.theta, self.dtype)
+        return rotary_embedding(x, *tables)
+
+
+def _check_even(where: str, size: Any) -> int:
+    count = check_size(where, size)
+    if count % 2 != 0:
+        raise ArgumentError(explain(where, "an even number, for pairs", str(count)))
+    return count
+
+
+def _check_base(where: str, theta: Any) -> float:
+    base = check_number(where, theta, 0.0)
+    if base == 0:
+        raise ArgumentError(explain(where, "a number > 0", describe(theta)))
+    return base

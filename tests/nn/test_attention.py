@@ -1,0 +1,304 @@
+"""`MultiheadAttention`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, RngError, ShapeError
+from tests.labels import label
+from tests.nn.numbers_to_compare import assert_close, wave
+
+KEY = jax.random.key(0)
+TORCH_WAYS = [(True, {}), (False, {}), (True, {"kdim": 6, "vdim": 3})]
+
+
+def make(*args, **options):
+    """A layer of two heads for sequences of size four, if nothing else is said."""
+    return nn.MultiheadAttention(*(args or (2, 4)), **options, key=KEY)
+
+
+def from_pytorch(theirs, layer):
+    """The layer with PyTorch's weights, read off by hand."""
+    arrays = {name: jnp.asarray(value.numpy()) for name, value in theirs.state_dict().items()}
+    names = ("query_proj", "key_proj", "value_proj")
+    if "in_proj_weight" in arrays:
+        weights = jnp.split(arrays["in_proj_weight"], 3)
+    else:
+        weights = [arrays[f"{name}_proj_weight"] for name in "qkv"]
+    paths = [f"{name}.weight" for name in names]
+    changes = dict(zip(paths, weights, strict=True))
+    changes["output_proj.weight"] = arrays["out_proj.weight"]
+    if "in_proj_bias" in arrays:
+        biases = jnp.split(arrays["in_proj_bias"], 3)
+        changes |= dict(zip([f"{name}.bias" for name in names], biases, strict=True))
+        changes["output_proj.bias"] = arrays["out_proj.bias"]
+    for path, value in changes.items():
+        name, part = path.split(".")
+        layer = layer.replace(**{name: getattr(layer, name).replace(**{part: value})})
+    return layer
+
+
+def biases(*, used):
+    """The options that say whether there are biases."""
+    return {f"use_{name}_bias": used for name in ("query", "key", "value", "output")}
+
+
+@pytest.mark.parametrize(("bias", "sizes"), TORCH_WAYS)
+def test_the_weights_of_pytorchs_layer_give_its_outputs(torch, bias, sizes):
+    """Packed or not, with and without bias, masked; PyTorch's mask says where not to look."""
+    torch.manual_seed(0)
+    theirs = torch.nn.MultiheadAttention(4, 2, bias=bias, batch_first=True, **sizes).eval()
+    if bias:
+        torch.nn.init.normal_(theirs.in_proj_bias)
+    layer = make(2, 4, sizes.get("kdim"), sizes.get("vdim"), **biases(used=bias))
+    layer = from_pytorch(theirs, layer)
+    given = wave(3, 5, 4), wave(3, 6, layer.key_size), wave(3, 6, layer.value_size)
+    mask = np.asarray(wave(5, 6) > 0) | np.eye(5, 6, dtype=bool)
+
+    for own, other in ((None, None), (mask, torch.tensor(~mask))):
+        expected, _ = theirs(*map(torch.tensor, given), attn_mask=other)
+        assert_close(layer(*map(jnp.asarray, given), own), expected)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_the_weights_of_pytorchs_encoder_layer_give_its_outputs(torch, norm_first):
+    """Attention, two norms and two dense layers, as `torch.nn.TransformerEncoderLayer`."""
+    torch.manual_seed(0)
+    theirs = torch.nn.TransformerEncoderLayer(
+        4, 2, 8, 0.1, activation="gelu", batch_first=True, norm_first=norm_first
+    ).eval()
+    state = theirs.state_dict()
+    arrays = {name: jnp.asarray(value.numpy()) for name, value in state.items()}
+    attention = from_pytorch(theirs.self_attn, make(2, 4, **biases(used=True)))
+
+    def loaded(layer, name):
+        return layer.replace(weight=arrays[f"{name}.weight"], bias=arrays[f"{name}.bias"])
+
+    norms = [loaded(nn.LayerNorm(4), name) for name in ("norm1", "norm2")]
+    first = loaded(nn.Linear(4, 8, key=KEY), "linear1")
+    second = loaded(nn.Linear(8, 4, key=KEY), "linear2")
+
+    def feed_forward(x):
+        return second(jax.nn.gelu(first(x), approximate=False))
+
+    def encode(x):
+        for part, norm in zip((attention, feed_forward), norms, strict=True):
+            x = x + part(norm(x)) if norm_first else norm(x + part(x))
+        return x
+
+    x = wave(3, 5, 4)
+    assert_close(encode(jnp.asarray(x)), theirs(torch.tensor(x)), rtol=1e-4, atol=1e-4)
+
+
+def test_masks_for_all_for_heads_and_for_examples():
+    """Each is the same as called example by example."""
+    layer, x = make(), jnp.asarray(wave(3, 5, 4))
+    mask = np.asarray(wave(3, 2, 5, 5) > -1) | np.eye(5, dtype=bool)
+
+    each = jax.vmap(layer)(x, x, x, mask)
+    assert_close(layer(x, x, x, mask), each)
+    assert_close(layer(x, mask=mask[0]), jnp.stack([layer(x[i], mask=mask[0]) for i in range(3)]))
+    assert_close(layer(x, mask=mask[0, 0])[1], layer(x[1], mask=jnp.asarray([mask[0, 0]] * 2)))
+
+
+def test_causal_masks_hide_what_comes_later():
+    """To change the last place changes no other."""
+    layer, x = make(), jnp.asarray(wave(5, 4))
+    causal = jnp.tril(jnp.ones((5, 5), bool))
+    moved = layer(x.at[-1].add(1), mask=causal)
+
+    assert_close(moved[:-1], layer(x, mask=causal)[:-1])
+    assert not np.allclose(moved[-1], layer(x, mask=causal)[-1])
+
+
+def test_what_is_left_out_is_what_came_before():
+    """Keys are the queries, values the keys."""
+    layer, x, y = make(), jnp.asarray(wave(5, 4)), jnp.asarray(wave(3, 4))
+
+    assert layer(x).tolist() == layer(x, x, x).tolist()
+    assert layer(x, y).tolist() == layer(x, y, y).tolist()
+
+
+def test_heads_may_be_processed():
+    """They are given and taken with the axes (..., seq, num_heads, size)."""
+    layer = make(2, 4, qk_size=6, vo_size=1)
+    rope, x = nn.RotaryPositionalEmbedding(6), jnp.asarray(wave(3, 5, 4))
+    shapes = []
+
+    def process_heads(query, key, value):
+        shapes.extend([query.shape, key.shape, value.shape])
+        turned = jax.vmap(rope, in_axes=-2, out_axes=-2)
+        return turned(query), turned(key), value
+
+    found = layer(x, process_heads=process_heads)
+    assert shapes == [(3, 5, 2, 6), (3, 5, 2, 6), (3, 5, 2, 1)]
+    assert_close(found[1], layer(x[1], process_heads=process_heads))
+    assert not np.allclose(found, layer(x))
+
+
+def test_dropout_is_by_the_key_and_off_in_inference():
+    """The same key drops the same; a batch drops in each example otherwise; 1 drops everything."""
+    layer, x = make(2, 4, dropout_p=0.5), jnp.broadcast_to(jnp.asarray(wave(5, 4)), (2, 5, 4))
+    found = layer(x, key=KEY)
+
+    assert found.tolist() == layer(x, key=KEY).tolist()
+    assert not np.allclose(found[0], found[1])
+    still = make()(x)
+    assert_close(layer(x, inference=True), still)
+    assert_close(nn.inference_mode(layer)(x), still)
+    assert_close(nn.inference_mode(layer)(x, key=KEY, inference=False), found)
+    assert layer.deterministic is False
+    assert not np.any(make(2, 4, dropout_p=1)(x, key=KEY))
+
+
+def test_an_older_name_is_told():
+    """`deterministic` in a call."""
+    layer, x = make(2, 4, dropout_p=0.5), jnp.asarray(wave(5, 4))
+
+    with pytest.warns(UserWarning, match=r"expected inference=, got deterministic="):
+        assert_close(layer(x, deterministic=True), make()(x))
+
+
+def test_initial_values_may_be_chosen():
+    """Each of the four layers gets them."""
+    initializers = {"weight_init": jax.nn.initializers.ones, "bias_init": jax.nn.initializers.zeros}
+    layer = make(2, 4, 3, output_size=5, **biases(used=True), **initializers)
+
+    shapes = [leaf.shape for leaf in jax.tree.leaves(layer)]
+    assert shapes == [(4, 4), (4,), (4, 3), (4,), (4, 4), (4,), (5, 4), (5,)]
+    assert [float(leaf.sum()) for leaf in jax.tree.leaves(layer)[:2]] == [16, 0]
+
+
+def test_every_leaf_has_the_dtype_that_was_asked_for():
+    """And so has the result of such an input."""
+    layer = make(2, 4, dtype=jnp.bfloat16, use_output_bias=True)
+
+    assert {leaf.dtype for leaf in jax.tree.leaves(layer)} == {jnp.dtype(jnp.bfloat16)}
+    assert layer(jnp.ones((3, 4), jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "text"),
+    [
+        ((0, 4), {}, r"\(num_heads\): expected an integer of at least 1, got 0"),
+        ((2, -1), {}, r"\(query_size\): expected an integer of at least 0, got -1"),
+        ((2, 4, 1.5), {}, r"\(key_size\): expected an integer of at least 0, got 1\.5"),
+        (
+            (2, 4),
+            {"value_size": "3"},
+            r"\(value_size\): expected an integer of at least 0, got '3'",
+        ),
+        ((2, 4), {"output_size": True}, r"\(output_size\): expected an integer .*, got True"),
+        ((3, 4), {}, r"\(qk_size\): .*divide query_size=4, or .*, got num_heads=3(.|\n)*qk_size=1"),
+        ((3, 4), {"qk_size": 2}, r"\(vo_size\): expected num_heads to divide(.|\n)*vo_size=1"),
+        ((2, 4), {"vo_size": -1}, r"\(vo_size\): expected an integer of at least 0, got -1"),
+        ((2, 4), {"use_key_bias": 1}, r"\(use_key_bias\): expected True or False, got 1"),
+        ((2, 4), {"dropout_p": 1.5}, r"\(dropout_p\): expected a number from 0 to 1, got 1\.5"),
+        ((2, 4), {"inference": None}, r"\(inference\): expected True or False, got None"),
+        ((2, 4), {"dtype": int}, r"\(dtype\): expected a floating dtype, got the class int"),
+    ],
+    ids=label,
+)
+def test_what_it_cannot_be_made_of(args, options, text):
+    """Each argument by its own name, though other layers are made of it."""
+    with pytest.raises(ArgumentError, match=rf"^MultiheadAttention{text}"):
+        make(*args, **options)
+
+
+def test_no_key_no_weights():
+    """Told as the key of this layer."""
+    with pytest.raises(
+        RngError, match=r"^MultiheadAttention\(key\): expected a random key, got No"
+    ):
+        nn.MultiheadAttention(2, 4, key=None)
+
+
+X, KEYS = jnp.ones((3, 4)), jnp.ones((5, 4))
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda f: f(jnp.ones(4)),
+            r"query of shape \(\.\.\., seq, 4\), got f32\[4\](.|\n)*query\[None",
+        ),
+        (lambda f: f(jnp.ones((4, 3))), r"query of shape .*, got f32\[4,3\](.|\n)*query\.mT$"),
+        (lambda f: f(X, jnp.ones((3, 5))), r"key_ of shape \(\.\.\., seq, 4\), got f32\[3,5\]\.$"),
+        (
+            lambda f: f(X, X, KEYS),
+            r"a value for each key, got key_ f32\[3,4\] and value f32\[5,4\]",
+        ),
+        (lambda f: f(X[None], KEYS), r"equal batch axes of query and key_(.|\n)*jax\.vmap\(lambda"),
+        (
+            lambda f: f(X, KEYS, KEYS, jnp.ones((5, 3), bool)),
+            r"mask of shape \(3, 5\) or \(2, 3, 5\)",
+        ),
+        (
+            lambda f: f(X[None], mask=jnp.ones((1, 3, 3), bool)),
+            r"mask of shape \(3, 3\) or \(2, 3, 3\) or \(1, 2, 3, 3\), got bool(.|\n)*repeat",
+        ),
+        (
+            lambda f: f(X, process_heads=lambda q, k, v: (q, k)),
+            r"process_heads to give f32\[3,2,2\]",
+        ),
+        (lambda f: f(X, process_heads=lambda q, k, v: q), r"process_heads to give .*, got f32\["),
+        (
+            lambda f: f.replace(num_heads=1)(X),
+            r"query_proj to give shape \(3, 2\), for 1 heads of 2",
+        ),
+    ],
+    ids=label,
+)
+def test_shapes_that_do_not_go_together(call, text):
+    """Named by the argument of the call."""
+    with pytest.raises(
+        ShapeError, match=rf"^MultiheadAttention\(num_heads=\d, query_size=4\): expected {text}"
+    ):
+        call(make())
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda f: f("x"), r"query to be an array, got 'x'(.|\n)*jnp\.asarray\(query\)$"),
+        (lambda f: f(X, {"a": 1.0}), r"key_ to be an array, got(.|\n)*lambda _: labels$"),
+        (lambda f: f(X.astype(int)), r"query of a floating dtype, got i32(.|\n)*astype\(float\)$"),
+        (lambda f: f(X, X > 0), r"key_ of a floating dtype, got bool\[3,4\](.|\n)*mask=mask"),
+        (lambda f: f(X, KEY), r"key_ of a floating dtype, got key<fry>\[\](.|\n)*key=key"),
+        (
+            lambda f: f(X, X, X, jnp.ones((3, 3))),
+            r"mask of booleans, got f32(.|\n)*astype\(bool\)$",
+        ),
+        (lambda f: f(X, process_heads=3), r"process_heads to be a function (.*), got 3"),
+    ],
+    ids=label,
+)
+def test_what_is_no_sequence_and_no_mask(call, text):
+    """Masks and keys by position, numbers where booleans are meant."""
+    with pytest.raises(
+        ArgumentError, match=rf"^MultiheadAttention\(num_heads=2, query_size=4\): expected {text}"
+    ):
+        call(make())
+
+
+def test_training_without_a_key_is_refused():
+    """As attention's own mistake, and not that of the dropout in it."""
+    layer = make(2, 4, dropout_p=0.5)
+    with pytest.raises(RngError, match="random key when training") as caught:
+        layer(X)
+
+    assert str(caught.value) == (
+        "MultiheadAttention(num_heads=2, query_size=4): expected a random key when training, got "
+        "none.\n"
+        "  Pass a key, or switch to inference:\n"
+        "      layer(query, key_, value, key=jax.random.key(0))\n"
+        "      layer = nn.inference_mode(layer)"
+    )
+    with pytest.raises(RngError, match=r"^MultiheadAttention\(.*\): expected a random key, got 3"):
+        layer(X, key=3)

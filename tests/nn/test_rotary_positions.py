@@ -1,0 +1,80 @@
+"""`RotaryPositionalEmbedding`."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, ShapeError
+from tests.labels import label
+from tests.nn.numbers_to_compare import assert_close, wave
+
+
+def test_nothing_is_kept_between_calls():
+    """Several bases, sizes and lengths in one program, in any order, as each of them alone."""
+    x = jnp.asarray(wave(5, 8))
+    layers = [nn.RotaryPositionalEmbedding(8, theta) for theta in (10.0, 1e4, 10.0)]
+    inputs = [x[:2], x, x]
+    together = jax.jit(lambda xs: [f(x) for f, x in zip(layers, xs, strict=True)])(inputs)
+
+    for layer, x, found in zip(layers, inputs, together, strict=True):
+        assert_close(found, nn.functional.rotary_embedding(x, *layer_tables(layer, len(x))))
+    assert jnp.abs(together[1] - together[2]).max() > 0.1
+    assert_close(together[0], together[2][:2])
+
+
+def layer_tables(layer, length):
+    """The angles by the static method."""
+    return layer.precompute_freqs_cis(8, length, layer.theta, layer.dtype)
+
+
+def test_heads_are_turned_under_vmap():
+    """As `process_heads` does it, over the axis of heads."""
+    layer, heads = nn.RotaryPositionalEmbedding(4), jnp.asarray(wave(3, 2, 4))
+    turned = jax.vmap(layer, in_axes=1, out_axes=1)(heads)
+
+    assert_close(turned[:, 1], layer(heads[:, 1]))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_dtype_of_the_input_comes_back(dtype):
+    """Whatever the angles have, also where promotion is strict."""
+    layer = nn.RotaryPositionalEmbedding(4, dtype=dtype)
+
+    assert layer.dtype == dtype
+    assert [layer(jnp.ones((2, 4), d)).dtype for d in (jnp.float16, jnp.float32)] == [
+        jnp.float16,
+        jnp.float32,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        ((-2,), r"\(embedding_size\): expected an integer of at least 0, got -2"),
+        ((3,), r"\(embedding_size\): expected an even number, for pairs, got 3\."),
+        ((4, 0), r"\(theta\): expected a number > 0, got 0"),
+        ((4, -1.0), r"\(theta\): expected a number >= 0, got -1"),
+        ((4, 10.0, int), r"\(dtype\): expected a floating dtype, got the class int"),
+    ],
+    ids=label,
+)
+def test_what_it_cannot_be_made_of(args, text):
+    """Odd sizes, bases that are no bases."""
+    with pytest.raises(ArgumentError, match=rf"^RotaryPositionalEmbedding{text}"):
+        nn.RotaryPositionalEmbedding(*args)
+
+
+def test_what_it_cannot_turn():
+    """A vector alone, and one of another size."""
+    layer = nn.RotaryPositionalEmbedding(4)
+    with pytest.raises(ShapeError, match="lacks the axis of places") as caught:
+        layer(jnp.ones(4))
+    assert str(caught.value) == (
+        "RotaryPositionalEmbedding(embedding_size=4): expected x of shape (..., seq_length, 4), "
+        "got f32[4].\n"
+        "  x lacks the axis of places; for a sequence of one, write\n"
+        "      layer(x[None])"
+    )
+    with pytest.raises(ShapeError, match=r"expected x of shape \(\.\.\., 4\), got f32\[2,6\]"):
+        layer(jnp.ones((2, 6)))
