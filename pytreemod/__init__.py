@@ -113,6 +113,7 @@ _LATER = {
     "named_leaves": "pytreemod.io.leaf_names:named_leaves",
     "nn": "pytreemod.nn:",
     "Numbered": "pytreemod.io.torch_layouts:Numbered",
+    "Packed": "pytreemod.io.torch_layouts:Packed",
     "read_metadata": "pytreemod.io.loading:read_metadata",
     "register_for_files": "pytreemod.io.registered:register_for_files",
     "register_torch_layout": "pytreemod.io.torch_layouts:register_torch_layout",
@@ -149,6 +150,7 @@ if _typing.TYPE_CHECKING:
     from pytreemod.io.reports import LoadReport as LoadReport
     from pytreemod.io.saving import save as save
     from pytreemod.io.torch_layouts import Numbered as Numbered
+    from pytreemod.io.torch_layouts import Packed as Packed
     from pytreemod.io.torch_layouts import Relaid as Relaid
     from pytreemod.io.torch_layouts import Summed as Summed
     from pytreemod.io.torch_layouts import register_torch_layout as register_torch_layout

@@ -13,6 +13,7 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.nn.activations import PReLU
+from pytreemod.nn.attention import MultiheadAttention
 from pytreemod.nn.batch_normalization import BatchNorm
 from pytreemod.nn.convolution import Conv
 from pytreemod.nn.mlp import MLP
@@ -99,6 +100,43 @@ class Summed:
 
 
 LayoutRule: TypeAlias = str | Relaid | Numbered | Summed | None
+class Packed:
+    """Says in a layout that PyTorch has several arrays as one, their rows one after the other.
+
+    Attributes:
+        name: what PyTorch calls all of them.
+        part: which of them this is, from 0 on.
+        rows: how many rows each of them has.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> from pytreemod.io.torch_states import to_torch
+        >>> class Gates(pm.Module):
+        ...     opening: jax.Array
+        ...     closing: jax.Array
+        >>> rules = {"opening": Packed("gates", 0, (2, 1)), "closing": Packed("gates", 1, (2, 1))}
+        >>> register_torch_layout(Gates, rules)
+        >>> to_torch(Gates(jnp.zeros((2, 3)), jnp.ones((1, 3))))["gates"][:, 0].tolist()
+        [0.0, 0.0, 1.0]
+    """
+
+    name: str
+    part: int
+    rows: tuple[int, ...]
+
+    def taken(self, whole: Any) -> Any:
+        """This part of all."""
+        start = sum(self.rows[: self.part])
+        return whole[start : start + self.rows[self.part]]
+
+    def whole_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The shape of all, by that of this part; None if it is not one of such a part."""
+        fits = shape[:1] == (self.rows[self.part],)
+        return (sum(self.rows), *shape[1:]) if fits else None
+
+
+LayoutRule: TypeAlias = str | Relaid | Numbered | Packed | None
 LayoutRules: TypeAlias = Mapping[str, LayoutRule]
 
 
@@ -140,6 +178,9 @@ def register_torch_layout(
             form; a `Summed`, for one that PyTorch has as several; a `Numbered`, for layers that it
             has in a list; None for what it has not. The path of a token is that of its value. Or a
             function from the layer to the rules.
+            form; a `Numbered`, for layers that PyTorch has in a list; a `Packed`, for what is rows
+            of an array there; None for what PyTorch has not. The path of a token is that of its
+            value. Or a function from the layer to the rules.
         unused: names that PyTorch has, of which nothing is needed here.
 
     Raises:
@@ -273,6 +314,21 @@ def _rules_of_stack(layer: Stack[Any]) -> LayoutRules:
     return {"layer": Numbered("", layer.depth)}
 
 
+def _rules_of_attention(layer: MultiheadAttention) -> LayoutRules:
+    sizes = {layer.query_size, layer.key_size, layer.value_size}
+    compared, found = layer.num_heads * layer.qk_size, layer.num_heads * layer.vo_size
+    rows = (compared, compared, found)
+    rules: dict[str, LayoutRule] = {"output_proj": "out_proj"}
+    for part, name in enumerate(("query", "key", "value")):
+        # As one where inputs of one size allow it; biases always.
+        is_one = len(sizes) == 1
+        weight = Packed("in_proj_weight", part, rows) if is_one else f"{name[0]}_proj_weight"
+        rules[f"{name}_proj.weight"] = weight
+        if layer.use_query_bias and layer.use_key_bias and layer.use_value_bias:
+            rules[f"{name}_proj.bias"] = Packed("in_proj_bias", part, rows)
+    return rules
+
+
 register_torch_layout(Conv, _rules_of_conv)
 register_torch_layout(ConvTranspose, _rules_of_conv_transpose)
 register_torch_layout(PReLU, _rules_of_prelu)
@@ -291,5 +347,6 @@ register_torch_layout(LSTMCell, _TWO_BIASES)
 register_torch_layout(SimpleCell, _TWO_BIASES)
 register_torch_layout(SpectralNorm, _rules_of_spectral_norm)
 register_torch_layout(MLP, _rules_of_mlp)
+register_torch_layout(MultiheadAttention, _rules_of_attention)
 register_torch_layout(Sequential, {"layers": ""})
 register_torch_layout(Stack, _rules_of_stack)

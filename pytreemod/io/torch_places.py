@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from pytreemod.errors import StateError, StructureError, describe, explain
 from pytreemod.io.leaf_names import joined
 from pytreemod.io.torch_layouts import LayoutRule, Numbered, Relaid, Summed, layout_of
+from pytreemod.io.torch_layouts import LayoutRule, Numbered, Packed, Relaid, layout_of
 from pytreemod.state.tokens import RngStream, is_moved, is_token
 from pytreemod.state.values import State
 from pytreemod.tree.nodes import children_of
@@ -37,6 +38,8 @@ class TensorPlace:
 
     form: Relaid | Summed | None
     """How PyTorch has it, if in another form."""
+    form: Relaid | Packed | None
+    """How PyTorch has it, if in another form, or as a part of another array."""
 
     def names_by_member(self) -> list[tuple[str, ...]]:
         """Its names, those of each member together."""
@@ -115,6 +118,7 @@ class TensorPlaces:
         own: str,
         prefixes: _Prefixes | None,
         form: Relaid | Summed | None = None,
+        form: Relaid | Packed | None = None,
         pending: Sequence[_Pending] = (),
     ) -> LeafPlaces:
         """Go through a node; what comes back is for each leaf of it, in JAX's order."""
@@ -144,6 +148,7 @@ class TensorPlaces:
             ]
             here = [rule for rule in below if not rule.steps]
             forms = [rule.rule for rule in here if isinstance(rule.rule, (Relaid, Summed))]
+            forms = [rule.rule for rule in here if isinstance(rule.rule, (Relaid, Packed))]
             # The outermost says what it is called, the innermost in which form it is.
             naming = here[0] if here else None
             if here and forms and isinstance(forms[-1], Summed):
@@ -159,6 +164,7 @@ class TensorPlaces:
         own: str,
         prefixes: _Prefixes,
         form: Relaid | Summed | None,
+        form: Relaid | Packed | None,
         pending: Sequence[_Pending],
     ) -> LeafPlaces:
         # PyTorch has its random numbers elsewhere.
@@ -176,6 +182,7 @@ class TensorPlaces:
 
     def _place(
         self, leaf: Any, own: str, prefixes: _Prefixes, form: Relaid | Summed | None
+        self, leaf: Any, own: str, prefixes: _Prefixes, form: Relaid | Packed | None
     ) -> TensorPlace | None:
         is_tensor = is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
         # Numbers of Python are attributes there, and keys unknown.
@@ -210,6 +217,7 @@ def tensor_places(where: str, model: Any, state: State | None) -> TensorPlaces:
         )
     _check_leads(where, places.arrays)
     _check_names(where, places.arrays)
+    _check_packs(where, places.arrays)
     return places
 
 
@@ -225,15 +233,41 @@ def _check_leads(where: str, spots: Sequence[TensorPlace]) -> None:
 
 
 def _check_names(where: str, spots: Sequence[TensorPlace]) -> None:
-    owners: dict[str, str] = {}
+    # By name and part: what is packed has a name together with others.
+    owners: dict[str, dict[int | None, str]] = {}
     twice: list[str] = []
     for place in spots:
+        part = place.form.part if isinstance(place.form, Packed) else None
         for name in place.names:
             # Parts of several that are added up.
             if name in owners and not isinstance(place.form, Summed):
                 twice.append(f"{name}: {owners[name]} and {place.own}")
             owners[name] = place.own
+            others = owners.setdefault(name, {})
+            if part in others or (others and None in (part, *others)):
+                other = others[part] if part in others else next(iter(others.values()))
+                twice.append(f"{name}: {other} and {place.own}")
+            others[part] = place.own
     if twice:
         expected, got = "names of their own for all arrays in PyTorch", "one for two"
         cure = "Registered layouts decide what they are called: see register_torch_layout."
         raise StructureError(explain(where, expected, got, places=twice, cure=cure))
+
+
+def _check_packs(where: str, spots: Sequence[TensorPlace]) -> None:
+    """Require all parts of what PyTorch has as one."""
+    parts: dict[str, set[int]] = {}
+    counts: dict[str, int] = {}
+    for place in spots:
+        if isinstance(place.form, Packed):
+            for name in place.names:
+                parts.setdefault(name, set()).add(place.form.part)
+                counts[name] = len(place.form.rows)
+    wrong = [
+        f"{name}: {len(found)} of {counts[name]} parts"
+        for name, found in parts.items()
+        if found != {*range(counts[name])}
+    ]
+    if wrong:
+        expected = "all parts of each array that PyTorch has as one"
+        raise StructureError(explain(where, expected, "some of them", places=wrong))

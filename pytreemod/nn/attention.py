@@ -323,7 +323,9 @@ def _check_sequence(where: Title, name: str, x: Any, size: int) -> Array:
     )
 
 
-def _processed(where: Title, process_heads: Any, heads: tuple[Array, ...]) -> tuple[Array, ...]:
+def _processed(
+    where: Title, process_heads: Any, heads: tuple[Array, Array, Array]
+) -> tuple[Array, Array, Array]:
     """Heads after the user's function."""
     if not callable(process_heads):
         expected = "process_heads to be a function (query, key, value) -> (query, key, value)"
@@ -335,7 +337,8 @@ def _processed(where: Title, process_heads: Any, heads: tuple[Array, ...]) -> tu
         wanted = ", ".join(map(describe, heads))
         got = ", ".join(map(describe, found))
         raise ShapeError(explain(str(where), f"process_heads to give {wanted}", got))
-    return tuple(found)
+    query, key, value = found
+    return query, key, value
 
 
 def _check_mask(

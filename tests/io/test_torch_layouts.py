@@ -6,9 +6,15 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError
+from pytreemod.errors import ArgumentError, StructureError
 from pytreemod.io import torch_layouts
-from pytreemod.io.torch_layouts import Numbered, Relaid, layout_of, register_torch_layout
+from pytreemod.io.torch_layouts import (
+    Numbered,
+    Packed,
+    Relaid,
+    layout_of,
+    register_torch_layout,
+)
 from pytreemod.io.torch_states import from_torch, to_torch
 from tests.helpers.comparing import assert_same
 from tests.nn.numbers_to_compare import wave
@@ -108,6 +114,71 @@ def test_what_cannot_be_registered_is_refused():
         register_torch_layout(dense(), {})
     with pytest.raises(ArgumentError, match=r"register_torch_layout\(rules\): expected a dict, or"):
         register_torch_layout(Dense, ["weight"])
+
+
+class Gates(pm.Module):
+    """What are rows of one array in PyTorch, the second first."""
+
+    closing: jax.Array
+    opening: jax.Array
+
+
+def gates(start=0):
+    """Of one and two rows."""
+    return Gates(jnp.asarray(wave(1, 3)) + np.float32(start), jnp.asarray(wave(2, 3, phase=start)))
+
+
+def pack(*, rows=(2, 1), parts=(1, 0), names=("gates", "gates")):
+    """Register them as one."""
+    closing, opening = (Packed(name, part, rows) for name, part in zip(names, parts, strict=True))
+    register_torch_layout(Gates, {"closing": closing, "opening": opening})
+
+
+def test_several_may_be_one_there():
+    """In the order of their parts, with a name before; also where members are in a list."""
+    pack()
+    arrays = to_torch({"a": gates()})
+
+    assert [*arrays] == ["a.gates"]
+    assert_same(arrays["a.gates"], np.concatenate([gates().opening, gates().closing]))
+    assert_same(from_torch({"a": gates(5)}, arrays), {"a": gates()})
+
+    register_torch_layout(Holder, {"inner": Numbered("", 2), "extra": None})
+    stack = Holder(pm.stack([gates(), gates(1)]), jnp.ones(1))
+    assert {name: array.shape for name, array in to_torch(stack).items()} == {
+        "0.gates": (3, 3),
+        "1.gates": (3, 3),
+    }
+    other = Holder(pm.stack([gates(2), gates(3)]), jnp.ones(1))
+    assert_same(from_torch(other, to_torch(stack)), stack)
+
+
+def test_one_that_is_missing_or_does_not_fit_is_told_once():
+    """However many parts it has."""
+    pack()
+    with pytest.raises(StructureError, match="1 that differs") as caught:
+        from_torch(gates(), {})
+    assert str(caught.value).count("gates: missing") == 1
+    with pytest.raises(
+        StructureError, match=r"gates: expected f32\[3,3\], got f32\[4,3\]"
+    ) as caught:
+        from_torch(gates(), {"gates": wave(4, 3)})
+    assert str(caught.value).count("got f32[4,3]") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"parts": (0, 0)}, "gates: closing and opening"),
+        ({"names": ("gates", "others")}, "gates: 1 of 2 parts"),
+        ({"rows": (2, 2)}, r"closing: f32\[1,3\], which is no shape for gates"),
+    ],
+)
+def test_parts_that_are_no_whole_are_refused(options, text):
+    """One part twice, one that is missing, one of other rows."""
+    pack(**options)
+    with pytest.raises(StructureError, match=text):
+        to_torch(gates())
 
 
 def test_rules_about_nothing_are_refused():

@@ -176,6 +176,25 @@ def spectral(torch, layer):
     return torch.nn.utils.parametrizations.spectral_norm(layer)
 
 
+def attention(*, bias):
+    """PyTorch's attention, of a sequence to itself."""
+
+    def make(torch):
+        class Attending(torch.nn.MultiheadAttention):
+            def forward(self, x):
+                return super().forward(x, x, x)[0]
+
+        return Attending(4, 2, bias=bias, batch_first=True)
+
+    return make
+
+
+def attends(*, bias):
+    """Ours."""
+    biases = {f"use_{name}_bias": bias for name in ("query", "key", "value", "output")}
+    return ft.partial(nn.MultiheadAttention, 2, 4, **biases)
+
+
 def with_spectral_norm(make):
     """A layer of ours with its weight normalized."""
     return lambda key: nn.SpectralNorm(make(key=key), "weight", key=key)
@@ -228,6 +247,8 @@ LAYERS = {
         lambda key: nn.BatchNorm(3, channelwise_affine=False),
     ),
     "Embedding": (lambda torch: torch.nn.Embedding(5, 2), ft.partial(nn.Embedding, 5, 2)),
+    "MultiheadAttention": (attention(bias=True), attends(bias=True)),
+    "MultiheadAttention without bias": (attention(bias=False), attends(bias=False)),
     "SpectralNorm of Linear": (
         lambda torch: spectral(torch, torch.nn.Linear(3, 4)),
         with_spectral_norm(ft.partial(nn.Linear, 3, 4)),
@@ -250,6 +271,11 @@ INPUTS = {
     "LayerNorm": (2, 3),
     "PReLU": (4, 3),
     "RMSNorm": (2, 3),
+    "MultiheadAttention": (5, 4),
+    "Conv1d": (2, 5),
+    "Conv2d": (2, 5, 5),
+    "Conv3d": (1, 3, 3, 3),
+    "LayerNorm": (2, 3),
 }
 
 
@@ -331,6 +357,16 @@ def test_a_bias_of_a_cell_that_does_not_fit_is_told_once():
     del arrays["bias_hh"]
     with pytest.raises(StructureError, match="bias_hh: missing"):
         from_torch(cell, arrays)
+def test_attention_that_is_not_packed(torch):
+    """Of inputs of several sizes, PyTorch has the weights one by one."""
+    theirs = torch.nn.MultiheadAttention(4, 2, kdim=6, vdim=3, batch_first=True).eval()
+    biases = {f"use_{name}_bias": True for name in ("query", "key", "value", "output")}
+    layer = nn.MultiheadAttention(2, 4, 6, 3, **biases, key=jax.random.key(0))
+    given = [wave(2, 5, size) for size in (4, 6, 3)]
+
+    assert {*to_torch(layer)} == {*theirs.state_dict()}
+    loaded = from_torch(layer, theirs.state_dict())
+    assert_close(loaded(*map(jnp.asarray, given)), theirs(*map(torch.tensor, given))[0])
 
 
 def test_layers_as_one_are_a_list_there(torch):

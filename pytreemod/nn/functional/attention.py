@@ -62,8 +62,8 @@ def _attention_weights(query: Array, key: Array, mask: Array | None) -> Array:
     logits = jnp.einsum("...qhd,...khd->...hqk", scaled, key.astype(wide))
     if mask is not None:
         # Not -inf: a row of nothing else would become nan, and its gradient, too.
-        about: Any = jnp.finfo(wide)
-        logits = jnp.where(jnp.broadcast_to(mask, logits.shape), logits, about.min)
+        about: Any = jnp.finfo
+        logits = jnp.where(jnp.broadcast_to(mask, logits.shape), logits, about(wide).min)
     return jax.nn.softmax(logits, axis=-1).astype(query.dtype)
 
 
