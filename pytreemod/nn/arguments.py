@@ -58,6 +58,9 @@ class Title:
         return f"{type(self.layer).__name__}({shown})"
 
 
+_NO_NUMBERS = "OSUMm"
+"""Kinds of NumPy's dtypes that JAX has not: objects, texts and times."""
+
 TitleLike: TypeAlias = str | Title
 """What an error is about: a text, or something that will make one."""
 
@@ -398,8 +401,14 @@ def check_array(where: TitleLike, x: Any, argument: str = "x") -> Array:
         (3,)
     """
     if isinstance(x, jax.Array):
-        return x
-    if is_array_like(x):
+        # Only a random key has a dtype that is none of NumPy's.
+        if isinstance(x.dtype, np.dtype):
+            return x
+        called = f"layer({argument}, key=key)" if argument == "x" else "layer(..., key=key)"
+        cure = ("A random key is passed by name:", called)
+        expected = f"{argument} to be an array of numbers"
+        raise ArgumentError(explain(str(where), expected, describe(x), cure=cure))
+    if is_array_like(x) and getattr(getattr(x, "dtype", None), "kind", "f") not in _NO_NUMBERS:
         return jnp.asarray(x)
     is_input = argument == "x"
     cure = (

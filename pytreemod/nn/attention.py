@@ -306,8 +306,6 @@ def _check_sequence(where: Title, name: str, x: Any, size: int) -> Array:
         cure: Sequence[str] = ("Convert it first:", f"{name} = {name}.astype(float)")
         if x.dtype == jnp.bool_:
             cure = ("A mask comes fourth, or by name:", "layer(x, x, x, mask=mask)")
-        elif jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            cure = ("A random key is passed by name:", "layer(query, key_, value, key=key)")
         raise ArgumentError(
             explain(str(where), f"{name} of a floating dtype", describe(x), cure=cure)
         )

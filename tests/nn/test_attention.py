@@ -270,7 +270,7 @@ def test_shapes_that_do_not_go_together(call, text):
         (lambda f: f(X, {"a": 1.0}), r"key_ to be an array, got(.|\n)*lambda _: labels$"),
         (lambda f: f(X.astype(int)), r"query of a floating dtype, got i32(.|\n)*astype\(float\)$"),
         (lambda f: f(X, X > 0), r"key_ of a floating dtype, got bool\[3,4\](.|\n)*mask=mask"),
-        (lambda f: f(X, KEY), r"key_ of a floating dtype, got key<fry>\[\](.|\n)*key=key"),
+        (lambda f: f(X, KEY), r"key_ to be an array of numbers, got key<fry>\[\](.|\n)*key=key"),
         (
             lambda f: f(X, X, X, jnp.ones((3, 3))),
             r"mask of booleans, got f32(.|\n)*astype\(bool\)$",
