@@ -27,6 +27,7 @@ NAMES = (
     "training",
     "flattening",
     "construction",
+    "building",
     "access",
     "surgery",
     "tracing",

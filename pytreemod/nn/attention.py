@@ -162,13 +162,14 @@ class MultiheadAttention(Module):
         self.dropout = Dropout(p, check_flag(named(self, "inference"), inference))
 
         dtype = check_dtype(named(self, "dtype"), dtype)
-        keys = divide_key(named(self, "key"), key, 4)
+        # Taken apart in one go: to read one key after the other takes as long as to make a layer.
+        for_query, for_key, for_value, for_output = divide_key(named(self, "key"), key, 4)
         linear = partial(Linear, dtype=dtype, weight_init=weight_init, bias_init=bias_init)
         compared, found = heads * self.qk_size, heads * self.vo_size
-        self.query_proj = linear(own_size, compared, self.use_query_bias, key=keys[0])
-        self.key_proj = linear(self.key_size, compared, self.use_key_bias, key=keys[1])
-        self.value_proj = linear(self.value_size, found, self.use_value_bias, key=keys[2])
-        self.output_proj = linear(found, self.output_size, self.use_output_bias, key=keys[3])
+        self.query_proj = linear(own_size, compared, self.use_query_bias, key=for_query)
+        self.key_proj = linear(self.key_size, compared, self.use_key_bias, key=for_key)
+        self.value_proj = linear(self.value_size, found, self.use_value_bias, key=for_value)
+        self.output_proj = linear(found, self.output_size, self.use_output_bias, key=for_output)
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.

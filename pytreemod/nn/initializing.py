@@ -130,3 +130,6 @@ def initial_affine(
         else:
             values.append(initialize(named(layer, name), start, keys[i], shape, dtype))
     return values[0], values[1]
+    # An initializer may be NumPy's; a layer's leaves are JAX's, which jit need not convert. Those
+    # that are take as long to be converted as to be drawn.
+    return values if isinstance(values, jax.Array) else jnp.asarray(values)
