@@ -27,16 +27,16 @@ EQUINOX = "Equinox"
 DEPTH, SIZE, HEADS, WORDS = 12, 32, 4, 50
 
 
-def transformer_of(library: Any) -> Callable[[jax.Array], Any]:
-    """What builds it from a key, in the two libraries that share their names."""
+def transformer_of(library: Any) -> Callable[..., Any]:
+    """What builds it from a depth and a key, in the two libraries that share their names."""
     nn = library.nn
 
     class Block(library.Module):
-        first: nn.LayerNorm
-        attention: nn.MultiheadAttention
-        second: nn.LayerNorm
-        up: nn.Linear
-        down: nn.Linear
+        first: Any
+        attention: Any
+        second: Any
+        up: Any
+        down: Any
 
         def __init__(self, key: jax.Array):
             one, two, three = jax.random.split(key, 3)
@@ -47,18 +47,18 @@ def transformer_of(library: Any) -> Callable[[jax.Array], Any]:
             self.down = nn.Linear(4 * SIZE, SIZE, key=three)
 
     class Transformer(library.Module):
-        words: nn.Embedding
-        blocks: list[Block]
+        words: Any
+        blocks: list[Any]
 
         def __init__(self, depth: int, key: jax.Array):
             first, *others = jax.random.split(key, depth + 1)
             self.words = nn.Embedding(WORDS, SIZE, key=first)
             self.blocks = [Block(other) for other in others]
 
-    return lambda depth, key: Transformer(depth, key)
+    return Transformer
 
 
-def nnx_transformer_of(nnx: Any) -> Callable[[jax.Array], Any]:
+def nnx_transformer_of(nnx: Any) -> Callable[..., Any]:
     """The same in NNX, which takes its keys from a stream."""
 
     class Block(nnx.Module):
@@ -77,7 +77,7 @@ def nnx_transformer_of(nnx: Any) -> Callable[[jax.Array], Any]:
             self.words = nnx.Embed(WORDS, SIZE, rngs=rngs)
             self.blocks = nnx.List([Block(rngs) for _ in range(depth)])
 
-    return lambda depth, key: Transformer(depth, key)
+    return Transformer
 
 
 def builders() -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
@@ -110,7 +110,11 @@ def building(build: Callable[[], Any], clock: Callable[[], float]) -> Burst:
 
 def compiled_anew(jit: Callable[..., Any], build: Callable[..., Any], depth: int) -> Any:
     """Build it by a function that is compiled for this alone."""
-    return jit(lambda key: build(depth, key))(jax.random.key(0))
+
+    def build_by(key: jax.Array) -> Any:
+        return build(depth, key)
+
+    return jit(build_by)(jax.random.key(0))
 
 
 def in_turn(bursts: dict[str, Burst], rounds: int) -> dict[str, list[float]]:

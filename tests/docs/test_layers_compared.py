@@ -15,6 +15,10 @@ PAGE = (ROOT / "docs" / "reference" / "layers-compared.md").read_text(encoding="
 COLUMNS = ("here", "Equinox", "Flax", "PyTorch")
 
 
+NEWER = {"RoPE"}
+"""Names that the oldest Flax with which this is tested has not yet."""
+
+
 def names(text):
     """What stands in backticks."""
     return re.findall(r"`([\w.]+)`", text)
@@ -71,7 +75,7 @@ def test_every_layer_of_flax_is_in_its_column():
         if getattr(nnx, name).__module__.startswith("flax.nnx.nn.")
     }
 
-    assert [name for name in theirs if not hasattr(nnx, name)] == []
+    assert [name for name in theirs - NEWER if not hasattr(nnx, name)] == []
     assert layers - theirs - {"RNNCellBase"} == paragraph("Of Flax without")
 
 
