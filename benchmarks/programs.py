@@ -221,6 +221,8 @@ def lstm(arrays: Arrays, x: jax.Array, reverse: bool = False) -> jax.Array:
 
     zeros = jnp.zeros(weight_hh.shape[1])
     return lax.scan(step, (zeros, zeros), x, reverse=reverse)[1]
+
+
 def instance_norm(arrays: Arrays, x: jax.Array) -> jax.Array:
     """With the channels of x first, and no weights."""
     centered = x - jnp.mean(x, axis=1, keepdims=True)

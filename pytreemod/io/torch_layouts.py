@@ -99,7 +99,7 @@ class Summed:
     back: Callable[..., Any]
 
 
-LayoutRule: TypeAlias = str | Relaid | Numbered | Summed | None
+@dataclass(frozen=True)
 class Packed:
     """Says in a layout that PyTorch has several arrays as one, their rows one after the other.
 
@@ -111,13 +111,13 @@ class Packed:
     Examples:
         >>> import jax, jax.numpy as jnp
         >>> import pytreemod as pm
-        >>> from pytreemod.io.torch_states import to_torch
         >>> class Gates(pm.Module):
         ...     opening: jax.Array
         ...     closing: jax.Array
-        >>> rules = {"opening": Packed("gates", 0, (2, 1)), "closing": Packed("gates", 1, (2, 1))}
-        >>> register_torch_layout(Gates, rules)
-        >>> to_torch(Gates(jnp.zeros((2, 3)), jnp.ones((1, 3))))["gates"][:, 0].tolist()
+        >>> rows = (2, 1)
+        >>> rules = {"opening": pm.Packed("gates", 0, rows), "closing": pm.Packed("gates", 1, rows)}
+        >>> pm.register_torch_layout(Gates, rules)
+        >>> pm.to_torch(Gates(jnp.zeros((2, 3)), jnp.ones((1, 3))))["gates"][:, 0].tolist()
         [0.0, 0.0, 1.0]
     """
 
@@ -125,18 +125,28 @@ class Packed:
     part: int
     rows: tuple[int, ...]
 
-    def taken(self, whole: Any) -> Any:
+    @property
+    def names(self) -> tuple[str, ...]:
+        """As of a `Summed`, of which this is a case: all parts are added up, each among zeros."""
+        return (self.name,)
+
+    def to(self, part: Any) -> tuple[Any, ...]:
+        """This part where it is among the others, which are zeros."""
+        if part.shape[:1] != (self.rows[self.part],):
+            raise ValueError(part.shape)
+        whole = np.zeros((sum(self.rows), *part.shape[1:]), part.dtype)
+        self.back(whole)[...] = part
+        return (whole,)
+
+    def back(self, whole: Any) -> Any:
         """This part of all."""
         start = sum(self.rows[: self.part])
         return whole[start : start + self.rows[self.part]]
 
-    def whole_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The shape of all, by that of this part; None if it is not one of such a part."""
-        fits = shape[:1] == (self.rows[self.part],)
-        return (sum(self.rows), *shape[1:]) if fits else None
 
-
-LayoutRule: TypeAlias = str | Relaid | Numbered | Packed | None
+LayoutRule: TypeAlias = str | Relaid | Numbered | Summed | Packed | None
+SUMMED = (Summed, Packed)
+"""Rules of arrays that have other names than the layers around say, and may share them."""
 LayoutRules: TypeAlias = Mapping[str, LayoutRule]
 
 
@@ -175,12 +185,10 @@ def register_torch_layout(
         cls: a class of Modules.
         rules: from the path in a layer to what PyTorch calls what is there: text, with dots, or
             nothing for what has no step of its own in PyTorch; a `Relaid`, for an array in another
-            form; a `Summed`, for one that PyTorch has as several; a `Numbered`, for layers that it
-            has in a list; None for what it has not. The path of a token is that of its value. Or a
-            function from the layer to the rules.
-            form; a `Numbered`, for layers that PyTorch has in a list; a `Packed`, for what is rows
-            of an array there; None for what PyTorch has not. The path of a token is that of its
-            value. Or a function from the layer to the rules.
+            form; a `Summed`, for one that PyTorch has as several; a `Packed`, for what is rows of
+            an array there; a `Numbered`, for layers that it has in a list; None for what it has
+            not. The path of a token is that of its value. Or a function from the layer to the
+            rules.
         unused: names that PyTorch has, of which nothing is needed here.
 
     Raises:

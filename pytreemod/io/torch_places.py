@@ -11,8 +11,15 @@ import jax.numpy as jnp
 
 from pytreemod.errors import StateError, StructureError, describe, explain
 from pytreemod.io.leaf_names import joined
-from pytreemod.io.torch_layouts import LayoutRule, Numbered, Relaid, Summed, layout_of
-from pytreemod.io.torch_layouts import LayoutRule, Numbered, Packed, Relaid, layout_of
+from pytreemod.io.torch_layouts import (
+    SUMMED,
+    LayoutRule,
+    Numbered,
+    Packed,
+    Relaid,
+    Summed,
+    layout_of,
+)
 from pytreemod.state.tokens import RngStream, is_moved, is_token
 from pytreemod.state.values import State
 from pytreemod.tree.nodes import children_of
@@ -36,14 +43,12 @@ class TensorPlace:
     lead: tuple[int, ...]
     """The leading axes on which the members are."""
 
-    form: Relaid | Summed | None
+    form: Relaid | Summed | Packed | None
     """How PyTorch has it, if in another form."""
-    form: Relaid | Packed | None
-    """How PyTorch has it, if in another form, or as a part of another array."""
 
     def names_by_member(self) -> list[tuple[str, ...]]:
         """Its names, those of each member together."""
-        count = len(self.form.names) if isinstance(self.form, Summed) else 1
+        count = len(self.form.names) if isinstance(self.form, SUMMED) else 1
         starts = range(0, len(self.names), count)
         return [self.names[start : start + count] for start in starts]
 
@@ -66,7 +71,7 @@ class _Prefixes:
         """How they begin where a rule is followed; None where PyTorch has nothing."""
         if rule is None:
             return None
-        if isinstance(rule, Summed):
+        if isinstance(rule, SUMMED):
             texts = (joined(text, name) for text in self.texts for name in rule.names)
             return _Prefixes(tuple(texts), self.lead)
         named = self.below(rule if isinstance(rule, str) else rule.name)
@@ -117,8 +122,7 @@ class TensorPlaces:
         node: Any,
         own: str,
         prefixes: _Prefixes | None,
-        form: Relaid | Summed | None = None,
-        form: Relaid | Packed | None = None,
+        form: Relaid | Summed | Packed | None = None,
         pending: Sequence[_Pending] = (),
     ) -> LeafPlaces:
         """Go through a node; what comes back is for each leaf of it, in JAX's order."""
@@ -147,11 +151,10 @@ class TensorPlaces:
                 if rule.steps[:count] == steps
             ]
             here = [rule for rule in below if not rule.steps]
-            forms = [rule.rule for rule in here if isinstance(rule.rule, (Relaid, Summed))]
-            forms = [rule.rule for rule in here if isinstance(rule.rule, (Relaid, Packed))]
+            forms = [rule.rule for rule in here if isinstance(rule.rule, (Relaid, *SUMMED))]
             # The outermost says what it is called, the innermost in which form it is.
             naming = here[0] if here else None
-            if here and forms and isinstance(forms[-1], Summed):
+            if here and forms and isinstance(forms[-1], SUMMED):
                 naming = here[-1]
             at = naming.base.following(naming.rule) if naming else prefixes.below(name)
             further = [rule for rule in below if rule.steps]
@@ -163,8 +166,7 @@ class TensorPlaces:
         token: Any,
         own: str,
         prefixes: _Prefixes,
-        form: Relaid | Summed | None,
-        form: Relaid | Packed | None,
+        form: Relaid | Summed | Packed | None,
         pending: Sequence[_Pending],
     ) -> LeafPlaces:
         # PyTorch has its random numbers elsewhere.
@@ -181,8 +183,7 @@ class TensorPlaces:
         return []
 
     def _place(
-        self, leaf: Any, own: str, prefixes: _Prefixes, form: Relaid | Summed | None
-        self, leaf: Any, own: str, prefixes: _Prefixes, form: Relaid | Packed | None
+        self, leaf: Any, own: str, prefixes: _Prefixes, form: Relaid | Summed | Packed | None
     ) -> TensorPlace | None:
         is_tensor = is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
         # Numbers of Python are attributes there, and keys unknown.
@@ -239,12 +240,10 @@ def _check_names(where: str, spots: Sequence[TensorPlace]) -> None:
     for place in spots:
         part = place.form.part if isinstance(place.form, Packed) else None
         for name in place.names:
-            # Parts of several that are added up.
-            if name in owners and not isinstance(place.form, Summed):
-                twice.append(f"{name}: {owners[name]} and {place.own}")
-            owners[name] = place.own
             others = owners.setdefault(name, {})
-            if part in others or (others and None in (part, *others)):
+            is_taken = part in others or (others and None in (part, *others))
+            # Parts of several that are added up.
+            if is_taken and not isinstance(place.form, Summed):
                 other = others[part] if part in others else next(iter(others.values()))
                 twice.append(f"{name}: {other} and {place.own}")
             others[part] = place.own

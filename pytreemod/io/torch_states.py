@@ -14,8 +14,7 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, StructureError, describe, explain
 from pytreemod.io.leaf_names import TABLE, as_kind_of, mismatches
-from pytreemod.io.torch_layouts import Relaid, Summed
-from pytreemod.io.torch_layouts import Packed, Relaid
+from pytreemod.io.torch_layouts import SUMMED, Packed, Relaid, Summed
 from pytreemod.io.torch_places import LeafPlaces, TensorPlace, TensorPlaces, tensor_places
 from pytreemod.io.torch_renaming import Renaming, mapping_by_order, sources_of
 from pytreemod.nn.nets import Stateful
@@ -71,7 +70,6 @@ def to_torch(model: PyTree, state: State | None = None) -> dict[str, np.ndarray]
     where = "to_torch(model)"
     model, state, _ = _taken_apart(where, model, state)
     named: dict[str, np.ndarray] = {}
-    parts: dict[str, dict[int, np.ndarray]] = {}
     wrong: list[str] = []
     for place in tensor_places(where, model, state).arrays:
         if isinstance(place.leaf, jax.ShapeDtypeStruct):
@@ -87,16 +85,9 @@ def to_torch(model: PyTree, state: State | None = None) -> dict[str, np.ndarray]
                 continue
             for name, part in zip(names, given, strict=True):
                 named[name] = np.array(named[name] + part if name in named else part, order="C")
-                wrong.append(f"{place.own}: {describe(member)}, which is no shape for {name}")
-            else:
-                named[name] = np.array(given, order="C")
-                if isinstance(place.form, Packed):
-                    parts.setdefault(name, {})[place.form.part] = given
     if wrong:
         expected, got = "arrays that PyTorch can have", f"{len(wrong)} others"
         raise StructureError(explain(where, expected, got, places=wrong, most=TABLE))
-    for name, given in parts.items():
-        named[name] = np.concatenate([given[part] for part in range(len(given))])
     return named
 
 
@@ -173,9 +164,6 @@ def from_torch(
     found, wrong, narrow = _found(places, state_dict, sources)
     names = dict.fromkeys(name for place in places.arrays for name in place.names)
     wrong += mismatches([*names], sources)
-    # Once, also if several arrays are parts of it.
-    names = dict.fromkeys(name for place in places.arrays for name in place.names)
-    wrong = [*dict.fromkeys(wrong), *mismatches([*names], sources)]
     if wrong:
         cure = _cure(places, state_dict, mapping, narrow)
         expected = "a tensor for each array of the model, and no other"
@@ -216,29 +204,18 @@ def _taken_apart(
 # ---- one array
 
 
-def _as_theirs(form: Relaid | Summed | None, member: Any) -> list[Any] | None:
+def _as_theirs(form: Relaid | Summed | Packed | None, member: Any) -> list[Any] | None:
     """What PyTorch has for an array, by each of its names; None if it has not the shape for it."""
     if form is None:
         return [member]
-def _relaid(form: Relaid | Packed | None, member: Any, back: bool = False) -> Any:
-    """An array in PyTorch's form, or back in ours; None if it has not the shape for it.
-
-    Of what is packed, PyTorch's form is here this part alone.
-    """
-    if form is None:
-        return member
-    if isinstance(form, Packed):
-        if back:
-            return form.taken(member)
-        return None if form.whole_shape(member.shape) is None else member
     try:
         parts = form.to(member)
-        return [np.asarray(part) for part in (parts if isinstance(form, Summed) else (parts,))]
+        return [np.asarray(part) for part in (parts if isinstance(form, SUMMED) else (parts,))]
     except (ValueError, IndexError, TypeError):
         return None
 
 
-def _as_ours(form: Relaid | Summed | None, parts: Sequence[Any]) -> Any:
+def _as_ours(form: Relaid | Summed | Packed | None, parts: Sequence[Any]) -> Any:
     """The array that PyTorch has as these; None if they have not the shape for it."""
     if form is None:
         return parts[0]
@@ -253,16 +230,6 @@ def _given(place: TensorPlace) -> list[Any] | None:
     # An array that takes up no memory, however large it is.
     member = np.broadcast_to(np.zeros((), place.leaf.dtype), place.leaf.shape[len(place.lead) :])
     return _as_theirs(place.form, member)
-def _given(place: TensorPlace) -> Any:
-    """An array of the shape and dtype that PyTorch has there, for each member."""
-    shape = place.leaf.shape[len(place.lead) :]
-    if isinstance(place.form, Packed):
-        shape = place.form.whole_shape(shape)
-    if shape is None:
-        return None
-    # An array that takes up no memory, however large it is.
-    member = np.broadcast_to(np.zeros((), place.leaf.dtype), shape)
-    return member if isinstance(place.form, Packed) else _relaid(place.form, member)
 
 
 def as_numpy(tensor: Any) -> Any:

@@ -50,10 +50,10 @@ from pytreemod.nn.recurrent_cells import LSTMCell as LSTMCell
 from pytreemod.nn.recurrent_cells import RNNCellBase as RNNCellBase
 from pytreemod.nn.recurrent_cells import SimpleCell as SimpleCell
 from pytreemod.nn.rms_normalization import RMSNorm as RMSNorm
-from pytreemod.nn.scaling import Scale as Scale
 from pytreemod.nn.rotary_positions import (
     RotaryPositionalEmbedding as RotaryPositionalEmbedding,
 )
+from pytreemod.nn.scaling import Scale as Scale
 from pytreemod.nn.sequential import Identity as Identity
 from pytreemod.nn.sequential import Lambda as Lambda
 from pytreemod.nn.sequential import Sequential as Sequential

@@ -82,8 +82,9 @@ def initialize(
     found = getattr(values, "shape", None), getattr(values, "dtype", None)
     if found != (wanted.shape, wanted.dtype):
         raise ArgumentError(explain(where, f"it to return {describe(wanted)}", describe(values)))
-    # An initializer may be NumPy's; a layer's leaves are JAX's, which jit need not convert.
-    return jnp.asarray(values)
+    # An initializer may be NumPy's; a layer's leaves are JAX's, which jit need not convert. Those
+    # that are take as long to be converted as to be drawn.
+    return values if isinstance(values, jax.Array) else jnp.asarray(values)
 
 
 def initial_affine(
@@ -130,6 +131,3 @@ def initial_affine(
         else:
             values.append(initialize(named(layer, name), start, keys[i], shape, dtype))
     return values[0], values[1]
-    # An initializer may be NumPy's; a layer's leaves are JAX's, which jit need not convert. Those
-    # that are take as long to be converted as to be drawn.
-    return values if isinstance(values, jax.Array) else jnp.asarray(values)

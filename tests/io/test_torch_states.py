@@ -272,10 +272,6 @@ INPUTS = {
     "PReLU": (4, 3),
     "RMSNorm": (2, 3),
     "MultiheadAttention": (5, 4),
-    "Conv1d": (2, 5),
-    "Conv2d": (2, 5, 5),
-    "Conv3d": (1, 3, 3, 3),
-    "LayerNorm": (2, 3),
 }
 
 
@@ -357,6 +353,8 @@ def test_a_bias_of_a_cell_that_does_not_fit_is_told_once():
     del arrays["bias_hh"]
     with pytest.raises(StructureError, match="bias_hh: missing"):
         from_torch(cell, arrays)
+
+
 def test_attention_that_is_not_packed(torch):
     """Of inputs of several sizes, PyTorch has the weights one by one."""
     theirs = torch.nn.MultiheadAttention(4, 2, kdim=6, vdim=3, batch_first=True).eval()

@@ -401,6 +401,8 @@ def test_recurrent_cells(eqx, case):
     names = "input_size hidden_size use_bias"
     known = with_known_weights(fresh)
     return fresh(xs[0], start), known(xs[0], start, key=key()), run(known), described(fresh, names)
+
+
 ROTARY = {
     "plain": ((4,), {}, (5, 4)),
     "base": ((6, 100.0), {}, (3, 6)),
