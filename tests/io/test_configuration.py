@@ -5,6 +5,7 @@ import enum
 import functools as ft
 import json
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +39,11 @@ class Color(enum.Enum):
 class Options:
     depth: int
     names: tuple[str, ...] = ()
+
+
+def shown(value):
+    """A name for a test, without addresses: those differ from process to process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
 def through_json(value):
@@ -92,7 +98,7 @@ def test_read_of_write_is_the_value(value):
         jax.sharding.PartitionSpec("data", None, ("a", "b")),
         {1: "a", "1": {2, 3}},
     ],
-    ids=str,
+    ids=shown,
 )
 def test_values_of_rare_kinds_come_back(value):
     made = read(through_json(value))
@@ -146,7 +152,7 @@ def test_two_files_of_one_set_are_the_same():
         (np.ones(2), np.zeros(2), False),
         (object(), object(), True),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_are_same_tells_what_the_file_can_tell(a, b, same):
     assert are_same(through_json(a), through_json(b)) is same

@@ -334,7 +334,7 @@ LEAVES = [
 ]
 
 
-@pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: repr(leaf)[:30])
+@pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: repr(leaf).partition(" at 0x")[0][:30])
 def test_a_leaf_is_written_as_equinox_does(leaf):
     """The same bytes, and the same value comes back; of what is neither, nothing is written."""
     data = written([leaf, 1.0])

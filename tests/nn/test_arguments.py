@@ -459,6 +459,8 @@ def transposed():
             lambda: nn.RNN(nn.SimpleCell(2, 2, key=KEYS[0])),
             {"unroll": 0},
             r"RNN\(unroll\): .* at least 1, got 0",
+        ),
+        (
             lambda: nn.RotaryPositionalEmbedding(2),
             {"embedding_size": 3},
             r"^RotaryPositionalEmbedding\(embedding_size\): expected an even number, .*, got 3",
