@@ -172,3 +172,9 @@ def test_what_does_not_count_has_no_count(fn):
     cure = "\n  count without a limit:\n      pm.debug.assert_max_traces(fn, max_traces=None)"
     with pytest.raises(ArgumentError, match=rf"\A{text}{re.escape(cure)}\Z"):
         pm.debug.get_num_traces(fn)
+
+
+def test_what_is_no_function_is_refused_at_once():
+    """Before it is called, where the error would be about something else."""
+    with pytest.raises(ArgumentError, match="assert_max_traces"):
+        pm.debug.assert_max_traces(3, max_traces=1)  # pyright: ignore

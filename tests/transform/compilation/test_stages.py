@@ -189,3 +189,15 @@ def test_stages_keep_no_arrays():
     del model
     gc.collect()
     assert alive() is None
+
+
+def test_an_error_that_has_no_better_text_is_raised():
+    """A call that fails in another way than by its arguments gives nothing back."""
+    compiled = pm.filter_jit(lambda x: x).lower(ramp(2)).compile()
+
+    def fail(*_):
+        raise TypeError("something else")
+
+    compiled.compiled = fail
+    with pytest.raises(TypeError, match="something else"):
+        compiled(ramp(2))
