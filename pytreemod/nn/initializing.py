@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from pytreemod.errors import ArgumentError, describe, explain
-from pytreemod.nn.arguments import named, split_key
+from pytreemod.nn.arguments import check_key, named, split_key
 from pytreemod.state.key_sources import KeyLike
 
 Initializer: TypeAlias = Callable[[PRNGKeyArray, tuple[int, ...], Any], Array]
@@ -120,6 +120,8 @@ def initial_affine(
     # Ones and zeros are not drawn, so that a layer without initializers needs no key.
     if any(start is not None for start in initializers):
         keys = split_key(named(layer, "key"), cast("KeyLike", key), 2)
+    elif key is not None:
+        check_key(named(layer, "key"), key)
     plain = (jax.nn.initializers.ones, jax.nn.initializers.zeros)
     values: list[Array | None] = []
     for i, name in enumerate(("weight_init", "bias_init")):

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Inexact, PRNGKeyArray, Shaped
+from jaxtyping import Array, Inexact, Shaped
 
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
@@ -83,10 +83,13 @@ class Scale(Module):
         count = 1 if sizes is None else len(sizes)
         self.shape = check_sizes(named(self, "shape"), shape, count)
         dtype = check_dtype(named(self, "dtype"), dtype)
+        # Ones are not drawn; a key that is no key is told all the same.
+        drawn_with: Any = None
+        if key is not None or weight_init is not None:
+            drawn_with = check_key(named(self, "key"), key)
         if weight_init is None:
             self.weight = jnp.ones(self.shape, dtype)
         else:
-            drawn_with: PRNGKeyArray = check_key(named(self, "key"), key)
             where = named(self, "weight_init")
             self.weight = initialize(where, weight_init, drawn_with, self.shape, dtype)
 

@@ -68,6 +68,9 @@ PASSED_ON = {"weight_init", "bias_init"}
 SAID_OF = {("SpectralNorm", "layer"): "weight_name"}
 """Of what a text speaks instead: what has no weight of that name may have another one."""
 
+UNASKED = {(nn.Einsum, "bias_init")}
+"""Of what the layer in the catalogue has not, nobody asks for the first values."""
+
 CLASSES = {type(entry.build()[0]): entry for entry in reversed(CATALOGUE)}
 
 
@@ -81,11 +84,15 @@ def good(cls):
             continue
         if name == "key":
             made[name] = KEY
-        elif re.fullmatch(r"use_\w*bias", name):
+        elif re.fullmatch(r"use_\w*bias|channelwise_affine", name):
             made[name] = True  # Else nobody asks for its first values.
+        elif name == "num_spatial_dims" and isinstance(layer, nn.AdaptivePool):
+            made[name] = len(layer.target_shape)
         elif name == "make_layer":
             made[name] = ft.partial(nn.Linear, 3, 3)
-        elif parameter.default is parameter.empty or isinstance(getattr(layer, name, None), int):
+        elif parameter.default is parameter.empty or isinstance(
+            getattr(layer, name, None), (int, tuple)
+        ):
             made[name] = getattr(layer, name)
     return made
 
@@ -102,7 +109,7 @@ ARGUMENTS = [
     (cls, name)
     for cls in CLASSES
     for name in inspect.signature(cls).parameters
-    if name not in ANYTHING
+    if name not in ANYTHING and (cls, name) not in UNASKED
 ]
 
 
@@ -162,6 +169,7 @@ ANY_SHAPE = {
     "Lambda",
     "Embedding",
     "Linear from scalar",
+    "PReLU",
 }
 """Layers of each number for itself."""
 

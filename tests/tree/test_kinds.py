@@ -218,3 +218,16 @@ def test_scalars_of_numpy_are_one_by_value_wherever_they_stand(hold):
     assert not are_one(hold(np.float32(1.5)), hold(np.float32(2.5)))
     assert not are_one(hold(np.float32(0.0)), hold(np.float32(-0.0)))
     assert not are_one(hold(np.float32(1.5)), hold(np.float64(1.5)))
+
+
+def test_keys_are_compared_while_something_is_traced():
+    """A dict of structures compares them when garbage is collected, whatever is under way then."""
+    same, again_same, other = jax.random.key(0), jax.random.key(0), jax.random.key(1)
+
+    def traced(x):
+        assert not are_one(same, other)
+        assert are_one(same, again_same)
+        return x
+
+    jax.jit(traced)(1.0)
+    jax.vmap(traced)(np.ones(2, np.float32))
