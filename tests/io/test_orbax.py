@@ -14,6 +14,9 @@ from pytreemod import nn
 from tests.helpers.comparing import assert_same
 from tests.helpers.meshes import DEVICES
 
+# Importing orbax alone takes two seconds.
+pytestmark = pytest.mark.slow
+
 EIGHT = Mesh(np.array(DEVICES), ("data",))
 FOUR = Mesh(np.array(DEVICES[:4]), ("data",))
 

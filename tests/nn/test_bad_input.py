@@ -23,6 +23,9 @@ from tests.labels import label
 from tests.nn.catalogue import CATALOGUE
 from tests.nn.numbers_to_compare import wave
 
+# Six hundred cases: in the slow run. What is wrong most often is tried in `test_arguments`, too.
+pytestmark = pytest.mark.slow
+
 KEY = jax.random.key(0)
 
 # ---- what a layer is made of

@@ -18,35 +18,17 @@ PROGRAMS = Path(__file__).parent / "programs"
 IMPORT = "import equinox as eqx"
 # What differs and is known: the program, and what it waits for.
 NOT_YET: dict[str, str] = {}
-# What compiles longest: together as long as the other fifty.
-COMPILE_LONG = frozenset(
+# A few for every run; the others are in the slow one, for each compiles for a second.
+ALWAYS = frozenset(
     {
-        "adversarial",
-        "autoencoder",
-        "batch_norm_net",
-        "deep_equilibrium",
-        "distributions",
-        "ensemble",
-        "filtered_transforms",
-        "frozen_layers",
-        "hyper_network",
-        "ising",
-        "lagrangian",
-        "low_rank",
-        "markov_chain",
-        "meta_learning",
-        "mixed_precision",
-        "neighbour_list",
-        "newton_implicit",
-        "normalising_flow",
-        "proximal_policy",
-        "recurrent",
-        "replay_buffer",
-        "scan_over_layers",
-        "spectral_critic",
-        "spline",
-        "truss_sizing",
-        "variational",
+        "abstract_init",
+        "converters",
+        "gaussian_process",
+        "heat_equation",
+        "levenberg_marquardt",
+        "n_body",
+        "quantity",
+        "static_callables",
     }
 )
 
@@ -68,7 +50,7 @@ def run(path: Path, library: str) -> object:
 
 def as_parameter(path: Path):
     """A program under its file's name; one that waits for something is expected to fail."""
-    marks = [pytest.mark.slow] if path.stem in COMPILE_LONG else []
+    marks = [] if path.stem in ALWAYS else [pytest.mark.slow]
     if path.stem in NOT_YET:
         marks.append(pytest.mark.xfail(reason=NOT_YET[path.stem]))
     return pytest.param(path, id=path.stem, marks=marks)
