@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -42,15 +42,9 @@ from pytreemod.nn.initializing import Initializer, initialize, uniform_by_fan_in
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
 
-
-class AnyConv(Protocol):
-    """What the layers that convolve have in common, transposed or not."""
-
-    num_spatial_dims: int
-    in_channels: int
-    out_channels: int
-    kernel_size: tuple[int, ...]
-    groups: int
+AnyConv: TypeAlias = Any
+"""A layer that convolves, transposed or not, while it is being made: not all of its fields are set,
+so that no check at run time could find it to be one."""
 
 
 class Conv(Module):
