@@ -18,7 +18,7 @@ from pytreemod.nn.functional.promotion import promote, wide_dtype
 def attention_weights(
     query: Shaped[ArrayLike, "*batch q_seq heads size"],
     key: Shaped[ArrayLike, "*batch kv_seq heads size"],
-    mask: Bool[ArrayLike, "..."] | None = None,
+    mask: Bool[ArrayLike, ...] | None = None,
 ) -> Shaped[Array, "*batch heads q_seq kv_seq"]:
     r"""What each query gives to each place: $\mathrm{softmax}(q k^\top / \sqrt{d})$.
 
@@ -113,7 +113,7 @@ def dot_product_attention(
     query: Shaped[ArrayLike, "*batch q_seq heads size"],
     key: Shaped[ArrayLike, "*batch kv_seq heads size"],
     value: Shaped[ArrayLike, "*batch kv_seq heads v_size"],
-    mask: Bool[ArrayLike, "..."] | None = None,
+    mask: Bool[ArrayLike, ...] | None = None,
     *,
     dropout: Callable[[Array], Array] | None = None,
 ) -> Shaped[Array, "*batch q_seq heads v_size"]:
