@@ -129,6 +129,7 @@ _LATER = {
     "with_mode": "pytreemod.nn.modes:with_mode",
 }
 
+# For type checkers alone: to import these here would be to load what `_LATER` puts off.
 if _typing.TYPE_CHECKING:
     from pytreemod import debug as debug
     from pytreemod import nn as nn

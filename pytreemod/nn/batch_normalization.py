@@ -102,6 +102,7 @@ class BatchNorm(StatefulLayer):
 
     Raises:
         ArgumentError: an argument is unusable, x is not floating, or an axis_name is not bound.
+        RngError: key is no random key, or an initializer has none.
         ShapeError: the channels are not input_size, an axis is missing, or there is no value to
             take a mean of; or weight or bias has not the shape above.
 

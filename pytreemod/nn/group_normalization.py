@@ -69,6 +69,7 @@ class GroupNorm(Module):
 
     Raises:
         ArgumentError: an argument is unusable, or x is not floating.
+        RngError: key is no random key, or an initializer has none.
         ShapeError: the first axis of x is not channels, or no multiple of groups; or weight or bias
             has not the shape above.
 

@@ -67,7 +67,7 @@ class InstanceNorm(Module):
 
     Raises:
         ArgumentError: an argument is unusable, or x is not floating.
-        RngError: key is no random key, and one is needed.
+        RngError: key is no random key, or an initializer has none.
         ShapeError: x has other channels, or a single value for each; or weight or bias has not the
             shape above.
 

@@ -62,6 +62,7 @@ class LayerNorm(Module):
 
     Raises:
         ArgumentError: an argument is unusable, or x is not floating.
+        RngError: key is no random key, or an initializer has none.
         ShapeError: x does not end in shape, or weight or bias has not the shape above.
 
     Examples:

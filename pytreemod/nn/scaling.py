@@ -53,7 +53,7 @@ class Scale(Module):
 
     Raises:
         ArgumentError: an argument is unusable.
-        RngError: key is no random key, and one is needed.
+        RngError: key is no random key, or an initializer has none.
         ShapeError: shape cannot be broadcast to the last axes of x, or weight has not the shape
             above.
 

@@ -41,14 +41,14 @@ def test_a_run_that_fails_goes_on(checkpoint, tmp_path, monkeypatch, capsys):
     def fail_once(run, data):
         if run.step == 33:
             monkeypatch.setattr(checkpoint, "advance", advance)
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt("as by a user")
         return advance(run, data)
 
     options = ["--epochs", "4", "--every", "5"]
     accuracy = checkpoint.main([str(tmp_path / "whole"), *options])
     assert accuracy >= 0.85
     monkeypatch.setattr(checkpoint, "advance", fail_once)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="as by a user"):
         checkpoint.main([str(tmp_path / "broken"), *options])
     assert checkpoint.main([str(tmp_path / "broken"), *options]) == accuracy
 

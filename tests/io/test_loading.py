@@ -31,7 +31,7 @@ def saved(tmp_path):
 
 def test_all_differences_are_told_at_once(saved):
     like = nn.MLP(3, 2, 5, 1, activation=jax.nn.gelu, key=jax.random.key(0))
-    with pytest.raises(FileError) as caught:
+    with pytest.raises(FileError, match=r"got 7 differences") as caught:
         pm.load(saved, like)
 
     lines = str(caught.value).splitlines()

@@ -1,5 +1,6 @@
 """Trees by names: what is renamed, and layers as one or in a list."""
 
+import json
 import re
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, FileError
+from pytreemod.io.containers import write_container
 from pytreemod.io.descriptions import describe_tree
 from pytreemod.io.tables import Leaf, Source, Table, read_table, renamed_table
 from tests.helpers.comparing import assert_same
@@ -35,10 +37,26 @@ def test_a_table_has_leaves_classes_and_configuration():
     assert table.config["net.layers.1.out_features"] == 4
 
 
-def test_a_malformed_description_is_no_table():
-    for tree in ({"leaf": "a", "is": "jax"}, {"state": [[1]]}, {"eval": 1}, {"list": 3}, 3):
-        with pytest.raises((KeyError, TypeError, ValueError, AttributeError, IndexError)):
-            read_table(tree, {})
+MALFORMED = {
+    "an array that is not there": {"leaf": "b", "is": "jax"},
+    "a name that is none": {"leaf": 3, "value": 1},
+    "two of one name": {"list": [{"leaf": "a", "value": 1}, {"leaf": "a", "value": 2}]},
+    "a State without names": {"state": [[1]]},
+    "a class that is none": {"module": [3, {}, {}]},
+    "another node": {"eval": [1]},
+    "no list": {"list": 3},
+    "no node": 3,
+}
+
+
+@pytest.mark.parametrize("tree", MALFORMED.values(), ids=MALFORMED.keys())
+def test_a_malformed_description_is_told(tree, tmp_path):
+    """With `like` as without: nothing of it is believed."""
+    about = json.dumps({"version": 1, "tree": tree})
+    write_container(tmp_path / "file", {"a": ramp(1)}, {"pytreemod.tree": about})
+    for arguments in ((), ({"a": ramp(1)},)):
+        with pytest.raises(FileError, match=r"a description that `pm\.save` wrote"):
+            pm.load(tmp_path / "file", *arguments)
 
 
 def names(*leaves):
