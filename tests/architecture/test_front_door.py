@@ -68,6 +68,7 @@ print(*(room in sys.modules for room in ({rooms})))
     assert run(program) == ["False", "False", "False", "True", "True", "True"]
 
 
+@pytest.mark.slow
 def test_a_star_import_brings_what_is_loaded_later():
     """As before there was such a thing."""
     program = """
@@ -77,6 +78,7 @@ print(nn.Linear.__name__, capture.__name__, tree_inference.__name__, filter_jit.
     assert run(program) == ["Linear", "capture", "inference_mode", "filter_jit"]
 
 
+@pytest.mark.slow
 def test_a_room_may_be_loaded_while_a_function_is_traced():
     """The layers that came inside a trace serve outside of it: nothing of the trace is kept."""
     program = """

@@ -11,6 +11,9 @@ pytest.importorskip("optax", reason="the benchmarks train with optax")
 
 from benchmarks import memory, programs
 
+# It waits for measurements: in the slow run.
+pytestmark = pytest.mark.slow
+
 JAX, OURS = "jax.jit", "pytreemod"
 
 

@@ -20,6 +20,9 @@ import pytest
 
 from tests.docs.pages import PAGES, Block, blocks_of, name_of
 
+# Every page compiles what it shows, and takes a second: in the slow run.
+pytestmark = pytest.mark.slow
+
 RUN = ("python", "pycon", "console")
 NOT_RUN = ("sh", "text")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

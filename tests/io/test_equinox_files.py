@@ -62,6 +62,7 @@ def check_exchange(theirs, ours):
 # ---- exchange
 
 
+@pytest.mark.slow
 @every_layer
 def test_a_layer_is_exchanged(row: Both):
     """With its values, with what is a flag here, and with its State, beside it and alone."""

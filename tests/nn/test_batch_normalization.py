@@ -141,6 +141,7 @@ def test_a_name_may_be_that_of_a_mesh_axis():
         assert_close(own, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["batch", "ema"])
 def test_the_parts_of_a_batch_on_a_mesh_are_normalized_as_one(mode):
     """With channel_axis a layer takes a part and reduces over a mesh axis, under defaults."""

@@ -12,6 +12,7 @@ from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_instance_norm_is_pytorchs(torch, dims):
     """The same numbers with the same defaults, by its rank or mapped; weights begin alike."""

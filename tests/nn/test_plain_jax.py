@@ -9,7 +9,19 @@ from pytreemod.nn.calling import is_stateful
 from tests.nn.catalogue import CATALOGUE
 from tests.nn.numbers_to_compare import assert_close
 
-every_layer = pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
+
+def as_parameters(entries):
+    """One entry of each class for every run; its other forms, named after it, in the slow one."""
+    met, found = set(), []
+    for entry in entries:
+        kind = entry.name.split()[0]
+        marks = [pytest.mark.slow] if kind in met else []
+        met.add(kind)
+        found.append(pytest.param(entry, id=entry.name, marks=marks))
+    return found
+
+
+every_layer = pytest.mark.parametrize("entry", as_parameters(CATALOGUE))
 
 
 STATELESS = [entry for entry in CATALOGUE if not is_stateful(entry.build()[0])]
@@ -80,7 +92,7 @@ def test_gradient_is_a_layer_that_points_downhill(entry):
         assert loss(stepped) < loss(layer)
 
 
-@pytest.mark.parametrize("entry", STATELESS, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", as_parameters(STATELESS))
 def test_vmap_over_layers_is_a_stack_of_calls(entry):
     """jax.vmap of constructor and call gives what one layer after the other gives."""
     keys = jax.random.split(jax.random.key(0), 2)
@@ -140,7 +152,7 @@ def mapped_over(layer, batch):
     return layer
 
 
-every_batched_layer = pytest.mark.parametrize("entry", BATCHED, ids=lambda entry: entry.name)
+every_batched_layer = pytest.mark.parametrize("entry", as_parameters(BATCHED))
 
 
 @every_batched_layer

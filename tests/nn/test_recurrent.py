@@ -78,6 +78,7 @@ def test_an_rnn_is_a_loop(lengths, options, time_major):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [None, np.array([4, 2, 1])], ids=["full", "short"])
 @pytest.mark.parametrize("options", [{}, {"reverse": True}, {"reverse": True, "keep_order": True}])
 def test_an_rnn_is_flaxs(options, lengths):
@@ -129,6 +130,7 @@ def cell_from(torch_rnn, suffix):
     return cell.replace(weight_ih=w, weight_hh=u, bias=bias, bias_n=two[2 * size :])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_two_layers_in_both_directions_are_pytorchs(torch, kind):
     """Its weights give its outputs, and its last states, of sequences of different lengths."""

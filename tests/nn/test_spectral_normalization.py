@@ -40,6 +40,7 @@ def as_torch(torch, layer, state, **options):
     return module, own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "count"), [("linear", 1), ("conv", 3)])
 def test_it_is_pytorchs_over_many_steps(torch, key, case, count):
     """Outputs, singular vectors and trained weights agree at each step, and then in inference."""

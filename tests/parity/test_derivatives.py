@@ -7,6 +7,9 @@ import pytest
 
 from tests.parity.helpers import caught, ramp, same_under_both_imports
 
+# Everything here is compiled twice: in the slow run. What it compares has tests of its own.
+pytestmark = pytest.mark.slow
+
 
 def make_net(eqx):
     """A Module with float, integer, numpy and plain leaves, nested."""

@@ -19,6 +19,9 @@ import pytreemod
 from pytreemod.io import equinox_files
 from tests.parity.helpers import assert_same, caught, module_from, ramp, with_known_weights
 
+# Everything here is compiled twice: in the slow run. What it compares has tests of its own.
+pytestmark = pytest.mark.slow
+
 KEY = jax.random.key(0)
 
 

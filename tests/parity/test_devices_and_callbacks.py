@@ -11,6 +11,9 @@ from jax.sharding import PartitionSpec as P
 
 from tests.parity.helpers import caught, ramp, same_under_both_imports, with_known_weights
 
+# Everything here is compiled twice: in the slow run. What it compares has tests of its own.
+pytestmark = pytest.mark.slow
+
 DEVICES = jax.devices()
 MESH = Mesh(np.array(DEVICES).reshape(4, 2), ("data", "model"))
 SPLIT = NamedSharding(MESH, P("data"))

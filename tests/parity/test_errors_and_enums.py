@@ -8,6 +8,9 @@ import pytest
 
 from tests.parity.helpers import caught, ramp, same_under_both_imports
 
+# Everything here is compiled twice: in the slow run. What it compares has tests of its own.
+pytestmark = pytest.mark.slow
+
 GOOD, BAD = ramp(4, start=-2.0, stop=1.0), ramp(4, start=0.0, stop=6.0)
 TEXT = "x is too large"
 

@@ -11,6 +11,9 @@ import pytest
 
 from tests.parity.helpers import caught, ramp, same_under_both_imports
 
+# Everything here is compiled twice: in the slow run. What it compares has tests of its own.
+pytestmark = pytest.mark.slow
+
 
 def counting(function):
     """`function`, and a list that grows by one entry each time it is traced."""

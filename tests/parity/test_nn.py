@@ -17,6 +17,9 @@ from tests.parity.helpers import (
     with_known_weights,
 )
 
+# Everything here is compiled twice: in the slow run. What it compares has tests of its own.
+pytestmark = pytest.mark.slow
+
 
 def key(seed=0):
     """A fixed key."""

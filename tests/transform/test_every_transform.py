@@ -252,6 +252,7 @@ def pairs(outer, inner):
     yield JAXS[outer](OURS[inner](squares))
 
 
+@pytest.mark.slow
 @EVERY
 def test_nests_in_every_other(name):
     """Each transform of ours or of JAX's fits into it, and it into them.

@@ -36,6 +36,7 @@ def relaid(weight, groups):
     return np.flip(np.concatenate(blocks), tuple(range(2, weight.ndim))).copy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=label)
 @pytest.mark.parametrize("case", CASES)
 def test_conv_transpose_is_pytorchs(torch, case, dtype):

@@ -425,7 +425,7 @@ WITH_KEYWORDS = {
 
 
 # What compiles is tried in fewer styles.
-STRIDES = {"filter_jit": 2, "filter_checkpoint": 5, "filter_shard_map": 7}
+STRIDES = {"filter_jit": 5, "filter_checkpoint": 7, "filter_shard_map": 11}
 
 
 def outcome(fn, count, names):

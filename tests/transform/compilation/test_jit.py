@@ -812,6 +812,7 @@ def test_what_was_forgotten_is_compiled_again(monkeypatch):
     assert len(traces) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_clear_caches(shared):
     """Everything is traced again afterwards, and right; callables that are pytrees, too."""

@@ -857,6 +857,7 @@ def run(script, **options):
     )
 
 
+@pytest.mark.slow
 def test_several_devices():
     """On eight devices nothing hangs: filter_jit raises; jax.jit prints and gives NaN."""
     done = run(SEVERAL_DEVICES)
