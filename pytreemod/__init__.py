@@ -17,6 +17,8 @@ from pytreemod.errors import PytreemodError as PytreemodError
 from pytreemod.errors import SharedParameterWarning as SharedParameterWarning
 from pytreemod.module.classes import Module as Module
 from pytreemod.module.classes import StrictConfig as StrictConfig
+from pytreemod.module.computed_leaves import Computed as Computed
+from pytreemod.module.computed_leaves import computed as computed
 from pytreemod.module.fields import AbstractClassVar as AbstractClassVar
 from pytreemod.module.fields import AbstractVar as AbstractVar
 from pytreemod.module.fields import buffer as buffer
@@ -25,6 +27,9 @@ from pytreemod.module.fields import static_field as static_field
 from pytreemod.module.methods import BoundMethod as BoundMethod
 from pytreemod.module.partials import Partial as Partial
 from pytreemod.module.partials import module_update_wrapper as module_update_wrapper
+from pytreemod.module.resolving import resolve as resolve
+from pytreemod.module.ties import tie as tie
+from pytreemod.module.ties import untie as untie
 from pytreemod.state.key_sources import init_keys as init_keys
 from pytreemod.state.making import make_with_state as make_with_state
 from pytreemod.state.tokens import RngStream as RngStream

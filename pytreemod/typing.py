@@ -31,6 +31,9 @@ IsLeaf: TypeAlias = Callable[[Any], bool] | None
 Where: TypeAlias = Callable[[Any], Any]
 """A function from a tree to the node, or the sequence of nodes, that is meant."""
 
+KeyPath: TypeAlias = tuple[Any, ...]
+"""The keys on the way to a node, as `jax.tree_util` gives them."""
+
 AxisName: TypeAlias = Any
 """The name of a mapped axis: any hashable."""
 

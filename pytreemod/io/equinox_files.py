@@ -30,6 +30,7 @@ from pytreemod.tree.nodes import children_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.prefixes import spread
 from pytreemod.tree.selecting import Rule
+from pytreemod.tree.stored import reading_stored
 from pytreemod.typing import IsLeaf, PyTree, Tracer, class_of, jtu
 
 _T = TypeVar("_T")
@@ -608,7 +609,8 @@ def _value_at(spec: Any, path: tuple[Any, ...]) -> Any:
     """What a spec has at a place that is no leaf of the tree."""
     for key in path:
         if isinstance(key, jtu.GetAttrKey):
-            spec = getattr(spec, key.name, None)
+            with reading_stored():
+                spec = getattr(spec, key.name, None)
         else:
             spec = next((child for own, child in children_of(spec) or () if own == key), None)
     return spec

@@ -29,6 +29,7 @@ from pytreemod.state.tokens import tokens_of
 from pytreemod.state.values import State
 from pytreemod.tree.nodes import AbstractRecord, children_of, record_of
 from pytreemod.tree.paths import PathName, path_text
+from pytreemod.tree.stored import stored
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import IsLeaf, PyTree, Tracer, class_of, jtu
 
@@ -151,7 +152,7 @@ class _Walk:
         data = {*record.data_names(node)}
         flags = _flags_of(class_of(node)) if has_flags else ()
         for name in record.names(node):
-            place, value = (*path, jtu.GetAttrKey(name)), getattr(node, name)
+            place, value = (*path, jtu.GetAttrKey(name)), stored(node, name)
             if name in data:
                 if name == _COUNTED and isinstance(node, BatchNorm):
                     key = jtu.GetAttrKey(_COUNT)

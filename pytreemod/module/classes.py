@@ -30,6 +30,7 @@ from pytreemod.module.fields import buffer, field, refuse_not_called, static_fie
 from pytreemod.module.methods import InheritedMethod, Method, as_method, is_method
 from pytreemod.module.overriding import find_overridden, mark_overridden, refuse_properties
 from pytreemod.module.pickling import referred, referring, share_functions
+from pytreemod.module.reading import MADE, Read, observe
 from pytreemod.module.records import ClassValue, Record, make_record, write_setattr
 from pytreemod.module.registration import register, register_again, write_code
 from pytreemod.module.schema import LAYOUT, Notes, Schema
@@ -38,6 +39,7 @@ from pytreemod.tree.nodes import places
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import answers_alone
 from pytreemod.tree.printing import tree_pformat
+from pytreemod.tree.stored import stored
 from pytreemod.typing import class_of, jtu
 
 _R = TypeVar("_R", bound=Record)
@@ -69,7 +71,7 @@ class ModuleMeta(abc.ABCMeta):
             namespace = {key: value for key, value in namespace.items() if key != "__slots__"}
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
         own_abstract = _collect_fields(cls, kw_only)
-        overridden = find_overridden(cls, (ClassValue,))
+        overridden = find_overridden(cls, (ClassValue, Read))
         mark_overridden(cls, frozenset(overridden))
         schema = Schema(cls, write_code, make_record, overridden)
         _note_abstract(schema, own_abstract, is_abstract or strict is None)
@@ -95,11 +97,14 @@ class ModuleMeta(abc.ABCMeta):
         """Build, finish and freeze an instance."""
         schema = cls.__record__
         if schema.refusal is not None:
+            if schema.plain is not None:
+                # What a method makes by `type(self)(...)` is of the class that it was written in.
+                return cast(Any, schema.plain.cls)(*args, **kwargs)
             raise FieldError(schema.refusal)
         node: Any = super().__call__(*args, **kwargs)
         # Only what __init__ has just built: __new__ may return any object, a finished one too.
         if class_of(node) is cls and LAYOUT not in node.__dict__:
-            schema.finish(node)
+            return schema.finish(node)
         return node
 
     def __setattr__(cls, name: str, value: Any) -> None:
@@ -158,11 +163,11 @@ def _fill(schema: Schema, notes: Notes) -> None:
     schema.early_instances.clear()
 
 
-def _finish_first(schema: Schema, node: Any) -> None:
+def _finish_first(schema: Schema, node: Any) -> Any:
     # Written for the first instance: many classes that are imported are never built.
     # Threads that come here at once write the same.
     schema.finish = write_finish(schema)
-    schema.finish(node)
+    return schema.finish(node)
 
 
 def _collect_fields(cls: type, kw_only: bool) -> dict[str, str]:
@@ -269,7 +274,9 @@ def _note_waiting(schema: Schema) -> None:
     """
     cls: Any = schema.cls
     schema.can_wait = answers_alone(cls) and cls.__getattribute__ is object.__getattribute__
-    schema.shown = tuple(n for n in schema.fields if any(n in vars(b) for b in cls.__mro__))
+    shown = [n for n in schema.fields if any(n in vars(b) for b in cls.__mro__)]
+    # A `Read` fills a pending instance in by itself.
+    schema.shown = tuple(n for n in shown if not isinstance(vars(cls).get(n), Read))
 
 
 def _wrap_methods(cls: type) -> None:
@@ -323,8 +330,13 @@ def restore(cls: Any, values: dict[str, Any], config: tuple[str, ...]) -> Any:
         node = make_record(cls, dict(values))
         schema.early_instances.append((node, frozenset(config)))
         return node
+    schema = schema.for_values(values)
     layout = schema.layout_for(values, set(config))
-    return make_record(cls, {LAYOUT: layout, **values})
+    made = make_record(schema.cls, {LAYOUT: layout, **values})
+    if schema.computes and MADE not in values:
+        # From a file, which says what it is made of.
+        return restore(cls, {**values, MADE: observe(made)}, (*config, MADE))
+    return made
 
 
 def StrictConfig(force_abstract: bool = False, **kwargs: object) -> bool | None:
@@ -443,16 +455,16 @@ class Module(Record, metaclass=ModuleMeta):
             return _deep_copy_as_pickled(self, memo)
         # Configuration is shared: a copy of a jitted function would be another function.
         layout = type(self).__record__.split(self)
-        shared = {n: getattr(self, n) for n in layout.config if n not in layout.code.held}
-        copied = {n: getattr(self, n) for n in (*layout.data, *layout.code.held)}
+        shared = {n: stored(self, n) for n in layout.config if n not in layout.code.held}
+        copied = {n: stored(self, n) for n in (*layout.data, *layout.code.held)}
         share_functions(copied, memo)
         return make_record(type(self), {LAYOUT: layout, **shared, **copy.deepcopy(copied, memo)})
 
     def __reduce__(self) -> Any:
-        cls: Any = type(self)
-        schema = cls.__record__
+        schema = type(self).__record__
         layout = schema.split(self)
-        values = {name: getattr(self, name) for name in (*layout.data, *layout.config)}
+        values = {name: stored(self, name) for name in (*layout.data, *layout.config)}
+        cls: Any = (schema.plain or schema).cls
         if not _has_own_state(cls):
             return restore, (cls, referring(values), layout.config)
         has_getter = cls.__getstate__ is not _DEFAULT_GETTER

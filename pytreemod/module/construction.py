@@ -19,7 +19,14 @@ from pytreemod.errors import FieldError, describe, explain
 from pytreemod.module.division import is_clear_data, warn_of_arrays
 from pytreemod.module.fields import declares, refuse_declaration
 from pytreemod.module.overriding import drop_overridden, is_bound
-from pytreemod.module.records import ClassValue, add_fields, refuse_itself, set_fields
+from pytreemod.module.reading import MADE, UNKNOWN, observe
+from pytreemod.module.records import (
+    ClassValue,
+    add_fields,
+    make_record,
+    refuse_itself,
+    set_fields,
+)
 from pytreemod.module.registration import compile_functions, quoted
 from pytreemod.module.schema import LAYOUT, Schema
 from pytreemod.typing import class_of
@@ -46,8 +53,8 @@ _SHARES_KEYS = sys.version_info < (3, 12)
 _MISSING = dataclasses.MISSING
 
 
-def write_finish(schema: Schema) -> Callable[[Any], None]:
-    """Write the code that finishes an instance of one class.
+def write_finish(schema: Schema) -> Callable[[Any], Any]:
+    """Write the code that finishes an instance of one class, and gives it back.
 
     Constructing is on the path of everything eager, so the checks of one class are written out:
     for most instances they come down to a few look-ups of types.
@@ -90,31 +97,43 @@ def finish(node):
     if {is_known}:
         {store}
     else:
-        divide(node, d)
+        node = divide(node, d)
     for check in schema.checks:
         check(node)
+    return node
 """
 
     def fill(values: dict[str, Any]) -> None:
         fill_defaults(schema, values)
 
-    def divide(node: Any, values: dict[str, Any]) -> None:
+    def divide(node: Any, values: dict[str, Any]) -> Any:
         for name, value in values.items():
             if type(value) is float and value != value:
                 # One NaN for all: it is not equal to itself, but it is itself.
                 values[name] = math.nan
             elif type(value) is dataclasses.Field:
                 refuse_declaration(schema.cls, name)
-        layout = schema.decide(values)
+        found = schema.for_values(values)
+        if found is not schema:
+            # Not by its `__class__`: Python exchanges that for a class of the same first base only.
+            node = make_record(found.cls, values)
+        if schema.computes:
+            # Its kind is known, and what it is like when it can be flattened.
+            values[MADE] = UNKNOWN
+        layout = found.decide(values)
         for name in layout.config:
             warn_of_arrays(schema.cls, name, values[name])
         for name in layout.data:
             if not is_clear_data(values[name]):
                 refuse_itself(node, name, values[name])
-        schema.note_types(layout, values)
+        if found is schema:
+            schema.note_types(layout, values)
         values[LAYOUT] = layout
+        if schema.computes:
+            values[MADE] = observe(node)
         if copies:
             set_fields(node, dict(values))
+        return node
 
     scope: dict[str, Any] = {
         "arrayless": schema.arrayless,

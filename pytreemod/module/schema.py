@@ -29,16 +29,27 @@ from pytreemod.module.division import (
 )
 from pytreemod.module.fields import CONVERTER, ROLE, STATIC, declares
 from pytreemod.module.pickling import Reference, referring
+from pytreemod.module.reading import (
+    MADE,
+    TIES,
+    is_computed,
+    make_reading_class,
+    names_read,
+    refuse_untied,
+)
 from pytreemod.tree.kinds import kind_of
 from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord
 from pytreemod.tree.pending import PENDING, AbstractSource, open_to_waiting, settle
 from pytreemod.tree.snapshots import SNAPSHOT
+from pytreemod.tree.stored import stored
 from pytreemod.typing import class_of
 
 # Where an instance's dict keeps its layout. No identifier, so that no field can bear the name.
 LAYOUT = "<layout>"
 
 _HIDDEN = frozenset({LAYOUT, PENDING, SNAPSHOT, "__orig_class__"})
+# What else an instance may hold, which is configuration.
+_NOTES = frozenset({MADE, TIES})
 _KEPT_LAYOUTS = 4
 _KEPT_BY_TYPE = 64
 _SCALARS = (type(None), bool, int, float, complex)
@@ -149,6 +160,7 @@ class Schema(AbstractRecord):
         self._make = make
         self.refusal: str | None = None
         self.custom_init = False
+        self.computes, self.is_hole = hasattr(cls, "__computes__"), hasattr(cls, "__is_hole__")
         self.written_setattr: Callable[..., None] | None = None
         self.checks: tuple[Callable[[Any], Any], ...] = ()
         self.can_wait = False
@@ -158,7 +170,10 @@ class Schema(AbstractRecord):
         self.early_instances: list[tuple[Any, frozenset[str]]] = []
         self.registered: tuple[Any, ...] = ()
         self._is_open = False
-        self.finish: Callable[[Any], None] = lambda node: None
+        self.finish: Callable[[Any], Any] = lambda node: node
+        # Of a reading class (see `reading`): the schema of the class that it was made for.
+        self.plain: Schema | None = None
+        self._readers: dict[frozenset[str], Schema] = {}
         self._lock = threading.RLock()
         self._read(overridden or {})
 
@@ -243,8 +258,24 @@ class Schema(AbstractRecord):
         """The layout that an instance with these values gets when it is built."""
         auto = {n for n in self.fields if n in values and n not in self.static}
         auto = {n for n in auto if is_configuration(values[n])}
-        fields = {n: v for n, v in values.items() if n in self.fields}
+        fields = {n: v for n, v in values.items() if n in self.fields or n in _NOTES}
         return self.layout_for(fields, auto | self.static)
+
+    def for_values(self, values: dict[str, Any]) -> Schema:
+        """The schema of the class that an instance with these values is of.
+
+        It is another than this one if some of them are not read as they are stored, or were not.
+        """
+        plain = self.plain or self
+        names = frozenset(names_read(values))
+        if not names:
+            return plain
+        with plain._lock:
+            if names not in plain._readers:
+                plain._readers[names] = made = make_reading_class(plain.cls, names).__record__
+                # A refusal, so that the call of a class looks at one thing.
+                made.plain, made.refusal = plain, "made for instances"
+            return plain._readers[names]
 
     def note_types(self, layout: Layout, values: dict[str, Any]) -> None:
         """Remember that instances with values of such types have this layout.
@@ -289,16 +320,21 @@ class Schema(AbstractRecord):
         in the place of data stays data (a tree of labels for an optimizer has such leaves).
         """
         layout = self.split(node)
-        values = {n: getattr(node, n) for n in (*layout.data, *layout.config)}
+        values = {n: stored(node, n) for n in (*layout.data, *layout.config)}
         values.update(changes)
+        schema = self
         # Surgery comes here for every node that it changes, mostly with new data for old: that is
         # found out by a plain loop (1 us for all, in place of 2).
         for name, new in changes.items():
             if name not in layout.data or self._is_moved(layout, name, new, decide):
                 layout = self._layout_after(layout, values, changes, decide)
                 break
+        if self.plain is not None or any(map(is_computed, changes.values())):
+            refuse_untied(node, changes)
+            schema = self.for_values(values)
+            layout = schema.layout_for(values, frozenset(layout.config))
         values[LAYOUT] = layout
-        return self._make(self.cls, values)
+        return self._make(schema.cls, values)
 
     def _is_moved(self, layout: Layout, name: str, new: Any, decide: bool) -> bool:
         """Whether a new value is configuration where the old one was data, or conversely."""
@@ -333,7 +369,7 @@ class Schema(AbstractRecord):
             return None
         layout = self.split(node)
         config = layout.config
-        early = {n: getattr(node, n) for n in self.shown if n in self.names(node)}
+        early = {n: stored(node, n) for n in self.shown if n in self.names(node)}
         if any(n not in config and type(v) not in _SCALARS for n, v in early.items()):
             return None
         self._open()

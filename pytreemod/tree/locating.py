@@ -26,6 +26,7 @@ from pytreemod.errors import AccessError, SpecError, describe, explain
 from pytreemod.tree.nodes import children_of, places, record_of, stop_below
 from pytreemod.tree.paths import parse_pattern, path_text, some_of, step_names
 from pytreemod.tree.pending import PENDING, AbstractSource
+from pytreemod.tree.stored import reading_stored, stored
 from pytreemod.typing import IsLeaf, PyTree, Where, class_of, jtu
 
 
@@ -144,7 +145,7 @@ class _StandIns:
         return made
 
     def field(self, node: Any, name: str, path: tuple[Any, ...], is_data: bool) -> Any:
-        value = getattr(node, name)
+        value = stored(node, name)
         if is_data:
             return self.make(value, (*path, jtu.GetAttrKey(name)))
         if self.marked.config:
@@ -258,6 +259,11 @@ def locate(where: Where | str, tree: PyTree, is_leaf: IsLeaf, name: str) -> Foun
     """
     if isinstance(where, str):
         return _locate_pattern(where, tree, name)
+    with reading_stored():
+        return _locate_access(where, tree, is_leaf, name)
+
+
+def _locate_access(where: Where, tree: PyTree, is_leaf: IsLeaf, name: str) -> Found:
     # First, for an error that it meets here is the one to show.
     actual = where(tree)
     for marked in _MODES:
@@ -362,7 +368,7 @@ def _matching(
     if record is None:
         children = children_of(node) or ()
     else:
-        children = [(jtu.GetAttrKey(n), getattr(node, n)) for n in record.names(node)]
+        children = [(jtu.GetAttrKey(n), stored(node, n)) for n in record.names(node)]
     for key, child in children:
         further = reached
         for name in step_names((key,)):

@@ -14,6 +14,7 @@ from operator import is_
 from typing import Any, NamedTuple
 
 from pytreemod.errors import SpecError, describe, explain
+from pytreemod.tree.stored import stored
 from pytreemod.typing import IsLeaf, PyTree, class_of, jtu
 
 DEFAULT_ROLE = "param"
@@ -24,6 +25,10 @@ role that matches nothing is misspelt."""
 
 class AbstractRecord(ABC):
     """What a class of frozen records tells the tree room about its instances."""
+
+    # Whether an instance stands for an array that is computed from it, or for what is elsewhere.
+    computes = False
+    is_hole = False
 
     @abstractmethod
     def names(self, node: Any) -> tuple[str, ...]:
@@ -106,7 +111,7 @@ def children_of(node: PyTree) -> list[tuple[Any, Any]] | None:
     """The children of a node with their keys; None where `node` is a leaf."""
     record = record_of(node)
     if record is not None:
-        return [(jtu.GetAttrKey(name), getattr(node, name)) for name in record.data_names(node)]
+        return [(jtu.GetAttrKey(name), stored(node, name)) for name in record.data_names(node)]
     kind = class_of(node)
     # By hand for what most trees are made of; JAX would build keys and structure for it.
     if kind is list or kind is tuple:

@@ -14,6 +14,7 @@ from pytreemod.errors import SpecError, describe, explain
 from pytreemod.tree.nodes import children_of, places, record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.selecting import Rule, Selector, as_bool, as_selector, ask, refuse_unmatched
+from pytreemod.tree.stored import reading_stored
 from pytreemod.typing import FilterSpec, IsLeaf, PyTree, class_of, jtu
 
 Resolve = Callable[[Any, PyTree, tuple[Any, ...]], list[Any]]
@@ -180,7 +181,8 @@ def spread(
         return []
     if record_of(tree) is not None:
         # By name: with other values in them, the fields of a spec may divide otherwise.
-        parts = [getattr(spec, key.name, None) for key, _ in children]
+        with reading_stored():
+            parts = [getattr(spec, key.name, None) for key, _ in children]
     else:
         # As many, with the same keys: a part must not go to the child of another.
         if [key for key, _ in inner] != [key for key, _ in children]:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from pytreemod.errors import short_dtype
+from pytreemod.tree.stored import reading_stored
 from pytreemod.typing import PyTree
 
 _WRAPPERS: tuple[type, ...] = (jax.custom_jvp, jax.custom_vjp, type(jax.jit(lambda: None)))
@@ -55,13 +56,15 @@ def tree_pformat(
             return _array_doc(node)
         return None
 
-    return wl.pformat(
-        pytree,
-        width=width,
-        indent=indent,
-        custom=custom,
-        short_arrays=short_arrays,
-    )
+    # What a tree is, not what is computed from it.
+    with reading_stored():
+        return wl.pformat(
+            pytree,
+            width=width,
+            indent=indent,
+            custom=custom,
+            short_arrays=short_arrays,
+        )
 
 
 def _array_doc(array: Any) -> Any:

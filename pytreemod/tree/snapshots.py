@@ -26,6 +26,7 @@ from pytreemod.tree.kinds import are_one, dtype_of
 from pytreemod.tree.nodes import children_of, is_node, is_plain_tuple, record_of
 from pytreemod.tree.pending import PENDING, AbstractSource
 from pytreemod.tree.predicates import is_array
+from pytreemod.tree.stored import stored
 from pytreemod.typing import PyTree, class_of, jtu
 
 # Where a record's dict keeps it. No identifier, so that no field can bear the name.
@@ -295,7 +296,7 @@ def _contents(container: Any) -> tuple[Any, Any, Any]:
 
 def _follow(node: Any, path: _Path) -> Any:
     for key in path:
-        node = getattr(node, key.name) if isinstance(key, jtu.GetAttrKey) else node[_index(key)]
+        node = stored(node, key.name) if isinstance(key, jtu.GetAttrKey) else node[_index(key)]
     return node
 
 

@@ -10,6 +10,7 @@ from pytreemod.tree.locating import Found, Target, locate
 from pytreemod.tree.nodes import children_of, places, record_of, stop_below
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.selecting import Rule, Selector
+from pytreemod.tree.stored import stored
 from pytreemod.typing import IsLeaf, PyTree, class_of, jtu
 
 _T = TypeVar("_T")
@@ -235,7 +236,7 @@ def _rebuild(node: PyTree, trie: Any) -> PyTree:
         changes: dict[str, Any] = {}
         # Only along the trie: nothing else of a record is opened, or filled in.
         for key, below in trie.items():
-            changes[key.name] = _rebuild(getattr(node, key.name), below)
+            changes[key.name] = _rebuild(stored(node, key.name), below)
         return record.rebuild(node, changes)
     kind: Any = class_of(node)
     parts: list[Any] = []

@@ -36,6 +36,7 @@ from pytreemod.transform.boundary.chosen_modules import Path, choose_modules, re
 from pytreemod.transform.boundary.wrapping import Transformed, passing_on
 from pytreemod.tree.kinds import kind_of
 from pytreemod.tree.selecting import as_selector
+from pytreemod.tree.stored import stored
 from pytreemod.tree.traces import current_trace
 from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
 
@@ -224,7 +225,7 @@ class _Surrounded:
     def __reduce__(self) -> Any:
         made = class_of(self)
         layout = made.__record__.split(self)
-        values = {name: getattr(self, name) for name in (*layout.data, *layout.config)}
+        values = {name: stored(self, name) for name in (*layout.data, *layout.config)}
         return _restore, (made.__passes_for__, referring(values), layout.config)
 
 
@@ -244,10 +245,10 @@ def _methods(rings: Sequence[_Ring]) -> tuple[str, ...]:
 def _with_rings(node: Any, rings: Sequence[_Ring]) -> Any:
     kind = class_of(node)
     layout = kind.__record__.split(node)
-    values = {name: getattr(node, name) for name in (*layout.data, *layout.config)}
+    values = {name: stored(node, name) for name in (*layout.data, *layout.config)}
     config = tuple(name for name in layout.config if name != _RINGS)
     values.pop(_RINGS, None)
-    own = kind.__passes_for__ if issubclass(kind, _Surrounded) else kind
+    own = getattr(kind, "__passes_for__", kind)
     if not rings:
         values.pop(_NUMBERS, None)
         return restore(own, values, config)
@@ -399,7 +400,7 @@ def with_numbers(tree: PyTree, numbers: tuple[Any, ...] | None) -> PyTree:
             return node
         kind = class_of(node)
         layout = kind.__record__.split(node)
-        values = {name: getattr(node, name) for name in (*layout.data, *layout.config)}
+        values = {name: stored(node, name) for name in (*layout.data, *layout.config)}
         values.pop(_NUMBERS, None)
         return restore(kind, {**values, _NUMBERS: numbers} if numbers else values, layout.config)
 

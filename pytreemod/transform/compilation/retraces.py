@@ -18,6 +18,7 @@ from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import children_of, record_of, stop_below
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.snapshots import Structure
+from pytreemod.tree.stored import stored
 from pytreemod.typing import class_of, jtu
 
 REMEMBERED = 16
@@ -260,7 +261,7 @@ def _compare_fields(old: Any, new: Any, path: tuple[Any, ...], root: str) -> Ite
 def _fields(node: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The fields of a record by name, and the names of those that are data."""
     record: Any = record_of(node)
-    return {name: getattr(node, name) for name in record.names(node)}, record.data_names(node)
+    return {name: stored(node, name) for name in record.names(node)}, record.data_names(node)
 
 
 def _line(path: tuple[Any, ...], root: str, old: str, new: str) -> str:

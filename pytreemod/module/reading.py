@@ -1,0 +1,382 @@
+"""Fields that are not read as they are stored: computed leaves, and ties.
+
+What stands where an array would stand may be computed from arrays (a `Computed`), or be found at
+another place of the model (a tie). The tree has what is stored: so flattening, transforms, files
+and surgery need know nothing of it, and unflattening never runs it. Only reading the attribute
+gives the value, and it does so for everybody: in a layer of ours or of the user's, under any
+transform, for a function that insists on a `jax.Array`.
+
+    class Linear(pm.Module):            made = Linear(LowRank(base, a, b), bias)
+        weight: jax.Array               vars(made)["weight"]     LowRank(...), in the tree
+        bias: jax.Array                 made.weight              base + a @ b
+
+Python asks a data descriptor of the class before it looks into the instance. So an instance that
+holds such a field is of a subclass of its class, a *reading class*, made once for the class and the
+names of these fields, which has a [`Read`][pytreemod.module.reading.Read] in their places. An
+instance that holds none is of the class itself, and reading it costs what it always did. Which of
+the two it is, is decided wherever a record gets its values (`Schema.for_values`): when it is built,
+in surgery, and when it is unpickled; unflattening restores what flattening met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from pytreemod.errors import AccessError, FieldError, ShapeError, SpecError, describe, explain
+from pytreemod.tree.nodes import children_of, record_of
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.pending import PENDING, settle
+from pytreemod.tree.predicates import is_array
+from pytreemod.tree.stored import is_reading_stored, stored
+from pytreemod.tree.surgery import replace_at
+from pytreemod.typing import KeyPath, class_of, jtu
+
+# Where a record keeps its ties, and a computed leaf the shapes of what it was made of. No
+# identifiers, so that no field can bear the names; configuration, as all that is no field.
+TIES = "<ties>"
+MADE = "<made>"
+
+
+# ---- computed leaves
+
+
+class Made:
+    """What a computed leaf was like when it was made.
+
+    Args:
+        leaves: the shapes of its leaves; None if some had none.
+        shape: of its value.
+    """
+
+    __slots__ = ("leaves", "shape")
+
+    def __init__(self, leaves: tuple[tuple[int, ...], ...] | None, shape: tuple[int, ...] | None):
+        self.leaves, self.shape = leaves, shape
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Made):
+            return NotImplemented
+        return (self.leaves, self.shape) == (other.leaves, other.shape)
+
+    def __hash__(self) -> int:
+        return hash((self.leaves, self.shape))
+
+    def __repr__(self) -> str:
+        return f"<made of {self.leaves}>"
+
+
+UNKNOWN = Made(None, None)
+
+
+def is_computed(value: object) -> bool:
+    """Whether a value is a computed leaf: an instance of `Computed`."""
+    record = record_of(value)
+    return record is not None and record.computes
+
+
+def observe(node: Any) -> Made:
+    """What a computed leaf that has just been built is like; its value is not computed for that.
+
+    Raises:
+        FieldError: `value()` gives no array.
+    """
+    leaves, treedef = jtu.tree_flatten(node)
+    if not all(map(_has_shape, leaves)):
+        # A tree of specs, or of labels, that has its form.
+        return UNKNOWN
+
+    def value(leaves: Any) -> Any:
+        return _value(treedef.unflatten(leaves), class_of(node).__qualname__)
+
+    return Made(_shapes(leaves), jax.eval_shape(value, leaves).shape)
+
+
+def evaluate(node: Any, where: str) -> Any:
+    """The value of a computed leaf.
+
+    Args:
+        node: the leaf.
+        where: what is read, for errors.
+
+    Raises:
+        ShapeError: it is made of other shapes than it was: several models as one, or gradients; or
+            its value has got another shape.
+        FieldError: `value()` gives no array.
+    """
+    settle(node)
+    made: Made = node.__dict__.get(MADE, UNKNOWN)
+    leaves = jtu.tree_leaves(node)
+    shapes = _shapes(leaves)
+    if made.leaves is not None and [*map(len, shapes)] != [*map(len, made.leaves)]:
+        _refuse_leaves(node, where, made.leaves, shapes)
+    value = _value(node, where)
+    # In the parts of a model on a mesh every shape may be another; the axes stay.
+    is_same = value.shape == made.shape if shapes == made.leaves else True
+    if made.shape is not None and not (is_same and value.ndim == len(made.shape)):
+        raise ShapeError(
+            explain(
+                where,
+                f"the shape that it had when it was made, {made.shape}",
+                f"{describe(value)} from {class_of(node).__qualname__}.value()",
+                cure=["make another:", f"pm.tree_at(lambda m: m.path.to.{_last(where)}, m, new)"],
+            )
+        )
+    return value
+
+
+def _last(where: str) -> str:
+    return where.rpartition(".")[2]
+
+
+def _has_shape(leaf: Any) -> bool:
+    return is_array(leaf) or isinstance(leaf, (jax.ShapeDtypeStruct, float, int, complex))
+
+
+def _shapes(leaves: Iterable[Any]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(getattr(leaf, "shape", ())) for leaf in leaves)
+
+
+def _value(node: Any, where: str) -> Any:
+    try:
+        value: Any = node.value()
+    except AttributeError as error:
+        # Python would take it for one of the field itself, and ask `__getattr__`.
+        expected = f"{class_of(node).__qualname__}.value() to run"
+        raise FieldError(explain(where, expected, f"AttributeError: {error}")) from error
+    if not isinstance(value, (jax.Array, np.ndarray)):
+        raise FieldError(
+            explain(
+                where,
+                f"an array from {class_of(node).__qualname__}.value()",
+                describe(value),
+                cure=["return what stands for the array:", "def value(self) -> jax.Array: ..."],
+            )
+        )
+    return value
+
+
+def _refuse_leaves(
+    node: Any, where: str, made: tuple[tuple[int, ...], ...], shapes: tuple[tuple[int, ...], ...]
+) -> NoReturn:
+    if len(shapes) < len(made):
+        found = f"{len(shapes)} of its {len(made)} arrays"
+        cure = [
+            "gradients, and the parts of a model, have no computed values; look at the leaves:",
+            "pm.named_leaves(grads)",
+        ]
+    else:
+        found = f"arrays of the shapes {', '.join(map(str, shapes))}"
+        cure = [
+            "several models as one are mapped over:",
+            "pm.filter_vmap(lambda m, x: m(x), in_axes=(0, None))(models, x)",
+        ]
+    expected = f"a value computed from the shapes {', '.join(map(str, made))}, as it was made"
+    raise ShapeError(explain(where, expected, found, cure=cure))
+
+
+# ---- ties
+
+
+class Tie:
+    """One place of a model that has its value from another.
+
+    Args:
+        place: the path of the place, from the node that keeps the tie.
+        source: the path where the value is, from the same node.
+    """
+
+    __slots__ = ("place", "source")
+
+    def __init__(self, place: KeyPath, source: KeyPath):
+        self.place, self.source = place, source
+
+    def stand_in(self, node: Any) -> Any:
+        """What is read at the place, where `node` is at the source."""
+        return node
+
+    def parts(self) -> tuple[Any, ...]:
+        """All that the tie is made of."""
+        return self.place, self.source
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Tie) or class_of(self) is not class_of(other):
+            return NotImplemented
+        return self.parts() == other.parts()
+
+    def __hash__(self) -> int:
+        return hash(self.parts())
+
+
+class Ties(tuple[Tie, ...]):
+    """The ties that a node keeps. Of a class of its own: what they are made of is no array."""
+
+    __slots__ = ()
+
+
+def ties_of(node: Any) -> tuple[Tie, ...]:
+    """The ties that a node keeps, outermost places first."""
+    if record_of(node) is None:
+        return ()
+    settle(node)
+    return node.__dict__.get(TIES, ())
+
+
+def follow(node: Any, path: KeyPath, following: tuple[Tie, ...] = ()) -> Any:
+    """What is at a path below a node, ties followed; computed leaves are left as they are.
+
+    Args:
+        node: any node.
+        path: keys below it.
+        following: ties that are being followed.
+
+    Raises:
+        SpecError: ties in a circle.
+    """
+    if not path:
+        return node
+    ties = ties_of(node)
+    for tie in ties:
+        if path[: len(tie.place)] == tie.place:
+            return follow(_source(node, tie, following), path[len(tie.place) :], following)
+    found = follow(_child(node, path[0]), path[1:], following)
+    inside = [tie for tie in ties if tie.place[: len(path)] == path]
+    changes = [(tie.place[len(path) :], _source(node, tie, following)) for tie in inside]
+    return replace_at(found, changes) if changes else found
+
+
+def _source(node: Any, tie: Tie, following: tuple[Tie, ...]) -> Any:
+    if tie in following:
+        places = dict.fromkeys(f"{path_text(t.place)} to {path_text(t.source)}" for t in following)
+        raise SpecError(
+            explain(
+                "tie",
+                "a place with a value of its own at the end of every chain of ties",
+                "ties in a circle",
+                places=places,
+                cure=["take one of them away:", f"pm.untie(model, {path_text(tie.place)!r})"],
+            )
+        )
+    return tie.stand_in(follow(node, tie.source, (*following, tie)))
+
+
+def _child(node: Any, key: Any) -> Any:
+    if record_of(node) is not None:
+        return stored(node, key.name)
+    return dict(children_of(node) or ())[key]
+
+
+# ---- reading
+
+
+class Read:
+    """Stands in a reading class for a field: reading it gives the value."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        name = self.name
+        if instance is None:
+            return self._of_class(owner)
+        fields = instance.__dict__
+        if name not in fields:
+            source = fields.get(PENDING)
+            if source is not None:
+                source.read(instance, name)
+            if name not in fields:
+                text = f"{class_of(instance).__name__!r} object has no attribute {name!r}"
+                raise AttributeError(text, name=name, obj=instance)
+        value = fields[name]
+        if is_reading_stored():
+            return value
+        if TIES in fields:
+            value = follow(instance, (jtu.GetAttrKey(name),))
+        if is_computed(value):
+            return evaluate(value, f"{class_of(instance).__qualname__}.{name}")
+        return value
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        # Reached past `__setattr__` alone, which refuses.
+        instance.__dict__[self.name] = value
+
+    def _of_class(self, owner: Any) -> Any:
+        """What the class would have without this."""
+        for base in owner.__mro__:
+            kept: Any = vars(base).get(self.name, self)
+            if not isinstance(kept, Read):
+                return kept
+        text = f"type object {owner.__name__!r} has no attribute {self.name!r}"
+        raise AttributeError(text, name=self.name, obj=owner)
+
+
+class _Reading:
+    """Comes before the class of an instance that is not read as it is stored."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # Not the user's, which may keep a list of subclasses, or ask for more arguments.
+        pass
+
+
+def names_read(values: dict[str, Any]) -> Iterator[str]:
+    """The fields, of these values, that are not read as they are stored."""
+    for name, value in values.items():
+        if is_computed(value):
+            yield name
+    for tie in values.get(TIES, ()):
+        yield tie.place[0].name
+
+
+def make_reading_class(cls: Any, names: Iterable[str]) -> Any:
+    """A subclass of a Module class with a `Read` in the place of some of its fields."""
+    kept: dict[str, Any] = {n: getattr(cls, n) for n in ("__module__", "__qualname__", "__doc__")}
+    # An own __init__, so that none is written; nothing calls it.
+    kept |= {"__passes_for__": getattr(cls, "__passes_for__", cls), "__init__": cls.__init__}
+    kept |= {name: Read(name) for name in sorted(names)}
+    return class_of(cls)(cls.__name__, (_Reading, cls), kept)
+
+
+def refuse_untied(node: Any, changes: dict[str, Any]) -> None:
+    """Refuse new values for fields that have something else at a tied place.
+
+    Raises:
+        AccessError: there is one.
+    """
+    for tie in ties_of(node):
+        name = tie.place[0].name
+        if name in changes and not _is_hole(changes[name], tie.place[1:]):
+            refuse_tied_place(tie)
+
+
+def refuse_tied_place(tie: Tie) -> NoReturn:
+    """Raise the error for an edit of a tied place."""
+    place, source = path_text(tie.place), path_text(tie.source)
+    raise AccessError(
+        explain(
+            place,
+            f"no edit, for it is tied to {source}",
+            "a new value",
+            cure=[
+                "edit the source, or take the tie away first:",
+                f"pm.tree_at({source!r}, model, new)",
+                f"pm.untie(model, {place!r})",
+            ],
+        )
+    )
+
+
+def _is_hole(node: Any, path: KeyPath) -> bool:
+    for key in path:
+        try:
+            node = _child(node, key)
+        except (AttributeError, LookupError):
+            return False
+    record = record_of(node)
+    return record is not None and record.is_hole

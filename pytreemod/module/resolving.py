@@ -1,0 +1,68 @@
+"""`resolve`: a model with arrays in the place of what they are computed from."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from pytreemod.module.reading import evaluate, is_computed
+from pytreemod.module.ties import untie
+from pytreemod.tree.nodes import children_of, places, record_of, stop_below
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.selecting import as_selector
+from pytreemod.typing import KeyPath, class_of, jtu
+
+_T = TypeVar("_T")
+
+
+def resolve(model: _T, selector: Any = ...) -> _T:
+    """The model with arrays in the place of its computed leaves.
+
+    Before a loop that uses a model many times, or to merge an update into its base for good.
+
+    **Laws.** The result reads as the model does. `resolve(resolve(m))` equals `resolve(m)`. With no
+    selector, ties are resolved as well: the places are leaves of their own.
+
+    Args:
+        model: any tree.
+        selector: which computed leaves: those of which it picks any part. All of them by default.
+
+    Returns:
+        A new tree; the model itself, if there is nothing to compute.
+
+    Raises:
+        SpecError: the selector matches nothing.
+        ShapeError: a computed leaf cannot be read where it stands: see
+            [`Computed`][pytreemod.Computed].
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> linear = pm.nn.Linear(2, 2, key=jax.random.key(0))
+        >>> half = linear.replace(weight=pm.computed(jnp.multiply, linear.weight, 0.5))
+        >>> pm.resolve(half)
+        Linear(
+          weight=f32[2,2], bias=f32[2], in_features=2, out_features=2, use_bias=True
+        )
+    """
+    if selector is ...:
+        return _resolved(untie(model), None, ())
+    spots = list(places(model))
+    picked = as_selector(selector).mask(model)
+    return _resolved(model, [spot.path for spot, hit in zip(spots, picked, strict=True) if hit], ())
+
+
+def _resolved(node: Any, picked: list[KeyPath] | None, path: KeyPath) -> Any:
+    if is_computed(node):
+        is_meant = picked is None or any(leaf[: len(path)] == path for leaf in picked)
+        return evaluate(node, path_text(path, class_of(node).__qualname__)) if is_meant else node
+    children = children_of(node)
+    if not children:
+        return node
+    parts = [_resolved(child, picked, (*path, key)) for key, child in children]
+    if all(new is old for new, (_, old) in zip(parts, children, strict=True)):
+        return node
+    record = record_of(node)
+    if record is None:
+        return jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(parts)
+    pairs = zip(children, parts, strict=True)
+    return record.rebuild(node, {key.name: new for (key, old), new in pairs if new is not old})

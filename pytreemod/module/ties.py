@@ -1,0 +1,404 @@
+"""Ties: one place of a model has its value from another.
+
+A tie is structure. At the tied place stands a `Tied`, a node without leaves that says where the
+value is; the lowest Module above both places keeps the tie as configuration, and whoever reads the
+field there gets the node with the value in its place (see [`reading`][pytreemod.module.reading]).
+So there is one leaf: one gradient, which is the sum, one slot of an optimizer, one array in a file.
+Whatever goes through JAX's flattening carries the tie along; nothing is looked up by identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, NoReturn, TypeVar
+
+from pytreemod.errors import AccessError, ArgumentError, ShapeError, SpecError, describe, explain
+from pytreemod.module.classes import Module, restore
+from pytreemod.module.computed_leaves import Computed
+from pytreemod.module.fields import field
+from pytreemod.module.reading import (
+    MADE,
+    TIES,
+    Made,
+    Tie,
+    Ties,
+    follow,
+    is_computed,
+    observe,
+    refuse_tied_place,
+    ties_of,
+)
+from pytreemod.tree.locating import Target, locate
+from pytreemod.tree.nodes import children_of, record_of, stop_below
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array
+from pytreemod.tree.stored import stored
+from pytreemod.tree.surgery import replace_at
+from pytreemod.typing import KeyPath, Where, jtu
+
+_M = TypeVar("_M", bound=Module)
+_T = TypeVar("_T")
+
+
+def tie(
+    model: _M,
+    place: str | Where,
+    to: str | Where,
+    *,
+    through: Callable[[Any], Any] | None = None,
+) -> _M:
+    """A model in which one place has its value from another.
+
+    One leaf, one gradient (the sum of both uses), one slot of the optimizer, one array in a file.
+    Reading `model.head.weight` gives what is at `model.embed.weight`, in every transform; a
+    submodule that is taken out of the model has the value, untied. A whole layer may be tied, with
+    its tokens: both places then use one entry of the State.
+
+    **Form.** `model.head` has at `weight` a node without leaves. The lowest Module above both
+    places keeps the tie as configuration. It survives jit, vmap, scan, `tree_at`, `Stack`, copies,
+    pickles and files.
+
+    **Laws.** `untie(tie(m, a, b))` reads as `tie(m, a, b)` does. The gradient at the source is the
+    sum of the gradients at all places. A chain of ties has the value at its end.
+
+    Args:
+        model: a Module.
+        place: what gets its value from elsewhere: a path (`"head.weight"`; of a pattern, every
+            node that it matches), or a function that picks nodes, as for `tree_at`.
+        to: where the value is: one node, in the same way.
+        through: a function of the array at the source that gives the array at the place
+            (`jnp.transpose`); computed when it is read, never by unflattening.
+
+    Returns:
+        A new model.
+
+    Raises:
+        SpecError: a path that is not in the model; a place that is tied already, that is inside of
+            its source, or contains it; ties in a circle; no Module above both.
+        ShapeError: the source has not the shape, or the structure, of the place.
+        ArgumentError: `through` cannot be called, or is given for a layer.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> class Model(pm.Module):
+        ...     embed: pm.nn.Embedding
+        ...     head: pm.nn.Linear
+        >>> k1, k2 = jax.random.split(jax.random.key(0))
+        >>> model = Model(pm.nn.Embedding(5, 3, key=k1), pm.nn.Linear(3, 5, key=k2))
+        >>> model = pm.tie(model, "head.weight", to="embed.weight")
+        >>> model.head.weight is model.embed.weight
+        True
+        >>> sorted(pm.named_leaves(model))
+        ['embed.weight', 'head.bias']
+        >>> pm.tree_at("embed.weight", model, jnp.ones((5, 3))).head.weight.sum()
+        Array(15., dtype=float32)
+
+    Source:
+        Tying the output matrix to the embedding: Press & Wolf 2017, "Using the Output Embedding to
+        Improve Language Models".
+    """
+    if through is not None and not callable(through):
+        raise ArgumentError(explain("tie(through)", "a function of an array", describe(through)))
+    sources = locate(to, model, None, "tie(to)").targets
+    if len(sources) != 1:
+        names = ", ".join(path_text(target.path) for target in sources) or "none"
+        raise SpecError(explain("tie(to)", "one node", f"{len(sources)}: {names}"))
+    tied: Any = model
+    for target in locate(place, model, None, "tie(place)").targets:
+        tied = _tie_one(tied, target, sources[0], through)
+    return tied
+
+
+def untie(model: _T, place: str | Where | None = None) -> _T:
+    """A model in which tied places have values of their own again.
+
+    What they read as does not change; from now on each is a leaf, with its own gradient.
+
+    Args:
+        model: any tree.
+        place: the tied places, as for [`tie`][pytreemod.tie]; all of them by default.
+
+    Returns:
+        A new tree.
+
+    Raises:
+        SpecError: a place that is not tied.
+
+    Examples:
+        >>> import jax
+        >>> import pytreemod as pm
+        >>> mlp = pm.nn.MLP(2, 2, 2, 2, key=jax.random.key(0))
+        >>> tied = pm.tie(mlp, "layers[1].weight", to="layers[0].weight")
+        >>> len(jax.tree.leaves(tied)), len(jax.tree.leaves(pm.untie(tied)))
+        (5, 6)
+    """
+    if place is None:
+        return _untied(model, None, ())
+    targets = locate(place, model, None, "untie(place)").targets
+    for target in targets:
+        if not isinstance(target.node, Tied):
+            expected = "a place that is tied"
+            text = path_text(target.path)
+            known = ", ".join(path_text(path) for path, _ in _holes(model, ())) or "no place is"
+            cure = f"tied are: {known}"
+            raise SpecError(explain("untie(place)", expected, f"{text}, which is not", cure=cure))
+    return _untied(model, {target.path for target in targets}, ())
+
+
+class Tied(Module):
+    """Stands at a tied place: a node without leaves.
+
+    Its fields say all that the tie is, so that a file which has them has the tie.
+    """
+
+    to: str = field(static=True)
+    through: Callable[[Any], Any] | None = field(static=True)
+    # How many steps of the path lie between the node that keeps the tie and this one.
+    depth: int = field(static=True)
+    made: Made | None = field(static=True, repr=False)
+
+    __is_hole__: ClassVar[bool] = True
+
+    def __getattr__(self, name: str) -> Any:
+        # Dunder names are asked by whoever looks what this is.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AccessError(
+            explain(
+                f"a place that is tied to {self.to}",
+                "to be reached at its source",
+                f"{name!r} of the place",
+                cure=["edit the source:", f"pm.tree_at({self.to + '.' + name!r}, model, new)"],
+            )
+        )
+
+
+class _Through(Computed):
+    """What is read at a place that is tied through a function."""
+
+    fn: Callable[[Any], Any]
+    source: Any
+
+    def value(self) -> Any:
+        return self.fn(self.source)
+
+
+class _Functional(Tie):
+    """A tie through a function, with what it gave when it was made."""
+
+    __slots__ = ("made", "through")
+
+    def __init__(self, place: KeyPath, source: KeyPath, through: Callable[[Any], Any], made: Made):
+        super().__init__(place, source)
+        self.through, self.made = through, made
+
+    def parts(self) -> tuple[Any, ...]:
+        return *super().parts(), self.through, self.made
+
+    def stand_in(self, node: Any) -> Any:
+        # Past its construction, which would trace the function each time.
+        values = {"fn": self.through, "source": node, MADE: self.made}
+        return restore(_Through, values, ("fn", MADE))
+
+
+def _tie_one(
+    model: Any, target: Target, source: Target, through: Callable[[Any], Any] | None
+) -> Any:
+    place, origin = target.path, source.path
+    if isinstance(target.node, Tied):
+        refuse_tied_place(Tie(place, (jtu.GetAttrKey(target.node.to),)))
+    shared = _common(place, origin)
+    if shared in (place, origin):
+        _refuse_nested(place, origin)
+    count = _keeper_depth(model, shared)
+    if count is None:
+        raise SpecError(
+            explain(
+                "tie",
+                "a Module above both places, which keeps the tie",
+                f"{describe(model)}",
+                places=[path_text(place), path_text(origin)],
+                cure=["let a Module hold them:", "class Pair(pm.Module): ..."],
+            )
+        )
+    new = follow(model, origin)
+    made = _check_fit(target.node, new, through, path_text(place), path_text(origin))
+    below, from_here = place[count:], origin[count:]
+    kept = Tie(below, from_here)
+    if through is not None and made is not None:
+        kept = _Functional(below, from_here, through, made)
+    hole = Tied(path_text(from_here), through, len(below), made)
+    keeper = _with_ties(_at(model, place[:count]), [(below, hole)], (kept,))
+    tied = replace_at(model, [(place[:count], keeper)])
+    # Refused where the ties go in a circle.
+    follow(tied, place)
+    return tied
+
+
+def _common(one: KeyPath, other: KeyPath) -> KeyPath:
+    pairs = zip(one, other, strict=False)
+    count = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    return one[:count]
+
+
+def _keeper_depth(model: Any, shared: KeyPath) -> int | None:
+    """The length of the path to the lowest Module on a path."""
+    found, node = None, model
+    for i, key in enumerate((*shared, None)):
+        if record_of(node) is not None:
+            found = i
+        if key is not None:
+            node = _at(node, (key,))
+    return found
+
+
+def _at(node: Any, path: KeyPath) -> Any:
+    """What is stored at a path."""
+    for key in path:
+        node = dict(children_of(node) or ())[key]
+    return node
+
+
+def _check_fit(
+    old: Any, new: Any, through: Callable[[Any], Any] | None, place: str, origin: str
+) -> Made | None:
+    """Refuse what does not fit; what a tie through a function has made."""
+    if through is None:
+        if _form(old) != _form(new):
+            _refuse_misfit(place, origin, _shown(old), _shown(new))
+        return None
+    if not (is_array(new) or is_computed(new)):
+        expected = "an array at the source, for there is a function to go through"
+        raise ArgumentError(explain("tie(through)", expected, f"{origin}: {describe(new)}"))
+    given: Any = restore(_Through, {"fn": through, "source": new}, ("fn",))
+    made = observe(given)
+    if made.shape != (_form(old) or ((None, None),))[0][1]:
+        _refuse_misfit(place, origin, _shown(old), f"{made.shape} after {_name(through)}")
+    return made
+
+
+def _form(node: Any) -> list[tuple[str, Any]]:
+    """Names and shapes of the arrays in a node, computed leaves as the arrays that they read as."""
+    if is_computed(node):
+        return [("", node.__dict__[MADE].shape)]
+    leaves = jtu.tree_leaves_with_path(node, is_leaf=is_computed)
+    return [
+        (path_text(path), leaf.__dict__[MADE].shape if is_computed(leaf) else _shape(leaf))
+        for path, leaf in leaves
+    ]
+
+
+def _shape(leaf: Any) -> Any:
+    return tuple(getattr(leaf, "shape", ()))
+
+
+def _shown(node: Any) -> str:
+    return describe(node) if is_array(node) else ", ".join(f"{n} {s}" for n, s in _form(node))
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", "through")
+
+
+def _refuse_misfit(place: str, origin: str, old: str, new: str) -> NoReturn:
+    raise ShapeError(
+        explain(
+            "tie",
+            f"what fits in the place of {place}: {old or 'no array'}",
+            f"{origin}: {new or 'no array'}",
+            cure=[
+                "give the function that makes one of the other:",
+                f"pm.tie(model, {place!r}, to={origin!r}, through=jnp.transpose)",
+            ],
+        )
+    )
+
+
+def _refuse_nested(place: KeyPath, origin: KeyPath) -> NoReturn:
+    what = "itself" if place == origin else "a node that one of the two contains"
+    raise SpecError(
+        explain(
+            "tie",
+            "two places of which none is inside of the other",
+            f"a tie of {path_text(place)} to {what}",
+            places=dict.fromkeys([path_text(place), path_text(origin)]),
+        )
+    )
+
+
+# ---- what keeps ties
+
+
+def _with_ties(node: Any, changes: list[tuple[KeyPath, Any]], ties: tuple[Tie, ...]) -> Any:
+    """A record with changes at tied places, and these ties more."""
+    schema, values, config = _values(node)
+    known = values.pop(TIES, ())
+    for path, new in changes:
+        name = path[0].name
+        values[name] = replace_at(values[name], [(path[1:], new)])
+    kept = Ties((*known, *ties))
+    return restore(schema.cls, {**values, TIES: kept}, (*config, TIES))
+
+
+def _without_ties(node: Any, ties: tuple[Tie, ...]) -> Any:
+    """A record with values at the places of some of its ties."""
+    schema, values, config = _values(node)
+    kept = Ties(tie for tie in values.pop(TIES) if tie not in ties)
+    found = [(tie.place, follow(node, tie.place)) for tie in ties]
+    for path, new in found:
+        name = path[0].name
+        values[name] = replace_at(values[name], [(path[1:], new)])
+    if kept:
+        values[TIES], config = kept, (*config, TIES)
+    return restore(schema.cls, values, config)
+
+
+def _values(node: Any) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
+    schema: Any = record_of(node)
+    layout = schema.split(node)
+    values = {name: stored(node, name) for name in (*layout.data, *layout.config)}
+    config = tuple(name for name in layout.config if name != TIES)
+    return schema.plain or schema, values, config
+
+
+def _untied(node: Any, chosen: set[KeyPath] | None, path: KeyPath) -> Any:
+    """A tree without the ties of some places: from the top, for a tie may reach far down."""
+    ties = tuple(t for t in ties_of(node) if chosen is None or (*path, *t.place) in chosen)
+    if ties:
+        node = _without_ties(node, ties)
+    children = children_of(node)
+    if not children:
+        return node
+    parts = [(key, child, _untied(child, chosen, (*path, key))) for key, child in children]
+    changes = {key: new for key, old, new in parts if new is not old}
+    if not changes:
+        return node
+    record = record_of(node)
+    if record is not None:
+        return record.rebuild(node, {key.name: new for key, new in changes.items()})
+    return jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten([n for *_, n in parts])
+
+
+def _holes(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Tied]]:
+    if isinstance(node, Tied):
+        yield path, node
+        return
+    for key, child in children_of(node) or ():
+        yield from _holes(child, (*path, key))
+
+
+def retie(model: Any) -> Any:
+    """A tree whose tied places are known to the Modules that keep the ties: of one from a file."""
+    found = list(_holes(model, ()))
+    for path, hole in found:
+        keeper, place = path[: len(path) - hole.depth], path[len(path) - hole.depth :]
+        node = _at(model, keeper)
+        if any(tie.place == place for tie in ties_of(node)):
+            continue
+        (source,) = locate(hole.to, node, None, "tie").targets
+        kept = Tie(place, source.path)
+        if hole.through is not None and hole.made is not None:
+            kept = _Functional(place, source.path, hole.through, hole.made)
+        model = replace_at(model, [(keeper, _with_ties(node, [], (kept,)))])
+    return model

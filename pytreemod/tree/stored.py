@@ -1,0 +1,44 @@
+"""What a field of a record holds, and what reading it gives.
+
+Mostly these are one. But a field may hold what its value is computed from, or a tie to another
+place (see `module.reading`): then whoever reads the attribute gets an array, and the tree has
+something else there. All that walks over trees asks for what is held: by [`stored`]
+[pytreemod.tree.stored.stored] where it has a name, and inside of
+[`reading_stored`][pytreemod.tree.stored.reading_stored] where code of the user's reads attributes
+to say which place is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from pytreemod.tree.pending import PENDING
+
+# Of this thread, or task: what another one reads at the same time is computed.
+_stored_alone: ContextVar[bool] = ContextVar("_stored_alone", default=False)
+
+is_reading_stored = _stored_alone.get
+"""Whether attributes give what is stored."""
+
+
+@contextmanager
+def reading_stored() -> Generator[None]:
+    """In it, reading a field gives what it holds: nothing is computed, no tie is followed."""
+    token = _stored_alone.set(True)
+    try:
+        yield
+    finally:
+        _stored_alone.reset(token)
+
+
+def stored(node: Any, name: str) -> Any:
+    """What a record holds in a field, whatever reading the field would give."""
+    fields = node.__dict__
+    if name not in fields:
+        source = fields.get(PENDING)
+        if source is not None:
+            source.read(node, name)
+    return fields[name]
