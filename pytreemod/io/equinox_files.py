@@ -30,7 +30,7 @@ from pytreemod.tree.nodes import children_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.prefixes import spread
 from pytreemod.tree.selecting import Rule
-from pytreemod.tree.stored import reading_stored
+from pytreemod.tree.stored_fields import reading_stored
 from pytreemod.typing import IsLeaf, PyTree, Tracer, class_of, jtu
 
 _T = TypeVar("_T")

@@ -29,7 +29,7 @@ from pytreemod.state.tokens import tokens_of
 from pytreemod.state.values import State
 from pytreemod.tree.nodes import AbstractRecord, children_of, record_of
 from pytreemod.tree.paths import PathName, path_text
-from pytreemod.tree.stored import stored
+from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import IsLeaf, PyTree, Tracer, class_of, jtu
 

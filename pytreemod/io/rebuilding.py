@@ -15,6 +15,7 @@ from pytreemod.errors import FieldError, FileError, PytreemodError, describe, ex
 from pytreemod.io.configuration import ConfigurationReader, Json
 from pytreemod.module.classes import Module, restore
 from pytreemod.module.construction import fill_defaults
+from pytreemod.module.ties import retie
 from pytreemod.state.rows import Row
 from pytreemod.state.tokens import AbstractToken
 from pytreemod.state.values import State, assemble_state
@@ -37,7 +38,7 @@ def rebuild_tree(tree: Json, read_leaf: ReadLeaf, where: str) -> Any:
     """
     rebuilder = _Rebuilder(read_leaf, where)
     try:
-        return rebuilder.node(tree, "")
+        return retie(rebuilder.node(tree, ""))
     except RecursionError as error:
         raise rebuilder.reader.malformed("<root>", tree) from error
 

@@ -20,7 +20,9 @@ from jax import lax
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.classes import Module
+from pytreemod.module.computed_leaves import Function
 from pytreemod.module.partials import Partial
+from pytreemod.module.ties import Through, Tied
 from pytreemod.nn import functional
 from pytreemod.nn.mlp import identity
 from pytreemod.nn.recurrent import concatenate
@@ -79,8 +81,10 @@ def _add_all(table: _Names, prefix: str, room: Any, names: str | list[str]) -> N
 def _table() -> _Names:
     """The tables, made when a file is first written or read."""
     table = _Names()
-    for kind in (EnumerationItem, Nothing, Partial, RngStream, StateIndex, Stream):
+    for kind in (EnumerationItem, Nothing, Partial, RngStream, StateIndex, Stream, Tied):
         table.add(f"{_OWN}.{kind.__name__}", kind)
+    table.add(f"{_OWN}.computed", Function)
+    table.add(f"{_OWN}.tie", Through)
     for name, thing in vars(nn).items():
         if isinstance(thing, type) and issubclass(thing, Module):
             table.add(f"{_OWN}.nn.{name}", thing)
@@ -99,7 +103,8 @@ def _table() -> _Names:
 
 def registered_name(thing: Any) -> str | None:
     """The name that files have for a class or a function; None if it was given none."""
-    return _table().names.get(id(thing))
+    # A class that was made for some instances is told as the one that it passes for.
+    return _table().names.get(id(getattr(thing, "__passes_for__", thing)))
 
 
 def registered_as(name: str) -> Any:

@@ -39,7 +39,7 @@ from pytreemod.tree.nodes import places
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import answers_alone
 from pytreemod.tree.printing import tree_pformat
-from pytreemod.tree.stored import stored
+from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import class_of, jtu
 
 _R = TypeVar("_R", bound=Record)

@@ -107,13 +107,14 @@ for _name in _BINARY:
     setattr(Computed, f"__r{_name}__", _reflected(f"__{_name}__"))
 
 
-class _Function(Computed):
+class Function(Computed):
     """What `computed` makes."""
 
     fn: Callable[..., Any]
     trees: tuple[Any, ...]
 
     def value(self) -> Any:
+        """What the function gives."""
         return self.fn(*self.trees)
 
 
@@ -143,4 +144,4 @@ def computed(fn: Callable[..., Any], *trees: Any) -> Any:
     """
     if not callable(fn):
         raise ArgumentError(explain("computed(fn)", "a function of arrays", describe(fn)))
-    return _Function(fn, trees)
+    return Function(fn, trees)

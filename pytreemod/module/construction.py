@@ -19,7 +19,7 @@ from pytreemod.errors import FieldError, describe, explain
 from pytreemod.module.division import is_clear_data, warn_of_arrays
 from pytreemod.module.fields import declares, refuse_declaration
 from pytreemod.module.overriding import drop_overridden, is_bound
-from pytreemod.module.reading import MADE, UNKNOWN, observe
+from pytreemod.module.reading import MADE, UNKNOWN, is_computed, observe
 from pytreemod.module.records import (
     ClassValue,
     add_fields,
@@ -61,7 +61,7 @@ def write_finish(schema: Schema) -> Callable[[Any], Any]:
     """
     places = {name: quoted(i) for i, name in enumerate(schema.fields)}
     converts = "".join(
-        f"    d[{places[n]}] = convert_{i}(d[{places[n]}])\n"
+        f"    if not is_computed(d[{places[n]}]): d[{places[n]}] = convert_{i}(d[{places[n]}])\n"
         for i, n in enumerate(schema.converters)
     )
     kinds = "".join(f"type(d[{place}]), " for place in places.values())
@@ -138,6 +138,7 @@ def finish(node):
     scope: dict[str, Any] = {
         "arrayless": schema.arrayless,
         "FunctionType": FunctionType,
+        "is_computed": is_computed,
         "layouts": schema.layouts_by_type,
         "schema": schema,
         "set_fields": set_fields,
@@ -343,7 +344,10 @@ def replace_values(node: Any, changes: dict[str, Any]) -> dict[str, Any]:
                 ", ".join(f"{name}={describe(changes[name])}" for name in unknown),
             )
         )
+    # A converter would compute a computed leaf for good.
     return {
-        name: schema.converters[name](new) if name in schema.converters else new
+        name: schema.converters[name](new)
+        if name in schema.converters and not is_computed(new)
+        else new
         for name, new in changes.items()
     }

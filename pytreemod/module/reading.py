@@ -24,14 +24,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 import jax
-import numpy as np
 
 from pytreemod.errors import AccessError, FieldError, ShapeError, SpecError, describe, explain
 from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import PENDING, settle
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.stored import is_reading_stored, stored
+from pytreemod.tree.stored_fields import is_reading_stored, stored
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import KeyPath, class_of, jtu
 
@@ -128,6 +127,31 @@ def evaluate(node: Any, where: str) -> Any:
     return value
 
 
+def evaluate_each(node: Any, where: str) -> Any:
+    """The value of a computed leaf, as by `evaluate`; of several as one, their values as one."""
+
+    def value(node: Any) -> Any:
+        return evaluate(node, where)
+
+    for _ in range(_count_axes(node)):
+        value = jax.vmap(value)
+    return value(node)
+
+
+def _count_axes(node: Any) -> int:
+    """How many axes every leaf of a computed leaf has more than it had when it was made.
+
+    So many times were several made as one. 0 if some leaves have more axes and others have not.
+    """
+    settle(node)
+    made: Made = node.__dict__.get(MADE, UNKNOWN)
+    shapes = _shapes(jtu.tree_leaves(node))
+    if made.leaves is None or len(shapes) != len(made.leaves):
+        return 0
+    more = {len(now) - len(then) for now, then in zip(shapes, made.leaves, strict=True)}
+    return max(more.pop(), 0) if len(more) == 1 else 0
+
+
 def _last(where: str) -> str:
     return where.rpartition(".")[2]
 
@@ -147,7 +171,7 @@ def _value(node: Any, where: str) -> Any:
         # Python would take it for one of the field itself, and ask `__getattr__`.
         expected = f"{class_of(node).__qualname__}.value() to run"
         raise FieldError(explain(where, expected, f"AttributeError: {error}")) from error
-    if not isinstance(value, (jax.Array, np.ndarray)):
+    if not is_array(value):
         raise FieldError(
             explain(
                 where,
@@ -307,7 +331,8 @@ class Read:
 
     def _of_class(self, owner: Any) -> Any:
         """What the class would have without this."""
-        for base in owner.__mro__:
+        bases: tuple[type, ...] = owner.__mro__
+        for base in bases:
             kept: Any = vars(base).get(self.name, self)
             if not isinstance(kept, Read):
                 return kept

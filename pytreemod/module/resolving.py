@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from pytreemod.module.reading import evaluate, is_computed
+from pytreemod.module.reading import evaluate_each, is_computed
 from pytreemod.module.ties import untie
 from pytreemod.tree.nodes import children_of, places, record_of, stop_below
 from pytreemod.tree.paths import path_text
@@ -19,8 +19,9 @@ def resolve(model: _T, selector: Any = ...) -> _T:
 
     Before a loop that uses a model many times, or to merge an update into its base for good.
 
-    **Laws.** The result reads as the model does. `resolve(resolve(m))` equals `resolve(m)`. With no
-    selector, ties are resolved as well: the places are leaves of their own.
+    **Laws.** The result reads as the model does. `resolve(resolve(m))` equals `resolve(m)`.
+    `resolve` of models that were made as one (by `filter_vmap`, in a `Stack`) is the resolved
+    models as one. With no selector, ties are resolved as well: the places are leaves of their own.
 
     Args:
         model: any tree.
@@ -54,7 +55,8 @@ def resolve(model: _T, selector: Any = ...) -> _T:
 def _resolved(node: Any, picked: list[KeyPath] | None, path: KeyPath) -> Any:
     if is_computed(node):
         is_meant = picked is None or any(leaf[: len(path)] == path for leaf in picked)
-        return evaluate(node, path_text(path, class_of(node).__qualname__)) if is_meant else node
+        where = path_text(path) if path else class_of(node).__qualname__
+        return evaluate_each(node, where) if is_meant else node
     children = children_of(node)
     if not children:
         return node

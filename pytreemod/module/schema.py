@@ -41,7 +41,7 @@ from pytreemod.tree.kinds import kind_of
 from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord
 from pytreemod.tree.pending import PENDING, AbstractSource, open_to_waiting, settle
 from pytreemod.tree.snapshots import SNAPSHOT
-from pytreemod.tree.stored import stored
+from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import class_of
 
 # Where an instance's dict keeps its layout. No identifier, so that no field can bear the name.
@@ -320,16 +320,19 @@ class Schema(AbstractRecord):
         in the place of data stays data (a tree of labels for an optimizer has such leaves).
         """
         layout = self.split(node)
-        values = {n: stored(node, n) for n in (*layout.data, *layout.config)}
+        settle(node)
+        fields = node.__dict__
+        values = {n: fields[n] for n in (*layout.data, *layout.config)}
         values.update(changes)
-        schema = self
+        schema, computes = self, self.plain is not None
         # Surgery comes here for every node that it changes, mostly with new data for old: that is
         # found out by a plain loop (1 us for all, in place of 2).
         for name, new in changes.items():
+            computes = computes or is_computed(new)
             if name not in layout.data or self._is_moved(layout, name, new, decide):
                 layout = self._layout_after(layout, values, changes, decide)
                 break
-        if self.plain is not None or any(map(is_computed, changes.values())):
+        if computes or (len(changes) > 1 and any(map(is_computed, changes.values()))):
             refuse_untied(node, changes)
             schema = self.for_values(values)
             layout = schema.layout_for(values, frozenset(layout.config))

@@ -22,9 +22,9 @@ from pytreemod.module.reading import (
     Made,
     Tie,
     Ties,
+    evaluate_each,
     follow,
     is_computed,
-    observe,
     refuse_tied_place,
     ties_of,
 )
@@ -32,7 +32,7 @@ from pytreemod.tree.locating import Target, locate
 from pytreemod.tree.nodes import children_of, record_of, stop_below
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.stored import stored
+from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import KeyPath, Where, jtu
 
@@ -156,7 +156,6 @@ class Tied(Module):
     through: Callable[[Any], Any] | None = field(static=True)
     # How many steps of the path lie between the node that keeps the tie and this one.
     depth: int = field(static=True)
-    made: Made | None = field(static=True, repr=False)
 
     __is_hole__: ClassVar[bool] = True
 
@@ -174,13 +173,14 @@ class Tied(Module):
         )
 
 
-class _Through(Computed):
+class Through(Computed):
     """What is read at a place that is tied through a function."""
 
     fn: Callable[[Any], Any]
     source: Any
 
     def value(self) -> Any:
+        """What the function gives of what is at the source."""
         return self.fn(self.source)
 
 
@@ -199,15 +199,18 @@ class _Functional(Tie):
     def stand_in(self, node: Any) -> Any:
         # Past its construction, which would trace the function each time.
         values = {"fn": self.through, "source": node, MADE: self.made}
-        return restore(_Through, values, ("fn", MADE))
+        return restore(Through, values, ("fn", MADE))
 
 
 def _tie_one(
     model: Any, target: Target, source: Target, through: Callable[[Any], Any] | None
 ) -> Any:
     place, origin = target.path, source.path
-    if isinstance(target.node, Tied):
-        refuse_tied_place(Tie(place, (jtu.GetAttrKey(target.node.to),)))
+    for i in range(len(place)):
+        for known in ties_of(_at(model, place[:i])):
+            inside: KeyPath = (*place[:i], *known.place)
+            if inside[: len(place)] == place:
+                refuse_tied_place(Tie(inside, (*place[:i], *known.source)))
     shared = _common(place, origin)
     if shared in (place, origin):
         _refuse_nested(place, origin)
@@ -228,7 +231,7 @@ def _tie_one(
     kept = Tie(below, from_here)
     if through is not None and made is not None:
         kept = _Functional(below, from_here, through, made)
-    hole = Tied(path_text(from_here), through, len(below), made)
+    hole = Tied(path_text(from_here), through, len(below))
     keeper = _with_ties(_at(model, place[:count]), [(below, hole)], (kept,))
     tied = replace_at(model, [(place[:count], keeper)])
     # Refused where the ties go in a circle.
@@ -265,14 +268,14 @@ def _check_fit(
 ) -> Made | None:
     """Refuse what does not fit; what a tie through a function has made."""
     if through is None:
-        if _form(old) != _form(new):
+        if _form(untie(old)) != _form(untie(new)):
             _refuse_misfit(place, origin, _shown(old), _shown(new))
         return None
     if not (is_array(new) or is_computed(new)):
         expected = "an array at the source, for there is a function to go through"
         raise ArgumentError(explain("tie(through)", expected, f"{origin}: {describe(new)}"))
-    given: Any = restore(_Through, {"fn": through, "source": new}, ("fn",))
-    made = observe(given)
+    given: Any = restore(Through, {"fn": through, "source": new}, ("fn",))
+    made: Made = given.__dict__[MADE]
     if made.shape != (_form(old) or ((None, None),))[0][1]:
         _refuse_misfit(place, origin, _shown(old), f"{made.shape} after {_name(through)}")
     return made
@@ -280,8 +283,6 @@ def _check_fit(
 
 def _form(node: Any) -> list[tuple[str, Any]]:
     """Names and shapes of the arrays in a node, computed leaves as the arrays that they read as."""
-    if is_computed(node):
-        return [("", node.__dict__[MADE].shape)]
     leaves = jtu.tree_leaves_with_path(node, is_leaf=is_computed)
     return [
         (path_text(path), leaf.__dict__[MADE].shape if is_computed(leaf) else _shape(leaf))
@@ -345,13 +346,19 @@ def _without_ties(node: Any, ties: tuple[Tie, ...]) -> Any:
     """A record with values at the places of some of its ties."""
     schema, values, config = _values(node)
     kept = Ties(tie for tie in values.pop(TIES) if tie not in ties)
-    found = [(tie.place, follow(node, tie.place)) for tie in ties]
+    found = [(tie.place, _value_at(node, tie.place)) for tie in ties]
     for path, new in found:
         name = path[0].name
         values[name] = replace_at(values[name], [(path[1:], new)])
     if kept:
         values[TIES], config = kept, (*config, TIES)
     return restore(schema.cls, values, config)
+
+
+def _value_at(node: Any, place: KeyPath) -> Any:
+    """What is read at a tied place: of a tie through a function, the array that it gives."""
+    found = follow(node, place)
+    return evaluate_each(found, path_text(place)) if isinstance(found, Through) else found
 
 
 def _values(node: Any) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
@@ -398,7 +405,8 @@ def retie(model: Any) -> Any:
             continue
         (source,) = locate(hole.to, node, None, "tie").targets
         kept = Tie(place, source.path)
-        if hole.through is not None and hole.made is not None:
-            kept = _Functional(place, source.path, hole.through, hole.made)
+        if hole.through is not None:
+            given: Any = restore(Through, {"fn": hole.through, "source": source.node}, ("fn",))
+            kept = _Functional(place, source.path, hole.through, given.__dict__[MADE])
         model = replace_at(model, [(keeper, _with_ties(node, [], (kept,)))])
     return model

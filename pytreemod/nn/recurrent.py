@@ -14,6 +14,7 @@ from jaxtyping import Array
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
+from pytreemod.module.resolving import resolve
 from pytreemod.nn.arguments import (
     Title,
     check_array,
@@ -175,14 +176,16 @@ class RNN(Module):
     ) -> tuple[Any, Any]:
         """The carry of each sequence's last step, and all outputs, time first."""
         keys: Any = None
-        if key is not None and wants_key(self.cell):
+        # Once, not in every step.
+        cell = resolve(self.cell)
+        if key is not None and wants_key(cell):
             keys = split_key(f"{where}(key)", key, x.shape[0])
-        takes_key = accepts_key(self.cell)
+        takes_key = accepts_key(cell)
 
         def advance(carry: Any, now: tuple[Any, Any]) -> tuple[Any, Any]:
             x, key = now
-            carry = self.cell(x, carry, **({"key": key} if takes_key else {}))
-            return carry, self.cell.output_of(carry)
+            carry = cell(x, carry, **({"key": key} if takes_key else {}))
+            return carry, cell.output_of(carry)
 
         if ends is None:
             return filter_scan(advance, carry, (x, keys), **options)

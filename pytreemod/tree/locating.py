@@ -26,7 +26,7 @@ from pytreemod.errors import AccessError, SpecError, describe, explain
 from pytreemod.tree.nodes import children_of, places, record_of, stop_below
 from pytreemod.tree.paths import parse_pattern, path_text, some_of, step_names
 from pytreemod.tree.pending import PENDING, AbstractSource
-from pytreemod.tree.stored import reading_stored, stored
+from pytreemod.tree.stored_fields import reading_stored, stored
 from pytreemod.typing import IsLeaf, PyTree, Where, class_of, jtu
 
 

@@ -14,7 +14,8 @@ from operator import is_
 from typing import Any, NamedTuple
 
 from pytreemod.errors import SpecError, describe, explain
-from pytreemod.tree.stored import stored
+from pytreemod.tree.pending import PENDING
+from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import IsLeaf, PyTree, class_of, jtu
 
 DEFAULT_ROLE = "param"
@@ -111,7 +112,10 @@ def children_of(node: PyTree) -> list[tuple[Any, Any]] | None:
     """The children of a node with their keys; None where `node` is a leaf."""
     record = record_of(node)
     if record is not None:
-        return [(jtu.GetAttrKey(name), stored(node, name)) for name in record.data_names(node)]
+        names, fields = record.data_names(node), node.__dict__
+        if PENDING in fields:
+            return [(jtu.GetAttrKey(name), stored(node, name)) for name in names]
+        return [(jtu.GetAttrKey(name), fields[name]) for name in names]
     kind = class_of(node)
     # By hand for what most trees are made of; JAX would build keys and structure for it.
     if kind is list or kind is tuple:

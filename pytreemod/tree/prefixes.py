@@ -14,7 +14,7 @@ from pytreemod.errors import SpecError, describe, explain
 from pytreemod.tree.nodes import children_of, places, record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.selecting import Rule, Selector, as_bool, as_selector, ask, refuse_unmatched
-from pytreemod.tree.stored import reading_stored
+from pytreemod.tree.stored_fields import reading_stored
 from pytreemod.typing import FilterSpec, IsLeaf, PyTree, class_of, jtu
 
 Resolve = Callable[[Any, PyTree, tuple[Any, ...]], list[Any]]

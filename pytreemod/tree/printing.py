@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from pytreemod.errors import short_dtype
-from pytreemod.tree.stored import reading_stored
+from pytreemod.tree.stored_fields import reading_stored
 from pytreemod.typing import PyTree
 
 _WRAPPERS: tuple[type, ...] = (jax.custom_jvp, jax.custom_vjp, type(jax.jit(lambda: None)))

@@ -26,7 +26,7 @@ from pytreemod.tree.kinds import are_one, dtype_of
 from pytreemod.tree.nodes import children_of, is_node, is_plain_tuple, record_of
 from pytreemod.tree.pending import PENDING, AbstractSource
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.stored import stored
+from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import PyTree, class_of, jtu
 
 # Where a record's dict keeps it. No identifier, so that no field can bear the name.

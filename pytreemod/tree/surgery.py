@@ -10,7 +10,7 @@ from pytreemod.tree.locating import Found, Target, locate
 from pytreemod.tree.nodes import children_of, places, record_of, stop_below
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.selecting import Rule, Selector
-from pytreemod.tree.stored import stored
+from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import IsLeaf, PyTree, class_of, jtu
 
 _T = TypeVar("_T")

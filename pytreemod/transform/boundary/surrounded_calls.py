@@ -36,7 +36,7 @@ from pytreemod.transform.boundary.chosen_modules import Path, choose_modules, re
 from pytreemod.transform.boundary.wrapping import Transformed, passing_on
 from pytreemod.tree.kinds import kind_of
 from pytreemod.tree.selecting import as_selector
-from pytreemod.tree.stored import stored
+from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.traces import current_trace
 from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
 

@@ -1,0 +1,142 @@
+"""Computed leaves, and classes of every style that hold one."""
+
+import abc
+from typing import ClassVar, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+import pytreemod as pm
+from tests.helpers.trees import ramp
+
+T = TypeVar("T")
+
+
+class Scaled(pm.Computed):
+    """`array * factor`."""
+
+    array: jax.Array
+    factor: jax.Array = pm.field(role="factor")
+
+    def value(self):
+        return self.array * self.factor
+
+
+class Generated(pm.Module):
+    """No `__init__` of its own."""
+
+    weight: jax.Array
+    bias: jax.Array
+
+    def __call__(self, x):
+        return self.weight * x + self.bias
+
+
+class Own(pm.Module):
+    """An `__init__` that assigns."""
+
+    weight: jax.Array
+    bias: jax.Array
+    name: str = pm.field(static=True)
+
+    def __init__(self, weight, bias):
+        self.name = "own"
+        self.bias = bias
+        self.weight = weight
+
+    def __call__(self, x):
+        return self.weight * x + self.bias
+
+
+class Inheriting(Own):
+    """The base's `__init__`."""
+
+
+class Mixin(abc.ABC):
+    """No Module."""
+
+    @abc.abstractmethod
+    def __call__(self, x): ...
+
+
+class Mixed(Generated, Mixin):
+    """A plain base with an abstract method."""
+
+    def __call__(self, x):
+        return super().__call__(x)
+
+
+class Defaults(pm.Module):
+    """Fields with defaults, which are attributes of the class too."""
+
+    bias: jax.Array
+    weight: jax.Array | float = 1.0
+    used: ClassVar[int] = 3
+
+    def __call__(self, x):
+        return self.weight * x + self.bias
+
+
+class Converting(pm.Module):
+    """A converter that would compute the value for good."""
+
+    weight: jax.Array = pm.field(converter=jnp.asarray)
+    bias: jax.Array = pm.field(converter=jnp.asarray)
+
+    def __call__(self, x):
+        return self.weight * x + self.bias
+
+
+class Typed(pm.Module, Generic[T]):
+    """A generic class that keeps a list of its subclasses, and asks them for more."""
+
+    weight: jax.Array
+    bias: jax.Array
+    known: ClassVar[list[str]] = []
+
+    def __init_subclass__(cls, *, label: str, **kwargs: object):
+        super().__init_subclass__(**kwargs)
+        Typed.known.append(label)
+
+    def __call__(self, x):
+        return self.weight * x + self.bias
+
+
+class Counting(pm.Module):
+    """A `__post_init__`, a `__check_init__` and a property that read the field."""
+
+    weight: jax.Array
+    bias: jax.Array
+    size: int = pm.field(static=True, init=False)
+
+    def __post_init__(self):
+        self.size = 2
+
+    def __check_init__(self):
+        if self.weight.shape != (self.size,):
+            raise ValueError(f"weight has the shape {self.weight.shape}")
+
+    @property
+    def doubled(self):
+        """The weight, twice."""
+        return 2 * self.weight
+
+    def __call__(self, x):
+        return self.doubled / 2 * x + self.bias
+
+
+STYLES = {
+    "generated": Generated,
+    "own": Own,
+    "inheriting": Inheriting,
+    "mixed": Mixed,
+    "defaults": lambda weight, bias: Defaults(bias, weight),
+    "converting": Converting,
+    "generic": Typed[int],
+    "counting": Counting,
+}
+
+
+def scaled():
+    """A computed leaf that reads as `[3., 6.]`."""
+    return Scaled(ramp(2), jnp.asarray(3.0))

@@ -1,0 +1,347 @@
+"""Fields that are not read as they are stored: the classes that read them."""
+
+import copy
+import dataclasses
+import gc
+import inspect
+import pickle
+
+import beartype
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import FieldError, FrozenError, ShapeError
+from pytreemod.module.reading import Made, Tie
+from pytreemod.tree.stored_fields import stored
+from tests.helpers.computing import (
+    STYLES,
+    Converting,
+    Counting,
+    Defaults,
+    Generated,
+    Own,
+    Scaled,
+    Typed,
+    scaled,
+)
+from tests.helpers.racing import race
+from tests.helpers.trees import ramp
+
+in_every_style = pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
+
+
+def assert_reads(made, weight=(3.0, 6.0)):
+    """The attribute is the array, and the tree has what it is computed from."""
+    assert isinstance(made.weight, jax.Array)
+    np.testing.assert_allclose(made.weight, weight)
+    assert isinstance(stored(made, "weight"), Scaled)
+    assert "weight.factor" in pm.named_leaves(made)
+
+
+@in_every_style
+def test_the_attribute_reads_as_the_array(style):
+    """In a class of every style, as its methods and its checks read it."""
+    made = style(scaled(), ramp(2))
+
+    assert_reads(made)
+    np.testing.assert_allclose(made(jnp.ones(2)), [4.0, 8.0])
+
+
+@in_every_style
+def test_it_reads_the_same_after_every_journey(style):
+    """Flattening, jit, surgery, `replace`, copies and pickles keep it."""
+    made = style(scaled(), ramp(2))
+    journeys = [
+        jax.tree.map(lambda x: x, made),
+        jax.jit(lambda m: m)(made),
+        pm.filter_jit(lambda m: m)(made),
+        pm.tree_at(lambda m: m.bias, made, ramp(2)),
+        made.replace(bias=ramp(2)),
+        copy.copy(made),
+        copy.deepcopy(made),
+        pickle.loads(pickle.dumps(made)),
+        pm.combine(*pm.partition(made, pm.select.role("factor"))),
+    ]
+
+    for found in journeys:
+        assert_reads(found)
+        assert type(found) is type(made)
+        assert jax.tree.structure(found) == jax.tree.structure(made)
+
+
+@in_every_style
+def test_surgery_comes_and_goes(style):
+    """A computed leaf may take the place of an array, and an array the leaf's."""
+    plain = style(ramp(2), ramp(2))
+    adapted = pm.tree_at(lambda m: m.weight, plain, scaled())
+    again = pm.tree_at(lambda m: m.weight, adapted, ramp(2))
+
+    assert_reads(adapted)
+    assert type(again) is type(plain)
+    assert jax.tree.structure(again) == jax.tree.structure(plain)
+    assert adapted == style(scaled(), ramp(2))
+
+
+@in_every_style
+def test_an_instance_without_any_is_of_the_class_itself(style):
+    """So reading it costs what Python costs."""
+    made = style(ramp(2), ramp(2))
+
+    cls = type(made)
+    assert cls.__record__.plain is None
+    assert "weight" not in vars(cls) or cls is Defaults
+
+
+def test_it_passes_for_an_instance_of_its_class():
+    """`isinstance`, names, source and help are the class's own."""
+    made = Generated(scaled(), ramp(2))
+    cls = type(made)
+
+    assert isinstance(made, Generated)
+    assert (cls.__name__, cls.__qualname__, cls.__module__) == (
+        Generated.__name__,
+        Generated.__qualname__,
+        Generated.__module__,
+    )
+    assert inspect.signature(cls) == inspect.signature(Generated)
+    assert [f.name for f in dataclasses.fields(made)] == ["weight", "bias"]
+    assert repr(made).startswith("Generated(weight=Scaled(array=f32[2]")
+
+
+def test_one_class_serves_all_instances():
+    """However many are made, and from however many threads."""
+    before = type(Generated(scaled(), ramp(2)))
+
+    assert set(race(lambda i: type(Generated(scaled(), ramp(2))))) == {before}
+    other = type(Generated(ramp(2), scaled()))
+    assert other is not before
+
+
+def test_threads_may_make_the_first_instance_at_once():
+    """The class is made once."""
+
+    class Fresh(pm.Module):
+        weight: jax.Array
+
+    assert len(set(race(lambda i: type(Fresh(scaled()))))) == 1
+
+
+def test_what_a_method_makes_of_its_type_is_of_the_class_itself():
+    """`type(self)(...)` is a plain instance."""
+    made = Generated(scaled(), ramp(2))
+
+    assert type(type(made)(ramp(2), ramp(2))) is Generated
+
+
+def test_the_class_asks_nothing_of_the_users():
+    """`__init_subclass__` is not run: it may keep a list, or ask for arguments."""
+    known = list(Typed.known)
+    Typed(scaled(), ramp(2))
+
+    assert Typed.known == known
+
+
+def test_a_default_is_found_in_the_class():
+    """What the class itself has is not hidden by what reads the field."""
+    cls = type(Defaults(ramp(2), scaled()))
+
+    assert cls.weight == 1.0
+    with pytest.raises(AttributeError, match="type object 'Generated' has no attribute 'weight'"):
+        _ = type(Generated(scaled(), ramp(2))).weight
+
+
+def test_a_converter_leaves_it_alone():
+    """It would compute the value, and throw away what it is computed from."""
+    made = Converting(scaled(), [1.0, 2.0])
+
+    assert_reads(made)
+    assert_reads(made.replace(weight=scaled()))
+    assert isinstance(made.bias, jax.Array)
+
+
+def test_it_is_frozen():
+    """As every Module."""
+    made = Generated(scaled(), ramp(2))
+
+    with pytest.raises(FrozenError, match=r"Generated\.weight: expected no assignment"):
+        made.weight = ramp(2)
+    with pytest.raises(FrozenError, match=r"Generated\.weight: expected no deletion"):
+        del made.weight
+
+
+def test_one_that_is_put_together_by_hand_reads_too():
+    """`object.__new__` and `object.__setattr__`, as libraries build instances."""
+    cls = type(Generated(scaled(), ramp(2)))
+    made = object.__new__(cls)
+    object.__setattr__(made, "weight", scaled())
+    object.__setattr__(made, "bias", ramp(2))
+
+    assert_reads(jax.tree.map(lambda x: x, made))
+    with pytest.raises(AttributeError, match="'Generated' object has no attribute 'weight'"):
+        _ = object.__new__(cls).weight
+
+
+def test_a_pending_instance_is_filled_in():
+    """By the first read, of that field or of another."""
+    made = pm.filter_jit(lambda m: m)(Generated(scaled(), ramp(2)))
+    assert_reads(made)
+    made = pm.filter_jit(lambda m: m)(Own(scaled(), ramp(2)))
+    assert made.name == "own"
+    assert_reads(made)
+
+
+def test_checks_read_the_array():
+    """A `__check_init__` of the user's sees what everybody will read."""
+    with pytest.raises(ValueError, match=r"weight has the shape \(3,\)"):
+        Counting(Scaled(ramp(3), jnp.asarray(1.0)), ramp(2))
+
+
+def test_annotations_are_checked_against_the_array():
+    """jaxtyping sees what is read, and its error names the field."""
+
+    @jaxtyping.jaxtyped(typechecker=beartype.beartype)
+    class Annotated(pm.Module):
+        weight: jaxtyping.Float[jax.Array, "2"]
+
+    made = Annotated(ramp(2))
+    assert_reads(made.replace(weight=scaled()))
+    with pytest.raises(jaxtyping.TypeCheckError, match="weight"):
+        made.replace(weight=Scaled(ramp(3), jnp.asarray(1.0)))
+
+
+def test_prefix_trees_name_the_parts():
+    """In an axes tree of the same class, a number may stand for the whole leaf, or for a part."""
+    made = Generated(scaled(), ramp(2))
+    many = pm.stack([made, made])
+
+    def call(m, x):
+        return m(x)
+
+    for axes in (Generated(0, 0), jax.tree.map(lambda _: 0, many), pm.by({"weight": 0, "bias": 0})):
+        out = pm.filter_vmap(call, in_axes=(axes, None))(many, jnp.ones(2))
+        assert out.shape == (2, 2)
+    factors = pm.tree_at("weight.factor", made, jnp.ones(4))
+    out = pm.filter_vmap(call, in_axes=(pm.by({"weight.factor": 0, ...: None}), None))(
+        factors, jnp.ones(2)
+    )
+    assert out.shape == (4, 2)
+
+
+def test_several_models_as_one_are_not_read_as_one():
+    """It would be another broadcast."""
+    many = pm.stack([Generated(scaled(), ramp(2))] * 3)
+
+    with pytest.raises(
+        ShapeError,
+        match=r"^Generated\.weight: expected a value computed from the shapes \(2,\), \(\), as it "
+        r"was made, got arrays of the shapes \(3, 2\), \(3,\)\.\n  several models as one are "
+        r"mapped over:\n      pm\.filter_vmap\(",
+    ):
+        _ = many.weight
+    assert pm.filter_vmap(lambda m: m.weight)(many).shape == (3, 2)
+
+
+def test_gradients_that_lack_a_part_are_not_read():
+    """What they would be computed of is not there."""
+    made = Generated(scaled(), ramp(2))
+    grads = pm.filter_grad(lambda m: m(1.0).sum(), wrt=pm.select.role("factor"))(made)
+
+    with pytest.raises(ShapeError, match=r"got 1 of its 2 arrays\.\n.*\n      pm\.named_leaves\("):
+        _ = grads.weight
+
+
+class Broken(pm.Computed):
+    """Its value is what `answer` gives."""
+
+    array: jax.Array
+    answer: object = pm.field(static=True)
+
+    def value(self):
+        return self.answer(self)
+
+
+def test_an_attribute_error_of_the_users_is_told():
+    """Python would take it for one of the field, and look on."""
+    with pytest.raises(FieldError, match=r"Broken: expected Broken\.value\(\) to run, got Attribu"):
+        Broken(ramp(2), lambda self: self.nothing)
+
+
+def test_a_value_is_an_array():
+    """Not a number, a tree or None."""
+    with pytest.raises(
+        FieldError, match=r"^Broken: expected an array from Broken\.value\(\), got "
+    ):
+        Broken(ramp(2), lambda self: [self.array])
+
+
+def test_a_value_keeps_its_shape():
+    """The one that it had when it was made."""
+    shapes = [(2,)]
+    made = Generated(Broken(ramp(2), lambda self: jnp.zeros(shapes[0])), ramp(2))
+    assert made.weight.shape == (2,)
+    for other in ((3,), (2, 1)):
+        shapes[0] = other
+        with pytest.raises(ShapeError, match=r"^Generated\.weight: expected the shape that it had"):
+            _ = made.weight
+
+
+def test_on_a_mesh_the_parts_have_other_shapes():
+    """As long as the axes are the same."""
+    made = Generated(Scaled(ramp(4), jnp.asarray(2.0)), ramp(2))
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    specs = pm.by({"weight.array": jax.P("d"), ...: jax.P()})
+
+    read = pm.filter_shard_map(
+        lambda m: m.weight, mesh=mesh, in_specs=(specs,), out_specs=jax.P("d")
+    )
+    np.testing.assert_allclose(read(made), made.weight)
+
+
+def test_a_tree_of_labels_has_the_form():
+    """No leaf of it is an array, and nothing is computed."""
+    labels = jax.tree.map(lambda _: "label", Generated(scaled(), ramp(2)))
+
+    assert jax.tree.leaves(labels) == ["label"] * 3
+
+
+def test_reading_leaves_nothing_behind():
+    """Ten thousand reads keep no array alive."""
+    made = Generated(scaled(), ramp(2))
+    _ = made.weight
+    gc.collect()
+    count = len(gc.get_objects())
+    with jax.ensure_compile_time_eval():
+        for _ in range(10_000):
+            pm.tree_at(lambda m: m.bias, made, 0).bias
+    for _ in range(100):
+        _ = made.weight
+    gc.collect()
+    assert len(gc.get_objects()) - count < 100
+
+
+def test_what_is_kept_is_compared_by_what_it_says():
+    """Two leaves that were made alike have one structure; a tie is its places."""
+    assert Made(((2,),), (2,)) == Made(((2,),), (2,))
+    assert Made(((2,),), (2,)) != Made(((3,),), (2,))
+    assert hash(Made(None, None)) == hash(Made(None, None))
+    keys = jax.tree_util.GetAttrKey("a"), jax.tree_util.GetAttrKey("b")
+    assert Tie(keys[:1], keys[1:]) == Tie(keys[:1], keys[1:])
+    assert Tie(keys[:1], keys[1:]) != Tie(keys[1:], keys[:1])
+    assert Made(None, None) != 1
+    assert Tie((), ()) != 1
+
+
+def test_captured_modules_read_too():
+    """Capturing puts a class of its own before the one that reads."""
+    linear = pm.nn.Linear(2, 2, key=jax.random.key(0))
+    made = linear.replace(weight=pm.computed(jnp.multiply, linear.weight, jnp.asarray(2.0)))
+    model = pm.nn.Sequential([made, made])
+
+    out, found = pm.capture(model, pm.nn.Linear)(jnp.ones(2))
+
+    np.testing.assert_allclose(out, model(jnp.ones(2)))
+    np.testing.assert_allclose(found["layers[0]"], made(jnp.ones(2)))

@@ -1,0 +1,455 @@
+"""Ties: one place of a model has its value from another."""
+
+import copy
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import AccessError, ArgumentError, ShapeError, SpecError
+from pytreemod.module.ties import Tied
+from pytreemod.tree.stored_fields import reading_stored
+from tests.helpers.computing import Scaled
+from tests.helpers.equations import operations
+from tests.helpers.trees import ramp
+
+
+class Language(pm.Module):
+    """An embedding, and a head of the same shape."""
+
+    embed: nn.Embedding
+    head: nn.Linear
+
+    def __call__(self, token):
+        return self.head(self.embed(token))
+
+
+class Coder(pm.Module):
+    """An encoder, and a decoder of the transposed shape."""
+
+    encoder: nn.Linear
+    decoder: nn.Linear
+
+    def __call__(self, x):
+        return self.decoder(jax.nn.tanh(self.encoder(x)))
+
+
+class Blocks(pm.Module):
+    """Layers in a list, in a dict, and one more."""
+
+    items: list
+    table: dict
+    last: nn.Linear
+
+
+def linear(seed=0):
+    """Square."""
+    return nn.Linear(3, 3, key=jax.random.key(seed))
+
+
+def language():
+    """Untied."""
+    keys = jax.random.split(jax.random.key(0))
+    return Language(nn.Embedding(5, 3, key=keys[0]), nn.Linear(3, 5, key=keys[1]))
+
+
+def tied_language():
+    """Tied."""
+    return pm.tie(language(), "head.weight", to="embed.weight")
+
+
+def coder(key=None):
+    """Tied through a function."""
+    keys = jax.random.split(jax.random.key(0) if key is None else key)
+    model = Coder(nn.Linear(4, 2, key=keys[0]), nn.Linear(2, 4, key=keys[1]))
+    return pm.tie(model, "decoder.weight", to="encoder.weight", through=jnp.transpose)
+
+
+def blocks():
+    """Untied."""
+    return Blocks([linear(0), linear(1)], {"a": linear(2)}, linear(3))
+
+
+MODELS = {"plain": tied_language, "through a function": coder}
+every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+
+
+def read(model):
+    """What is read at the tied place, and at its source."""
+    if isinstance(model, Language):
+        return model.head.weight, model.embed.weight
+    return model.decoder.weight, model.encoder.weight.T
+
+
+@every_model
+def test_the_place_reads_as_the_source(make):
+    """There is one leaf for both."""
+    model = make()
+
+    np.testing.assert_array_equal(*read(model))
+    assert len(jax.tree.leaves(model)) == 3 - isinstance(model, Language)
+
+
+@every_model
+def test_it_reads_the_same_after_every_journey(make):
+    """Flattening, jit, surgery, copies, pickles and files keep the tie."""
+    model = make()
+    source = next(name for name in pm.named_leaves(model) if name.endswith("weight"))
+    journeys = [
+        jax.tree.map(lambda x: x + 1, model),
+        jax.jit(lambda m: m)(model),
+        pm.filter_jit(lambda m: m)(model),
+        pm.tree_at(source, model, replace_fn=lambda w: 2 * w),
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+        pm.combine(*pm.partition(model, pm.is_array)),
+        pm.filter_scan(lambda m, _: (m, None), model, None, length=2)[0],
+        pm.unstack(pm.stack([model, model]))[1],
+    ]
+
+    for found in journeys:
+        np.testing.assert_array_equal(*read(found))
+        assert jax.tree.structure(found) == jax.tree.structure(model)
+
+
+@every_model
+def test_files_have_one_array_and_the_tie(make, tmp_path):
+    """With a template, and without one."""
+    for kind in (Language, Coder):
+        pm.register_for_files(kind, name=f"tests.{kind.__name__}")
+    pm.register_for_files(jnp.transpose, name="tests.transpose")
+    model = make()
+    pm.save(tmp_path / "model", model)
+
+    for found in (pm.load(tmp_path / "model", model), pm.load(tmp_path / "model")):
+        assert found == model
+        assert jax.tree.structure(found) == jax.tree.structure(model)
+        np.testing.assert_array_equal(*read(found))
+
+
+@every_model
+def test_untie_gives_each_place_a_value_of_its_own(make):
+    """What is read does not change."""
+    model = make()
+    free = pm.untie(model)
+
+    np.testing.assert_array_equal(*read(free))
+    assert len(jax.tree.leaves(free)) == len(jax.tree.leaves(model)) + 1
+    assert pm.untie(free) is free
+
+
+def test_untie_is_the_way_back():
+    """To the structure that the model had."""
+    model = language()
+    assert jax.tree.structure(pm.untie(tied_language())) == jax.tree.structure(model)
+    assert type(pm.untie(tied_language())) is Language
+
+
+def test_the_gradient_is_the_sum():
+    """Of the gradients at both places of the untied model."""
+    model = tied_language()
+
+    def loss(m, token):
+        return jnp.sum(m(token) ** 2)
+
+    grads = pm.filter_grad(loss)(model, 1)
+    with pytest.warns(pm.SharedParameterWarning, match=r"embed\.weight and .*head\.weight"):
+        free = pm.filter_grad(loss)(pm.untie(model), 1)
+    np.testing.assert_allclose(grads.embed.weight, free.embed.weight + free.head.weight, rtol=1e-6)
+    grads = pm.filter_grad(lambda m, x: jnp.sum(m(x) ** 2))(coder(), ramp(4))
+    free = pm.filter_grad(lambda m, x: jnp.sum(m(x) ** 2))(pm.untie(coder()), ramp(4))
+    np.testing.assert_allclose(
+        grads.encoder.weight, free.encoder.weight + free.decoder.weight.T, rtol=1e-5
+    )
+
+
+@pytest.mark.usefixtures("optimized")
+def test_the_program_is_the_hand_written_one():
+    """A tie inside jit costs nothing."""
+    model, x = coder(), ramp(4)
+    parts = (model.encoder.weight, model.encoder.bias, model.decoder.bias)
+
+    def by_hand(parts, x):
+        weight, first, second = parts
+        return jnp.transpose(weight) @ jax.nn.tanh(weight @ x + first) + second
+
+    assert operations(lambda m, x: m(x), model, x) == operations(by_hand, parts, x)
+
+
+def test_what_is_taken_out_has_the_value():
+    """Untied, and of the class itself."""
+    head = tied_language().head
+
+    assert type(head) is nn.Linear
+    assert len(jax.tree.leaves(head)) == 2
+    decoder = coder().decoder
+    np.testing.assert_array_equal(decoder.weight, coder().encoder.weight.T)
+
+
+def test_layers_are_tied_whole():
+    """In lists and dicts, too."""
+    model = pm.tie(blocks(), "items[1]", to="items[0]")
+    model = pm.tie(model, "table['a']", to="items[0]")
+    model = pm.tie(model, lambda m: m.last, to=lambda m: m.items[0])
+
+    assert model.items[1] is model.items[0]
+    assert model.table["a"] is model.items[0]
+    assert model.last is model.items[0]
+    assert len(jax.tree.leaves(model)) == 2
+
+
+def test_a_pattern_names_several_places():
+    """Each is tied."""
+    model = pm.tie(blocks(), "items.*.bias", to="last.bias")
+
+    assert model.items[0].bias is model.last.bias
+    assert model.items[1].bias is model.last.bias
+
+
+def test_a_tied_layer_has_one_entry_of_the_state():
+    """Its tokens go with it: both places update the same statistics."""
+
+    class Norms(pm.Module):
+        first: nn.BatchNorm
+        second: nn.BatchNorm
+
+        def __call__(self, x, state):
+            x, state = self.first(x, state)
+            return self.second(x, state)
+
+    def make():
+        return pm.tie(Norms(nn.BatchNorm(2), nn.BatchNorm(2)), "second", to="first")
+
+    model, state = pm.make_with_state(make)()
+    x = ramp(4, 2)
+
+    assert len(jax.tree.leaves((model, state))) == 4
+    out, after = model(x, state)
+    layer, state = pm.make_with_state(nn.BatchNorm)(2)
+    expected, state = layer(x, state)
+    expected, state = layer(expected, state)
+    np.testing.assert_allclose(out, expected, rtol=1e-6)
+    found, known = jax.tree.leaves(after), jax.tree.leaves(state)
+    for a, b in zip(found, known, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_a_chain_has_the_value_at_its_end():
+    """In whatever order it is tied."""
+    model = blocks()
+    one = pm.tie(
+        pm.tie(model, "last.weight", to="items[1].weight"), "items[1].weight", to="items[0].weight"
+    )
+    other = pm.tie(
+        pm.tie(model, "items[1].weight", to="items[0].weight"), "last.weight", to="items[1].weight"
+    )
+
+    for found in (one, other):
+        assert found.last.weight is model.items[0].weight
+        assert found.items[1].weight is model.items[0].weight
+    # A link is taken out: the rest follows it.
+    found = pm.untie(other, "items[1].weight")
+    found = pm.tree_at("items[1].weight", found, jnp.zeros((3, 3)))
+    np.testing.assert_array_equal(found.last.weight, jnp.zeros((3, 3)))
+
+
+def test_a_tie_inside_of_a_tied_layer():
+    """The source of one lies in a part that another fills."""
+
+    class Pair(pm.Module):
+        one: nn.Linear
+        two: nn.Linear
+
+    class Outer(pm.Module):
+        left: Pair
+        right: Pair
+        extra: nn.Linear
+
+    model = Outer(Pair(linear(0), linear(1)), Pair(linear(2), linear(3)), linear(4))
+    model = pm.tie(model, "left.two.weight", to="left.one.weight")
+    model = pm.tie(model, "right", to="left")
+    model = pm.tie(model, "extra.weight", to="left.two.weight")
+    model = pm.tie(model, "left.one.bias", to="extra.bias")
+
+    assert model.extra.weight is model.left.one.weight
+    assert model.right.two.weight is model.left.one.weight
+    assert model.right.one.bias is model.extra.bias
+    assert len(jax.tree.leaves(model)) == 3
+    assert len(jax.tree.leaves(pm.untie(model))) == 10
+
+
+def test_the_source_may_be_computed():
+    """Both places see it, and gradients reach what it is computed from."""
+    model = tied_language()
+    model = pm.tree_at("embed.weight", model, replace_fn=lambda w: Scaled(w, jnp.asarray(2.0)))
+
+    np.testing.assert_array_equal(model.head.weight, 2 * language().embed.weight)
+    grads = pm.filter_grad(lambda m: jnp.sum(m.head.weight + m.embed.weight))(model)
+    factor = pm.named_leaves(grads)["embed.weight.factor"]
+    np.testing.assert_allclose(factor, 2 * jnp.sum(language().embed.weight), rtol=1e-5)
+
+
+def test_several_models_as_one():
+    """Mapped over, each has its tie; read as one, a tie through a function refuses."""
+    many = pm.filter_vmap(coder)(jax.random.split(jax.random.key(0), 3))
+
+    out = pm.filter_vmap(lambda m, x: m(x), in_axes=(0, None))(many, ramp(4))
+    np.testing.assert_allclose(out[1], coder(jax.random.split(jax.random.key(0), 3)[1])(ramp(4)))
+    with pytest.raises(ShapeError, match=r"Linear\.weight: expected a value computed from"):
+        _ = many.decoder.weight
+
+
+def test_in_a_stack():
+    """Each layer has its tie, inside of the scan."""
+
+    class Square(pm.Module):
+        up: nn.Linear
+        down: nn.Linear
+
+        def __call__(self, x):
+            return self.down(jax.nn.tanh(self.up(x)))
+
+    def make(*, key):
+        keys = jax.random.split(key)
+        model = Square(nn.Linear(3, 2, key=keys[0]), nn.Linear(2, 3, key=keys[1]))
+        return pm.tie(model, "down.weight", to="up.weight", through=jnp.transpose)
+
+    stack = nn.Stack(make, 2, key=jax.random.key(0))
+
+    x = ramp(3)
+    np.testing.assert_allclose(stack(x), stack[1](stack[0](x)), rtol=1e-6)
+    np.testing.assert_array_equal(stack[0].down.weight, stack[0].up.weight.T)
+
+
+EDITS = {
+    "tree_at": lambda m: pm.tree_at(lambda m: m.head.weight, m, ramp(5, 3)),
+    "tree_at by path": lambda m: pm.tree_at("head.weight", m, ramp(5, 3)),
+    "tree_at above": lambda m: pm.tree_at(lambda m: m.head, m, language().head),
+    "replace": lambda m: m.replace(head=language().head),
+    "replace with none": lambda m: m.replace(head=None),
+    "tie": lambda m: pm.tie(m, "head.weight", to="embed.weight"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+def test_a_tied_place_is_not_edited(edit):
+    """The error says where the value is, and how to be rid of the tie."""
+    with pytest.raises(
+        AccessError,
+        match=r"^head\.weight: expected no edit, for it is tied to embed\.weight, got a new value\."
+        r"\n.*\n      pm\.tree_at\('embed\.weight', model, new\)"
+        r"\n      pm\.untie\(model, 'head\.weight'\)$",
+    ):
+        edit(tied_language())
+
+
+def test_what_is_beside_a_tied_place_is_edited():
+    """As anywhere."""
+    model = pm.tree_at(lambda m: m.head.bias, tied_language(), jnp.zeros(5))
+
+    np.testing.assert_array_equal(model.head.bias, jnp.zeros(5))
+    np.testing.assert_array_equal(*read(model))
+
+
+REFUSED = {
+    "itself": (
+        lambda: pm.tie(language(), "embed", to="embed"),
+        SpecError,
+        "a tie of embed to ",
+    ),
+    "inside": (
+        lambda: pm.tie(language(), "embed.weight", to="embed"),
+        SpecError,
+        "expected two places of which none is inside of the other",
+    ),
+    "around": (
+        lambda: pm.tie(language(), "embed", to="embed.weight"),
+        SpecError,
+        "expected two places of which none is inside of the other",
+    ),
+    "circle": (
+        lambda: pm.tie(tied_language(), "embed.weight", to="head.weight"),
+        SpecError,
+        r"got ties in a circle\.\n  at embed\.weight to head\.weight\n  at head\.weight to emb",
+    ),
+    "shape": (
+        lambda: pm.tie(language(), "head.bias", to="embed.weight"),
+        ShapeError,
+        r"in the place of head\.bias: f32\[5\], got embed\.weight: f32\[5,3\]",
+    ),
+    "shape after a function": (
+        lambda: pm.tie(language(), "head.weight", to="embed.weight", through=jnp.transpose),
+        ShapeError,
+        r"f32\[5,3\], got embed\.weight: \(3, 5\) after transpose",
+    ),
+    "structure": (
+        lambda: pm.tie(language(), "head", to="embed"),
+        ShapeError,
+        r"in the place of head: weight \(5, 3\), bias \(5,\), got embed: weight \(5, 3\)",
+    ),
+    "a function of a layer": (
+        lambda: pm.tie(blocks(), "last", to="items[0]", through=jnp.transpose),
+        ArgumentError,
+        r"expected an array at the source, .* got items\[0\]: Linear",
+    ),
+    "a place that is tied inside": (
+        lambda: pm.tie(
+            pm.tie(blocks(), "items[1].weight", to="last.weight"), "items[1]", to="items[0]"
+        ),
+        AccessError,
+        r"^items\[1\]\.weight: expected no edit, for it is tied to last\.weight",
+    ),
+    "no function": (
+        lambda: pm.tie(language(), "head.weight", to="embed.weight", through=3),
+        ArgumentError,
+        r"tie\(through\): expected a function of an array, got",
+    ),
+    "two sources": (
+        lambda: pm.tie(blocks(), "last.weight", to="items.*.weight"),
+        SpecError,
+        r"tie\(to\): expected one node, got 2: items\[0\]\.weight, items\[1\]\.weight",
+    ),
+    "no such place": (
+        lambda: pm.tie(language(), "tail.weight", to="embed.weight"),
+        SpecError,
+        r"tie\(place\): expected a path that is in the tree, got 'tail\.weight'",
+    ),
+    "no Module above": (
+        lambda: pm.tie([linear(0), linear(1)], "[0].weight", to="[1].weight"),
+        SpecError,
+        "expected a Module above both places, which keeps the tie",
+    ),
+    "not tied": (
+        lambda: pm.untie(tied_language(), "head.bias"),
+        SpecError,
+        r"untie\(place\): expected a place that is tied, got head\.bias, which is not\.\n  tied "
+        r"are: head\.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "error", "text"), REFUSED.values(), ids=REFUSED)
+def test_bad_ties_are_refused(make, error, text):
+    """By path, before anything is lost."""
+    with pytest.raises(error, match=text):
+        make()
+
+
+def test_a_step_below_a_tied_layer_names_the_source():
+    """For there is nothing at the place."""
+    model = pm.tie(blocks(), "last", to="items[0]")
+
+    with pytest.raises(AccessError, match=r"tied to items\[0\]: expected to be reached at its sou"):
+        pm.tree_at(lambda m: m.last.weight, model, ramp(3, 3))
+    with reading_stored():
+        assert isinstance(model.last, Tied)
+        assert not hasattr(model.last, "__array__")
+
+
+def test_the_text_shows_the_tie():
+    """Where it is, and to what."""
+    assert "weight=Tied(to='embed.weight'" in repr(tied_language())
