@@ -36,8 +36,10 @@ class Computed(Module, is_abstract=True):
     Read on several models as one (made by `filter_vmap`), or of the wrong rank, it is an error, not
     another broadcast. `value()` is to return an array of the shape that it had when it was made.
 
-    **Gradients** have the form of the model: `grads.weight` would be computed of gradients, which
-    means nothing. Look at the leaves: `pm.named_leaves(grads)["weight.a"]`.
+    **Gradients** have the form of the model. Computed of gradients, `grads.weight` would mean
+    nothing, and is refused where `filter_grad` gave them. (Trees that other functions made of them,
+    such as the moments of an optimizer, cannot be told from models.) Look at the leaves:
+    `pm.named_leaves(grads)["weight.a"]`.
 
     Raises:
         FieldError: `value()` gives no array.

@@ -20,6 +20,7 @@ in surgery, and when it is unpickled; unflattening restores what flattening met.
 
 from __future__ import annotations
 
+import functools as ft
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
@@ -38,6 +39,8 @@ from pytreemod.typing import KeyPath, class_of, jtu
 # identifiers, so that no field can bear the names; configuration, as all that is no field.
 TIES = "<ties>"
 MADE = "<made>"
+# What marks a computed leaf in a tree of derivatives. No part of the tree, and kept by no journey.
+DERIVATIVE = "<derivative>"
 
 
 # ---- computed leaves
@@ -107,6 +110,8 @@ def evaluate(node: Any, where: str) -> Any:
         FieldError: `value()` gives no array.
     """
     settle(node)
+    if DERIVATIVE in node.__dict__:
+        _refuse_derivatives(where, "derivatives by its parts")
     made: Made = node.__dict__.get(MADE, UNKNOWN)
     leaves = jtu.tree_leaves(node)
     shapes = _shapes(leaves)
@@ -187,19 +192,51 @@ def _refuse_leaves(
     node: Any, where: str, made: tuple[tuple[int, ...], ...], shapes: tuple[tuple[int, ...], ...]
 ) -> NoReturn:
     if len(shapes) < len(made):
-        found = f"{len(shapes)} of its {len(made)} arrays"
-        cure = [
-            "gradients, and the parts of a model, have no computed values; look at the leaves:",
-            "pm.named_leaves(grads)",
-        ]
-    else:
-        found = f"arrays of the shapes {', '.join(map(str, shapes))}"
-        cure = [
-            "several models as one are mapped over:",
-            "pm.filter_vmap(lambda m, x: m(x), in_axes=(0, None))(models, x)",
-        ]
-    expected = f"a value computed from the shapes {', '.join(map(str, made))}, as it was made"
-    raise ShapeError(explain(where, expected, found, cure=cure))
+        _refuse_derivatives(where, f"{len(shapes)} of its {len(made)} arrays")
+    raise ShapeError(
+        explain(
+            where,
+            f"a value computed from the shapes {', '.join(map(str, made))}, as it was made",
+            f"arrays of the shapes {', '.join(map(str, shapes))}",
+            cure=[
+                "several models as one are mapped over:",
+                "pm.filter_vmap(lambda m, x: m(x), in_axes=(0, None))(models, x)",
+            ],
+        )
+    )
+
+
+def _refuse_derivatives(where: str, found: str) -> NoReturn:
+    raise ShapeError(
+        explain(
+            where,
+            "a value computed from a model's arrays",
+            found,
+            cure=[
+                "gradients, and the parts of a model, have no computed values; look at the leaves:",
+                "pm.named_leaves(grads)",
+            ],
+        )
+    )
+
+
+@ft.lru_cache(maxsize=512)
+def _holds_computed(treedef: Any) -> bool:
+    # Once for each structure: the tree is walked through for it.
+    nodes = jtu.tree_leaves(treedef.unflatten([0] * treedef.num_leaves), is_leaf=is_computed)
+    return any(map(is_computed, nodes))
+
+
+def mark_derivatives(tree: Any, treedef: Any) -> None:
+    """Let computed leaves in a tree of derivatives, which has just been made, refuse to be read.
+
+    Args:
+        tree: what was made.
+        treedef: its structure, with a leaf for each leaf of what was differentiated.
+    """
+    if _holds_computed(treedef):
+        for node in filter(is_computed, jtu.tree_leaves(tree, is_leaf=is_computed)):
+            node.__dict__[DERIVATIVE] = True
 
 
 # ---- ties

@@ -30,6 +30,7 @@ from pytreemod.module.division import (
 from pytreemod.module.fields import CONVERTER, ROLE, STATIC, declares
 from pytreemod.module.pickling import Reference, referring
 from pytreemod.module.reading import (
+    DERIVATIVE,
     MADE,
     TIES,
     is_computed,
@@ -47,7 +48,7 @@ from pytreemod.typing import class_of
 # Where an instance's dict keeps its layout. No identifier, so that no field can bear the name.
 LAYOUT = "<layout>"
 
-_HIDDEN = frozenset({LAYOUT, PENDING, SNAPSHOT, "__orig_class__"})
+_HIDDEN = frozenset({LAYOUT, PENDING, SNAPSHOT, DERIVATIVE, "__orig_class__"})
 # What else an instance may hold, which is configuration.
 _NOTES = frozenset({MADE, TIES})
 _KEPT_LAYOUTS = 4

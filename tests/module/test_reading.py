@@ -245,13 +245,38 @@ def test_several_models_as_one_are_not_read_as_one():
     assert pm.filter_vmap(lambda m: m.weight)(many).shape == (3, 2)
 
 
-def test_gradients_that_lack_a_part_are_not_read():
-    """What they would be computed of is not there."""
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_are_not_read(compiled):
+    """They have the form of the model; what is computed of them means nothing."""
     made = Generated(scaled(), ramp(2))
-    grads = pm.filter_grad(lambda m: m(1.0).sum(), wrt=pm.select.role("factor"))(made)
+
+    def loss(m):
+        return m(1.0).sum()
+
+    def look(m):
+        grads = pm.filter_grad(loss)(m)
+        assert len(jax.tree.leaves(grads)) == 3
+        return grads.weight
+
+    text = r"^Generated\.weight: .* got derivatives by its parts\.\n.*\n      pm\.named_leaves\("
+    with pytest.raises(ShapeError, match=text):
+        (pm.filter_jit(look) if compiled else look)(made)
+    tangent = pm.filter_jvp(lambda m: m, (made,), (jax.tree.map(jnp.ones_like, made),))[1]
+    with pytest.raises(ShapeError, match=text):
+        _ = tangent.weight
+    (cotangent,) = pm.filter_vjp(loss, made)[1](jnp.asarray(1.0))
+    with pytest.raises(ShapeError, match=text):
+        _ = cotangent.weight
+    # What is made of them and the model is a model.
+    assert_reads(pm.apply_updates(made, jax.tree.map(jnp.zeros_like, pm.filter_grad(loss)(made))))
+
+
+def test_a_part_of_a_model_is_not_read():
+    """What it would be computed of is not there."""
+    some, _ = pm.partition(Generated(scaled(), ramp(2)), pm.select.role("factor"))
 
     with pytest.raises(ShapeError, match=r"got 1 of its 2 arrays\.\n.*\n      pm\.named_leaves\("):
-        _ = grads.weight
+        _ = some.weight
 
 
 class Broken(pm.Computed):

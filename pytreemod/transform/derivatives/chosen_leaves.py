@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytreemod.errors import ArgumentError, SpecError, describe, explain
+from pytreemod.module.reading import mark_derivatives
 from pytreemod.transform.boundary.shared_parameters import tell_shared
 from pytreemod.transform.boundary.wrapping import argument_name, function_name, positional_names
 from pytreemod.tree.nodes import places
@@ -109,6 +110,7 @@ class Chosen:
         One tree, or a tuple of them if several arguments were asked for.
         """
         trees = self.structure.place(derivatives)
+        mark_derivatives(trees, self.structure.treedef)
         return trees if self._several else trees[0]
 
     def named(self, fn: Callable[..., Any]) -> list[tuple[str, Any]]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.methods import bind
+from pytreemod.module.reading import mark_derivatives
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.sowing import reap, with_harvest
 from pytreemod.transform.boundary.wrapping import (
@@ -193,7 +194,9 @@ class _Space:
     def place(self, values: Sequence[Any]) -> PyTree:
         """A tree like those of this space, with a value for each array and None for all else."""
         new = iter(values)
-        return self.treedef.unflatten([s if s is None else next(new) for s in self.structs])
+        tree = self.treedef.unflatten([s if s is None else next(new) for s in self.structs])
+        mark_derivatives(tree, self.treedef)
+        return tree
 
 
 class _Fixed:
