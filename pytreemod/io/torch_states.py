@@ -17,8 +17,11 @@ from pytreemod.io.leaf_names import TABLE, as_kind_of, mismatches
 from pytreemod.io.torch_layouts import SUMMED, Packed, Relaid, Summed
 from pytreemod.io.torch_places import LeafPlaces, TensorPlace, TensorPlaces, tensor_places
 from pytreemod.io.torch_renaming import Renaming, mapping_by_order, sources_of
+from pytreemod.module.ties import untie
 from pytreemod.nn.nets import Stateful
 from pytreemod.state.values import State
+from pytreemod.transform.compilation.abstract_calls import filter_eval_shape
+from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import PyTree, jtu
 
@@ -69,6 +72,8 @@ def to_torch(model: PyTree, state: State | None = None) -> dict[str, np.ndarray]
     """
     where = "to_torch(model)"
     model, state, _ = _taken_apart(where, model, state)
+    # PyTorch names a tied parameter at each of its places.
+    model = _untied(model)
     named: dict[str, np.ndarray] = {}
     wrong: list[str] = []
     for place in tensor_places(where, model, state).arrays:
@@ -123,7 +128,8 @@ def from_torch(
     Shapes must agree. Dtypes stay the model's, but only as long as nothing is lost: bfloat16 goes
     into float32, and not float32 into bfloat16. (PyTorch's `load_state_dict` does both.)
 
-    BatchNorm's `momentum` is not in a state dict: it is one minus PyTorch's here.
+    BatchNorm's `momentum` is not in a state dict: it is one minus PyTorch's here. A tied parameter
+    stands in it at each of its places, with one tensor.
 
     **Laws.** `from_torch(model, to_torch(model)) == model`, and with a State
     `from_torch(model, to_torch(model, state), state=state) == (model, state)`.
@@ -158,7 +164,8 @@ def from_torch(
     """
     where = "from_torch(model, state_dict)"
     _check_state_dict(where, state_dict)
-    model, state, net = _taken_apart(where, model, state)
+    tied, state, net = _taken_apart(where, model, state)
+    model = _untied(tied)
     places = tensor_places(where, model, state)
     sources = sources_of(where, places, [*state_dict], mapping)
     found, wrong, narrow = _found(places, state_dict, sources)
@@ -178,12 +185,43 @@ def from_torch(
         )
 
     made = filled(model, places.leaves)
+    if model is not tied:
+        made = _tied_again(where, tied, made)
     if state is None:
         return made
     for token, value, spots in places.values:
         if any(place is not None for place in spots):
             state = state.set(token, filled(value, spots))
     return (made, state) if net is None else net.replace(model=made, state=state)
+
+
+def _untied(model: Any) -> Any:
+    """A model, maybe an abstract one, with an array at each tied place."""
+    is_abstract = any(isinstance(x, jax.ShapeDtypeStruct) for x in jtu.tree_leaves(model))
+    return filter_eval_shape(untie, model) if is_abstract else untie(model)
+
+
+def _tied_again(where: str, tied: Any, made: Any) -> Any:
+    """A model as it was tied, with the arrays of the untied one.
+
+    Raises:
+        StructureError: the arrays of a tied place and of its source are two.
+    """
+    given = dict(jtu.tree_leaves_with_path(made))
+    paths, treedef = jtu.tree_flatten_with_path(tied)
+    model = treedef.unflatten([given[path] for path, _ in paths])
+    again = dict(jtu.tree_leaves_with_path(untie(model)))
+    wrong = [
+        f"{path_text(path)}: another tensor than where it is tied to"
+        for path in given.keys() - {path for path, _ in paths}
+        if not np.array_equal(np.asarray(given[path]), np.asarray(again[path]), equal_nan=True)
+    ]
+    if wrong:
+        expected = "one tensor at the places that are tied"
+        cure = ["to let each have its own:", "pm.from_torch(pm.untie(model), state_dict)"]
+        got = f"{len(wrong)} of another"
+        raise StructureError(explain(where, expected, got, places=wrong, cure=cure, most=TABLE))
+    return model
 
 
 def _taken_apart(

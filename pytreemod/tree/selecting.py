@@ -20,7 +20,7 @@ import numpy as np
 
 from pytreemod.errors import FrozenError, SpecError, describe, explain
 from pytreemod.tree.locating import locate
-from pytreemod.tree.nodes import DECLARED_ROLES, Place, children_of, is_of, places
+from pytreemod.tree.nodes import DECLARED_ROLES, Place, children_of, is_of, places, record_of
 from pytreemod.tree.paths import matches, parse_pattern, path_text, some_of, step_names
 from pytreemod.typing import IsLeaf, PyTree, Tracer, Where, jtu
 
@@ -156,7 +156,11 @@ def refuse_unmatched(
         # A pattern asks nothing of a tree but its places.
         if any(pattern.pick(spots, None, is_leaf)):
             continue
-        if any(pattern.leads_to(path) for tree in trees for path in _empty_nodes(tree, is_leaf)):
+        empty = [spot for tree in trees for spot in _empty_nodes(tree, is_leaf)]
+        reached = [spot for spot in empty if pattern.leads_to(spot.path)]
+        if reached and all(map(_is_tied, reached)):
+            _refuse_tied(pattern, reached)
+        if reached:
             continue
         shown = some_of([path_text(spot.path) for spot in spots])
         raise SpecError(
@@ -186,13 +190,31 @@ def _refuse_misspelt(role: str, found: set[str]) -> None:
         )
 
 
-def _empty_nodes(tree: PyTree, is_leaf: IsLeaf) -> Iterator[tuple[Any, ...]]:
-    """The paths of the nodes that have no children."""
+def _is_tied(spot: Place) -> bool:
+    record = record_of(spot.leaf)
+    return record is not None and record.is_hole
+
+
+def _refuse_tied(pattern: Selector, reached: Sequence[Place]) -> NoReturn:
+    """Refuse a pattern that names places whose leaves are elsewhere: it would do nothing."""
+    raise SpecError(
+        explain(
+            repr(pattern),
+            "a pattern that matches at least one leaf",
+            "a place that is tied to another",
+            places=[f"{path_text(spot.path)}: {describe(spot.leaf)}" for spot in reached],
+            cure="name the place that it is tied to: there is the leaf",
+        )
+    )
+
+
+def _empty_nodes(tree: PyTree, is_leaf: IsLeaf) -> Iterator[Place]:
+    """The nodes that have no children."""
 
     def stops(node: Any) -> bool:
         return (is_leaf is not None and is_leaf(node)) or children_of(node) == []
 
-    return (spot.path for spot in places(tree, stops) if children_of(spot.leaf) == [])
+    return (spot for spot in places(tree, stops) if children_of(spot.leaf) == [])
 
 
 class _Term(Selector):

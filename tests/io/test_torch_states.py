@@ -638,3 +638,53 @@ def test_layers_without_their_shape_have_no_layout():
         to_torch(layer)
     with pytest.raises(StructureError, match=r"bias: expected None, got f32\[2\]"):
         from_torch(layer, {"weight": wave(2, 1, 1), "bias": wave(2)})
+
+
+class Tied(pm.Module):
+    """An embedding, and a head that is tied to it."""
+
+    embed: nn.Embedding
+    head: nn.Linear
+
+    def __init__(self, key):
+        self.embed = nn.Embedding(4, 3, key=key)
+        self.head = nn.Linear(3, 4, key=key)
+
+
+def test_a_tied_parameter_stands_at_each_of_its_places(key):
+    """As PyTorch has it; two tensors that differ are no tie."""
+    model = pm.tie(Tied(key), "head.weight", to="embed.weight")
+
+    named = pm.to_torch(model)
+
+    assert sorted(named) == ["embed.weight", "head.bias", "head.weight"]
+    abstract = pm.filter_eval_shape(lambda m: m, model)
+    for given in (model, abstract):
+        found = pm.from_torch(given, named)
+        assert pm.tree_equal(found, model)
+        assert found.head.weight is found.embed.weight
+    other = {**named, "head.weight": named["head.weight"] + 1}
+    with pytest.raises(
+        StructureError,
+        match=r"expected one tensor at the places that are tied, got 1 of another\.\n  at head\."
+        r"weight: another tensor than where it is tied to\n.*\n      pm\.from_torch\(pm\.untie\(",
+    ):
+        pm.from_torch(model, other)
+
+
+def test_a_parameter_that_is_tied_through_a_function(key):
+    """The tensor at the place is what the function gives."""
+
+    class Coder(pm.Module):
+        one: nn.Linear
+        two: nn.Linear
+
+    model = Coder(nn.Linear(3, 2, key=key), nn.Linear(2, 3, key=key))
+    model = pm.tie(model, "two.weight", to="one.weight", through=jnp.transpose)
+
+    named = pm.to_torch(model)
+
+    np.testing.assert_array_equal(named["two.weight"], named["one.weight"].T)
+    assert pm.tree_equal(pm.from_torch(model, named), model)
+    abstract = pm.filter_eval_shape(lambda m: m, model)
+    assert pm.tree_equal(pm.from_torch(abstract, named), model)

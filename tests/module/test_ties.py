@@ -453,3 +453,16 @@ def test_a_step_below_a_tied_layer_names_the_source():
 def test_the_text_shows_the_tie():
     """Where it is, and to what."""
     assert "weight=Tied(to='embed.weight'" in repr(tied_language())
+
+
+def test_a_pattern_that_names_a_tied_place_alone_does_nothing():
+    """And so is an error: the leaf is elsewhere."""
+    model = tied_language()
+
+    for rule in (pm.select.path("head.weight"), pm.by({"head.weight": 0, ...: 1})):
+        with pytest.raises(
+            SpecError,
+            match=r"got a place that is tied to another\.\n  at head\.weight: Tied\(.*embed\.weig",
+        ):
+            rule(model)
+    assert jax.tree.leaves(pm.select.path("head.**")(model)) == [False, True]
