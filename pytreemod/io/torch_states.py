@@ -17,7 +17,7 @@ from pytreemod.io.leaf_names import TABLE, as_kind_of, mismatches
 from pytreemod.io.torch_layouts import SUMMED, Packed, Relaid, Summed
 from pytreemod.io.torch_places import LeafPlaces, TensorPlace, TensorPlaces, tensor_places
 from pytreemod.io.torch_renaming import Renaming, mapping_by_order, sources_of
-from pytreemod.module.ties import untie
+from pytreemod.module.ties import holds_ties, untie
 from pytreemod.nn.nets import Stateful
 from pytreemod.state.values import State
 from pytreemod.transform.compilation.abstract_calls import filter_eval_shape
@@ -197,6 +197,8 @@ def from_torch(
 
 def _untied(model: Any) -> Any:
     """A model, maybe an abstract one, with an array at each tied place."""
+    if not holds_ties(model):
+        return model
     is_abstract = any(isinstance(x, jax.ShapeDtypeStruct) for x in jtu.tree_leaves(model))
     return filter_eval_shape(untie, model) if is_abstract else untie(model)
 

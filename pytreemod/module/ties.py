@@ -395,6 +395,11 @@ def _holes(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Tied]]:
         yield from _holes(child, (*path, key))
 
 
+def holds_ties(model: Any) -> bool:
+    """Whether any place of a tree is tied."""
+    return next(_holes(model, ()), None) is not None
+
+
 def retie(model: Any) -> Any:
     """A tree whose tied places are known to the Modules that keep the ties: of one from a file."""
     found = list(_holes(model, ()))
