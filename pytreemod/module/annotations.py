@@ -35,6 +35,32 @@ def type_checker_of(init: Any) -> Any:
     return _captured(init, "typechecker", depth=3)
 
 
+def without_array_annotations(init: Any, schema: Schema) -> Any:
+    """A generated `__init__` that jaxtyping has wrapped, wrapped so that arrays are left to us.
+
+    What stands in an array's place may be a node that computes the array, which a check of the
+    parameter would refuse. The fields of the finished instance are checked anyway.
+    """
+    written: Any = init.__wrapped__
+    plain = types.FunctionType(
+        written.__code__, written.__globals__, written.__name__, closure=written.__closure__
+    )
+    plain.__defaults__, plain.__kwdefaults__ = written.__defaults__, written.__kwdefaults__
+    plain.__qualname__, plain.__module__ = written.__qualname__, written.__module__
+    scope = _globals_of(schema.cls)
+    plain.__annotations__ = {
+        name: annotation
+        for name, annotation in written.__annotations__.items()
+        if name not in schema.fields
+        or annotation is not schema.fields[name].type
+        or not _wants_array(annotation, scope)
+    }
+    wrapped: Any = jaxtyped(plain, typechecker=type_checker_of(init))
+    # What says what the class takes.
+    wrapped.__wrapped__ = written
+    return wrapped
+
+
 def _captured(fn: Any, name: str, depth: int) -> Any:
     """What a function, or one that it has captured, has captured under a name."""
     code = getattr(fn, "__code__", None)

@@ -24,7 +24,11 @@ from pytreemod.errors import (
     warn,
 )
 from pytreemod.module.abstracts import are_of_class, split_annotations, unmet
-from pytreemod.module.annotations import FieldCheck, type_checker_of
+from pytreemod.module.annotations import (
+    FieldCheck,
+    type_checker_of,
+    without_array_annotations,
+)
 from pytreemod.module.construction import replace_values, write_finish, write_init
 from pytreemod.module.fields import buffer, field, refuse_not_called, static_field
 from pytreemod.module.methods import InheritedMethod, Method, as_method, is_method
@@ -113,6 +117,9 @@ class ModuleMeta(abc.ABCMeta):
             if isinstance(value, Notes) and schema.is_skeleton:
                 _fill(schema, value)
             return
+        if name == "__init__" and schema is not None and not schema.custom_init:
+            is_checked = type_checker_of(value) is not None and hasattr(value, "__wrapped__")
+            value = without_array_annotations(value, schema) if is_checked else value
         declared = None if schema is None else schema.fields.get(name)
         if declared is not None and value is declared.default:
             super().__setattr__(name, value)

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import importlib
+import inspect
 import sys
 import textwrap
 
@@ -290,8 +291,22 @@ class Typed(pm.Module):
         self.plain = ramp(1) if plain is None else plain
 
 
+@jaxtyped(typechecker=beartype)
+class TypedFields(pm.Module):
+    """The same, without an `__init__`: jaxtyping checks the parameters of the one it gets."""
+
+    weight: Float[Array, "n"]
+    bias: Float[Array, "n"] | None = None
+    plain: "jax.Array" = pm.field(default_factory=lambda: ramp(1))
+    count: int = pm.field(static=True, default=1)
+
+
+both_styles = pytest.mark.parametrize("Typed", [Typed, TypedFields])
+
+
+@both_styles
 @pytest.mark.parametrize("wrap", [Wrapped, Holder, lambda x: pm.Partial(jnp.add, x)])
-def test_a_node_in_an_arrays_place_is_let_pass(wrap):
+def test_a_node_in_an_arrays_place_is_let_pass(wrap, Typed):
     """It wraps the array, or computes it; the other fields are checked with each other."""
     x = ramp(2)
     made = [Typed(wrap(x), x), Typed(x, wrap(x)), Typed(x, x, wrap(x)), Typed(wrap(x), wrap(x))]
@@ -302,8 +317,16 @@ def test_a_node_in_an_arrays_place_is_let_pass(wrap):
         Typed(x, ramp(3), wrap(x))
 
 
+def test_what_a_class_takes_is_still_said():
+    """Signature and annotations are those of the fields; what is no array is checked at the door."""
+    assert inspect.signature(TypedFields).parameters["weight"].annotation == Float[Array, "n"]
+    with pytest.raises(TypeCheckError, match=r"__init__(?s:.)*'count'"):
+        TypedFields(ramp(2), count="one")
+
+
+@both_styles
 @pytest.mark.parametrize("value", [[1.0], (1.0,), {"a": 1.0}, "text", None, 1])
-def test_what_is_no_node_in_an_arrays_place_is_refused(value):
+def test_what_is_no_node_in_an_arrays_place_is_refused(value, Typed):
     """Python's own containers are mistakes, as numbers are."""
     with pytest.raises(TypeCheckError, match="weight"):
         Typed(value)

@@ -209,8 +209,12 @@ def test_annotations_are_checked_against_the_array():
 
     made = Annotated(ramp(2))
     assert_reads(made.replace(weight=scaled()))
+    assert_reads(Annotated(scaled()))
+    wrong = Scaled(ramp(3), jnp.asarray(1.0))
     with pytest.raises(jaxtyping.TypeCheckError, match="weight"):
-        made.replace(weight=Scaled(ramp(3), jnp.asarray(1.0)))
+        made.replace(weight=wrong)
+    with pytest.raises(jaxtyping.TypeCheckError, match="weight"):
+        Annotated(wrong)
 
 
 def test_prefix_trees_name_the_parts():
