@@ -1,8 +1,9 @@
 """pytreemod: a module library for JAX in which a model is a value.
 
 This is the front door: it re-exports what users need from the rooms (`tree`, `module`,
-`transform`, `state`, `nn`), and owns nothing. Rooms that a program may do without (the layers,
-files, what looks inside) are loaded when it first asks for them: `_LATER` says where each name is.
+`transform`, `state`, `nn`), and owns nothing. What a program may do without (the layers, files,
+computed leaves and ties, what looks inside) is loaded when it first asks for it: `_LATER` says
+where each name is.
 """
 
 import typing as _typing
@@ -17,8 +18,6 @@ from pytreemod.errors import PytreemodError as PytreemodError
 from pytreemod.errors import SharedParameterWarning as SharedParameterWarning
 from pytreemod.module.classes import Module as Module
 from pytreemod.module.classes import StrictConfig as StrictConfig
-from pytreemod.module.computed_leaves import Computed as Computed
-from pytreemod.module.computed_leaves import computed as computed
 from pytreemod.module.fields import AbstractClassVar as AbstractClassVar
 from pytreemod.module.fields import AbstractVar as AbstractVar
 from pytreemod.module.fields import buffer as buffer
@@ -27,9 +26,6 @@ from pytreemod.module.fields import static_field as static_field
 from pytreemod.module.methods import BoundMethod as BoundMethod
 from pytreemod.module.partials import Partial as Partial
 from pytreemod.module.partials import module_update_wrapper as module_update_wrapper
-from pytreemod.module.resolving import resolve as resolve
-from pytreemod.module.ties import tie as tie
-from pytreemod.module.ties import untie as untie
 from pytreemod.state.key_sources import init_keys as init_keys
 from pytreemod.state.making import make_with_state as make_with_state
 from pytreemod.state.tokens import RngStream as RngStream
@@ -106,6 +102,8 @@ EquinoxTracetimeError = CheckError
 
 _LATER = {
     "capture": "pytreemod.debug.capturing:capture",
+    "Computed": "pytreemod.module.computed_leaves:Computed",
+    "computed": "pytreemod.module.computed_leaves:computed",
     "Checkpoints": "pytreemod.io.many_steps:Checkpoints",
     "debug": "pytreemod.debug:",
     "default_deserialise_filter_spec": "pytreemod.io.equinox_files:default_deserialise_filter_spec",
@@ -124,13 +122,16 @@ _LATER = {
     "register_torch_layout": "pytreemod.io.torch_layouts:register_torch_layout",
     "Relaid": "pytreemod.io.torch_layouts:Relaid",
     "reinitialize": "pytreemod.nn.reinitializing:reinitialize",
+    "resolve": "pytreemod.module.resolving:resolve",
     "save": "pytreemod.io.saving:save",
     "stateful": "pytreemod.nn.nets:stateful",
     "Summed": "pytreemod.io.torch_layouts:Summed",
+    "tie": "pytreemod.module.ties:tie",
     "to_torch": "pytreemod.io.torch_states:to_torch",
     "tree_deserialise_leaves": "pytreemod.io.equinox_files:tree_deserialise_leaves",
     "tree_inference": "pytreemod.nn.modes:inference_mode",
     "tree_serialise_leaves": "pytreemod.io.equinox_files:tree_serialise_leaves",
+    "untie": "pytreemod.module.ties:untie",
     "with_mode": "pytreemod.nn.modes:with_mode",
 }
 
@@ -162,6 +163,11 @@ if _typing.TYPE_CHECKING:
     from pytreemod.io.torch_layouts import register_torch_layout as register_torch_layout
     from pytreemod.io.torch_states import from_torch as from_torch
     from pytreemod.io.torch_states import to_torch as to_torch
+    from pytreemod.module.computed_leaves import Computed as Computed
+    from pytreemod.module.computed_leaves import computed as computed
+    from pytreemod.module.resolving import resolve as resolve
+    from pytreemod.module.ties import tie as tie
+    from pytreemod.module.ties import untie as untie
     from pytreemod.nn.modes import inference_mode as inference_mode
     from pytreemod.nn.modes import with_mode as with_mode
     from pytreemod.nn.nets import stateful as stateful
