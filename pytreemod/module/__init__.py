@@ -1,9 +1,10 @@
 """Room `module`: dataclasses that are pytrees.
 
 Owns: declaring fields, dividing them into data and configuration, building and freezing
-instances, telling JAX how to flatten them, bound methods, and how the functions in fields are
-pickled. The walk is `fields` → `division` → `schema` → `overriding` → `records` → `registration` →
-`construction` → `methods` → `classes`.
+instances, telling JAX how to flatten them, bound methods, how the functions in fields are pickled,
+and fields that are not read as they are stored. The walk is `fields` → `division` → `reading` →
+`schema` → `overriding` → `records` → `registration` → `construction` → `methods` → `classes`; on
+it stand `computed_leaves`, `ties` and `resolving`.
 
 May import `tree` and what that may import.
 
