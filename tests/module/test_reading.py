@@ -318,6 +318,15 @@ def test_a_value_keeps_its_shape():
             _ = made.weight
 
 
+def test_a_value_keeps_its_axes():
+    """Of arrays of other shapes, too, as parts on a mesh have them."""
+    leaf = Broken(ramp(2), lambda self: self.array if len(self.array) == 2 else self.array[None])
+    made = pm.tree_at("weight.array", Generated(leaf, ramp(2)), ramp(3))
+
+    with pytest.raises(ShapeError, match=r"got f32\[1,3\] from Broken\.value\(\)\."):
+        _ = made.weight
+
+
 def test_on_a_mesh_the_parts_have_other_shapes():
     """As long as the axes are the same."""
     made = Generated(Scaled(ramp(4), jnp.asarray(2.0)), ramp(2))
