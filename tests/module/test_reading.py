@@ -16,6 +16,7 @@ import pytest
 import pytreemod as pm
 from pytreemod.errors import FieldError, FrozenError, ShapeError
 from pytreemod.module.reading import Made, Tie
+from pytreemod.tree.pending import PENDING
 from pytreemod.tree.stored_fields import stored
 from tests.helpers.computing import (
     STYLES,
@@ -188,6 +189,7 @@ def test_one_that_is_put_together_by_hand_reads_too():
 def test_a_pending_instance_is_filled_in():
     """By the first read, of that field or of another."""
     made = pm.filter_jit(lambda m: m)(Generated(scaled(), ramp(2)))
+    assert PENDING in made.__dict__
     assert_reads(made)
     made = pm.filter_jit(lambda m: m)(Own(scaled(), ramp(2)))
     assert made.name == "own"
@@ -337,6 +339,24 @@ def test_on_a_mesh_the_parts_have_other_shapes():
         lambda m: m.weight, mesh=mesh, in_specs=(specs,), out_specs=jax.P("d")
     )
     np.testing.assert_allclose(read(made), made.weight)
+
+
+def test_several_fields_are_replaced_at_once():
+    """Whatever else is among them."""
+    made = Own(ramp(2), ramp(2)).replace(name="other", weight=scaled())
+
+    assert made.name == "other"
+    assert_reads(made)
+    assert_reads(Own(ramp(2), ramp(2)).replace(weight=scaled(), name="other"))
+
+
+def test_what_holds_no_array_has_no_shape_to_keep():
+    """Specs and markers in the form of a computed leaf; reading them is the mistake."""
+    marked = Generated(Scaled(object(), object()), ramp(2))
+
+    assert len(jax.tree.leaves(marked)) == 3
+    with pytest.raises(TypeError, match="unsupported operand"):
+        _ = marked.weight
 
 
 def test_a_tree_of_labels_has_the_form():
