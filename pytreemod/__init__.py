@@ -26,6 +26,7 @@ from pytreemod.module.fields import static_field as static_field
 from pytreemod.module.methods import BoundMethod as BoundMethod
 from pytreemod.module.partials import Partial as Partial
 from pytreemod.module.partials import module_update_wrapper as module_update_wrapper
+from pytreemod.module.roles import with_role as with_role
 from pytreemod.state.key_sources import init_keys as init_keys
 from pytreemod.state.making import make_with_state as make_with_state
 from pytreemod.state.tokens import RngStream as RngStream

@@ -4,6 +4,7 @@
     {"list": [...]}, {"tuple": [...]}      containers; the items are nodes
     {"dict": [[key, node], ...]}           keys are configuration; "ordered", "default" likewise
     {"module": [class, {field: node}, {field: configuration}]}
+                                           roles that were given are configuration of theirs
     {"struct": [...]}                      the same for other dataclasses that are nodes
     {"named": [class, [[field, node], ...]]}
     {"state": [[marker, class, name, node], ...]}
@@ -25,8 +26,9 @@ import numpy as np
 
 from pytreemod.errors import FileError, describe, explain
 from pytreemod.io.configuration import ConfigurationWriter, Json, name_of
+from pytreemod.module.schema import ROLES
 from pytreemod.state.values import State
-from pytreemod.tree.nodes import children_of, is_plain_tuple, record_of
+from pytreemod.tree.nodes import AbstractRecord, children_of, is_plain_tuple, record_of
 from pytreemod.tree.paths import path_text, plain_name
 from pytreemod.typing import PyTree, Tracer, class_of, jtu
 
@@ -73,8 +75,9 @@ class _Writer:
         kind = class_of(node)
         if kind is list or kind is tuple:
             return {kind.__name__: written}
-        if record_of(node) is not None:
-            return {"module": self._fields(node, keys, written, record_of(node).names(node))}  # pyright: ignore[reportOptionalMemberAccess]  (asked just now)
+        record = record_of(node)
+        if record is not None:
+            return {"module": self._module(record, node, keys, written)}
         if kind in (dict, OrderedDict, defaultdict):
             return self._dict(node, kind, keys, written)
         if isinstance(node, State):
@@ -88,6 +91,15 @@ class _Writer:
         steps = [plain_name((key,), ".") for key in keys]
         pairs = [list(pair) for pair in zip(steps, written, strict=True)]
         return {"node": [name_of(kind), pairs]}
+
+    def _module(
+        self, record: AbstractRecord, node: Any, keys: list[Any], written: list[Json]
+    ) -> Json:
+        fields = self._fields(node, keys, written, record.names(node))
+        given = record.given_roles(node)
+        if given:
+            fields[2][ROLES] = self.configuration.write(given)
+        return fields
 
     def _fields(self, node: Any, keys: list[Any], written: list[Json], names: Any) -> Json:
         data = {key.name: json for key, json in zip(keys, written, strict=True)}

@@ -15,10 +15,12 @@ from pytreemod.errors import FieldError, FileError, PytreemodError, describe, ex
 from pytreemod.io.configuration import ConfigurationReader, Json
 from pytreemod.module.classes import Module, restore
 from pytreemod.module.construction import fill_defaults
+from pytreemod.module.schema import ROLES
 from pytreemod.module.ties import retie
 from pytreemod.state.rows import Row
 from pytreemod.state.tokens import AbstractToken
 from pytreemod.state.values import State, assemble_state
+from pytreemod.tree.nodes import DECLARED_ROLES, GivenRoles
 from pytreemod.tree.paths import PathName
 
 ReadLeaf: TypeAlias = Callable[[str, dict[str, Json]], Any]
@@ -113,6 +115,8 @@ class _Rebuilder:
         schema = cls.__record__
         if schema.refusal is not None:
             raise FileError(schema.refusal)
+        roles = self._given_roles(config, path)
+        config = {field: value for field, value in config.items() if field != ROLES}
         values = self._values(cls, data, config, path, schema.fields)
         told = set(values)
         try:
@@ -121,9 +125,20 @@ class _Rebuilder:
         except FieldError as error:
             raise self._other_fields(path, cls, [*data, *config], list(schema.fields)) from error
         later = set(schema.decide(values).config) - told
-        made = restore(cls, values, (*config, *later))
+        made = restore(cls, {**values, **roles}, (*config, *later, *roles))
         self._check(made, cls, path)
         return made
+
+    def _given_roles(self, config: dict[str, Any], path: str) -> dict[str, GivenRoles]:
+        """The roles that the node was given, as it keeps them; empty if there are none."""
+        if ROLES not in config:
+            return {}
+        given = self.reader.read(config[ROLES], path)
+        # Whoever asks for a role relies on the form.
+        if not all(role and isinstance(role, str) and _are_steps(steps) for steps, role in given):
+            raise self.reader.malformed(path or "<root>", given)
+        DECLARED_ROLES.update(role for _, role in given)
+        return {ROLES: given}
 
     def _check(self, made: Any, cls: Any, path: str) -> None:
         for check in cls.__record__.checks:
@@ -183,6 +198,11 @@ class _Rebuilder:
                 ],
             )
         )
+
+
+def _are_steps(steps: Any) -> bool:
+    is_path = isinstance(steps, tuple) and steps != ()
+    return is_path and all(isinstance(step, str) for step in cast("tuple[Any, ...]", steps))
 
 
 def _join(path: str, step: Any) -> str:

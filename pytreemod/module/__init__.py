@@ -2,9 +2,10 @@
 
 Owns: declaring fields, dividing them into data and configuration, building and freezing
 instances, telling JAX how to flatten them, bound methods, how the functions in fields are pickled,
-and fields that are not read as they are stored. The walk is `fields` → `division` → `reading` →
-`schema` → `overriding` → `records` → `registration` → `construction` → `methods` → `classes`; on
-it stand `computed_leaves`, `ties` and `resolving`.
+fields that are not read as they are stored, and the roles that single instances were given. The
+walk is `fields` → `division` → `reading` → `schema` → `overriding` → `records` → `registration` →
+`construction` → `methods` → `classes`; on it stand `computed_leaves`, `ties` and `resolving`, and
+`roles` beside it.
 
 May import `tree` and what that may import.
 

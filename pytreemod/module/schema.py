@@ -39,7 +39,7 @@ from pytreemod.module.reading import (
     refuse_untied,
 )
 from pytreemod.tree.kinds import kind_of
-from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord
+from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord, GivenRoles
 from pytreemod.tree.pending import PENDING, AbstractSource, open_to_waiting, settle
 from pytreemod.tree.snapshots import SNAPSHOT
 from pytreemod.tree.stored_fields import stored
@@ -47,10 +47,12 @@ from pytreemod.typing import class_of
 
 # Where an instance's dict keeps its layout. No identifier, so that no field can bear the name.
 LAYOUT = "<layout>"
+# Where it keeps roles that it was given (see `roles`): one more piece of configuration.
+ROLES = "<roles>"
 
 _HIDDEN = frozenset({LAYOUT, PENDING, SNAPSHOT, DERIVATIVE, "__orig_class__"})
 # What else an instance may hold, which is configuration.
-_NOTES = frozenset({MADE, TIES})
+_NOTES = frozenset({MADE, TIES, ROLES})
 _KEPT_LAYOUTS = 4
 _KEPT_BY_TYPE = 64
 _SCALARS = (type(None), bool, int, float, complex)
@@ -239,7 +241,7 @@ class Schema(AbstractRecord):
     def layout_for(self, values: dict[str, Any], config: set[str] | frozenset[str]) -> Layout:
         """The one layout for these values, of which some are configuration.
 
-        A name that is no field is configuration: what `module_update_wrapper` adds.
+        A name that is no field is configuration: what `module_update_wrapper` adds, roles.
         """
         data = tuple(n for n in self.fields if n in values and n not in config)
         rest = tuple(n for n in self.fields if n in values and n in config)
@@ -313,6 +315,10 @@ class Schema(AbstractRecord):
     def role(self, name: str) -> str:
         """The role that the field was declared with."""
         return self.roles.get(name, DEFAULT_ROLE)
+
+    def given_roles(self, node: Any) -> GivenRoles:
+        """The roles that places in `node` were given; see `AbstractRecord.given_roles`."""
+        return getattr(node, ROLES) if ROLES in self.split(node).config else ()
 
     def rebuild(self, node: Any, changes: dict[str, Any], decide: bool = False) -> Any:
         """A copy of `node` with some fields exchanged; see `AbstractRecord.rebuild`.
@@ -389,7 +395,10 @@ class Schema(AbstractRecord):
 
     def shadow(self, node: Any, source: AbstractSource) -> Any:
         """A stand-in whose fields come from `source`; see `AbstractRecord.shadow`."""
-        made = self._make(self.cls, {PENDING: source, LAYOUT: self.split(node)})
+        layout = self.split(node)
+        # What is no field is not asked for: it has to be there when the stand-in is flattened.
+        beside = {n: getattr(node, n) for n in layout.config if n not in self.fields}
+        made = self._make(self.cls, {PENDING: source, LAYOUT: layout, **beside})
         if not self.can_wait:
             source.settle(made)
             return made

@@ -14,14 +14,18 @@ from operator import is_
 from typing import Any, NamedTuple
 
 from pytreemod.errors import SpecError, describe, explain
+from pytreemod.tree.paths import step_name
 from pytreemod.tree.pending import PENDING
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import IsLeaf, PyTree, class_of, jtu
 
 DEFAULT_ROLE = "param"
 DECLARED_ROLES = {DEFAULT_ROLE, "buffer"}
-"""The roles that classes have declared. They only grow; nothing is decided by them but whether a
-role that matches nothing is misspelt."""
+"""The roles that classes have declared, or that were given to instances. They only grow; nothing is
+decided by them but whether a role that matches nothing is misspelt."""
+
+GivenRoles = tuple[tuple[tuple[str, ...], str], ...]
+"""Roles by the places that they were given to: the steps from the instance that keeps them."""
 
 
 class AbstractRecord(ABC):
@@ -42,6 +46,10 @@ class AbstractRecord(ABC):
     @abstractmethod
     def role(self, name: str) -> str:
         """The role that the field was declared with."""
+
+    @abstractmethod
+    def given_roles(self, node: Any) -> GivenRoles:
+        """The roles that places in `node` were given, beside what its class declares."""
 
     @abstractmethod
     def rebuild(self, node: Any, changes: dict[str, Any]) -> Any:
@@ -172,32 +180,48 @@ class Place(NamedTuple):
     is_node: bool = False
 
 
-def places(tree: PyTree, is_leaf: IsLeaf = None) -> Iterator[Place]:
-    """Every leaf of `tree` in JAX's order, with its path, the nodes above it and its role.
+class RoleHere(NamedTuple):
+    """The role of a place in a tree, with what was given to places further down.
 
     The innermost role that was given explicitly wins: a buffer inside a `"lora"` field is a
-    buffer, a plain parameter inside it is `"lora"`.
+    buffer, a plain parameter inside it is `"lora"`. One that an instance was given for a place
+    counts as if its class had declared that place so.
     """
-    yield from _places(tree, is_leaf, (), (), DEFAULT_ROLE)
+
+    role: str = DEFAULT_ROLE
+    given: GivenRoles = ()
+
+    def of_child(self, node: Any, key: Any) -> RoleHere:
+        """That of a child of the node that stands here."""
+        record = record_of(node)
+        own = DEFAULT_ROLE if record is None else record.role(key.name)
+        role = self.role if own == DEFAULT_ROLE else own
+        # An instance speaks of its own fields, and of the containers in them, no further.
+        given = self.given if record is None else record.given_roles(node)
+        if not given:
+            return RoleHere(role)
+        name = step_name(key)
+        below = [(steps[1:], given_role) for steps, given_role in given if steps[0] == name]
+        role = next((given_role for steps, given_role in below if not steps), role)
+        return RoleHere(role, tuple(item for item in below if item[0]))
+
+
+def places(tree: PyTree, is_leaf: IsLeaf = None) -> Iterator[Place]:
+    """Every leaf of `tree` in JAX's order, with its path, the nodes above it and its role."""
+    yield from _places(tree, is_leaf, (), (), RoleHere())
 
 
 def _places(
-    node: Any, is_leaf: IsLeaf, path: tuple[Any, ...], above: tuple[Any, ...], role: str
+    node: Any, is_leaf: IsLeaf, path: tuple[Any, ...], above: tuple[Any, ...], here: RoleHere
 ) -> Iterator[Place]:
     children = None if is_leaf is not None and is_leaf(node) else children_of(node)
     if children is None:
-        yield Place(path, node, above, role)
+        yield Place(path, node, above, here.role)
         return
-    record = record_of(node)
     # Asked of any node, for this room does not know State.
     kinds = getattr(node, "__child_kinds__", None)
     marks = [()] * len(children) if kinds is None else [(StandsFor(k),) for k in kinds()]
     for (key, child), mark in zip(children, marks, strict=True):
-        own = DEFAULT_ROLE if record is None else record.role(key.name)
         yield from _places(
-            child,
-            is_leaf,
-            (*path, key),
-            (*above, node, *mark),
-            role if own == DEFAULT_ROLE else own,
+            child, is_leaf, (*path, key), (*above, node, *mark), here.of_child(node, key)
         )

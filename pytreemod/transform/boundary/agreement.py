@@ -157,13 +157,13 @@ def _differences(a: Any, b: Any, path: tuple[Any, ...], fits: Any) -> Iterator[D
         yield Difference(path, a, b)
         return
     if record_of(a) is not None:
-        yield from _of_records(a, b, path, fits)
-        return
+        found = list(_of_records(a, b, path, fits))
     # In a dict a key that is missing can be named; other nodes are of another make as a whole.
-    if not issubclass(class_of(a), dict) and [k for k, _ in inner] != [k for k, _ in others]:
+    elif not issubclass(class_of(a), dict) and [k for k, _ in inner] != [k for k, _ in others]:
         yield Difference(path, a, b)
         return
-    found = list(_below(dict(inner), dict(others), path, fits))
+    else:
+        found = list(_below(dict(inner), dict(others), path, fits))
     # What is below says more than that the nodes differ, which follows from it.
     yield from found
     if not found and _bare(a) != _bare(b):

@@ -14,7 +14,7 @@ from pytreemod.errors import SpecError, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.methods import BoundMethod
 from pytreemod.transform.boundary.wrapping import Transformed
-from pytreemod.tree.nodes import DEFAULT_ROLE, Place, children_of, record_of, stop_below
+from pytreemod.tree.nodes import Place, RoleHere, children_of, record_of, stop_below
 from pytreemod.tree.paths import path_text, some_of
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.selecting import Selector
@@ -102,17 +102,14 @@ class _Spot(NamedTuple):
     role: str
 
 
-def _spots(node: Any, path: Path, depth: int, role: str) -> Iterator[_Spot]:
+def _spots(node: Any, path: Path, depth: int, here: RoleHere) -> Iterator[_Spot]:
     children = _children(node)
     if children is None:
         return
-    yield _Spot(path, node, depth, role)
-    record = record_of(node)
-    is_own = record is None and class_of(node) not in (tuple, list, dict)
+    yield _Spot(path, node, depth, here.role)
+    is_own = record_of(node) is None and class_of(node) not in (tuple, list, dict)
     for key, child in children:
-        own = DEFAULT_ROLE if record is None else record.role(key.name)
-        below = role if own == DEFAULT_ROLE else own
-        yield from _spots(child, (*path, key), depth + is_own, below)
+        yield from _spots(child, (*path, key), depth + is_own, here.of_child(node, key))
 
 
 class _Argument:
@@ -126,7 +123,7 @@ class _Argument:
             path, inner = (*path, key), child
         self.inner = inner
         self.prefix: Path = path
-        self.spots = list(_spots(inner, (), 0, DEFAULT_ROLE))
+        self.spots = list(_spots(inner, (), 0, RoleHere()))
         self.candidates = [
             Place(spot.path, spot.node, (), spot.role, is_node=True)
             for spot in self.spots

@@ -23,7 +23,7 @@ from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
 @ft.lru_cache(maxsize=512)
 def _buffers(treedef: Any) -> tuple[bool, ...]:
     """Which leaves of trees of this structure are buffers."""
-    # Roles are said by classes: what stands at the leaves is of no account.
+    # Roles are structure: what stands at the leaves is of no account.
     stand_in = treedef.unflatten([0] * treedef.num_leaves)
     return tuple(spot.role == "buffer" for spot in places(stand_in))
 

@@ -1,0 +1,220 @@
+"""Roles that single instances were given, in the place of those that their classes declare.
+
+What is to be left alone by training gets another role: whatever trains asks for roles, and so
+nobody need be told twice. A role that a leaf was given is configuration of the Module that holds
+it, kept beside its fields: it goes wherever the Module goes, and instances that were given none
+have nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any, NoReturn, TypeVar
+
+from pytreemod.errors import ArgumentError, SpecError, describe, explain
+from pytreemod.module.classes import restore
+from pytreemod.module.schema import ROLES
+from pytreemod.tree.nodes import (
+    DECLARED_ROLES,
+    GivenRoles,
+    Place,
+    StandsFor,
+    children_of,
+    places,
+    record_of,
+)
+from pytreemod.tree.paths import path_text, some_of, step_name
+from pytreemod.tree.prefixes import mask_of
+from pytreemod.tree.surgery import replace_at
+from pytreemod.typing import FilterSpec, class_of
+
+_T = TypeVar("_T")
+_Steps = tuple[str, ...]
+
+# For each Module that is to change, by its path: what becomes of its leaves, by their steps.
+_Changes = dict[tuple[Any, ...], dict[_Steps, str | None]]
+
+_OF_TRAINING = ("param", "buffer")
+
+
+def with_role(model: _T, selector: FilterSpec, role: str | None) -> _T:
+    """Give chosen leaves another role: `"buffer"` is left alone by training, `"param"` is trained.
+
+    `filter_grad`, `trainable`, [`Optimizer`][pytreemod.Optimizer] and `select.role` all ask for the
+    role of a leaf, so the code that trains all of a model trains a part of it as well.
+
+    The role is given to a *place* of this one model, as `field(role=...)` gives it to a field of
+    all instances: surgery that puts another array there leaves it. It is configuration, part of the
+    structure: transforms, copies, pickles and files keep it, and a compiled function is compiled
+    anew for a model with other roles.
+
+    **Laws.** Afterwards the picked leaves have that role, and all others the one that they had. A
+    role that a leaf has anyway is not recorded: `with_role(with_role(m, s, "buffer"), s, "param")`
+    equals `m`, where `s` picks parameters, and so does `with_role(with_role(m, s, role), s, None)`
+    for every `s`, if `m` was given no roles.
+
+    Args:
+        model: a model, or any tree of Modules.
+        selector: which leaves.
+        role: their role: `"param"` is trained, `"buffer"` is left alone, any other word is yours;
+            None for the one that their classes declare.
+
+    Returns:
+        A new tree. The arrays in it are the same.
+
+    Raises:
+        ArgumentError: `role` is no text, or nearly `"param"` or `"buffer"`.
+        SpecError: `selector` picks nothing, or leaves that no Module holds.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> class Line(pm.Module):
+        ...     slope: jnp.ndarray
+        ...     offset: jnp.ndarray
+        ...     def __call__(self, x):
+        ...         return self.slope * x + self.offset
+        >>> line = pm.with_role(Line(jnp.asarray(2.0), jnp.asarray(1.0)), "offset", "buffer")
+        >>> pm.filter_grad(lambda m, x: m(x))(line, 4.0)
+        Line(slope=weak_f32[], offset=None)
+    """
+    _check_role(role)
+    spots = list(places(model))
+    mask = mask_of(selector, model, where="with_role(selector)", root="model")
+    picked = [spot for spot, is_picked in zip(spots, mask, strict=True) if is_picked]
+    if not picked:
+        _refuse_nothing(selector, spots)
+    _refuse_unheld(picked)
+    # First without: only then is it known which of them have that role anyway.
+    bare = _given(model, ((spot, None) for spot in picked))
+    if role is None:
+        return bare
+    DECLARED_ROLES.add(role)
+    now = zip(places(bare), mask, strict=True)
+    new = _given(bare, ((spot, role) for spot, is_picked in now if is_picked and spot.role != role))
+    _check_roles(new, spots, mask, role)
+    return new
+
+
+def _given(model: _T, roles: Iterable[tuple[Place, str | None]]) -> _T:
+    """The model with roles given to places, or taken from them."""
+    changes: _Changes = {}
+    for spot, role in roles:
+        depth = _depth_of_holder(spot)
+        steps = tuple(map(step_name, spot.path[depth:]))
+        changes.setdefault(spot.path[:depth], {})[steps] = role
+    above = {path[:i] for path in changes for i in range(len(path) + 1)}
+    return _changed(model, (), changes, above)
+
+
+def _depth_of_holder(spot: Place) -> int:
+    """How many steps there are to the innermost Module above a leaf; -1 if there is none."""
+    nodes = [node for node in spot.nodes if class_of(node) is not StandsFor]
+    return max((i for i, node in enumerate(nodes) if record_of(node) is not None), default=-1)
+
+
+def _changed(
+    node: Any, path: tuple[Any, ...], changes: _Changes, above: set[tuple[Any, ...]]
+) -> Any:
+    if path not in above:
+        return node
+    children = children_of(node) or []
+    below = [_changed(child, (*path, key), changes, above) for key, child in children]
+    pairs = zip(children, below, strict=True)
+    news = [((key,), new) for (key, old), new in pairs if new is not old]
+    node = replace_at(node, news) if news else node
+    return _holding(node, changes[path]) if path in changes else node
+
+
+def _holding(node: Any, changes: dict[_Steps, str | None]) -> Any:
+    """A Module that keeps other roles; the very same, if nothing changes."""
+    kind = class_of(node)
+    old: GivenRoles = kind.__record__.given_roles(node)
+    now: dict[_Steps, str | None] = {**dict(old), **changes}
+    # In order, so that it is no matter in which one they were given.
+    new: GivenRoles = tuple(sorted((s, role) for s, role in now.items() if role is not None))
+    if new == old:
+        return node
+    layout = kind.__record__.split(node)
+    values = {name: getattr(node, name) for name in (*layout.data, *layout.config)}
+    values.pop(ROLES, None)
+    config = tuple(name for name in layout.config if name != ROLES)
+    if not new:
+        return restore(kind, values, config)
+    return restore(kind, {**values, ROLES: new}, (*config, ROLES))
+
+
+# ---- refusals
+
+
+def _check_role(role: Any) -> None:
+    if role is None or role in DECLARED_ROLES:
+        return
+    if not isinstance(role, str) or not role:
+        raise ArgumentError(
+            explain(
+                "with_role(role)",
+                '"param", "buffer", another word, or None for what the class declares',
+                describe(role),
+            )
+        )
+    # Any other word is a role that is trained: a slip would train what was to be frozen.
+    meant = get_close_matches(role.lower(), _OF_TRAINING, n=1, cutoff=0.75)
+    if meant:
+        raise ArgumentError(
+            explain(
+                "with_role(role)",
+                f'"{meant[0]}", or a word that is not so near to it',
+                repr(role),
+                cure=["did you mean", f'pm.with_role(model, selector, "{meant[0]}")'],
+            )
+        )
+
+
+def _refuse_nothing(selector: Any, spots: list[Place]) -> NoReturn:
+    shown = some_of([path_text(spot.path) for spot in spots])
+    raise SpecError(
+        explain(
+            "with_role(selector)",
+            "a selector that picks at least one leaf",
+            f"none, by {selector!r}",
+            cure=f"the tree has: {shown or 'no leaves'}",
+        )
+    )
+
+
+def _refuse_unheld(picked: list[Place]) -> None:
+    lost = [path_text(spot.path) for spot in picked if _depth_of_holder(spot) < 0]
+    if lost:
+        raise SpecError(
+            explain(
+                "with_role(selector)",
+                "leaves of Modules, which keep the roles of what is in them",
+                "leaves of which no Module is above",
+                places=lost,
+                cure=[
+                    "say at each call what is trained, or hold them in a Module:",
+                    "pm.filter_grad(loss, wrt=selector)",
+                    "class Params(pm.Module):",
+                    "    arrays: dict",
+                ],
+            )
+        )
+
+
+def _check_roles(new: Any, spots: list[Place], mask: list[bool], role: str) -> None:
+    """Refuse leaves that their Module cannot tell apart, or one would get the other's role."""
+    wanted = [role if m else spot.role for spot, m in zip(spots, mask, strict=True)]
+    found = zip(places(new), wanted, strict=True)
+    wrong = [path_text(spot.path) for spot, expected in found if spot.role != expected]
+    if wrong:
+        raise SpecError(
+            explain(
+                "with_role(selector)",
+                "leaves with steps of different names",
+                "some with the names of others",
+                places=wrong,
+                cure="name the children of that node by different keys",
+            )
+        )
