@@ -117,6 +117,7 @@ _LATER = {
     "named_leaves": "pytreemod.io.leaf_names:named_leaves",
     "nn": "pytreemod.nn:",
     "Numbered": "pytreemod.io.torch_layouts:Numbered",
+    "Optimizer": "pytreemod.training.optimizers:Optimizer",
     "Packed": "pytreemod.io.torch_layouts:Packed",
     "read_metadata": "pytreemod.io.loading:read_metadata",
     "register_for_files": "pytreemod.io.registered:register_for_files",
@@ -173,6 +174,7 @@ if _typing.TYPE_CHECKING:
     from pytreemod.nn.modes import with_mode as with_mode
     from pytreemod.nn.nets import stateful as stateful
     from pytreemod.nn.reinitializing import reinitialize as reinitialize
+    from pytreemod.training.optimizers import Optimizer as Optimizer
 
     tree_inference = inference_mode
 else:

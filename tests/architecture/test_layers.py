@@ -13,7 +13,7 @@ LAYERS = [
     {"tree"},
     {"module"},
     {"transform", "state"},
-    {"nn"},
+    {"nn", "training"},
     {"io", "debug"},
     {""},
 ]
@@ -152,7 +152,7 @@ def test_the_type_checking_constant_hides_nothing():
 
 def test_rooms_say_what_they_own_and_may_import():
     """The docstring of each room names both."""
-    for name in ("tree", "module", "transform", "state", "nn"):
+    for name in ("tree", "module", "transform", "state", "nn", "training"):
         text = ast.get_docstring(ast.parse(FILES[f"pytreemod.{name}"].read_text()))
         assert text is not None
         assert "Owns" in text

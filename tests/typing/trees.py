@@ -35,6 +35,7 @@ def split(layer: Layer, updates: Any) -> None:
     assert_type(pm.inference_mode(layer), Layer)
     assert_type(pm.tree_inference(layer, value=False), Layer)
     assert_type(pm.with_mode(layer, p=0.1, inference=True), Layer)
+    assert_type(pm.with_role(layer, "weight", "buffer"), Layer)
     assert_type(pm.tree_at(lambda t: t.weight, layer, layer.weight), Layer)
     assert_type(pm.tree_at(lambda t: (t.weight, t.count), layer, (1, 2)), Layer)
     assert_type(pm.tree_at("weight", layer, replace_fn=jax.numpy.sin), Layer)
@@ -43,6 +44,14 @@ def split(layer: Layer, updates: Any) -> None:
     assert_type(pm.stack([layer, layer]), Layer)
     assert_type(pm.unstack(layer), list[Layer])
     assert_type(pm.filter_shard(layer, None), Layer)
+
+
+def train(layer: Layer, gradients: Layer, rule: Any) -> None:
+    """An optimizer is another of its kind after each step, and gives the model's own type."""
+    opt = pm.Optimizer(pm.by({"weight": rule, ...: None}), before=rule).init(layer)
+    assert_type(opt, pm.Optimizer)
+    assert_type(opt.update(layer, gradients, value=1.0), tuple[Layer, pm.Optimizer])
+    assert_type(opt.with_hyperparams("weight", learning_rate=0.1), pm.Optimizer)
 
 
 def ask(layer: Layer) -> None:

@@ -1,0 +1,154 @@
+"""Hyperparameters that are in the state, and so can be changed between two steps.
+
+`optax.inject_hyperparams` puts them there: in what a transformation keeps there is a node with a
+dict `hyperparams`, wherever in it that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+import jax.numpy as jnp
+
+from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, explain
+from pytreemod.training.plans import RulePlan
+from pytreemod.tree.nodes import Place, places
+from pytreemod.tree.paths import path_text, some_of
+from pytreemod.tree.predicates import is_array_like
+from pytreemod.tree.selecting import Selector, as_selector
+from pytreemod.typing import FilterSpec, jtu
+
+_HYPERPARAMS, _OF_SCHEDULES = (jtu.GetAttrKey(n) for n in ("hyperparams", "hyperparams_states"))
+
+
+def chosen_rules(plan: RulePlan, selector: FilterSpec) -> list[int]:
+    """The rules of which a selector picks the leaves."""
+    chosen = as_selector(selector)
+    if not chosen.is_structural():
+        _refuse_predicate(chosen)
+    stand_in = plan.stand_in()
+    mask = chosen.mask(stand_in)
+    spots = list(places(stand_in))
+    found: list[int] = []
+    for rule, is_used in enumerate(plan.is_used):
+        own = [i for i, label in enumerate(plan.labels) if label == rule]
+        picked = [i for i in own if mask[i]]
+        if is_used and picked and len(picked) < len(own):
+            _refuse_part(chosen, [spots[i] for i in own if not mask[i]])
+        found += [rule] if is_used and picked else []
+    if not found:
+        _refuse_unchosen(
+            chosen, [spot for spot, t in zip(spots, plan.is_trained, strict=True) if t]
+        )
+    return found
+
+
+def with_value(states: list[Any], name: str, value: Any) -> list[Any]:
+    """States with another value for a hyperparameter, wherever in them it is."""
+    pairs, treedef = jtu.tree_flatten_with_path(states)
+    ends = (_HYPERPARAMS, jtu.DictKey(name))
+    at = [i for i, (path, _) in enumerate(pairs) if path[-2:] == ends]
+    if not at:
+        _refuse_unknown(name, [path for path, _ in pairs])
+    for i in at:
+        scheduled = (*pairs[i][0][:-2], _OF_SCHEDULES, ends[1])
+        if any(path[: len(scheduled)] == scheduled for path, _ in pairs):
+            _refuse_scheduled(name)
+    leaves = [leaf for _, leaf in pairs]
+    for i in at:
+        leaves[i] = _like(leaves[i], value, name)
+    return treedef.unflatten(leaves)
+
+
+def _like(old: Any, value: Any, name: str) -> Any:
+    """A value as an array that takes another's place in a compiled program."""
+    where = f"with_hyperparams({name})"
+    if isinstance(value, bool) or not is_array_like(value) or not _is_castable(value, old):
+        expected = f"a number, or an array, that fits {describe(old)}"
+        raise ArgumentError(explain(where, expected, describe(value)))
+    if jnp.shape(value) not in ((), jnp.shape(old)):
+        raise ShapeError(
+            explain(where, f"a scalar, or an array like {describe(old)}", describe(value))
+        )
+    return jnp.full_like(old, value)
+
+
+_KINDS = (jnp.complexfloating, jnp.floating, jnp.integer)
+
+
+def _is_castable(value: Any, old: Any) -> bool:
+    """Whether nothing but precision is lost: no fraction, and no imaginary part."""
+    kinds = [
+        next((i for i, kind in enumerate(_KINDS) if jnp.issubdtype(jnp.result_type(x), kind)), -1)
+        for x in (value, old)
+    ]
+    return kinds[0] >= kinds[1]
+
+
+# ---- refusals
+
+
+def _refuse_predicate(chosen: Selector) -> NoReturn:
+    raise SpecError(
+        explain(
+            "with_hyperparams(selector)",
+            "a selector by path, type, role or access",
+            f"{chosen!r}, which asks for arrays, and the optimizer has none of the model's",
+        )
+    )
+
+
+def _refuse_part(chosen: Selector, rest: list[Place]) -> NoReturn:
+    raise SpecError(
+        explain(
+            "with_hyperparams(selector)",
+            "all leaves of a rule, which have one value in common",
+            f"a part of them, by {chosen!r}",
+            places=[f"{path_text(spot.path)}: not picked" for spot in rest],
+            cure=["give them a rule of their own:", f"pm.by({{{chosen!r}: rule, ...: rule}})"],
+        )
+    )
+
+
+def _refuse_unchosen(chosen: Selector, trained: list[Place]) -> NoReturn:
+    shown = some_of([path_text(spot.path) for spot in trained])
+    raise SpecError(
+        explain(
+            "with_hyperparams(selector)",
+            "a selector of leaves that are trained",
+            f"{chosen!r}, which picks none",
+            cure=f"trained are: {shown}",
+        )
+    )
+
+
+def _refuse_unknown(name: str, paths: Iterable[tuple[Any, ...]]) -> NoReturn:
+    names = sorted({path[-1].key for path in paths if path[-2:-1] == (_HYPERPARAMS,)})
+    similar = get_close_matches(name, names, n=1)
+    cure = ["let optax keep it there:", f"optax.inject_hyperparams(optax.adamw)({name}=1e-3)"]
+    if similar:
+        cure = ["did you mean", f"opt.with_hyperparams({similar[0]}=1e-3)"]
+    raise ArgumentError(
+        explain(
+            f"with_hyperparams({name})",
+            f"a hyperparameter that is in the state ({', '.join(names) or 'there is none'})",
+            repr(name),
+            cure=cure,
+        )
+    )
+
+
+def _refuse_scheduled(name: str) -> NoReturn:
+    raise ArgumentError(
+        explain(
+            f"with_hyperparams({name})",
+            "a hyperparameter that is set by hand",
+            "one that a schedule sets anew at each step",
+            cure=[
+                "begin with a number in the schedule's place:",
+                f"optax.inject_hyperparams(optax.adamw)({name}=1e-3)",
+            ],
+        )
+    )

@@ -1,0 +1,373 @@
+"""The optimizer of a model: transformations of gradients, each for what a selector picks.
+
+optax knows trees and no models: what is trained, what has a rule of its own and what is left alone
+has to be said by trees of labels, and state, model and transformation go through each step side by
+side. Here they are one value. Selectors are resolved when the optimizer is initialized, to a number
+for each leaf, which is configuration: what happens at a step is that each transformation is called
+with its part of the model, and a compiled step has nothing of it left.
+
+A transformation is shown the model itself, with None in the place of all that is not its own. So
+what it asks of a tree (a mask, a path, a norm of all) means here what it means there.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, NoReturn, TypeVar
+
+import jax.numpy as jnp
+
+from pytreemod.errors import ArgumentError, ShapeError, StructureError, describe, explain
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import field
+from pytreemod.training.hyperparameters import chosen_rules, with_value
+from pytreemod.training.plans import (
+    RulePlan,
+    check_model,
+    check_planned,
+    check_transformation,
+    fits_always,
+    make_plan,
+    rules_of,
+)
+from pytreemod.transform.boundary.agreement import differences
+from pytreemod.transform.boundary.shared_parameters import tell_shared
+from pytreemod.tree.nodes import places
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.updating import apply_updates
+from pytreemod.typing import FilterSpec, PyTree, jtu
+
+_T = TypeVar("_T")
+# Not `Self`, which type checkers that run with the program (beartype) refuse in single methods.
+_O = TypeVar("_O", bound="Optimizer")
+
+
+class Optimizer(Module):
+    """optax for a model: a rule for each part of it, and their state, in one value.
+
+    **Form.** `rules` is one transformation of optax's, or whatever else has `init` and `update`; or
+    [`by`][pytreemod.by] with one for each selector, of which the first that picks a leaf decides,
+    and None for what is left alone. Trained are the floating arrays that are no buffers, as
+    `filter_grad` has it. All else is left alone, whatever the rule for it: its gradient, if it has
+    one, is not looked at, and it has no state.
+
+    **Make.** `Optimizer(rules).init(model)` decides for each leaf, and gives the optimizer with its
+    state. A leaf that is to be trained and has no rule is an error, and so is a selector that picks
+    nothing at all.
+
+    **Use.** `model, opt = opt.update(model, grads)` in each step. Both are values: pass them
+    through `filter_jit` (donated), `filter_scan`, files and pickles.
+
+    **Laws.** With one rule it does what optax does on the model, with several what
+    `optax.multi_transform` does. The optimizer that comes out has the structure of the one that
+    went in, and the model's arrays keep shape, dtype and weak type.
+
+    Fields:
+        rules: as given
+        before: as given
+        plan: which rule each leaf has; None before `init`
+        states: for each rule in order, what its transformation keeps, with a tree of the model's
+            structure wherever that keeps something for each parameter
+        before_state: what `before` keeps
+
+    Args:
+        rules: a transformation, or `by` with transformations and None.
+        before: a transformation of the gradients of all that is trained, ahead of the rules, such
+            as `optax.clip_by_global_norm(1.0)`.
+
+    Raises:
+        ArgumentError: a rule is no transformation.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> import pytreemod as pm
+        >>> from pytreemod import nn
+        >>> model = nn.MLP(2, 1, width_size=8, depth=1, key=jax.random.key(0))
+        >>> rules = pm.by({"layers.0": None, "**.bias": optax.sgd(0.1), ...: optax.adam(1e-3)})
+        >>> opt = pm.Optimizer(rules).init(model)
+        >>> @pm.filter_jit(donate=("model", "opt"))
+        ... def step(model, opt, x):
+        ...     loss, grads = pm.filter_value_and_grad(lambda m: jnp.mean(m(x) ** 2))(model)
+        ...     model, opt = opt.update(model, grads)
+        ...     return model, opt, loss
+        >>> model, opt, loss = step(model, opt, jnp.ones((4, 2)))
+    """
+
+    rules: Any = field(static=True)
+    before: Any = field(static=True)
+    plan: Any = field(static=True, repr=False)
+    states: tuple[Any, ...] | None
+    before_state: Any
+
+    def __init__(self, rules: Any, *, before: Any = None):
+        self.rules = rules
+        self.before = before
+        self.plan = None
+        self.states = None
+        self.before_state = None
+
+    def __check_init__(self) -> None:
+        for rule in rules_of(self.rules):
+            check_transformation("Optimizer(rules)", rule)
+        check_transformation("Optimizer(before)", self.before)
+        if self.plan is not None:
+            check_planned(self.plan, self.rules)
+
+    def init(self: _O, model: PyTree) -> _O:
+        """Decide for each leaf of a model, and make the state.
+
+        Args:
+            model: what is to be trained.
+
+        Returns:
+            The optimizer with its state.
+
+        Raises:
+            SpecError: a leaf that is to be trained has no rule, or a selector picks nothing.
+            ArgumentError: nothing is to be trained.
+
+        Warns:
+            SharedParameterWarning: one parameter stands at two places of the model.
+        """
+        rules, plan = rules_of(self.rules), make_plan(self.rules, model)
+        leaves = jtu.tree_leaves(model)
+        tell_shared("Optimizer.init", "model", model, plan.is_trained)
+        states = [
+            rule.init(plan.part(leaves, i)) if plan.is_used[i] else None
+            for i, rule in enumerate(rules)
+        ]
+        own = None if self.before is None else self.before.init(plan.part(leaves))
+        return self.replace(plan=plan, states=tuple(states), before_state=own)
+
+    def update(self: _O, model: _T, grads: PyTree, **extra: Any) -> tuple[_T, _O]:
+        """One step.
+
+        Args:
+            model: the model, as it is now.
+            grads: its gradients, as `filter_grad` gives them.
+            **extra: for those of the transformations that take more than gradients, state and
+                parameters (optax's extra arguments), such as `value=loss`.
+
+        Returns:
+            The model and the optimizer to go on with.
+
+        Raises:
+            ArgumentError: the optimizer was not initialized, or none of its transformations takes
+                an argument of that name.
+            StructureError: the model is not the one that the optimizer was initialized with, or
+                there is no gradient for something that is trained.
+            ShapeError: a transformation gave an update, or a state, of another shape.
+        """
+        plan, states = self._initialized("update")
+        leaves, treedef = jtu.tree_flatten(model)
+        check_model(plan, model, treedef)
+        steps = [_Step(rule, extra) for rule in (self.before, *rules_of(self.rules))]
+        _check_extra(extra, steps)
+        given = _gradients(plan, model, treedef, grads)
+        before, *own = steps
+        before_state = self.before_state
+        if self.before is not None:
+            given, before_state = before.take(plan, None, given, before_state, leaves)
+        updates: list[Any] = [None] * len(leaves)
+        news = list(states)
+        for i, step in enumerate(own):
+            if plan.is_used[i]:
+                made, news[i] = step.take(plan, i, given, states[i], leaves)
+                updates = [
+                    new if old is None else old for old, new in zip(updates, made, strict=True)
+                ]
+        new = apply_updates(model, treedef.unflatten(updates))
+        return new, self.replace(states=tuple(news), before_state=before_state)
+
+    def with_hyperparams(self: _O, selector: FilterSpec = ..., /, **values: Any) -> _O:
+        """Change hyperparameters by hand, such as the learning rate.
+
+        Those can be changed that `optax.inject_hyperparams` has put into the state, where they are
+        arrays. Nothing is compiled anew: the new value has shape, dtype and weak type of the old.
+
+        Args:
+            selector: for which leaves of the model; all of the leaves of a rule, or none.
+            **values: new values by name.
+
+        Returns:
+            A new optimizer.
+
+        Raises:
+            ArgumentError: no rule has a hyperparameter of that name, a schedule decides it, or the
+                optimizer was not initialized.
+            SpecError: `selector` picks some leaves of a rule and not the others, or none that is
+                trained.
+            ShapeError: a value is neither a scalar nor of the old one's shape.
+
+        Examples:
+            >>> import jax.numpy as jnp, optax
+            >>> import pytreemod as pm
+            >>> rule = optax.inject_hyperparams(optax.sgd)(learning_rate=0.5)
+            >>> opt = pm.Optimizer(rule).init({"w": jnp.ones(2)})
+            >>> opt = opt.with_hyperparams(learning_rate=0.25)
+            >>> model, opt = opt.update({"w": jnp.ones(2)}, {"w": jnp.ones(2)})
+            >>> model
+            {'w': Array([0.75, 0.75], dtype=float32)}
+        """
+        plan, states = self._initialized("with_hyperparams")
+        chosen = chosen_rules(plan, selector)
+        trees: list[Any] = [states[i] for i in chosen]
+        # What acts on all is meant if all is.
+        is_all = chosen == [i for i, is_used in enumerate(plan.is_used) if is_used]
+        trees += [self.before_state] if is_all else []
+        for name, value in values.items():
+            trees = with_value(trees, name, value)
+        news = dict(zip(chosen, trees, strict=False))
+        return self.replace(
+            states=tuple(news.get(i, state) for i, state in enumerate(states)),
+            before_state=trees[-1] if is_all else self.before_state,
+        )
+
+    def _initialized(self, method: str) -> tuple[RulePlan, tuple[Any, ...]]:
+        if self.plan is None or self.states is None:
+            _refuse_uninitialized(method)
+        return self.plan, self.states
+
+
+class _Step:
+    """What a transformation does in one step, with what it takes of the extra arguments."""
+
+    def __init__(self, rule: Any, extra: dict[str, Any]):
+        self.rule = rule
+        names = _extra_names(rule) if extra and rule is not None else ()
+        self.extra = {k: v for k, v in extra.items() if names is None or k in names}
+
+    def take(
+        self, plan: RulePlan, rule: int | None, given: list[Any], state: Any, leaves: list[Any]
+    ) -> tuple[list[Any], Any]:
+        """The updates, one for each leaf of the model, and the new state."""
+        mine, params = plan.part(given, rule), plan.part(leaves, rule)
+        made, new = self.rule.update(mine, state, params, **self.extra)
+        try:
+            updates = plan.structure.flatten_up_to(made)
+        except (ValueError, TypeError) as error:
+            _refuse_made(made, error)
+        _check_state(plan, rule, state, new)
+        return plan.only(updates, rule), new
+
+
+def _extra_names(rule: Any) -> tuple[str, ...] | None:
+    """The extra arguments that a transformation takes; None if it takes any."""
+    parameters = list(inspect.signature(rule.update).parameters.values())
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return tuple(p.name for p in parameters[3:])
+
+
+def _gradients(plan: RulePlan, model: PyTree, treedef: Any, grads: PyTree) -> list[Any]:
+    """The gradient of each leaf; None for what is not trained."""
+    try:
+        found = treedef.flatten_up_to(grads)
+    except (ValueError, TypeError) as error:
+        _refuse_gradients(model, grads, error)
+    given = plan.only(found)
+    lacking = [m and g is None for g, m in zip(given, plan.is_trained, strict=True)]
+    if any(lacking):
+        _refuse_lacking(plan, lacking)
+    return given
+
+
+# ---- refusals
+
+
+def _refuse_uninitialized(method: str) -> NoReturn:
+    raise ArgumentError(
+        explain(
+            f"Optimizer.{method}",
+            "an optimizer with its state",
+            "one that was not initialized",
+            cure=["give it the model first:", "opt = pm.Optimizer(rules).init(model)"],
+        )
+    )
+
+
+def _refuse_gradients(model: PyTree, grads: PyTree, error: Exception) -> NoReturn:
+    # None stands for what was not differentiated.
+    found = [d for d in differences(model, grads, fits_always) if d.second is not None]
+    texts = [(path_text(d.path, "grads"), *d.texts()) for d in found]
+    raise StructureError(
+        explain(
+            "Optimizer.update(grads)",
+            "gradients of the model",
+            "a tree of another structure",
+            places=[f"{place}: {new} where the model has {old}" for place, old, new in texts],
+            cure=["the model comes first:", "model, opt = opt.update(model, grads)"],
+        )
+    ) from error
+
+
+def _refuse_lacking(plan: RulePlan, lacking: list[bool]) -> NoReturn:
+    lost = [
+        spot
+        for spot, is_lacking in zip(places(plan.stand_in()), lacking, strict=True)
+        if is_lacking
+    ]
+    raise StructureError(
+        explain(
+            "Optimizer.update(grads)",
+            "a gradient for every leaf that is trained",
+            f"none for {len(lost)} of {sum(plan.is_trained)}",
+            places=[path_text(spot.path, "grads") for spot in lost],
+            cure=[
+                "differentiate by them; or leave them alone, by a rule or by a role, and make the "
+                "optimizer for that:",
+                'pm.Optimizer(pm.by({"backbone": None, ...: rule})).init(model)',
+                'model = pm.with_role(model, "backbone", "buffer")',
+            ],
+        )
+    )
+
+
+def _check_extra(extra: dict[str, Any], steps: list[_Step]) -> None:
+    unknown = [name for name in extra if all(name not in step.extra for step in steps)]
+    if unknown:
+        raise ArgumentError(
+            explain(
+                "Optimizer.update",
+                "extra arguments that a transformation takes",
+                f"{', '.join(unknown)}, which none does",
+            )
+        )
+
+
+def _refuse_made(made: Any, error: Exception) -> NoReturn:
+    raise StructureError(
+        explain(
+            "Optimizer.update",
+            "a transformation that gives an update for each gradient",
+            f"a tree of another structure: {str(error).splitlines()[0]}",
+        )
+    ) from error
+
+
+def _check_state(plan: RulePlan, rule: int | None, old: Any, new: Any) -> None:
+    """Refuse a state that has grown: what was broadcast has met a model of other shapes."""
+    pairs, structure = jtu.tree_flatten_with_path(old)
+    if jtu.tree_structure(new) != structure:
+        return
+    root = "before_state" if rule is None else f"states[{rule}]"
+    news = zip(pairs, jtu.tree_leaves(new), strict=True)
+    wrong = [
+        f"{path_text(path, root)}: {describe(leaf)} -> {describe(other)}"
+        for (path, leaf), other in news
+        if jnp.shape(leaf) != jnp.shape(other)
+    ]
+    if wrong:
+        raise ShapeError(
+            explain(
+                "Optimizer.update(model)",
+                "arrays of the shapes that the optimizer was initialized with",
+                "others, to which its state was broadcast",
+                places=wrong,
+                cure=[
+                    "make one for this model; for a stack of models map it:",
+                    "opt = pm.Optimizer(rules).init(model)",
+                    "opts = pm.filter_vmap(opt.init)(models)",
+                ],
+            )
+        )

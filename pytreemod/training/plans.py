@@ -1,0 +1,257 @@
+"""Which rule each leaf of a model has.
+
+Decided once, by the selectors, when an optimizer is initialized: a number for each leaf, which is
+configuration from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from pytreemod.errors import ArgumentError, SpecError, StructureError, describe, explain
+from pytreemod.transform.boundary.agreement import differences
+from pytreemod.transform.derivatives.chosen_leaves import trainable_mask
+from pytreemod.tree.nodes import Place, places
+from pytreemod.tree.paths import path_text, some_of
+from pytreemod.tree.prefixes import By
+from pytreemod.tree.selecting import Selector, as_selector, refuse_unmatched
+from pytreemod.typing import PyTree, jtu
+
+# In the place of a rule's number: what is not trained, whatever the rule for it.
+_UNTRAINED = -1
+
+
+class RulePlan:
+    """Which rule each leaf of a model has: decided once, and configuration from then on.
+
+    Transformations are always shown the structure of the model that the optimizer was initialized
+    with: in another mode the model has another, which would not fit what they keep.
+    """
+
+    __slots__ = ("_hash", "is_trained", "is_used", "labels", "selectors", "structure")
+
+    def __init__(
+        self,
+        structure: Any,
+        labels: tuple[int, ...],
+        selectors: tuple[Selector, ...],
+        is_used: tuple[bool, ...],
+    ):
+        self.structure = structure
+        self.labels = labels
+        self.selectors = selectors
+        # Rules with a transformation, and with something to transform.
+        self.is_used = is_used
+        self.is_trained = tuple(label != _UNTRAINED and is_used[label] for label in labels)
+        self._hash = hash((structure, labels, selectors))
+
+    def only(self, values: Sequence[Any], rule: int | None = None) -> list[Any]:
+        """Values by leaf, with None for what is not trained, or has another rule."""
+        if rule is None:
+            return [v if t else None for v, t in zip(values, self.is_trained, strict=True)]
+        return [v if i == rule else None for v, i in zip(values, self.labels, strict=True)]
+
+    def part(self, values: Sequence[Any], rule: int | None = None) -> PyTree:
+        """The tree of `only`."""
+        return self.structure.unflatten(self.only(values, rule))
+
+    def stand_in(self) -> PyTree:
+        """A tree of the model's structure, for what asks for nothing else."""
+        return self.structure.unflatten(self.labels)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RulePlan):
+            return NotImplemented
+        mine = (self.structure, self.labels, self.selectors, self.is_used)
+        return mine == (other.structure, other.labels, other.selectors, other.is_used)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> Any:
+        # JAX pickles no structure with nodes of classes.
+        return _plan_of, (self.stand_in(), self.selectors, self.is_used)
+
+    def __repr__(self) -> str:
+        # Stands in files, too, as what tells one plan from another.
+        numbers = [self.labels.count(i) for i in range(len(self.selectors))]
+        return f"<{', '.join(map(str, numbers))} of {len(self.labels)} leaves>"
+
+
+def _plan_of(
+    stand_in: PyTree, selectors: tuple[Selector, ...], is_used: tuple[bool, ...]
+) -> RulePlan:
+    labels, structure = jtu.tree_flatten(stand_in)
+    return RulePlan(structure, tuple(labels), selectors, is_used)
+
+
+def make_plan(rules: Any, model: PyTree) -> RulePlan:
+    """Decide for each leaf of a model.
+
+    Args:
+        rules: what an `Optimizer` takes.
+        model: the model.
+
+    Raises:
+        SpecError: a leaf that is to be trained has no rule, or a selector picks nothing.
+        ArgumentError: nothing is to be trained.
+    """
+    selectors, transformations = _selectors_of(rules), rules_of(rules)
+    spots = list(places(model))
+    trained = trainable_mask(model, None, "Optimizer.init")
+    picks = _picks(selectors, model, spots)
+    labels: list[int] = []
+    lost: list[Place] = []
+    for spot, is_trained, *hits in zip(spots, trained, *picks, strict=True):
+        # The first one that picks a leaf decides, as everywhere in `by`.
+        rule = next((i for i, hit in enumerate(hits) if hit), None)
+        lost += [spot] if is_trained and rule is None else []
+        labels.append(rule if is_trained and rule is not None else _UNTRAINED)
+    if lost:
+        _refuse_ruleless(lost, sum(trained))
+    is_used = tuple(rule is not None and i in labels for i, rule in enumerate(transformations))
+    if not any(is_used):
+        _refuse_nothing_trained(spots)
+    return RulePlan(jtu.tree_structure(model), tuple(labels), selectors, is_used)
+
+
+def _picks(selectors: Sequence[Selector], model: PyTree, spots: list[Place]) -> list[list[bool]]:
+    """For each selector, which leaves it picks."""
+    refuse_unmatched(selectors, [model])
+    picks = [selector.pick(spots, model, None) for selector in selectors]
+    for selector, picked in zip(selectors, picks, strict=True):
+        if not any(picked):
+            _refuse_idle(selector, spots)
+    return picks
+
+
+def rules_of(rules: Any) -> tuple[Any, ...]:
+    """The transformation of each rule, in order; None for what leaves its leaves alone."""
+    return tuple(rule for _, rule in rules.items) if isinstance(rules, By) else (rules,)
+
+
+def _selectors_of(rules: Any) -> tuple[Selector, ...]:
+    return tuple(rules.selectors) if isinstance(rules, By) else (as_selector(...),)
+
+
+# ---- refusals
+
+
+def check_transformation(where: str, rule: Any) -> None:
+    """Refuse what is no transformation, nor None."""
+    methods = [getattr(rule, name, None) for name in ("init", "update")]
+    if rule is None or (all(map(callable, methods)) and not isinstance(rule, type)):
+        return
+    cure = ["write, for instance", "pm.Optimizer(optax.adam(1e-3))"]
+    if isinstance(rule, (dict, By)):
+        cure = ["rules for parts of a model are one pm.by:"]
+        cure += ['pm.Optimizer(pm.by({"head": optax.adam(1e-3), ...: None}))']
+    elif callable(rule):
+        name = getattr(rule, "__name__", "adam")
+        cure = ["call it, for what it makes is one:", f"pm.Optimizer(optax.{name}(1e-3))"]
+    expected = "a transformation of optax's, with `init` and `update`, or None"
+    raise ArgumentError(explain(where, expected, describe(rule), cure=cure))
+
+
+def check_planned(plan: RulePlan, rules: Any) -> None:
+    """Refuse other rules for an optimizer that has its state."""
+    pairs = zip(plan.is_used, rules_of(rules), strict=False)
+    fits = plan.selectors == _selectors_of(rules)
+    if fits and all((rule is not None) or not is_used for is_used, rule in pairs):
+        return
+    raise ArgumentError(
+        explain(
+            "Optimizer.replace(rules)",
+            "rules with the selectors that the optimizer was initialized with",
+            "others",
+            cure=["make another, and its state:", "opt = pm.Optimizer(rules).init(model)"],
+        )
+    )
+
+
+def _refuse_ruleless(lost: list[Place], count: int) -> NoReturn:
+    raise SpecError(
+        explain(
+            "Optimizer.init",
+            "a rule for every leaf that is to be trained",
+            f"none for {len(lost)} of {count}",
+            places=[f"{path_text(spot.path, 'model')}: {describe(spot.leaf)}" for spot in lost],
+            cure=[
+                "give the rest one, or None, which leaves it alone:",
+                "pm.by({..., ...: optax.adam(1e-3)})",
+                "pm.by({..., ...: None})",
+            ],
+        )
+    )
+
+
+def _refuse_idle(selector: Selector, spots: list[Place]) -> NoReturn:
+    shown = some_of([path_text(spot.path) for spot in spots])
+    raise SpecError(
+        explain(
+            f"Optimizer.init, rule for {selector!r}",
+            "a selector that picks at least one leaf",
+            "none",
+            cure=f"the model has: {shown or 'no leaves'}",
+        )
+    )
+
+
+def _refuse_nothing_trained(spots: list[Place]) -> NoReturn:
+    raise ArgumentError(
+        explain(
+            "Optimizer.init",
+            "at least one floating array to train",
+            "none that is no buffer, and has a rule",
+            places=[f"{path_text(spot.path, 'model')}: {describe(spot.leaf)}" for spot in spots],
+            cure=[
+                "roles say what is trained; to give them to leaves of one model:",
+                'model = pm.with_role(model, selector, "param")',
+            ],
+        )
+    )
+
+
+def check_model(plan: RulePlan, model: PyTree, treedef: Any) -> None:
+    """Refuse a model whose leaves are others than the optimizer was initialized with.
+
+    It may be configured otherwise: in another mode it has the same leaves.
+    """
+    if treedef == plan.structure:
+        return
+    cure = ["an optimizer is for one model; make another for this one:"]
+    cure += ["opt = pm.Optimizer(rules).init(model)"]
+    found = [d for d in differences(plan.stand_in(), model, fits_always) if d.of_structure]
+    if found:
+        texts = [(path_text(d.path, "model"), *d.texts()) for d in found]
+        raise StructureError(
+            explain(
+                "Optimizer.update(model)",
+                "the model that the optimizer was initialized with",
+                "one of another structure",
+                places=[f"{place}: {old} -> {new}" for place, old, new in texts],
+                cure=cure,
+            )
+        )
+    now = trainable_mask(model, None, "Optimizer.update")
+    changed = [
+        f"{path_text(spot.path, 'model')}: {'to be trained' if is_trained else 'left alone'} now"
+        for spot, is_trained, label in zip(places(model), now, plan.labels, strict=True)
+        if is_trained != (label != _UNTRAINED)
+    ]
+    if changed:
+        raise StructureError(
+            explain(
+                "Optimizer.update(model)",
+                "leaves with the roles that they had when the optimizer was initialized",
+                f"others for {len(changed)}",
+                places=changed,
+                cure=cure,
+            )
+        )
+
+
+def fits_always(first: Any, second: Any) -> bool:
+    """For `differences` of structure alone, whatever the arrays."""
+    return True

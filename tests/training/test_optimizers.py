@@ -1,0 +1,638 @@
+"""The optimizer of a model: what it does is what optax does, told by selectors."""
+
+import copy
+import functools as ft
+import operator
+import pickle
+from typing import Any, NamedTuple
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, ShapeError, SpecError, StructureError
+from pytreemod.tree.paths import path_text
+from tests.helpers.comparing import assert_identical, assert_same
+from tests.helpers.laws import array_trees, law
+from tests.helpers.trees import Affine, Boxed, Buffered, affine, ramp
+
+
+@pytest.fixture(autouse=True)
+def _standard_promotion():
+    """The optimizers of optax divide floats by their count of steps."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def gradients(model, step=0):
+    """Some gradient, another at each step."""
+    params, _ = pm.trainable(model)
+    return jax.tree.map(lambda x: (x + 1 + step) / 2, params)
+
+
+def size_in_bytes(tree):
+    """Of the arrays in a tree."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree) if pm.is_array(leaf))
+
+
+class Net(pm.Module):
+    """A backbone of two layers, a norm, a head, a buffer, and what is no floating array."""
+
+    backbone: list[Affine]
+    norm: nn.LayerNorm
+    head: Affine
+    mean: jax.Array = pm.buffer()
+    count: jax.Array
+    name: str = "net"
+
+    def __init__(self):
+        self.backbone = [affine(2, 2), affine(2, 2, start=np.float32(2))]
+        self.norm = nn.LayerNorm(2)
+        self.head = affine(1, 2)
+        self.mean = ramp(2)
+        self.count = jnp.asarray(3)
+
+    def __call__(self, x):
+        for layer in self.backbone:
+            x = jnp.tanh(layer(x - self.mean))
+        return self.head(self.norm(x))
+
+
+def loss(model):
+    """A scalar that depends on all that is trained."""
+    return jnp.sum(model(ramp(2)) ** 2)
+
+
+def three_rules():
+    """By class, by path and by default."""
+    return pm.by(
+        {
+            nn.LayerNorm: optax.adam(1e-2),
+            "backbone.**": None,
+            ...: optax.sgd(1e-2, momentum=0.9),
+        }
+    )
+
+
+# ---- laws
+
+# Each array is at one place only.
+models = array_trees.map(
+    lambda tree: Boxed([jax.tree.map(lambda x: x.copy(), tree), ramp(2), {"a": affine()}])
+)
+
+TRANSFORMATIONS = {
+    "sgd": optax.sgd(0.1, momentum=0.9),
+    "adam": optax.adam(1e-2),
+    "adamw, schedule": optax.adamw(optax.linear_schedule(0.1, 0.0, 4), weight_decay=0.1),
+    "clipped": optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1)),
+}
+transformations = st.sampled_from(list(TRANSFORMATIONS.values()))
+
+
+@law
+@given(models, transformations)
+def test_one_rule_is_plain_optax(model, transformation):
+    """Over several steps, to the bit; and so is what it keeps."""
+    other, state = model, transformation.init(pm.trainable(model)[0])
+    opt = pm.Optimizer(transformation).init(model)
+
+    for step in range(3):
+        updates, state = transformation.update(
+            gradients(other, step), state, pm.trainable(other)[0]
+        )
+        other = pm.apply_updates(other, updates)
+        model, opt = opt.update(model, gradients(model, step))
+
+    assert_same(model, other)
+    assert_same(opt.states, (state,))
+
+
+@law
+@given(models, st.lists(transformations, min_size=3, max_size=3), st.data())
+def test_several_rules_are_multi_transform(model, rules, data):
+    """Over several steps, to the bit."""
+    params = pm.trainable(model)[0]
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    labels = [data.draw(st.integers(0, 2)) for _ in paths]
+    groups: dict[Any, Any] = {}
+    for number in {*labels}:
+        chosen = [
+            pm.select.path(path_text(p)) for p, n in zip(paths, labels, strict=True) if n == number
+        ]
+        groups[ft.reduce(operator.or_, chosen)] = rules[number]
+    label_tree = jax.tree.structure(params).unflatten(labels)
+    by_hand = optax.multi_transform(dict(enumerate(rules)), label_tree)
+
+    other, state = model, by_hand.init(params)
+    opt = pm.Optimizer(pm.by(groups)).init(model)
+    for step in range(2):
+        updates, state = by_hand.update(gradients(other, step), state, pm.trainable(other)[0])
+        other = pm.apply_updates(other, updates)
+        model, opt = opt.update(model, gradients(model, step))
+
+    assert_same(model, other)
+
+
+@law
+@given(models, transformations, transformations)
+def test_what_comes_out_has_the_structure_of_what_went_in(model, first, second):
+    """So that loops can carry both, and a compiled step is compiled once."""
+    opt = pm.Optimizer(pm.by({"content[2]": first, ...: second}), before=optax.clip(1.0))
+    opt = opt.init(model)
+
+    new, newer = opt.update(model, gradients(model))
+
+    for old, other in ((model, new), (opt, newer)):
+        assert jax.tree.structure(other) == jax.tree.structure(old)
+        pairs = zip(jax.tree.leaves(old), jax.tree.leaves(other), strict=True)
+        assert all((x.shape, x.dtype) == (y.shape, y.dtype) for x, y in pairs)
+
+
+# ---- which leaves
+
+
+def test_each_leaf_has_the_first_rule_that_picks_it():
+    """As in `by`, wherever that stands."""
+    model = Net()
+    rules = {"head.bias": 1.0, Affine: 0.1, "backbone[0]": 7.0, ...: 0.0}
+    opt = pm.Optimizer(pm.by({key: optax.sgd(rate) for key, rate in rules.items()})).init(model)
+
+    new, _ = opt.update(model, jax.tree.map(jnp.ones_like, pm.trainable(model)[0]))
+
+    moved = jax.tree.map(lambda a, b: np.round(np.max(a - b), 3), model, new)
+    assert np.allclose([moved.head.bias, moved.head.weight], [1.0, 0.1])
+    assert np.allclose([moved.backbone[0].weight, moved.norm.weight], [0.1, 0.0])
+
+
+def test_what_is_left_alone_costs_no_state():
+    """Not a byte: neither a None rule, nor a buffer, nor what is no floating array."""
+    model = Net()
+    opt = pm.Optimizer(pm.by({"head": optax.adam(1e-2), ...: None})).init(model)
+
+    count = 4
+    assert size_in_bytes(opt) == 2 * size_in_bytes(model.head) + count
+    whole = pm.Optimizer(optax.adam(1e-2)).init(model)
+    assert size_in_bytes(whole) == 2 * size_in_bytes(pm.trainable(model)[0]) + count
+    assert size_in_bytes(pm.Optimizer(optax.sgd(1e-2)).init(model)) == 0
+
+
+def test_what_is_left_alone_stays_whatever_its_gradient():
+    """By a rule, by its class, or by a role that it was given."""
+    model = pm.with_role(Net(), "norm.bias", "buffer")
+    everything = jax.tree.map(lambda x: jnp.ones_like(x, dtype=float), model)
+    opt = pm.Optimizer(pm.by({"head": None, ...: optax.sgd(1.0)})).init(model)
+
+    new, _ = opt.update(model, everything)
+
+    assert_identical(new.head, model.head)
+    assert new.mean is model.mean
+    assert new.norm.bias is model.norm.bias
+    assert np.allclose(new.norm.weight, model.norm.weight - 1)
+
+
+def test_gradients_of_chosen_leaves_fit_rules_for_chosen_leaves():
+    """`wrt` and the rules say the same in the same words."""
+    model = Net()
+    opt = pm.Optimizer(pm.by({"head": optax.sgd(1.0), ...: None})).init(model)
+    grads = pm.filter_grad(loss, wrt="head")(model)
+
+    new, _ = opt.update(model, grads)
+
+    assert_identical(new.backbone, model.backbone)
+    assert np.allclose(new.head.weight, model.head.weight - grads.head.weight)
+
+
+def test_roles_that_were_given_are_all_there_is_to_say():
+    """Neither the loss nor the optimizer is told again."""
+    model = pm.with_role(Net(), "backbone", "buffer")
+    opt = pm.Optimizer(optax.adam(1e-2)).init(model)
+
+    new, _ = opt.update(model, pm.filter_grad(loss)(model))
+
+    assert_identical(new.backbone, model.backbone)
+    assert size_in_bytes(opt) == 2 * size_in_bytes((model.head, model.norm)) + 4
+
+
+def test_masks_and_paths_mean_in_a_rule_what_they_mean_in_optax():
+    """A transformation is shown the model, with None for what is not its own."""
+    model = Net()
+    decay = optax.add_decayed_weights(1.0, mask=~pm.select.type(nn.LayerNorm))
+    plain = optax.add_decayed_weights(1.0, mask=pm.by({"**.weight": True, ...: False}))
+    zeros = jax.tree.map(jnp.zeros_like, pm.trainable(model)[0])
+    opt = pm.Optimizer(pm.by({"head": plain, ...: decay})).init(model)
+
+    new, _ = opt.update(model, zeros)
+
+    assert_same(new.norm, model.norm)
+    assert np.allclose(new.backbone[0].bias, 2 * model.backbone[0].bias)
+    assert np.allclose(new.head.weight, 2 * model.head.weight)
+    assert np.allclose(new.head.bias, model.head.bias)
+
+
+def test_a_shared_parameter_is_told():
+    """As where a model enters training by other doors."""
+    layer = affine()
+
+    with pytest.warns(pm.SharedParameterWarning, match=r"Optimizer\.init"):
+        pm.Optimizer(optax.sgd(0.1)).init([layer, layer])
+
+
+# ---- what acts on all
+
+
+def test_before_acts_on_all_groups_together():
+    """And neither on what is left alone, nor before what is left alone was taken out."""
+    model = Net()
+    grads = jax.tree.map(jnp.ones_like, pm.trainable(model)[0])
+    rules = pm.by({"backbone": None, "norm": optax.sgd(1.0), ...: optax.sgd(2.0)})
+    opt = pm.Optimizer(rules, before=optax.clip_by_global_norm(1.0)).init(model)
+
+    new, _ = opt.update(model, grads)
+
+    norm = np.sqrt(2 + 2 + 2 + 1)  # of the LayerNorm and of the head, in ones
+    assert np.allclose(model.norm.weight - new.norm.weight, 1 / norm)
+    assert np.allclose(model.head.bias - new.head.bias, 2 / norm)
+
+
+def test_before_keeps_a_state_of_its_own():
+    """It is a transformation like others, with schedules and counts."""
+    model = affine()
+    grads = jax.tree.map(jnp.ones_like, model)
+    opt = pm.Optimizer(optax.sgd(1.0), before=optax.scale_by_schedule(lambda n: n)).init(model)
+
+    first, opt = opt.update(model, grads)
+    second, opt = opt.update(first, grads)
+
+    assert_same(first, model)
+    assert np.allclose(second.bias, first.bias - 1)
+    assert int(opt.before_state.count) == 2
+
+
+# ---- where it goes
+
+
+def run(model, opt, steps=3):
+    """Steps one by one, each compiled."""
+    traces = []
+
+    @pm.filter_jit(donate=("model", "opt"))
+    def step(model, opt):
+        traces.append(1)
+        return opt.update(model, pm.filter_grad(loss)(model))
+
+    for _ in range(steps):
+        model, opt = step(model, opt)
+    assert len(traces) == 1
+    return model, opt
+
+
+def test_a_compiled_step_is_compiled_once_and_may_be_donated():
+    """Also from the first step to the second, whose model and state the first has made."""
+    model = Net()
+    expected, other = model, pm.Optimizer(three_rules()).init(model)
+    for _ in range(3):
+        expected, other = other.update(expected, pm.filter_grad(loss)(expected))
+
+    new, opt = run(jax.tree.map(jnp.copy, model), other.init(model))
+
+    assert all(map(np.allclose, jax.tree.leaves(new), jax.tree.leaves(expected)))
+    assert all(map(np.allclose, jax.tree.leaves(opt), jax.tree.leaves(other)))
+
+
+def test_a_scan_carries_both():
+    """What steps in a Python loop give, a scan gives."""
+    model = Net()
+    opt = pm.Optimizer(three_rules(), before=optax.clip_by_global_norm(1.0)).init(model)
+
+    def body(carry, _):
+        model, opt = carry
+        return opt.update(model, pm.filter_grad(loss)(model)), None
+
+    (scanned, _), _ = pm.filter_scan(body, (model, opt), length=3)
+
+    stepped, _ = run(jax.tree.map(jnp.copy, model), opt)
+    assert all(map(np.allclose, jax.tree.leaves(scanned), jax.tree.leaves(stepped)))
+
+
+def test_plain_jit_takes_it_as_an_argument():
+    """It is a pytree, and its configuration has a hash."""
+    model = affine()
+    opt = pm.Optimizer(optax.sgd(1.0, momentum=0.5)).init(model)
+    step = jax.jit(lambda model, opt: opt.update(model, jax.tree.map(jnp.ones_like, model)))
+
+    new, newer = step(*step(model, opt))
+
+    assert np.allclose(new.bias, model.bias - 2.5)
+    assert jax.tree.structure(newer) == jax.tree.structure(opt)
+
+
+def test_init_may_be_compiled_and_mapped():
+    """One optimizer for each of several models; one that is made by a compiled function."""
+    model = affine()
+    opt = pm.Optimizer(optax.adam(1e-2))
+    compiled = pm.filter_jit(opt.init)(model)
+    models = pm.stack([model, affine(start=np.float32(3))])
+    opts = pm.filter_vmap(opt.init)(models)
+
+    assert_same(compiled, opt.init(model))
+    news, newer = pm.filter_vmap(lambda m, o: o.update(m, gradients(m)))(models, opts)
+    one, _ = compiled.update(model, gradients(model))
+    assert np.allclose(news.weight[0], one.weight)
+    assert jax.tree.leaves(newer)[0].shape == (2,)
+
+
+class Doubling(NamedTuple):
+    """A transformation that can be pickled: what it is made of is at the top of a file."""
+
+    init: Any
+    update: Any
+
+
+def _init(params):
+    return jnp.zeros(())
+
+
+def _update(updates, state, params=None):
+    return jax.tree.map(lambda g: -2 * g, updates), state + 1
+
+
+DOUBLING = Doubling(_init, _update)
+
+
+def test_copies_and_pickles_are_the_same_value():
+    """As far as the transformation itself can be pickled, which those of optax cannot."""
+    model = Net()
+    opt = pm.Optimizer(pm.by({"norm.**": None, ...: DOUBLING})).init(model)
+    _, opt = opt.update(model, gradients(model))
+
+    for other in (pickle.loads(pickle.dumps(opt)), copy.copy(opt), copy.deepcopy(opt)):
+        assert other == opt
+        assert jax.tree.structure(other) == jax.tree.structure(opt)
+        assert_same(other.update(model, gradients(model)), opt.update(model, gradients(model)))
+
+
+def test_files_have_the_state_by_path(tmp_path):
+    """And give it back to an optimizer that was made anew, in another process too."""
+    path = tmp_path / "run.safetensors"
+    model = Net()
+    opt = pm.Optimizer(three_rules()).init(model)
+    model, opt = opt.update(model, gradients(model))
+    pm.save(path, (model, opt))
+
+    fresh = pm.Optimizer(three_rules()).init(model)
+    loaded, again = pm.load(path, (model, fresh))
+
+    assert_same(jax.tree.leaves((loaded, again)), jax.tree.leaves((model, opt)))
+    assert "states.0.0.mu.norm.weight" in dict(pm.named_leaves(opt))
+    with pytest.raises(pm.FileError, match=r"states\.0"):
+        pm.load(path, (model, pm.Optimizer(optax.sgd(0.1)).init(model)))
+
+
+class Normed(pm.Module):
+    """A model with running statistics."""
+
+    linear: nn.Linear
+    norm: nn.BatchNorm
+
+    def __init__(self):
+        self.linear = nn.Linear(2, 2, key=jax.random.key(0))
+        self.norm = nn.BatchNorm(2, momentum=0.9)
+
+    def __call__(self, x, state):
+        return self.norm(self.linear(x), state)
+
+
+def test_nets_that_hold_their_state_are_trained():
+    """The State is a buffer: it comes from the calls, and costs nothing here."""
+    net = pm.stateful(Normed())
+    opt = pm.Optimizer(optax.adam(1e-2)).init(net)
+
+    def net_loss(net, x):
+        y, net = net(x)
+        return jnp.mean((y - 1) ** 2), net
+
+    @pm.filter_jit(donate=("net", "opt"))
+    def step(net, opt, x):
+        (value, net), grads = pm.filter_value_and_grad(net_loss, has_aux=True)(net, x)
+        net, opt = opt.update(net, grads)
+        return net, opt, value
+
+    assert size_in_bytes(opt) == 2 * size_in_bytes(pm.trainable(net)[0]) + 4
+    values = []
+    for _ in range(3):
+        net, opt, value = step(net, opt, ramp(3, 2))
+        values.append(float(value))
+    assert values[2] < values[0]
+    assert not np.allclose(jax.tree.leaves(net.state)[0], 0)
+
+
+def test_a_model_in_another_mode_is_the_same_model():
+    """What is configured otherwise has the same leaves; the state keeps the form it had."""
+    model = [affine(), nn.Dropout(0.5)]
+    opt = pm.Optimizer(optax.adam(1e-2)).init(model)
+    quiet = pm.inference_mode(model)
+
+    new, newer = opt.update(quiet, gradients(quiet))
+
+    assert new[1].inference
+    assert jax.tree.structure(newer) == jax.tree.structure(opt)
+
+
+# ---- what transformations may be
+
+
+def test_extra_arguments_go_to_those_that_take_them():
+    """By signature: optax's own take any, others what they name."""
+    seen = {}
+
+    def takes_value(updates, state, params=None, *, value):
+        seen["value"] = value
+        return updates, state
+
+    def takes_any(updates, state, params=None, **extra):
+        seen.update(extra)
+        return updates, state
+
+    model = affine()
+    value, anything = Doubling(_init, takes_value), Doubling(_init, takes_any)
+    rules = pm.by({"bias": value, ...: DOUBLING})
+    opt = pm.Optimizer(rules).init(model)
+
+    opt.update(model, gradients(model), value=3)
+    assert seen == {"value": 3}
+    with pytest.raises(ArgumentError, match="loss, which none does"):
+        opt.update(model, gradients(model), value=3, loss=4)
+    pm.Optimizer(rules, before=anything).init(model).update(
+        model, gradients(model), value=5, loss=6
+    )
+    assert seen == {"value": 5, "loss": 6}
+
+
+def test_multi_steps_gathers_gradients():
+    """An instance with `init` and `update`, and no named tuple."""
+    model = affine()
+    ones = jax.tree.map(jnp.ones_like, model)
+    opt = pm.Optimizer(optax.MultiSteps(optax.sgd(1.0), every_k_schedule=2)).init(model)
+
+    first, opt = opt.update(model, ones)
+    second, opt = opt.update(first, ones)
+
+    assert_same(first, model)
+    assert np.allclose(second.bias, model.bias - 1)
+
+
+def test_a_group_without_leaves_keeps_nothing():
+    """A rule for buffers alone is no mistake, for they may be trained in another run."""
+    model = Net()
+    opt = pm.Optimizer(pm.by({"mean": optax.adam(1.0), ...: optax.sgd(1.0)})).init(model)
+
+    new, opt = opt.update(model, gradients(model))
+
+    assert new.mean is model.mean
+    assert opt.states[0] is None
+    trained = opt.init(pm.with_role(model, "mean", "param"))
+    assert size_in_bytes(trained) == 2 * model.mean.nbytes + 4
+
+
+def test_rules_may_be_exchanged_for_others_of_the_same_selectors():
+    """What was kept is kept: a learning rate that nobody injected can be changed so."""
+    model = affine()
+    opt = pm.Optimizer(optax.sgd(1.0, momentum=0.5)).init(model)
+    ones = jax.tree.map(jnp.ones_like, model)
+    first, opt = opt.update(model, ones)
+
+    second, _ = opt.replace(rules=optax.sgd(0.1, momentum=0.5)).update(first, ones)
+
+    assert np.allclose(second.bias, first.bias - 0.15)
+    with pytest.raises(ArgumentError, match="selectors that the optimizer was initialized with"):
+        opt.replace(rules=three_rules())
+    with pytest.raises(ArgumentError, match="selectors that the optimizer was initialized with"):
+        opt.replace(rules=None)
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("rules", "cure"),
+    [
+        (optax.adam, r"pm\.Optimizer\(optax\.adam\(1e-3\)\)"),
+        (optax.MultiSteps, "call it"),
+        (1e-3, r"write, for instance"),
+        ({"head": optax.adam(1e-3)}, r"one pm\.by"),
+        (pm.by({"a": pm.by({...: None}), ...: None}), r"one pm\.by"),
+        (pm.by({"a": optax.adam, ...: None}), r"call it"),
+    ],
+)
+def test_what_is_no_transformation_is_refused(rules, cure):
+    """Where the optimizer is made, with the line to write."""
+    with pytest.raises(ArgumentError, match=cure):
+        pm.Optimizer(rules)
+
+
+def test_before_is_a_transformation():
+    """By the name of the argument."""
+    with pytest.raises(ArgumentError, match=r"Optimizer\(before\)"):
+        pm.Optimizer(optax.adam(1e-3), before=1.0)
+
+
+def test_an_optimizer_is_initialized_first():
+    """Before a step, and before its hyperparameters can be changed."""
+    opt = pm.Optimizer(optax.adam(1e-3))
+
+    with pytest.raises(ArgumentError, match=r"Optimizer\.update: expected an optimizer with its"):
+        opt.update(affine(), affine())
+    with pytest.raises(ArgumentError, match=r"init\(model\)"):
+        opt.with_hyperparams(learning_rate=1.0)
+
+
+def test_a_leaf_without_a_gradient_is_told_by_path():
+    """It would stay as it is, and nobody would see."""
+    model = Net()
+    opt = pm.Optimizer(optax.adam(1e-3)).init(model)
+    grads = pm.filter_grad(loss, wrt="head")(model)
+
+    with pytest.raises(StructureError, match="none for 6 of 8") as caught:
+        opt.update(model, grads)
+    assert "at grads.backbone[0].weight" in str(caught.value)
+    assert "pm.with_role" in str(caught.value)
+
+
+def test_gradients_of_another_structure_are_told_by_path():
+    """Those of another model, or a part of it."""
+    model = [affine(), affine()]
+    opt = pm.Optimizer(optax.sgd(1.0)).init(model)
+
+    with pytest.raises(StructureError, match=r"grads\[1\].*\n.*the model comes first") as caught:
+        opt.update(model, [affine(), {"weight": ramp(2)}])
+    assert "dict" in str(caught.value)
+    with pytest.raises(StructureError, match=r"Optimizer\.update\(grads\)"):
+        opt.update(model, None)
+
+
+def test_a_model_of_another_structure_is_told_by_path():
+    """An optimizer is for the model that it was initialized with."""
+    model = {"a": affine(), "b": ramp(1)}
+    opt = pm.Optimizer(optax.sgd(1.0)).init(model)
+    other = {"a": affine(), "c": ramp(1)}
+
+    with pytest.raises(StructureError, match=r"model\['b'\].* -> nothing") as caught:
+        opt.update(other, other)
+    assert "opt = pm.Optimizer(rules).init(model)" in str(caught.value)
+
+
+def test_roles_that_have_changed_are_told_by_path():
+    """What is to be trained has no state, and what is left alone has one."""
+    model = affine()
+    opt = pm.Optimizer(optax.adam(1.0)).init(model)
+    changed = pm.with_role(model, "bias", "buffer")
+
+    with pytest.raises(StructureError, match=r"model\.bias: left alone now"):
+        opt.update(changed, gradients(changed))
+    with pytest.raises(StructureError, match=r"model\.bias: to be trained now"):
+        opt.init(changed).update(model, gradients(model))
+
+
+def test_a_state_that_is_broadcast_is_refused():
+    """A model of other shapes would give the state its own, step by step."""
+    opt = pm.Optimizer(optax.sgd(1.0, momentum=0.9)).init(affine(1, 3))
+    model = affine(2, 3)
+
+    with (
+        jax.numpy_rank_promotion("allow"),
+        pytest.raises(ShapeError, match=r"states\[0\].*f32\[1,3\] -> f32\[2,3\]"),
+    ):
+        opt.update(model, gradients(model))
+
+
+def test_a_transformation_that_gives_another_tree_is_refused():
+    """It has to give an update for each gradient."""
+    lists = Doubling(_init, lambda updates, state, params=None: (jax.tree.leaves(updates), state))
+    model = affine()
+
+    with pytest.raises(StructureError, match="an update for each gradient"):
+        pm.Optimizer(lists).init(model).update(model, gradients(model))
+
+
+def test_none_for_all_is_refused():
+    """There would be nothing to do."""
+    with pytest.raises(ArgumentError, match="at least one floating array to train"):
+        pm.Optimizer(None).init(affine())
+    with pytest.raises(SpecError, match="picks at least one leaf"):
+        pm.Optimizer(optax.adam(1.0)).init([])
+
+
+def test_buffers_alone_are_nothing_to_train():
+    """The rule picks them, and their role says that they are left alone."""
+    model = Buffered(ramp(1), ramp(2), ramp(3))
+
+    with pytest.raises(ArgumentError, match="none that is no buffer") as caught:
+        pm.Optimizer(pm.by({"mean": optax.adam(1.0), ...: None})).init(model)
+    assert 'pm.with_role(model, selector, "param")' in str(caught.value)
