@@ -83,7 +83,7 @@ class Optimizer(Module):
         >>> import pytreemod as pm
         >>> from pytreemod import nn
         >>> model = nn.MLP(2, 1, width_size=8, depth=1, key=jax.random.key(0))
-        >>> rules = pm.by({"layers.0": None, "**.bias": optax.sgd(0.1), ...: optax.adam(1e-3)})
+        >>> rules = pm.by({"layers.0": None, "**.bias": optax.sgd(0.1), ...: optax.lion(1e-4)})
         >>> opt = pm.Optimizer(rules).init(model)
         >>> @pm.filter_jit(donate=("model", "opt"))
         ... def step(model, opt, x):
