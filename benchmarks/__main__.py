@@ -25,6 +25,7 @@ NAMES = (
     "static",
     "eager",
     "training",
+    "optimizers",
     "flattening",
     "construction",
     "building",

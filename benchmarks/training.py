@@ -128,8 +128,8 @@ def filtering(library: Any, depth: int) -> Step:
     return step
 
 
-def nnx_step(nnx: Any, depth: int) -> Step:
-    """NNX."""
+def nnx_model(nnx: Any, depth: int) -> Any:
+    """NNX's."""
 
     class Network(nnx.Module):
         def __init__(self):
@@ -139,7 +139,12 @@ def nnx_step(nnx: Any, depth: int) -> Step:
         def __call__(self, x: jax.Array) -> jax.Array:
             return run(self.layers, x)
 
-    model = Network()
+    return Network()
+
+
+def nnx_step(nnx: Any, depth: int) -> Step:
+    """NNX."""
+    model = nnx_model(nnx, depth)
     adam = nnx.Optimizer(model, optimizer(), wrt=nnx.Param)
 
     def loss_fn(model: Any, x: jax.Array, y: jax.Array) -> jax.Array:
