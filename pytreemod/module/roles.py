@@ -25,6 +25,7 @@ from pytreemod.tree.nodes import (
     record_of,
 )
 from pytreemod.tree.paths import path_text, some_of, step_name
+from pytreemod.tree.pending import settle
 from pytreemod.tree.prefixes import mask_of
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import FilterSpec, class_of
@@ -136,8 +137,10 @@ def _holding(node: Any, changes: dict[_Steps, str | None]) -> Any:
     new: GivenRoles = tuple(sorted((s, role) for s, role in now.items() if role is not None))
     if new == old:
         return node
+    settle(node)
     layout = kind.__record__.split(node)
-    values = {name: getattr(node, name) for name in (*layout.data, *layout.config)}
+    # As they are kept, whatever it is that reading an attribute gives.
+    values = {name: node.__dict__[name] for name in (*layout.data, *layout.config)}
     values.pop(ROLES, None)
     config = tuple(name for name in layout.config if name != ROLES)
     if not new:

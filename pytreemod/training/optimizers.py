@@ -60,7 +60,7 @@ class Optimizer(Module):
 
     **Laws.** With one rule it does what optax does on the model, with several what
     `optax.multi_transform` does. The optimizer that comes out has the structure of the one that
-    went in, and the model's arrays keep shape, dtype and weak type.
+    went in, and the model's arrays keep shape and dtype, as with `apply_updates`.
 
     Fields:
         rules: as given
