@@ -19,6 +19,7 @@ from pytreemod import nn
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, StructureError
 from pytreemod.tree.paths import path_text
 from tests.helpers.comparing import assert_identical, assert_same
+from tests.helpers.equations import equations
 from tests.helpers.laws import array_trees, law
 from tests.helpers.trees import Affine, Boxed, Buffered, affine, ramp
 
@@ -443,6 +444,26 @@ def test_a_model_in_another_mode_is_the_same_model():
 
     assert new[1].inference
     assert jax.tree.structure(newer) == jax.tree.structure(opt)
+
+
+def test_a_step_traces_to_the_program_that_is_written_by_hand():
+    """Selectors, labels and parts are gone: each group is what optax does with a list."""
+    model = Net()
+    opt = pm.Optimizer(three_rules()).init(model)
+    adam, sgd = optax.adam(1e-2), optax.sgd(1e-2, momentum=0.9)
+
+    def by_hand(params, grads, states):
+        (norm, head), (norm_grads, head_grads) = params, grads
+        of_norm, kept = adam.update(norm_grads, states[0], norm)
+        of_head, others = sgd.update(head_grads, states[1], head)
+        return optax.apply_updates((norm, head), (of_norm, of_head)), (kept, others)
+
+    params = jax.tree.leaves(model.norm), jax.tree.leaves(model.head)
+    states = adam.init(params[0]), sgd.init(params[1])
+
+    ours = equations(lambda model, opt: opt.update(model, pm.trainable(model)[0]), model, opt)
+
+    assert ours == equations(by_hand, params, params, states)
 
 
 # ---- what transformations may be
