@@ -40,8 +40,14 @@ def rebuild_tree(tree: Json, read_leaf: ReadLeaf, where: str) -> Any:
     """
     rebuilder = _Rebuilder(read_leaf, where)
     try:
-        return retie(rebuilder.node(tree, ""))
+        made = rebuilder.node(tree, "")
     except RecursionError as error:
+        raise rebuilder.reader.malformed("<root>", tree) from error
+    try:
+        # The places say all that the ties are.
+        return retie(made) if rebuilder.has_ties else made
+    # Paths that lead nowhere are the file's fault.
+    except Exception as error:
         raise rebuilder.reader.malformed("<root>", tree) from error
 
 
@@ -50,6 +56,7 @@ class _Rebuilder:
         self.read_leaf = read_leaf
         self.where = where
         self.reader = ConfigurationReader(where)
+        self.has_ties = False
 
     def node(self, node: Json, path: str) -> Any:
         if node is None:
@@ -115,6 +122,7 @@ class _Rebuilder:
         schema = cls.__record__
         if schema.refusal is not None:
             raise FileError(schema.refusal)
+        self.has_ties = self.has_ties or schema.is_hole
         roles = self._given_roles(config, path)
         config = {field: value for field, value in config.items() if field != ROLES}
         values = self._values(cls, data, config, path, schema.fields)

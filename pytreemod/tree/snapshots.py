@@ -296,8 +296,16 @@ def _contents(container: Any) -> tuple[Any, Any, Any]:
 
 def _follow(node: Any, path: _Path) -> Any:
     for key in path:
-        node = stored(node, key.name) if isinstance(key, jtu.GetAttrKey) else node[_index(key)]
+        if record_of(node) is not None:
+            node = stored(node, key.name)
+        else:
+            # Of a named tuple, which is told by attributes, too.
+            node = getattr(node, key.name) if _is_name(key) else node[_index(key)]
     return node
+
+
+def _is_name(key: Any) -> bool:
+    return isinstance(key, jtu.GetAttrKey)
 
 
 def _index(key: Any) -> Any:
