@@ -1,5 +1,7 @@
 """Layers through plain JAX: no filter, no partition, for every layer of the catalogue."""
 
+import functools as ft
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -104,6 +106,35 @@ def test_vmap_over_layers_is_a_stack_of_calls(entry):
         return stacked, jnp.stack([entry.make(keys[i])(x, key=keys[0]) for i in range(2)])
 
     assert_close(*both(jnp.asarray(entry.x)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["mapped", "as a batch"])
+@pytest.mark.parametrize("entry", STATELESS, ids=lambda entry: entry.name)
+def test_gradients_of_many_examples_are_added_up_in_single_precision(entry, way):
+    """In bfloat16, 256 + 1 is 256: what each example adds to a bias would soon be lost."""
+    layer = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), entry.build()[0])
+    if not has_weights(layer) or (way == "as a batch" and not entry.batches):
+        return
+    if "with a Module between" in entry.name:
+        return  # Which is the tests' own, and multiplies as anyone would.
+    x = jnp.broadcast_to(jnp.asarray(entry.x), (40, 50, *jnp.shape(entry.x)))
+    x = x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    def gradient(dtype):
+        def loss(layer):
+            call = ft.partial(layer, key=jax.random.key(0))
+            out = (jax.vmap(jax.vmap(call)) if way == "mapped" else call)(given)
+            return jnp.sum(out, dtype=jnp.float32)
+
+        given = x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+        return jax.jit(jax.grad(loss))(jax.tree.map(lambda leaf: leaf.astype(dtype), layer))
+
+    def assert_same(found, expected):
+        assert found.dtype == jnp.bfloat16
+        assert_close(found.astype("f4"), expected, rtol=0.05, atol=0.02 * np.max(np.abs(expected)))
+
+    jax.tree.map(assert_same, gradient(jnp.bfloat16), gradient(jnp.float32))
 
 
 @every_layer

@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Shaped
 
 from pytreemod.nn.arguments import check_choice, check_sizes
-from pytreemod.nn.functional.promotion import place, promote
+from pytreemod.nn.functional.promotion import promote, with_shared
 from pytreemod.nn.functional.windows import Padding, Pads, check_padding, extents, resolve_padding
 
 PaddingMode: TypeAlias = Literal["ZEROS", "REFLECT", "REPLICATE", "CIRCULAR"]
@@ -80,7 +80,7 @@ def conv(
     if mode != "ZEROS":
         x, pads = _pad(x, pads, mode), ((0, 0),) * dims
     y = _convolve(x, weight, stride, pads, dilation, groups)
-    return y if bias is None else lax.add(y, place(bias, y, y.ndim - dims - 1))
+    return with_shared(lax.add, y, bias, y.ndim - dims - 1)
 
 
 def _pad(x: Array, pads: Pads, mode: str) -> Array:

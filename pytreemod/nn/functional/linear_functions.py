@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, Shaped
 
 from pytreemod.nn.functional.inlining import as_arrays, traced_once
-from pytreemod.nn.functional.promotion import place, promote
+from pytreemod.nn.functional.promotion import promote, with_shared
 
 
 def linear(
@@ -53,7 +54,7 @@ def _linear(x: Array, weight: Array, bias: Array | None) -> Array:
     x, weight, bias = promote(x, weight, bias)
     # Not `x @ weight.T`: the transposition would be an operation of its own in the program.
     y = lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
-    return y if bias is None else lax.add(y, place(bias, y, y.ndim - 1))
+    return with_shared(lax.add, y, bias, y.ndim - 1)
 
 
 def linear_general(
@@ -101,7 +102,7 @@ def _linear_general(x: Array, weight: Array, bias: Array | None, *, axis: tuple[
     x, weight, bias = promote(x, weight, bias)
     ours = tuple(i % x.ndim for i in axis)
     y = lax.dot_general(x, weight, ((ours, tuple(range(len(ours)))), ((), ())))
-    return y if bias is None else lax.add(y, place(bias, y, y.ndim - bias.ndim))
+    return _plus(y, bias)
 
 
 def scale(x: Shaped[Array, ...], weight: Shaped[Array, ...]) -> Shaped[Array, ...]:
@@ -134,7 +135,7 @@ def scale(x: Shaped[Array, ...], weight: Shaped[Array, ...]) -> Shaped[Array, ..
 @traced_once()
 def _scale(x: Array, weight: Array) -> Array:
     x, weight = promote(x, weight)
-    return lax.mul(x, place(weight, x, x.ndim - weight.ndim))
+    return with_shared(lax.mul, x, weight, x.ndim - weight.ndim)
 
 
 def einsum(
@@ -180,5 +181,34 @@ def einsum(
 @traced_once("equation")
 def _einsum(x: Array, weight: Array, bias: Array | None, *, equation: str) -> Array:
     x, weight, bias = promote(x, weight, bias)
-    y = jnp.einsum(equation, x, weight)
-    return y if bias is None else lax.add(y, place(bias, y, y.ndim - bias.ndim))
+    y = jnp.einsum(*_summed_alone(equation, x, weight))
+    return _plus(y, bias)
+
+
+def _plus(y: Array, bias: Array | None) -> Array:
+    """A bias for the last axes."""
+    return y if bias is None else with_shared(lax.add, y, bias, y.ndim - bias.ndim)
+
+
+def _summed_alone(equation: str, *arrays: Array) -> tuple[Any, ...]:
+    """Sum over the axes that one array has for itself; the equation of what is left, and that.
+
+    `jnp.einsum` would add them up in the dtype of the array, `jnp.sum` does so in a wider one.
+    """
+    inputs, _, out = "".join(equation.split()).partition("->")
+    terms = inputs.split(",")
+    # Without an arrow, what stands once is in the result; how many arrays there are JAX says.
+    if "->" not in equation or len(terms) != len(arrays):
+        return equation, *arrays
+    left: list[Array] = []
+    for i, (term, array) in enumerate(zip(terms, arrays, strict=True)):
+        letters = term.replace("...", ".")
+        alone = [
+            letter for letter in letters if letter != "." and (inputs + out).count(letter) == 1
+        ]
+        places = [letters.index(letter) for letter in alone]
+        # After "..." an axis is known by its distance from the end.
+        axes = tuple(at - len(letters) * ("." in letters[:at]) for at in places)
+        left.append(jnp.sum(array, axes) if axes else array)
+        terms[i] = "".join(letter for letter in letters if letter not in alone).replace(".", "...")
+    return f"{','.join(terms)}->{out}", *left

@@ -7,6 +7,7 @@ Both are explicit, so that the formulas hold under JAX's strictest settings
 from __future__ import annotations
 
 import functools as ft
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -100,6 +101,9 @@ def narrow(out: Shaped[Array, ...], x: Shaped[Array, ...]) -> Shaped[Array, ...]
 def place(values: Shaped[Array, ...], like: Shaped[Array, ...], axis: int) -> Shaped[Array, ...]:
     """Broadcast `values` against `like`, its first axis put at `axis` of it.
 
+    The gradient of values is a sum over all entries that they were brought to, so `like` is to be
+    of a wide dtype: see `with_shared`.
+
     Args:
         values: an array of at most `like.ndim - axis` axes.
         like: the array to match.
@@ -117,3 +121,34 @@ def place(values: Shaped[Array, ...], like: Shaped[Array, ...], axis: int) -> Sh
     if values.shape == like.shape:
         return values
     return lax.broadcast_in_dim(values, like.shape, range(axis, axis + values.ndim))
+
+
+def with_shared(
+    operation: Callable[[Any, Any], Array],
+    x: Shaped[Array, ...],
+    values: Shaped[Array, ...] | None,
+    axis: int,
+) -> Shaped[Array, ...]:
+    """Add or multiply what all examples share, such as a bias: its gradient is a long sum.
+
+    So it is computed in the `wide_dtype`, and given back in the dtype of x. `place` alone could not
+    do it: under `jax.vmap` the sum over the batch belongs to the operation.
+
+    Args:
+        operation: of two arrays of one shape, such as `lax.add`.
+        x: an array.
+        values: what it is combined with; None leaves x as it is.
+        axis: where the first axis of values belongs, counted from the front.
+
+    Returns:
+        An array of the shape and dtype of x.
+
+    Examples:
+        >>> with_shared(lax.add, jnp.zeros((2, 3), jnp.bfloat16), jnp.arange(3), 1)
+        Array([[0, 1, 2],
+               [0, 1, 2]], dtype=bfloat16)
+    """
+    if values is None:
+        return x
+    wide = widen(x)
+    return _as_dtype(operation(wide, place(values, wide, axis)), x.dtype)

@@ -11,7 +11,7 @@ from jaxtyping import Array, ArrayLike, Shaped
 
 from pytreemod.nn.functional.inlining import as_arrays, traced_once
 from pytreemod.nn.functional.linear_functions import linear
-from pytreemod.nn.functional.promotion import place, promote
+from pytreemod.nn.functional.promotion import promote, with_shared
 
 
 def gru_cell(
@@ -216,7 +216,7 @@ def simple_cell(
 
 def _plus(total: Array, bias: Array) -> Array:
     total, bias = promote(total, bias)
-    return total + place(bias, total, total.ndim - 1)
+    return with_shared(lax.add, total, bias, total.ndim - 1)
 
 
 def _parts(gates: Array, count: int) -> Sequence[Array]:

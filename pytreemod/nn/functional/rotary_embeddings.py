@@ -10,6 +10,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Shaped
 
 from pytreemod.nn.functional.inlining import as_arrays, traced_once
+from pytreemod.nn.functional.promotion import with_shared
 
 
 def rotary_tables(
@@ -123,9 +124,9 @@ def _rotary_embedding(x: Array, cos: Array, sin: Array) -> Array:
         dtype = jnp.promote_types(x.dtype, cos.dtype)
     wide = x.astype(dtype)
 
-    def on_both_halves(table: Array) -> Array:
-        both = jnp.concatenate([table, table], axis=-1).astype(dtype)
-        return lax.broadcast_in_dim(both, wide.shape, (wide.ndim - 2, wide.ndim - 1))
+    def times(x: Array, table: Array) -> Array:
+        on_both_halves = jnp.concatenate([table, table], axis=-1).astype(dtype)
+        return with_shared(lax.mul, x, on_both_halves, x.ndim - 2)
 
-    turned = wide * on_both_halves(cos) + rotate_half(wide) * on_both_halves(sin)
+    turned = times(wide, cos) + times(rotate_half(wide), sin)
     return turned.astype(x.dtype)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Shaped
 
 from pytreemod.errors import ArgumentError, explain
 from pytreemod.nn.arguments import check_choice, check_sizes
-from pytreemod.nn.functional.promotion import place, promote
+from pytreemod.nn.functional.promotion import promote, with_shared
 from pytreemod.nn.functional.windows import Padding, Pads, check_padding, extents
 
 TRANSPOSED_PADDING_MODES = ("ZEROS", "CIRCULAR")
@@ -90,7 +90,7 @@ def conv_transpose(
     if wraps:
         x, cuts = _wrap(x, cuts, window, stride)
     y = _spread(x, weight, cuts, stride, dilation, groups)
-    return y if bias is None else lax.add(y, place(bias, y, y.ndim - dims - 1))
+    return with_shared(lax.add, y, bias, y.ndim - dims - 1)
 
 
 def check_output_padding(

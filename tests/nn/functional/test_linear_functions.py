@@ -58,3 +58,35 @@ def test_scale_belongs_to_the_last_axes():
     x, weight = wave(2, 3, 4), wave(3, 1)
 
     assert_close(scale(jnp.asarray(x), jnp.asarray(weight)), x * weight)
+
+
+@pytest.mark.parametrize(
+    ("equation", "x", "weight"),
+    [
+        ("bij,k->bk", (2, 30, 40), (3,)),
+        ("...ij, ki -> ...i", (2, 5, 3, 700), (600, 3)),
+        ("j...i,i->...", (900, 2, 3), (3,)),
+    ],
+)
+def test_axes_of_one_array_alone_are_added_up_in_single_precision(equation, x, weight):
+    """Where nothing is multiplied, a sum of narrow floats would stand still."""
+    arrays = [jnp.asarray(1 + wave(*shape) / 4, jnp.bfloat16) for shape in (x, weight)]
+    expected = np.einsum(equation, *(np.asarray(array, "f8") for array in arrays))
+
+    found = einsum(*arrays, equation=equation)
+
+    assert found.dtype == jnp.bfloat16
+    assert_close(found.astype("f4"), expected, rtol=1e-2, atol=0)
+    wide = [array.astype("f4") for array in arrays]
+    assert_close(einsum(*wide, equation=equation), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("equation", ["ij,jk", "ii,ij->j", "ij,jk->ikl"])
+def test_equations_are_jaxs(equation):
+    """Without an arrow, with a diagonal, with a letter too many: as `jnp.einsum` has it."""
+    x, weight = jnp.asarray(wave(3, 3)), jnp.asarray(wave(3, 2))
+    if "l" in equation:
+        with pytest.raises((TypeError, ValueError), match="l"):
+            einsum(x, weight, equation=equation)
+    else:
+        assert_close(einsum(x, weight, equation=equation), jnp.einsum(equation, x, weight))

@@ -1,9 +1,12 @@
 """Dtypes and broadcasting of the formulas."""
 
+import functools as ft
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from pytreemod.errors import ArgumentError
 from pytreemod.nn.functional.promotion import (
@@ -13,6 +16,7 @@ from pytreemod.nn.functional.promotion import (
     promote,
     wide_dtype,
     widen,
+    with_shared,
 )
 from tests.labels import label
 
@@ -103,3 +107,28 @@ def test_place_puts_an_array_along_the_axes_named():
     assert (place(jnp.arange(3), like, 1) == jnp.arange(3.0)[None, :, None]).all()
     with pytest.raises(TypeError, match="operand dimension sizes must"):
         place(jnp.arange(3), like, 0)
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["as a batch", "mapped"])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=label)
+def test_the_gradient_of_what_examples_share_is_added_up_in_single_precision(dtype, mapped):
+    """A sum of ones would stand still at 256, or at 2048; mapped over, it is the map's sum."""
+    x, values = jnp.zeros((64, 64, 2, 3), dtype), jnp.ones(2, dtype)
+
+    def total(values):
+        call = ft.partial(with_shared, lax.add, values=values, axis=0 if mapped else 2)
+        out = (jax.vmap(jax.vmap(call)) if mapped else call)(x)
+        assert out.dtype == dtype
+        return jnp.sum(out, dtype=jnp.float32)
+
+    assert jax.jit(jax.grad(total))(values).tolist() == [64 * 64 * 3] * 2
+
+
+def test_what_nobody_shares_changes_nothing():
+    """None, as a bias that is not there; and wide numbers are not converted."""
+    x = jnp.zeros((2, 3))
+    program = jax.make_jaxpr(lambda x, b: with_shared(lax.add, x, b, 1))(x, jnp.ones(3))
+
+    assert with_shared(lax.add, x, None, 0) is x
+    names = [equation.primitive.name for equation in program.eqns]
+    assert names == ["broadcast_in_dim", "add"]
