@@ -6,6 +6,7 @@ and the argument. Imports errors, tree and state only, and how a layer is called
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 from collections.abc import Sequence
@@ -488,9 +489,11 @@ def _check_shape(where: Title, name: str, shape: tuple[int, ...] | None, value: 
     if shape is not None and found is not None and len(found) > len(shape):
         cure = mapped_cure(where.layer)
     elif shape and found == shape[1:]:
+        call, arguments = _call_of(where.layer)
+        axes = ", ".join(["None", *["0"] * len(arguments)])
         cure = (
             "One axis is missing. A map over a single layer is told not to map it:",
-            "pm.filter_vmap(lambda m, x: m(x), in_axes=(None, 0))(layer, xs)",
+            f"pm.filter_vmap({call}, in_axes=({axes}))({', '.join(['layer', *arguments])})",
         )
     else:
         has_flag = shape is None or found is None
@@ -533,11 +536,21 @@ def shape_of(value: Any) -> tuple[int, ...] | None:
 
 def mapped_cure(layer: Any) -> Sequence[str]:
     """How layers are called that a map has made as one."""
-    if is_stateful(layer):
-        code = ["pm.filter_vmap(lambda m, x, s: m(x, s))(layers, xs, states)"]
-    else:
-        code = ["pm.filter_vmap(lambda m, x: m(x))(layers, xs)"]
-    return ("Several layers as one are called mapped:", *code)
+    call, arguments = _call_of(layer)
+    code = f"pm.filter_vmap({call})({', '.join(['layers', *arguments])})"
+    return ("Several layers as one are called mapped:", code)
+
+
+def _call_of(layer: Any) -> tuple[str, list[str]]:
+    """A function that calls a layer with all that it takes, and names for what that is mapped over.
+
+    A recurrent cell takes what it carried, too.
+    """
+    parameters = [*inspect.signature(layer).parameters.values()]
+    required = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    more = ["state"] if is_stateful(layer) else required[1:]
+    taken = ", ".join(["x", *(name[0] for name in more)])
+    return f"lambda m, {taken}: m({taken})", ["xs", *(f"{name}s" for name in more)]
 
 
 def check_last_axis(where: TitleLike, x: Array, size: int, argument: str) -> None:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, FieldError, ShapeError
 from tests.labels import label
@@ -101,6 +102,26 @@ def test_each_of_a_pair_is_checked():
     with pytest.raises(ArgumentError, match=r"expected h of shape \(4, 2\), got None"):
         cell(x, (None, fits))
     assert_close(cell(x, [np.ones((4, 2), "f"), fits])[0], cell(x, (fits, fits))[0])
+
+
+@every_cell
+def test_the_cure_of_cells_as_one_cures(make):
+    """The text's code gives each what it carried, too; and so does that for a map too many."""
+    layer = make(3, 2, key=KEY)
+    layers = pm.filter_vmap(lambda key: make(3, 2, key=key))(jax.random.split(KEY, 4))
+    xs = jnp.asarray(wave(4, 3))
+    hiddens = layer.initialize_carry(xs.shape)
+
+    with pytest.raises(ShapeError, match=r"^\w+\(input_size=3, (.|\n)*called mapped:") as several:
+        layers(xs[0], hiddens)
+    with pytest.raises(ShapeError, match=r"expected weight_ih (.|\n)* told not to map") as single:
+        layer.replace(weight_ih=layer.weight_ih[0])(xs[0], hiddens)
+
+    given = {"pm": pm, "layer": layer, "layers": layers, "xs": xs, "hiddens": hiddens}
+    for caught, cells in ((several, pm.unstack(layers)), (single, [layer] * 4)):
+        found = eval(str(caught.value).rpartition("\n")[2], given)
+        expected = [cell(xs[i], pm.unstack(hiddens)[i]) for i, cell in enumerate(cells)]
+        jax.tree.map(assert_close, found, pm.stack(expected))
 
 
 @pytest.mark.parametrize(
