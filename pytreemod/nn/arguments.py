@@ -403,7 +403,7 @@ def check_array(where: TitleLike, x: Any, argument: str = "x") -> Array:
     """
     if isinstance(x, jax.Array):
         # Only a random key has a dtype that is none of NumPy's.
-        if isinstance(x.dtype, np.dtype):
+        if isinstance(x.dtype, np.dtype):  # pyright: ignore[reportUnnecessaryIsInstance]  (JAX annotates none)
             return x
         called = f"layer({argument}, key=key)" if argument == "x" else "layer(..., key=key)"
         cure = ("A random key is passed by name:", called)

@@ -84,7 +84,7 @@ def initialize(
         raise ArgumentError(explain(where, f"it to return {describe(wanted)}", describe(values)))
     # An initializer may be NumPy's; a layer's leaves are JAX's, which jit need not convert. Those
     # that are take as long to be converted as to be drawn.
-    return values if isinstance(values, jax.Array) else jnp.asarray(values)
+    return values if isinstance(values, jax.Array) else jnp.asarray(values)  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
 
 
 def initial_affine(

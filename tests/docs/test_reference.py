@@ -12,7 +12,7 @@ from tests.docs.pages import ROOT
 
 ENTRIES = {
     entry
-    for page in (ROOT / "docs" / "reference").glob("*.md")
+    for page in (ROOT / "docs" / "reference").rglob("*.md")
     for entry in re.findall(r"^::: pytreemod\.([\w.]+)", page.read_text(encoding="utf-8"), re.M)
 }
 DOCUMENTED = [attrgetter(entry)(pytreemod) for entry in ENTRIES]
