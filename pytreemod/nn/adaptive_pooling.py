@@ -32,6 +32,8 @@ from pytreemod.typing import AnyArray
 class AdaptivePool(Module):
     """Reduces spatial axes of any size to a given one.
 
+    The formula is that of [adaptive_pool][pytreemod.nn.functional.adaptive_pool].
+
     An axis of n entries falls into t windows of neighbours that do not overlap: where t divides n
     all are alike, and otherwise the first n % t of them have one entry more than the others, as in
     Equinox. PyTorch's windows differ there: number i goes from floor(i n / t) to

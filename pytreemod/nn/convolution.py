@@ -50,6 +50,8 @@ so that no check at run time could find it to be one."""
 class Conv(Module):
     """A convolution over any number of spatial axes, channels first.
 
+    The formula is that of [conv][pytreemod.nn.functional.conv].
+
     `Conv1d`, `Conv2d` and `Conv3d` are this layer with `num_spatial_dims` filled in.
 
     Shapes:

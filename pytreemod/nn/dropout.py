@@ -40,6 +40,8 @@ from pytreemod.typing import AnyArray
 class Dropout(StatefulLayer):
     """Sets entries to zero with probability p while training; the others are divided by 1 - p.
 
+    The formula is that of [dropout][pytreemod.nn.functional.dropout].
+
     The randomness comes from a key that is passed in, or from a stream that the layer holds. With
     a stream the layer is stateful: it takes its keys from the State, a new one at each call.
 

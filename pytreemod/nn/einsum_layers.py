@@ -35,6 +35,8 @@ from pytreemod.typing import AnyArray
 class LinearGeneral(Module):
     r"""A dense layer over several axes at once: `Linear`, whose sizes are shapes.
 
+    The formula is that of [linear_general][pytreemod.nn.functional.linear_general].
+
     Axes of x are summed over, and those of out_features stand last in the result.
 
     Shapes:
@@ -148,6 +150,8 @@ class LinearGeneral(Module):
 
 class Einsum(Module):
     r"""A sum of products of x with a weight, by an equation, and a bias.
+
+    The formula is that of [einsum][pytreemod.nn.functional.einsum].
 
     Shapes:
         x: as the equation says, of the sizes that weight_shape gives to its letters; `...` stands

@@ -33,6 +33,8 @@ from pytreemod.typing import AnyArray
 class Embedding(Module):
     """A table of vectors, read by row number.
 
+    The formula is that of [embedding][pytreemod.nn.functional.embedding].
+
     Shapes:
         x: any, of integers
         return: (*x.shape, embedding_size)

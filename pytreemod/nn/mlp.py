@@ -40,7 +40,9 @@ def identity(x: Array) -> Array:
 
 
 class MLP(Module):
-    """A multilayer perceptron: `depth` hidden layers of one width, then an output layer.
+    r"""A multilayer perceptron: `depth` hidden layers of one width, then an output layer.
+
+    $x \leftarrow \phi(W_i x + b_i)$ for each hidden layer, and $y = \phi_{out}(W x + b)$.
 
     Shapes:
         x: (..., in_size); (...) if in_size="scalar"

@@ -36,6 +36,8 @@ from pytreemod.typing import AnyArray
 class Pool(Module):
     """Reduces windows over the spatial axes with any associative operation.
 
+    The formula is that of [pool][pytreemod.nn.functional.pool].
+
     `MaxPool1d`, `MaxPool2d`, `MaxPool3d`, `AvgPool1d`, `AvgPool2d` and `AvgPool3d` are the usual
     ones, ready made. Floats narrower than float32 are reduced in float32, and returned in the
     dtype of x.

@@ -52,6 +52,8 @@ INITIAL_ITERATIONS = 15
 class SpectralNorm(StatefulLayer, Generic[_L]):
     r"""Calls a layer with one of its weights divided by its largest singular value.
 
+    $W / \sigma$ with $\sigma = u^\top W v$, where u and v are the first singular vectors, nearly.
+
     That bounds how much the layer can stretch its input, as the discriminator of a generative
     adversarial network wants it. The singular value is estimated by power iteration, which goes on
     from call to call while training, and stands still in inference mode.

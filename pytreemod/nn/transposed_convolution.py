@@ -42,6 +42,8 @@ from pytreemod.typing import AnyArray
 class ConvTranspose(Module):
     """A transposed convolution over any number of spatial axes, channels first.
 
+    The formula is that of [conv_transpose][pytreemod.nn.functional.conv_transpose].
+
     It takes arrays of the shape that `Conv` returns to the shape that `Conv` took, where all
     arguments but the channels are the same: what a layer with strides made small it makes large
     again. An axis of n entries becomes one of

@@ -82,3 +82,31 @@ def test_the_index_names_every_page():
     named = re.findall(r"^\| \[[^\]]*\]\((\w+)\.md\) \|", TEXTS["index"], re.M)
 
     assert sorted(named) == sorted(page for page in TEXTS if page != "index")
+
+
+def public(module, kind):
+    """What a module has of a kind, by name."""
+    return {name: value for name, value in vars(module).items() if kind(value)}
+
+
+FORMULAS = public(nn.functional, inspect.isroutine)
+LAYERS = {
+    name: value
+    for name, value in public(nn, inspect.isclass).items()
+    if issubclass(value, Module) and "__call__" in vars(value)
+}
+BASES = {"StatefulLayer", "RNNCellBase"}
+CALLING = {"Sequential", "Stack", "Bidirectional", "Lambda", "Stateful"}
+WITHOUT_FORMULA = BASES | CALLING | {"Identity", "flip_sequences"}
+"""What calls that which it holds, or moves things."""
+
+
+@pytest.mark.parametrize("name", [*FORMULAS, *LAYERS])
+def test_every_entry_has_shapes_an_example_and_a_formula(name):
+    """A layer may name the function that has its formula."""
+    text = inspect.getdoc((FORMULAS | LAYERS)[name])
+
+    assert "Shapes:" in text or name in WITHOUT_FORMULA
+    assert ">>>" in text
+    has_formula = "$" in text or re.search(r"The formula is that of \[(\w+)\]", text)
+    assert bool(has_formula) is (name not in WITHOUT_FORMULA)

@@ -71,7 +71,9 @@ def weighted_values(
     weights: Shaped[ArrayLike, "*batch heads q_seq kv_seq"],
     value: Shaped[ArrayLike, "*batch kv_seq heads size"],
 ) -> Shaped[Array, "*batch q_seq heads size"]:
-    """For each query the sum of values, by weights.
+    r"""For each query the sum of values, by weights.
+
+    $y_q = \sum_k p_{q,k} v_k$, each head for itself.
 
     Shapes:
         weights: (..., heads, q_seq, kv_seq)

@@ -31,7 +31,10 @@ def conv(
     groups: int = 1,
     padding_mode: str = "ZEROS",
 ) -> Shaped[Array, ...]:
-    """Convolve x with weight (cross-correlation, as everywhere in deep learning).
+    r"""Convolve x with weight (cross-correlation, as everywhere in deep learning).
+
+    $y_{o,i} = b_o + \sum_{c,k} W_{o,c,k} \, x_{c, s i + d k}$, where x is padded, s is the stride,
+    d the dilation, and c goes over the channels of the group that o is in.
 
     The number of spatial axes is `weight.ndim - 2`.
 

@@ -20,6 +20,8 @@ def dropout(
 ) -> Shaped[Array, ...]:
     """Set each entry to zero with probability p, and divide the others by 1 - p.
 
+    $y = m x / (1 - p)$, where each m is 1 with probability $1 - p$, and 0 otherwise.
+
     Shapes:
         x: any
         return: the shape of x

@@ -20,6 +20,8 @@ def embedding(
 ) -> Shaped[Array, "*batch size"]:
     """Read the rows of weight that x names.
 
+    $y_i = W_{x_i}$.
+
     Shapes:
         x: any, of integers
         weight: (num, size)

@@ -64,7 +64,9 @@ def linear_general(
     *,
     axis: Sequence[int] = (-1,),
 ) -> Shaped[Array, ...]:
-    """Sum over several axes of x at once; what comes of them stands last.
+    r"""Sum over several axes of x at once; what comes of them stands last.
+
+    $y_{r,o} = b_o + \sum_i x_{r,i} W_{i,o}$, where i and o are several indices each.
 
     Shapes:
         x: any
@@ -108,6 +110,8 @@ def _linear_general(x: Array, weight: Array, bias: Array | None, *, axis: tuple[
 def scale(x: Shaped[Array, ...], weight: Shaped[Array, ...]) -> Shaped[Array, ...]:
     """Multiply the last axes of x by weight, entry by entry.
 
+    $y = w x$.
+
     Shapes:
         x: (..., *shape)
         weight: what can be broadcast to shape, one size for each of its axes
@@ -145,7 +149,9 @@ def einsum(
     *,
     equation: str,
 ) -> Shaped[Array, ...]:
-    """Sum products of x and weight by an equation, and add a bias to the last axes.
+    r"""Sum products of x and weight by an equation, and add a bias to the last axes.
+
+    $y = b + \sum x W$, over the letters that the result has not.
 
     Shapes:
         x: as the equation says

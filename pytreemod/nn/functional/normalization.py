@@ -250,6 +250,8 @@ def batch_statistics(
 ) -> tuple[Shaped[Array, " channels"], Shaped[Array, " channels"], int]:
     """Mean and biased variance of each channel, over every other axis and the mapped ones.
 
+    $E[x]$ and $E[(x - E[x])^2]$.
+
     Shapes:
         x: any, channels at `channel_axis`
         return: ((channels,), (channels,), int)
@@ -394,7 +396,9 @@ def normalize_batch(
     axis_name: Sequence[Hashable] = (),
     eps: int | float = 1e-5,
 ) -> tuple[Shaped[Array, ...], Shaped[Array, " channels"], Shaped[Array, " channels"], int]:
-    """Normalize each channel by the statistics of the batch itself, as in training.
+    r"""Normalize each channel by the statistics of the batch itself, as in training.
+
+    $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$.
 
     `batch_norm` with what `batch_statistics` gives, in one: the mean is subtracted only once, and
     so the gradient, too, takes one reduction less.
@@ -457,7 +461,7 @@ def _normalize_batch(
 def update_running(
     running: Float[Array, " channels"], new: Shaped[Array, " channels"], momentum: int | float
 ) -> Float[Array, " channels"]:
-    """Move a running average a step: `momentum * running + (1 - momentum) * new`.
+    r"""Move a running average a step: $momentum \cdot running + (1 - momentum) \cdot new$.
 
     Shapes:
         running, new, return: (channels,)
@@ -487,7 +491,9 @@ def moving_average(
     *,
     is_first: Bool[Array, ""] | bool,
 ) -> Float[Array, " channels"]:
-    """`update_running` for an average that begins with its first value, and passes gradients on.
+    r"""`update_running` for an average that begins with its first value, and passes gradients on.
+
+    $momentum \cdot running + (1 - momentum) \cdot new$, and at first $new$.
 
     Shapes:
         running, new, return: (channels,)

@@ -26,7 +26,10 @@ def pool(
     padding: int | Sequence[int] | Sequence[tuple[int, int]] = 0,
     use_ceil: bool = False,
 ) -> Shaped[Array, ...]:
-    """Reduce windows over the last axes of x with an operation of two arguments.
+    r"""Reduce windows over the last axes of x with an operation of two arguments.
+
+    $y_i = x_{s i} \circ x_{s i + 1} \circ \dots \circ x_{s i + k - 1}$, where x is padded with
+    init, s is the stride and k the size of the window.
 
     Floats narrower than float32 are reduced in float32 and returned in the dtype of x; integers
     are reduced in their own dtype, and sums of them may overflow.
@@ -114,7 +117,9 @@ def max_pool(
     padding: int | Sequence[int] | Sequence[tuple[int, int]] = 0,
     use_ceil: bool = False,
 ) -> Shaped[Array, ...]:
-    """Take the largest entry of each window over the last axes of x.
+    r"""Take the largest entry of each window over the last axes of x.
+
+    $y_i = \max_{0 \le j < k} x_{s i + j}$, where s is the stride and k the size of the window.
 
     Shapes:
         x: (..., *spatial), as many spatial axes as `kernel_size` has entries
@@ -155,9 +160,11 @@ def avg_pool(
     padding: int | Sequence[int] | Sequence[tuple[int, int]] = 0,
     use_ceil: bool = False,
 ) -> Shaped[Array, ...]:
-    """Take the mean of each window over the last axes of x; padding counts as zeros.
+    r"""Take the mean of each window over the last axes of x; padding counts as zeros.
 
-    Computed in float32 or wider and returned in the dtype of x; the mean of integers is a float.
+    $y_i = \frac{1}{k} \sum_{j=0}^{k-1} x_{s i + j}$, where s is the stride and k the size of the
+    window. Computed in float32 or wider and returned in the dtype of x; the mean of integers is a
+    float.
 
     Shapes:
         x: (..., *spatial), as many spatial axes as `kernel_size` has entries

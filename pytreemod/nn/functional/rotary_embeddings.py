@@ -55,7 +55,7 @@ def _tables(theta: Array, *, embedding_size: int, end: int, dtype: Any) -> tuple
 
 
 def rotate_half(x: Shaped[ArrayLike, "*batch size"]) -> Shaped[Array, "*batch size"]:
-    """Exchange the halves of the last axis, the second one with its sign changed.
+    """Exchange the halves of the last axis: $(x_1, x_2)$ becomes $(-x_2, x_1)$.
 
     Shapes:
         x: (..., size), of an even size

@@ -22,7 +22,9 @@ def power_iteration(
     num_iterations: int = 1,
     eps: int | float = 1e-12,
 ) -> tuple[Float[Array, " out"], Float[Array, " in"]]:
-    """Move u and v towards the first singular vectors of a weight, seen as a matrix.
+    r"""Move u and v towards the first singular vectors of a weight, seen as a matrix.
+
+    $u \leftarrow W v / \lVert W v \rVert$, then $v \leftarrow W^\top u / \lVert W^\top u \rVert$.
 
     Shapes:
         weight: (out, ...), all axes but the first taken as one, of size in

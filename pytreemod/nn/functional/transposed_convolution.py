@@ -30,7 +30,11 @@ def conv_transpose(
     groups: int = 1,
     padding_mode: str = "ZEROS",
 ) -> Shaped[Array, ...]:
-    """Spread every entry of x over a window of the output: what a convolution's gradient does.
+    r"""Spread every entry of x over a window of the output: what a convolution's gradient does.
+
+    $y_{o, s i + d (K - 1 - k)} = b_o + \sum_{c,i,k} W_{o,c,k} \, x_{c,i}$, cut at both ends by the
+    padding: the sum is over all i and k that lead there; s is the stride, d the dilation, and K the
+    size of the kernel.
 
     It takes an array of the shape of a convolution's output to the shape of its input. The number
     of spatial axes is `weight.ndim - 2`. With a window of `extent = (kernel_size - 1) * dilation +
