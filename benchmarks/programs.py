@@ -196,31 +196,50 @@ def group_norm(arrays: Arrays, x: jax.Array, groups: int) -> jax.Array:
     return out * weight + bias
 
 
-def gru(arrays: Arrays, x: jax.Array) -> jax.Array:
-    weight_ih, weight_hh, bias, bias_n = arrays
+def simple_step(arrays: Arrays, x: jax.Array, h: jax.Array) -> jax.Array:
+    weight_ih, weight_hh, bias = arrays
+    return jnp.tanh(weight_ih @ x + bias + weight_hh @ h)
 
+
+def gru_step(arrays: Arrays, x: jax.Array, h: jax.Array) -> jax.Array:
+    weight_ih, weight_hh, bias, bias_n = arrays
+    from_x, from_h = (jnp.split(y, 3) for y in (weight_ih @ x + bias, weight_hh @ h))
+    reset, update = (jax.nn.sigmoid(from_x[i] + from_h[i]) for i in range(2))
+    new = jnp.tanh(from_x[2] + reset * (from_h[2] + bias_n))
+    return new + update * (h - new)
+
+
+def gru(arrays: Arrays, x: jax.Array) -> jax.Array:
     def step(h: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        from_x, from_h = (jnp.split(y, 3) for y in (weight_ih @ x + bias, weight_hh @ h))
-        reset, update = (jax.nn.sigmoid(from_x[i] + from_h[i]) for i in range(2))
-        new = jnp.tanh(from_x[2] + reset * (from_h[2] + bias_n))
-        h = new + update * (h - new)
+        h = gru_step(arrays, x, h)
         return h, h
 
-    return lax.scan(step, jnp.zeros(weight_hh.shape[1]), x)[1]
+    return lax.scan(step, jnp.zeros(arrays[1].shape[1]), x)[1]
+
+
+def lstm_step(arrays: Arrays, x: jax.Array, h: jax.Array, c: jax.Array) -> Any:
+    weight_ih, weight_hh, bias = arrays
+    i, f, g, o = jnp.split(weight_ih @ x + weight_hh @ h + bias, 4)
+    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+    return jax.nn.sigmoid(o) * jnp.tanh(c), c
 
 
 def lstm(arrays: Arrays, x: jax.Array, reverse: bool = False) -> jax.Array:
-    weight_ih, weight_hh, bias = arrays
-
     def step(hidden: Any, x: jax.Array) -> tuple[Any, jax.Array]:
-        h, c = hidden
-        i, f, g, o = jnp.split(weight_ih @ x + weight_hh @ h + bias, 4)
-        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-        h = jax.nn.sigmoid(o) * jnp.tanh(c)
-        return (h, c), h
+        hidden = lstm_step(arrays, x, *hidden)
+        return hidden, hidden[0]
 
-    zeros = jnp.zeros(weight_hh.shape[1])
+    zeros = jnp.zeros(arrays[1].shape[1])
     return lax.scan(step, (zeros, zeros), x, reverse=reverse)[1]
+
+
+def lstm_both_ways(arrays: Arrays, x: jax.Array) -> jax.Array:
+    return jnp.concatenate([lstm(arrays[:3], x), lstm(arrays[3:], x, reverse=True)], axis=-1)
+
+
+def stack(arrays: Arrays, x: jax.Array) -> jax.Array:
+    """Layers one after the other, whose arrays have one axis more."""
+    return lax.scan(lambda x, layer: (linear(list(layer), x), None), x, tuple(arrays))[0]
 
 
 def instance_norm(arrays: Arrays, x: jax.Array) -> jax.Array:
@@ -443,6 +462,24 @@ def stateless_cases(key: jax.Array) -> list[Case]:
             call=lambda layer, x, mask: layer(x, x, x, mask),
         ),
         Case("Embedding", nn.Embedding(7, 4, key=key), embedding, (jnp.array([3, 0, 6]),)),
+        Case("SimpleCell", nn.SimpleCell(8, 4, key=key), simple_step, (wave(8), wave(4))),
+        Case("GRUCell", nn.GRUCell(8, 4, key=key), gru_step, (wave(8), wave(4))),
+        Case(
+            "LSTMCell",
+            nn.LSTMCell(8, 4, key=key),
+            lambda arrays, *given: lstm_step(arrays, *given)[0],
+            (wave(8), wave(4), wave(4)),
+            call=lambda layer, x, h, c: layer(x, (h, c))[0],
+        ),
+        Case(
+            "Bidirectional",
+            nn.Bidirectional(
+                nn.RNN(nn.LSTMCell(8, 4, key=key)), nn.RNN(nn.LSTMCell(8, 4, key=key))
+            ),
+            lstm_both_ways,
+            (wave(5, 8),),
+        ),
+        Case("Stack", nn.Stack(partial(nn.Linear, 8, 8), 3, key=key), stack, (wave(8),)),
         Case("GRU over time", nn.RNN(nn.GRUCell(8, 4, key=key)), gru, (wave(5, 8),)),
         Case("LSTM over time", nn.RNN(nn.LSTMCell(8, 4, key=key)), lstm, (wave(5, 8),)),
         Case(

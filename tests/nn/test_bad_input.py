@@ -74,12 +74,15 @@ SAID_OF = {("SpectralNorm", "layer"): "weight_name"}
 UNASKED = {(nn.Einsum, "bias_init")}
 """Of what the layer in the catalogue has not, nobody asks for the first values."""
 
-CLASSES = {type(entry.build()[0]): entry for entry in reversed(CATALOGUE)}
+MADE = [entry.build()[0] for entry in reversed(CATALOGUE)]
+# A cell needs what was carried to be called, and is in the catalogue as it is run over time.
+CELLS = {type(layer.cell): layer.cell for layer in MADE if isinstance(layer, nn.RNN)}
+CLASSES = {type(layer): layer for layer in MADE} | CELLS
 
 
 def good(cls):
     """What a layer of the catalogue was made of: what must be given, and all sizes and flags."""
-    layer, made = CLASSES[cls].build()[0], {}
+    layer, made = CLASSES[cls], {}
     for name, parameter in inspect.signature(cls).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
@@ -123,7 +126,7 @@ def test_every_argument_is_checked(cls, name):
     cls(**made)
     named = {cls.__name__}
     if name in PASSED_ON:
-        named |= parts(CLASSES[cls].build()[0])
+        named |= parts(CLASSES[cls])
     for value in bad(name):
         if value == "scalar" or (value is None and is_default(cls, name)):
             continue
@@ -243,6 +246,28 @@ def test_an_input_of_another_dtype_is_refused_or_computed(entry, dtype):
     """Never an error that is not ours."""
     with jax.numpy_dtype_promotion("standard"):
         refused(entry, jnp.ones(jnp.shape(entry.x), dtype))
+
+
+@pytest.mark.parametrize("place", ["input", "hidden"])
+@pytest.mark.parametrize("cell", CELLS.values(), ids=lambda cell: type(cell).__name__)
+def test_a_cell_refuses_what_does_not_fit(cell, place):
+    """Of its input and of what it carried: what is no array, and another shape."""
+    x = jnp.ones(cell.input_size)
+    carry = cell.initialize_carry(x.shape)
+    leaves, structure = jax.tree.flatten(carry)
+    fits = x if place == "input" else leaves[-1]
+    shapes = [(), (1,), (fits.size + 1,), (1, fits.size), (2, fits.size)]
+    bad = ["text", None, object(), KEY, np.array("text"), {"a": fits}, *map(jnp.ones, shapes)]
+    # With batch axes, an input has them before any others are known.
+    bad = bad[:-2] if place == "input" else bad
+    for value in bad:
+        changed = jax.tree.unflatten(structure, [*leaves[:-1], value])
+        given = (value, carry) if place == "input" else (x, changed)
+        with pytest.raises(
+            PytreemodError, match=rf"^{type(cell).__name__}\(.*: expected "
+        ) as caught:
+            cell(*given)
+        assert re.search(r"expected (x|input|h|c|hidden)\b", str(caught.value)), str(caught.value)
 
 
 def test_the_error_of_a_stacked_layer_names_it():
