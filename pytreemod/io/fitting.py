@@ -20,7 +20,8 @@ from pytreemod.io.descriptions import describe_tree
 from pytreemod.io.leaf_names import TABLE, joined, mismatches, words_of
 from pytreemod.io.placing import CURE_WIDTH, is_key, is_too_wide, keys_form
 from pytreemod.io.reports import LoadReport
-from pytreemod.io.tables import Leaf, Table, read_table, renamed_table, restacked
+from pytreemod.io.restacking import restacked
+from pytreemod.io.tables import Leaf, Table, read_table, renamed_table
 from pytreemod.tree.kinds import PYTHON_SCALARS
 from pytreemod.tree.paths import some_of
 from pytreemod.tree.prefixes import By

@@ -22,7 +22,7 @@ from pytreemod.io.placing import as_in, as_told, check_widths
 from pytreemod.io.rebuilding import rebuild_tree
 from pytreemod.io.reports import LoadReport
 from pytreemod.io.saving import DESCRIPTION, USERS, VERSION
-from pytreemod.io.tables import Leaf, Source, Table, read_table
+from pytreemod.io.tables import Leaf, Source, Stacked, Table, first_name, read_table
 from pytreemod.tree.kinds import PYTHON_SCALARS
 from pytreemod.typing import AnyArray, FilterSpec, PyTree, jtu
 
@@ -221,7 +221,7 @@ def description_of(file: Container, where: str) -> dict[str, Any] | None:
 def table_of(file: Container, about: dict[str, Any] | None, where: str) -> Table:
     """A file's leaves and configuration, by name."""
     arrays = {
-        name: Leaf({"is": "jax"}, entry.shape, entry.dtype, Source((name,)))
+        name: Leaf({"is": "jax"}, entry.shape, entry.dtype, name)
         for name, entry in file.entries.items()
     }
     if about is None:
@@ -243,8 +243,8 @@ def _carried_out(plan: LoadPlan, file: Container, like: PyTree, where: str) -> A
     starts = {name: entry.start for name, entry in file.entries.items()}
 
     def start_of(move: Move) -> int:
-        names = move.leaf.source.names
-        return starts[names[0]] if names else -1
+        source = move.leaf.source
+        return -1 if source is None else starts[first_name(source)]
 
     # In the order of the file, and all parts of one array after another.
     for move in sorted(plan.moves, key=start_of):
@@ -254,7 +254,7 @@ def _carried_out(plan: LoadPlan, file: Container, like: PyTree, where: str) -> A
                 reader = ConfigurationReader(where)
                 leaves[move.place] = reader.read(move.leaf.form["value"], move.name)
             continue
-        array: Any = read(move.leaf)
+        array: Any = read(cast("Source", move.leaf.source))
         impl = move.leaf.form.get("impl")
         if move.name in plan.reshaped and impl is None:
             array = array.reshape(old.shape)
@@ -263,26 +263,36 @@ def _carried_out(plan: LoadPlan, file: Container, like: PyTree, where: str) -> A
     return treedef.unflatten(leaves)
 
 
-def _reader_of(file: Container) -> Callable[[Leaf], AnyArray]:
-    """What reads the array of a leaf. Of one that has several, the last is kept for the next."""
-    kept: dict[str, Any] = {}
+def _reader_of(file: Container) -> Callable[[Source], AnyArray]:
+    """What reads an array. Of one that is taken apart, the whole is kept for the next part."""
+    kept: dict[Source, Any] = {}
 
-    def read(leaf: Leaf) -> AnyArray:
-        names, row = leaf.source
-        if row is not None:
-            if names[0] not in kept:
-                kept.clear()
-                kept[names[0]] = file.read(names[0])
-            return kept[names[0]][row].copy()
-        kept.clear()
-        if len(names) == 1:
-            return file.read(names[0])
-        stacked = np.empty(leaf.shape, leaf.dtype)
-        for i, name in enumerate(names):
-            stacked[i] = file.read(name)
-        return stacked
+    def read(source: Source) -> AnyArray:
+        if isinstance(source, str):
+            return file.read(source)
+        if isinstance(source, Stacked):
+            return _stacked(read, source)
+        whole, axis, at = source
+        if whole not in kept:
+            kept[whole] = read(whole)
+        # A copy, or the whole would stay with each part.
+        return np.array(kept[whole][(*[slice(None)] * axis, at)])
 
-    return read
+    def read_next(source: Source) -> AnyArray:
+        if kept and first_name(source) != first_name(next(iter(kept))):
+            kept.clear()
+        return read(source)
+
+    return read_next
+
+
+def _stacked(read: Callable[[Source], AnyArray], source: Stacked) -> AnyArray:
+    parts, axis = source
+    first: Any = read(parts[0])
+    made: Any = np.empty((*first.shape[:axis], len(parts), *first.shape[axis:]), first.dtype)
+    for i, part in enumerate(parts):
+        made[(*[slice(None)] * axis, i)] = read(part) if i else first
+    return made
 
 
 # ---- without `like`

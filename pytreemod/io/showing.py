@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Sequence
 from math import prod
+from typing import cast
 
 from pytreemod.errors import PytreemodError, short_dtype
 from pytreemod.io.access import StrPath, shown_path
@@ -18,7 +19,7 @@ from pytreemod.io.configuration import describe_json
 from pytreemod.io.containers import Container
 from pytreemod.io.loading import description_of, table_of
 from pytreemod.io.saving import USERS
-from pytreemod.io.tables import Leaf, Table
+from pytreemod.io.tables import Leaf, Source, Table, first_name
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -125,7 +126,7 @@ def _told(path: StrPath) -> dict[str, tuple[str, str]]:
 def _checksum(file: Container, leaf: Leaf) -> str:
     if not leaf.is_array:
         return json.dumps(leaf.form["value"])
-    entry = file.entries[leaf.source.names[0]]
+    entry = file.entries[first_name(cast("Source", leaf.source))]
     # A file of other tools has no checksums.
     return str(
         entry.checksum if entry.checksum is not None else hash(file.read(entry.name).tobytes())

@@ -1,7 +1,6 @@
-"""Trees by names: what is renamed, and layers as one or in a list."""
+"""Trees by names, and what is renamed."""
 
 import json
-import re
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +11,14 @@ from pytreemod import nn
 from pytreemod.errors import ArgumentError, FileError
 from pytreemod.io.containers import write_container
 from pytreemod.io.descriptions import describe_tree
-from pytreemod.io.tables import Leaf, Source, Table, read_table, renamed_table
-from tests.helpers.comparing import assert_same
+from pytreemod.io.tables import Leaf, Table, read_table, renamed_table
 from tests.helpers.trees import ramp
 
 
 def table_of(tree):
     described = describe_tree(tree, "save")
     arrays = {
-        name: Leaf({}, jnp.shape(leaf), leaf.dtype, Source((name,)))
+        name: Leaf({}, jnp.shape(leaf), leaf.dtype, name)
         for name, leaf in described.leaves.items()
         if isinstance(leaf, jax.Array)
     }
@@ -87,126 +85,3 @@ def test_rename_of_what_is_not_there_or_to_one_name_is_refused():
         renamed_table(names("a"), {"b": "c"}, "load")
     with pytest.raises(ArgumentError, match="expected a name for each leaf, got 'b' for two"):
         renamed_table(names("a", "b"), {"a": "b"}, "load")
-
-
-class Block(nn.StatefulLayer):
-    """A layer with everything that a stack must take along: arrays, statistics, configuration."""
-
-    linear: nn.Linear
-    norm: nn.BatchNorm
-    act: object
-
-    def __init__(self, *, key, act=jax.nn.relu):
-        self.linear = nn.Linear(3, 3, key=key)
-        self.norm = nn.BatchNorm(3)
-        self.act = act
-
-    def __call__(self, x, state):
-        y, state = self.norm(self.linear(x), state)
-        return self.act(y), state
-
-
-class Net(pm.Module):
-    """A network whose blocks are kept as one."""
-
-    blocks: nn.Stack
-    head: nn.Linear
-
-    def __init__(self, key):
-        self.blocks = nn.Stack(Block, 3, key=key)
-        self.head = nn.Linear(3, 2, key=key)
-
-
-class ListNet(pm.Module):
-    """The same with a list."""
-
-    blocks: list[Block]
-    head: nn.Linear
-
-    def __init__(self, key):
-        self.blocks = [Block(key=k) for k in jax.random.split(key, 3)]
-        self.head = nn.Linear(3, 2, key=key)
-
-
-class SequentialNet(pm.Module):
-    """The same with a Sequential."""
-
-    blocks: nn.Sequential
-    head: nn.Linear
-
-    def __init__(self, key):
-        self.blocks = nn.Sequential([Block(key=k) for k in jax.random.split(key, 3)])
-        self.head = nn.Linear(3, 2, key=key)
-
-
-def made(cls, seed):
-    """A network with statistics that are not those of a new one."""
-    model, state = pm.make_with_state(cls)(jax.random.key(seed))
-    x = ramp(4, 3, start=ramp(1)[0])
-    if cls is ListNet:
-        for block in model.blocks:
-            x, state = block(x, state)
-    else:
-        x, state = model.blocks(x, state)
-    return {"model": model, "state": state}
-
-
-def outputs(tree):
-    """What a network computes with its statistics."""
-    model, state = pm.inference_mode(tree["model"]), tree["state"]
-    x = ramp(2, 3)
-    if isinstance(model, ListNet):
-        for block in model.blocks:
-            x, state = block(x, state)
-    else:
-        x, state = model.blocks(x, state)
-    return model.head(x)
-
-
-@pytest.mark.parametrize(
-    ("cls", "other"), [(Net, ListNet), (ListNet, Net), (Net, SequentialNet), (SequentialNet, Net)]
-)
-def test_layers_as_one_and_in_a_list_are_loaded_into_one_another(cls, other, tmp_path):
-    """With their statistics; the network computes what the one did that was saved."""
-    tree, like = made(cls, 0), made(other, 1)
-    pm.save(tmp_path / "net", tree)
-    # Their own classes are two; of the layers' nothing may differ.
-    loaded, report = pm.load(tmp_path / "net", like, strict=False)
-
-    assert all("model: like" in line for line in report.configuration)
-    assert not report.missing
-    assert not report.unexpected
-    expected = outputs(made(cls, 0))
-    assert jnp.allclose(outputs(loaded), expected, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("inner", [False, True])
-def test_a_stack_and_a_sequential_are_one_in_a_strict_load(inner, tmp_path):
-    def layers(seed):
-        return [nn.Linear(3, 3, key=k) for k in jax.random.split(jax.random.key(seed), 2)]
-
-    stack = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 2, key=jax.random.key(2))
-    one, two = (stack, nn.Sequential(layers(1)))
-    if inner:
-        one, two = {"a": one, "b": layers(2)}, {"a": two, "b": layers(3)}
-    pm.save(tmp_path / "one", one)
-    pm.save(tmp_path / "two", pm.load(tmp_path / "one", two))
-
-    assert_same(pm.load(tmp_path / "two", one), one)
-
-
-def test_layers_that_differ_cannot_be_one(tmp_path):
-    """Neither in their configuration, nor in their shapes, nor in their number."""
-    like = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 2, key=jax.random.key(2))
-    key = jax.random.key(0)
-    odd = nn.Linear(3, 3, use_bias=False, key=key)
-    pm.save(tmp_path / "odd", [nn.Linear(3, 3, key=key), odd])
-    with pytest.raises(FileError, match=r"layers that differ in their numbers only"):
-        pm.load(tmp_path / "odd", like)
-    drops = [nn.Dropout(0.5), nn.Dropout(0.1)]
-    pm.save(tmp_path / "drops", drops)
-    with pytest.raises(FileError, match=r"layers that differ in their numbers only"):
-        pm.load(tmp_path / "drops", nn.Stack(lambda: nn.Dropout(0.5), 2))
-    pm.save(tmp_path / "more", [nn.Linear(3, 3, key=key)] * 3)
-    with pytest.raises(FileError, match=re.escape("layer.weight: missing")):
-        pm.load(tmp_path / "more", like)

@@ -1,0 +1,251 @@
+"""Layers that are kept as one and layers in a list: loaded into one another, each in its place."""
+
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import FileError
+from tests.helpers.comparing import assert_same
+from tests.helpers.trees import ramp
+
+
+class Block(nn.StatefulLayer):
+    """A layer with everything that a stack must take along: arrays, statistics, configuration."""
+
+    linear: nn.Linear
+    norm: nn.BatchNorm
+    act: object
+
+    def __init__(self, *, key, act=jax.nn.relu):
+        self.linear = nn.Linear(3, 3, key=key)
+        self.norm = nn.BatchNorm(3)
+        self.act = act
+
+    def __call__(self, x, state):
+        y, state = self.norm(self.linear(x), state)
+        return self.act(y), state
+
+
+class Net(pm.Module):
+    """A network whose blocks are kept as one."""
+
+    blocks: nn.Stack
+    head: nn.Linear
+
+    def __init__(self, key):
+        self.blocks = nn.Stack(Block, 3, key=key)
+        self.head = nn.Linear(3, 2, key=key)
+
+
+class ListNet(pm.Module):
+    """The same with a list."""
+
+    blocks: list[Block]
+    head: nn.Linear
+
+    def __init__(self, key):
+        self.blocks = [Block(key=k) for k in jax.random.split(key, 3)]
+        self.head = nn.Linear(3, 2, key=key)
+
+
+class SequentialNet(pm.Module):
+    """The same with a Sequential."""
+
+    blocks: nn.Sequential
+    head: nn.Linear
+
+    def __init__(self, key):
+        self.blocks = nn.Sequential([Block(key=k) for k in jax.random.split(key, 3)])
+        self.head = nn.Linear(3, 2, key=key)
+
+
+def made(cls, seed):
+    """A network with statistics that are not those of a new one."""
+    model, state = pm.make_with_state(cls)(jax.random.key(seed))
+    x = ramp(4, 3, start=ramp(1)[0])
+    if cls is ListNet:
+        for block in model.blocks:
+            x, state = block(x, state)
+    else:
+        x, state = model.blocks(x, state)
+    return {"model": model, "state": state}
+
+
+def outputs(tree):
+    """What a network computes with its statistics."""
+    model, state = pm.inference_mode(tree["model"]), tree["state"]
+    x = ramp(2, 3)
+    if isinstance(model, ListNet):
+        for block in model.blocks:
+            x, state = block(x, state)
+    else:
+        x, state = model.blocks(x, state)
+    return model.head(x)
+
+
+@pytest.mark.parametrize(
+    ("cls", "other"), [(Net, ListNet), (ListNet, Net), (Net, SequentialNet), (SequentialNet, Net)]
+)
+def test_layers_as_one_and_in_a_list_are_loaded_into_one_another(cls, other, tmp_path):
+    """With their statistics; the network computes what the one did that was saved."""
+    tree, like = made(cls, 0), made(other, 1)
+    pm.save(tmp_path / "net", tree)
+    # Their own classes are two; of the layers' nothing may differ.
+    loaded, report = pm.load(tmp_path / "net", like, strict=False)
+
+    assert all("model: like" in line for line in report.configuration)
+    assert not report.missing
+    assert not report.unexpected
+    expected = outputs(made(cls, 0))
+    assert jnp.allclose(outputs(loaded), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_stack_and_a_sequential_are_one_in_a_strict_load(inner, tmp_path):
+    def layers(seed):
+        return [nn.Linear(3, 3, key=k) for k in jax.random.split(jax.random.key(seed), 2)]
+
+    stack = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 2, key=jax.random.key(2))
+    one, two = (stack, nn.Sequential(layers(1)))
+    if inner:
+        one, two = {"a": one, "b": layers(2)}, {"a": two, "b": layers(3)}
+    pm.save(tmp_path / "one", one)
+    pm.save(tmp_path / "two", pm.load(tmp_path / "one", two))
+
+    assert_same(pm.load(tmp_path / "two", one), one)
+
+
+def test_layers_that_differ_cannot_be_one(tmp_path):
+    """Neither in their configuration, nor in their shapes, nor in their number."""
+    like = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 2, key=jax.random.key(2))
+    key = jax.random.key(0)
+    odd = nn.Linear(3, 3, use_bias=False, key=key)
+    pm.save(tmp_path / "odd", [nn.Linear(3, 3, key=key), odd])
+    with pytest.raises(FileError, match=r"layers that differ in their numbers only"):
+        pm.load(tmp_path / "odd", like)
+    drops = [nn.Dropout(0.5), nn.Dropout(0.1)]
+    pm.save(tmp_path / "drops", drops)
+    with pytest.raises(FileError, match=r"layers that differ in their numbers only"):
+        pm.load(tmp_path / "drops", nn.Stack(lambda: nn.Dropout(0.5), 2))
+    pm.save(tmp_path / "more", [nn.Linear(3, 3, key=key)] * 3)
+    with pytest.raises(FileError, match=re.escape("layer.weight: missing")):
+        pm.load(tmp_path / "more", like)
+
+
+# ---- in one another
+
+FORMS = list(itertools.product(("stack", "list"), repeat=2))
+"""How the outer layers are kept, and how the inner ones."""
+
+
+def layers_of(form, make, key):
+    if form == "stack":
+        return nn.Stack(make, 2, key=key)
+    return nn.Sequential([make(key=k) for k in jax.random.split(key)])
+
+
+def nested(forms, seed):
+    """Twice two blocks, in which no two numbers are the same."""
+    outer, inner = forms
+
+    def net(key):
+        return layers_of(outer, lambda key: layers_of(inner, Block, key), key)
+
+    model, state = pm.make_with_state(net)(jax.random.key(seed))
+    tree = {"model": model, "state": state}
+    leaves, start = {}, seed * 1000
+    for name, leaf in pm.named_leaves(tree).items():
+        leaves[name] = jnp.arange(start, start + leaf.size, dtype=leaf.dtype).reshape(leaf.shape)
+        start += leaf.size
+    return pm.from_named(tree, leaves)
+
+
+def blocks(tree, forms):
+    """The leaves of each block, wherever these stand."""
+    found = {place: {} for place in itertools.product(range(2), repeat=2)}
+    named = pm.named_leaves(tree)
+    for place in found:
+        steps = ["layer" if f == "stack" else f"layers.{i}" for f, i in zip(forms, place)]
+        index = tuple(i for f, i in zip(forms, place) if f == "stack")
+        for part in ("model", "state"):
+            start = ".".join([part, *steps, ""])
+            own = {n: leaf[index] for n, leaf in named.items() if n.startswith(start)}
+            found[place] |= {f"{part}.{n[len(start) :]}": leaf for n, leaf in own.items()}
+    return found
+
+
+@pytest.mark.parametrize("saved", FORMS, ids="-".join)
+@pytest.mark.parametrize("like", FORMS, ids="-".join)
+def test_stacks_in_stacks_keep_each_layer_in_its_place(saved, like, tmp_path):
+    """As many layers within as without: an axis that is taken for another one tells nobody."""
+    tree = nested(saved, 0)
+    pm.save(tmp_path / "net", tree)
+    loaded, report = pm.load(tmp_path / "net", nested(like, 1), strict=False)
+
+    assert not report.missing
+    assert not report.unexpected
+    expected = blocks(tree, saved)
+    assert len(expected[0, 1]) == 6
+    assert_same(blocks(loaded, like), expected)
+
+
+def test_numbers_of_each_layer_are_of_the_kind_of_likes(tmp_path):
+    """A part of an array of NumPy without axes would be a scalar."""
+
+    class Scale(pm.Module):
+        by: object
+
+        def __call__(self, x):
+            return x * self.by
+
+    def scale(number):
+        return Scale(np.asarray(number, np.float32))
+
+    stack = nn.Stack(lambda: Scale(jnp.ones(())), 2)
+    pm.save(tmp_path / "one", stack)
+    loaded = pm.load(tmp_path / "one", [scale(2.0), scale(3.0)], strict=False)[0]
+
+    assert_same(loaded, [scale(1.0), scale(1.0)])
+    loaded[0].by[...] = 5.0
+    assert loaded[1].by == 1.0
+
+
+def test_what_has_as_many_items_as_a_stack_has_layers_stays_a_list(tmp_path):
+    """A State may be that of another part: its names are no reason to bring it together."""
+
+    def run(linears):
+        norms, state = pm.make_with_state(lambda: nn.Sequential([nn.BatchNorm(2)] * 2))()
+        return {"linears": linears, "norms": norms, "state": state}
+
+    stack = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 2, key=jax.random.key(2))
+    linears = [nn.Linear(3, 3, key=k) for k in jax.random.split(jax.random.key(0))]
+    pm.save(tmp_path / "run", run(linears))
+    loaded = pm.load(tmp_path / "run", run(stack))
+
+    assert_same(loaded["linears"].layer.weight, jnp.stack([x.weight for x in linears]))
+
+
+def test_layers_without_arrays_are_counted_too(tmp_path):
+    """Three layers are not two, though nothing would be lost."""
+    pm.save(tmp_path / "drops", nn.Stack(lambda: nn.Dropout(0.5), 3))
+    with pytest.raises(FileError, match="depth: only the file has it, 3"):
+        pm.load(tmp_path / "drops", nn.Sequential([nn.Dropout(0.5)] * 2))
+    loaded = pm.load(tmp_path / "drops", nn.Sequential([nn.Dropout(0.5)] * 3))
+    assert len(loaded.layers) == 3
+    pm.save(tmp_path / "more", {"x": ramp(2), "drops": nn.Stack(lambda: nn.Dropout(0.5), 3)})
+    with pytest.raises(FileError, match=r"drops: only the file has it, pytreemod.nn.Stack"):
+        pm.load(tmp_path / "more", {"x": ramp(2)})
+
+
+def test_a_stack_of_no_layers_is_no_list(tmp_path):
+    """There is no first layer to look at."""
+    like = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 0, key=jax.random.key(2))
+    pm.save(tmp_path / "none", {"layers": [], "x": ramp(2)})
+    with pytest.raises(FileError, match=r"layers.layer.weight: missing"):
+        pm.load(tmp_path / "none", {"layers": like, "x": ramp(2)})
