@@ -17,6 +17,7 @@ import numpy as np
 from pytreemod.errors import ArgumentError, FileError, describe, explain, short_dtype
 from pytreemod.io.configuration import Json, are_same, describe_json
 from pytreemod.io.descriptions import describe_tree
+from pytreemod.io.encodings import can_be_written
 from pytreemod.io.leaf_names import TABLE, joined, mismatches, words_of
 from pytreemod.io.placing import CURE_WIDTH, is_key, is_too_wide, keys_form
 from pytreemod.io.reports import LoadReport
@@ -26,7 +27,7 @@ from pytreemod.tree.kinds import PYTHON_SCALARS
 from pytreemod.tree.paths import some_of
 from pytreemod.tree.prefixes import By
 from pytreemod.tree.selecting import as_selector
-from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
+from pytreemod.typing import FilterSpec, PyTree, Tracer, class_of, jtu
 
 
 class LoadOptions(NamedTuple):
@@ -105,6 +106,7 @@ def fit(theirs: Table, like: PyTree, options: LoadOptions, where: str) -> LoadPl
         ArgumentError: an option is unusable.
     """
     described = describe_tree(like, where)
+    _check_not_traced(described.leaves, where)
     ours = _table_of(described.tree, described.leaves)
     plan = LoadPlan()
     if options.rename:
@@ -121,9 +123,20 @@ def fit(theirs: Table, like: PyTree, options: LoadOptions, where: str) -> LoadPl
         _fit_configuration(plan, theirs, ours, concerned, options.strict)
     if plan.problems:
         _refuse(plan, options.strict, where)
-    if not plan.moves and theirs.leaves and chosen and options.missing is None:
+    is_any = any(spot.name in theirs.leaves for spot in chosen)
+    if not is_any and theirs.leaves and chosen and options.missing is None:
         raise _nothing_fits(where, [spot.name for spot in chosen], [*theirs.leaves])
     return plan
+
+
+def _check_not_traced(leaves: Mapping[str, Any], where: str) -> None:
+    """What is read while a function is traced stays what it was, whatever the file becomes."""
+    traced = [name for name, leaf in leaves.items() if isinstance(leaf, Tracer)]
+    if traced:
+        cure = "load outside of filter_jit, and give the function what was loaded"
+        expected = "arrays in like, or shapes alone"
+        text = explain(where, expected, "some that are traced", places=traced, cure=cure)
+        raise ArgumentError(text)
 
 
 def _table_of(tree: Json, leaves: Mapping[str, Any]) -> Table:
@@ -157,6 +170,9 @@ def _fit_leaf(plan: LoadPlan, spot: _Spot, theirs: Table, strict: bool) -> None:
         if (spot.missing or ("error" if strict else "keep")) == "keep":
             _keep(plan, spot)
         return
+    if _is_configuration(spot, leaf):
+        _fit_value(plan, spot, leaf, strict)
+        return
     wrong = _misfit(plan, spot, leaf, theirs.is_described, strict)
     if wrong is None:
         is_cast = spot.cast is not None and leaf.is_array and leaf.dtype != spot.cast
@@ -166,6 +182,20 @@ def _fit_leaf(plan: LoadPlan, spot: _Spot, theirs: Table, strict: bool) -> None:
         _keep(plan, spot)
     else:
         plan.problems.append(f"{spot.name or '<root>'}: {wrong}")
+
+
+def _is_configuration(spot: _Spot, leaf: Leaf) -> bool:
+    """Whether it is a text here and there, or a function: configuration in all but its place."""
+    return not (spot.told.is_array or leaf.is_array or type(spot.old) in PYTHON_SCALARS)
+
+
+def _fit_value(plan: LoadPlan, spot: _Spot, leaf: Leaf, strict: bool) -> None:
+    if are_same(spot.told.form["value"], leaf.form["value"]):
+        plan.moves.append(Move(spot.place, spot.name, leaf, None))
+    elif strict and spot.missing != "keep":
+        plan.problems.append(f"{spot.name or '<root>'}: {_differ(spot.old, leaf)}")
+    else:
+        plan.configuration.append(f"{spot.name or '<root>'}: {_differ(spot.old, leaf)}")
 
 
 def _keep(plan: LoadPlan, spot: _Spot) -> None:
@@ -180,7 +210,7 @@ def _misfit(
     """What is wrong with a leaf of the file for a place; None if nothing is."""
     old = spot.old
     if not leaf.is_array or not spot.told.is_array:
-        return None if _is_same_value(spot, leaf, strict) else _differ(old, leaf)
+        return None if _is_same_number(old, leaf) else _differ(old, leaf)
     # A file of other tools knows no keys, but their numbers.
     if is_key(old) or (is_described and leaf.form.get("is") == "key"):
         return None if _are_same_keys(old, leaf) else _differ(old, leaf)
@@ -189,12 +219,13 @@ def _misfit(
         if strict or not is_same:
             return _differ(old, leaf)
         plan.reshaped.add(spot.name)
-    if spot.cast is not None and _are_of_one_kind(leaf.dtype, spot.cast):
-        return None
     if leaf.dtype == old.dtype:
         return None
+    # No cast makes counts of weights.
     if not _are_of_one_kind(leaf.dtype, old.dtype):
         return _differ(old, leaf)
+    if spot.cast is not None and _are_of_one_kind(leaf.dtype, spot.cast):
+        return None
     plan.castable.add(str(old.dtype))
     return f"{_differ(old, leaf)}{_SEE_CAST}"
 
@@ -209,17 +240,13 @@ def _are_same_keys(old: Any, leaf: Leaf) -> bool:
     return form is not None and form.shape == tuple(old.shape) and form.dtype == old.dtype
 
 
-def _is_same_value(spot: _Spot, leaf: Leaf, strict: bool) -> bool:
-    """Whether what is no array, here or there, may be taken from the file."""
-    old = spot.old
-    if type(old) in PYTHON_SCALARS:
-        if leaf.is_array:
-            return leaf.shape == () and _kind_of(leaf.dtype) == _kind_of(class_of(old))
-        return _class_of_json(leaf.form["value"]) is type(old)
-    if spot.told.is_array or leaf.is_array:
+def _is_same_number(old: Any, leaf: Leaf) -> bool:
+    """Whether one of Python's numbers may become what the file has."""
+    if type(old) not in PYTHON_SCALARS:
         return False
-    # A text, or a function: it is configuration in all but its place.
-    return not strict or are_same(spot.told.form["value"], leaf.form["value"])
+    if leaf.is_array:
+        return leaf.shape == () and _kind_of(leaf.dtype) == _kind_of(class_of(old))
+    return _class_of_json(leaf.form["value"]) is type(old)
 
 
 def _differ(old: Any, leaf: Leaf) -> str:
@@ -367,7 +394,8 @@ def _missing(missing: Any, like: PyTree, where: str) -> list[str | None]:
 
 
 def _casts(cast_to: Any, like: PyTree, where: str) -> list[Any]:
-    return [value and _dtype(value, where) for value in _for_each(cast_to, like)]
+    values = _for_each(cast_to, like)
+    return [None if value is None else _dtype(value, where) for value in values]
 
 
 def _for_each(value: Any, like: PyTree) -> list[Any]:
@@ -377,11 +405,13 @@ def _for_each(value: Any, like: PyTree) -> list[Any]:
 
 
 def _dtype(value: Any, where: str) -> Any:
+    expected = "a dtype of numbers, or a pm.by of dtypes"
     try:
         dtype = jnp.dtype(value)
-    except TypeError as error:
-        expected = "a dtype, or a pm.by of dtypes"
+    except (TypeError, ValueError) as error:
         raise ArgumentError(explain(f"{where}, cast", expected, describe(value))) from error
+    if not can_be_written(dtype):
+        raise ArgumentError(explain(f"{where}, cast", expected, str(dtype)))
     if is_too_wide(dtype):
         expected = "a dtype that JAX has"
         text = explain(f"{where}, cast", expected, str(dtype), cure=CURE_WIDTH[:2])

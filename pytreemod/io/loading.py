@@ -18,7 +18,7 @@ from pytreemod.io.access import StrPath, shown_path
 from pytreemod.io.configuration import ConfigurationReader, Json
 from pytreemod.io.containers import Container
 from pytreemod.io.fitting import LoadOptions, LoadPlan, Move, fit
-from pytreemod.io.placing import as_in, as_told, check_widths
+from pytreemod.io.placing import as_dtype, as_in, as_told, check_widths
 from pytreemod.io.rebuilding import rebuild_tree
 from pytreemod.io.reports import LoadReport
 from pytreemod.io.saving import DESCRIPTION, USERS, VERSION
@@ -258,7 +258,8 @@ def _carried_out(plan: LoadPlan, file: Container, like: PyTree, where: str) -> A
         impl = move.leaf.form.get("impl")
         if move.name in plan.reshaped and impl is None:
             array = array.reshape(old.shape)
-        array = array if move.cast is None else array.astype(move.cast)
+        if move.cast is not None:
+            array = as_dtype(array, move.cast, where, move.name)
         leaves[move.place] = as_in(old, array, impl, where, move.name)
     return treedef.unflatten(leaves)
 

@@ -82,6 +82,45 @@ def as_in(old: Any, array: Any, impl: Json, where: str, name: str) -> Any:
     return _weakly(made) if getattr(old, "weak_type", False) and sharding is None else made
 
 
+def as_dtype(array: Any, dtype: Any, where: str, name: str) -> Any:
+    """An array in another dtype of its kind.
+
+    Args:
+        array: what was read.
+        dtype: what it is cast to.
+        where: the call, for errors.
+        name: of the leaf, for errors.
+
+    Raises:
+        FileError: there are numbers in it that the dtype does not have.
+    """
+    is_whole = jnp.issubdtype(dtype, jnp.integer)
+    # Those of four bits can neither be compared nor cast into one another.
+    plain = array.astype(np.int8) if is_whole and array.dtype.kind not in "iu" else array
+    # NumPy would make infinities of what is too large, with a warning, and wrap whole numbers
+    # around without one.
+    with np.errstate(over="ignore"):
+        made = plain.astype(dtype)
+    if is_whole:
+        lost = (plain < int(jnp.iinfo(dtype).min)) | (plain > int(jnp.iinfo(dtype).max))
+    else:
+        lost = ~np.isfinite(made) & np.isfinite(plain)
+    if lost.any():
+        raise FileError(
+            explain(
+                where,
+                f"numbers that {dtype} has",
+                f"{plain[lost][0]}",
+                places=[name],
+                cure=["leave it as it is, and cast others:", _CURE_CAST],
+            )
+        )
+    return made
+
+
+_CURE_CAST = 'pm.load(..., cast=pm.by({"head.**": None, ...: "bfloat16"}))'
+
+
 def keys_form(shape: tuple[int, ...], impl: Json) -> Any:
     """Shape and dtype of the keys that numbers of a shape are; None if they are none."""
     numbers = jax.ShapeDtypeStruct(shape, np.uint32)

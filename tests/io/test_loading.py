@@ -259,6 +259,28 @@ def test_cast_takes_a_dtype_or_a_rule(tmp_path):
     assert_same(pm.load(tmp_path / "half", {"a": ramp(2)}, cast="float32"), {"a": ramp(2)})
 
 
+def test_no_cast_makes_counts_of_weights(tmp_path):
+    """A cast to the file's kind let floating numbers into the place of whole ones."""
+    pm.save(tmp_path / "file", {"a": ramp(2)})
+    with pytest.raises(FileError, match=r"a: like has i32\[2\], the file f32\[2\]"):
+        pm.load(tmp_path / "file", {"a": jnp.arange(2)}, cast="bfloat16")
+
+
+def test_a_cast_loses_no_number(tmp_path):
+    """NumPy would wrap it around."""
+    pm.save(tmp_path / "file", {"n": jnp.asarray([300, 2])})
+    with pytest.raises(FileError, match=r"(?s)numbers that int8 has, got 300\.\n  at n\n.*None"):
+        pm.load(tmp_path / "file", {"n": jnp.arange(2)}, cast="int8")
+
+
+def test_a_traced_like_is_refused(saved):
+    """What is read while a function is traced would stay what it was."""
+    with pytest.raises(ArgumentError, match=r"(?s)some that are traced.*at layers.0.*outside of"):
+        pm.filter_jit(lambda model: pm.load(saved, model))(mlp(1))
+    like = mlp(1)
+    assert_same(pm.filter_jit(lambda: pm.load(saved, like))(), mlp(0))
+
+
 def test_like_may_be_abstract(saved):
     like = pm.filter_eval_shape(mlp, 1)
     assert_same(pm.load(saved, like), mlp(0))
@@ -359,8 +381,9 @@ def test_options_without_like_and_unusable_options_are_refused(saved):
         pm.load(saved, cast="float16")  # pyright: ignore
     with pytest.raises(ArgumentError, match='missing: expected "keep", "error"'):
         pm.load(saved, mlp(0), missing="skip")
-    with pytest.raises(ArgumentError, match="cast: expected a dtype"):
-        pm.load(saved, mlp(0), cast="float31")
+    for dtype in ("float31", "", 0, False, {"a": "float16"}, "U4", "datetime64[s]", object):
+        with pytest.raises(ArgumentError, match="cast: expected a dtype of numbers"):
+            pm.load(saved, mlp(0), cast=dtype)
     with pytest.raises(ArgumentError, match="cast: expected a dtype that JAX has, got float64"):
         pm.load(saved, mlp(0), cast="float64")
     with pytest.raises(ArgumentError, match="rename: expected a dict of names"):

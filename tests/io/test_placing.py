@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from pytreemod.errors import FileError
-from pytreemod.io.placing import as_in, as_told, check_widths, is_key, is_too_wide, keys_form
+from pytreemod.io.placing import (
+    as_dtype,
+    as_in,
+    as_told,
+    check_widths,
+    is_key,
+    is_too_wide,
+    keys_form,
+)
 from pytreemod.io.tables import Leaf
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import ramp
@@ -78,6 +86,37 @@ def test_a_leaf_is_put_where_the_one_is_that_it_replaces():
     assert as_in(key, NUMBERS, "threefry2x32", "load", "a").devices() == {jax.devices()[3]}
     # What was put nowhere stays free to go where it is needed.
     assert not as_in(ramp(2), np.ones(2, np.float32), None, "load", "a").committed
+
+
+@pytest.mark.parametrize(
+    ("numbers", "dtype", "other", "lost"),
+    [
+        ([300, 1], "int32", "int8", "300"),
+        ([-1, 1], "int32", "uint32", "-1"),
+        ([2**32 - 1, 1], "uint32", "int32", "4294967295"),
+        ([-3, 1], "int8", "int4", None),
+        ([-9, 1], "int8", "int4", "-9"),
+        ([-1, 1], "int4", "uint4", "-1"),
+        ([5, 1], "int4", "uint4", None),
+        ([7e4, 1], "float32", "float16", "70000.0"),
+        ([7e4, 1], "float32", "bfloat16", None),
+        ([7e4, 1], "float32", "float8_e4m3fn", "70000.0"),
+        ([np.inf, np.nan], "float32", "float16", None),
+        ([1e300, 1], "complex128", "complex64", r"\(1e\+300\+0j\)"),
+    ],
+)
+def test_a_cast_has_all_numbers_or_is_refused(numbers, dtype, other, lost):
+    """A nearby number is one that is meant; infinity, or one that was wrapped around, is not."""
+    array = np.asarray(numbers).astype(dtype)
+    if lost is None:
+        made = as_dtype(array, jnp.dtype(other), "load", "a")
+        assert made.dtype == other
+        np.testing.assert_allclose(made.astype(float), numbers, rtol=0.01)
+    else:
+        with pytest.raises(
+            FileError, match=rf"load: expected numbers that {other} has, got {lost}\."
+        ):
+            as_dtype(array, jnp.dtype(other), "load", "a")
 
 
 def test_the_form_of_keys_is_known_without_them():
