@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+_SHOWN = 10
+"""How many of each kind are printed."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LoadReport:
     """What [`load`][pytreemod.load] did; the second value of `load(..., strict=False)`.
 
-    Names are those of `like`, such as `layers.2.weight`. Printed, it is a table.
+    Names are those of `like`, such as `layers.2.weight`. Printed, it begins with how many there are
+    of each kind, and has the first few of each; the fields have all of them.
 
     Fields:
         loaded: leaves that have the file's values now.
@@ -29,9 +34,16 @@ class LoadReport:
         >>> like = {"old": model, "new": model}
         >>> like, report = pm.load("model.safetensors", like, strict=False, rename={"": "old"})
         >>> print(report)
-        loaded        2  old.weight, old.bias
-        missing       2  new.weight, new.bias
-        renamed       2  old.weight (weight), old.bias (bias)
+        LoadReport: 2 loaded, 2 missing, 2 renamed
+          loaded
+            old.weight
+            old.bias
+          missing
+            new.weight
+            new.bias
+          renamed
+            old.weight, from weight
+            old.bias, from bias
     """
 
     loaded: tuple[str, ...] = ()
@@ -42,19 +54,23 @@ class LoadReport:
     cast: tuple[str, ...] = ()
     configuration: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        rows = {
-            "loaded": self.loaded,
-            "missing": self.missing,
-            "unexpected": self.unexpected,
-            "renamed": [f"{new} ({old})" for new, old in self.renamed],
-            "reshaped": self.reshaped,
-            "cast": self.cast,
-            "configuration": self.configuration,
+    def __repr__(self) -> str:
+        told: dict[str, Sequence[str]] = {
+            field.name: [_line(item) for item in getattr(self, field.name)]
+            for field in fields(self)
         }
-        lines = [
-            f"{title:<13} {len(names):>{len(str(len(self.loaded)))}}  {', '.join(names)}"
-            for title, names in rows.items()
-            if names
-        ]
-        return "\n".join(lines) or "nothing"
+        # How much was loaded is told though it be nothing.
+        there = [title for title, rows in told.items() if rows or title == "loaded"]
+        counts = [f"{len(told[title])} {title}" for title in there]
+        lines = [f"LoadReport: {', '.join(counts)}"]
+        for title, rows in told.items():
+            lines += [f"  {title}"] if rows else []
+            lines += [f"    {row}" for row in rows[:_SHOWN]]
+            lines += [f"    and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
+        return "\n".join(lines)
+
+    __str__ = __repr__
+
+
+def _line(item: str | tuple[str, str]) -> str:
+    return item if isinstance(item, str) else f"{item[0]}, from {item[1]}"

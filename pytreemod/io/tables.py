@@ -7,15 +7,16 @@ anything is compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from pytreemod.errors import ArgumentError, explain
 from pytreemod.io.configuration import Json
-from pytreemod.io.leaf_names import joined
+from pytreemod.io.leaf_names import joined, words_of
 from pytreemod.tree.paths import plain_name
 from pytreemod.typing import jtu
 
@@ -194,7 +195,30 @@ def renamed_table(
     states = [new_name(name) for name in table.states]
     lost = [name for name in rename if name not in used]
     if lost:
-        got = f"{lost[0]!r}, which is not in it"
-        cure = ["it has, for instance:", *list(table.leaves)[:3]]
-        raise ArgumentError(explain(f"{where}, rename", "names in the file", got, cure=cure))
+        raise _not_there(lost, rename, table, where)
     return Table(leaves, config, classes, states, table.is_described), changed
+
+
+def _not_there(
+    lost: Sequence[str], rename: Mapping[str, str], table: Table, where: str
+) -> ArgumentError:
+    known = _all_names(table)
+    near = {name: get_close_matches(name, known, n=1) for name in lost}
+    places = [f"{name!r}" + (f": is it {x[0]!r}?" if x else "") for name, x in near.items()]
+    cure: list[str] = []
+    back = {rename[name]: name for name in lost if rename[name] in known and not near[name]}
+    if back:
+        pairs = ", ".join(f'"{old}": "{new}"' for old, new in back.items())
+        cure = ["from names in the file to names in like, and not back:"]
+        cure += [f"pm.load(..., rename={{{pairs}}})"]
+    elif not all(near.values()):
+        cure = ["it has, for instance:", *list(table.leaves)[:3]]
+    got = f"{len(lost)} that {'is' if len(lost) == 1 else 'are'} not in it"
+    expected = "names in the file"
+    return ArgumentError(explain(f"{where}, rename", expected, got, places=places, cure=cure))
+
+
+def _all_names(table: Table) -> list[str]:
+    """Those of leaves, and of all that leaves are in."""
+    steps = [words_of(name) for name in (*table.leaves, *table.classes)]
+    return [*dict.fromkeys(joined(*words[:i]) for words in steps for i in range(1, len(words) + 1))]

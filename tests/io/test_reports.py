@@ -3,15 +3,38 @@
 import pytreemod as pm
 
 
-def test_a_report_is_a_table_of_what_is_there():
+def test_a_report_tells_how_many_and_then_which():
     report = pm.LoadReport(
         loaded=("a", "b"), renamed=(("a", "old"),), configuration=("act: like has relu",)
     )
 
-    assert str(report) == (
-        "loaded        2  a, b\nrenamed       1  a (old)\nconfiguration 1  act: like has relu"
-    )
-    assert str(pm.LoadReport()) == "nothing"
+    assert str(report) == repr(report)
+    assert str(report).splitlines() == [
+        "LoadReport: 2 loaded, 1 renamed, 1 configuration",
+        "  loaded",
+        "    a",
+        "    b",
+        "  renamed",
+        "    a, from old",
+        "  configuration",
+        "    act: like has relu",
+    ]
+
+
+def test_a_report_of_a_large_model_is_short():
+    """It was one line of as many names as there are leaves."""
+    names = tuple(f"layers.{i}.weight" for i in range(100))
+    lines = repr(pm.LoadReport(loaded=names, cast=names[:10], missing=names[:11])).splitlines()
+
+    assert lines[0] == "LoadReport: 100 loaded, 11 missing, 10 cast"
+    assert lines[2:13] == [*(f"    {name}" for name in names[:10]), "    and 90 more"]
+    assert "    and 1 more" in lines
+    assert lines[-10:] == [f"    {name}" for name in names[:10]]
+    assert max(map(len, lines)) < 80
+
+
+def test_a_report_of_nothing_says_so():
+    assert str(pm.LoadReport()) == "LoadReport: 0 loaded"
 
 
 def test_a_report_is_a_value():

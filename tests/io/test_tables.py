@@ -85,3 +85,28 @@ def test_rename_of_what_is_not_there_or_to_one_name_is_refused():
         renamed_table(names("a"), {"b": "c"}, "load")
     with pytest.raises(ArgumentError, match="expected a name for each leaf, got 'b' for two"):
         renamed_table(names("a", "b"), {"a": "b"}, "load")
+
+
+def test_a_misspelt_name_is_told_with_the_one_that_was_meant():
+    """Of a leaf, or of what leaves are in; all that are wrong at once."""
+    table = names("encoder.conv1.weight", "encoder.conv1.bias", "head.weight")
+    with pytest.raises(ArgumentError, match="got 3 that are not in it") as caught:
+        renamed_table(table, {"encoder.conv": "a", "head.wieght": "b", "qqq": "c"}, "load")
+
+    assert str(caught.value).splitlines()[1:] == [
+        "  at 'encoder.conv': is it 'encoder.conv1'?",
+        "  at 'head.wieght': is it 'head.weight'?",
+        "  at 'qqq'",
+        "  it has, for instance:",
+        "      encoder.conv1.weight",
+        "      encoder.conv1.bias",
+        "      head.weight",
+    ]
+
+
+def test_a_rename_the_other_way_round_is_turned():
+    """From names in `like` to names in the file: what one writes first."""
+    with pytest.raises(
+        ArgumentError, match=r'(?s)got 1 that is not.*not back:\n.*rename=\{"head": "out"\}'
+    ):
+        renamed_table(names("head.weight", "x"), {"out": "head"}, "load")
