@@ -25,7 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import FileError, describe, explain
+from pytreemod.io.encodings import can_be_written
 from pytreemod.io.registered import own_name, registered_as, registered_name
+from pytreemod.module.classes import Module, restore
 from pytreemod.state.tokens import Unnamed
 from pytreemod.tree.kinds import dtype_of
 from pytreemod.tree.paths import PathName
@@ -46,6 +48,8 @@ _FUNCTIONS: tuple[Any, ...] = (
 _SEQUENCES: dict[type, str] = {tuple: "tuple", list: "list", set: "set", frozenset: "frozenset"}
 _SHOWN = 8
 """How many items of a list an error shows."""
+_LONGEST = 100
+"""How many characters an error shows of one value."""
 _LARGEST = 2**63
 """JSON has no limit; readers in other languages have."""
 
@@ -78,7 +82,7 @@ class ConfigurationWriter:
 
     def _write_rare(self, value: Any, kind: Any) -> Json:
         dtype = dtype_of(value)
-        if dtype is not None:
+        if dtype is not None and _is_told_by_name(dtype):
             # Which spelling it was decides what a rebuilt model has; it makes no difference else.
             spelling = "numpy" if isinstance(value, np.dtype) else "type"
             return {"dtype": dtype.name, "spelling": spelling}
@@ -87,7 +91,7 @@ class ConfigurationWriter:
             return {"unnamed": number}
         if kind is PathName:
             return {"path": [str(value), list(value.steps)]}
-        if isinstance(value, enum.Enum):
+        if _is_member(value):
             return {"enum": [name_of(type(value)), value.name]}
         if kind is complex:
             return {"complex": [repr(value.real), repr(value.imag)]}
@@ -98,7 +102,7 @@ class ConfigurationWriter:
         if kind is slice or kind is range:
             parts = [value.start, value.stop, value.step]
             return {kind.__name__: [self.write(part) for part in parts]}
-        if isinstance(value, np.generic):
+        if _is_plain_scalar(value):
             return {"scalar": [value.dtype.name, value.tobytes().hex()]}
         if isinstance(value, type):
             return {"class": name_of(value)}
@@ -114,6 +118,20 @@ class ConfigurationWriter:
             pairs = [[name, self.write(getattr(value, name, None))] for name in fields]
             return {"dataclass": [name_of(kind), pairs]}
         return {"unknown": [kind.__qualname__, _text_of(value)]}
+
+
+def _is_member(value: Any) -> bool:
+    """Whether it is one of an enum; a sum of flags is none, and has no name of its own."""
+    return isinstance(value, enum.Enum) and value.name in type(value).__members__
+
+
+def _is_plain_scalar(value: Any) -> bool:
+    return isinstance(value, np.generic) and _is_told_by_name(value.dtype)
+
+
+def _is_told_by_name(dtype: Any) -> bool:
+    """Whether its name says all of a dtype: not of texts, of dates, of another order of bytes."""
+    return can_be_written(dtype) and dtype == dtype.newbyteorder("=")
 
 
 def name_of(thing: Any) -> str:
@@ -134,19 +152,70 @@ def _text_of(value: Any) -> str:
 
 
 def describe_json(value: Json) -> str:
-    """Written configuration, for an error text."""
-    if isinstance(value, dict) and len(cast("Any", value)) >= 1:
-        kind, content = next(iter(cast("dict[str, Any]", value).items()))
-        if kind in ("class", "function", "dtype", "float"):
-            return str(content).removeprefix("?")
-        if kind in ("unknown", "enum", "dataclass"):
-            return str(content[0]).removeprefix("?")
-        if kind in ("tuple", "list") and isinstance(content, list):
-            everything = cast("list[Any]", content)
-            items = [describe_json(item) for item in everything[:_SHOWN]]
-            text = ", ".join([*items, "..."] if len(everything) > _SHOWN else items)
-            return f"({text}{',' * (len(items) == 1)})" if kind == "tuple" else f"[{text}]"
-    return describe(value)
+    """Written configuration, for an error text: as it would be written in a program.
+
+    Args:
+        value: what stands in a file, which may be anything.
+
+    Examples:
+        >>> describe_json({"partial": [{"function": "jax.nn.gelu"}, [], {"dict": [["a", 1]]}]})
+        'partial(jax.nn.gelu, a=1)'
+    """
+    if not isinstance(value, dict) or not value:
+        return describe(value)
+    kind, content = next(iter(cast("dict[str, Any]", value).items()))
+    try:
+        text = _shown(kind, content)
+    # It is about to be refused: whatever is wrong with it is no reason to fail here.
+    except Exception:
+        return describe(value)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+
+
+def _shown(kind: str, content: Any) -> str:
+    if kind in ("class", "function", "dtype", "float"):
+        return str(content).removeprefix("?")
+    if kind == "enum":
+        return f"{content[0].removeprefix('?')}.{content[1]}"
+    if kind == "unknown":
+        return content[1] or content[0]
+    if kind == "dataclass":
+        return f"{content[0].removeprefix('?')}({_shown_names(content[1])})"
+    if kind == "partial":
+        fn, args, keywords = content
+        parts = [describe_json(fn), _shown_items(args), _shown_names(keywords["dict"])]
+        return f"partial({', '.join(filter(None, parts))})"
+    if kind == "dict":
+        pairs = [f"{describe_json(key)}: {describe_json(item)}" for key, item in content[:_SHOWN]]
+        return f"{{{_joined(pairs, content)}}}"
+    if kind in _BRACKETS:
+        left, right = _BRACKETS[kind]
+        comma = "," if kind == "tuple" and len(content) == 1 else ""
+        return f"{left}{_shown_items(content)}{comma}{right}"
+    return repr(ConfigurationReader("").read({kind: content}, ""))
+
+
+_BRACKETS = {
+    "tuple": "()",
+    "list": "[]",
+    "set": "{}",
+    "frozenset": ("frozenset({", "})"),
+    "spec": ("P(", ")"),
+    "slice": ("slice(", ")"),
+    "range": ("range(", ")"),
+}
+
+
+def _shown_items(items: list[Any]) -> str:
+    return _joined([describe_json(item) for item in items[:_SHOWN]], items)
+
+
+def _shown_names(pairs: list[Any]) -> str:
+    return _joined([f"{name}={describe_json(item)}" for name, item in pairs[:_SHOWN]], pairs)
+
+
+def _joined(texts: list[str], everything: list[Any]) -> str:
+    return ", ".join([*texts, "..."] if len(everything) > len(texts) else texts)
 
 
 def are_same(a: Json, b: Json) -> bool:
@@ -261,7 +330,7 @@ class ConfigurationReader:
             explain(
                 self.where,
                 "configuration that a file can hold",
-                f"{describe_json(written)}, of which the file has only the name",
+                f"{describe_json(written)}, of which the file has this text alone",
                 places=[path or "<root>"],
                 cure=["give a model that has it:", "pm.load(path, like)"],
             )
@@ -302,12 +371,16 @@ class ConfigurationReader:
     def _dataclass(self, content: list[Any], path: str, _: Any) -> Any:
         cls = self.named(content[0], path, object)
         names = {f.name for f in dataclasses.fields(cls)}
-        made = object.__new__(cls)
         if names != {name for name, _ in content[1]}:
             raise self.malformed(path, content)
-        for name, value in content[1]:
+        values = {name: self.read(value, f"{path}.{name}") for name, value in content[1]}
+        if issubclass(cls, Module):
+            config = (*cls.__record__.decide(values).config,)
+            return restore_checked(cls, values, config, self.where, path)
+        made = object.__new__(cls)
+        for name, value in values.items():
             # Past `__init__` and `__setattr__`, for it may be frozen.
-            object.__setattr__(made, name, self.read(value, f"{path}.{name}"))
+            object.__setattr__(made, name, value)
         return made
 
     def _path(self, content: list[Any], path: str, _: Any) -> PathName:
@@ -320,6 +393,36 @@ class ConfigurationReader:
 
     def _unnamed(self, number: int, path: str, _: Any) -> Unnamed:
         return self.unnamed.setdefault(int(number), Unnamed())
+
+
+def restore_checked(
+    cls: Any, values: dict[str, Any], config: tuple[str, ...], where: str, path: str
+) -> Any:
+    """A Module of values that a file has, as its class allows.
+
+    Args:
+        cls: a registered class.
+        values: of all of its fields.
+        config: which of them are configuration.
+        where: the call, for errors.
+        path: where it stands in the tree.
+
+    Raises:
+        FileError: it has no instances, or refuses these values.
+    """
+    schema = cls.__record__
+    if schema.refusal is not None:
+        raise FileError(schema.refusal)
+    made = restore(cls, values, config)
+    for check in schema.checks:
+        try:
+            check(made)
+        # A user's check may raise anything.
+        except Exception as error:
+            text = f"fields that {cls.__qualname__} takes"
+            got = f"{path or '<root>'}, which it refuses"
+            raise FileError(explain(where, text, got, places=[str(error)])) from error
+    return made
 
 
 _Read: TypeAlias = Callable[[ConfigurationReader, Any, str, dict[str, Any]], Any]

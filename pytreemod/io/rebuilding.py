@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 
 from pytreemod.errors import FieldError, FileError, PytreemodError, describe, explain
-from pytreemod.io.configuration import ConfigurationReader, Json
-from pytreemod.module.classes import Module, restore
+from pytreemod.io.configuration import ConfigurationReader, Json, restore_checked
+from pytreemod.module.classes import Module
 from pytreemod.module.construction import fill_defaults
 from pytreemod.module.schema import ROLES
 from pytreemod.module.ties import retie
@@ -133,9 +133,8 @@ class _Rebuilder:
         except FieldError as error:
             raise self._other_fields(path, cls, [*data, *config], list(schema.fields)) from error
         later = set(schema.decide(values).config) - told
-        made = restore(cls, {**values, **roles}, (*config, *later, *roles))
-        self._check(made, cls, path)
-        return made
+        config = (*config, *later, *roles)
+        return restore_checked(cls, {**values, **roles}, config, self.where, path)
 
     def _given_roles(self, config: dict[str, Any], path: str) -> dict[str, GivenRoles]:
         """The roles that the node was given, as it keeps them; empty if there are none."""
@@ -148,19 +147,12 @@ class _Rebuilder:
         DECLARED_ROLES.update(role for _, role in given)
         return {ROLES: given}
 
-    def _check(self, made: Any, cls: Any, path: str) -> None:
-        for check in cls.__record__.checks:
-            try:
-                check(made)
-            # A user's check may raise anything.
-            except Exception as error:
-                text = f"fields that {cls.__qualname__} takes"
-                got = f"{path or '<root>'}, which it refuses"
-                raise FileError(explain(self.where, text, got, places=[str(error)])) from error
-
     def _struct(self, content: list[Any], path: str) -> Any:
         name, data, config = content
         cls: Any = self.reader.named(name, path, object)
+        # It would be made past its checks.
+        if issubclass(cls, Module):
+            raise self.reader.malformed(path or "<root>", name)
         fields = {field.name: field for field in dataclasses.fields(cls)}
         values = self._values(cls, data, config, path, fields)
         if values.keys() != fields.keys():

@@ -3,7 +3,7 @@
 A file holds names only. What a name stands for is looked up in tables that this process has filled,
 and nowhere else: no file can make anything be imported. From the start they have the library's own
 layers, and the functions that layers are given: those of `jax.nn`, and what JAX applies to each
-element.
+element; and Python's types for numbers, texts and containers.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ def _add_all(table: _Names, prefix: str, room: Any, names: str | list[str]) -> N
 def _table() -> _Names:
     """The tables, made when a file is first written or read."""
     table = _Names()
+    for builtin in (bool, bytes, complex, dict, float, frozenset, int, list, set, str, tuple):
+        table.add(builtin.__name__, builtin)
     for kind in (EnumerationItem, Nothing, Partial, RngStream, StateIndex, Stream, Tied):
         table.add(f"{_OWN}.{kind.__name__}", kind)
     table.add(f"{_OWN}.computed", Function)
@@ -120,7 +122,8 @@ def register_for_files(thing: Any = None, *, name: str | None = None) -> Any:
     """Let a file name a class or a function, so that `pm.load(path)` can rebuild what has it.
 
     Only [`load`][pytreemod.load] without `like` needs it. The library's layers, `jax.nn`'s
-    functions and those of `jax.numpy` that work on each element are registered already.
+    functions and those of `jax.numpy` that work on each element are registered already, and so are
+    Python's own types, such as `float` and `list`.
 
     **Laws.** For a tree `t` whose classes and functions are registered, `save(path, t)` followed by
     `load(path)` gives `t`. What a file names, and nobody registered, is refused: nothing is
@@ -136,7 +139,8 @@ def register_for_files(thing: Any = None, *, name: str | None = None) -> Any:
         `thing`; without it, a decorator.
 
     Raises:
-        ArgumentError: `thing` is no class and no function, or the name belongs to another.
+        ArgumentError: `thing` is no class and no function, or the name is none, or belongs to
+            another.
 
     Examples:
         >>> import pytreemod as pm
@@ -169,17 +173,28 @@ def own_name(thing: Any) -> str | None:
     return name.rpartition("<locals>.")[2] if isinstance(name, str) else None
 
 
-def _check_name(where: str, name: str, thing: Any) -> None:
+def _check_name(where: str, name: Any, thing: Any) -> None:
+    if not isinstance(name, str) or not name.strip():
+        expected = "a text that is not empty"
+        raise ArgumentError(explain("register_for_files(name)", expected, describe(name)))
     cure = ["choose another:", 'pm.register_for_files(thing, name="project.Name")']
     if name.partition(".")[0] in (_OWN, "jax") or name.startswith("?"):
         expected = "a name that is not the library's or JAX's own"
         raise ArgumentError(explain(where, expected, repr(name), cure=cure))
     old = registered_as(name)
-    # A cell of a notebook that is run again makes another class under the same name.
-    is_again = type(old) is type(thing) and _source_of(old) == _source_of(thing)
-    if old is not None and old is not thing and not is_again:
+    if old is not None and old is not thing and not _is_again(old, thing):
         text = f"{name!r}, which stands for {'.'.join(_source_of(old))}"
         raise ArgumentError(explain(where, "a name that is free", text, cure=cure))
+
+
+def _is_again(old: Any, thing: Any) -> bool:
+    """Whether one is the other, defined again: as by a cell of a notebook that is run twice."""
+    name = own_name(thing)
+    if name is None or type(old) is not type(thing) or _source_of(old) != _source_of(thing):
+        return False
+    # Lambdas are all called the same.
+    codes = [getattr(function, "__code__", function) for function in (old, thing)]
+    return not name.endswith("<lambda>") or codes[0] == codes[1]
 
 
 def _source_of(thing: Any) -> tuple[str, str]:

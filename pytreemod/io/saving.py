@@ -44,8 +44,8 @@ def save(path: StrPath, tree: PyTree, metadata: Json = None, *, durable: bool = 
     Args:
         path: of the file; by custom it ends in `.safetensors`.
         tree: any tree.
-        metadata: what else the file should tell: None, texts, numbers, lists, dicts with texts as
-            keys. [`read_metadata`][pytreemod.read_metadata] gives it back.
+        metadata: what else the file should tell: None, texts, finite numbers, lists, dicts with
+            texts as keys. [`read_metadata`][pytreemod.read_metadata] gives it back.
         durable: whether to wait until the disk has everything. If not, the system may take its
             time, as with any file: one of the two is there whole if the process is killed, but
             after a failure of power the new one may be damaged, which its checksums tell.
@@ -103,7 +103,7 @@ def metadata_of(described: Description, metadata: Json, where: str) -> dict[str,
 
 def _as_json(metadata: Json, where: str) -> str:
     try:
-        text = json.dumps(metadata)
+        text = json.dumps(metadata, allow_nan=False)
         if json.loads(text) == metadata:
             return text
     except (TypeError, ValueError, RecursionError):
@@ -111,8 +111,11 @@ def _as_json(metadata: Json, where: str) -> str:
     raise ArgumentError(
         explain(
             f"{where}, metadata",
-            "what JSON can hold: None, texts, numbers, lists, dicts with texts as keys",
+            "what JSON can hold: None, texts, finite numbers, lists, dicts with texts as keys",
             describe(metadata),
-            cure=["make it so, for instance:", "{'loss': float(loss), 'name': str(name)}"],
+            cure=[
+                "make it so, for instance; NaN and infinity are none of its numbers:",
+                "{'name': str(name), 'loss': float(loss) if jnp.isfinite(loss) else str(loss)}",
+            ],
         )
     )

@@ -27,6 +27,7 @@ from pytreemod.io.configuration import (
 from pytreemod.state.tokens import Unnamed
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.paths import PathName
+from tests.helpers.comparing import assert_same
 
 
 @pm.register_for_files(name="test_configuration.Color")
@@ -167,6 +168,49 @@ def test_names_agree_if_one_of_two_is_not_registered():
     assert not are_same_name("?Net", 3)
 
 
+class Flags(enum.Flag):
+    A = 1
+    B = 2
+
+
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [
+        (np.dtype(">f4"), np.dtype("<f4")),
+        (np.dtype("U3"), np.dtype("U4")),
+        (np.str_("a"), np.str_("b")),
+        (np.datetime64("2020"), np.datetime64("2021")),
+        (Flags.A | Flags.B, Flags.A),
+        (Flags(0), Flags.B),
+    ],
+    ids=str,
+)
+def test_what_a_name_does_not_tell_is_compared_only(value, other):
+    """It came back as something else, or was called a description that nobody had written."""
+    pm.register_for_files(Flags, name="test_configuration.Flags")
+    with pytest.raises(FileError, match="configuration that a file can hold, got"):
+        read(through_json(value))
+    assert are_same(through_json(value), through_json(value))
+    assert not are_same(through_json(value), through_json(other))
+
+
+@pytest.mark.parametrize(
+    "kind", [bool, bytes, complex, dict, float, frozenset, int, list, set, str, tuple]
+)
+def test_pythons_own_types_come_back(kind):
+    assert read(through_json(kind)) is kind
+
+
+def test_a_module_in_configuration_is_as_its_class_allows():
+    """It was put together past its checks, by whatever a file had of it."""
+    layer = pm.nn.Dropout(0.5, broadcast_dims=(0,))
+    written = through_json(layer)
+    assert_same(read(written), layer)
+    written["dataclass"][1][0] = ["p", 5.0]
+    with pytest.raises(FileError, match=r"(?s)fields that Dropout takes, got place.p?.*which it"):
+        read(written)
+
+
 def test_a_name_that_was_given_later_is_found():
     class Later(pm.Module):
         pass
@@ -229,11 +273,55 @@ def test_a_dataclass_that_lacks_a_field_is_refused():
     [
         ({"function": "?my_act"}, "my_act"),
         ({"dtype": "float32", "spelling": "type"}, "float32"),
-        ({"enum": ["?Color", "RED"]}, "Color"),
+        ({"enum": ["?Color", "RED"]}, "Color.RED"),
+        (
+            {"dataclass": ["?Options", [["depth", 1], ["names", {"tuple": []}]]]},
+            "Options(depth=1, names=())",
+        ),
+        ({"unknown": ["Thing", ""]}, "Thing"),
+        ({"unknown": ["Thing", "Thing(3)"]}, "Thing(3)"),
+        ({"function": [1]}, "[1]"),
+        ({"enum": 3}, "{'enum': 3}"),
+        ({"range": [None]}, "range(None)"),
+        ({"int": "x"}, "{'int': 'x'}"),
+        ({}, "{}"),
         ("relu", "'relu'"),
         (3, "3"),
     ],
     ids=str,
 )
 def test_written_configuration_is_shown_shortly(written, text):
+    """Whatever it is, for it is shown where it is refused."""
     assert describe_json(written) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"a": 1, 2: (3,)}, "{'a': 1, 2: (3,)}"),
+        ({1, 2}, "{1, 2}"),
+        (frozenset([1]), "frozenset({1})"),
+        (ft.partial(jax.nn.gelu, approximate=True), "partial(jax.nn.gelu, approximate=True)"),
+        (ft.partial(jax.nn.relu), "partial(jax.nn.relu)"),
+        (slice(1, None), "slice(1, None, None)"),
+        (range(1, 5), "range(1, 5, 1)"),
+        (jax.sharding.PartitionSpec("a", None), "P('a', None)"),
+        (2**70, str(2**70)),
+        (1j, "1j"),
+        (b"ab", "b'ab'"),
+        (np.float32(1.5), "np.float32(1.5)"),
+        (..., "Ellipsis"),
+        (list(range(20)), "[0, 1, 2, 3, 4, 5, 6, 7, ...]"),
+    ],
+    ids=shown,
+)
+def test_a_difference_is_shown_as_it_would_be_written(value, text):
+    """It was shown as it stands in the file: `{'dict': [['a', 1]]}`."""
+    assert describe_json(through_json(value)) == text
+
+
+def test_a_long_value_is_cut():
+    text = describe_json(through_json(dict.fromkeys(range(20), "a" * 30)))
+    assert text.startswith("{0: 'aaa")
+    assert text.endswith("a...")
+    assert len(text) == 100

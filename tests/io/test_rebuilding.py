@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,6 +73,23 @@ def test_the_checks_of_the_class_run():
         rebuilt(tree, leaves)
 
 
+class Pair(NamedTuple):
+    """A named tuple."""
+
+    a: jax.Array
+    b: jax.Array
+
+
+@pytest.mark.parametrize("fields", ["ba", "ac", "a", "abc"])
+def test_a_named_tuple_with_other_fields_is_told(fields):
+    """By their order alone, values would be in one another's place."""
+    pm.register_for_files(Pair, name="test_rebuilding.Pair")
+    leaf = {"leaf": "x", "value": 1}
+    assert rebuilt({"named": ["test_rebuilding.Pair", [["a", leaf], ["b", leaf]]]}) == Pair(1, 1)
+    with pytest.raises(FileError, match=r"the fields of Pair: a, b, got "):
+        rebuilt({"named": ["test_rebuilding.Pair", [[field, leaf] for field in fields]]})
+
+
 def test_an_abstract_class_is_not_made():
     class Base(pm.Module, is_abstract=True):
         pass
@@ -90,6 +108,7 @@ def test_an_abstract_class_is_not_made():
         {"module": ["pytreemod.nn.Identity", {"x": None}, {}]},
         {"module": ["pytreemod.nn.Identity"]},
         {"struct": ["pytreemod.nn.Linear", {}, {}]},
+        {"struct": ["pytreemod.nn.Identity", {}, {}]},
         {"named": ["pytreemod.nn.Linear", []]},
         {"state": [["a", "pytreemod.nn.Linear", {"path": ["a", ["a"]]}, None]]},
         {"state": [["a", "pytreemod.StateIndex", "a", None]]},
@@ -99,6 +118,7 @@ def test_an_abstract_class_is_not_made():
         {"list": 3},
         {"dict": [[{"list": []}, None]]},
         "text",
+        3,
         [],
         {},
     ],

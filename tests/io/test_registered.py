@@ -1,5 +1,6 @@
 """Names for classes and functions: found both ways, and never taken from one another unseen."""
 
+import functools as ft
 import types
 
 import jax
@@ -86,6 +87,28 @@ def test_a_jitted_function_does_not_take_its_functions_name():
     with pytest.raises(ArgumentError, match="a name that is free"):
         pm.register_for_files(jax.jit(stretch))
     assert registered_as("stretch") is stretch
+
+
+def test_what_has_no_name_of_its_own_takes_no_others():
+    """Any two partials, and any two lambdas, looked like one that was defined again."""
+    pm.register_for_files(ft.partial(max, 1), name="part")
+    with pytest.raises(ArgumentError, match="a name that is free"):
+        pm.register_for_files(ft.partial(min, 1), name="part")
+
+    def define(text):
+        return pm.register_for_files(eval(text), name="short")
+
+    define("lambda x: x + 1")
+    again = define("lambda x: x + 1")
+    assert registered_as("short") is again
+    with pytest.raises(ArgumentError, match="a name that is free"):
+        define("lambda x: x * 2")
+
+
+@pytest.mark.parametrize("name", ["", " ", 3, b"x"])
+def test_a_name_is_a_text(name):
+    with pytest.raises(ArgumentError, match=r"register_for_files\(name\): expected a text"):
+        pm.register_for_files(nn.Linear, name=name)
 
 
 @pytest.mark.parametrize("name", ["jax.nn.relu", "pytreemod.nn.Linear", "?x"])

@@ -1,5 +1,8 @@
 """`save`: what a file holds, as other tools see it."""
 
+import json
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +12,7 @@ import safetensors.numpy
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, FileError, FileMissingError
+from pytreemod.io.containers import Container
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import ramp
 
@@ -37,13 +41,48 @@ def test_metadata_comes_back(metadata, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "metadata", [{"loss": jnp.ones(())}, {1: "a"}, (1, 2), {"x": {1, 2}}], ids=str
+    "metadata",
+    [{"loss": jnp.ones(())}, {1: "a"}, (1, 2), {"x": {1, 2}}, {"x": float("nan")}, [float("inf")]],
+    ids=str,
 )
 def test_metadata_that_json_would_change_is_refused(metadata, tmp_path):
-    """Numbers as keys would come back as texts, tuples as lists."""
+    """Numbers as keys would come back as texts, tuples as lists; JSON knows no infinity."""
     with pytest.raises(ArgumentError, match=r"(?s)metadata: expected what JSON can hold.*float\("):
         pm.save(tmp_path / "file", ramp(2), metadata)
     assert not (tmp_path / "file").exists()
+
+
+def test_metadata_that_holds_itself_is_refused(tmp_path):
+    """Or is too deep for anybody."""
+    round_trip, deep = [], []
+    round_trip.append(round_trip)
+    for _ in range(100_000):
+        deep = [deep]
+    for metadata in (round_trip, deep):
+        with pytest.raises(ArgumentError, match="metadata: expected what JSON can hold"):
+            pm.save(tmp_path / "file", ramp(2), metadata)
+
+
+def test_a_file_says_what_wrote_it(tmp_path):
+    """Who cannot read it is told what can."""
+    pm.save(tmp_path / "file", ramp(2))
+    with Container.open(tmp_path / "file") as file:
+        about = json.loads(file.metadata["pytreemod.tree"])
+    assert (about["version"], about["pytreemod"], about["jax"]) == (
+        1,
+        pm.__version__,
+        jax.__version__,
+    )
+
+
+def test_durable_is_handed_on(tmp_path, monkeypatch):
+    """The disk is waited for if that was asked for, and else it is not."""
+    waited = []
+    monkeypatch.setattr(os, "fsync", waited.append)
+    pm.save(tmp_path / "file", ramp(2))
+    assert not waited
+    pm.save(tmp_path / "file", ramp(2), durable=True)
+    assert waited
 
 
 def test_a_refused_save_leaves_the_old_file(tmp_path):
