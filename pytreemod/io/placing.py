@@ -78,8 +78,10 @@ def as_in(old: Any, array: Any, impl: Json, where: str, name: str) -> Any:
         return array[()]
     if isinstance(old, np.ndarray):
         return array
-    made = _as_jax(array, sharding)
-    return _weakly(made) if getattr(old, "weak_type", False) and sharding is None else made
+    if getattr(old, "weak_type", False):
+        made = _weakly(_as_jax(array))
+        return made if sharding is None else _as_jax(made, sharding)
+    return _as_jax(array, sharding)
 
 
 def as_dtype(array: Any, dtype: Any, where: str, name: str) -> Any:

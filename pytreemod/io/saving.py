@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.io.access import StrPath, shown_path
@@ -84,7 +83,7 @@ def _stored(leaf: Any) -> Any:
     """A leaf as an array that a file can hold."""
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(leaf)
-    return np.asarray(cast("Any", leaf)) if isinstance(leaf, np.generic) else leaf
+    return leaf
 
 
 def metadata_of(described: Description, metadata: Json, where: str) -> dict[str, str]:

@@ -34,7 +34,14 @@ def test_what_nobody_writes_is_removed(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["a.safetensors", "b.safetensors.saving-0123456789abcdef", "a.saving-", "a.saving-0123"],
+    [
+        "a.safetensors",
+        "b.safetensors.saving-0123456789abcdef",
+        "a.saving-",
+        "a.saving-0123",
+        NAME + ".txt",
+        NAME + "0",
+    ],
 )
 def test_other_files_stay(tmp_path, name):
     """Whole files, those of others, and what only looks alike."""
@@ -88,6 +95,50 @@ def test_without_locks_age_decides(tmp_path, monkeypatch, why):
         monkeypatch.setattr(leftovers.fcntl, "flock", refuse)
 
     assert remaining(tmp_path) == [NAME]
+
+
+def test_who_cannot_show_it_writes_nonetheless(tmp_path, monkeypatch):
+    """Not every disk has locks."""
+
+    def refuse(*args):
+        raise OSError("no locks available")
+
+    monkeypatch.setattr(leftovers.fcntl, "flock", refuse)
+    with open(make(tmp_path)) as file:
+        show_alive(file.fileno())
+
+
+def test_what_another_process_removes_first_is_not_missed(tmp_path, monkeypatch):
+    """Nor is what nobody may remove: the others are."""
+    first, second = make(tmp_path), make(tmp_path, NAME.replace("a.", "a2."))
+    unlink = os.unlink
+
+    def late(path):
+        if path == str(first):
+            raise FileNotFoundError(path)
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", late)
+
+    assert remaining(tmp_path) == [first.name]
+    assert not second.exists()
+
+
+def test_what_was_looked_at_is_closed(tmp_path, monkeypatch):
+    """A run looks with each save, for days."""
+    opened = []
+    open_file = os.open
+    monkeypatch.setattr(os, "open", lambda *args: opened.append(open_file(*args)) or opened[-1])
+    descriptor = os.open(make(tmp_path), os.O_RDWR)
+    show_alive(descriptor)
+    remaining(tmp_path)
+    os.close(descriptor)
+    remaining(tmp_path)
+
+    assert len(opened) == 3
+    for descriptor in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path):

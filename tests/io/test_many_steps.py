@@ -126,6 +126,29 @@ def test_what_is_saved_is_what_was_there(tmp_path, gate):
     assert_same(checkpoints.restore({**LIKE, "log": [0]}), {**tree_at_step(1), "log": [1]})
 
 
+def test_metrics_are_what_they_were(tmp_path, gate):
+    """An array of a loop's own may be written into, and one of the device's donated."""
+    loss, accuracy = np.asarray(0.5), jnp.float32(0.25)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, LIKE, {"loss": loss, "accuracy": accuracy})
+        loss[...] = 7.0
+        accuracy.delete()
+        gate.set()
+
+    told = read_metadata(checkpoints.path())
+    assert told == {"step": 1, "metrics": {"loss": 0.5, "accuracy": 0.25}}
+
+
+def test_a_step_is_on_the_disk_when_it_is_said_to_be(tmp_path, monkeypatch):
+    """Old ones are removed then: after a failure of power, there must be something."""
+    waited = []
+    monkeypatch.setattr(os, "fsync", waited.append)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, LIKE)
+
+    assert waited
+
+
 def test_without_copies_a_donation_is_told(tmp_path, gate):
     """At the next call, with the names; and the folder goes on with the next step."""
     checkpoints = Checkpoints(tmp_path, copy=False)
@@ -414,13 +437,14 @@ def test_an_older_step_is_refused(tmp_path):
 def test_what_was_being_written_by_a_killed_process_is_removed(tmp_path):
     """With the first save; other files are the user's."""
     checkpoints = Checkpoints(tmp_path)
-    for name in ("step_00000001.safetensors.saving-0123456789abcdef", "notes.txt"):
+    others = "model.safetensors.saving-0123456789abcdef"
+    for name in ("step_00000001.safetensors.saving-0123456789abcdef", "notes.txt", others):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (0, 0))
     checkpoints.save(1, LIKE)
 
     assert checkpoints.steps() == [1]
-    assert files(tmp_path) == ["notes.txt", "step_00000001.safetensors"]
+    assert files(tmp_path) == [others, "notes.txt", "step_00000001.safetensors"]
 
 
 # ---- damage
@@ -447,6 +471,21 @@ def test_a_damaged_newest_file_is_passed_over(tmp_path, how):
         checkpoints.save(35, tree_at_step(35))
         checkpoints.save(45, tree_at_step(45))
     assert checkpoints.steps() == [35, 45]
+
+
+def test_a_damaged_step_that_is_saved_again_is_whole(tmp_path):
+    """It counts again, and it is the one to be restored."""
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, tree_at_step(step))
+        damage(checkpoints.path(2))
+        with (
+            pytest.warns(DamagedFileWarning, match="step 2"),
+            pytest.raises(FileMissingError, match="none that is whole"),
+        ):
+            checkpoints.restore(LIKE)
+        checkpoints.save(2, tree_at_step(3))
+        assert_same(checkpoints.restore(LIKE), tree_at_step(3))
 
 
 def test_where_all_files_are_damaged_all_are_told(tmp_path):

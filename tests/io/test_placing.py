@@ -69,6 +69,7 @@ def test_a_leaf_is_of_the_kind_that_it_replaces(old):
     made = as_in(old, np.asarray([3.0, 4.0], np.float32), None, "load", "a")
 
     assert isinstance(made, np.ndarray) == isinstance(old, np.ndarray)
+    assert not getattr(made, "weak_type", False)
     np.testing.assert_array_equal(made, [3, 4])
 
 
@@ -84,6 +85,9 @@ def test_a_leaf_is_put_where_the_one_is_that_it_replaces():
     assert made.devices() == {jax.devices()[3]}
     key = jax.device_put(jax.random.key(0), jax.devices()[3])
     assert as_in(key, NUMBERS, "threefry2x32", "load", "a").devices() == {jax.devices()[3]}
+    weak = jax.device_put(jnp.asarray(1.0), jax.devices()[3])
+    made = as_in(weak, np.asarray(0.5, np.float32), None, "load", "a")
+    assert (made.devices(), made.weak_type) == ({jax.devices()[3]}, True)
     # What was put nowhere stays free to go where it is needed.
     assert not as_in(ramp(2), np.ones(2, np.float32), None, "load", "a").committed
 

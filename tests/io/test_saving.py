@@ -135,6 +135,14 @@ def test_one_array_twice_is_two_in_the_file(tmp_path):
     assert_same(loaded, {"a": x, "b": x})
 
 
+def test_numbers_of_python_are_no_arrays(tmp_path):
+    """They are in the header, where they keep their kind."""
+    pm.save(tmp_path / "file", {"rate": 0.5, "count": np.float32(3), "x": ramp(2)})
+    arrays = safetensors.numpy.load_file(tmp_path / "file")
+
+    assert {name: array.shape for name, array in arrays.items()} == {"count": (), "x": (2,)}
+
+
 def test_sharded_arrays_are_saved_whole(tmp_path):
     mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))

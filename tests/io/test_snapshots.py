@@ -85,6 +85,7 @@ def places():
         device.with_memory_kind("pinned_host"),
         *[NamedSharding(m, PartitionSpec("d")) for m in (auto, explicit, few)],
         NamedSharding(auto, PartitionSpec()),
+        NamedSharding(auto, PartitionSpec("d"), memory_kind="pinned_host"),
     ]
     return [jax.device_put(x, sharding) for sharding in everywhere]
 
@@ -140,6 +141,36 @@ def test_arrays_of_one_device_are_copied_at_once():
         snapshot({"a": jnp.full((3, 5), value), "b": [jnp.full(7, value)]}, "snapshot")
 
     assert _copied_at_once._cache_size() == before + 1
+
+
+def test_without_copies_arrays_of_jax_are_the_same():
+    """It takes no memory, which is why one asks for it; what is NumPy's is copied in any case."""
+    x, y = jnp.ones(3), np.ones(3)
+    taken = snapshot([x, y], "snapshot", copy=False)
+
+    assert taken[0] is x
+    assert not np.shares_memory(taken[1], y)
+
+
+def test_masked_arrays_stay_masked():
+    """So that who writes them can refuse them: a file has no masks."""
+    masked = np.ma.masked_array([1.0, 2.0], mask=[True, False])
+    (taken,) = snapshot([masked], "snapshot")
+
+    assert isinstance(taken, np.ma.MaskedArray)
+    assert taken.mask.tolist() == [True, False]
+
+
+def test_large_arrays_are_not_copied_with_small_ones():
+    """On the CPU, who asks for a computation waits for it: these are asked for otherwise."""
+    from pytreemod.io.snapshots import _LARGE, _can_be_copied_at_once, _groups
+
+    small, large = jnp.ones(3), jnp.ones(_LARGE // 4)
+    assert _groups([small, large, "text", jnp.ones(2)]) == [[0, 3], [1]]
+    assert _can_be_copied_at_once(small)
+    assert not _can_be_copied_at_once(large)
+    there = jax.device_put(small, small.sharding.with_memory_kind("pinned_host"))
+    assert not _can_be_copied_at_once(there)
 
 
 def test_what_has_no_values_is_refused_by_name():

@@ -74,7 +74,8 @@ def test_which_steps_stay(steps, keep, best, damaged):
 
 def test_the_best_is_the_lowest():
     """Or the highest, where that was said; NaN and what is no number never are."""
-    metrics = {1: {"a": 3}, 2: {"a": 1.5}, 3: {"a": "nan"}, 4: {"b": 0}, 5: {"a": "x"}, 6: {}}
+    metrics = {0: {"a": "nan"}, 1: {"a": 3}, 2: {"a": 1.5}, 3: {"a": "nan"}, 4: {"b": 0}}
+    metrics |= {5: {"a": "x"}, 6: {}, 7: {"a": None}, 8: {"a": [1]}}
 
     def best(goal):
         return best_step({step: Goal.parse(goal).rank(told) for step, told in metrics.items()})
@@ -102,6 +103,10 @@ def test_metrics_there_and_back(metrics):
 
     assert not any(isinstance(v, float) and not math.isfinite(v) for v in told.values())
     assert all(repr(type(metrics[name])(v)) == repr(metrics[name]) for name, v in told.items())
+
+
+def test_metrics_may_be_too_large_for_floating_numbers():
+    assert metrics_as_json({"n": 10**400}) == {"n": 10**400}
 
 
 def test_metrics_of_a_file(tmp_path):
