@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 import stat
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -44,7 +44,8 @@ def checked_path(path: Any) -> str:
     """
     text = os.fspath(cast(str, path)) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or "\0" in text:
-        raise ArgumentError(explain("path", "the path of a file", describe(path)))
+        cure = ["the path comes first, as a text:", 'pm.save("model.safetensors", tree)']
+        raise ArgumentError(explain("path", "the path of a file", describe(path), cure=cure))
     if not os.path.basename(text):
         raise FileAccessError(explain(shown(text) or "''", "the path of a file", "a folder"))
     return text
@@ -72,12 +73,13 @@ def shown_path(path: Any) -> str:
 
 
 @contextmanager
-def system_errors(path: str, expected: str) -> Generator[None]:
+def system_errors(path: str, expected: str, *, is_new: bool = False) -> Generator[None]:
     """Raise what the system refuses inside the block as an error of this library.
 
     Args:
         path: the file that the reader asked for, whatever file the system refused.
         expected: what would have been right.
+        is_new: whether the file need not be there, but its folder.
 
     Yields:
         Nothing.
@@ -92,10 +94,29 @@ def system_errors(path: str, expected: str) -> Generator[None]:
     except OSError as error:
         kind = next((own for builtin, own in _CLASSES if isinstance(error, builtin)), None)
         reason = error.strerror or str(error) or type(error).__name__
-        text = explain(shown(path), expected, reason[:1].lower() + reason[1:])
+        cure = _cure_missing(path, is_new) if kind is FileMissingError else ()
+        text = explain(shown(path), expected, reason[:1].lower() + reason[1:], cure=cure)
         raised = (kind or FileAccessError)(text)
         raised.errno, raised.filename = error.errno, path
         raise raised from error
+
+
+def _cure_missing(path: str, is_new: bool) -> Sequence[str]:
+    """What to do about a path that leads nowhere, as far as it shows."""
+    if is_of_shell(path):
+        return CURE_SHELL
+    folder = os.path.dirname(path)
+    if is_new and folder and not os.path.lexists(folder):
+        return ("make its folder first:", f"os.makedirs({shown(folder)!r}, exist_ok=True)")
+    return ()
+
+
+CURE_SHELL = ("only shells know what ~ is:", "os.path.expanduser(path)")
+
+
+def is_of_shell(path: str) -> bool:
+    """Whether a path begins with what a shell would take for somebody's home."""
+    return path.startswith("~")
 
 
 def regular_status(path: str) -> os.stat_result | None:

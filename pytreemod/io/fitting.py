@@ -18,7 +18,7 @@ from pytreemod.errors import ArgumentError, FileError, describe, explain, short_
 from pytreemod.io.configuration import Json, are_same, describe_json
 from pytreemod.io.descriptions import describe_tree
 from pytreemod.io.encodings import can_be_written
-from pytreemod.io.leaf_names import TABLE, joined, mismatches, words_of
+from pytreemod.io.leaf_names import ROOT, TABLE, joined, mismatches, words_of
 from pytreemod.io.placing import CURE_WIDTH, is_key, is_too_wide, keys_form
 from pytreemod.io.reports import LoadReport
 from pytreemod.io.restacking import restacked
@@ -121,11 +121,13 @@ def fit(theirs: Table, like: PyTree, options: LoadOptions, where: str) -> LoadPl
     if theirs.is_described:
         concerned = None if is_all else _above([spot.name for spot in chosen])
         _fit_configuration(plan, theirs, ours, concerned, options.strict)
+    wanted, given = [spot.name for spot in chosen], [*theirs.leaves]
+    is_other = bool(wanted and given) and not any(name in theirs.leaves for name in wanted)
     if plan.problems:
-        _refuse(plan, options.strict, where)
-    is_any = any(spot.name in theirs.leaves for spot in chosen)
-    if not is_any and theirs.leaves and chosen and options.missing is None:
-        raise _nothing_fits(where, [spot.name for spot in chosen], [*theirs.leaves])
+        moved = _moved(wanted, given) if is_other else None
+        _refuse(plan, moved, options.strict, where)
+    if is_other and options.missing is None:
+        raise _nothing_fits(where, wanted, given)
     return plan
 
 
@@ -173,7 +175,7 @@ def _fit_leaf(plan: LoadPlan, spot: _Spot, theirs: Table, strict: bool) -> None:
     if _is_configuration(spot, leaf):
         _fit_value(plan, spot, leaf, strict)
         return
-    wrong = _misfit(plan, spot, leaf, theirs.is_described, strict)
+    wrong = _misfit(plan, spot, leaf, strict)
     if wrong is None:
         is_cast = spot.cast is not None and leaf.is_array and leaf.dtype != spot.cast
         is_cast = is_cast and not is_key(spot.old) and _are_of_one_kind(leaf.dtype, spot.cast)
@@ -181,7 +183,7 @@ def _fit_leaf(plan: LoadPlan, spot: _Spot, theirs: Table, strict: bool) -> None:
     elif spot.missing == "keep":
         _keep(plan, spot)
     else:
-        plan.problems.append(f"{spot.name or '<root>'}: {wrong}")
+        plan.problems.append(f"{spot.name or ROOT}: {wrong}")
 
 
 def _is_configuration(spot: _Spot, leaf: Leaf) -> bool:
@@ -193,26 +195,24 @@ def _fit_value(plan: LoadPlan, spot: _Spot, leaf: Leaf, strict: bool) -> None:
     if are_same(spot.told.form["value"], leaf.form["value"]):
         plan.moves.append(Move(spot.place, spot.name, leaf, None))
     elif strict and spot.missing != "keep":
-        plan.problems.append(f"{spot.name or '<root>'}: {_differ(spot.old, leaf)}")
+        plan.problems.append(f"{spot.name or ROOT}: {_differ(spot.old, leaf)}")
     else:
-        plan.configuration.append(f"{spot.name or '<root>'}: {_differ(spot.old, leaf)}")
+        plan.configuration.append(f"{spot.name or ROOT}: {_differ(spot.old, leaf)}")
 
 
 def _keep(plan: LoadPlan, spot: _Spot) -> None:
     if isinstance(spot.old, jax.ShapeDtypeStruct):
-        plan.problems.append(f"{spot.name}: missing, and like has no value to keep")
+        plan.problems.append(f"{spot.name or ROOT}: missing, and like has no value to keep")
     plan.missing.append(spot.name)
 
 
-def _misfit(
-    plan: LoadPlan, spot: _Spot, leaf: Leaf, is_described: bool, strict: bool
-) -> str | None:
+def _misfit(plan: LoadPlan, spot: _Spot, leaf: Leaf, strict: bool) -> str | None:
     """What is wrong with a leaf of the file for a place; None if nothing is."""
     old = spot.old
     if not leaf.is_array or not spot.told.is_array:
         return None if _is_same_number(old, leaf) else _differ(old, leaf)
     # A file of other tools knows no keys, but their numbers.
-    if is_key(old) or (is_described and leaf.form.get("is") == "key"):
+    if is_key(old) or leaf.form.get("is") == "key":
         return None if _are_same_keys(old, leaf) else _differ(old, leaf)
     if leaf.shape != tuple(old.shape):
         is_same = [n for n in leaf.shape if n != 1] == [n for n in old.shape if n != 1]
@@ -308,7 +308,7 @@ def _fit_configuration(
             return
         if (name != node and node in gone) or _above([node]) & gone:
             return
-        place, text = name or "<root>", describe_json(value)
+        place, text = name or ROOT, describe_json(value)
         if mine is _ABSENT:
             found.append(f"{place}: only the file has it, {text}")
         elif not are_same(mine, value):
@@ -331,13 +331,17 @@ def _above(names: Sequence[str]) -> set[str]:
     return {joined(*parts[:i]) for parts in steps for i in range(len(parts))}
 
 
-def _nothing_fits(where: str, wanted: Sequence[str], given: Sequence[str]) -> FileError:
-    """The error for a load that would give `like` back as it is, which nobody asks for."""
-    # The one may be a part of the other.
+def _moved(wanted: Sequence[str], given: Sequence[str]) -> tuple[str, str] | None:
+    """What to rename where `like` is a part of what is in the file, or the other way round."""
     ours, theirs = "." + wanted[0], "." + given[0]
     pairs = [(name.removesuffix(ours), "") for name in given if name.endswith(ours)]
     pairs += [("", name.removesuffix(theirs)) for name in wanted if name.endswith(theirs)]
-    old, new = pairs[0] if pairs else ("name in the file", "name in like")
+    return pairs[0] if pairs else None
+
+
+def _nothing_fits(where: str, wanted: Sequence[str], given: Sequence[str]) -> FileError:
+    """The error for a load that would give `like` back as it is, which nobody asks for."""
+    old, new = _moved(wanted, given) or ("name in the file", "name in like")
     return FileError(
         explain(
             where,
@@ -349,10 +353,15 @@ def _nothing_fits(where: str, wanted: Sequence[str], given: Sequence[str]) -> Fi
     )
 
 
-def _refuse(plan: LoadPlan, strict: bool, where: str) -> None:
+def _refuse(plan: LoadPlan, moved: tuple[str, str] | None, strict: bool, where: str) -> None:
     problems = plan.problems
     rename = 'pm.load(..., rename={"name in the file": "name in like"})'
-    if strict:
+    if strict and moved is not None:
+        # A part of the file has nothing to say of the rest.
+        rest = ', only="**"' if moved[0] else ""
+        cure = ["the one is a part of the other:"]
+        cure += [f'pm.load(..., rename={{"{moved[0]}": "{moved[1]}"}}{rest})']
+    elif strict:
         cure = ["say what may differ; a report tells what did:"]
         cure += ["tree, report = pm.load(path, like, strict=False)"]
         # What has another name now would be left as it is, and told by the report alone.
@@ -389,8 +398,13 @@ def _missing(missing: Any, like: PyTree, where: str) -> list[str | None]:
     for value in values:
         if value not in (None, "keep", "error"):
             expected = '"keep", "error", or a pm.by of these'
-            raise ArgumentError(explain(f"{where}, missing", expected, describe(value)))
+            cure = _CURE_BY if isinstance(value, Mapping) else ()
+            text = explain(f"{where}, missing", expected, describe(value), cure=cure)
+            raise ArgumentError(text)
     return values
+
+
+_CURE_BY = ("a dict of rules stands in a `by`:", "pm.by({...})")
 
 
 def _casts(cast_to: Any, like: PyTree, where: str) -> list[Any]:
@@ -409,7 +423,9 @@ def _dtype(value: Any, where: str) -> Any:
     try:
         dtype = jnp.dtype(value)
     except (TypeError, ValueError) as error:
-        raise ArgumentError(explain(f"{where}, cast", expected, describe(value))) from error
+        cure = _CURE_BY if isinstance(value, Mapping) else ()
+        text = explain(f"{where}, cast", expected, describe(value), cure=cure)
+        raise ArgumentError(text) from error
     if not can_be_written(dtype):
         raise ArgumentError(explain(f"{where}, cast", expected, str(dtype)))
     if is_too_wide(dtype):

@@ -149,17 +149,24 @@ def check_length(path: str, head: bytes, size: int) -> int:
     length = int.from_bytes(head[:LENGTH], "little")
     is_possible = size >= LENGTH and length <= min(LONGEST, size - LENGTH)
     if not is_possible or head[LENGTH : LENGTH + 1] != b"{":
-        kind = next((kind for magic, kind in _KINDS.items() if head.startswith(magic)), None)
-        got = "an empty file" if not size else kind or "something else, or a part of one"
-        raise FileError(explain(shown(path), "a file in the format of safetensors", got))
+        unknown = "something else, or a part of one" if size else "an empty file"
+        kinds = [kind for magic, kind in _KINDS.items() if head.startswith(magic)]
+        got, cure = kinds[0] if kinds else (unknown, [])
+        raise FileError(explain(shown(path), "a file in the format of safetensors", got, cure=cure))
     return LENGTH + length
 
 
-_KINDS = {
-    b"PK": "a zip archive, such as PyTorch and NumPy write",
-    b"\x80": "a pickle",
-    b"\x93NUMPY": "a file of NumPy's, such as Equinox writes",
-    b"\x89HDF": "a file in the format HDF5",
+_KINDS: dict[bytes, tuple[str, list[str]]] = {
+    b"PK": (
+        "a zip archive, such as PyTorch and NumPy write",
+        ["a state dict of PyTorch's:", "pm.from_torch(model, torch.load(path))"],
+    ),
+    b"\x80": ("a pickle", []),
+    b"\x93NUMPY": (
+        "a file of NumPy's, such as Equinox writes",
+        ["a model of Equinox's:", "pm.tree_deserialise_leaves(path, like)"],
+    ),
+    b"\x89HDF": ("a file in the format HDF5", []),
 }
 
 

@@ -17,6 +17,8 @@ from pytreemod.typing import PyTree, Tracer, class_of, jtu
 
 _T = TypeVar("_T")
 
+ROOT = "<root>"
+"""What errors call a tree that is a leaf itself."""
 TABLE = 40
 """How many lines a table of names may have."""
 
@@ -200,12 +202,27 @@ def mismatches(wanted: Sequence[str], given: Iterable[str]) -> list[str]:
     missing = [name for name in wanted if name not in there]
     unexpected = [name for name in given if name not in known]
     # To compare all names with all takes its time, and nobody reads more than the table has.
-    shown = [f"{name}: missing{_near(name, unexpected)}" for name in missing[:TABLE]]
-    further = [f"{name}: missing" for name in missing[TABLE:]]
-    return [*shown, *further, *(f"{name}: unexpected" for name in unexpected)]
+    shown = [f"{name or ROOT}: missing{near_name(name, unexpected)}" for name in missing[:TABLE]]
+    further = [f"{name or ROOT}: missing" for name in missing[TABLE:]]
+    return [*shown, *further, *(f"{name or ROOT}: unexpected" for name in unexpected)]
 
 
-def _near(name: str, others: Sequence[str]) -> str:
+def near_name(name: str, others: Sequence[str]) -> str:
+    """What a text says of a name that is not there: one that may have been meant, if there is one.
+
+    Args:
+        name: of a leaf, or of what leaves are in.
+        others: those that there are.
+
+    Returns:
+        A text to be appended to the name.
+
+    Examples:
+        >>> near_name("haed.weight", ["body.weight", "head.weight"])
+        " (is it 'head.weight'?)"
+        >>> near_name("tail.weight", ["body.weight", "head.weight"])
+        ''
+    """
     for other in get_close_matches(name, others, n=3, cutoff=0.75):
         a, b = _differing(name, other)
         # Nearly all names end in "weight": what tells them apart must be near, too; unless one is

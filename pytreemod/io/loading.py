@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, cast, overload
 
 import numpy as np
 
-from pytreemod.errors import ArgumentError, FileError, explain
+from pytreemod.errors import ArgumentError, FileError, describe, explain
 from pytreemod.io.access import StrPath, shown_path
 from pytreemod.io.configuration import ConfigurationReader, Json
 from pytreemod.io.containers import Container
@@ -150,6 +150,7 @@ def load(
         if like is _NOTHING:
             _check_alone(where, options)
             return _rebuilt(file, about, where)
+        _check_is_tree(like, where)
         plan = fit(table_of(file, about, where), like, options, where)
         made = _carried_out(plan, file, like, where)
     return made if strict else (made, plan.report())
@@ -234,6 +235,14 @@ def table_of(file: Container, about: dict[str, Any] | None, where: str) -> Table
 
 
 # ---- into `like`
+
+
+def _check_is_tree(like: Any, where: str) -> None:
+    """A class is a leaf, and what was meant is one of its instances."""
+    if isinstance(like, type):
+        expected = "`like`, a tree to put the values into"
+        cure = ["make one:", f"pm.load(path, {like.__name__}(...))"]
+        raise ArgumentError(explain(where, expected, describe(like), cure=cure))
 
 
 def _carried_out(plan: LoadPlan, file: Container, like: PyTree, where: str) -> Any:

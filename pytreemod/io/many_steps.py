@@ -35,7 +35,7 @@ from pytreemod.errors import (
     explain,
     warn,
 )
-from pytreemod.io.access import StrPath, system_errors
+from pytreemod.io.access import CURE_SHELL, StrPath, is_of_shell, system_errors
 from pytreemod.io.containers import Container
 from pytreemod.io.descriptions import describe_tree
 from pytreemod.io.leftovers import remove_leftovers
@@ -234,14 +234,16 @@ class Checkpoints:
         """
         self.wait()
         steps = self._present()
+        expected = "a step" if step is None else f"step {step}"
         if step is None:
             chosen = steps[-1] if steps else None
         elif step == "best":
-            chosen = self._best_of(self._whole(), _checked_goal(self, self._goal))
+            goal = _checked_goal(self, self._goal)
+            chosen = self._best_of(self._whole(), goal)
+            expected = f"a step whose file tells its {goal.metric!r}"
         else:
             chosen = _checked_step(self, step)
         if chosen not in steps:
-            expected = "a step" if step is None else f"step {step}"
             raise _no_step(self, expected, f"the steps {steps}" if steps else "none")
         return self._file(chosen)
 
@@ -414,6 +416,10 @@ def _checked_folder(folder: Any) -> Path:
         text = None
     if not isinstance(text, str) or not text or "\0" in text:
         raise ArgumentError(explain("Checkpoints(folder)", "a folder's path", describe(folder)))
+    # Else it would be the name of a folder, here.
+    if is_of_shell(text):
+        got = describe(folder)
+        raise ArgumentError(explain("Checkpoints(folder)", "a folder's path", got, cure=CURE_SHELL))
     if "://" in text:
         raise ArgumentError(
             explain(

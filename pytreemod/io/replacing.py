@@ -42,7 +42,7 @@ def replacement(path: str, size: int, *, durable: bool) -> Generator[io.FileIO]:
     Raises:
         FileAccessError: the system refuses, or the path leads to a folder or a device.
     """
-    with system_errors(path, "a file that can be written"):
+    with system_errors(path, "a file that can be written", is_new=True):
         old = regular_status(path)
         if old is not None and not os.access(path, os.W_OK):
             # To rename asks for permission on the folder only.

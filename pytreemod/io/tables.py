@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from pytreemod.errors import ArgumentError, explain
 from pytreemod.io.configuration import Json
-from pytreemod.io.leaf_names import joined, words_of
+from pytreemod.io.leaf_names import joined, near_name, words_of
 from pytreemod.tree.paths import plain_name
 from pytreemod.typing import jtu
 
@@ -203,10 +202,10 @@ def _not_there(
     lost: Sequence[str], rename: Mapping[str, str], table: Table, where: str
 ) -> ArgumentError:
     known = _all_names(table)
-    near = {name: get_close_matches(name, known, n=1) for name in lost}
-    places = [f"{name!r}" + (f": is it {x[0]!r}?" if x else "") for name, x in near.items()]
+    near = {name: near_name(name, known) for name in lost}
+    places = [f"{name!r}{text}" for name, text in near.items()]
     cure: list[str] = []
-    back = {rename[name]: name for name in lost if rename[name] in known and not near[name]}
+    back = {rename[name]: name for name in lost if not near[name] and rename[name] in known}
     if back:
         pairs = ", ".join(f'"{old}": "{new}"' for old, new in back.items())
         cure = ["from names in the file to names in like, and not back:"]

@@ -81,6 +81,27 @@ def test_the_systems_errors_are_of_two_kinds(number, own, builtin):
     assert "\\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("path", "is_new", "cure"),
+    [
+        ("~/my.file", False, "only shells know what ~ is:\n      os.path.expanduser(path)"),
+        ("~/my.file", True, "only shells know what ~ is:\n      os.path.expanduser(path)"),
+        ("none/my.file", True, "make its folder first:\n      os.makedirs('none', exist_ok=True)"),
+        ("none/my.file", False, ""),
+        ("my.file", True, ""),
+    ],
+)
+def test_what_leads_nowhere_is_told_with_what_to_do(path, is_new, cure):
+    with (
+        pytest.raises(FileMissingError, match="a file") as caught,
+        system_errors(path, "a file", is_new=is_new),
+    ):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    told = f"{path}: expected a file, got no such file or directory."
+    assert str(caught.value) == (f"{told}\n  {cure}" if cure else told)
+
+
 def test_other_errors_pass():
     """Only what the system refuses is translated."""
     with pytest.raises(KeyError, match="x"), system_errors("my.file", "a file to read"):

@@ -247,7 +247,9 @@ def test_cast_takes_a_dtype_or_a_rule(tmp_path):
     assert [leaf.dtype.name for leaf in loaded.values()] == ["bfloat16", "bfloat16", "int32"]
     assert report.cast == ("a", "b")
     by = pm.by({"a": jnp.float16, ...: None})
-    loaded = pm.load(tmp_path / "file", tree, cast=by)
+    loaded, report = pm.load(tmp_path / "file", tree, strict=False, cast=by)
+    assert report.cast == ("a",)
+    assert not pm.load(tmp_path / "file", tree, strict=False, cast="float32")[1].cast
     assert [leaf.dtype.name for leaf in loaded.values()] == ["float16", "float32", "int32"]
     # From a file in another precision into the model's own.
     half = jax.tree.map(lambda x: x.astype("bfloat16"), {"a": ramp(2)})
@@ -264,6 +266,16 @@ def test_no_cast_makes_counts_of_weights(tmp_path):
     pm.save(tmp_path / "file", {"a": ramp(2)})
     with pytest.raises(FileError, match=r"a: like has i32\[2\], the file f32\[2\]"):
         pm.load(tmp_path / "file", {"a": jnp.arange(2)}, cast="bfloat16")
+    pm.save(tmp_path / "file", {"a": jnp.asarray([True, False])})
+    with pytest.raises(FileError, match=r"a: like has i32\[2\], the file bool\[2\]"):
+        pm.load(tmp_path / "file", {"a": jnp.arange(2)}, cast="int8")
+
+
+def test_keys_are_not_cast(tmp_path):
+    """Their numbers are whole ones, and no more than that."""
+    pm.save(tmp_path / "file", {"key": jax.random.key(7), "n": jnp.arange(2)})
+    loaded = pm.load(tmp_path / "file", {"key": jax.random.key(0), "n": jnp.arange(2)}, cast="int8")
+    assert_same(loaded, {"key": jax.random.key(7), "n": jnp.arange(2, dtype="int8")})
 
 
 def test_a_cast_loses_no_number(tmp_path):
@@ -315,6 +327,8 @@ def test_keys_of_another_generator_are_refused(tmp_path):
     for other in (jax.random.key(0, impl="rbg"), jax.random.key_data(jax.random.key(0))):
         with pytest.raises(FileError, match=r"key: like has .*, the file keys of threefry2x32"):
             pm.load(tmp_path / "file", {"key": other})
+    with pytest.raises(FileError, match=r"key: like has key<fry>\[3\], the file keys of threefry"):
+        pm.load(tmp_path / "file", {"key": jax.random.split(jax.random.key(0), 3)})
     pm.save(tmp_path / "numbers", {"key": ramp(2)})
     with pytest.raises(FileError, match=r"key: like has key<fry>\[\], the file f32\[2\]"):
         pm.load(tmp_path / "numbers", {"key": jax.random.key(0)})
@@ -342,6 +356,10 @@ def test_a_plain_file_of_other_tools_loads_by_its_names(tmp_path):
     safetensors.numpy.save_file(numbers, tmp_path / "numbers")
     loaded = pm.load(tmp_path / "numbers", {"key": jax.random.key(0), "rate": 1.0})
     assert_same(loaded, {"key": jax.random.key(5), "rate": 0.5})
+    for array in (np.ones(1, np.float32), np.asarray(1, np.int32), np.asarray(True)):
+        safetensors.numpy.save_file({"rate": array}, tmp_path / "numbers")
+        with pytest.raises(FileError, match=r"rate: like has 1\.0, the file"):
+            pm.load(tmp_path / "numbers", {"rate": 1.0})
 
 
 def test_a_run_goes_on_where_it_was(tmp_path):
@@ -390,6 +408,32 @@ def test_options_without_like_and_unusable_options_are_refused(saved):
         pm.load(saved, mlp(0), rename=["a"])  # pyright: ignore
     with pytest.raises(SpecError, match=r"layer.0"):
         pm.load(saved, mlp(0), only="layer.0")
+
+
+def test_what_is_a_part_of_a_file_is_told_with_the_line_to_write(saved):
+    """Of the longest table of names, only that: the whole run is there for the model alone."""
+    pm.save(saved, {"model": mlp(0), "opt_state": {"mu": mlp(0)}, "step": 3})
+    cure = 'pm.load(..., rename={"model": ""}, only="**")'
+    with pytest.raises(FileError, match=r"the one is a part of the other") as caught:
+        pm.load(saved, mlp(1))
+    assert str(caught.value).endswith(cure)
+    call = cure.replace("...", "saved, mlp(1)")
+    assert_same(eval(call, {"pm": pm, "saved": saved, "mlp": mlp}), mlp(0))
+    pm.save(saved, mlp(0))
+    with pytest.raises(FileError, match=r'rename=\{"": "model"\}\)$'):
+        pm.load(saved, {"model": mlp(1)})
+
+
+def test_a_class_is_no_like(saved):
+    """It would be a leaf, and each leaf of the file an unexpected one."""
+    with pytest.raises(ArgumentError, match=r"(?s)got the class MLP.*load\(path, MLP\(\.\.\."):
+        pm.load(saved, nn.MLP)
+
+
+def test_rules_in_a_dict_are_told_to_be_none(saved):
+    for option in ("missing", "cast"):
+        with pytest.raises(ArgumentError, match=rf"(?s){option}: .*`by`:\n *pm\.by\("):
+            pm.load(saved, mlp(1), **{option: {"layers.0": None}})
 
 
 def test_a_newer_file_is_told(tmp_path):

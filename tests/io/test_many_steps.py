@@ -139,6 +139,14 @@ def test_metrics_are_what_they_were(tmp_path, gate):
     assert told == {"step": 1, "metrics": {"loss": 0.5, "accuracy": 0.25}}
 
 
+@pytest.mark.parametrize("value", [np.bool_(True), jnp.asarray(True), np.int8(1), 1])
+def test_whatever_is_one_real_number_is_a_metric(tmp_path, value):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, LIKE, {"done": value})
+
+    assert read_metadata(checkpoints.path())["metrics"] == {"done": 1}
+
+
 def test_a_step_is_on_the_disk_when_it_is_said_to_be(tmp_path, monkeypatch):
     """Old ones are removed then: after a failure of power, there must be something."""
     waited = []
@@ -305,6 +313,7 @@ def test_what_cannot_be_saved_is_told_at_once(tmp_path):
         ({"best": min}, r"got the function min"),
         ({"folder": 3}, r"Checkpoints\(folder\): expected a folder's path, got 3"),
         ({"folder": ""}, r"got ''"),
+        ({"folder": "~/run"}, r"(?s)expected a folder's path, got '~/run'.*expanduser"),
         ({"folder": "gs://bucket/run"}, r"expected a folder of this machine's file system"),
     ],
 )
@@ -360,7 +369,7 @@ def test_where_there_is_no_step_it_is_told(tmp_path):
     checkpoints.save(1, LIKE)
     with pytest.raises(FileMissingError, match=r"expected step 3, got the steps \[1\]"):
         checkpoints.restore(LIKE, 3)
-    with pytest.raises(FileMissingError, match=r"expected step best, got the steps \[1\]"):
+    with pytest.raises(FileMissingError, match=r"whose file tells its 'loss', got the steps \[1\]"):
         checkpoints.restore(LIKE, "best")
     with pytest.raises(ArgumentError, match="'best', where nothing says which one that is"):
         Checkpoints(tmp_path).restore(LIKE, "best")

@@ -94,8 +94,8 @@ def test_a_misspelt_name_is_told_with_the_one_that_was_meant():
         renamed_table(table, {"encoder.conv": "a", "head.wieght": "b", "qqq": "c"}, "load")
 
     assert str(caught.value).splitlines()[1:] == [
-        "  at 'encoder.conv': is it 'encoder.conv1'?",
-        "  at 'head.wieght': is it 'head.weight'?",
+        "  at 'encoder.conv' (is it 'encoder.conv1'?)",
+        "  at 'head.wieght' (is it 'head.weight'?)",
         "  at 'qqq'",
         "  it has, for instance:",
         "      encoder.conv1.weight",
