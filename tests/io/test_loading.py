@@ -1,5 +1,7 @@
 """`load`: strictly, by choice, by part; from plain files, into abstract trees; what it refuses."""
 
+import errno
+import io
 import json
 
 import jax
@@ -11,7 +13,13 @@ import safetensors.numpy
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, FileError, FileMissingError, SpecError
+from pytreemod.errors import (
+    ArgumentError,
+    FileError,
+    FileMissingError,
+    FilePermissionError,
+    SpecError,
+)
 from pytreemod.io.containers import write_container
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import ramp
@@ -180,10 +188,23 @@ def test_missing_leaves_are_kept_or_an_error(saved):
 def test_unexpected_leaves_are_told(saved):
     pm.save(saved, {"layers": list(mlp(0).layers)})
     like = {"layers": [mlp(1).layers[0]]}
-    with pytest.raises(FileError, match=r"(?s)layers.1.weight: unexpected.*layers.1.bias"):
+    with pytest.raises(
+        FileError, match=r"(?s)layers.1.weight: unexpected.*layers.1.bias"
+    ) as caught:
         pm.load(saved, like)
+    # Nothing is missing that they could be meant to be.
+    assert "rename" not in str(caught.value)
     _, report = pm.load(saved, like, strict=False)
     assert report.unexpected == ("layers.1.weight", "layers.1.bias")
+
+
+def test_what_has_no_leaves_fits_as_far_as_there_are_any(saved):
+    """Where nothing could be loaded, nothing was meant to be."""
+    like, report = pm.load(saved, {}, strict=False)
+    assert (like, len(report.unexpected)) == ({}, 4)
+    pm.save(saved, {})
+    _, report = pm.load(saved, mlp(1), strict=False)
+    assert (report.loaded, len(report.missing)) == ((), 4)
 
 
 def test_a_leaf_of_another_shape_is_kept_if_that_was_said(saved):
@@ -404,8 +425,9 @@ def test_options_without_like_and_unusable_options_are_refused(saved):
             pm.load(saved, mlp(0), cast=dtype)
     with pytest.raises(ArgumentError, match="cast: expected a dtype that JAX has, got float64"):
         pm.load(saved, mlp(0), cast="float64")
-    with pytest.raises(ArgumentError, match="rename: expected a dict of names"):
-        pm.load(saved, mlp(0), rename=["a"])  # pyright: ignore
+    for rename in (["a"], {"layers": 3}, {0: "layers"}):
+        with pytest.raises(ArgumentError, match="rename: expected a dict of names"):
+            pm.load(saved, mlp(0), rename=rename)  # pyright: ignore
     with pytest.raises(SpecError, match=r"layer.0"):
         pm.load(saved, mlp(0), only="layer.0")
 
@@ -448,6 +470,32 @@ def test_a_missing_file_is_one(tmp_path):
         pm.load(tmp_path / "none", mlp(0))
     with pytest.raises(FileMissingError, match="no such file"):
         pm.read_metadata(tmp_path / "none")
+
+
+def test_a_file_that_may_not_be_read_is_named(saved, monkeypatch):
+    """Root may read all of them: the system's refusal is played here."""
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(io, "FileIO", refuse)
+    for call in (lambda: pm.load(saved, mlp(1)), lambda: pm.read_metadata(saved)):
+        with pytest.raises(PermissionError, match=r"model: .* got permission denied") as caught:
+            call()
+        assert isinstance(caught.value, FilePermissionError)
+
+
+def test_nothing_is_half_loaded(tmp_path):
+    """What was read before the damage came to light has gone nowhere, arrays of NumPy included."""
+    pm.save(tmp_path / "file", {"a": np.ones(3), "b": ramp(3), "c": 1})
+    content = bytearray((tmp_path / "file").read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "file").write_bytes(content)
+    like = {"a": np.zeros(3), "b": jnp.zeros(3), "c": 0}
+    with pytest.raises(FileError, match="changed or damaged"):
+        pm.load(tmp_path / "file", like)
+
+    assert_same(like, {"a": np.zeros(3), "b": jnp.zeros(3), "c": 0})
 
 
 def test_what_was_loaded_outlives_the_file(saved):
