@@ -170,9 +170,10 @@ def renamed_table(
         ArgumentError: an old name is not in the file, or two leaves get one name.
     """
     used: set[str] = set()
+    longest_first = sorted(rename, key=len, reverse=True)
 
     def new_name(name: str) -> str:
-        for old in sorted(rename, key=len, reverse=True):
+        for old in longest_first:
             if name == old or old == "" or name.startswith(old + "."):
                 used.add(old)
                 rest = name[len(old) :].lstrip(".") if name != old else ""
