@@ -118,9 +118,8 @@ def fit(theirs: Table, like: PyTree, options: LoadOptions, where: str) -> LoadPl
         _fit_leaf(plan, spot, theirs, options.strict)
     is_all = options.only is True or options.only is ...
     _fit_names(plan, theirs, {spot.name for spot in chosen}, is_all, options.strict)
-    if theirs.is_described:
-        concerned = None if is_all else _above([spot.name for spot in chosen])
-        _fit_configuration(plan, theirs, ours, concerned, options.strict)
+    concerned = None if is_all else _above([spot.name for spot in chosen])
+    _fit_configuration(plan, theirs, ours, concerned, options.strict)
     wanted, given = [spot.name for spot in chosen], [*theirs.leaves]
     is_other = bool(wanted and given) and not any(name in theirs.leaves for name in wanted)
     if plan.problems:

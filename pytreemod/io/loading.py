@@ -226,7 +226,7 @@ def table_of(file: Container, about: dict[str, Any] | None, where: str) -> Table
         for name, entry in file.entries.items()
     }
     if about is None:
-        return Table(leaves=arrays, is_described=False)
+        return Table(arrays)
     try:
         return read_table(about["tree"], arrays)
     # Whatever is wrong with it, it is the file's fault.

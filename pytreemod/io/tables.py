@@ -83,9 +83,6 @@ class Table:
     states: list[str] = field(default_factory=list[str])
     """Where States stand."""
 
-    is_described: bool = True
-    """False for a file that has nothing but arrays."""
-
 
 def read_table(tree: Json, arrays: Mapping[str, Leaf]) -> Table:
     """The table of a described tree.
@@ -196,7 +193,7 @@ def renamed_table(
     lost = [name for name in rename if name not in used]
     if lost:
         raise _not_there(lost, rename, table, where)
-    return Table(leaves, config, classes, states, table.is_described), changed
+    return Table(leaves, config, classes, states), changed
 
 
 def _not_there(

@@ -1,6 +1,8 @@
 """Trees by names, and what is renamed."""
 
 import json
+from collections import OrderedDict, defaultdict
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +37,30 @@ def test_a_table_has_leaves_classes_and_configuration():
     assert table.config["net.layers.1.out_features"] == 4
 
 
+def test_containers_are_their_keys():
+    """In the order of the reader's own dict; None is nowhere."""
+    tree = {
+        "b": OrderedDict(z=1, a=2),
+        "a": defaultdict(list, x=[3, None, (4,)]),
+        "pair": Pair(5, {"c.d": 6}),
+    }
+    assert {name: leaf.form["value"] for name, leaf in table_of(tree).leaves.items()} == {
+        "b.z": 1,
+        "b.a": 2,
+        "a.x.0": 3,
+        "a.x.2.0": 4,
+        "pair.one": 5,
+        "pair.two.'c.d'": 6,
+    }
+
+
+class Pair(NamedTuple):
+    """A named tuple."""
+
+    one: int
+    two: dict
+
+
 MALFORMED = {
     "an array that is not there": {"leaf": "b", "is": "jax"},
     "a name that is none": {"leaf": 3, "value": 1},
@@ -42,6 +68,7 @@ MALFORMED = {
     "a State without names": {"state": [[1]]},
     "a class that is none": {"module": [3, {}, {}]},
     "another node": {"eval": [1]},
+    "another node, well made": {"eval": ["Thing", []]},
     "no list": {"list": 3},
     "no node": 3,
 }
@@ -80,6 +107,25 @@ def test_rename_takes_whole_steps_and_the_longest_name(rename, expected):
     assert all(old != new for new, old in changed.items())
 
 
+def test_rename_takes_configuration_classes_and_states_along():
+    """Or the new name would have none, and the old one would be of nothing."""
+    model, state = pm.make_with_state(nn.BatchNorm)(3)
+    table, changed = renamed_table(
+        table_of({"net": model, "state": state}), {"net": "model", "state": "stats"}, "load"
+    )
+
+    assert list(table.leaves) == [
+        "model.weight",
+        "model.bias",
+        "stats.state_index.0",
+        "stats.state_index.1",
+    ]
+    assert table.states == ["stats"]
+    assert [name for name in table.classes if not name.startswith("model")] == []
+    assert table.config["model.input_size"] == 3
+    assert changed["stats.state_index.0"] == "state.state_index.0"
+
+
 def test_rename_of_what_is_not_there_or_to_one_name_is_refused():
     with pytest.raises(ArgumentError, match=r"(?s)rename: expected names in the file.*'b'.*\n.*a"):
         renamed_table(names("a"), {"b": "c"}, "load")
@@ -110,3 +156,6 @@ def test_a_rename_the_other_way_round_is_turned():
         ArgumentError, match=r'(?s)got 1 that is not.*not back:\n.*rename=\{"head": "out"\}'
     ):
         renamed_table(names("head.weight", "x"), {"out": "head"}, "load")
+    # What is only misspelt goes to a name that is there already.
+    with pytest.raises(ArgumentError, match=r"'haed' \(is it 'head'\?\)$"):
+        renamed_table(names("head.weight", "x"), {"haed": "head"}, "load")
