@@ -146,4 +146,4 @@ def _check_made(path: str, source: ArraySource, value: Any) -> None:
     elif isinstance(value, jax.Array) and not value.is_fully_addressable:
         expected, got = "an array that this process has all of", "one that others have parts of"
     if got:
-        raise kind(explain(f"{shown(path)}, {shown(source.name)}", expected, got))
+        raise kind(explain(f"{shown(path)}, {shown(source.name or '<root>')}", expected, got))

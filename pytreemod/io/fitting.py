@@ -124,7 +124,10 @@ def fit(theirs: Table, like: PyTree, options: LoadOptions, where: str) -> LoadPl
     is_other = bool(wanted and given) and not any(name in theirs.leaves for name in wanted)
     if plan.problems:
         moved = _moved(wanted, given) if is_other else None
-        _refuse(plan, moved, options.strict, where)
+        # A part of the file has nothing to say of the rest.
+        rest = ', only="**"' if len(given) > len(wanted) else ""
+        cure = moved and f'pm.load(..., rename={{"{moved[0]}": "{moved[1]}"}}{rest})'
+        _refuse(plan, cure, options.strict, where)
     if is_other and options.missing is None:
         raise _nothing_fits(where, wanted, given)
     return plan
@@ -335,31 +338,31 @@ def _moved(wanted: Sequence[str], given: Sequence[str]) -> tuple[str, str] | Non
     ours, theirs = "." + wanted[0], "." + given[0]
     pairs = [(name.removesuffix(ours), "") for name in given if name.endswith(ours)]
     pairs += [("", name.removesuffix(theirs)) for name in wanted if name.endswith(theirs)]
+    if len(wanted) == len(given) == 1 and "" in (*wanted, *given):
+        pairs.append((given[0], wanted[0]))
     return pairs[0] if pairs else None
 
 
 def _nothing_fits(where: str, wanted: Sequence[str], given: Sequence[str]) -> FileError:
     """The error for a load that would give `like` back as it is, which nobody asks for."""
     old, new = _moved(wanted, given) or ("name in the file", "name in like")
+    both = (("like", wanted), ("the file", given))
     return FileError(
         explain(
             where,
             "a leaf of like, at least",
             "other names alone",
-            places=[f"like: {some_of(wanted)}", f"the file: {some_of(given)}"],
+            places=[f"{of}: {some_of([name or ROOT for name in names])}" for of, names in both],
             cure=["say what they are called here:", f'pm.load(..., rename={{"{old}": "{new}"}})'],
         )
     )
 
 
-def _refuse(plan: LoadPlan, moved: tuple[str, str] | None, strict: bool, where: str) -> None:
+def _refuse(plan: LoadPlan, moved: str | None, strict: bool, where: str) -> None:
     problems = plan.problems
     rename = 'pm.load(..., rename={"name in the file": "name in like"})'
     if strict and moved is not None:
-        # A part of the file has nothing to say of the rest.
-        rest = ', only="**"' if moved[0] else ""
-        cure = ["the one is a part of the other:"]
-        cure += [f'pm.load(..., rename={{"{moved[0]}": "{moved[1]}"}}{rest})']
+        cure = ["the one is the other, or a part of it:", moved]
     elif strict:
         cure = ["say what may differ; a report tells what did:"]
         cure += ["tree, report = pm.load(path, like, strict=False)"]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import FileError, describe, explain, short_dtype
+from pytreemod.errors import ArgumentError, FileError, describe, explain, short_dtype
 from pytreemod.io.configuration import Json
 from pytreemod.io.tables import Leaf
 from pytreemod.tree.kinds import PYTHON_SCALARS
@@ -68,6 +68,10 @@ def as_in(old: Any, array: Any, impl: Json, where: str, name: str) -> Any:
         impl: the generator of keys that the file tells, if it does.
         where: the call, for errors.
         name: of the leaf, for errors.
+
+    Raises:
+        FileError: there is no such generator of keys.
+        ArgumentError: an abstract leaf has a sharding that no array of its shape has.
     """
     if type(old) in PYTHON_SCALARS:
         return array.item()
@@ -79,9 +83,14 @@ def as_in(old: Any, array: Any, impl: Json, where: str, name: str) -> Any:
     if isinstance(old, np.ndarray):
         return array
     if getattr(old, "weak_type", False):
-        made = _weakly(_as_jax(array))
-        return made if sharding is None else _as_jax(made, sharding)
-    return _as_jax(array, sharding)
+        array = _weakly(_as_jax(array))
+    try:
+        return _as_jax(array, sharding)
+    except ValueError as error:
+        # JAX says why, but not of what.
+        expected = "shardings in like that its arrays can have"
+        got = f"{describe(array)} with {getattr(sharding, 'spec', sharding)}"
+        raise ArgumentError(explain(where, expected, got, places=[name])) from error
 
 
 def as_dtype(array: Any, dtype: Any, where: str, name: str) -> Any:

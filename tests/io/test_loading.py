@@ -436,7 +436,7 @@ def test_what_is_a_part_of_a_file_is_told_with_the_line_to_write(saved):
     """Of the longest table of names, only that: the whole run is there for the model alone."""
     pm.save(saved, {"model": mlp(0), "opt_state": {"mu": mlp(0)}, "step": 3})
     cure = 'pm.load(..., rename={"model": ""}, only="**")'
-    with pytest.raises(FileError, match=r"the one is a part of the other") as caught:
+    with pytest.raises(FileError, match=r"the one is the other, or a part of it") as caught:
         pm.load(saved, mlp(1))
     assert str(caught.value).endswith(cure)
     call = cure.replace("...", "saved, mlp(1)")
@@ -444,6 +444,26 @@ def test_what_is_a_part_of_a_file_is_told_with_the_line_to_write(saved):
     pm.save(saved, mlp(0))
     with pytest.raises(FileError, match=r'rename=\{"": "model"\}\)$'):
         pm.load(saved, {"model": mlp(1)})
+
+
+def test_one_leaf_is_told_with_the_line_to_write(tmp_path):
+    """It has no name of its own."""
+    pm.save(tmp_path / "file", {"w": ramp(2)})
+    with pytest.raises(FileError, match=r"(?s)at <root>: missing.*rename=\{\"w\": \"\"\}\)$"):
+        pm.load(tmp_path / "file", ramp(2))
+    with pytest.raises(FileError, match=r"(?s)at like: <root>.*rename=\{\"w\": \"\"\}\)$"):
+        pm.load(tmp_path / "file", ramp(2), strict=False)
+    assert_same(pm.load(tmp_path / "file", jnp.zeros(2), rename={"w": ""}), ramp(2))
+
+
+def test_a_sharding_that_does_not_fit_is_told_with_the_leafs_name(tmp_path):
+    """JAX has the reason, and no idea which leaf it was."""
+    pm.save(tmp_path / "file", {"a": [ramp(3)]})
+    mesh = jax.make_mesh((2,), ("d",), devices=jax.devices()[:2])
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+    like = {"a": [jax.ShapeDtypeStruct((3,), jnp.float32, sharding=sharding)]}
+    with pytest.raises(ArgumentError, match=r"(?s)shardings in like .*got f32\[3\] with .*at a\.0"):
+        pm.load(tmp_path / "file", like)
 
 
 def test_a_class_is_no_like(saved):
