@@ -138,8 +138,6 @@ def _stack(table: Table, ours: Table, spot: _Spot, depth: int, where: str) -> se
         name = joined(layer, rest)
         if not all(leaf is not None and _are_alike(leaf, first) for leaf in layers):
             raise _differ(where, name, items)
-        if first.is_array and len(first.shape) < spot.axis:
-            return set()
         sources = tuple(cast("Source", cast("Leaf", leaf).source) for leaf in layers)
         made[name] = _stacked(first, sources, spot.axis) if first.is_array else first
     for item, part in zip(items, parts, strict=True):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import pytreemod as pm
 from pytreemod import nn
@@ -249,3 +250,58 @@ def test_a_stack_of_no_layers_is_no_list(tmp_path):
     pm.save(tmp_path / "none", {"layers": [], "x": ramp(2)})
     with pytest.raises(FileError, match=r"layers.layer.weight: missing"):
         pm.load(tmp_path / "none", {"layers": like, "x": ramp(2)})
+
+
+def test_a_state_of_another_part_has_the_axes_of_its_own(tmp_path):
+    """A Stack in a Stack, elsewhere, has as many layers as that part: it is no reason for more."""
+
+    def run(norms):
+        def two(key):
+            return nn.Stack(lambda key: nn.Linear(2, 2, key=key), 2, key=key)
+
+        norms, state = pm.make_with_state(norms)()
+        state = pm.from_named(
+            state, {name: ramp(*leaf.shape) for name, leaf in pm.named_leaves(state).items()}
+        )
+        return {"big": nn.Stack(two, 3, key=jax.random.key(0)), "norms": norms, "state": state}
+
+    as_list = run(lambda: nn.Sequential([nn.BatchNorm(3), nn.BatchNorm(3)]))
+    pm.save(tmp_path / "list", {**as_list, "big": [layer.unstack() for layer in layers(as_list)]})
+    loaded = pm.load(tmp_path / "list", run(lambda: nn.Stack(lambda: nn.BatchNorm(3), 2)))
+
+    mean = pm.named_leaves(loaded["state"])["layer.state_index.0"]
+    assert_same(mean, jnp.stack([ramp(3), ramp(3)]))
+
+
+def layers(tree):
+    """The layers of the large Stack, in a list."""
+    return tree["big"].unstack()
+
+
+def test_layers_go_into_lists_of_any_kind(tmp_path):
+    """What they are there is the business of who is not strict about it."""
+    stack = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 2, key=jax.random.key(2))
+    pm.save(tmp_path / "stack", stack)
+    like = [{"weight": jnp.zeros((3, 3)), "bias": jnp.zeros(3)} for _ in range(2)]
+    loaded, report = pm.load(tmp_path / "stack", like, strict=False)
+
+    assert_same([item["weight"] for item in loaded], [*stack.layer.weight])
+    assert "layer: only the file has it, pytreemod.nn.Linear" in report.configuration
+    with pytest.raises(FileError, match="layer: only the file has it"):
+        pm.load(tmp_path / "stack", like)
+    # One list has one layer more, or fewer: nobody knows which.
+    with pytest.raises(FileError, match=r"0\.weight: missing"):
+        pm.load(tmp_path / "stack", like[:1], strict=False, missing="error")
+
+
+def test_layers_of_other_tools_must_be_alike(tmp_path):
+    """There is no configuration to tell: one would be repeated until it fits."""
+    stack = nn.Stack(lambda key: nn.Linear(3, 3, use_bias=False, key=key), 2, key=jax.random.key(2))
+    arrays = {"0.weight": np.ones((3, 3), np.float32), "1.weight": np.ones((3, 1), np.float32)}
+    safetensors.numpy.save_file(arrays, tmp_path / "plain")
+    with pytest.raises(FileError, match=r"layers that differ in their numbers only"):
+        pm.load(tmp_path / "plain", stack)
+    arrays["1.weight"] = np.zeros((3, 3), np.float32)
+    safetensors.numpy.save_file(arrays, tmp_path / "plain")
+    loaded = pm.load(tmp_path / "plain", stack)
+    assert_same(loaded.layer.weight, jnp.stack([jnp.ones((3, 3)), jnp.zeros((3, 3))]))
