@@ -33,6 +33,8 @@ def test_nothing_that_writes_or_runs_is_there():
     """A hostile file must not be able to put such a function into a model."""
     for name in ("jax.numpy.save", "jax.numpy.load", "jax.nn.initializers", "builtins.eval", "os"):
         assert registered_as(name) is None
+    others = [t for t in vars(nn).values() if isinstance(t, type) and not issubclass(t, pm.Module)]
+    assert [registered_name(t) for t in others] == [None] * len(others)
     functions = [registered_as(f"jax.nn.{name}") for name in vars(jax.nn)]
     assert not any(isinstance(function, types.ModuleType) for function in functions)
 
@@ -67,6 +69,29 @@ def test_a_class_that_is_defined_again_takes_the_name():
     assert registered_name(old) is None
 
 
+def test_a_class_of_two_names_keeps_the_other():
+    """When one that is defined again takes the first of them."""
+
+    def define():
+        class Twice(pm.Module):
+            pass
+
+        return Twice
+
+    old = pm.register_for_files(pm.register_for_files(define(), name="first"), name="second")
+    new = pm.register_for_files(define(), name="first")
+
+    assert (registered_name(old), registered_name(new)) == ("second", "first")
+    assert registered_as("second") is old
+
+
+def test_what_jax_calls_by_two_names_has_the_one_that_comes_first():
+    """A file says one of them, for ever: another one would be another function."""
+    assert registered_as("jax.nn.swish") is registered_as("jax.nn.silu") is jax.nn.silu
+    assert registered_name(jax.nn.silu) == "jax.nn.silu"
+    assert registered_name(jnp.abs) == "jax.numpy.abs"
+
+
 def test_a_name_of_another_is_refused():
     @pm.register_for_files(name="taken")
     class One(pm.Module):
@@ -91,7 +116,8 @@ def test_a_jitted_function_does_not_take_its_functions_name():
 
 def test_what_has_no_name_of_its_own_takes_no_others():
     """Any two partials, and any two lambdas, looked like one that was defined again."""
-    pm.register_for_files(ft.partial(max, 1), name="part")
+    part = pm.register_for_files(ft.partial(max, 1), name="part")
+    assert pm.register_for_files(part, name="part") is part
     with pytest.raises(ArgumentError, match="a name that is free"):
         pm.register_for_files(ft.partial(min, 1), name="part")
 
@@ -122,6 +148,8 @@ def test_what_is_no_class_and_what_has_no_name_is_refused():
         pm.register_for_files(3)  # pyright: ignore
     with pytest.raises(ArgumentError, match=r"(?s)something with a name.*name=\"my_function\""):
         pm.register_for_files(lambda x: x)
+    with pytest.raises(ArgumentError, match="something with a name"):
+        pm.register_for_files(ft.partial(max, 1))
 
 
 def test_the_own_name_is_without_the_function_around_it():
