@@ -48,8 +48,8 @@ def shown(value):
 
 
 def through_json(value):
-    """What becomes of a value in a file."""
-    return json.loads(json.dumps(ConfigurationWriter().write(value)))
+    """What becomes of a value in a file, which other programs can read, too."""
+    return json.loads(json.dumps(ConfigurationWriter().write(value), allow_nan=False))
 
 
 def read(written):
@@ -108,6 +108,13 @@ def test_values_of_rare_kinds_come_back(value):
         assert (made.func, made.args, made.keywords) == (value.func, value.args, value.keywords)
     else:
         assert are_one(made, value)
+
+
+def test_numbers_are_those_that_other_languages_have():
+    """Of 64 bits; what is larger is a text."""
+    assert through_json(2**63 - 1) == 2**63 - 1
+    assert through_json(2**63) == {"int": hex(2**63)}
+    assert through_json(-(2**63)) == {"int": hex(-(2**63))}
 
 
 def test_tokens_without_a_name_stay_one_or_two():

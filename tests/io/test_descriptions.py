@@ -79,7 +79,7 @@ def test_dicts_keep_their_order_and_kind():
     ordered, default, plain = described(tree).tree["list"]
 
     assert [key for key, _ in ordered["ordered"]] == ["b", "a"]
-    assert default["default"][0] == {"class": "?list"}
+    assert default["default"][0] == {"class": "list"}
     assert [key for key, _ in plain["dict"]] == ["b", "a"]
 
 
