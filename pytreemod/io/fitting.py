@@ -18,7 +18,7 @@ from pytreemod.errors import ArgumentError, FileError, describe, explain, short_
 from pytreemod.io.configuration import Json, are_same, describe_json
 from pytreemod.io.descriptions import describe_tree
 from pytreemod.io.encodings import can_be_written
-from pytreemod.io.leaf_names import ROOT, TABLE, joined, mismatches, words_of
+from pytreemod.io.leaf_names import ROOT_NAME, TABLE, joined, mismatches, words_of
 from pytreemod.io.placing import CURE_WIDTH, is_key, is_too_wide, keys_form
 from pytreemod.io.reports import LoadReport
 from pytreemod.io.restacking import restacked
@@ -185,7 +185,7 @@ def _fit_leaf(plan: LoadPlan, spot: _Spot, theirs: Table, strict: bool) -> None:
     elif spot.missing == "keep":
         _keep(plan, spot)
     else:
-        plan.problems.append(f"{spot.name or ROOT}: {wrong}")
+        plan.problems.append(f"{spot.name or ROOT_NAME}: {wrong}")
 
 
 def _is_configuration(spot: _Spot, leaf: Leaf) -> bool:
@@ -197,14 +197,14 @@ def _fit_value(plan: LoadPlan, spot: _Spot, leaf: Leaf, strict: bool) -> None:
     if are_same(spot.told.form["value"], leaf.form["value"]):
         plan.moves.append(Move(spot.place, spot.name, leaf, None))
     elif strict and spot.missing != "keep":
-        plan.problems.append(f"{spot.name or ROOT}: {_differ(spot.old, leaf)}")
+        plan.problems.append(f"{spot.name or ROOT_NAME}: {_differ(spot.old, leaf)}")
     else:
-        plan.configuration.append(f"{spot.name or ROOT}: {_differ(spot.old, leaf)}")
+        plan.configuration.append(f"{spot.name or ROOT_NAME}: {_differ(spot.old, leaf)}")
 
 
 def _keep(plan: LoadPlan, spot: _Spot) -> None:
     if isinstance(spot.old, jax.ShapeDtypeStruct):
-        plan.problems.append(f"{spot.name or ROOT}: missing, and like has no value to keep")
+        plan.problems.append(f"{spot.name or ROOT_NAME}: missing, and like has no value to keep")
     plan.missing.append(spot.name)
 
 
@@ -310,7 +310,7 @@ def _fit_configuration(
             return
         if (name != node and node in gone) or _above([node]) & gone:
             return
-        place, text = name or ROOT, describe_json(value)
+        place, text = name or ROOT_NAME, describe_json(value)
         if mine is _ABSENT:
             found.append(f"{place}: only the file has it, {text}")
         elif not are_same(mine, value):
@@ -352,7 +352,9 @@ def _nothing_fits(where: str, wanted: Sequence[str], given: Sequence[str]) -> Fi
             where,
             "a leaf of like, at least",
             "other names alone",
-            places=[f"{of}: {some_of([name or ROOT for name in names])}" for of, names in both],
+            places=[
+                f"{of}: {some_of([name or ROOT_NAME for name in names])}" for of, names in both
+            ],
             cure=["say what they are called here:", f'pm.load(..., rename={{"{old}": "{new}"}})'],
         )
     )

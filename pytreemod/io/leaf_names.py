@@ -17,7 +17,7 @@ from pytreemod.typing import PyTree, Tracer, class_of, jtu
 
 _T = TypeVar("_T")
 
-ROOT = "<root>"
+ROOT_NAME = "<root>"
 """What errors call a tree that is a leaf itself."""
 TABLE = 40
 """How many lines a table of names may have."""
@@ -202,9 +202,11 @@ def mismatches(wanted: Sequence[str], given: Iterable[str]) -> list[str]:
     missing = [name for name in wanted if name not in there]
     unexpected = [name for name in given if name not in known]
     # To compare all names with all takes its time, and nobody reads more than the table has.
-    shown = [f"{name or ROOT}: missing{near_name(name, unexpected)}" for name in missing[:TABLE]]
-    further = [f"{name or ROOT}: missing" for name in missing[TABLE:]]
-    return [*shown, *further, *(f"{name or ROOT}: unexpected" for name in unexpected)]
+    shown = [
+        f"{name or ROOT_NAME}: missing{near_name(name, unexpected)}" for name in missing[:TABLE]
+    ]
+    further = [f"{name or ROOT_NAME}: missing" for name in missing[TABLE:]]
+    return [*shown, *further, *(f"{name or ROOT_NAME}: unexpected" for name in unexpected)]
 
 
 def near_name(name: str, others: Sequence[str]) -> str:
