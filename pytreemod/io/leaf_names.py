@@ -202,11 +202,9 @@ def mismatches(wanted: Sequence[str], given: Iterable[str]) -> list[str]:
     missing = [name for name in wanted if name not in there]
     unexpected = [name for name in given if name not in known]
     # To compare all names with all takes its time, and nobody reads more than the table has.
-    shown = [
-        f"{name or ROOT_NAME}: missing{near_name(name, unexpected)}" for name in missing[:TABLE]
-    ]
-    further = [f"{name or ROOT_NAME}: missing" for name in missing[TABLE:]]
-    return [*shown, *further, *(f"{name or ROOT_NAME}: unexpected" for name in unexpected)]
+    near = [near_name(name, unexpected) if i < TABLE else "" for i, name in enumerate(missing)]
+    told = [f"{name or ROOT_NAME}: missing{text}" for name, text in zip(missing, near, strict=True)]
+    return told + [f"{name or ROOT_NAME}: unexpected" for name in unexpected]
 
 
 def near_name(name: str, others: Sequence[str]) -> str:
