@@ -149,6 +149,10 @@ def test_two_files_of_one_set_are_the_same():
         (0.0, -0.0, False),
         (math.nan, math.nan, True),
         ((1, 2), [1, 2], False),
+        ((1, 2), (1,), False),
+        ((), (1,), False),
+        (1, (1,), False),
+        ((1,), "1", False),
         (jnp.float32, np.dtype("float32"), True),
         (jnp.float32, jnp.float16, False),
         (Options(1), Options(2), False),
@@ -164,6 +168,12 @@ def test_two_files_of_one_set_are_the_same():
 )
 def test_are_same_tells_what_the_file_can_tell(a, b, same):
     assert are_same(through_json(a), through_json(b)) is same
+
+
+@pytest.mark.parametrize(("a", "b"), [({"list": []}, []), ([1], {"list": [1]}), ([1], 1), ({}, 1)])
+def test_what_stands_in_a_file_otherwise_is_not_the_same(a, b):
+    assert not are_same(a, b)
+    assert not are_same(b, a)
 
 
 def test_names_agree_if_one_of_two_is_not_registered():
