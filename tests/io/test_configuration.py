@@ -247,6 +247,7 @@ def test_a_name_that_was_given_later_is_found():
         {"dict": [[1]]},
         {"dtype": "save"},
         {"dtype": "prng_key"},
+        {"dtype": "ndarray"},
         {"dtype": 3},
         {"scalar": ["float32", "zz"]},
         {"scalar": ["float32", ""]},
