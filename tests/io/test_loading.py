@@ -485,6 +485,27 @@ def test_a_newer_file_is_told(tmp_path):
         pm.load(tmp_path / "new")
 
 
+@pytest.mark.parametrize("about", ["[1]", "3", "{}", '{"version": 1}', "nothing", "[" * 100_000])
+def test_what_a_file_says_of_itself_is_not_believed(about, tmp_path):
+    """Its checksum is right, for anybody can compute one."""
+    write_container(tmp_path / "odd", {"a": ramp(1)}, {"pytreemod.tree": about})
+    for arguments in ((), ({"a": ramp(1)},)):
+        with pytest.raises(FileError, match=r"a description that `pm\.save` wrote"):
+            pm.load(tmp_path / "odd", *arguments)
+
+
+def test_a_version_is_a_number(tmp_path):
+    about = json.dumps({"version": "1", "tree": {"list": []}})
+    write_container(tmp_path / "odd", {}, {"pytreemod.tree": about})
+    with pytest.raises(FileError, match=r"a file of version 1 or lower, got version '1'"):
+        pm.load(tmp_path / "odd")
+
+
+def test_a_file_without_metadata_has_none(tmp_path):
+    safetensors.numpy.save_file({"a": np.ones(2)}, tmp_path / "plain")
+    assert pm.read_metadata(tmp_path / "plain") is None
+
+
 def test_a_missing_file_is_one(tmp_path):
     with pytest.raises(FileNotFoundError, match="none"):
         pm.load(tmp_path / "none", mlp(0))
