@@ -413,6 +413,25 @@ def test_wide_numbers_need_wide_jax(tmp_path):
         pm.load(tmp_path / "plain")
 
 
+def test_wide_numbers_of_a_tree_need_wide_jax(tmp_path):
+    """As a program wrote it whose JAX has 64 bits."""
+    about = json.dumps({"version": 1, "tree": {"leaf": "a", "is": "jax"}})
+    write_container(tmp_path / "file", {"a": np.ones(2)}, {"pytreemod.tree": about})
+    with pytest.raises(FileError, match="dtypes that JAX has, got f64 at a"):
+        pm.load(tmp_path / "file")
+
+
+def test_a_function_that_nobody_registered_is_likes(tmp_path):
+    """Its name is compared, and nobody looks for it."""
+
+    def own(x):
+        return x
+
+    tree = {"fn": own, "x": ramp(2)}
+    pm.save(tmp_path / "file", tree)
+    assert pm.load(tmp_path / "file", tree)["fn"] is own
+
+
 def test_options_without_like_and_unusable_options_are_refused(saved):
     with pytest.raises(ArgumentError, match=r"expected `like`.*, got none"):
         pm.load(saved, strict=False)  # pyright: ignore

@@ -12,6 +12,7 @@ import safetensors.numpy
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import FileError
+from pytreemod.io.containers import Container
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import ramp
 
@@ -305,3 +306,27 @@ def test_layers_of_other_tools_must_be_alike(tmp_path):
     safetensors.numpy.save_file(arrays, tmp_path / "plain")
     loaded = pm.load(tmp_path / "plain", stack)
     assert_same(loaded.layer.weight, jnp.stack([jnp.ones((3, 3)), jnp.zeros((3, 3))]))
+
+
+def test_keys_of_layers_go_along_and_each_array_is_read_once(tmp_path, monkeypatch):
+    """Their numbers have one axis more than they have."""
+
+    class Keyed(pm.Module):
+        key: jax.Array
+
+        def __call__(self, x):
+            return x
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    stack = nn.Stack(lambda key: Keyed(key), 3, key=jax.random.key(1))
+    pm.save(tmp_path / "list", [Keyed(key) for key in keys])
+    loaded = pm.load(tmp_path / "list", stack, strict=False)[0]
+    assert_same(loaded.layer.key, keys)
+    pm.save(tmp_path / "stack", loaded)
+    read, whole = [], Container.read
+    monkeypatch.setattr(
+        Container, "read", lambda self, name: read.append(name) or whole(self, name)
+    )
+    items = pm.load(tmp_path / "stack", [Keyed(keys[0])] * 3, strict=False)[0]
+    assert_same([item.key for item in items], [*keys])
+    assert read == ["layer.key"]
