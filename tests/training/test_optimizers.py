@@ -657,3 +657,66 @@ def test_buffers_alone_are_nothing_to_train():
     with pytest.raises(ArgumentError, match="none that is no buffer") as caught:
         pm.Optimizer(pm.by({"mean": optax.adam(1.0), ...: None})).init(model)
     assert 'pm.with_role(model, selector, "param")' in str(caught.value)
+
+
+class Tied(pm.Module):
+    """Two layers of one shape."""
+
+    first: nn.Linear
+    second: nn.Linear
+
+    def __call__(self, x):
+        return self.second(jnp.tanh(self.first(x)))
+
+
+def tied_pair():
+    """The second's matrix is the first's."""
+    keys = jax.random.split(jax.random.key(0))
+    model = Tied(nn.Linear(3, 3, key=keys[0]), nn.Linear(3, 3, key=keys[1]))
+    return pm.tie(model, "second.weight", to="first.weight")
+
+
+def test_a_tied_parameter_has_one_slot():
+    """And moves at both places at once, as one that is used twice by hand."""
+    model = tied_pair()
+    opt = pm.Optimizer(optax.sgd(0.1, momentum=0.9)).init(model)
+    assert len(jax.tree.leaves(opt)) == 3
+
+    def by_hand(parts, x):
+        weight, first, second = parts
+        return jnp.sum((weight @ jnp.tanh(weight @ x + first) + second) ** 2)
+
+    parts = (model.first.weight, model.first.bias, model.second.bias)
+    plain = optax.sgd(0.1, momentum=0.9)
+    state, x = plain.init(parts), ramp(3)
+    for _ in range(3):
+        grads = pm.filter_grad(lambda m: jnp.sum(m(x) ** 2))(model)
+        model, opt = opt.update(model, grads)
+        updates, state = plain.update(jax.grad(by_hand)(parts, x), state)
+        parts = optax.apply_updates(parts, updates)
+    np.testing.assert_allclose(model.second.weight, parts[0], rtol=1e-5)
+    assert model.second.weight is model.first.weight
+
+
+def test_a_computed_leaf_is_trained_by_its_parts():
+    """A rule may pick some of them, and the others cost nothing."""
+
+    class Product(pm.Computed):
+        base: jax.Array
+        factor: jax.Array = pm.field(role="factor")
+
+        def value(self):
+            return self.base * self.factor
+
+    linear = nn.Linear(3, 2, key=jax.random.key(0))
+    model = linear.replace(weight=Product(linear.weight, jnp.asarray(2.0, jnp.float32)))
+    rules = pm.by({pm.select.role("factor"): optax.sgd(0.1, momentum=0.9), ...: None})
+    opt = pm.Optimizer(rules).init(model)
+    assert len(jax.tree.leaves(opt)) == 1
+
+    grads = pm.filter_grad(lambda m: jnp.sum(m(ramp(3))))(model)
+    after, _ = opt.update(model, grads)
+
+    np.testing.assert_array_equal(pm.named_leaves(after)["weight.base"], linear.weight)
+    factor = 2.0 - 0.1 * jnp.sum(linear.weight @ ramp(3))
+    np.testing.assert_allclose(after.weight, linear.weight * factor, rtol=1e-5)
