@@ -321,6 +321,12 @@ def spectral_norm(arrays: Arrays, running: Arrays, x: jax.Array) -> tuple[jax.Ar
     return linear([weight / jnp.vdot(u, weight @ v), bias], x), [u, v]
 
 
+def weight_norm(arrays: Arrays, x: jax.Array) -> jax.Array:
+    """A linear layer whose rows have lengths of their own."""
+    v, bias, g = arrays
+    return linear([v * (g / jnp.sqrt(jnp.sum(jnp.square(v), 1, keepdims=True))), bias], x)
+
+
 def streaming_dropout(arrays: Arrays, running: Arrays, x: jax.Array) -> tuple[jax.Array, Arrays]:
     """With a key that is folded from a count."""
     key, count = running
@@ -461,6 +467,7 @@ def stateless_cases(key: jax.Array) -> list[Case]:
             (wave(5, 8), jnp.tril(jnp.ones((5, 5), bool))),
             call=lambda layer, x, mask: layer(x, x, x, mask),
         ),
+        Case("WeightNorm", nn.WeightNorm(nn.Linear(8, 4, key=key)), weight_norm, (wave(8),)),
         Case("Embedding", nn.Embedding(7, 4, key=key), embedding, (jnp.array([3, 0, 6]),)),
         Case("SimpleCell", nn.SimpleCell(8, 4, key=key), simple_step, (wave(8), wave(4))),
         Case("GRUCell", nn.GRUCell(8, 4, key=key), gru_step, (wave(8), wave(4))),

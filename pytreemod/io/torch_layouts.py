@@ -22,6 +22,7 @@ from pytreemod.nn.sequential import Sequential
 from pytreemod.nn.spectral_normalization import SpectralNorm
 from pytreemod.nn.stack.layer import Stack
 from pytreemod.nn.transposed_convolution import ConvTranspose
+from pytreemod.nn.weight_normalization import WeightNorm
 from pytreemod.tree.paths import parse_name
 
 
@@ -284,6 +285,37 @@ def _rules_of_spectral_norm(layer: SpectralNorm[Any]) -> LayoutRules:
     }
 
 
+def _rules_of_weight_norm(layer: WeightNorm[Any]) -> LayoutRules:
+    # As `torch.nn.utils.parametrizations.weight_norm` has it: the layer stays where it is.
+    place, inner = f"parametrizations.{layer.weight_name}", layer.layer
+    known = layout_of(inner)
+    rule = dict(known.rules_of(inner)).get((layer.weight_name,)) if known is not None else None
+    if layer.axis is not None and isinstance(inner, ConvTranspose) and inner.groups > 1:
+        where = "to_torch, from_torch: WeightNorm"
+        expected = "ConvTranspose(groups=1), whose axes PyTorch has in another order"
+        raise ArgumentError(explain(where, expected, f"groups={inner.groups}"))
+    lengths: LayoutRule = f"{place}.original0"
+    if layer.axis is None:
+        lengths = _one_number(f"{place}.original0", np.shape(layer.g))
+    elif isinstance(rule, Relaid):
+        # The lengths have the axes of the weight, and so change with them.
+        lengths = Relaid(f"{place}.original0", rule.to, rule.back)
+    return {"layer": "", f"layer.{layer.weight_name}": f"{place}.original1", "g": lengths}
+
+
+def _one_number(name: str, shape: tuple[int, ...]) -> Relaid:
+    """The rule for a single number, which has axes of size 1 here, behind those of members."""
+    count = next((i for i, size in enumerate(reversed(shape)) if size != 1), len(shape))
+
+    def to(number: Any) -> Any:
+        return np.reshape(number, ())
+
+    def back(number: Any) -> Any:
+        return np.reshape(number, (1,) * count)
+
+    return Relaid(name, to, back)
+
+
 def _rules_of_mlp(layer: MLP) -> LayoutRules:
     if not layer.scan or layer.depth == 0:
         return {}
@@ -354,6 +386,7 @@ register_torch_layout(GRUCell, _rules_of_gru)
 register_torch_layout(LSTMCell, _TWO_BIASES)
 register_torch_layout(SimpleCell, _TWO_BIASES)
 register_torch_layout(SpectralNorm, _rules_of_spectral_norm)
+register_torch_layout(WeightNorm, _rules_of_weight_norm)
 register_torch_layout(MLP, _rules_of_mlp)
 register_torch_layout(MultiheadAttention, _rules_of_attention)
 register_torch_layout(Sequential, {"layers": ""})

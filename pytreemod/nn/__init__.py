@@ -57,12 +57,14 @@ from pytreemod.nn.scaling import Scale as Scale
 from pytreemod.nn.sequential import Identity as Identity
 from pytreemod.nn.sequential import Lambda as Lambda
 from pytreemod.nn.sequential import Sequential as Sequential
+from pytreemod.nn.sharing import Shared as Shared
 from pytreemod.nn.spectral_normalization import SpectralNorm as SpectralNorm
 from pytreemod.nn.stack.layer import Stack as Stack
 from pytreemod.nn.transposed_convolution import ConvTranspose as ConvTranspose
 from pytreemod.nn.transposed_convolution import ConvTranspose1d as ConvTranspose1d
 from pytreemod.nn.transposed_convolution import ConvTranspose2d as ConvTranspose2d
 from pytreemod.nn.transposed_convolution import ConvTranspose3d as ConvTranspose3d
+from pytreemod.nn.weight_normalization import WeightNorm as WeightNorm
 from pytreemod.state.making import delete_init_state as delete_init_state
 from pytreemod.state.making import make_with_state as make_with_state
 from pytreemod.state.tokens import RngStream as RngStream

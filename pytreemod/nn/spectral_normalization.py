@@ -35,14 +35,11 @@ from pytreemod.nn.calling import (
 )
 from pytreemod.nn.functional.promotion import computing_dtype
 from pytreemod.nn.functional.spectral_normalization import divide_by_spectral_norm, power_iteration
+from pytreemod.nn.weights_by_name import known_names, weight_by_name, with_weight
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.tokens import StateIndex
 from pytreemod.state.values import State
-from pytreemod.tree.nodes import children_of
-from pytreemod.tree.paths import path_text
-from pytreemod.tree.predicates import is_inexact_array
-from pytreemod.tree.surgery import replace_at
-from pytreemod.typing import AnyArray, jtu
+from pytreemod.typing import AnyArray
 
 _L = TypeVar("_L", bound=Callable[..., Any])
 
@@ -130,7 +127,7 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         # Here as well, for `replace` and `with_mode` come this way.
         check_size(named(self, "num_power_iterations"), self.num_power_iterations)
         if not hasattr(self.layer, self.weight_name):
-            where, cure = named(self, "weight_name"), _names(self.layer)
+            where, cure = named(self, "weight_name"), known_names(self.layer)
             expected = f"the name of a weight in {type(self.layer).__name__}"
             raise ArgumentError(explain(where, expected, describe(self.weight_name), cure=cure))
         check_number(named(self, "eps"), self.eps, 0.0)
@@ -166,8 +163,7 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
             )
             state = state.set(self.uv_index, (u, v))
         normed = divide_by_spectral_norm(weight, u, v)
-        path = (jtu.GetAttrKey(self.weight_name),)
-        return call_layer(replace_at(self.layer, [(path, normed)]), x, state, key)
+        return call_layer(with_weight(self.layer, self.weight_name, normed), x, state, key)
 
     def _vectors(self, weight: Array, state: State) -> tuple[Array, Array]:
         """The singular vectors; refused if they are not those of a weight of that shape."""
@@ -182,23 +178,10 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
 
 def _check_weight(where: str, layer: Any, name: Any) -> Array:
     """The array that `name` stands for."""
-    weight: Any = getattr(layer, name, None) if isinstance(name, str) else None
-    if not is_inexact_array(weight):
-        expected = f"the name of a weight in {type(layer).__name__}"
-        raise ArgumentError(explain(where, expected, describe(name), cure=_names(layer)))
+    weight = weight_by_name(where, layer, name)
     if weight.ndim < 2:
         raise ShapeError(explain(where, "a weight of two axes or more", describe(weight)))
-    if jnp.issubdtype(weight.dtype, jnp.complexfloating):
-        raise ArgumentError(explain(where, "a weight of real numbers", describe(weight)))
     return weight
-
-
-def _names(layer: Any) -> str:
-    """Which names there would have been."""
-    found = [
-        path_text((key,)) for key, child in children_of(layer) or () if is_inexact_array(child)
-    ]
-    return f"It has: {', '.join(found)}." if found else ""
 
 
 def _initial_vectors(

@@ -176,6 +176,11 @@ def spectral(torch, layer):
     return torch.nn.utils.parametrizations.spectral_norm(layer)
 
 
+def weight_normed(torch, layer, dim=0):
+    """PyTorch's weight norm, as it is now."""
+    return torch.nn.utils.parametrizations.weight_norm(layer, dim=dim)
+
+
 def attention(*, bias):
     """PyTorch's attention, of a sequence to itself."""
 
@@ -249,6 +254,22 @@ LAYERS = {
     "Embedding": (lambda torch: torch.nn.Embedding(5, 2), ft.partial(nn.Embedding, 5, 2)),
     "MultiheadAttention": (attention(bias=True), attends(bias=True)),
     "MultiheadAttention without bias": (attention(bias=False), attends(bias=False)),
+    "WeightNorm of Linear": (
+        lambda torch: weight_normed(torch, torch.nn.Linear(3, 4)),
+        lambda key: nn.WeightNorm(nn.Linear(3, 4, key=key)),
+    ),
+    "WeightNorm of Conv2d, along its inputs": (
+        lambda torch: weight_normed(torch, torch.nn.Conv2d(2, 4, 3), dim=1),
+        lambda key: nn.WeightNorm(nn.Conv2d(2, 4, 3, key=key), axis=1),
+    ),
+    "WeightNorm of ConvTranspose1d": (
+        lambda torch: weight_normed(torch, torch.nn.ConvTranspose1d(2, 4, 3), dim=1),
+        lambda key: nn.WeightNorm(nn.ConvTranspose1d(2, 4, 3, key=key)),
+    ),
+    "WeightNorm of Conv1d, whole": (
+        lambda torch: weight_normed(torch, torch.nn.Conv1d(2, 4, 3), dim=None),
+        lambda key: nn.WeightNorm(nn.Conv1d(2, 4, 3, key=key), axis=None),
+    ),
     "SpectralNorm of Linear": (
         lambda torch: spectral(torch, torch.nn.Linear(3, 4)),
         with_spectral_norm(ft.partial(nn.Linear, 3, 4)),
@@ -279,7 +300,7 @@ def input_for(name):
     """An input that the layer takes, with a batch axis in front."""
     if name == "Embedding":
         return np.array([[3, 0], [1, 4]])
-    kind = name.rpartition("of ")[2].partition(" ")[0]
+    kind = name.rpartition("of ")[2].partition(" ")[0].strip(",")
     sizes = {"Linear": (3,), "BatchNorm": (3,), "GroupNorm": (4, 3), **INPUTS}
     return wave(4, *sizes[kind])
 

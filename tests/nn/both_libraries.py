@@ -84,6 +84,19 @@ LAYERS = [
         "SpectralNorm",
         lambda lib, key: lib.nn.SpectralNorm(lib.nn.Linear(3, 4, key=key), "weight", key=key),
     ),
+    Both("WeightNorm", lambda lib, key: lib.nn.WeightNorm(lib.nn.Linear(3, 4, key=key))),
+    Both(
+        "WeightNorm of a convolution",
+        lambda lib, key: lib.nn.WeightNorm(lib.nn.Conv2d(2, 3, 2, key=key), "weight", None),
+    ),
+    Both(
+        "Shared",
+        lambda lib, key: lib.nn.Shared(
+            (lib.nn.Embedding(5, 3, key=key), lib.nn.Linear(3, 5, key=key)),
+            lambda pair: pair[1].weight,
+            lambda pair: pair[0].weight,
+        ),
+    ),
     Both("Embedding", lambda lib, key: lib.nn.Embedding(5, 2, key=key)),
     Both("GRUCell", lambda lib, key: lib.nn.GRUCell(3, 2, key=key)),
     Both("LSTMCell", lambda lib, key: lib.nn.LSTMCell(3, 2, key=key)),

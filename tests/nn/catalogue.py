@@ -180,6 +180,12 @@ CATALOGUE = [
         wave(3),
         batches=False,
     ),
+    Entry("WeightNorm", lambda key: nn.WeightNorm(nn.Linear(3, 4, key=key)), wave(3)),
+    Entry(
+        "WeightNorm of a convolution",
+        lambda key: nn.WeightNorm(nn.Conv1d(2, 3, 2, key=key), axis=None),
+        wave(2, 4),
+    ),
     Entry("Embedding", lambda key: nn.Embedding(5, 2, key=key), jnp.array([3, 0])),
     Entry("GRUCell over time", lambda key: nn.RNN(nn.GRUCell(2, 3, key=key)), wave(2, 2)),
     Entry("LSTMCell over time", lambda key: nn.RNN(nn.LSTMCell(2, 3, key=key)), wave(2, 2)),

@@ -68,7 +68,7 @@ ANYTHING = {
 PASSED_ON = {"weight_init", "bias_init"}
 """Arguments that are refused by the layers to which they are passed on."""
 
-SAID_OF = {("SpectralNorm", "layer"): "weight_name"}
+SAID_OF = {("SpectralNorm", "layer"): "weight_name", ("WeightNorm", "layer"): "weight_name"}
 """Of what a text speaks instead: what has no weight of that name may have another one."""
 
 UNASKED = {(nn.Einsum, "bias_init")}

@@ -91,6 +91,7 @@ LAYERS = [
     (nn.Sequential([nn.Identity(), nn.Dropout(0.5)]), True, True),
     (nn.Sequential([nn.Identity(), nn.Lambda(abs)]), True, False),
     (nn.SpectralNorm(nn.Linear(2, 2, key=KEY), "weight", key=KEY), True, False),
+    (nn.WeightNorm(nn.Linear(2, 2, key=KEY)), True, False),
     (nn.MultiheadAttention(1, 2, key=KEY), True, False),
     (nn.MultiheadAttention(1, 2, dropout_p=0.5, key=KEY), True, True),
     (nn.MultiheadAttention(1, 2, dropout_p=0.5, inference=True, key=KEY), True, False),
@@ -198,6 +199,7 @@ def test_a_stateful_layer_that_does_not_give_back_its_state_is_refused(result):
         nn.BatchNorm(3),
         nn.Sequential([nn.Identity()]),
         nn.SpectralNorm(nn.Linear(3, 2, key=KEY), "weight", key=KEY),
+        nn.WeightNorm(nn.Linear(3, 2, key=KEY)),
     ],
     ids=lambda layer: type(layer).__name__,
 )

@@ -118,7 +118,7 @@ def test_a_convolution_that_is_only_held(eqx):
     return layer.groups, layer.weight.shape, caught(lambda: layer(ramp(4, 5)))
 
 
-@pytest.mark.parametrize("name", ["StateIndex", "SpectralNorm"])
+@pytest.mark.parametrize("name", ["StateIndex", "SpectralNorm", "WeightNorm"])
 @same_under_both_imports
 def test_generic_classes_can_be_subscripted(eqx, name):
     """At run time too, as in an annotation that is evaluated, or a base class."""

@@ -40,3 +40,5 @@ from pytreemod.nn.functional.spectral_normalization import (
 )
 from pytreemod.nn.functional.spectral_normalization import power_iteration as power_iteration
 from pytreemod.nn.functional.transposed_convolution import conv_transpose as conv_transpose
+from pytreemod.nn.functional.weight_normalization import norm_except as norm_except
+from pytreemod.nn.functional.weight_normalization import weight_norm as weight_norm

@@ -1,0 +1,145 @@
+"""`Shared`: ties, as Equinox spells them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, explain
+from pytreemod.module.classes import Module
+from pytreemod.nn.arguments import named
+from pytreemod.transform.compilation.abstract_calls import filter_eval_shape
+from pytreemod.tree.locating import locate
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.surgery import tree_at
+from pytreemod.typing import PyTree, jtu
+
+
+class Shared(Module):
+    """A tree in which some nodes are what others are: calling it gives the tree, whole.
+
+    The nodes that `where` picks are taken out, so that there is one array for each that is shared:
+    one gradient, the sum of all uses. `shared()` has them back, each what `get` gives.
+
+    [`pm.tie`][pytreemod.tie] does the same to a model in place, without a call: the attribute reads
+    as the value, and a file says in words which places are tied.
+
+    Shapes:
+        return: the tree
+
+    Fields:
+        pytree: the tree, without the nodes that `where` picks
+        where: configuration
+        get: configuration
+
+    Args:
+        pytree: any tree.
+        where: picks the nodes to take out, one or a sequence, as for `tree_at`.
+        get: from the tree to what stands in their place: as many nodes, computed or not.
+
+    Raises:
+        ArgumentError: `where` or `get` cannot be called.
+        ShapeError: what `get` gives has another structure, shape or dtype than what it stands for.
+        SpecError: `where` picks what is no node of the tree; or `get` takes what `where` takes out.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> k1, k2 = jax.random.split(jax.random.key(0))
+        >>> pair = nn.Embedding(5, 3, key=k1), nn.Linear(3, 5, key=k2)
+        >>> shared = nn.Shared(pair, lambda pair: pair[1].weight, lambda pair: pair[0].weight)
+        >>> [leaf.shape for leaf in jax.tree.leaves(shared)]
+        [(5, 3), (5,)]
+        >>> embedding, linear = shared()
+        >>> linear.weight is embedding.weight
+        True
+    """
+
+    pytree: PyTree
+    where: Callable[[Any], Any]
+    get: Callable[[Any], Any]
+
+    def __init__(
+        self, pytree: PyTree, where: Callable[[Any], Any], get: Callable[[Any], Any]
+    ) -> None:
+        for name, function in (("where", where), ("get", get)):
+            if not callable(function):
+                raise ArgumentError(
+                    explain(named(self, name), "a function of the tree", describe(function))
+                )
+        targets = locate(where, pytree, None, named(self, "where")).targets
+        places = [path_text(target.path) for target in targets]
+        picked = where(pytree)
+        _check_alike(places, picked, filter_eval_shape(get, pytree))
+        self.pytree = tree_at(where, pytree, replace_fn=_take_out)
+        _check_apart(places, self.pytree, get)
+        self.where, self.get = where, get
+
+    @jax.named_scope("pm.nn.Shared")
+    def __call__(self) -> PyTree:
+        """The tree, with all its nodes."""
+        return tree_at(self.where, self.pytree, self.get(self.pytree))
+
+
+class SharedNode(Module):
+    """Stands where a node was taken out; it has no leaves."""
+
+
+def _take_out(node: Any) -> SharedNode:
+    del node
+    return SharedNode()
+
+
+def _is_taken_out(node: Any) -> bool:
+    return isinstance(node, SharedNode)
+
+
+def _check_alike(places: Sequence[str], picked: Any, given: Any) -> None:
+    """Refuse values that do not fit in the places."""
+    wanted, found = _outline(picked), _outline(given)
+    if wanted == found:
+        return
+    if len(places) > 1 and jtu.tree_structure(picked) != jtu.tree_structure(given):
+        cure = ["a node for each, in the same kind of sequence:", "lambda tree: (tree.a, tree.b)"]
+    else:
+        cure = ["shapes are changed on the way:", "lambda pair: jnp.transpose(pair[0].weight)"]
+    raise ShapeError(
+        explain(
+            "Shared(get)",
+            f"what fits in the place of {_shown(picked)}",
+            _shown(given),
+            places=places,
+            cure=cure,
+        )
+    )
+
+
+def _outline(tree: Any) -> tuple[Any, ...]:
+    leaves, structure = jtu.tree_flatten(tree)
+    return structure, [
+        (getattr(leaf, "shape", ()), getattr(leaf, "dtype", type(leaf))) for leaf in leaves
+    ]
+
+
+def _shown(tree: Any) -> str:
+    leaves = jtu.tree_leaves_with_path(tree)
+    named_leaves = [(path_text(path) if path else "", describe(leaf)) for path, leaf in leaves]
+    return ", ".join(f"{name} {shape}".strip() for name, shape in named_leaves) or "no array"
+
+
+def _check_apart(places: Sequence[str], rest: Any, get: Callable[[Any], Any]) -> None:
+    """Refuse values that are taken from nodes which are no longer there."""
+    try:
+        given = filter_eval_shape(get, rest)
+    except (AttributeError, TypeError) as error:
+        # With these nodes it ran: it computes with one of them.
+        raise SpecError(_circle(places)) from error
+    if any(map(_is_taken_out, jax.tree.leaves(given, is_leaf=_is_taken_out))):
+        raise SpecError(_circle(places))
+
+
+def _circle(places: Sequence[str]) -> str:
+    found = "one that `where` takes out"
+    return explain("Shared(get)", "nodes that stay in the tree", found, places=places)

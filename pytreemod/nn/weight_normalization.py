@@ -1,0 +1,183 @@
+"""`WeightNorm`: a layer whose weight is a direction and a length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pytreemod.errors import ArgumentError, ShapeError, StateError, describe, explain
+from pytreemod.module.fields import field
+from pytreemod.nn.arguments import (
+    Title,
+    as_integer,
+    check_key,
+    is_traced,
+    mapped_cure,
+    named,
+    refuse_label,
+    shape_of,
+)
+from pytreemod.nn.calling import (
+    ABSENT,
+    Absence,
+    Absent,
+    StatefulLayer,
+    call_layer,
+    check_state,
+    is_stateful,
+    uses_key_if,
+    wants_key,
+)
+from pytreemod.nn.functional.weight_normalization import norm_except, weight_norm
+from pytreemod.nn.weights_by_name import known_names, weight_by_name, with_weight
+from pytreemod.state.key_sources import InitKeys, KeyLike
+from pytreemod.state.values import State
+from pytreemod.typing import AnyArray
+
+_L = TypeVar("_L", bound=Callable[..., Any])
+
+
+class WeightNorm(StatefulLayer, Generic[_L]):
+    r"""Calls a layer whose weight is trained as a direction and a length.
+
+    The weight is $g_i \, v_i / \lVert v_i \rVert$ for each of its slices along `axis`: for the
+    matrix of a `Linear`, each row, which makes one number of the output. The layer has `v` in the
+    place of its weight; at first `g` are the lengths, and the output is that of the layer.
+
+    Shapes:
+        x: whatever the layer takes
+        return: whatever the layer gives
+
+    Fields:
+        layer: the layer, with the directions as its weight
+        g: the shape of the weight, with 1 for all axes but `axis`
+
+    Args:
+        layer: a Module that can be called, such as `Linear` or `Conv2d`.
+        weight_name: the field that is normalized.
+        axis: the slices are those along it; with None there is one slice, the whole weight.
+
+    State and randomness: passes State and key on to the layer if it takes them.
+
+    Raises:
+        ArgumentError: an argument is unusable; or the weight is complex, or has a slice that is
+            zero, and so no direction.
+        ShapeError: `g` has not the shape that goes with the weight.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> linear = nn.Linear(3, 2, key=jax.random.key(0))
+        >>> layer = nn.WeightNorm(linear)
+        >>> layer.g.shape, bool(jnp.allclose(layer(jnp.ones(3)), linear(jnp.ones(3))))
+        ((2, 1), True)
+
+    Source:
+        Salimans & Kingma 2016, https://arxiv.org/abs/1602.07868, eq. (2). For a weight that is to
+        be something else of what is trained, see [`Computed`][pytreemod.Computed].
+    """
+
+    layer: _L
+    g: Float[Array, ...]
+    weight_name: str = field(static=True)
+    axis: int | None = field(static=True)
+
+    def __init__(self, layer: _L, weight_name: str = "weight", axis: int | None = 0):
+        v = weight_by_name(named(self, "weight_name"), layer, weight_name)
+        self.layer, self.weight_name = layer, weight_name
+        self.axis = _check_axis(named(self, "axis"), axis, v)
+        self.g = norm_except(v, axis=self.axis)
+        if v.size and not is_traced(self.g) and not bool(jnp.all(self.g)):
+            expected = "a weight of which each slice has a direction"
+            found = f"one with zeros alone along axis {axis}"
+            raise ArgumentError(explain(named(self, "layer"), expected, found))
+
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` comes this way.
+        if not isinstance(self.weight_name, str) or not hasattr(self.layer, self.weight_name):
+            where, cure = named(self, "weight_name"), known_names(self.layer)
+            expected = f"the name of a weight in {type(self.layer).__name__}"
+            raise ArgumentError(explain(where, expected, describe(self.weight_name), cure=cure))
+        _check_axis(named(self, "axis"), self.axis, None)
+
+    @uses_key_if(lambda layer: wants_key(layer.layer))
+    @jax.named_scope("pm.nn.WeightNorm")
+    def __call__(
+        self,
+        x: AnyArray,
+        state: State | Absent = ABSENT,
+        *,
+        key: KeyLike | None = None,
+    ) -> Any:
+        """Call the layer with its weight normalized.
+
+        Args:
+            x: the layer's input.
+            state: for a layer that is stateful.
+            key: passed on to the layer.
+
+        Returns:
+            The layer's output; with `state`, the pair of it and the new State.
+        """
+        where = Title(self, "weight_name", "axis")
+        check_state(where, state)
+        if isinstance(state, Absence) and is_stateful(self.layer):
+            raise StateError(_state_missing(where, self.layer))
+        if key is not None and not isinstance(key, InitKeys):
+            check_key("WeightNorm(...)", key)
+        layer = with_weight(self.layer, self.weight_name, self._weight(where))
+        out, state = call_layer(layer, x, state, key)
+        return out if isinstance(state, Absence) else (out, state)
+
+    def _weight(self, where: Title) -> Array:
+        v = getattr(self.layer, self.weight_name)
+        refuse_label(where, f"{self.weight_name} to be an array", v)
+        refuse_label(where, "g to be an array", self.g)
+        shape = shape_of(v)
+        if shape is not None:
+            _check_axis(str(where), self.axis, v)
+            kept = range(len(shape))[self.axis] if self.axis is not None else None
+            expected = tuple(size if i == kept else 1 for i, size in enumerate(shape))
+            if shape_of(self.g) == expected:
+                return weight_norm(v, self.g, axis=self.axis)
+            raise ShapeError(
+                explain(
+                    str(where),
+                    f"g of shape {expected}, for {self.weight_name} has the shape {shape}",
+                    describe(self.g),
+                    cure=mapped_cure(self),
+                )
+            )
+        raise ShapeError(explain(str(where), f"{self.weight_name} to be an array", describe(v)))
+
+    def is_stateful(self) -> bool:
+        """Whether the layer needs State.
+
+        Returns:
+            True or False.
+        """
+        return is_stateful(self.layer)
+
+
+def _check_axis(where: str, axis: Any, weight: Any) -> int | None:
+    """An axis, or None; one of those that the weight has, if there is a weight."""
+    if axis is None:
+        return None
+    whole = as_integer(axis)
+    if whole is not None and (weight is None or -weight.ndim <= whole < weight.ndim):
+        return whole
+    expected = "an axis or None" if weight is None else f"an axis of {describe(weight)}, or None"
+    raise ArgumentError(explain(where, expected, describe(axis)))
+
+
+def _state_missing(where: Title, layer: Any) -> str:
+    cure = (
+        "Make the layer together with its State, and pass that along:",
+        "layer, state = pm.nn.make_with_state(make_layer)(...)",
+        "out, state = layer(x, state)",
+    )
+    return explain(str(where), f"a State, for {type(layer).__name__} has one", "none", cure=cure)

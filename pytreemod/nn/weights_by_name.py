@@ -1,0 +1,80 @@
+"""The weight of a layer that another layer changes: found by its name, and put back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.module.reading import is_computed, ties_of
+from pytreemod.module.ties import untie
+from pytreemod.tree.nodes import children_of
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_inexact_array
+from pytreemod.tree.surgery import replace_at
+from pytreemod.typing import jtu
+
+
+def weight_by_name(where: str, layer: Any, name: Any) -> Array:
+    """The array of a layer that a name stands for, of real numbers.
+
+    Args:
+        where: names the argument in the error.
+        layer: any Module.
+        name: of its field.
+
+    Returns:
+        What reading the field gives.
+
+    Raises:
+        ArgumentError: there is no such array, or it is complex.
+
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> weight_by_name("Half(name)", SimpleNamespace(weight=jnp.ones(3)), "weight").shape
+        (3,)
+    """
+    weight: Any = getattr(layer, name, None) if isinstance(name, str) else None
+    if not is_inexact_array(weight):
+        expected = f"the name of a weight in {type(layer).__name__}"
+        raise ArgumentError(explain(where, expected, describe(name), cure=known_names(layer)))
+    if jnp.issubdtype(weight.dtype, jnp.complexfloating):
+        raise ArgumentError(explain(where, "a weight of real numbers", describe(weight)))
+    return weight
+
+
+def known_names(layer: Any) -> str:
+    """Which names there would have been, for an error."""
+    found = [
+        path_text((key,))
+        for key, child in children_of(layer) or ()
+        if is_inexact_array(child) or is_computed(child)
+    ]
+    return f"It has: {', '.join(found)}." if found else ""
+
+
+def with_weight(layer: Any, name: str, weight: Array) -> Any:
+    """A layer with another weight, wherever the one that it has comes from.
+
+    Args:
+        layer: any Module.
+        name: of the field.
+        weight: what it is to read as.
+
+    Returns:
+        A new layer.
+
+    Examples:
+        >>> import pytreemod as pm
+        >>> class Half(pm.Module):
+        ...     weight: Array
+        >>> with_weight(Half(jnp.ones(2)), "weight", jnp.zeros(3)).weight.shape
+        (3,)
+    """
+    path = (jtu.GetAttrKey(name),)
+    # The layer may hold a tie of its own: this call of it has another weight, all the same.
+    if any(tie.place == path for tie in ties_of(layer)):
+        layer = untie(layer, name)
+    return replace_at(layer, [(path, weight)])

@@ -1,0 +1,231 @@
+"""`WeightNorm`."""
+
+import equinox
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, ShapeError, StateError
+from tests.labels import label
+from tests.nn.numbers_to_compare import assert_close, wave
+
+CASES = {
+    "linear": (lambda lib, key: lib.nn.Linear(3, 4, key=key), 0, (3,)),
+    "linear, whole": (lambda lib, key: lib.nn.Linear(3, 4, key=key), None, (3,)),
+    "conv": (lambda lib, key: lib.nn.Conv2d(2, 3, 2, key=key), 0, (2, 4, 4)),
+    "conv, along the inputs": (lambda lib, key: lib.nn.Conv2d(2, 3, 2, key=key), -3, (2, 4, 4)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fields_leaves_and_numbers_are_equinoxs(key, case):
+    """At first, and with other directions and lengths."""
+    make, axis, shape = CASES[case]
+    theirs, ours = (lib.nn.WeightNorm(make(lib, key), axis=axis) for lib in (equinox, pm))
+    x = jnp.asarray(wave(*shape))
+
+    arrays = [leaf for leaf in jax.tree.leaves(theirs) if equinox.is_array(leaf)]
+    assert [*vars(theirs)][:4] == ["layer", "weight_name", "axis", "_norm"]
+    assert [leaf.tolist() for leaf in jax.tree.leaves(ours)] == [leaf.tolist() for leaf in arrays]
+    assert (ours.weight_name, ours.axis) == (theirs.weight_name, theirs.axis)
+    changed = [jnp.asarray(wave(*leaf.shape)) for leaf in arrays]
+    theirs, ours = (
+        jax.tree.unflatten(
+            jax.tree.structure(tree),
+            [changed.pop(0) if equinox.is_array(leaf) else leaf for leaf in jax.tree.leaves(tree)],
+        )
+        for tree, changed in ((theirs, [*changed]), (ours, [*changed]))
+    )
+    assert_close(ours(x), theirs(x), atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["linear", "conv"])
+def test_it_trains_as_pytorchs_does(torch, key, case):
+    """Outputs, directions and lengths, over a few steps."""
+    make, axis, shape = CASES[case]
+    layer = nn.WeightNorm(make(pm, key), axis=axis)
+    inner = torch.nn.Linear(3, 4) if case == "linear" else torch.nn.Conv2d(2, 3, 2)
+    module = torch.nn.utils.parametrizations.weight_norm(inner)
+    names = {name: torch.tensor(np.array(leaf)) for name, leaf in pm.to_torch(layer).items()}
+    module.load_state_dict(names)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+
+    @jax.jit
+    def step(layer, x):
+        def loss(layer):
+            out = layer(x)
+            return jnp.sum(jnp.sin(out)), out
+
+        grads, out = jax.grad(loss, has_aux=True)(layer)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, layer, grads), out
+
+    for number in range(3):
+        x = wave(*shape, phase=number)
+        layer, out = step(layer, jnp.asarray(x))
+        expected = module(torch.tensor(x))
+        optimizer.zero_grad()
+        expected.sin().sum().backward()
+        optimizer.step()
+        assert_close(out, expected, atol=2e-4)
+    weight = module.parametrizations.weight
+    assert_close(layer.g, weight.original0, atol=2e-4)
+    assert_close(layer.layer.weight, weight.original1, atol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16], ids=label)
+def test_at_first_it_is_the_layer(key, dtype):
+    """Up to the rounding of a sum in float32: in narrow dtypes to the bit."""
+    linear = nn.Linear(5, 4, dtype=dtype, key=key)
+    layer, x = nn.WeightNorm(linear), jnp.asarray(wave(5), dtype)
+
+    assert_close(layer(x).astype(float), linear(x).astype(float), rtol=1e-6, atol=1e-6)
+    assert dtype == jnp.float32 or layer(x).tolist() == linear(x).tolist()
+    assert layer.g.dtype == layer(x).dtype == dtype
+
+
+@pytest.mark.usefixtures("optimized")
+def test_the_program_is_the_hand_written_one():
+    """Operations and costs of a call and of its gradient, as XLA compiles them."""
+    programs = pytest.importorskip("benchmarks.programs", reason="compares with its programs")
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        (case,) = [
+            c for c in programs.stateless_cases(jax.random.key(0)) if c.label == "WeightNorm"
+        ]
+        rows = list(programs.layer_rows(case))
+
+    assert [(row.label, row.note) for row in rows if not row.met] == []
+
+
+class Counting(nn.StatefulLayer):
+    """A stateful layer with a weight, which uses its key."""
+
+    weight: jax.Array
+    count: nn.StateIndex
+
+    def __init__(self):
+        self.weight = 2 * jnp.eye(2)
+        self.count = nn.StateIndex(jnp.array(0.0))
+
+    def __call__(self, x, state, *, key=None):
+        count = state.get(self.count) + 1
+        noise = 0.0 if key is None else jax.random.normal(key, x.shape)
+        return self.weight @ x + noise, state.set(self.count, count)
+
+
+def test_state_and_key_reach_the_layer_inside(key):
+    """A layer that is itself stateful, or random, stays so."""
+    layer, state = nn.make_with_state(lambda: nn.WeightNorm(Counting()))()
+
+    out, state = layer(jnp.ones(2), state, key=key)
+
+    assert layer.is_stateful()
+    assert_close(out, 2 + jax.random.normal(key, (2,)))
+    assert float(state.get(layer.layer.count)) == 1
+    text = (
+        r"^WeightNorm\(weight_name='weight', axis=0\): expected a State, for Counting has one, "
+        r"got none\.\n  Make the layer together with its State, and pass that along:\n"
+    )
+    with pytest.raises(StateError, match=text):
+        layer(jnp.ones(2))
+
+
+def test_a_weight_that_is_computed_or_tied_is_normalized_as_it_reads(key):
+    """What it is computed from is trained, and nothing of it is lost."""
+    linear = nn.Linear(3, 3, key=key)
+    masked = linear.replace(weight=pm.computed(jnp.multiply, linear.weight, jnp.tri(3)))
+
+    class Twice(pm.Module):
+        first: jax.Array
+        weight: jax.Array
+
+        def __call__(self, x):
+            return self.weight @ self.first @ x
+
+    twice = pm.tie(Twice(linear.weight, jnp.zeros((3, 3))), "weight", to="first")
+    x = jnp.asarray(wave(3))
+
+    for layer in (masked, twice):
+        normed = nn.WeightNorm(layer)
+        assert_close(normed(x), layer(x))
+        lengths = nn.functional.norm_except(layer.weight)
+        assert_close(normed.g, lengths)
+    assert sorted(pm.named_leaves(nn.WeightNorm(masked)))[2:] == [
+        "layer.weight.trees.0",
+        "layer.weight.trees.1",
+    ]
+    doubled = pm.tree_at("g", nn.WeightNorm(twice), 2 * nn.WeightNorm(twice).g)
+    assert_close(doubled(x), 2 * twice(x))
+
+
+class Odd(pm.Module):
+    """Weights that cannot be normalized."""
+
+    wave: jax.Array
+    zero: jax.Array
+    count: jax.Array
+
+    def __init__(self):
+        self.wave, self.zero = jnp.ones((2, 2), jnp.complex64), jnp.eye(3, 2)
+        self.count = jnp.ones((2, 2), int)
+
+    def __call__(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    ("name", "axis", "text"),
+    [
+        (
+            "wieght",
+            0,
+            r"weight_name\): expected the name of a weight in Odd, got 'wieght'\.\n  It",
+        ),
+        ("count", 0, r"weight_name\): expected the name of a weight in Odd, got 'count'"),
+        (0, 0, r"weight_name\): expected the name of a weight in Odd, got 0"),
+        ("wave", 0, r"weight_name\): expected a weight of real numbers, got c64\[2,2\]"),
+        ("zero", 2, r"axis\): expected an axis of f32\[3,2\], or None, got 2"),
+        ("zero", True, r"axis\): expected an axis of f32\[3,2\], or None, got True"),
+        ("zero", (0, 1), r"axis\): expected an axis of f32\[3,2\], or None, got \(0, 1\)"),
+        ("zero", 0, r"layer\): expected a weight of which each slice has a direction, got one wit"),
+    ],
+    ids=label,
+)
+def test_what_cannot_be_normalized_is_refused(name, axis, text):
+    """With the names that there are."""
+    with pytest.raises(ArgumentError, match=rf"^WeightNorm\({text}"):
+        nn.WeightNorm(Odd(), name, axis)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"weight_name": "w"}, r"weight_name\): expected the name of a weight in Linear, got 'w'"),
+        ({"axis": 0.5}, r"axis\): expected an axis or None, got 0\.5"),
+    ],
+    ids=label,
+)
+def test_bad_changes_are_refused(key, change, text):
+    """What `replace` is given."""
+    with pytest.raises(ArgumentError, match=rf"^WeightNorm\({text}"):
+        nn.WeightNorm(nn.Linear(3, 2, key=key)).replace(**change)
+
+
+def test_lengths_that_do_not_go_with_the_weight_are_refused(key):
+    """Of another size, or of several layers as one."""
+    layer = nn.WeightNorm(nn.Linear(3, 4, key=key))
+    text = (
+        r"^WeightNorm\(weight_name='weight', axis=0\): expected g of shape \(4, 1\), for weight "
+        r"has the shape \(4, 3\), got %s"
+    )
+
+    for g, shown in [(jnp.ones(4), r"f32\[4\]"), (jnp.ones((2, 4, 1)), ".*"), (None, "None")]:
+        with pytest.raises(ShapeError, match=text % shown):
+            layer.replace(g=g)(jnp.ones(3))
+    layers = pm.filter_vmap(lambda key: nn.WeightNorm(nn.Linear(3, 4, key=key)))(
+        jax.random.split(key, 2)
+    )
+    with pytest.raises(ShapeError, match=r"expected g of shape \(2, 1, 1\)(.|\n)*filter_vmap"):
+        layers(jnp.ones(3))
