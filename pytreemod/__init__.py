@@ -114,6 +114,8 @@ _LATER = {
     "inference_mode": "pytreemod.nn.modes:inference_mode",
     "load": "pytreemod.io.loading:load",
     "LoadReport": "pytreemod.io.reports:LoadReport",
+    "lora": "pytreemod.training.low_rank:lora",
+    "map_parameters": "pytreemod.training.mapped_parameters:map_parameters",
     "named_leaves": "pytreemod.io.leaf_names:named_leaves",
     "nn": "pytreemod.nn:",
     "Numbered": "pytreemod.io.torch_layouts:Numbered",
@@ -174,6 +176,8 @@ if _typing.TYPE_CHECKING:
     from pytreemod.nn.modes import with_mode as with_mode
     from pytreemod.nn.nets import stateful as stateful
     from pytreemod.nn.reinitializing import reinitialize as reinitialize
+    from pytreemod.training.low_rank import lora as lora
+    from pytreemod.training.mapped_parameters import map_parameters as map_parameters
     from pytreemod.training.optimizers import Optimizer as Optimizer
 
     tree_inference = inference_mode

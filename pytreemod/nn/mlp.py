@@ -169,6 +169,10 @@ class MLP(Module):
         n_in = self.width_size if layers else self.in_size
         self.layers = (*layers, make(n_in, self.out_size, self.use_final_bias, keys[self.depth]))
 
+    def __stacked__(self) -> tuple[str, ...]:
+        # Asked by whoever means each layer's arrays, and not the stack of them.
+        return ("layers[1]",) if self.scan and self.depth > 0 else ()
+
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.
         _check_function(named(self, "activation"), self.activation)

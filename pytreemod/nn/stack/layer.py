@@ -117,6 +117,10 @@ class Stack(StatefulLayer, Generic[_L]):
         self.unroll = check_unroll(named(self, "unroll"), unroll)
         self.layer = make_layers(make_layer, self.depth, key)
 
+    def __stacked__(self) -> tuple[str, ...]:
+        # Asked by whoever means each layer's arrays, and not the stack of them.
+        return ("layer",)
+
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.
         check_size(named(self, "depth"), self.depth)

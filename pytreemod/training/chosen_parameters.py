@@ -1,0 +1,85 @@
+"""What stands for an array in a model, and is chosen to get another form.
+
+That is an array, or a computed leaf as a whole. Where layers are held as one, each layer's array is
+meant: what is made of it is made of one layer's, under a map, so that a computed leaf remembers the
+shapes of one layer's arrays, and can be read when a layer is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from pytreemod.module.reading import is_computed
+from pytreemod.transform.maps.vmap import filter_vmap
+from pytreemod.tree.nodes import Place, StandsFor, places
+from pytreemod.tree.paths import parse_pattern, step_names
+from pytreemod.tree.selecting import Selector
+from pytreemod.typing import KeyPath
+
+
+class Parameter(NamedTuple):
+    """What stands for an array somewhere: an array, a computed leaf, or another leaf."""
+
+    path: KeyPath
+    node: Any
+    members: int
+    """How many axes are of layers that are held as one."""
+
+    def sizes(self) -> tuple[int, ...]:
+        """How many layers are held as one, for each of these axes."""
+        return np.shape(jax.tree.leaves(self.node)[0])[: self.members]
+
+    def each(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """A function for each of the layers."""
+        for _ in range(self.members):
+            fn = filter_vmap(fn)
+        return fn
+
+
+def chosen_parameters(model: Any, selector: Selector) -> list[Parameter]:
+    """What a selector chooses; a computed leaf if it chooses any part of it, and once.
+
+    Args:
+        model: any tree.
+        selector: which leaves.
+
+    Returns:
+        In the order of the leaves.
+
+    Raises:
+        SpecError: the selector names what is not in the tree.
+
+    Examples:
+        >>> import jax
+        >>> import pytreemod as pm
+        >>> linear = pm.nn.Linear(3, 2, key=jax.random.key(0))
+        >>> [one.path for one in chosen_parameters(linear, pm.select.path("bias"))]
+        [(GetAttrKey(name='bias'),)]
+    """
+    chosen: dict[KeyPath, Parameter] = {}
+    for spot, hit in zip(places(model), selector.mask(model), strict=True):
+        if hit:
+            parameter = _parameter(spot)
+            chosen.setdefault(parameter.path, parameter)
+    return [*chosen.values()]
+
+
+def _parameter(spot: Place) -> Parameter:
+    # What only says whose child something is has no step in the path.
+    nodes = [node for node in spot.nodes if type(node) is not StandsFor]
+    length = next((i for i, node in enumerate(nodes) if is_computed(node)), len(nodes))
+    path, node = spot.path[:length], (*nodes, spot.leaf)[length]
+    return Parameter(path, node, sum(_is_stacked(nodes[i], path[i:]) for i in range(length)))
+
+
+def _is_stacked(node: Any, below: KeyPath) -> bool:
+    """Whether what is below a node, by some steps, is of several layers as one."""
+    # Asked of any node, for this room does not know layers.
+    stacked = getattr(node, "__stacked__", None)
+    steps = step_names(below)
+    starts = [parse_pattern(text) for text in stacked()] if stacked is not None else []
+    return any(steps[: len(start)] == start for start in starts)

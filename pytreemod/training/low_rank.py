@@ -1,0 +1,206 @@
+"""Low-rank updates: `lora` puts one on each matrix that is chosen.
+
+A matrix is then a *computed leaf*, so that no layer has to know of it: reading the attribute gives
+the sum. What is trained is told by role, as everything is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any, NoReturn, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Inexact
+
+from pytreemod.errors import ArgumentError, SpecError, describe, explain
+from pytreemod.module.computed_leaves import Computed
+from pytreemod.module.fields import field
+from pytreemod.module.reading import MADE, UNKNOWN, is_computed
+from pytreemod.module.ties import Tied
+from pytreemod.state.key_sources import InitKeys, KeyLike
+from pytreemod.state.streams import check_seed, fold_each
+from pytreemod.training.chosen_parameters import Parameter, chosen_parameters
+from pytreemod.tree.nodes import Place, places
+from pytreemod.tree.paths import path_text, plain_name, some_of
+from pytreemod.tree.pending import settle
+from pytreemod.tree.predicates import is_inexact_array
+from pytreemod.tree.selecting import Selector, as_selector
+from pytreemod.tree.surgery import replace_at
+
+_M = TypeVar("_M")
+
+
+class LowRank(Computed):
+    r"""A matrix with a low-rank update: $W_0 + \frac{\alpha}{r} B A$.
+
+    What [`lora`][pytreemod.lora] puts in the place of a matrix.
+    """
+
+    base: Inexact[Array, "m n"]
+    a: Inexact[Array, "r n"] = field(role="lora")
+    b: Inexact[Array, "m r"] = field(role="lora")
+    scale: float = field(static=True)
+
+    def value(self) -> Array:
+        """The matrix that it reads as."""
+        return self.base + self.scale * (self.b @ self.a)
+
+
+def lora(
+    model: _M, selector: Any, rank: int = 8, *, key: KeyLike, alpha: float | None = None
+) -> _M:
+    r"""A model in which chosen matrices have a low-rank update, to be trained in their place.
+
+    Each matrix $W$ (m, n) becomes $W_0 + \frac{\alpha}{r} B A$, with `base` (m, n), `a` (r, n) and
+    `b` (m, r) at its path: `"weight.a"`. The attribute reads as the sum. `a` and `b` have the role
+    `"lora"`, so that they alone are trained by `wrt=pm.select.role("lora")`, and the base stays as
+    it is, to the bit. [`pm.resolve`][pytreemod.resolve] merges what was trained into the matrix.
+
+    **First values.** `b` is zero, so that each matrix reads as it did, number for number. `a` is
+    normal with variance 1 / n. Each is drawn with a key of its own, folded from the path: to choose
+    more matrices, or to add layers, changes no number of the others.
+
+    **What is adapted** are the matrices among what is chosen: floating arrays of two axes. In a
+    `Stack`, or an `MLP` that scans, each layer's matrix has an update of its own. All else that is
+    chosen is left alone: biases, convolutions. A computed leaf that reads as a matrix becomes the
+    base as it is. Where a place is tied to a matrix, both read as the sum.
+
+    Args:
+        model: any tree. For models that were made as one, map `lora` over them.
+        selector: which matrices, as everywhere: a path (`"blocks.*.attention.**.weight"`), a class
+            (`pm.nn.Linear`), a selector.
+        rank: of the update, >= 1.
+        key: a random key; see above.
+        alpha: the update is multiplied by `alpha / rank`; by 1 if None. It lets `rank` be changed
+            without another learning rate.
+
+    Returns:
+        A new model; what is not adapted is shared with the old one.
+
+    Raises:
+        ArgumentError: rank or alpha is unusable.
+        RngError: key is no random key.
+        SpecError: there is no matrix among what is chosen, or one that has an update already.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> mlp = pm.nn.MLP(64, 10, 32, 2, key=jax.random.key(0))
+        >>> adapted = pm.lora(mlp, "layers.*.weight", 4, key=jax.random.key(1))
+        >>> bool((adapted.layers[0].weight == mlp.layers[0].weight).all())
+        True
+        >>> trained, _ = pm.trainable(adapted, wrt=pm.select.role("lora"))
+        >>> [name for name in pm.named_leaves(trained) if "0" in name]
+        ['layers.0.weight.a', 'layers.0.weight.b']
+        >>> pm.resolve(adapted).layers[0]
+        Linear(
+          weight=f32[32,64], bias=f32[32], in_features=64, out_features=32, use_bias=True
+        )
+
+    Source:
+        Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models",
+        https://arxiv.org/abs/2106.09685, section 4.1.
+    """
+    _check_rank(rank)
+    scale = 1.0 if alpha is None else _check_alpha(alpha) / rank
+    seed = next(key) if isinstance(key, InitKeys) else key
+    check_seed("lora(key)", seed)
+    chosen = as_selector(selector)
+    parameters = chosen_parameters(model, chosen)
+    matrices = [parameter for parameter in parameters if _is_matrix(parameter)]
+    if not matrices:
+        _refuse_none(model, chosen, parameters)
+    adapted = [path_text(one.path) for one in matrices if isinstance(one.node, LowRank)]
+    if adapted:
+        raise SpecError(
+            explain(
+                "lora(selector)",
+                "matrices without an update",
+                "some that have one",
+                places=adapted,
+                cure=["merge it first:", f"model = pm.resolve(model, {adapted[0]!r})"],
+            )
+        )
+    keys = _keys(seed, [plain_name(one.path) for one in matrices])
+    pairs = zip(matrices, keys, strict=True)
+    return replace_at(model, [(one.path, _adapted(one, rank, scale, k)) for one, k in pairs])
+
+
+def _is_matrix(parameter: Parameter) -> bool:
+    """Whether it is one, of each layer."""
+    node = parameter.node
+    if is_computed(node):
+        settle(node)
+        shape = node.__dict__.get(MADE, UNKNOWN).shape
+        return shape is not None and len(shape) == 2
+    return is_inexact_array(node) and node.ndim == 2 + parameter.members
+
+
+def _adapted(parameter: Parameter, rank: int, scale: float, key: Any) -> Any:
+    def adapt(base: Any, key: Any) -> LowRank:
+        shape = jax.eval_shape(lambda: base.value() if is_computed(base) else base)
+        (m, n), dtype = shape.shape, shape.dtype
+        a = jax.random.normal(key, (rank, n), dtype) * max(n, 1) ** -0.5
+        return LowRank(base, a, jnp.zeros((m, rank), dtype), scale)
+
+    sizes = parameter.sizes()
+    keys = jax.random.split(key, sizes) if sizes else key
+    return parameter.each(adapt)(parameter.node, keys)
+
+
+def _keys(seed: Any, names: list[str]) -> list[Any]:
+    """A key for each name, whatever the others are."""
+    digests = [hashlib.blake2b(name.encode(), digest_size=4).digest() for name in names]
+    return list(fold_each(seed, np.array([int.from_bytes(d, "little") for d in digests], "u4")))
+
+
+# ---- refusals
+
+
+def _check_rank(rank: Any) -> None:
+    if isinstance(rank, bool) or not isinstance(rank, numbers.Integral) or rank < 1:
+        raise ArgumentError(explain("lora(rank)", "an integer of at least 1", describe(rank)))
+
+
+def _check_alpha(alpha: Any) -> float:
+    is_number = isinstance(alpha, numbers.Real) and not isinstance(alpha, bool)
+    if not is_number or not math.isfinite(alpha) or alpha <= 0:
+        raise ArgumentError(explain("lora(alpha)", "a number > 0, or None", describe(alpha)))
+    return float(alpha)
+
+
+def _refuse_none(model: Any, selector: Selector, parameters: Sequence[Parameter]) -> NoReturn:
+    """Raise the error for what has no matrix in it."""
+    spots = list(places(model, _is_tied))
+    chosen = zip(spots, selector.mask(model, _is_tied), strict=True)
+    tied = [spot for spot, hit in chosen if hit and _is_tied(spot.leaf)]
+    shown = [f"{path_text(one.path)}: {describe(one.node)}" for one in parameters]
+    shown += [f"{path_text(spot.path)}: tied to {_source_of(spot)}" for spot in tied]
+    known = [
+        path_text(one.path) for one in chosen_parameters(model, as_selector(...)) if _is_matrix(one)
+    ]
+    cure = [f"Matrices of the model are: {some_of(known)}." if known else "The model has none."]
+    if tied:
+        code = f"pm.lora(model, {_source_of(tied[0])!r}, key=key)"
+        cure = ["adapt what a place is tied to, and both read so:", code]
+    got = "none among what is chosen" if shown else "nothing"
+    raise SpecError(explain("lora(selector)", "some matrices", got, places=shown, cure=cure))
+
+
+def _is_tied(node: Any) -> bool:
+    return isinstance(node, Tied)
+
+
+def _source_of(spot: Place) -> str:
+    """The path of what a place is tied to, from the top of the model."""
+    # The tie's own path begins where it is kept.
+    keeper = path_text(spot.path[: len(spot.path) - spot.leaf.depth])
+    to = spot.leaf.to
+    if len(spot.path) == spot.leaf.depth:
+        return to
+    return keeper + to if to.startswith("[") else f"{keeper}.{to}"

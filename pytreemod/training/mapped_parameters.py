@@ -1,0 +1,121 @@
+"""`map_parameters`: chosen parameters are what a function gives of what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+
+from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, explain
+from pytreemod.module.computed_leaves import computed
+from pytreemod.module.reading import is_computed
+from pytreemod.training.chosen_parameters import Parameter, chosen_parameters
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_inexact_array
+from pytreemod.tree.selecting import as_selector
+from pytreemod.tree.surgery import replace_at
+
+_M = TypeVar("_M")
+
+
+def map_parameters(
+    fn: Callable[[Any], Any],
+    model: _M,
+    selector: Any,
+    inverse: Callable[[Any], Any] | None = None,
+) -> _M:
+    """A model in which chosen parameters read as a function of what is trained.
+
+    Each becomes a computed leaf, `pm.computed(fn, inverse(leaf))`: what is trained, and stands in
+    files, is `inverse(leaf)`, at the path `"weight.trees[0]"`; the attribute reads as `fn` of it.
+
+    **With `inverse`** the model reads as it did, if it is the inverse: the parameters have another
+    form. **Without** it the leaf itself is what is trained, and from now on the model reads as
+    `fn(leaf)`: another number than before, unless `fn` leaves it as it is.
+
+    In a `Stack`, or an `MLP` that scans, `fn` gets the array of one layer.
+
+    Args:
+        fn: from what is trained to what is read: one array.
+        model: any tree.
+        selector: which parameters, as everywhere: a path (`"**.weight"`), a class, a selector. All
+            that it chooses have to be floating arrays.
+        inverse: from what is read to what is trained: an array, or a tree of several.
+
+    Returns:
+        A new model; what is not chosen is shared with the old one.
+
+    Raises:
+        ArgumentError: `fn` or `inverse` cannot be called; or what is chosen is no floating array,
+            or computed already.
+        FieldError: `fn` gives no array.
+        ShapeError: `fn(inverse(leaf))` has not the shape of the leaf.
+        SpecError: nothing is chosen.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> norm = pm.nn.LayerNorm(3)
+        >>> positive = pm.map_parameters(jnp.exp, norm, "weight", inverse=jnp.log)
+        >>> positive.weight, pm.named_leaves(positive)["weight.trees.0"]
+        (Array([1., 1., 1.], dtype=float32), Array([0., 0., 0.], dtype=float32))
+        >>> pm.map_parameters(jnp.exp, norm, "bias").bias
+        Array([1., 1., 1.], dtype=float32)
+
+    Source:
+        `flax.linen.map_variables`: `fn` is its `trans_in_fn`, `inverse` its `trans_out_fn`.
+    """
+    if not callable(fn):
+        raise ArgumentError(explain("map_parameters(fn)", "a function", describe(fn)))
+    if inverse is not None and not callable(inverse):
+        expected = "a function, or None"
+        raise ArgumentError(explain("map_parameters(inverse)", expected, describe(inverse)))
+    chosen = chosen_parameters(model, as_selector(selector))
+    _check_chosen(chosen)
+
+    def mapped(leaf: Any) -> Any:
+        made = computed(fn, leaf if inverse is None else inverse(leaf))
+        if inverse is not None:
+            _check_shape(leaf, jax.eval_shape(made.value))
+        return made
+
+    return replace_at(model, [(one.path, one.each(mapped)(one.node)) for one in chosen])
+
+
+def _check_chosen(chosen: list[Parameter]) -> None:
+    if not chosen:
+        raise SpecError(explain("map_parameters(selector)", "some parameters of the model", "none"))
+    known = [one for one in chosen if is_computed(one.node)]
+    if known:
+        place = path_text(known[0].path)
+        raise ArgumentError(
+            explain(
+                "map_parameters(selector)",
+                "arrays",
+                "what is computed already",
+                places=[f"{path_text(one.path)}: {describe(one.node)}" for one in known],
+                cure=["make an array of it first:", f"model = pm.resolve(model, {place!r})"],
+            )
+        )
+    others = [one for one in chosen if not is_inexact_array(one.node)]
+    if others:
+        raise ArgumentError(
+            explain(
+                "map_parameters(selector)",
+                "floating arrays alone to be chosen",
+                "something else",
+                places=[f"{path_text(one.path)}: {describe(one.node)}" for one in others],
+            )
+        )
+
+
+def _check_shape(leaf: Any, value: Any) -> None:
+    if value.shape != leaf.shape:
+        raise ShapeError(
+            explain(
+                "map_parameters(inverse)",
+                f"fn(inverse(leaf)) to have the shape of the leaf, {leaf.shape}",
+                describe(value),
+            )
+        )

@@ -1,0 +1,354 @@
+"""`lora`: low-rank updates of chosen matrices."""
+
+import functools as ft
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, RngError, ShapeError, SpecError
+from tests.helpers.comparing import assert_same
+from tests.helpers.equations import operations
+from tests.labels import label
+
+KEY = jax.random.key(0)
+ROLE = pm.select.role("lora")
+
+
+def mlp(depth=1):
+    """Two matrices."""
+    return nn.MLP(3, 2, 4, depth, jnp.tanh, key=KEY)
+
+
+class Pair(pm.Module):
+    """An embedding, and a head that may be tied to it."""
+
+    embed: nn.Embedding
+    head: nn.Linear
+
+    def __call__(self, i):
+        return self.head(self.embed(i))
+
+
+def pair(*sizes):
+    """One whose head has the sizes."""
+    return Pair(nn.Embedding(5, 3, key=KEY), nn.Linear(*sizes, key=jax.random.key(1)))
+
+
+def test_it_is_the_formula_of_the_paper():
+    """W0 + alpha / r * B A, and its gradients to A and B."""
+    linear = nn.Linear(3, 4, key=KEY)
+    adapted = pm.lora(linear, "weight", 2, key=KEY, alpha=6)
+    adapted = pm.tree_at("weight.b", adapted, jnp.asarray(np.arange(8.0, dtype="f4").reshape(4, 2)))
+    leaves = pm.named_leaves(adapted)
+    base, a, b = (leaves[f"weight.{name}"] for name in ("base", "a", "b"))
+    x, c = jnp.asarray([1.0, -2.0, 0.5]), jnp.asarray([1.0, 2.0, -1.0, 0.5])
+
+    assert [v.shape for v in (base, a, b)] == [(4, 3), (2, 3), (4, 2)]
+    np.testing.assert_allclose(adapted.weight, base + 3 * (b @ a), rtol=1e-6)
+    grads = pm.named_leaves(pm.filter_grad(lambda m: c @ m(x), wrt=ROLE)(adapted))
+    upstream = jnp.outer(c, x)
+    assert [*grads] == ["weight.a", "weight.b"]
+    np.testing.assert_allclose(grads["weight.a"], 3 * b.T @ upstream, rtol=1e-5)
+    np.testing.assert_allclose(grads["weight.b"], 3 * upstream @ a.T, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=label)
+def test_at_first_the_model_reads_as_it_did(dtype):
+    """Number for number, under jit as well, whatever alpha; in the dtype of the matrix."""
+    linear = nn.Linear(3, 4, dtype=dtype, key=KEY)
+    adapted = pm.lora(linear, "weight", 2, key=KEY, alpha=100.0)
+    call = jax.jit(lambda layer, x: layer(x))
+    x = jnp.asarray([1.0, -2.0, 0.5], dtype)
+
+    assert adapted.weight.tolist() == linear.weight.tolist()
+    assert adapted(x).tolist() == linear(x).tolist()
+    assert call(adapted, x).tolist() == call(linear, x).tolist()
+    assert {leaf.dtype for leaf in jax.tree.leaves(adapted)} == {jnp.dtype(dtype)}
+    assert bool(jnp.any(pm.named_leaves(adapted)["weight.a"]))
+    assert adapted.bias is linear.bias
+    assert isinstance(adapted, nn.Linear)
+
+
+def test_training_by_role_leaves_the_base_to_the_bit():
+    """With optax and `trainable`; and what was trained is merged."""
+    with jax.numpy_dtype_promotion("standard"):  # Which optax needs.
+        check_training()
+
+
+def check_training():
+    """Some steps by role."""
+    model = mlp()
+    adapted = pm.lora(model, "layers.*.weight", 1, key=KEY)
+    optimizer = optax.adamw(0.1)
+    opt_state = optimizer.init(pm.trainable(adapted, wrt=ROLE)[0])
+    x, y = jnp.ones((4, 3)), jnp.zeros((4, 2))
+
+    @pm.filter_jit
+    def step(model, opt_state):
+        def loss(model):
+            return jnp.mean((model(x) - y) ** 2)
+
+        value, grads = pm.filter_value_and_grad(loss, wrt=ROLE)(model)
+        updates, opt_state = optimizer.update(grads, opt_state, pm.trainable(model, wrt=ROLE)[0])
+        return pm.apply_updates(model, updates), opt_state, value
+
+    trained, losses = adapted, []
+    for _ in range(5):
+        trained, opt_state, value = step(trained, opt_state)
+        losses.append(float(value))
+
+    assert losses[-1] < losses[0]
+    before, after = pm.named_leaves(adapted), pm.named_leaves(trained)
+    changed = {name for name in before if before[name].tolist() != after[name].tolist()}
+    assert changed == {name for name in before if name.endswith((".a", ".b"))}
+    merged = pm.resolve(trained)
+    assert jax.tree.structure(merged) == jax.tree.structure(model)
+    np.testing.assert_allclose(merged(x), trained(x), rtol=1e-6)
+    # One at a time, too.
+    one = pm.resolve(trained, "layers[0].weight")
+    assert [name for name in pm.named_leaves(one) if "base" in name] == ["layers.1.weight.base"]
+
+
+def test_the_program_is_the_hand_written_one():
+    """The operations of a call are those of the formula."""
+    adapted = pm.lora(nn.Linear(8, 8, key=KEY), "weight", 2, key=KEY, alpha=4)
+    leaves, treedef = jax.tree.flatten(adapted)
+
+    def ours(leaves, x):
+        return treedef.unflatten(leaves)(x)
+
+    def by_hand(leaves, x):
+        base, a, b, bias = leaves
+        return nn.functional.linear(x, base + 2.0 * (b @ a), bias)
+
+    x = jnp.ones((3, 8))
+    assert operations(ours, leaves, x) == operations(by_hand, leaves, x)
+
+
+@pytest.mark.parametrize(
+    ("make", "selector", "adapted"),
+    [
+        (mlp, "layers[0].weight", ["layers.0.weight"]),
+        (mlp, "**", ["layers.0.weight", "layers.1.weight"]),
+        (mlp, nn.Linear, ["layers.0.weight", "layers.1.weight"]),
+        (mlp, pm.select.path("layers.1") & ~pm.select.path("**.bias"), ["layers.1.weight"]),
+        (
+            lambda: nn.Sequential([nn.Conv2d(1, 2, 3, key=KEY), nn.Linear(2, 2, key=KEY)]),
+            ...,
+            ["layers.1.weight"],
+        ),
+        (lambda: {"w": jnp.ones((2, 2)), "n": jnp.ones((2, 2), int)}, ..., ["w"]),
+    ],
+    ids=["path", "pattern", "class", "algebra", "convolutions are left alone", "no Module"],
+)
+def test_the_matrices_among_what_is_chosen_are_adapted(make, selector, adapted):
+    """By each kind of selector; all else is left alone."""
+    found = pm.named_leaves(pm.lora(make(), selector, 1, key=KEY))
+
+    assert [name[:-2] for name in found if name.endswith(".a")] == adapted
+
+
+def test_each_layer_of_a_stack_has_an_update_of_its_own():
+    """And reads as it did; trained and merged, it is the list of its layers, adapted."""
+    stack = nn.Stack(ft.partial(nn.Linear, 3, 3), 4, key=KEY)
+    adapted = pm.lora(stack, "layer.weight", 2, key=KEY)
+    x = jnp.asarray([1.0, 2.0, 3.0])
+
+    shapes = {name: leaf.shape for name, leaf in pm.named_leaves(adapted).items()}
+    assert shapes == {
+        "layer.weight.base": (4, 3, 3),
+        "layer.weight.a": (4, 2, 3),
+        "layer.weight.b": (4, 3, 2),
+        "layer.bias": (4, 3),
+    }
+    assert adapted(x).tolist() == stack(x).tolist()
+    a = pm.named_leaves(adapted)["layer.weight.a"]
+    assert len({str(one) for one in a.tolist()}) == 4
+    moved = pm.tree_at("layer.weight.b", adapted, jnp.ones((4, 3, 2)))
+    y = x
+    for layer in moved:
+        y = layer(y)
+    np.testing.assert_allclose(moved(x), y, rtol=1e-5)
+    np.testing.assert_allclose(pm.resolve(moved, "layer.weight")(x), y, rtol=1e-5)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_stacks_of_none_and_of_one(depth):
+    """Mapped over all the same."""
+    stack = nn.Stack(ft.partial(nn.Linear, 3, 3), depth, key=KEY)
+
+    assert_same(pm.lora(stack, nn.Linear, 2, key=KEY)(jnp.ones(3)), stack(jnp.ones(3)))
+
+
+def test_a_stack_of_stacks_and_a_network_that_scans():
+    """One axis for each."""
+    inner = ft.partial(nn.Stack, ft.partial(nn.Linear, 2, 2), 3)
+    stacks = nn.Stack(lambda key: inner(key=key), 2, key=KEY)
+    scanning = nn.MLP(3, 2, 4, 4, scan=True, key=KEY)
+
+    adapted = pm.lora(stacks, "**.weight", 1, key=KEY)
+    assert pm.named_leaves(adapted)["layer.layer.weight.a"].shape == (2, 3, 1, 2)
+    assert_same(adapted(jnp.ones(2)), stacks(jnp.ones(2)))
+    adapted = pm.lora(scanning, "layers.*.weight", 1, key=KEY)
+    assert pm.named_leaves(adapted)["layers.1.weight.a"].shape == (3, 1, 4)
+    assert_same(adapted(jnp.ones(3)), scanning(jnp.ones(3)))
+
+
+def test_models_that_are_one_are_mapped_over():
+    """Then each has updates of its own; without a map, what would be wrong is told."""
+    keys = jax.random.split(KEY, 2)
+    models = pm.filter_vmap(lambda key: nn.Linear(3, 4, key=key))(keys)
+
+    adapted = pm.filter_vmap(lambda m, key: pm.lora(m, "weight", 1, key=key))(models, keys)
+    call = pm.filter_vmap(lambda m, x: m(x), in_axes=(0, None))
+
+    assert pm.named_leaves(adapted)["weight.b"].shape == (2, 4, 1)
+    assert_same(call(adapted, jnp.ones(3)), call(models, jnp.ones(3)))
+    with pytest.raises(SpecError, match=r"got none among what is chosen\.\n  at weight: f32\[2,4,"):
+        pm.lora(models, "weight", key=KEY)
+    # The biases of two layers look like a matrix; nobody can read one of these alone.
+    with pytest.raises(ShapeError, match=r"expected a value computed from the shapes \(2, 4\)"):
+        call(pm.lora(models, "bias", 2, key=KEY), jnp.ones(3))
+
+
+def test_both_places_of_a_tie_read_the_update():
+    """The source is adapted, before or after the tie, and through a function."""
+    for through, sizes in ((None, (3, 5)), (jnp.transpose, (5, 3))):
+        tied = pm.tie(pair(*sizes), "head.weight", to="embed.weight", through=through)
+        after = pm.tie(
+            pm.lora(pair(*sizes), "embed.weight", 2, key=KEY),
+            "head.weight",
+            to="embed.weight",
+            through=through,
+        )
+        for adapted in (pm.lora(tied, "embed.weight", 2, key=KEY), after):
+            model = pm.tree_at("embed.weight.b", adapted, jnp.ones((5, 2)))
+            expected = model.embed.weight if through is None else model.embed.weight.T
+            assert model.head.weight.tolist() == expected.tolist()
+            assert not np.allclose(model.embed.weight, tied.embed.weight)
+            merged = pm.resolve(model, "embed.weight")
+            assert merged.head.weight.tolist() == expected.tolist()
+
+
+def test_a_tied_place_alone_is_refused():
+    """There is no leaf: the text names where it is."""
+    tied = pm.tie(pair(3, 5), "head.weight", to="embed.weight")
+
+    with pytest.raises(SpecError, match=r"a place that is tied to another\.\n  at head\.weight"):
+        pm.lora(tied, "head.weight", key=KEY)
+    text = (
+        r"^lora\(selector\): expected some matrices, got none among what is chosen\.\n"
+        r"  at head\.bias: f32\[5\]\n  at head\.weight: tied to embed\.weight\n"
+        r"  adapt what a place is tied to, and both read so:\n"
+        r"      pm\.lora\(model, 'embed\.weight', key=key\)$"
+    )
+    with pytest.raises(SpecError, match=text):
+        pm.lora(tied, nn.Linear, key=KEY)
+    with pytest.raises(SpecError, match=r"at \[1\]\.head\.weight: tied to \[1\]\.embed\.weight\n"):
+        pm.lora([tied, tied], pm.select.path("1.head"), key=KEY)
+
+
+def test_a_computed_leaf_becomes_the_base():
+    """As a whole: a mask keeps to the base."""
+    linear = nn.Linear(3, 3, key=KEY)
+    masked = linear.replace(weight=pm.computed(jnp.multiply, linear.weight, jnp.tri(3)))
+    adapted = pm.lora(masked, "weight", 1, key=KEY)
+
+    assert adapted.weight.tolist() == masked.weight.tolist()
+    assert [*pm.named_leaves(adapted)][:4] == [
+        "weight.base.trees.0",
+        "weight.base.trees.1",
+        "weight.a",
+        "weight.b",
+    ]
+    moved = pm.tree_at("weight.b", adapted, jnp.ones((3, 1)))
+    assert bool(jnp.all((moved.weight - masked.weight)[0] != 0))
+
+
+def test_numbers_depend_on_the_path_alone():
+    """More layers, or more that is chosen, change none; another key changes all."""
+
+    def first(model, selector, key):
+        return pm.named_leaves(pm.lora(model, selector, 2, key=key))["layers.0.weight.a"]
+
+    one = first(mlp(), "layers[0].weight", KEY)
+
+    assert first(mlp(2), "**.weight", KEY).tolist() == one.tolist()
+    assert first(mlp(), "**.weight", jax.random.key(1)).tolist() != one.tolist()
+    both = pm.named_leaves(pm.lora(nn.MLP(4, 4, 4, 1, key=KEY), "**.weight", 2, key=KEY))
+    assert both["layers.0.weight.a"].tolist() != both["layers.1.weight.a"].tolist()
+    assert first(mlp(), "**.weight", pm.init_keys(KEY)).tolist() != one.tolist()
+
+
+def test_first_values_have_the_variance_that_is_promised():
+    """1 / n, so that A x has the size of x."""
+    adapted = pm.lora(nn.Linear(400, 3, key=KEY), "weight", 50, key=KEY)
+
+    a = pm.named_leaves(adapted)["weight.a"]
+    assert math.isclose(float(jnp.std(a)), 1 / 20, rel_tol=0.05)
+
+
+def test_an_update_is_not_put_on_an_update():
+    """Which of the two would be trained? The text says how to merge the first."""
+    adapted = pm.lora(mlp(), "layers[0].weight", 1, key=KEY)
+    text = (
+        r"^lora\(selector\): expected matrices without an update, got some that have one\.\n"
+        r"  at layers\[0\]\.weight\n  merge it first:\n"
+        r"      model = pm\.resolve\(model, 'layers\[0\]\.weight'\)$"
+    )
+
+    for selector in ("**.weight", "layers[0].weight.base", nn.Linear, ROLE):
+        with pytest.raises(SpecError, match=text):
+            pm.lora(adapted, selector, 1, key=KEY)
+    again = pm.lora(pm.resolve(adapted, "layers[0].weight"), "layers[0].weight", 2, key=KEY)
+    assert pm.named_leaves(again)["layers.0.weight.a"].shape == (2, 3)
+
+
+def test_what_has_no_matrix_is_refused():
+    """With what was chosen, and the matrices that there are."""
+    text = (
+        r"^lora\(selector\): expected some matrices, got none among what is chosen\.\n"
+        r"  at layers\[0\]\.bias: f32\[4\]\n  at layers\[1\]\.bias: f32\[2\]\n"
+        r"  Matrices of the model are: layers\[0\]\.weight, layers\[1\]\.weight\.$"
+    )
+    with pytest.raises(SpecError, match=text):
+        pm.lora(mlp(), "**.bias", key=KEY)
+    with pytest.raises(SpecError, match=r"got nothing\.\n  Matrices of the model are: layers"):
+        pm.lora(mlp(), nn.Conv2d, key=KEY)
+    with pytest.raises(SpecError, match=r"f32\[3\]\n  The model has none\.$"):
+        pm.lora(nn.LayerNorm(3), ..., key=KEY)
+    with pytest.raises(SpecError, match=r"^select\.path\('layer\.\*'\): expected a pattern that m"):
+        pm.lora(mlp(), "layer.*", key=KEY)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "text"),
+    [
+        ({"rank": 0}, ArgumentError, r"lora\(rank\): expected an integer of at least 1, got 0"),
+        ({"rank": 1.5}, ArgumentError, r"lora\(rank\): .*, got 1\.5"),
+        ({"rank": True}, ArgumentError, r"lora\(rank\): .*, got True"),
+        ({"alpha": 0}, ArgumentError, r"lora\(alpha\): expected a number > 0, or None, got 0"),
+        ({"alpha": math.inf}, ArgumentError, r"lora\(alpha\): .*, got inf"),
+        ({"alpha": "1"}, ArgumentError, r"lora\(alpha\): .*, got '1'"),
+        ({"key": 3}, RngError, r"lora\(key\): expected one random key, got 3"),
+    ],
+    ids=label,
+)
+def test_bad_arguments_are_refused(options, kind, text):
+    """Each by its name."""
+    with pytest.raises(kind, match=rf"^{text}"):
+        pm.lora(mlp(), "**.weight", **({"key": KEY} | options))
+
+
+def test_a_file_has_the_update(tmp_path):
+    """With the paths that it has in the model."""
+    adapted = pm.lora(mlp(), "**.weight", 1, key=KEY)
+    pm.save(tmp_path / "model", adapted)
+
+    assert_same(pm.load(tmp_path / "model", like=adapted), adapted)

@@ -1,0 +1,170 @@
+"""`map_parameters`: what is trained, and what is read."""
+
+import functools as ft
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, FieldError, ShapeError, SpecError
+from tests.helpers.comparing import assert_same
+
+KEY = jax.random.key(0)
+
+
+class AutoEncoder(pm.Module):
+    """Two layers, of which the second one may be the first one turned."""
+
+    encoder: nn.Linear
+    decoder: nn.Linear
+
+    def __call__(self, x):
+        return self.decoder(jnp.tanh(self.encoder(x)))
+
+
+def auto_encoder():
+    """From four numbers to two, and back."""
+    one, two = jax.random.split(KEY)
+    return AutoEncoder(nn.Linear(4, 2, key=one), nn.Linear(2, 4, key=two))
+
+
+def test_an_auto_encoder_is_tied_by_transposition():
+    """L9, by a tie through a function and by a mapped parameter that is tied: one matrix.
+
+    Its gradient is the sum of both uses, as in a model that is written with one matrix.
+    """
+    x = jnp.asarray([0.3, -1.0, 0.5, 2.0])
+    model = auto_encoder()
+    tied = pm.tie(model, "decoder.weight", to="encoder.weight", through=jnp.transpose)
+    mapped = pm.map_parameters(jnp.transpose, model, "decoder.weight", inverse=jnp.transpose)
+    mapped = pm.tie(mapped, "decoder.weight.trees[0]", to="encoder.weight")
+
+    def by_hand(weight):
+        hidden = jnp.tanh(weight @ x + model.encoder.bias)
+        return jnp.sum((weight.T @ hidden + model.decoder.bias - x) ** 2)
+
+    expected = jax.grad(by_hand)(model.encoder.weight)
+    for one in (tied, mapped):
+        assert [*pm.named_leaves(one)] == ["encoder.weight", "encoder.bias", "decoder.bias"]
+        assert one.decoder.weight.tolist() == model.encoder.weight.T.tolist()
+        grads = pm.filter_jit(pm.filter_grad(lambda m: jnp.sum((m(x) - x) ** 2)))(one)
+        np.testing.assert_allclose(grads.encoder.weight, expected, rtol=1e-5)
+        moved = pm.tree_at("encoder.weight", one, jnp.ones((2, 4)))
+        assert moved.decoder.weight.tolist() == np.ones((4, 2)).tolist()
+
+
+def test_with_an_inverse_the_model_reads_as_it_did():
+    """What is trained has the other form."""
+    norm = nn.LayerNorm(3).replace(weight=jnp.asarray([0.5, 1.0, 2.0]))
+    mapped = pm.map_parameters(jnp.exp, norm, "weight", inverse=jnp.log)
+    x = jnp.asarray([1.0, 2.0, 4.0])
+
+    np.testing.assert_allclose(mapped.weight, norm.weight, rtol=1e-6)
+    np.testing.assert_allclose(mapped(x), norm(x), rtol=1e-6)
+    leaves = pm.named_leaves(mapped)
+    np.testing.assert_allclose(leaves["weight.trees.0"], jnp.log(norm.weight))
+    grads = pm.named_leaves(pm.filter_grad(lambda m: m.weight.sum())(mapped))
+    np.testing.assert_allclose(grads["weight.trees.0"], norm.weight, rtol=1e-6)
+    assert mapped.bias is norm.bias
+
+
+def test_without_one_the_leaf_is_what_is_trained():
+    """And the model reads as the function of it, from now on."""
+    norm = nn.LayerNorm(3)
+    mapped = pm.map_parameters(jnp.exp, norm, "bias")
+
+    assert pm.named_leaves(mapped)["bias.trees.0"] is norm.bias
+    assert mapped.bias.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_what_is_trained_may_be_several_arrays():
+    """The inverse gives a tree of them: a matrix as directions and lengths."""
+
+    def lengths(w):
+        return jnp.linalg.norm(w, axis=1, keepdims=True)
+
+    linear = nn.Linear(3, 4, key=KEY)
+    mapped = pm.map_parameters(
+        lambda parts: parts["v"] * jnp.broadcast_to(parts["g"] / lengths(parts["v"]), (4, 3)),
+        linear,
+        "weight",
+        inverse=lambda w: {"v": w, "g": lengths(w)},
+    )
+
+    assert [*pm.named_leaves(mapped)][:2] == ["weight.trees.0.g", "weight.trees.0.v"]
+    np.testing.assert_allclose(mapped.weight, linear.weight, rtol=1e-6)
+
+
+def test_in_a_stack_the_function_gets_the_array_of_one_layer():
+    """As in a network that scans."""
+    stack = nn.Stack(ft.partial(nn.Linear, 3, 3), 2, key=KEY)
+    scanning = nn.MLP(3, 3, 3, 3, scan=True, key=KEY)
+
+    for model in (stack, scanning):
+        shapes = []
+
+        def turned(w, shapes=shapes):
+            shapes.append(w.shape)
+            return w.T
+
+        mapped = pm.map_parameters(turned, model, "**.weight", inverse=jnp.transpose)
+        np.testing.assert_allclose(mapped(jnp.ones(3)), model(jnp.ones(3)), rtol=1e-6)
+        assert {*shapes} == {(3, 3)}
+        assert_same(pm.resolve(mapped), model)
+
+
+NORM = nn.LayerNorm(3)
+MAPPED = pm.map_parameters(jnp.exp, NORM, "weight")
+
+
+@pytest.mark.parametrize(
+    ("args", "kind", "text"),
+    [
+        ((3, NORM, "weight"), ArgumentError, r"map_parameters\(fn\): expected a function, got 3"),
+        (
+            (jnp.exp, NORM, "weight", 3),
+            ArgumentError,
+            r"map_parameters\(inverse\): expected a function, or None, got 3",
+        ),
+        (
+            (jnp.exp, NORM, nn.Linear),
+            SpecError,
+            r"map_parameters\(selector\): expected some parameters of the model, got none",
+        ),
+        (
+            (jnp.exp, {"n": jnp.arange(3), "x": jnp.ones(2)}, ...),
+            ArgumentError,
+            r"map_parameters\(selector\): expected floating arrays alone to be chosen, got "
+            r"something else\.\n  at \['n'\]: i32\[3\]$",
+        ),
+        (
+            (jnp.exp, MAPPED, ...),
+            ArgumentError,
+            r"map_parameters\(selector\): expected arrays, got what is computed already\.\n"
+            r"  at weight: (.|\n)*      model = pm\.resolve\(model, 'weight'\)$",
+        ),
+        (
+            (lambda x: x[None], NORM, "weight", lambda x: x),
+            ShapeError,
+            r"map_parameters\(inverse\): expected fn\(inverse\(leaf\)\) to have the shape of the "
+            r"leaf, \(3,\), got f32\[1,3\]",
+        ),
+        ((lambda x: None, NORM, "weight"), FieldError, r"Function: expected an array from Fun"),
+    ],
+    ids=[
+        "no function",
+        "no inverse",
+        "nothing",
+        "integers",
+        "twice",
+        "another shape",
+        "no array",
+    ],
+)
+def test_what_cannot_be_mapped_is_refused(args, kind, text):
+    """With the paths."""
+    with pytest.raises(kind, match=rf"^{text}"):
+        pm.map_parameters(*args)
