@@ -2,6 +2,7 @@
 
     python examples/lstm_language_model.py
     python examples/lstm_language_model.py --cell GRU
+    python examples/lstm_language_model.py --head own
 
 Her point was that a model has to be a value before JAX can differentiate it, and that to make one
 is a lot of writing: functions that take each class apart and put it together again. Here a class is
@@ -9,6 +10,9 @@ a value by itself; what is left is the model.
 
 The cell is once written by hand, as she wrote it, and once `nn.LSTMCell`. Both print her numbers:
 JAX has drawn others from the same keys since, but still draws the old ones where it is told to.
+
+Her model compares with the embeddings of all tokens, to say which one comes next: what it reads
+with is what it writes with. That is said outside of the model, by a tie: `--head own` leaves it out.
 """
 
 import argparse
@@ -80,11 +84,12 @@ CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {
 
 
 class LanguageModel(pm.Module):
-    """Says which token comes next: the one whose embedding is most like what the cell puts out."""
+    """Says which token comes next: the one whose row is most like what the cell puts out."""
 
     cell: nn.RNNCellBase
     embeddings: Float[Array, "vocabulary size"]
     c_0: Vector
+    head: Float[Array, "vocabulary size"]
 
     def start(self) -> Any:
         """What the cell remembers before the first token: this is learnt, too."""
@@ -93,7 +98,7 @@ class LanguageModel(pm.Module):
 
     def scores(self, carry: Any) -> Float[Array, " vocabulary"]:
         """Of every token that may be the next one."""
-        return self.embeddings @ self.cell.output_of(carry)
+        return self.head @ self.cell.output_of(carry)
 
     def loss(self, tokens: Tokens, carry: Any) -> tuple[Float[Array, ""], Any]:
         """How much the tokens surprise it, in sum; and what the cell then remembers."""
@@ -137,8 +142,8 @@ def chained_keys() -> tuple[Array, Array, Array]:
 KEYS = {"fixed": fixed_keys, "chained": chained_keys}
 
 
-def make_model(cell: str, keys: str) -> LanguageModel:
-    """An untrained model: uniform matrices, and zeros."""
+def make_model(cell: str, keys: str, head: str = "tied") -> LanguageModel:
+    """An untrained model: uniform matrices, and zeros; its head is the embeddings, if it is tied."""
     # Since 2024 JAX draws other numbers from a key, unless it is told not to.
     with jax.threefry_partitionable(False):
         for_embeddings, *for_cell = KEYS[keys]()
@@ -149,7 +154,9 @@ def make_model(cell: str, keys: str) -> LanguageModel:
 
         made = jax.tree.map(first, CELLS[cell](SIZE, SIZE, key=jax.random.key(0)))
         embeddings = jax.random.uniform(for_embeddings, (VOCABULARY, SIZE))
-    return LanguageModel(made, embeddings, jnp.zeros(SIZE))
+    model = LanguageModel(made, embeddings, jnp.zeros(SIZE), head=jnp.array(embeddings))
+    # One matrix from now on: one gradient, the sum of what reading and writing ask for.
+    return pm.tie(model, "head", to="embeddings") if head == "tied" else model
 
 
 # --- training -------------------------------------------------------------------------------------
@@ -195,11 +202,16 @@ def main(arguments: Sequence[str] | None = None) -> list[Run]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cell", choices=CELLS, action="append", help="by-hand and LSTM if none")
     parser.add_argument("--keys", choices=KEYS, default="fixed", help="where first numbers are of")
+    parser.add_argument(
+        "--head", choices=("tied", "own"), default="tied", help="what it writes with"
+    )
     options = parser.parse_args(arguments)
     runs = []
     for cell in options.cell or ["by-hand", "LSTM"]:
-        run = train(make_model(cell, options.keys))
-        print(f"cell {cell}, {options.keys} keys")
+        model = make_model(cell, options.keys, options.head)
+        print(f"cell {cell}, {options.keys} keys, {options.head} head")
+        print(f"  {sum(leaf.size for leaf in jax.tree.leaves(model)):,} numbers to train")
+        run = train(model)
         print(f"  sample before: {run.before}")
         print("  losses: " + ", ".join(f"{loss:.5f}" for loss in run.losses))
         print(f"  sample after: {run.after}")
