@@ -12,7 +12,7 @@ The cell is once written by hand, as she wrote it, and once `nn.LSTMCell`. Both 
 JAX has drawn others from the same keys since, but still draws the old ones where it is told to.
 
 Her model compares with the embeddings of all tokens, to say which one comes next: what it reads
-with is what it writes with. That is said outside of the model, by a tie: `--head own` leaves it out.
+with is what it writes with. That is said outside of the model, by a tie; `--head own` does without.
 """
 
 import argparse
@@ -143,7 +143,7 @@ KEYS = {"fixed": fixed_keys, "chained": chained_keys}
 
 
 def make_model(cell: str, keys: str, head: str = "tied") -> LanguageModel:
-    """An untrained model: uniform matrices, and zeros; its head is the embeddings, if it is tied."""
+    """An untrained model: uniform matrices, and zeros; a tied head is the embeddings."""
     # Since 2024 JAX draws other numbers from a key, unless it is told not to.
     with jax.threefry_partitionable(False):
         for_embeddings, *for_cell = KEYS[keys]()
@@ -202,9 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Run]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cell", choices=CELLS, action="append", help="by-hand and LSTM if none")
     parser.add_argument("--keys", choices=KEYS, default="fixed", help="where first numbers are of")
-    parser.add_argument(
-        "--head", choices=("tied", "own"), default="tied", help="what it writes with"
-    )
+    parser.add_argument("--head", choices=("tied", "own"), default="tied", help="what writes")
     options = parser.parse_args(arguments)
     runs = []
     for cell in options.cell or ["by-hand", "LSTM"]:
