@@ -134,26 +134,32 @@ def evaluate(node: Any, where: str) -> Any:
 
 def evaluate_each(node: Any, where: str) -> Any:
     """The value of a computed leaf, as by `evaluate`; of several as one, their values as one."""
+    leaves, treedef = jtu.tree_flatten(node)
+    # A number of Python's is the same for all.
+    arrays = [leaf if is_array(leaf) else None for leaf in leaves]
 
-    def value(node: Any) -> Any:
-        return evaluate(node, where)
+    def value(arrays: Any) -> Any:
+        pairs = zip(arrays, leaves, strict=True)
+        members = [leaf if array is None else array for array, leaf in pairs]
+        return evaluate(treedef.unflatten(members), where)
 
     for _ in range(_count_axes(node)):
         value = jax.vmap(value)
-    return value(node)
+    return value(arrays)
 
 
 def _count_axes(node: Any) -> int:
-    """How many axes every leaf of a computed leaf has more than it had when it was made.
+    """How many axes every array of a computed leaf has more than it had when it was made.
 
-    So many times were several made as one. 0 if some leaves have more axes and others have not.
+    So many times were several made as one. 0 if some arrays have more axes and others have not.
     """
     settle(node)
     made: Made = node.__dict__.get(MADE, UNKNOWN)
-    shapes = _shapes(jtu.tree_leaves(node))
-    if made.leaves is None or len(shapes) != len(made.leaves):
+    leaves = jtu.tree_leaves(node)
+    if made.leaves is None or len(leaves) != len(made.leaves):
         return 0
-    more = {len(now) - len(then) for now, then in zip(shapes, made.leaves, strict=True)}
+    pairs = zip(leaves, made.leaves, strict=True)
+    more = {leaf.ndim - len(then) for leaf, then in pairs if is_array(leaf)}
     return max(more.pop(), 0) if len(more) == 1 else 0
 
 

@@ -197,8 +197,12 @@ class _Functional(Tie):
         return *super().parts(), self.through, self.made
 
     def stand_in(self, node: Any) -> Any:
+        made = self.made
+        if is_computed(node):
+            # By now, or no longer: what it is made of is for itself to say.
+            made = Made(node.__dict__[MADE].leaves, made.shape)
         # Past its construction, which would trace the function each time.
-        values = {"fn": self.through, "source": node, MADE: self.made}
+        values = {"fn": self.through, "source": node, MADE: made}
         return restore(Through, values, ("fn", MADE))
 
 
@@ -274,11 +278,17 @@ def _check_fit(
     if not (is_array(new) or is_computed(new)):
         expected = "an array at the source, for there is a function to go through"
         raise ArgumentError(explain("tie(through)", expected, f"{origin}: {describe(new)}"))
-    given: Any = restore(Through, {"fn": through, "source": new}, ("fn",))
-    made: Made = given.__dict__[MADE]
+    made = _made_through(through, new)
     if made.shape != (_form(old) or ((None, None),))[0][1]:
         _refuse_misfit(place, origin, _shown(old), f"{made.shape} after {_name(through)}")
     return made
+
+
+def _made_through(through: Callable[[Any], Any], source: Any) -> Made:
+    """What a function gives of a source, which counts as the one array that it reads as."""
+    given: Any = restore(Through, {"fn": through, "source": source}, ("fn",))
+    shape = source.__dict__[MADE].shape if is_computed(source) else _shape(source)
+    return Made(None if shape is None else (shape,), given.__dict__[MADE].shape)
 
 
 def _form(node: Any) -> list[tuple[str, Any]]:
@@ -411,7 +421,7 @@ def retie(model: Any) -> Any:
         (source,) = locate(hole.to, node, None, "tie").targets
         kept = Tie(place, source.path)
         if hole.through is not None:
-            given: Any = restore(Through, {"fn": hole.through, "source": source.node}, ("fn",))
-            kept = _Functional(place, source.path, hole.through, given.__dict__[MADE])
+            made = _made_through(hole.through, source.node)
+            kept = _Functional(place, source.path, hole.through, made)
         model = replace_at(model, [(keeper, _with_ties(node, [], (kept,)))])
     return model

@@ -1,0 +1,218 @@
+"""Laws of ties and computed leaves: what a model reads as, and where its gradient goes."""
+
+import copy
+import pickle
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given
+
+import pytreemod as pm
+from pytreemod import nn
+from tests.helpers.laws import law
+
+SIZE = 2
+NAMES = ("a", "b", "c", "d")
+
+
+class Net(pm.Module):
+    """Four matrices, at several depths."""
+
+    a: jax.Array
+    b: nn.Linear
+    c: list
+    d: dict
+
+    def __call__(self, x):
+        for name in NAMES:
+            x = jnp.sin(matrix(self, name) @ x)
+        return x
+
+    def loss(self, x):
+        """A number that depends on every matrix."""
+        return jnp.sum(self(x) ** 2)
+
+
+PLACES = {"a": "a", "b": "b.weight", "c": "c[0].weight", "d": "d.inner.a"}
+
+
+class Inner(pm.Module):
+    """One matrix."""
+
+    a: jax.Array
+
+
+def matrix(net, name):
+    """One of the four, as it reads."""
+    return {
+        "a": lambda: net.a,
+        "b": lambda: net.b.weight,
+        "c": lambda: net.c[0].weight,
+        "d": lambda: net.d["inner"].a,
+    }[name]()
+
+
+def plain(seed):
+    """A net without ties."""
+    keys = jax.random.split(jax.random.key(seed), 4)
+    linears = [nn.Linear(SIZE, SIZE, key=key) for key in keys]
+    return Net(linears[0].weight, linears[1], [linears[2]], {"inner": Inner(linears[3].weight)})
+
+
+def twice(x):
+    """A function to go through."""
+    return 2.0 * x
+
+
+THROUGH = [None, None, jnp.transpose, twice]
+
+
+@st.composite
+def tied_nets(draw):
+    """A net, and one with some ties, each of a later place to an earlier one."""
+    net = tied = plain(draw(st.integers(0, 1)))
+    if draw(st.booleans()):
+        name = draw(st.sampled_from(["a", "b.weight"]))
+        tied = net = pm.lora(net, name, 1, key=jax.random.key(5))
+        tied = net = pm.tree_at(f"{name}.b", net, jnp.ones((SIZE, 1)))
+    for i, name in enumerate(NAMES):
+        source = draw(st.sampled_from([None, *NAMES[:i]]))
+        if source is not None and (name != "b" or is_array(net.b)):
+            through = draw(st.sampled_from(THROUGH))
+            tied = pm.tie(tied, PLACES[name], to=PLACES[source], through=through)
+    return net, tied
+
+
+def is_array(linear):
+    """Whether its weight is stored as it reads."""
+    return isinstance(vars(linear)["weight"], jax.Array)
+
+
+X = jnp.asarray([1.0, -0.5])
+
+
+def values(net):
+    """All matrices as they read."""
+    return [np.asarray(matrix(net, name)) for name in NAMES]
+
+
+def assert_reads_alike(one, other):
+    """Every matrix, number for number."""
+    for found, expected in zip(values(one), values(other), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@law
+@given(tied_nets())
+def test_untied_it_reads_as_tied(nets):
+    """untie(tie(m)) reads as tie(m), has a leaf for each place, and no tie is left."""
+    net, tied = nets
+    free = pm.untie(tied)
+
+    assert_reads_alike(free, tied)
+    assert pm.untie(free) is free
+    assert len(jax.tree.leaves(pm.resolve(free))) == len(jax.tree.leaves(pm.resolve(net)))
+
+
+@law
+@given(tied_nets())
+def test_resolved_it_reads_as_it_did(nets):
+    """resolve is idempotent, reads as the model does, and leaves only what is read."""
+    _, tied = nets
+    resolved = pm.resolve(tied)
+
+    assert_reads_alike(resolved, tied)
+    assert pm.tree_equal(pm.resolve(resolved), resolved)
+    np.testing.assert_allclose(resolved(X), tied(X), rtol=1e-6)
+
+
+@law
+@given(tied_nets())
+def test_the_gradient_through_ties_is_the_sum(nets):
+    """By the leaves of the tied model: that of the loss as a function of what is stored alone."""
+    _, tied = nets
+    leaves, treedef = jax.tree.flatten(tied)
+
+    def by_leaves(leaves):
+        # With no tie and no computed leaf left in what is differentiated through.
+        free = pm.resolve(treedef.unflatten(leaves))
+        return free.loss(X)
+
+    expected = jax.grad(by_leaves)(leaves)
+    found = jax.tree.leaves(pm.filter_grad(lambda net: net.loss(X))(tied))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+@law
+@given(st.integers(0, 1), st.sampled_from(NAMES[1:]))
+def test_the_gradient_of_one_tie_is_that_of_both_places_added(seed, name):
+    """Those of the two leaves of the untied model."""
+    tied = pm.tie(plain(seed), PLACES[name], to="a")
+
+    def gradients(net):
+        return pm.filter_grad(lambda net: net.loss(X))(net)
+
+    # Copied, for one array at two places is told of.
+    free = gradients(jax.tree.map(jnp.copy, pm.untie(tied)))
+    expected = free.a + matrix(free, name)
+    np.testing.assert_allclose(gradients(tied).a, expected, rtol=1e-5, atol=1e-7)
+
+
+JITTED = jax.jit(lambda net: [matrix(net, name) for name in NAMES])
+
+
+@law
+@given(tied_nets())
+def test_ties_go_through_transforms_and_copies(nets):
+    """jit, vmap, scan, pickling and copying: what comes back is tied as it was."""
+    _, tied = nets
+    leaves = jax.tree.leaves(tied)
+
+    for found, expected in zip(JITTED(tied), values(tied), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    for other in (
+        pickle.loads(pickle.dumps(tied)),
+        copy.deepcopy(tied),
+        jax.tree.map(lambda x: x, tied),
+        pm.filter_jit(lambda net: net)(tied),
+        pm.filter_scan(lambda net, _: (net, None), tied, length=2)[0],
+        pm.unstack(pm.stack([tied, tied]))[1],
+        pm.filter_vmap(lambda net: net)(pm.stack([tied, tied])),
+    ):
+        if jnp.ndim(jax.tree.leaves(other)[0]) > jnp.ndim(leaves[0]):
+            other = pm.unstack(other)[0]
+        assert len(jax.tree.leaves(other)) == len(leaves)
+        assert_reads_alike(other, tied)
+        moved = jax.tree.map(lambda x: 1 + x, other)
+        assert_reads_alike(moved, jax.tree.map(lambda x: 1 + x, tied))
+
+
+def test_a_source_may_become_a_computed_leaf_and_be_one_no_longer():
+    """Of a tie through a function, too: what it is made of is the source's own affair."""
+    net = pm.tie(plain(0), "b.weight", to="a", through=jnp.transpose)
+    half = pm.tree_at("a", net, pm.computed(jnp.multiply, net.a, jnp.full((SIZE, SIZE), 0.5)))
+
+    np.testing.assert_array_equal(half.b.weight, half.a.T)
+    np.testing.assert_array_equal(half.b.weight, net.a.T / 2)
+    back = pm.resolve(half, "a")
+    np.testing.assert_array_equal(back.b.weight, half.a.T)
+    several = pm.stack([half, half])
+    mapped = pm.filter_vmap(lambda net: net.b.weight)(several)
+    np.testing.assert_array_equal(mapped[1], half.a.T)
+    assert pm.resolve(several).b.weight.shape == (2, SIZE, SIZE)
+
+
+def test_computed_leaves_of_several_models_resolve_with_a_number_that_all_share():
+    """A number of Python's has no axis of members."""
+
+    def make(key):
+        linear = nn.Linear(SIZE, SIZE, key=key)
+        return linear.replace(weight=pm.computed(jnp.multiply, linear.weight, 0.5))
+
+    several = pm.filter_vmap(make)(jax.random.split(jax.random.key(0), 3))
+    expected = pm.filter_vmap(lambda m: m.weight)(several)
+
+    np.testing.assert_array_equal(pm.resolve(several).weight, expected)
