@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pytreemod.errors import SharedParameterWarning, describe, explain, warn
+from pytreemod.errors import MAX_PLACES, SharedParameterWarning, describe, explain, warn
 from pytreemod.tree.nodes import Place
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
@@ -99,16 +99,20 @@ def tell_shared(where: str, root: str, tree: PyTree, mask: Sequence[bool]) -> No
         + f": {describe(group[0].leaf)}"
         for group in groups
     ]
+    name = root.lstrip(".") or "model"
+    ties = [
+        f"{name} = pm.tie({name}, {path_text(place.path)!r}, to={path_text(group[0].path)!r})"
+        for group in groups
+        for place in group[1:]
+    ]
     text = explain(
         where,
         "each parameter at one place",
         f"{len(groups)} at two places or more",
         places=spots,
         cure=[
-            "training makes several of it, with a gradient for each; keep it in one field, and "
-            "use it twice:",
-            "h = self.embed(x)",
-            "logits = h @ self.embed.weight.T",
+            "training makes several of it, with a gradient for each; to keep it one, tie them:",
+            *ties[:MAX_PLACES],
         ],
     )
     warn(SharedParameterWarning, text)

@@ -176,3 +176,20 @@ def test_values_are_right_whatever_is_told():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pm.SharedParameterWarning)
         assert pm.tree_equal(pm.filter_grad(loss)(shared, X), pm.filter_grad(loss)(apart, X))
+
+
+def test_the_cure_is_code_that_cures():
+    """Each line that is shown, run: nothing is told then, and the places stay one."""
+    model = Own()
+    with pytest.warns(SharedParameterWarning, match=r"tie them:\n      model = pm\.") as told:
+        pm.trainable(model)
+    lines = [line.strip() for line in str(told[0].message).splitlines() if "pm.tie" in line]
+
+    names = {"pm": pm, "model": model}
+    exec("\n".join(lines), names)
+
+    assert lines == [
+        f"model = pm.tie(model, 'decode.{name}', to='encode.{name}')" for name in ("weight", "bias")
+    ]
+    grads = pm.filter_grad(loss)(names["model"], X)
+    assert [*pm.named_leaves(grads)] == ["encode.weight", "encode.bias"]
