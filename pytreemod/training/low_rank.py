@@ -168,7 +168,7 @@ def _check_rank(rank: Any) -> None:
 
 
 def _check_alpha(alpha: Any) -> float:
-    is_number = isinstance(alpha, numbers.Real) and not isinstance(alpha, bool)
+    is_number = not isinstance(alpha, bool) and isinstance(alpha, numbers.Real)
     if not is_number or not math.isfinite(alpha) or alpha <= 0:
         raise ArgumentError(explain("lora(alpha)", "a number > 0, or None", describe(alpha)))
     return float(alpha)

@@ -216,3 +216,75 @@ def test_computed_leaves_of_several_models_resolve_with_a_number_that_all_share(
     expected = pm.filter_vmap(lambda m: m.weight)(several)
 
     np.testing.assert_array_equal(pm.resolve(several).weight, expected)
+
+
+class Block(pm.Module):
+    """One linear layer, and what the block has of its own."""
+
+    linear: nn.Linear
+    bias: jax.Array
+
+    def __call__(self, x):
+        return jnp.tanh(self.linear(x)) + self.bias
+
+
+class Blocks(pm.Module):
+    """Two blocks with one linear layer between them: each thinks that it has its own."""
+
+    block1: Block
+    block2: Block
+
+    def __init__(self, *, key):
+        shared = nn.Linear(2, 2, key=key)
+        self.block1 = Block(shared, jnp.zeros(2))
+        self.block2 = Block(shared, jnp.ones(2))
+
+    def __call__(self, x):
+        return self.block2(self.block1(x))
+
+
+class OneField(pm.Module):
+    """The same with one field, which is called twice."""
+
+    shared: nn.Linear
+    bias1: jax.Array
+    bias2: jax.Array
+
+    def __call__(self, x):
+        x = jnp.tanh(self.shared(x)) + self.bias1
+        return jnp.tanh(self.shared(x)) + self.bias2
+
+
+@jax.jit
+def train_step(model, x):
+    """One step of gradient descent."""
+    grads = jax.grad(lambda model: jnp.mean((model(x) - 0.5) ** 2))(model)
+    return jax.tree.map(lambda leaf, grad: leaf - 0.5 * grad, model, grads)
+
+
+def test_x12_two_blocks_that_share_one_layer_train_in_step():
+    """Tied, the layer has one weight, one gradient; number for number as with one field.
+
+    What comes out of a transform, and goes in again, is shared as before (G20).
+    """
+    free = Blocks(key=jax.random.key(0))
+    tied = pm.tie(free, "block2.linear", to="block1.linear")
+    one = OneField(free.block1.linear, free.block1.bias, free.block2.bias)
+    x = jnp.asarray([1.0, -2.0])
+
+    assert tied.block2.linear is tied.block1.linear
+    for _ in range(3):
+        tied, one = train_step(tied, x), train_step(one, x)
+        assert tied.block2.linear is tied.block1.linear
+        np.testing.assert_allclose(tied.block1.linear.weight, one.shared.weight, rtol=1e-6)
+        np.testing.assert_allclose(tied.block1.linear.bias, one.shared.bias, rtol=1e-6)
+        np.testing.assert_allclose(tied.block2.bias, one.bias2, rtol=1e-6)
+        np.testing.assert_allclose(tied(x), one(x), rtol=1e-6)
+    assert [*pm.named_leaves(tied)] == [
+        "block1.linear.weight",
+        "block1.linear.bias",
+        "block1.bias",
+        "block2.bias",
+    ]
+    apart = train_step(free, x)
+    assert not np.allclose(apart.block1.linear.weight, apart.block2.linear.weight)
