@@ -40,7 +40,7 @@ class Parameter(NamedTuple):
         return fn
 
 
-def chosen_parameters(model: Any, selector: Selector) -> list[Parameter]:
+def choose_parameters(model: Any, selector: Selector) -> list[Parameter]:
     """What a selector chooses; a computed leaf if it chooses any part of it, and once.
 
     Args:
@@ -57,7 +57,7 @@ def chosen_parameters(model: Any, selector: Selector) -> list[Parameter]:
         >>> import jax
         >>> import pytreemod as pm
         >>> linear = pm.nn.Linear(3, 2, key=jax.random.key(0))
-        >>> [one.path for one in chosen_parameters(linear, pm.select.path("bias"))]
+        >>> [one.path for one in choose_parameters(linear, pm.select.path("bias"))]
         [(GetAttrKey(name='bias'),)]
     """
     chosen: dict[KeyPath, Parameter] = {}

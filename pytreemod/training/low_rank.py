@@ -24,7 +24,7 @@ from pytreemod.module.reading import MADE, UNKNOWN, is_computed
 from pytreemod.module.ties import Tied
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.streams import check_seed, fold_each
-from pytreemod.training.chosen_parameters import Parameter, chosen_parameters
+from pytreemod.training.chosen_parameters import Parameter, choose_parameters
 from pytreemod.tree.nodes import Place, places
 from pytreemod.tree.paths import path_text, plain_name, some_of
 from pytreemod.tree.pending import settle
@@ -111,7 +111,7 @@ def lora(
     seed = next(key) if isinstance(key, InitKeys) else key
     check_seed("lora(key)", seed)
     chosen = as_selector(selector)
-    parameters = chosen_parameters(model, chosen)
+    parameters = choose_parameters(model, chosen)
     matrices = [parameter for parameter in parameters if _is_matrix(parameter)]
     if not matrices:
         _refuse_none(model, chosen, parameters)
@@ -182,7 +182,7 @@ def _refuse_none(model: Any, selector: Selector, parameters: Sequence[Parameter]
     shown = [f"{path_text(one.path)}: {describe(one.node)}" for one in parameters]
     shown += [f"{path_text(spot.path)}: tied to {_source_of(spot)}" for spot in tied]
     known = [
-        path_text(one.path) for one in chosen_parameters(model, as_selector(...)) if _is_matrix(one)
+        path_text(one.path) for one in choose_parameters(model, as_selector(...)) if _is_matrix(one)
     ]
     cure = [f"Matrices of the model are: {some_of(known)}." if known else "The model has none."]
     if tied:

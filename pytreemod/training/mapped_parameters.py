@@ -10,7 +10,7 @@ import jax
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, explain
 from pytreemod.module.computed_leaves import computed
 from pytreemod.module.reading import is_computed
-from pytreemod.training.chosen_parameters import Parameter, chosen_parameters
+from pytreemod.training.chosen_parameters import Parameter, choose_parameters
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.selecting import as_selector
@@ -71,7 +71,7 @@ def map_parameters(
     if inverse is not None and not callable(inverse):
         expected = "a function, or None"
         raise ArgumentError(explain("map_parameters(inverse)", expected, describe(inverse)))
-    chosen = chosen_parameters(model, as_selector(selector))
+    chosen = choose_parameters(model, as_selector(selector))
     _check_chosen(chosen)
 
     def mapped(leaf: Any) -> Any:

@@ -826,3 +826,60 @@ def test_layers_are_wrapped_and_edited_in_place_of_subclassing(eqx):
     halved = eqx.tree_at(weights, net, replace_fn=lambda w: w / 2)
     no_bias = eqx.tree_at(lambda n: n.head.bias, net, jnp.zeros(1))
     return net(ramp(2)), halved(ramp(2)), no_bias(ramp(2)), len(weights(net))
+
+
+WEIGHT_NORM = {
+    "rows": (),
+    "by name": ("bias",),
+    "columns": ("weight", 1),
+    "from the end": ("weight", -2),
+    "whole": ("weight", None),
+}
+
+
+@pytest.mark.parametrize("case", WEIGHT_NORM)
+@same_under_both_imports
+def test_weight_norm(eqx, case):
+    """Lengths along an axis, beside the layer; numbers and gradients."""
+    args = WEIGHT_NORM[case]
+    layer = with_known_weights(eqx.nn.WeightNorm(eqx.nn.Linear(3, 2, key=key()), *args))
+    grads = eqx.filter_grad(lambda layer: jnp.sum(jnp.sin(layer(ramp(3)))))(layer)
+    numbers = [leaf for leaf in jax.tree.leaves(grads) if eqx.is_array(leaf)]
+    return layer(ramp(3)), layer(ramp(3), key=key()), numbers, described(layer, "weight_name axis")
+
+
+@same_under_both_imports
+def test_weight_norm_of_a_convolution(eqx):
+    """Each filter has a length; at first the layer is what it was."""
+    conv = eqx.nn.Conv2d(2, 3, 2, key=key())
+    layer = eqx.nn.WeightNorm(conv)
+    same = bool(jnp.allclose(layer(ramp(2, 3, 3)), conv(ramp(2, 3, 3)), atol=1e-4))
+    return same, layer.g, described(layer, "axis")
+
+
+@same_under_both_imports
+def test_shared(eqx):
+    """One array for two places; what is given may be computed; what does not fit is refused."""
+
+    def get(pair):
+        return pair[0].weight
+
+    def where(pair):
+        return pair[1].weight
+
+    pair = eqx.nn.Embedding(5, 3, key=key()), eqx.nn.Linear(3, 5, key=key())
+    shared = with_known_weights(eqx.nn.Shared(pair, where, get))
+    embedding, linear = shared()
+    grads = eqx.filter_grad(lambda s: sum(jnp.sum(jnp.sin(m.weight)) for m in s()))(shared)
+    turned = eqx.nn.Shared(
+        [linear, eqx.nn.Linear(5, 3, key=key())], where, lambda pair: jnp.transpose(pair[0].weight)
+    )
+    misfit = caught(lambda: eqx.nn.Shared(pair, where, lambda pair: pair[0].weight[0]))
+    return (
+        linear.weight is embedding.weight,
+        linear(embedding(jnp.array(2))),
+        get(grads.pytree),
+        turned()[1](ramp(5)),
+        array_paths(shared),
+        misfit is None,
+    )

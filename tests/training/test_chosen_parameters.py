@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.training.chosen_parameters import chosen_parameters
+from pytreemod.training.chosen_parameters import choose_parameters
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.selecting import as_selector
 
@@ -18,7 +18,7 @@ def chosen(model, selector):
     """Paths, and how many axes are of layers."""
     return [
         (path_text(one.path), one.members)
-        for one in chosen_parameters(model, as_selector(selector))
+        for one in choose_parameters(model, as_selector(selector))
     ]
 
 
@@ -47,7 +47,7 @@ def test_layers_that_are_held_as_one_are_counted():
 def test_a_function_is_mapped_over_them():
     """It gets one layer's arrays."""
     stack = nn.Stack(ft.partial(nn.Linear, 2, 2), 4, key=KEY)
-    (one,) = chosen_parameters(stack, as_selector("layer.weight"))
+    (one,) = choose_parameters(stack, as_selector("layer.weight"))
 
     assert one.sizes() == (4,)
     assert one.each(lambda w: w[0])(one.node).shape == (4, 2)

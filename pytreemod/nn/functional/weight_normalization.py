@@ -66,9 +66,9 @@ def weight_norm(
     Examples:
         >>> import jax.numpy as jnp
         >>> from pytreemod import nn
-        >>> v, g = jnp.array([[3.0, 4.0], [0.0, 2.0]]), jnp.array([[1.0], [2.0]])
-        >>> nn.functional.weight_norm(v, g).round(2).tolist()
-        [[0.6, 0.8], [0.0, 2.0]]
+        >>> v, g = jnp.array([[3.0, 4.0], [0.0, 2.0]]), jnp.array([[10.0], [2.0]])
+        >>> nn.functional.weight_norm(v, g).tolist()
+        [[6.0, 8.0], [0.0, 2.0]]
 
     Source:
         Salimans & Kingma 2016, https://arxiv.org/abs/1602.07868, eq. (2).
