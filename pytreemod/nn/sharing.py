@@ -14,7 +14,7 @@ from pytreemod.transform.compilation.abstract_calls import filter_eval_shape
 from pytreemod.tree.locating import locate
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.surgery import tree_at
-from pytreemod.typing import PyTree, jtu
+from pytreemod.typing import PyTree, class_of, jtu
 
 
 class Shared(Module):
@@ -119,7 +119,8 @@ def _check_alike(places: Sequence[str], picked: Any, given: Any) -> None:
 def _outline(tree: Any) -> tuple[Any, ...]:
     leaves, structure = jtu.tree_flatten(tree)
     return structure, [
-        (getattr(leaf, "shape", ()), getattr(leaf, "dtype", type(leaf))) for leaf in leaves
+        (leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else ((), class_of(leaf))
+        for leaf in leaves
     ]
 
 

@@ -98,10 +98,11 @@ class WeightNorm(StatefulLayer, Generic[_L]):
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` comes this way.
-        if not isinstance(self.weight_name, str) or not hasattr(self.layer, self.weight_name):
+        name: Any = self.weight_name
+        if not isinstance(name, str) or not hasattr(self.layer, name):
             where, cure = named(self, "weight_name"), known_names(self.layer)
             expected = f"the name of a weight in {type(self.layer).__name__}"
-            raise ArgumentError(explain(where, expected, describe(self.weight_name), cure=cure))
+            raise ArgumentError(explain(where, expected, describe(name), cure=cure))
         _check_axis(named(self, "axis"), self.axis, None)
 
     @uses_key_if(lambda layer: wants_key(layer.layer))
