@@ -45,7 +45,7 @@ def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, Stat
     Tokens are named by their paths in the model, so that two models built alike agree, and what
     was compiled for one serves the other. Every place is a layer of its own: what stands in two
     places, or is a copy of what stands in another, has weights and tokens for each. To use one
-    layer twice, keep it in one field and call it twice.
+    layer twice, keep it in one field and call it twice, or tie one place to the other (`pm.tie`).
 
     Args:
         make_model: a Module class, or any function that builds a model.

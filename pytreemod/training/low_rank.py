@@ -23,7 +23,7 @@ from pytreemod.module.fields import field
 from pytreemod.module.reading import MADE, UNKNOWN, is_computed
 from pytreemod.module.ties import Tied
 from pytreemod.state.key_sources import InitKeys, KeyLike
-from pytreemod.state.streams import check_seed, fold_each
+from pytreemod.state.streams import check_seed
 from pytreemod.training.chosen_parameters import Parameter, choose_parameters
 from pytreemod.tree.nodes import Place, places
 from pytreemod.tree.paths import path_text, plain_name, some_of
@@ -143,8 +143,8 @@ def _is_matrix(parameter: Parameter) -> bool:
 
 def _adapted(parameter: Parameter, rank: int, scale: float, key: Any) -> Any:
     def adapt(base: Any, key: Any) -> LowRank:
-        shape = jax.eval_shape(lambda: base.value() if is_computed(base) else base)
-        (m, n), dtype = shape.shape, shape.dtype
+        like: Any = jax.eval_shape(base.value) if is_computed(base) else base
+        (m, n), dtype = like.shape, like.dtype
         a = jax.random.normal(key, (rank, n), dtype) * max(n, 1) ** -0.5
         return LowRank(base, a, jnp.zeros((m, rank), dtype), scale)
 
@@ -156,7 +156,8 @@ def _adapted(parameter: Parameter, rank: int, scale: float, key: Any) -> Any:
 def _keys(seed: Any, names: list[str]) -> list[Any]:
     """A key for each name, whatever the others are."""
     digests = [hashlib.blake2b(name.encode(), digest_size=4).digest() for name in names]
-    return list(fold_each(seed, np.array([int.from_bytes(d, "little") for d in digests], "u4")))
+    # One by one: to take many keys out of one array compiles a program that is as long.
+    return [jax.random.fold_in(seed, np.uint32(int.from_bytes(d, "little"))) for d in digests]
 
 
 # ---- refusals
