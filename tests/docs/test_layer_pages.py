@@ -64,11 +64,11 @@ def test_shapes_are_those_of_the_table(page, layer, given, result):
 
 @pytest.mark.parametrize("page", [page for page in TEXTS if page != "index"])
 def test_every_layer_of_a_page_has_a_row(page):
-    """One that can be called; what no layer is has none."""
+    """One that can be called with an input; what no layer is has none."""
     entries = set(re.findall(r"^::: pytreemod\.nn\.(\w+)$", TEXTS[page], re.M))
     layers = {
         name
-        for name in entries - {"Stateful", "StatefulLayer", "RNNCellBase"}
+        for name in entries - {"Stateful", "StatefulLayer", "RNNCellBase", "Shared"}
         if inspect.isclass(getattr(nn, name)) and issubclass(getattr(nn, name), Module)
     }
 
@@ -96,7 +96,7 @@ LAYERS = {
     if issubclass(value, Module) and "__call__" in vars(value)
 }
 BASES = {"StatefulLayer", "RNNCellBase"}
-CALLING = {"Sequential", "Stack", "Bidirectional", "Lambda", "Stateful"}
+CALLING = {"Sequential", "Stack", "Bidirectional", "Lambda", "Shared", "Stateful"}
 WITHOUT_FORMULA = BASES | CALLING | {"Identity", "flip_sequences"}
 """What calls that which it holds, or moves things."""
 
