@@ -106,6 +106,7 @@ _LATER = {
     "Computed": "pytreemod.module.computed_leaves:Computed",
     "computed": "pytreemod.module.computed_leaves:computed",
     "Checkpoints": "pytreemod.io.many_steps:Checkpoints",
+    "constraints": "pytreemod.training.constraints:",
     "debug": "pytreemod.debug:",
     "default_deserialise_filter_spec": "pytreemod.io.equinox_files:default_deserialise_filter_spec",
     "default_serialise_filter_spec": "pytreemod.io.equinox_files:default_serialise_filter_spec",
@@ -176,6 +177,7 @@ if _typing.TYPE_CHECKING:
     from pytreemod.nn.modes import with_mode as with_mode
     from pytreemod.nn.nets import stateful as stateful
     from pytreemod.nn.reinitializing import reinitialize as reinitialize
+    from pytreemod.training import constraints as constraints
     from pytreemod.training.low_rank import lora as lora
     from pytreemod.training.mapped_parameters import map_parameters as map_parameters
     from pytreemod.training.optimizers import Optimizer as Optimizer

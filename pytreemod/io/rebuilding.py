@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, cast
 from pytreemod.errors import FieldError, FileError, PytreemodError, describe, explain
 from pytreemod.io.configuration import ConfigurationReader, Json, restore_checked
 from pytreemod.module.classes import Module
+from pytreemod.module.constraining import take_in_change
 from pytreemod.module.construction import fill_defaults
 from pytreemod.module.schema import ROLES
 from pytreemod.module.ties import retie
@@ -132,6 +133,7 @@ class _Rebuilder:
             fill_defaults(schema, values)
         except FieldError as error:
             raise self._other_fields(path, cls, [*data, *config], list(schema.fields)) from error
+        self._constrain(cls, values, told, path)
         later = set(schema.decide(values).config) - told
         config = (*config, *later, *roles)
         return restore_checked(cls, {**values, **roles}, config, self.where, path)
@@ -146,6 +148,18 @@ class _Rebuilder:
             raise self.reader.malformed(path or "<root>", given)
         DECLARED_ROLES.update(role for _, role in given)
         return {ROLES: given}
+
+    def _constrain(self, cls: Any, values: dict[str, Any], told: set[str], path: str) -> None:
+        """Bring in what a file has in the clear: the field was not constrained yet, or resolved."""
+        for field, constraint in cls.__record__.constraints.items():
+            where, value = f"{cls.__qualname__}.{field}", values[field]
+            is_built = field not in told
+            try:
+                values[field] = take_in_change(constraint, None, value, where, is_built=is_built)
+            except PytreemodError as error:
+                text = f"values that {where} takes"
+                got = f"{_join(path, field)}, which it refuses"
+                raise FileError(explain(self.where, text, got, places=[str(error)])) from error
 
     def _struct(self, content: list[Any], path: str) -> Any:
         name, data, config = content

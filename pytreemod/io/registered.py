@@ -21,6 +21,7 @@ from pytreemod import nn
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.computed_leaves import Function
+from pytreemod.module.constrained_leaves import Constrained
 from pytreemod.module.partials import Partial
 from pytreemod.module.ties import Through, Tied
 from pytreemod.nn import functional
@@ -28,6 +29,7 @@ from pytreemod.nn.mlp import identity
 from pytreemod.nn.recurrent import concatenate
 from pytreemod.state.streams import Stream
 from pytreemod.state.tokens import Nothing, RngStream, StateIndex
+from pytreemod.training.constraints import KINDS
 from pytreemod.transform.host.enumerations import EnumerationItem
 
 _T = TypeVar("_T", bound="type | Callable[..., Any]")
@@ -90,6 +92,9 @@ def _table() -> _Names:
     for name, thing in vars(nn).items():
         if isinstance(thing, type) and issubclass(thing, Module):
             table.add(f"{_OWN}.nn.{name}", thing)
+    table.add(f"{_OWN}.Constrained", Constrained)
+    for name, thing in KINDS.items():
+        table.add(f"{_OWN}.constraints.{name}", thing)
     # A default that has no public name.
     table.add(f"{_OWN}.nn.identity", identity)
     table.add(f"{_OWN}.nn.concatenate", concatenate)

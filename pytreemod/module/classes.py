@@ -413,7 +413,8 @@ class Module(Record, metaclass=ModuleMeta):
     def replace(self: _M, /, **changes: Any) -> _M:
         """A copy with some fields exchanged; works whatever the class's `__init__` is.
 
-        Converters run on the new values, and all checks run again.
+        Converters run on the new values, and all checks run again. A constrained field takes its
+        value in the clear.
 
         Args:
             **changes: new values by field name.
@@ -422,7 +423,8 @@ class Module(Record, metaclass=ModuleMeta):
             A new instance.
 
         Raises:
-            FieldError: a name is no field, or a static field would hold an array.
+            FieldError: a name is no field, a static field would hold an array, or a value is
+                outside its constraint.
 
         Examples:
             >>> import pytreemod as pm
@@ -433,7 +435,7 @@ class Module(Record, metaclass=ModuleMeta):
             Point(x=1.0, y=3.0)
         """
         schema = type(self).__record__
-        made = schema.rebuild(self, replace_values(self, changes), decide=True)
+        made = schema.rebuild(self, replace_values(self, changes), is_given=True, decide=True)
         for check in schema.checks:
             if isinstance(check, FieldCheck):
                 check.check_copy(made, self)

@@ -76,6 +76,10 @@ class Computed(Module, is_abstract=True):
     def value(self) -> Any:
         """The array that this stands for, computed from its fields."""
 
+    def __value_shape__(self) -> tuple[int, ...] | None:
+        """The shape of the value, where it is known without tracing `value`."""
+        return None
+
     def __jax_array__(self) -> Any:
         return evaluate(self, class_of(self).__qualname__)
 

@@ -1,13 +1,15 @@
 """Building instances: the generated `__init__`, and what happens after any `__init__`.
 
 An instance is finished in this order: class-level defaults are filled in, every field must be
-set, converters run, the fields are divided into data and configuration, the instance is frozen,
-annotations are checked (only under jaxtyping), `__check_init__` runs.
+set, converters run, values of constrained fields get the form in which they are stored, the fields
+are divided into data and configuration, the instance is frozen, annotations are checked (only under
+jaxtyping), `__check_init__` runs.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools as ft
 import inspect
 import math
 import sys
@@ -16,6 +18,7 @@ from types import FunctionType
 from typing import Any
 
 from pytreemod.errors import FieldError, describe, explain
+from pytreemod.module.constraining import take_in
 from pytreemod.module.division import is_clear_data, warn_of_arrays
 from pytreemod.module.fields import declares, refuse_declaration
 from pytreemod.module.overriding import drop_overridden, is_bound
@@ -64,6 +67,10 @@ def write_finish(schema: Schema) -> Callable[[Any], Any]:
         f"    if not is_computed(d[{places[n]}]): d[{places[n]}] = convert_{i}(d[{places[n]}])\n"
         for i, n in enumerate(schema.converters)
     )
+    constrains = "".join(
+        f"    d[{places[n]}] = constrain_{i}(d[{places[n]}])\n"
+        for i, n in enumerate(schema.constraints)
+    )
     kinds = "".join(f"type(d[{place}]), " for place in places.values())
     # On Python 3.11 a dict that grew attribute by attribute shares its keys with the class, and
     # reading from such a dict is five times slower than from one of its own. That is written out,
@@ -80,7 +87,7 @@ def finish(node):
     d = node.__dict__
     if len(d) != {len(schema.fields)}:
         fill(d)
-{converts}
+{converts}{constrains}
     layout = layouts.get(({kinds}))
     if layout is not None and layout.asks:
         for name in layout.floats:
@@ -135,6 +142,7 @@ def finish(node):
             set_fields(node, dict(values))
         return node
 
+    name = schema.cls.__qualname__
     scope: dict[str, Any] = {
         "arrayless": schema.arrayless,
         "FunctionType": FunctionType,
@@ -145,8 +153,12 @@ def finish(node):
         "fill": fill,
         "divide": divide,
         **{f"convert_{i}": convert for i, convert in enumerate(schema.converters.values())},
+        **{
+            f"constrain_{i}": ft.partial(take_in, constraint, where=f"{name}.{field}")
+            for i, (field, constraint) in enumerate(schema.constraints.items())
+        },
     }
-    return compile_functions(source, scope, schema.cls.__qualname__, schema.fields)["finish"]
+    return compile_functions(source, scope, name, schema.fields)["finish"]
 
 
 def fill_defaults(schema: Schema, values: dict[str, Any]) -> None:
@@ -317,6 +329,8 @@ def _annotation(field: dataclasses.Field[Any], schema: Schema) -> Any:
     """What the parameter takes: the converter's own parameter where there is a converter."""
     if field.name not in schema.converters:
         annotation: Any = field.type
+        if field.name in schema.constraints:
+            return _or_number(annotation)
         return annotation.type if isinstance(field.type, dataclasses.InitVar) else annotation
     try:
         parameters = inspect.signature(schema.converters[field.name]).parameters
@@ -326,6 +340,14 @@ def _annotation(field: dataclasses.Field[Any], schema: Schema) -> Any:
     if first is None or first.annotation is inspect.Parameter.empty:
         return Any
     return Any if isinstance(first.annotation, str) else first.annotation
+
+
+def _or_number(annotation: Any) -> Any:
+    """A constrained field takes a number, of which it makes an array."""
+    try:
+        return f"{annotation} | float" if isinstance(annotation, str) else annotation | float
+    except TypeError:
+        return Any
 
 
 def replace_values(node: Any, changes: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn, TypeVar, overload
 
@@ -15,13 +16,45 @@ _T = TypeVar("_T")
 STATIC = "static"
 CONVERTER = "converter"
 ROLE = "role"
+CONSTRAINT = "constraint"
+
+
+class AbstractConstraint(ABC):
+    """What `field(constraint=...)` takes: it says what stands in the tree for a value."""
+
+    @abstractmethod
+    def constrain(self, value: Any, where: str) -> Any:
+        """What is stored for a value in the clear.
+
+        Args:
+            value: an array of floating-point numbers, or such a number of Python's.
+            where: the field, for errors.
+
+        Raises:
+            FieldError: the value is outside the bound, or of the wrong shape.
+        """
 
 
 # As in the stubs of `dataclasses`: a default has the type of the field. With a converter it has the
 # type of what is converted, and a checker asks the converter itself.
 @overload
 def field(
-    *, converter: Callable[[Any], Any], static: bool = ..., role: str = ..., **kwargs: Any
+    *,
+    converter: Callable[[Any], Any],
+    static: bool = ...,
+    role: str = ...,
+    constraint: AbstractConstraint | None = ...,
+    **kwargs: Any,
+) -> Any: ...
+# A number as the default of an array: the constraint makes the array.
+@overload
+def field(
+    *,
+    constraint: AbstractConstraint,
+    converter: None = None,
+    static: bool = ...,
+    role: str = ...,
+    **kwargs: Any,
 ) -> Any: ...
 @overload
 def field(*, default: _T, static: bool = ..., role: str = ..., **kwargs: Any) -> _T: ...
@@ -32,6 +65,7 @@ def field(
     converter: Callable[[Any], Any] | None = None,
     static: bool = False,
     role: str = DEFAULT_ROLE,
+    constraint: AbstractConstraint | None = None,
     **kwargs: Any,
 ) -> Any:
     """Declare a field of a Module.
@@ -42,6 +76,10 @@ def field(
         static: the field is configuration: part of the structure, never an array.
         role: what the field is for; selectors ask for it with `select.role`. `"param"` is
             trained, `"buffer"` is left alone by `filter_grad`, any other word is yours.
+        constraint: what every value of the field obeys: one of `pm.constraints`, such as
+            `positive`. The constructor, `replace` and `tree_at` take the value in the clear, and
+            reading the field gives it so; what is trained, under `"name.unconstrained"`, is free
+            of bounds. After the converter.
         **kwargs: as for `dataclasses.field` (`default`, `default_factory`, `init`, `kw_only`,
             `metadata`, ...).
 
@@ -49,8 +87,8 @@ def field(
         What `dataclasses.field` returns; use it on the right of an annotated name.
 
     Raises:
-        FieldError: `metadata` already uses one of the names `static`, `converter`, `role`; or an
-            argument has the wrong type.
+        FieldError: `metadata` already uses one of the names `static`, `converter`, `role`,
+            `constraint`; or an argument has the wrong type.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -60,9 +98,13 @@ def field(
         ...     axis: int = pm.field(static=True, default=0)
         >>> Scale(2.0)
         Scale(factor=weak_f32[])
+        >>> class Kernel(pm.Module):
+        ...     length: jnp.ndarray = pm.field(constraint=pm.constraints.positive)
+        >>> Kernel(2.0).length, Kernel(2.0)
+        (Array(2., dtype=float32, weak_type=True), Kernel(length=positive(weak_f32[])))
     """
     metadata = dict(kwargs.pop("metadata", None) or {})
-    clash = sorted({STATIC, CONVERTER, ROLE} & set(metadata))
+    clash = sorted({STATIC, CONVERTER, ROLE, CONSTRAINT} & set(metadata))
     if clash:
         raise FieldError(
             explain(
@@ -85,6 +127,9 @@ def field(
                 cure="configuration has no role: leave one of the two out",
             )
         )
+    if constraint is not None:
+        _check_constraint(constraint, static)
+        metadata[CONSTRAINT] = constraint
     if static:
         metadata[STATIC] = True
     if converter is not None:
@@ -98,6 +143,35 @@ def field(
         raise FieldError(
             explain("field", "arguments that dataclasses.field takes, too", str(error))
         ) from error
+
+
+def _check_constraint(constraint: Any, static: bool) -> None:
+    if not isinstance(constraint, AbstractConstraint):
+        raise FieldError(
+            explain(
+                "field(constraint)",
+                "one of pm.constraints",
+                describe(constraint),
+                cure=[
+                    "write, for instance:",
+                    "pm.field(constraint=pm.constraints.positive)",
+                    "pm.field(constraint=pm.constraints.interval(0.0, 1.0))",
+                    "pm.field(constraint=pm.constraints.bijection(forward, inverse))",
+                ],
+            )
+        )
+    if static:
+        raise FieldError(
+            explain(
+                "field",
+                "a constraint for data, or static=True",
+                f"both, static=True and constraint={constraint!r}",
+                cure=[
+                    "configuration is not trained; for data that training leaves alone write:",
+                    f"pm.buffer(constraint=pm.constraints.{constraint!r})",
+                ],
+            )
+        )
 
 
 def buffer(*, converter: Callable[[Any], Any] | None = None, **kwargs: Any) -> Any:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from pytreemod.module.constraining import take_in_change
 from pytreemod.module.division import (
     CLEAR_CONFIGURATION,
     WRAPPERS,
@@ -27,7 +28,14 @@ from pytreemod.module.division import (
     lives_in_module,
     warn_of_arrays,
 )
-from pytreemod.module.fields import CONVERTER, ROLE, STATIC, declares
+from pytreemod.module.fields import (
+    CONSTRAINT,
+    CONVERTER,
+    ROLE,
+    STATIC,
+    AbstractConstraint,
+    declares,
+)
 from pytreemod.module.pickling import Reference, referring
 from pytreemod.module.reading import (
     DERIVATIVE,
@@ -188,6 +196,9 @@ class Schema(AbstractRecord):
         self.static = frozenset(f.name for f in fields if f.metadata.get(STATIC))
         self.converters = {f.name: f.metadata[CONVERTER] for f in fields if CONVERTER in f.metadata}
         self.roles = {f.name: f.metadata[ROLE] for f in fields if ROLE in f.metadata}
+        # By its class, for the word in the metadata may be another library's.
+        declared = {f.name: f.metadata.get(CONSTRAINT) for f in fields}
+        self.constraints = {n: c for n, c in declared.items() if isinstance(c, AbstractConstraint)}
         self._codes: dict[Any, Code] = {}
         # A layout lives as long as an instance, or the structure of one: its key may hold a class
         # that was made in a function; the last few stay, for instances that come one by one.
@@ -320,7 +331,9 @@ class Schema(AbstractRecord):
         """The roles that places in `node` were given; see `AbstractRecord.given_roles`."""
         return getattr(node, ROLES) if ROLES in self.split(node).config else ()
 
-    def rebuild(self, node: Any, changes: dict[str, Any], decide: bool = False) -> Any:
+    def rebuild(
+        self, node: Any, changes: dict[str, Any], is_given: bool = False, decide: bool = False
+    ) -> Any:
         """A copy of `node` with some fields exchanged; see `AbstractRecord.rebuild`.
 
         With `decide`, the new values are judged as at construction; without, a string or a class
@@ -330,6 +343,8 @@ class Schema(AbstractRecord):
         settle(node)
         fields = node.__dict__
         values = {n: fields[n] for n in (*layout.data, *layout.config)}
+        if is_given and self.constraints:
+            changes = self._constrained(values, changes, decide)
         values.update(changes)
         schema, computes = self, self.plain is not None
         # Surgery comes here for every node that it changes, mostly with new data for old: that is
@@ -345,6 +360,18 @@ class Schema(AbstractRecord):
             layout = schema.layout_for(values, frozenset(layout.config))
         values[LAYOUT] = layout
         return self._make(schema.cls, values)
+
+    def _constrained(
+        self, values: dict[str, Any], changes: dict[str, Any], decide: bool
+    ) -> dict[str, Any]:
+        """New values as they are stored, where fields are constrained."""
+        made = dict(changes)
+        for name in changes.keys() & self.constraints.keys():
+            where = f"{self.cls.__qualname__}.{name}"
+            old, new = values.get(name), changes[name]
+            constraint = self.constraints[name]
+            made[name] = take_in_change(constraint, old, new, where, is_built=decide)
+        return made
 
     def _is_moved(self, layout: Layout, name: str, new: Any, decide: bool) -> bool:
         """Whether a new value is configuration where the old one was data, or conversely."""

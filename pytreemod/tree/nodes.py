@@ -52,8 +52,12 @@ class AbstractRecord(ABC):
         """The roles that places in `node` were given, beside what its class declares."""
 
     @abstractmethod
-    def rebuild(self, node: Any, changes: dict[str, Any]) -> Any:
-        """A copy of `node` with some fields exchanged: no converter, no check, same split."""
+    def rebuild(self, node: Any, changes: dict[str, Any], is_given: bool = False) -> Any:
+        """A copy of `node` with some fields exchanged: no converter, no check, same split.
+
+        The new values are stored as they are; with `is_given` they are such as a user would read,
+        which is another thing for a field whose values are stored in another form.
+        """
 
     @abstractmethod
     def is_finished(self, node: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -53,7 +53,7 @@ def tree_pformat(
         if struct_as_array and isinstance(node, jax.ShapeDtypeStruct):
             return wl.array_summary(node.shape, short_dtype(node.dtype), None)
         if short_arrays and isinstance(node, (jax.Array, np.ndarray)):
-            return _array_doc(node)
+            return array_doc(node)
         return None
 
     # What a tree is, not what is computed from it.
@@ -67,14 +67,15 @@ def tree_pformat(
         )
 
 
-def _array_doc(array: Any) -> Any:
+def array_doc(array: Any, shape: Sequence[int] | None = None) -> Any:
+    """How an array is shown; with a shape, one that is like it, but for the shape."""
     import wadler_lindig as wl
 
     dtype = short_dtype(array.dtype)
     if getattr(array, "weak_type", False):
         dtype = f"weak_{dtype}"
     kind = None if isinstance(array, jax.Array) else "numpy"
-    return wl.array_summary(tuple(array.shape), dtype, kind)
+    return wl.array_summary(tuple(array.shape if shape is None else shape), dtype, kind)
 
 
 def tree_pprint(pytree: PyTree, **options: Any) -> None:

@@ -133,7 +133,7 @@ def tree_at(
         news = _as_many(replace, len(found.targets))
     for spot, new in zip(spots, news, strict=True):
         spot.value = new
-    return _rebuild(pytree, trie)
+    return _rebuild(pytree, trie, is_given=True)
 
 
 def _found(where: Any, tree: PyTree, is_leaf: IsLeaf) -> Found:
@@ -184,11 +184,14 @@ def _as_many(replace: Any, count: int) -> list[Any]:
 
 
 def replace_at(tree: PyTree, changes: Sequence[tuple[tuple[Any, ...], Any]]) -> PyTree:
-    """A copy of `tree` with new nodes at the given key paths, which must not overlap."""
+    """A copy of `tree` with new nodes at the given key paths, which must not overlap.
+
+    They are stored as they are.
+    """
     trie, spots = _trie_of([path for path, _ in changes])
     for spot, (_, new) in zip(spots, changes, strict=True):
         spot.value = new
-    return _rebuild(tree, trie)
+    return _rebuild(tree, trie, is_given=False)
 
 
 def _trie_of(paths: Sequence[tuple[Any, ...]]) -> tuple[Any, list[_New]]:
@@ -227,7 +230,7 @@ def _refuse_overlap(outer: tuple[Any, ...], inner: tuple[Any, ...]) -> NoReturn:
     )
 
 
-def _rebuild(node: PyTree, trie: Any) -> PyTree:
+def _rebuild(node: PyTree, trie: Any, is_given: bool) -> PyTree:
     # No comprehensions: one frame for each level of a tree, of the thousand that Python allows.
     if isinstance(trie, _New):
         return trie.value
@@ -236,18 +239,18 @@ def _rebuild(node: PyTree, trie: Any) -> PyTree:
         changes: dict[str, Any] = {}
         # Only along the trie: nothing else of a record is opened, or filled in.
         for key, below in trie.items():
-            changes[key.name] = _rebuild(stored(node, key.name), below)
-        return record.rebuild(node, changes)
+            changes[key.name] = _rebuild(stored(node, key.name), below, is_given)
+        return record.rebuild(node, changes, is_given)
     kind: Any = class_of(node)
     parts: list[Any] = []
     # Of these very types: one derived from them may be registered in another way.
     if kind is list or kind is tuple:
         parts.extend(node)
         for key, below in trie.items():
-            parts[key.idx] = _rebuild(parts[key.idx], below)
+            parts[key.idx] = _rebuild(parts[key.idx], below, is_given)
         return parts if kind is list else tuple(parts)
     for key, child in children_of(node) or ():
-        parts.append(_rebuild(child, trie[key]) if key in trie else child)
+        parts.append(_rebuild(child, trie[key], is_given) if key in trie else child)
     return jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(parts)
 
 

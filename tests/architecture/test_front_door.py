@@ -37,7 +37,7 @@ def shown_to_type_checkers():
 def test_type_checkers_see_what_is_loaded_later():
     """The same names, from the same files."""
     homes = {
-        name: home.partition(":")[0] if home.partition(":")[2] else "pytreemod"
+        name: home.partition(":")[0] if home.partition(":")[2] else home.rpartition(".")[0]
         for name, home in LATER.items()
     }
     assert shown_to_type_checkers() == homes

@@ -14,7 +14,12 @@ import pytreemod
 from pytreemod import nn
 
 GOLDEN = Path(__file__).with_name("public_surface.txt")
-NAMESPACES = {"pytreemod": pytreemod, "pytreemod.nn": nn, "pytreemod.select": pytreemod.select}
+NAMESPACES = {
+    "pytreemod": pytreemod,
+    "pytreemod.constraints": pytreemod.constraints,
+    "pytreemod.nn": nn,
+    "pytreemod.select": pytreemod.select,
+}
 
 # Rooms and files, which a package bears as attributes once they were imported.
 ROOMS = {"errors", "typing", "version", "tree", "module", "transform", "state", "io"}

@@ -38,6 +38,7 @@ def public(module):
         for module in (
             pytreemod,
             pytreemod.select,
+            pytreemod.constraints,
             pytreemod.debug,
             pytreemod.nn,
             pytreemod.nn.functional,

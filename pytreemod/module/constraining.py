@@ -1,0 +1,102 @@
+"""Where the values of constrained fields come in: at construction, by `replace`, by `tree_at`.
+
+Each is given in the clear. What is stored for it is up to the constraint that the field was
+declared with; the library makes those in `training.constraints`. A tree may have the form of a
+model and be none: gradients, masks, labels, axes. What is put into such a tree is no value of the
+field, and stays what it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+
+from pytreemod.errors import FieldError, describe, explain
+from pytreemod.module.fields import AbstractConstraint
+from pytreemod.module.reading import is_computed
+from pytreemod.tree.nodes import is_node, record_of
+from pytreemod.tree.predicates import is_array
+from pytreemod.typing import class_of, jtu
+
+
+def take_in(constraint: AbstractConstraint, value: Any, where: str) -> Any:
+    """What is stored in a constrained field for a value.
+
+    Args:
+        constraint: the field's.
+        value: in the clear. None, and what is computed already, is stored as it is.
+        where: the field, for errors.
+
+    Raises:
+        FieldError: it is no number and no array of floating-point numbers, or is outside the bound.
+        ShapeError: it has a shape that the constraint does not take.
+    """
+    if value is None or is_computed(value) or _is_hole(value):
+        return value
+    kind = class_of(value)
+    if kind is int:
+        value = float(value)
+    elif kind is not float and not (_has_dtype(value) and jnp.issubdtype(value.dtype, jnp.inexact)):
+        _refuse_kind(constraint, value, where)
+    return constraint.constrain(value, where)
+
+
+def take_in_change(
+    constraint: AbstractConstraint, old: Any, new: Any, where: str, *, is_built: bool
+) -> Any:
+    """What is stored in a constrained field of an instance for a new value.
+
+    Args:
+        constraint: the field's.
+        old: what is stored there now.
+        new: in the clear; or whatever else belongs into a tree that is no model.
+        where: the field, for errors.
+        is_built: whether the new value is judged as at construction.
+
+    Raises:
+        FieldError: as for `take_in`.
+        ShapeError: as for `take_in`.
+    """
+    if is_computed(old):
+        leaves = jtu.tree_leaves(old)
+        if not leaves or not all(map(_has_dtype, leaves)):
+            return new
+        is_value = _is_value(new)
+    else:
+        is_value = (old is None or _has_dtype(old)) and _is_value(new) and class_of(new) is not int
+    return take_in(constraint, new, where) if is_value or is_built else new
+
+
+def _is_value(new: Any) -> bool:
+    """Whether a model could be meant to hold it: numbers, and whatever has arrays."""
+    if class_of(new) in (float, int) or _has_dtype(new):
+        return True
+    is_opened = is_node(new) and not is_computed(new)
+    return is_opened and any(map(_has_dtype, jtu.tree_leaves(new)))
+
+
+def _has_dtype(value: Any) -> bool:
+    return is_array(value) or isinstance(value, jax.ShapeDtypeStruct)
+
+
+def _is_hole(value: Any) -> bool:
+    record = record_of(value)
+    return record is not None and record.is_hole
+
+
+def _refuse_kind(constraint: AbstractConstraint, value: Any, where: str) -> NoReturn:
+    field = where.rpartition(".")[2]
+    if is_array(value):
+        cure = ["make numbers with a fraction of them:", f"{field}=jnp.asarray(value, float)"]
+    elif is_node(value):
+        cure = [
+            "a constraint is for one array; declare a field for each, or let a Module hold each:",
+            "class Bounded(pm.Module):",
+            f"    value: jax.Array = pm.field(constraint=pm.constraints.{constraint!r})",
+        ]
+    else:
+        cure = ["give a number, or None where there is none:", f"{field}=1.0"]
+    expected = f"an array of floating-point numbers, or a number, for it is {constraint!r}"
+    raise FieldError(explain(where, expected, describe(value), cure=cure))

@@ -1,0 +1,579 @@
+"""What a constrained field may hold: `pm.field(constraint=pm.constraints.positive)`.
+
+The names are numpyro's and PyTorch's. Each is a value, or makes one of its bounds; a
+[`Constraint`][pytreemod.module.constrained_leaves.Constraint] has a smooth map, `forward`, from
+arrays that may be any onto those that are inside, and a way back. Axes before those that a
+constraint speaks of may be any.
+
+There is no `nonnegative`, and no closed interval: no smooth map without bounds reaches an end. All
+maps keep the dtype, and stay inside, if need be by clipping to the number next to the bound, for
+every finite array.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools as ft
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.module.constrained_leaves import Constraint
+from pytreemod.tree.nodes import is_node
+from pytreemod.typing import untyped_jax
+
+__all__ = [
+    "Constraint",
+    "bijection",
+    "greater_than",
+    "interval",
+    "less_than",
+    "lower_cholesky",
+    "ordered_vector",
+    "orthogonal",
+    "positive",
+    "positive_definite",
+    "real",
+    "simplex",
+    "softplus_positive",
+    "unit_interval",
+]
+
+
+# ---- numbers
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Range(Constraint):
+    """Each number between two bounds, either of which may be infinite."""
+
+    lower: float
+    upper: float
+
+    def __repr__(self) -> str:
+        return _NAMES.get((self.lower, self.upper)) or self._name()
+
+    def _name(self) -> str:
+        if self.upper == math.inf:
+            return f"greater_than({self.lower})"
+        if self.lower == -math.inf:
+            return f"less_than({self.upper})"
+        return f"interval({self.lower}, {self.upper})"
+
+    def bound(self) -> str:
+        parts = [f"greater than {self.lower}"] * (self.lower > -math.inf)
+        parts += [f"less than {self.upper}"] * (self.upper < math.inf)
+        return f"finite numbers {' and '.join(parts)}".rstrip()
+
+    def forward(self, unconstrained: Any) -> Any:
+        u = jnp.asarray(unconstrained)
+        if self.lower == -math.inf and self.upper == math.inf:
+            return u
+        if self.upper == math.inf:
+            clear = self.lower + jnp.exp(u)
+        elif self.lower == -math.inf:
+            clear = self.upper - jnp.exp(u)
+        else:
+            # From the nearer end: near to an end that is zero, a number has more digits.
+            width = self.upper - self.lower
+            low, high = width * jax.nn.sigmoid(u), width * jax.nn.sigmoid(-u)
+            clear = jnp.where(u < 0, self.lower + low, self.upper - high)
+        return jnp.clip(clear, *_inside(self.lower, self.upper, u.dtype))
+
+    def inverse(self, clear: Any) -> Any:
+        x = jnp.asarray(clear)
+        if self.lower == -math.inf and self.upper == math.inf:
+            return x
+        x = jnp.clip(x, *_inside(self.lower, self.upper, x.dtype))
+        if self.upper == math.inf:
+            return jnp.log(x - self.lower)
+        if self.lower == -math.inf:
+            return jnp.log(self.upper - x)
+        return jnp.log(x - self.lower) - jnp.log(self.upper - x)
+
+    def fault(self, value: np.ndarray[Any, Any]) -> str | None:
+        least, most = _inside(self.lower, self.upper, value.dtype)
+        if not least <= most:
+            return "no number between the bounds"
+        lower, upper = (value.dtype.type(end) for end in (self.lower, self.upper))
+        return _first((value > lower) & (value < upper), value)
+
+
+def _inside(lower: float, upper: float, dtype: Any) -> tuple[float, float]:
+    """The least and the greatest number of a dtype between two bounds."""
+    return _next_to(lower, 1.0, dtype), _next_to(upper, -1.0, dtype)
+
+
+@ft.cache
+def _next_to(bound: float, towards: float, dtype: Any) -> float:
+    """The finite number of a dtype next to a bound, in the direction of the sign of `towards`."""
+    known = untyped_jax.numpy.finfo(dtype)
+    if math.isinf(bound):
+        return math.copysign(float(known.max), bound)
+    if bound == 0:
+        # Not the least of all, which compiled code takes for zero.
+        return math.copysign(float(known.tiny), towards)
+    kind = np.dtype(dtype).type
+    with np.errstate(over="ignore"):
+        return float(np.nextafter(kind(bound), kind(math.copysign(math.inf, towards))))
+
+
+def _rounding(value: np.ndarray[Any, Any]) -> float:
+    known = untyped_jax.numpy.finfo(value.dtype)
+    return float(known.eps)
+
+
+def _first(is_right: Any, value: np.ndarray[Any, Any]) -> str | None:
+    """The first number of an array that is wrong, and its place."""
+    if np.all(is_right):
+        return None
+    place = tuple(int(i) for i in np.argwhere(~np.asarray(is_right))[0])
+    return f"{value[place]} at {list(place)}" if place else f"{value[place]}"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Softplus(Constraint):
+    def __repr__(self) -> str:
+        return "softplus_positive"
+
+    def bound(self) -> str:
+        return positive.bound()
+
+    def forward(self, unconstrained: Any) -> Any:
+        u = jnp.asarray(unconstrained)
+        return jnp.clip(jax.nn.softplus(u), *_inside(0.0, math.inf, u.dtype))
+
+    def inverse(self, clear: Any) -> Any:
+        x = jnp.asarray(clear)
+        x = jnp.clip(x, *_inside(0.0, math.inf, x.dtype))
+        return x + jnp.log(-jnp.expm1(-x))
+
+    def fault(self, value: np.ndarray[Any, Any]) -> str | None:
+        return positive.fault(value)
+
+
+real: Constraint = _Range(-math.inf, math.inf)
+"""Finite numbers: no bound. For code that takes any constraint; values are checked, and stored as
+they are."""
+
+positive: Constraint = _Range(0.0, math.inf)
+"""Greater than zero: `exp`, whose way back is `log`. A step of an optimizer is a factor, whatever
+the size of the value: what scales, rates and variances want. numpyro's and PyTorch's map, too.
+
+A value is kept to a relative error of `1e-5` in `float32` (`|log x|` roundings)."""
+
+softplus_positive: Constraint = _Softplus()
+"""Greater than zero: `softplus`, `log(1 + exp(u))`. Nearly `u` itself where the value is large, so
+that it grows in steps and not by factors; nearly `exp(u)` where it is small. numpyro's name."""
+
+unit_interval: Constraint = _Range(0.0, 1.0)
+"""Between zero and one: the logistic function. `interval(0.0, 1.0)`."""
+
+
+def greater_than(lower_bound: float) -> Constraint:
+    """Numbers greater than a bound: `bound + exp(u)`.
+
+    Args:
+        lower_bound: a finite number.
+
+    Returns:
+        A constraint.
+
+    Raises:
+        ArgumentError: the bound is no finite number.
+
+    Examples:
+        >>> import pytreemod as pm
+        >>> pm.constraints.greater_than(2.0).forward(0.0)
+        Array(3., dtype=float32, weak_type=True)
+        >>> pm.constraints.greater_than(0.0) == pm.constraints.positive
+        True
+    """
+    return _Range(_bound("greater_than(lower_bound)", lower_bound), math.inf)
+
+
+def less_than(upper_bound: float) -> Constraint:
+    """Numbers less than a bound: `bound - exp(u)`.
+
+    Args:
+        upper_bound: a finite number.
+
+    Returns:
+        A constraint.
+
+    Raises:
+        ArgumentError: the bound is no finite number.
+
+    Examples:
+        >>> import pytreemod as pm
+        >>> pm.constraints.less_than(2.0).forward(0.0)
+        Array(1., dtype=float32, weak_type=True)
+    """
+    return _Range(-math.inf, _bound("less_than(upper_bound)", upper_bound))
+
+
+def interval(lower_bound: float, upper_bound: float) -> Constraint:
+    """Numbers between two bounds, neither of which is reached: the logistic function, stretched.
+
+    Args:
+        lower_bound: a finite number.
+        upper_bound: a greater one.
+
+    Returns:
+        A constraint.
+
+    Raises:
+        ArgumentError: a bound is no finite number, or the upper is not above the lower.
+
+    Examples:
+        >>> import pytreemod as pm
+        >>> pm.constraints.interval(-1.0, 3.0).forward(0.0)
+        Array(1., dtype=float32, weak_type=True)
+    """
+    lower = _bound("interval(lower_bound)", lower_bound)
+    upper = _bound("interval(upper_bound)", upper_bound)
+    if not (lower < upper and math.isfinite(upper - lower)):
+        expected = "a lower bound and one above it"
+        raise ArgumentError(explain("interval", expected, f"{lower} and {upper}"))
+    return _Range(lower, upper)
+
+
+def _bound(where: str, given: Any) -> float:
+    # Of Python's or NumPy's numbers: what is traced, or has axes, is no constant of the program.
+    kinds: tuple[Any, ...] = (int, float, np.integer, np.floating)
+    if not isinstance(given, kinds) or isinstance(given, bool) or not math.isfinite(given):
+        cure = [
+            "a bound is configuration; one that is an array is a map of its own:",
+            "class Scaled(pm.Computed): ...",
+        ]
+        got = describe(given)
+        raise ArgumentError(explain(where, "a finite number", got, cure=cure))
+    return float(given) + 0.0  # Zero has one sign.
+
+
+_NAMES = {
+    (-math.inf, math.inf): "real",
+    (0.0, math.inf): "positive",
+    (0.0, 1.0): "unit_interval",
+}
+
+
+# ---- vectors
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Simplex(Constraint):
+    def bound(self) -> str:
+        return "numbers greater than 0.0 whose sum over the last axis is 1.0"
+
+    def __repr__(self) -> str:
+        return "simplex"
+
+    def forward(self, unconstrained: Any) -> Any:
+        u = jnp.asarray(unconstrained)
+        last = jnp.zeros_like(u, shape=(*u.shape[:-1], 1))
+        shares = jax.nn.softmax(jnp.concatenate([u, last], axis=-1), axis=-1)
+        return jnp.maximum(shares, _next_to(0.0, 1.0, u.dtype))
+
+    def inverse(self, clear: Any) -> Any:
+        x = jnp.asarray(clear)
+        logs = jnp.log(jnp.maximum(x, _next_to(0.0, 1.0, x.dtype)))
+        return logs[..., :-1] - logs[..., -1:]
+
+    def fault(self, value: np.ndarray[Any, Any]) -> str | None:
+        exact = value.astype(np.float64)
+        sums = exact.sum(axis=-1)
+        slack = 4 * _rounding(value) * value.shape[-1]
+        wrong = _first(np.abs(sums - 1) <= slack, sums)
+        return _first(exact > 0, value) or (wrong and f"a sum of {wrong}")
+
+    def misfit(self, shape: tuple[int, ...]) -> str | None:
+        return None if shape and shape[-1] else "a last axis, of one number or more"
+
+    def shape_of(self, unconstrained: tuple[int, ...]) -> tuple[int, ...] | None:
+        return *unconstrained[:-1], unconstrained[-1] + 1
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _OrderedVector(Constraint):
+    def bound(self) -> str:
+        return "finite numbers, each greater than the one before it"
+
+    def __repr__(self) -> str:
+        return "ordered_vector"
+
+    def forward(self, unconstrained: Any) -> Any:
+        u = jnp.asarray(unconstrained)
+        return jnp.cumsum(jnp.concatenate([u[..., :1], jnp.exp(u[..., 1:])], axis=-1), axis=-1)
+
+    def inverse(self, clear: Any) -> Any:
+        x = jnp.asarray(clear)
+        return jnp.concatenate([x[..., :1], jnp.log(jnp.diff(x, axis=-1))], axis=-1)
+
+    def fault(self, value: np.ndarray[Any, Any]) -> str | None:
+        is_more = np.ones(value.shape, bool)
+        is_more[..., 1:] = value[..., 1:] > value[..., :-1]
+        return _first(np.isfinite(value) & is_more, value)
+
+    def misfit(self, shape: tuple[int, ...]) -> str | None:
+        return None if shape else "a last axis"
+
+
+simplex: Constraint = _Simplex()
+"""Shares: positive numbers whose sum over the last axis is one. The `softmax` of one number less,
+and zero, which keeps more digits than breaking sticks does (numpyro's and PyTorch's map)."""
+
+ordered_vector: Constraint = _OrderedVector()
+"""Numbers that increase along the last axis: the first, and the logarithms of the differences."""
+
+
+# ---- matrices
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _LowerCholesky(Constraint):
+    def bound(self) -> str:
+        return "zeros above the diagonal, and numbers greater than 0.0 on it"
+
+    def __repr__(self) -> str:
+        return "lower_cholesky"
+
+    def forward(self, unconstrained: Any) -> Any:
+        u = jnp.asarray(unconstrained)
+        size = _size(u.shape[-1])
+        below = u.shape[-1] - size
+        diagonal = positive.forward(u[..., below:])
+        zero = jnp.zeros_like(u, shape=(*u.shape[:-1], 1))
+        parts = jnp.concatenate([u[..., :below], diagonal, zero], axis=-1)
+        return parts[..., _places(size)]
+
+    def inverse(self, clear: Any) -> Any:
+        x = jnp.asarray(clear)
+        rows, columns = np.tril_indices(x.shape[-1], -1)
+        diagonal = untyped_jax.numpy.diagonal(x, axis1=-2, axis2=-1)
+        return jnp.concatenate([x[..., rows, columns], positive.inverse(diagonal)], axis=-1)
+
+    def fault(self, value: np.ndarray[Any, Any]) -> str | None:
+        size = value.shape[-1]
+        above, diagonal = np.triu(np.ones((size, size), bool), 1), np.eye(size, dtype=bool)
+        is_right = np.where(above, value == 0, ~diagonal | (value > 0)) & np.isfinite(value)
+        return _first(is_right, value)
+
+    def misfit(self, shape: tuple[int, ...]) -> str | None:
+        return _not_square(shape)
+
+    def shape_of(self, unconstrained: tuple[int, ...]) -> tuple[int, ...] | None:
+        size = _size(unconstrained[-1])
+        return *unconstrained[:-1], size, size
+
+
+def _size(count: int) -> int:
+    """How large a matrix is of which so many numbers are on the diagonal or below."""
+    return (math.isqrt(8 * count + 1) - 1) // 2
+
+
+@ft.cache
+def _places(size: int) -> np.ndarray[Any, Any]:
+    """For each place of a matrix, where its number is: those below, the diagonal, a zero."""
+    below = size * (size - 1) // 2
+    found = np.full((size, size), below + size)
+    found[np.tril_indices(size, -1)] = np.arange(below)
+    found[np.diag_indices(size)] = np.arange(below, below + size)
+    return found
+
+
+def _not_square(shape: tuple[int, ...]) -> str | None:
+    is_square = len(shape) >= 2 and shape[-1] == shape[-2] > 0
+    return None if is_square else "a square matrix, in the last two axes"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _PositiveDefinite(Constraint):
+    def bound(self) -> str:
+        return "symmetric matrices whose eigenvalues are greater than 0.0"
+
+    def __repr__(self) -> str:
+        return "positive_definite"
+
+    def forward(self, unconstrained: Any) -> Any:
+        factor = lower_cholesky.forward(unconstrained)
+        return jnp.matmul(factor, jnp.matrix_transpose(factor), precision="highest")
+
+    def inverse(self, clear: Any) -> Any:
+        x = jnp.asarray(clear)
+        return lower_cholesky.inverse(jnp.linalg.cholesky(_computable(x)).astype(x.dtype))
+
+    def fault(self, value: np.ndarray[Any, Any]) -> str | None:
+        exact = value.astype(np.float64)
+        wrong = _first(np.isfinite(exact), value)
+        if wrong is not None:
+            return wrong
+        slack = 8 * _rounding(value) * np.abs(exact).max(initial=0)
+        is_same = np.abs(exact - np.swapaxes(exact, -1, -2)) <= slack
+        wrong = _first(is_same, value)
+        if wrong is not None:
+            return f"another number than on the other side of the diagonal, {wrong},"
+        least = np.linalg.eigvalsh(exact)[..., 0]
+        wrong = _first(least > 0, least)
+        return wrong and f"an eigenvalue of {wrong}"
+
+    def misfit(self, shape: tuple[int, ...]) -> str | None:
+        return _not_square(shape)
+
+    def shape_of(self, unconstrained: tuple[int, ...]) -> tuple[int, ...] | None:
+        return lower_cholesky.shape_of(unconstrained)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Orthogonal(Constraint):
+    def bound(self) -> str:
+        return "columns of length 1.0 that are at right angles"
+
+    def __repr__(self) -> str:
+        return "orthogonal"
+
+    def forward(self, unconstrained: Any) -> Any:
+        u = jnp.asarray(unconstrained)
+        q, r = jnp.linalg.qr(_computable(u))
+        diagonal = untyped_jax.numpy.diagonal(r, axis1=-2, axis2=-1)
+        signs = jnp.where(diagonal < 0, -1, 1).astype(q.dtype)
+        return (q * signs[..., None, :]).astype(u.dtype)
+
+    def inverse(self, clear: Any) -> Any:
+        return jnp.asarray(clear)
+
+    def fault(self, value: np.ndarray[Any, Any]) -> str | None:
+        exact = value.astype(np.float64)
+        products = np.swapaxes(exact, -1, -2) @ exact
+        slack = 16 * _rounding(value) * value.shape[-2]
+        wrong = _first(np.abs(products - np.eye(value.shape[-1])) <= slack, products)
+        return wrong and f"a product of two columns of {wrong}"
+
+    def misfit(self, shape: tuple[int, ...]) -> str | None:
+        is_tall = len(shape) >= 2 and shape[-2] >= shape[-1] > 0
+        return None if is_tall else "a matrix with no more columns than rows, in the last two axes"
+
+
+def _computable(x: Any) -> Any:
+    # Linear algebra is not there for half precision.
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+lower_cholesky: Constraint = _LowerCholesky()
+"""Lower-triangular matrices with a positive diagonal, as Cholesky's factors are. The array below
+has what is below the diagonal, and the logarithms of the diagonal: `n (n + 1) / 2` numbers."""
+
+positive_definite: Constraint = _PositiveDefinite()
+"""Symmetric matrices with positive eigenvalues: `lower_cholesky`'s, times their transpose."""
+
+orthogonal: Constraint = _Orthogonal()
+"""Matrices, square or taller than wide, with orthonormal columns: the `Q` of the decomposition
+`QR`, with the signs that make the diagonal of `R` positive.
+
+No map without bounds is one-to-one onto these. This one is onto all of them, reflections, too, and
+smooth wherever columns are linearly independent; the way back is the matrix itself. Between those
+of determinant 1 and -1 there is no way. The array below has the shape of the value."""
+
+
+# ---- others
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Bijection(Constraint):
+    forwards: Callable[[Any], Any]
+    backwards: Callable[[Any], Any]
+    check: Callable[[Any], Any] | None
+
+    def __repr__(self) -> str:
+        return f"bijection({_name(self.forwards)}, {_name(self.backwards)})"
+
+    def bound(self) -> str:
+        return f"what {_name(self.forwards)} gives of what {_name(self.backwards)} gives"
+
+    def forward(self, unconstrained: Any) -> Any:
+        return self.forwards(unconstrained)
+
+    def inverse(self, clear: Any) -> Any:
+        return jnp.asarray(self.backwards(clear))
+
+    def fault(self, value: np.ndarray[Any, Any]) -> str | None:
+        if self.check is not None and not bool(np.all(self.check(value))):
+            return f"what {_name(self.check)} refuses"
+        again = np.asarray(self.forwards(self.backwards(jnp.asarray(value))))
+        if again.shape != value.shape:
+            return f"the shape {again.shape} there and back"
+        slack = math.sqrt(_rounding(value)) * (1 + np.abs(value))
+        return _first(np.abs(again - value) <= slack, value)
+
+    def shape_of(self, unconstrained: tuple[int, ...]) -> tuple[int, ...] | None:
+        return None
+
+    def invert_seen(self, value: Any) -> Any:
+        # As it was written: it need not be one that can be traced.
+        return self.inverse(value)
+
+
+def bijection(
+    forward: Callable[[Any], Any],
+    inverse: Callable[[Any], Any],
+    *,
+    check: Callable[[Any], Any] | None = None,
+) -> Constraint:
+    """A constraint of your own: a smooth map, and the way back.
+
+    When a value is given, it is taken there and back, and refused if another comes out: so is one
+    that is outside, and so are two functions that do not belong together.
+
+    Args:
+        forward: from any array to one that is inside.
+        inverse: the way back.
+        check: also asked whether a value, as a NumPy array, is inside: gives a bool, or an array of
+            them.
+
+    Returns:
+        A constraint. Functions are compared by identity: make it once, and not in each call.
+
+    Raises:
+        ArgumentError: one of them is no function, or a tree, whose arrays would be no parameters.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> correlation = pm.constraints.bijection(jnp.tanh, jnp.arctanh)
+        >>> class Pair(pm.Module):
+        ...     rho: jax.Array = pm.field(constraint=correlation)
+        >>> Pair(0.5)
+        Pair(rho=bijection(tanh, arctanh)(weak_f32[]))
+        >>> Pair(0.5).rho
+        Array(0.5, dtype=float32, weak_type=True)
+    """
+    given = {"forward": forward, "inverse": inverse}
+    for name, function in (given if check is None else {**given, "check": check}).items():
+        if not callable(function) or is_node(function):
+            cure = ["what has parameters of its own is computed from them:"]
+            cure += ["class Mapped(pm.Computed): ..."]
+            where = f"bijection({name})"
+            raise ArgumentError(explain(where, "a function", describe(function), cure=cure))
+    return _Bijection(forward, inverse, check)
+
+
+KINDS: dict[str, type[Constraint]] = {
+    "Bijection": _Bijection,
+    "LowerCholesky": _LowerCholesky,
+    "OrderedVector": _OrderedVector,
+    "Orthogonal": _Orthogonal,
+    "PositiveDefinite": _PositiveDefinite,
+    "Range": _Range,
+    "Simplex": _Simplex,
+    "Softplus": _Softplus,
+}
+"""The classes of constraints, by the names that files have for them."""
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)
