@@ -75,9 +75,9 @@ class _Range(Constraint):
         if self.lower == -math.inf and self.upper == math.inf:
             return u
         if self.upper == math.inf:
-            clear = self.lower + jnp.exp(u)
+            clear = self.lower + _exp(u)
         elif self.lower == -math.inf:
-            clear = self.upper - jnp.exp(u)
+            clear = self.upper - _exp(u)
         else:
             # From the nearer end: near to an end that is zero, a number has more digits.
             width = self.upper - self.lower
@@ -102,6 +102,12 @@ class _Range(Constraint):
             return "no number between the bounds"
         lower, upper = (value.dtype.type(end) for end in (self.lower, self.upper))
         return _first((value > lower) & (value < upper), value)
+
+
+def _exp(u: Any) -> Any:
+    # Not infinite, of which the gradient would be no number.
+    known = untyped_jax.numpy.finfo(u.dtype)
+    return jnp.exp(jnp.minimum(u, math.log(known.max) * (1 - 2 * float(known.eps))))
 
 
 def _inside(lower: float, upper: float, dtype: Any) -> tuple[float, float]:
@@ -309,7 +315,7 @@ class _OrderedVector(Constraint):
 
     def forward(self, unconstrained: Any) -> Any:
         u = jnp.asarray(unconstrained)
-        return jnp.cumsum(jnp.concatenate([u[..., :1], jnp.exp(u[..., 1:])], axis=-1), axis=-1)
+        return jnp.cumsum(jnp.concatenate([u[..., :1], _exp(u[..., 1:])], axis=-1), axis=-1)
 
     def inverse(self, clear: Any) -> Any:
         x = jnp.asarray(clear)
@@ -461,7 +467,7 @@ class _Orthogonal(Constraint):
 
 def _computable(x: Any) -> Any:
     # Linear algebra is not there for half precision.
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
 
 
 lower_cholesky: Constraint = _LowerCholesky()

@@ -1,0 +1,410 @@
+"""What a constrained field may hold: the maps, both ways, and what they refuse."""
+
+import functools as ft
+import math
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis.extra.numpy import arrays
+
+import pytreemod as pm
+from pytreemod import constraints
+from pytreemod.errors import ArgumentError, FieldError, ShapeError
+from tests.helpers.laws import law
+
+SIMPLE = [
+    constraints.real,
+    constraints.positive,
+    constraints.softplus_positive,
+    constraints.unit_interval,
+    constraints.greater_than(-2.5),
+    constraints.less_than(0.3),
+    constraints.interval(-3.0, -1.0),
+    constraints.interval(-1.0, 0.0),
+    constraints.interval(0.1, 0.3),
+]
+# Each with a shape that it takes.
+WITH_AXES = [
+    (constraints.simplex, (4,)),
+    (constraints.simplex, (1,)),
+    (constraints.ordered_vector, (3,)),
+    (constraints.lower_cholesky, (3, 3)),
+    (constraints.positive_definite, (2, 2)),
+    (constraints.orthogonal, (3, 2)),
+    (constraints.orthogonal, (2, 2)),
+]
+ALL = [*((c, ()) for c in SIMPLE), *WITH_AXES]
+ONE_TO_ONE = [(c, shape) for c, shape in ALL if c is not constraints.orthogonal]
+TANH = constraints.bijection(jnp.tanh, jnp.arctanh)
+SEEDS = st.integers(0, 2**32 - 1)
+
+simple = pytest.mark.parametrize("constraint", SIMPLE, ids=repr)
+every = pytest.mark.parametrize(("constraint", "shape"), ALL, ids=str)
+one_to_one = pytest.mark.parametrize(("constraint", "shape"), ONE_TO_ONE, ids=str)
+
+
+def free(constraint, shape, seed, scale=1.0, dtype=jnp.float32):
+    """An array without bounds, of which the constraint makes one of a shape."""
+    inside = jax.eval_shape(constraint.inverse, jax.ShapeDtypeStruct(shape, dtype))
+    drawn = np.random.default_rng(seed).normal(size=inside.shape) * scale
+    return jnp.asarray(drawn, dtype)
+
+
+@ft.cache
+def compiled(constraint):
+    """Both ways, compiled: one program for each shape, and not one for each operation."""
+    return jax.jit(constraint.forward), jax.jit(constraint.inverse)
+
+
+@ft.cache
+def value_and_slope(constraint):
+    """What is made of a number, and the gradient."""
+    return jax.jit(jax.value_and_grad(constraint.forward))
+
+
+def fault(constraint, value):
+    """What a constraint says of a value."""
+    return constraint.fault(np.asarray(value))
+
+
+# ---- laws
+
+
+@every
+@law
+@given(SEEDS)
+def test_a_value_comes_back(constraint, shape, seed):
+    """`forward(inverse(x))` is `x`, which is inside, and has its dtype and shape."""
+    forward, inverse = compiled(constraint)
+    x = forward(free(constraint, shape, seed))
+    again = forward(inverse(x))
+
+    assert fault(constraint, x) is None
+    assert (again.shape, again.dtype) == (x.shape, x.dtype) == (shape, jnp.float32)
+    np.testing.assert_allclose(again, x, rtol=1e-5, atol=2e-6)
+
+
+@one_to_one
+@law
+@given(SEEDS)
+def test_what_is_trained_comes_back(constraint, shape, seed):
+    """`inverse(forward(u))` is `u`: nothing else has the value."""
+    forward, inverse = compiled(constraint)
+    u = free(constraint, shape, seed)
+    again = inverse(forward(u))
+
+    assert again.shape == u.shape
+    np.testing.assert_allclose(again, u, rtol=1e-4, atol=1e-4)
+
+
+@simple
+@law
+@given(st.floats(allow_nan=False, allow_infinity=False, width=32))
+def test_every_finite_number_gives_one_inside(constraint, u):
+    """Of the whole range of the dtype; and a gradient that is finite, too."""
+    value, slope = value_and_slope(constraint)(jnp.float32(u))
+
+    assert fault(constraint, value) is None
+    assert np.isfinite(slope)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("u", [-60000.0, -30.0, 0.0, 30.0, 60000.0])
+@simple
+def test_half_precision_stays_inside(constraint, u, dtype):
+    """And stays what it is."""
+    value = constraint.forward(jnp.asarray(u, dtype))
+
+    assert value.dtype == dtype
+    assert fault(constraint, value) is None
+
+
+@every
+def test_the_shape_is_known_without_tracing(constraint, shape):
+    """That of a batch, too."""
+    for batch in ((), (5, 2)):
+        value = jax.ShapeDtypeStruct((*batch, *shape), jnp.float32)
+        inside = jax.eval_shape(constraint.inverse, value)
+
+        assert constraint.shape_of(inside.shape) == value.shape
+        assert jax.eval_shape(constraint.forward, inside) == value
+
+
+@pytest.mark.parametrize(("constraint", "shape"), WITH_AXES, ids=str)
+def test_a_batch_is_many(constraint, shape):
+    """Axes before those that are meant are mapped over."""
+    forward, inverse = compiled(constraint)
+    u = free(constraint, (2, *shape), 0)
+    x = forward(u)
+
+    np.testing.assert_allclose(x[1], forward(u[1]), atol=1e-6)
+    np.testing.assert_allclose(inverse(x)[1], inverse(x[1]), atol=1e-5)
+
+
+# ---- against closed formulas
+
+
+LOGISTIC = [
+    (constraints.positive, math.exp, math.exp),
+    (constraints.greater_than(-2.5), lambda u: math.exp(u) - 2.5, math.exp),
+    (constraints.less_than(0.3), lambda u: 0.3 - math.exp(u), lambda u: -math.exp(u)),
+    (
+        constraints.softplus_positive,
+        lambda u: math.log1p(math.exp(u)),
+        lambda u: 1 / (1 + math.exp(-u)),
+    ),
+    (
+        constraints.interval(-1.0, 3.0),
+        lambda u: -1 + 4 / (1 + math.exp(-u)),
+        lambda u: 4 * math.exp(-u) / (1 + math.exp(-u)) ** 2,
+    ),
+]
+
+
+@pytest.mark.parametrize(("constraint", "formula", "slope"), LOGISTIC, ids=str)
+@pytest.mark.parametrize("u", [-4.0, -0.5, 0.0, 0.25, 3.0])
+def test_numbers_are_those_of_the_formula(constraint, formula, slope, u):
+    """Values, and gradients."""
+    value, gradient = map(float, jax.value_and_grad(constraint.forward)(jnp.float32(u)))
+
+    assert value == pytest.approx(formula(u), rel=1e-6)
+    assert gradient == pytest.approx(slope(u), rel=1e-6)
+
+
+@every
+def test_gradients_are_finite_differences(constraint, shape):
+    """Along a random direction."""
+    u, direction = (free(constraint, shape, seed) for seed in (0, 1))
+    weights = jnp.asarray(np.random.default_rng(2).normal(size=shape), jnp.float32)
+
+    @jax.jit
+    def f(t):
+        return jnp.sum(constraint.forward(u + t * direction) * weights)
+
+    step = 1e-2
+    difference = float(f(step) - f(-step)) / (2 * step)
+    assert float(jax.grad(f)(0.0)) == pytest.approx(difference, abs=5e-3)
+
+
+def test_extremes_keep_their_digits():
+    """`float32`, from the least to the greatest number: to a relative error of 1e-5."""
+    sizes = np.logspace(-37.9, 38.5, 500)
+    small = np.logspace(-30, -0.01, 500)
+    for constraint, values in [
+        (constraints.positive, sizes),
+        (constraints.softplus_positive, sizes),
+        (constraints.greater_than(2.0), 2 + np.logspace(-6, 38, 500)),
+        (constraints.less_than(2.0), 2 - np.logspace(-6, 38, 500)),
+        (constraints.unit_interval, small),
+        (constraints.unit_interval, 1 - np.logspace(-7, -0.3, 500)),
+        (constraints.interval(-1.0, 0.0), -small),
+    ]:
+        x = jnp.asarray(values, jnp.float32)
+        np.testing.assert_allclose(constraint.forward(constraint.inverse(x)), x, rtol=1e-5)
+
+
+@law
+@given(arrays(np.float32, 6, elements=st.floats(-80, 80, width=32)))
+def test_matrices_and_vectors_are_what_they_are_called(u):
+    """A simplex adds up to one, Cholesky's factor multiplied is definite, `Q` is orthonormal."""
+    shares = compiled(constraints.simplex)[0](u)
+    assert float(shares.sum()) == pytest.approx(1, abs=1e-6)
+    assert shares.min() > 0
+    factor = compiled(constraints.lower_cholesky)[0](u / 40)
+    assert (np.triu(factor, 1) == 0).all()
+    assert (np.diag(factor) > 0).all()
+    matrix = compiled(constraints.positive_definite)[0](u / 40)
+    np.testing.assert_allclose(matrix, factor @ factor.T, rtol=1e-5, atol=1e-5)
+    ordered = compiled(constraints.ordered_vector)[0](u / 40)
+    assert (np.diff(ordered) > 0).all()
+
+
+def test_orthogonal_matrices_are_all_there():
+    """Reflections, too; and the scale of what is below makes no difference."""
+    mirror = jnp.asarray([[0.0, 1.0], [1.0, 0.0]])
+    forward = constraints.orthogonal.forward
+
+    np.testing.assert_allclose(forward(constraints.orthogonal.inverse(mirror)), mirror, atol=1e-6)
+    np.testing.assert_allclose(forward(7 * mirror), mirror, atol=1e-6)
+    tall = forward(free(constraints.orthogonal, (5, 3), 0))
+    np.testing.assert_allclose(tall.T @ tall, np.eye(3), atol=1e-6)
+    half = forward(jnp.eye(2, dtype=jnp.bfloat16))
+    assert half.dtype == jnp.bfloat16
+
+
+# ---- equality and text
+
+
+def test_constraints_are_values():
+    """Equal if made of the same bounds, whatever the spelling; told apart otherwise."""
+    assert constraints.interval(0, 1) == constraints.unit_interval
+    assert constraints.greater_than(0) == constraints.greater_than(-0.0) == constraints.positive
+    assert constraints.greater_than(np.float32(2)) == constraints.greater_than(2)
+    assert constraints.interval(0, 2) != constraints.unit_interval
+    assert constraints.positive != constraints.softplus_positive
+    assert len({constraints.interval(0, 1), constraints.unit_interval}) == 1
+    assert constraints.bijection(jnp.tanh, jnp.arctanh) == TANH
+
+
+@pytest.mark.parametrize(
+    ("constraint", "text"),
+    [
+        (constraints.real, "real"),
+        (constraints.positive, "positive"),
+        (constraints.unit_interval, "unit_interval"),
+        (constraints.greater_than(1), "greater_than(1.0)"),
+        (constraints.less_than(1), "less_than(1.0)"),
+        (constraints.interval(1, 2), "interval(1.0, 2.0)"),
+        (TANH, "bijection(tanh, arctanh)"),
+    ],
+)
+def test_text_is_what_makes_it(constraint, text):
+    """As it stands behind `pm.constraints.`."""
+    assert repr(constraint) == text
+
+
+def test_all_kinds_have_names_for_files():
+    """What a file cannot name, it could not rebuild."""
+    kinds = constraints.KINDS.values()
+    assert {type(c) for c, _ in ALL} | {type(TANH)} == {*kinds}
+
+
+# ---- refusals
+
+
+BAD = [
+    (constraints.real, math.nan, "finite numbers, for it is real, got nan"),
+    (constraints.positive, 0.0, "finite numbers greater than 0.0, for it is positive, got 0.0"),
+    (constraints.positive, [1.0, -2.0], r"got -2.0 at \[1\] in f32\[2\]"),
+    (constraints.positive, math.inf, "got inf"),
+    (constraints.softplus_positive, -1.0, "greater than 0.0, for it is softplus_positive, got -1"),
+    (constraints.greater_than(2), 2.0, r"greater than 2.0, for it is greater_than\(2.0\), got 2"),
+    (constraints.less_than(2), 3.0, "less than 2.0"),
+    (constraints.unit_interval, 1.0, "greater than 0.0 and less than 1.0, for it is unit_interval"),
+    (constraints.interval(1, 2), 0.5, r"for it is interval\(1.0, 2.0\), got 0.5"),
+    (constraints.greater_than(1e300), 1.0, "no number between the bounds"),
+    (constraints.interval(1, 1 + 1e-12), 1.0, "no number between the bounds"),
+    (constraints.simplex, [0.5, 0.6], "sum over the last axis is 1.0, for it is simplex, got a su"),
+    (constraints.simplex, [0.0, 1.0], r"got 0.0 at \[0\]"),
+    (constraints.ordered_vector, [1.0, 3.0, 3.0], r"each greater than the one before .* 3.0 at \[2"),
+    (constraints.ordered_vector, [1.0, math.inf], "got inf"),
+    (constraints.lower_cholesky, [[1.0, 1.0], [0.0, 1.0]], r"zeros above .* 1.0 at \[0, 1\]"),
+    (constraints.lower_cholesky, [[1.0, 0.0], [0.0, -1.0]], r"-1.0 at \[1, 1\]"),
+    (constraints.positive_definite, [[1.0, 2.0], [2.0, 1.0]], "got an eigenvalue of -1"),
+    (constraints.positive_definite, [[1.0, 0.5], [0.0, 1.0]], "other side of the diagonal"),
+    (constraints.positive_definite, [[math.nan]], "got nan"),
+    (constraints.orthogonal, [[1.0, 0.0], [0.0, 1.1]], "at right angles, for it is orthogonal"),
+    (TANH, 1.5, "what tanh gives of what arctanh gives"),
+]
+
+
+@pytest.mark.parametrize(("constraint", "value", "text"), BAD)
+def test_a_value_outside_is_refused_with_the_bound(constraint, value, text):
+    """And with the number that is wrong, and its place."""
+    with pytest.raises(FieldError, match=f"Model.x: expected .*{text}"):
+        constraint.constrain(jnp.asarray(value, jnp.float32), "Model.x")
+
+
+@pytest.mark.parametrize(
+    ("constraint", "shape", "text"),
+    [
+        (constraints.simplex, (), "a last axis, of one number or more"),
+        (constraints.simplex, (2, 0), "a last axis, of one number or more"),
+        (constraints.ordered_vector, (), "a last axis"),
+        (constraints.lower_cholesky, (2, 3), "a square matrix, in the last two axes"),
+        (constraints.positive_definite, (3,), "a square matrix"),
+        (constraints.orthogonal, (2, 3), "a matrix with no more columns than rows"),
+    ],
+)
+def test_a_shape_that_is_not_taken_is_refused(constraint, shape, text):
+    """Where numbers are traced, too."""
+    value = jnp.ones(shape)
+    match = rf"Model.x: expected {text}.*for it is {constraint}, got f32"
+
+    with pytest.raises(ShapeError, match=match):
+        constraint.constrain(value, "Model.x")
+    with pytest.raises(ShapeError, match=match):
+        jax.eval_shape(lambda x: constraint.constrain(x, "Model.x"), value)
+
+
+def test_complex_numbers_are_refused():
+    """There is no order among them."""
+    with pytest.raises(FieldError, match=r"got complex numbers in c64\[\]"):
+        constraints.positive.constrain(jnp.asarray(1j), "Model.x")
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: constraints.interval(1, 1), r"interval: expected a lower bound and one above it"),
+        (lambda: constraints.interval(2, 1), "got 2.0 and 1.0"),
+        (lambda: constraints.interval(0, math.inf), r"interval\(upper_bound\): expected a finite"),
+        (lambda: constraints.interval(-1.7e308, 1.7e308), "a lower bound and one above it"),
+        (lambda: constraints.greater_than(math.nan), r"greater_than\(lower_bound\): expected a fin"),
+        (lambda: constraints.greater_than(True), "a finite number, got True"),
+        (lambda: constraints.less_than("1"), r"less_than\(upper_bound\)"),
+        (lambda: constraints.less_than(jnp.ones(2)), r"got f32\[2\](.|\n)*pm.Computed"),
+        (lambda: constraints.bijection(jnp.exp, 1), r"bijection\(inverse\): expected a function"),
+        (lambda: constraints.bijection("exp", jnp.log), r"bijection\(forward\)"),
+        (lambda: constraints.bijection(jnp.exp, jnp.log, check=3), r"bijection\(check\)"),
+        (
+            lambda: constraints.bijection(pm.nn.Identity(), jnp.log),
+            r"bijection\(forward\)(.|\n)*pm.Computed",
+        ),
+    ],
+)
+def test_bad_bounds_and_functions_are_refused(make, text):
+    """Before any field has them."""
+    with pytest.raises(ArgumentError, match=text):
+        make()
+
+
+# ---- bijections of the user's
+
+
+def test_functions_that_do_not_belong_together_are_refused():
+    """Given the wrong way round, or with one that is no way back."""
+    swapped = constraints.bijection(jnp.log, jnp.exp)
+    assert swapped.fault(np.float32(2.0)) is None  # It is a way back, for all numbers.
+    wrong = constraints.bijection(jnp.exp, jnp.log1p)
+    with pytest.raises(FieldError, match=r"what exp gives of what log1p gives.*got 2.0 in f32\[\]"):
+        wrong.constrain(jnp.float32(2.0), "Model.x")
+    flat = constraints.bijection(jnp.exp, lambda x: jnp.log(x).reshape(-1))
+    with pytest.raises(FieldError, match=r"the shape \(1,\) there and back"):
+        flat.constrain(jnp.float32(2.0), "Model.x")
+
+
+def test_a_check_is_asked_first():
+    """It sees a NumPy array, and may know more than the way back."""
+    seen = []
+
+    def whole(x):
+        seen.append(type(x))
+        return x == np.round(x)
+
+    constraint = constraints.bijection(jnp.exp, jnp.log, check=whole)
+    constraint.constrain(jnp.float32(2.0), "Model.x")
+    assert seen == [np.ndarray]
+    with pytest.raises(FieldError, match="got what whole refuses"):
+        constraint.constrain(jnp.float32(2.5), "Model.x")
+
+
+def test_a_bijection_may_change_the_shape_and_need_not_be_traced_inwards():
+    """The shape of the value is found by tracing `forward`."""
+
+    def differences(x):
+        return jnp.asarray(np.diff(np.asarray(x), axis=-1))
+
+    def sums(u):
+        return jnp.concatenate([jnp.zeros(1), jnp.cumsum(u)])
+
+    class Path(pm.Module):
+        points: jax.Array = pm.field(constraint=constraints.bijection(sums, differences))
+
+    path = Path(jnp.asarray([0.0, 1.0, 3.0]))
+    assert pm.named_leaves(path)["points.unconstrained"].tolist() == [1.0, 2.0]
+    assert path.points.tolist() == [0.0, 1.0, 3.0]
