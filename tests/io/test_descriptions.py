@@ -162,3 +162,12 @@ def test_arrays_without_values_are_refused():
         check_has_values("a.b", array, "save")
     with pytest.raises(FileError, match="shapes alone"):
         check_has_values("a.b", jax.ShapeDtypeStruct((), jnp.float32), "save")
+
+
+def test_an_instance_with_a_computed_leaf_is_of_the_class_that_was_written():
+    """What it really is of was made for it, and has no name that a file could tell."""
+    model = pm.nn.Linear(2, 2, key=jax.random.key(0))
+    computed = model.replace(weight=pm.computed(jnp.negative, model.weight))
+
+    assert type(computed) is not type(model)
+    assert describe_tree(computed, "save").tree["module"][0] == "pytreemod.nn.Linear"
