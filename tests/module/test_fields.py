@@ -25,7 +25,7 @@ def test_field_takes_what_dataclasses_field_takes():
     assert pm.field(default_factory=list).default_factory is list
 
 
-def test_metadata_keys_are_static_converter_and_role():
+def test_metadata_keys_are_static_converter_role_and_constraint():
     """Libraries that look into a field's metadata find the keys that they expect."""
     assert pm.field(static=True).metadata == {"static": True}
     assert pm.field(converter=tuple).metadata == {"converter": tuple}
@@ -33,6 +33,9 @@ def test_metadata_keys_are_static_converter_and_role():
     assert pm.buffer(converter=tuple).metadata == {"converter": tuple, "role": "buffer"}
     with pytest.warns(DeprecationWarning, match=r"static_field: [^\n]*\n  write:\n      pm\.field"):
         assert pm.static_field(default=1).metadata == {"static": True}
+    positive = pm.constraints.positive
+    assert pm.buffer(constraint=positive).metadata == {"constraint": positive, "role": "buffer"}
+    assert pm.field(constraint=None).metadata == {}
     assert pm.field().metadata == {}
 
 
@@ -49,6 +52,15 @@ def test_metadata_keys_are_static_converter_and_role():
             {"static": True, "role": "lora"},
             r"field: expected a role for data, or static=True, got both, static=True and "
             r"role='lora'",
+        ),
+        ({"metadata": {"constraint": 1}}, r"Cannot use metadata with `constraint` already set"),
+        ({"constraint": jnp.exp}, r"field\(constraint\): expected one of pm.constraints, got"),
+        ({"constraint": "positive"}, r"(.|\n)*pm.field\(constraint=pm.constraints.positive\)"),
+        ({"constraint": pm.constraints.interval}, r"(.|\n)*pm.constraints.interval\(0.0, 1.0\)"),
+        (
+            {"static": True, "constraint": pm.constraints.positive},
+            r"field: expected a constraint for data, or static=True, got both, static=True and "
+            r"constraint=positive(.|\n)*pm.buffer\(constraint=pm.constraints.positive\)",
         ),
         ({"default": 1, "default_factory": list}, r"field: .*cannot specify both default and"),
         ({"statik": True}, r"field: .*unexpected keyword argument 'statik'"),

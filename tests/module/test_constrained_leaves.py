@@ -1,0 +1,267 @@
+"""A value within bounds, computed from an array that has none: what a constrained field holds."""
+
+import copy
+import pickle
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from jax import lax
+
+import pytreemod as pm
+from pytreemod.errors import FileError, ShapeError
+from pytreemod.module.constrained_leaves import Constrained
+from pytreemod.typing import class_of
+from tests.helpers.laws import law
+
+positive, simplex = pm.constraints.positive, pm.constraints.simplex
+
+
+class Kernel(pm.Module):
+    """A model with bounds."""
+
+    scale: jax.Array = pm.field(constraint=positive)
+    noise: jax.Array = pm.buffer(constraint=pm.constraints.interval(0.0, 0.5))
+    shares: jax.Array = pm.field(constraint=simplex, role="shares")
+    plain: jax.Array
+
+    def __call__(self, x):
+        return self.scale * x + self.noise + jnp.sum(self.shares[:1]) + self.plain
+
+
+def kernel(scale=2.0):
+    """One, with arrays of all kinds."""
+    return Kernel(scale, jnp.float32(0.25), jnp.asarray([0.2, 0.3, 0.5]), jnp.zeros(()))
+
+
+PATHS = ["scale.unconstrained", "noise.unconstrained", "shares.unconstrained", "plain"]
+
+
+def test_the_tree_has_what_is_trained():
+    """By path; a buffer is one, and a selector for the field picks what is below it."""
+    model = kernel()
+    roles = {role: pm.select.role(role).mask(model) for role in ("buffer", "shares")}
+
+    assert list(pm.named_leaves(model)) == PATHS
+    assert roles == {"buffer": [False, True, False, False], "shares": [False, False, True, False]}
+    assert pm.select.path("scale").mask(model) == [True, False, False, False]
+    assert pm.select.type(pm.Computed).mask(model) == [True, True, True, False]
+    assert isinstance(model, Kernel)
+    assert class_of(Kernel.__record__) is class_of(model.__record__)
+
+
+@law
+@given(st.floats(2**-10, 2**10, width=32))
+def test_gradients_are_those_of_the_chain_rule(scale):
+    """Of what is trained: the slope of the map, times the gradient at the value."""
+    model = kernel(jnp.float32(scale))
+    gradients = pm.named_leaves(pm.filter_grad(lambda m: 3 * m.scale**2)(model))
+
+    assert float(gradients["scale.unconstrained"]) == pytest.approx(6 * scale**2, rel=1e-4)
+    assert "noise.unconstrained" not in gradients
+
+
+def test_lax_takes_what_is_read():
+    """It is an array for whoever insists on one, and the compiled program is that of a formula."""
+    model = kernel()
+
+    assert lax.mul(model.scale, jnp.float32(3.0)) == 6
+
+    def by_hand(u, x):
+        return positive.forward(u) * x
+
+    u = pm.named_leaves(model)["scale.unconstrained"]
+    ours = jax.make_jaxpr(lambda m, x: m.scale * x)(model, 1.0)
+    assert [e.primitive for e in ours.eqns] == [
+        e.primitive for e in jax.make_jaxpr(by_hand)(u, 1.0).eqns
+    ]
+
+
+def test_training_never_leaves_the_bounds():
+    """With steps that are much too large."""
+    model = kernel()
+    optimizer = optax.sgd(5.0)
+    params, _ = pm.trainable(model)
+    state = optimizer.init(params)
+
+    @pm.filter_jit
+    def step(model, state):
+        gradients = pm.filter_grad(lambda m: m(jnp.float32(1.0)) ** 2)(model)
+        updates, state = optimizer.update(gradients, state)
+        return pm.apply_updates(model, updates), state
+
+    for _ in range(5):
+        model, state = step(model, state)
+        assert float(model.scale) > 0
+        assert float(model.shares.min()) > 0
+        assert float(model.shares.sum()) == pytest.approx(1)
+    assert model.noise == 0.25
+
+
+def test_transforms_carry_it():
+    """jit, vmap over models, scan, checkpoints, stacks: each reads what one alone does."""
+    scales = jnp.asarray([1.0, 2.0, 4.0])
+    models = pm.filter_vmap(kernel)(scales)
+    x = jnp.float32(3.0)
+    expected = [float(kernel(scale)(x)) for scale in scales]
+
+    assert pm.filter_jit(kernel(2.0))(x) == pytest.approx(expected[1])
+    found = pm.filter_vmap(lambda m, x: m(x), in_axes=(0, None))(models, x)
+    assert found.tolist() == pytest.approx(expected)
+    _, found = pm.filter_scan(lambda carry, m: (carry, m(x)), None, models)
+    assert found.tolist() == pytest.approx(expected)
+    assert pm.unstack(models)[2].scale == pytest.approx(4.0)
+    assert pm.stack([kernel(s) for s in scales]) == models
+    with pytest.raises(ShapeError, match=r"Kernel.scale: expected a value computed from the shap"):
+        models.scale
+
+
+def test_copies_and_pickles():
+    """Equal, and read alike; constraints that are not equal tell models apart."""
+    model = kernel()
+    for again in (copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert again == model
+        assert again.scale == model.scale
+    assert jax.tree.structure(model) == jax.tree.structure(kernel(3.0))
+    soft = pm.constraints.softplus_positive
+    other = model.replace(scale=soft.constrain(jnp.float32(2.0), "scale"))
+    assert jax.tree.structure(other) != jax.tree.structure(model)
+    assert other.scale == pytest.approx(2.0)
+
+
+def test_one_program_serves_all_values():
+    """And all instances: the constraint is part of the structure, and equal."""
+    traces = []
+
+    @pm.filter_jit
+    def read(m):
+        traces.append(1)
+        return m.scale
+
+    for scale in (1.0, 2.0, 3.0):
+        read(kernel(jnp.float32(scale)))
+    assert traces == [1]
+
+
+def test_building_never_traces_the_map(monkeypatch):
+    """Its shape is known by rule: a construction would take a thousand times as long."""
+
+    def refuse(*_, **__):
+        raise AssertionError("traced")
+
+    monkeypatch.setattr(jax, "eval_shape", refuse)
+    model = kernel()
+    assert model.replace(scale=3.0).shares.shape == (3,)
+    again = Constrained(jnp.zeros(2), simplex)
+    assert again.__dict__["<made>"] == model.__dict__["shares"].__dict__["<made>"]
+
+
+# ---- text
+
+
+def test_text_names_the_constraint():
+    """With the shape that is read; with numbers, both: what is read, and what is trained."""
+    model = kernel()
+
+    assert repr(model) == (
+        "Kernel(\n  scale=positive(weak_f32[]),\n  noise=interval(0.0, 0.5)(f32[]),\n"
+        "  shares=simplex(f32[3]),\n  plain=f32[]\n)"
+    )
+    text = pm.tree_pformat(Constrained(jnp.zeros(1), simplex), short_arrays=False)
+    numbers = "Array([0.5, 0.5], dtype=float32), unconstrained=Array([0.], dtype=float32)"
+    assert text == f"simplex(\n  {numbers}\n)"
+
+
+def test_text_of_what_is_no_model():
+    """Gradients, masks, shapes, models as one, in a function that is traced."""
+    node = kernel().__dict__["scale"]
+
+    assert repr(jax.tree.map(lambda _: None, node)) == "positive(unconstrained=None)"
+    assert repr(jax.tree.map(lambda _: True, node)) == "positive(unconstrained=True)"
+    many = pm.filter_vmap(kernel)(jnp.ones(2))
+    assert "scale=positive(f32[2])" in repr(many)
+    text = pm.tree_pformat(many, short_arrays=False)
+    assert "scale=positive(unconstrained=Array([0., 0.]" in text
+    seen = []
+    jax.jit(lambda m: seen.append((repr(m), pm.tree_pformat(m, short_arrays=False))))(node)
+    assert seen[0][0] == "positive(weak_f32[])"
+    assert "unconstrained=" in seen[0][1]
+    tanh = pm.constraints.bijection(jnp.tanh, jnp.arctanh)
+    assert repr(Constrained(jnp.zeros(2), tanh)) == "bijection(tanh, arctanh)(f32[2])"
+
+
+# ---- files
+
+
+def test_files_have_what_is_trained(tmp_path):
+    """So that a round trip is exact: with a model to fill, and without one."""
+    path = tmp_path / "model.safetensors"
+    pm.register_for_files(Kernel, name="tests.constrained.Kernel")
+    model = kernel(jnp.float32(0.1))
+    pm.save(path, model)
+
+    for again in (pm.load(path, kernel()), pm.load(path)):
+        leaves = pm.named_leaves(again)
+        assert leaves.keys() == pm.named_leaves(model).keys()
+        assert all(np.array_equal(leaves[k], v) for k, v in pm.named_leaves(model).items())
+    assert pm.load(path) == model
+
+
+def test_a_file_of_other_bounds_is_refused(tmp_path):
+    """The same numbers would mean something else."""
+
+    class Bounded(pm.Module):
+        value: jax.Array
+
+    one, other = (
+        Bounded(c.constrain(jnp.float32(0.5), "value"))
+        for c in (positive, pm.constraints.unit_interval)
+    )
+    path = tmp_path / "model.safetensors"
+    pm.save(path, one)
+    with pytest.raises(FileError, match=r"value.*constraint|constraint"):
+        pm.load(path, other)
+
+
+def test_values_in_the_clear_in_a_file(tmp_path):
+    """Of a class that has got the constraint since: constrained, or refused with the bound."""
+
+    def declare(**options):
+        class Rate(pm.Module):
+            value: jax.Array = pm.field(**options)
+            other: jax.Array = pm.field(constraint=positive, default=3)
+
+        return pm.register_for_files(Rate, name="tests.constrained.Rate")
+
+    good, bad = tmp_path / "good.safetensors", tmp_path / "bad.safetensors"
+    first = declare()
+    pm.save(good, pm.resolve(first(jnp.float32(2.0))))
+    pm.save(bad, first(jnp.float32(-2.0)))
+    declare(constraint=positive)
+
+    again = pm.load(good)
+    assert again.value == 2
+    assert again.other == 3
+    assert list(pm.named_leaves(again)) == ["value.unconstrained", "other.unconstrained"]
+    with pytest.raises(FileError, match=r"Rate.value(.|\n)*greater than 0.0, .* got -2.0 in f32"):
+        pm.load(bad)
+
+
+def test_fields_that_a_file_does_not_know_get_their_default(tmp_path):
+    """In the clear, as at construction."""
+
+    class Rate(pm.Module):
+        pass
+
+    path = tmp_path / "model.safetensors"
+    pm.save(path, pm.register_for_files(Rate, name="tests.constrained.Grown")())
+
+    class Rate(pm.Module):
+        value: jax.Array = pm.field(constraint=positive, default=3)
+
+    pm.register_for_files(Rate, name="tests.constrained.Grown")
+    assert pm.load(path) == Rate(3)

@@ -1,0 +1,331 @@
+"""Where the values of constrained fields come in: construction, `replace`, `tree_at`."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import FieldError, ShapeError
+from pytreemod.module.constrained_leaves import Constrained
+from pytreemod.typing import class_of
+
+positive, unit_interval = pm.constraints.positive, pm.constraints.unit_interval
+
+
+class Written(pm.Module):
+    """The `__init__` is written."""
+
+    scale: jax.Array = pm.field(constraint=positive)
+
+
+class Own(pm.Module):
+    """An `__init__` of its own, which reads what it has just assigned."""
+
+    scale: jax.Array = pm.field(constraint=positive)
+    seen: int = pm.field(static=True)
+
+    def __init__(self, scale):
+        self.scale = scale
+        self.seen = np.size(self.scale)
+
+
+class Post(pm.Module):
+    """A `__post_init__`."""
+
+    scale: jax.Array = pm.field(constraint=positive, init=False)
+    given: dataclasses.InitVar[float]
+
+    def __post_init__(self, given):
+        self.scale = given
+
+
+class Keyword(pm.Module, kw_only=True):
+    """Keywords alone."""
+
+    scale: jax.Array = pm.field(constraint=positive)
+
+
+class Converted(pm.Module):
+    """A converter."""
+
+    scale: jax.Array = pm.field(constraint=positive, converter=lambda x: x)
+
+
+class Annotated(pm.Module):
+    """Declared by `dataclasses.field`."""
+
+    scale: jax.Array = dataclasses.field(metadata={"constraint": positive})
+
+
+class Child(Own):
+    """Inherits the field and the `__init__`."""
+
+    def __check_init__(self):
+        assert isinstance(self.scale, jax.Array)
+
+
+class Inside(pm.Computed):
+    """A computed leaf that is computed from a constrained one."""
+
+    scale: jax.Array = pm.field(constraint=positive)
+
+    def value(self):
+        return jnp.ones(3) * self.scale
+
+
+STYLES = [
+    Written,
+    Own,
+    Post,
+    lambda x: Keyword(scale=x),
+    Converted,
+    Annotated,
+    Child,
+    Inside,
+    pm.Partial(Written),
+]
+every_style = pytest.mark.parametrize("make", STYLES)
+
+
+@every_style
+@pytest.mark.parametrize("value", [2.0, 2, np.float32(2), np.asarray(2.0, np.float32)])
+def test_values_are_given_and_read_in_the_clear(make, value):
+    """In every style of class, whatever the number is; what is stored is its logarithm."""
+    made = make(value)
+
+    assert isinstance(made.scale, jax.Array)
+    assert made.scale == 2
+    assert float(pm.named_leaves(made)["scale.unconstrained"]) == pytest.approx(np.log(2))
+    assert made.scale.dtype == jnp.float32
+
+
+@every_style
+@pytest.mark.parametrize("value", [-1.0, 0, np.nan, [1.0], "1", True, jnp.arange(2)])
+def test_bad_values_are_refused(make, value):
+    """In every style of class, with the field's name."""
+    with pytest.raises(FieldError, match=r"\.scale: expected .* for it is positive, got"):
+        make(value)
+
+
+@every_style
+def test_replace_takes_the_value_in_the_clear(make):
+    """And refuses as construction does; `replace` of nothing changes nothing."""
+    made = make(2.0)
+    changed = made.replace(scale=jnp.asarray([1.0, 3.0]))
+
+    assert changed.scale.tolist() == pytest.approx([1.0, 3.0])
+    assert made.replace() == made
+    assert made.replace(scale=made.scale) == made
+    assert isinstance(changed, pm.Module)
+    for bad in (-1.0, jnp.asarray([1.0, -2.0]), jnp.arange(1), "text", True):
+        with pytest.raises(FieldError, match=r"\.scale: expected .* for it is positive, got"):
+            made.replace(scale=bad)
+
+
+def test_the_converter_comes_first():
+    """What it gives is constrained: at construction, and by `replace`."""
+
+    class Shifted(pm.Module):
+        scale: jax.Array = pm.field(constraint=positive, converter=lambda x: x + 3)
+
+    assert Shifted(-1.0).scale == 2
+    assert Shifted(0.0).replace(scale=-2.0).scale == 1
+    with pytest.raises(FieldError, match=r"got -1\.0"):
+        Shifted(-4.0)
+
+
+@every_style
+def test_tree_at_takes_the_value_in_the_clear(make):
+    """By a function or by a path, in a larger model; what stands below can be reached, too."""
+    model = [make(2.0), 1]
+
+    assert pm.tree_at(lambda m: m[0].scale, model, 3.0)[0].scale == pytest.approx(3.0)
+    assert pm.tree_at(lambda m: m[0].scale, model, 3)[0].scale == pytest.approx(3.0)
+    doubled = pm.tree_at("0.scale", model, replace_fn=lambda scale: scale * 2)[0]
+    assert doubled.scale.tolist() == pytest.approx(4.0)
+    assert pm.tree_at("0.scale.unconstrained", model, jnp.zeros(()))[0].scale == 1
+    for bad in (-1.0, jnp.arange(3), [jnp.ones(2)], {"a": jnp.ones(2)}, Written(1.0)):
+        with pytest.raises(FieldError, match=r"\.scale: expected"):
+            pm.tree_at(lambda m: m[0].scale, model, bad)
+
+
+def test_dtypes_are_kept():
+    """Of arrays; a number of Python's becomes what JAX makes of it."""
+    for dtype in (jnp.float16, jnp.bfloat16, jnp.float32):
+        made = Written(jnp.ones(2, dtype))
+        assert made.scale.dtype == jax.tree.leaves(made)[0].dtype == dtype
+    assert Written(1.0).scale.weak_type
+    assert not Written(jnp.float32(1)).scale.weak_type
+
+
+def test_none_stays_none():
+    """For a field that may be empty; it can be filled later."""
+
+    class Optional(pm.Module):
+        scale: jax.Array | None = pm.field(constraint=positive, default=None)
+
+    empty = Optional()
+    assert class_of(empty) is Optional
+    assert empty.scale is None
+    assert jax.tree.leaves(empty) == []
+    assert empty.replace(scale=2.0).scale == 2
+    filled = pm.tree_at(lambda m: m.scale, empty, 2.0, is_leaf=lambda x: x is None)
+    assert filled.scale == 2
+    assert filled.replace(scale=None) == pm.tree_at(lambda m: m.scale, filled, None) == empty
+
+
+def test_what_is_computed_already_stays():
+    """A computed leaf of the user's, or one that was taken from another model."""
+    computed = pm.computed(jnp.abs, jnp.asarray(-2.0))
+    stored = Written(3.0).__dict__["scale"]
+
+    assert pm.named_leaves(Written(computed)) == {"scale.trees.0": -2.0}
+    assert Written(stored) == Written(3.0)
+    assert Written(1.0).replace(scale=stored) == Written(3.0)
+
+
+def test_defaults_are_in_the_clear():
+    """A number, a factory, an attribute that a subclass has in the place of a field."""
+
+    class Defaults(pm.Module):
+        a: jax.Array = pm.field(constraint=positive, default=2.0)
+        b: jax.Array = pm.field(constraint=positive, default_factory=lambda: jnp.ones(2))
+
+    class Late(pm.Module):
+        a: jax.Array = pm.field(constraint=positive, init=False)
+
+    class Later(Late):
+        a = 5.0
+
+    class Bad(Late):
+        a = -5.0
+
+    assert Defaults().a == 2
+    assert Defaults().b.tolist() == [1.0, 1.0]
+    assert Later().a == pytest.approx(5.0)
+    assert Defaults.a == 2.0
+    with pytest.raises(FieldError, match=r"Bad.a: expected finite numbers greater than 0.0"):
+        Bad()
+
+
+def test_a_subclass_may_declare_the_field_anew():
+    """Under another constraint, or none."""
+
+    class Free(Written):
+        scale: jax.Array
+
+    class Narrow(Written):
+        scale: jax.Array = pm.field(constraint=unit_interval)
+
+    assert Free(-1.0).scale == -1.0
+    assert Narrow(0.5).scale == 0.5
+    with pytest.raises(FieldError, match=r"Narrow.scale: .* for it is unit_interval, got 2.0"):
+        Narrow(2.0)
+
+
+def test_a_word_of_another_library_is_no_constraint():
+    """In the metadata of a field that `dataclasses` declared."""
+
+    class Foreign(pm.Module):
+        scale: float = dataclasses.field(metadata={"constraint": "of another library"})
+
+    assert Foreign(-1.0).scale == -1.0
+
+
+def test_bounds_are_not_checked_where_numbers_are_traced():
+    """Shapes are; the values that come out are inside, or no numbers."""
+    made = pm.filter_jit(Written)(-1.0)
+    assert np.isfinite(pm.filter_jit(Written)(2.0).scale)
+    assert made.scale == jnp.finfo(jnp.float32).tiny
+
+    class Shares(pm.Module):
+        shares: jax.Array = pm.field(constraint=pm.constraints.simplex)
+
+    with pytest.raises(ShapeError, match=r"Shares.shares: expected a last axis"):
+        pm.filter_jit(Shares)(jnp.float32(1.0))
+
+
+def test_trees_that_have_the_form_of_a_model_take_anything():
+    """Axes, masks, labels, specs: what is put into them is no value of the field."""
+    model = Written(2.0)
+    for other in (None, 0, False, "label", 0.5):
+        tree = jax.tree.map(lambda _, other=other: other, model)
+        for new in (0, True, "other", -1.0):
+            assert pm.tree_at(lambda m: m.scale, tree, new).scale == new
+            assert tree.replace(scale=new).scale == new
+    axes = pm.tree_at(lambda m: m.scale, jax.tree.map(lambda _: None, model), 0)
+    many = pm.filter_vmap(Written)(jnp.asarray([1.0, 2.0]))
+    assert pm.filter_vmap(lambda m: m.scale, in_axes=(axes,))(many).tolist() == [1.0, 2.0]
+    mask = pm.tree_at(lambda m: m.scale, model, True)
+    assert mask.scale is True
+
+
+def test_resolved_and_tied_values_are_stored_as_they_are():
+    """They come from the library, and not from the user: nothing is made of them."""
+
+    class Both(pm.Module):
+        a: jax.Array = pm.field(constraint=positive)
+        b: jax.Array = pm.field(constraint=positive)
+
+    both = Both(2.0, 3.0)
+    resolved = pm.resolve(both)
+    assert class_of(resolved) is Both
+    assert pm.named_leaves(resolved) == {"a": both.a, "b": both.b}
+    assert resolved.replace(b=4.0).a is resolved.a
+    assert "b.unconstrained" in pm.named_leaves(resolved.replace(b=4.0))
+    tied = pm.tie(both, "b", to="a")
+    assert list(pm.named_leaves(tied)) == ["a.unconstrained"]
+    assert tied.b == tied.replace(a=5.0).replace().b - 3 == 2
+    assert pm.untie(tied) == Both(2.0, 2.0)
+    half = pm.tie(both, "b", to="a", through=lambda a: a / 2)
+    assert half.b == 1
+
+
+def test_structs_have_the_form_of_arrays():
+    """A model of shapes alone, made by hand."""
+    struct = jax.ShapeDtypeStruct((3,), jnp.float32)
+
+    class Shares(pm.Module):
+        shares: jax.Array = pm.field(constraint=pm.constraints.simplex)
+
+    made = Shares(struct)
+    assert jax.tree.structure(made) == jax.tree.structure(Shares(jnp.ones(3) / 3))
+    assert jax.tree.leaves(made) == [jax.ShapeDtypeStruct((2,), jnp.float32)]
+    assert pm.filter_eval_shape(Shares, struct) == made
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (jnp.arange(2), r"Written.scale: .*got i32\[2\](.|\n)*scale=jnp.asarray\(value, float\)"),
+        (jax.random.key(0), r"Written.scale: .*got key<fry>\[\]"),
+        ([jnp.ones(2)], r"Written.scale: (.|\n)*a constraint is for one array(.|\n)*class Bounded"),
+        ({}, r"got {}(.|\n)*let a Module hold each"),
+        ("text", r"Written.scale: .* or a number, for it is positive, got 'text'(.|\n)*scale=1.0"),
+        (True, r"got True"),
+        (-1.0, r"got -1.0 in f32\[\](.|\n)*pm.constraints.positive.forward\(unconstrained\)"),
+        (1e-300, "got 0.0"),
+    ],
+)
+def test_refusals_say_what_is_meant(value, text):
+    """The place, the bound, what was given, the cure."""
+    with pytest.raises(FieldError, match=text):
+        Written(value)
+
+
+def test_each_stored_form_is_made_once():
+    """A model that is changed elsewhere keeps its leaf to the bit."""
+
+    class Model(pm.Module):
+        layer: Written
+        other: float
+
+    model = Model(Written(0.1), 1.0)
+    leaf = pm.named_leaves(model)["layer.scale.unconstrained"]
+    changed = pm.tree_at(lambda m: m.other, model.replace(other=2.0), 3.0)
+
+    assert pm.named_leaves(changed)["layer.scale.unconstrained"] is leaf
+    assert isinstance(changed.layer.__dict__["scale"], Constrained)
