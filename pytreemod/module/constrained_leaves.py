@@ -48,10 +48,10 @@ class Constraint(AbstractConstraint):
         >>> import jax.numpy as jnp
         >>> import pytreemod as pm
         >>> positive = pm.constraints.positive
-        >>> positive.forward(jnp.asarray([-1.0, 0.0]))
-        Array([0.36787944, 1.        ], dtype=float32)
-        >>> positive.inverse(positive.forward(jnp.asarray([-1.0, 0.0])))
-        Array([-1.,  0.], dtype=float32)
+        >>> positive.inverse(jnp.asarray([1.0, 2.0]))
+        Array([0.       , 0.6931472], dtype=float32)
+        >>> positive.forward(positive.inverse(jnp.asarray([1.0, 2.0])))
+        Array([1., 2.], dtype=float32)
     """
 
     @abstractmethod
