@@ -76,6 +76,13 @@ SOURCE = """
     class Holding(pm.Module):
         inner: Generated
         name: str = "a"
+
+
+    class Bounded(pm.Module):
+        scale: Float[Array, ""] = pm.field(constraint=pm.constraints.positive)
+        shares: Float[Array, "n"] | None = pm.field(
+            constraint=pm.constraints.simplex, default=None
+        )
 """
 """One file for both ways, with classes of every style."""
 
@@ -115,6 +122,9 @@ def test_fitting_values_are_accepted(classes):
     assert classes.Prepared(ramp(2)).total == 3.0
     assert classes.Holding(layer).inner is layer
     assert classes.SubOfOwn(ramp(2, 3), ramp(2)).scale is None
+    bounded = classes.Bounded(2.0, jnp.asarray([0.5, 0.5]))
+    assert bounded.scale == bounded.replace(shares=None).scale == 2
+    assert bounded.replace(scale=3.0).shares.shape == (2,)
 
 
 MISFITS = {
@@ -137,6 +147,9 @@ MISFITS = {
         ramp(2, 3), ramp(2), extra=jnp.ones(4, jnp.int32)
     ),
     "a field of a subclass with an inherited init": lambda c: c.SubOfOwn(ramp(2), ramp(2)),
+    "a constrained field, shape": lambda c: c.Bounded(ramp(2)),
+    "a constrained field, in the clear": lambda c: c.Bounded(1.0, jnp.ones((2, 2)) / 2),
+    "a constrained field, replaced": lambda c: c.Bounded(1.0).replace(scale=ramp(2)),
     "another class": lambda c: c.Holding(c.Own(ramp(2, 3), ramp(2))),
 }
 
