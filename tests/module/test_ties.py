@@ -15,7 +15,7 @@ from pytreemod.module.ties import Tied
 from pytreemod.tree.stored_fields import reading_stored
 from tests.helpers.computing import Scaled
 from tests.helpers.equations import operations
-from tests.helpers.trees import ramp
+from tests.helpers.trees import Affine, ramp
 
 
 class Language(pm.Module):
@@ -466,3 +466,12 @@ def test_a_pattern_that_names_a_tied_place_alone_does_nothing():
         ):
             rule(model)
     assert jax.tree.leaves(pm.select.path("head.**")(model)) == [False, True]
+
+
+def test_a_computed_leaf_and_an_array_are_tied_like_two_arrays():
+    """Either may be the source: they read alike."""
+    plain = Affine(ramp(2), ramp(2))
+    model = plain.replace(bias=pm.computed(jnp.negative, ramp(2)))
+
+    assert pm.tie(model, "bias", to="weight").bias.tolist() == [1.0, 2.0]
+    assert pm.tie(model, "weight", to="bias").weight.tolist() == [-1.0, -2.0]
