@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 from pytreemod.errors import AccessError, ArgumentError, ShapeError, SpecError, describe, explain
 from pytreemod.module.classes import Module, restore
 from pytreemod.module.computed_leaves import Computed
+from pytreemod.module.constrained_leaves import Constrained
 from pytreemod.module.fields import field
 from pytreemod.module.reading import (
     MADE,
@@ -74,7 +75,8 @@ def tie(
 
     Raises:
         SpecError: a path that is not in the model; a place that is tied already, that is inside of
-            its source, or contains it; ties in a circle; no Module above both.
+            its source, or contains it; ties in a circle; no Module above both; a constrained
+            place, and a source that is not, or otherwise.
         ShapeError: the source has not the shape, or the structure, of the place.
         ArgumentError: `through` cannot be called, or is given for a layer.
 
@@ -274,6 +276,7 @@ def _check_fit(
     if through is None:
         if _form(untie(old)) != _form(untie(new)):
             _refuse_misfit(place, origin, _shown(old), _shown(new))
+        _check_bounds(old, new, place, origin)
         return None
     if not (is_array(new) or is_computed(new)):
         expected = "an array at the source, for there is a function to go through"
@@ -289,6 +292,34 @@ def _made_through(through: Callable[[Any], Any], source: Any) -> Made:
     given: Any = restore(Through, {"fn": through, "source": source}, ("fn",))
     shape = source.__dict__[MADE].shape if is_computed(source) else _shape(source)
     return Made(None if shape is None else (shape,), given.__dict__[MADE].shape)
+
+
+def _check_bounds(old: Any, new: Any, place: str, origin: str) -> None:
+    """Refuse a source that may leave the bounds of the place."""
+    known = _bounds(new)
+    for path, constraint in _bounds(old).items():
+        found = known.get(path)
+        if found != constraint:
+            at = f"{place}.{path}" if path else place
+            raise SpecError(
+                explain(
+                    "tie",
+                    f"a source that is {constraint!r}, as {at} is",
+                    f"one that is {'without bounds' if found is None else repr(found)}",
+                    places=[origin],
+                    cure=[
+                        "tie the other of the two, or say how one is inside of the other's bounds:",
+                        f"pm.tie(model, {origin!r}, to={place!r})",
+                        f"pm.tie(model, {place!r}, to={origin!r}, through=jnp.exp)",
+                    ],
+                )
+            )
+
+
+def _bounds(node: Any) -> dict[str, Any]:
+    leaves = jtu.tree_leaves_with_path(node, is_leaf=is_computed)
+    found = [(path, leaf) for path, leaf in leaves if isinstance(leaf, Constrained)]
+    return {path_text(path) if path else "": leaf.constraint for path, leaf in found}
 
 
 def _form(node: Any) -> list[tuple[str, Any]]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import FieldError, ShapeError
+from pytreemod.errors import FieldError, ShapeError, SpecError
 from pytreemod.module.constrained_leaves import Constrained
 from pytreemod.typing import class_of
 
@@ -65,6 +65,12 @@ class Child(Own):
 
     def __check_init__(self):
         assert isinstance(self.scale, jax.Array)
+
+
+class Free(pm.Module):
+    """Without bounds."""
+
+    scale: jax.Array
 
 
 class Inside(pm.Computed):
@@ -214,13 +220,13 @@ def test_defaults_are_in_the_clear():
 def test_a_subclass_may_declare_the_field_anew():
     """Under another constraint, or none."""
 
-    class Free(Written):
+    class Wide(Written):
         scale: jax.Array
 
     class Narrow(Written):
         scale: jax.Array = pm.field(constraint=unit_interval)
 
-    assert Free(-1.0).scale == -1.0
+    assert Wide(-1.0).scale == -1.0
     assert Narrow(0.5).scale == 0.5
     with pytest.raises(FieldError, match=r"Narrow.scale: .* for it is unit_interval, got 2.0"):
         Narrow(2.0)
@@ -282,6 +288,29 @@ def test_resolved_and_tied_values_are_stored_as_they_are():
     assert pm.untie(tied) == Both(2.0, 2.0)
     half = pm.tie(both, "b", to="a", through=lambda a: a / 2)
     assert half.b == 1
+
+
+def test_a_tie_does_not_lead_out_of_the_bounds():
+    """A source without bounds, or with others, is refused; the other way round it may be."""
+
+    class Three(pm.Module):
+        positive: jax.Array = pm.field(constraint=positive)
+        share: jax.Array = pm.field(constraint=unit_interval)
+        free: jax.Array
+        inner: list
+
+    model = Three(2.0, 0.5, jnp.float32(-1.0), [Written(1.0), Own(1.0)])
+    with pytest.raises(SpecError, match="a source that is positive, as positive is, got one that "):
+        pm.tie(model, "positive", to="free")
+    with pytest.raises(SpecError, match=r"got one that is unit_interval\.\n  at share"):
+        pm.tie(model, "positive", to="share")
+    assert pm.tie(model, "free", to="positive").free == 2
+    narrow = pm.tie(model, "positive", to="share", through=lambda share: share)
+    assert narrow.positive == 0.5
+    assert pm.tie(model, "inner[0]", to="inner[1]").inner[0].scale == 1
+    other = pm.tree_at(lambda m: m.inner[1], model, Free(jnp.float32(1.0)))
+    with pytest.raises(SpecError, match=r"as inner\[0\]\.scale is, got one that is without bounds"):
+        pm.tie(other, "inner[0]", to="inner[1]")
 
 
 def test_structs_have_the_form_of_arrays():
