@@ -28,10 +28,11 @@ from pytreemod.errors import FieldError, PytreemodError, ShapeError, describe, e
 from pytreemod.module.classes import restore
 from pytreemod.module.computed_leaves import Computed
 from pytreemod.module.fields import AbstractConstraint, field
-from pytreemod.module.reading import MADE, Made, evaluate
+from pytreemod.module.reading import MADE, UNKNOWN, Made, evaluate
+from pytreemod.tree.pending import settle
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.printing import array_doc
-from pytreemod.typing import Tracer, untyped_jax
+from pytreemod.typing import Tracer, class_of, untyped_jax
 
 
 class Constraint(AbstractConstraint):
@@ -76,7 +77,7 @@ class Constraint(AbstractConstraint):
         """The shape of the value that is made of such an array; None if only `forward` knows."""
         return unconstrained
 
-    def constrain(self, value: Any, where: str) -> Any:
+    def constrain(self, value: Any, where: str, old: Any = None) -> Any:
         """The computed leaf that stands for a value in the clear.
 
         The bound is checked where numbers can be looked at: not while they are traced, and not on
@@ -99,6 +100,8 @@ class Constraint(AbstractConstraint):
             unconstrained = self.invert_seen(value) if is_seen else self.inverse(value)
             if is_seen and not np.isfinite(np.asarray(unconstrained)).all():
                 self._refuse(value, "numbers too near to the bound", where)
+        if isinstance(old, Constrained) and old.constraint == self:
+            return _renewed(old, unconstrained, tuple(value.shape))
         made = Made((tuple(unconstrained.shape),), tuple(value.shape))
         values = {"unconstrained": unconstrained, "constraint": self, MADE: made}
         return restore(Constrained, values, ("constraint", MADE))
@@ -145,7 +148,7 @@ class Constrained(Computed):
         return self.constraint.forward(self.unconstrained)
 
     def __value_shape__(self) -> tuple[int, ...] | None:
-        return self.constraint.shape_of(tuple(jnp.shape(self.unconstrained)))
+        return self.constraint.shape_of(_shape(self.unconstrained))
 
     def __pdoc__(self, **kwargs: Any) -> Any:
         import wadler_lindig as wl  # Here, as in `tree.printing`.
@@ -170,3 +173,19 @@ class Constrained(Computed):
                 yield wl.pdoc(evaluate(self, "value"), **kwargs)
         # Beside the value, for gradients have the form of the model, and are no such values.
         yield from wl.named_objs([("unconstrained", leaf)], **kwargs)
+
+
+def _renewed(old: Constrained, unconstrained: Any, shape: tuple[int, ...]) -> Any:
+    """The same leaf with another array: with the roles that it was given, of as many models."""
+    settle(old)
+    made: Made = old.__dict__.get(MADE, UNKNOWN)
+    rank = len(_shape(old.unconstrained))
+    # Axes that several models as one have before those of each.
+    extra = rank - len(made.leaves[0]) if made.leaves and rank == unconstrained.ndim else 0
+    each = Made((tuple(unconstrained.shape[extra:]),), shape[extra:])
+    changes = {"unconstrained": unconstrained, MADE: each}
+    return class_of(old).__record__.rebuild(old, changes)
+
+
+def _shape(leaf: Any) -> tuple[int, ...]:
+    return tuple(getattr(leaf, "shape", ()))

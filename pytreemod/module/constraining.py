@@ -13,21 +13,22 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import FieldError, describe, explain
+from pytreemod.errors import AccessError, FieldError, describe, explain
 from pytreemod.module.fields import AbstractConstraint
-from pytreemod.module.reading import is_computed
+from pytreemod.module.reading import DERIVATIVE, is_computed
 from pytreemod.tree.nodes import is_node, record_of
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import class_of, jtu
 
 
-def take_in(constraint: AbstractConstraint, value: Any, where: str) -> Any:
+def take_in(constraint: AbstractConstraint, value: Any, where: str, old: Any = None) -> Any:
     """What is stored in a constrained field for a value.
 
     Args:
         constraint: the field's.
         value: in the clear. None, and what is computed already, is stored as it is.
         where: the field, for errors.
+        old: what was stored there, if anything was.
 
     Raises:
         FieldError: it is no number and no array of floating-point numbers, or is outside the bound.
@@ -40,7 +41,7 @@ def take_in(constraint: AbstractConstraint, value: Any, where: str) -> Any:
         value = float(value)
     elif kind is not float and not (_has_dtype(value) and jnp.issubdtype(value.dtype, jnp.inexact)):
         _refuse_kind(constraint, value, where)
-    return constraint.constrain(value, where)
+    return constraint.constrain(value, where, old)
 
 
 def take_in_change(
@@ -58,15 +59,18 @@ def take_in_change(
     Raises:
         FieldError: as for `take_in`.
         ShapeError: as for `take_in`.
+        AccessError: the instance is a tree of derivatives, which are not what the field reads.
     """
     if is_computed(old):
         leaves = jtu.tree_leaves(old)
         if not leaves or not all(map(_has_dtype, leaves)):
             return new
         is_value = _is_value(new)
+        if is_value and DERIVATIVE in old.__dict__:
+            _refuse_derivative(new, where)
     else:
         is_value = (old is None or _has_dtype(old)) and _is_value(new) and class_of(new) is not int
-    return take_in(constraint, new, where) if is_value or is_built else new
+    return take_in(constraint, new, where, old) if is_value or is_built else new
 
 
 def _is_value(new: Any) -> bool:
@@ -100,3 +104,18 @@ def _refuse_kind(constraint: AbstractConstraint, value: Any, where: str) -> NoRe
         cure = ["give a number, or None where there is none:", f"{field}=1.0"]
     expected = f"an array of floating-point numbers, or a number, for it is {constraint!r}"
     raise FieldError(explain(where, expected, describe(value), cure=cure))
+
+
+def _refuse_derivative(new: Any, where: str) -> NoReturn:
+    field = where.rpartition(".")[2]
+    raise AccessError(
+        explain(
+            where,
+            "no new value, for it is a derivative by what is stored",
+            describe(new),
+            cure=[
+                "name what it is a derivative by:",
+                f'pm.tree_at("path.to.{field}.unconstrained", grads, new)',
+            ],
+        )
+    )

@@ -23,12 +23,13 @@ class AbstractConstraint(ABC):
     """What `field(constraint=...)` takes: it says what stands in the tree for a value."""
 
     @abstractmethod
-    def constrain(self, value: Any, where: str) -> Any:
+    def constrain(self, value: Any, where: str, old: Any = None) -> Any:
         """What is stored for a value in the clear.
 
         Args:
             value: an array of floating-point numbers, or such a number of Python's.
             where: the field, for errors.
+            old: what was stored there; roles that it was given are kept.
 
         Raises:
             FieldError: the value is outside the bound, or of the wrong shape.

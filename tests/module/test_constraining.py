@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import FieldError, ShapeError, SpecError
+from pytreemod.errors import AccessError, FieldError, ShapeError, SpecError
 from pytreemod.module.constrained_leaves import Constrained
 from pytreemod.typing import class_of
 
@@ -311,6 +311,52 @@ def test_a_tie_does_not_lead_out_of_the_bounds():
     other = pm.tree_at(lambda m: m.inner[1], model, Free(jnp.float32(1.0)))
     with pytest.raises(SpecError, match=r"as inner\[0\]\.scale is, got one that is without bounds"):
         pm.tie(other, "inner[0]", to="inner[1]")
+
+
+def test_roles_that_were_given_stay():
+    """To the field, or to what is below it: a new value is of the same leaf."""
+    for place in ("scale", "scale.unconstrained"):
+        model = pm.with_role(Written(2.0), place, "buffer")
+        for changed in (model.replace(scale=3.0), pm.tree_at("scale", model, 3.0)):
+            assert changed.scale == pytest.approx(3.0)
+            assert pm.select.role("buffer").mask(changed) == [True]
+    other = model.replace(scale=unit_interval.constrain(jnp.float32(0.5), "scale"))
+    assert pm.select.role("buffer").mask(other) == [False]
+
+
+def test_models_that_are_one_take_as_many_values():
+    """And read them one by one; a single model may get a value of another rank."""
+    many = pm.filter_vmap(Written)(jnp.asarray([1.0, 2.0]))
+    changed = many.replace(scale=jnp.asarray([3.0, 4.0]))
+    struct = pm.filter_eval_shape(lambda m: m, many).replace(scale=jax.ShapeDtypeStruct((2,), "f4"))
+
+    assert pm.filter_vmap(lambda m: m.scale)(changed).tolist() == pytest.approx([3.0, 4.0])
+    assert jax.tree.structure(struct) == jax.tree.structure(many)
+    with pytest.raises(ShapeError, match=r"Written.scale: expected a value computed from the shap"):
+        changed.scale
+    assert Written(1.0).replace(scale=jnp.ones(2)).scale.shape == (2,)
+
+    class Layer(Written):
+        def __call__(self, x):
+            return self.scale * x
+
+    stack = pm.nn.Stack(lambda key: Layer(jnp.ones(2)), 2, key=jax.random.key(0))
+    stack = pm.tree_at(lambda s: s.layer.scale, stack, jnp.asarray([[1.0, 2.0], [3.0, 4.0]]))
+    assert stack(jnp.ones(2)).tolist() == pytest.approx([3.0, 8.0])
+
+
+def test_derivatives_are_no_values():
+    """What is put into a tree of them is refused where the field is named."""
+    gradients = pm.filter_grad(lambda m: m.scale)(Written(2.0))
+
+    assert gradients == pm.tree_at("scale.unconstrained", gradients, jnp.asarray(2.0))
+    assert pm.tree_at("scale", gradients, None).scale is None
+    for change in (
+        lambda: pm.tree_at("scale", gradients, 0.0),
+        lambda: gradients.replace(scale=1.0),
+    ):
+        with pytest.raises(AccessError, match=r'derivative by(.|\n)*"path.to.scale.unconstrained"'):
+            change()
 
 
 def test_structs_have_the_form_of_arrays():
