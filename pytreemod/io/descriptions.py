@@ -105,9 +105,7 @@ class _Writer:
         data = {key.name: json for key, json in zip(keys, written, strict=True)}
         others = [name for name in names if name not in data]
         config = {name: self.configuration.write(getattr(node, name)) for name in others}
-        # A class that was made for instances has no name of its own.
-        kind = class_of(node)
-        return [name_of(getattr(kind, "__passes_for__", kind)), data, config]
+        return [name_of(class_of(node)), data, config]
 
     def _dict(self, node: Any, kind: type, keys: list[Any], written: list[Json]) -> Json:
         by_key = {key.key: json for key, json in zip(keys, written, strict=True)}

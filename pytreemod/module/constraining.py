@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from pytreemod.errors import AccessError, FieldError, describe, explain
 from pytreemod.module.fields import AbstractConstraint
 from pytreemod.module.reading import DERIVATIVE, is_computed
-from pytreemod.tree.nodes import is_node, record_of
+from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import class_of, jtu
 
@@ -34,7 +34,7 @@ def take_in(constraint: AbstractConstraint, value: Any, where: str, old: Any = N
         FieldError: it is no number and no array of floating-point numbers, or is outside the bound.
         ShapeError: it has a shape that the constraint does not take.
     """
-    if value is None or is_computed(value) or _is_hole(value):
+    if value is None or is_computed(value):
         return value
     kind = class_of(value)
     if kind is int:
@@ -83,11 +83,6 @@ def _is_value(new: Any) -> bool:
 
 def _has_dtype(value: Any) -> bool:
     return is_array(value) or isinstance(value, jax.ShapeDtypeStruct)
-
-
-def _is_hole(value: Any) -> bool:
-    record = record_of(value)
-    return record is not None and record.is_hole
 
 
 def _refuse_kind(constraint: AbstractConstraint, value: Any, where: str) -> NoReturn:

@@ -329,8 +329,6 @@ def _annotation(field: dataclasses.Field[Any], schema: Schema) -> Any:
     """What the parameter takes: the converter's own parameter where there is a converter."""
     if field.name not in schema.converters:
         annotation: Any = field.type
-        if field.name in schema.constraints:
-            return _or_number(annotation)
         return annotation.type if isinstance(field.type, dataclasses.InitVar) else annotation
     try:
         parameters = inspect.signature(schema.converters[field.name]).parameters
@@ -340,14 +338,6 @@ def _annotation(field: dataclasses.Field[Any], schema: Schema) -> Any:
     if first is None or first.annotation is inspect.Parameter.empty:
         return Any
     return Any if isinstance(first.annotation, str) else first.annotation
-
-
-def _or_number(annotation: Any) -> Any:
-    """A constrained field takes a number, of which it makes an array."""
-    try:
-        return f"{annotation} | float" if isinstance(annotation, str) else annotation | float
-    except TypeError:
-        return Any
 
 
 def replace_values(node: Any, changes: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 import pytreemod as pm
 from pytreemod.errors import AccessError, FieldError, ShapeError, SpecError
 from pytreemod.module.constrained_leaves import Constrained
+from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import class_of
 
 positive, unit_interval = pm.constraints.positive, pm.constraints.unit_interval
@@ -180,6 +181,8 @@ def test_none_stays_none():
     assert empty.replace(scale=2.0).scale == 2
     filled = pm.tree_at(lambda m: m.scale, empty, 2.0, is_leaf=lambda x: x is None)
     assert filled.scale == 2
+    # As in a tree of axes, or of flags, in which a field that is empty gets one.
+    assert pm.tree_at(lambda m: m.scale, empty, 0, is_leaf=lambda x: x is None).scale == 0
     assert filled.replace(scale=None) == pm.tree_at(lambda m: m.scale, filled, None) == empty
 
 
@@ -288,6 +291,8 @@ def test_resolved_and_tied_values_are_stored_as_they_are():
     assert pm.untie(tied) == Both(2.0, 2.0)
     half = pm.tie(both, "b", to="a", through=lambda a: a / 2)
     assert half.b == 1
+    by_the_library = replace_at(both, [((jax.tree_util.GetAttrKey("a"),), jnp.float32(-1.0))])
+    assert by_the_library.a == -1
 
 
 def test_a_tie_does_not_lead_out_of_the_bounds():
@@ -322,6 +327,7 @@ def test_roles_that_were_given_stay():
             assert pm.select.role("buffer").mask(changed) == [True]
     other = model.replace(scale=unit_interval.constrain(jnp.float32(0.5), "scale"))
     assert pm.select.role("buffer").mask(other) == [False]
+    assert repr(other.replace(scale=1.0)) == "Written(scale=positive(weak_f32[]))"
 
 
 def test_models_that_are_one_take_as_many_values():

@@ -207,6 +207,15 @@ def test_extremes_keep_their_digits():
         np.testing.assert_allclose(constraint.forward(constraint.inverse(x)), x, rtol=1e-5)
 
 
+def test_numbers_that_compiled_code_takes_for_zero():
+    """They are greater than zero for Python: the least that is not is taken for them."""
+    tiny = float(jnp.finfo(jnp.float32).tiny)
+    for constraint in (constraints.positive, constraints.unit_interval):
+        made = constraint.constrain(jnp.float32(tiny / 100), "Model.x")
+        assert np.isfinite(made.unconstrained)
+        assert float(made.value()) == pytest.approx(tiny, rel=1e-4)
+
+
 @law
 @given(arrays(np.float32, 6, elements=st.floats(-80, 80, width=32)))
 def test_matrices_and_vectors_are_what_they_are_called(u):
@@ -259,6 +268,7 @@ def test_constraints_are_values():
         (constraints.greater_than(1), "greater_than(1.0)"),
         (constraints.less_than(1), "less_than(1.0)"),
         (constraints.interval(1, 2), "interval(1.0, 2.0)"),
+        (constraints.interval(-1, -0.0), "interval(-1.0, 0.0)"),
         (TANH, "bijection(tanh, arctanh)"),
     ],
 )
@@ -303,6 +313,7 @@ BAD = [
     (constraints.positive_definite, [[math.nan]], "got nan"),
     (constraints.orthogonal, [[1.0, 0.0], [0.0, 1.1]], "at right angles, for it is orthogonal"),
     (TANH, 1.5, "what tanh gives of what arctanh gives"),
+    (constraints.bijection(jnp.exp, jnp.log), 0.0, "got numbers too near to the bound"),
 ]
 
 
