@@ -15,6 +15,7 @@ import pytreemod as pm
 from pytreemod import constraints
 from pytreemod.errors import ArgumentError, FieldError, ShapeError
 from tests.helpers.laws import law
+from tests.labels import label
 
 SIMPLE = [
     constraints.real,
@@ -165,7 +166,7 @@ LOGISTIC = [
 ]
 
 
-@pytest.mark.parametrize(("constraint", "formula", "slope"), LOGISTIC, ids=str)
+@pytest.mark.parametrize(("constraint", "formula", "slope"), LOGISTIC, ids=label)
 @pytest.mark.parametrize("u", [-4.0, -0.5, 0.0, 0.25, 3.0])
 def test_numbers_are_those_of_the_formula(constraint, formula, slope, u):
     """Values, and gradients."""
