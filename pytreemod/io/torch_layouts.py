@@ -356,8 +356,12 @@ def _rules_of_stack(layer: Stack[Any]) -> LayoutRules:
 
 def _rules_of_attention(layer: MultiheadAttention) -> LayoutRules:
     sizes = {layer.query_size, layer.key_size, layer.value_size}
-    compared, found = layer.num_heads * layer.qk_size, layer.num_heads * layer.vo_size
-    rows = (compared, compared, found)
+    kv_heads = layer.num_heads if layer.num_kv_heads is None else layer.num_kv_heads
+    rows = (
+        layer.num_heads * layer.qk_size,
+        kv_heads * layer.qk_size,
+        kv_heads * layer.vo_size,
+    )
     rules: dict[str, LayoutRule] = {"output_proj": "out_proj"}
     for part, name in enumerate(("query", "key", "value")):
         # As one where inputs of one size allow it; biases always.

@@ -49,6 +49,7 @@ from pytreemod.nn.recurrent_cells import GRUCell as GRUCell
 from pytreemod.nn.recurrent_cells import LSTMCell as LSTMCell
 from pytreemod.nn.recurrent_cells import RNNCellBase as RNNCellBase
 from pytreemod.nn.recurrent_cells import SimpleCell as SimpleCell
+from pytreemod.nn.resetting_caches import reset_cache as reset_cache
 from pytreemod.nn.rms_normalization import RMSNorm as RMSNorm
 from pytreemod.nn.rotary_positions import (
     RotaryPositionalEmbedding as RotaryPositionalEmbedding,

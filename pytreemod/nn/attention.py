@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Shaped
 
 from pytreemod.errors import ArgumentError, RngError, ShapeError, describe, explain
-from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
     Title,
@@ -26,20 +25,33 @@ from pytreemod.nn.arguments import (
     named,
     renamed,
 )
-from pytreemod.nn.calling import uses_key_if, wants_key
+from pytreemod.nn.calling import ABSENT, Absent, StatefulLayer, check_state, uses_key_if, wants_key
 from pytreemod.nn.dropout import Dropout
 from pytreemod.nn.functional.attention import dot_product_attention
+from pytreemod.nn.functional.kv_caches import Cache, Extended, after, empty_cache, extend_cache
 from pytreemod.nn.initializing import Initializer
+from pytreemod.nn.kv_cache import check_fits, check_lengths, check_room, refuse_uncachable
+from pytreemod.nn.layer_normalization import LayerNorm
 from pytreemod.nn.linear import Linear
+from pytreemod.nn.rms_normalization import RMSNorm
+from pytreemod.nn.rotary_positions import RotaryPositionalEmbedding
 from pytreemod.state.key_sources import KeyLike
+from pytreemod.state.tokens import StateIndex
+from pytreemod.state.values import State
 from pytreemod.typing import AnyArray
 
 Heads: TypeAlias = Shaped[Array, "*batch seq heads size"]
 ProcessHeads: TypeAlias = Callable[[Heads, Heads, Heads], tuple[Heads, Heads, Heads]]
 """From the heads of queries, keys and values to those that are used, of the same shapes."""
 
+Bias: TypeAlias = Shaped[Array, "..."] | Callable[[Array, Array], Array]
+"""What is added to the products of queries and keys; or from the places of both to that."""
 
-class MultiheadAttention(Module):
+QK_NORMS = ("rms", "layer")
+IMPLEMENTATIONS = ("xla", "cudnn")
+
+
+class MultiheadAttention(StatefulLayer):
     r"""Each query finds a mean of values: $\mathrm{softmax}(q k^\top / \sqrt{d}) \, v$, by heads.
 
     Queries, keys and values are projected to num_heads vectors each, every head attends for
@@ -53,14 +65,28 @@ class MultiheadAttention(Module):
         key_: (..., kv_seq, key_size)
         value: (..., kv_seq, value_size)
         mask: (q_seq, kv_seq), (num_heads, q_seq, kv_seq), or (..., num_heads, q_seq, kv_seq)
-        return: (..., q_seq, output_size)
+        bias: what broadcasts to (..., num_heads, q_seq, kv_seq)
+        lengths: (...)
+        return: (..., q_seq, output_size); a pair with the State if one was passed in
+
+    With `cache_size`, keys and values of what was seen are kept in a State, and a call with
+    `state=` goes on from there: with many places, to read a text, or with one, to write the next
+    token. Such a call gives what a call without State gives for the whole text. Sequences of a
+    batch may be of different `lengths`. [`reset_cache`][pytreemod.nn.reset_cache] begins anew, and
+    says for how many sequences. With `window` the cache is a ring of so many places, which never is
+    full; without, a place beyond the cache is an error outside of compiled code, and with
+    `check=True` inside of it.
 
     Fields:
         query_proj: Linear, its weight of shape (num_heads * qk_size, query_size)
-        key_proj: Linear, its weight of shape (num_heads * qk_size, key_size)
-        value_proj: Linear, its weight of shape (num_heads * vo_size, value_size)
+        key_proj: Linear, its weight of shape (num_kv_heads * qk_size, key_size)
+        value_proj: Linear, its weight of shape (num_kv_heads * vo_size, value_size)
         output_proj: Linear, its weight of shape (output_size, num_heads * vo_size)
         dropout: Dropout, of the attention's weights
+        query_norm: RMSNorm or LayerNorm of shape (qk_size,), for each head of a query
+        key_norm: the same for keys
+        rotary: turns queries and keys by their places
+        cache: token of the keys, the values and the number of places seen
 
     Args:
         num_heads: number of heads, >= 1.
@@ -80,15 +106,31 @@ class MultiheadAttention(Module):
         key: used once, for the initial weights and biases.
         weight_init: passed on to every `Linear`.
         bias_init: passed on to every `Linear`.
+        num_kv_heads: number of heads of keys and values, a divisor of num_heads: each is for
+            several neighbouring heads of queries; num_heads if None.
+        is_causal: whether no query sees what comes after it.
+        window: how many places a query sees, its own counted: itself and those before it; if not
+            causal, as many after it, too. All if None.
+        qk_norm: whether heads of queries and keys are normalized, "rms" or "layer", with a weight
+            and no bias, before they are turned.
+        rotary: a `RotaryPositionalEmbedding` of qk_size, by which heads of queries and keys are
+            turned; it knows their places in a cache, too.
+        implementation: "xla" or "cudnn", for that of `jax.nn.dot_product_attention`, which may
+            round half precision in other places; the formula in float32 if None, and wherever that
+            one has no answer: with dropout, and with a cache.
+        cache_size: for how many places there is a cache of keys and values, >= 1; none if None.
 
-    State and randomness: uses one key when training, if dropout_p is not 0.
+    State and randomness: uses one key when training, if dropout_p is not 0. With cache_size, reads
+        and writes its token if a State is passed in.
 
     Raises:
-        ArgumentError: an argument is unusable, num_heads does not divide query_size where it must,
-            or mask is not boolean.
+        ArgumentError: an argument is unusable, heads do not divide what they must, mask is not
+            boolean, or something goes not with a State.
         RngError: training without a key, or key is no random key.
         ShapeError: a sequence has not the size above, keys and values or batches are not equally
-            many, or mask or what process_heads gives has another shape.
+            many, or mask, bias, lengths or what process_heads gives has another shape.
+        StateError: there is no room in the cache, where that can be known.
+        CheckError: the same in compiled code, with check=True.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -102,10 +144,25 @@ class MultiheadAttention(Module):
 
         >>> layer(x, x, x, mask=jnp.tril(jnp.ones((5, 5), bool))).shape
         (7, 5, 4)
+        >>> layer(x, is_causal=True).shape
+        (7, 5, 4)
+
+        Two places are read, then one at a time:
+
+        >>> make = nn.make_with_state(nn.MultiheadAttention)
+        >>> layer, state = make(2, 4, is_causal=True, cache_size=8, key=jax.random.key(0))
+        >>> x = jnp.arange(16.0).reshape(4, 4)
+        >>> y, state = layer(x[:2], state=state)
+        >>> y, state = layer(x[2:3], state=state)
+        >>> y, state = layer(x[3:], state=state)
+        >>> bool(jnp.allclose(y, layer(x)[3:], atol=1e-5))
+        True
 
     Source:
         Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, sec. 3.2.2; sizes and initial
-        values as in Equinox.
+        values as in Equinox. Heads in groups: Ainslie et al. 2023,
+        https://arxiv.org/abs/2305.13245. Normalized queries and keys: Henry et al. 2020,
+        https://arxiv.org/abs/2010.04245.
     """
 
     query_proj: Linear
@@ -124,6 +181,16 @@ class MultiheadAttention(Module):
     use_key_bias: bool = field(static=True)
     use_value_bias: bool = field(static=True)
     use_output_bias: bool = field(static=True)
+    # After all that Equinox has, whose files have no names. Defaults, although __init__ sets them,
+    # because what equals its default is not printed.
+    num_kv_heads: int | None = field(default=None, static=True)
+    is_causal: bool = field(default=False, static=True)
+    window: int | None = field(default=None, static=True)
+    implementation: str | None = field(default=None, static=True)
+    query_norm: RMSNorm | LayerNorm | None = field(default=None)
+    key_norm: RMSNorm | LayerNorm | None = field(default=None)
+    rotary: RotaryPositionalEmbedding | None = field(default=None)
+    cache: StateIndex[Cache] | None = field(default=None)
 
     def __init__(
         self,
@@ -145,6 +212,13 @@ class MultiheadAttention(Module):
         key: KeyLike,
         weight_init: Initializer | None = None,
         bias_init: Initializer | None = None,
+        num_kv_heads: int | None = None,
+        is_causal: bool = False,
+        window: int | None = None,
+        qk_norm: Literal["rms", "layer"] | None = None,
+        rotary: RotaryPositionalEmbedding | None = None,
+        implementation: Literal["xla", "cudnn"] | None = None,
+        cache_size: int | None = None,
     ):
         heads = self.num_heads = check_size(named(self, "num_heads"), num_heads, 1)
         own_size = self.query_size = check_size(named(self, "query_size"), query_size)
@@ -157,6 +231,14 @@ class MultiheadAttention(Module):
         self.use_key_bias = check_flag(named(self, "use_key_bias"), use_key_bias)
         self.use_value_bias = check_flag(named(self, "use_value_bias"), use_value_bias)
         self.use_output_bias = check_flag(named(self, "use_output_bias"), use_output_bias)
+        self.num_kv_heads = _check_divides(named(self, "num_kv_heads"), num_kv_heads, heads)
+        kv_heads = self._kv_heads
+        self.is_causal = check_flag(named(self, "is_causal"), is_causal)
+        self.window = _check_window(named(self, "window"), window)
+        self.implementation = _check_name(
+            named(self, "implementation"), implementation, IMPLEMENTATIONS
+        )
+        self.rotary = _check_rotary(named(self, "rotary"), rotary, self.qk_size)
         # Under the names that they have here; Dropout calls them otherwise.
         p = check_number(named(self, "dropout_p"), dropout_p, 0.0, 1.0)
         self.dropout = Dropout(p, check_flag(named(self, "inference"), inference))
@@ -165,15 +247,28 @@ class MultiheadAttention(Module):
         # Taken apart in one go: to read one key after the other takes as long as to make a layer.
         for_query, for_key, for_value, for_output = divide_key(named(self, "key"), key, 4)
         linear = partial(Linear, dtype=dtype, weight_init=weight_init, bias_init=bias_init)
-        compared, found = heads * self.qk_size, heads * self.vo_size
-        self.query_proj = linear(own_size, compared, self.use_query_bias, key=for_query)
-        self.key_proj = linear(self.key_size, compared, self.use_key_bias, key=for_key)
-        self.value_proj = linear(self.value_size, found, self.use_value_bias, key=for_value)
+        sizes = (heads * self.qk_size, kv_heads * self.qk_size, kv_heads * self.vo_size)
+        self.query_proj = linear(own_size, sizes[0], self.use_query_bias, key=for_query)
+        self.key_proj = linear(self.key_size, sizes[1], self.use_key_bias, key=for_key)
+        self.value_proj = linear(self.value_size, sizes[2], self.use_value_bias, key=for_value)
+        found = heads * self.vo_size
         self.output_proj = linear(found, self.output_size, self.use_output_bias, key=for_output)
+        name = _check_name(named(self, "qk_norm"), qk_norm, QK_NORMS)
+        norms = [self._norm(name, dtype) for _ in ("query", "key")]
+        self.query_norm, self.key_norm = norms
+        self.cache = self._new_cache(cache_size, dtype)
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.
         check_size(named(self, "num_heads"), self.num_heads, 1)
+        _check_divides(named(self, "num_kv_heads"), self.num_kv_heads, self.num_heads)
+        check_flag(named(self, "is_causal"), self.is_causal)
+        _check_window(named(self, "window"), self.window)
+        _check_name(named(self, "implementation"), self.implementation, IMPLEMENTATIONS)
+        if self.cache is not None and not self.is_causal:
+            cure = ("What is kept, later places see; so none may have seen them:", "is_causal=True")
+            expected = "is_causal=True with a cache"
+            raise ArgumentError(explain(named(self, "is_causal"), expected, "False", cure=cure))
         for name in ("query_size", "key_size", "value_size", "output_size", "qk_size", "vo_size"):
             check_size(named(self, name), getattr(self, name))
 
@@ -190,12 +285,18 @@ class MultiheadAttention(Module):
         inference: bool | None = None,
         deterministic: bool | None = None,
         process_heads: ProcessHeads | None = None,
-    ) -> Shaped[Array, ...]:
+        state: State | Absent = ABSENT,
+        bias: Bias | None = None,
+        lengths: AnyArray | None = None,
+        is_causal: bool | None = None,
+        check: bool = False,
+    ) -> Any:
         """Let each query find its mean of values.
 
         Args:
             query: what looks.
-            key_: what is looked at; the query itself if None.
+            key_: what is looked at; the query itself if None. A State in its place is taken for
+                `state`, so that the layer may stand where layers are called as `layer(x, state)`.
             value: what is found there; the keys themselves if None.
             mask: True where a query may look; a query that may look nowhere looks everywhere alike.
                 (PyTorch's masks say the opposite: where it may not.)
@@ -204,27 +305,86 @@ class MultiheadAttention(Module):
             deterministic: an older name of `inference`, which is told by a warning.
             process_heads: from the projected queries, keys and values, each of shape
                 (..., seq, num_heads, size), to those that are used, of the same shapes; see
-                `RotaryPositionalEmbedding` for one.
+                `RotaryPositionalEmbedding` for one. Keys and values have num_kv_heads.
+            state: with it, the sequences go on after what the cache has; queries, keys and values
+                are of the same places.
+            bias: added to the products of queries and keys; or a function from the places of
+                queries, (..., q_seq), and keys, (..., kv_seq), to that.
+            lengths: how many keys of each sequence count; all if None. What is found at the places
+                after them means nothing.
+            is_causal: overrides the field of that name if not None.
+            check: whether compiled code looks if there is room in the cache, which makes a step
+                much slower: it waits for Python.
 
         Returns:
-            What is found, an output for each query.
+            What is found, an output for each query; with `state`, the pair of it and the new State.
         """
         where = Title(self, "num_heads", "query_size")
         if deterministic is not None:
             inference = renamed(str(where), "deterministic", deterministic, "inference")
+        if isinstance(key_, State):
+            key_, state = None, key_
+        check_state(where, state)
         key_ = query if key_ is None else key_
         query, key_, value = self._sequences(where, query, key_, key_ if value is None else value)
+        lengths = check_lengths(where, lengths, key_)
         heads = (
-            self._projected(where, "query_proj", query, self.qk_size),
-            self._projected(where, "key_proj", key_, self.qk_size),
-            self._projected(where, "value_proj", value, self.vo_size),
+            self._projected(where, "query_proj", query, self.num_heads, self.qk_size),
+            self._projected(where, "key_proj", key_, self._kv_heads, self.qk_size),
+            self._projected(where, "value_proj", value, self._kv_heads, self.vo_size),
         )
+        if self.query_norm is not None and self.key_norm is not None:
+            heads = (self.query_norm(heads[0]), self.key_norm(heads[1]), heads[2])
         if process_heads is not None:
             heads = _processed(where, process_heads, heads)
-        mask = _check_mask(where, mask, (*query.shape[:-2], self.num_heads), query, key_)
-        dropout = partial(self._dropped, where, key, inference)
-        found = dot_product_attention(*heads, mask, dropout=dropout)
-        return self.output_proj(found.reshape((*query.shape[:-1], self.num_heads * self.vo_size)))
+        is_causal = self.is_causal if is_causal is None else check_flag(str(where), is_causal)
+        dropout = None
+        if not (
+            self.dropout.p == 0 or (self.dropout.inference if inference is None else inference)
+        ):
+            dropout = partial(self._dropped, where, key)
+        if isinstance(state, State):
+            refuse_uncachable(where, self.cache, mask, bias, is_causal, query, key_)
+            seen, state = self._seen(where, heads, state, lengths, check)
+            turned, mask = self._turned(heads[0], seen.query_positions), seen.mask[..., None, :, :]
+            heads = (turned, seen.keys, seen.values)
+            bias = _check_bias(where, bias, heads[0], *seen[-2:])
+            found = dot_product_attention(*heads, mask, bias=bias, dropout=dropout)
+        else:
+            lead = (*query.shape[:-2], self.num_heads)
+            mask = _check_mask(where, mask, lead, query, key_)
+            mask = _within(mask, lengths, key_.shape[-2])
+            heads = (self._turned(heads[0]), self._turned(heads[1]), heads[2])
+            places = (jnp.arange(x.shape[-2]) for x in (query, key_))
+            bias = _check_bias(where, bias, heads[0], *places)
+            found = dot_product_attention(
+                *heads,
+                mask,
+                bias=bias,
+                is_causal=is_causal,
+                window=self.window,
+                implementation=self.implementation,
+                dropout=dropout,
+            )
+        found = found.reshape((*query.shape[:-1], self.num_heads * self.vo_size))
+        out = self.output_proj(found)
+        return (out, state) if isinstance(state, State) else out
+
+    def is_stateful(self) -> bool:
+        """Whether there is a cache.
+
+        Returns:
+            True or False.
+        """
+        return self.cache is not None
+
+    def needs_state(self) -> bool:
+        """Whether it cannot be called without a State; without one nothing is kept.
+
+        Returns:
+            False.
+        """
+        return False
 
     @property
     def deterministic(self) -> bool:
@@ -270,26 +430,81 @@ class MultiheadAttention(Module):
             raise ShapeError(explain(str(where), expected, got, cure=cure))
         return found
 
-    def _projected(self, where: Title, name: str, x: Array, size: int) -> Array:
-        """The heads of a sequence: (..., seq, num_heads, size)."""
+    @property
+    def _kv_heads(self) -> int:
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    def _norm(self, name: str | None, dtype: Any) -> RMSNorm | LayerNorm | None:
+        """One for heads of queries, or of keys."""
+        if name is None:
+            return None
+        kind = RMSNorm if name == "rms" else LayerNorm
+        return kind(self.qk_size, use_bias=False, dtype=dtype)
+
+    def _new_cache(self, size: Any, dtype: Any) -> StateIndex[Cache] | None:
+        """A token that holds an empty cache for one sequence."""
+        if size is None:
+            return None
+        slots = check_size(named(self, "cache_size"), size, 1)
+        return StateIndex(self.empty_cache((), slots, dtype))
+
+    def empty_cache(self, batch: tuple[int, ...], size: int, dtype: Any = None) -> Cache:
+        """A cache of this layer's sizes in which nothing was written; see `reset_cache`.
+
+        Args:
+            batch: a cache for each of so many sequences.
+            size: how many places it can hold; of a window no more than that is kept.
+            dtype: of keys and values; JAX's default float if None.
+
+        Returns:
+            Keys, values and how many places were seen.
+        """
+        slots = size if self.window is None else min(size, self.window)
+        sizes = (self._kv_heads, self.qk_size, self.vo_size)
+        return empty_cache(batch, slots, *sizes, dtype)
+
+    def _turned(self, heads: Array, positions: Array | None = None) -> Array:
+        """Queries or keys (..., seq, heads, size), turned by their places if they are to be."""
+        if self.rotary is None:
+            return heads
+        turn = partial(self.rotary, positions=positions)
+        return jax.vmap(turn, in_axes=-2, out_axes=-2)(heads)
+
+    def _seen(
+        self,
+        where: Title,
+        heads: tuple[Array, Array, Array],
+        state: State,
+        lengths: Array | None,
+        check: bool,
+    ) -> tuple[Extended, State]:
+        """What there is to be found in the cache after the new keys were written."""
+        index: Any = self.cache
+        cache: Cache = state.get(index)
+        _, key, value = heads
+        check_fits(where, cache, self.empty_cache, key)
+        # A ring is never full.
+        if self.window != cache[0].shape[-2]:
+            cache = check_room(where, cache, key.shape[-3], lengths, check)
+        key = self._turned(key, after(cache[2], key.shape[-3]))
+        seen = extend_cache(cache, key, value, lengths, window=self.window)
+        return seen, state.set(index, seen.cache)
+
+    def _projected(self, where: Title, name: str, x: Array, heads: int, size: int) -> Array:
+        """The heads of a sequence: (..., seq, heads, size)."""
         y = getattr(self, name)(x)
-        wanted = (*x.shape[:-1], self.num_heads * size)
+        wanted = (*x.shape[:-1], heads * size)
         if y.shape != wanted:
-            expected = f"{name} to give shape {wanted}, for {self.num_heads} heads of {size}"
+            expected = f"{name} to give shape {wanted}, for {heads} heads of {size}"
             cure = (
                 "Projections and sizes go together; where they change, they change in one step:",
                 f"layer = layer.replace({name}={name}, num_heads=..., qk_size=..., vo_size=...)",
             )
             raise ShapeError(explain(str(where), expected, describe(y), cure=cure))
-        return y.reshape((*x.shape[:-1], self.num_heads, size))
+        return y.reshape((*x.shape[:-1], heads, size))
 
-    def _dropped(
-        self, where: Title, key: KeyLike | None, inference: bool | None, weights: Array
-    ) -> Array:
+    def _dropped(self, where: Title, key: KeyLike | None, weights: Array) -> Array:
         """Weights of which some are dropped; each head by a key of its own, as in Equinox."""
-        p, is_off = self.dropout.p, self.dropout.inference if inference is None else inference
-        if p == 0 or is_off:
-            return weights
         if key is None:
             raise RngError(_key_missing(where))
         keys = jax.random.split(check_key(where, key), self.num_heads)
@@ -363,6 +578,81 @@ def _check_mask(
         expected = f"mask of shape {' or '.join(map(str, wanted))}"
         raise ShapeError(explain(str(where), expected, describe(mask), cure=cure))
     return mask
+
+
+def _within(mask: Array | None, lengths: Array | None, count: int) -> Array | None:
+    """A mask that hides keys beyond the lengths, too."""
+    if lengths is None:
+        return mask
+    shape = (*lengths.shape, count)
+    limits = jax.lax.broadcast_in_dim(lengths, shape, range(lengths.ndim))
+    here = jax.lax.broadcasted_iota(lengths.dtype, shape, lengths.ndim) < limits
+    here = here[..., None, None, :]
+    if mask is None:
+        return here
+    whole = jnp.broadcast_shapes(here.shape, mask.shape)
+    return jnp.broadcast_to(here, whole) & jnp.broadcast_to(mask, whole)
+
+
+def _check_bias(
+    where: Title, bias: Any, query: Array, places: Array, others: Array
+) -> Array | None:
+    """What is to be added to the products, for queries and keys at these places."""
+    if bias is None:
+        return None
+    if callable(bias):
+        bias = bias(places, others)
+    bias = check_array(where, bias, "bias")
+    if not jnp.issubdtype(bias.dtype, jnp.floating):
+        cure: Sequence[str] = ()
+        if bias.dtype == jnp.bool_:
+            cure = ("What says where to look is the mask:", "layer(x, x, x, mask=mask)")
+        raise ArgumentError(
+            explain(str(where), "bias of a floating dtype", describe(bias), cure=cure)
+        )
+    wanted = (*query.shape[:-3], query.shape[-2], query.shape[-3], others.shape[-1])
+    found = bias.shape
+    fits = len(found) <= len(wanted) and all(
+        size in (1, full) for size, full in zip(found[::-1], wanted[::-1], strict=False)
+    )
+    if not fits:
+        expected = f"bias of a shape that broadcasts to {wanted}"
+        raise ShapeError(explain(str(where), expected, describe(bias)))
+    return bias
+
+
+def _check_divides(where: str, kv_heads: Any, heads: int) -> int | None:
+    if kv_heads is None:
+        return None
+    count = check_size(where, kv_heads, 1)
+    if heads % count != 0:
+        raise ArgumentError(explain(where, f"a divisor of num_heads={heads}", str(count)))
+    return count
+
+
+def _check_window(where: str, window: Any) -> int | None:
+    return None if window is None else check_size(where, window, 1)
+
+
+def _check_name(where: str, name: Any, names: Sequence[str]) -> Any:
+    if name is None or (isinstance(name, str) and name in names):
+        return name
+    expected = f"one of {', '.join(map(repr, names))}, or None"
+    raise ArgumentError(explain(where, expected, describe(name)))
+
+
+def _check_rotary(where: str, rotary: Any, size: int) -> Any:
+    if rotary is None:
+        return None
+    cure = ("It turns heads, each of qk_size:", f"rotary=nn.RotaryPositionalEmbedding({size})")
+    if not isinstance(rotary, RotaryPositionalEmbedding):
+        expected = "a RotaryPositionalEmbedding"
+        raise ArgumentError(explain(where, expected, describe(rotary), cure=cure))
+    if rotary.embedding_size != size:
+        expected = f"one of embedding_size={size}"
+        got = f"embedding_size={rotary.embedding_size}"
+        raise ArgumentError(explain(where, expected, got, cure=cure))
+    return rotary
 
 
 def _key_missing(where: Title) -> str:

@@ -13,7 +13,9 @@ import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, StateError, describe, explain
 from pytreemod.module.classes import Module
+from pytreemod.state.tokens import is_token
 from pytreemod.state.values import State
+from pytreemod.typing import jtu
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
@@ -54,6 +56,30 @@ class StatefulLayer(Module):
             True, unless overridden.
         """
         return True
+
+    def needs_state(self) -> bool:
+        """Whether this instance cannot be called without State; a subclass may decide.
+
+        Returns:
+            What `is_stateful` says, unless overridden: a layer that keeps nothing without State
+            says False, and is called as `layer(x, *, key)` then, for its output alone.
+        """
+        return self.is_stateful()
+
+
+def needs_state(layer: Any) -> bool:
+    """Whether there are tokens in a layer that cannot do without State.
+
+    Examples:
+        >>> from pytreemod.state.tokens import StateIndex
+        >>> needs_state([StateIndex(1.0)]), needs_state(abs)
+        (True, False)
+    """
+
+    def is_end(node: Any) -> bool:
+        return is_token(node) or (isinstance(node, StatefulLayer) and not node.needs_state())
+
+    return any(is_token(node) for node in jtu.tree_leaves(layer, is_leaf=is_end))
 
 
 def is_stateful(layer: Any) -> bool:

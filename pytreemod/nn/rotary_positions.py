@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
@@ -14,6 +17,7 @@ from pytreemod.nn.arguments import (
     Title,
     check_array,
     check_dtype,
+    check_flag,
     check_floating,
     check_last_axis,
     check_number,
@@ -21,7 +25,12 @@ from pytreemod.nn.arguments import (
     named,
 )
 from pytreemod.nn.calling import ignores_key
-from pytreemod.nn.functional.rotary_embeddings import rotary_embedding, rotary_tables, rotate_half
+from pytreemod.nn.functional.rotary_embeddings import (
+    rotary_angles,
+    rotary_embedding,
+    rotary_tables,
+    rotate_half,
+)
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
 
@@ -32,6 +41,10 @@ class RotaryPositionalEmbedding(Module):
     The vector at place $t$ has the pairs $(x_i, x_{i + d/2})$, and each is turned by
     $t \cdot \theta^{-2i/d}$, so that the product of two vectors depends on how far they are apart,
     and not on where they are. For queries and keys of attention, head by head; their values stay.
+
+    A sequence starts at place 0, or at `offset`, or each vector has a place of its own, in
+    `positions`. Interleaved, neighbours are turned together, $(x_{2i}, x_{2i+1})$; files of weights
+    are for one of the two.
 
     Nothing is kept between calls: layers of several sizes, bases and dtypes do not know of each
     other, and a compiled program computes its own angles.
@@ -45,12 +58,15 @@ class RotaryPositionalEmbedding(Module):
         theta: the base, > 0; with a larger one the angles grow more slowly.
         dtype: of the cosines and sines; JAX's default float if None. Computed in the wider one of
             it and the dtype of x, returned in that of x.
+        interleaved: whether a pair has two neighbours, as in the paper and in GPT-J, and not one
+            number of each half, as in GPT-NeoX, Llama and Equinox.
 
     State and randomness: none.
 
     Raises:
-        ArgumentError: an argument is unusable, or x is not floating.
-        ShapeError: x has no axis for places, or its last axis has not embedding_size entries.
+        ArgumentError: an argument is unusable, x is not floating, or places are no numbers.
+        ShapeError: x has no axis for places, or its last axis has not embedding_size entries; or
+            positions or offset are not for that many vectors or sequences.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -58,6 +74,14 @@ class RotaryPositionalEmbedding(Module):
         >>> rope = nn.RotaryPositionalEmbedding(4)
         >>> rope(jnp.ones((7, 5, 4))).shape
         (7, 5, 4)
+
+        The same vectors later in the sequence:
+
+        >>> x = jnp.arange(20.0).reshape(5, 4)
+        >>> bool(jnp.allclose(rope(x)[2:], rope(x[2:], offset=2)))
+        True
+        >>> bool(jnp.allclose(rope(x)[::2], rope(x[::2], positions=jnp.array([0, 2, 4]))))
+        True
 
         In attention, whose heads have the axes (seq_length, num_heads, size):
 
@@ -77,17 +101,28 @@ class RotaryPositionalEmbedding(Module):
     embedding_size: int = field(static=True)
     theta: float = field(static=True)
     dtype: Any = field(static=True)
+    # A default, although __init__ sets it, because what equals its default is not printed.
+    interleaved: bool = field(default=False, static=True)
 
-    def __init__(self, embedding_size: int, theta: int | float = 10_000.0, dtype: Any = None):
+    def __init__(
+        self,
+        embedding_size: int,
+        theta: int | float = 10_000.0,
+        dtype: Any = None,
+        *,
+        interleaved: bool = False,
+    ):
         self.embedding_size = _check_even(named(self, "embedding_size"), embedding_size)
         self.theta = _check_base(named(self, "theta"), theta)
         self.dtype = check_dtype(named(self, "dtype"), dtype, real=True)
+        self.interleaved = check_flag(named(self, "interleaved"), interleaved)
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.
         _check_even(named(self, "embedding_size"), self.embedding_size)
         _check_base(named(self, "theta"), self.theta)
         check_dtype(named(self, "dtype"), self.dtype, real=True)
+        check_flag(named(self, "interleaved"), self.interleaved)
 
     @staticmethod
     def rotate_half(x: Shaped[Array, "*batch size"]) -> Shaped[Array, "*batch size"]:
@@ -103,8 +138,26 @@ class RotaryPositionalEmbedding(Module):
 
     @ignores_key
     @jax.named_scope("pm.nn.RotaryPositionalEmbedding")
-    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
-        """Turn each vector by the angles of its place; `key` is ignored."""
+    def __call__(
+        self,
+        x: AnyArray,
+        *,
+        positions: AnyArray | None = None,
+        offset: AnyArray | int = 0,
+        key: KeyLike | None = None,
+    ) -> Shaped[Array, ...]:
+        """Turn each vector by the angles of its place.
+
+        Args:
+            x: see the class.
+            positions: the place of each vector, of shape (seq_length,) or (..., seq_length); from 0
+                on if None.
+            offset: added to all places: a number, or one for each sequence.
+            key: ignored.
+
+        Returns:
+            The turned vectors.
+        """
         del key
         where = Title(self, "embedding_size")
         x = check_array(where, x)
@@ -114,8 +167,38 @@ class RotaryPositionalEmbedding(Module):
             cure = ("x lacks the axis of places; for a sequence of one, write", "layer(x[None])")
             raise ShapeError(explain(str(where), expected, describe(x), cure=cure))
         check_last_axis(where, x, self.embedding_size, "embedding_size")
-        tables = rotary_tables(self.embedding_size, x.shape[-2], self.theta, self.dtype)
-        return rotary_embedding(x, *tables)
+        size, theta, dtype = self.embedding_size, self.theta, self.dtype
+        if positions is None and isinstance(offset, int) and offset == 0:
+            tables = rotary_tables(size, x.shape[-2], theta, dtype)
+        else:
+            tables = rotary_angles(_places(where, x, positions, offset), size, theta, dtype)
+        return rotary_embedding(x, *tables, interleaved=self.interleaved)
+
+
+def _places(where: Title, x: Array, positions: Any, offset: Any) -> Array:
+    """The place of each vector: (seq,), or (..., seq)."""
+    wide = jnp.result_type(float)
+    count = x.shape[-2:-1]
+    places = jnp.arange(count[0]) if positions is None else positions
+    places = _numbers(where, "positions", places, (count, x.shape[:-1])).astype(wide)
+    start = _numbers(where, "offset", jnp.asarray(offset), ((), x.shape[:-2])).astype(wide)
+    if not start.ndim:
+        return places + start
+    shape = x.shape[:-1]
+    placed = lax.broadcast_in_dim(places, shape, range(len(shape) - places.ndim, len(shape)))
+    return placed + lax.broadcast_in_dim(start, shape, range(start.ndim))
+
+
+def _numbers(where: Title, name: str, value: Any, shapes: Sequence[tuple[int, ...]]) -> Array:
+    """Require real numbers of one of two shapes."""
+    value = check_array(where, value, name)
+    dtype = value.dtype
+    if not (jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)):
+        raise ArgumentError(explain(str(where), f"{name} of real numbers", describe(value)))
+    if value.shape not in shapes:
+        expected = f"{name} of shape {' or '.join(map(str, dict.fromkeys(shapes)))}"
+        raise ShapeError(explain(str(where), expected, describe(value)))
+    return value
 
 
 def _check_even(where: str, size: Any) -> int:

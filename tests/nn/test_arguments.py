@@ -476,6 +476,16 @@ def transposed():
             {"num_heads": 0},
             r"^MultiheadAttention\(num_heads\): expected an integer of at least 1, got 0",
         ),
+        (
+            lambda: nn.MultiheadAttention(1, 2, key=KEYS[0]),
+            {"num_kv_heads": 2},
+            r"^MultiheadAttention\(num_kv_heads\): expected a divisor of num_heads=1, got 2",
+        ),
+        (
+            lambda: nn.MultiheadAttention(1, 2, is_causal=True, cache_size=3, key=KEYS[0]),
+            {"is_causal": False},
+            r"^MultiheadAttention\(is_causal\): expected is_causal=True with a cache, got False",
+        ),
     ],
     ids=[
         "momentum",
@@ -512,6 +522,8 @@ def transposed():
         "an odd size",
         "theta",
         "num_heads",
+        "num_kv_heads",
+        "causal with a cache",
     ],
 )
 def test_numbers_are_checked_when_they_are_exchanged(make, change, text):

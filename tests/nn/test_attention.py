@@ -179,6 +179,71 @@ def test_every_leaf_has_the_dtype_that_was_asked_for():
     assert layer(jnp.ones((3, 4), jnp.bfloat16)).dtype == jnp.bfloat16
 
 
+# ---- grouped heads, windows, bias, normalized queries and keys
+
+
+def test_multi_query_attention_is_the_same_keys_for_all_heads():
+    """With one head of keys and values, as with that head's weights for each."""
+    layer, x = make(2, 4, num_kv_heads=1, use_key_bias=True), jnp.asarray(wave(3, 5, 4))
+    assert layer.key_proj.weight.shape == layer.value_proj.weight.shape == (2, 4)
+
+    def twice(linear):
+        bias = None if linear.bias is None else jnp.tile(linear.bias, 2)
+        weight = jnp.tile(linear.weight, (2, 1))
+        return linear.replace(weight=weight, bias=bias, out_features=4)
+
+    whole = layer.replace(
+        num_kv_heads=None, key_proj=twice(layer.key_proj), value_proj=twice(layer.value_proj)
+    )
+    assert_close(layer(x), whole(x))
+
+
+def test_causal_and_window_are_masks():
+    """By the field, by the argument, beside a mask, and by JAX's function."""
+    x, places = jnp.asarray(wave(5, 4)), np.arange(5)
+    band = (places[:, None] - places < 2) & (places[:, None] >= places)
+    mask = np.asarray(wave(2, 5, 5) > 0) | np.eye(5, dtype=bool)
+    layer = make(2, 4, is_causal=True, window=2)
+
+    assert_close(layer(x), make()(x, mask=band))
+    assert_close(layer(x, mask=mask), make()(x, mask=mask & band))
+    assert_close(layer(x, is_causal=False), make()(x, mask=band | band.T))
+    assert_close(make(2, 4, is_causal=True)(x), make()(x, is_causal=True))
+    assert_close(layer.replace(implementation="xla")(x, mask=mask), layer(x, mask=mask))
+
+
+def test_a_bias_is_added_to_the_products():
+    """As an array or by the places; a very negative one hides what a mask hides."""
+    layer, x = make(), jnp.asarray(wave(3, 5, 4))
+    hidden = np.triu(np.full((5, 5), -1e9, "f4"), 1)
+    expected = layer(x, is_causal=True)
+
+    def by_places(query, key):
+        return jnp.where(key[None] > query[:, None], -1e9, 0.0)
+
+    assert_close(layer(x, bias=hidden), expected)
+    assert_close(layer(x, bias=by_places), expected)
+    assert_close(layer(x, bias=np.broadcast_to(hidden, (3, 1, 5, 5))), expected)
+
+
+@pytest.mark.parametrize("name", ["rms", "layer"])
+def test_queries_and_keys_are_normalized_by_heads(name):
+    """Then turned: the size of what came makes no difference."""
+    layer = make(2, 8, qk_norm=name, rotary=nn.RotaryPositionalEmbedding(4))
+    assert [type(layer.query_norm).__name__, layer.key_norm.weight.shape] == [
+        {"rms": "RMSNorm", "layer": "LayerNorm"}[name],
+        (4,),
+    ]
+    x, value = jnp.asarray(wave(5, 8)), jnp.asarray(wave(5, 8, phase=1))
+    found = []
+    layer(x, process_heads=lambda *heads: (found.extend(heads), heads)[1])
+    sizes = (found[0] ** 2).mean(-1)
+
+    assert_close(sizes, np.ones((5, 2)), rtol=2e-2)
+    assert_close(layer(100 * x, 100 * x, value), layer(10 * x, 10 * x, value), rtol=1e-2, atol=1e-3)
+    assert not np.allclose(layer(x), layer.replace(rotary=None)(x))
+
+
 # ---- refusals
 
 
@@ -200,6 +265,30 @@ def test_every_leaf_has_the_dtype_that_was_asked_for():
         ((2, 4), {"use_key_bias": 1}, r"\(use_key_bias\): expected True or False, got 1"),
         ((2, 4), {"dropout_p": 1.5}, r"\(dropout_p\): expected a number from 0 to 1, got 1\.5"),
         ((2, 4), {"inference": None}, r"\(inference\): expected True or False, got None"),
+        (
+            (4, 8),
+            {"num_kv_heads": 3},
+            r"\(num_kv_heads\): expected a divisor of num_heads=4, got 3",
+        ),
+        ((4, 8), {"num_kv_heads": 0}, r"\(num_kv_heads\): .* at least 1, got 0"),
+        ((2, 4), {"window": 0}, r"\(window\): expected an integer of at least 1, got 0"),
+        ((2, 4), {"is_causal": 1}, r"\(is_causal\): expected True or False, got 1"),
+        (
+            (2, 4),
+            {"qk_norm": "batch"},
+            r"\(qk_norm\): expected one of 'rms', 'layer', or None, got",
+        ),
+        (
+            (2, 4),
+            {"implementation": "x"},
+            r"\(implementation\): expected one of 'xla', 'cudnn', or",
+        ),
+        ((2, 4), {"rotary": True}, r"\(rotary\): expected a RotaryPositional(.|\n)*Embedding\(2\)"),
+        (
+            (2, 4),
+            {"rotary": nn.RotaryPositionalEmbedding(4)},
+            r"\(rotary\): expected one of embedding_size=2, got embedding_size=4",
+        ),
         ((2, 4), {"dtype": int}, r"\(dtype\): expected a floating dtype, got the class int"),
     ],
     ids=label,
@@ -249,6 +338,11 @@ X, KEYS = jnp.ones((3, 4)), jnp.ones((5, 4))
         ),
         (lambda f: f(X, process_heads=lambda q, k, v: q), r"process_heads to give .*, got f32\["),
         (
+            lambda f: f(X, bias=jnp.ones((2, 4, 3))),
+            r"bias of a shape that broadcasts to \(2, 3, 3\), got f32\[2,4,3\]",
+        ),
+        (lambda f: f(X, lengths=jnp.ones(2, int)), r"lengths of shape \(\), one for each sequence"),
+        (
             lambda f: f.replace(num_heads=1)(X),
             r"query_proj to give shape \(3, 2\), for 1 heads of 2",
         ),
@@ -275,6 +369,8 @@ def test_shapes_that_do_not_go_together(call, text):
             lambda f: f(X, X, X, jnp.ones((3, 3))),
             r"mask of booleans, got f32(.|\n)*astype\(bool\)$",
         ),
+        (lambda f: f(X, bias=X > 0), r"bias of a floating dtype, got bool(.|\n)*mask=mask"),
+        (lambda f: f(X, bias="alibi"), r"bias to be an array, got 'alibi'"),
         (lambda f: f(X, process_heads=3), r"process_heads to be a function (.*), got 3"),
     ],
     ids=label,

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from pytreemod import nn
@@ -78,3 +79,60 @@ def test_what_it_cannot_turn():
     )
     with pytest.raises(ShapeError, match=r"expected x of shape \(\.\.\., 4\), got f32\[2,6\]"):
         layer(jnp.ones((2, 6)))
+
+
+def of_pairs(x, positions, theta=10_000.0, *, interleaved):
+    """Each pair as a complex number, times exp(i angle), by NumPy in double precision."""
+    x, half = np.asarray(x, "f8"), x.shape[-1] // 2
+    angles = np.asarray(positions, "f8")[..., None] / theta ** (np.arange(half) / half)
+    first, second = (x[..., ::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])
+    turned = (first + 1j * second) * np.exp(1j * angles)
+    if interleaved:
+        return np.stack([turned.real, turned.imag], -1).reshape(x.shape)
+    return np.concatenate([turned.real, turned.imag], -1)
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_any_places_by_either_convention(interleaved):
+    """From 0, from an offset, from one for each sequence, and at places of their own."""
+    layer = nn.RotaryPositionalEmbedding(4, interleaved=interleaved)
+    x, places = jnp.asarray(wave(2, 3, 4)), np.array([[0, 1, 2], [7, 3, 3]])
+
+    def by_hand(places):
+        return of_pairs(x, places, interleaved=interleaved)
+
+    assert_close(layer(x), by_hand(np.arange(3)))
+    assert_close(layer(x, offset=5), by_hand(np.arange(5, 8)))
+    starts = np.array([4, 0])
+    assert_close(layer(x, offset=starts), by_hand(starts[:, None] + np.arange(3)))
+    assert_close(layer(x, positions=places), by_hand(places))
+    assert_close(
+        layer(x, positions=places[0] / 2, offset=starts), by_hand(starts[:, None] + places[0] / 2)
+    )
+    assert layer(x.astype(jnp.bfloat16), offset=5).dtype == jnp.bfloat16
+
+
+def test_products_depend_on_distances_alone():
+    """What the angles are for."""
+    layer, (query, key) = nn.RotaryPositionalEmbedding(4), jnp.asarray(wave(2, 1, 4))
+
+    def product(m, n):
+        return layer(query, offset=m)[0] @ layer(key, offset=n)[0]
+
+    assert_close(product(5, 3), product(102, 100), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"positions": jnp.ones(2)}, ShapeError, r"positions of shape \(3,\), got f32\[2\]"),
+        ({"offset": jnp.ones(3)}, ShapeError, r"offset of shape \(\), got f32\[3\]"),
+        ({"positions": jnp.ones(3, bool)}, ArgumentError, "positions of real numbers, got bool"),
+        ({"positions": "all"}, ArgumentError, "positions to be an array, got 'all'"),
+    ],
+    ids=label,
+)
+def test_places_that_are_none(options, error, text):
+    """Told by the argument's name."""
+    with pytest.raises(error, match=rf"^RotaryPositionalEmbedding\(.*\): expected {text}"):
+        nn.RotaryPositionalEmbedding(4)(jnp.ones((3, 4)), **options)

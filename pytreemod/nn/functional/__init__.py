@@ -6,12 +6,15 @@ function accepts leading batch axes. May import errors, and the checks of `pytre
 
 from pytreemod.nn.functional.activation_functions import prelu as prelu
 from pytreemod.nn.functional.adaptive_windows import adaptive_pool as adaptive_pool
+from pytreemod.nn.functional.attention import attention_mask as attention_mask
 from pytreemod.nn.functional.attention import attention_weights as attention_weights
 from pytreemod.nn.functional.attention import dot_product_attention as dot_product_attention
 from pytreemod.nn.functional.attention import weighted_values as weighted_values
 from pytreemod.nn.functional.convolution import conv as conv
 from pytreemod.nn.functional.dropout_masks import dropout as dropout
 from pytreemod.nn.functional.embeddings import embedding as embedding
+from pytreemod.nn.functional.kv_caches import empty_cache as empty_cache
+from pytreemod.nn.functional.kv_caches import extend_cache as extend_cache
 from pytreemod.nn.functional.linear_functions import einsum as einsum
 from pytreemod.nn.functional.linear_functions import linear as linear
 from pytreemod.nn.functional.linear_functions import linear_general as linear_general
@@ -32,6 +35,7 @@ from pytreemod.nn.functional.recurrent_cells import gru_cell as gru_cell
 from pytreemod.nn.functional.recurrent_cells import lstm_cell as lstm_cell
 from pytreemod.nn.functional.recurrent_cells import simple_cell as simple_cell
 from pytreemod.nn.functional.recurrent_sequences import flip_sequences as flip_sequences
+from pytreemod.nn.functional.rotary_embeddings import rotary_angles as rotary_angles
 from pytreemod.nn.functional.rotary_embeddings import rotary_embedding as rotary_embedding
 from pytreemod.nn.functional.rotary_embeddings import rotary_tables as rotary_tables
 from pytreemod.nn.functional.rotary_embeddings import rotate_half as rotate_half

@@ -4,40 +4,99 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Shaped
 
+from pytreemod.errors import ArgumentError, explain
 from pytreemod.nn.functional.inlining import as_arrays, traced_once
 from pytreemod.nn.functional.promotion import promote, wide_dtype
 
 
+def attention_mask(
+    query_positions: Shaped[ArrayLike, "*batch q_seq"],
+    key_positions: Shaped[ArrayLike, "*batch kv_seq"],
+    *,
+    is_causal: bool = False,
+    window: int | None = None,
+) -> Bool[Array, "*batch q_seq kv_seq"]:
+    """Where queries may look, by the places of queries and keys.
+
+    Shapes:
+        query_positions: (..., q_seq)
+        key_positions: (..., kv_seq)
+        return: (..., q_seq, kv_seq)
+
+    Args:
+        query_positions: integers.
+        key_positions: integers.
+        is_causal: whether no query sees what comes after it.
+        window: how many places a query sees, its own counted: itself and the window - 1 before it;
+            if not causal, as many after it, too.
+
+    Returns:
+        True where a query may look.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> places = jnp.arange(3)
+        >>> nn.functional.attention_mask(places, places, is_causal=True, window=2).astype(int)
+        Array([[1, 0, 0],
+               [1, 1, 0],
+               [0, 1, 1]], dtype=int32)
+
+    Source:
+        Windows: Beltagy et al. 2020, https://arxiv.org/abs/2004.05150, sec. 3.1.
+    """
+    query_positions, key_positions = as_arrays(query_positions, key_positions)
+    return _attention_mask(query_positions, key_positions, is_causal=is_causal, window=window)
+
+
+@traced_once("is_causal", "window")
+def _attention_mask(query: Array, key: Array, *, is_causal: bool, window: int | None) -> Array:
+    ahead = key[..., None, :] - query[..., :, None]
+    seen = jnp.ones(ahead.shape, bool)
+    if is_causal:
+        seen = ahead <= 0
+    if window is not None:
+        seen &= ahead > -window
+        if not is_causal:
+            seen &= ahead < window
+    return seen
+
+
 def attention_weights(
     query: Shaped[ArrayLike, "*batch q_seq heads size"],
-    key: Shaped[ArrayLike, "*batch kv_seq heads size"],
+    key: Shaped[ArrayLike, "*batch kv_seq kv_heads size"],
     mask: Bool[ArrayLike, ...] | None = None,
+    bias: Shaped[ArrayLike, ...] | None = None,
 ) -> Shaped[Array, "*batch heads q_seq kv_seq"]:
-    r"""What each query gives to each place: $\mathrm{softmax}(q k^\top / \sqrt{d})$.
+    r"""What each query gives to each place: $\mathrm{softmax}(q k^\top / \sqrt{d} + b)$.
 
     Shapes:
         query: (..., q_seq, heads, size)
-        key: (..., kv_seq, heads, size)
+        key: (..., kv_seq, kv_heads, size), kv_heads a divisor of heads
         mask: any shape that broadcasts to that of the result
+        bias: any shape that broadcasts to that of the result
         return: (..., heads, q_seq, kv_seq)
 
     Args:
         query: what is looked for.
-        key: what is there to be found.
+        key: what is there to be found. With fewer heads than queries, each is for several
+            neighbouring heads of those.
         mask: True where a query may look. One that may look nowhere looks everywhere alike.
+        bias: added to the products.
 
     Returns:
         Numbers that sum to one for each query, computed in float32 or wider, in the dtype of query
         and key.
 
     Raises:
+        ArgumentError: the heads of keys do not divide those of queries.
         TypeError: the sizes disagree (raised by JAX).
 
     Examples:
@@ -48,18 +107,27 @@ def attention_weights(
         [[[0.25, 0.25, 0.25, 0.25]]]
 
     Source:
-        Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, eq. (1).
+        Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, eq. (1); heads in groups: Ainslie et
+        al. 2023, https://arxiv.org/abs/2305.13245, sec. 2.2.
     """
-    return _attention_weights(*as_arrays(query, key, mask))
+    return _attention_weights(*as_arrays(query, key, mask, bias))
 
 
 @traced_once()
-def _attention_weights(query: Array, key: Array, mask: Array | None) -> Array:
+def _attention_weights(query: Array, key: Array, mask: Array | None, bias: Array | None) -> Array:
     query, key = promote(query, key)
+    groups = _groups(query.shape[-2], key.shape[-2])
     wide = wide_dtype(query.dtype)
     # The queries and not the products, of which there are more.
     scaled = query.astype(wide) / math.sqrt(query.shape[-1])
-    logits = jnp.einsum("...qhd,...khd->...hqk", scaled, key.astype(wide))
+    if groups == 1:
+        logits = jnp.einsum("...qhd,...khd->...hqk", scaled, key.astype(wide))
+    else:
+        scaled = scaled.reshape((*scaled.shape[:-2], -1, groups, scaled.shape[-1]))
+        logits = jnp.einsum("...qhgd,...khd->...hgqk", scaled, key.astype(wide))
+        logits = logits.reshape((*logits.shape[:-4], -1, *logits.shape[-2:]))
+    if bias is not None:
+        logits = logits + jnp.broadcast_to(bias.astype(wide), logits.shape)
     if mask is not None:
         # Not -inf: a row of nothing else would become nan, and its gradient, too.
         about: Any = jnp.finfo
@@ -69,7 +137,7 @@ def _attention_weights(query: Array, key: Array, mask: Array | None) -> Array:
 
 def weighted_values(
     weights: Shaped[ArrayLike, "*batch heads q_seq kv_seq"],
-    value: Shaped[ArrayLike, "*batch kv_seq heads size"],
+    value: Shaped[ArrayLike, "*batch kv_seq kv_heads size"],
 ) -> Shaped[Array, "*batch q_seq heads size"]:
     r"""For each query the sum of values, by weights.
 
@@ -77,7 +145,7 @@ def weighted_values(
 
     Shapes:
         weights: (..., heads, q_seq, kv_seq)
-        value: (..., kv_seq, heads, size)
+        value: (..., kv_seq, kv_heads, size), kv_heads a divisor of heads
         return: (..., q_seq, heads, size)
 
     Args:
@@ -88,6 +156,7 @@ def weighted_values(
         The sums, added up in float32 or wider.
 
     Raises:
+        ArgumentError: the heads of keys do not divide those of queries.
         TypeError: the sizes disagree (raised by JAX).
 
     Examples:
@@ -107,25 +176,46 @@ def weighted_values(
 def _weighted_values(weights: Array, value: Array) -> Array:
     weights, value = promote(weights, value)
     wide = wide_dtype(value.dtype)
-    summed = jnp.einsum("...hqk,...khd->...qhd", weights, value, preferred_element_type=wide)
+    groups = _groups(weights.shape[-3], value.shape[-2])
+    if groups == 1:
+        summed = jnp.einsum("...hqk,...khd->...qhd", weights, value, preferred_element_type=wide)
+    else:
+        weights = weights.reshape((*weights.shape[:-3], -1, groups, *weights.shape[-2:]))
+        equation = "...hgqk,...khd->...qhgd"
+        summed = jnp.einsum(equation, weights, value, preferred_element_type=wide)
+        summed = summed.reshape((*summed.shape[:-3], -1, summed.shape[-1]))
     return lax.convert_element_type(summed, value.dtype)
+
+
+def _groups(heads: int, kv_heads: int) -> int:
+    """How many heads of queries one of keys is for."""
+    count, rest = divmod(heads, kv_heads or 1)
+    if rest != 0:
+        expected, got = f"heads of keys that divide the {heads} of queries", str(kv_heads)
+        raise ArgumentError(explain("attention", expected, got))
+    return count
 
 
 def dot_product_attention(
     query: Shaped[ArrayLike, "*batch q_seq heads size"],
-    key: Shaped[ArrayLike, "*batch kv_seq heads size"],
-    value: Shaped[ArrayLike, "*batch kv_seq heads v_size"],
+    key: Shaped[ArrayLike, "*batch kv_seq kv_heads size"],
+    value: Shaped[ArrayLike, "*batch kv_seq kv_heads v_size"],
     mask: Bool[ArrayLike, ...] | None = None,
     *,
+    bias: Shaped[ArrayLike, ...] | None = None,
+    is_causal: bool = False,
+    window: int | None = None,
+    implementation: Literal["xla", "cudnn"] | None = None,
     dropout: Callable[[Array], Array] | None = None,
 ) -> Shaped[Array, "*batch q_seq heads v_size"]:
-    r"""Attend: $\mathrm{softmax}(q k^\top / \sqrt{d}) \, v$, each head for itself.
+    r"""Attend: $\mathrm{softmax}(q k^\top / \sqrt{d} + b) \, v$, each head for itself.
 
     Shapes:
         query: (..., q_seq, heads, size)
-        key: (..., kv_seq, heads, size)
-        value: (..., kv_seq, heads, v_size)
+        key: (..., kv_seq, kv_heads, size), kv_heads a divisor of heads
+        value: (..., kv_seq, kv_heads, v_size)
         mask: any shape that broadcasts to (..., heads, q_seq, kv_seq)
+        bias: any shape that broadcasts to (..., heads, q_seq, kv_seq)
         return: (..., q_seq, heads, v_size)
 
     Args:
@@ -133,13 +223,20 @@ def dot_product_attention(
         key: what is there to be found.
         value: what is given for it.
         mask: True where a query may look. One that may look nowhere looks everywhere alike.
+        bias: added to the products.
+        is_causal: whether no query sees what comes after it, both counted from the start.
+        window: how many places a query sees, see `attention_mask`.
+        implementation: "xla" or "cudnn", for that of `jax.nn.dot_product_attention`; the formula in
+            the way of this page if None, and wherever that one has no answer: with dropout, and for
+            values of another size than keys.
         dropout: from the weights, (..., heads, q_seq, kv_seq), to those that are used.
 
     Returns:
         For each query and head an average of values. The softmax and the sums are computed in
-        float32 or wider.
+        float32 or wider; by another implementation as that does it.
 
     Raises:
+        ArgumentError: the heads of keys do not divide those of queries.
         TypeError: the sizes disagree (raised by JAX).
 
     Examples:
@@ -155,5 +252,65 @@ def dot_product_attention(
     Source:
         Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, eq. (1).
     """
-    weights = attention_weights(query, key, mask)
+    query, key, value, mask, bias = as_arrays(query, key, value, mask, bias)
+    fits = dropout is None and value.shape[-1] == key.shape[-1]
+    if implementation is not None and fits:
+        options: dict[str, Any] = {"is_causal": is_causal, "implementation": implementation}
+        return _of_jax(query, key, value, mask, bias, window=window, **options)
+    if is_causal or window is not None:
+        mask = _both(mask, _seen(query, key, is_causal, window))
+    weights = attention_weights(query, key, mask, bias)
     return weighted_values(weights if dropout is None else dropout(weights), value)
+
+
+def _seen(query: Array, key: Array, is_causal: bool, window: int | None) -> Array:
+    places = (jnp.arange(x.shape[-3]) for x in (query, key))
+    return attention_mask(*places, is_causal=is_causal, window=window)
+
+
+def _both(mask: Array | None, seen: Array) -> Array:
+    """Where both allow to look."""
+    if mask is None:
+        return seen
+    shape = jnp.broadcast_shapes(mask.shape, seen.shape)
+    return jnp.broadcast_to(mask, shape) & jnp.broadcast_to(seen, shape)
+
+
+@traced_once("is_causal", "window", "implementation")
+def _of_jax(
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array | None,
+    bias: Array | None,
+    *,
+    is_causal: bool,
+    window: int | None,
+    implementation: Any,
+) -> Array:
+    """The same by JAX's function, which wants one batch axis, and the same ranks."""
+    _groups(query.shape[-2], key.shape[-2])
+    query, key, value = promote(query, key, value)
+    lead = query.shape[:-3]
+    size = math.prod(lead)
+
+    def flat(x: Array | None) -> Array | None:
+        if x is None or x.ndim <= 3:
+            # The same for all.
+            return None if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape)
+        x = jnp.broadcast_to(x, (*lead, *x.shape[-3:]))
+        return x.reshape((size, *x.shape[-3:]))
+
+    # It was not written for strict promotion.
+    with jax.numpy_dtype_promotion("standard"):
+        found = jax.nn.dot_product_attention(
+            *(x.reshape((size, *x.shape[-3:])) for x in (query, key, value)),
+            bias=flat(None if bias is None else bias.astype(query.dtype)),
+            mask=flat(mask),
+            is_causal=is_causal,
+            local_window_size=None
+            if window is None
+            else (window - 1, 0 if is_causal else window - 1),
+            implementation=implementation,
+        )
+    return found.reshape((*lead, *found.shape[1:]))

@@ -48,9 +48,61 @@ def rotary_tables(
 
 @traced_once("embedding_size", "end", "dtype")
 def _tables(theta: Array, *, embedding_size: int, end: int, dtype: Any) -> tuple[Array, Array]:
+    places = jnp.arange(end, dtype=theta.dtype)
+    angles = jnp.outer(places, _frequencies(theta, embedding_size))
+    return jnp.cos(angles).astype(dtype), jnp.sin(angles).astype(dtype)
+
+
+def _frequencies(theta: Array, embedding_size: int) -> Array:
     evens = jnp.arange(0, embedding_size, 2, dtype=theta.dtype)
-    frequencies = 1 / theta ** (evens / embedding_size)
-    angles = jnp.outer(jnp.arange(end, dtype=theta.dtype), frequencies)
+    return 1 / theta ** (evens / embedding_size)
+
+
+def rotary_angles(
+    positions: Shaped[ArrayLike, "*batch seq"],
+    embedding_size: int,
+    theta: Any = 10_000.0,
+    dtype: Any = None,
+) -> tuple[Shaped[Array, "*batch seq half"], Shaped[Array, "*batch seq half"]]:
+    r"""Cosine and sine of the angles $t \cdot \theta^{-2i/d}$, for any places $t$.
+
+    Shapes:
+        positions: (..., seq)
+        return: (..., seq, embedding_size // 2), twice
+
+    Args:
+        positions: the places, integers or not.
+        embedding_size: the size $d$ of a vector, an even number.
+        theta: the base; it may be an array.
+        dtype: of the result; the angles are computed in JAX's default float, which is the dtype if
+            None.
+
+    Returns:
+        The cosines, and the sines.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> cos, sin = nn.functional.rotary_angles(jnp.array([1]), 4)
+        >>> sin[:, 0].round(3).tolist()
+        [0.8410000205039978]
+
+    Source:
+        Su et al. 2021, https://arxiv.org/abs/2104.09864, eq. (15).
+    """
+    wide = jnp.result_type(float)
+    kept = jnp.dtype(wide if dtype is None else dtype)
+    places, base = jnp.asarray(positions).astype(wide), jnp.asarray(theta, wide)
+    return _angles(places, base, embedding_size=embedding_size, dtype=kept)
+
+
+@traced_once("embedding_size", "dtype")
+def _angles(places: Array, theta: Array, *, embedding_size: int, dtype: Any) -> tuple[Array, Array]:
+    frequencies = _frequencies(theta, embedding_size)
+    shape = (*places.shape, embedding_size // 2)
+    angles = lax.broadcast_in_dim(places, shape, range(places.ndim)) * lax.broadcast_in_dim(
+        frequencies, shape, (places.ndim,)
+    )
     return jnp.cos(angles).astype(dtype), jnp.sin(angles).astype(dtype)
 
 
@@ -80,23 +132,27 @@ def rotate_half(x: Shaped[ArrayLike, "*batch size"]) -> Shaped[Array, "*batch si
 
 def rotary_embedding(
     x: Shaped[ArrayLike, "*batch seq size"],
-    cos: Shaped[ArrayLike, "seq half"],
-    sin: Shaped[ArrayLike, "seq half"],
+    cos: Shaped[ArrayLike, "*#batch seq half"],
+    sin: Shaped[ArrayLike, "*#batch seq half"],
+    *,
+    interleaved: bool = False,
 ) -> Shaped[Array, "*batch seq size"]:
     r"""Turn each pair $(x_i, x_{i + d/2})$ of a vector by the angle of its place.
 
     $y_i = x_i \cos - x_{i+d/2} \sin$ and $y_{i+d/2} = x_{i+d/2} \cos + x_i \sin$: a pair has one
-    number of each half, as in GPT-NeoX and Llama. (In the paper it has two neighbours.)
+    number of each half, as in GPT-NeoX and Llama. Interleaved, a pair has two neighbours,
+    $(x_{2i}, x_{2i+1})$, as in the paper and in GPT-J.
 
     Shapes:
         x: (..., seq, size), of an even size
-        cos, sin: (seq, size // 2)
+        cos, sin: (seq, size // 2), or (..., seq, size // 2) for places that differ in a batch
         return: (..., seq, size)
 
     Args:
         x: vectors, one for each place.
-        cos: cosines of the angles, see `rotary_tables`.
+        cos: cosines of the angles, see `rotary_tables` and `rotary_angles`.
         sin: their sines.
+        interleaved: whether neighbours are turned together, instead of numbers of both halves.
 
     Returns:
         The turned vectors, computed in the wider of the dtypes, in the dtype of x.
@@ -114,19 +170,25 @@ def rotary_embedding(
     Source:
         Su et al. 2021, https://arxiv.org/abs/2104.09864, eq. (34).
     """
-    return _rotary_embedding(*as_arrays(x, cos, sin))
+    return _rotary_embedding(*as_arrays(x, cos, sin), interleaved=interleaved)
 
 
-@traced_once()
-def _rotary_embedding(x: Array, cos: Array, sin: Array) -> Array:
+@traced_once("interleaved")
+def _rotary_embedding(x: Array, cos: Array, sin: Array, *, interleaved: bool) -> Array:
     # The dtype of the angles was chosen for that of x, also where promotion is set to strict.
     with jax.numpy_dtype_promotion("standard"):
         dtype = jnp.promote_types(x.dtype, cos.dtype)
     wide = x.astype(dtype)
 
-    def times(x: Array, table: Array) -> Array:
-        on_both_halves = jnp.concatenate([table, table], axis=-1).astype(dtype)
-        return with_shared(lax.mul, x, on_both_halves, x.ndim - 2)
+    def times(x: Array, table: Array, repeats: int) -> Array:
+        both = jnp.concatenate([table] * repeats, axis=-1).astype(dtype)
+        return with_shared(lax.mul, x, both, x.ndim - both.ndim)
 
-    turned = times(wide, cos) + times(rotate_half(wide), sin)
-    return turned.astype(x.dtype)
+    if not interleaved:
+        turned = times(wide, cos, 2) + times(rotate_half(wide), sin, 2)
+        return turned.astype(x.dtype)
+    pairs = wide.reshape((*wide.shape[:-1], wide.shape[-1] // 2, 2))
+    first, second = pairs[..., 0], pairs[..., 1]
+    one = times(first, cos, 1) - times(second, sin, 1)
+    other = times(second, cos, 1) + times(first, sin, 1)
+    return jnp.stack([one, other], axis=-1).reshape(x.shape).astype(x.dtype)

@@ -23,6 +23,7 @@ from pytreemod.nn.calling import (
     Absence,
     Absent,
     StatefulLayer,
+    needs_state,
     uses_key_if,
     wants_key,
 )
@@ -173,6 +174,10 @@ class Stack(StatefulLayer, Generic[_L]):
             The last layer's output; with `state`, the pair of it and the new State.
         """
         title, depth = self._title(), self.depth
+        # Layers that can do without State do so, where none is given.
+        is_stateful = self.is_stateful() and not (
+            isinstance(state, Absence) and not needs_state(self.layer)
+        )
         check_second(title, self.is_stateful(), state)
         extra = check_further(title, per_layer, same)
         if same or extra:
@@ -181,14 +186,14 @@ class Stack(StatefulLayer, Generic[_L]):
         layer, outer = without_numbers(self.layer)
         numbers = None if outer is None else jnp.arange(depth)
         # The State has them; what is left in the layer would be taken apart as its arrays are.
-        layer = delete_init_state(layer) if self.is_stateful() else layer
+        layer = delete_init_state(layer) if is_stateful else layer
         check_leading(title, depth, {"layer": layer, "per_layer": extra})
         keys = None
         # Keys that nobody uses would be split in the program all the same.
         if key is not None and wants_key(self.layer):
             keys = jax.random.split(check_key(title, key), depth)
         values = None
-        if self.is_stateful():
+        if is_stateful:
             values = LayerStates(title, layer, depth, same, given_state(title, layer, state))
         step = Step(same, outer, title, None if values is None else values.form)
         own, shared = ((), ()) if values is None else (values.own, values.shared)

@@ -7,7 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pytreemod.nn.functional import attention_weights, dot_product_attention, weighted_values
+from pytreemod.errors import ArgumentError
+from pytreemod.nn.functional import (
+    attention_mask,
+    attention_weights,
+    dot_product_attention,
+    weighted_values,
+)
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -126,3 +132,132 @@ def test_dropout_is_of_the_weights():
     assert shapes == [(2, 3, 5)]
     assert_close(found, jnp.broadcast_to(value[0], (3, 2, 3)))
     assert_close(weighted_values(jnp.ones((2, 1, 5)), value)[0], value.sum(0))
+
+
+# ---- groups of heads, windows, bias, and JAX's own function
+
+SMALL = [  # heads, heads of keys, masked, causal, window, biased
+    (4, 2, False, True, None, False),
+    (4, 1, True, False, 2, True),
+    (2, 2, True, True, 3, True),
+]
+WIDE = list(
+    itertools.product((4,), (1, 2, 4), (False, True), (False, True), (None, 1, 3), (False, True))
+)
+
+
+def grouped(kv_heads, heads=4, dtype=jnp.float32):
+    """A batch of queries, keys and values of equal sizes, as JAX's function wants them."""
+    shapes = ((2, 3, heads, 4), (2, 5, kv_heads, 4), (2, 5, kv_heads, 4))
+    return [jnp.asarray(wave(*shape, phase=i)).astype(dtype) for i, shape in enumerate(shapes)]
+
+
+def visible(masked, causal, window):
+    """Where 3 queries may see 5 keys, one by one."""
+    allowed = np.ones((3, 5), bool) if not masked else mask_of((3, 5))
+    for q, k in itertools.product(range(3), range(5)):
+        too_far = window is not None and abs(q - k) >= window
+        if too_far or (causal and k > q):
+            allowed[q, k] = False
+    return allowed
+
+
+def check_case(torch, case, dtype, implementation, tolerance):
+    """Outputs and gradients against PyTorch in double precision, which is told each place."""
+    heads, kv_heads, masked, causal, window, biased = case
+    given = grouped(kv_heads, heads, dtype)
+    bias = jnp.asarray(wave(heads, 3, 5)) if biased else None
+    mask = jnp.asarray(mask_of((3, 5))) if masked else None
+    options = {"is_causal": causal, "window": window, "implementation": implementation}
+    found, pull = jax.vjp(lambda *x: dot_product_attention(*x, mask, bias=bias, **options), *given)
+    cotangent = wave(*found.shape)
+
+    tensors = [torch.tensor(np.asarray(x, np.float64), requires_grad=True) for x in given]
+    added = torch.zeros(1, heads, 3, 5).double() + (
+        torch.tensor(wave(heads, 3, 5)) if biased else 0
+    )
+    added = added.masked_fill(torch.tensor(~visible(masked, causal, window)), float("-inf"))
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(1, 2) for x in tensors), added, enable_gqa=heads != kv_heads
+    ).transpose(1, 2)
+    expected.backward(torch.tensor(cotangent).double())
+
+    assert found.dtype == dtype
+    assert_close(found.astype("f4"), expected.detach().float(), rtol=tolerance, atol=tolerance)
+    # The backward pass of JAX's own function promotes.
+    with jax.numpy_dtype_promotion("standard"):
+        grads = pull(jnp.asarray(cotangent).astype(dtype))
+    for mine, other in zip(grads, tensors, strict=True):
+        mine, other = mine.astype("f4"), other.grad.float()
+        assert_close(mine, other, rtol=4 * tolerance, atol=4 * tolerance)
+
+
+@pytest.mark.parametrize("implementation", [None, "xla"])
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_groups_windows_and_bias_are_pytorchs(torch, case, implementation):
+    """Masked, causal, within a window: by PyTorch's function, told by a mask and a bias."""
+    check_case(torch, case, jnp.float32, implementation, 2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("implementation", "dtype", "tolerance"),
+    [
+        (None, jnp.float32, 2e-5),
+        (None, jnp.bfloat16, 4e-2),
+        (None, jnp.float16, 5e-3),
+        # Of JAX's own function a CPU has no products of float16.
+        ("xla", jnp.float32, 2e-5),
+        ("xla", jnp.bfloat16, 4e-2),
+    ],
+    ids=label,
+)
+@pytest.mark.parametrize("case", WIDE, ids=str)
+def test_every_combination_is_pytorchs(torch, case, implementation, dtype, tolerance):
+    """The same over the whole grid, in all dtypes."""
+    check_case(torch, case, dtype, implementation, tolerance)
+
+
+def test_groups_are_keys_that_are_repeated():
+    """Neighbouring heads of queries share a head of keys; by NumPy, head by head."""
+    query, key, value = (np.asarray(x, "f8") for x in grouped(2))
+    expected = np.empty((2, 3, 4, 4))
+    for i, head in itertools.product(range(2), range(4)):
+        products = query[i, :, head] @ key[i, :, head // 2].T / np.sqrt(4)
+        powers = np.exp(products - products.max(1, keepdims=True))
+        expected[i, :, head] = powers / powers.sum(1, keepdims=True) @ value[i, :, head // 2]
+
+    assert_close(dot_product_attention(*grouped(2)), expected)
+
+
+def test_a_window_counts_the_own_place():
+    """Of one it is that place alone; not causal, it goes as far ahead as back."""
+    x = jnp.arange(4)
+    causal = attention_mask(x, x, is_causal=True, window=2)
+
+    assert attention_mask(x, x, window=1).tolist() == np.eye(4, dtype=bool).tolist()
+    assert attention_mask(x, x, window=2).tolist() == (causal | causal.T).tolist()
+    assert attention_mask(x[:2] + 2, x, is_causal=True).astype(int).tolist() == [
+        [1, 1, 1, 0],
+        [1, 1, 1, 1],
+    ]
+
+
+def test_what_jaxs_function_cannot_do_is_done_by_the_formula():
+    """Dropout, and values of another size than keys."""
+    query, key, value = grouped(2)
+    doubled = dot_product_attention(
+        query, key, value, implementation="xla", dropout=lambda weights: 2 * weights
+    )
+
+    assert_close(doubled, 2 * dot_product_attention(query, key, value))
+    short = dot_product_attention(query, key, value[..., :3], implementation="xla")
+    assert_close(short, dot_product_attention(query, key, value)[..., :3])
+
+
+def test_heads_that_do_not_divide_are_refused():
+    """By either way."""
+    query, key, value = grouped(3)
+    for implementation in (None, "xla"):
+        with pytest.raises(ArgumentError, match=r"^attention: .* divide the 4 of queries, got 3"):
+            dot_product_attention(query, key, value, implementation=implementation)

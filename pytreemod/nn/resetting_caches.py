@@ -1,0 +1,86 @@
+"""`reset_cache`: the attention of a model begins anew, for as many sequences as are wanted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytreemod.errors import ArgumentError, explain
+from pytreemod.nn.arguments import as_sequence, check_size, check_sizes
+from pytreemod.nn.attention import MultiheadAttention
+from pytreemod.state.making import make_with_state
+from pytreemod.state.tokens import holding
+from pytreemod.state.values import State
+from pytreemod.typing import PyTree, jtu
+
+
+def reset_cache(
+    model: PyTree,
+    state: State,
+    *,
+    batch: int | tuple[int, ...] = (),
+    size: int | None = None,
+    dtype: Any = None,
+) -> State:
+    """A State in which every cache of keys and values is empty; all else in it stays.
+
+    Args:
+        model: any tree of Modules, `MultiheadAttention` with `cache_size` among them; what a
+            `Stack` holds has a cache for each layer.
+        state: its State, which is used up.
+        batch: the batch axes of the sequences that are to come.
+        size: how many places each cache can hold; as many as before if None. With a window no more
+            than it has is kept.
+        dtype: of keys and values; that of the layer's weights if None.
+
+    Returns:
+        The new State.
+
+    Raises:
+        ArgumentError: no layer of the model has a cache, or a number is unusable.
+        StateError: the State was used up.
+        TokenError: it is another model's.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> from pytreemod import nn
+        >>> make = nn.make_with_state(nn.MultiheadAttention)
+        >>> layer, state = make(2, 4, is_causal=True, cache_size=8, key=jax.random.key(0))
+        >>> state = nn.reset_cache(layer, state, batch=3, size=16)
+        >>> y, state = layer(jnp.ones((3, 5, 4)), state=state)
+        >>> keys, values, length = state.get(layer.cache)
+        >>> keys.shape, length.tolist()
+        ((3, 2, 16, 2), [5, 5, 5])
+    """
+    sizes = as_sequence(batch)
+    lead = check_sizes("reset_cache(batch)", batch, 1 if sizes is None else len(sizes))
+    slots = None if size is None else check_size("reset_cache(size)", size, 1)
+
+    def renew(node: Any) -> Any:
+        return _renewed(node, lead, slots, dtype) if _has_cache(node) else node
+
+    def is_end(node: Any) -> bool:
+        return isinstance(node, MultiheadAttention)
+
+    if not any(map(_has_cache, jtu.tree_leaves(model, is_leaf=is_end))):
+        cure = ("A layer has one that is made with", "nn.MultiheadAttention(..., cache_size=size)")
+        text = explain("reset_cache(model)", "attention with a cache", "none", cure=cure)
+        raise ArgumentError(text)
+    whole = jtu.tree_map(renew, state.fill(model), is_leaf=is_end)
+    return make_with_state(lambda: whole)()[1]
+
+
+def _has_cache(node: Any) -> bool:
+    return isinstance(node, MultiheadAttention) and node.cache is not None
+
+
+def _renewed(
+    layer: MultiheadAttention, batch: tuple[int, ...], size: int | None, dtype: Any
+) -> MultiheadAttention:
+    """A layer whose token holds an empty cache."""
+    weight, token = layer.key_proj.weight, layer.cache
+    # In a Stack the weights have an axis for the layers, and so has what each of them keeps.
+    outer = weight.shape[:-2]
+    held: Any = token.init if token is not None else None
+    slots = held[0].shape[-2] if size is None else size
+    cache = layer.empty_cache((*outer, *batch), slots, weight.dtype if dtype is None else dtype)
+    return layer.replace(cache=holding(token, cache))

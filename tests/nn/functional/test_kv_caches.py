@@ -1,0 +1,78 @@
+"""`extend_cache`: what is written where, and who sees it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pytreemod.nn.functional import empty_cache, extend_cache
+from tests.nn.numbers_to_compare import wave
+
+extend = jax.jit(extend_cache, static_argnames="window")
+
+
+def numbered(first, count, *batch):
+    """Keys that say their place, which starts at 1 where nothing was written is 0."""
+    places = jnp.arange(first + 1.0, first + count + 1)
+    return jnp.broadcast_to(places[:, None, None], (*batch, count, 1, 1))
+
+
+def held(cache):
+    """The places that the slots hold."""
+    return cache[0][..., 0, :, 0].astype(int).tolist()
+
+
+def test_places_follow_one_another_and_are_seen_by_later_ones():
+    """Two places, then one."""
+    cache = empty_cache((), 4, 1, 1, 1)
+    found = extend(cache, numbered(0, 2), numbered(0, 2))
+    assert held(found.cache) == [1, 2, 0, 0]
+    found = extend(found.cache, numbered(2, 1), numbered(2, 1))
+
+    assert held(found.cache) == [1, 2, 3, 0]
+    assert found.mask.tolist() == [[True, True, True, False]]
+    assert (found.query_positions.tolist(), int(found.cache[2])) == ([2], 3)
+
+
+def test_what_is_beyond_the_slots_is_not_written():
+    """Neither a part of what came at once, nor later; the last slot keeps what it has."""
+    found = extend(empty_cache((), 2, 1, 1, 1), numbered(0, 3), numbered(0, 3))
+    found = extend(found.cache, numbered(3, 1), numbered(3, 1))
+
+    assert held(found.cache) == [1, 2]
+
+
+@pytest.mark.parametrize("counts", [(7,), (1, 5, 1), (2, 2, 3), (1,) * 7], ids=str)
+def test_a_ring_holds_the_last_places(counts):
+    """However many come at once; and each query sees its window, by the places of the keys."""
+    cache, first = empty_cache((), 3, 1, 1, 1), 0
+    for count in counts:
+        found = extend(cache, numbered(first, count), numbered(first, count), window=3)
+        cache, first = found.cache, first + count
+        for row, place in zip(found.mask, found.query_positions, strict=True):
+            seen = np.asarray(found.keys[:, 0, 0])[np.asarray(row)].astype(int) - 1
+            assert sorted(seen.tolist()) == list(range(max(0, int(place) - 2), int(place) + 1))
+
+    assert held(cache) == [7, 5, 6]
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_each_sequence_counts_its_own_places(window):
+    """What is beyond a length is neither written nor counted."""
+    lengths = jnp.array([3, 1, 0])
+    found = extend(empty_cache((3,), 4, 1, 1, 1), *[numbered(0, 3, 3)] * 2, lengths, window=window)
+    assert held(found.cache) == [[1, 2, 3, 0], [1, 0, 0, 0], [0] * 4]
+    found = extend(found.cache, *[numbered(8, 1, 3)] * 2, window=window)
+
+    assert held(found.cache) == [[1, 2, 3, 9], [1, 9, 0, 0], [9, 0, 0, 0]]
+    assert found.mask.sum(-1).ravel().tolist() == found.cache[2].tolist() == [4, 2, 1]
+
+
+def test_gradients_reach_what_was_written():
+    """And not what was overwritten."""
+
+    def total(keys):
+        return (extend_cache(empty_cache((), 3, 1, 1, 1), keys, keys, window=3).cache[0] ** 2).sum()
+
+    grads = jax.grad(total)(jnp.asarray(wave(5, 1, 1)))
+    assert [bool(grad) for grad in grads.ravel()] == [False, False, True, True, True]

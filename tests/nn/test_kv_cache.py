@@ -1,0 +1,293 @@
+"""Attention that goes on after what it has seen, by a cache in the State."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, CheckError, ShapeError, StateError
+from tests.labels import label
+from tests.nn.numbers_to_compare import assert_close, wave
+
+KEY = jax.random.key(0)
+SLOPES = jnp.asarray([0.5, 0.25, 0.125, 0.0625])
+
+
+def make(batch=(), **options):
+    """Four heads for sequences of size eight, two of keys, room for six places."""
+    options = {"num_kv_heads": 2, "is_causal": True, "cache_size": 6, **options}
+    layer, state = nn.make_with_state(nn.MultiheadAttention)(4, 8, **options, key=KEY)
+    return layer, nn.reset_cache(layer, state, batch=batch)
+
+
+@pm.filter_jit
+def go_on(layer, x, state, lengths=None, bias=None):
+    """One call with State, compiled once for all of its shapes."""
+    return layer(x, state=state, lengths=lengths, bias=bias)
+
+
+def by_parts(layer, state, x, counts, **options):
+    """What is found at all places, so many at a time."""
+    outs, first = [], 0
+    for count in counts:
+        out, state = go_on(layer, x[..., first : first + count, :], state, **options)
+        outs.append(out)
+        first += count
+    return jnp.concatenate(outs, -2), state
+
+
+def alibi(query, key):
+    """Less the farther away."""
+    away = (query[..., :, None] - key[..., None, :])[..., None, :, :].astype(float)
+    return -away * SLOPES.reshape((1,) * (away.ndim - 3) + (4, 1, 1))
+
+
+LAYERS = {
+    "plain": {},
+    "multi-query, turned, normalized": {
+        "num_kv_heads": 1,
+        "rotary": nn.RotaryPositionalEmbedding(2, interleaved=True),
+        "qk_norm": "rms",
+    },
+    "window": {"window": 3, "rotary": nn.RotaryPositionalEmbedding(2)},
+    "window of more than there is room for": {"window": 9},
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("batch", [(), (2, 1)], ids=str)
+def test_what_goes_on_finds_what_the_whole_finds(name, batch):
+    """At every place: read at once, then one at a time; with a bias by places."""
+    layer, state = make(batch, **LAYERS[name])
+    x = jnp.asarray(wave(*batch, 6, 8))
+    bias = alibi if name == "plain" else None
+
+    found, _ = by_parts(layer, state, x, (3, 1, 2), bias=bias)
+    assert_close(found, layer(x, bias=bias))
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_sequences_of_different_lengths_go_on_each_by_itself(window):
+    """Read together, with what fills them up; then a place of each at a time."""
+    layer, state = make((3,), window=window, rotary=nn.RotaryPositionalEmbedding(2))
+    x, lengths = jnp.asarray(wave(3, 6, 8)), np.array([3, 1, 2])
+    out, state = go_on(layer, x[:, :3], state, jnp.asarray(lengths))
+    found = [[*row[:n]] for row, n in zip(out, lengths, strict=True)]
+    for step in range(3):
+        each = x[np.arange(3), lengths + step][:, None]
+        # The second sequence ends early: what it is given then counts for nothing.
+        counts = jnp.array([1, int(step < 1), 1])
+        out, state = go_on(layer, each, state, counts)
+        for row, new, count in zip(found, out, counts, strict=True):
+            row.extend(new[:count])
+
+    assert [len(row) for row in found] == [6, 2, 5]
+    for row, sequence in zip(found, x, strict=True):
+        assert_close(jnp.stack(row), layer(sequence[: len(row)]))
+
+
+def test_lengths_without_state_hide_what_fills_up():
+    """As if it were not there."""
+    layer = nn.MultiheadAttention(4, 8, num_kv_heads=2, key=KEY)
+    x = jnp.asarray(wave(2, 4, 8))
+    found = layer(x, lengths=jnp.array([2, 4]))
+
+    assert_close(found[0, :2], layer(x[0, :2]))
+    assert_close(found[1], layer(x[1]))
+    mask = jnp.ones((4, 4), bool)
+    assert_close(layer(x, mask=mask, lengths=jnp.array([2, 4])), found)
+
+
+def test_a_window_never_is_full():
+    """It keeps a ring of its own size, however long the sequence gets."""
+    layer, state = make(window=3)
+    x = jnp.asarray(wave(9, 8))
+    found, state = by_parts(layer, state, x, (4, 4, 1))
+
+    assert_close(found, layer(x))
+    assert state.get(layer.cache)[0].shape == (2, 3, 2)
+
+
+def test_a_loop_of_steps_is_one_trace():
+    """A scan over places, the State donated."""
+    layer, state = make()
+    x, traces = jnp.asarray(wave(6, 8)), []
+
+    @pm.filter_jit(donate="all-except-first")
+    def read(layer, x, state):
+        def step(state, x):
+            traces.append(1)
+            out, state = layer(x[None], state=state)
+            return state, out[0]
+
+        return pm.filter_scan(step, state, x)
+
+    _, found = read(layer, x + 0, state)
+    assert_close(found, layer(x))
+    assert len(traces) == 1
+
+
+def test_members_of_a_batch_may_be_mapped_over():
+    """With a State that is split for them."""
+    layer, state = make()
+    x = jnp.asarray(wave(3, 5, 8))
+    states = state.split(3, pm.StateIndex)
+    found, states = pm.filter_vmap(
+        lambda x, state: layer(x, state=state), in_axes=(0, 0), out_axes=(0, 0)
+    )(x, states)
+
+    assert_close(found, layer(x))
+    assert states.get(layer.cache)[2].tolist() == [5, 5, 5]
+
+
+class Block(pm.Module):
+    """Attention and what it was given, with State and without."""
+
+    attention: nn.MultiheadAttention
+
+    def __init__(self, *, key):
+        self.attention = nn.MultiheadAttention(
+            4, 8, num_kv_heads=2, is_causal=True, cache_size=6, key=key
+        )
+
+    def __call__(self, x, state=None):
+        if state is None:
+            return x + self.attention(x)
+        out, state = self.attention(x, state=state)
+        return x + out, state
+
+
+def test_each_layer_of_a_stack_has_a_cache():
+    """With State it goes on, and without it is trained; both find the same."""
+    stack, state = nn.make_with_state(nn.Stack)(Block, 3, key=KEY)
+    x = jnp.asarray(wave(2, 5, 8))
+    whole = stack(x)
+    state = nn.reset_cache(stack, state, batch=2)
+    out, state = stack(x[:, :4], state)
+    assert_close(out, whole[:, :4], rtol=1e-4)
+    out, state = stack(x[:, 4:], state)
+
+    assert_close(out, whole[:, 4:], rtol=1e-4)
+    assert state.get(stack.layer.attention.cache)[0].shape == (3, 2, 2, 6, 2)
+    loop = x
+    for block in stack:
+        loop = block(loop)
+    assert_close(loop, whole, rtol=1e-4)
+
+
+def test_it_stands_where_layers_are_called_with_state():
+    """In a Sequential, as any layer that has State."""
+    layer, state = nn.make_with_state(
+        lambda: nn.Sequential(
+            [nn.MultiheadAttention(4, 8, is_causal=True, cache_size=6, key=KEY), nn.Identity()]
+        )
+    )()
+    x = jnp.asarray(wave(4, 8))
+    out, state = layer(x, state)
+
+    assert_close(out, layer.layers[0](x))
+    assert int(state.get(layer.layers[0].cache)[2]) == 4
+
+
+def test_dropout_is_by_the_key_with_state_too():
+    """And off in inference."""
+    layer, state = make(dropout_p=0.5)
+    x = jnp.asarray(wave(3, 8))
+    still, _ = layer(x, state=state.restored(), inference=True)
+    state = nn.reset_cache(layer, make(dropout_p=0.5)[1])
+    found, _ = layer(x, state=state, key=KEY)
+
+    assert_close(still, layer(x, inference=True))
+    assert not np.allclose(found, still)
+
+
+def test_half_precision_is_kept_in_half_precision():
+    """In the dtype of the weights, if nothing else is said; what comes out has that of x."""
+    layer, state = make(dtype=jnp.bfloat16)
+    out, state = layer(jnp.ones((3, 8), jnp.bfloat16), state=state)
+    assert out.dtype == state.get(layer.cache)[0].dtype == jnp.bfloat16
+
+    layer, state = make()
+    x, state = jnp.asarray(wave(3, 8)), nn.reset_cache(layer, state, dtype=jnp.bfloat16)
+    out, state = layer(x, state=state)
+    assert (out.dtype, state.get(layer.cache)[0].dtype) == (jnp.float32, jnp.bfloat16)
+    assert_close(out, layer(x), rtol=3e-2, atol=3e-2)
+
+
+# ---- refusals
+
+
+def test_a_place_beyond_the_cache_is_refused_where_it_is_known():
+    """Outside of compiled code always; the State that was given stays usable."""
+    layer, state = make()
+    _, state = layer(jnp.ones((5, 8)), state=state)
+    with pytest.raises(StateError, match="places, the cache's, got") as caught:
+        layer(jnp.ones((2, 8)), state=state)
+
+    assert str(caught.value) == (
+        "MultiheadAttention(num_heads=4, query_size=8): expected sequences of at most 6 places, "
+        "the cache's, got a sequence of 7.\n"
+        "  Begin anew with more room, or keep a window of what was seen:\n"
+        "      state = nn.reset_cache(model, state, size=size)\n"
+        "      nn.MultiheadAttention(..., window=window)"
+    )
+    out, _ = layer(jnp.ones((2, 8)), state=state, lengths=jnp.asarray(1))
+    assert out.shape == (2, 8)
+
+
+def test_in_compiled_code_it_is_refused_if_asked():
+    """While it runs, with check=True; at once where the shapes say it."""
+    layer, state = make()
+    _, state = layer(jnp.ones((5, 8)), state=state)
+    call = pm.filter_jit(lambda x, state: layer(x, state=state, check=True))
+    out, state = call(jnp.ones((1, 8)), state)
+    assert out.shape == (1, 8)
+
+    with pytest.raises(CheckError, match=r"at most 6 places, the cache's, got a longer sequence"):
+        call(jnp.ones((1, 8)), state)
+    with pytest.raises(StateError, match=r"at most 6 places, the cache's, got 7 places at once"):
+        go_on(layer, jnp.ones((7, 8)), make()[1])
+
+
+X = jnp.ones((3, 8))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"mask": jnp.ones((3, 3), bool)}, ArgumentError, r"no mask with a State(.|\n)*lengths="),
+        ({"bias": jnp.ones((3, 3))}, ArgumentError, r"with a State a function as bias, got f32"),
+        ({"is_causal": False}, ArgumentError, r"is_causal=True with a State, got False"),
+        ({"key_": jnp.ones((2, 8))}, ShapeError, r"queries and keys of the same places"),
+        ({"lengths": jnp.ones(2, int)}, ShapeError, r"lengths of shape \(\), one for each"),
+        ({"lengths": jnp.asarray(4)}, ArgumentError, r"lengths from 0 to 3, .*, got 4"),
+        ({"lengths": 1.5}, ArgumentError, r"lengths of integers, got"),
+        (
+            {"bias": lambda q, k: jnp.ones(5)},
+            ShapeError,
+            r"broadcasts to \(4, 3, 6\), got f32\[5\]",
+        ),
+        ({"state": KEY}, ArgumentError, r"a State, got key"),
+    ],
+    ids=label,
+)
+def test_what_does_not_go_with_a_cache(options, error, text):
+    """Named by the argument of the call."""
+    layer, state = make()
+    with pytest.raises(error, match=rf"^MultiheadAttention\(.*\): expected .*{text}"):
+        layer(X, **{"state": state, **options})
+
+
+def test_batches_and_layers_without_a_cache():
+    """What to write is said."""
+    layer, state = make()
+    with pytest.raises(ShapeError, match=r"batch axes \(2,\) in the State(.|\n)*batch=\(2,\)\)$"):
+        layer(X[None].repeat(2, 0), state=state)
+    with pytest.raises(StateError, match=r"expected a layer with a cache, got none(.|\n)*make"):
+        layer.replace(cache=None)(X, state=state)
+    with pytest.raises(ArgumentError, match=r"\(is_causal\): expected is_causal=True with a cache"):
+        make(is_causal=False)
+    with pytest.raises(ArgumentError, match=r"\(cache_size\): .* at least 1, got 0"):
+        make(cache_size=0)

@@ -1,0 +1,69 @@
+"""`reset_cache`."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError
+
+KEY = jax.random.key(0)
+
+
+class Net(pm.Module):
+    """A cache beside other State."""
+
+    attention: nn.MultiheadAttention
+    count: pm.StateIndex
+
+    def __init__(self):
+        self.attention = nn.MultiheadAttention(2, 4, is_causal=True, cache_size=8, key=KEY)
+        self.count = pm.StateIndex(jnp.asarray(3))
+
+
+def test_caches_are_empty_and_the_rest_stays():
+    """For other sequences, in another size and dtype; the model goes on with it."""
+    net, state = pm.make_with_state(Net)()
+    _, state = net.attention(jnp.ones((5, 4)), state=state)
+    state = nn.reset_cache(net, state)
+    keys, _, length = state.get(net.attention.cache)
+    assert (keys.shape, int(length), bool(keys.any())) == ((2, 8, 2), 0, False)
+
+    state = nn.reset_cache(
+        net, state.set(net.count, jnp.asarray(4)), batch=(3, 1), size=5, dtype=jnp.bfloat16
+    )
+    keys, values, length = state.get(net.attention.cache)
+    assert keys.shape == values.shape == (3, 1, 2, 5, 2)
+    assert (keys.dtype, length.tolist()) == (jnp.bfloat16, [[0]] * 3)
+    assert int(state.get(net.count)) == 4
+    out, _ = net.attention(jnp.ones((3, 1, 2, 4)), state=state)
+    assert out.shape == (3, 1, 2, 4)
+
+
+def test_it_may_be_done_in_compiled_code():
+    """At the start of what writes a text."""
+    layer, state = pm.make_with_state(nn.MultiheadAttention)(
+        2, 4, is_causal=True, cache_size=8, key=KEY
+    )
+
+    @pm.filter_jit
+    def write(layer, x, state):
+        return layer(x, state=nn.reset_cache(layer, state, batch=2))
+
+    _, state = write(layer, jnp.ones((2, 3, 4)), state)
+    assert state.get(layer.cache)[2].tolist() == [3, 3]
+
+
+def test_what_cannot_be_reset():
+    """A model without a cache; numbers that are none."""
+    norm, state = pm.make_with_state(nn.BatchNorm)(3)
+    with pytest.raises(
+        ArgumentError, match=r"expected attention with a cache, got none(.|\n)*size"
+    ):
+        nn.reset_cache(norm, state)
+    net, state = pm.make_with_state(Net)()
+    with pytest.raises(ArgumentError, match=r"^reset_cache\(size\): .* at least 1, got 0"):
+        nn.reset_cache(net, state, size=0)
+    with pytest.raises(ArgumentError, match=r"^reset_cache\(batch\): .*, got -1"):
+        nn.reset_cache(net, state, batch=-1)
