@@ -362,7 +362,8 @@ def _rules_of_attention(layer: MultiheadAttention) -> LayoutRules:
         kv_heads * layer.qk_size,
         kv_heads * layer.vo_size,
     )
-    rules: dict[str, LayoutRule] = {"output_proj": "out_proj"}
+    # What was seen is no part of what was learnt.
+    rules: dict[str, LayoutRule] = {"output_proj": "out_proj", "cache": None}
     for part, name in enumerate(("query", "key", "value")):
         # As one where inputs of one size allow it; biases always.
         is_one = len(sizes) == 1

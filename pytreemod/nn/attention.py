@@ -186,7 +186,7 @@ class MultiheadAttention(StatefulLayer):
     num_kv_heads: int | None = field(default=None, static=True)
     is_causal: bool = field(default=False, static=True)
     window: int | None = field(default=None, static=True)
-    implementation: str | None = field(default=None, static=True)
+    implementation: Literal["xla", "cudnn"] | None = field(default=None, static=True)
     query_norm: RMSNorm | LayerNorm | None = field(default=None)
     key_norm: RMSNorm | LayerNorm | None = field(default=None)
     rotary: RotaryPositionalEmbedding | None = field(default=None)

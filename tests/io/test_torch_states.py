@@ -709,3 +709,168 @@ def test_a_parameter_that_is_tied_through_a_function(key):
     assert pm.tree_equal(pm.from_torch(model, named), model)
     abstract = pm.filter_eval_shape(lambda m: m, model)
     assert pm.tree_equal(pm.from_torch(abstract, named), model)
+
+
+# ---- a language model as Hugging Face's transformers lays it out
+
+
+def gpt2_of(torch, size, heads, depth):
+    """GPT-2 in PyTorch, with the names and the transposed weights of Hugging Face's."""
+    nn_ = torch.nn
+
+    class Conv1D(nn_.Module):
+        def __init__(self, inputs, outputs):
+            super().__init__()
+            self.weight = nn_.Parameter(torch.randn(inputs, outputs) / inputs**0.5)
+            self.bias = nn_.Parameter(torch.randn(outputs) / 10)
+
+        def forward(self, x):
+            return x @ self.weight + self.bias
+
+    class Attention(nn_.Module):
+        def __init__(self):
+            super().__init__()
+            self.c_attn, self.c_proj = Conv1D(size, 3 * size), Conv1D(size, size)
+
+        def forward(self, x):
+            parts = self.c_attn(x).split(size, -1)
+            parts = (y.unflatten(-1, (heads, -1)).transpose(1, 2) for y in parts)
+            found = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+            return self.c_proj(found.transpose(1, 2).flatten(-2))
+
+    class Mlp(nn_.Module):
+        def __init__(self):
+            super().__init__()
+            self.c_fc, self.c_proj = Conv1D(size, 4 * size), Conv1D(4 * size, size)
+
+        def forward(self, x):
+            return self.c_proj(torch.nn.functional.gelu(self.c_fc(x), approximate="tanh"))
+
+    class Block(nn_.Module):
+        def __init__(self):
+            super().__init__()
+            self.ln_1, self.ln_2 = nn_.LayerNorm(size), nn_.LayerNorm(size)
+            self.attn, self.mlp = Attention(), Mlp()
+
+        def forward(self, x):
+            x = x + self.attn(self.ln_1(x))
+            return x + self.mlp(self.ln_2(x))
+
+    class Gpt2(nn_.Module):
+        def __init__(self):
+            super().__init__()
+            self.transformer = nn_.ModuleDict(
+                {
+                    "wte": nn_.Embedding(11, size),
+                    "wpe": nn_.Embedding(6, size),
+                    "h": nn_.ModuleList(Block() for _ in range(depth)),
+                    "ln_f": nn_.LayerNorm(size),
+                }
+            )
+            self.lm_head = nn_.Linear(size, 11, bias=False)
+            self.lm_head.weight = self.transformer["wte"].weight
+
+        def forward(self, tokens):
+            parts = self.transformer
+            x = parts["wte"](tokens) + parts["wpe"](torch.arange(tokens.shape[1]))
+            for block in parts["h"]:
+                x = block(x)
+            return self.lm_head(parts["ln_f"](x))
+
+    return Gpt2().eval()
+
+
+class Gpt2Block(pm.Module):
+    """The same in ours: names are theirs where nothing else decides."""
+
+    ln_1: nn.LayerNorm
+    attn: nn.MultiheadAttention
+    ln_2: nn.LayerNorm
+    c_fc: nn.Linear
+    c_proj: nn.Linear
+
+    def __init__(self, size, heads, *, key):
+        keys = jax.random.split(key, 3)
+        biases = {f"use_{name}_bias": True for name in ("query", "key", "value", "output")}
+        self.attn = nn.MultiheadAttention(
+            heads, size, **biases, is_causal=True, cache_size=6, key=keys[0]
+        )
+        self.ln_1, self.ln_2 = nn.LayerNorm(size), nn.LayerNorm(size)
+        self.c_fc = nn.Linear(size, 4 * size, key=keys[1])
+        self.c_proj = nn.Linear(4 * size, size, key=keys[2])
+
+    def __call__(self, x, state=None):
+        found = self.attn(self.ln_1(x), state=state) if state else self.attn(self.ln_1(x))
+        found, state = found if state else (found, None)
+        x = x + found
+        x = x + self.c_proj(jax.nn.gelu(self.c_fc(self.ln_2(x))))
+        return (x, state) if state else x
+
+
+class Gpt2(pm.Module):
+    """Embeddings, blocks, and the embedding again."""
+
+    wte: nn.Embedding
+    wpe: nn.Embedding
+    h: nn.Stack
+    ln_f: nn.LayerNorm
+    lm_head: nn.Linear
+
+    def __call__(self, tokens, state=None, start=0):
+        x = self.wte(tokens) + self.wpe(start + jnp.arange(tokens.shape[-1]))[None]
+        if state is None:
+            return self.lm_head(self.ln_f(self.h(x)))
+        x, state = self.h(x, state)
+        return self.lm_head(self.ln_f(x)), state
+
+
+def make_gpt2(size, heads, depth):
+    """Untrained, and tied."""
+    key = jax.random.key(0)
+    model = Gpt2(
+        nn.Embedding(11, size, key=key),
+        nn.Embedding(6, size, key=key),
+        nn.Stack(ft.partial(Gpt2Block, size, heads), depth, key=key),
+        nn.LayerNorm(size),
+        nn.Linear(size, 11, use_bias=False, key=key),
+    )
+    return pm.tie(model, "lm_head.weight", to="wte.weight")
+
+
+GPT2_NAMES = {
+    "transformer.": "",
+    ".mlp.": ".",
+    ".attn.c_attn.": ".attn.in_proj_",
+    ".attn.c_proj.": ".attn.out_proj.",
+}
+
+
+def gpt2_name(name):
+    """What one of theirs is called here."""
+    for theirs, ours in GPT2_NAMES.items():
+        name = name.replace(theirs, ours)
+    return name
+
+
+def test_gpt2_as_hugging_face_lays_it_out_gives_its_logits(torch):
+    """Packed and transposed weights, a tied embedding; the whole text, and going on with caches."""
+    torch.manual_seed(0)
+    theirs = gpt2_of(torch, 8, 2, 2)
+    transposed = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+    tensors = {
+        name: tensor.T if name.endswith(transposed) else tensor
+        for name, tensor in theirs.state_dict().items()
+    }
+    assert "transformer.h.0.attn.c_attn.weight" in tensors
+
+    model, state = pm.make_with_state(make_gpt2)(8, 2, 2)
+    model = from_torch(model, tensors, gpt2_name)
+    tokens = jnp.asarray([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
+    expected = theirs(torch.tensor(np.asarray(tokens)))
+    assert_close(model(tokens), expected, rtol=1e-4, atol=1e-4)
+    assert "lm_head.weight" not in pm.named_leaves(model)
+
+    state = nn.reset_cache(model, state, batch=2)
+    read, state = model(tokens[:, :4], state)
+    rest, _ = model(tokens[:, 4:], state, 4)
+    assert_close(jnp.concatenate([read, rest], 1), expected, rtol=1e-4, atol=1e-4)

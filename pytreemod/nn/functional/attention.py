@@ -52,8 +52,8 @@ def attention_mask(
     Source:
         Windows: Beltagy et al. 2020, https://arxiv.org/abs/2004.05150, sec. 3.1.
     """
-    query_positions, key_positions = as_arrays(query_positions, key_positions)
-    return _attention_mask(query_positions, key_positions, is_causal=is_causal, window=window)
+    places = as_arrays(query_positions, key_positions)
+    return _attention_mask(*places, is_causal=is_causal, window=window)
 
 
 @traced_once("is_causal", "window")
@@ -252,15 +252,14 @@ def dot_product_attention(
     Source:
         Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, eq. (1).
     """
-    query, key, value, mask, bias = as_arrays(query, key, value, mask, bias)
-    fits = dropout is None and value.shape[-1] == key.shape[-1]
-    if implementation is not None and fits:
+    q, k, v, allowed, added = as_arrays(query, key, value, mask, bias)
+    if implementation is not None and dropout is None and v.shape[-1] == k.shape[-1]:
         options: dict[str, Any] = {"is_causal": is_causal, "implementation": implementation}
-        return _of_jax(query, key, value, mask, bias, window=window, **options)
+        return _of_jax(q, k, v, allowed, added, window=window, **options)
     if is_causal or window is not None:
-        mask = _both(mask, _seen(query, key, is_causal, window))
-    weights = attention_weights(query, key, mask, bias)
-    return weighted_values(weights if dropout is None else dropout(weights), value)
+        allowed = _both(allowed, _seen(q, k, is_causal, window))
+    weights = attention_weights(q, k, allowed, added)
+    return weighted_values(weights if dropout is None else dropout(weights), v)
 
 
 def _seen(query: Array, key: Array, is_causal: bool, window: int | None) -> Array:

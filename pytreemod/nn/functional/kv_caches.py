@@ -104,8 +104,7 @@ def extend_cache(
         >>> int(found.cache[2]), found.mask.astype(int).tolist()
         (2, [[1, 0, 0, 0], [1, 1, 0, 0]])
     """
-    key, value, lengths = as_arrays(key, value, lengths)
-    return Extended(*_extend_cache(cache, key, value, lengths, window=window))
+    return Extended(*_extend_cache(cache, *as_arrays(key, value, lengths), window=window))
 
 
 @traced_once("window")
@@ -118,7 +117,7 @@ def _extend_cache(
     count, slots = key.shape[-3], keys.shape[-2]
     is_ring = window == slots
     places = after(length, count)
-    counted = count if lengths is None else lengths.astype(length.dtype)
+    counted: Any = count if lengths is None else lengths.astype(length.dtype)
     at = places % slots if is_ring else places
     if lengths is not None:
         # A slot that is not there, in which nothing is written.

@@ -1,0 +1,261 @@
+"""A small language model of today, trained on the texts that Python explains itself with.
+
+    python examples/gpt.py runs/gpt                       # about ten minutes on two cores
+    python examples/gpt.py runs/gpt --minutes 1 --bfloat16
+    python examples/gpt.py runs/gpt --minutes 0 --prompt "The for statement"
+
+It reads bytes, so that it needs no tokenizer: a byte in, and out a guess of the next one. Attention
+has rotary positions and fewer heads of keys than of queries; the blocks are one `nn.Stack`, traced
+once and recomputed in the backward pass; the last matrix is tied to the embedding. Given the same
+folder again, it goes on from the last checkpoint. In the end it writes: the prompt is read at once,
+then each byte from what the caches of the blocks have kept, all of it in one compiled program.
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+import pytreemod as pm
+from pytreemod import nn
+
+Bytes = Int[Array, "*batch seq"]
+BATCH_SIZE = 16
+WARMUP = 50
+
+
+# --- the model ------------------------------------------------------------------------------------
+
+
+class Block(pm.Module):
+    """Attention, then two affine maps with a gate; each is given what is normalized."""
+
+    norms: tuple[nn.RMSNorm, nn.RMSNorm]
+    attention: nn.MultiheadAttention
+    up: nn.Linear
+    gate: nn.Linear
+    down: nn.Linear
+
+    def __init__(self, size: int, heads: int, cache_size: int, *, key: PRNGKeyArray):
+        keys = jax.random.split(key, 4)
+        self.norms = (nn.RMSNorm(size, use_bias=False), nn.RMSNorm(size, use_bias=False))
+        self.attention = nn.MultiheadAttention(
+            heads,
+            size,
+            num_kv_heads=heads // 2,
+            is_causal=True,
+            qk_norm="rms",
+            rotary=nn.RotaryPositionalEmbedding(size // heads),
+            cache_size=cache_size,
+            key=keys[0],
+        )
+        self.up = nn.Linear(size, 2 * size, use_bias=False, key=keys[1])
+        self.gate = nn.Linear(size, 2 * size, use_bias=False, key=keys[2])
+        self.down = nn.Linear(2 * size, size, use_bias=False, key=keys[3])
+
+    def __call__(self, x: Array, state: nn.State | None = None) -> Any:
+        """With State it goes on after what it has seen; without, x is the whole."""
+        seen = self.norms[0](x)
+        if state is None:
+            found = self.attention(seen)
+        else:
+            found, state = self.attention(seen, state=state)
+        x = x + found
+        hidden = self.norms[1](x)
+        x = x + self.down(jax.nn.silu(self.gate(hidden)) * self.up(hidden))
+        return x if state is None else (x, state)
+
+
+class Gpt(pm.Module):
+    """From bytes to the scores of those that may come next."""
+
+    embed: nn.Embedding
+    blocks: nn.Stack[Block]
+    norm: nn.RMSNorm
+    head: nn.Linear
+
+    def __call__(self, tokens: Bytes, state: nn.State | None = None) -> Any:
+        """Scores for each place; with State the pair of them and the new State."""
+        x = self.embed(tokens)
+        if state is None:
+            return self.head(self.norm(self.blocks(x)))
+        x, state = self.blocks(x, state)
+        return self.head(self.norm(x)), state
+
+
+def make_gpt(size: int, depth: int, heads: int, cache_size: int, *, key: PRNGKeyArray) -> Gpt:
+    """An untrained model, its last matrix tied to its first."""
+    one, two = jax.random.split(key)
+
+    def make_block(key: PRNGKeyArray) -> Block:
+        return Block(size, heads, cache_size, key=key)
+
+    narrow = jax.nn.initializers.normal(0.02)
+    model = Gpt(
+        nn.Embedding(256, size, weight_init=narrow, key=one),
+        nn.Stack(make_block, depth, remat=True, key=two),
+        nn.RMSNorm(size, use_bias=False),
+        nn.Linear(size, 256, use_bias=False, key=one),
+    )
+    return pm.tie(model, "head.weight", to="embed.weight")
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+# Weights of affine maps decay; the embedding and the scales of the norms do not.
+optimizer = optax.chain(
+    optax.clip_by_global_norm(1.0),
+    optax.adamw(
+        optax.linear_schedule(0.0, 2e-3, WARMUP),
+        b2=0.98,
+        weight_decay=0.1,
+        mask=pm.select.type(nn.Linear),
+    ),
+)
+
+
+def in_dtype(model: Gpt, dtype: Any) -> Gpt:
+    """The model with all of its numbers in another dtype."""
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), model)
+
+
+def bits(model: Gpt, text: Bytes) -> Float[Array, ""]:
+    """How many bits it would take to write down each next byte, on average."""
+    scores = model(text[:, :-1]).astype(jnp.float32)
+    losses = optax.softmax_cross_entropy_with_integer_labels(scores, text[:, 1:])
+    return losses.mean() / math.log(2)
+
+
+@pm.filter_jit(donate=("model", "opt_state"))
+def step(model: Gpt, opt_state: optax.OptState, text: Bytes, dtype: Any) -> tuple[Any, ...]:
+    """A step of training; computed in a dtype, while the weights stay in float32."""
+
+    def loss_fn(model: Gpt) -> Float[Array, ""]:
+        return bits(in_dtype(model, dtype), text)
+
+    loss, grads = pm.filter_value_and_grad(loss_fn)(model)
+    params, _ = pm.trainable(model)
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    return pm.apply_updates(model, updates), opt_state, loss
+
+
+class Run(NamedTuple):
+    """All that training changes."""
+
+    step: int
+    model: Gpt
+    opt_state: optax.OptState
+
+
+def batch_of(text: np.ndarray, length: int, number: int) -> np.ndarray:
+    """Pieces of the text, by the number of the step: one that goes on takes the same."""
+    starts = np.random.default_rng(number).integers(0, len(text) - length - 1, BATCH_SIZE)
+    return text[starts[:, None] + np.arange(length + 1)]
+
+
+def train(run: Run, text: np.ndarray, options: argparse.Namespace, save: Any) -> Run:
+    """As long as there is time; told now and then, and saved at the end of each such while."""
+    start, dtype = time.monotonic(), jnp.bfloat16 if options.bfloat16 else jnp.float32
+    losses: list[Any] = []
+    while (spent := (time.monotonic() - start) / 60) < options.minutes:
+        batch = batch_of(text, options.length, run.step)
+        model, opt_state, loss = step(run.model, run.opt_state, batch, dtype)
+        run = Run(run.step + 1, model, opt_state)
+        losses.append(loss)
+        if run.step % options.every == 0:
+            mean = float(np.mean(losses))
+            print(f"step {run.step}, {60 * spent:.0f} s: {mean:.3f} bits per byte", flush=True)
+            losses = []
+            save(run.step, run)
+    return run
+
+
+measure = pm.filter_jit(bits)
+
+
+def held_out(model: Gpt, text: np.ndarray, length: int) -> float:
+    """Bits per byte of a text that it was not trained on, piece by piece."""
+    count = (len(text) - 1) // length
+    pieces = text[: count * length + 1]
+    rows = pieces[np.arange(count)[:, None] * length + np.arange(length + 1)]
+    found = [float(measure(model, rows[i : i + 16])) for i in range(0, max(1, count - 15), 16)]
+    return sum(found) / len(found)
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+@pm.filter_jit
+def write(
+    model: Gpt, state: nn.State, prompt: Bytes, count: int, warmth: float, key: PRNGKeyArray
+) -> tuple[Bytes, nn.State]:
+    """So many bytes after a prompt: it is read at once, and then each byte that was written."""
+
+    def draw(scores: Array, key: PRNGKeyArray) -> Array:
+        return jax.random.categorical(key, scores[:, -1].astype(jnp.float32) / warmth)
+
+    def next_one(carry: Any, key: PRNGKeyArray) -> Any:
+        token, state = carry
+        scores, state = model(token[:, None], state)
+        return (draw(scores, key), state), token
+
+    first, *keys = jax.random.split(key, count + 1)
+    scores, state = model(prompt, nn.reset_cache(model, state, batch=prompt.shape[0]))
+    start = (draw(scores, first), state)
+    (_, state), written = pm.filter_scan(next_one, start, jnp.stack(keys))
+    return written.T, state
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="of the checkpoints")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of training")
+    parser.add_argument("--every", type=int, default=100, help="steps from one save to the next")
+    parser.add_argument("--size", type=int, default=128, help="of the vectors")
+    parser.add_argument("--depth", type=int, default=4, help="blocks")
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--length", type=int, default=128, help="of a piece of text")
+    parser.add_argument("--bfloat16", action="store_true", help="compute in half precision")
+    parser.add_argument("--prompt", default="The assignment statement ")
+    parser.add_argument("--write", type=int, default=200, help="so many bytes")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> float:
+    """Train, measure on what was held out, and write."""
+    options = parse(arguments)
+    text = np.frombuffer("\n".join(topics[name] for name in sorted(topics)).encode(), np.uint8)
+    text, held = text[: 9 * len(text) // 10].astype(np.int32), text[9 * len(text) // 10 :]
+    room = len(options.prompt.encode()) + options.write
+    sizes = (options.size, options.depth, options.heads, room)
+    model, state = pm.make_with_state(make_gpt)(*sizes, key=jax.random.key(0))
+    run = Run(0, model, optimizer.init(pm.trainable(model)[0]))
+    with pm.Checkpoints(options.folder) as checkpoints:
+        if checkpoints.steps():
+            run = checkpoints.restore(run)
+            print(f"goes on from step {run.step}")
+        run = train(run, text, options, checkpoints.save)
+    found = held_out(run.model, held.astype(np.int32), options.length)
+    print(f"{found:.3f} bits per byte of held-out text after {run.step} steps")
+    prompt = np.frombuffer(options.prompt.encode(), np.uint8).astype(np.int32)[None]
+    written, _ = write(run.model, state, prompt, options.write, 0.7, jax.random.key(1))
+    print(options.prompt + bytes(np.asarray(written[0], np.uint8)).decode(errors="replace"))
+    return found
+
+
+if __name__ == "__main__":
+    main()

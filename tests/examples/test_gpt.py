@@ -1,0 +1,57 @@
+"""The language model learns, goes on from its checkpoint, and writes in one trace."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from tests.helpers.examples import example
+
+
+@pytest.fixture(scope="module")
+def gpt():
+    """The example as a module."""
+    with example("gpt") as module:
+        yield module
+
+
+@pytest.fixture(autouse=True)
+def usual_promotion():
+    """JAX as a user finds it: optax's Adam itself raises a float to an integer power."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def test_it_learns_and_goes_on(gpt, tmp_path, capsys, monkeypatch):
+    """The command, on a short text, and again; in half precision, too."""
+    monkeypatch.setattr(gpt, "topics", {"one": "to be or not to be, " * 40})
+    small = ["--size", "16", "--depth", "2", "--heads", "2", "--length", "16", "--write", "4"]
+    steps = iter([0, 0, 0, 0, 0, 60, 60, 0, 60])
+    monkeypatch.setattr(gpt, "time", SimpleNamespace(monotonic=lambda: next(steps)))
+    # What is written is another test's, and a program of its own.
+    monkeypatch.setattr(gpt, "write", lambda model, state, *rest: (np.zeros((1, 4)), state))
+    gpt.main([str(tmp_path), *small, "--minutes", "1", "--every", "2", "--bfloat16"])
+    printed = capsys.readouterr().out
+    found = gpt.main([str(tmp_path), *small, "--minutes", "0"])
+
+    assert "step 4, 0 s: " in printed
+    assert "goes on from step 4" in capsys.readouterr().out
+    assert found < 8.1
+
+
+def test_what_it_writes_is_the_likeliest_by_the_whole(gpt):
+    """With the caches, in one trace, as by reading everything again for each byte."""
+    make = pm.make_with_state(gpt.make_gpt)
+    model, state = make(16, 2, 2, 8, key=jax.random.key(0))
+    assert "head.weight" not in pm.named_leaves(model)
+    prompt = jnp.asarray([[3, 1, 4], [1, 5, 9]])
+    # So cold that nothing is left to chance.
+    write = pm.debug.assert_max_traces(gpt.write, max_traces=1)
+    written, state = write(model, state, prompt, 4, 1e-6, jax.random.key(1))
+    whole = jnp.concatenate([prompt, written], axis=1)
+    scores = pm.filter_jit(lambda model, whole: model(whole))(model, whole)
+
+    np.testing.assert_array_equal(written, scores[:, 2:-1].argmax(-1))
