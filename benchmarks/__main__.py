@@ -35,6 +35,7 @@ NAMES = (
     "first_calls",
     "stack",
     "initializing_keys",
+    "decoding",
     "programs",
     "memory",
     "files",

@@ -58,15 +58,12 @@ def attention_mask(
 
 @traced_once("is_causal", "window")
 def _attention_mask(query: Array, key: Array, *, is_causal: bool, window: int | None) -> Array:
-    ahead = key[..., None, :] - query[..., :, None]
-    seen = jnp.ones(ahead.shape, bool)
-    if is_causal:
-        seen = ahead <= 0
-    if window is not None:
-        seen &= ahead > -window
-        if not is_causal:
-            seen &= ahead < window
-    return seen
+    query, key = query[..., :, None], key[..., None, :]
+    if window is None:
+        both = jnp.broadcast_shapes(query.shape, key.shape)
+        return key <= query if is_causal else jnp.ones(both, bool)
+    ahead = key - query
+    return (ahead > -window) & (ahead <= (0 if is_causal else window - 1))
 
 
 def attention_weights(

@@ -76,7 +76,7 @@ def extend_cache(
 
     A cache of as many slots as the window has places is a ring: each place takes the slot of the
     one that nobody sees any more, and so it never is full. In any other, what lies beyond the
-    slots is not written.
+    slots is lost: to ask for it costs a step of compiled code much, and is left to the caller.
 
     Shapes:
         cache: (..., heads, slots, size), (..., heads, slots, v_size), and (...)
@@ -119,12 +119,15 @@ def _extend_cache(
     places = after(length, count)
     counted: Any = count if lengths is None else lengths.astype(length.dtype)
     at = places % slots if is_ring else places
+    # A single place of a single sequence, which surely is written, needs no look at each slot.
+    is_slice = places.shape == (1,) and lengths is None
     if lengths is not None:
         # A slot that is not there, in which nothing is written.
         at = jnp.where(after(jnp.zeros_like(length), count) < counted[..., None], at, slots)
     if is_ring and count > slots:
         at = jnp.where(places >= length[..., None] + _column(counted, length) - slots, at, slots)
-    written = tuple(_write(old, new, at) for old, new in ((keys, key), (values, value)))
+    write = _write_slice if is_slice else _write
+    written = tuple(write(old, new, at) for old, new in ((keys, key), (values, value)))
     new_cache = (*written, length + counted)
     if not is_ring:
         held = lax.broadcasted_iota(length.dtype, (*length.shape, slots), length.ndim)
@@ -169,6 +172,10 @@ def _found(held: Iterable[Array], dtypes: Iterable[Any]) -> tuple[Array, ...]:
     return tuple(jnp.swapaxes(array, -2, -3).astype(dtype) for array, dtype in pairs)
 
 
+def _write_slice(old: Array, new: Array, at: Array) -> Array:
+    return lax.dynamic_update_slice_in_dim(old, jnp.swapaxes(new, -2, -3), at[0], -2)
+
+
 def _write(old: Array, new: Array, at: Array) -> Array:
     """Keys or values (heads, slots, size) with new ones (seq, heads, size); or batches of them."""
     write = _write_one
@@ -178,5 +185,5 @@ def _write(old: Array, new: Array, at: Array) -> Array:
 
 
 def _write_one(old: Array, new: Array, at: Array) -> Array:
-    # Beyond the slots nothing is written: to overwrite the last one would be no less wrong.
+    # What does not count has a slot that is not there.
     return old.at[:, at].set(new, mode="drop")

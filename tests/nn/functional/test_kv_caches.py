@@ -34,10 +34,9 @@ def test_places_follow_one_another_and_are_seen_by_later_ones():
     assert (found.query_positions.tolist(), int(found.cache[2])) == ([2], 3)
 
 
-def test_what_is_beyond_the_slots_is_not_written():
-    """Neither a part of what came at once, nor later; the last slot keeps what it has."""
+def test_what_is_beyond_the_slots_is_lost():
+    """Of what came at once; what was there before stays."""
     found = extend(empty_cache((), 2, 1, 1, 1), numbered(0, 3), numbered(0, 3))
-    found = extend(found.cache, numbered(3, 1), numbered(3, 1))
 
     assert held(found.cache) == [1, 2]
 
