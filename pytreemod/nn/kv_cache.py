@@ -99,4 +99,6 @@ def _full(where: Title, slots: int, got: str) -> str:
         "state = nn.reset_cache(model, state, size=size)",
         "nn.MultiheadAttention(..., window=window)",
     )
-    return explain(str(where), f"sequences of at most {slots} places, the cache's", got, cure=cure)
+    return explain(
+        str(where), f"a query for sequences of at most {slots} places, the cache's", got, cure=cure
+    )

@@ -227,8 +227,8 @@ def test_a_place_beyond_the_cache_is_refused_where_it_is_known():
         layer(jnp.ones((2, 8)), state=state)
 
     assert str(caught.value) == (
-        "MultiheadAttention(num_heads=4, query_size=8): expected sequences of at most 6 places, "
-        "the cache's, got a sequence of 7.\n"
+        "MultiheadAttention(num_heads=4, query_size=8): expected a query for sequences of at most "
+        "6 places, the cache's, got a sequence of 7.\n"
         "  Begin anew with more room, or keep a window of what was seen:\n"
         "      state = nn.reset_cache(model, state, size=size)\n"
         "      nn.MultiheadAttention(..., window=window)"

@@ -120,9 +120,11 @@ def _attention_weights(query: Array, key: Array, mask: Array | None, bias: Array
     if groups == 1:
         logits = jnp.einsum("...qhd,...khd->...hqk", scaled, key.astype(wide))
     else:
-        scaled = scaled.reshape((*scaled.shape[:-2], -1, groups, scaled.shape[-1]))
+        kv_heads, heads = key.shape[-2], query.shape[-2]
+        # With all sizes said: of an empty batch none could be found out.
+        scaled = scaled.reshape((*scaled.shape[:-2], kv_heads, groups, scaled.shape[-1]))
         logits = jnp.einsum("...qhgd,...khd->...hgqk", scaled, key.astype(wide))
-        logits = logits.reshape((*logits.shape[:-4], -1, *logits.shape[-2:]))
+        logits = logits.reshape((*logits.shape[:-4], heads, *logits.shape[-2:]))
     if bias is not None:
         logits = logits + jnp.broadcast_to(bias.astype(wide), logits.shape)
     if mask is not None:
@@ -177,10 +179,11 @@ def _weighted_values(weights: Array, value: Array) -> Array:
     if groups == 1:
         summed = jnp.einsum("...hqk,...khd->...qhd", weights, value, preferred_element_type=wide)
     else:
-        weights = weights.reshape((*weights.shape[:-3], -1, groups, *weights.shape[-2:]))
+        heads, kv_heads = weights.shape[-3], value.shape[-2]
+        weights = weights.reshape((*weights.shape[:-3], kv_heads, groups, *weights.shape[-2:]))
         equation = "...hgqk,...khd->...qhgd"
         summed = jnp.einsum(equation, weights, value, preferred_element_type=wide)
-        summed = summed.reshape((*summed.shape[:-3], -1, summed.shape[-1]))
+        summed = summed.reshape((*summed.shape[:-3], heads, summed.shape[-1]))
     return lax.convert_element_type(summed, value.dtype)
 
 
