@@ -28,7 +28,7 @@ def usual_promotion():
 def test_it_learns_and_goes_on(gpt, tmp_path, capsys, monkeypatch):
     """The command, on a short text, and again; in half precision, too."""
     monkeypatch.setattr(gpt, "topics", {"one": "to be or not to be, " * 40})
-    small = ["--size", "16", "--depth", "2", "--heads", "2", "--length", "16", "--write", "4"]
+    small = ["--size", "8", "--depth", "1", "--heads", "2", "--length", "16", "--write", "4"]
     steps = iter([0, 0, 0, 0, 0, 60, 60, 0, 60])
     monkeypatch.setattr(gpt, "time", SimpleNamespace(monotonic=lambda: next(steps)))
     # What is written is another test's, and a program of its own.
