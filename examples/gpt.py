@@ -2,7 +2,6 @@
 
     python examples/gpt.py runs/gpt                       # about ten minutes on two cores
     python examples/gpt.py runs/gpt --minutes 1 --bfloat16
-    python examples/gpt.py runs/gpt --minutes 0 --prompt "The for statement"
 
 It reads bytes, so that it needs no tokenizer: a byte in, and out a guess of the next one. Attention
 has rotary positions and fewer heads of keys than of queries; the blocks are one `nn.Stack`, traced
@@ -12,6 +11,7 @@ then each byte from what the caches of the blocks have kept, all of it in one co
 """
 
 import argparse
+import functools as ft
 import math
 import time
 from collections.abc import Sequence
@@ -30,7 +30,6 @@ from pytreemod import nn
 
 Bytes = Int[Array, "*batch seq"]
 BATCH_SIZE = 16
-WARMUP = 50
 
 
 # --- the model ------------------------------------------------------------------------------------
@@ -95,10 +94,7 @@ class Gpt(pm.Module):
 def make_gpt(size: int, depth: int, heads: int, cache_size: int, *, key: PRNGKeyArray) -> Gpt:
     """An untrained model, its last matrix tied to its first."""
     one, two = jax.random.split(key)
-
-    def make_block(key: PRNGKeyArray) -> Block:
-        return Block(size, heads, cache_size, key=key)
-
+    make_block = ft.partial(Block, size, heads, cache_size)
     narrow = jax.nn.initializers.normal(0.02)
     model = Gpt(
         nn.Embedding(256, size, weight_init=narrow, key=one),
@@ -116,17 +112,12 @@ def make_gpt(size: int, depth: int, heads: int, cache_size: int, *, key: PRNGKey
 optimizer = optax.chain(
     optax.clip_by_global_norm(1.0),
     optax.adamw(
-        optax.linear_schedule(0.0, 2e-3, WARMUP),
+        optax.linear_schedule(0.0, 2e-3, transition_steps=50),
         b2=0.98,
         weight_decay=0.1,
         mask=pm.select.type(nn.Linear),
     ),
 )
-
-
-def in_dtype(model: Gpt, dtype: Any) -> Gpt:
-    """The model with all of its numbers in another dtype."""
-    return jax.tree.map(lambda leaf: leaf.astype(dtype), model)
 
 
 def bits(model: Gpt, text: Bytes) -> Float[Array, ""]:
@@ -141,7 +132,7 @@ def step(model: Gpt, opt_state: optax.OptState, text: Bytes, dtype: Any) -> tupl
     """A step of training; computed in a dtype, while the weights stay in float32."""
 
     def loss_fn(model: Gpt) -> Float[Array, ""]:
-        return bits(in_dtype(model, dtype), text)
+        return bits(jax.tree.map(lambda leaf: leaf.astype(dtype), model), text)
 
     loss, grads = pm.filter_value_and_grad(loss_fn)(model)
     params, _ = pm.trainable(model)
@@ -211,8 +202,8 @@ def write(
 
     first, *keys = jax.random.split(key, count + 1)
     scores, state = model(prompt, nn.reset_cache(model, state, batch=prompt.shape[0]))
-    start = (draw(scores, first), state)
-    (_, state), written = pm.filter_scan(next_one, start, jnp.stack(keys))
+    carry = (draw(scores, first), state)
+    (_, state), written = pm.filter_scan(next_one, carry, jnp.stack(keys))
     return written.T, state
 
 
@@ -225,10 +216,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="of the checkpoints")
     parser.add_argument("--minutes", type=float, default=10.0, help="of training")
     parser.add_argument("--every", type=int, default=100, help="steps from one save to the next")
-    parser.add_argument("--size", type=int, default=128, help="of the vectors")
-    parser.add_argument("--depth", type=int, default=4, help="blocks")
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--length", type=int, default=128, help="of a piece of text")
+    for name, number in {"size": 128, "depth": 4, "heads": 4, "length": 128}.items():
+        parser.add_argument(f"--{name}", type=int, default=number)
     parser.add_argument("--bfloat16", action="store_true", help="compute in half precision")
     parser.add_argument("--prompt", default="The assignment statement ")
     parser.add_argument("--write", type=int, default=200, help="so many bytes")
