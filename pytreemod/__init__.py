@@ -102,6 +102,7 @@ EquinoxRuntimeError = CheckError
 EquinoxTracetimeError = CheckError
 
 _LATER = {
+    "all_finite": "pytreemod.training.loss_scaling:all_finite",
     "capture": "pytreemod.debug.capturing:capture",
     "Computed": "pytreemod.module.computed_leaves:Computed",
     "computed": "pytreemod.module.computed_leaves:computed",
@@ -114,6 +115,7 @@ _LATER = {
     "from_torch": "pytreemod.io.torch_states:from_torch",
     "inference_mode": "pytreemod.nn.modes:inference_mode",
     "load": "pytreemod.io.loading:load",
+    "LossScale": "pytreemod.training.loss_scaling:LossScale",
     "LoadReport": "pytreemod.io.reports:LoadReport",
     "lora": "pytreemod.training.low_rank:lora",
     "map_parameters": "pytreemod.training.mapped_parameters:map_parameters",
@@ -122,6 +124,7 @@ _LATER = {
     "Numbered": "pytreemod.io.torch_layouts:Numbered",
     "Optimizer": "pytreemod.training.optimizers:Optimizer",
     "Packed": "pytreemod.io.torch_layouts:Packed",
+    "Precision": "pytreemod.training.dtype_policies:Precision",
     "read_metadata": "pytreemod.io.loading:read_metadata",
     "register_for_files": "pytreemod.io.registered:register_for_files",
     "register_torch_layout": "pytreemod.io.torch_layouts:register_torch_layout",
@@ -129,6 +132,7 @@ _LATER = {
     "reinitialize": "pytreemod.nn.reinitializing:reinitialize",
     "resolve": "pytreemod.module.resolving:resolve",
     "save": "pytreemod.io.saving:save",
+    "select_tree": "pytreemod.training.loss_scaling:select_tree",
     "stateful": "pytreemod.nn.nets:stateful",
     "Summed": "pytreemod.io.torch_layouts:Summed",
     "tie": "pytreemod.module.ties:tie",
@@ -138,6 +142,7 @@ _LATER = {
     "tree_serialise_leaves": "pytreemod.io.equinox_files:tree_serialise_leaves",
     "untie": "pytreemod.module.ties:untie",
     "with_mode": "pytreemod.nn.modes:with_mode",
+    "with_precision": "pytreemod.training.precision_rules:with_precision",
 }
 
 # For type checkers alone: to import these here would be to load what `_LATER` puts off.
@@ -180,7 +185,12 @@ if _typing.TYPE_CHECKING:
     from pytreemod.training import constraints as constraints
     from pytreemod.training.low_rank import lora as lora
     from pytreemod.training.mapped_parameters import map_parameters as map_parameters
+    from pytreemod.training.dtype_policies import Precision as Precision
+    from pytreemod.training.loss_scaling import LossScale as LossScale
+    from pytreemod.training.loss_scaling import all_finite as all_finite
+    from pytreemod.training.loss_scaling import select_tree as select_tree
     from pytreemod.training.optimizers import Optimizer as Optimizer
+    from pytreemod.training.precision_rules import with_precision as with_precision
 
     tree_inference = inference_mode
 else:

@@ -17,6 +17,7 @@ from pytreemod.transform.boundary.wrapping import Transformed
 from pytreemod.tree.nodes import Place, RoleHere, children_of, record_of, stop_below
 from pytreemod.tree.paths import path_text, some_of
 from pytreemod.tree.predicates import is_array
+from pytreemod.tree.prefixes import By
 from pytreemod.tree.selecting import Selector
 from pytreemod.typing import PyTree, class_of, jtu
 
@@ -60,6 +61,34 @@ def choose_modules(
     return [argument.names_by_path() for argument in arguments]
 
 
+def choose_values(
+    where: str, rule: By, tree: PyTree, is_offered: Callable[[Any], bool]
+) -> dict[Path, Any]:
+    """The values that a rule has for Modules themselves, by their paths.
+
+    Args:
+        where: what asks, for errors.
+        rule: from selectors to values; the first selector that picks a Module gives its value.
+        tree: a model, or any tree that holds some.
+        is_offered: which Modules are offered to the selectors.
+
+    Raises:
+        SpecError: a path matches none.
+    """
+    argument = _Argument(tree, is_offered)
+    places = argument.candidates
+    values: dict[Path, Any] = {}
+    for selector, value in rule.items:
+        for pattern in selector.paths():
+            if not any(pattern.pick(places, None, None)):
+                raise SpecError(_explain_none(where, repr(pattern), places))
+        picked = selector.pick(places, argument.inner, None)
+        for place, is_picked in zip(places, picked, strict=True):
+            if is_picked:
+                values.setdefault((*argument.prefix, *place.path), value)
+    return values
+
+
 def rebuilt(tree: PyTree, change: Callable[[Any, Path], Any], path: Path = ()) -> PyTree:
     """A tree with its nodes changed, those below a node before the node itself.
 
@@ -72,17 +101,27 @@ def rebuilt(tree: PyTree, change: Callable[[Any, Path], Any], path: Path = ()) -
     if children is None:
         return tree
     parts = [rebuilt(child, change, (*path, key)) for key, child in children]
+    return change(with_children(tree, children, parts), path)
+
+
+def with_children(node: Any, children: Sequence[tuple[Any, Any]], parts: list[Any]) -> Any:
+    """A node with other children.
+
+    Args:
+        node: the node.
+        children: those that it has, with their keys.
+        parts: the new ones, in that order.
+    """
     # What has not changed stays the same object: nothing is built anew, and its snapshot holds.
-    if any(new is not old for new, (_, old) in zip(parts, children, strict=True)):
-        record = record_of(tree)
-        if record is not None:
-            pairs = zip(children, parts, strict=True)
-            tree = record.rebuild(tree, {key.name: part for (key, _), part in pairs})
-        elif class_of(tree) is list:
-            tree = parts
-        else:
-            tree = jtu.tree_structure(tree, is_leaf=stop_below(tree)).unflatten(parts)
-    return change(tree, path)
+    if all(new is old for new, (_, old) in zip(parts, children, strict=True)):
+        return node
+    record = record_of(node)
+    if record is not None:
+        pairs = zip(children, parts, strict=True)
+        return record.rebuild(node, {key.name: part for (key, _), part in pairs})
+    if class_of(node) is list:
+        return parts
+    return jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(parts)
 
 
 def _children(node: Any) -> list[tuple[Any, Any]] | None:

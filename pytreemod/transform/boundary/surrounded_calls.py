@@ -20,10 +20,10 @@ import functools as ft
 import inspect
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
 
@@ -39,6 +39,8 @@ from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.traces import current_trace
 from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
+
+_K = TypeVar("_K", bound="AbstractCallRule")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +80,17 @@ class AbstractCallRule(Module):
     """
 
     uses_layer: ClassVar[bool] = True
+
+    def entering(self, module: Any) -> Any:
+        """The Module whose method runs, in the place of the one that was called.
+
+        Args:
+            module: the one that was called, or what a rule outside of this one made of it.
+
+        Returns:
+            A Module of the same class; here, the one that was given.
+        """
+        return module
 
     @abstractmethod
     def around(
@@ -159,8 +172,8 @@ def surround_all(
         ArgumentError: `rule` is no rule, or holds what cannot be configuration.
     """
     _check_rule(where, rule)
-    has_method = ft.partial(_has_method, name=method)
-    chosen = choose_modules(where, as_selector(selector), trees, has_method)
+    has = ft.partial(has_method, name=method)
+    chosen = choose_modules(where, as_selector(selector), trees, has)
     kinds = kind_of(tuple(jtu.tree_leaves(rule)))
 
     def add(tree: PyTree, names: dict[Path, str]) -> PyTree:
@@ -184,6 +197,55 @@ def released(tree: PyTree, level: int) -> PyTree:
         return node if len(rest) == len(rings) else _with_rings(node, rest)
 
     return rebuilt(tree, change)
+
+
+def has_method(node: Any, name: str) -> bool:
+    """Whether there is a method of that name that a rule can be put around."""
+    # In the class and its bases alone: the metaclass has a `__call__`, too, which makes instances.
+    bases: tuple[type, ...] = class_of(node).__mro__
+    kept: Any = next((vars(base)[name] for base in bases if name in vars(base)), None)
+    # What Python itself calls, on instances that are half built or broken, is left alone.
+    is_bound = class_of(as_method(name, has_method)) is Method
+    return is_bound and isinstance(kept, (Method, Transformed, FunctionType))
+
+
+# ---- rules of one kind, for which places and paths are nothing
+
+
+def own_rules(node: Any, kind: type[_K]) -> dict[str, _K]:
+    """The rules of a kind that stay with a Module, by the names of the methods."""
+    rings = [ring for ring in _rings_of(node) if _is_own(ring, kind)]
+    return {ring.method: ring.rule for ring in rings if isinstance(ring.rule, kind)}
+
+
+def with_own_rules(node: Any, kind: type[_K], rules: Mapping[str, _K]) -> Any:
+    """A Module with these rules in the place of all rules of their kind that stayed with it.
+
+    They are told no path, so that Modules at different places that have the same rules have one
+    structure, as they had without.
+
+    Args:
+        node: a Module.
+        kind: the class of the rules.
+        rules: by the names of the methods. What is there already keeps its place among other
+            rules; what is new is outside of them.
+    """
+    old = _rings_of(node)
+    kept = [ring for ring in old if not _is_own(ring, kind) or ring.method in rules]
+    there = {ring.method for ring in kept if _is_own(ring, kind)}
+    rings = [_pathless(rules[name], name) for name in rules if name not in there]
+    for ring in kept:
+        rings.append(_pathless(rules[ring.method], ring.method) if _is_own(ring, kind) else ring)
+    new = tuple(sorted(rings, key=_Ring.order))
+    return node if new == old else _with_rings(node, new)
+
+
+def _pathless(rule: AbstractCallRule, method: str) -> _Ring:
+    return _Ring(rule, kind_of(tuple(jtu.tree_leaves(rule))), "", method, 0)
+
+
+def _is_own(ring: _Ring, kind: type) -> bool:
+    return ring.level == 0 and isinstance(ring.rule, kind)
 
 
 # ---- instances
@@ -288,8 +350,11 @@ def _asking(cls: Any, name: str) -> Any:
     @passing_on
     @ft.wraps(getattr(cls, name))
     def asking(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        call = inspect.getattr_static(cls, name).__get__(self, class_of(self))
         rings = [ring for ring in _rings_of(self) if ring.method == name]
+        module = self
+        for ring in rings:
+            module = ring.rule.entering(module)
+        call = inspect.getattr_static(cls, name).__get__(module, class_of(module))
         if not rings:
             return call(*args, **kwargs)
         with _counted():
@@ -309,16 +374,6 @@ def _ask(
     if not rule.uses_layer:
         where = dataclasses.replace(where, layers=())
     return rule.around(call, args, kwargs, where)
-
-
-def _has_method(node: Any, name: str) -> bool:
-    """Whether there is a method of that name that a rule can be put around."""
-    # In the class and its bases alone: the metaclass has a `__call__`, too, which makes instances.
-    bases: tuple[type, ...] = class_of(node).__mro__
-    kept: Any = next((vars(base)[name] for base in bases if name in vars(base)), None)
-    # What Python itself calls, on instances that are half built or broken, is left alone.
-    is_bound = class_of(as_method(name, _has_method)) is Method
-    return is_bound and isinstance(kept, (Method, Transformed, FunctionType))
 
 
 # ---- counting

@@ -1,0 +1,116 @@
+"""`Precision`: the dtypes in which a Module keeps its arrays, computes, and gives its results.
+
+A value of three names. That they are names, and no dtypes, lets it be compared, shown, hashed and
+written to a file as what it says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import field
+
+_SHORT = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
+_ROLES = ("params", "compute", "output")
+
+
+class Precision(Module):
+    """Three dtypes: of what is stored, of what is computed with, and of what comes out.
+
+    **Form.** Configuration: names of floating dtypes.
+
+    **Make.** `Precision("float32", "bfloat16", "float32")`, or in
+    [`with_precision`][pytreemod.with_precision] as text: `"params=float32,compute=bfloat16"`, or
+    one dtype for all three, `"bfloat16"`. Short names are `bf16`, `f16`, `f32` and `f64`.
+
+    Fields:
+        params: of the arrays that the model holds, and so of their gradients
+        compute: of these arrays, and of arguments, while a method runs
+        output: of what the method gives
+
+    Args:
+        params: a floating dtype, or its name.
+        compute: the same; `params` if None.
+        output: the same; `compute` if None.
+
+    Raises:
+        ArgumentError: one is no floating dtype.
+
+    Examples:
+        >>> import pytreemod as pm
+        >>> pm.Precision("f32", "bf16")
+        Precision(params='float32', compute='bfloat16', output='bfloat16')
+
+    Source:
+        The policies of jmp, https://github.com/google-deepmind/jmp.
+    """
+
+    params: str = field(static=True)
+    compute: str = field(static=True)
+    output: str = field(static=True)
+
+    def __init__(self, params: Any = "float32", compute: Any = None, output: Any = None):
+        self.params = _name_of("Precision(params)", params)
+        self.compute = self.params if compute is None else _name_of("Precision(compute)", compute)
+        self.output = self.compute if output is None else _name_of("Precision(output)", output)
+
+    def __check_init__(self) -> None:
+        # Here as well, for `replace` comes this way.
+        for role in _ROLES:
+            _name_of(f"Precision({role})", getattr(self, role))
+
+
+def as_precision(where: str, spec: Any) -> Precision | None:
+    """A precision from whatever may stand in its place.
+
+    Args:
+        where: names the argument in errors.
+        spec: a `Precision`, text for one, a dtype, or None for what is left as it is.
+
+    Raises:
+        ArgumentError: it is none of these.
+
+    Examples:
+        >>> as_precision("f(spec)", "params=f32,compute=bf16,output=f32")
+        Precision(params='float32', compute='bfloat16', output='float32')
+    """
+    if spec is None or isinstance(spec, Precision):
+        return spec
+    if not isinstance(spec, str) or "=" not in spec:
+        return Precision(_name_of(where, spec))
+    given: dict[str, str] = {}
+    for part in spec.split(","):
+        role, equals, name = (text.strip() for text in part.partition("="))
+        if role not in _ROLES or not equals or role in given:
+            _refuse(where, spec)
+        given[role] = _name_of(where, name)
+    return Precision(**given)
+
+
+def _name_of(where: str, dtype: Any) -> str:
+    text = _SHORT.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    try:
+        # None is float64 to NumPy.
+        found = None if text is None else jnp.dtype(text)
+    except TypeError:
+        found = None
+    if found is None or not jnp.issubdtype(found, jnp.floating):
+        _refuse(where, dtype)
+    # What JAX will make of it: without 64 bits, float64 is float32.
+    return jax.dtypes.canonicalize_dtype(found).name
+
+
+def _refuse(where: str, got: Any) -> Any:
+    raise ArgumentError(
+        explain(
+            where,
+            "a floating dtype, or one for each of params, compute and output",
+            describe(got),
+            cure=["write, for instance", '"params=float32,compute=bfloat16,output=float32"'],
+        )
+    )

@@ -1,0 +1,252 @@
+"""`LossScale`: a factor that lifts gradients into the range of float16, as a value.
+
+float16 has no numbers below 6e-8, where many gradients are. So the loss is multiplied by a factor
+before it is differentiated, and the gradients are divided by it afterwards, in wider numbers. How
+large the factor may be is found out while training: it grows until a gradient overflows; that step
+is skipped, and the factor shrinks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pytreemod.errors import ArgumentError, StructureError, describe, explain
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import buffer, field
+from pytreemod.transform.boundary.agreement import differences
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array, is_inexact_array
+from pytreemod.typing import PyTree, jtu
+
+_T = TypeVar("_T")
+# Not `Self`, which type checkers that run with the program (beartype) refuse in single methods.
+_L = TypeVar("_L", bound="LossScale")
+
+
+class LossScale(Module):
+    """The factor by which a loss is multiplied before it is differentiated.
+
+    **Form.** A value, with two arrays: pass it through `filter_jit`, `filter_scan`, files and
+    pickles beside the model.
+
+    **Make.** `LossScale()`, which adapts itself: after `period` finite steps the factor is
+    multiplied by `growth`, and at a step that is not finite it is divided by it, down to `minimum`.
+    With `period=None` it stays as it is.
+
+    **Use.** Differentiate `scale.scale(loss)`; `grads = scale.unscale(grads)`; then
+    `finite = pm.all_finite(grads)` decides whether the step is made, by
+    [`select_tree`][pytreemod.select_tree], and `scale = scale.adjust(finite)`.
+
+    **Laws.** `scale.unscale(scale.scale(x))` equals `x`, where neither overflows nor underflows: to
+    the last bit if the factor is a power of two.
+
+    Fields:
+        loss_scale: the factor, a float32
+        counter: how many finite steps there were since it changed, an int32
+
+    Args:
+        initial: the factor to begin with, > 0.
+        period: after how many finite steps the factor grows, >= 1; None for never.
+        growth: by what it is multiplied or divided, > 1.
+        minimum: below which it never falls, > 0.
+
+    Raises:
+        ArgumentError: an argument is unusable.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> scale = pm.LossScale(1024.0, period=2)
+        >>> grads = pm.filter_grad(lambda w: scale.scale(jnp.sum(w**2)))(jnp.ones(2))
+        >>> grads, scale.unscale(grads)
+        (Array([2048., 2048.], dtype=float32), Array([2., 2.], dtype=float32))
+        >>> finite = pm.all_finite(grads)
+        >>> float(scale.adjust(finite).adjust(finite).loss_scale)
+        2048.0
+        >>> float(scale.adjust(~finite).loss_scale)
+        512.0
+
+    Source:
+        Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740, section 3.2, and `jmp`.
+    """
+
+    loss_scale: jax.Array = buffer()
+    counter: jax.Array = buffer()
+    period: int | None = field(static=True)
+    growth: float = field(static=True)
+    minimum: float = field(static=True)
+
+    def __init__(
+        self,
+        initial: float = 2.0**15,
+        *,
+        period: int | None = 2000,
+        growth: float = 2.0,
+        minimum: float = 1.0,
+    ):
+        first = _check_number("LossScale(initial)", initial, 0.0)
+        self.period = _check_period(period)
+        self.growth = _check_number("LossScale(growth)", growth, 1.0)
+        self.minimum = _check_number("LossScale(minimum)", minimum, 0.0)
+        self.loss_scale = jnp.asarray(first, jnp.float32)
+        self.counter = jnp.asarray(0, jnp.int32)
+
+    def scale(self, loss: _T) -> _T:
+        """Multiply a loss by the factor.
+
+        Args:
+            loss: a floating array, or any tree of them.
+
+        Returns:
+            The same, in the same dtypes.
+        """
+        return jtu.tree_map(lambda x: _times(x, self.loss_scale), loss)
+
+    def unscale(self, grads: _T) -> _T:
+        """Divide gradients by the factor.
+
+        Args:
+            grads: any tree of arrays; what is no floating or complex array is left as it is.
+
+        Returns:
+            The same, in the same dtypes. The division itself is done in float32 or wider.
+        """
+        inverse = 1 / self.loss_scale
+        return jtu.tree_map(lambda x: _times(x, inverse), grads)
+
+    def adjust(self: _L, grads_finite: Any) -> _L:
+        """The factor for the next step.
+
+        Args:
+            grads_finite: whether the gradients were finite, as `all_finite` says; may be traced.
+
+        Returns:
+            A `LossScale` of the same structure; this one, if it never changes.
+
+        Raises:
+            ArgumentError: `grads_finite` is not one True or False.
+        """
+        finite = _check_bool("LossScale.adjust(grads_finite)", grads_finite)
+        if self.period is None:
+            return self
+        counter = self.counter + 1
+        is_due = counter >= self.period
+        grown = self.loss_scale * self.growth
+        # At the end of float32 it stays where it is.
+        up = jnp.where(is_due & jnp.isfinite(grown), grown, self.loss_scale)
+        down = jnp.maximum(self.loss_scale / self.growth, self.minimum)
+        return self.replace(
+            loss_scale=jnp.where(finite, up, down),
+            counter=jnp.where(finite & ~is_due, counter, jnp.zeros_like(counter)),
+        )
+
+
+def all_finite(tree: PyTree) -> jax.Array:
+    """Whether no array in a tree has an infinity, or what is no number.
+
+    Args:
+        tree: any tree, such as gradients; what is no floating or complex array is not looked at.
+
+    Returns:
+        One True or False, as an array; True if there is nothing to look at.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> bool(pm.all_finite({"a": jnp.ones(3), "b": None, "c": jnp.asarray(jnp.inf)}))
+        False
+    """
+    arrays = [leaf for leaf in jtu.tree_leaves(tree) if is_inexact_array(leaf)]
+    answers = [jnp.all(jnp.isfinite(array)) for array in arrays]
+    return jnp.all(jnp.stack(answers)) if answers else jnp.asarray(True)
+
+
+def select_tree(pred: Any, on_true: _T, on_false: _T) -> _T:
+    """One of two trees, decided by one True or False that may be traced.
+
+    A step that is not finite is skipped by it: `select_tree(finite, new, old)`.
+
+    Args:
+        pred: True or False.
+        on_true: a tree.
+        on_false: a tree of the same structure. Its arrays have the same shapes and dtypes, and all
+            that is no array is the same.
+
+    Returns:
+        A tree of the same structure.
+
+    Raises:
+        ArgumentError: `pred` is not one True or False.
+        StructureError: the trees differ; the paths are named.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> float(pm.select_tree(jnp.asarray(False), [jnp.asarray(1.0)], [jnp.asarray(2.0)])[0])
+        2.0
+    """
+    pred = _check_bool("select_tree(pred)", pred)
+    leaves, treedef = jtu.tree_flatten(on_true)
+    others, other = jtu.tree_flatten(on_false)
+    if treedef != other or not all(map(_is_alike, leaves, others)):
+        _refuse_trees(on_true, on_false)
+    pairs = zip(leaves, others, strict=True)
+    return treedef.unflatten([jnp.where(pred, a, b) if is_array(a) else a for a, b in pairs])
+
+
+def _times(x: Any, factor: jax.Array) -> Any:
+    if not is_inexact_array(x):
+        return x
+    # In float16 the factor itself, or one over it, might be out of range.
+    wide = jnp.promote_types(x.dtype, factor.dtype)
+    return (x.astype(wide) * factor.astype(wide)).astype(x.dtype)
+
+
+def _is_alike(a: Any, b: Any) -> bool:
+    if is_array(a) and is_array(b):
+        return a.shape == b.shape and a.dtype == b.dtype
+    # Of what is equal, one is as good as the other.
+    return not is_array(a) and not is_array(b) and (a is b or bool(a == b))
+
+
+# ---- refusals
+
+
+def _check_number(where: str, value: Any, above: float) -> float:
+    is_number = isinstance(value, (int, float, np.integer, np.floating))
+    if isinstance(value, bool) or not is_number or not above < value < float("inf"):
+        raise ArgumentError(explain(where, f"a number > {above:g}", describe(value)))
+    return float(value)
+
+
+def _check_period(period: Any) -> int | None:
+    if period is None:
+        return None
+    if isinstance(period, bool) or not isinstance(period, (int, np.integer)) or period < 1:
+        expected = "a number of steps >= 1, or None"
+        raise ArgumentError(explain("LossScale(period)", expected, describe(period)))
+    return int(period)
+
+
+def _check_bool(where: str, value: Any) -> Any:
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if isinstance(value, bool) or (shape == () and dtype == np.dtype(bool)):
+        return value
+    cure = ["of a tree it is asked by", "pm.all_finite(grads)"]
+    raise ArgumentError(explain(where, "one True or False", describe(value), cure=cure))
+
+
+def _refuse_trees(on_true: Any, on_false: Any) -> None:
+    found = [(path_text(d.path), *d.texts()) for d in differences(on_true, on_false)]
+    raise StructureError(
+        explain(
+            "select_tree",
+            "two trees of one structure, with arrays of the same shapes and dtypes",
+            "trees that differ",
+            places=[f"{place or '<root>'}: {first} and {second}" for place, first, second in found],
+        )
+    )

@@ -1,0 +1,365 @@
+"""`with_precision`: a model whose chosen Modules are kept, and compute, in chosen dtypes.
+
+Two things are done. The arrays of the model are cast once, to what they are stored in. And around
+the methods of each Module stands a rule (see `transform.boundary.surrounded_calls`), by which the
+Module runs as one whose arrays are of the dtype to compute in: so layers read, and hand to
+functions, arrays of that dtype, and know nothing of it. As this happens inside of whatever is
+compiled or differentiated, gradients arrive in the dtype of what is stored.
+
+Modules of one precision inside of each other are a *region*. What is inside of a region is cast
+where the region is entered, and its results stay in the dtype to compute in until the region is
+left, as they do in code that is written by hand. That a Module is inside of a region that has been
+entered is said by its rule, and so is configuration: nothing need be known of who calls whom, and
+a compiled function never takes a call inside for one from outside.
+"""
+
+from __future__ import annotations
+
+import functools as ft
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from pytreemod.errors import ArgumentError, SpecError, describe, explain
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import field
+from pytreemod.module.reading import evaluate_each, is_computed
+from pytreemod.state.tokens import is_token
+from pytreemod.state.values import State
+from pytreemod.training.dtype_policies import Precision, as_precision
+from pytreemod.transform.boundary.chosen_modules import Path, choose_values, rebuilt, with_children
+from pytreemod.transform.boundary.surrounded_calls import (
+    AbstractCallRule,
+    CallSite,
+    has_method,
+    own_rules,
+    with_own_rules,
+)
+from pytreemod.tree.nodes import children_of, record_of
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array
+from pytreemod.tree.prefixes import By, by
+from pytreemod.tree.selecting import as_selector
+from pytreemod.typing import class_of
+
+_T = TypeVar("_T")
+
+
+def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ()) -> _T:
+    """Give chosen Modules the dtypes in which they are kept, compute, and give their results.
+
+    Works for any Module, ours or yours, as it is. A Module that is chosen is meant with all that is
+    inside of it, but for Modules inside that are chosen themselves: the innermost wins, so that a
+    `LayerNorm` may compute in float32 in the middle of bfloat16. Of a [`Precision`][pytreemod.
+    Precision],
+
+    - `params` is the dtype to which the floating arrays are cast, here and now;
+    - `compute` is that to which these and the floating arrays in the arguments are cast where
+      `__call__` is entered, or another method that is named;
+    - `output` is that to which the floating arrays in the result are cast, where the outermost of
+      Modules of one precision is left. What such Modules give to each other is in `compute`.
+
+    Gradients arrive in `params`, for that is what is differentiated. State (running statistics, for
+    instance), keys, integers, complex numbers and fields that are declared as
+    [`buffer`][pytreemod.buffer] are left as they are. A computed leaf is kept in `params`; its
+    value is computed in that, and then cast. Where an array is tied to another, the place where it
+    is decides how it is kept, and the Module that reads it how it is used.
+
+    A precision is configuration of the model: transforms, `tree_at`, copies and pickles keep it.
+    Files have the arrays, and no precision: give it again, or load `like` a model that has it.
+
+    **Laws.** `with_precision(with_precision(m, p), q)` computes as `with_precision(m, q)` does, and
+    with None every Module is of its own class again (the arrays stay as they were cast). The casts
+    in a compiled program are those of code that is written by hand.
+
+    Args:
+        model: a model, or any tree that holds some.
+        precision: a [`Precision`][pytreemod.Precision], a dtype, or text for one, as in
+            `"params=float32,compute=bfloat16,output=float32"` or `"bfloat16"`; or
+            [`by`][pytreemod.by] with one for each selector. A selector chooses Modules: a class
+            means its instances, a path that of the Module itself, and `...` all that nothing else
+            chooses. None leaves alone, or takes away what was given before.
+        methods: names of further methods at which a Module is entered, beside `__call__`.
+
+    Returns:
+        A new tree.
+
+    Raises:
+        ArgumentError: `precision` is none of these.
+        SpecError: a path chooses no Module, an array has no precision, or no method has the name;
+            or arrays belong to a Module without any such method, so that nothing would cast them.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> from pytreemod import nn
+        >>> keys = jax.random.split(jax.random.key(0))
+        >>> layers = [nn.Linear(4, 8, key=keys[0]), nn.LayerNorm(8), nn.Linear(8, 2, key=keys[1])]
+        >>> mixed = "params=float32,compute=bfloat16,output=float32"
+        >>> model = pm.with_precision(
+        ...     nn.Sequential(layers), pm.by({nn.LayerNorm: "float32", ...: mixed})
+        ... )
+        >>> out, seen = pm.capture(model, "layers.*")(jnp.ones(4))
+        >>> out.dtype, [y.dtype.name for y in seen.values()]
+        (dtype('float32'), ['bfloat16', 'float32', 'bfloat16'])
+        >>> model.layers[0].weight.dtype
+        dtype('float32')
+
+    Source:
+        The policies of jmp, https://github.com/google-deepmind/jmp.
+    """
+    where = "with_precision(precision)"
+    bare = rebuilt(model, _without)
+    names = ("__call__", *([methods] if isinstance(methods, str) else methods))
+    if precision is None:
+        return bare
+    rule = precision if isinstance(precision, By) else by({...: precision})
+    rule = By([(selector, as_precision(where, value)) for selector, value in rule.items])
+    rest = [value for selector, value in rule.items if selector == _ALL]
+    special = By([(selector, value) for selector, value in rule.items if selector != _ALL])
+    chosen = choose_values(where, special, bare, _is_offered)
+    giving = _Giving(chosen, names)
+    made = giving.visit(bare, (), _Here(rest[0] if rest else _UNDECIDED, None))
+    giving.check(where, repr(precision))
+    return made
+
+
+_ALL = as_selector(...)
+
+
+def _is_offered(node: Any) -> bool:
+    return not is_token(node) and not is_computed(node)
+
+
+def _without(node: Any, path: Path) -> Any:
+    return with_own_rules(node, _Casting, {}) if own_rules(node, _Casting) else node
+
+
+# ---- giving
+
+
+class _Undecided:
+    """Stands for the precision of what nothing has chosen."""
+
+
+_UNDECIDED: Any = _Undecided()
+
+
+class _Here(NamedTuple):
+    """What holds at a place of the model: the precision there, and what casts its arrays."""
+
+    precision: Any
+    # That of the innermost Module above that has a method at which it is entered.
+    entered: Any
+
+
+class _Giving:
+    """One walk over a model that casts what is stored, and puts rules around methods."""
+
+    def __init__(self, chosen: dict[Path, Any], methods: Sequence[str]):
+        self.chosen, self.methods = chosen, methods
+        self.seen: set[str] = set()
+        self.undecided: list[str] = []
+        self.uncast: list[str] = []
+
+    def visit(self, node: Any, path: Path, here: _Here) -> Any:
+        """The tree with its rules; what is inside is done first."""
+        if _has_floats(node):
+            return self._store(node, path, here)
+        if _is_left_alone(node):
+            return node
+        precision = self.chosen.get(path, here.precision)
+        found = self._methods_of(node)
+        is_entered = bool(found) and precision is not _UNDECIDED
+        # Within another, one that is left alone must say so.
+        is_ruled = is_entered and (precision is not None or here.entered is not None)
+        inside = _Here(precision, precision if is_entered else here.entered)
+        children = children_of(node) or []
+        parts = [
+            child if _is_buffer(node, key) else self.visit(child, (*path, key), inside)
+            for key, child in children
+        ]
+        node = with_children(node, children, parts)
+        rules = dict.fromkeys(found, _Casting(precision))
+        return with_own_rules(node, _Casting, rules) if is_ruled else node
+
+    def _methods_of(self, node: Any) -> list[str]:
+        if not isinstance(node, Module) or is_computed(node):
+            return []
+        found = [name for name in self.methods if has_method(node, name)]
+        self.seen.update(found)
+        return found
+
+    def _store(self, array: Any, path: Path, here: _Here) -> Any:
+        precision = here.precision
+        if precision is _UNDECIDED:
+            self.undecided.append(path_text(path))
+            return array
+        is_stored = precision is None or precision.params == precision.compute
+        if precision != here.entered and not (is_stored and here.entered is None):
+            self.uncast.append(path_text(path))
+        return array if precision is None else _as_dtype(array, precision.params)
+
+    def check(self, where: str, what: str) -> None:
+        """Refuse what was found on the way.
+
+        Raises:
+            SpecError: there is something.
+        """
+        missing = [name for name in self.methods[1:] if name not in self.seen]
+        if missing:
+            _refuse_methods(missing)
+        if self.undecided:
+            _refuse_undecided(where, self.undecided)
+        if self.uncast:
+            _refuse_uncast(where, self.uncast)
+
+
+# ---- around a call
+
+
+class _Casting(AbstractCallRule):
+    """Casts what goes into a Module, and what comes out of it.
+
+    Fields:
+        precision: None for a Module that is left alone in the middle of others that are not
+        is_inside: whether the Module is part of one of the same precision that has been entered
+    """
+
+    precision: Precision | None = field(static=True)
+    is_inside: bool = field(default=False, static=True)
+    # It is the same for all layers of a Stack.
+    uses_layer: ClassVar[bool] = False
+
+    def entering(self, module: Any) -> Any:
+        """The Module with its arrays as they are computed with."""
+        if self.precision is None:
+            return module
+        return _Cast(self.precision, self.precision.compute, is_inside=True).visit(module)
+
+    def around(
+        self,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        where: CallSite,
+    ) -> Any:
+        """Make the call, with arguments to compute with."""
+        precision = self.precision
+        if precision is None:
+            return call(*args, **kwargs)
+        given = _Cast(precision, precision.compute)
+        out = call(
+            *(given.visit(arg) for arg in args),
+            **{name: given.visit(arg) for name, arg in kwargs.items()},
+        )
+        dtype = precision.compute if self.is_inside else precision.output
+        return _Cast(precision, dtype, is_inside=False).visit(out)
+
+
+class _Cast(NamedTuple):
+    """Casts the floating arrays of a tree, but for Modules in it that have another precision.
+
+    Args:
+        precision: that of the Module that is called.
+        dtype: to which.
+        is_inside: what the rules of Modules that have this precision are to say; None for what they
+            said before.
+    """
+
+    precision: Precision
+    dtype: str
+    is_inside: bool | None = None
+
+    def visit(self, node: Any) -> Any:
+        """The tree with its arrays cast."""
+        if _has_floats(node):
+            return _as_dtype(node, self.dtype)
+        if _is_left_alone(node):
+            return node
+        rules = own_rules(node, _Casting)
+        if any(rule.precision != self.precision for rule in rules.values()):
+            return node
+        if is_computed(node):
+            # By its value: what a weight is computed from may need to be more precise than it.
+            return self.visit(evaluate_each(node, class_of(node).__qualname__))
+        children = children_of(node) or []
+        parts = [child if _is_buffer(node, key) else self.visit(child) for key, child in children]
+        node = with_children(node, children, parts)
+        if not rules or self.is_inside is None:
+            return node
+        told = dict.fromkeys(rules, _Casting(self.precision, self.is_inside))
+        return with_own_rules(node, _Casting, told)
+
+
+# ---- arrays
+
+
+def _is_left_alone(node: Any) -> bool:
+    """Whether nothing inside is cast: what belongs to State has the dtype that it began with."""
+    return is_token(node) or isinstance(node, State)
+
+
+def _is_buffer(node: Any, key: Any) -> bool:
+    """Whether a child of a node is declared as a buffer.
+
+    By its class: that a part of a model is not trained, and was given the role, is no reason to
+    compute with it otherwise.
+    """
+    record = record_of(node)
+    return record is not None and record.role(key.name) == "buffer"
+
+
+def _has_floats(leaf: Any) -> bool:
+    is_shaped = is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+    return is_shaped and bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+
+
+def _as_dtype(array: Any, dtype: str) -> Any:
+    if array.dtype == jnp.dtype(dtype):
+        return array
+    if isinstance(array, jax.ShapeDtypeStruct):
+        return array.update(dtype=jnp.dtype(dtype))
+    return array.astype(dtype)
+
+
+# ---- refusals
+
+
+def _refuse_methods(missing: Sequence[str]) -> NoReturn:
+    raise SpecError(
+        explain(
+            "with_precision(methods)",
+            "names of methods of Modules in the model",
+            ", ".join(map(repr, missing)),
+        )
+    )
+
+
+def _refuse_undecided(where: str, places: Sequence[str]) -> NoReturn:
+    raise SpecError(
+        explain(
+            where,
+            "a precision for every floating array",
+            f"none for {len(places)}",
+            places=places,
+            cure=["give the rest a default, which may be None:", "pm.by({..., ...: None})"],
+        )
+    )
+
+
+def _refuse_uncast(where: str, places: Sequence[str]) -> NoReturn:
+    raise SpecError(
+        explain(
+            where,
+            "arrays of Modules that have a method at which they are cast",
+            "some in a Module that has none, or in none at all",
+            places=places,
+            cure=[
+                "name the method by which the Module is used, or choose one around it:",
+                'pm.with_precision(model, precision, methods="encode")',
+            ],
+        )
+    )
