@@ -30,6 +30,8 @@ from pytreemod.nn.recurrent import concatenate
 from pytreemod.state.streams import Stream
 from pytreemod.state.tokens import Nothing, RngStream, StateIndex
 from pytreemod.training.constraints import KINDS
+from pytreemod.training.dtype_policies import Precision
+from pytreemod.training.loss_scaling import LossScale
 from pytreemod.transform.host.enumerations import EnumerationItem
 
 _T = TypeVar("_T", bound="type | Callable[..., Any]")
@@ -87,6 +89,8 @@ def _table() -> _Names:
         table.add(builtin.__name__, builtin)
     for kind in (EnumerationItem, Nothing, Partial, RngStream, StateIndex, Stream, Tied):
         table.add(f"{_OWN}.{kind.__name__}", kind)
+    table.add(f"{_OWN}.LossScale", LossScale)
+    table.add(f"{_OWN}.Precision", Precision)
     table.add(f"{_OWN}.computed", Function)
     table.add(f"{_OWN}.tie", Through)
     for name, thing in vars(nn).items():

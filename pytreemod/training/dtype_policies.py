@@ -97,7 +97,7 @@ def _name_of(where: str, dtype: Any) -> str:
     try:
         # None is float64 to NumPy.
         found = None if text is None else jnp.dtype(text)
-    except TypeError:
+    except (TypeError, ValueError):
         found = None
     if found is None or not jnp.issubdtype(found, jnp.floating):
         _refuse(where, dtype)

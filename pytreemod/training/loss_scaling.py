@@ -17,6 +17,7 @@ import numpy as np
 from pytreemod.errors import ArgumentError, StructureError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import buffer, field
+from pytreemod.state.values import State
 from pytreemod.transform.boundary.agreement import differences
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array, is_inexact_array
@@ -168,7 +169,8 @@ def all_finite(tree: PyTree) -> jax.Array:
 def select_tree(pred: Any, on_true: _T, on_false: _T) -> _T:
     """One of two trees, decided by one True or False that may be traced.
 
-    A step that is not finite is skipped by it: `select_tree(finite, new, old)`.
+    A step that is not finite is skipped by it: `select_tree(finite, new, old)`. A State among the
+    old may have been used up by the step: it is gone back to, as by `State.restored`.
 
     Args:
         pred: True or False.
@@ -190,9 +192,11 @@ def select_tree(pred: Any, on_true: _T, on_false: _T) -> _T:
         2.0
     """
     pred = _check_bool("select_tree(pred)", pred)
+    # To go back to a State that a step has used up is what skipping the step means.
+    on_true, on_false = _restored(on_true), _restored(on_false)
     leaves, treedef = jtu.tree_flatten(on_true)
-    others, other = jtu.tree_flatten(on_false)
-    if treedef != other or not all(map(_is_alike, leaves, others)):
+    others = jtu.tree_leaves(on_false)
+    if differences(on_true, on_false, _fits):
         _refuse_trees(on_true, on_false)
     pairs = zip(leaves, others, strict=True)
     return treedef.unflatten([jnp.where(pred, a, b) if is_array(a) else a for a, b in pairs])
@@ -202,15 +206,22 @@ def _times(x: Any, factor: jax.Array) -> Any:
     if not is_inexact_array(x):
         return x
     # In float16 the factor itself, or one over it, might be out of range.
-    wide = jnp.promote_types(x.dtype, factor.dtype)
+    wide = x.dtype if x.dtype.itemsize >= factor.dtype.itemsize else factor.dtype
     return (x.astype(wide) * factor.astype(wide)).astype(x.dtype)
 
 
-def _is_alike(a: Any, b: Any) -> bool:
+def _restored(tree: Any) -> Any:
+    def restore(node: Any) -> Any:
+        return node.restored() if isinstance(node, State) else node
+
+    return jtu.tree_map(restore, tree, is_leaf=lambda node: isinstance(node, State))
+
+
+def _fits(a: Any, b: Any) -> bool:
+    # A number beside an array is none: which of them it would become is not to be guessed.
     if is_array(a) and is_array(b):
         return a.shape == b.shape and a.dtype == b.dtype
-    # Of what is equal, one is as good as the other.
-    return not is_array(a) and not is_array(b) and (a is b or bool(a == b))
+    return not is_array(a) and not is_array(b) and a == b
 
 
 # ---- refusals
@@ -241,7 +252,7 @@ def _check_bool(where: str, value: Any) -> Any:
 
 
 def _refuse_trees(on_true: Any, on_false: Any) -> None:
-    found = [(path_text(d.path), *d.texts()) for d in differences(on_true, on_false)]
+    found = [(path_text(d.path), *d.texts()) for d in differences(on_true, on_false, _fits)]
     raise StructureError(
         explain(
             "select_tree",

@@ -1,0 +1,204 @@
+"""Loss scaling: the factor as a value, and steps that are skipped."""
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import ArgumentError, StructureError
+from tests.helpers.trees import affine, ramp
+
+
+def history(scale, answers):
+    """The factors after each of a number of steps."""
+    factors = []
+    for finite in answers:
+        scale = scale.adjust(finite)
+        factors.append(float(scale.loss_scale))
+    return factors
+
+
+def test_the_factor_grows_and_shrinks():
+    """After `period` finite steps in a row, and at each that is not finite; not below `minimum`."""
+    scale = pm.LossScale(8.0, period=2, growth=4.0, minimum=2.0)
+
+    assert history(scale, [True, True, True, False, True, True]) == [8, 32, 32, 8, 8, 32]
+    assert history(scale, [False, False, False]) == [2, 2, 2]
+    # The step that was not finite begins a new row.
+    assert history(scale, [True, False, True, True]) == [8, 2, 2, 8]
+
+
+def test_a_static_factor_stays():
+    """It is the same value."""
+    scale = pm.LossScale(8.0, period=None)
+
+    assert scale.adjust(jnp.asarray(False)) is scale
+
+
+def test_the_factor_stays_finite():
+    """At the end of float32 it grows no further, and the row of steps begins anew."""
+    scale = pm.LossScale(2.0**127, period=1)
+
+    assert history(scale, [True, True]) == [2.0**127, 2.0**127]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16, jnp.complex64])
+def test_scaling_and_unscaling_is_exact(dtype):
+    """For factors that are powers of two, in the dtype of what is scaled."""
+    scale = pm.LossScale(2.0**10)
+    tree = {"a": jnp.asarray([1.5, -3.0], dtype), "b": None, "c": jnp.arange(3), "d": "text"}
+
+    back = scale.unscale(scale.scale(tree))
+
+    assert scale.scale(tree)["a"].dtype == dtype
+    assert pm.tree_equal(back, tree)
+
+
+def test_factors_beyond_float16_serve_for_float16():
+    """They are never made float16: 2**20 would be infinite, and 2**-20 a denormal."""
+    scale = pm.LossScale(2.0**20)
+
+    assert float(scale.scale(jnp.asarray(2.0**-10, jnp.float16))) == 2.0**10
+    assert float(scale.unscale(jnp.asarray(2.0**12, jnp.float16))) == 2.0**-8
+
+
+def test_gradients_that_float16_has_not_are_saved():
+    """What scaling is for: without it they are zero."""
+
+    def loss(w, scale):
+        # The gradient of each factor passes through float16.
+        return scale.scale((w.astype(jnp.float16) * jnp.float16(1e-4)).astype(jnp.float32) * 1e-5)
+
+    w, gradient = jnp.asarray(1.0), pm.filter_grad(loss)
+    scale = pm.LossScale(2.0**15)
+
+    assert float(gradient(w, pm.LossScale(1.0))) == 0
+    np.testing.assert_allclose(scale.unscale(gradient(w, scale)), 1e-9, rtol=0.01)
+
+
+def test_it_goes_through_jit_and_scan():
+    """Its structure never changes, and one trace serves for all of its values."""
+    answers = jnp.asarray([True, True, False, True])
+
+    @pm.filter_jit(max_traces=1)
+    def run(scale, answers):
+        def step(scale, finite):
+            scale = scale.adjust(finite)
+            return scale, scale.loss_scale
+
+        return pm.filter_scan(step, scale, answers)
+
+    last, factors = run(pm.LossScale(8.0, period=2), answers)
+    run(last, answers)
+
+    assert factors.tolist() == [8, 16, 8, 8]
+    assert jax.tree.structure(last) == jax.tree.structure(pm.LossScale(8.0, period=2))
+
+
+def test_it_is_saved_and_pickled(tmp_path):
+    """With its count."""
+    scale = pm.LossScale(8.0, period=3).adjust(True)
+    pm.save(tmp_path / "scale.safetensors", scale)
+
+    assert pm.tree_equal(pm.load(tmp_path / "scale.safetensors"), scale)
+    assert pm.tree_equal(pickle.loads(pickle.dumps(scale)), scale)
+    assert int(scale.counter) == 1
+
+
+def test_it_is_not_trained():
+    """Its arrays are buffers, wherever it is kept."""
+    assert jax.tree.leaves(pm.trainable(pm.LossScale())[0]) == []
+
+
+FINITE = {
+    "nothing": ({}, True),
+    "no floating array": ([jnp.arange(3), None, "text"], True),
+    "finite": ([jnp.ones(2), np.ones(3), jnp.ones(2, jnp.bfloat16)], True),
+    "an infinity": ([jnp.ones(2), jnp.asarray([1, -jnp.inf])], False),
+    "no number": ([np.asarray([np.nan])], False),
+    "a complex one": ([jnp.asarray(complex(0, jnp.inf))], False),
+}
+
+
+@pytest.mark.parametrize(("tree", "expected"), FINITE.values(), ids=FINITE)
+def test_all_finite(tree, expected):
+    """One answer for a tree, as an array; under jit, too."""
+    assert bool(pm.all_finite(tree)) is expected
+    assert pm.all_finite(tree).shape == ()
+    assert bool(pm.filter_jit(pm.all_finite)(tree)) is expected
+
+
+def test_a_tree_is_selected():
+    """Models, keys and State; what is no array has to be the same."""
+    new, old = affine(2, 2), affine(2, 2, start=np.float32(5))
+    key, other = jax.random.key(0), jax.random.key(1)
+    select = pm.filter_jit(pm.select_tree)
+
+    assert pm.tree_equal(select(jnp.asarray(True), (new, key, 1), (old, other, 1)), (new, key, 1))
+    assert pm.tree_equal(select(jnp.asarray(False), (new, key), (old, other)), (old, other))
+    assert pm.select_tree(False, [1.0], [1.0]) == [1.0]
+
+
+def test_the_state_of_a_skipped_step_is_the_one_before():
+    """An old State may be taken, as long as the step has not used it up outside of a transform."""
+    model, state = pm.make_with_state(pm.nn.BatchNorm)(2)
+
+    @pm.filter_jit
+    def step(model, state, x):
+        def loss(model, state):
+            out, state = model(x, state)
+            return jnp.sum(out**2), state
+
+        (_, new), grads = pm.filter_value_and_grad(loss, has_aux=True)(model, state)
+        return pm.select_tree(pm.all_finite(grads), new, state)
+
+    running = step(model, state, ramp(3, 2)).get(model.state_index)[0]
+    skipped = step(model, state, ramp(3, 2).at[0, 0].set(jnp.inf)).get(model.state_index)
+
+    assert not np.array_equal(running, np.zeros(2))
+    np.testing.assert_array_equal(skipped, [[0, 0], [1, 1]])
+
+
+DIFFERENT = {
+    "structure": ([jnp.ones(2)], [jnp.ones(2), jnp.ones(2)]),
+    "shape": ({"a": jnp.ones(2)}, {"a": jnp.ones(3)}),
+    "dtype": ({"a": jnp.ones(2)}, {"a": jnp.ones(2, jnp.float16)}),
+    "what is no array": ({"a": "one"}, {"a": "two"}),
+    "an array and none": ({"a": jnp.ones(())}, {"a": 1.0}),
+}
+
+
+@pytest.mark.parametrize(("first", "second"), DIFFERENT.values(), ids=DIFFERENT)
+def test_trees_that_differ_are_refused(first, second):
+    """With the paths; nothing is broadcast."""
+    with pytest.raises(StructureError, match=r"(?s)^select_tree: expected two trees.*  at .+: "):
+        pm.select_tree(jnp.asarray(True), first, second)
+
+
+@pytest.mark.parametrize("answer", [None, 1, jnp.asarray(1.0), jnp.asarray([True]), "yes"])
+def test_answers_are_true_or_false(answer):
+    """One for each leaf is a mistake that would broadcast."""
+    with pytest.raises(ArgumentError, match=r"adjust\(grads_finite\): expected one True or False"):
+        pm.LossScale().adjust(answer)
+    with pytest.raises(ArgumentError, match=r"select_tree\(pred\): expected one True or False"):
+        pm.select_tree(answer, [], [])
+
+
+WRONG = {
+    "initial": [0, -1.0, float("inf"), float("nan"), True, "8", jnp.ones(())],
+    "growth": [1, 0.5, None],
+    "minimum": [0, None],
+    "period": [0, -1, 2.0, True, "2000"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in WRONG.items() for value in values]
+)
+def test_arguments_are_checked(name, value):
+    """By name."""
+    with pytest.raises(ArgumentError, match=rf"^LossScale\({name}\): expected a number"):
+        pm.LossScale(**{name: value})
