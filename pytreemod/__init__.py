@@ -183,12 +183,12 @@ if _typing.TYPE_CHECKING:
     from pytreemod.nn.nets import stateful as stateful
     from pytreemod.nn.reinitializing import reinitialize as reinitialize
     from pytreemod.training import constraints as constraints
-    from pytreemod.training.low_rank import lora as lora
-    from pytreemod.training.mapped_parameters import map_parameters as map_parameters
     from pytreemod.training.dtype_policies import Precision as Precision
     from pytreemod.training.loss_scaling import LossScale as LossScale
     from pytreemod.training.loss_scaling import all_finite as all_finite
     from pytreemod.training.loss_scaling import select_tree as select_tree
+    from pytreemod.training.low_rank import lora as lora
+    from pytreemod.training.mapped_parameters import map_parameters as map_parameters
     from pytreemod.training.optimizers import Optimizer as Optimizer
     from pytreemod.training.precision_rules import with_precision as with_precision
 

@@ -15,14 +15,13 @@ a compiled function never takes a call inside for one from outside.
 
 from __future__ import annotations
 
-import functools as ft
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import ArgumentError, SpecError, describe, explain
+from pytreemod.errors import SpecError, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.module.reading import evaluate_each, is_computed

@@ -3,9 +3,12 @@
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pytreemod as pm
+from pytreemod import nn
 from tests.helpers.examples import example
 
 pytest.importorskip("sklearn", reason="examples/digits.py reads scikit-learn's digits")
@@ -45,6 +48,66 @@ def test_confusion_matrix_is_a_picture(digits, tmp_path):
     digits.plot_confusion(np.array([0, 1, 2, 2]), np.array([0, 1, 2, 1]), path)
 
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def make_scaled_step(digits, optimizer):
+    """The example's step, with a factor on the loss; a step that is not finite is skipped."""
+
+    @pm.filter_jit
+    def step(model, state, opt_state, scale, images, labels, key):
+        def loss_fn(model, state):
+            loss, (state, _) = digits.loss_fn(model, state, images, labels, key)
+            return scale.scale(loss), state
+
+        value_and_grad = pm.filter_value_and_grad(loss_fn, has_aux=True)
+        (_, new_state), grads = value_and_grad(model, state)
+        grads = scale.unscale(grads)
+        finite = pm.all_finite(grads)
+        updates, new_opt_state = optimizer.update(
+            grads, opt_state, pm.filter(model, pm.is_inexact_array)
+        )
+        new = pm.apply_updates(model, updates), new_state, new_opt_state
+        old = model, state, opt_state
+        return *pm.select_tree(finite, new, old), scale.adjust(finite), finite
+
+    return step
+
+
+def accuracy_with(digits, precision, scale, epochs=4):
+    """The share of right answers on the test set, and how many steps were skipped."""
+    data, test = digits.load_data(seed=0)
+    model_key, key = jax.random.split(jax.random.key(0))
+    rng = np.random.default_rng(0)
+    model, state = nn.make_with_state(digits.DigitReader)(key=model_key)
+    model = pm.with_precision(model, precision)
+    optimizer = digits.make_optimizer(epochs * (len(data.labels) // 64))
+    opt_state = optimizer.init(pm.filter(model, pm.is_inexact_array))
+    step = make_scaled_step(digits, optimizer)
+    skipped = 0
+    for _ in range(epochs):
+        for images, labels in data.batches(64, rng):
+            key, step_key = jax.random.split(key)
+            model, state, opt_state, scale, finite = step(
+                model, state, opt_state, scale, images, labels, step_key
+            )
+            skipped += not finite
+    predictions = digits.predict(nn.inference_mode(model), state, jnp.asarray(test.images))
+    return float(np.mean(np.asarray(predictions) == test.labels)), skipped
+
+
+@pytest.mark.slow
+def test_half_precision_is_as_accurate(digits):
+    """Within 1 %: bfloat16 as it is, and float16 with a factor that finds its size by skipping."""
+    one = pm.LossScale(1.0, period=None)
+    exact, _ = accuracy_with(digits, None, one)
+    bfloat, none_skipped = accuracy_with(digits, "params=f32,compute=bf16,output=f32", one)
+    scale = pm.LossScale(2.0**24, period=20)
+    half, skipped = accuracy_with(digits, "params=f32,compute=f16,output=f32", scale)
+
+    assert exact >= 0.95
+    assert abs(bfloat - exact) <= 0.01
+    assert abs(half - exact) <= 0.01
+    assert none_skipped == 0 < skipped
 
 
 @pytest.mark.slow

@@ -541,7 +541,9 @@ def test_a_path_that_is_not_there():
 
 def test_an_array_without_a_precision():
     """Its path is named, and the cure is a default."""
-    with pytest.raises(SpecError, match=r"(?s)none for 2\.\n  at layers\[1\].weight\n.*\.\.\.: None"):
+    with pytest.raises(
+        SpecError, match=r"(?s)none for 2\.\n  at layers\[1\].weight\n.*\.\.\.: None"
+    ):
         pm.with_precision(net(), pm.by({nn.Linear: MIXED}))
 
 
@@ -553,7 +555,9 @@ def test_arrays_that_nothing_would_cast():
         layer: nn.Linear
 
     bare = Bare(jnp.ones(2), nn.Linear(2, 2, key=KEY))
-    with pytest.raises(SpecError, match=r'(?s)got some in a Module.*  at weight\n.*methods="encode"'):
+    with pytest.raises(
+        SpecError, match=r'(?s)got some in a Module.*  at weight\n.*methods="encode"'
+    ):
         pm.with_precision(bare, MIXED)
     with pytest.raises(SpecError, match=r"at \['a'\]"):
         pm.with_precision({"a": jnp.ones(2), "net": net()}, MIXED)

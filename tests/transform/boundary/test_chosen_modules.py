@@ -6,7 +6,8 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import SpecError
-from pytreemod.transform.boundary.chosen_modules import choose_modules, rebuilt
+from pytreemod.transform.boundary.chosen_modules import choose_modules, choose_values, rebuilt
+from pytreemod.tree.paths import path_text
 from pytreemod.tree.selecting import as_selector
 from tests.helpers.trees import Affine, affine
 
@@ -96,3 +97,19 @@ def test_a_tree_is_rebuilt_from_below():
     assert made["a"] is MODEL["a"]
     assert seen == [2, 2, 1, 1, 0]
     assert jax.tree.structure(MODEL["a"]) == jax.tree.structure(made["a"])
+
+
+def test_values_for_modules_themselves():
+    """The first selector that picks one decides; a class may be missing, and a path may not."""
+    rule = pm.by({"a.0": "first", Affine: "rest", Box: "none"})
+
+    values = choose_values("f", rule, MODEL, callable)
+    names = {path_text(path): value for path, value in values.items()}
+    assert names == {"['a'][0]": "first", "['a'][1]": "rest", "['b']": "rest"}
+    # By the whole path, whatever is wrapped around.
+    (path,) = choose_values("f", pm.by({Affine: 1}), pm.filter_jit(affine(2, 2)), callable)
+    assert len(path) == 1
+    with pytest.raises(
+        SpecError, match=r"f\(select.path\('c'\)\): expected a selector of at least"
+    ):
+        choose_values("f", pm.by({"c": 1, ...: 2}), MODEL, callable)

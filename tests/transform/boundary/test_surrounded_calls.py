@@ -20,10 +20,12 @@ from pytreemod.transform.boundary import surrounded_calls
 from pytreemod.transform.boundary.surrounded_calls import (
     AbstractCallRule,
     CallSite,
+    own_rules,
     released,
     surround,
     surround_all,
     surrounding,
+    with_own_rules,
 )
 from tests.helpers.trees import Affine, affine, ramp
 
@@ -584,3 +586,54 @@ def test_a_selector_that_chooses_nothing_is_refused():
         surround(PAIR, "third", Times())
     with pytest.raises(SpecError, match="expected a selector, a class, a path"):
         surround(PAIR, 3, Times())
+
+
+class Doubling(AbstractCallRule):
+    """Lets a Module run whose bias is twice as large, so many times."""
+
+    times: int = pm.field(default=1, static=True)
+    uses_layer: ClassVar[bool] = False
+
+    def entering(self, module):
+        """The other Module."""
+        return module.replace(bias=module.bias * 2**self.times)
+
+    def around(self, call, args, kwargs, where):
+        """Make the call."""
+        assert (where.path, where.method) == ("", "__call__")
+        return call(*args, **kwargs)
+
+
+def test_a_rule_says_which_module_runs():
+    """The method sees that one; the one that was called stays as it was."""
+    layer = affine(2, 2)
+    ruled = with_own_rules(layer, Doubling, {"__call__": Doubling(2)})
+
+    np.testing.assert_array_equal(ruled(X), layer.weight @ X + 4 * layer.bias)
+    np.testing.assert_array_equal(ruled.bias, layer.bias)
+    # Other rules are around it as before.
+    np.testing.assert_array_equal(surround(ruled, ..., Times())(X), 2 * ruled(X))
+
+
+def test_rules_of_a_kind_are_exchanged():
+    """Those of other kinds stay, and stay where they are."""
+    layer = surround(affine(2, 2), ..., Times())
+    ruled = with_own_rules(layer, Doubling, {"__call__": Doubling(1)})
+    outside = surround(ruled, ..., Plus())
+
+    again = with_own_rules(outside, Doubling, {"__call__": Doubling(2)})
+
+    assert own_rules(again, Doubling) == {"__call__": Doubling(2)}
+    assert own_rules(layer, Doubling) == {}
+    assert [by for by, _ in asked(again, X)] == [by for by, _ in asked(outside, X)] == [1.0, 2.0]
+    assert with_own_rules(again, Doubling, {"__call__": Doubling(2)}) is again
+    assert pm.tree_equal(with_own_rules(ruled, Doubling, {}), layer)
+    assert own_rules(with_own_rules(again, Doubling, {}), Doubling) == {}
+
+
+def test_rules_without_paths_leave_structures_alike():
+    """Wherever two Modules stand: what could be mapped over together still can."""
+    layers = [with_own_rules(affine(2, 2), Doubling, {"__call__": Doubling()}) for _ in range(2)]
+
+    assert jax.tree.structure(layers[0]) == jax.tree.structure(layers[1])
+    assert jax.tree.structure(layers[0]) != jax.tree.structure(affine(2, 2))
