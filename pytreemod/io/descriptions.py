@@ -4,7 +4,8 @@
     {"list": [...]}, {"tuple": [...]}      containers; the items are nodes
     {"dict": [[key, node], ...]}           keys are configuration; "ordered", "default" likewise
     {"module": [class, {field: node}, {field: configuration}]}
-                                           roles that were given are configuration of theirs
+                                           roles and precisions that were given are
+                                           configuration of theirs
     {"struct": [...]}                      the same for other dataclasses that are nodes
     {"named": [class, [[field, node], ...]]}
     {"state": [[marker, class, name, node], ...]}
@@ -28,6 +29,8 @@ from pytreemod.errors import FileError, describe, explain
 from pytreemod.io.configuration import ConfigurationWriter, Json, name_of
 from pytreemod.module.schema import ROLES
 from pytreemod.state.values import State
+from pytreemod.training.dtype_policies import Precision
+from pytreemod.training.precision_rules import PRECISION, precisions_of
 from pytreemod.tree.nodes import AbstractRecord, children_of, is_plain_tuple, record_of
 from pytreemod.tree.paths import path_text, plain_name
 from pytreemod.typing import PyTree, Tracer, class_of, jtu
@@ -99,6 +102,12 @@ class _Writer:
         given = record.given_roles(node)
         if given:
             fields[2][ROLES] = self.configuration.write(given)
+        precisions = precisions_of(node)
+        if precisions:
+            pairs = [
+                [name, precision and _names(precision)] for name, precision in precisions.items()
+            ]
+            fields[2][PRECISION] = self.configuration.write(pairs)
         return fields
 
     def _fields(self, node: Any, keys: list[Any], written: list[Json], names: Any) -> Json:
@@ -137,6 +146,10 @@ class _Writer:
         self.leaves[name] = leaf
         form = leaf_form(leaf)
         return {"leaf": name, **(form or {"value": self.configuration.write(leaf)})}
+
+
+def _names(precision: Precision) -> list[str]:
+    return [precision.params, precision.compute, precision.output]
 
 
 def leaf_form(leaf: Any) -> dict[str, Json]:

@@ -21,6 +21,8 @@ from pytreemod.module.ties import retie
 from pytreemod.state.rows import Row
 from pytreemod.state.tokens import AbstractToken
 from pytreemod.state.values import State, assemble_state
+from pytreemod.training.dtype_policies import Precision
+from pytreemod.training.precision_rules import PRECISION, with_precisions
 from pytreemod.tree.nodes import DECLARED_ROLES, GivenRoles
 from pytreemod.tree.paths import PathName
 
@@ -125,7 +127,8 @@ class _Rebuilder:
             raise FileError(schema.refusal)
         self.has_ties = self.has_ties or schema.is_hole
         roles = self._given_roles(config, path)
-        config = {field: value for field, value in config.items() if field != ROLES}
+        precisions = self._precisions(config, path)
+        config = {f: value for f, value in config.items() if f not in (ROLES, PRECISION)}
         values = self._values(cls, data, config, path, schema.fields)
         told = set(values)
         try:
@@ -136,7 +139,15 @@ class _Rebuilder:
         self._constrain(cls, values, told, path)
         later = set(schema.decide(values).config) - told
         config = (*config, *later, *roles)
-        return restore_checked(cls, {**values, **roles}, config, self.where, path)
+        made = restore_checked(cls, {**values, **roles}, config, self.where, path)
+        return with_precisions(made, precisions)
+
+    def _precisions(self, config: dict[str, Any], path: str) -> dict[str, Precision | None]:
+        """The precisions that the node was given, by method; empty if there are none."""
+        if PRECISION not in config:
+            return {}
+        pairs = self.reader.read(config[PRECISION], path)
+        return {name: None if given is None else Precision(*given) for name, given in pairs}
 
     def _given_roles(self, config: dict[str, Any], path: str) -> dict[str, GivenRoles]:
         """The roles that the node was given, as it keeps them; empty if there are none."""

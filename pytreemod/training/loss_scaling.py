@@ -8,6 +8,7 @@ is skipped, and the factor shrinks.
 
 from __future__ import annotations
 
+import functools as ft
 from typing import Any, TypeVar
 
 import jax
@@ -105,7 +106,7 @@ class LossScale(Module):
         Returns:
             The same, in the same dtypes.
         """
-        return jtu.tree_map(lambda x: _times(x, self.loss_scale), loss)
+        return jtu.tree_map(ft.partial(_times, factor=self.loss_scale), loss)
 
     def unscale(self, grads: _T) -> _T:
         """Divide gradients by the factor.
@@ -116,8 +117,7 @@ class LossScale(Module):
         Returns:
             The same, in the same dtypes. The division itself is done in float32 or wider.
         """
-        inverse = 1 / self.loss_scale
-        return jtu.tree_map(lambda x: _times(x, inverse), grads)
+        return jtu.tree_map(ft.partial(_times, factor=1 / self.loss_scale), grads)
 
     def adjust(self: _L, grads_finite: Any) -> _L:
         """The factor for the next step.
@@ -212,9 +212,13 @@ def _times(x: Any, factor: jax.Array) -> Any:
 
 def _restored(tree: Any) -> Any:
     def restore(node: Any) -> Any:
-        return node.restored() if isinstance(node, State) else node
+        return node.restored() if _is_state(node) else node
 
-    return jtu.tree_map(restore, tree, is_leaf=lambda node: isinstance(node, State))
+    return jtu.tree_map(restore, tree, is_leaf=_is_state)
+
+
+def _is_state(node: Any) -> bool:
+    return isinstance(node, State)
 
 
 def _fits(a: Any, b: Any) -> bool:
@@ -228,8 +232,8 @@ def _fits(a: Any, b: Any) -> bool:
 
 
 def _check_number(where: str, value: Any, above: float) -> float:
-    is_number = isinstance(value, (int, float, np.integer, np.floating))
-    if isinstance(value, bool) or not is_number or not above < value < float("inf"):
+    is_number = _is_of(value, int, float, np.integer, np.floating)
+    if not is_number or not above < value < float("inf"):
         raise ArgumentError(explain(where, f"a number > {above:g}", describe(value)))
     return float(value)
 
@@ -237,10 +241,15 @@ def _check_number(where: str, value: Any, above: float) -> float:
 def _check_period(period: Any) -> int | None:
     if period is None:
         return None
-    if isinstance(period, bool) or not isinstance(period, (int, np.integer)) or period < 1:
+    if not _is_of(period, int, np.integer) or period < 1:
         expected = "a number of steps >= 1, or None"
         raise ArgumentError(explain("LossScale(period)", expected, describe(period)))
     return int(period)
+
+
+def _is_of(value: Any, *kinds: type) -> bool:
+    # To Python, True is a number.
+    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def _check_bool(where: str, value: Any) -> Any:

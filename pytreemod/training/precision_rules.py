@@ -15,7 +15,7 @@ a compiled function never takes a call inside for one from outside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
 
 import jax
@@ -66,12 +66,12 @@ def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ())
     value is computed in that, and then cast. Where an array is tied to another, the place where it
     is decides how it is kept, and the Module that reads it how it is used.
 
-    A precision is configuration of the model: transforms, `tree_at`, copies and pickles keep it.
-    Files have the arrays, and no precision: give it again, or load `like` a model that has it.
+    A precision is configuration of the model: transforms, `tree_at`, copies, pickles and files keep
+    it. What is loaded `like` a model computes as that does, whatever the file says.
 
-    **Laws.** `with_precision(with_precision(m, p), q)` computes as `with_precision(m, q)` does, and
-    with None every Module is of its own class again (the arrays stay as they were cast). The casts
-    in a compiled program are those of code that is written by hand.
+    **Laws.** `with_precision(with_precision(m, p), q)` equals `with_precision(m, q)`, if `p` stores
+    what is lost by no cast. With None every Module is of its own class again; the arrays stay as
+    they were cast. The casts in a compiled program are those of code that is written by hand.
 
     Args:
         model: a model, or any tree that holds some.
@@ -126,6 +126,31 @@ def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ())
 
 
 _ALL = as_selector(...)
+
+# Under what name files have it. No identifier, so that no field can bear it.
+PRECISION = "<precision>"
+
+
+def precisions_of(node: Any) -> dict[str, Precision | None]:
+    """The precisions that a Module was given, by the names of the methods; empty if none."""
+    return {name: rule.precision for name, rule in own_rules(node, _Casting).items()}
+
+
+def with_precisions(node: Any, precisions: Mapping[str, Precision | None]) -> Any:
+    """A Module with precisions in the place of those that it was given; its arrays stay.
+
+    Args:
+        node: the Module.
+        precisions: by the names of the methods.
+
+    Raises:
+        SpecError: it has no such method.
+    """
+    missing = [name for name in precisions if not has_method(node, name)]
+    if missing:
+        _refuse_methods(missing)
+    rules = {name: _Casting(precision) for name, precision in precisions.items()}
+    return with_own_rules(node, _Casting, rules)
 
 
 def _is_offered(node: Any) -> bool:

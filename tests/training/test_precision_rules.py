@@ -12,7 +12,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, SpecError
+from pytreemod.errors import ArgumentError, PytreemodError, SpecError
 from tests.helpers.computing import Scaled
 from tests.helpers.trees import ramp
 from tests.nn.catalogue import CATALOGUE
@@ -515,15 +515,38 @@ def test_abstract_models():
     assert jax.tree.structure(cast) == jax.tree.structure(pm.with_precision(net(), "bfloat16"))
 
 
-def test_files_have_the_arrays(tmp_path):
-    """And no precision, which `like` has, or is given again."""
+def test_files_keep_it(tmp_path):
+    """Loaded like a model, that decides how is computed."""
     path = tmp_path / "model.safetensors"
-    model = pm.with_precision(net(), "params=bfloat16,compute=float32")
+    rule = pm.by({nn.LayerNorm: None, ...: "params=bfloat16,compute=float32"})
+    model = pm.with_precision(net(), rule)
     pm.save(path, model)
 
+    loaded = pm.load(path)
+    bare = pm.with_precision(model, None)
+    assert pm.tree_equal(loaded, model)
+    assert loaded(X).dtype == jnp.float32
+    assert pm.tree_equal(pm.load(path, bare), bare)
+    pm.save(path, bare)
     assert pm.tree_equal(pm.load(path, model), model)
-    assert pm.load(path, model)(X).dtype == jnp.float32
-    assert pm.tree_equal(pm.load(path), pm.with_precision(model, None))
+
+
+def test_files_say_nothing_of_what_has_no_precision(tmp_path):
+    """They are as they were before there was such a thing."""
+    pm.save(tmp_path / "model.safetensors", net())
+
+    assert b"<precision>" not in (tmp_path / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("wrong", [b"__cell__", b"__colle_"])
+def test_files_give_precisions_to_methods_that_are_there(tmp_path, wrong):
+    """A damaged one is refused."""
+    path = tmp_path / "model.safetensors"
+    pm.save(path, pm.with_precision(net(), MIXED))
+    path.write_bytes(path.read_bytes().replace(b"__call__", wrong))
+
+    with pytest.raises(PytreemodError, match=r"expected|checksum"):
+        pm.load(path)
 
 
 # ---- refusals
