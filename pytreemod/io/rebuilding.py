@@ -11,7 +11,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 
-from pytreemod.errors import FieldError, FileError, PytreemodError, describe, explain
+from pytreemod.errors import FieldError, FileError, PytreemodError, SpecError, describe, explain
 from pytreemod.io.configuration import ConfigurationReader, Json, restore_checked
 from pytreemod.module.classes import Module
 from pytreemod.module.constraining import take_in_change
@@ -140,14 +140,20 @@ class _Rebuilder:
         later = set(schema.decide(values).config) - told
         config = (*config, *later, *roles)
         made = restore_checked(cls, {**values, **roles}, config, self.where, path)
-        return with_precisions(made, precisions)
+        try:
+            return with_precisions(made, precisions)
+        except SpecError as error:
+            raise FileError(str(error)) from error
 
     def _precisions(self, config: dict[str, Any], path: str) -> dict[str, Precision | None]:
         """The precisions that the node was given, by method; empty if there are none."""
         if PRECISION not in config:
             return {}
         pairs = self.reader.read(config[PRECISION], path)
-        return {name: None if given is None else Precision(*given) for name, given in pairs}
+        try:
+            return {name: given and Precision(*given) for name, given in pairs}
+        except PytreemodError as error:
+            raise FileError(str(error)) from error
 
     def _given_roles(self, config: dict[str, Any], path: str) -> dict[str, GivenRoles]:
         """The roles that the node was given, as it keeps them; empty if there are none."""

@@ -12,6 +12,7 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import FileError, PytreemodError
+from pytreemod.io.configuration import ConfigurationWriter
 from pytreemod.io.containers import write_container
 from pytreemod.io.descriptions import describe_tree
 from pytreemod.io.rebuilding import rebuild_tree
@@ -91,6 +92,26 @@ def test_a_named_tuple_with_other_fields_is_told(fields):
     assert rebuilt({"named": ["test_rebuilding.Pair", [["a", leaf], ["b", leaf]]]}) == Pair(1, 1)
     with pytest.raises(FileError, match=r"the fields of Pair: a, b, got "):
         rebuilt({"named": ["test_rebuilding.Pair", [[field, leaf] for field in fields]]})
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ([["__cell__", None]], r"with_precision\(methods\): .* got '__cell__'"),
+        (
+            [["__call__", ["int8", "float32", "float32"]]],
+            r"Precision\(params\): expected a floating",
+        ),
+        ([["__call__"]], r"expected"),
+        ("__call__", r"expected"),
+    ],
+)
+def test_precisions_are_of_methods_that_are_there(given, text):
+    tree, leaves = described(pm.with_precision(nn.Dropout(0.5), "float32"))
+    tree["module"][2]["<precision>"] = ConfigurationWriter().write(given)
+
+    with pytest.raises(FileError, match=text):
+        rebuilt(tree, leaves)
 
 
 def test_an_abstract_class_is_not_made():
