@@ -6,7 +6,7 @@ written to a file as what it says.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -105,7 +105,7 @@ def _name_of(where: str, dtype: Any) -> str:
     return jax.dtypes.canonicalize_dtype(found).name
 
 
-def _refuse(where: str, got: Any) -> Any:
+def _refuse(where: str, got: Any) -> NoReturn:
     raise ArgumentError(
         explain(
             where,

@@ -51,8 +51,8 @@ def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ())
 
     Works for any Module, ours or yours, as it is. A Module that is chosen is meant with all that is
     inside of it, but for Modules inside that are chosen themselves: the innermost wins, so that a
-    `LayerNorm` may compute in float32 in the middle of bfloat16. Of a [`Precision`][pytreemod.
-    Precision],
+    `LayerNorm` may compute in float32 in the middle of bfloat16. Of a
+    [`Precision`][pytreemod.Precision],
 
     - `params` is the dtype to which the floating arrays are cast, here and now;
     - `compute` is that to which these and the floating arrays in the arguments are cast where
