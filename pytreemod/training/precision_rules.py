@@ -263,6 +263,12 @@ class _Casting(AbstractCallRule):
             return module
         return _Cast(self.precision, self.precision.compute, is_inside=True).visit(module)
 
+    def leaving(self, called: Any, entered: Any, out: Any) -> Any:
+        """What the method gave, in which parts of the Module are as they were before."""
+        if self.precision is None or self.is_inside:
+            return out
+        return _Restored(self.precision, _originals(called, entered)).visit(out, is_part=False)
+
     def around(
         self,
         call: Callable[..., Any],
@@ -280,7 +286,7 @@ class _Casting(AbstractCallRule):
             **{name: given.visit(arg) for name, arg in kwargs.items()},
         )
         dtype = precision.compute if self.is_inside else precision.output
-        return _Cast(precision, dtype, is_inside=False).visit(out)
+        return _Cast(precision, dtype).visit(out)
 
 
 class _Cast(NamedTuple):
@@ -289,8 +295,8 @@ class _Cast(NamedTuple):
     Args:
         precision: that of the Module that is called.
         dtype: to which.
-        is_inside: what the rules of Modules that have this precision are to say; None for what they
-            said before.
+        is_inside: what the rules of Modules that have this precision are to say; None if Modules
+            with a precision are to be left as they are.
     """
 
     precision: Precision
@@ -304,7 +310,8 @@ class _Cast(NamedTuple):
         if _is_left_alone(node):
             return node
         rules = own_rules(node, _Casting)
-        if any(rule.precision != self.precision for rule in rules.values()):
+        is_other = any(rule.precision != self.precision for rule in rules.values())
+        if is_other or (rules and self.is_inside is None):
             return node
         if is_computed(node):
             # By its value: what a weight is computed from may need to be more precise than it.
@@ -312,10 +319,60 @@ class _Cast(NamedTuple):
         children = children_of(node) or []
         parts = [child if _is_buffer(node, key) else self.visit(child) for key, child in children]
         node = with_children(node, children, parts)
-        if not rules or self.is_inside is None:
+        return _told(node, self.precision, bool(self.is_inside)) if rules else node
+
+
+class _Restored(NamedTuple):
+    """Brings what comes out of a region back to what is stored.
+
+    A net that carries its State gives itself back: to cast its arrays once more would leave them
+    rounded.
+
+    Args:
+        precision: that of the region.
+        originals: what was stored, by the identity of what was made of it for the call.
+    """
+
+    precision: Precision
+    originals: dict[int, Any]
+
+    def visit(self, node: Any, is_part: bool) -> Any:
+        """The tree, where `is_part` says whether it is inside of a Module of the region."""
+        if is_part and id(node) in self.originals:
+            return self.originals[id(node)]
+        if _has_floats(node):
+            return _as_dtype(node, self.precision.params) if is_part else node
+        if _is_left_alone(node):
             return node
-        told = dict.fromkeys(rules, _Casting(self.precision, self.is_inside))
-        return with_own_rules(node, _Casting, told)
+        rules = own_rules(node, _Casting)
+        if any(rule.precision != self.precision for rule in rules.values()):
+            return node
+        is_part = is_part or bool(rules)
+        children = children_of(node) or []
+        parts = [
+            child if _is_buffer(node, key) else self.visit(child, is_part)
+            for key, child in children
+        ]
+        node = with_children(node, children, parts)
+        return _told(node, self.precision, is_inside=False) if rules else node
+
+
+def _told(node: Any, precision: Precision, is_inside: bool) -> Any:
+    rules = dict.fromkeys(own_rules(node, _Casting), _Casting(precision, is_inside))
+    return with_own_rules(node, _Casting, rules)
+
+
+def _originals(called: Any, entered: Any) -> dict[int, Any]:
+    """What was stored, by the identity of what is computed with; of what differs."""
+    if called is entered:
+        return {}
+    if _has_floats(called) or is_computed(called):
+        return {id(entered): called}
+    pairs = zip(children_of(called) or (), children_of(entered) or (), strict=True)
+    found: dict[int, Any] = {}
+    for (_, old), (_, new) in pairs:
+        found.update(_originals(old, new))
+    return found
 
 
 # ---- arrays

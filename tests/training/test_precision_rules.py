@@ -240,6 +240,43 @@ def test_a_module_that_comes_out_of_a_region_is_outside():
     assert dtypes(model()) == ["float32"]
 
 
+def test_a_net_that_gives_itself_back_is_not_rounded():
+    """Its arrays are those that went in, its computed leaves too; what is new is in `params`."""
+
+    class Giving(pm.Module):
+        layer: nn.Linear
+        factor: jax.Array
+
+        def __call__(self, x):
+            return self.layer(x), pm.tree_at("factor", self, self.factor * 3)
+
+    layer = nn.Linear(4, 4, key=KEY)
+    layer = layer.replace(weight=Scaled(layer.weight, jnp.asarray(1.1)))
+    model = pm.with_precision(Giving(layer, jnp.ones(())), "params=float32,compute=bfloat16")
+
+    for call in (lambda m: m(X), pm.filter_jit(lambda m: m(X))):
+        out, after = call(model)
+        assert out.dtype == jnp.bfloat16
+        assert pm.tree_equal(after, pm.tree_at("factor", model, jnp.asarray(3.0)))
+
+
+def test_a_net_that_carries_its_state():
+    """Its structure stays from call to call, and so do its arrays."""
+
+    def make():
+        return nn.Sequential([nn.Linear(4, 4, key=KEY), nn.BatchNorm(4)])
+
+    net = pm.with_precision(pm.stateful(*pm.make_with_state(make)()), MIXED)
+    structure, weights = jax.tree.structure(net), jax.tree.leaves(pm.trainable(net)[0])
+
+    out, net = pm.filter_jit(lambda net, x: net(x))(net, ramp(3, 4))
+
+    assert out.dtype == jnp.float32
+    assert jax.tree.structure(net) == structure
+    for new, old in zip(jax.tree.leaves(pm.trainable(net)[0]), weights, strict=True):
+        np.testing.assert_array_equal(new, old)
+
+
 def test_methods_may_be_named():
     """Beside `__call__`; one that calls another gives it what is inside."""
 

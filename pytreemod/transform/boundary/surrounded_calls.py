@@ -92,6 +92,19 @@ class AbstractCallRule(Module):
         """
         return module
 
+    def leaving(self, called: Any, entered: Any, out: Any) -> Any:
+        """What the method gave, before it comes out through what is around the call.
+
+        Args:
+            called: the Module that `entering` was given.
+            entered: what it made of it.
+            out: what the method gave, in which there may be parts of `entered`.
+
+        Returns:
+            What goes on; here, that itself.
+        """
+        return out
+
     @abstractmethod
     def around(
         self,
@@ -351,12 +364,14 @@ def _asking(cls: Any, name: str) -> Any:
     @ft.wraps(getattr(cls, name))
     def asking(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         rings = [ring for ring in _rings_of(self) if ring.method == name]
-        module = self
+        module, steps = self, list[tuple[AbstractCallRule, Any, Any]]()
         for ring in rings:
-            module = ring.rule.entering(module)
+            called, module = module, ring.rule.entering(module)
+            steps.append((ring.rule, called, module))
         call = inspect.getattr_static(cls, name).__get__(module, class_of(module))
         if not rings:
             return call(*args, **kwargs)
+        call = ft.partial(_leave, call, steps)
         with _counted():
             layers = getattr(self, _NUMBERS, ())
             counts = {ring.path: _count(ring.path, name) for ring in rings}
@@ -366,6 +381,19 @@ def _asking(cls: Any, name: str) -> Any:
             return call(*args, **kwargs)
 
     return asking
+
+
+def _leave(
+    call: Callable[..., Any],
+    steps: Sequence[tuple[AbstractCallRule, Any, Any]],
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    out = call(*args, **kwargs)
+    for rule, called, entered in reversed(steps):
+        out = rule.leaving(called, entered, out)
+    return out
 
 
 def _ask(
