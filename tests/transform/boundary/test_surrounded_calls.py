@@ -637,3 +637,20 @@ def test_rules_without_paths_leave_structures_alike():
 
     assert jax.tree.structure(layers[0]) == jax.tree.structure(layers[1])
     assert jax.tree.structure(layers[0]) != jax.tree.structure(affine(2, 2))
+
+
+class Leaving(Doubling):
+    """Adds, before anything around the call sees it, by how much the bias was changed."""
+
+    def leaving(self, called, entered, out):
+        """With both Modules at hand."""
+        return out + (entered.bias - called.bias)
+
+
+def test_a_rule_changes_what_the_method_gave_before_it_is_seen():
+    """By what is around the call."""
+    layer = affine(2, 2)
+    ruled = with_own_rules(layer, Leaving, {"__call__": Leaving()})
+
+    expected = layer.weight @ X + 3 * layer.bias
+    np.testing.assert_array_equal(surround(ruled, ..., Times())(X), 2 * expected)
