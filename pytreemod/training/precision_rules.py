@@ -58,7 +58,9 @@ def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ())
     - `compute` is that to which these and the floating arrays in the arguments are cast where
       `__call__` is entered, or another method that is named;
     - `output` is that to which the floating arrays in the result are cast, where the outermost of
-      Modules of one precision is left. What such Modules give to each other is in `compute`.
+      Modules of one precision is left. What such Modules give to each other is in `compute`. A
+      Module that gives itself back, as a net that carries its State does, has its arrays in
+      `params` again, and those that it did not change as they were.
 
     Gradients arrive in `params`, for that is what is differentiated. State (running statistics, for
     instance), keys, integers, complex numbers and fields that are declared as
