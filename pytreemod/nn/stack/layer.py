@@ -8,14 +8,13 @@ State that all layers share), and leaves the rest to `filter_scan`.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar, cast, overload
 
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, explain
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import check_key, check_size, named
 from pytreemod.nn.calling import (
@@ -27,11 +26,18 @@ from pytreemod.nn.calling import (
     uses_key_if,
     wants_key,
 )
+from pytreemod.nn.members.checks import STACK, check_keywords, check_leading
+from pytreemod.nn.members.making import make_members
+from pytreemod.nn.members.state import MemberStates
+from pytreemod.nn.members.taking import each, merged, some
 from pytreemod.nn.sequential import Identity
-from pytreemod.nn.stack.making import check_remat, check_unroll, make_layers
-from pytreemod.nn.stack.members import merged, opened, renewed, taken
-from pytreemod.nn.stack.refusals import check_further, check_keywords, check_leading, check_second
-from pytreemod.nn.stack.state import LayerStates, given_state
+from pytreemod.nn.stack.refusals import (
+    check_further,
+    check_remat,
+    check_second,
+    check_unroll,
+    given_state,
+)
 from pytreemod.nn.stack.step import Step
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.making import delete_init_state
@@ -40,9 +46,6 @@ from pytreemod.state.values import State
 from pytreemod.transform.boundary.surrounded_calls import with_numbers, without_numbers
 from pytreemod.transform.control_flow.scans import filter_scan
 from pytreemod.transform.derivatives.checkpoints import filter_checkpoint
-from pytreemod.transform.maps.stacking import unstack
-from pytreemod.tree.predicates import is_array
-from pytreemod.typing import jtu
 
 _L = TypeVar("_L", bound=Callable[..., Any])
 
@@ -116,7 +119,7 @@ class Stack(StatefulLayer, Generic[_L]):
         self.depth = check_size(named(self, "depth"), depth)
         self.remat = check_remat(named(self, "remat"), remat)
         self.unroll = check_unroll(named(self, "unroll"), unroll)
-        self.layer = make_layers(make_layer, self.depth, key)
+        self.layer = make_members(STACK, make_layer, self.depth, key)
 
     def __stacked__(self) -> tuple[str, ...]:
         # Asked by whoever means each layer's arrays, and not the stack of them.
@@ -187,14 +190,15 @@ class Stack(StatefulLayer, Generic[_L]):
         numbers = None if outer is None else jnp.arange(depth)
         # The State has them; what is left in the layer would be taken apart as its arrays are.
         layer = delete_init_state(layer) if is_stateful else layer
-        check_leading(title, depth, {"layer": layer, "per_layer": extra})
+        check_leading(STACK, title, depth, {"layer": layer, "per_layer": extra})
         keys = None
         # Keys that nobody uses would be split in the program all the same.
         if key is not None and wants_key(self.layer):
             keys = jax.random.split(check_key(title, key), depth)
         values = None
         if is_stateful:
-            values = LayerStates(title, layer, depth, same, given_state(title, layer, state))
+            given = given_state(title, layer, state)
+            values = MemberStates(STACK, title, layer, depth, same, given)
         step = Step(same, outer, title, None if values is None else values.form)
         own, shared = ((), ()) if values is None else (values.own, values.shared)
         (x, shared), own = filter_scan(
@@ -273,11 +277,8 @@ class Stack(StatefulLayer, Generic[_L]):
             ShapeError: an array has not the leading axis.
         """
         layer, outer = without_numbers(self.layer)
-        layer = opened(layer, self.depth)
-        check_leading(self._title(), self.depth, {"layer": layer})
-        has_arrays = any(is_array(leaf) for leaf in jtu.tree_leaves(layer))
-        members = unstack(layer) if has_arrays else [layer] * self.depth
-        return [with_numbers(renewed(member), outer) for member in members]
+        members = each(STACK, self._title(), layer, self.depth)
+        return [with_numbers(member, outer) for member in members]
 
     @overload
     def __getitem__(self, index: int) -> _L: ...
@@ -288,12 +289,10 @@ class Stack(StatefulLayer, Generic[_L]):
     def __getitem__(self, index: int | slice) -> _L | Stack[_L]:
         """A layer by number, or several as a `Stack`; with tokens of their own, as `unstack`."""
         layer, outer = without_numbers(self.layer)
-        whole = opened(layer, self.depth)
-        check_leading(self._title(), self.depth, {"layer": whole})
+        part = with_numbers(some(STACK, self._title(), layer, self.depth, index), outer)
         if not isinstance(index, slice):
-            return with_numbers(renewed(taken(whole, self._number(index))), outer)
-        part, count = renewed(taken(layer, index)), len(range(self.depth)[index])
-        return self.replace(layer=with_numbers(part, outer), depth=count)
+            return part
+        return self.replace(layer=part, depth=len(range(self.depth)[index]))
 
     def __iter__(self) -> Iterator[_L]:
         yield from self.unstack()
@@ -303,20 +302,6 @@ class Stack(StatefulLayer, Generic[_L]):
 
     def _title(self) -> str:
         return f"Stack({type(self.layer).__name__}, depth={self.depth})"
-
-    def _number(self, index: Any) -> int:
-        try:
-            number = operator.index(index)
-        except TypeError as error:
-            cure = ("An index that is traced takes an element of each array:",)
-            cure = (*cure, "layer = jax.tree.map(lambda leaf: leaf[i], stack.layer)")
-            expected = "an integer or a slice"
-            text = explain("Stack[...]", expected, describe(index), cure=cure)
-            raise ArgumentError(text) from error
-        if not -self.depth <= number < self.depth:
-            expected = f"an index of one of {self.depth} layers"
-            raise IndexError(explain("Stack[...]", expected, str(number)))
-        return number % self.depth
 
     def _recomputing(self, step: Step) -> Callable[..., Any]:
         if self.remat is False:

@@ -8,7 +8,7 @@ from typing import Any
 from pytreemod.errors import StructureError, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
-from pytreemod.nn.stack.state import Form
+from pytreemod.nn.members.state import Form
 from pytreemod.transform.boundary.agreement import Difference, aval_of, differences, may_be_promoted
 from pytreemod.transform.boundary.surrounded_calls import with_numbers
 from pytreemod.tree.paths import path_text

@@ -4,15 +4,9 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, ShapeError
+from pytreemod.errors import ArgumentError
 from pytreemod.nn.calling import ABSENT
-from pytreemod.nn.stack.refusals import (
-    check_further,
-    check_keywords,
-    check_leading,
-    check_second,
-    has_leading_axis,
-)
+from pytreemod.nn.stack.refusals import check_further, check_remat, check_second, check_unroll
 
 
 def test_a_state_or_none_may_come_second():
@@ -61,49 +55,11 @@ def test_an_argument_is_given_once(per_layer, text):
         check_further("Stack", per_layer, {"mask": 2})
 
 
-@pytest.mark.parametrize(
-    ("leaf", "has"),
-    [(jnp.ones((3, 2)), True), (jnp.ones((2, 3)), False), (jnp.ones(()), False), (7, True)],
-)
-def test_an_array_has_the_leading_axis_or_not(leaf, has):
-    """What is no array is the same for all layers."""
-    assert has_leading_axis(leaf, 3) is has
-
-
-def test_arrays_without_the_axis_are_named():
-    """All of them; only for those of the layer is there a cure."""
-    fits, other = jnp.ones((3, 2)), jnp.ones((2, 2))
-    check_leading("Stack", 3, {"layer": [fits, "relu"], "per_layer": {"mask": fits}})
-
-    with pytest.raises(ShapeError, match=r"leading axis of 3, got 2 without(.|\n)*layer\[1\]: f32"):
-        check_leading("Stack", 3, {"layer": [fits, other], "per_layer": {"mask": other}})
-    with pytest.raises(ShapeError, match=r"per_layer\['mask'\]: f32\[2,2\]$"):
-        check_leading("Stack", 3, {"layer": fits, "per_layer": {"mask": other}})
-
-
-class Masked(pm.Module):
-    """Takes something by name."""
-
-    def __call__(self, x, state=None, *, mask=None, key=None):
-        return x if mask is None else jnp.where(mask, x, 0)
-
-
-@pytest.mark.parametrize("given", [{"msk": 1}, {"per_layer": {"msk": jnp.ones(2)}}], ids=str)
-def test_a_wrong_keyword_is_refused_in_the_name_of_the_stack(given):
-    """With what the layers do take, and the name that was probably meant."""
-    text = (
-        r"^Stack\(Masked, depth=2\): expected arguments of Masked \(mask\), got 'msk'\.\n"
-        r"  did you mean 'mask'\?$"
-    )
-    with pytest.raises(ArgumentError, match=text):
-        pm.nn.Stack(Masked, 2)(jnp.ones(3), **given)
-
-
-def test_names_that_the_layers_take():
-    """By name, by `**kwargs`; and a layer that does not say what it takes."""
-    check_keywords("Stack", Masked(), ["mask"])
-    check_keywords("Stack", lambda x, **options: x, ["anything"])
-    with pytest.raises(
-        ArgumentError, match=r"arguments of Identity \(it has no further ones\), got"
-    ):
-        check_keywords("Stack", pm.nn.Identity(), ["mask", "other"])
+def test_options_are_checked():
+    """A policy is any function; a number of layers to write out is at least one."""
+    assert [check_remat("remat", x) for x in (True, False, len)] == [True, False, len]
+    assert [check_unroll("unroll", x) for x in (True, False, 2)] == [True, False, 2]
+    with pytest.raises(ArgumentError, match=r"^remat: expected True, False or a policy, got 1"):
+        check_remat("remat", 1)
+    with pytest.raises(ArgumentError, match=r"^unroll: expected an integer of at least 1, got 0"):
+        check_unroll("unroll", 0)

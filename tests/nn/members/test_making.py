@@ -1,4 +1,4 @@
-"""How the layers of a `Stack` are made."""
+"""How members are made: as one."""
 
 import functools as ft
 
@@ -8,7 +8,8 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import ArgumentError, RngError
-from pytreemod.nn.stack.making import check_remat, check_unroll, make_layers
+from pytreemod.nn.members.checks import STACK
+from pytreemod.nn.members.making import make_members
 
 
 class Scale(pm.Module):
@@ -26,14 +27,14 @@ class Scale(pm.Module):
 def test_every_layer_has_a_key_of_its_own():
     """And is made as one alone would be with that key."""
     key = jax.random.key(0)
-    layer = make_layers(Scale, 3, key)
+    layer = make_members(STACK, Scale, 3, key)
 
     assert layer.by.tolist() == [float(jax.random.uniform(k)) for k in jax.random.split(key, 3)]
 
 
 def test_keys_are_taken_from_init_keys():
     """As many as there are layers, without a split."""
-    layer = make_layers(Scale, 3, pm.init_keys(jax.random.key(0)))
+    layer = make_members(STACK, Scale, 3, pm.init_keys(jax.random.key(0)))
     taken = pm.init_keys(jax.random.key(0)).take(3)
 
     assert layer.by.tolist() == [float(jax.random.uniform(key)) for key in taken]
@@ -42,18 +43,18 @@ def test_keys_are_taken_from_init_keys():
 @pytest.mark.parametrize("make", [Scale, lambda: Scale(), ft.partial(Scale, 1.0)])
 def test_without_a_key_the_layers_are_alike(make):
     """Mapped all the same: the array has the leading axis."""
-    assert make_layers(make, 3, None).by.tolist() == [1.0, 1.0, 1.0]
+    assert make_members(STACK, make, 3, None).by.tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("key", [None, jax.random.key(0)])
 def test_a_function_that_takes_no_key_is_not_given_one(key):
     """Also if the Stack has one."""
-    assert make_layers(lambda: Scale(2.0), 2, key).by.tolist() == [2.0, 2.0]
+    assert make_members(STACK, lambda: Scale(2.0), 2, key).by.tolist() == [2.0, 2.0]
 
 
 def test_keywords_take_a_key():
     """Whatever they are called."""
-    layer = make_layers(lambda **options: Scale(**options), 2, jax.random.key(0))
+    layer = make_members(STACK, lambda **options: Scale(**options), 2, jax.random.key(0))
 
     assert layer.by[0] != layer.by[1]
 
@@ -77,14 +78,4 @@ def test_keywords_take_a_key():
 def test_what_makes_no_layer_is_refused(make, key, error, text):
     """Before anything is mapped, so that the error is about what was written."""
     with pytest.raises(error, match=text):
-        make_layers(make, 2, key)
-
-
-def test_options_are_checked():
-    """A policy is any function; a number of layers to write out is at least one."""
-    assert [check_remat("remat", x) for x in (True, False, len)] == [True, False, len]
-    assert [check_unroll("unroll", x) for x in (True, False, 2)] == [True, False, 2]
-    with pytest.raises(ArgumentError, match=r"^remat: expected True, False or a policy, got 1"):
-        check_remat("remat", 1)
-    with pytest.raises(ArgumentError, match=r"^unroll: expected an integer of at least 1, got 0"):
-        check_unroll("unroll", 0)
+        make_members(STACK, make, 2, key)

@@ -1,4 +1,4 @@
-"""Layers of a `Stack` one by one: taken out, and put in."""
+"""Members one by one: taken out, and put in."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import StructureError
-from pytreemod.nn.stack.members import merged, opened, renewed, taken
+from pytreemod.nn.members.taking import merged, opened, renewed, taken
 from pytreemod.state.tokens import Unnamed, tokens_of
 
 

@@ -1,0 +1,108 @@
+"""What is checked of members before they are called, in the name of whoever has them."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array
+from pytreemod.typing import jtu
+
+
+class Owner(NamedTuple):
+    """Who has members, as errors say it.
+
+    Attributes:
+        name: of the class.
+        member: what a member is called; the field that has them is, too.
+        make: the argument that makes one.
+        call: what an instance is called in code that an error shows.
+    """
+
+    name: str
+    member: str
+    make: str
+    call: str
+
+
+STACK = Owner("Stack", "layer", "make_layer", "stack")
+ENSEMBLE = Owner("Ensemble", "member", "make", "nets")
+
+
+def check_keywords(title: str, member: Any, names: Iterable[str], also: Sequence[str] = ()) -> None:
+    """Refuse arguments that members do not take: before they are called, in their owner's name.
+
+    Args:
+        title: the owner.
+        member: the members.
+        names: what they are to be given by name.
+        also: names that the owner itself takes, one of which may have been meant.
+
+    Raises:
+        ArgumentError: there is one that they do not take.
+    """
+    call = type(member).__call__
+    try:
+        parameters = inspect.signature(call).parameters.values()
+    except (TypeError, ValueError):
+        return  # A callable that does not say what it takes.
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    taken = [parameter.name for parameter in parameters if parameter.kind in named][1:]
+    unknown = [name for name in names if name not in taken]
+    if not unknown:
+        return
+    further = [name for name in taken[1:] if name not in ("state", "key")]
+    takes = ", ".join(further) or "it has no further ones"
+    close = difflib.get_close_matches(unknown[0], [*further, *also], n=1)
+    raise ArgumentError(
+        explain(
+            title,
+            f"arguments of {type(member).__name__} ({takes})",
+            ", ".join(map(repr, unknown)),
+            cure=f"did you mean {close[0]!r}?" if close else (),
+        )
+    )
+
+
+def check_leading(owner: Owner, title: str, n: int, trees: dict[str, Any]) -> None:
+    """Refuse arrays that have not the leading axis.
+
+    Raises:
+        ShapeError: there are some; their paths are named.
+    """
+    # Paths cost more than the leaves, and are made only for an error.
+    if all(has_leading_axis(leaf, n) for leaf in jtu.tree_leaves(trees)):
+        return
+    leaves = [
+        (path_text(path, root), leaf)
+        for root, tree in trees.items()
+        for path, leaf in jtu.tree_leaves_with_path(tree)
+    ]
+    wrong = [
+        f"{place}: {describe(leaf)}" for place, leaf in leaves if not has_leading_axis(leaf, n)
+    ]
+    raise ShapeError(
+        explain(
+            title,
+            f"arrays with a leading axis of {n}",
+            f"{len(wrong)} without",
+            places=wrong,
+            cure=(
+                f"Several {owner.name}s as one are called mapped:",
+                f"pm.filter_vmap(lambda m: m(x))({owner.call}s)",
+            )
+            if any(place.startswith(owner.member) for place in wrong)
+            else (),
+        )
+    )
+
+
+def has_leading_axis(leaf: Any, n: int) -> bool:
+    """Whether a leaf has an entry for each member, as far as it is an array."""
+    return not is_array(leaf) or leaf.shape[:1] == (n,)
