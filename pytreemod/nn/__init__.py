@@ -27,6 +27,7 @@ from pytreemod.nn.dropout import Dropout as Dropout
 from pytreemod.nn.einsum_layers import Einsum as Einsum
 from pytreemod.nn.einsum_layers import LinearGeneral as LinearGeneral
 from pytreemod.nn.embedding import Embedding as Embedding
+from pytreemod.nn.ensemble.layer import Ensemble as Ensemble
 from pytreemod.nn.group_normalization import GroupNorm as GroupNorm
 from pytreemod.nn.instance_normalization import InstanceNorm as InstanceNorm
 from pytreemod.nn.layer_normalization import LayerNorm as LayerNorm

@@ -537,8 +537,13 @@ def shape_of(value: Any) -> tuple[int, ...] | None:
 def mapped_cure(layer: Any) -> Sequence[str]:
     """How layers are called that a map has made as one."""
     call, arguments = _call_of(layer)
-    code = f"pm.filter_vmap({call})({', '.join(['layers', *arguments])})"
-    return ("Several layers as one are called mapped:", code)
+    mapped = f"pm.filter_vmap({call})({', '.join(['layers', *arguments])})"
+    if is_stateful(layer):
+        alike = "nn.Ensemble(make_layer, n)(xs, state, in_axes=0)"
+    else:
+        given = ", ".join([*arguments, "in_axes=0"])
+        alike = f"nn.Ensemble.from_members(pm.unstack(layers))({given})"
+    return ("Several layers as one are called mapped, or as an Ensemble:", mapped, alike)
 
 
 def _call_of(layer: Any) -> tuple[str, list[str]]:

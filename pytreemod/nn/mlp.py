@@ -291,9 +291,10 @@ def _check_layers(mlp: MLP) -> None:
     if depth > 0:
         # What has no weight that is an array was put there on purpose, and nothing is known of it.
         weights: list[Any] = [getattr(layer, "weight", None) for layer in mlp.layers]
-        first, second = weights[:2]
+        first, second, last = *weights[:2], weights[-1]
         if is_array(first) and is_array(second):
-            scan = second.ndim > first.ndim
+            # Against both ends, for members that share one of them have an axis less there.
+            scan = second.ndim > max(first.ndim, getattr(last, "ndim", 0))
             depth = second.shape[-3] + 1 if scan else depth
         elif scan:
             depth = mlp.depth

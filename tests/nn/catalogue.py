@@ -225,6 +225,12 @@ CATALOGUE = [
     ),
     Entry("Identity", lambda key: nn.Identity(), wave(3)),
     Entry("Lambda", lambda key: nn.Lambda(jnp.tanh), wave(3)),
+    Entry(
+        "Ensemble",
+        lambda key: nn.Ensemble(ft.partial(nn.Linear, 3, 3), 2, key=key),
+        wave(3),
+        batches=False,
+    ),
     Entry("Stack", lambda key: nn.Stack(ft.partial(nn.Linear, 3, 3), 2, key=key), wave(3)),
     Entry("Sequential", small_net, wave(4, 1, 6, 6), batches=False),
 ]

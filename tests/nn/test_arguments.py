@@ -168,6 +168,9 @@ def test_the_catalogue_has_every_layer():
     assert missing == {nn.Stateful, nn.Shared}
 
 
+MAPPED = r"called mapped(, or as an Ensemble)?:\n      pm\.filter_vmap\(lambda "
+
+
 @every_layer_with_arrays
 @pytest.mark.parametrize("members", [1, 3])
 def test_several_layers_as_one_are_not_called_as_one(entry, members):
@@ -180,7 +183,7 @@ def test_several_layers_as_one_are_not_called_as_one(entry, members):
         return entry.apply(layers, states, x)[0]
 
     for calling in (call, jax.jit(call)):
-        with pytest.raises(ShapeError, match=r"called mapped:\n      pm\.filter_vmap\(lambda "):
+        with pytest.raises(ShapeError, match=MAPPED):
             calling(layers, jnp.asarray(entry.x))
     for mapped in (jax.vmap(call, (None, 0)), pm.filter_vmap(call, in_axes=(None, 0))):
         with pytest.raises(ShapeError, match="filter_vmap"):
@@ -277,7 +280,7 @@ LINEAR = nn.Linear(3, 2, use_bias=False, key=jax.random.key(0))
 
 
 def test_the_text_shows_both_ways_out():
-    """A map for layers made by one; a layer of the right sizes for an array that was put in."""
+    """A map for layers made as one; a layer of the right sizes for an array that was put in."""
     layers = pm.filter_vmap(lambda key: nn.Linear(4, 4, key=key))(KEYS)
 
     with pytest.raises(ShapeError, match="filter_vmap") as stacked:
@@ -287,8 +290,9 @@ def test_the_text_shows_both_ways_out():
 
     assert str(stacked.value) == (
         "Linear(in_features=4, out_features=4): expected weight of shape (4, 4), got f32[3,4,4].\n"
-        "  Several layers as one are called mapped:\n"
-        "      pm.filter_vmap(lambda m, x: m(x))(layers, xs)"
+        "  Several layers as one are called mapped, or as an Ensemble:\n"
+        "      pm.filter_vmap(lambda m, x: m(x))(layers, xs)\n"
+        "      nn.Ensemble.from_members(pm.unstack(layers))(xs, in_axes=0)"
     )
     assert str(replaced.value) == (
         "Linear(in_features=3, out_features=2): expected weight of shape (2, 3), got f32[5,3].\n"
@@ -298,6 +302,7 @@ def test_the_text_shows_both_ways_out():
     xs = jnp.asarray(wave(3, 4))
     out = pm.filter_vmap(lambda m, x: m(x))(layers, xs)
     assert_close(out, [layer(x) for layer, x in zip(pm.unstack(layers), xs, strict=True)])
+    assert_close(nn.Ensemble.from_members(pm.unstack(layers))(xs, in_axes=0), out)
 
 
 class Halved(Module):

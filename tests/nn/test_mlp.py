@@ -1,5 +1,7 @@
 """`MLP`."""
 
+import functools as ft
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -152,6 +154,18 @@ def test_a_scanned_network_compiles_one_inner_layer(key):
     ]
 
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("shared", ["layers[0]", "layers[2]"])
+def test_members_that_share_one_end_keep_their_configuration(key, scan, shared):
+    """A layer that has an axis less than the others says nothing of a scan."""
+    make = ft.partial(nn.MLP, 3, 3, 3, 2, scan=scan)
+    member = nn.Ensemble(make, 4, key=key, shared=shared).member
+
+    assert member.replace(activation=jnp.tanh).scan is scan
+    with pytest.raises(ArgumentError, match=r"^MLP\(scan\)"):
+        member.replace(scan=not scan)
 
 
 def test_initializers_and_dtype_reach_every_layer(key):

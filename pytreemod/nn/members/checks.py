@@ -95,7 +95,7 @@ def check_leading(owner: Owner, title: str, n: int, trees: dict[str, Any]) -> No
             places=wrong,
             cure=(
                 f"Several {owner.name}s as one are called mapped:",
-                f"pm.filter_vmap(lambda m: m(x))({owner.call}s)",
+                f"pm.filter_vmap(lambda m: m(x))({owner.name.lower()}s)",
             )
             if any(place.startswith(owner.member) for place in wrong)
             else (),

@@ -47,8 +47,11 @@ def make_members(
             look(member)
         return member
 
+    def make_with_key(key: Any) -> Any:
+        return make_one(key=key)
+
     if _takes_key(owner, make, key):
-        return filter_vmap(lambda key: make_one(key=key))(_several(owner, key, n))
+        return filter_vmap(make_with_key)(_several(owner, key, n))
     # Mapped all the same: every array is to have the leading axis.
     return filter_vmap(lambda: make_one(), axis_size=n)()
 

@@ -1,0 +1,227 @@
+"""What the members of an `Ensemble` share: found by a selector, and held once.
+
+What is shared has no leading axis. Where that is, the Ensemble keeps as paths, each of the highest
+node of which all arrays are shared: so what is put in the place of such a node is shared, too.
+While members are made, taken apart and called, what they share stands there as no array, and is
+left alone by whatever splits and joins arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pytreemod.errors import ArgumentError, SpecError, StateError, describe, explain
+from pytreemod.state.tokens import is_token, with_fields
+from pytreemod.state.values import State
+from pytreemod.tree.kinds import are_one
+from pytreemod.tree.nodes import Place, places
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array
+from pytreemod.tree.selecting import as_selector
+from pytreemod.typing import class_of, jtu
+
+WHERE = "Ensemble(shared)"
+
+
+class Held:
+    """Stands for what all members share, as long as that is not to be split.
+
+    Args:
+        value: what is shared.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+def held(member: Any, shared: Sequence[str]) -> Any:
+    """Members in which what they share is no array."""
+    return _mapped(member, shared, Held)
+
+
+def released(member: Any) -> Any:
+    """The way back."""
+
+    def release(leaf: Any) -> Any:
+        return leaf.value if isinstance(leaf, Held) else leaf
+
+    return jtu.tree_map(release, member)
+
+
+def first_of(member: Any, shared: Sequence[str]) -> Any:
+    """Members that were made with a leading axis everywhere: of what is shared, the first's."""
+
+    def first(leaf: Any) -> Any:
+        return leaf[0] if is_array(leaf) else leaf
+
+    return _mapped(member, shared, first)
+
+
+def alike(members: Sequence[Any], shared: Sequence[str]) -> list[Any]:
+    """Several members that hold the same objects where they share.
+
+    Raises:
+        ArgumentError: what they are to share differs from member to member.
+    """
+    if not shared:
+        return list(members)
+    ours = _shared_in(members[0], shared)
+    kept = {path: Held(leaf) for path, leaf in ours.items()}
+    for i, member in enumerate(members[1:], 1):
+        theirs = _shared_in(member, shared)
+        # What only one of them has is told by what stacks them.
+        differing = [p for p in ours if p in theirs and not are_one(ours[p], theirs[p])]
+        if differing:
+            _refuse_differing(i, differing)
+
+    def hold(path: Any, leaf: Any) -> Any:
+        return kept.get(path_text(path), leaf)
+
+    return [jtu.tree_map_with_path(hold, member) for member in members]
+
+
+def _mapped(member: Any, shared: Sequence[str], change: Callable[[Any], Any]) -> Any:
+    if not shared:
+        return member
+
+    def visit(path: Any, leaf: Any) -> Any:
+        return change(leaf) if _is_below(path, shared) else leaf
+
+    return jtu.tree_map_with_path(visit, member)
+
+
+def _shared_in(member: Any, shared: Sequence[str]) -> dict[str, Any]:
+    leaves = jtu.tree_leaves_with_path(member)
+    return {path_text(path): leaf for path, leaf in leaves if _is_below(path, shared)}
+
+
+def _is_below(path: tuple[Any, ...], shared: Sequence[str]) -> bool:
+    return any(path_text(path[:i]) in shared for i in range(1, len(path) + 1))
+
+
+# ---- finding it
+
+
+class _Value:
+    """Stands for the value of a token, whether that holds it or a State does."""
+
+
+def shared_paths(member: Any, selector: Any) -> tuple[str, ...]:
+    """Where the members share what a selector picks in one of them.
+
+    Args:
+        member: a single member.
+        selector: what is shared; None for nothing.
+
+    Returns:
+        The paths of the highest nodes of which everything is shared.
+
+    Raises:
+        SpecError: it is no selector, or picks no array, or all that could differ.
+        StateError: it picks a token.
+    """
+    if selector is None:
+        return ()
+
+    def mark(node: Any) -> Any:
+        return with_fields(node, {"init": _Value()}) if is_token(node) else node
+
+    # Whether a token holds its value or not: as one leaf that stands for it.
+    probe = jtu.tree_map(mark, member, is_leaf=is_token)
+    pairs = zip(places(probe), as_selector(selector).mask(probe), strict=True)
+    # What is no array is the same for all members in any case.
+    rows = [(s, hit) for s, hit in pairs if is_array(s.leaf) or isinstance(s.leaf, _Value)]
+    _refuse_tokens([spot.path for spot, hit in rows if hit and _is_of_state(spot)])
+    picked = [spot.path for spot, hit in rows if hit]
+    others = [spot.path for spot, hit in rows if not hit]
+    if not picked or not others:
+        _refuse_amount(selector, [path_text(spot.path) for spot, _ in rows], bool(picked))
+    return tuple(dict.fromkeys(path_text(_highest(path, others)) for path in picked))
+
+
+def _is_of_state(spot: Place) -> bool:
+    return isinstance(spot.leaf, _Value) or any(isinstance(node, State) for node in spot.nodes)
+
+
+def _highest(path: tuple[Any, ...], others: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """The shortest beginning of a path below which there is nothing else."""
+    starts = (path[:i] for i in range(1, len(path)))
+    return next((s for s in starts if all(other[: len(s)] != s for other in others)), path)
+
+
+# ---- refusals
+
+
+def check_shared(where: str, shared: Any) -> None:
+    """Refuse what are no paths, as `replace` may bring it.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
+    if type(shared) is tuple and all(isinstance(path, str) for path in shared):  # pyright: ignore[reportUnknownVariableType]
+        return
+    cure = (
+        "It is decided when the Ensemble is made:",
+        "nn.Ensemble.from_members(nets.unstack(), shared=selector)",
+    )
+    raise ArgumentError(explain(where, "a tuple of paths", describe(shared), cure=cure))
+
+
+def refuse_kept_state(member: Any) -> None:
+    """Refuse a member that is called without State and gives back itself.
+
+    Raises:
+        StateError: it is one.
+    """
+    if not getattr(class_of(member), "__keeps_state__", False):
+        return
+    cure = (
+        "Let it keep the State of all of them:",
+        "nets = pm.stateful(nn.Ensemble(make, n, key=key))",
+    )
+    expected = "members that are given their State"
+    raise StateError(explain("Ensemble(make)", expected, describe(member), cure=cure))
+
+
+def _refuse_tokens(found: Sequence[tuple[Any, ...]]) -> None:
+    if not found:
+        return
+    # The last step leads to the value, which may be in a State now.
+    names = dict.fromkeys(path_text(path[:-1]) for path in found)
+    cure = (
+        "Each member has State of its own; share the arrays alone:",
+        "shared=selector & ~pm.select.type(pm.StateIndex, pm.RngStream)",
+    )
+    expected = "a selector that picks a part without State of its own"
+    raise StateError(explain(WHERE, expected, "one with", places=names, cure=cure))
+
+
+def _refuse_amount(selector: Any, every: Sequence[str], picked: bool) -> None:
+    text = str(selector) if isinstance(selector, str) else describe(selector)
+    if not picked:
+        raise SpecError(
+            explain(
+                WHERE, "a selector that picks some arrays of a member", f"{text}, which picks none"
+            )
+        )
+    cure = (
+        "Nothing would differ from member to member; leave something out:",
+        f"shared=selector & ~pm.select.path({every[-1]!r})",
+    )
+    expected = "a selector that leaves some arrays to each member"
+    raise SpecError(explain(WHERE, expected, f"{text}, which picks all of them", cure=cure))
+
+
+def _refuse_differing(i: int, names: Sequence[str]) -> None:
+    raise ArgumentError(
+        explain(
+            "Ensemble.from_members(shared)",
+            "members that have the same where they share",
+            f"another in members[{i}], or one whose value is not known yet",
+            places=names,
+            cure="give them what the first member has there, or do not share it",
+        )
+    )

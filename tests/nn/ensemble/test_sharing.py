@@ -1,0 +1,148 @@
+"""What the members of an `Ensemble` share: found by a selector, and held once."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, SpecError, StateError
+from pytreemod.nn.ensemble.sharing import (
+    Held,
+    alike,
+    check_shared,
+    first_of,
+    held,
+    refuse_kept_state,
+    released,
+    shared_paths,
+)
+from tests.labels import label
+
+KEY = jax.random.key(0)
+
+
+class Net(pm.Module):
+    """Two layers and what changes, a number and a function."""
+
+    first: nn.Linear
+    norm: nn.BatchNorm
+    noise: pm.RngStream
+    last: nn.Linear
+    scale: float
+
+    def __init__(self):
+        self.first = nn.Linear(2, 2, key=KEY)
+        self.norm = nn.BatchNorm(2)
+        self.noise = pm.RngStream()
+        self.last = nn.Linear(2, 2, key=KEY)
+        self.scale = 2.0
+
+
+NET = Net()
+
+
+@pytest.mark.parametrize(
+    ("selector", "paths"),
+    [
+        (None, ()),
+        ("first", ("first",)),
+        ("first.weight", ("first.weight",)),
+        (nn.Linear, ("first", "last")),
+        (pm.select.path("*.bias"), ("first.bias", "norm.bias", "last.bias")),
+        (pm.select.at(lambda net: net.last), ("last",)),
+        # A token is no array: what a State has is each member's own.
+        (pm.is_array, ("first", "norm.weight", "norm.bias", "last")),
+        (
+            pm.select.type(nn.BatchNorm) & ~pm.select.type(pm.StateIndex),
+            ("norm.weight", "norm.bias"),
+        ),
+    ],
+    ids=label,
+)
+@pytest.mark.parametrize("named", [True, False], ids=["named", "new"])
+def test_the_highest_nodes_are_kept(selector, paths, named):
+    """Whether the tokens hold their values or a State does."""
+    net = pm.make_with_state(Net)()[0] if named else NET
+
+    assert shared_paths(net, selector) == paths
+
+
+@pytest.mark.parametrize(
+    ("selector", "error", "text"),
+    [
+        ("frist", SpecError, r"select\.path\('frist'\)"),
+        (3, SpecError, r"expected a selector"),
+        (
+            False,
+            SpecError,
+            r"Ensemble\(shared\): expected a selector that picks some arrays",
+        ),
+        ("scale", SpecError, r"got scale, which picks none"),
+        ("norm", StateError, r"(?s)one with\.\n  at norm\.state_index\n.*~pm\.select\.type\(pm\.S"),
+        ("noise", StateError, r"at noise"),
+        (..., StateError, r"at norm\.state_index\n  at noise"),
+    ],
+    ids=label,
+)
+@pytest.mark.parametrize("named", [True, False], ids=["named", "new"])
+def test_a_selector_of_nothing_or_of_state_is_refused(selector, error, text, named):
+    """A stream without a key has no leaf, and is State all the same."""
+    net = pm.make_with_state(Net)()[0] if named else NET
+    with pytest.raises(error, match=text):
+        shared_paths(net, selector)
+
+
+@pytest.mark.parametrize("selector", [..., pm.is_array, "*"], ids=label)
+def test_a_selector_of_everything_is_refused(selector):
+    """No member would differ from another."""
+    with pytest.raises(SpecError, match=r"(?s)picks all of them.*~pm\.select\.path\('bias'\)"):
+        shared_paths(NET.first, selector)
+
+
+def test_a_net_that_keeps_its_state_is_not_shared():
+    """Its State is a part like any other, and each member would write to it."""
+    with pytest.raises(StateError, match=r"(?s)one with\..*\n  at \[0\]\.state\["):
+        shared_paths((pm.stateful(nn.BatchNorm(2)), NET.first), "[0]")
+    with pytest.raises(StateError, match=r"expected members that are given their State"):
+        refuse_kept_state(pm.stateful(nn.BatchNorm(2)))
+    refuse_kept_state(NET)
+
+
+def test_what_is_shared_is_no_array_for_a_while():
+    """And is the same object afterwards."""
+    hidden = held(NET, ("first",))
+
+    assert isinstance(hidden.first.weight, Held)
+    assert hidden.last.weight is NET.last.weight
+    assert released(hidden).first.weight is NET.first.weight
+    assert held(NET, ()) is NET
+
+
+def test_the_first_speaks_for_all():
+    """Of what was made with a leading axis."""
+    made = pm.stack([NET, NET])
+    first = first_of(made, ("first",))
+
+    assert first.first.weight.shape == (2, 2)
+    assert first.last.weight.shape == (2, 2, 2)
+
+
+def test_members_that_share_hold_the_same():
+    """Equal numbers are enough; other ones, and other dtypes, are refused with their paths."""
+    copy = jax.tree.map(jnp.copy, NET.first)
+    one, two = alike([NET.first, copy], ("weight",))
+    assert one.weight is two.weight
+    assert two.bias is copy.bias
+
+    for other in (copy.weight + 1, copy.weight.astype(jnp.float16)):
+        with pytest.raises(ArgumentError, match=r"another in members\[1\](.|\n)*at weight"):
+            alike([NET.first, copy.replace(weight=other)], ("weight",))
+
+
+def test_paths_are_paths():
+    """What `replace` may bring."""
+    check_shared("where", ("first",))
+    for wrong in ("first", ["first"], (3,), nn.Linear):
+        with pytest.raises(ArgumentError, match=r"where: expected a tuple of paths"):
+            check_shared("where", wrong)

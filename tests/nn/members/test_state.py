@@ -1,0 +1,75 @@
+"""How a State goes through members."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import StateError
+from pytreemod.nn.members.checks import ENSEMBLE, STACK
+from pytreemod.nn.members.state import MemberStates
+
+
+class Counting(pm.Module):
+    """Two members as one: a value with an entry for each, and one stream."""
+
+    count: pm.StateIndex
+    noise: pm.RngStream
+
+    def __init__(self):
+        self.count = pm.StateIndex(jnp.zeros(2))
+        self.noise = pm.RngStream()
+
+
+def made():
+    """Members, a token outside of them, and the State of all."""
+    (member, other), state = pm.make_with_state(lambda: (Counting(), pm.StateIndex(jnp.ones(3))))()
+    return member, other, state.seed(jax.random.key(0))
+
+
+def test_own_values_are_split_and_others_shared():
+    """What comes back is put together to the State after all members."""
+    member, other, state = made()
+    states = MemberStates(ENSEMBLE, "nets", member, 2, {"other": other}, state)
+
+    assert [leaf.shape for leaf in jax.tree.leaves(states.own)] == [(2,), (2,), (2,)]
+    assert [leaf.shape for leaf in jax.tree.leaves(states.shared)] == [(3,)]
+    first = states.form.state(jax.tree.map(lambda leaf: leaf[0], states.own), states.shared)
+    assert first.get(member.count).shape == ()
+    key, first = first.next_key(member.noise)
+    out, own, shared = states.form.changed("nets", (key, first.set(member.count, jnp.ones(()))))
+    # Of a stream what goes on is known before.
+    assert out is key
+    assert [float(value) for value in own] == [1.0]
+    assert shared[0] is states.shared[0]
+    after = states.after([jnp.ones(2)], states.shared)
+    assert after.get(member.count).tolist() == [1.0, 1.0]
+    assert after.get(other).shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("owner", "text"),
+    [
+        (
+            STACK,
+            r"(?s)^title: expected values .* of 3, .*for all layers .*\n +stack\(x, state",
+        ),
+        (ENSEMBLE, r"(?s)^title: expected values .* for all members .*\n +nets\(x, state, count="),
+    ],
+)
+def test_a_value_without_the_axis_is_refused(owner, text):
+    """In the words of whoever has the members."""
+    member, _, state = made()
+    with pytest.raises(StateError, match=text):
+        MemberStates(owner, "title", member, 3, {}, state)
+
+
+@pytest.mark.parametrize("result", [1, (1, 2), (1, 2, 3)], ids=str)
+def test_what_brings_back_no_state_is_refused(result):
+    """And so is another State."""
+    member, _, state = made()
+    states = MemberStates(ENSEMBLE, "nets", member, 2, {}, state)
+    with pytest.raises(StateError, match=r"expected a member that returns its output and"):
+        states.form.changed("nets", result)
+    with pytest.raises(StateError, match=r"got another State(.|\n)*in the member:"):
+        states.form.changed("nets", (1, pm.State(())))
