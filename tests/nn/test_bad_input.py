@@ -39,7 +39,7 @@ FUNCTIONS = (3, "relu")
 
 BAD: list[tuple[str, tuple[Any, ...]]] = [
     (r"(\w+_)?(size|features|channels|depth|num_\w+)|out_\w+|in_\w+", SIZES),
-    (r"groups", (0, 1.5, "2", True)),
+    (r"groups|n", (0, 1.5, "2", True)),
     (r"kernel_size|stride|dilation", WINDOWS),
     (r"padding", (-1, 1.5, "nonsense", ((0,),))),
     (r"\w+_mode|mode", ("nonsense", 3, None)),
@@ -49,7 +49,8 @@ BAD: list[tuple[str, tuple[Any, ...]]] = [
     (r"dtype", (int, "nonsense", bool, 3.5)),
     (r"key", (3, "key", jnp.ones(2), jax.random.split(KEY, 2))),
     (r"\w+_init", (*FUNCTIONS, lambda key, shape, dtype: jnp.ones(7))),
-    (r"operation|fn|\w*activation|make_layer", FUNCTIONS),
+    (r"operation|fn|\w*activation|make_layer|make", FUNCTIONS),
+    (r"shared", (3, False, ..., ("weight",))),
 ]
 """By the names of arguments, what none of them can be. None is a default of some sizes."""
 
@@ -94,8 +95,10 @@ def good(cls):
             made[name] = True  # Else nobody asks for its first values.
         elif name == "num_spatial_dims" and isinstance(layer, nn.AdaptivePool):
             made[name] = len(layer.target_shape)
-        elif name == "make_layer":
+        elif name in ("make_layer", "make"):
             made[name] = ft.partial(nn.Linear, 3, 3)
+        elif name == "shared":
+            made[name] = "weight"
         elif parameter.default is parameter.empty or isinstance(
             getattr(layer, name, None), (int, tuple)
         ):

@@ -18,7 +18,7 @@ from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import Place, places
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.selecting import as_selector
+from pytreemod.tree.selecting import Selector, as_selector
 from pytreemod.typing import class_of, jtu
 
 WHERE = "Ensemble(shared)"
@@ -131,7 +131,7 @@ def shared_paths(member: Any, selector: Any) -> tuple[str, ...]:
 
     # Whether a token holds its value or not: as one leaf that stands for it.
     probe = jtu.tree_map(mark, member, is_leaf=is_token)
-    pairs = zip(places(probe), as_selector(selector).mask(probe), strict=True)
+    pairs = zip(places(probe), _as_selector(selector).mask(probe), strict=True)
     # What is no array is the same for all members in any case.
     rows = [(s, hit) for s, hit in pairs if is_array(s.leaf) or isinstance(s.leaf, _Value)]
     _refuse_tokens([spot.path for spot, hit in rows if hit and _is_of_state(spot)])
@@ -140,6 +140,15 @@ def shared_paths(member: Any, selector: Any) -> tuple[str, ...]:
     if not picked or not others:
         _refuse_amount(selector, [path_text(spot.path) for spot, _ in rows], bool(picked))
     return tuple(dict.fromkeys(path_text(_highest(path, others)) for path in picked))
+
+
+def _as_selector(spec: Any) -> Selector:
+    try:
+        return as_selector(spec)
+    except SpecError as error:
+        cure = ("Write, for instance", 'shared="encoder"')
+        text = explain(WHERE, "a selector on a member", describe(spec), cure=cure)
+        raise SpecError(text) from error
 
 
 def _is_of_state(spot: Place) -> bool:

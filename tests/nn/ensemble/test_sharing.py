@@ -72,7 +72,7 @@ def test_the_highest_nodes_are_kept(selector, paths, named):
     ("selector", "error", "text"),
     [
         ("frist", SpecError, r"select\.path\('frist'\)"),
-        (3, SpecError, r"expected a selector"),
+        (3, SpecError, r"^Ensemble\(shared\): expected a selector on a member, got 3"),
         (
             False,
             SpecError,
