@@ -3,6 +3,8 @@
 Rows G6 and G10 to G15, L16 and L17, X4, X6 and X12 of `docs/explanation/founding-documents.md`.
 """
 
+import functools as ft
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -225,6 +227,52 @@ def test_l16_a_class_is_mapped():
     assert y.shape == (3, 1)
     one = nn.MLP(3, 1, width_size=4, depth=1, key=keys[2])
     np.testing.assert_allclose(y[2], one(ramp(3, 3)[2]), rtol=1e-5)
+
+
+def test_l16_a_lifted_class_is_called():
+    """`nn.vmap(MLP, in_axes=0)`: called like one of them; hidden (3, 4, 4) and out (3, 1, 4)."""
+    make = ft.partial(nn.MLP, 4, 1, width_size=4, depth=1)
+    nets = nn.Ensemble(make, 3, key=jax.random.key(0))
+    y = nets(ramp(3, 4), in_axes=0)
+
+    shapes = [leaf.shape for leaf in jax.tree.leaves(nets)]
+    assert shapes == [(3, 4, 4), (3, 4), (3, 1, 4), (3, 1)]
+    assert y.shape == (3, 1)
+    by_hand = pm.filter_vmap(lambda key: make(key=key))(jax.random.split(jax.random.key(0), 3))
+    assert nets.member == by_hand
+    assert_close(y, pm.filter_vmap(lambda model, x: model(x))(by_hand, ramp(3, 4)))
+
+
+def test_l16_parameters_for_all_members():
+    """`variable_axes={"params": None}` for a part: held once, and its gradient is the sum."""
+    make = ft.partial(nn.MLP, 4, 1, width_size=4, depth=1)
+    nets = nn.Ensemble(make, 3, key=jax.random.key(0), shared="layers[0]")
+    grads = pm.filter_grad(lambda nets: jnp.sum(nets(ramp(4))))(nets)
+
+    assert [leaf.shape for leaf in jax.tree.leaves(nets)] == [(4, 4), (4,), (3, 1, 4), (3, 1)]
+    alone = [pm.filter_grad(lambda net: jnp.sum(net(ramp(4))))(net) for net in nets]
+    assert_close(grads.member.layers[0].weight, sum(g.layers[0].weight for g in alone), rtol=1e-5)
+
+
+def test_l17_an_ensemble_of_batchnorm_networks_is_called():
+    """`variable_axes={"params": 0, "batch_stats": 0}`, `axis_name` inside: as the map by hand."""
+    models, states, _ = ensemble(3)
+    nets, state = pm.make_with_state(nn.Ensemble)(Classifier, 3, key=jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (8, 3))
+
+    def on_batch(model, x, state, axis):
+        call = jax.vmap(model, (0, None), (axis, None), axis_name="batch")
+        return call(x, state)
+
+    y, state = pm.filter_jit(on_batch)(nets, x, state, 1)
+    by_hand = pm.filter_vmap(on_batch, in_axes=(0, None, 0, None))
+    expected, states = by_hand(models, x, states, 0)
+
+    assert nets.member.hidden == models.hidden
+    assert y.shape == (3, 8, 1)
+    assert_close(y, expected, rtol=1e-4, atol=1e-5)
+    statistics = state.get(nets.member.norm.state_index)
+    assert_close(statistics, states.get(models.norm.state_index), rtol=1e-4, atol=1e-6)
 
 
 def test_l17_an_ensemble_of_batchnorm_networks():

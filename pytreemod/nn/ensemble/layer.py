@@ -21,10 +21,10 @@ from pytreemod.nn.ensemble.sharing import (
     alike,
     check_shared,
     first_of,
-    held,
+    given_back,
     refuse_kept_state,
-    released,
     shared_paths,
+    withheld,
 )
 from pytreemod.nn.members.checks import ENSEMBLE, check_keywords, check_leading
 from pytreemod.nn.members.making import make_members
@@ -162,7 +162,7 @@ class Ensemble(StatefulLayer, Generic[_M]):
         if isinstance(inputs.state, State):
             # The State has them; what is left in the members would be split as their arrays are.
             member = delete_init_state(member)
-        member = held(member, self.shared)
+        member = withheld(member, self.shared)
         check_leading(ENSEMBLE, title, n, {"member": member})
         if isinstance(inputs.state, State):
             values = MemberStates(ENSEMBLE, title, member, n, inputs.rest, inputs.state)
@@ -177,7 +177,7 @@ class Ensemble(StatefulLayer, Generic[_M]):
             parts = list(leaves)
             for i, array in zip(own, arrays, strict=True):
                 parts[i] = array
-            one = with_numbers(released(treedef.unflatten(parts)), outer)
+            one = with_numbers(given_back(treedef.unflatten(parts)), outer)
             options = {} if key is None else {"key": key}
             if values is None:
                 args, kwargs = inputs.for_one(given, None)
@@ -238,7 +238,7 @@ class Ensemble(StatefulLayer, Generic[_M]):
             raise ArgumentError(explain("Ensemble.from_members", "at least one member", "none"))
         refuse_kept_state(members[0])
         paths = shared_paths(members[0], shared)
-        member = released(merged(alike(members, paths)))
+        member = given_back(merged(alike(members, paths)))
         # What `__init__` would make is there already.
         blank: Any = Ensemble(Identity, 1)
         return blank.replace(member=member, n=len(members), shared=paths)
@@ -257,8 +257,8 @@ class Ensemble(StatefulLayer, Generic[_M]):
             ShapeError: an array has not the leading axis.
         """
         member, outer = without_numbers(self.member)
-        members = each(ENSEMBLE, self._title(), held(member, self.shared), self.n)
-        return [with_numbers(released(one), outer) for one in members]
+        members = each(ENSEMBLE, self._title(), withheld(member, self.shared), self.n)
+        return [with_numbers(given_back(one), outer) for one in members]
 
     @overload
     def __getitem__(self, index: int) -> _M: ...
@@ -269,8 +269,8 @@ class Ensemble(StatefulLayer, Generic[_M]):
     def __getitem__(self, index: int | slice) -> _M | Ensemble[_M]:
         """A member by number, or several as an `Ensemble`; with tokens of their own."""
         member, outer = without_numbers(self.member)
-        part = some(ENSEMBLE, self._title(), held(member, self.shared), self.n, index)
-        part = with_numbers(released(part), outer)
+        part = some(ENSEMBLE, self._title(), withheld(member, self.shared), self.n, index)
+        part = with_numbers(given_back(part), outer)
         if not isinstance(index, slice):
             return part
         count = len(range(self.n)[index])

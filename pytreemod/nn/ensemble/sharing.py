@@ -24,7 +24,7 @@ from pytreemod.typing import class_of, jtu
 WHERE = "Ensemble(shared)"
 
 
-class Held:
+class Common:
     """Stands for what all members share, as long as that is not to be split.
 
     Args:
@@ -37,16 +37,16 @@ class Held:
         self.value = value
 
 
-def held(member: Any, shared: Sequence[str]) -> Any:
+def withheld(member: Any, shared: Sequence[str]) -> Any:
     """Members in which what they share is no array."""
-    return _mapped(member, shared, Held)
+    return _mapped(member, shared, Common)
 
 
-def released(member: Any) -> Any:
+def given_back(member: Any) -> Any:
     """The way back."""
 
     def release(leaf: Any) -> Any:
-        return leaf.value if isinstance(leaf, Held) else leaf
+        return leaf.value if isinstance(leaf, Common) else leaf
 
     return jtu.tree_map(release, member)
 
@@ -69,7 +69,7 @@ def alike(members: Sequence[Any], shared: Sequence[str]) -> list[Any]:
     if not shared:
         return list(members)
     ours = _shared_in(members[0], shared)
-    kept = {path: Held(leaf) for path, leaf in ours.items()}
+    kept = {path: Common(leaf) for path, leaf in ours.items()}
     for i, member in enumerate(members[1:], 1):
         theirs = _shared_in(member, shared)
         # What only one of them has is told by what stacks them.

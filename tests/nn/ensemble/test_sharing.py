@@ -8,14 +8,14 @@ import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, SpecError, StateError
 from pytreemod.nn.ensemble.sharing import (
-    Held,
+    Common,
     alike,
     check_shared,
     first_of,
-    held,
+    given_back,
     refuse_kept_state,
-    released,
     shared_paths,
+    withheld,
 )
 from tests.labels import label
 
@@ -111,12 +111,12 @@ def test_a_net_that_keeps_its_state_is_not_shared():
 
 def test_what_is_shared_is_no_array_for_a_while():
     """And is the same object afterwards."""
-    hidden = held(NET, ("first",))
+    hidden = withheld(NET, ("first",))
 
-    assert isinstance(hidden.first.weight, Held)
+    assert isinstance(hidden.first.weight, Common)
     assert hidden.last.weight is NET.last.weight
-    assert released(hidden).first.weight is NET.first.weight
-    assert held(NET, ()) is NET
+    assert given_back(hidden).first.weight is NET.first.weight
+    assert withheld(NET, ()) is NET
 
 
 def test_the_first_speaks_for_all():
