@@ -12,7 +12,7 @@ from pytreemod.nn.ensemble.sharing import (
     alike,
     check_shared,
     first_of,
-    given_back,
+    put_back,
     refuse_kept_state,
     shared_paths,
     withheld,
@@ -115,7 +115,7 @@ def test_what_is_shared_is_no_array_for_a_while():
 
     assert isinstance(hidden.first.weight, Common)
     assert hidden.last.weight is NET.last.weight
-    assert given_back(hidden).first.weight is NET.first.weight
+    assert put_back(hidden).first.weight is NET.first.weight
     assert withheld(NET, ()) is NET
 
 
