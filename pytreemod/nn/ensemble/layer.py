@@ -21,8 +21,8 @@ from pytreemod.nn.ensemble.sharing import (
     alike,
     check_shared,
     first_of,
-    put_back,
     refuse_kept_state,
+    rejoined,
     shared_paths,
     withheld,
 )
@@ -177,7 +177,7 @@ class Ensemble(StatefulLayer, Generic[_M]):
             parts = list(leaves)
             for i, array in zip(own, arrays, strict=True):
                 parts[i] = array
-            one = with_numbers(put_back(treedef.unflatten(parts)), outer)
+            one = with_numbers(rejoined(treedef.unflatten(parts)), outer)
             options = {} if key is None else {"key": key}
             if values is None:
                 args, kwargs = inputs.for_one(given, None)
@@ -238,7 +238,7 @@ class Ensemble(StatefulLayer, Generic[_M]):
             raise ArgumentError(explain("Ensemble.from_members", "at least one member", "none"))
         refuse_kept_state(members[0])
         paths = shared_paths(members[0], shared)
-        member = put_back(merged(alike(members, paths)))
+        member = rejoined(merged(alike(members, paths)))
         # What `__init__` would make is there already.
         blank: Any = Ensemble(Identity, 1)
         return blank.replace(member=member, n=len(members), shared=paths)
@@ -258,7 +258,7 @@ class Ensemble(StatefulLayer, Generic[_M]):
         """
         member, outer = without_numbers(self.member)
         members = each(ENSEMBLE, self._title(), withheld(member, self.shared), self.n)
-        return [with_numbers(put_back(one), outer) for one in members]
+        return [with_numbers(rejoined(one), outer) for one in members]
 
     @overload
     def __getitem__(self, index: int) -> _M: ...
@@ -270,7 +270,7 @@ class Ensemble(StatefulLayer, Generic[_M]):
         """A member by number, or several as an `Ensemble`; with tokens of their own."""
         member, outer = without_numbers(self.member)
         part = some(ENSEMBLE, self._title(), withheld(member, self.shared), self.n, index)
-        part = with_numbers(put_back(part), outer)
+        part = with_numbers(rejoined(part), outer)
         if not isinstance(index, slice):
             return part
         count = len(range(self.n)[index])

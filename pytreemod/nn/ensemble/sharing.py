@@ -42,7 +42,7 @@ def withheld(member: Any, shared: Sequence[str]) -> Any:
     return _mapped(member, shared, Common)
 
 
-def put_back(member: Any) -> Any:
+def rejoined(member: Any) -> Any:
     """The way back."""
 
     def release(leaf: Any) -> Any:

@@ -12,8 +12,8 @@ from pytreemod.nn.ensemble.sharing import (
     alike,
     check_shared,
     first_of,
-    put_back,
     refuse_kept_state,
+    rejoined,
     shared_paths,
     withheld,
 )
@@ -115,7 +115,7 @@ def test_what_is_shared_is_no_array_for_a_while():
 
     assert isinstance(hidden.first.weight, Common)
     assert hidden.last.weight is NET.last.weight
-    assert put_back(hidden).first.weight is NET.first.weight
+    assert rejoined(hidden).first.weight is NET.first.weight
     assert withheld(NET, ()) is NET
 
 
