@@ -13,7 +13,15 @@ from hypothesis import given, settings
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, RngError, ShapeError, StateError, StructureError
+from pytreemod.errors import (
+    AccessError,
+    ArgumentError,
+    RngError,
+    ShapeError,
+    StateError,
+    StructureError,
+)
+from pytreemod.transform.boundary.surrounded_calls import AbstractCallRule, surround
 from tests.helpers.equations import equations, operations
 from tests.helpers.laws import law
 from tests.labels import label
@@ -324,6 +332,39 @@ def test_what_is_captured_has_an_entry_for_each_member():
     _, seen = pm.capture(nets("layers[0]"), "member.layers[1]")(X)
 
     assert_close(seen["member.layers[1]"], nets("layers[0]")(X))
+
+
+class Scaled(AbstractCallRule):
+    """Multiplies what comes out with the number of the layer, if there is one."""
+
+    def around(self, call, args, kwargs, where):
+        out = call(*args, **kwargs)
+        return out if where.layer is None else out * where.layer.astype(out.dtype)
+
+
+def test_rules_around_members_are_told_their_layer():
+    """In a Stack of Ensembles; and alone, where there is no layer."""
+    stack = nn.Stack(lambda key: nn.Ensemble(make_mlp, N, key=key), 2, key=KEY)
+    ruled = surround(stack, nn.MLP, Scaled())
+    first, second = stack
+
+    assert_close(ruled(XS, in_axes=0), second(0 * first(XS, in_axes=0), in_axes=0))
+    assert_close(surround(nets(), nn.MLP, Scaled())(X), nets()(X))
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda e: e[1].layers[1].weight,
+        lambda e: e.unstack()[1].layers[1].weight,
+        lambda e: e[1:].member.layers[1].weight,
+    ],
+    ids=["number", "unstacked", "slice"],
+)
+def test_an_access_to_one_member_is_not_taken_for_all(where):
+    """What it picks is a part of a leaf."""
+    with pytest.raises(AccessError, match=r"at member\.layers\[1\]\.weight"):
+        pm.tree_at(where, nets("layers[0]"), replace_fn=jnp.zeros_like)
 
 
 def test_shapes_alone_are_enough():
