@@ -96,8 +96,12 @@ LAYERS = {
     if issubclass(value, Module) and "__call__" in vars(value)
 }
 BASES = {"StatefulLayer", "RNNCellBase"}
-CALLING = {"Sequential", "Stack", "Bidirectional", "Lambda", "Shared", "Stateful"}
-WITHOUT_FORMULA = BASES | CALLING | {"Identity", "flip_sequences"}
+CALLING = {"Sequential", "Stack", "Ensemble", "Bidirectional", "Lambda", "Shared", "Stateful"}
+WITHOUT_FORMULA = (
+    BASES
+    | CALLING
+    | {"Identity", "flip_sequences", "attention_mask", "empty_cache", "extend_cache"}
+)
 """What calls that which it holds, or moves things."""
 
 
