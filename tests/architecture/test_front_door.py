@@ -124,6 +124,7 @@ def test_a_name_that_is_not_there_is_told_as_python_tells_it():
         exec("from pytreemod import inferense")
 
 
+@pytest.mark.slow
 def test_python_suggests_a_name_that_was_not_loaded_yet():
     """A misspelt name of a room that nobody has asked for."""
     program = "import pytreemod as pm; pm.inference_mod"

@@ -25,6 +25,7 @@ def usual_promotion():
         yield
 
 
+@pytest.mark.slow
 def test_it_learns_and_goes_on(gpt, tmp_path, capsys, monkeypatch):
     """The command, on a short text, and again; in half precision, too."""
     monkeypatch.setattr(gpt, "topics", {"one": "to be or not to be, " * 40})
@@ -42,6 +43,7 @@ def test_it_learns_and_goes_on(gpt, tmp_path, capsys, monkeypatch):
     assert found < 8.1
 
 
+@pytest.mark.slow
 def test_what_it_writes_is_the_likeliest_by_the_whole(gpt):
     """With the caches, in one trace, as by reading everything again for each byte."""
     make = pm.make_with_state(gpt.make_gpt)

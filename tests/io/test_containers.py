@@ -444,6 +444,7 @@ except FileAccessError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["reserving", "writing"])
 def test_a_full_disk_leaves_the_old_file(path, when):
     """As a limit on the size of files simulates it, in a process that has one."""

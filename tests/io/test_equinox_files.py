@@ -146,6 +146,7 @@ def inferred(lib, model, state):
         return applied(lib.nn.inference_mode(model), state, X, KEYS)[0]
 
 
+@pytest.mark.slow
 def test_a_trained_network_of_equinox_infers_the_same_here():
     """Whose running statistics are corrected for their start when they are read."""
     theirs = trained(eqx, KEYS[0])
@@ -154,6 +155,7 @@ def test_a_trained_network_of_equinox_infers_the_same_here():
     np.testing.assert_allclose(inferred(pm, *ours), inferred(eqx, *theirs), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_trained_network_infers_the_same_in_equinox():
     """And goes on from its statistics, which it does not take for those of no batch yet."""
     ours = trained(pm, KEYS[0])

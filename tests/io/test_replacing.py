@@ -281,6 +281,7 @@ def test_a_killed_process_leaves_a_whole_file(path):
     assert all(".saving-" in name for name in {*os.listdir(path.parent)} - {path.name})
 
 
+@pytest.mark.slow
 def test_of_two_that_write_at_once_one_wins_whole(path):
     """Whoever looks meanwhile sees a whole file, too."""
     whole = {b"old", b"a" * 100_000, b"b" * 100_000}

@@ -99,6 +99,7 @@ def test_the_command_answers_with_its_status(saved, capsys):
     assert "no such file" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_runs_as_a_module(saved):
     command = [sys.executable, "-W", "error", "-m", "pytreemod.io", "show", str(saved)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -305,6 +305,7 @@ def input_for(name):
     return wave(4, *sizes[kind])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_compute_what_pytorchs_do(torch, name):
     """PyTorch's numbers in our layer give its outputs, and ours in PyTorch's as well."""
@@ -852,6 +853,7 @@ def gpt2_name(name):
     return name
 
 
+@pytest.mark.slow
 def test_gpt2_as_hugging_face_lays_it_out_gives_its_logits(torch):
     """Packed and transposed weights, a tied embedding; the whole text, and going on with caches."""
     torch.manual_seed(0)

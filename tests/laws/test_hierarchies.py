@@ -11,6 +11,7 @@ import inspect
 from typing import Any, NamedTuple
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import example, given, settings
 
 import pytreemod as pm
@@ -220,6 +221,7 @@ BEFORE = tuple(Step(name, None, False) for name in NAMES)
 CHILD = EMPTY._replace(fields={"c": FieldSpec(30, True, False)})
 
 
+@pytest.mark.slow
 @settings(law, max_examples=250)
 @example([PARENT, CHILD._replace(init=(*BEFORE, SUPER))])
 @example([PARENT, CHILD._replace(init=(*BEFORE, ALL))])

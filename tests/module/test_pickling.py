@@ -180,6 +180,7 @@ def run(source, path):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_classes_of_a_script_work_in_another_process(tmp_path):
     """Every kind of field, base, method and constructor; the worker has not the script."""
     for name, source in (("script", SCRIPT), ("worker", WORKER)):

@@ -230,6 +230,7 @@ def test_frozen_statistics_cost_no_reduction():
     assert not {name for name in program if name.startswith("reduce")}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("number", [0, 1], ids=["batch", "vmap"])
 def test_the_program_is_the_hand_written_one(number):

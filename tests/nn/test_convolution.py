@@ -21,6 +21,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_convolutions_are_pytorchs(torch, key, case):
     """With the weights copied over, PyTorch's layer gives the same output and gradients."""

@@ -68,6 +68,7 @@ def test_what_goes_on_finds_what_the_whole_finds(name, batch):
     assert_close(found, layer(x, bias=bias))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 2])
 def test_sequences_of_different_lengths_go_on_each_by_itself(window):
     """Read together, with what fills them up; then a place of each at a time."""
@@ -159,6 +160,7 @@ class Block(pm.Module):
         return x + out, state
 
 
+@pytest.mark.slow
 def test_each_layer_of_a_stack_has_a_cache():
     """With State it goes on, and without it is trained; both find the same."""
     stack, state = nn.make_with_state(nn.Stack)(Block, 3, key=KEY)

@@ -94,6 +94,7 @@ def test_gradient_is_a_layer_that_points_downhill(entry):
         assert loss(stepped) < loss(layer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", as_parameters(STATELESS))
 def test_vmap_over_layers_is_a_stack_of_calls(entry):
     """jax.vmap of constructor and call gives what one layer after the other gives."""

@@ -42,6 +42,7 @@ def test_fields_leaves_and_numbers_are_equinoxs(key, case):
     assert_close(ours(x), theirs(x), atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["linear", "conv"])
 def test_it_trains_as_pytorchs_does(torch, key, case):
     """Outputs, directions and lengths, over a few steps."""
@@ -86,6 +87,7 @@ def test_at_first_it_is_the_layer(key, dtype):
     assert layer.g.dtype == layer(x).dtype == dtype
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("optimized")
 def test_the_program_is_the_hand_written_one():
     """Operations and costs of a call and of its gradient, as XLA compiles them."""

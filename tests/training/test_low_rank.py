@@ -75,6 +75,7 @@ def test_at_first_the_model_reads_as_it_did(dtype):
     assert isinstance(adapted, nn.Linear)
 
 
+@pytest.mark.slow
 def test_training_by_role_leaves_the_base_to_the_bit():
     """With optax and `trainable`; and what was trained is merged."""
     with jax.numpy_dtype_promotion("standard"):  # Which optax needs.

@@ -306,6 +306,7 @@ def test_what_is_put_in_the_place_of_a_shared_part_is_shared():
     assert_close(member(X), ensemble(X))
 
 
+@pytest.mark.slow
 def test_it_stands_inside_of_other_models():
     """In a Sequential, in an Ensemble, mapped, scanned and in a Stack."""
     ensemble = nets()

@@ -56,6 +56,7 @@ def test_broadcast_axes_share_one_fate(key, dims, axes):
         assert bool(alike) == (axis in axes)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default:::flax")
 @pytest.mark.parametrize("dims", [(), (1,), (0, -1)], ids=label)
 def test_the_same_entries_are_dropped_as_in_flax(key, dims):

@@ -258,6 +258,7 @@ def test_bound_methods_are_pickled():
     same(pickle.loads(pickle.dumps(method))(X), 2 * PAIR.encode(X))
 
 
+@pytest.mark.slow
 def test_another_process_reads_a_pickle(tmp_path):
     """Classes are found by name, and made there again."""
     file = tmp_path / "model"

@@ -158,6 +158,7 @@ COMPILED_INSIDE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", COMPILED_INSIDE.values(), ids=COMPILED_INSIDE.keys())
 def test_a_filtered_transform_that_nothing_compiles(program):
     """What JAX compiles inside it raises the check's own error, not one of JAX's, at each call."""
@@ -885,6 +886,7 @@ for clear in (jax.clear_caches, pm.clear_caches):
 """
 
 
+@pytest.mark.slow
 def test_a_debugger_without_a_terminal():
     """With standard input closed the debugger is left at once, and the check raises.
 
