@@ -170,7 +170,7 @@ def check_shared(where: str, shared: Any) -> None:
     Raises:
         ArgumentError: it is something else.
     """
-    if type(shared) is tuple and all(isinstance(path, str) for path in shared):  # pyright: ignore[reportUnknownVariableType]
+    if type(shared) is tuple and all(isinstance(path, str) for path in shared):  # pyright: ignore[reportUnknownVariableType]  (a tuple of it knows not what)
         return
     cure = (
         "It is decided when the Ensemble is made:",
