@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from pytreemod.errors import FieldError, PytreemodError, ShapeError, describe, explain
 from pytreemod.module.classes import restore
@@ -67,7 +68,7 @@ class Constraint(AbstractConstraint):
     def inverse(self, clear: Any) -> Any:
         """An array that `forward` takes to a value."""
 
-    def fault(self, value: np.ndarray[Any, Any]) -> str | None:
+    def fault(self, value: NDArray[Any]) -> str | None:
         """What is wrong with a value, in words; None if it is inside."""
 
     def misfit(self, shape: tuple[int, ...]) -> str | None:

@@ -277,7 +277,7 @@ class MultiheadAttention(StatefulLayer):
     def __call__(
         self,
         query: AnyArray,
-        key_: AnyArray | None = None,
+        key_: AnyArray | State | None = None,
         value: AnyArray | None = None,
         mask: Bool[Array, ...] | None = None,
         *,

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.constrained_leaves import Constraint
@@ -96,7 +97,7 @@ class _Range(Constraint):
             return jnp.log(self.upper - x)
         return jnp.log(x - self.lower) - jnp.log(self.upper - x)
 
-    def fault(self, value: np.ndarray[Any, Any]) -> str | None:
+    def fault(self, value: NDArray[Any]) -> str | None:
         least, most = _inside(self.lower, self.upper, value.dtype)
         if not least <= most:
             return "no number between the bounds"
@@ -129,12 +130,12 @@ def _next_to(bound: float, towards: float, dtype: Any) -> float:
         return float(np.nextafter(kind(bound), kind(math.copysign(math.inf, towards))))
 
 
-def _rounding(value: np.ndarray[Any, Any]) -> float:
+def _rounding(value: NDArray[Any]) -> float:
     known = untyped_jax.numpy.finfo(value.dtype)
     return float(known.eps)
 
 
-def _first(is_right: Any, value: np.ndarray[Any, Any]) -> str | None:
+def _first(is_right: Any, value: NDArray[Any]) -> str | None:
     """The first number of an array that is wrong, and its place."""
     if np.all(is_right):
         return None
@@ -159,7 +160,7 @@ class _Softplus(Constraint):
         x = jnp.clip(x, *_inside(0.0, math.inf, x.dtype))
         return x + jnp.log(-jnp.expm1(-x))
 
-    def fault(self, value: np.ndarray[Any, Any]) -> str | None:
+    def fault(self, value: NDArray[Any]) -> str | None:
         return positive.fault(value)
 
 
@@ -291,7 +292,7 @@ class _Simplex(Constraint):
         logs = jnp.log(jnp.maximum(x, _next_to(0.0, 1.0, x.dtype)))
         return logs[..., :-1] - logs[..., -1:]
 
-    def fault(self, value: np.ndarray[Any, Any]) -> str | None:
+    def fault(self, value: NDArray[Any]) -> str | None:
         exact = value.astype(np.float64)
         sums = exact.sum(axis=-1)
         slack = 4 * _rounding(value) * value.shape[-1]
@@ -321,7 +322,7 @@ class _OrderedVector(Constraint):
         x = jnp.asarray(clear)
         return jnp.concatenate([x[..., :1], jnp.log(jnp.diff(x, axis=-1))], axis=-1)
 
-    def fault(self, value: np.ndarray[Any, Any]) -> str | None:
+    def fault(self, value: NDArray[Any]) -> str | None:
         is_more = np.ones(value.shape, bool)
         is_more[..., 1:] = value[..., 1:] > value[..., :-1]
         return _first(np.isfinite(value) & is_more, value)
@@ -364,7 +365,7 @@ class _LowerCholesky(Constraint):
         diagonal = untyped_jax.numpy.diagonal(x, axis1=-2, axis2=-1)
         return jnp.concatenate([x[..., rows, columns], positive.inverse(diagonal)], axis=-1)
 
-    def fault(self, value: np.ndarray[Any, Any]) -> str | None:
+    def fault(self, value: NDArray[Any]) -> str | None:
         size = value.shape[-1]
         above, diagonal = np.triu(np.ones((size, size), bool), 1), np.eye(size, dtype=bool)
         is_right = np.where(above, value == 0, ~diagonal | (value > 0)) & np.isfinite(value)
@@ -384,7 +385,7 @@ def _size(count: int) -> int:
 
 
 @ft.cache
-def _places(size: int) -> np.ndarray[Any, Any]:
+def _places(size: int) -> NDArray[Any]:
     """For each place of a matrix, where its number is: those below, the diagonal, a zero."""
     below = size * (size - 1) // 2
     found = np.full((size, size), below + size)
@@ -414,7 +415,7 @@ class _PositiveDefinite(Constraint):
         x = jnp.asarray(clear)
         return lower_cholesky.inverse(jnp.linalg.cholesky(_computable(x)).astype(x.dtype))
 
-    def fault(self, value: np.ndarray[Any, Any]) -> str | None:
+    def fault(self, value: NDArray[Any]) -> str | None:
         exact = value.astype(np.float64)
         wrong = _first(np.isfinite(exact), value)
         if wrong is not None:
@@ -453,7 +454,7 @@ class _Orthogonal(Constraint):
     def inverse(self, clear: Any) -> Any:
         return jnp.asarray(clear)
 
-    def fault(self, value: np.ndarray[Any, Any]) -> str | None:
+    def fault(self, value: NDArray[Any]) -> str | None:
         exact = value.astype(np.float64)
         products = np.swapaxes(exact, -1, -2) @ exact
         slack = 16 * _rounding(value) * value.shape[-2]
@@ -507,7 +508,7 @@ class _Bijection(Constraint):
     def inverse(self, clear: Any) -> Any:
         return jnp.asarray(self.backwards(clear))
 
-    def fault(self, value: np.ndarray[Any, Any]) -> str | None:
+    def fault(self, value: NDArray[Any]) -> str | None:
         if self.check is not None and not bool(np.all(self.check(value))):
             return f"what {_name(self.check)} refuses"
         again = np.asarray(self.forwards(self.backwards(jnp.asarray(value))))
