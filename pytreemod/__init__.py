@@ -27,6 +27,7 @@ from pytreemod.module.methods import BoundMethod as BoundMethod
 from pytreemod.module.partials import Partial as Partial
 from pytreemod.module.partials import module_update_wrapper as module_update_wrapper
 from pytreemod.module.roles import with_role as with_role
+from pytreemod.module.unfinished import sizes_follow as sizes_follow
 from pytreemod.state.key_sources import init_keys as init_keys
 from pytreemod.state.making import make_with_state as make_with_state
 from pytreemod.state.tokens import RngStream as RngStream
@@ -118,6 +119,7 @@ _LATER = {
     "LossScale": "pytreemod.training.loss_scaling:LossScale",
     "LoadReport": "pytreemod.io.reports:LoadReport",
     "lora": "pytreemod.training.low_rank:lora",
+    "materialize": "pytreemod.nn.materializing:materialize",
     "map_parameters": "pytreemod.training.mapped_parameters:map_parameters",
     "named_leaves": "pytreemod.io.leaf_names:named_leaves",
     "nn": "pytreemod.nn:",
@@ -178,6 +180,7 @@ if _typing.TYPE_CHECKING:
     from pytreemod.module.resolving import resolve as resolve
     from pytreemod.module.ties import tie as tie
     from pytreemod.module.ties import untie as untie
+    from pytreemod.nn.materializing import materialize as materialize
     from pytreemod.nn.modes import inference_mode as inference_mode
     from pytreemod.nn.modes import with_mode as with_mode
     from pytreemod.nn.nets import stateful as stateful

@@ -53,6 +53,10 @@ class AccessError(SpecError, AttributeError):
     """A `where` looked inside a leaf, or computed with it, where it may only pick nodes."""
 
 
+class UnfinishedError(PytreemodError, AttributeError, RuntimeError):
+    """A Module was called or read before its sizes were known."""
+
+
 class StructureError(PytreemodError, ValueError):
     """Two trees that must agree in structure, shape or type do not."""
 

@@ -23,6 +23,7 @@ from pytreemod.io.rebuilding import rebuild_tree
 from pytreemod.io.reports import LoadReport
 from pytreemod.io.saving import DESCRIPTION, USERS, VERSION
 from pytreemod.io.tables import Leaf, Source, Stacked, Table, first_name, read_table
+from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.tree.kinds import PYTHON_SCALARS
 from pytreemod.typing import AnyArray, FilterSpec, PyTree, jtu
 
@@ -119,6 +120,7 @@ def load(
             `FileMissingError`, `FilePermissionError` if it cannot be read.
         ArgumentError: an argument is unusable.
         SpecError: a selector does not fit `like`.
+        UnfinishedError: `like` lacks sizes.
 
     Examples:
         >>> import jax
@@ -239,6 +241,7 @@ def table_of(file: Container, about: dict[str, Any] | None, where: str) -> Table
 
 def _check_is_tree(like: Any, where: str) -> None:
     """A class is a leaf, and what was meant is one of its instances."""
+    refuse_unfinished(where, like)
     if isinstance(like, type):
         expected = "`like`, a tree to put the values into"
         cure = ["make one:", f"pm.load(path, {like.__name__}(...))"]

@@ -13,6 +13,7 @@ from pytreemod.io.access import StrPath, shown_path
 from pytreemod.io.configuration import Json
 from pytreemod.io.containers import write_container
 from pytreemod.io.descriptions import Description, check_has_values, describe_tree, leaf_form
+from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.typing import PyTree
 from pytreemod.version import __version__
 
@@ -53,6 +54,7 @@ def save(path: StrPath, tree: PyTree, metadata: Json = None, *, durable: bool = 
         FileError: two leaves have one name; or an array's values are not here, for it is traced,
             was donated, or lies on other hosts; or the system refuses (`FileAccessError`).
         ArgumentError: the metadata cannot be written as JSON.
+        UnfinishedError: the model lacks sizes.
 
     Examples:
         >>> import jax
@@ -70,6 +72,7 @@ def save(path: StrPath, tree: PyTree, metadata: Json = None, *, durable: bool = 
         >>> pm.save("run.safetensors", {"model": model, "opt_state": opt_state})
     """
     where = f"save({shown_path(path)})"
+    refuse_unfinished(where, tree)
     described = describe_tree(tree, where)
     arrays = dict[str, Any]()
     for name, leaf in described.leaves.items():

@@ -80,6 +80,7 @@ class ModuleMeta(abc.ABCMeta):
         schema = Schema(cls, write_code, make_record, overridden)
         _note_abstract(schema, own_abstract, is_abstract or strict is None)
         _choose_init(schema, namespace)
+        _note_rules(cls)
         _note_checks(schema)
         _note_waiting(schema)
         if schema.custom_init or hasattr(cls, "__post_init__"):
@@ -129,6 +130,7 @@ class ModuleMeta(abc.ABCMeta):
             kept = ClassValue(name, kept)
         super().__setattr__(name, kept)
         if name in ("__init__", "__check_init__"):
+            _note_rules(cls)
             _note_checks(cls.__record__)
 
     @property
@@ -259,6 +261,29 @@ def _warn_of_post_init(cls: type, own: bool) -> None:
         ],
     )
     warn(FieldWarning, text)
+
+
+RULES = "__sizes_follow__"
+"""What an `__init__` bears whose sizes may be None (see `unfinished`)."""
+
+
+def _note_rules(cls: Any) -> None:
+    """Give a class whose sizes may be None a `__new__` that looks for them; others have none."""
+    if not hasattr(cls.__init__, RULES) or hasattr(cls.__new__, "is_written"):
+        return
+    own = cls.__new__
+
+    def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        # One of a subclass has decided, and need not hand on what it was given.
+        is_first = cls.__new__ is __new__
+        rules = getattr(cls.__init__, RULES, None) if is_first else None
+        made = None if rules is None else rules.begin(cls, args, kwargs)
+        if made is not None:
+            return made
+        return own(cls) if own is object.__new__ else own(cls, *args, **kwargs)
+
+    __new__.is_written = True  # pyright: ignore[reportFunctionMemberAccess]  (a mark of ours)
+    type.__setattr__(cls, "__new__", staticmethod(__new__))
 
 
 def _note_checks(schema: Schema) -> None:

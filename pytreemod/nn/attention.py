@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Shaped
 
 from pytreemod.errors import ArgumentError, RngError, ShapeError, describe, explain
 from pytreemod.module.fields import field
+from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
     Title,
     as_sequence,
@@ -90,7 +91,8 @@ class MultiheadAttention(StatefulLayer):
 
     Args:
         num_heads: number of heads, >= 1.
-        query_size: size of a query.
+        query_size: size of a query; None if it follows from query
+            ([`materialize`][pytreemod.materialize]).
         key_size: size of a key; that of a query if None.
         value_size: size of a value; that of a query if None.
         output_size: size of what is returned; that of a query if None.
@@ -192,10 +194,11 @@ class MultiheadAttention(StatefulLayer):
     rotary: RotaryPositionalEmbedding | None = field(default=None)
     cache: StateIndex[Cache] | None = field(default=None)
 
+    @sizes_follow(query_size=lambda query: query.shape[-1])
     def __init__(
         self,
         num_heads: int,
-        query_size: int,
+        query_size: int | None,
         key_size: int | None = None,
         value_size: int | None = None,
         output_size: int | None = None,

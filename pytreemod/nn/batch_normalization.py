@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Inexact, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.module.fields import field
+from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
     Title,
     as_integer,
@@ -44,6 +45,17 @@ from pytreemod.typing import AnyArray
 
 Statistics: TypeAlias = tuple[Float[Array, " input_size"], Float[Array, " input_size"]]
 """The mean and the variance of each channel."""
+
+
+def _count_channels(x: AnyArray, axis_name: Hashable, channel_axis: int | None) -> int:
+    return jnp.shape(x)[_axis_of_channels(axis_name, channel_axis)]
+
+
+def _axis_of_channels(axis_name: Hashable, channel_axis: int | None) -> int:
+    if channel_axis is None:
+        # Mapped over, the layer sees one example: the batch is the axis that has the name.
+        return 1 if axis_name is None else 0
+    return channel_axis
 
 
 class BatchNorm(StatefulLayer):
@@ -82,7 +94,8 @@ class BatchNorm(StatefulLayer):
         ema_first_time_index: token of whether no batch was seen yet; None unless mode="ema"
 
     Args:
-        input_size: number of channels, >= 0.
+        input_size: number of channels, >= 0; None if it follows from x
+            ([`materialize`][pytreemod.materialize]).
         axis_name: name of the mapped batch axis, or a sequence of names; None for whole batches.
         eps: added to the variance, >= 0.
         channelwise_affine: whether to scale and shift each channel.
@@ -142,9 +155,10 @@ class BatchNorm(StatefulLayer):
     mode: str = field(static=True)
     channel_axis: int | None = field(default=None, static=True)
 
+    @sizes_follow(input_size=_count_channels)
     def __init__(
         self,
-        input_size: int,
+        input_size: int | None,
         axis_name: Hashable | Sequence[Hashable] = None,
         eps: int | float = 1e-5,
         channelwise_affine: bool = True,
@@ -278,10 +292,8 @@ class BatchNorm(StatefulLayer):
 
     def _axis_of_channels(self, x: Array) -> int:
         """Counted from the front, and so known only with x if it is said from the back."""
-        if self.channel_axis is None:
-            # Mapped over, the layer sees one example: the batch is the axis that has the name.
-            return 1 if self.axis_name is None else 0
-        return self.channel_axis + x.ndim * (self.channel_axis < 0)
+        axis = _axis_of_channels(self.axis_name, self.channel_axis)
+        return axis + x.ndim * (axis < 0)
 
     def _check(self, x: Array, channel_axis: int) -> None:
         where = self._title()

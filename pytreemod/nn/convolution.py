@@ -13,6 +13,7 @@ from jaxtyping import Array, Inexact, PRNGKeyArray, Shaped
 from pytreemod.errors import ArgumentError, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
+from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
     Title,
     check_array,
@@ -64,7 +65,8 @@ class Conv(Module):
 
     Args:
         num_spatial_dims: number of spatial axes, >= 1.
-        in_channels: size of the input's channel axis, >= 1.
+        in_channels: size of the input's channel axis, >= 1; None if it follows from x
+            ([`materialize`][pytreemod.materialize]).
         out_channels: size of the output's channel axis, >= 1.
         kernel_size: size of the kernel, for all axes or for each.
         stride: step of the kernel, for all axes or for each.
@@ -113,10 +115,11 @@ class Conv(Module):
     use_bias: bool = field(static=True)
     padding_mode: str = field(static=True)
 
+    @sizes_follow(in_channels=lambda x, num_spatial_dims: x.shape[-1 - num_spatial_dims])
     def __init__(
         self,
         num_spatial_dims: int,
-        in_channels: int,
+        in_channels: int | None,
         out_channels: int,
         kernel_size: int | Sequence[int],
         stride: int | Sequence[int] = 1,

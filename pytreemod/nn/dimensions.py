@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools as ft
 import inspect
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from pytreemod.module.classes import RULES
+from pytreemod.module.unfinished import sizes_follow
 
 Layer = TypeVar("Layer")
 Rest = ParamSpec("Rest")
@@ -47,6 +50,16 @@ def for_dimensions(
         # `update_wrapper` left a way back to the empty signature, which nothing should follow.
         vars(fixed).pop("__wrapped__")
         vars(fixed)["__signature__"] = signature.replace(parameters=[layer, *rest])
-        return fixed
+        marked = getattr(init, RULES, None)
+        if marked is None:
+            return fixed
+        # Rules may ask for the number of axes, which is no argument any more.
+        rules = {name: _fixed(rule, dims) for name, rule in marked.rules.items()}
+        return sizes_follow(**rules)(fixed)
 
     return decorate
+
+
+def _fixed(rule: Callable[..., Any], dims: int) -> Callable[..., Any]:
+    asks = "num_spatial_dims" in inspect.signature(rule).parameters
+    return ft.partial(rule, num_spatial_dims=dims) if asks else rule

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any, overload
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Shaped
 
 from pytreemod.errors import ShapeError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
+from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
     Title,
     check_array,
@@ -29,6 +31,11 @@ from pytreemod.nn.initializing import Initializer, initial_affine
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.values import State
 from pytreemod.typing import AnyArray
+
+
+def _count_channels(x: AnyArray, num_spatial_dims: int | None) -> int:
+    shape = jnp.shape(x)
+    return shape[0 if num_spatial_dims is None else -1 - num_spatial_dims]
 
 
 class InstanceNorm(Module):
@@ -53,7 +60,8 @@ class InstanceNorm(Module):
         bias: (channels,), or None if channelwise_affine=False
 
     Args:
-        channels: number of channels, >= 0.
+        channels: number of channels, >= 0; None if it follows from x
+            ([`materialize`][pytreemod.materialize]).
         eps: added to the variance, >= 0.
         channelwise_affine: whether to scale and shift each channel.
         dtype: of weight and bias; JAX's default float if None.
@@ -91,9 +99,10 @@ class InstanceNorm(Module):
     bias: Inexact[Array, " channels"] | None
     num_spatial_dims: int | None = field(default=None, static=True)
 
+    @sizes_follow(channels=_count_channels)
     def __init__(
         self,
-        channels: int,
+        channels: int | None,
         eps: int | float = 1e-5,
         channelwise_affine: bool = False,
         dtype: Any = None,

@@ -10,6 +10,7 @@ from jaxtyping import Array, Inexact, Shaped
 
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
+from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
     Title,
     as_sequence,
@@ -47,7 +48,8 @@ class LayerNorm(Module):
         bias: shape, or None if use_bias=False
 
     Args:
-        shape: the trailing axes over which to normalize: a size, or a sequence of them.
+        shape: the trailing axes over which to normalize: a size, or a sequence of them; None for
+            the last one, whose size follows from x ([`materialize`][pytreemod.materialize]).
         eps: added to the variance, >= 0.
         use_weight: whether to multiply by a weight, at first one.
         use_bias: whether to add a bias, at first zero.
@@ -82,9 +84,10 @@ class LayerNorm(Module):
     weight: Inexact[Array, ...] | None
     bias: Inexact[Array, ...] | None
 
+    @sizes_follow(shape=lambda x: x.shape[-1])
     def __init__(
         self,
-        shape: int | Sequence[int],
+        shape: int | Sequence[int] | None,
         eps: int | float = 1e-5,
         use_weight: bool = True,
         use_bias: bool = True,

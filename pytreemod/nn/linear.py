@@ -11,6 +11,7 @@ from jaxtyping import Array, Inexact, PRNGKeyArray, Shaped
 
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
+from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
     Title,
     check_array,
@@ -44,7 +45,8 @@ class Linear(Module):
         bias: (out_features,), or None if use_bias=False
 
     Args:
-        in_features: size of the input's last axis, >= 0, or "scalar".
+        in_features: size of the input's last axis, >= 0, or "scalar"; None if it follows from x
+            ([`materialize`][pytreemod.materialize]).
         out_features: size of the output's last axis, >= 0, or "scalar".
         use_bias: whether to add a bias.
         dtype: of weight and bias; JAX's default float if None.
@@ -79,9 +81,10 @@ class Linear(Module):
     out_features: int | Literal["scalar"] = field(static=True)
     use_bias: bool = field(static=True)
 
+    @sizes_follow(in_features=lambda x: x.shape[-1])
     def __init__(
         self,
-        in_features: int | Literal["scalar"],
+        in_features: int | Literal["scalar"] | None,
         out_features: int | Literal["scalar"],
         use_bias: bool = True,
         dtype: Any = None,

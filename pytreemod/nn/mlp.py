@@ -11,6 +11,7 @@ from jaxtyping import Array, Shaped
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
+from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
     Title,
     check_array,
@@ -60,7 +61,8 @@ class MLP(Module):
         final_activation: the same, with one leading axis (out_size,), or none for "scalar"
 
     Args:
-        in_size: size of the input's last axis, >= 0, or "scalar".
+        in_size: size of the input's last axis, >= 0, or "scalar"; None if it follows from x
+            ([`materialize`][pytreemod.materialize]).
         out_size: size of the output's last axis, >= 0, or "scalar".
         width_size: size of each hidden layer, >= 0.
         depth: number of hidden layers, >= 0; with 0 there is only the output layer.
@@ -117,9 +119,10 @@ class MLP(Module):
     # A default, although __init__ sets it, because what equals its default is not printed.
     scan: bool = field(static=True, default=False)
 
+    @sizes_follow(in_size=lambda x: x.shape[-1])
     def __init__(
         self,
-        in_size: int | Literal["scalar"],
+        in_size: int | Literal["scalar"] | None,
         out_size: int | Literal["scalar"],
         width_size: int,
         depth: int,

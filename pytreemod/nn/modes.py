@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.nn.arguments import check_flag
 from pytreemod.state.tokens import AbstractToken
 from pytreemod.state.values import State
@@ -44,12 +45,14 @@ def with_mode(model: Tree, /, **flags: Any) -> Tree:
         ArgumentError: no Module in the tree has a field of that name, one of them holds other
             data in it, or what is not True or False was given for a field that is either.
         FieldError: an array was given.
+        UnfinishedError: the model lacks sizes.
 
     Examples:
         >>> from pytreemod import nn
         >>> nn.with_mode([nn.Dropout(0.5), nn.Identity()], p=0.1, inference=True)
         [Dropout(p=0.1, inference=True), Identity()]
     """
+    refuse_unfinished("with_mode", model)
     setting = _Setting("with_mode({name})", flags)
     new = setting.visit(model, ())
     for name in flags:
@@ -74,6 +77,7 @@ def inference_mode(pytree: Tree, value: bool = True) -> Tree:
     Raises:
         ArgumentError: value is neither True nor False, or a field of that name holds data that
             is neither.
+        UnfinishedError: the model lacks sizes.
 
     Examples:
         >>> from pytreemod import nn
@@ -81,6 +85,7 @@ def inference_mode(pytree: Tree, value: bool = True) -> Tree:
         [Dropout(p=0.5, inference=True)]
     """
     value = check_flag("inference_mode(value)", value)
+    refuse_unfinished("inference_mode", pytree)
     return _Setting("inference_mode", {"inference": value}).visit(pytree, ())
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, Inexact, PRNGKeyArray, Shaped
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
+from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
     Title,
     check_array,
@@ -105,7 +106,8 @@ class GRUCell(RNNCellBase):
         bias_n: (hidden_size,), within the reset gate; or None if use_bias=False
 
     Args:
-        input_size: size of the input's last axis, >= 0.
+        input_size: size of the input's last axis, >= 0; None if it follows from the input
+            ([`materialize`][pytreemod.materialize]).
         hidden_size: size of the hidden state's last axis, >= 1.
         use_bias: whether there are biases.
         dtype: of weights and biases; JAX's default float if None.
@@ -142,9 +144,10 @@ class GRUCell(RNNCellBase):
     hidden_size: int = field(static=True)
     use_bias: bool = field(static=True)
 
+    @sizes_follow(input_size=lambda input: input.shape[-1])
     def __init__(
         self,
-        input_size: int,
+        input_size: int | None,
         hidden_size: int,
         use_bias: bool = True,
         dtype: Any = None,
@@ -228,7 +231,8 @@ class LSTMCell(RNNCellBase):
         bias: (4 * hidden_size,), or None if use_bias=False
 
     Args:
-        input_size: size of the input's last axis, >= 0.
+        input_size: size of the input's last axis, >= 0; None if it follows from the input
+            ([`materialize`][pytreemod.materialize]).
         hidden_size: size of the hidden state's last axis, >= 1.
         use_bias: whether there is a bias.
         dtype: of weights and bias; JAX's default float if None.
@@ -266,9 +270,10 @@ class LSTMCell(RNNCellBase):
     hidden_size: int = field(static=True)
     use_bias: bool = field(static=True)
 
+    @sizes_follow(input_size=lambda input: input.shape[-1])
     def __init__(
         self,
-        input_size: int,
+        input_size: int | None,
         hidden_size: int,
         use_bias: bool = True,
         dtype: Any = None,
@@ -370,7 +375,8 @@ class SimpleCell(RNNCellBase):
         activation: configuration if a function; a Module is called with the whole array
 
     Args:
-        input_size: size of the input's last axis, >= 0.
+        input_size: size of the input's last axis, >= 0; None if it follows from the input
+            ([`materialize`][pytreemod.materialize]).
         hidden_size: size of the hidden state's last axis, >= 1.
         use_bias: whether there is a bias.
         dtype: of weights and bias; JAX's default float if None.
@@ -412,9 +418,10 @@ class SimpleCell(RNNCellBase):
     use_bias: bool = field(static=True)
     residual: bool = field(static=True)
 
+    @sizes_follow(input_size=lambda input: input.shape[-1])
     def __init__(
         self,
-        input_size: int,
+        input_size: int | None,
         hidden_size: int,
         use_bias: bool = True,
         dtype: Any = None,

@@ -11,6 +11,7 @@ from jaxtyping import Array, Inexact, Shaped
 from pytreemod.errors import ShapeError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
+from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
     Title,
     check_array,
@@ -62,7 +63,8 @@ class ConvTranspose(Module):
 
     Args:
         num_spatial_dims: number of spatial axes, >= 1.
-        in_channels: size of the input's channel axis, >= 1.
+        in_channels: size of the input's channel axis, >= 1; None if it follows from x
+            ([`materialize`][pytreemod.materialize]).
         out_channels: size of the output's channel axis, >= 1.
         kernel_size: size of the kernel, for all axes or for each.
         stride: distance in the output between the windows of neighbours, for all axes or for each.
@@ -120,10 +122,11 @@ class ConvTranspose(Module):
     use_bias: bool = field(static=True)
     padding_mode: str = field(static=True)
 
+    @sizes_follow(in_channels=lambda x, num_spatial_dims: x.shape[-1 - num_spatial_dims])
     def __init__(
         self,
         num_spatial_dims: int,
-        in_channels: int,
+        in_channels: int | None,
         out_channels: int,
         kernel_size: int | Sequence[int],
         stride: int | Sequence[int] = 1,
@@ -226,10 +229,11 @@ class ConvTranspose(Module):
 class _Arranged(ConvTranspose):
     """`ConvTranspose` with the order of arguments that Equinox has for one, two and three axes."""
 
+    @sizes_follow(in_channels=lambda x, num_spatial_dims: x.shape[-1 - num_spatial_dims])
     def __init__(
         self,
         num_spatial_dims: int,
-        in_channels: int,
+        in_channels: int | None,
         out_channels: int,
         kernel_size: int | Sequence[int],
         stride: int | Sequence[int] = 1,

@@ -12,6 +12,8 @@ from jax import lax
 from jaxtyping import PRNGKeyArray
 
 from pytreemod.errors import ArgumentError, RngError, describe, explain
+from pytreemod.module.fields import field
+from pytreemod.module.unfinished import AbstractReserve, AbstractSupply
 from pytreemod.state.streams import check_seed, like, numbers_of
 from pytreemod.tree.traces import current_trace
 from pytreemod.typing import Keys, Tracer
@@ -49,7 +51,7 @@ def hashes(counts: np.ndarray, words: int) -> np.ndarray:
     return h ^ (h >> 16)
 
 
-class InitKeys:
+class InitKeys(AbstractSupply):
     """Hands out keys, one after the other; made by [`init_keys`][pytreemod.init_keys].
 
     Examples:
@@ -62,8 +64,8 @@ class InitKeys:
 
     __slots__ = ("_count", "_is_traced", "_key", "_lock", "_numbers", "_ready", "_trace")
 
-    def __init__(self, key: PRNGKeyArray):
-        self._key, self._count, self._trace = key, 0, current_trace()
+    def __init__(self, key: PRNGKeyArray, start: int = 0):
+        self._key, self._count, self._trace = key, start, current_trace()
         # Hashed once, so that what is made of a key here, and what is made of one of these keys by
         # another `init_keys`, do not meet: to mix numbers in twice is the same in either order.
         self._numbers = numbers_of(jax.random.fold_in(key, ROOT))
@@ -106,6 +108,21 @@ class InitKeys:
 
     def __repr__(self) -> str:
         return f"<init_keys: {self._count} handed out>"
+
+    def probe(self) -> InitKeys:
+        """Another one."""
+        return InitKeys(jax.random.key(0))
+
+    def taken(self) -> int:
+        """How many keys were handed out."""
+        return self._count
+
+    def set_aside(self, n: int) -> KeysAside:
+        """The next n keys, to be made later."""
+        with self._lock:
+            start = self._advance(n)
+            self._ready = []
+        return KeysAside(self._key, start, n)
 
     def __reduce__(self) -> Any:
         raise RngError(
@@ -151,6 +168,22 @@ class InitKeys:
         start = self._count
         self._count += n
         return start
+
+
+class KeysAside(AbstractReserve):
+    """Keys of an `InitKeys` that are not made yet."""
+
+    key: PRNGKeyArray
+    start: int = field(static=True)
+    n: int = field(static=True)
+
+    def open(self) -> InitKeys:
+        """What hands them out."""
+        return InitKeys(self.key, self.start)
+
+    def end(self) -> int:
+        """The number of the key after them."""
+        return self.start + self.n
 
 
 KeyLike: TypeAlias = PRNGKeyArray | InitKeys

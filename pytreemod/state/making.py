@@ -8,6 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.classes import Module
+from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.state.tokens import is_token, tokens_of, with_fields
 from pytreemod.state.values import State, named_by_path
 from pytreemod.tree.predicates import is_array
@@ -57,6 +58,7 @@ def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, Stat
         ArgumentError: `make_model` is a model, or cannot be called.
         StateError: a token's initial value is already in another State; or the paths of two tokens
             read the same.
+        UnfinishedError: the model lacks sizes: `make_model` is to finish it.
 
     Examples:
         >>> import jax
@@ -70,6 +72,7 @@ def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, Stat
         model = make_model(*args, **kwargs)
         if isinstance(make_model, Module) and is_array(model):
             raise ArgumentError(_no_maker(make_model))
+        refuse_unfinished("make_with_state", model)
         # First: it refuses names that cannot be told apart, before anything bears one.
         state, names = named_by_path(model)
         # In order, and not by marker: a token in two places becomes two.

@@ -632,6 +632,18 @@ def assemble_state(rows: Iterable[Row], values: Iterable[Any]) -> State:
     return _make(dict(zip(register.by_marker, values, strict=True)), register)
 
 
+def joined_states(state: State, other: State) -> State:
+    """A State with those tokens of another one, too, that it has not itself."""
+    more = [row for row in other._register if row.marker not in state._values]
+    values = {**state._values, **{row.marker: other._values[row.marker] for row in more}}
+    return _make(values, Register([*state._register, *more]))
+
+
+def reduced_state(state: State, like: State) -> State:
+    """A State with the tokens of another one alone."""
+    return _make({marker: state._values[marker] for marker in like._values}, like._register)
+
+
 def _make_again(values: dict[Any, Any], register: Register, used: Any) -> State:
     state = _make(values, register)
     state._used = used

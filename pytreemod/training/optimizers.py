@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from pytreemod.errors import ArgumentError, ShapeError, StructureError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
+from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.training.hyperparameters import chosen_rules, with_value
 from pytreemod.training.plans import (
     RulePlan,
@@ -125,10 +126,12 @@ class Optimizer(Module):
         Raises:
             SpecError: a leaf that is to be trained has no rule, or a selector picks nothing.
             ArgumentError: nothing is to be trained.
+            UnfinishedError: the model lacks sizes.
 
         Warns:
             SharedParameterWarning: one parameter stands at two places of the model.
         """
+        refuse_unfinished("Optimizer.init", model)
         rules, plan = rules_of(self.rules), make_plan(self.rules, model)
         leaves = jtu.tree_leaves(model)
         tell_shared("Optimizer.init", "model", model, plan.is_trained)

@@ -1,0 +1,212 @@
+"""`materialize`: models whose sizes follow are finished by an example of their input.
+
+The model is run once, on shapes alone. Each unfinished instance in it (see
+[`unfinished`][pytreemod.module.unfinished]) is told its path and whom to ask; called, it says what
+sizes follow, and goes on as the layer that it will be. Afterwards each is built where it stands.
+"""
+
+from __future__ import annotations
+
+import functools as ft
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import jax
+
+from pytreemod.errors import ShapeError, UnfinishedError, explain
+from pytreemod.module.unfinished import (
+    count_axes,
+    finish,
+    is_unfinished,
+    sizes_by_call,
+    watched,
+    with_given,
+)
+from pytreemod.state.tokens import tokens_of
+from pytreemod.state.values import State, joined_states, reduced_state
+from pytreemod.transform.compilation.abstract_calls import filter_eval_shape
+from pytreemod.transform.maps.vmap import filter_vmap
+from pytreemod.tree.paths import path_text
+from pytreemod.typing import KeyPath, class_of, jtu
+
+_M = TypeVar("_M")
+
+
+def materialize(
+    model: _M, /, *args: Any, method: str | Callable[..., Any] | None = None, **kwargs: Any
+) -> _M:
+    """Finish a model: sizes that were given as None follow from an example of its input.
+
+    The model is run on the shapes and dtypes of the example; nothing is computed, and no memory is
+    taken but for the parameters. Every unfinished layer that the call comes to is then made, with
+    the arguments that it was given.
+
+    Do it before anything else: before `make_with_state` (which is given a function that calls
+    this), optimizers, ties, surgery. Which sizes of a layer may be None stands on its page;
+    [`sizes_follow`][pytreemod.sizes_follow] says it of your own Modules.
+
+    **Laws.** The result equals the model with its sizes written out, to the last bit: keys are
+    used as there. `materialize` of a finished model is that model. Members of a Stack or an
+    Ensemble, and models that `filter_vmap` has made as one, are finished as one.
+
+    Args:
+        model: a model, or any tree that holds some.
+        *args: what it is called with: arrays, or `jax.ShapeDtypeStruct`. Where it takes a State,
+            `pm.State(model)` stands for it, whose tokens are those that are there already.
+        method: what is called: the name of a method, or a function of the model and args; the
+            model itself if None.
+        **kwargs: the same, by name.
+
+    Returns:
+        The model, finished.
+
+    Raises:
+        UnfinishedError: the call did not come to a layer.
+        ShapeError: one layer is called with inputs of different sizes.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> from pytreemod import nn
+        >>> keys = pm.init_keys(jax.random.key(0))
+        >>> model = nn.Sequential([
+        ...     nn.Conv2d(None, 4, 3, key=keys), nn.Lambda(jnp.ravel), nn.Linear(None, 10, key=keys)
+        ... ])
+        >>> model = pm.materialize(model, jnp.ones((3, 8, 8)))
+        >>> model[0].in_channels, model[2].in_features
+        (3, 144)
+
+        With State:
+
+        >>> def make(key):
+        ...     model = nn.Sequential([nn.Linear(None, 4, key=key), nn.BatchNorm(None)])
+        ...     return pm.materialize(model, jnp.ones((8, 3)), pm.State(model))
+        >>> model, state = pm.make_with_state(make)(jax.random.key(0))
+        >>> model[1].input_size
+        4
+
+    Source:
+        Shape inference at initialisation: `flax.linen`; `torch.nn.LazyLinear`.
+    """
+    found: dict[KeyPath, Any] = {}
+
+    def note(path: KeyPath, node: Any) -> Any:
+        found[path] = node
+        return node
+
+    _visit(note, model)
+    if not found:
+        return model
+    watch = _Watch()
+    watching = _visit(lambda path, node: watched(node, ft.partial(watch.call, path)), model)
+    filter_eval_shape(_called(method), watching, *args, **kwargs)
+    missed = {path: node for path, node in found.items() if path not in watch.sizes}
+    if missed:
+        _refuse_missed(missed)
+    return _visit(lambda path, node: _finished(node, watch.sizes[path]), model)
+
+
+def _visit(change: Callable[[KeyPath, Any], Any], tree: Any, path: KeyPath = ()) -> Any:
+    """A tree with something else in the place of each unfinished instance.
+
+    Those that others were given come first: these are built of them.
+    """
+
+    def visit(below: KeyPath, node: Any) -> Any:
+        if not is_unfinished(node):
+            return node
+        whole = (*path, *below)
+        return change(whole, with_given(node, lambda given: _visit(change, given, whole)))
+
+    return jtu.tree_map_with_path(visit, tree, is_leaf=is_unfinished)
+
+
+class _Watch:
+    """The sizes that one run has shown, by the paths of who lacks them."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[KeyPath, dict[str, Any]] = {}
+
+    def call(self, path: KeyPath, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Note what follows from a call, and answer it as the finished layer will."""
+        sizes = sizes_by_call(node, args, kwargs)
+        before = self.sizes.setdefault(path, sizes)
+        if before != sizes:
+            _refuse_other(path, node, before, sizes)
+        return _call(finish(node, sizes), args, kwargs)
+
+
+def _call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a layer whose tokens the State that it is given does not know.
+
+    The State is given these for the call, and comes back without: it goes through loops, whose
+    carry must not change its form.
+    """
+    given = [part for part in (*args, *kwargs.values()) if isinstance(part, State)]
+    if not given or not tokens_of(layer):
+        return layer(*args, **kwargs)
+    # Any key will do: nothing is drawn.
+    own = State(layer).seed(jax.random.key(0))
+
+    def with_own(part: Any) -> Any:
+        return joined_states(part, own) if isinstance(part, State) else part
+
+    def without_own(part: Any) -> Any:
+        return reduced_state(part, given[0]) if isinstance(part, State) else part
+
+    out = layer(*map(with_own, args), **{name: with_own(part) for name, part in kwargs.items()})
+    return jtu.tree_map(without_own, out, is_leaf=_is_state)
+
+
+def _is_state(part: object) -> bool:
+    return isinstance(part, State)
+
+
+def _called(method: str | Callable[..., Any] | None) -> Callable[..., Any]:
+    if callable(method):
+        return method
+
+    def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(model, method or "__call__")(*args, **kwargs)
+
+    return call
+
+
+def _finished(node: Any, sizes: dict[str, Any]) -> Any:
+    """One, or as many as were made as one."""
+
+    def build(node: Any) -> Any:
+        return finish(node, sizes)
+
+    for _ in range(count_axes(node)):
+        build = filter_vmap(build)
+    return build(node)
+
+
+def _refuse_missed(missed: dict[KeyPath, Any]) -> NoReturn:
+    raise UnfinishedError(
+        explain(
+            "materialize",
+            "the call to come to every unfinished layer",
+            f"a call that leaves {len(missed)} out",
+            places=[f"{path_text(path)}: {node!r}" for path, node in missed.items()],
+            cure=[
+                "call what uses them, by its name or by a function:",
+                "pm.materialize(model, x, method='decode')",
+                "pm.materialize(model, x, method=lambda m, x: m.decode(m.encode(x)))",
+                "or give the size",
+            ],
+        )
+    )
+
+
+def _refuse_other(path: KeyPath, node: Any, before: Any, sizes: Any) -> NoReturn:
+    name = next(name for name in sizes if before[name] != sizes[name])
+    raise ShapeError(
+        explain(
+            f"materialize: {path_text(path) or class_of(node).__qualname__}",
+            f"{name}={before[name]!r}, as an earlier call has shown",
+            f"{name}={sizes[name]!r}",
+            cure=["one layer takes inputs of one size; make two layers, or give the size"],
+        )
+    )

@@ -1,0 +1,351 @@
+"""Unfinished Modules: in every style that classes are written in, and as values."""
+
+import copy
+import pickle
+import sys
+import threading
+from typing import Any, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pytreemod as pm
+from pytreemod.errors import ArgumentError, SpecError, UnfinishedError
+from pytreemod.module.unfinished import is_unfinished
+from tests.labels import label
+
+T = TypeVar("T")
+KEY = jax.random.key(0)
+X = jnp.ones(3)
+
+
+class Scale(pm.Module):
+    """An own `__init__`, a default, and a check."""
+
+    factor: jax.Array
+    start: float = pm.field(static=True)
+
+    @pm.sizes_follow(size=lambda x: x.shape[-1])
+    def __init__(self, size: Any = None, start: float = 1.0):
+        self.factor, self.start = jnp.full(size, start), start
+
+    def __check_init__(self):
+        if self.factor.ndim != 1:
+            raise ValueError("one axis")
+
+    def __call__(self, x):
+        return self.factor * x
+
+    @property
+    def twice(self):
+        """Of a field."""
+        return 2 * self.start
+
+
+class Inheriting(Scale):
+    """No `__init__` of its own: the rules of its base."""
+
+    def __call__(self, x):
+        return super().__call__(x) + 1
+
+
+class Plain:
+    """A mixin that is no Module."""
+
+    def shown(self):
+        """Of a field that it has not."""
+        return self.start
+
+
+class Mixed(Plain, Scale):
+    """With that mixin."""
+
+
+class Typed(Scale, Generic[T]):
+    """A generic class."""
+
+
+class Own(Scale):
+    """An `__init__` of its own, marked again, for another name."""
+
+    @pm.sizes_follow(width=lambda x: x.shape[-1])
+    def __init__(self, start: float, *, width: Any):
+        super().__init__(width, start)
+
+
+class WithNew(Scale):
+    """A `__new__` of its own."""
+
+    def __new__(cls, *args, **kwargs):
+        del args, kwargs
+        return super().__new__(cls)
+
+
+STYLES = {
+    "by position": (lambda n: Scale(n, 2.0)),
+    "by name": (lambda n: Scale(start=2.0, size=n)),
+    "inherited": (lambda n: Inheriting(n, 2.0)),
+    "mixin": (lambda n: Mixed(n, 2.0)),
+    "generic": (lambda n: Typed[int](n, 2.0)),
+    "own": (lambda n: Own(2.0, width=n)),
+}
+
+
+@pytest.mark.parametrize("make", STYLES.values(), ids=STYLES.keys())
+def test_classes_in_every_style(make):
+    """Each is finished to what it would have been, and is of its class before."""
+    unfinished, finished = make(None), make(3)
+    assert is_unfinished(unfinished)
+    assert isinstance(unfinished, type(finished))
+    made = pm.materialize(unfinished, X)
+    assert type(made) is type(finished)
+    assert made == finished
+    assert not is_unfinished(finished)
+
+
+def test_a_default_of_none_is_one_that_follows():
+    """`Scale()` is `Scale(None)`."""
+    assert pm.materialize(Scale(), X) == Scale(3)
+
+
+def test_an_own_init_has_no_rules_of_its_base():
+    """The base's `__init__` gets None as it always did: nothing is built by halves."""
+
+    class Sub(Scale):
+        def __init__(self, size):
+            super().__init__(size)
+
+    with pytest.raises(TypeError, match="None"):
+        Sub(None)
+
+
+def test_a_new_of_the_users_need_not_hand_arguments_on():
+    """What its base would find missing was not given to it."""
+    assert not is_unfinished(WithNew(3))
+    assert pm.materialize(WithNew(None), X) == WithNew(3)
+
+
+def test_a_rule_may_ask_for_other_arguments():
+    """Of the call, and of `__init__`, defaults of both."""
+
+    class Axis(pm.Module):
+        n: int
+
+        @pm.sizes_follow(n=lambda x, axis, shift: x.shape[axis - 1] + shift)
+        def __init__(self, n: Any, axis: int = 0):
+            self.n = n
+
+        def __call__(self, x, shift=10):
+            return x
+
+    assert pm.materialize(Axis(None), X).n == 13
+    assert pm.materialize(Axis(None, axis=1), jnp.ones((2, 3)), 20).n == 22
+
+
+def test_a_rule_that_asks_for_what_is_no_argument_is_refused():
+    """The names that there are stand in the text."""
+
+    class Wrong(pm.Module):
+        @pm.sizes_follow(n=lambda inputs: inputs.shape[-1])
+        def __init__(self, n: Any):
+            del n
+
+        def __call__(self, x):
+            return x
+
+    with pytest.raises(SpecError, match=r"arguments of __call__ \(x\), by their names, got one of"):
+        pm.materialize(Wrong(None), X)
+
+
+@pytest.mark.parametrize("rule", [3, None, "x"], ids=label)
+def test_a_rule_that_is_no_function_is_refused(rule):
+    """At once."""
+    with pytest.raises(
+        ArgumentError, match=r"sizes_follow\(n\): expected a function of the call's"
+    ):
+        pm.sizes_follow(n=rule)
+
+
+def test_a_size_that_is_no_argument_is_refused():
+    """Where the class is written."""
+    with pytest.raises(
+        ArgumentError, match=r"sizes_follow\(m\): expected an argument of __init__ \(n"
+    ):
+
+        @pm.sizes_follow(m=lambda x: 1)
+        def __init__(self, n):
+            del self, n
+
+
+def test_what_does_not_depend_on_the_size_can_be_read():
+    """Fields, properties and methods of them; arrays as their shapes."""
+    layer = pm.nn.LSTMCell(None, 4, key=KEY)
+    assert layer.hidden_size == 4
+    assert layer.weight_hh.shape == (16, 4)
+    assert Mixed(None, 2.0).shown() == 2.0
+    assert Scale(None, 2.0).twice == 4.0
+
+
+@pytest.mark.parametrize("name", ["weight_ih", "input_size"])
+def test_what_depends_on_the_size_cannot_be_read(name):
+    """Nor found: `hasattr` says no."""
+    layer = pm.nn.LSTMCell(None, 4, key=KEY)
+    with pytest.raises(UnfinishedError, match=rf"LSTMCell.{name}: expected input_size to be known"):
+        getattr(layer, name)
+    assert not hasattr(layer, name)
+
+
+def test_other_arguments_are_checked_at_once():
+    """Not only when the size is known; what the size has to do with is left until then."""
+    with pytest.raises(ArgumentError, match=r"Linear\(out_features\): expected an integer of at"):
+        pm.nn.Linear(None, -1, key=KEY)
+    with pytest.raises(ArgumentError, match="a divisor of in_channels=6"):
+        pm.materialize(pm.nn.Conv1d(None, 17, 1, groups=17, key=KEY), jnp.ones((6, 4)))
+
+
+def test_it_is_a_tree_as_any_other():
+    """Keys are leaves, the rest configuration; copies are equal."""
+    layer = pm.nn.Linear(None, 2, key=KEY)
+    assert [leaf.dtype for leaf in jax.tree.leaves(layer)] == [jnp.bool_, KEY.dtype]
+    for other in (
+        jax.tree.map(lambda leaf: leaf, layer),
+        copy.copy(layer),
+        copy.deepcopy(layer),
+        pickle.loads(pickle.dumps(Scale(None, 2.0))),
+    ):
+        assert is_unfinished(other)
+    assert copy.deepcopy(layer) == layer
+    assert pickle.loads(pickle.dumps(Scale(None, 2.0))) == Scale(None, 2.0)
+    assert layer != pm.nn.Linear(None, 3, key=KEY)
+
+
+def test_it_prints_as_it_was_called():
+    """Without keys, and without what equals its default."""
+    layer = pm.nn.Linear(None, 2, use_bias=False, key=KEY)
+    assert repr(layer) == "Linear(in_features=None, out_features=2, use_bias=False)"
+    assert repr([Scale()]) == "[Scale(size=None)]"
+
+
+def test_arguments_that_cannot_be_hashed_come_back_as_they_were():
+    """A list stays a list."""
+    seen: list[Any] = []
+
+    class Listing(pm.Module):
+        n: int
+
+        @pm.sizes_follow(n=lambda x: x.shape[-1])
+        def __init__(self, n: Any, names: list[str], *more: int, **options: Any):
+            seen.append((names, more, options))
+            self.n = n
+
+        def __call__(self, x):
+            return x
+
+    made = pm.materialize(Listing(None, ["a"], 1, 2, o=KEY), X)
+    assert made.n == 3
+    names, more, options = seen[-1]
+    assert (names, more) == (["a"], (1, 2))
+    assert options["o"] is KEY
+
+
+class Greedy(pm.Module):
+    """Takes as many keys as its size says."""
+
+    n: int
+
+    @pm.sizes_follow(n=lambda x: x.shape[-1])
+    def __init__(self, n: Any, key: Any):
+        keys = pm.init_keys(key)
+        for _ in range(min(n, 4)):
+            next(keys)
+        self.n = n
+
+    def __call__(self, x):
+        return x
+
+
+def test_keys_that_depend_on_the_size_are_refused():
+    """Layers after it would have got others than in the model written out."""
+    with pytest.raises(UnfinishedError, match="to take as many keys, whatever the size is"):
+        pm.materialize(Greedy(None, pm.init_keys(KEY)), X)
+    assert pm.materialize(Greedy(None, KEY), X).n == 3
+
+
+def test_an_init_that_cannot_be_tried_needs_a_key_of_its_own():
+    """Nobody knows how many keys it takes."""
+
+    class Table(pm.Module):
+        n: int
+
+        @pm.sizes_follow(n=lambda x: x.shape[-1])
+        def __init__(self, n: Any, key: Any):
+            self.n = {3: 30}[n]
+
+        def __call__(self, x):
+            return x
+
+    with pytest.raises(UnfinishedError, match=r"Table\(key\): (.|\n)*key=next\(keys\)"):
+        Table(None, pm.init_keys(KEY))
+    assert pm.materialize(Table(None, KEY), X).n == 30
+
+
+def test_a_call_that_does_not_fit_gets_pythons_error():
+    """As that of a class without rules."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        Scale(None, colour=1)
+
+
+def test_under_jaxtyping():
+    """The class decorator wraps `__init__`, and the rules come along."""
+    beartype = pytest.importorskip("beartype", reason="needs the run-time type checker beartype")
+    from jaxtyping import Float, jaxtyped
+
+    @jaxtyped(typechecker=beartype.beartype)
+    class Checked(pm.Module):
+        factor: Float[jax.Array, " n"]
+
+        @pm.sizes_follow(n=lambda x: x.shape[-1])
+        def __init__(self, n: int | None):
+            self.factor = jnp.ones(n)
+
+        def __call__(self, x: Float[jax.Array, " n"]) -> Float[jax.Array, " n"]:
+            return x * self.factor
+
+    assert pm.materialize(Checked(None), jnp.ones(3)) == Checked(3)
+
+
+def test_classes_are_made_once_from_threads():
+    """Two threads that come at once get instances of one class: they are equal."""
+    previous = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(5):
+
+            class Fresh(pm.Module):
+                @pm.sizes_follow(n=lambda x: 1)
+                def __init__(self, n: Any):
+                    del n
+
+            made: list[Any] = []
+            threads = [
+                threading.Thread(target=lambda f=Fresh, to=made: to.append(f(None)))
+                for _ in range(4)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len({type(one) for one in made}) == 1
+    finally:
+        sys.setswitchinterval(previous)
+
+
+def test_ten_thousand_instances_need_one_class():
+    """The class of unfinished instances is kept, and nothing else."""
+    layer = Scale(None, 2.0)
+    before = len(Scale.__subclasses__())
+    for _ in range(10_000):
+        layer = copy.copy(layer)
+    assert type(Scale()) is type(layer)
+    assert len(Scale.__subclasses__()) == before

@@ -1,0 +1,280 @@
+"""`materialize`: models whose sizes follow equal those whose sizes are written out."""
+
+import functools as ft
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ShapeError, UnfinishedError
+from tests.labels import label
+
+KEY = jax.random.key(0)
+ones = jnp.ones
+
+
+def size(n: int, is_given: bool) -> Any:
+    """A size, or None in its place."""
+    return n if is_given else None
+
+
+# A function of whether sizes are given and of what keys come from; and inputs.
+LAYERS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "Linear": (lambda s, k: nn.Linear(s(3), 4, key=k), (ones((2, 3)),)),
+    "MLP": (lambda s, k: nn.MLP(s(3), 2, 4, 2, key=k), (ones(3),)),
+    "MLP, scanned": (lambda s, k: nn.MLP(s(3), 2, 4, 3, scan=True, key=k), (ones(3),)),
+    "Conv": (lambda s, k: nn.Conv(1, s(2), 3, 2, key=k), (ones((2, 5)),)),
+    "Conv2d": (lambda s, k: nn.Conv2d(s(6), 4, 2, groups=2, key=k), (ones((2, 6, 3, 3)),)),
+    "ConvTranspose": (lambda s, k: nn.ConvTranspose(1, s(2), 3, 2, key=k), (ones((2, 5)),)),
+    "ConvTranspose2d": (lambda s, k: nn.ConvTranspose2d(s(2), 3, 2, key=k), (ones((2, 3, 3)),)),
+    "LayerNorm": (lambda s, k: nn.LayerNorm(s(3)), (ones((2, 3)),)),
+    "RMSNorm": (lambda s, k: nn.RMSNorm(s(3)), (ones((2, 3)),)),
+    "InstanceNorm": (
+        lambda s, k: nn.InstanceNorm(s(3), channelwise_affine=True, num_spatial_dims=1),
+        (ones((2, 3, 4)),),
+    ),
+    "InstanceNorm, one": (lambda s, k: nn.InstanceNorm(s(3)), (ones((3, 4)),)),
+    "GRUCell": (lambda s, k: nn.GRUCell(s(3), 2, key=k), (ones(3), ones(2))),
+    "LSTMCell": (lambda s, k: nn.LSTMCell(s(3), 2, key=k), (ones(3), (ones(2), ones(2)))),
+    "SimpleCell": (lambda s, k: nn.SimpleCell(s(3), 2, key=k), (ones(3), ones(2))),
+    "RNN": (lambda s, k: nn.RNN(nn.LSTMCell(s(3), 2, key=k)), (ones((5, 3)),)),
+    "MultiheadAttention": (
+        lambda s, k: nn.MultiheadAttention(2, s(4), qk_norm="rms", key=k),
+        (ones((5, 4)),),
+    ),
+    "Stack": (
+        lambda s, k: nn.Stack(lambda key: nn.Linear(s(3), 3, key=key), 2, key=k),
+        (ones(3),),
+    ),
+    "Ensemble": (
+        lambda s, k: nn.Ensemble(lambda key: nn.Linear(s(3), 2, key=key), 2, key=k),
+        (ones(3),),
+    ),
+}
+
+
+@pytest.mark.parametrize("source", [jax.random.key, lambda n: pm.init_keys(jax.random.key(n))])
+@pytest.mark.parametrize(("make", "inputs"), LAYERS.values(), ids=LAYERS.keys())
+def test_written_out_and_materialized_models_are_equal(make, inputs, source):
+    """`materialize(Layer(None), x) == Layer(size)`, with a key and with what hands keys out."""
+    pair = [lambda n, g=is_given: size(n, g) for is_given in (False, True)]
+    # Two, for the second shows what the first one took of the keys.
+    left, right = (
+        [make(s, keys), make(s, keys)] for s, keys in zip(pair, (source(0), source(0)), strict=True)
+    )
+    made = pm.materialize(left, *inputs, method=lambda both, *x: [one(*x) for one in both])
+    assert jax.tree.structure(made) == jax.tree.structure(right)
+    assert made == right
+
+
+class Block(nn.StatefulLayer):
+    """A layer with statistics, a stream and parameters."""
+
+    linear: nn.Linear
+    norm: nn.BatchNorm
+    drop: nn.Dropout
+
+    def __init__(self, s: Any, n: int, *, key: Any):
+        self.linear = nn.Linear(s(n), n, key=key)
+        self.norm = nn.BatchNorm(s(n))
+        self.drop = nn.Dropout(0.5, stream=nn.RngStream())
+
+    def __call__(self, x: Any, state: Any, *, key: Any = None) -> Any:
+        """Mix, normalize, drop."""
+        x, state = self.norm(self.linear(x), state)
+        return self.drop(x, state)
+
+
+def stateful_net(s: Any, key: Any) -> Any:
+    """Blocks, alone and in a Stack."""
+    keys = pm.init_keys(key)
+    inner = nn.Stack(ft.partial(Block, s, 4), 3, key=keys)
+    return nn.Sequential([nn.Linear(s(3), 4, key=keys), Block(s, 4, key=keys), inner])
+
+
+def test_a_model_with_state_equals_the_one_written_out():
+    """Statistics and streams are where they would be, in a Stack, too; so is the State."""
+    pairs = []
+    for is_given in (False, True):
+
+        def make(is_given: bool = is_given) -> Any:
+            net = stateful_net(lambda n: size(n, is_given), KEY)
+            return pm.materialize(net, ones((2, 3)), pm.State(net).seed(KEY))
+
+        pairs.append(pm.make_with_state(make)())
+    (left, left_state), (right, right_state) = pairs
+    assert left == right
+    assert jax.tree.structure(left_state) == jax.tree.structure(right_state)
+    out, _ = left(ones((2, 3)), left_state.seed(KEY))
+    assert out.shape == (2, 4)
+
+
+def test_models_that_were_made_as_one_are_finished_as_one():
+    """Mapped once and twice over keys."""
+    keys = jax.random.split(KEY, (2, 3))
+
+    def make(is_given: bool, key: Any) -> Any:
+        n = size(3, is_given)
+        return nn.Sequential([nn.Linear(n, 3, key=key), nn.LayerNorm(n)])
+
+    def run(models: Any, x: Any) -> Any:
+        once = pm.filter_vmap(lambda m: m(x))
+        return pm.filter_vmap(once)(models)
+
+    unfinished, written = (
+        pm.filter_vmap(pm.filter_vmap(ft.partial(make, is_given)))(keys)
+        for is_given in (False, True)
+    )
+    made = pm.materialize(unfinished, ones(3), method=run)
+    assert made[1].weight.shape == (2, 3, 3)
+    assert made == written
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("LNRM"), st.integers(1, 4)), min_size=1, max_size=5))
+def test_any_sequence_of_layers(kinds):
+    """`materialize(Sequential([... None ...]), x) == Sequential([... size ...])`."""
+
+    def make(is_given: bool) -> Any:
+        keys, n, layers = pm.init_keys(KEY), 3, []
+        for kind, out in kinds:
+            given_size = size(n, is_given)
+            if kind == "L":
+                layers.append(nn.Linear(given_size, out, key=keys))
+            elif kind == "M":
+                layers.append(nn.MLP(given_size, out, 2, 1, key=keys))
+            else:
+                layers.append({"N": nn.LayerNorm, "R": nn.RMSNorm}[kind](given_size))
+            n = n if kind in "NR" else out
+        return nn.Sequential(layers)
+
+    assert pm.materialize(make(False), ones(3)) == make(True)
+
+
+def test_a_finished_model_is_given_back_and_not_run():
+    """`materialize(m) is m`, whatever it would be called with."""
+    model = nn.Linear(3, 2, key=KEY)
+    assert pm.materialize(model) is model
+
+
+def test_shapes_alone_are_enough():
+    """A `ShapeDtypeStruct` stands for an array."""
+    spec = jax.ShapeDtypeStruct((7, 3), jnp.float32)
+    assert pm.materialize(nn.Linear(None, 2, key=KEY), spec).in_features == 3
+
+
+def test_under_jit():
+    """A whole model is made in compiled code."""
+    make = pm.filter_jit(lambda key: pm.materialize(nn.Linear(None, 2, key=key), ones(3)))
+    assert pm.tree_equal(make(KEY), nn.Linear(3, 2, key=KEY), rtol=1e-6)
+
+
+class Coder(pm.Module):
+    """A model that is used in two ways."""
+
+    into: nn.Linear
+    back: nn.Linear
+
+    def encode(self, x: Any) -> Any:
+        """To the code."""
+        return self.into(x)
+
+    def decode(self, code: Any) -> Any:
+        """From the code."""
+        return self.back(code)
+
+
+@pytest.fixture
+def coder() -> Coder:
+    """One whose sizes follow."""
+    return Coder(nn.Linear(None, 2, key=KEY), nn.Linear(None, 3, key=KEY))
+
+
+def test_another_method_is_called(coder):
+    """By its name, or by a function."""
+    both = pm.materialize(coder, ones(3), method=lambda m, x: m.decode(m.encode(x)))
+    assert (both.into.in_features, both.back.in_features) == (3, 2)
+    inner = coder.replace(back=nn.Identity())
+    assert pm.materialize(inner, ones(3), method="encode").into.in_features == 3
+
+
+def test_a_layer_that_the_call_does_not_come_to_is_named(coder):
+    """Nothing is finished by halves."""
+    with pytest.raises(UnfinishedError, match=r"leaves 1 out(.|\n)*at back: Linear\(in_features=N"):
+        pm.materialize(coder, ones(3), method="encode")
+
+
+def test_one_layer_for_inputs_of_two_sizes_is_refused():
+    """The first size does not win in silence."""
+    layer = nn.Linear(None, 2, key=KEY)
+    with pytest.raises(ShapeError, match="in_features=3, as an earlier call has shown, got in_fe"):
+        pm.materialize([layer], ones(3), method=lambda m, x: (m[0](x), m[0](x[:2])))
+
+
+@pytest.mark.parametrize("x", [1.0, None, "text"], ids=label)
+def test_an_input_without_the_axis_is_refused(x):
+    """No bare IndexError."""
+    with pytest.raises(UnfinishedError, match=r"Linear\(in_features=None\): expected inputs of wh"):
+        pm.materialize(nn.Linear(None, 2, key=KEY), x)
+
+
+def refused(**uses: Any) -> Any:
+    """Parameters of a test, by their names."""
+    return pytest.mark.parametrize("use", uses.values(), ids=uses.keys())
+
+
+@refused(
+    call=lambda m: m[0](ones(3)),
+    jit=lambda m: pm.filter_jit(lambda m, x: m[0](x))(m, ones(3)),
+    read=lambda m: m[0].weight,
+    grad=lambda m: pm.filter_grad(lambda m: m[0](ones(3)).sum())(m),
+    state=lambda m: pm.make_with_state(lambda: m)(),
+    mode=pm.inference_mode,
+    flags=lambda m: pm.with_mode(m, p=0.1),
+    save=lambda m: pm.save("never.safetensors", m),
+    optimizer=lambda m: pm.Optimizer(optax.sgd(0.1)).init(m),
+    precision=lambda m: pm.with_precision(m, "bfloat16"),
+)
+def test_an_unfinished_model_says_what_to_do(use):
+    """Wherever more is done with it than to hold it."""
+    model = [nn.Linear(None, 2, key=KEY), nn.Dropout(0.5), nn.LayerNorm(2)]
+    with pytest.raises(UnfinishedError, match=r"(.|\n)*pm.materialize\(model, x\)"):
+        use(model)
+
+
+def test_a_file_is_not_loaded_into_an_unfinished_model(tmp_path):
+    """Its leaves have other names."""
+    pm.save(tmp_path / "m.safetensors", nn.Linear(3, 2, key=KEY))
+    with pytest.raises(UnfinishedError, match="expected a finished model, got 1 Module without"):
+        pm.load(tmp_path / "m.safetensors", nn.Linear(None, 2, key=KEY))
+
+
+def test_what_was_done_to_an_unfinished_model_is_not_lost_in_silence():
+    """A role that it was given would not come along."""
+    model = pm.with_role([nn.Linear(None, 2, key=KEY)], pm.select.type(nn.Linear), "frozen")
+    with pytest.raises(UnfinishedError, match="expected a finished model"):
+        pm.materialize(model, ones(3), method=lambda m, x: m[0](x))
+
+
+def test_a_layer_given_to_a_layer_is_finished_first():
+    """The inner one, too, and the outer one is built of it."""
+
+    class Around(pm.Module):
+        inner: nn.Linear
+        scale: jax.Array
+
+        @pm.sizes_follow(n=lambda x: x.shape[-1])
+        def __init__(self, n: Any, inner: nn.Linear):
+            self.inner, self.scale = inner, ones(n)
+
+        def __call__(self, x: Any) -> Any:
+            return self.inner(self.scale * x)
+
+    made = pm.materialize(Around(None, nn.Linear(None, 2, key=KEY)), ones(3))
+    assert made == Around(3, nn.Linear(3, 2, key=KEY))
