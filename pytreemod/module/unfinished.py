@@ -96,7 +96,7 @@ def sizes_follow(**rules: SizeRule) -> Callable[[_F], _F]:
         >>> unfinished = Scale(None, start=2.0)
         >>> unfinished
         Scale(size=None, start=2.0)
-        >>> pm.materialize(unfinished, jnp.ones((7, 3)))
+        >>> pm.materialize(unfinished, jnp.ones(3))
         Scale(factor=f32[3])
 
     Source:

@@ -278,3 +278,27 @@ def test_a_layer_given_to_a_layer_is_finished_first():
 
     made = pm.materialize(Around(None, nn.Linear(None, 2, key=KEY)), ones(3))
     assert made == Around(3, nn.Linear(3, 2, key=KEY))
+
+
+class Noisy(nn.StatefulLayer):
+    """Two sizes that follow, and a stream that no State knows before."""
+
+    weight: jax.Array
+    stream: nn.RngStream
+
+    @pm.sizes_follow(rows=lambda x: x.shape[0], columns=lambda x: x.shape[1])
+    def __init__(self, rows: Any, columns: Any):
+        self.weight, self.stream = ones((rows, columns)), nn.RngStream()
+
+    def __call__(self, x: Any, state: Any, *, key: Any = None) -> Any:
+        """Draw."""
+        key, state = state.next_key(self.stream)
+        return self.weight * x + jax.random.normal(key, x.shape), state
+
+
+@pytest.mark.parametrize("given", [(None, None), (2, None), (None, 3)], ids=label)
+def test_several_sizes_and_streams_of_an_unfinished_layer(given):
+    """Each that is missing is found; a stream needs no seed for it."""
+    layer = Noisy(*given)
+    made = pm.materialize(layer, ones((2, 3)), pm.State(layer))
+    assert made.weight.shape == (2, 3)
