@@ -1,6 +1,12 @@
-"""`docs/explanation/founding-documents.md` is complete, and what it cites exists."""
+"""`docs/explanation/founding-documents.md` is complete, and the tests that it names show it."""
 
+import ast
+import functools as ft
 import re
+import subprocess
+import sys
+from collections import defaultdict
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -8,8 +14,14 @@ from tests.docs.pages import ROOT
 
 PAGE = (ROOT / "docs" / "explanation" / "founding-documents.md").read_text(encoding="utf-8")
 CAPABILITIES = {"F": 14, "G": 21, "L": 19, "X": 12, "S": 14}
+PLANNED = {"L18", "S12"}
+"""Rows that say of something that it will come."""
+
 ROWS = re.findall(r"^\| ([FGLXS]\d+) \| (.+?) \| (.+?) \|(?: (.+?))? \|$", PAGE, re.M)
-CITED = sorted(set(re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", PAGE)))
+NAMED = {row[0]: re.findall(r"`(tests/[^`]+)`", row[3]) for row in ROWS}
+EVERY = sorted({test for tests in NAMED.values() for test in tests})
+UNREASONED = {"", "unconditional skip"}
+"""What pytest says of a test that was skipped by somebody who did not say why."""
 
 
 def test_every_capability_has_one_row():
@@ -19,17 +31,83 @@ def test_every_capability_has_one_row():
     assert [row[0] for row in ROWS] == every
 
 
-def test_what_is_not_shown_says_when_it_comes():
-    """A row without a test or a page names the room in which it is planned."""
-    silent = [row[0] for row in ROWS if not row[3] and "lanned: " not in row[2]]
+def test_every_row_names_a_test():
+    """But for what is still to come, which the row says."""
+    assert {row[0] for row in ROWS if "lanned: " in row[2]} == PLANNED
+    assert {name for name, tests in NAMED.items() if not tests} <= PLANNED
 
-    assert silent == []
+
+@ft.cache
+def functions_in(path):
+    """The tests that pytest finds in a file."""
+    body = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
+    return {
+        node.name
+        for node in body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
 
 
-@pytest.mark.parametrize("cited", CITED)
-def test_cited_tests_exist(cited):
-    """A test that the page names is there, under that name."""
-    path, _, name = cited.partition("::")
+@pytest.mark.parametrize("named", EVERY)
+def test_what_is_named_is_a_test(named):
+    """A file of tests, and one of them, by which pytest finds it."""
+    path, _, name = named.partition("::")
 
-    assert not name or f"def {name}(" in (ROOT / path).read_text(encoding="utf-8")
-    assert (ROOT / path).exists()
+    assert re.fullmatch(r"tests/(\w+/)*test_\w+\.py", path)
+    assert name in functions_in(path)
+
+
+def outcomes(report):
+    """Of each test, by name, what the XML report says of its cases: nothing if it passed."""
+    found = defaultdict(list)
+    for case in ET.fromstring(report).iter("testcase"):
+        path = case.get("classname", "").replace(".", "/")
+        name, said = case.get("name", "").partition("[")[0], [*case]
+        found[f"{path}.py::{name}"].append(
+            (said[0].tag, said[0].get("message", "")) if said else None
+        )
+    return found
+
+
+def is_good(outcome):
+    """Whether a case passed, or was skipped by somebody who says why."""
+    return outcome is None or (outcome[0] == "skipped" and outcome[1] not in UNREASONED)
+
+
+@pytest.mark.slow
+def test_what_is_named_passes(tmp_path):
+    """In one run of pytest: every test is found there, none fails, none is skipped in silence."""
+    report = tmp_path / "report.xml"
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--junitxml={report}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *EVERY],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    found = outcomes(report.read_text(encoding="utf-8"))
+
+    assert sorted(found) == EVERY
+    bad = {test: [o for o in cases if not is_good(o)] for test, cases in found.items()}
+    assert {test: cases for test, cases in bad.items() if cases} == {}
+
+
+def test_the_reader_of_reports_can_fail():
+    """Passed, skipped with a reason and without, failed: by name, whatever the parameter."""
+    report = (
+        '<testsuites><testsuite><testcase classname="tests.a.test_b" name="test_c[1-x.y]"/>'
+        '<testcase classname="tests.a.test_b" name="test_c[2]"><skipped message="no torch"/>'
+        '</testcase><testcase classname="tests.a.test_b" name="test_d"><skipped message=""/>'
+        '</testcase><testcase classname="tests.a.test_b" name="test_e"><failure message="no"/>'
+        "</testcase></testsuite></testsuites>"
+    )
+    found = outcomes(report)
+
+    assert found["tests/a/test_b.py::test_c"] == [None, ("skipped", "no torch")]
+    assert {name[-1]: [is_good(o) for o in cases] for name, cases in found.items()} == {
+        "c": [True, True],
+        "d": [False],
+        "e": [False],
+    }

@@ -70,11 +70,45 @@ ONE_COUNT = pm.by({"count": None, ...: 0})
 
 
 def test_axes_of_each_argument():
-    """F1, F2, F3: each Module argument has its own axis, without placeholders or path filters."""
+    """F1: each Module argument has its own axis."""
     other = Square(WIDE.kernel.T)
     fn = pm.filter_vmap(lambda m1, m2: m1.kernel @ m2.kernel, in_axes=(1, 0))
 
     assert_close(fn(WIDE, other), (WIDE.kernel**2).sum(0))
+
+
+def test_no_argument_stands_for_all_the_others():
+    """F2: statistics are broadcast in one model and mapped in the next; nothing is left out.
+
+    Where all models are one unit, `state_axes` says once for all where statistics lie, and the
+    arguments that hold the models are placeholders.
+    """
+    single = COUNTED.replace(count=jnp.asarray(0))
+    fn = pm.filter_vmap(
+        lambda one, many, x: (vector_dot(one, x), one.count + 1, many.count + 1),
+        in_axes=(ONE_COUNT, 0, 0),
+        out_axes=(1, None, 0),
+    )
+    y, one, many = fn(single, COUNTED, X)
+
+    assert_close(y, Y.T)
+    assert (one.shape, int(one)) == ((), 1)
+    assert many.tolist() == list(range(1, 11))
+
+
+def test_paths_start_at_each_argument():
+    """F3: `kernel` is that of the argument that the rule is for; which one, no path has to say."""
+    turned = Weights(WEIGHTS.kernel.swapaxes(0, 1), WEIGHTS.bias)
+    fn = pm.filter_vmap(
+        lambda a, b: (a.kernel, b.kernel),
+        in_axes=(pm.by({"kernel": 0, ...: 0}), pm.by({"kernel": 1, ...: 0})),
+    )
+    first, second = fn(WEIGHTS, turned)
+
+    assert_same(first, WEIGHTS.kernel)
+    assert_same(second, WEIGHTS.kernel)
+    with pytest.raises(pm.errors.SpecError, match=r"select\.path\('\[0\]\.kernel'\)"):
+        pm.filter_vmap(fn, in_axes=(pm.by({"[0].kernel": 0, ...: 0}), 0))(WEIGHTS, turned)
 
 
 def test_aliases_with_one_spec():
@@ -128,8 +162,17 @@ def test_rejected_4_a_captured_module_as_result():
     assert_close(out, Square(jnp.stack([WIDE.kernel] * 5)))
 
 
+def test_no_result_is_hidden():
+    """F13: what JAX maps has the results that the function returns, and none for its arguments."""
+    fn = pm.filter_vmap(lambda m, x: m.kernel.sum() * x)
+    jaxpr, _, _ = pm.filter_make_jaxpr(fn)(WIDE, ramp(4))
+
+    assert [str(out.aval) for out in jaxpr.jaxpr.outvars] == ["float32[4]"]
+    assert pm.filter_eval_shape(fn, WIDE, ramp(4)).shape == (4,)
+
+
 def test_nothing_but_the_result_comes_back():
-    """F13, F14, G16: captured Modules are read; assigning is an error, in or out of a transform."""
+    """F14, G16: captured Modules are read; assigning is an error, in or out of a transform."""
 
     def assigning(x):
         M.kernel = x
@@ -174,7 +217,17 @@ def test_decorated_methods():
 
 
 def test_decorated_init():
-    """G5: not on `__init__`, whose instance is not built yet; on the class, with one seed each."""
+    """G5: not on `__init__`, which is refused with the cure; on the class, with one seed each."""
+
+    class Decorated(pm.Module):
+        kernel: jax.Array
+
+        @pm.filter_vmap
+        def __init__(self, seed):
+            self.kernel = make_weights(seed).kernel
+
+    with pytest.raises(pm.errors.FrozenError, match=r"models = pm\.filter_vmap\(Decorated\)"):
+        Decorated(jnp.arange(10))
 
     class Stack(Weights):
         def __init__(self, seed):
@@ -423,6 +476,22 @@ def test_names_beside_the_model():
     assert_close(pm.unstack(made)[1].kernel, layers[1].kernel)
 
 
+def test_specs_of_a_model_are_a_tree():
+    """G19: specs by path are a model of specs; so are the shardings that are made of them."""
+    mesh = Mesh(MESH.devices, ("a", "b"))
+    specs = pm.by({"kernel": P("a", None), ...: P()})(make_weights(0))
+    shardings = jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, P)
+    )
+
+    assert specs == Weights(P("a", None), P())
+    placed = jax.device_put(make_weights(0), shardings)
+    made = pm.filter_jit(make_weights, out_shardings=shardings)(0)
+    for model in (placed, made):
+        assert model.kernel.sharding.spec == P("a", None)
+        assert model.bias.sharding.spec == P()
+
+
 # ---- Linen's note
 
 
@@ -438,6 +507,36 @@ def test_plain_vmap_of_models():
     assert_close(y, jnp.stack([m(x) for m, x in zip(pm.unstack(mlps), xs, strict=True)]))
     # L4: hidden kernel (3, 4, 4), out kernel (3, 4, 1) there, with the outputs last.
     assert [layer.weight.shape for layer in mlps.layers] == [(3, 4, 3), (3, 1, 4)]
+
+
+def test_code_runs_once_at_any_depth():
+    """L5: three maps inside each other run a constructor, and a call, once each, and not 2^3 times.
+
+    What is drawn or changed inside needs no collection: keys and counts go in, and come out.
+    """
+    ran = []
+
+    class Inner(pm.Module):
+        kernel: jax.Array
+
+        def __init__(self, key):
+            ran.append("made")
+            self.kernel = jax.random.normal(key, (2,))
+
+        def __call__(self, x, count):
+            ran.append("called")
+            return x @ self.kernel, count + 1
+
+    def three_maps(fn):
+        return pm.filter_vmap(pm.filter_vmap(pm.filter_vmap(fn)))
+
+    keys = jax.random.split(jax.random.key(0), (2, 2, 2))
+    nets = three_maps(Inner)(keys)
+    y, counts = three_maps(lambda net, count: net(ramp(2), count))(nets, jnp.zeros((2, 2, 2)))
+
+    assert ran == ["made", "called"]
+    assert y.shape == counts.shape == (2, 2, 2)
+    assert_close(y[1, 0, 1], Inner(keys[1, 0, 1])(ramp(2), 0)[0])
 
 
 def test_a_function_of_the_tree_before_the_layer():

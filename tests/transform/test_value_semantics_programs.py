@@ -1,0 +1,348 @@
+"""Whole programs under value semantics: of NNX's first README (X), and of Mielke's text (S).
+
+"From PyTorch to JAX" prints numbers, which these programs print, too. Its language model is
+`examples/lstm_language_model.py`, with tests of its own.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import FrozenError
+from tests.helpers.comparing import assert_close, assert_same
+from tests.helpers.trees import ramp
+
+# ---- NNX 0.0.2
+
+
+class Counted(pm.Module):
+    """A layer with a count of its calls."""
+
+    weight: jax.Array
+    count: jax.Array = pm.buffer()
+
+    def __call__(self, x):
+        return x @ self.weight, self.replace(count=self.count + 1)
+
+
+class Net(pm.Module):
+    """A layer inside of another Module."""
+
+    layer: Counted
+
+    def __call__(self, x):
+        y, layer = self.layer(x)
+        return y, self.replace(layer=layer)
+
+
+def net():
+    return Net(Counted(ramp(3, 2), jnp.asarray(0)))
+
+
+X = ramp(4, 3)
+
+
+def loss_fn(model, x):
+    y, model = model(x)
+    return jnp.mean(y**2), model
+
+
+def descend(weight, grad):
+    return weight - 0.01 * grad
+
+
+@pm.filter_jit
+def filtered(model, x):
+    """The first style: whole models in, whole models out."""
+    (_, model), grads = pm.filter_value_and_grad(loss_fn, has_aux=True)(model, x)
+    return pm.apply_updates(model, jax.tree.map(lambda grad: -0.01 * grad, grads))
+
+
+def test_a_partition_goes_through_plain_jit_and_grad():
+    """X8: the halves of a model are trees for jax.jit and jax.grad, which know of nothing else."""
+    model = net()
+    params, rest = pm.partition(model, pm.select.role("param"))
+
+    @jax.jit
+    def step(params, rest, x):
+        def loss(params):
+            return loss_fn(pm.combine(params, rest), x)
+
+        grads, model = jax.grad(loss, has_aux=True)(params)
+        params = jax.tree.map(descend, params, grads)
+        return params, pm.partition(model, pm.select.role("param"))[1]
+
+    for _ in range(3):
+        params, rest = step(params, rest, X)
+        model = filtered(model, X)
+
+    assert_close(pm.combine(params, rest), model)
+    assert int(model.layer.count) == 3
+
+
+def test_the_parameters_are_read_and_written_as_one():
+    """X5: `model["params"]` is what the role picks, and an update of it is put back."""
+    model = net()
+    params = pm.filter(model, pm.select.role("param"))
+    changed = pm.combine(jax.tree.map(lambda leaf: 2 * leaf, params), model)
+
+    assert [leaf.shape for leaf in jax.tree.leaves(params)] == [(3, 2)]
+    assert_same(changed, Net(Counted(2 * ramp(3, 2), jnp.asarray(0))))
+
+
+def test_the_styles_are_one_program():
+    """X7, X9: a step of a whole model, one of a bundled net, one by hand: equal numbers."""
+
+    class Stateful(pm.Module):
+        weight: jax.Array
+        count: pm.StateIndex
+
+        def __init__(self):
+            self.weight, self.count = ramp(3, 2), pm.StateIndex(jnp.asarray(0))
+
+        def __call__(self, x, state):
+            return x @ self.weight, state.set(self.count, state.get(self.count) + 1)
+
+    @pm.filter_jit
+    def bundled(net, x):
+        def loss(net):
+            y, net = net(x)
+            return jnp.mean(y**2), net
+
+        (_, net), grads = pm.filter_value_and_grad(loss, has_aux=True)(net)
+        return pm.apply_updates(net, jax.tree.map(lambda grad: -0.01 * grad, grads))
+
+    @jax.jit
+    def by_hand(weight, count, x):
+        grad = jax.grad(lambda weight: jnp.mean((x @ weight) ** 2))(weight)
+        return descend(weight, grad), count + 1
+
+    model, pair, carried = net(), pm.stateful(Stateful()), (ramp(3, 2), jnp.asarray(0))
+    for _ in range(3):
+        model, pair, carried = filtered(model, X), bundled(pair, X), by_hand(*carried, X)
+
+    assert_close(model.layer.weight, carried[0])
+    assert_close(pair.model.weight, carried[0])
+    counts = model.layer.count, pair.state.get(pair.model.count), carried[1]
+    assert [int(count) for count in counts] == [3, 3, 3]
+
+
+def test_a_model_is_a_tree_and_frozen():
+    """X1: made, it is its leaves; no attribute of it can be set, nor of what is inside."""
+    model = net()
+
+    assert [leaf.shape for leaf in jax.tree.leaves(model)] == [(3, 2), ()]
+    for place, name in ((model, "layer"), (model.layer, "weight"), (model.layer, "other")):
+        with pytest.raises(FrozenError, match=name):
+            setattr(place, name, 0)
+
+
+def test_keys_are_arguments():
+    """X3, S7: the same key makes the same layer, at any time; without one there is none."""
+    key = jax.random.key(0)
+    first = nn.Linear(12, 2, key=key)
+    nn.Linear(12, 2, key=jax.random.key(1))
+
+    assert_same(nn.Linear(12, 2, key=key), first)
+    with pytest.raises(TypeError, match="key"):
+        nn.Linear(12, 2)
+    x, dropout = jnp.ones(100), nn.Dropout(0.5)
+    assert_same(dropout(x, key=key), dropout(x, key=key))
+    assert not np.array_equal(dropout(x, key=key), dropout(x, key=jax.random.key(1)))
+
+
+# ---- From PyTorch to JAX
+
+
+class LinearRegressor(pm.Module):
+    """Her first class. Nothing says how it is flattened."""
+
+    w: jax.Array
+    b: jax.Array
+
+    def predict(self, x):
+        return self.w * x + self.b
+
+    @jax.jit
+    def rms(self, xs, ys):
+        return jnp.sqrt(jnp.sum(jnp.square(self.predict(xs) - ys)))
+
+
+REGRESSOR = LinearRegressor(jnp.asarray(13.0), jnp.asarray(0.0))
+POINT = jnp.asarray([42.0]), jnp.asarray([500.0])
+LOSSES = [
+    46.0, 42.47003, 38.940002, 35.410034, 31.880066, 28.350098, 24.820068, 21.2901, 17.760132,
+    14.230164, 10.700165, 7.170166, 3.6401978, 0.110198975, 3.4197998,
+]  # fmt: skip
+PREDICTION = 500.1102
+
+
+def trained(params, rms):
+    """Fifteen steps: the losses before each, and what comes out."""
+    losses = []
+    for _ in range(15):
+        losses.append(float(rms(params, *POINT)))
+        grads = jax.grad(rms)(params, *POINT)
+        params = jax.tree.map(lambda param, grad: param - 0.002 * grad, params, grads)
+    return losses, params
+
+
+def test_linear_regression_has_her_numbers():
+    """S3, S4: with a dict of parameters, and with a class, whose gradient is of the class."""
+
+    def rms(params, xs, ys):
+        return jnp.sqrt(jnp.sum(jnp.square(params["w"] * xs + params["b"] - ys)))
+
+    by_dict, params = trained({"w": jnp.asarray(13.0), "b": jnp.asarray(0.0)}, rms)
+    by_class, model = trained(REGRESSOR, LinearRegressor.rms)
+
+    np.testing.assert_allclose(by_dict, LOSSES, rtol=1e-6)
+    np.testing.assert_allclose(by_class, LOSSES, rtol=1e-6)
+    np.testing.assert_allclose(model.predict(42.0), PREDICTION, rtol=1e-6)
+    assert_same((model.w, model.b), (params["w"], params["b"]))
+    grads = jax.grad(LinearRegressor.rms)(REGRESSOR, *POINT)
+    assert_same(grads, LinearRegressor(jnp.asarray(42.0), jnp.asarray(1.0)))
+
+
+@pytest.mark.parametrize("jit", [jax.jit, pm.filter_jit])
+def test_jit_on_a_method(jit):
+    """S5: the instance is an argument like others: one trace for two of them."""
+    traces = []
+
+    class Scaled(LinearRegressor):
+        @jit
+        def __call__(self, x):
+            traces.append(1)
+            return self.predict(x)
+
+    assert float(Scaled(jnp.asarray(2.0), jnp.asarray(1.0))(3.0)) == 7.0
+    assert float(Scaled(jnp.asarray(3.0), jnp.asarray(1.0))(3.0)) == 10.0
+    assert len(traces) == 1
+
+
+def test_methods_are_pure():
+    """S2: the same arguments give the same result, and nothing else is there afterwards.
+
+    A method that writes into its object is refused: called, jitted and differentiated.
+    """
+
+    class Impure(LinearRegressor):
+        def predict(self, x):
+            self.b = self.b + x
+            return self.w * x + self.b
+
+    before = jax.tree.leaves(REGRESSOR)
+    first, second = REGRESSOR.rms(*POINT), REGRESSOR.rms(*POINT)
+    assert_same(first, second)
+    assert_same(jax.tree.leaves(REGRESSOR), before)
+
+    impure = Impure(*before)
+    for call in (impure.predict, jax.jit(impure.predict), jax.grad(impure.predict)):
+        with pytest.raises(FrozenError, match=r"Impure\.b"):
+            call(42.0)
+    assert_same(jax.tree.leaves(impure), before)
+
+
+class Cell(pm.Module):
+    """Her cell, by the names that she gave."""
+
+    weight_ih: jax.Array
+    weight_hh: jax.Array
+    bias: jax.Array
+
+    def __call__(self, x, hc):
+        h, c = hc
+        i, f, g, o = jnp.split(self.weight_ih @ x + self.weight_hh @ h + self.bias, 4)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        return jax.nn.sigmoid(o) * jnp.tanh(c), c
+
+
+class LanguageModel(pm.Module):
+    """Her language model: what it starts with is a parameter."""
+
+    c_0: jax.Array
+    embeddings: jax.Array
+    lstmcell: Cell
+
+    @property
+    def hc_0(self):
+        return jnp.tanh(self.c_0), self.c_0
+
+    def loss(self, tokens, hc):
+        total = jnp.zeros(())
+        for token in tokens:
+            total -= jax.nn.log_softmax(self.embeddings @ hc[0])[token]
+            hc = self.lstmcell(self.embeddings[token], hc)
+        return total
+
+
+def language_model():
+    return LanguageModel(ramp(2), ramp(5, 2), Cell(ramp(8, 2), ramp(8, 2), ramp(8)))
+
+
+TOKENS = (4, 2)
+
+
+def test_what_depends_on_parameters_is_computed_inside():
+    """S6: `hc_0` computed outside of what is differentiated has no gradient; inside it has."""
+    model = language_model()
+    hc = model.hc_0
+    inside = jax.grad(lambda model: model.loss(TOKENS, model.hc_0))(model)
+    outside = jax.grad(lambda model: model.loss(TOKENS, hc))(model)
+
+    assert np.all(inside.c_0 != 0)
+    assert_same(outside.c_0, jnp.zeros(2))
+    assert_close(inside.lstmcell, outside.lstmcell)
+    both = jax.grad(lambda hc: model.loss(TOKENS, (jnp.tanh(hc), hc)))(model.c_0)
+    assert_close(inside.c_0, both)
+
+
+def test_her_names_of_parameters():
+    """S10, S13: with slashes, there and back; fields give them, and no stack of frames."""
+    model = language_model()
+    named = pm.named_leaves(model, sep="/")
+
+    assert [*named] == [
+        "c_0",
+        "embeddings",
+        "lstmcell/weight_ih",
+        "lstmcell/weight_hh",
+        "lstmcell/bias",
+    ]
+    doubled = pm.from_named(model, {name: 2 * leaf for name, leaf in named.items()}, sep="/")
+    assert_same(doubled, jax.tree.map(lambda leaf: 2 * leaf, model))
+    with pytest.raises(pm.errors.StructureError, match="lstmcell/bias"):
+        pm.from_named(model, {n: x for n, x in named.items() if n != "lstmcell/bias"}, sep="/")
+
+
+def test_a_method_of_the_class_is_the_pure_function():
+    """S8: `LanguageModel.loss` takes the parameters first: what purifying a method gives there."""
+    model = language_model()
+    hc = model.hc_0
+    value = jax.jit(LanguageModel.loss, static_argnums=1)(model, TOKENS, hc)
+
+    assert_close(value, model.loss(TOKENS, hc))
+    changed = jax.tree.map(jnp.zeros_like, model)
+    assert_close(LanguageModel.loss(changed, TOKENS, hc), 2 * jnp.log(5.0))
+    assert_same(model, language_model())
+
+
+def test_init_and_apply_are_two_lines():
+    """S9, L4: the pair of functions that other libraries ask for, made of a class."""
+
+    def init(key):
+        return pm.partition(nn.MLP(2, 1, 3, 1, key=key), pm.is_array)[0]
+
+    static = pm.partition(nn.MLP(2, 1, 3, 1, key=jax.random.key(0)), pm.is_array)[1]
+
+    def apply(params, x):
+        return pm.combine(params, static)(x)
+
+    params = jax.jit(init)(jax.random.key(1))
+    model = nn.MLP(2, 1, 3, 1, key=jax.random.key(1))
+    assert_close(jax.jit(apply)(params, ramp(2)), model(ramp(2)))
+    several = jax.vmap(init)(jax.random.split(jax.random.key(0), 4))
+    assert jax.vmap(apply, in_axes=(0, None))(several, ramp(2)).shape == (4, 1)
