@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import jax
@@ -15,7 +15,7 @@ from pytreemod.errors import ArgumentError, StateError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.state.tokens import is_token
 from pytreemod.state.values import State
-from pytreemod.typing import jtu
+from pytreemod.typing import class_of, jtu
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
@@ -181,7 +181,8 @@ def call_layer(layer: Any, x: Any, state: Any, key: Any) -> tuple[Any, Any]:
         The layer's output, and the State to go on with.
 
     Raises:
-        StateError: a stateful layer did not give back its output and a State.
+        StateError: a stateful layer did not give back its output and a State; or one that is not
+            said to be stateful cannot be called without.
 
     Examples:
         >>> call_layer(abs, -1, ABSENT, None)
@@ -189,7 +190,12 @@ def call_layer(layer: Any, x: Any, state: Any, key: Any) -> tuple[Any, Any]:
     """
     options = {"key": key} if accepts_key(layer) else {}
     if not is_stateful(layer):
-        return layer(x, **options), state
+        try:
+            return layer(x, **options), state
+        except TypeError as error:
+            if _demands_state(layer):
+                _refuse_unmarked(layer, error)
+            raise
     result: Any = layer(x, state, **options)
     # Not unpacked blindly: an array of two rows would pass for an output and a State.
     match result:
@@ -199,6 +205,30 @@ def call_layer(layer: Any, x: Any, state: Any, key: Any) -> tuple[Any, Any]:
             pass
     where, cure = f"{type(layer).__name__}(x, state)", ("Return both:", "return out, state")
     raise StateError(explain(where, "(out, state) to come back", describe(result), cure=cure))
+
+
+def _demands_state(layer: Any) -> bool:
+    """Whether a layer has a parameter `state` that must be given."""
+    try:
+        parameters = inspect.signature(layer).parameters
+    except (TypeError, ValueError):
+        return False
+    return "state" in parameters and parameters["state"].default is inspect.Parameter.empty
+
+
+def _refuse_unmarked(layer: Any, error: TypeError) -> NoReturn:
+    name = class_of(layer).__name__
+    raise StateError(
+        explain(
+            f"{name}(x)",
+            "a layer that is called without State, as all are that are no StatefulLayer",
+            "one that has a parameter `state` without a default",
+            cure=[
+                "say that it is stateful, and it gets the State:",
+                f"class {name}(nn.StatefulLayer): ...",
+            ],
+        )
+    ) from error
 
 
 def check_state(where: Any, state: Any) -> None:
