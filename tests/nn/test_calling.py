@@ -315,5 +315,5 @@ def test_type_errors_of_a_layer_are_its_own():
         def __call__(self, x, state=None):
             raise TypeError("mine")
 
-    with pytest.raises(TypeError, match="^mine$"):
+    with pytest.raises(TypeError, match=r"^mine$"):
         nn.Sequential([Failing()])(jnp.ones(3))

@@ -420,7 +420,7 @@ def test_stacks(norm_first):
 
 
 def test_ensembles():
-    """Chosen in an Ensemble, or in what makes its members: each computes as a member alone would."""
+    """Chosen in an Ensemble, or in what makes its members: as a member alone computes."""
     rule = pm.by({nn.LayerNorm: "float32", ...: MIXED})
 
     def make(key):
