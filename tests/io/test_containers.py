@@ -477,6 +477,36 @@ def test_a_small_disk_that_is_full_leaves_the_old_file(tmp_path):
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
+LARGE = {"large": np.arange(500_000, dtype=np.float32), "small": np.arange(3.0)}
+
+
+def test_checksums_computed_beside_are_those_computed_between(path, monkeypatch):
+    """Whether another thread sums or this one, the file is the same, and read back checked."""
+    monkeypatch.setattr(containers, "_SUMMED_BESIDE", 1)
+    write_container(path, LARGE)
+    beside = path.read_bytes()
+    monkeypatch.setattr(containers, "_SUMMED_BESIDE", float("inf"))
+    write_container(path, LARGE)
+    assert path.read_bytes() == beside
+    assert_same(read_all(path), LARGE)
+
+
+def test_a_program_that_saves_as_it_ends(path):
+    """No thread can be started any more by then: the checksums are computed between."""
+    program = """if True:
+        import atexit, sys
+        import numpy as np
+        from pytreemod.io import containers
+        containers._SUMMED_BESIDE = 1
+        arrays = {"large": np.arange(500_000, dtype=np.float32), "small": np.arange(3.0)}
+        atexit.register(containers.write_container, sys.argv[1], arrays)
+    """
+    command = [sys.executable, "-c", program, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert_same(read_all(path), LARGE)
+
+
 def damage(content, rng):
     """A file in which something is wrong, or perhaps nothing."""
     content = bytearray(content)
