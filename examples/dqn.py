@@ -1,0 +1,275 @@
+"""Deep Q-learning: an environment is a Module, and a whole run is one scan.
+
+    python examples/dqn.py
+    python examples/dqn.py --steps 10000 --seed 1 --plot cartpole.png
+
+A pole stands on a cart, and the cart is pushed to the left or to the right, fifty times a second,
+so that the pole does not fall. Nobody tells the network how: it sees where cart and pole are and
+how fast, and learns what a push is worth: how much of the time to come the pole will stand. After
+twenty seconds on two cores, 100 new poles stand for as long as anybody looks, ten seconds each.
+
+The cart is a Module whose methods are its physics; the memory of what has happened is a Module with
+a ring of arrays; both are values, as the network and the optimizer are. So acting, remembering,
+learning and moving the target network are one function from a `Run` to the next one, and a thousand
+of its steps are a single call of compiled code, carts and all.
+
+The physics are those of Barto, Sutton & Anderson 1983, with the numbers that everybody uses since;
+the learning is that of Mnih et al. 2015, with the double estimate of van Hasselt et al. 2016.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from tqdm import tqdm
+
+import pytreemod as pm
+from pytreemod import nn
+
+Observation = Float[Array, "carts 4"]
+
+DISCOUNT, BATCH, FOLLOW = 0.99, 256, 0.01
+CURIOUS_FOR, CURIOUS_AT_LAST = 1500, 0.02
+LONGEST = 500
+
+
+# --- the environment ----------------------------------------------------------------------------
+
+
+class CartPole(pm.Module):
+    """A cart on a rail with a pole on it. It holds no moment: what it is told, it answers."""
+
+    gravity: float = pm.field(default=9.8, static=True)
+    cart_mass: float = pm.field(default=1.0, static=True)
+    pole_mass: float = pm.field(default=0.1, static=True)
+    half_length: float = pm.field(default=0.5, static=True)
+    force: float = pm.field(default=10.0, static=True)
+    seconds: float = pm.field(default=0.02, static=True)
+    rail: float = pm.field(default=2.4, static=True)
+    angle: float = pm.field(default=12 * np.pi / 180, static=True)
+
+    def reset(self, key: PRNGKeyArray) -> Float[Array, "4"]:
+        """Nearly upright, nearly at rest."""
+        return jax.random.uniform(key, (4,), minval=-0.05, maxval=0.05)
+
+    def step(
+        self, now: Float[Array, "4"], push: Int[Array, ""]
+    ) -> tuple[Float[Array, "4"], Bool[Array, ""]]:
+        """What is a fiftieth of a second later, and whether the pole has fallen."""
+        _, speed, angle, turning = now
+        force = jnp.where(push == 1, self.force, -self.force)
+        mass = self.cart_mass + self.pole_mass
+        pull = force + self.pole_mass * self.half_length * turning**2 * jnp.sin(angle)
+        inertia = 4 / 3 - self.pole_mass * jnp.cos(angle) ** 2 / mass
+        bend = self.gravity * jnp.sin(angle) - jnp.cos(angle) * pull / mass
+        bend = bend / (self.half_length * inertia)
+        push_back = self.pole_mass * self.half_length * bend * jnp.cos(angle)
+        change = jnp.stack([speed, (pull - push_back) / mass, turning, bend])
+        new = now + self.seconds * change
+        return new, (jnp.abs(new[0]) > self.rail) | (jnp.abs(new[2]) > self.angle)
+
+
+# --- what is remembered -------------------------------------------------------------------------
+
+
+class Moments(NamedTuple):
+    """What happened at a moment, for each of several carts."""
+
+    before: Observation
+    push: Int[Array, " carts"]
+    after: Observation
+    has_fallen: Bool[Array, " carts"]
+
+
+class Memory(pm.Module):
+    """The last moments, as a ring: a new one takes the place of the oldest."""
+
+    ring: Moments
+    count: Int[Array, ""]
+
+    def __init__(self, size: int, carts: int):
+        seen = jnp.zeros((size, carts, 4))
+        self.ring = Moments(
+            seen, jnp.zeros((size, carts), jnp.int32), seen + 0.0, jnp.zeros((size, carts), bool)
+        )
+        self.count = jnp.zeros((), jnp.int32)
+
+    def remember(self, moments: Moments) -> "Memory":
+        """With these in it."""
+        size = len(self.ring.push)
+        ring = jax.tree.map(
+            lambda kept, new: kept.at[self.count % size].set(new), self.ring, moments
+        )
+        return self.replace(ring=ring, count=self.count + 1)
+
+    def recall(self, n: int, key: PRNGKeyArray) -> Moments:
+        """Some of them, by chance."""
+        size, carts = self.ring.push.shape
+        row_key, cart_key = jax.random.split(key)
+        rows = jax.random.randint(row_key, (n,), 0, jnp.minimum(self.count, size))
+        columns = jax.random.randint(cart_key, (n,), 0, carts)
+        return jax.tree.map(lambda kept: kept[rows, columns], self.ring)
+
+
+# --- learning -----------------------------------------------------------------------------------
+
+
+class Run(pm.Module):
+    """All there is to a run, between two of its steps."""
+
+    net: nn.MLP
+    target: nn.MLP
+    optimizer: pm.Optimizer
+    memory: Memory
+    now: Observation
+    age: Int[Array, " carts"]
+    key: PRNGKeyArray
+
+
+def surprise(net: nn.MLP, target: nn.MLP, moments: Moments) -> Float[Array, ""]:
+    """How far the worth of pushes is from what the next moment says of it."""
+    # What the network would do next, and what its slower copy thinks of that: the larger one of two
+    # noisy guesses is too large on average.
+    best = jnp.argmax(net(moments.after), axis=-1)
+    worth = jnp.take_along_axis(target(moments.after), best[:, None], axis=-1)[:, 0]
+    # A pole that stands for ever is worth 1.
+    told = (1 - DISCOUNT) + DISCOUNT * jnp.where(moments.has_fallen, 0.0, worth)
+    guess = jnp.take_along_axis(net(moments.before), moments.push[:, None], axis=-1)[:, 0]
+    return jnp.mean(optax.losses.squared_error(guess, jax.lax.stop_gradient(told)))
+
+
+def advance(run: Run, cart: CartPole) -> tuple[Run, tuple[Float[Array, " carts"], Array]]:
+    """Push every cart once, remember, learn once."""
+    key, dice, coin, start, recall = jax.random.split(run.key, 5)
+    carts = len(run.now)
+    rate = jnp.maximum(CURIOUS_AT_LAST, 1 - run.memory.count / CURIOUS_FOR)
+    is_curious = jax.random.bernoulli(dice, rate, (carts,))
+    by_chance = jax.random.randint(coin, (carts,), 0, 2)
+    push = jnp.where(is_curious, by_chance, jnp.argmax(run.net(run.now), axis=-1))
+
+    after, has_fallen = jax.vmap(cart.step)(run.now, push)
+    memory = run.memory.remember(Moments(run.now, push, after, has_fallen))
+    # One that has stood for long enough starts again, but has not fallen: its worth goes on.
+    ends = has_fallen | (run.age + 1 >= LONGEST)
+    fresh = jax.vmap(cart.reset)(jax.random.split(start, carts))
+    now = jnp.where(ends[:, None], fresh, after)
+    lengths = jnp.where(ends, run.age + 1.0, jnp.nan)
+
+    recalled = memory.recall(BATCH, recall)
+    loss, grads = pm.filter_value_and_grad(surprise)(run.net, run.target, recalled)
+    net, optimizer = run.optimizer.update(run.net, grads)
+    new = run.replace(
+        net=net,
+        # A slower copy, a little nearer to the network.
+        target=optax.incremental_update(net, run.target, FOLLOW),
+        optimizer=optimizer,
+        memory=memory,
+        now=now,
+        age=jnp.where(ends, 0, run.age + 1),
+        key=key,
+    )
+    return new, (lengths, loss)
+
+
+@pm.filter_jit(donate="run")
+def advance_many(
+    run: Run, cart: CartPole, steps: int
+) -> tuple[Run, tuple[Float[Array, "steps carts"], Float[Array, " steps"]]]:
+    """So many steps in one call."""
+    return pm.filter_scan(lambda run, _: advance(run, cart), run, None, length=steps)
+
+
+@pm.filter_jit
+def watch(
+    net: nn.MLP, cart: CartPole, key: PRNGKeyArray, steps: int
+) -> tuple[Float[Array, "steps 100"], Int[Array, " 100"]]:
+    """The angles of 100 poles under the pushes that seem best, and for how long each one stood."""
+
+    def move(carry: Any, _: None) -> tuple[Any, Any]:
+        now, has_fallen = carry
+        after, falls = jax.vmap(cart.step)(now, jnp.argmax(net(now), axis=-1))
+        now = jnp.where(has_fallen[:, None], now, after)
+        return (now, has_fallen | falls), (now[:, 2], ~has_fallen)
+
+    now = jax.vmap(cart.reset)(jax.random.split(key, 100))
+    _, (angles, stands) = pm.filter_scan(move, (now, jnp.zeros(100, bool)), None, length=steps)
+    return angles, jnp.sum(stands, axis=0)
+
+
+def plot(file: Path, means: list[float], chunk: int, angles: np.ndarray) -> None:
+    """How long poles stood while learning, and how the new ones move."""
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    left.locator_params(axis="x", nbins=5)
+    left.plot(chunk * np.arange(1, len(means) + 1), means)
+    left.set(xlabel="steps of the optimizer", ylabel="moments until a pole falls", ylim=(0, None))
+    seconds = CartPole().seconds * np.arange(len(angles))
+    right.plot(seconds, np.degrees(angles[:, :20]), linewidth=0.7)
+    right.set(xlabel="seconds", ylabel="degrees from upright", title="20 new poles")
+    figure.savefig(file, dpi=150)
+    plt.close(figure)
+
+
+# --- the program --------------------------------------------------------------------------------
+
+
+def make_run(args: argparse.Namespace) -> Run:
+    """Before the first step."""
+    keys = pm.init_keys(jax.random.key(args.seed))
+    net = nn.MLP(4, 2, width_size=args.width, depth=2, key=keys)
+    rate = optax.cosine_decay_schedule(args.learning_rate, args.steps)
+    rule = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(rate))
+    return Run(
+        net=net,
+        # Of its own: what is donated may not be held twice.
+        target=jax.tree.map(jnp.copy, net),
+        optimizer=pm.Optimizer(rule).init(net),
+        memory=Memory(args.memory // args.carts, args.carts),
+        now=jax.vmap(CartPole().reset)(keys.take(args.carts)),
+        age=jnp.zeros(args.carts, jnp.int32),
+        key=next(keys),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> Any:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=20_000, help="of the optimizer")
+    parser.add_argument("--carts", type=int, default=8, help="that are pushed at once")
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--memory", type=int, default=50_000, help="moments that are remembered")
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--plot", type=Path, help="where to draw how long poles stood")
+    args = parser.parse_args(argv)
+
+    run, cart, chunk = make_run(args), CartPole(), min(500, args.steps)
+    began = perf_counter()
+    means: list[float] = []
+    with tqdm(total=args.steps // chunk * chunk, unit=" steps", unit_scale=True) as bar:
+        for _ in range(args.steps // chunk):
+            run, (lengths, losses) = advance_many(run, cart, chunk)
+            ended = np.asarray(lengths)[~np.isnan(lengths)]
+            means.append(float(ended.mean()) if len(ended) else float(LONGEST))
+            bar.set_postfix(stood=f"{means[-1]:.0f} steps", loss=f"{float(losses.mean()):.3f}")
+            bar.update(chunk)
+    took = perf_counter() - began
+    angles, stood = watch(run.net, cart, jax.random.key(args.seed + 1), LONGEST)
+    moments = args.steps // chunk * chunk * args.carts
+    print(f"{moments:,} pushes in {took:.1f} s, {moments / took:,.0f} a second")
+    print(f"100 new poles: {float(stood.mean()):.1f} of {LONGEST} steps on average, ", end="")
+    print(f"{int((stood >= LONGEST).sum())} never fell")
+    if args.plot is not None:
+        plot(args.plot, means, chunk, np.asarray(angles))
+    return run, means, np.asarray(stood)
+
+
+if __name__ == "__main__":
+    main()
