@@ -11,7 +11,7 @@ import types
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from pytreemod.errors import RetraceError, describe, explain
 from pytreemod.tree.kinds import are_one
@@ -305,6 +305,10 @@ def _why(old: Any, new: Any) -> str:
     shown = _text(old)
     if type(old) is not type(new) or shown != _text(new):
         return ""
+    if isinstance(old, tuple):
+        # Such as a transformation of optax, which is a tuple of functions.
+        inside: Any = zip(cast("tuple[Any, ...]", old), new, strict=False)
+        return next((_why(*pair) for pair in inside if not are_one(*pair)), "")
     # It looks alike and is not equal, so it was made twice from one source line.
     if callable(old):
         return "the same function made anew: make it once, outside the loop"
