@@ -1,0 +1,25 @@
+"""Puts drawings into pages: `<!-- drawing: model -->` on a line of its own is where one goes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from mkdocs.exceptions import PluginError
+from model_drawing import draw_model
+from ratio_plot import draw_ratios
+
+DRAWINGS = {"model": draw_model, "ratios": draw_ratios}
+
+_MARK = re.compile(r"<!-- drawing: (\w+) -->")
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Called by MkDocs with each page's HTML."""
+    return _MARK.sub(_drawn, html)
+
+
+def _drawn(mark: re.Match[str]) -> str:
+    if mark[1] not in DRAWINGS:
+        raise PluginError(f"There is no drawing {mark[1]!r}; there are {', '.join(DRAWINGS)}.")
+    return DRAWINGS[mark[1]]()

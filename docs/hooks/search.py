@@ -1,0 +1,29 @@
+"""Which pages a search finds first.
+
+Who types the name of a class wants its entry, not one of the many pages that use it: the reference
+weighs more. The page on the founding documents names everything and explains nothing: it is left
+out, and so is source code that the reference shows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+BOOST = {"reference/": 4.0, "contributing/": 0.3}
+LEFT_OUT = ("explanation/founding-documents.md",)
+
+_SOURCE = '<details class="mkdocstrings-source"'
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Called by MkDocs with each page: a page that says nothing of its own gets its weight."""
+    path = page.file.src_uri
+    weights = (weight for folder, weight in BOOST.items() if path.startswith(folder))
+    rule = {"exclude": True} if path in LEFT_OUT else {"boost": next(weights, 1.0)}
+    page.meta.setdefault("search", rule)
+    return markdown
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Called with each page's HTML, before it is indexed."""
+    return html.replace(_SOURCE, f"{_SOURCE} data-search-exclude")
