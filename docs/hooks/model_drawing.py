@@ -73,7 +73,7 @@ def _transform() -> str:
         line("M52 168V186Q52 204 70 204H310Q328 204 328 186V174", "pm-config pm-thick"),
         _head(328, 166, -90, "pm-config"),
         words(190, 196, "configuration", "pm-small"),
-        words(190, 225, "another one: another program", "pm-small"),
+        words(190, 225, "says which program it is", "pm-small"),
     )
 
 
