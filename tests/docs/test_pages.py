@@ -8,6 +8,7 @@ share one namespace and one folder, in order.
 import contextlib
 import doctest
 import io
+import os
 import re
 import runpy
 import shlex
@@ -18,7 +19,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from tests.docs.pages import PAGES, Block, blocks_of, name_of
+from tests.docs.pages import PAGES, ROOT, Block, blocks_of, name_of
 
 # Every page compiles what it shows, and takes a second: in the slow run.
 pytestmark = pytest.mark.slow
@@ -72,6 +73,8 @@ def test_every_block_runs(page, monkeypatch, tmp_path):
     # The module of the classes that the page defines, for whoever asks where they are from.
     monkeypatch.setitem(sys.modules, "page", module)
     monkeypatch.chdir(tmp_path)
+    # Where a program that the page starts finds the library, be it installed or not.
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     # As a reader has it: optax itself does not pass under the strict rules of the other tests.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         for block in blocks_of(page):
@@ -81,6 +84,9 @@ def test_every_block_runs(page, monkeypatch, tmp_path):
                 check_session(block, page, vars(module))
             elif block.language == "console":
                 check_commands(block, monkeypatch)
+    if "matplotlib.pyplot" in sys.modules:
+        # It keeps all figures that were ever made, and warns when these are many.
+        sys.modules["matplotlib.pyplot"].close("all")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
