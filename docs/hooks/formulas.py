@@ -43,8 +43,10 @@ def on_page_content(html: str, **_: Any) -> str:
 
 def _set(found: re.Match[str]) -> str:
     tex = unescape(found[2]).strip().removeprefix(r"\[").removesuffix(r"\]")
-    display = "block" if found[1] == "div" else "inline"
-    return element("math", mathml(tex), display=display)
+    if found[1] == "span":
+        return element("math", mathml(tex))
+    # In a box of its own, which scrolls where the formula is wider than a phone.
+    return element("div", element("math", mathml(tex), display="block"), class_="pm-formula")
 
 
 def mathml(tex: str) -> str:
