@@ -59,7 +59,10 @@ def is_configuration(value: object) -> bool:
         return False
     if kind in _CONFIGURATION or isinstance(value, (str, type)):
         return True
-    return callable(value) and not is_array(value) and not is_node(value)
+    # A Module is known by its record (0.1 us), before JAX's registry is asked (0.3 us).
+    if not callable(value) or record_of(value) is not None:
+        return False
+    return not is_array(value) and not is_node(value)
 
 
 def is_clear_data(value: object) -> bool:

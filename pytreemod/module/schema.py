@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+
 from pytreemod.module.constraining import take_in_change
 from pytreemod.module.division import (
     CLEAR_CONFIGURATION,
@@ -58,7 +60,9 @@ LAYOUT = "<layout>"
 # Where it keeps roles that it was given (see `roles`): one more piece of configuration.
 ROLES = "<roles>"
 
-_HIDDEN = frozenset({LAYOUT, PENDING, SNAPSHOT, DERIVATIVE, "__orig_class__"})
+# What tells of one instance and of no copy of it.
+_LEFT_BEHIND = (SNAPSHOT, DERIVATIVE, "__orig_class__")
+_HIDDEN = frozenset({LAYOUT, PENDING, *_LEFT_BEHIND})
 # What else an instance may hold, which is configuration.
 _NOTES = frozenset({MADE, TIES, ROLES})
 _KEPT_LAYOUTS = 4
@@ -104,6 +108,7 @@ class Layout:
     __slots__ = (
         "__weakref__",
         "asks",
+        "beside",
         "cls",
         "code",
         "config",
@@ -114,10 +119,12 @@ class Layout:
         "wrappers",
     )
 
-    def __init__(self, cls: type, code: Code, is_usual: bool, kinds: tuple[Any, ...]):
-        self.cls, self.code = cls, code
+    def __init__(self, schema: Schema, code: Code, kinds: tuple[Any, ...]):
+        self.cls, self.code = schema.cls, code
         self.data, self.config = code.data, code.config
-        self.is_usual = is_usual
+        self.is_usual = code is schema.code
+        # What is no field: roles, ties, what `module_update_wrapper` adds.
+        self.beside = tuple(n for n in code.config if n not in schema.fields)
         pairs = tuple(zip(code.config, kinds, strict=True))
         # Whether the types of configuration say that an instance has this layout, but for the
         # fields that must be asked: zeros have a sign, NaN is one for all, a function may wrap one
@@ -264,7 +271,7 @@ class Schema(AbstractRecord):
             if layout is None:
                 held = tuple(n for n, kind in zip(rest, kinds, strict=True) if kind is Held)
                 code = self._code_for(data, rest, held)
-                self._layouts[key] = layout = Layout(self.cls, code, code is self.code, kinds)
+                self._layouts[key] = layout = Layout(self, code, kinds)
                 self._latest.append(layout)
         return layout
 
@@ -321,7 +328,8 @@ class Schema(AbstractRecord):
 
     def data_names(self, node: Any) -> tuple[str, ...]:
         """The fields of `node` that are children of the pytree."""
-        return self.split(node).data
+        layout = node.__dict__.get(LAYOUT)
+        return (self.split(node) if layout is None else layout).data
 
     def role(self, name: str) -> str:
         """The role that the field was declared with."""
@@ -340,21 +348,29 @@ class Schema(AbstractRecord):
         in the place of data stays data (a tree of labels for an optimizer has such leaves).
         """
         layout = self.split(node)
-        settle(node)
         fields = node.__dict__
-        values = {n: fields[n] for n in (*layout.data, *layout.config)}
+        if PENDING in fields:
+            settle(node)
         if is_given and self.constraints:
-            changes = self._constrained(values, changes, decide)
-        values.update(changes)
-        schema, computes = self, self.plain is not None
-        # Surgery comes here for every node that it changes, mostly with new data for old: that is
-        # found out by a plain loop (1 us for all, in place of 2).
+            changes = self._constrained(fields, changes, decide)
+        # Surgery comes here for every node that it changes, and mostly with new arrays for old. So
+        # the dict is copied whole (0.1 us, in place of 0.35 name by name), and an array is looked
+        # at once: it moves nothing, and is no computed leaf (0.1 us, in place of 0.6).
+        values = {**fields, **changes}
+        for name in _LEFT_BEHIND:
+            values.pop(name, None)
+        schema, computes, is_same = self, self.plain is not None, True
         for name, new in changes.items():
+            if name in layout.data:
+                if isinstance(new, jax.Array):
+                    continue
+                is_same = is_same and not self._is_moved(layout, name, new, decide)
+            else:
+                is_same = False
             computes = computes or is_computed(new)
-            if name not in layout.data or self._is_moved(layout, name, new, decide):
-                layout = self._layout_after(layout, values, changes, decide)
-                break
-        if computes or (len(changes) > 1 and any(map(is_computed, changes.values()))):
+        if not is_same:
+            layout = self._layout_after(layout, values, changes, decide)
+        if computes:
             refuse_untied(node, changes)
             schema = self.for_values(values)
             layout = schema.layout_for(values, frozenset(layout.config))
@@ -423,9 +439,11 @@ class Schema(AbstractRecord):
     def shadow(self, node: Any, source: AbstractSource) -> Any:
         """A stand-in whose fields come from `source`; see `AbstractRecord.shadow`."""
         layout = self.split(node)
+        values = {PENDING: source, LAYOUT: layout}
         # What is no field is not asked for: it has to be there when the stand-in is flattened.
-        beside = {n: getattr(node, n) for n in layout.config if n not in self.fields}
-        made = self._make(self.cls, {PENDING: source, LAYOUT: layout, **beside})
+        for name in layout.beside:
+            values[name] = getattr(node, name)
+        made = self._make(self.cls, values)
         if not self.can_wait:
             source.settle(made)
             return made

@@ -23,7 +23,7 @@ from itertools import product
 from typing import Any, NamedTuple, NoReturn
 
 from pytreemod.errors import AccessError, SpecError, describe, explain
-from pytreemod.tree.nodes import children_of, places, record_of, stop_below
+from pytreemod.tree.nodes import AbstractRecord, children_of, places, record_of, stop_below
 from pytreemod.tree.paths import parse_pattern, path_text, some_of, step_names
 from pytreemod.tree.pending import PENDING, AbstractSource
 from pytreemod.tree.stored_fields import reading_stored, stored
@@ -118,7 +118,7 @@ class _StandIns:
             return _Mark(self, path, node) if is_marked else node
         record = record_of(node)
         if record is not None:
-            return record.shadow(node, _Shadow(self, node, path))
+            return record.shadow(node, _Shadow(self, record, node, path))
         children = children_of(node)
         if children is None:
             self.leaf_classes.add(kind)
@@ -143,14 +143,6 @@ class _StandIns:
         """A stand-in, which will be recognized."""
         self.nodes[id(made)] = made, Target(path, node)
         return made
-
-    def field(self, node: Any, name: str, path: tuple[Any, ...], is_data: bool) -> Any:
-        value = stored(node, name)
-        if is_data:
-            return self.make(value, (*path, jtu.GetAttrKey(name)))
-        if self.marked.config:
-            return _Mark(self, (*path, jtu.GetAttrKey(name)), value)
-        return value
 
     def target(self, answer: Any) -> Target | None:
         """What a stand-in stands for; None for anything else."""
@@ -203,24 +195,27 @@ class _StandIns:
 class _Shadow(AbstractSource):
     """The fields of one record's stand-in."""
 
-    __slots__ = ("makers", "node", "path")
+    __slots__ = ("makers", "node", "path", "record")
 
-    def __init__(self, makers: _StandIns, node: Any, path: tuple[Any, ...]):
+    def __init__(self, makers: _StandIns, record: AbstractRecord, node: Any, path: tuple[Any, ...]):
         self.makers = makers
+        self.record = record
         self.node = node
         self.path = path
 
     def read(self, node: Any, name: str) -> None:
-        record = record_of(self.node)
-        if record is None:
+        is_data = name in self.record.data_names(self.node)
+        if not is_data and name not in self.record.names(self.node):
             return
-        is_data = name in record.data_names(self.node)
-        if is_data or name in record.names(self.node):
-            node.__dict__[name] = self.makers.field(self.node, name, self.path, is_data)
+        value, path = stored(self.node, name), (*self.path, jtu.GetAttrKey(name))
+        if is_data:
+            node.__dict__[name] = self.makers.make(value, path)
+        else:
+            is_marked = self.makers.marked.config
+            node.__dict__[name] = _Mark(self.makers, path, value) if is_marked else value
 
     def settle(self, node: Any) -> None:
-        record = record_of(self.node)
-        for name in () if record is None else record.names(self.node):
+        for name in self.record.names(self.node):
             if name not in node.__dict__:
                 self.read(node, name)
         node.__dict__.pop(PENDING, None)

@@ -5,6 +5,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
@@ -62,6 +63,34 @@ def test_rebuild_shares_what_it_does_not_change():
     assert changed.weight is layer.weight
     assert layer.bias.shape == (2,)
     assert type(changed) is Affine
+
+
+VALUES = (1.0, jnp.ones(2), "label", double, affine())
+
+
+@pytest.mark.parametrize("decide", [False, True])
+@pytest.mark.parametrize("weight", VALUES, ids=str)
+@pytest.mark.parametrize("bias", VALUES, ids=str)
+def test_rebuild_judges_several_values_as_one_after_another(weight, bias, decide):
+    """Whatever stands beside it, each new value is data or configuration by itself."""
+    record = Affine.__record__
+
+    for old in (affine(), Affine(double, 1.0)):
+        both = record.rebuild(old, {"weight": weight, "bias": bias}, decide=decide)
+        first = record.rebuild(old, {"weight": weight}, decide=decide)
+        second = record.rebuild(first, {"bias": bias}, decide=decide)
+        assert record.data_names(both) == record.data_names(second)
+        assert type(both) is type(second)
+
+
+def test_rebuild_leaves_behind_what_tells_of_one_instance():
+    """Neither the mark of derivatives nor `__orig_class__` goes along; roles do."""
+    model = pm.with_role(affine(), "weight", "lora")
+    model.__orig_class__ = list[int]
+    changed = Affine.__record__.rebuild(model, {"bias": 1})
+
+    assert vars(changed).keys() == vars(model).keys() - {"__orig_class__"}
+    assert Affine.__record__.given_roles(changed) == Affine.__record__.given_roles(model) != ()
 
 
 def test_a_hand_made_instance_is_not_finished():
