@@ -86,6 +86,8 @@ class ModuleMeta(abc.ABCMeta):
         if schema.custom_init or hasattr(cls, "__post_init__"):
             write_setattr(schema)
         schema.finish = ft.partial(_finish_first, schema)
+        # What comes after this metaclass, looked up once (saves 0.1 us for each instance).
+        schema.build = super(ModuleMeta, cls).__call__
         # As cloudpickle makes it, to fill it then; a class statement gives a __qualname__, too.
         schema.is_skeleton = {"__module__"} == namespace.keys() - {"__orig_bases__"}
         type.__setattr__(cls, "__record__", schema)
@@ -106,7 +108,7 @@ class ModuleMeta(abc.ABCMeta):
                 # What a method makes by `type(self)(...)` is of the class that it was written in.
                 return cast(Any, schema.plain.cls)(*args, **kwargs)
             raise FieldError(schema.refusal)
-        node: Any = super().__call__(*args, **kwargs)
+        node = schema.build(*args, **kwargs)
         # Only what __init__ has just built: __new__ may return any object, a finished one too.
         if class_of(node) is cls and LAYOUT not in node.__dict__:
             return schema.finish(node)

@@ -188,6 +188,8 @@ class Schema(AbstractRecord):
         self.early_instances: list[tuple[Any, frozenset[str]]] = []
         self.registered: tuple[Any, ...] = ()
         self._is_open = False
+        # What makes an instance and calls `__init__`, and what finishes it then.
+        self.build: Callable[..., Any] = cls
         self.finish: Callable[[Any], Any] = lambda node: node
         # Of a reading class (see `reading`): the schema of the class that it was made for.
         self.plain: Schema | None = None
