@@ -22,6 +22,7 @@ from tests.helpers.trees import (
     double,
     every_module,
 )
+from tests.labels import label
 
 
 @every_module
@@ -69,8 +70,8 @@ VALUES = (1.0, jnp.ones(2), "label", double, affine())
 
 
 @pytest.mark.parametrize("decide", [False, True])
-@pytest.mark.parametrize("weight", VALUES, ids=str)
-@pytest.mark.parametrize("bias", VALUES, ids=str)
+@pytest.mark.parametrize("weight", VALUES, ids=label)
+@pytest.mark.parametrize("bias", VALUES, ids=label)
 def test_rebuild_judges_several_values_as_one_after_another(weight, bias, decide):
     """Whatever stands beside it, each new value is data or configuration by itself."""
     record = Affine.__record__
