@@ -24,6 +24,17 @@ from pytreemod.typing import jtu
 _STAGES = frozenset({"lower", "trace", "eval_shape"})
 
 
+class _SignatureOfInstance:
+    # Told by the instance, because what its __getattr__ hands on makes it look like the unbound
+    # function. The class has none of its own: to a property there `inspect` would object.
+
+    def __get__(self, bound: Any, cls: Any) -> inspect.Signature | None:
+        if bound is None:
+            return None
+        signature = inspect.signature(bound.func)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
 class BoundMethod(ft.partial):  # noqa: D101  # pyright: ignore[reportMissingTypeArgument]
     # A function bound to its first argument, as a pytree with that argument as its child. It
     # derives from `functools.partial` because a partial is made and called in C: reading and
@@ -45,11 +56,7 @@ class BoundMethod(ft.partial):  # noqa: D101  # pyright: ignore[reportMissingTyp
     def __func__(self) -> Callable[..., Any]:
         return self.func
 
-    @property
-    def __signature__(self) -> inspect.Signature:
-        # Told here, because what __getattr__ hands on makes it look like the unbound function.
-        signature = inspect.signature(self.func)
-        return signature.replace(parameters=list(signature.parameters.values())[1:])
+    __signature__ = _SignatureOfInstance()
 
     def __getattr__(self, name: str) -> Any:
         # As Python's methods do: the name, the docstring and the rest are the function's. Not

@@ -546,3 +546,9 @@ def test_methods_of_traced_instances_can_be_keys():
         return x
 
     compare(ramp(2), ramp(2))
+
+
+def test_the_class_of_bound_methods_has_the_signature_of_its_base():
+    """`inspect.signature(BoundMethod)` met the property that tells an instance's."""
+    inspect.signature(pm.BoundMethod)
+    assert list(inspect.signature(affine().__call__).parameters) == ["x"]
