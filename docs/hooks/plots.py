@@ -108,7 +108,7 @@ def _as_html(figure: Any, caption: str) -> str:
     figure.savefig(written, format="svg", metadata={"Date": None}, transparent=True)
     svg = written.getvalue()
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
-    # A style sheet in it would be one of the whole page; the ids of groups are those of all figures.
+    # A style sheet would be one of the whole page, and ids of groups are alike in all figures.
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.S)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
     style = "max-width: 100%; height: auto; stroke-linejoin: round; stroke-linecap: butt"
