@@ -60,7 +60,18 @@ class SpecOption:
 
     def __init__(self, spec: Any):
         self.spec = spec
-        leaves, treedef = jtu.tree_flatten(spec, is_leaf=stops)
+        try:
+            leaves, treedef = jtu.tree_flatten(spec, is_leaf=stops)
+        except ValueError as error:
+            # JAX puts the keys of a dict in order.
+            raise SpecError(
+                explain(
+                    "in_shardings, out_shardings",
+                    "dicts with keys of one type, such as the names of arguments",
+                    describe(spec),
+                    cure=["name each argument:", "in_shardings={'x': rows, 'y': rows}"],
+                )
+            ) from error
         self.token: Any = (tuple(leaves), treedef)
         try:
             hash(self.token)

@@ -205,3 +205,11 @@ def test_specs_as_text_and_as_axes():
     assert axes_in(P("data", None, ("a", "b"), P.UNCONSTRAINED)) == ["data", "a", "b"]
     assert as_spec(None) == P()
     assert as_spec(on("data")) == P("data")
+
+
+def test_a_dict_with_keys_of_several_types_is_refused():
+    """JAX spoke of a comparator, when the function was decorated."""
+    with pytest.raises(
+        SpecError, match="expected dicts with keys of one type, such as the names of"
+    ):
+        pm.filter_jit(double, in_shardings={"x": on(), ("x", "y"): on()})
