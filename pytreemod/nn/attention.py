@@ -336,6 +336,7 @@ class MultiheadAttention(StatefulLayer):
             self._projected(where, "key_proj", key_, self._kv_heads, self.qk_size),
             self._projected(where, "value_proj", value, self._kv_heads, self.vo_size),
         )
+        # Before they are turned: the factors of a norm would scale the two of a pair apart.
         if self.query_norm is not None and self.key_norm is not None:
             heads = (self.query_norm(heads[0]), self.key_norm(heads[1]), heads[2])
         if process_heads is not None:
@@ -489,6 +490,7 @@ class MultiheadAttention(StatefulLayer):
         # A ring is never full.
         if self.window != cache[0].shape[-2]:
             cache = check_room(where, cache, key.shape[-3], lengths, check)
+        # Turned before they are kept: the angle of a place never changes.
         key = self._turned(key, after(cache[2], key.shape[-3]))
         seen = extend_cache(cache, key, value, lengths, window=self.window)
         return seen, state.set(index, seen.cache)
@@ -570,6 +572,7 @@ def _check_mask(
         expected = "mask of booleans"
         raise ArgumentError(explain(str(where), expected, describe(mask), cure=cure))
     places = (query.shape[-2], key_.shape[-2])
+    # A dict, for without batch axes two of them are one, which the error names once.
     wanted = dict.fromkeys([places, (*lead[-1:], *places), (*lead, *places)])
     if mask.shape not in wanted:
         cure = ()
@@ -590,6 +593,7 @@ def _within(mask: Array | None, lengths: Array | None, count: int) -> Array | No
     shape = (*lengths.shape, count)
     limits = jax.lax.broadcast_in_dim(lengths, shape, range(lengths.ndim))
     here = jax.lax.broadcasted_iota(lengths.dtype, shape, lengths.ndim) < limits
+    # What is hidden is hidden from all heads and all queries.
     here = here[..., None, None, :]
     if mask is None:
         return here

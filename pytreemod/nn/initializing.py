@@ -36,6 +36,7 @@ def uniform_by_fan_in(fan_in: int) -> Initializer:
     Source:
         The defaults of `torch.nn.Linear` and `torch.nn.Conv2d`.
     """
+    # What PyTorch's kaiming_uniform_ with a = sqrt(5) comes to: sqrt(3 / fan_in) / sqrt(3).
     limit = 1 / math.sqrt(fan_in) if fan_in > 0 else 0.0
 
     def draw(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:

@@ -63,6 +63,7 @@ def refuse_uncachable(
 def check_fits(where: Title, cache: Cache, make: Callable[..., Cache], key: Array) -> None:
     """Require a cache for these sequences, whatever its size."""
     batch = key.shape[:-3]
+    # Only for its shapes: no second cache is allocated.
     wanted = jax.eval_shape(lambda: make(batch, cache[0].shape[-2]))
     if [array.shape for array in cache] == [array.shape for array in wanted]:
         return
@@ -83,6 +84,7 @@ def check_room(where: Title, cache: Cache, count: int, lengths: Array | None, ch
         raise StateError(_full(where, slots, f"{count} places at once"))
     later = length + (count if lengths is None else lengths.astype(length.dtype))
     if not isinstance(later, Tracer):
+        # Of an empty batch there is no longest.
         most = int(jnp.max(later, initial=0))
         if most > slots:
             raise StateError(_full(where, slots, f"a sequence of {most}"))
@@ -90,6 +92,7 @@ def check_room(where: Title, cache: Cache, count: int, lengths: Array | None, ch
     if not check:
         return cache
     text = _full(where, slots, "a longer sequence")
+    # On the length, of which all that follows is made: a check of what is not used is dropped.
     return keys, values, error_if(length, later > slots, text)
 
 

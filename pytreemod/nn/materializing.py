@@ -99,6 +99,7 @@ def materialize(
         return model
     watch = _Watch()
     watching = _visit(lambda path, node: watched(node, ft.partial(watch.call, path)), model)
+    # Sizes follow from shapes: nothing is computed, however large the model is.
     filter_eval_shape(_called(method), watching, *args, **kwargs)
     missed = {path: node for path, node in found.items() if path not in watch.sizes}
     if missed:

@@ -168,6 +168,7 @@ class RotaryPositionalEmbedding(Module):
             raise ShapeError(explain(str(where), expected, describe(x), cure=cure))
         check_last_axis(where, x, self.embedding_size, "embedding_size")
         size, theta, dtype = self.embedding_size, self.theta, self.dtype
+        # All sequences begin at 0: one table serves the whole batch.
         if positions is None and isinstance(offset, int) and offset == 0:
             tables = rotary_tables(size, x.shape[-2], theta, dtype)
         else:
@@ -177,6 +178,7 @@ class RotaryPositionalEmbedding(Module):
 
 def _places(where: Title, x: Array, positions: Any, offset: Any) -> Array:
     """The place of each vector: (seq,), or (..., seq)."""
+    # Floats, for a place may lie between two integers.
     wide = jnp.result_type(float)
     count = x.shape[-2:-1]
     places = jnp.arange(count[0]) if positions is None else positions

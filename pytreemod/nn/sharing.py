@@ -72,6 +72,7 @@ class Shared(Module):
         targets = locate(where, pytree, None, named(self, "where")).targets
         places = [path_text(target.path) for target in targets]
         picked = where(pytree)
+        # By shapes alone: `get` may compute, and what it gives now is not kept.
         _check_alike(places, picked, filter_eval_shape(get, pytree))
         self.pytree = tree_at(where, pytree, replace_fn=_take_out)
         _check_apart(places, self.pytree, get)

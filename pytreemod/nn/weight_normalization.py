@@ -91,6 +91,7 @@ class WeightNorm(StatefulLayer, Generic[_L]):
         self.layer, self.weight_name = layer, weight_name
         self.axis = _check_axis(named(self, "axis"), axis, v)
         self.g = norm_except(v, axis=self.axis)
+        # Such a slice would become nan. Under a transform there are no values to look at.
         if v.size and not is_traced(self.g) and not bool(jnp.all(self.g)):
             expected = "a weight of which each slice has a direction"
             found = f"one with zeros alone along axis {axis}"

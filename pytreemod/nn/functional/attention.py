@@ -121,7 +121,8 @@ def _attention_weights(query: Array, key: Array, mask: Array | None, bias: Array
         logits = jnp.einsum("...qhd,...khd->...hqk", scaled, key.astype(wide))
     else:
         kv_heads, heads = key.shape[-2], query.shape[-2]
-        # With all sizes said: of an empty batch none could be found out.
+        # The queries in groups, not the keys repeated, which would copy them for each head. And
+        # with all sizes said: of an empty batch none could be found out.
         scaled = scaled.reshape((*scaled.shape[:-2], kv_heads, groups, scaled.shape[-1]))
         logits = jnp.einsum("...qhgd,...khd->...hgqk", scaled, key.astype(wide))
         logits = logits.reshape((*logits.shape[:-4], heads, *logits.shape[-2:]))
@@ -175,6 +176,7 @@ def weighted_values(
 def _weighted_values(weights: Array, value: Array) -> Array:
     weights, value = promote(weights, value)
     wide = wide_dtype(value.dtype)
+    # The sums, and not what is summed, are wide: no copies of weights and values are made.
     groups = _groups(weights.shape[-3], value.shape[-2])
     if groups == 1:
         summed = jnp.einsum("...hqk,...khd->...qhd", weights, value, preferred_element_type=wide)
@@ -307,6 +309,7 @@ def _of_jax(
             bias=flat(None if bias is None else bias.astype(query.dtype)),
             mask=flat(mask),
             is_causal=is_causal,
+            # JAX counts what is on each side of the query's own place, and not that place.
             local_window_size=None
             if window is None
             else (window - 1, 0 if is_causal else window - 1),

@@ -64,4 +64,5 @@ def dropout(
 @traced_once("keep", "shape")
 def _dropout(x: Array, key: PRNGKeyArray, *, keep: float, shape: tuple[int, ...]) -> Array:
     kept = jax.random.bernoulli(key, keep, shape)
+    # Not a product with the mask: an infinity that is dropped would become nan.
     return jnp.where(kept, x / keep, 0)

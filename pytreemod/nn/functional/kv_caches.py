@@ -125,6 +125,7 @@ def _extend_cache(
         # A slot that is not there, in which nothing is written.
         at = jnp.where(after(jnp.zeros_like(length), count) < counted[..., None], at, slots)
     if is_ring and count > slots:
+        # Of several places with one slot only the last may be written: a scatter has no order.
         at = jnp.where(places >= length[..., None] + _column(counted, length) - slots, at, slots)
     write = _write_slice if is_slice else _write
     written = tuple(write(old, new, at) for old, new in ((keys, key), (values, value)))
@@ -135,6 +136,7 @@ def _extend_cache(
         return new_cache, *_found(written, dtypes), mask, places, held
     if count == 1:
         held = _held(places[..., 0], slots)
+        # All that a ring holds is within the window: what was not has just been overwritten.
         mask = (held >= 0)[..., None, :]
         return new_cache, *_found(written, dtypes), mask, places, held
     # What the first of these places see may be overwritten by the last of them.
@@ -163,6 +165,7 @@ def _held(last: Array, slots: int) -> Array:
     """The place that each slot of a ring holds after the place `last`; negative if it is empty."""
     shape = (*last.shape, slots)
     last = lax.broadcast_in_dim(last, shape, range(last.ndim))
+    # Of all places that have this slot, the latest that is not after `last`.
     return last - (last - lax.broadcasted_iota(last.dtype, shape, last.ndim - 1)) % slots
 
 

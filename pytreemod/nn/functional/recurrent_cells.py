@@ -81,14 +81,17 @@ def _gru_cell(
     bias: Array | None,
     bias_n: Array | None,
 ) -> Array:
+    # One product for all gates: a device does one large product faster than three small ones.
     from_x = _parts(linear(x, weight_ih, bias), 3)
     from_hidden = _parts(linear(hidden, weight_hh), 3)
     reset = jax.nn.sigmoid(from_x[0] + from_hidden[0])
     update = jax.nn.sigmoid(from_x[1] + from_hidden[1])
     recurrent = from_hidden[2]
     if bias_n is not None:
+        # Within the reset gate, where no part of the common bias could stand for it.
         recurrent = _plus(recurrent, bias_n)
     new = jnp.tanh(from_x[2] + reset * recurrent)
+    # That is (1 - z) n + z h, with one product less.
     return new + update * (hidden - new)
 
 

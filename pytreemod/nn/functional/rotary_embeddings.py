@@ -49,6 +49,7 @@ def rotary_tables(
 @traced_once("embedding_size", "end", "dtype")
 def _tables(theta: Array, *, embedding_size: int, end: int, dtype: Any) -> tuple[Array, Array]:
     places = jnp.arange(end, dtype=theta.dtype)
+    # In a wide dtype until here: in bfloat16 the place 257 would be 256.
     angles = jnp.outer(places, _frequencies(theta, embedding_size))
     return jnp.cos(angles).astype(dtype), jnp.sin(angles).astype(dtype)
 
@@ -185,6 +186,7 @@ def _rotary_embedding(x: Array, cos: Array, sin: Array, *, interleaved: bool) ->
         return with_shared(lax.mul, x, both, x.ndim - both.ndim)
 
     if not interleaved:
+        # The numbers of both halves have one table, so the vector is turned whole.
         turned = times(wide, cos, 2) + times(rotate_half(wide), sin, 2)
         return turned.astype(x.dtype)
     pairs = wide.reshape((*wide.shape[:-1], wide.shape[-1] // 2, 2))

@@ -79,6 +79,7 @@ def _matrix(weight: Array) -> Array:
 
 
 def _unit(vector: Array, eps: TracedNumber) -> Array:
+    # Not plus eps: no vector would have length one then, and the singular value be too small.
     return vector / jnp.maximum(jnp.sqrt(jnp.sum(jnp.square(vector))), eps)
 
 

@@ -162,6 +162,7 @@ def cut_for(
             # Of the sizes that a convolution takes to n, the largest; or one of those below.
             size = n * step - more[i]
             beyond = max(reach - size, 0)
+            # Where an odd entry goes is as in the convolution: its SAME pads more at the end.
             cuts.append(Cut(beyond // 2 if padding == "SAME" else -(-beyond // 2), size))
         else:
             low, high = (0, 0) if isinstance(padding, str) else padding[i]
@@ -176,6 +177,7 @@ def _wrap(
     widths = [(0, 0)] * (x.ndim - len(cuts))
     moved: list[Cut] = []
     for cut, extent, step in zip(cuts, window, stride, strict=True):
+        # Rounded up: an entry too many reaches nothing that is left after the cut.
         before = max(-(-(extent - 1 - cut.low) // step), 0)
         after = (cut.low + step - 1) // step
         widths.append((before, after))
@@ -204,6 +206,7 @@ def _spread(
     y = lax.conv_general_dilated(
         flat,
         weight,
+        # The stride is in the distance of the entries; the window moves one by one.
         (1,) * dims,
         pads,
         lhs_dilation=stride,

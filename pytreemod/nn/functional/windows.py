@@ -56,6 +56,7 @@ def _pads(padding: Any, dims: int) -> Pads | None:
     for amount in amounts:
         pair = as_sequence(amount) or (amount, amount)
         low, high = map(as_integer, pair) if len(pair) == 2 else (None, None)
+        # A negative amount is what JAX cuts off; of a padding it is more likely a mistake.
         if low is None or high is None or low < 0 or high < 0:
             return None
         pairs.append((low, high))
@@ -99,6 +100,7 @@ def resolve_padding(
     """
     if not isinstance(padding, str):
         return padding
+    # By JAX's own rule, so that a word means here what it means in `lax`.
     return tuple((low, high) for low, high in lax.padtype_to_pads(spatial, window, stride, padding))
 
 
@@ -127,6 +129,7 @@ def cover(pads: Pads, spatial: Sequence[int], window: Sequence[int], stride: Seq
     for (low, high), size, extent, step in zip(pads, spatial, window, stride, strict=True):
         total = low + size + high
         last_start = -(-(total - extent) // step) * step
+        # Such a window sees padding alone: its maximum would be -inf.
         if last_start >= low + size:
             last_start -= step
         grown.append((low, high + max(last_start + extent - total, 0)))
