@@ -117,7 +117,8 @@ class BatchNorm(StatefulLayer):
         ArgumentError: an argument is unusable, x is not floating, or an axis_name is not bound.
         RngError: key is no random key, or an initializer has none.
         ShapeError: the channels are not input_size, an axis is missing, or there is no value to
-            take a mean of; or weight or bias has not the shape above.
+            take a mean of; or weight or bias has not the shape above; or each device of a mesh has
+            a part of a batch with as many examples as channels, and channel_axis is None.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -299,6 +300,7 @@ class BatchNorm(StatefulLayer):
         where = self._title()
         check_floating(where, x)
         if 0 <= channel_axis < x.ndim and x.shape[channel_axis] == self.input_size:
+            self._check_whose(where, x)
             return
         if self.channel_axis is not None:
             expected = f"x with {self.input_size} channels on axis {self.channel_axis}"
@@ -307,6 +309,25 @@ class BatchNorm(StatefulLayer):
         raise ShapeError(
             explain(str(where), f"x of shape ({', '.join(axes)})", describe(x), cure=self._cure(x))
         )
+
+    def _check_whose(self, where: Title, x: Array) -> None:
+        """Refuse a part of a batch that would pass for one example.
+
+        Under a map each call sees one example; on a device of a mesh, mostly several. If there are
+        as many of them as channels, nothing but what was said tells which axis is which.
+        """
+        names = _axis_names(self.axis_name)
+        if self.channel_axis is not None or not names or x.shape[1:2] != (self.input_size,):
+            return
+        if {*names} <= {*jax.sharding.get_abstract_mesh().manual_axes}:
+            expected = (
+                "the axis of the channels to be said, where each device has a part of a batch"
+            )
+            cure = (
+                "say it; 0, if there is no axis of examples:",
+                f"BatchNorm({self.input_size}, {self.axis_name!r}, channel_axis=1)",
+            )
+            raise ShapeError(explain(str(where), expected, describe(x), cure=cure))
 
     def _cure(self, x: Array) -> Sequence[str]:
         """What would put the channels where this layer looks for them."""

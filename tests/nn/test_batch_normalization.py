@@ -141,6 +141,24 @@ def test_a_name_may_be_that_of_a_mesh_axis():
         assert_close(own, other)
 
 
+@pytest.mark.parametrize(("axis", "is_right"), [(None, None), (1, True), (0, False)])
+def test_as_many_examples_on_a_device_as_channels(axis, is_right):
+    """A part of a batch passed for one example, and was normalized along the wrong axis."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3, "data", channel_axis=axis)
+    whole, whole_state = nn.make_with_state(nn.BatchNorm)(3)
+    x = jnp.asarray(wave(3 * MESH.shape["data"], 3))
+    specs = {"in_specs": (P("data"), P()), "out_specs": (P("data"), P())}
+    call = pm.filter_shard_map(lambda x, s: layer(x, s), mesh=MESH, **specs)
+    if axis is None:
+        cure = r"axis of the channels to be said(?s:.)*BatchNorm\(3, 'data', channel_axis=1\)"
+        with pytest.raises(ShapeError, match=cure):
+            call(x, state)
+        return
+    out, _ = call(x, state)
+    is_whole = bool(jnp.allclose(out, whole(x, whole_state)[0], atol=1e-5))
+    assert is_whole == is_right
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["batch", "ema"])
 def test_the_parts_of_a_batch_on_a_mesh_are_normalized_as_one(mode):
