@@ -132,3 +132,10 @@ def test_own_sections_of_docstrings_become_tables_and_paragraphs(hook):
     assert "State and randomness:</span> none. A State\nis handed back." in rewritten
     assert "Source:</span>\nA paper." in rewritten
     assert rewritten.endswith("Args:\n    size: as it is (or not).")
+
+
+def test_the_settings_of_the_site_are_said_once():
+    """Of two lists of hooks the second one alone was read, and the first was lost unseen."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    keys = re.findall(r"^(\w+):", text, re.M)
+    assert sorted(keys) == sorted({*keys})

@@ -62,7 +62,7 @@ def test_instance_norm_refuses_what_is_no_example(dims, x, text):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"channels": None}, r"\(channels\): expected an integer of at least 0, got None"),
+        ({"channels": "3"}, r"\(channels\): expected an integer of at least 0, got '3'"),
         ({"eps": -1.0}, r"\(eps\): expected a number >= 0"),
         ({"channelwise_affine": 1}, r"\(channelwise_affine\): expected True or False"),
         ({"num_spatial_dims": 0}, r"\(num_spatial_dims\): expected an integer of at least 1"),
