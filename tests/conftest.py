@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections import Counter
 from collections.abc import Generator
 
 # Before JAX starts: eight virtual devices, for sharding and pmap.
@@ -14,6 +15,21 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Most of what tests compile runs once. Tests of compiled programs turn this off for themselves.
 jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.hookimpl(tryfirst=True)  # Before pytest leaves out what is slow.
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a grid that is `sampled`, mark all but every fourth case as slow.
+
+    By their order, so that all processes of a run choose the same.
+    """
+    seen: Counter[str] = Counter()
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            grid = item.nodeid.partition("[")[0]
+            if seen[grid] % 4:
+                item.add_marker(pytest.mark.slow)
+            seen[grid] += 1
 
 
 @pytest.fixture(autouse=True)

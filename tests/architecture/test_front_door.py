@@ -53,6 +53,7 @@ def test_a_name_that_is_loaded_later_is_what_its_file_has(name):
     assert name in pm.__all__
 
 
+@pytest.mark.slow
 def test_rooms_that_a_program_may_do_without_are_loaded_when_asked_for():
     """Neither the layers nor what looks inside is there after the import, nor is half of it."""
     rooms = ", ".join(repr(f"pytreemod.{name}") for name in ("nn", "debug"))

@@ -122,6 +122,7 @@ CALLED = {
 
 
 @pytest.mark.parametrize(("fn", "args"), CALLED.values(), ids=CALLED)
+@pytest.mark.sampled
 def test_submodules_are_seen_through_transforms(fn, args):
     """Wherever the Module is, and however it is called; results are the same."""
     out, seen = pm.capture(fn, Affine)(*args)

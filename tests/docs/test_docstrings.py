@@ -48,6 +48,7 @@ EXAMPLES = list(examples())
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+@pytest.mark.sampled
 def test_example_gives_what_it_shows(example, monkeypatch, tmp_path):
     """Each example is a program of its own: names are those of its file, its folder is empty."""
     monkeypatch.chdir(tmp_path)

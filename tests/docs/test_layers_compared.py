@@ -79,6 +79,7 @@ def test_every_layer_of_flax_is_in_its_column():
     assert layers - theirs - {"RNNCellBase"} == paragraph("Of Flax without")
 
 
+@pytest.mark.slow
 def test_what_is_said_of_pytorch_is_there(torch):
     """PyTorch has many more, activations and losses, which are functions here."""
     for name in column("PyTorch"):

@@ -12,6 +12,9 @@ import pytest
 
 from tests.helpers.examples import FOLDER, example
 
+# Run with the slow ones: each of these programs takes seconds to compile.
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("sklearn", reason="examples/checkpoint.py reads scikit-learn's digits")
 
 

@@ -8,6 +8,9 @@ from scipy.integrate import solve_ivp
 
 from tests.helpers.examples import example
 
+# Run with the slow ones: each of these programs takes seconds to compile.
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("tqdm", reason="examples/dqn.py shows tqdm's progress bar")
 
 

@@ -10,6 +10,9 @@ import pytest
 import pytreemod as pm
 from tests.helpers.examples import example
 
+# Run with the slow ones: each of these programs takes seconds to compile.
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("sklearn", reason="examples/ensemble.py reads scikit-learn's digits")
 
 

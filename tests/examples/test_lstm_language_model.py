@@ -9,6 +9,9 @@ import pytest
 
 from tests.helpers.examples import example
 
+# Run with the slow ones: each of these programs takes seconds to compile.
+pytestmark = pytest.mark.slow
+
 PRINTED = {
     "fixed": ([0, 25, 25, 25, 25, 25], [26.58103370666504, 4.404336929321289, 2.6979217529296875]),
     "chained": (
@@ -27,6 +30,7 @@ def language_model():
 
 @pytest.mark.parametrize("keys", PRINTED)
 @pytest.mark.parametrize("cell", ["by-hand", "LSTM"])
+@pytest.mark.sampled
 def test_losses_and_samples_are_the_printed_ones(language_model, cell, keys):
     """With the cell by hand and with the library's, from either set of keys."""
     before, losses = PRINTED[keys]

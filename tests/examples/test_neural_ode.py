@@ -10,6 +10,9 @@ from scipy.integrate import solve_ivp
 import pytreemod as pm
 from tests.helpers.examples import example
 
+# Run with the slow ones: each of these programs takes seconds to compile.
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("diffrax", reason="examples/neural_ode.py solves by diffrax")
 pytest.importorskip("tqdm", reason="examples/neural_ode.py shows tqdm's progress bar")
 

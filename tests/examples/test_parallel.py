@@ -15,6 +15,9 @@ from jax.sharding import Mesh
 from pytreemod import nn
 from tests.helpers.examples import FOLDER, example
 
+# Run with the slow ones: each of these programs takes seconds to compile.
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("sklearn", reason="examples/parallel.py reads scikit-learn's digits")
 pytest.importorskip("tqdm", reason="examples/parallel.py shows tqdm's progress bar")
 

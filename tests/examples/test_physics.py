@@ -8,6 +8,9 @@ import pytest
 import pytreemod as pm
 from tests.helpers.examples import example
 
+# Run with the slow ones: each of these programs takes seconds to compile.
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("optimistix", reason="examples/physics.py fits with optimistix")
 pytest.importorskip("tqdm", reason="examples/physics.py shows tqdm's progress bar")
 

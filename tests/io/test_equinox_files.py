@@ -171,6 +171,7 @@ def test_a_trained_network_infers_the_same_in_equinox():
     check_exchange((model, read(written(ours[1]), state, eqx)), ours)
 
 
+@pytest.mark.slow
 def test_a_state_alone_that_equinox_corrects_is_refused_with_what_to_write():
     """Its momentum is the layer's; the cure reads nothing for the model."""
     theirs, like = trained(eqx, KEYS[0]), made(pm, KEYS[1])

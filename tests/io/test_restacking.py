@@ -184,6 +184,7 @@ def blocks(tree, forms):
 
 @pytest.mark.parametrize("saved", FORMS, ids="-".join)
 @pytest.mark.parametrize("like", FORMS, ids="-".join)
+@pytest.mark.sampled
 def test_stacks_in_stacks_keep_each_layer_in_its_place(saved, like, tmp_path):
     """As many layers within as without: an axis that is taken for another one tells nobody."""
     tree = nested(saved, 0)

@@ -88,6 +88,7 @@ def as_tensors(torch, arrays):
 # ---- a network with running statistics
 
 
+@pytest.mark.slow
 def test_a_network_saved_by_pytorch_gives_the_same(torch, tmp_path):
     """From a safetensors file: in inference mode, in training, and the statistics afterwards."""
     files = pytest.importorskip("safetensors.torch", reason="reads what PyTorch has written")

@@ -58,6 +58,7 @@ TRAINED = ~pm.select.role("buffer") & pm.is_inexact_array
 
 
 @every_model
+@pytest.mark.sampled
 def test_default_is_every_floating_array_but_buffers(make):
     """filter_grad(f)(m) == jax.grad(f on the partition)(m's trainable half)."""
     found = pm.filter_grad(loss)(make(), 2.0)

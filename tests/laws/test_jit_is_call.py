@@ -26,6 +26,7 @@ def as_jax(tree):
 
 
 @every_traceable
+@pytest.mark.sampled
 def test_identity(make):
     """filter_jit(identity)(t) == t for every tree and every class of Module, time and again."""
     tree = make()

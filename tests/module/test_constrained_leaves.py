@@ -102,6 +102,7 @@ def test_training_never_leaves_the_bounds():
     assert model.noise == 0.25
 
 
+@pytest.mark.slow
 def test_transforms_carry_it():
     """jit, vmap over models, scan, checkpoints, stacks: each reads what one alone does."""
     scales = jnp.asarray([1.0, 2.0, 4.0])

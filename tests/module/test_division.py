@@ -290,6 +290,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("transform", [jax.jit, pm.filter_jit])
 @pytest.mark.parametrize(("fn", "first", "second"), PROGRAMS.values(), ids=PROGRAMS.keys())
+@pytest.mark.sampled
 def test_configuration_that_python_calls_equal_has_its_own_program(fn, first, second, transform):
     """One configuration never runs the program of another; nor are the two equal."""
     traced = transform(lambda m: fn(m))

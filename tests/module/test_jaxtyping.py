@@ -163,6 +163,7 @@ def test_misfits_are_refused(classes, build):
 
 @pytest.mark.parametrize("leaf", [None, object(), "text", 0, jax.ShapeDtypeStruct((), jnp.int32)])
 @pytest.mark.parametrize("name", ["Generated", "Own"])
+@pytest.mark.sampled
 def test_unflatten_never_checks(classes, name, leaf):
     """Transforms may put anything in a field: tree_map, tree_at, vmap, specs and gradients."""
     layer = getattr(classes, name)(ramp(2, 3), ramp(2))

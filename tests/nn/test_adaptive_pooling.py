@@ -21,6 +21,7 @@ LAYERS = [
 
 
 @pytest.mark.parametrize(("make", "spatial"), LAYERS)
+@pytest.mark.sampled
 def test_adaptive_pools_are_pytorchs_where_sizes_divide(torch, make, spatial):
     """The same numbers as the layer of that name; each takes target_shape alone."""
     x = wave(2, 3, *spatial)

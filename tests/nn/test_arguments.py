@@ -173,6 +173,7 @@ MAPPED = r"called mapped(, or as an Ensemble)?:\n      pm\.filter_vmap\(lambda "
 
 @every_layer_with_arrays
 @pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.sampled
 def test_several_layers_as_one_are_not_called_as_one(entry, members):
     """Refused eagerly, under jit, and in a map that leaves the layers out; the text maps them."""
     described = jax.eval_shape(pm.filter_vmap(nn.make_with_state(entry.make)), KEYS[:members])
@@ -191,6 +192,7 @@ def test_several_layers_as_one_are_not_called_as_one(entry, members):
 
 
 @every_layer_with_arrays
+@pytest.mark.sampled
 def test_an_array_of_another_shape_is_refused(entry):
     """One entry more, or a single one, on any axis of any array, also where it would broadcast."""
     layer, state = entry.build()
@@ -531,6 +533,7 @@ def transposed():
         "causal with a cache",
     ],
 )
+@pytest.mark.sampled
 def test_numbers_are_checked_when_they_are_exchanged(make, change, text):
     """`replace` and `with_mode` refuse what the constructor refuses."""
     with pytest.raises(ArgumentError, match=text):

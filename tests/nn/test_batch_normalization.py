@@ -142,6 +142,7 @@ def test_a_name_may_be_that_of_a_mesh_axis():
 
 
 @pytest.mark.parametrize(("axis", "is_right"), [(None, None), (1, True), (0, False)])
+@pytest.mark.slow
 def test_as_many_examples_on_a_device_as_channels(axis, is_right):
     """A part of a batch passed for one example, and was normalized along the wrong axis."""
     layer, state = nn.make_with_state(nn.BatchNorm)(3, "data", channel_axis=axis)

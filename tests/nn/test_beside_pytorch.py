@@ -488,6 +488,7 @@ def of_torch(torch: Any, kind: Kind, given: Sequence[np.ndarray], options: dict[
 
 
 @pytest.mark.parametrize(("kind", "row", "dtype"), [*cases()])
+@pytest.mark.sampled
 def test_results_and_gradients_are_pytorchs(torch, kind, row, dtype):
     """And both are of the dtype that was given."""
     shapes, options = row

@@ -58,6 +58,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("batch", [(), (2, 1)], ids=str)
+@pytest.mark.sampled
 def test_what_goes_on_finds_what_the_whole_finds(name, batch):
     """At every place: read at once, then one at a time; with a bias by places."""
     layer, state = make(batch, **LAYERS[name])
@@ -89,6 +90,7 @@ def test_sequences_of_different_lengths_go_on_each_by_itself(window):
         assert_close(jnp.stack(row), layer(sequence[: len(row)]))
 
 
+@pytest.mark.slow
 def test_lengths_without_state_hide_what_fills_up():
     """As if it were not there."""
     layer = nn.MultiheadAttention(4, 8, num_kv_heads=2, key=KEY)

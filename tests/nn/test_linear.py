@@ -68,6 +68,7 @@ def test_dtype_is_that_of_weights_and_output(key, dtype):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.complex64], ids=label)
+@pytest.mark.slow
 def test_initial_values_are_uniform_within_one_over_root_fan_in(key, dtype):
     """Bounded by 1/sqrt(in_features), with the variance of that uniform distribution."""
     layer = nn.Linear(16, 200, dtype=dtype, key=key)

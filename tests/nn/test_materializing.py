@@ -61,6 +61,7 @@ LAYERS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 @pytest.mark.parametrize("source", [jax.random.key, lambda n: pm.init_keys(jax.random.key(n))])
 @pytest.mark.parametrize(("make", "inputs"), LAYERS.values(), ids=LAYERS.keys())
+@pytest.mark.sampled
 def test_written_out_and_materialized_models_are_equal(make, inputs, source):
     """`materialize(Layer(None), x) == Layer(size)`, with a key and with what hands keys out."""
     pair = [lambda n, g=is_given: size(n, g) for is_given in (False, True)]
@@ -138,6 +139,7 @@ def test_models_that_were_made_as_one_are_finished_as_one():
 
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("LNRM"), st.integers(1, 4)), min_size=1, max_size=5))
+@pytest.mark.slow
 def test_any_sequence_of_layers(kinds):
     """`materialize(Sequential([... None ...]), x) == Sequential([... size ...])`."""
 

@@ -82,6 +82,7 @@ def test_an_activation_that_is_a_module_is_copied_for_each_neuron(key):
     assert_close(mlp(x), jnp.where(y > 0, y, 0.1 * y))
 
 
+@pytest.mark.slow
 def test_a_copy_sees_one_number_and_may_branch_on_it(key):
     """However many examples there are; a function gets all of them at once."""
 
@@ -118,6 +119,7 @@ def test_an_activation_without_a_copy_for_each_neuron_is_refused(key):
 
 @pytest.mark.parametrize("activation", [jnp.tanh, Slope(jnp.array(0.1))], ids=["tanh", "slope"])
 @pytest.mark.parametrize("depth", [0, 1, 4])
+@pytest.mark.sampled
 def test_a_scan_gives_the_same_numbers(key, depth, activation):
     """`scan=True` keeps the inner layers as one; initial values, results and gradients agree."""
     plain = nn.MLP(3, 2, 4, depth, activation, activation, key=key)

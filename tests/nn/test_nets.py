@@ -274,6 +274,7 @@ def ensemble(n):
     )
 
 
+@pytest.mark.slow
 def test_members_of_an_ensemble_train_as_they_would_alone():
     """Made, called and updated under `filter_vmap`: each member is the net trained by itself."""
     nets, values = pm.filter_vmap(update, in_axes=(0, None))(ensemble(3), X)

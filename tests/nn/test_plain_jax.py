@@ -58,6 +58,7 @@ def test_leaves_are_arrays_only(entry):
 
 
 @every_layer
+@pytest.mark.sampled
 def test_jit_of_a_layer_is_the_layer(entry):
     """jax.jit(f)(layer, state) == f(layer, state), and a second layer does not trace again."""
     traces = []
@@ -76,6 +77,7 @@ def test_jit_of_a_layer_is_the_layer(entry):
 
 
 @every_layer
+@pytest.mark.sampled
 def test_gradient_is_a_layer_that_points_downhill(entry):
     """jax.grad gives a tree of the layer's structure; a small step against it lowers the loss."""
     layer, state = entry.build()
@@ -139,6 +141,7 @@ def test_gradients_of_many_examples_are_added_up_in_single_precision(entry, way)
 
 
 @every_layer
+@pytest.mark.sampled
 def test_scan_carries_a_layer(entry):
     """lax.scan with (layer, state) as carry equals a loop in Python."""
 
@@ -159,6 +162,7 @@ def test_scan_carries_a_layer(entry):
 
 
 @every_layer
+@pytest.mark.sampled
 def test_optax_takes_a_layer(entry):
     """optax.adam(1e-3).init(layer) works as it is, and its updates apply to the layer."""
     optax = pytest.importorskip("optax", reason="optimizers come from optax")
@@ -188,6 +192,7 @@ every_batched_layer = pytest.mark.parametrize("entry", as_parameters(BATCHED))
 
 
 @every_batched_layer
+@pytest.mark.sampled
 def test_leading_axes_are_batch_axes(entry):
     """layer(batch) == vmap(layer)(batch), for three leading axes at once."""
     layer, _ = entry.build()

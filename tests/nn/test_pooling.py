@@ -33,6 +33,7 @@ def test_pools_are_pytorchs(torch, make, spatial):
 
 
 @pytest.mark.parametrize(("make", "spatial"), LAYERS)
+@pytest.mark.sampled
 def test_the_default_stride_is_one(make, spatial):
     """As in Equinox, and not the window's size as in PyTorch."""
     out = make(2)(jnp.ones((1, *spatial)))

@@ -59,6 +59,7 @@ def by_loops(cell, x, lengths, reverse, keep_order):
 @pytest.mark.parametrize("time_major", [False, True], ids=["time after", "time first"])
 @pytest.mark.parametrize("options", [{}, {"reverse": True}, {"reverse": True, "keep_order": True}])
 @pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["full", "short"])
+@pytest.mark.sampled
 def test_an_rnn_is_a_loop(lengths, options, time_major):
     """Over every sequence for itself: outputs, also past the ends, and last carries."""
     x = jnp.asarray(wave(3, 4, 3))

@@ -47,6 +47,7 @@ def test_a_simple_cell_starts_as_in_flax():
 
 
 @every_cell
+@pytest.mark.slow
 def test_weights_are_the_same_without_biases(make):
     """And in the dtype that was asked for."""
     with_bias, without = (make(3, 2, flag, jnp.bfloat16, key=KEY) for flag in (True, False))
@@ -105,6 +106,7 @@ def test_each_of_a_pair_is_checked():
 
 
 @every_cell
+@pytest.mark.slow
 def test_the_cure_of_cells_as_one_cures(make):
     """The text's code gives each what it carried, too; and so does that for a map too many."""
     layer = make(3, 2, key=KEY)

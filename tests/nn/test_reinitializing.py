@@ -22,6 +22,7 @@ MAKES = {
 
 
 @pytest.mark.parametrize("name", MAKES)
+@pytest.mark.sampled
 def test_layers_are_drawn_as_they_draw_themselves(key, name):
     """With the fan-in that the layer has, whatever the layout of its arrays; all else stays."""
     make, fan_in = MAKES[name]
@@ -39,6 +40,7 @@ def test_layers_are_drawn_as_they_draw_themselves(key, name):
         assert_close(new.weight, again.weight)
 
 
+@pytest.mark.slow
 def test_layers_as_one_are_drawn_one_for_one(key):
     """Those of a Stack, and of a map over a map: different values, each with its own fan-in."""
     stack = nn.Stack(ft.partial(nn.Linear, 64, 64), 3, key=key)

@@ -22,6 +22,7 @@ class Net(pm.Module):
         self.count = pm.StateIndex(jnp.asarray(3))
 
 
+@pytest.mark.slow
 def test_caches_are_empty_and_the_rest_stays():
     """For other sequences, in another size and dtype; the model goes on with it."""
     net, state = pm.make_with_state(Net)()

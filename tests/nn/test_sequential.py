@@ -221,6 +221,7 @@ def by_hand(net, x, state):
     return scale(last(relu(x))), state
 
 
+@pytest.mark.slow
 def test_state_goes_through_nested_sequentials_under_every_transform(key):
     """filter_jit of filter_grad of filter_vmap gives what calling the layers by hand gives."""
     net, _ = nn.make_with_state(make_deep)(key)

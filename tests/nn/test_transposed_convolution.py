@@ -32,6 +32,7 @@ def test_the_layers_for_each_dimension_are_the_general_one(key):
 
 @pytest.mark.parametrize("options", [{}, {"padding": "SAME"}, {"padding": 1, "dilation": 2}])
 @pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.sampled
 def test_it_undoes_what_a_convolution_does_to_a_shape(key, stride, options):
     """The size that a convolution took is among those that output_padding can give."""
     down = nn.Conv1d(2, 3, 3, stride, key=key, **options)

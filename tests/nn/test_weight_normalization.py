@@ -21,6 +21,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled
 def test_fields_leaves_and_numbers_are_equinoxs(key, case):
     """At first, and with other directions and lengths."""
     make, axis, shape = CASES[case]
@@ -77,6 +78,7 @@ def test_it_trains_as_pytorchs_does(torch, key, case):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16], ids=label)
+@pytest.mark.slow
 def test_at_first_it_is_the_layer(key, dtype):
     """Up to the rounding of a sum in float32: in narrow dtypes to the bit."""
     linear = nn.Linear(5, 4, dtype=dtype, key=key)

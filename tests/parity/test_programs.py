@@ -57,6 +57,7 @@ def as_parameter(path: Path):
 
 
 @pytest.mark.parametrize("path", [as_parameter(path) for path in sorted(PROGRAMS.glob("*.py"))])
+@pytest.mark.sampled
 def test_a_program_runs_the_same_with_its_import_changed(path):
     """Same structures, types, strings and numbers; arrays within tolerance.
 

@@ -275,6 +275,7 @@ def test_l17_an_ensemble_of_batchnorm_networks_is_called():
     assert_close(statistics, states.get(models.norm.state_index), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_l17_an_ensemble_of_batchnorm_networks():
     """Made and trained by vmap, with axis_name inside: each member is as if it were alone."""
     models, states, keys = ensemble(3)

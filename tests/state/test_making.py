@@ -169,6 +169,7 @@ COPIES = list(doubles(pm.nn.BatchNorm(2)))
 
 
 @pytest.mark.parametrize("way", COPIES)
+@pytest.mark.sampled
 def test_copies_of_a_layer_have_statistics_of_their_own(way):
     """Weights part, and so do values: what inference gives is what training came to."""
     first, second = doubles(pm.nn.BatchNorm(2, momentum=0.5))[way]

@@ -243,6 +243,7 @@ def sample(kind):
 
 
 @pytest.mark.parametrize("kind", ["paths", "members", "steps", "seeds", "layers"])
+@pytest.mark.sampled
 def test_keys_are_independent(kind):
     """Across paths, members, steps, seeds and layers: bits are even, and words uncorrelated."""
     words = bits(sample(kind))
@@ -327,6 +328,7 @@ USES = [fresh_keys, mapped, scanned, differentiated]
 
 
 @pytest.mark.parametrize("use", USES)
+@pytest.mark.sampled
 def test_jax_accepts_streams_where_it_looks_for_key_reuse(use):
     """Call after call, with the State that came back; and the numbers are those without a look."""
     model, _ = make(1)
@@ -346,6 +348,7 @@ def test_jax_accepts_streams_where_it_looks_for_key_reuse(use):
 
 
 @pytest.mark.parametrize("use", USES)
+@pytest.mark.sampled
 def test_jax_finds_a_state_that_is_used_in_two_calls(use):
     """Going on with the State from before a call gives the same numbers: a key is used twice."""
     model, state = make(1)

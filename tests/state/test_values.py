@@ -615,6 +615,7 @@ def changed_in_place(value):
     ],
 )
 @pytest.mark.parametrize("by", ["init", "set", "get", "substate", "update", "jit", "fill"])
+@pytest.mark.sampled
 def test_a_container_that_is_changed_in_place_changes_no_state(value, by):
     """What went in and what came out is the caller's; what the State holds is its own."""
     value = copy.deepcopy(value)

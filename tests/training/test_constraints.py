@@ -78,6 +78,7 @@ def fault(constraint, value):
 @every
 @law
 @given(SEEDS)
+@pytest.mark.sampled
 def test_a_value_comes_back(constraint, shape, seed):
     """`forward(inverse(x))` is `x`, which is inside, and has its dtype and shape."""
     forward, inverse = compiled(constraint)
@@ -116,6 +117,7 @@ def test_every_finite_number_gives_one_inside(constraint, u):
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("u", [-60000.0, -30.0, 0.0, 30.0, 60000.0])
 @simple
+@pytest.mark.sampled
 def test_half_precision_stays_inside(constraint, u, dtype):
     """And stays what it is."""
     value = constraint.forward(jnp.asarray(u, dtype))
@@ -136,6 +138,7 @@ def test_the_shape_is_known_without_tracing(constraint, shape):
 
 
 @pytest.mark.parametrize(("constraint", "shape"), WITH_AXES, ids=str)
+@pytest.mark.sampled
 def test_a_batch_is_many(constraint, shape):
     """Axes before those that are meant are mapped over."""
     forward, inverse = compiled(constraint)
@@ -177,6 +180,7 @@ def test_numbers_are_those_of_the_formula(constraint, formula, slope, u):
 
 
 @every
+@pytest.mark.sampled
 def test_gradients_are_finite_differences(constraint, shape):
     """Along a random direction."""
     u, direction = (free(constraint, shape, seed) for seed in (0, 1))

@@ -180,6 +180,7 @@ def test_each_layer_of_a_stack_has_an_update_of_its_own():
 
 
 @pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.slow
 def test_stacks_of_none_and_of_one(depth):
     """Mapped over all the same."""
     stack = nn.Stack(ft.partial(nn.Linear, 3, 3), depth, key=KEY)

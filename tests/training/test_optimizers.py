@@ -117,6 +117,7 @@ def test_one_rule_is_plain_optax(model, transformation):
 
 @law
 @given(models, st.lists(transformations, min_size=3, max_size=3), st.data())
+@pytest.mark.slow
 def test_several_rules_are_multi_transform(model, rules, data):
     """Over several steps, to the bit."""
     params = pm.trainable(model)[0]
@@ -143,6 +144,7 @@ def test_several_rules_are_multi_transform(model, rules, data):
 
 @law
 @given(models, transformations, transformations)
+@pytest.mark.slow
 def test_what_comes_out_has_the_structure_of_what_went_in(model, first, second):
     """So that loops can carry both, and a compiled step is compiled once."""
     opt = pm.Optimizer(pm.by({"content[2]": first, ...: second}), before=optax.clip(1.0))
@@ -676,6 +678,7 @@ def tied_pair():
     return pm.tie(model, "second.weight", to="first.weight")
 
 
+@pytest.mark.slow
 def test_a_tied_parameter_has_one_slot():
     """And moves at both places at once, as one that is used twice by hand."""
     model = tied_pair()

@@ -342,6 +342,7 @@ def casts(fn, *args):
     return lowered.as_text().count("stablehlo.convert"), len(re.findall(r" convert\(", compiled))
 
 
+@pytest.mark.slow
 def test_the_casts_are_those_of_code_by_hand():
     """No more of them, forwards and backwards; and the same numbers."""
     model, xs = net(), ramp(3, 4) / 12
@@ -382,6 +383,7 @@ TRANSFORMED = {
 
 
 @pytest.mark.parametrize("call", TRANSFORMED.values(), ids=TRANSFORMED)
+@pytest.mark.sampled
 def test_it_goes_through_transforms_and_copies(call):
     """With the same result, but for what XLA does not round in between."""
     model, xs = pm.with_precision(nn.Linear(4, 2, key=KEY), MIXED), ramp(3, 4)

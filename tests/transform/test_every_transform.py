@@ -286,6 +286,7 @@ CHAIN = ["jit", "vmap", "grad", "scan", "cond", "checkpoint", "jvp", "custom_jvp
 
 @pytest.mark.parametrize("turn", range(0, len(CHAIN), 3))
 @pytest.mark.parametrize("direction", [1, -1])
+@pytest.mark.sampled
 def test_values_of_chains(turn, direction):
     """Ten transforms, one around the other, in several orders, give the value of the innermost."""
     chain = CHAIN[turn:] + CHAIN[:turn]
@@ -341,6 +342,7 @@ CALLABLES = {
 
 
 @EVERY
+@pytest.mark.sampled
 def test_takes_every_kind_of_callable(name):
     """Functions, Modules, bound methods, partials, objects, and what is transformed already."""
     for kind, fn in CALLABLES.items():
@@ -620,6 +622,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize("through", TABLE.values(), ids=TABLE)
+@pytest.mark.sampled
 def test_a_model_that_changes_goes_through(through):
     """Parameters, functions and counts go in, and come out as the call has left them."""
     layer = Layer(ramp(2, 2), jnp.tanh, jnp.asarray(3))

@@ -88,6 +88,7 @@ def doubled(model):
 
 
 @every_model
+@pytest.mark.sampled
 def test_jit(make):
     """jax.jit takes and returns Modules, and traces once for equal structures."""
     traces = []
@@ -124,6 +125,7 @@ def test_vmap(make):
 
 
 @every_model
+@pytest.mark.sampled
 def test_scan_carry(make):
     """jax.lax.scan carries a Module, and stacks those it is given back."""
     final, seen = jax.lax.scan(lambda m, _: (doubled(m), m), make(), length=2)
@@ -133,6 +135,7 @@ def test_scan_carry(make):
 
 
 @every_model
+@pytest.mark.sampled
 def test_cond_and_loops(make):
     """jax.lax.cond, while_loop and fori_loop take a Module."""
     chosen = jax.lax.cond(jnp.asarray(True), doubled, lambda m: m, make())
@@ -156,6 +159,7 @@ def test_eval_shape_and_jaxpr(make):
 
 @every_model
 @jax.numpy_dtype_promotion("standard")  # optax counts steps in int32.
+@pytest.mark.sampled
 def test_optax(make):
     """optax.adam takes the model itself, with no filter, and moves every leaf."""
     optimizer = optax.adam(1e-3)

@@ -458,6 +458,7 @@ def test_the_shapes_of_shared_values():
     ],
     ids=["by", "Module", "function"],
 )
+@pytest.mark.slow
 def test_a_model_split_by_path(spec):
     """basic by filters, spec from a State tree: in and out by one spec."""
     fn = pm.filter_shard_map(
@@ -636,6 +637,7 @@ THROUGH = {
 
 
 @pytest.mark.parametrize("transformed", THROUGH.values(), ids=THROUGH)
+@pytest.mark.sampled
 def test_bound_methods_go_through_every_transform(transformed):
     """An error there for eleven transforms: a bound method is a value, its model a part of it."""
     model = linear()
@@ -645,6 +647,7 @@ def test_bound_methods_go_through_every_transform(transformed):
     assert pm.filter_eval_shape(model.loss, X).shape == ()
 
 
+@pytest.mark.slow
 def test_gradients_reach_the_model_of_a_bound_method():
     """Through the transforms above, the model that the method is bound to is data."""
     expected = pm.filter_grad(lambda m: m.loss(X))(linear())

@@ -64,6 +64,7 @@ def test_what_a_jitted_function_returns_waits():
 
 
 @every_module
+@pytest.mark.sampled
 def test_fields_are_those_of_the_original(make):
     """Every field reads as in the original, in whatever order it is asked for."""
     module = make()
@@ -122,6 +123,7 @@ MAKES = {
 
 @every_module
 @pytest.mark.parametrize("make_from", MAKES.values(), ids=MAKES.keys())
+@pytest.mark.sampled
 def test_first_use(make, make_from):
     """Whatever is made from a waiting Module first is what is made from a built one."""
     module = make()

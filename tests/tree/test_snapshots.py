@@ -207,6 +207,7 @@ def containers():
 
 @pytest.mark.parametrize("how", ["built", "returned", "returned and passed on", "inside another"])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
+@pytest.mark.sampled
 def test_mutation_after_a_call_is_seen(change, how):
     """A list or dict inside a Module that is changed after a call is passed on as changed."""
     model, expected = containers(), containers()
@@ -278,6 +279,7 @@ def test_exact_values_tell_apart_what_python_calls_equal():
 
 
 @pytest.mark.parametrize("make", [lambda x: x, lambda x: [x], Holder, lambda x: {"k": Holder([x])}])
+@pytest.mark.sampled
 def test_values_come_back_as_they_were_whatever_came_before(make):
     """1, True and 1.0, 0.0 and -0.0: what goes in comes out, as arguments and inside Modules."""
     for value in SCALARS:
@@ -377,6 +379,7 @@ def test_divide_takes_a_mask():
         divide([1, 2], [True])
 
 
+@pytest.mark.slow
 def test_threads_agree_on_a_structure():
     """Threads that meet a structure at once get one object."""
     for n in range(200):

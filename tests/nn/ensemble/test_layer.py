@@ -117,6 +117,7 @@ def make_low_rank(key):
 
 
 @pytest.mark.parametrize("shared", [None, "layers[0]", "layers.*.bias"], ids=label)
+@pytest.mark.slow
 def test_each_member_gives_what_it_would_alone(shared):
     """To one input for all, and to one for each."""
     ensemble = nets(shared)
@@ -237,6 +238,7 @@ def test_it_is_trained_like_any_other_model():
     ],
     ids=label,
 )
+@pytest.mark.slow
 def test_ties_and_computed_leaves_work_inside(make, shared, i):
     """Also where a part of what a leaf is computed from is shared."""
     ensemble = nn.Ensemble(make, N, key=KEY, shared=shared)
@@ -343,6 +345,7 @@ class Scaled(AbstractCallRule):
         return out if where.layer is None else out * where.layer.astype(out.dtype)
 
 
+@pytest.mark.slow
 def test_rules_around_members_are_told_their_layer():
     """In a Stack of Ensembles; and alone, where there is no layer."""
     stack = nn.Stack(lambda key: nn.Ensemble(make_mlp, N, key=key), 2, key=KEY)
@@ -387,6 +390,7 @@ def make_noisy(axis_name=None, **options):
     return ensemble, state.seed(jax.random.key(1))
 
 
+@pytest.mark.slow
 def test_each_member_has_state_and_streams_of_its_own():
     """As each has that is filled with its part, and called alone."""
     ensemble, state = make_noisy()

@@ -11,6 +11,7 @@ from tests.nn.numbers_to_compare import assert_close, wave
 
 
 @pytest.mark.parametrize("spatial", [(), (5,), (2, 3)], ids=label)
+@pytest.mark.slow
 def test_prelu_is_pytorchs(torch, spatial):
     """The same numbers and gradients, at zero too, for a slope for each channel."""
     x = wave(3, 4, *spatial)

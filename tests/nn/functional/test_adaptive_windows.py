@@ -21,6 +21,7 @@ def by_hand(x, target_shape, operation):
 
 @pytest.mark.parametrize("target", [(1, 1), (3, 2), (4, 5), (2, 3)])
 @pytest.mark.parametrize(("ours", "numpys"), [(jnp.mean, np.mean), (jnp.median, np.median)])
+@pytest.mark.sampled
 def test_windows_are_numpys_parts(target, ours, numpys):
     """Sizes that divide, and sizes that do not; axis after axis, which a median shows."""
     x = wave(2, 3, 4, 5)
@@ -29,6 +30,7 @@ def test_windows_are_numpys_parts(target, ours, numpys):
 
 
 @pytest.mark.parametrize("name", ["avg", "max"])
+@pytest.mark.slow
 def test_where_sizes_divide_the_windows_are_pytorchs(torch, name):
     """The same numbers and gradients."""
     x = wave(2, 4, 6)

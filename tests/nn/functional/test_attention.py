@@ -194,6 +194,7 @@ def check_case(torch, case, dtype, implementation, tolerance):
 
 @pytest.mark.parametrize("implementation", [None, "xla"])
 @pytest.mark.parametrize("case", SMALL, ids=str)
+@pytest.mark.slow
 def test_groups_windows_and_bias_are_pytorchs(torch, case, implementation):
     """Masked, causal, within a window: by PyTorch's function, told by a mask and a bias."""
     check_case(torch, case, jnp.float32, implementation, 2e-5)
@@ -243,6 +244,7 @@ def test_a_window_counts_the_own_place():
     ]
 
 
+@pytest.mark.slow
 def test_what_jaxs_function_cannot_do_is_done_by_the_formula():
     """Dropout, and values of another size than keys."""
     query, key, value = grouped(2)

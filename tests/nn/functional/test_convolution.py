@@ -22,6 +22,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled
 def test_conv_is_pytorchs(torch, case):
     """The same numbers as torch.nn.functional.conv1d, conv2d and conv3d."""
     x_shape, weight_shape, options = CASES[case]
@@ -79,6 +80,7 @@ def test_named_and_uneven_paddings(padding, size, stride, pads):
 
 @pytest.mark.parametrize("bias_shape", [(3,), (3, 1, 1)], ids=label)
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3), (2, 1, 2), (0,)], ids=label)
+@pytest.mark.sampled
 def test_every_axis_before_the_channels_is_a_batch_axis(batch, bias_shape):
     """Any number of leading axes gives what one call for each image gives."""
     x, weight = jnp.asarray(wave(*batch, 2, 4, 4)), jnp.asarray(wave(3, 2, 2, 2))

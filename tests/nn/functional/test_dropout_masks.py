@@ -10,6 +10,7 @@ from tests.nn.numbers_to_compare import assert_close, wave
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+@pytest.mark.slow
 def test_entries_are_dropped_with_probability_p_and_scaled(key, p):
     """The dropped share is within four standard deviations of p; the rest is x / (1 - p)."""
     n = 4000

@@ -64,6 +64,7 @@ def interesting_numbers(dtype, num):
 
 
 @pytest.mark.parametrize("num", SIZES)
+@pytest.mark.sampled
 def test_a_row_number_means_the_same_in_every_dtype(num):
     """Also where the number of rows does not fit into the dtype; traced or not, NumPy's or ours."""
     asked = {dtype: interesting_numbers(dtype, num) for dtype in DTYPES}
@@ -115,6 +116,7 @@ def test_the_gradient_of_a_row_that_is_often_read_is_added_up_in_single_precisio
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32], ids=label)
+@pytest.mark.slow
 def test_tangents_are_rows_of_the_tangent(dtype):
     """Forwards, too, and twice; what is out of range has none."""
     weight = jnp.asarray(wave(4, 2), dtype)

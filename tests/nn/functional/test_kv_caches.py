@@ -42,6 +42,7 @@ def test_what_is_beyond_the_slots_is_lost():
 
 
 @pytest.mark.parametrize("counts", [(7,), (1, 5, 1), (2, 2, 3), (1,) * 7], ids=str)
+@pytest.mark.slow
 def test_a_ring_holds_the_last_places(counts):
     """However many come at once; and each query sees its window, by the places of the keys."""
     cache, first = empty_cache((), 3, 1, 1, 1), 0

@@ -42,6 +42,7 @@ def test_layer_norm_without_weights_has_mean_zero_and_variance_one():
 
 
 @pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4)], ids=label)
+@pytest.mark.slow
 def test_rms_norm_is_pytorchs(torch, shape):
     """The same numbers and gradients as torch.nn.functional.rms_norm; a bias is added to that."""
     x, weight, bias = wave(2, 3, 4), wave(*shape, phase=1), wave(*shape, phase=2)
@@ -72,6 +73,7 @@ def test_rms_norm_is_the_formula_of_its_paper():
 
 @pytest.mark.parametrize("spatial", [(), (3,), (2, 3)], ids=label)
 @pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.sampled
 def test_group_norm_is_pytorchs(torch, groups, spatial):
     """The same numbers as torch.nn.functional.group_norm, for a batch and for one example."""
     x, weight, bias = wave(5, 4, *spatial), wave(4, phase=1), wave(4, phase=2)
@@ -102,6 +104,7 @@ def test_group_norm_is_the_formula_of_its_paper():
 
 
 @pytest.mark.parametrize("spatial", [(3,), (2, 3)], ids=label)
+@pytest.mark.slow
 def test_instance_norm_is_pytorchs(torch, spatial):
     """The same numbers and gradients, for a batch and for one example; in half precision, too."""
     given = wave(5, 4, *spatial), wave(4, phase=1), wave(4, phase=2)

@@ -111,6 +111,7 @@ def means(x, window, stride):
 
 @pytest.mark.parametrize("dtype", HALF, ids=label)
 @pytest.mark.parametrize(("size", "window", "stride"), [(32, 32, 1), (36, 32, 2), (6, 2, 3)])
+@pytest.mark.slow
 def test_means_of_half_precision_are_added_up_in_single_precision(
     torch, dtype, size, window, stride
 ):

@@ -36,6 +36,7 @@ def ours(kind, x, hidden, weights):
 @pytest.mark.parametrize("use_bias", [True, False], ids=["biases", "no biases"])
 @pytest.mark.parametrize("batch", [(), (5,)], ids=label)
 @pytest.mark.parametrize("kind", GATES)
+@pytest.mark.sampled
 def test_steps_and_their_gradients_are_pytorchs(torch, kind, batch, use_bias):
     """In float64: the gates are in its order, and the second bias of n is within the reset gate."""
     x, hidden, weights = jax.tree.map(
@@ -88,6 +89,7 @@ def restated(kind, x, hidden, weights):
     ("dtype", "tolerance"), [("f4", 1e-5), ("bfloat16", 4e-2), ("f2", 5e-3)], ids=label
 )
 @pytest.mark.parametrize("kind", GATES)
+@pytest.mark.sampled
 def test_steps_are_the_formulas(kind, dtype, tolerance):
     """Restated in NumPy; narrow floats stay what they are, and lose no more than their digits."""
     given = arrays_for(kind, (2, 3), use_bias=False)

@@ -12,6 +12,7 @@ from tests.nn.numbers_to_compare import assert_close, wave
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (5, 2), (3, 2, 2), (3, 2, 2, 1)], ids=label)
+@pytest.mark.slow
 def test_many_iterations_give_the_first_singular_vectors(shape):
     """Up to the sign that both have in common, those of NumPy's singular value decomposition."""
     weight = wave(*shape)
@@ -54,6 +55,7 @@ def test_a_norm_below_eps_is_not_divided_by():
     assert v.tolist() == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_the_gradient_sees_the_norm_but_not_the_iteration():
     """The vectors are constants; d(W / s)/dW has the part that comes from s."""
     weight, u, v = jnp.asarray(wave(2, 3)), jnp.array([0.6, 0.8]), jnp.array([1.0, 0.0, 0.0])

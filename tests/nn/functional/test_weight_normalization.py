@@ -29,6 +29,7 @@ def test_it_is_the_formula(shape, axis):
 
 
 @pytest.mark.parametrize("dim", [0, 1, None], ids=label)
+@pytest.mark.slow
 def test_numbers_and_gradients_are_pytorchs(torch, dim):
     """Of both arguments, through a function that weighs each number otherwise."""
     v, g = wave(4, 3), wave(*[n if i == dim else 1 for i, n in enumerate((4, 3))], phase=1)

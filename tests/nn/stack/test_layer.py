@@ -71,6 +71,7 @@ X = jnp.asarray(wave(5, 2))
     [(1, False), (2, True), (True, False), (1, True), (2, jax.checkpoint_policies.dots_saveable)],
     ids=label,
 )
+@pytest.mark.sampled
 def test_stack_is_its_layers_one_after_the_other(unroll, remat):
     """Value and gradient are those of the loop, however it is unrolled and recomputed."""
     stack = blocks(unroll=unroll, remat=remat)
@@ -604,6 +605,7 @@ PROGRAMS = {
 
 @pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.slow
 def test_the_program_is_that_of_a_scan_by_hand(name):
     """Forward and gradient have the same equations, and the same operations once compiled."""
     ours, hands = (

@@ -187,6 +187,7 @@ def test_a_token_outside_is_shared_by_all_layers():
 
 
 @pytest.mark.parametrize("options", [{"remat": True}, {"unroll": True}])
+@pytest.mark.slow
 def test_options_do_not_change_the_state(options):
     """Recomputed or written out: values and gradients are the same."""
 
@@ -225,6 +226,7 @@ def test_the_stream_is_one_and_each_layer_draws_its_own():
     assert [leaf.shape for leaf in jax.tree.leaves(state.substate(stack.layer.stream))] == [(), ()]
 
 
+@pytest.mark.slow
 def test_the_streams_of_the_layers_are_those_of_split():
     """Each layer draws what a member of state.split(depth) would, and the State goes on as join."""
     stack, state = noisy()

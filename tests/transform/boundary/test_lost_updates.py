@@ -79,6 +79,7 @@ def dropped_nothing(model, state, x):
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+@pytest.mark.sampled
 def test_a_forgotten_state_is_told(transform, counter):
     """In silence, the count would stay at 0 for ever; whatever the transform."""
     with pytest.warns(LostUpdateWarning, match=LOST) as told:

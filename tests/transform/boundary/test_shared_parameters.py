@@ -90,6 +90,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("make", SHARED)
+@pytest.mark.sampled
 def test_a_shared_parameter_is_told(make, way):
     """In silence it would be two from the first step on."""
     with pytest.warns(SharedParameterWarning, match=TOLD) as told:

@@ -102,6 +102,7 @@ PASSED = {
 
 
 @pytest.mark.parametrize(("fn", "expected"), PASSED.values(), ids=PASSED)
+@pytest.mark.sampled
 def test_what_is_sown_comes_out(fn, expected):
     """It is that of a plain call, stacked along axis 0 by what maps and loops."""
     seen = captured(fn, X)
@@ -111,6 +112,7 @@ def test_what_is_sown_comes_out(fn, expected):
 
 
 @pytest.mark.parametrize(("fn", "expected"), PASSED.values(), ids=PASSED)
+@pytest.mark.sampled
 def test_results_are_those_of_a_call_without_a_capture(fn, expected):
     """Law: capture(f)(x)[0] == f(x)."""
     del expected

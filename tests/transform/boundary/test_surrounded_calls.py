@@ -456,6 +456,7 @@ class Inside(pm.Module):
 
 
 @pytest.mark.parametrize("how", ["vmap", "filter_vmap", "filter_checkpoint", "filter_jit"])
+@pytest.mark.sampled
 def test_the_number_goes_into_transforms_of_the_layer(how):
     """Twice, for JAX keeps what it traced the first time."""
     inside = nn.Stack(lambda key: Inside(nn.Linear(2, 2, key=key), how), 3, key=jax.random.key(0))

@@ -440,6 +440,7 @@ def outcome(fn, count, names):
 
 @pytest.mark.parametrize("transform", WITH_KEYWORDS)
 @pytest.mark.parametrize("name", CALLABLES)
+@pytest.mark.sampled
 def test_arguments_go_where_python_sends_them(name, transform):
     """However a call is spelled, the function gets what it gets in plain Python, or both refuse."""
     fn = CALLABLES[name]
@@ -457,6 +458,7 @@ def test_arguments_go_where_python_sends_them(name, transform):
 
 @pytest.mark.parametrize("style", [(1, ""), (1, "y"), (2, ""), (1, "yz"), (2, "z"), (1, "zy")])
 @pytest.mark.parametrize("name", ["half by position", "object", "scaled", "claiming", "partial"])
+@pytest.mark.sampled
 def test_derivatives_of_arguments_that_are_given_in_any_way(name, style):
     """filter_grad takes what its function takes, compiled or mapped or neither."""
 

@@ -51,6 +51,7 @@ OWN = ("all", "warn", "all-except-first", "warn-except-first")
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 @pytest.mark.parametrize("donate", ["none", *OWN])
 @pytest.mark.parametrize("kind", ["instance", "bound method", "Partial", "transform"])
+@pytest.mark.sampled
 def test_arrays_of_the_callable_itself_are_given_with_all(donate, kind):
     """They are what a large model is made of; they are not the first argument, nor have a name."""
     model = affine()
@@ -192,6 +193,7 @@ def programs(donate):
 
 @pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("donate", [True, False], ids=["donated", "kept"])
+@pytest.mark.slow
 def test_memory_is_that_of_jax_jit(donate):
     """By the compiler's account, donation saves what it saves for flat lists, to the byte."""
     ours, by_hand = (compiled.memory_analysis() for compiled in programs(donate))

@@ -133,6 +133,7 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize(("a", "b"), DIFFERENT.values(), ids=DIFFERENT.keys())
+@pytest.mark.sampled
 def test_two_traces_for_different_calls(a, b):
     """What programs tell apart is traced apart, whichever comes first, and then found again."""
     for first, second in ((a, b), (b, a)):
@@ -444,6 +445,7 @@ def deleted(donate, by_keyword=False):
     ],
     ids=repr,
 )
+@pytest.mark.sampled
 def test_what_is_donated(donate, expected, by_keyword):
     """By name, by names, by selector over the arguments, by class: exactly these are gone."""
     assert ["d" if x else "-" for x in deleted(donate, by_keyword)] == expected.split()
@@ -469,6 +471,7 @@ MATRICES = pm.select.type(object) & (lambda x: x.ndim == 2)
     ids=["predicate", "inside", "with a type"],
 )
 @pytest.mark.parametrize("style", ["called", "by keyword", "method", "static", "compiled"])
+@pytest.mark.sampled
 def test_a_rule_that_looks_at_arrays_is_asked_in_each_call(donate, style):
     """What is given away is what the rule picks in this call, and not in the first one."""
     fn = pm.filter_jit(lambda a, b, c: (a + 1, b + 1), donate=donate)

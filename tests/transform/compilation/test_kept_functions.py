@@ -76,6 +76,7 @@ def half(f):
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
+@pytest.mark.sampled
 def test_a_static_function_goes_when_nobody_has_it(run):
     """A lasting step with fresh functions beside it: none stays, nor what it had captured."""
     gc.collect()

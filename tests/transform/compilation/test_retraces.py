@@ -203,6 +203,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("old", "new", "text"), CHANGES.values(), ids=CHANGES.keys())
+@pytest.mark.sampled
 def test_each_kind_of_change_is_named(old, new, text):
     """The report has the place, what was there, what is there now, and why these differ."""
     assert changes({"x": old}, {"x": new}) == [text]

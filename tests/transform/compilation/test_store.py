@@ -123,6 +123,7 @@ def test_a_new_entry_becomes_an_ordinary_one():
     ],
     ids=["jaxpr", "grad", "vmap", "trace", "eval_shape"],
 )
+@pytest.mark.sampled
 def test_a_trace_elsewhere_leaves_the_entry_to_be_looked_at(trace):
     """What was traced inside another transform has not run: its first own call looks for checks."""
     jitted = pm.filter_jit(lambda x: pm.error_if(x, x > 3, "too large"))

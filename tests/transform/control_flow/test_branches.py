@@ -187,6 +187,7 @@ def test_equal_leaves_stay_what_they_are(first, second, expected):
     ],
 )
 @pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.sampled
 def test_numbers_take_the_dtype_of_what_they_meet(first, second, dtype, weak, swap):
     """A number that differs, or meets an array, becomes an array: as JAX promotes numbers."""
     pair = [second, first] if swap else [first, second]
@@ -575,6 +576,7 @@ def test_the_errors_of_a_branch_arrive_undisturbed():
 
 @pytest.mark.parametrize("interval", [1e-6, 5e-3])
 @pytest.mark.parametrize("transform", ["cond", "switch", "in a program"])
+@pytest.mark.sampled
 def test_branches_to_promote_from_several_threads(transform, interval):
     """The first calls of shared branches, at once: each gets what it would get alone."""
     before = sys.getswitchinterval()

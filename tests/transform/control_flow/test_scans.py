@@ -67,6 +67,7 @@ def test_scan_is_the_loop(first, second, out, total, reverse):
         lambda c, x: (c + c, (c * 1, x)),
     ],
 )
+@pytest.mark.sampled
 def test_arrays_and_numbers_are_treated_as_by_jax(init, step):
     """Values, dtypes and weak types are those of jax.lax.scan, for numbers in the carry, too."""
     found = pm.filter_scan(step, init, jnp.arange(3), length=3)
@@ -237,6 +238,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("make", STEPS.values(), ids=STEPS.keys())
+@pytest.mark.sampled
 def test_anything_callable_is_a_step(make):
     """Functions, Modules, methods, partials, transformed functions: the result is the same."""
     init, xs = ramp(2), ramp(3, 2)
@@ -365,6 +367,7 @@ def test_map_is_vmap(batch_size):
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("axis", [0, -1])
+@pytest.mark.sampled
 def test_associative_scan_is_that_of_jax(axis, reverse):
     """On the arrays it is jax.lax.associative_scan; the rest comes out as it went in."""
     elems = Affine(ramp(2, 2) * 0.5, [ramp(2), "text", 3])

@@ -50,6 +50,7 @@ def test_a_call_is_the_functions():
         assert out["name"] == "a"
 
 
+@pytest.mark.slow
 def test_the_jvp_rule_is_the_derivative():
     """Forward, reverse, compiled, mapped, scanned and nested: all of it comes from the rule."""
     scaled = make_scaled()
@@ -138,6 +139,7 @@ def test_a_number_with_a_tangent_is_an_array():
     assert_close(jax.jvp(f, (3.0,), (1.0,)), (jnp.asarray(0.0), jnp.asarray(4.0)))
 
 
+@pytest.mark.slow
 def test_second_derivatives_go_through_the_rule():
     """The rule is differentiated in its turn."""
 

@@ -85,6 +85,7 @@ SELECTORS = {
 
 
 @pytest.mark.parametrize(("wrt", "picked"), SELECTORS.values(), ids=SELECTORS)
+@pytest.mark.sampled
 def test_the_gradient_has_the_chosen_leaves_and_none_elsewhere(wrt, picked):
     """The model's structure, the full gradient's values where chosen, None everywhere else."""
     everything = pm.filter_grad(loss, wrt=True)(stacked(), X)

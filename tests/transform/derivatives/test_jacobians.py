@@ -61,6 +61,7 @@ def test_it_is_jaxs_on_the_arrays_alone(name):
 
 
 @every
+@pytest.mark.slow
 def test_it_is_what_finite_differences_say(name):
     """First derivatives agree with difference quotients, second with those of the first."""
 
@@ -232,6 +233,7 @@ def test_as_decorator(name):
 
 
 @every
+@pytest.mark.slow
 def test_nests_with_other_transforms(name):
     """jit, vmap, grad and each other, filtered and plain, inside and outside."""
     make = getattr(pm, name)

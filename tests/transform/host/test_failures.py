@@ -149,6 +149,7 @@ def switching():
 
 @pytest.mark.usefixtures("switching")
 @pytest.mark.parametrize(("fine", "failing"), AT_ONCE.values(), ids=AT_ONCE.keys())
+@pytest.mark.sampled
 def test_a_failure_is_raised_in_its_own_thread(fine, failing):
     """Of calls at once, of one program or of two, only that raises whose check failed."""
     start = threading.Barrier(4)
@@ -187,6 +188,7 @@ class Meeting:
 
 
 @pytest.mark.parametrize("donate", ["none", "x"])
+@pytest.mark.slow
 def test_calls_that_share_a_failure_are_made_again(donate):
     """With a failure between them, calls are repeated, each alone; never one that donates."""
     # Those that are alone wait in vain.

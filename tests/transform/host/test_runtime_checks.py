@@ -88,6 +88,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
+@pytest.mark.sampled
 def test_under_every_transform(program):
     """Where the check holds, the result is that without it; where not, each call raises."""
     checked, plain = pm.filter_jit(program(small)), pm.filter_jit(program(no_check))
@@ -123,6 +124,7 @@ EAGER = {
 
 
 @pytest.mark.parametrize(("program", "x"), EAGER.values(), ids=EAGER.keys())
+@pytest.mark.sampled
 def test_eagerly(program, x):
     """Outside of jit the check itself raises, also under vmap and grad."""
     jax.block_until_ready(program(x - 9))
@@ -220,6 +222,7 @@ def test_trees_go_through_compiled_checks():
     ],
     ids=repr,
 )
+@pytest.mark.sampled
 def test_any_true_is_a_failure(pred):
     """A predicate is a bool or an array of any shape, or a count; one True in it is enough."""
     failure(pm.error_if, ramp(2), pred, TEXT)
@@ -257,6 +260,7 @@ def batch_notes(error):
 
 
 @pytest.mark.parametrize(("program", "x", "place"), PLACES.values(), ids=PLACES.keys())
+@pytest.mark.sampled
 def test_the_index_in_the_batch_is_named(program, x, place):
     """Under vmap a note says which member failed first, and how many others did."""
     error = failure(pm.filter_jit(program), *(x if type(x) is tuple else (x,)))
@@ -426,6 +430,7 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("run", KNOWN.values(), ids=KNOWN.keys())
+@pytest.mark.sampled
 def test_a_bool_is_decided_at_once(run):
     """True raises while tracing, wherever the result goes; False asks for no array."""
     failure(run, lambda x: pm.error_if(x, True, TEXT))
@@ -475,6 +480,7 @@ def over_checkpoint(check):
 
 
 @pytest.mark.parametrize("over", [over_jit, over_scan, over_while, over_cond, over_checkpoint])
+@pytest.mark.sampled
 def test_a_check_in_code_that_jax_had_traced_before(over):
     """JAX keeps traces of inner functions; a check in one is found by every function around it."""
     program = over(lambda x: pm.error_if(x, x > 3, TEXT))

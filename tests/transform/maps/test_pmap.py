@@ -36,6 +36,7 @@ def call(model, x):
         ((lambda x: 0 if x.ndim == 3 else None, None), Affine(stacked().weight, ramp(2)), ramp(3)),
     ],
 )
+@pytest.mark.sampled
 def test_pmap_is_vmap(in_axes, model, x):
     """filter_pmap(f)(*args) == filter_vmap(f)(*args)."""
     mapped = pm.filter_pmap(call, in_axes=in_axes)

@@ -43,6 +43,7 @@ EXPECTED = apply(model(), BATCH)
         (None, pm.by({...: lambda a: P(*(["data"] + [None] * (a.ndim - 1)))})),
     ],
 )
+@pytest.mark.sampled
 def test_arguments_are_split_as_the_spec_says(in_specs):
     """By position, by name, by rule, by function, by Module."""
     out_specs = (
@@ -66,6 +67,7 @@ def test_arguments_are_split_as_the_spec_says(in_specs):
         (lambda a: P("data"), pm.by({...: lambda a: P()}), None),
     ],
 )
+@pytest.mark.sampled
 def test_results_are_put_together_as_the_spec_says(out_specs):
     """The same language; what is no array comes out as the function returned it."""
     fn = pm.filter_shard_map(
@@ -83,6 +85,7 @@ def test_results_are_put_together_as_the_spec_says(out_specs):
         assert all_lie((y, same)) == [("data",), (), ()]
 
 
+@pytest.mark.slow
 def test_tensor_parallelism_by_path():
     """Two layers, split over the hidden axis, summed at the end: the numbers of one device."""
 
@@ -407,6 +410,7 @@ def test_in_specs_that_do_not_fit_are_refused(in_specs, error, text):
         ),
     ],
 )
+@pytest.mark.sampled
 def test_out_specs_that_do_not_fit_are_refused(out_specs, error, text):
     """The path in the result, shape and spec are in the text."""
 
