@@ -165,7 +165,9 @@ def test_dtypes_are_kept():
         made = Written(jnp.ones(2, dtype))
         assert made.scale.dtype == jax.tree.leaves(made)[0].dtype == dtype
     assert Written(1.0).scale.weak_type
-    assert not Written(jnp.float32(1)).scale.weak_type
+    # Half precision: JAX 0.10 takes an unpickled weak number for one that is not, and gives what it
+    # compiled for it to all that come after.
+    assert not Written(jnp.float16(1)).scale.weak_type
 
 
 def test_none_stays_none():
