@@ -34,14 +34,14 @@ from pytreemod.module.fields import buffer, field, refuse_not_called, static_fie
 from pytreemod.module.methods import InheritedMethod, Method, as_method, is_method
 from pytreemod.module.overriding import find_overridden, mark_overridden, refuse_properties
 from pytreemod.module.pickling import referred, referring, share_functions
-from pytreemod.module.reading import MADE, Read, observe
+from pytreemod.module.reading import MADE, observe
 from pytreemod.module.records import ClassValue, Record, make_record, write_setattr
 from pytreemod.module.registration import register, register_again, write_code
 from pytreemod.module.schema import LAYOUT, Notes, Schema
 from pytreemod.tree.comparison import are_equal
 from pytreemod.tree.nodes import places
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.pending import answers_alone
+from pytreemod.tree.pending import Waiting, has_attribute
 from pytreemod.tree.printing import tree_pformat
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import class_of, jtu
@@ -75,7 +75,7 @@ class ModuleMeta(abc.ABCMeta):
             namespace = {key: value for key, value in namespace.items() if key != "__slots__"}
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
         own_abstract = _collect_fields(cls, kw_only)
-        overridden = find_overridden(cls, (ClassValue, Read))
+        overridden = find_overridden(cls, (ClassValue, Waiting))
         mark_overridden(cls, frozenset(overridden))
         schema = Schema(cls, write_code, make_record, overridden)
         _note_abstract(schema, own_abstract, is_abstract or strict is None)
@@ -96,12 +96,13 @@ class ModuleMeta(abc.ABCMeta):
         return cls
 
     # Typed so that a checker goes on to `__init__` for the parameters.
-    def __call__(
+    def __call__(  # noqa: D102  (see below)
         cls: type[_R],  # pyright: ignore[reportGeneralTypeIssues]  (its instances are Records)
         *args: Any,
         **kwargs: Any,
     ) -> _R:
-        """Build, finish and freeze an instance."""
+        # Build, finish and freeze an instance. No docstring, which `help` would find for any
+        # `__call__` of an instance that has none.
         schema = cls.__record__
         if schema.refusal is not None:
             if schema.plain is not None:
@@ -144,7 +145,7 @@ class ModuleMeta(abc.ABCMeta):
 
 def _is_own(name: str, value: Any) -> bool:
     """Whether a class makes it for itself, and so does not take it from a pickled one."""
-    if name in ("__record__", "__dataclass_fields__"):
+    if name in ("__record__", "__dataclass_fields__") or isinstance(value, Waiting):
         return True
     # What wraps such a function bears its marks, and is none.
     is_plain = class_of(value) is FunctionType and not hasattr(value, "__wrapped__")
@@ -303,14 +304,12 @@ def _note_checks(schema: Schema) -> None:
 def _note_waiting(schema: Schema) -> None:
     """Work out whether instances may be filled in at their first read.
 
-    Python must come to `__getattr__` for that: not if somebody else answers first, and not for
-    the fields of which the class itself has an attribute (a default).
+    Not if somebody else answers for all attributes, and not the fields that the class itself has an
+    attribute for (a default).
     """
     cls: Any = schema.cls
-    schema.can_wait = answers_alone(cls) and cls.__getattribute__ is object.__getattribute__
-    shown = [n for n in schema.fields if any(n in vars(b) for b in cls.__mro__)]
-    # A `Read` fills a pending instance in by itself.
-    schema.shown = tuple(n for n in shown if not isinstance(vars(cls).get(n), Read))
+    schema.can_wait = cls.__getattribute__ is object.__getattribute__
+    schema.shown = tuple(n for n in schema.fields if has_attribute(cls, n))
 
 
 def _wrap_methods(cls: type) -> None:

@@ -29,7 +29,7 @@ import jax
 from pytreemod.errors import AccessError, FieldError, ShapeError, SpecError, describe, explain
 from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.pending import PENDING, settle
+from pytreemod.tree.pending import Waiting, settle
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.stored_fields import is_reading_stored, stored
 from pytreemod.tree.surgery import replace_at
@@ -343,30 +343,20 @@ def _child(node: Any, key: Any) -> Any:
 # ---- reading
 
 
-class Read:
-    """Stands in a reading class for a field: reading it gives the value."""
+class Read(Waiting):
+    """Stands in a reading class for a field: reading it gives the value.
 
-    __slots__ = ("name",)
+    It has a `__set__`, so that Python asks it although the instance's dict has the name.
+    """
 
-    def __init__(self, name: str):
-        self.name = name
+    __slots__ = ()
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         name = self.name
-        if instance is None:
-            return self._of_class(owner)
-        fields = instance.__dict__
-        if name not in fields:
-            source = fields.get(PENDING)
-            if source is not None:
-                source.read(instance, name)
-            if name not in fields:
-                text = f"{class_of(instance).__name__!r} object has no attribute {name!r}"
-                raise AttributeError(text, name=name, obj=instance)
-        value = fields[name]
-        if is_reading_stored():
+        value = super().__get__(instance, owner)
+        if instance is None or is_reading_stored():
             return value
-        if TIES in fields:
+        if TIES in instance.__dict__:
             value = follow(instance, (jtu.GetAttrKey(name),))
         if is_computed(value):
             return evaluate(value, f"{class_of(instance).__qualname__}.{name}")
@@ -375,16 +365,6 @@ class Read:
     def __set__(self, instance: Any, value: Any) -> None:
         # Reached past `__setattr__` alone, which refuses.
         instance.__dict__[self.name] = value
-
-    def _of_class(self, owner: Any) -> Any:
-        """What the class would have without this."""
-        bases: tuple[type, ...] = owner.__mro__
-        for base in bases:
-            kept: Any = vars(base).get(self.name, self)
-            if not isinstance(kept, Read):
-                return kept
-        text = f"type object {owner.__name__!r} has no attribute {self.name!r}"
-        raise AttributeError(text, name=self.name, obj=owner)
 
 
 class _Reading:

@@ -339,7 +339,7 @@ class Schema(AbstractRecord):
 
     def given_roles(self, node: Any) -> GivenRoles:
         """The roles that places in `node` were given; see `AbstractRecord.given_roles`."""
-        return getattr(node, ROLES) if ROLES in self.split(node).config else ()
+        return stored(node, ROLES) if ROLES in self.split(node).config else ()
 
     def rebuild(
         self, node: Any, changes: dict[str, Any], is_given: bool = False, decide: bool = False
@@ -417,8 +417,8 @@ class Schema(AbstractRecord):
     def early(self, node: Any) -> dict[str, Any] | None:
         """What a pending copy of `node` must hold from the start; see `AbstractRecord.early`.
 
-        Python asks `__getattr__` only where the class itself has no attribute of that name, as it
-        has for a field with a default: such a value must be there already.
+        Where the class has an attribute of a field's name, as it has for a default, Python would
+        take that: such a value must be there already.
         """
         if not self.can_wait:
             return None
@@ -428,14 +428,17 @@ class Schema(AbstractRecord):
         if any(n not in config and type(v) not in _SCALARS for n, v in early.items()):
             return None
         self._open()
-        return {LAYOUT: layout, **early}
+        # For these nothing waits in the class: they are no fields.
+        beside = {n: stored(node, n) for n in layout.beside}
+        return {LAYOUT: layout, **beside, **early}
 
     def _open(self) -> None:
         if self._is_open:
             return
         with self._lock:
             if not self._is_open:
-                open_to_waiting(self.cls)
+                waiting = [n for n in self.fields if n not in (*self.shown, *vars(self.cls))]
+                open_to_waiting(self.cls, waiting)
                 self._is_open = True
 
     def shadow(self, node: Any, source: AbstractSource) -> Any:
@@ -444,7 +447,7 @@ class Schema(AbstractRecord):
         values = {PENDING: source, LAYOUT: layout}
         # What is no field is not asked for: it has to be there when the stand-in is flattened.
         for name in layout.beside:
-            values[name] = getattr(node, name)
+            values[name] = stored(node, name)
         made = self._make(self.cls, values)
         if not self.can_wait:
             source.settle(made)

@@ -484,6 +484,16 @@ def test_doctest_and_help_find_methods():
     assert copy.copy(kept).__get__(many()) is not None
 
 
+def test_a_call_without_a_docstring_has_none():
+    """Help looked on, and found that of the metaclass."""
+
+    class Bare(pm.Module):
+        def __call__(self):
+            return 1
+
+    assert inspect.getdoc(Bare.__call__) is None
+
+
 def owned(x, how="sum"):
     """A method of an instance with this in its field."""
 

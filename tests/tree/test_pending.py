@@ -11,6 +11,7 @@ import pickle
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -75,6 +76,20 @@ def test_fields_are_those_of_the_original(make):
             assert_same(getattr(waiting, name), getattr(module, name))
 
 
+@runtime_checkable
+class HasWeight(Protocol):
+    """From Python 3.12 on, `isinstance` looks for its members without asking `__getattr__`."""
+
+    weight: jax.Array
+
+
+@runtime_checkable
+class HasScale(Protocol):
+    """Of a field that many classes have a default for."""
+
+    scale: float
+
+
 LOOKS = {
     "type": type,
     "class": lambda m: m.__class__,
@@ -88,6 +103,9 @@ LOOKS = {
     "is a dataclass": dataclasses.is_dataclass,
     "pretty": lambda m: pm.tree_pformat(m, width=20),
     "callable": callable,
+    "of a protocol": lambda m: [isinstance(m, kind) for kind in (HasWeight, HasScale)],
+    "attributes": lambda m: [(n, hasattr(m, n)) for n in (*dir(m), "scale")],
+    "attributes of the class": lambda m: [(n, hasattr(type(m), n)) for n in field_names(m)],
     "has an attribute": lambda m: [
         hasattr(m, n) for n in ("weight", "nothing", "__call__", "replace")
     ],
@@ -304,13 +322,48 @@ def test_subclasses_of_a_class_that_waited():
         def __getattr__(self, name):
             if name == "magic":
                 return 42
-            return super().__getattr__(name)
+            raise AttributeError(f"no {name!r}")
 
     assert_same(pending(Plain(ramp(1), 3.0)).scale, 3.0)
     assert Own(ramp(1)).magic == 42
     assert_same(pending(Own(ramp(1))).weight, ramp(1))
     with pytest.raises(AttributeError, match="'nothing'"):
         Own(ramp(1)).nothing
+
+
+def test_the_class_is_asked_as_if_nothing_stood_in_it():
+    """A field of a class that waited is no attribute of the class, unless it was given one."""
+
+    class Base(pm.Module):
+        weight: jax.Array
+
+    class Behind:
+        weight = 5.0
+
+    class Both(Base, Behind):
+        pass
+
+    class Unset(Base):
+        def __init__(self):
+            pass
+
+    pending(Base(ramp(1)))
+    with pytest.raises(AttributeError, match=r"^type object 'Base' has no attribute 'weight'"):
+        Base.weight
+    assert Both.weight == 5.0
+    assert_same(pending(Both(ramp(1))).weight, ramp(1))
+    with pytest.raises(TypeError, match="Field 'weight' was not initialized"):
+        Unset()
+
+    class Later(Base):
+        weight: float = 3.0
+
+    assert Later().weight == 3.0
+    assert_same(pending(Later(ramp(2))).weight, ramp(2))
+    Base.weight = 7.0
+    assert Base.weight == 7.0
+    assert_same(pending(Base(ramp(1))).weight, ramp(1))
+    assert dataclasses.fields(Base)[0].default is dataclasses.MISSING
 
 
 def test_threads_that_read_one_waiting_module():
