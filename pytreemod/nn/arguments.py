@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, cast
 
 import jax
@@ -24,7 +24,7 @@ from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.values import State
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array_like
-from pytreemod.typing import Keys
+from pytreemod.typing import Keys, untyped_jax
 
 KEY_CURE = ("Pass a random key:", "key=jax.random.key(0)")
 STATE_CURE = ("A State goes second, without a name:", "x, state = layer(x, state)")
@@ -58,6 +58,9 @@ class Title:
         shown = ", ".join(f"{name}={getattr(self.layer, name)!r}" for name in self.names)
         return f"{type(self.layer).__name__}({shown})"
 
+
+_DIVIDED_AT_ONCE = 16
+"""How many parts of a key are taken out by one program, whose size grows with them."""
 
 _NO_NUMBERS = "OSUMm"
 """Kinds of NumPy's dtypes that JAX has not: objects, texts and times."""
@@ -329,7 +332,19 @@ def split_key(where: TitleLike, key: KeyLike, n: int) -> Sequence[PRNGKeyArray] 
     """
     if isinstance(key, InitKeys):
         return [next(key) for _ in range(n)]
-    return jax.random.split(check_key(where, key), n)
+    key = check_key(where, key)
+    return _divided(key, n) if n <= _DIVIDED_AT_ONCE else jax.random.split(key, n)
+
+
+def _parts(key: PRNGKeyArray, n: int) -> tuple[PRNGKeyArray, ...]:
+    return tuple(jax.random.split(key, n))
+
+
+# As one program: a fifth of what it takes to split a key, and to take each part out of the array by
+# a call of its own (9 us in place of 40 to 60, for two). In other programs it leaves no trace.
+_divided: Callable[[PRNGKeyArray, int], tuple[PRNGKeyArray, ...]] = untyped_jax.jit(
+    _parts, static_argnums=1, inline=True
+)
 
 
 def divide_key(where: TitleLike, key: KeyLike, n: int) -> Sequence[KeyLike] | Keys:

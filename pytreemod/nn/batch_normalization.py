@@ -37,7 +37,7 @@ from pytreemod.nn.functional.normalization import (
     update_running,
 )
 from pytreemod.nn.functional.promotion import computing_dtype
-from pytreemod.nn.initializing import Initializer, initial_affine
+from pytreemod.nn.initializing import Initializer, filled, initial_affine
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.tokens import StateIndex
 from pytreemod.state.values import State
@@ -188,7 +188,7 @@ class BatchNorm(StatefulLayer):
         shape = size if self.channelwise_affine else None
         inits = (weight_init, bias_init)
         self.weight, self.bias = initial_affine(self, (shape, shape), dtype, inits, key)
-        self.state_index = StateIndex((jnp.zeros(size, wide), jnp.ones(size, wide)))
+        self.state_index = StateIndex((filled(0.0, size, wide), filled(1.0, size, wide)))
         # An average that went on from the zeros would have to be debiased: the first batch is it.
         self.ema_first_time_index = StateIndex(jnp.asarray(True)) if self._is_ema() else None
 

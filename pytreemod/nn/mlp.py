@@ -165,7 +165,10 @@ class MLP(Module):
         if self.depth > 0:
             layers = [make(self.in_size, self.width_size, self.use_bias, keys[0])]
             if self.scan:
-                inner = key.take(depth - 1) if isinstance(key, InitKeys) else keys[1:depth]
+                if isinstance(key, InitKeys):
+                    inner = key.take(depth - 1)
+                else:
+                    inner = jax.random.split(key, self.depth + 1)[1:depth]
                 layers.append(filter_vmap(make_inner)(inner))
             else:
                 layers += [make_inner(inner) for inner in keys[1:depth]]

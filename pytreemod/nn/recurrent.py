@@ -19,11 +19,11 @@ from pytreemod.nn.arguments import (
     Title,
     check_array,
     check_flag,
+    check_key,
     check_size,
     divide_key,
     is_traced,
     named,
-    split_key,
 )
 from pytreemod.nn.calling import accepts_key, uses_key_if, wants_key
 from pytreemod.nn.functional.recurrent_sequences import flip_sequences
@@ -179,7 +179,7 @@ class RNN(Module):
         # Once, not in every step.
         cell = resolve(self.cell)
         if key is not None and wants_key(cell):
-            keys = split_key(f"{where}(key)", key, x.shape[0])
+            keys = jax.random.split(check_key(f"{where}(key)", key), x.shape[0])
         takes_key = accepts_key(cell)
 
         def advance(carry: Any, now: tuple[Any, Any]) -> tuple[Any, Any]:

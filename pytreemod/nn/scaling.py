@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Shaped
 
 from pytreemod.module.classes import Module
@@ -25,7 +24,7 @@ from pytreemod.nn.arguments import (
 )
 from pytreemod.nn.calling import ignores_key
 from pytreemod.nn.functional.linear_functions import scale
-from pytreemod.nn.initializing import Initializer, initialize
+from pytreemod.nn.initializing import Initializer, filled, initialize
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
 
@@ -88,7 +87,7 @@ class Scale(Module):
         if key is not None or weight_init is not None:
             drawn_with = check_key(named(self, "key"), key)
         if weight_init is None:
-            self.weight = jnp.ones(self.shape, dtype)
+            self.weight = filled(1.0, self.shape, dtype)
         else:
             where = named(self, "weight_init")
             self.weight = initialize(where, weight_init, drawn_with, self.shape, dtype)

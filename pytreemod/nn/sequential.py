@@ -9,7 +9,7 @@ import jax
 
 from pytreemod.errors import ArgumentError, StateError, describe, explain
 from pytreemod.module.classes import Module
-from pytreemod.nn.arguments import check_key, divide_key, named
+from pytreemod.nn.arguments import check_key, named
 from pytreemod.nn.calling import (
     ABSENT,
     Absence,
@@ -173,8 +173,10 @@ class Sequential(StatefulLayer):
             if not isinstance(key, InitKeys):  # From which a check would take a key in vain.
                 check_key("Sequential(...)", key)
             return [None] * len(self.layers)
+        if isinstance(key, InitKeys):
+            return [key if wants else None for wants in wanted]
         # By the number of all layers: what a layer gets does not depend on what the others are.
-        keys = divide_key("Sequential(...)", key, len(self.layers))
+        keys = jax.random.split(check_key("Sequential(...)", key), len(self.layers))
         return [keys[number] if wants else None for number, wants in enumerate(wanted)]
 
     @overload

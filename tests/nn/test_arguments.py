@@ -26,6 +26,7 @@ from pytreemod.nn.arguments import (
     check_size,
     check_sizes,
     own_arrays,
+    split_key,
 )
 from tests.labels import label
 from tests.nn.catalogue import CATALOGUE
@@ -551,3 +552,24 @@ def test_a_layer_that_was_mapped_over_by_mistake_is_told(layer, x):
     text = r"(?s)of shape \(4.*One axis is missing\..*in_axes=\(None, 0\)"
     with pytest.raises(ShapeError, match=text):
         pm.filter_vmap(lambda m, x: m(x))(layer, x)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 16, 17])
+@pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey], ids=["typed", "words"])
+def test_the_parts_of_a_key_are_jaxs(make, n):
+    """However many are taken out at once: the first numbers of layers are Equinox's."""
+    key = make(3)
+    parts = split_key("here", key, n)
+
+    assert len(parts) == n
+    for part, expected in zip(parts, jax.random.split(key, n), strict=True):
+        np.testing.assert_array_equal(jax.random.bits(part, (2,)), jax.random.bits(expected, (2,)))
+
+
+def test_splitting_a_key_leaves_no_call_in_a_program():
+    """Outside of `jit` it is a program of its own; inside, its operations stand as before."""
+
+    def split(key):
+        return tuple(split_key("here", key, 2))
+
+    assert "jit" not in str(jax.make_jaxpr(split)(jax.random.key(0)))
