@@ -4,14 +4,13 @@
     python examples/dqn.py --steps 10000 --seed 1 --plot cartpole.png
 
 A pole stands on a cart, and the cart is pushed to the left or to the right, fifty times a second,
-so that the pole does not fall. Nobody tells the network how: it sees where cart and pole are and
-how fast, and learns what a push is worth: how much of the time to come the pole will stand. After
-twenty seconds on two cores, 100 new poles stand for as long as anybody looks, ten seconds each.
+so that the pole does not fall. Nobody tells the network how: it learns what a push is worth, which
+is how much of the time to come the pole will stand. After ten seconds on two cores, 100 new poles
+stand for as long as anybody looks, ten seconds each.
 
-The cart is a Module whose methods are its physics; the memory of what has happened is a Module with
-a ring of arrays; both are values, as the network and the optimizer are. So acting, remembering,
-learning and moving the target network are one function from a `Run` to the next one, and a thousand
-of its steps are a single call of compiled code, carts and all.
+The cart is a Module whose methods are its physics; the memory is a Module with a ring of arrays;
+both are values, as the network and the optimizer are. So acting, remembering and learning are one
+function from a `Run` to the next one, and a thousand of its steps are one call of compiled code.
 
 The physics are those of Barto, Sutton & Anderson 1983, with the numbers that everybody uses since;
 the learning is that of Mnih et al. 2015, with the double estimate of van Hasselt et al. 2016.
@@ -34,10 +33,8 @@ import pytreemod as pm
 from pytreemod import nn
 
 Observation = Float[Array, "carts 4"]
-
-DISCOUNT, BATCH, FOLLOW = 0.99, 256, 0.01
-CURIOUS_FOR, CURIOUS_AT_LAST = 1500, 0.02
-LONGEST = 500
+DISCOUNT, BATCH, FOLLOW = 0.99, 256, 0.02
+CURIOUS_FOR, CURIOUS_AT_LAST, LONGEST = 1500, 0.02, 500
 
 
 # --- the environment ----------------------------------------------------------------------------
@@ -59,9 +56,7 @@ class CartPole(pm.Module):
         """Nearly upright, nearly at rest."""
         return jax.random.uniform(key, (4,), minval=-0.05, maxval=0.05)
 
-    def step(
-        self, now: Float[Array, "4"], push: Int[Array, ""]
-    ) -> tuple[Float[Array, "4"], Bool[Array, ""]]:
+    def step(self, now: Float[Array, "4"], push: Int[Array, ""]) -> tuple[Array, Bool[Array, ""]]:
         """What is a fiftieth of a second later, and whether the pole has fallen."""
         _, speed, angle, turning = now
         force = jnp.where(push == 1, self.force, -self.force)
@@ -95,26 +90,23 @@ class Memory(pm.Module):
     count: Int[Array, ""]
 
     def __init__(self, size: int, carts: int):
-        seen = jnp.zeros((size, carts, 4))
-        self.ring = Moments(
-            seen, jnp.zeros((size, carts), jnp.int32), seen + 0.0, jnp.zeros((size, carts), bool)
-        )
+        seen, push = jnp.zeros((size, carts, 4)), jnp.zeros((size, carts), jnp.int32)
+        self.ring = Moments(seen, push, seen + 0.0, push > 0)
         self.count = jnp.zeros((), jnp.int32)
 
     def remember(self, moments: Moments) -> "Memory":
         """With these in it."""
         size = len(self.ring.push)
-        ring = jax.tree.map(
-            lambda kept, new: kept.at[self.count % size].set(new), self.ring, moments
-        )
+        row = self.count % size
+        ring = jax.tree.map(lambda kept, new: kept.at[row].set(new), self.ring, moments)
         return self.replace(ring=ring, count=self.count + 1)
 
     def recall(self, n: int, key: PRNGKeyArray) -> Moments:
         """Some of them, by chance."""
         size, carts = self.ring.push.shape
-        row_key, cart_key = jax.random.split(key)
-        rows = jax.random.randint(row_key, (n,), 0, jnp.minimum(self.count, size))
-        columns = jax.random.randint(cart_key, (n,), 0, carts)
+        keys = jax.random.split(key)
+        rows = jax.random.randint(keys[0], (n,), 0, jnp.minimum(self.count, size))
+        columns = jax.random.randint(keys[1], (n,), 0, carts)
         return jax.tree.map(lambda kept: kept[rows, columns], self.ring)
 
 
@@ -135,8 +127,7 @@ class Run(pm.Module):
 
 def surprise(net: nn.MLP, target: nn.MLP, moments: Moments) -> Float[Array, ""]:
     """How far the worth of pushes is from what the next moment says of it."""
-    # What the network would do next, and what its slower copy thinks of that: the larger one of two
-    # noisy guesses is too large on average.
+    # What the network would do, and what its slower copy thinks of that: a maximum is too large.
     best = jnp.argmax(net(moments.after), axis=-1)
     worth = jnp.take_along_axis(target(moments.after), best[:, None], axis=-1)[:, 0]
     # A pole that stands for ever is worth 1.
@@ -150,9 +141,9 @@ def advance(run: Run, cart: CartPole) -> tuple[Run, tuple[Float[Array, " carts"]
     key, dice, coin, start, recall = jax.random.split(run.key, 5)
     carts = len(run.now)
     rate = jnp.maximum(CURIOUS_AT_LAST, 1 - run.memory.count / CURIOUS_FOR)
-    is_curious = jax.random.bernoulli(dice, rate, (carts,))
-    by_chance = jax.random.randint(coin, (carts,), 0, 2)
-    push = jnp.where(is_curious, by_chance, jnp.argmax(run.net(run.now), axis=-1))
+    curious = jax.random.bernoulli(dice, rate, (carts,))
+    best = jnp.argmax(run.net(run.now), axis=-1)
+    push = jnp.where(curious, jax.random.randint(coin, (carts,), 0, 2), best)
 
     after, has_fallen = jax.vmap(cart.step)(run.now, push)
     memory = run.memory.remember(Moments(run.now, push, after, has_fallen))
@@ -165,31 +156,20 @@ def advance(run: Run, cart: CartPole) -> tuple[Run, tuple[Float[Array, " carts"]
     recalled = memory.recall(BATCH, recall)
     loss, grads = pm.filter_value_and_grad(surprise)(run.net, run.target, recalled)
     net, optimizer = run.optimizer.update(run.net, grads)
-    new = run.replace(
-        net=net,
-        # A slower copy, a little nearer to the network.
-        target=optax.incremental_update(net, run.target, FOLLOW),
-        optimizer=optimizer,
-        memory=memory,
-        now=now,
-        age=jnp.where(ends, 0, run.age + 1),
-        key=key,
-    )
-    return new, (lengths, loss)
+    # A slower copy, a little nearer to the network.
+    target = optax.incremental_update(net, run.target, FOLLOW)
+    age = jnp.where(ends, 0, run.age + 1)
+    return Run(net, target, optimizer, memory, now, age, key), (lengths, loss)
 
 
 @pm.filter_jit(donate="run")
-def advance_many(
-    run: Run, cart: CartPole, steps: int
-) -> tuple[Run, tuple[Float[Array, "steps carts"], Float[Array, " steps"]]]:
-    """So many steps in one call."""
+def advance_many(run: Run, cart: CartPole, steps: int) -> tuple[Run, tuple[Array, Array]]:
+    """So many steps in one call; what each gave besides is stacked."""
     return pm.filter_scan(lambda run, _: advance(run, cart), run, None, length=steps)
 
 
 @pm.filter_jit
-def watch(
-    net: nn.MLP, cart: CartPole, key: PRNGKeyArray, steps: int
-) -> tuple[Float[Array, "steps 100"], Int[Array, " 100"]]:
+def watch(net: nn.MLP, cart: CartPole, key: PRNGKeyArray, steps: int) -> tuple[Array, Array]:
     """The angles of 100 poles under the pushes that seem best, and for how long each one stood."""
 
     def move(carry: Any, _: None) -> tuple[Any, Any]:
@@ -205,17 +185,15 @@ def watch(
 
 def plot(file: Path, means: list[float], chunk: int, angles: np.ndarray) -> None:
     """How long poles stood while learning, and how the new ones move."""
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-    left.locator_params(axis="x", nbins=5)
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
     left.plot(chunk * np.arange(1, len(means) + 1), means)
     left.set(xlabel="steps of the optimizer", ylabel="moments until a pole falls", ylim=(0, None))
-    seconds = CartPole().seconds * np.arange(len(angles))
-    right.plot(seconds, np.degrees(angles[:, :20]), linewidth=0.7)
+    right.plot(CartPole().seconds * np.arange(len(angles)), np.degrees(angles[:, :20]))
     right.set(xlabel="seconds", ylabel="degrees from upright", title="20 new poles")
     figure.savefig(file, dpi=150)
-    plt.close(figure)
 
 
 # --- the program --------------------------------------------------------------------------------
@@ -249,7 +227,6 @@ def main(argv: Sequence[str] | None = None) -> Any:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plot", type=Path, help="where to draw how long poles stood")
     args = parser.parse_args(argv)
-
     run, cart, chunk = make_run(args), CartPole(), min(500, args.steps)
     began = perf_counter()
     means: list[float] = []
@@ -257,16 +234,14 @@ def main(argv: Sequence[str] | None = None) -> Any:
         for _ in range(args.steps // chunk):
             run, (lengths, losses) = advance_many(run, cart, chunk)
             ended = np.asarray(lengths)[~np.isnan(lengths)]
-            means.append(float(ended.mean()) if len(ended) else float(LONGEST))
+            means.append(float(ended.mean()) if len(ended) else LONGEST)
             bar.set_postfix(stood=f"{means[-1]:.0f} steps", loss=f"{float(losses.mean()):.3f}")
             bar.update(chunk)
-    took = perf_counter() - began
+    print(f"{len(means) * chunk * args.carts:,} pushes in {perf_counter() - began:.1f} s")
     angles, stood = watch(run.net, cart, jax.random.key(args.seed + 1), LONGEST)
-    moments = args.steps // chunk * chunk * args.carts
-    print(f"{moments:,} pushes in {took:.1f} s, {moments / took:,.0f} a second")
-    print(f"100 new poles: {float(stood.mean()):.1f} of {LONGEST} steps on average, ", end="")
-    print(f"{int((stood >= LONGEST).sum())} never fell")
-    if args.plot is not None:
+    whole = int((stood >= LONGEST).sum())
+    print(f"100 new poles: {stood.mean():.1f} of {LONGEST} steps on average, {whole} never fell")
+    if args.plot:
         plot(args.plot, means, chunk, np.asarray(angles))
     return run, means, np.asarray(stood)
 

@@ -8,9 +8,8 @@ The networks differ in their first weights and in what Dropout drops. All the co
 is one of eight is said in four calls of `filter_vmap`. Nor does it speak of State, though every
 network has running statistics (BatchNorm) and random streams (Dropout).
 
-To see what training at once is worth, the same networks are also trained one after the other.
-The data are the 1,797 scanned digits, 8 by 8 pixels each, that ship inside scikit-learn. A fifth of
-them is held out and looked at only once, at the very end.
+To see what training at once is worth, the same networks are also trained one after the other. The
+data are the 1,797 digits of 8 by 8 pixels that ship inside scikit-learn, a fifth of them held out.
 """
 
 import argparse
@@ -32,8 +31,7 @@ from pytreemod import nn
 Images = Float[Array, "batch 64"]
 Labels = Int[Array, " batch"]
 Net = nn.Stateful[nn.Sequential]
-Step = Callable[..., tuple[Net, optax.OptState, Float[Array, "..."]]]
-
+Step = Callable[..., tuple[Net, pm.Optimizer, Float[Array, "..."]]]
 WIDTH = 64
 
 
@@ -63,19 +61,13 @@ def loss_fn(net: Net, images: Images, labels: Labels) -> tuple[Float[Array, ""],
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), net
 
 
-def make_step(optimizer: optax.GradientTransformation) -> Step:
+def step(
+    net: Net, optimizer: pm.Optimizer, images: Images, labels: Labels
+) -> tuple[Net, pm.Optimizer, Float[Array, ""]]:
     """A step of training."""
-
-    def step(
-        net: Net, opt_state: optax.OptState, images: Images, labels: Labels
-    ) -> tuple[Net, optax.OptState, Float[Array, ""]]:
-        value_and_grad = pm.filter_value_and_grad(loss_fn, has_aux=True)
-        (loss, net), grads = value_and_grad(net, images, labels)
-        params, _ = pm.trainable(net)
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return pm.apply_updates(net, updates), opt_state, loss
-
-    return step
+    value_and_grad = pm.filter_value_and_grad(loss_fn, has_aux=True)
+    (loss, net), grads = value_and_grad(net, images, labels)
+    return *optimizer.update(net, grads), loss
 
 
 def predict(net: Net, images: Images) -> Float[Array, "batch 10"]:
@@ -122,10 +114,11 @@ class Plan(NamedTuple):
     batch_size: int
     seed: int
 
-    def optimizer(self) -> optax.GradientTransformation:
+    def optimizer(self) -> pm.Optimizer:
         """AdamW, with a learning rate that falls to zero."""
         num_steps = self.epochs * (len(self.data.labels) // self.batch_size)
-        return optax.adamw(optax.cosine_decay_schedule(3e-3, num_steps), weight_decay=1e-2)
+        rate = optax.cosine_decay_schedule(3e-3, num_steps)
+        return pm.Optimizer(optax.adamw(rate, weight_decay=1e-2))
 
     def batches(self) -> Iterator[Split]:
         """Every batch of the whole training, in the same order each time."""
@@ -141,54 +134,44 @@ class Trained(NamedTuple):
     seconds: float
     compiling: float
 
-    @property
-    def total(self) -> float:
-        """All of the time."""
-        return self.seconds + self.compiling
-
 
 def train_together(keys: PRNGKeyArray, plan: Plan) -> Trained:
     """All networks at once: they are one network, whose arrays have a leading axis."""
-    optimizer = plan.optimizer()
     nets = pm.filter_vmap(make_net)(keys)
-    params, _ = pm.trainable(nets)
-    opt_states = pm.filter_vmap(optimizer.init)(params)
+    optimizers = pm.filter_vmap(plan.optimizer().init)(nets)
     # For each network its own arrays, and for all of them the same batch.
-    step = pm.filter_vmap(make_step(optimizer), in_axes=(0, 0, None, None))
+    step_of_all = pm.filter_vmap(step, in_axes=(0, 0, None, None))
 
     began = perf_counter()
-    compiled = compile_step(step, nets, opt_states, plan)
+    compiled = compile_step(step_of_all, nets, optimizers, plan)
     ready = perf_counter()
-    nets = run(compiled, nets, opt_states, plan)
+    nets = run(compiled, nets, optimizers, plan)
     return Trained(nets, perf_counter() - ready, ready - began)
 
 
 def train_in_turn(keys: PRNGKeyArray, plan: Plan) -> Trained:
     """The same networks one after the other, with a step that is compiled once for all of them."""
-    optimizer = plan.optimizer()
-    nets = [make_net(key) for key in keys]
-    opt_states = [optimizer.init(params) for params, _ in map(pm.trainable, nets)]
+    optimizer, nets = plan.optimizer(), [make_net(key) for key in keys]
+    optimizers = [optimizer.init(net) for net in nets]
 
     began = perf_counter()
-    compiled = compile_step(make_step(optimizer), nets[0], opt_states[0], plan)
+    compiled = compile_step(step, nets[0], optimizers[0], plan)
     ready = perf_counter()
-    pairs = zip(nets, opt_states, strict=True)
-    trained = [run(compiled, net, opt_state, plan) for net, opt_state in pairs]
-    seconds = perf_counter() - ready
-    return Trained(pm.stack(trained), seconds, ready - began)
+    trained = [run(compiled, *pair, plan) for pair in zip(nets, optimizers, strict=True)]
+    return Trained(pm.stack(trained), perf_counter() - ready, ready - began)
 
 
-def compile_step(step: Step, net: Net, opt_state: optax.OptState, plan: Plan) -> Step:
+def compile_step(step: Step, net: Net, optimizer: pm.Optimizer, plan: Plan) -> Step:
     """The compiled step, for one network or for several at once."""
     # Donated: the old values' memory becomes the new values', and the old ones can't be used again.
-    jitted = pm.filter_jit(step, donate=("net", "opt_state"))
-    return jitted.lower(net, opt_state, *next(plan.batches())).compile()
+    jitted = pm.filter_jit(step, donate=("net", "optimizer"))
+    return jitted.lower(net, optimizer, *next(plan.batches())).compile()
 
 
-def run(step: Step, net: Net, opt_state: optax.OptState, plan: Plan) -> Net:
+def run(step: Step, net: Net, optimizer: pm.Optimizer, plan: Plan) -> Net:
     """Take a step for every batch of the plan."""
     for images, labels in plan.batches():
-        net, opt_state, _ = step(net, opt_state, images, labels)
+        net, optimizer, _ = step(net, optimizer, images, labels)
     return jax.block_until_ready(net)
 
 
@@ -216,9 +199,7 @@ def test(nets: Net, data: Split) -> Accuracy:
 
 def plot_accuracies(accuracy: Accuracy, path: Path) -> None:
     """Save a picture with a dot for each network, and a line for the vote."""
-    # Imported here, and drawn without pyplot: a run that draws nothing needs no matplotlib, and
-    # one that does needs no display.
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # Here: a run that draws nothing needs no matplotlib.
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
@@ -237,9 +218,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0, help="same seed, same accuracies")
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="save a picture of the accuracies"
-    )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="a picture of the accuracies")
     return parser.parse_args(arguments)
 
 
@@ -249,15 +228,13 @@ def main(arguments: Sequence[str] | None = None) -> Accuracy:
     train_data, test_data = load_data(options.seed)
     plan = Plan(train_data, options.epochs, options.batch_size, options.seed)
     keys = jax.random.split(jax.random.key(options.seed), options.members)
-    print(f"{len(train_data.labels)} digits to train on, {len(test_data.labels)} to test with")
-
     together, in_turn = train_together(keys, plan), train_in_turn(keys, plan)
     for how, trained in [("at once", together), ("in turn", in_turn)]:
         print(
             f"{options.members} networks trained {how} in {trained.seconds:.2f} s, "
             f"after {trained.compiling:.2f} s of compiling"
         )
-    ratio, with_compiling = in_turn.seconds / together.seconds, in_turn.total / together.total
+    ratio, with_compiling = in_turn.seconds / together.seconds, sum(in_turn[1:]) / sum(together[1:])
     print(f"at once is {ratio:.1f} times as fast; with compiling, {with_compiling:.1f} times")
 
     accuracy = test(together.nets, test_data)

@@ -9,14 +9,17 @@ from __future__ import annotations
 import re
 import types
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
+
+import jax
 
 from pytreemod.errors import RetraceError, describe, explain
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import children_of, record_of, stop_below
 from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import class_of, jtu
@@ -149,6 +152,26 @@ def too_many_text(name: str, max_traces: int | None, changes: list[str]) -> str:
         places=changes,
         cure="keep what is named here the same from call to call, or pass it as an array",
     )
+
+
+def differences(before: Sequence[tuple[str, Any]], after: Sequence[tuple[str, Any]]) -> list[str]:
+    """What differs between the arguments of two calls, by name, a line for each place.
+
+    Structures, static values, shapes and dtypes are compared, not what else a trace depends on.
+    """
+
+    def trace(named: Sequence[tuple[str, Any]]) -> Trace:
+        return Trace(tuple(n for n, _ in named), tuple(_typed(tree) for _, tree in named))
+
+    return list(_differences(trace(before), trace(after)))
+
+
+def _typed(tree: Any) -> Any:
+    def of(leaf: Any) -> Any:
+        is_data = is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+        return ArrayType(tuple(leaf.shape), leaf.dtype, False) if is_data else leaf
+
+    return jtu.tree_map(of, tree)
 
 
 def explain_change(earlier: list[Trace], new: Trace) -> list[str]:

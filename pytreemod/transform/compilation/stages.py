@@ -10,6 +10,8 @@ import jax
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.transform.boundary.packing import unpack
+from pytreemod.transform.compilation.retraces import differences
+from pytreemod.transform.compilation.static_arguments import hold_as
 from pytreemod.transform.compilation.store import Entry
 from pytreemod.transform.host.failures import call_listening
 from pytreemod.tree.paths import path_text
@@ -212,7 +214,8 @@ class Compiled:
         # As `filter_jit` would, so that a call that it would take for another is refused here.
         arrays, key = self._split(*args, **kwargs)
         if not _same_key(key, self._entry.key):
-            self._refuse("arguments with the structure and static values", ())
+            places = self._changes(args, kwargs)
+            self._refuse("arguments with the structure and static values", places)
         entry = self._entry
         call = ft.partial(self.compiled, *entry.arguments(arrays))
         try:
@@ -222,6 +225,15 @@ class Compiled:
         except TypeError as error:
             self._explain(arrays, error)
             raise
+
+    def _changes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """What of the arguments is not as it was, a line for each place."""
+        before = self._call.named
+        names = [name for name, _ in before]
+        more = (f"args[{i}]" for i in range(len(names), len(args)))
+        given = [*zip([*names, *more], args), *kwargs.items()]
+        after = [(name, hold_as(tree, dict(before).get(name))) for name, tree in given]
+        return differences(before, after)
 
     def _explain(self, arrays: Sequence[Any], error: TypeError) -> None:
         """Raise a better error if arrays are not of the types that JAX has compiled for."""

@@ -85,7 +85,17 @@ def _hold(tree: PyTree, name: str) -> PyTree:
     # As it was passed, mostly: numbers and texts are static by themselves.
     if not any(isinstance(leaf, _NUMPY) for leaf in leaves):
         return tree
-    return treedef.unflatten([Constant(x) if isinstance(x, _NUMPY) else x for x in leaves])
+    return treedef.unflatten(map(_held, leaves))
+
+
+def hold_as(tree: PyTree, other: PyTree) -> PyTree:
+    """What `hold` makes of a tree, if `other` was held."""
+    is_held = any(isinstance(leaf, Constant) for leaf in jtu.tree_leaves(other))
+    return jtu.tree_map(_held, tree) if is_held else tree
+
+
+def _held(leaf: Any) -> Any:
+    return Constant(leaf) if isinstance(leaf, _NUMPY) else leaf
 
 
 def _refuse(tree: PyTree, name: str) -> None:

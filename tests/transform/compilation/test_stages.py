@@ -48,26 +48,41 @@ def test_compiled_takes_keywords_and_returns_anything():
 
 
 @pytest.mark.parametrize(
-    "args",
+    ("args", "places"),
     [
-        (Affine(1, 2), ramp(3)),
-        (affine(), 3.0),
-        (OwnInit(3), ramp(3)),
-        (affine(), None),
-        (affine(),),
+        ((Affine(1, 2), ramp(3)), ["model.weight: f32[2,3] -> 1", "model.bias: f32[2] -> 2"]),
+        ((affine(), 3.0), ["x: f32[3] -> 3.0"]),
+        ((OwnInit(3), ramp(3)), ["model: an Affine -> an OwnInit"]),
+        ((affine(), None), ["x: f32[3] -> None"]),
+        ((affine(),), ["x: f32[3] before, not given now"]),
+        ((affine(), ramp(3), 4), ["args[2]: not given before, now 4"]),
     ],
 )
-def test_compiled_refuses_other_calls(args):
-    """Another structure or another static value is refused with the way out."""
+def test_compiled_refuses_other_calls(args, places):
+    """Another structure or another static value is refused, with its place and the way out."""
     compiled = jitted_step.lower(affine(), ramp(3)).compile()
+    lines = "".join(f"\n  at {re.escape(place)}" for place in places)
     with pytest.raises(
         ArgumentError,
-        match=r"compiled model_step: expected arguments with the structure and static values "
-        r"that it was "
-        r"compiled for, got others\.\n  compile for these, too:\n"
-        r"      pm\.filter_jit\(model_step\)\.lower\(\.\.\.\)\.compile\(\)",
+        match=r"^compiled model_step: expected arguments with the structure and static values "
+        rf"that it was compiled for, got others\.{lines}\n  compile for these, too:\n"
+        r"      pm\.filter_jit\(model_step\)\.lower\(\.\.\.\)\.compile\(\)$",
     ):
         compiled(*args)
+
+
+def test_compiled_tells_static_arrays_apart():
+    """By what is in them; one that is the same is not among the differences."""
+
+    @pm.filter_jit(static="scale")
+    def scaled(x, scale, power):
+        return x**power * scale.sum()
+
+    compiled = scaled.lower(ramp(3), np.ones(3), 2).compile()
+    with pytest.raises(ArgumentError, match=r"others\.\n  at power: 2 -> 3\n  compile"):
+        compiled(ramp(3), np.ones(3), 3)
+    with pytest.raises(ArgumentError, match=r"others\.\n  at scale: array\(\[1.*array\(\[0"):
+        compiled(ramp(3), np.zeros(3), 2)
 
 
 @pytest.mark.slow
