@@ -154,7 +154,9 @@ def too_many_text(name: str, max_traces: int | None, changes: list[str]) -> str:
     )
 
 
-def differences(before: Sequence[tuple[str, Any]], after: Sequence[tuple[str, Any]]) -> list[str]:
+def changes_between(
+    before: Sequence[tuple[str, Any]], after: Sequence[tuple[str, Any]]
+) -> list[str]:
     """What differs between the arguments of two calls, by name, a line for each place.
 
     Structures, static values, shapes and dtypes are compared, not what else a trace depends on.

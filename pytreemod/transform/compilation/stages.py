@@ -10,7 +10,7 @@ import jax
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.transform.boundary.packing import unpack
-from pytreemod.transform.compilation.retraces import differences
+from pytreemod.transform.compilation.retraces import changes_between
 from pytreemod.transform.compilation.static_arguments import hold_as
 from pytreemod.transform.compilation.store import Entry
 from pytreemod.transform.host.failures import call_listening
@@ -233,7 +233,7 @@ class Compiled:
         more = (f"args[{i}]" for i in range(len(names), len(args)))
         given = [*zip([*names, *more], args), *kwargs.items()]
         after = [(name, hold_as(tree, dict(before).get(name))) for name, tree in given]
-        return differences(before, after)
+        return changes_between(before, after)
 
     def _explain(self, arrays: Sequence[Any], error: TypeError) -> None:
         """Raise a better error if arrays are not of the types that JAX has compiled for."""
