@@ -145,7 +145,7 @@ class ModuleMeta(abc.ABCMeta):
 
 def _is_own(name: str, value: Any) -> bool:
     """Whether a class makes it for itself, and so does not take it from a pickled one."""
-    if name in ("__record__", "__dataclass_fields__") or isinstance(value, Waiting):
+    if name in ("__record__", "__dataclass_fields__"):
         return True
     # What wraps such a function bears its marks, and is none.
     is_plain = class_of(value) is FunctionType and not hasattr(value, "__wrapped__")

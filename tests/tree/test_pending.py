@@ -366,6 +366,25 @@ def test_the_class_is_asked_as_if_nothing_stood_in_it():
     assert dataclasses.fields(Base)[0].default is dataclasses.MISSING
 
 
+def test_subclasses_of_a_class_that_waits_for_inherited_fields():
+    """What stands in a class for a field that it inherits is not taken for a property there."""
+
+    class Base(pm.Module):
+        weight: jax.Array
+
+    class Middle(Base):
+        scale: jax.Array
+
+    pending(Middle(ramp(1), ramp(2)))
+
+    class Last(Middle):
+        bias: jax.Array
+
+    for model in (Last(ramp(1), ramp(2), ramp(3)), pending(Last(ramp(1), ramp(2), ramp(3)))):
+        assert_same((model.weight, model.scale, model.bias), (ramp(1), ramp(2), ramp(3)))
+        assert field_names(model) == ["weight", "scale", "bias"]
+
+
 def test_threads_that_read_one_waiting_module():
     """Eight threads that read one waiting Module all see one and the same object in each field."""
     tree = Holder([Holder(affine(start=np.float32(i))) for i in range(6)])
