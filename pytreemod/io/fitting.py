@@ -373,7 +373,8 @@ def _refuse(plan: LoadPlan, moved: str | None, strict: bool, where: str) -> None
         cure += [rename] if is_moved else []
     else:
         cure = ["say what is to become of each:"]
-        cure += ['pm.load(..., missing=pm.by({"head.**": "keep", ...: "error"}))', rename]
+        place = _around(problems[0])
+        cure += [f'pm.load(..., missing=pm.by({{"{place}": "keep", ...: "error"}}))', rename]
     if any(problem.endswith(_SEE_CAST) for problem in problems):
         one, *others = sorted(plan.castable)
         rule = f'pm.by({{"head.**": "{one}", ...: None}})' if others else f'"{one}"'
@@ -382,6 +383,13 @@ def _refuse(plan: LoadPlan, moved: str | None, strict: bool, where: str) -> None
     expected = "the leaves and the configuration of like"
     text = explain(where, expected, count, places=problems, cure=cure, most=TABLE)
     raise FileError(text)
+
+
+def _around(problem: str) -> str:
+    """What a rule would call the Module of the leaf that a problem is about."""
+    name = problem.partition(": ")[0]
+    owner = name.rpartition(".")[0]
+    return f"{owner}.**" if owner else name
 
 
 # ---- options

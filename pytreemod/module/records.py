@@ -152,21 +152,33 @@ def make_record(cls: type, values: dict[str, Any]) -> Any:
 
 def refuse_assignment(node: Any, name: str, value: Any) -> None:
     """Raise the error for an assignment to a finished Module."""
-    cls = type(node).__qualname__
+    cls, fields = type(node).__qualname__, class_of(node).__record__.fields
     if _is_in_init(node):
         _refuse_finished(node, f" (cannot assign to field {name!r})")
+    cure = [
+        "make a new one; inside a larger model, name the place:",
+        f"model = model.replace({name}=new)",
+        f"model = pm.tree_at(lambda m: m.path.to.{name}, model, new)",
+    ]
+    if name not in fields:
+        # `replace` would refuse it.
+        known = ", ".join(fields) or "none"
+        cure = [
+            f"{name!r} is none of its fields ({known}); declare it in the class:",
+            *_declaration(cls, name),
+        ]
     raise FrozenError(
         explain(
             f"{cls}.{name}",
             "no assignment, for a Module is frozen",
             f"cannot assign to field {name!r} the value {describe(value)}",
-            cure=[
-                "make a new one; inside a larger model, name the place:",
-                f"model = model.replace({name}=new)",
-                f"model = pm.tree_at(lambda m: m.path.to.{name}, model, new)",
-            ],
+            cure=cure,
         )
     )
+
+
+def _declaration(cls: str, name: str) -> tuple[str, str]:
+    return f"class {cls.rpartition('.')[2]}(pm.Module):", f"    {name}: jax.Array"
 
 
 def _is_in_init(node: Any) -> bool:
@@ -188,11 +200,7 @@ def refuse_undeclared(node: Any, name: str) -> None:
             f"{cls}.{name}",
             f"a declared field ({fields})",
             f"an undeclared attribute {name!r}",
-            cure=[
-                "declare it in the class body:",
-                f"class {type(node).__name__}(pm.Module):",
-                f"    {name}: jax.Array",
-            ],
+            cure=["declare it in the class body:", *_declaration(cls, name)],
         )
     )
 

@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -220,6 +221,20 @@ def test_a_leaf_of_another_shape_is_kept_if_that_was_said(saved):
     assert_same(loaded.layers[0], mlp(0).layers[0])
     assert_same(loaded.layers[1].weight, like.layers[1].weight)
     assert "out_size: like has 5, the file 2" in report.configuration
+
+
+def test_the_cure_for_another_shape_names_the_place(tmp_path):
+    """However deep the layer lies: the line can be written as it stands."""
+    pm.save(tmp_path / "file", {"model": mlp(0)})
+    like = {"model": pm.tree_at("layers.1", mlp(1), nn.Linear(4, 5, key=jax.random.key(2)))}
+    rule = 'missing=pm.by({"model.layers.1.**": "keep", ...: "error"})'
+    with pytest.raises(FileError, match=re.escape(rule)):
+        pm.load(tmp_path / "file", like, strict=False)
+
+    rules = pm.by({"model.layers.1.**": "keep", ...: "error"})
+    loaded, _ = pm.load(tmp_path / "file", like, strict=False, missing=rules)
+    assert_same(loaded["model"].layers[1], like["model"].layers[1])
+    assert_same(loaded["model"].layers[0], mlp(0).layers[0])
 
 
 def test_axes_of_size_one_may_differ_if_not_strict(tmp_path):

@@ -49,8 +49,13 @@ def test_assignment_after_construction_is_refused(make):
 
 @every_finished
 def test_undeclared_attributes_cannot_be_added_later(make):
-    """A finished instance takes no new attribute either."""
-    with pytest.raises(FrozenError, match=r"no assignment, for a Module is frozen"):
+    """A finished instance takes no new attribute; the cure is not `replace`, which takes none."""
+    with pytest.raises(
+        FrozenError,
+        match=r"no assignment, for a Module is frozen, .*\n  'cache' is none of its fields \(.*"
+        r"weight.*\); declare it in the class:\n      class \w+\(pm\.Module\):\n"
+        r"          cache: jax\.Array$",
+    ):
         make().cache = 1
 
 
