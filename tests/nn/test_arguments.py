@@ -567,7 +567,7 @@ def test_the_parts_of_a_key_are_jaxs(make, n):
 
 
 def test_splitting_a_key_leaves_no_call_in_a_program():
-    """Outside of `jit` it is a program of its own; inside, it is lowered as what JAX users write."""
+    """Outside of `jit` it is a program of its own; inside, it is lowered as by JAX alone."""
     key = jax.random.key(0)
 
     def lowered(split):
