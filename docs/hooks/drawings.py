@@ -5,11 +5,18 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from layer_drawings import draw_convolutions, draw_masks, draw_norms
 from mkdocs.exceptions import PluginError
 from model_drawing import draw_model
 from ratio_plot import draw_ratios
 
-DRAWINGS = {"model": draw_model, "ratios": draw_ratios}
+DRAWINGS = {
+    "convolutions": draw_convolutions,
+    "masks": draw_masks,
+    "model": draw_model,
+    "norms": draw_norms,
+    "ratios": draw_ratios,
+}
 
 _MARK = re.compile(r"<!-- drawing: (\w+) -->")
 

@@ -47,7 +47,10 @@ def picture(width: float, height: float, about: str, *children: str) -> str:
     )
 
 
-def figure(caption: str, *pictures: str) -> str:
-    """Drawings side by side, or below each other where there is no room, and a line below them."""
-    row = element("div", *pictures, class_="pm-row")
+def figure(caption: str, *pictures: str, kind: str = "") -> str:
+    """Drawings side by side, or below each other where there is no room, and a line below them.
+
+    With the kind `"pm-many"` they are small, and more of them stand in a row.
+    """
+    row = element("div", *pictures, class_=f"pm-row {kind}".strip())
     return element("figure", row, element("figcaption", caption), class_="pm-figure")

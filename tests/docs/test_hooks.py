@@ -6,8 +6,13 @@ import re
 import sys
 from xml.etree import ElementTree as ET
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import pytreemod as pm
+from pytreemod import nn
 from tests.docs.pages import ROOT
 
 HOOKS = ROOT / "docs" / "hooks"
@@ -67,12 +72,66 @@ def test_the_drawing_of_a_model_tells_its_parts(hook):
     assert {"MLP", "relu", "f32[8,3]", "arrays", "configuration", "new model"} <= set(written)
 
 
+def filled(drawing):
+    """How many cells are filled in each picture of a drawing."""
+    return [
+        sum("pm-filled" in cell.get("class", "") for cell in picture.iter("rect"))
+        for picture in ET.fromstring(drawing).iter("svg")
+    ]
+
+
+def test_the_drawing_of_norms_is_what_they_do(hook):
+    """A number that is changed changes just the filled cells with it, and no other ones."""
+    drawings = hook("layer_drawings")
+    shape = drawings.EXAMPLES, drawings.CHANNELS, drawings.PLACES
+    x = jax.random.normal(jax.random.key(0), shape)
+    assert filled(drawings.draw_norms()) == [9, 3, 6, 12]
+
+    for name, (_, is_one) in drawings.NORMS.items():
+        layer = eval(name, vars(nn))
+        is_whole = isinstance(layer, nn.BatchNorm)
+
+        def run(x, layer=layer, is_whole=is_whole):
+            return layer(x, pm.State(layer))[0] if is_whole else jax.vmap(layer)(x)
+
+        # Adding to one number moves the mean of all that are normalized with it.
+        changed = np.asarray(run(x) != run(x.at[0, 0, 0].add(1.0)))
+        assert changed.tolist() == np.vectorize(is_one)(*np.indices(shape)).tolist()
+
+
+def test_the_drawing_of_convolutions_is_what_they_do(hook):
+    """An output depends on the inputs that are filled, and there are as many outputs as cells."""
+    drawings = hook("layer_drawings")
+    assert filled(drawings.draw_convolutions()) == [4, 4, 4, 4, 4]
+
+    for stride, dilation, padding in drawings.CONVOLUTIONS.values():
+        options = {"stride": stride, "dilation": dilation, "padding": padding}
+        layer = nn.Conv1d(1, 1, 3, **options, key=jax.random.key(0))
+        used = jax.jacobian(layer)(jnp.ones((1, drawings.INPUTS)))[0, :, 0] != 0
+        assert len(used) == drawings.outputs_of(stride, dilation, padding)
+        seen = [i for i in drawings.seen(1, stride, dilation, padding) if i >= 0]
+        assert np.flatnonzero(used[1]).tolist() == seen
+    back = nn.ConvTranspose1d(1, 1, 3, stride=2, key=jax.random.key(0))
+    made = jax.jacobian(back)(jnp.ones((1, 4)))[0, :, 0, 1]
+    assert (len(made), np.flatnonzero(made).tolist()) == (9, [2, 3, 4])
+
+
+def test_the_drawing_of_masks_is_what_they_are(hook):
+    """Cell by cell."""
+    drawings = hook("layer_drawings")
+    places = jnp.arange(drawings.LENGTH)
+    for name, sees in drawings.MASKS.items():
+        mask = nn.functional.attention_mask(places, places, **eval(f"dict({name})"))
+        assert mask.tolist() == [[sees(q, k) for k in range(6)] for q in range(6)]
+    assert filled(drawings.draw_masks()) == [36, 21, 15, 16]
+
+
 def test_a_drawing_that_is_not_there_stops_the_build(hook):
     """A misspelt mark is no empty place in a page."""
     drawings = hook("drawings", "mkdocs")
 
     assert "<svg" in drawings.on_page_content("<!-- drawing: model -->")
-    with pytest.raises(Exception, match="no drawing 'modle'; there are model, ratios"):
+    with pytest.raises(Exception, match=r"no drawing 'modle'; there are .*masks, model, norms"):
         drawings.on_page_content("<!-- drawing: modle -->")
 
 

@@ -1,0 +1,156 @@
+"""What layers do, in pictures of cells: which numbers go into one that comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from svg import element, figure, line, picture, words
+
+CELL, EDGE = 20.0, 14.0
+"""The width of a cell, and of the paper around a drawing."""
+
+
+# --- normalization ------------------------------------------------------------------------------
+
+EXAMPLES, CHANNELS, PLACES = 3, 4, 3
+
+# Which cells (example, channel, place) have one mean and variance with the first of all.
+NORMS: dict[str, tuple[str, Callable[[int, int, int], bool]]] = {
+    "BatchNorm(4)": ("one channel of all examples", lambda n, c, p: c == 0),
+    "InstanceNorm(4)": ("one channel of an example", lambda n, c, p: n == c == 0),
+    "GroupNorm(2, 4)": ("a group of channels of an example", lambda n, c, p: n == 0 and c < 2),
+    "LayerNorm((4, 3))": ("all of an example", lambda n, c, p: n == 0),
+}
+
+
+def draw_norms() -> str:
+    """For each layer the cells whose mean and variance are one."""
+    caption = (
+        "A batch of three examples (rows) of four channels with three places each."
+        " <b>The filled cells are normalized together:</b> they have one mean and one variance."
+    )
+    return figure(caption, *(_norm(name, *rule) for name, rule in NORMS.items()), kind="pm-many")
+
+
+def _norm(name: str, about: str, is_one: Callable[[int, int, int], bool]) -> str:
+    gap = 8.0
+    width = 2 * EDGE + CHANNELS * PLACES * CELL + (CHANNELS - 1) * gap
+    cells = [
+        _cell(EDGE + (c * PLACES + p) * CELL + c * gap, 56 + n * CELL, is_one(n, c, p))
+        for n in range(EXAMPLES)
+        for c in range(CHANNELS)
+        for p in range(PLACES)
+    ]
+    return picture(
+        width,
+        56 + EXAMPLES * CELL + EDGE,
+        f"{name}: {about} is normalized together",
+        words(width / 2, 22, name, "pm-code"),
+        words(width / 2, 42, about, "pm-small"),
+        *cells,
+    )
+
+
+# --- convolution --------------------------------------------------------------------------------
+
+INPUTS = 8
+
+# The arguments of `Conv1d` beside the kernel of 3: stride, dilation, padding.
+CONVOLUTIONS = {
+    "kernel_size=3": (1, 1, 0),
+    "stride=2": (2, 1, 0),
+    "dilation=2": (1, 2, 0),
+    "padding=1": (1, 1, 1),
+}
+
+
+def seen(output: int, stride: int, dilation: int, padding: int) -> list[int]:
+    """The inputs that an output of a convolution sees, also those that are padding."""
+    return [output * stride + i * dilation - padding for i in range(3)]
+
+
+def outputs_of(stride: int, dilation: int, padding: int) -> int:
+    """How many outputs a convolution has."""
+    return (INPUTS + 2 * padding - 2 * dilation - 1) // stride + 1
+
+
+def draw_convolutions() -> str:
+    """For each choice of arguments what the second output sees; and the way back."""
+    caption = (
+        "Eight entries (above) and what a kernel of three makes of them (below)."
+        " <b>The filled entries above go into the filled one below;</b> dashed ones are padding."
+        " <code>ConvTranspose</code> goes the other way: one entry goes into three."
+    )
+    back = _convolution("ConvTranspose1d, stride=2", 4, 9, [1], [2, 3, 4])
+    pictures = [
+        _convolution(name, INPUTS, outputs_of(*how), seen(1, *how), [1], padding=how[2])
+        for name, how in CONVOLUTIONS.items()
+    ]
+    return figure(caption, *pictures, back, kind="pm-many")
+
+
+def _convolution(
+    name: str, above: int, below: int, used: list[int], made: list[int], padding: int = 0
+) -> str:
+    width = 2 * EDGE + (INPUTS + 2) * CELL
+    left, other = ((width - count * CELL) / 2 for count in (above, below))
+    first, second = 40.0, 104.0
+    lines = [
+        line(
+            f"M{left + (i + 0.5) * CELL} {first + CELL}L{other + (j + 0.5) * CELL} {second}",
+            "pm-ours",
+        )
+        for i in used
+        for j in made
+    ]
+    padded = [i for i in range(-padding, above + padding) if not 0 <= i < above]
+    return picture(
+        width,
+        second + CELL + EDGE,
+        f"{name}: {len(used)} of {above} entries go into {len(made)} of {below}",
+        words(width / 2, 24, name, "pm-code"),
+        *lines,
+        *(_cell(left + i * CELL, first, i in used) for i in range(above)),
+        *(_cell(left + i * CELL, first, i in used, "pm-padding") for i in padded),
+        *(_cell(other + j * CELL, second, j in made) for j in range(below)),
+    )
+
+
+# --- attention ----------------------------------------------------------------------------------
+
+LENGTH = 6
+
+# Whether a query sees a key, by their places.
+MASKS: dict[str, Callable[[int, int], bool]] = {
+    "is_causal=False": lambda q, k: True,
+    "is_causal=True": lambda q, k: k <= q,
+    "is_causal=True, window=3": lambda q, k: q - 3 < k <= q,
+    "window=2": lambda q, k: abs(q - k) < 2,
+}
+
+
+def draw_masks() -> str:
+    """For each choice of arguments who sees whom."""
+    caption = (
+        "Rows are queries, columns keys. <b>A filled cell: the query looks at the key.</b>"
+        " What else is not to be seen, a <code>mask</code> says."
+    )
+    return figure(caption, *(_mask(name, sees) for name, sees in MASKS.items()), kind="pm-many")
+
+
+def _mask(name: str, sees: Callable[[int, int], bool]) -> str:
+    width = 2 * EDGE + 10 * CELL
+    left = (width - LENGTH * CELL) / 2
+    places = [(q, k) for q in range(LENGTH) for k in range(LENGTH)]
+    return picture(
+        width,
+        38 + LENGTH * CELL + EDGE,
+        f"{name}: {sum(sees(*place) for place in places)} of {len(places)} pairs",
+        words(width / 2, 24, name, "pm-code"),
+        *(_cell(left + k * CELL, 38 + q * CELL, sees(q, k)) for q, k in places),
+    )
+
+
+def _cell(x: float, y: float, is_filled: bool, kind: str = "") -> str:
+    style = f"pm-cell {'pm-filled' if is_filled else ''} {kind}"
+    return element("rect", x=x, y=y, width=CELL, height=CELL, class_=" ".join(style.split()))
