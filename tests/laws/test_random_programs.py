@@ -194,7 +194,7 @@ def test_a_program_means_the_same_in_every_way(run):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(PROGRAMS)
 def test_many_programs_mean_the_same_in_every_way(run):
     """The same, for others each time."""
