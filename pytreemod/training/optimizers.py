@@ -13,7 +13,7 @@ what it asks of a tree (a mask, a path, a norm of all) means here what it means 
 from __future__ import annotations
 
 import inspect
-from typing import Any, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import jax.numpy as jnp
 
@@ -93,6 +93,9 @@ class Optimizer(Module):
         ...     return model, opt, loss
         >>> model, opt, loss = step(model, opt, jnp.ones((4, 2)))
     """
+
+    # In its state are trees of the model's structure that nobody calls: `capture` passes them by.
+    __holds_values__: ClassVar[bool] = True
 
     rules: Any = field(static=True)
     before: Any = field(static=True)

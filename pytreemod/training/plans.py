@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from pytreemod.errors import ArgumentError, SpecError, StructureError, describe, explain
 from pytreemod.transform.boundary.agreement import differences
+from pytreemod.transform.boundary.surrounded_calls import released
 from pytreemod.transform.derivatives.chosen_leaves import trainable_mask
 from pytreemod.tree.nodes import Place, places
 from pytreemod.tree.paths import path_text, some_of
@@ -113,7 +114,9 @@ def make_plan(rules: Any, model: PyTree) -> RulePlan:
     is_used = tuple(rule is not None and i in labels for i, rule in enumerate(transformations))
     if not any(is_used):
         _refuse_nothing_trained(spots)
-    return RulePlan(jtu.tree_structure(model), tuple(labels), selectors, is_used)
+    # Inside a `capture` the model is dressed for that one call, and the plan is for all calls.
+    structure = jtu.tree_structure(released(model))
+    return RulePlan(structure, tuple(labels), selectors, is_used)
 
 
 def _picks(selectors: Sequence[Selector], model: PyTree, spots: list[Place]) -> list[list[bool]]:
@@ -220,6 +223,7 @@ def check_model(plan: RulePlan, model: PyTree, treedef: Any) -> None:
     """
     if treedef == plan.structure:
         return
+    model = released(model)
     cure = ["an optimizer is for one model; make another for this one:"]
     cure += ["opt = pm.Optimizer(rules).init(model)"]
     found = [d for d in differences(plan.stand_in(), model, fits_always) if d.of_structure]

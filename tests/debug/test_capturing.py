@@ -370,6 +370,30 @@ def test_a_training_step_of_one_argument_can_be_captured():
     assert classes(out) == classes(training)
 
 
+def update_by_optimizer(model, opt, x):
+    """The same step with an `Optimizer`, which has its model's structure in its configuration."""
+    return opt.update(model, pm.filter_grad(loss)(model, x))
+
+
+def start_and_update(model, opt, x):
+    """One whose optimizer is made inside, from the model that is captured."""
+    return update_by_optimizer(model, pm.Optimizer(opt.rules).init(model), x)
+
+
+@pytest.mark.parametrize("fn", [update_by_optimizer, start_and_update])
+@pytest.mark.parametrize("selector", [Affine, ..., pm.select.type(Affine) & "**.layers.*"])
+def test_a_training_step_with_an_optimizer_can_be_captured(fn, selector):
+    """It takes the model for the one that it was made for, and goes on with it afterwards."""
+    opt = pm.Optimizer(OPTIMIZER).init(NET)
+    step = pm.filter_jit(fn)
+    (model, after), seen = pm.capture(step, selector)(NET, opt, X)
+
+    assert {"layers[0]", "layers[1]"} <= set(seen) <= {*ALL, "<root>"}
+    assert classes((model, after)) == classes((NET, opt))
+    assert pm.tree_equal((model, after), step(NET, opt, X), rtol=1e-5, atol=1e-6)
+    assert pm.tree_equal(step(model, after, X), step(*step(NET, opt, X), X), rtol=1e-5, atol=1e-6)
+
+
 def test_models_in_a_container_keep_their_own_names():
     """Two of one class are told apart by where they are."""
 

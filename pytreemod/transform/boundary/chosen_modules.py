@@ -125,8 +125,11 @@ def with_children(node: Any, children: Sequence[tuple[Any, Any]], parts: list[An
 
 
 def _children(node: Any) -> list[tuple[Any, Any]] | None:
-    # What a State holds stands for tokens: values, and no Modules that anybody calls.
-    return None if hasattr(class_of(node), "__child_kinds__") else children_of(node)
+    # What a State holds stands for tokens, and what an optimizer holds for parameters: values, and
+    # no Modules that anybody calls.
+    kind = class_of(node)
+    is_closed = hasattr(kind, "__child_kinds__") or hasattr(kind, "__holds_values__")
+    return None if is_closed else children_of(node)
 
 
 # ---- one argument

@@ -201,12 +201,17 @@ def surround_all(
     return [add(tree, names) for tree, names in zip(trees, chosen, strict=True)]
 
 
-def released(tree: PyTree, level: int) -> PyTree:
-    """A tree without the rules of a level; where none is left, Modules are of their own classes."""
+def released(tree: PyTree, level: int | None = None) -> PyTree:
+    """A tree without the rules of a level; where none is left, Modules are of their own classes.
+
+    Args:
+        tree: any tree.
+        level: that of a `surrounding` call; None for all of them. Rules that stay, stay.
+    """
 
     def change(node: Any, path: Path) -> Any:
         rings = _rings_of(node)
-        rest = [ring for ring in rings if ring.level != level]
+        rest = [ring for ring in rings if ring.level == 0 or level not in (None, ring.level)]
         return node if len(rest) == len(rings) else _with_rings(node, rest)
 
     return rebuilt(tree, change)
