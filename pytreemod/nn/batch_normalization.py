@@ -319,15 +319,22 @@ class BatchNorm(StatefulLayer):
         names = _axis_names(self.axis_name)
         if self.channel_axis is not None or not names or x.shape[1:2] != (self.input_size,):
             return
-        if {*names} <= {*jax.sharding.get_abstract_mesh().manual_axes}:
+        if self._is_on_a_mesh():
             expected = (
                 "the axis of the channels to be said, where each device has a part of a batch"
             )
             cure = (
                 "say it; 0, if there is no axis of examples:",
-                f"BatchNorm({self.input_size}, {self.axis_name!r}, channel_axis=1)",
+                self._with_channels(),
             )
             raise ShapeError(explain(str(where), expected, describe(x), cure=cure))
+
+    def _is_on_a_mesh(self) -> bool:
+        """Whether the named axes are those of a mesh, under `shard_map`."""
+        return {*_axis_names(self.axis_name)} <= {*jax.sharding.get_abstract_mesh().manual_axes}
+
+    def _with_channels(self) -> str:
+        return f"BatchNorm({self.input_size}, {self.axis_name!r}, channel_axis=1)"
 
     def _cure(self, x: Array) -> Sequence[str]:
         """What would put the channels where this layer looks for them."""
@@ -338,6 +345,8 @@ class BatchNorm(StatefulLayer):
                 "jax.vmap(layer, in_axes=(0, None), out_axes=(0, None), axis_name='batch')",
             )
         if self.axis_name is not None and x.shape[1:2] == (self.input_size,):
+            if self._is_on_a_mesh():
+                return ("x looks like a device's part of a batch; say so:", self._with_channels())
             return (
                 "x looks like a whole batch; map over it, or build the layer with axis_name=None:",
                 *_mapping(_axis_names(self.axis_name)),

@@ -15,6 +15,7 @@ from pytreemod.typing import class_of, jtu
 MAX_LISTED = 5
 MAKE = "model, state = pm.make_with_state(Model)(...)"
 REMAKE = "model, state = pm.make_with_state(state.fill)(model)"
+TAKE = "layer, state = pm.make_with_state(lambda: state.fill(stack)[0])()  # one of a Stack"
 
 
 def used_up(by: str, user: str, places: Sequence[str]) -> StateError:
@@ -32,7 +33,7 @@ def used_up(by: str, user: str, places: Sequence[str]) -> StateError:
                 "x, state = layer1(x, state)",
                 "x, state = layer2(x, state)",
                 *net,
-                "state = state.restored()  # if the call that it went into has failed",
+                "state = state.restored()  # if what came back is lost, or not wanted",
             ],
         )
     )
@@ -50,6 +51,7 @@ def moved(place: str) -> StateError:
                 "make both at once, and keep that State; or give the values back first:",
                 MAKE,
                 REMAKE,
+                TAKE,
             ],
         )
     )
@@ -87,7 +89,7 @@ def foreign(by: str, marker: Any, register: Register, places: Sequence[str] = ()
     name = "one without a name" if is_unnamed else repr(marker)
     cure = ["make model and State together:", MAKE]
     if is_unnamed:
-        cure = ["make model and State together, also after adding a layer:", MAKE, REMAKE]
+        cure = ["make model and State together, also after adding a layer:", MAKE, REMAKE, TAKE]
     return TokenError(
         explain(
             f"State.{by}",

@@ -33,6 +33,21 @@ def test_ratios_are_the_measured_ones():
     assert ratios == [equinox, nnx, ours]
 
 
+def test_home_links_every_lesson_and_how_to():
+    """Whoever reads the files, and not the site, has no menu; README has the lessons."""
+    lessons, how_tos = (
+        {f"{room}/{page.name}" for page in (ROOT / "docs" / room).glob("*.md")}
+        for room in ("tutorial", "how-to")
+    )
+    home, readme = (
+        {link.removeprefix("docs/") for link in re.findall(r"\]\(([^)#]+)\)", text_of(name))}
+        for name in ("docs/index.md", "README.md")
+    )
+
+    assert lessons | how_tos <= home
+    assert lessons <= readme
+
+
 def test_the_citation_is_of_this_version():
     """As in `pytreemod/version.py`, and in a heading of the changes."""
     assert re.findall(r"^version: (.+)$", text_of("CITATION.cff"), re.M) == [__version__]

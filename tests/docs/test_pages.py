@@ -97,6 +97,9 @@ def test_no_block_escapes(page):
 
     assert found <= {*RUN, *NOT_RUN}
     assert fences == 2 * len(blocks_of(page))
+    # Without its prompt a session is text, and nothing in it is compared.
+    sessions = [block.code for block in blocks_of(page) if block.language == "pycon"]
+    assert all(code.startswith(">>> ") for code in sessions)
 
 
 def test_the_check_can_fail(monkeypatch):

@@ -160,6 +160,15 @@ def test_as_many_examples_on_a_device_as_channels(axis, is_right):
     assert is_whole == is_right
 
 
+def test_a_part_of_a_batch_on_a_mesh_is_told_where_its_channels_are():
+    """A map over the examples, and no name, would be the wrong cures there."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3, "data")
+    specs = {"in_specs": (P("data"), P()), "out_specs": (P("data"), P())}
+    call = pm.filter_shard_map(lambda x, s: layer(x, s), mesh=MESH, **specs)
+    with pytest.raises(ShapeError, match=r"part of a batch; .*\n.*\(3, 'data', channel_axis=1\)"):
+        call(jnp.asarray(wave(2 * MESH.shape["data"], 3)), state)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["batch", "ema"])
 def test_the_parts_of_a_batch_on_a_mesh_are_normalized_as_one(mode):

@@ -380,7 +380,7 @@ def test_an_old_net_is_refused_by_transforms():
 
     text = (
         r"(?s)^State\.use in a transform: expected the newest State, .*      out, net = net\(x\)\n"
-        r"      state = state\.restored\(\)  # if the call that it went into has failed$"
+        r"      state = state\.restored\(\)  # if what came back is lost, or not wanted$"
     )
     with pytest.raises(StateError, match=text):
         pm.filter_jit(update)(net, X)

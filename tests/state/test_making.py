@@ -519,7 +519,7 @@ def test_a_layer_that_was_added_without_its_state_is_refused():
         TokenError,
         match=r"another model: one without a name\.\n  make model and State together, also after "
         r"adding a layer:\n      model, state = pm\.make_with_state\(Model\)\(\.\.\.\)\n"
-        r"      model, state = pm\.make_with_state\(state\.fill\)\(model\)$",
+        r"      model, state = pm\.make_with_state\(state\.fill\)\(model\)\n",
     ):
         changed.first(ramp(1), state)
 

@@ -94,7 +94,7 @@ def test_an_old_state_refuses_to_be_used(use, user):
         r"lose an "
         r"update:\n"
         r"      x, state = layer1\(x, state\)\n      x, state = layer2\(x, state\)\n"
-        r"      state = state\.restored\(\)  # if the call that it went into has failed$",
+        r"      state = state\.restored\(\)  # if what came back is lost, or not wanted$",
     ):
         USES[use](state, model)
 

@@ -523,9 +523,13 @@ def test_a_part_of_a_stack_is_refused_by_its_state():
     """The values in there are those of all layers: a layer must not take them for its own."""
     stack, state = normed()
 
+    how = r"\n      layer, state = pm\.make_with_state\(lambda: state\.fill\(stack\)\[0\]\)\(\)"
     for part in (stack[0], stack[:2], stack.unstack()[1]):
-        with pytest.raises(TokenError, match=r"got a token of another model: one without a name"):
+        with pytest.raises(TokenError, match=rf"one without a name(.|\n)*{how}"):
             part(X, state)
+        with pytest.raises(StateError, match=rf"moved into another State(.|\n)*{how}"):
+            pm.make_with_state(state.fill)(part)
+        state = state.restored()
 
 
 def test_a_stack_of_layers_with_a_state_is_refused_by_it():
