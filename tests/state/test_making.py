@@ -250,7 +250,8 @@ def test_a_model_whose_values_are_gone_is_refused():
             r"moved into another State\.\n  at first\.count\n  make both at once, and keep that "
             r"State; or give the values back first:\n"
             r"      model, state = pm\.make_with_state\(Model\)\(\.\.\.\)\n"
-            r"      model, state = pm\.make_with_state\(state\.fill\)\(model\)$",
+            r"      model, state = pm\.make_with_state\(state\.fill\)\(model\)\n"
+            r"      layer, state = pm\.make_with_state\(lambda: state\.fill\(stack\)\[0\]\)\(\)",
         ):
             make()
 
