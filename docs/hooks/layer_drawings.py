@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from svg import element, figure, line, picture, words
+from svg import CELL, cell, figure, line, picture, words
 
-CELL, EDGE = 20.0, 14.0
-"""The width of a cell, and of the paper around a drawing."""
+EDGE = 14.0
+"""The paper around a drawing."""
 
 
 # --- normalization ------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ def _norm(name: str, about: str, is_one: Callable[[int, int, int], bool]) -> str
     gap = 8.0
     width = 2 * EDGE + CHANNELS * PLACES * CELL + (CHANNELS - 1) * gap
     cells = [
-        _cell(EDGE + (c * PLACES + p) * CELL + c * gap, 56 + n * CELL, is_one(n, c, p))
+        cell(EDGE + (c * PLACES + p) * CELL + c * gap, 56 + n * CELL, is_one(n, c, p))
         for n in range(EXAMPLES)
         for c in range(CHANNELS)
         for p in range(PLACES)
@@ -55,12 +55,12 @@ def _norm(name: str, about: str, is_one: Callable[[int, int, int], bool]) -> str
 
 INPUTS = 8
 
-# The arguments of `Conv1d` beside the kernel of 3: stride, dilation, padding.
+# Of each layer: stride, dilation, padding.
 CONVOLUTIONS = {
-    "kernel_size=3": (1, 1, 0),
-    "stride=2": (2, 1, 0),
-    "dilation=2": (1, 2, 0),
-    "padding=1": (1, 1, 1),
+    "Conv1d(…, 3)": (1, 1, 0),
+    "Conv1d(…, 3, stride=2)": (2, 1, 0),
+    "Conv1d(…, 3, dilation=2)": (1, 2, 0),
+    "Conv1d(…, 3, padding=1)": (1, 1, 1),
 }
 
 
@@ -81,20 +81,22 @@ def draw_convolutions() -> str:
         " <b>The filled entries above go into the filled one below;</b> dashed ones are padding."
         " <code>ConvTranspose</code> goes the other way: one entry goes into three."
     )
-    back = _convolution("ConvTranspose1d, stride=2", 4, 9, [1], [2, 3, 4])
+    back = _window("ConvTranspose1d(…, 3, stride=2)", 4, 9, [1], [2, 3, 4])
     pictures = [
-        _convolution(name, INPUTS, outputs_of(*how), seen(1, *how), [1], padding=how[2])
+        _window(name, INPUTS, outputs_of(*how), seen(1, *how), [1], [-1, INPUTS] * how[2])
         for name, how in CONVOLUTIONS.items()
     ]
     return figure(caption, *pictures, back, kind="pm-many")
 
 
-def _convolution(
-    name: str, above: int, below: int, used: list[int], made: list[int], padding: int = 0
+def _window(
+    name: str, above: int, below: int, used: list[int], made: list[int], padded: Sequence[int] = ()
 ) -> str:
     width = 2 * EDGE + (INPUTS + 2) * CELL
     left, other = ((width - count * CELL) / 2 for count in (above, below))
-    first, second = 40.0, 104.0
+    first, second = 58.0, 122.0
+    # A call is long: its arguments stand below the name.
+    title, bracket, options = name.partition("(")
     lines = [
         line(
             f"M{left + (i + 0.5) * CELL} {first + CELL}L{other + (j + 0.5) * CELL} {second}",
@@ -103,17 +105,46 @@ def _convolution(
         for i in used
         for j in made
     ]
-    padded = [i for i in range(-padding, above + padding) if not 0 <= i < above]
     return picture(
         width,
         second + CELL + EDGE,
         f"{name}: {len(used)} of {above} entries go into {len(made)} of {below}",
-        words(width / 2, 24, name, "pm-code"),
+        words(width / 2, 24, title, "pm-code"),
+        words(width / 2, 44, bracket + options, "pm-small pm-code"),
         *lines,
-        *(_cell(left + i * CELL, first, i in used) for i in range(above)),
-        *(_cell(left + i * CELL, first, i in used, "pm-padding") for i in padded),
-        *(_cell(other + j * CELL, second, j in made) for j in range(below)),
+        *(cell(left + i * CELL, first, i in used) for i in range(above)),
+        *(cell(left + i * CELL, first, i in used, "pm-padding") for i in padded),
+        *(cell(other + j * CELL, second, j in made) for j in range(below)),
     )
+
+
+# --- pooling ------------------------------------------------------------------------------------
+
+ENTRIES = 7
+
+# For each layer how many results there are, which one is filled, what it sees, and what is padding.
+POOLS: dict[str, tuple[int, int, list[int], list[int]]] = {
+    "MaxPool1d(2)": (6, 1, [1, 2], []),
+    "MaxPool1d(2, stride=2)": (3, 1, [2, 3], []),
+    "MaxPool1d(2, stride=2, use_ceil=True)": (4, 3, [6, 7], [7]),
+    "AvgPool1d(3, padding=1)": (7, 0, [-1, 0, 1], [-1, 7]),
+    "AdaptiveAvgPool1d(3)": (3, 0, [0, 1, 2], []),
+}
+
+
+def draw_pools() -> str:
+    """For each layer what one of the results sees."""
+    caption = (
+        "Seven entries of a channel (above) and what a pool makes of them (below)."
+        " <b>The filled entries above are a window: one number below.</b> Dashed ones are padding:"
+        " a mean counts it as zero, a maximum leaves it out. Of the adaptive pool's three windows"
+        " the first is longer."
+    )
+    pictures = [
+        _window(name, ENTRIES, results, used, [result], padded)
+        for name, (results, result, used, padded) in POOLS.items()
+    ]
+    return figure(caption, *pictures, kind="pm-many")
 
 
 # --- attention ----------------------------------------------------------------------------------
@@ -147,10 +178,5 @@ def _mask(name: str, sees: Callable[[int, int], bool]) -> str:
         38 + LENGTH * CELL + EDGE,
         f"{name}: {sum(sees(*place) for place in places)} of {len(places)} pairs",
         words(width / 2, 24, name, "pm-code"),
-        *(_cell(left + k * CELL, 38 + q * CELL, sees(q, k)) for q, k in places),
+        *(cell(left + k * CELL, 38 + q * CELL, sees(q, k)) for q, k in places),
     )
-
-
-def _cell(x: float, y: float, is_filled: bool, kind: str = "") -> str:
-    style = f"pm-cell {'pm-filled' if is_filled else ''} {kind}"
-    return element("rect", x=x, y=y, width=CELL, height=CELL, class_=" ".join(style.split()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from svg import element, figure, line, picture, words
+from svg import element, figure, line, picture, tip, words
 
 WIDTH, HEIGHT = 380.0, 262.0
 
@@ -61,9 +61,9 @@ def _transform() -> str:
         words(52, 156, "model"),
         words(328, 156, "new model"),
         line("M86 84H122", "pm-data pm-thick"),
-        _head(128, 84, 0, "pm-data"),
+        tip(128, 84, 0, "pm-data"),
         line("M252 84H286", "pm-data pm-thick"),
-        _head(292, 84, 0, "pm-data"),
+        tip(292, 84, 0, "pm-data"),
         element("rect", x=132, y=40, width=116, height=88, rx=12, class_="pm-box"),
         words(190, 64, "jit"),
         words(190, 89, "grad · vmap"),
@@ -71,7 +71,7 @@ def _transform() -> str:
         words(107, 72, "arrays", "pm-small"),
         words(270, 72, "arrays", "pm-small"),
         line("M52 168V186Q52 204 70 204H310Q328 204 328 186V174", "pm-config pm-thick"),
-        _head(328, 166, -90, "pm-config"),
+        tip(328, 166, -90, "pm-config"),
         words(190, 196, "configuration", "pm-small"),
         words(190, 225, "says which program it is", "pm-small"),
     )
@@ -113,9 +113,3 @@ def _small_tree(x: float, y: float) -> str:
             element("rect", x=x + 19, y=y + 17, width=16, height=16, rx=3, class_="pm-static"),
         ]
     )
-
-
-def _head(x: float, y: float, angle: float, kind: str) -> str:
-    """The head of an arrow, its tip at (x, y)."""
-    place = f"translate({x} {y}) rotate({angle})"
-    return element("path", d="M0 0L-10 -6V6Z", class_=f"pm-head {kind}", transform=place)

@@ -35,6 +35,22 @@ def line(points: str, kind: str) -> str:
     return element("path", d=points, class_=f"pm-line {kind}")
 
 
+def tip(x: float, y: float, angle: float, kind: str) -> str:
+    """The head of an arrow that points right at angle 0, down at 90; its tip is at (x, y)."""
+    place = f"translate({_written(x)} {_written(y)}) rotate({_written(angle)})"
+    return element("path", d="M0 0L-10 -6V6Z", class_=f"pm-head {kind}", transform=place)
+
+
+CELL = 20.0
+"""The width of a cell."""
+
+
+def cell(x: float, y: float, is_filled: bool, kind: str = "") -> str:
+    """A number, or a few of them: a square, its corner at (x, y)."""
+    style = f"pm-cell {'pm-filled' if is_filled else ''} {kind}"
+    return element("rect", x=x, y=y, width=CELL, height=CELL, class_=" ".join(style.split()))
+
+
 def picture(width: float, height: float, about: str, *children: str) -> str:
     """A whole drawing, with what it shows in words for those who do not see it."""
     return element(

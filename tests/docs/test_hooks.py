@@ -126,12 +126,79 @@ def test_the_drawing_of_masks_is_what_they_are(hook):
     assert filled(drawings.draw_masks()) == [36, 21, 15, 16]
 
 
+def test_the_drawing_of_pools_is_what_they_do(hook):
+    """A result depends on the entries that are filled; what is filled beside them is padding."""
+    drawings = hook("layer_drawings")
+    assert filled(drawings.draw_pools()) == [3, 3, 3, 4, 4]
+
+    for name, (results, result, used, padded) in drawings.POOLS.items():
+        layer = eval(name, vars(nn))
+
+        def entries_of(i, layer=layer):
+            # Falling numbers, then rising ones: each entry of a window is its maximum once.
+            x = jnp.arange(float(drawings.ENTRIES))[None]
+            return sum(jnp.abs(jax.jacobian(layer)(x * sign)[0, i, 0]) for sign in (1, -1))
+
+        assert layer(jnp.ones((1, drawings.ENTRIES))).shape == (1, results)
+        inside = [i for i in used if 0 <= i < drawings.ENTRIES]
+        assert np.flatnonzero(entries_of(result)).tolist() == inside
+        assert {*used} - {*inside} <= {*padded}
+
+
+def test_the_drawing_of_recurrent_networks_is_what_they_do(hook):
+    """A result depends on the inputs that are filled, whatever its place in time."""
+    drawings = hook("network_drawings")
+    cells = [nn.GRUCell(1, 1, key=key) for key in jax.random.split(jax.random.key(0))]
+    networks = [
+        nn.RNN(cells[0]),
+        nn.RNN(cells[0], reverse=True, keep_order=True),
+        nn.Bidirectional(*map(nn.RNN, cells)),
+    ]
+    for network, ways in zip(networks, drawings.DIRECTIONS.values(), strict=True):
+        uses = jax.jacobian(network)(jnp.ones((drawings.STEPS, 1)))[..., 0] != 0
+        for step, use in enumerate(uses.any(axis=1)):
+            assert np.flatnonzero(use).tolist() == drawings.known(step, ways)
+    assert filled(drawings.draw_recurrent()) == [3, 4, 5]
+
+
+def test_the_drawing_of_containers_has_their_layers(hook):
+    """The layers of a chain in their order, and the shapes of all weights."""
+    drawings = hook("network_drawings")
+    key = jax.random.key(0)
+    mlp = nn.MLP(3, 2, 8, depth=2, key=key)
+    sequential = nn.Sequential(
+        [nn.Linear(3, 4, key=key), nn.Lambda(jax.nn.relu), nn.Linear(4, 2, key=key)]
+    )
+    shapes = {
+        name: [shape.removeprefix("f32") for _, shape in layers if shape]
+        for name, layers in drawings.CHAINS.items()
+    }
+    written = {
+        "Sequential": [sequential[0].weight, sequential[2].weight],
+        "MLP(3, 2, 8, depth=2)": [layer.weight for layer in mlp.layers],
+    }
+    assert shapes == {
+        name: [str(list(weight.shape)).replace(" ", "") for weight in weights]
+        for name, weights in written.items()
+    }
+    several = (
+        nn.Stack(lambda key: nn.Linear(3, 3, key=key), 6, key=key),
+        nn.Ensemble(lambda key: nn.Linear(3, 2, key=key), 6, key=key),
+    )
+    for layer, shape in zip(several, (drawings.STACKED, drawings.MEMBERS), strict=True):
+        leaves = {str(list(leaf.shape)).replace(" ", "") for leaf in jax.tree.leaves(layer)}
+        assert shape.removeprefix("f32") in leaves
+    assert texts(drawings.draw_containers()).count("relu") == 2
+
+
 def test_a_drawing_that_is_not_there_stops_the_build(hook):
     """A misspelt mark is no empty place in a page."""
     drawings = hook("drawings", "mkdocs")
 
     assert "<svg" in drawings.on_page_content("<!-- drawing: model -->")
-    with pytest.raises(Exception, match=r"no drawing 'modle'; there are .*masks, model, norms"):
+    with pytest.raises(
+        Exception, match=r"no drawing 'modle'; there are .*masks, model, norms, pools"
+    ):
         drawings.on_page_content("<!-- drawing: modle -->")
 
 
