@@ -359,13 +359,13 @@ class Nnx:
         return partial(function, self.network(3), matrix(), times)
 
 
-def contenders() -> list[Contender]:
-    """JAX first, and those of the others that are installed."""
+def contenders(*names: str) -> list[Contender]:
+    """JAX first, and those of the others that are installed: all, or those named."""
     return [
         PlainJax(),
         *(
             (Nnx if name == "NNX" else FilterLibrary)(name, lib)
-            for name, lib in installed().items()
+            for name, lib in installed(*names).items()
         ),
     ]
 

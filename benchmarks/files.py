@@ -220,11 +220,13 @@ def peak(what: str, name: str, folder: Path, total: int) -> int:
     return max(int(done.stdout), 0)
 
 
-def memory_rows(folder: Path, arrays: Arrays, total: int) -> Iterator[Row]:
-    """Beyond the arrays themselves."""
+def memory_rows(folder: Path, arrays: Arrays, total: int, quick: bool) -> Iterator[Row]:
+    """Beyond the arrays themselves; quickly, those of the baseline and of pytreemod."""
     largest = max(array.nbytes for array in arrays.values())
     for what, contenders in (("save", SAVES), ("load", LOADS)):
-        peaks = {n: peak(what, n, folder, total) for n in of_installed(contenders)}
+        # For each a process of its own, which takes seconds to start.
+        measured = (SAFETENSORS, OURS) if quick else of_installed(contenders)
+        peaks = {n: peak(what, n, folder, total) for n in measured}
         yield Row(
             "memory of saving" if what == "save" else "memory of loading, beyond the arrays",
             megabytes(peaks[SAFETENSORS]),
@@ -276,7 +278,7 @@ def rows(quick: bool) -> Iterator[Row]:
         yield from timed_saves(folder, arrays, rounds)
         yield from timed_loads(folder, arrays, rounds)
         if Path("/proc/self/clear_refs").exists():
-            yield from memory_rows(folder, arrays, total)
+            yield from memory_rows(folder, arrays, total, quick)
             yield part_row(folder, arrays)
 
 

@@ -328,13 +328,13 @@ def rows(quick: bool) -> Iterator[Row]:
     bursts = {name: traced(c.build, key) for name, c in every.items()}
     yield raced(f"building, {blocks}: tracing", bursts, rounds=rounds, limit=TRACING_LIMIT)
     bursts = {name: compiled(c.build, key) for name, c in small.items()}
-    yield raced(f"building, {few} blocks: compiling", bursts, rounds=3, limit=LIMIT)
+    yield raced(f"building, {few} blocks: compiling", bursts, rounds=min(rounds, 3), limit=LIMIT)
     sizes = {name: counted(c.call, c.arguments) for name, c in every.items()}
     yield size_row(f"calling, {blocks}: operations", sizes)
     bursts = {name: traced(c.call, c.arguments) for name, c in every.items()}
     yield raced(f"calling, {blocks}: tracing", bursts, rounds=rounds, limit=TRACING_LIMIT)
     bursts = {name: compiled(c.call, c.arguments) for name, c in small.items()}
-    yield raced(f"calling, {few} blocks: compiling", bursts, rounds=3, limit=LIMIT)
+    yield raced(f"calling, {few} blocks: compiling", bursts, rounds=min(rounds, 3), limit=LIMIT)
 
 
 BENCHMARK = Benchmark("Random keys of a deep model, against splitting", TOWER, rows)

@@ -10,6 +10,8 @@ import pytest
 from benchmarks import __main__ as runner
 from benchmarks.libraries import installed
 
+pytestmark = pytest.mark.collects
+
 pytest.importorskip("optax", reason="the benchmarks train with optax")
 
 

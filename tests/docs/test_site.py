@@ -1,6 +1,7 @@
 """The built site: names are found, classes show how they are made, nothing comes from elsewhere."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -40,7 +41,9 @@ WITHOUT_ARGUMENTS = {
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The site, built strictly."""
+    """The site, built strictly; or the one that this very run of CI has built."""
+    if built := os.environ.get("PYTREEMOD_SITE"):
+        return ROOT / built
     for package in ("material", "mkdocstrings"):
         pytest.importorskip(package, reason="the extra `docs` is not installed")
     folder = tmp_path_factory.mktemp("site")

@@ -206,12 +206,16 @@ def released(tree: PyTree, level: int | None = None) -> PyTree:
 
     Args:
         tree: any tree.
-        level: that of a `surrounding` call; None for all of them. Rules that stay, stay.
+        level: that of a `surrounding` call; None for those of all such calls, so that what stays
+            with a Module (level 0) stays.
     """
+
+    def goes(ring: _Ring) -> bool:
+        return ring.level > 0 if level is None else ring.level == level
 
     def change(node: Any, path: Path) -> Any:
         rings = _rings_of(node)
-        rest = [ring for ring in rings if ring.level == 0 or level not in (None, ring.level)]
+        rest = [ring for ring in rings if not goes(ring)]
         return node if len(rest) == len(rings) else _with_rings(node, rest)
 
     return rebuilt(tree, change)
