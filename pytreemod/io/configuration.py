@@ -139,12 +139,14 @@ def name_of(thing: Any) -> str:
     name = registered_name(thing)
     if name is not None:
         return name
+    # The question mark says: by this it can be told from others, and not be found.
     return "?" + str(own_name(thing) or "function")
 
 
 def _text_of(value: Any) -> str:
     """What tells a value from others of its class, as far as its repr does."""
     if isinstance(value, (np.ndarray, jax.Array)):
+        # A repr leaves out most of a large array.
         return f"{describe(value)} {zlib.crc32(np.asarray(cast('Any', value)).tobytes()):x}"
     # Devices are of this machine, and the file is for others, too.
     is_local = isinstance(value, (jax.sharding.Sharding, jax.sharding.Mesh))
@@ -192,6 +194,7 @@ def _shown(kind: str, content: Any) -> str:
         left, right = _BRACKETS[kind]
         comma = "," if kind == "tuple" and len(content) == 1 else ""
         return f"{left}{_shown_items(content)}{comma}{right}"
+    # What is left are values of Python's own, which print as they are written.
     return repr(ConfigurationReader("").read({kind: content}, ""))
 
 
@@ -223,6 +226,7 @@ def are_same(a: Json, b: Json) -> bool:
 
     A class or a function that was registered in one process only is compared by its own name.
     """
+    # Before all else, for 1, 1.0 and True are equal to Python.
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
@@ -343,6 +347,7 @@ class ConfigurationReader:
         return {self.read(k, path): self.read(v, f"{path}[{k!r}]") for k, v in items}
 
     def _dtype(self, name: str, path: str, written: dict[str, Any]) -> Any:
+        # Not by `np.dtype`, which takes codes of its own, such as "O" for objects.
         scalar: Any = getattr(jnp, "bool_" if name == "bool" else name)
         dtype: Any = scalar.dtype
         if not isinstance(dtype, np.dtype):

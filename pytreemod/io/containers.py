@@ -190,6 +190,7 @@ class Container:
             with system_errors(path, "a file to read"):
                 header = _read_header(path, file)
             return cls(path, file, header, verify)
+        # An interrupt, too: nobody else has the file yet.
         except BaseException:
             file.close()
             raise
@@ -238,6 +239,7 @@ class Container:
 
 def _aligned(size: int) -> np.ndarray[Any, np.dtype[Any]]:
     """Memory for so many bytes."""
+    # At an address of which JAX takes memory over on a CPU without a copy; NumPy promises less.
     data = np.empty(size + ALIGNMENT, np.uint8)
     begin = -data.ctypes.data % ALIGNMENT
     return data[begin : begin + size]
@@ -317,6 +319,7 @@ def _check_metadata(path: str, metadata: Mapping[str, str]) -> None:
 
 
 def _check_text(path: str, text: Any) -> None:
+    # A lone surrogate is a part of a str, and no text that a file could hold.
     try:
         str.encode(text)
     except (TypeError, UnicodeEncodeError) as error:

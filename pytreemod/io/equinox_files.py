@@ -88,6 +88,7 @@ def default_serialise_filter_spec(f: SupportsWrite, x: Any) -> None:
         return
     array = given if hasattr(given, "dtype") else np.asarray(given)
     _check_dtype(array, given)
+    # A pickle runs what it holds: no leaf is written or read as one.
     np.save(cast("Any", f), array, allow_pickle=False)
 
 
@@ -241,6 +242,7 @@ def tree_deserialise_leaves(
     with _read(path_or_file, where) as file:
         for leaf, function in zip(leaves, functions, strict=True):
             values.append(_call(function, file, leaf, where, "read"))
+        # After all were read: where one is missing, the list shows from where on the trees differ.
         misfits = [*_misfits(leaves, values)]
         # Of an open file, what comes next may be somebody else's; and who has a function of their
         # own may leave the rest out on purpose.
@@ -462,6 +464,7 @@ _HEADERS: dict[tuple[int, int], Callable[[Any], Any]] = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
+# A header may claim any size: memory is taken only as bytes come.
 _CHUNK = 1 << 24
 
 
@@ -584,6 +587,7 @@ class _Given:
 
     def function_for(self, leaf: FileLeaf, where: str) -> Any:
         path = leaf.path
+        # A function at a node stands for all that is below it.
         for length in range(len(path) + 1):
             if path[:length] in self.given:
                 return self.given[path[:length]]

@@ -105,6 +105,7 @@ def fit(theirs: Table, like: PyTree, options: LoadOptions, where: str) -> LoadPl
         FileError: something does not fit.
         ArgumentError: an option is unusable.
     """
+    # Both sides as a file has them: names and JSON are compared, and never objects.
     described = describe_tree(like, where)
     _check_not_traced(described.leaves, where)
     ours = _table_of(described.tree, described.leaves)
@@ -171,6 +172,7 @@ def _spots(
 def _fit_leaf(plan: LoadPlan, spot: _Spot, theirs: Table, strict: bool) -> None:
     leaf = theirs.leaves.get(spot.name)
     if leaf is None:
+        # What is an error is told by `_fit_names`, which knows what else the file has.
         if (spot.missing or ("error" if strict else "keep")) == "keep":
             _keep(plan, spot)
         return
@@ -276,6 +278,7 @@ def _are_of_one_kind(dtype: Any, other: Any) -> bool:
 def _class_of_json(value: Json) -> Any:
     if not isinstance(value, dict):
         return class_of(value)
+    # A dict stands for what JSON has no form for.
     kind = next(iter(cast("dict[str, Any]", value)), "")
     return {"int": int, "float": float, "complex": complex}.get(kind)
 
@@ -302,6 +305,7 @@ def _fit_configuration(
     that only the file has, that is all there is to say.
     """
     found: list[str] = []
+    # Of a Module that only the file has, the class is told, and not each field beside it.
     there = {*ours.classes, *ours.leaves} | _above([*ours.classes, *ours.leaves])
     gone = {name for name in theirs.classes if name not in there}
 
@@ -335,6 +339,7 @@ def _above(names: Sequence[str]) -> set[str]:
 
 def _moved(wanted: Sequence[str], given: Sequence[str]) -> tuple[str, str] | None:
     """What to rename where `like` is a part of what is in the file, or the other way round."""
+    # By the first leaf: where that is found in the other tree, its neighbours are, too.
     ours, theirs = "." + wanted[0], "." + given[0]
     pairs = [(name.removesuffix(ours), "") for name in given if name.endswith(ours)]
     pairs += [("", name.removesuffix(theirs)) for name in wanted if name.endswith(theirs)]

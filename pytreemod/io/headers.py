@@ -94,6 +94,7 @@ def new_header(
         stored = shape if has_code(dtype) else _shape_of_bytes(shape, dtype)
         content[name] = {"dtype": code_of(dtype), "shape": stored, "data_offsets": place}
     text = _as_json(content).encode()
+    # The format allows spaces behind the JSON, for this very purpose.
     text += b" " * (-(LENGTH + len(text)) % ALIGNMENT)
     header = bytearray(len(text).to_bytes(LENGTH, "little") + text)
     return header, [(len(header) + start, len(header) + stop) for start, stop in places]
@@ -129,6 +130,7 @@ def seal_header(header: bytearray, checksums: Sequence[int]) -> None:
     begin = _SEAL.stop + len(_BETWEEN)
     digits = "".join(f"{checksum:0{_DIGITS}x}" for checksum in checksums).encode()
     header[begin : begin + len(digits)] = digits
+    # Over zeros in its own place: a reader puts them back to sum it up again.
     header[_SEAL] = f"{zlib.crc32(header):0{_DIGITS}x}".encode()
 
 
@@ -327,6 +329,7 @@ def _parse_entry(
         raise damaged(path, expected, f"{end - begin}", [name])
     if record is not None:
         dtype, shape = _recorded(path, name, code, shape, record)
+    # Sizes count as if none were zero, as NumPy counts them before it makes an array.
     if len(shape) > _MOST_AXES or prod(max(n, 1) for n in shape) * dtype.itemsize > _MOST_BYTES:
         raise damaged(path, "a shape that an array can have", describe(shape), [name])
     return dtype, tuple(shape), begin, end
@@ -348,6 +351,7 @@ def _recorded(
 def _check_extent(path: str, entries: Mapping[str, FileEntry], begin: int, size: int) -> None:
     """The arrays lie one after the other, from the header to the end of the file."""
     end = begin
+    # No hole in which something could hide; no overlap by which a small file could claim much.
     for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.stop)):
         if entry.start != end:
             got = "a hole before one" if entry.start > end else "one inside of another"

@@ -130,6 +130,7 @@ class Checkpoints:
         self._structure: Any = None
         # By step, with what tells one file from another that has taken its place.
         self._ranks: dict[int, tuple[Any, float | None]] = {}
+        # One: two saves at once would end in either order.
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="Checkpoints")
         self._jobs: deque[Future[None]] = deque()
         # A handler of signals may save, too, and in the middle of a save.
@@ -204,6 +205,8 @@ class Checkpoints:
             except FileAccessError:
                 raise
             except FileError as error:
+                # A whole file that does not fit is a mistake of the caller's: an older one would
+                # hide it.
                 if _is_whole(self._file(chosen)):
                     raise
                 passed.append(str(error).splitlines()[0])
@@ -300,6 +303,8 @@ class Checkpoints:
         try:
             remove_leftovers(self.folder, lambda name: step_of_file(name) is not None)
             numbers = {name: _number(value) for name, value in metrics.items()}
+            # In the file itself: a folder that was copied, or thinned by hand, still tells its
+            # best.
             about = {"step": step, "metrics": metrics_as_json(numbers)}
             save(self._file(step), tree, about, durable=True)
         except Exception as error:
@@ -307,6 +312,7 @@ class Checkpoints:
             _check_not_donated(self, step, tree, error)
             raise
         self._damaged.discard(step)
+        # Last: a kill in between leaves a file too many, and never one too few.
         self._remove_old()
 
     def _remove_old(self) -> None:
@@ -331,6 +337,7 @@ class Checkpoints:
         return [step for step in self._present() if step not in self._damaged]
 
     def _best_of(self, steps: list[int], goal: Goal) -> int | None:
+        # Anew from what is there: what was removed is forgotten.
         self._ranks = {step: self._rank(step, goal) for step in steps}
         return best_step({step: rank for step, (_, rank) in self._ranks.items()})
 

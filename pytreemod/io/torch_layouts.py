@@ -228,6 +228,7 @@ def layout_of(node: Any) -> TorchLayout | None:
 
 
 def _rules_of_conv(layer: Conv | ConvTranspose) -> LayoutRules:
+    # A bias has an axis of size 1 for each spatial one, as in Equinox; PyTorch's is a vector.
     axes = tuple(range(-layer.num_spatial_dims, 0))
 
     def to(bias: Any) -> Any:

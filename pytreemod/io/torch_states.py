@@ -190,6 +190,7 @@ def from_torch(
     if state is None:
         return made
     for token, value, spots in places.values:
+        # What has no tensor, such as the keys of dropouts, is not written: that would be an update.
         if any(place is not None for place in spots):
             state = state.set(token, filled(value, spots))
     return (made, state) if net is None else net.replace(model=made, state=state)
@@ -199,6 +200,7 @@ def _untied(model: Any) -> Any:
     """A model, maybe an abstract one, with an array at each tied place."""
     if not holds_ties(model):
         return model
+    # Of what has no values only the shapes can be copied to each place.
     is_abstract = any(isinstance(x, jax.ShapeDtypeStruct) for x in jtu.tree_leaves(model))
     return filter_eval_shape(untie, model) if is_abstract else untie(model)
 
@@ -216,6 +218,7 @@ def _tied_again(where: str, tied: Any, made: Any) -> Any:
     wrong = [
         f"{path_text(path)}: another tensor than where it is tied to"
         for path in given.keys() - {path for path, _ in paths}
+        # A nan equals itself here: the question is whether two tensors are one.
         if not np.array_equal(np.asarray(given[path]), np.asarray(again[path]), equal_nan=True)
     ]
     if wrong:

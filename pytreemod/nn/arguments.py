@@ -103,6 +103,7 @@ def as_integer(value: Any) -> int | None:
 
     Booleans are no sizes: `Linear(3, True)` is a `use_bias` in the wrong place.
     """
+    # `operator.index` takes True for 1; as a size it is a mistake.
     if type(value) in (bool, np.bool_) or is_traced(value):
         return None
     try:

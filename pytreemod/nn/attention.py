@@ -347,6 +347,7 @@ class MultiheadAttention(StatefulLayer):
             self.dropout.p == 0 or (self.dropout.inference if inference is None else inference)
         ):
             dropout = partial(self._dropped, where, key)
+        # With a cache the mask says all: a slot of a ring has another number than its place.
         if isinstance(state, State):
             refuse_uncachable(where, self.cache, mask, bias, is_causal, query, key_)
             seen, state = self._seen(where, heads, state, lengths, check)
@@ -463,6 +464,7 @@ class MultiheadAttention(StatefulLayer):
         Returns:
             Keys, values and how many places were seen.
         """
+        # A ring: what leaves the window is what is overwritten next.
         slots = size if self.window is None else min(size, self.window)
         sizes = (self._kv_heads, self.qk_size, self.vo_size)
         return empty_cache(batch, slots, *sizes, dtype)
@@ -472,6 +474,7 @@ class MultiheadAttention(StatefulLayer):
         if self.rotary is None:
             return heads
         turn = partial(self.rotary, positions=positions)
+        # The embedding knows no heads: the angles of a place are the same for all.
         return jax.vmap(turn, in_axes=-2, out_axes=-2)(heads)
 
     def _seen(
@@ -515,6 +518,7 @@ class MultiheadAttention(StatefulLayer):
         keys = jax.random.split(check_key(where, key), self.num_heads)
 
         def drop(head: Array, key: Array) -> Array:
+            # That something is dropped was decided by whoever calls this.
             return self.dropout(head, key=key, inference=False)
 
         return jax.vmap(drop, (-3, 0), -3)(weights, keys)
@@ -619,6 +623,7 @@ def _check_bias(
         )
     wanted = (*query.shape[:-3], query.shape[-2], query.shape[-3], others.shape[-1])
     found = bias.shape
+    # From the end, as arrays broadcast: what has no axis of heads is for all of them.
     fits = len(found) <= len(wanted) and all(
         size in (1, full) for size, full in zip(found[::-1], wanted[::-1], strict=False)
     )

@@ -272,6 +272,7 @@ class BatchNorm(StatefulLayer):
         # One value is its own mean, and says nothing of the variance, which is 0 then.
         unbiased = new_var * (count / max(count - 1, 1))
         mean = update_running(mean, new_mean, self.momentum)
+        # The batch itself was divided by the biased one, as in the paper.
         var = update_running(var, unbiased, self.momentum)
         return out, state.set(self.state_index, (mean, var))
 
@@ -387,6 +388,7 @@ class BatchNorm(StatefulLayer):
             if not (of_mesh and mapped):
                 raise
             raise ArgumentError(_checked_text(str(where), mapped)) from error
+        # A mean of nothing is nan, and would stay in the running statistics for good.
         if result[-1] == 0:
             cure = ("Of an empty batch, use the running statistics:", "nn.inference_mode(layer)")
             expected = "at least one value per channel to take a mean of"

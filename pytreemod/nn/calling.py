@@ -190,6 +190,7 @@ def call_layer(layer: Any, x: Any, state: Any, key: Any) -> tuple[Any, Any]:
     """
     options = {"key": key} if accepts_key(layer) else {}
     if not is_stateful(layer):
+        # Its signature is read only once it has failed: that takes as long as a small layer.
         try:
             return layer(x, **options), state
         except TypeError as error:

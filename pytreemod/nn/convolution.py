@@ -287,6 +287,7 @@ def initial_kernel(
     would silently scale by the wrong size.
     """
     taps = layer.kernel_size
+    # A filter sees the channels of its own group alone, by which its first values are scaled.
     n_in, n_out = layer.in_channels // layer.groups, layer.out_channels
     if weight_init is None:
         start = uniform_by_fan_in(n_in * math.prod(taps))

@@ -292,6 +292,7 @@ def initial_factors(
     first, second, out = _terms(layer.equation)
     shared = [i for i, letter in enumerate(second) if letter in first and letter in out]
     summed = [i for i, letter in enumerate(second) if letter not in out]
+    # Copies, then inputs, then outputs: an initializer takes a matrix (inputs, outputs).
     order = [*shared, *summed]
     order += [i for i in range(len(second)) if i not in order]
     shape = [layer.weight_shape[i] for i in order]
@@ -340,6 +341,7 @@ def _check_equation(where: str, equation: Any, shape: tuple[int, ...]) -> str:
     text = "".join(equation.split()) if isinstance(equation, str) else ""
     terms = _terms(text)
     letters = [term.replace("...", "", 1) for term in terms]
+    # A letter twice in one array is a diagonal, of which the sizes say too little for an error.
     is_one = text.count("->") == text.count(",") == 1 and "..." not in terms[1]
     is_one &= all(not word or (word.isalpha() and len({*word}) == len(word)) for word in letters)
     known = {*letters[0], *letters[1]}

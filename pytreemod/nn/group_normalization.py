@@ -192,6 +192,8 @@ def _check_grouped(where: Title, x: Array, groups: int, channels: int | None) ->
         if not -x.ndim <= axis < x.ndim:
             return False
         size = x.shape[axis]
+        # Without weights nothing says how many channels there are, but into how many groups they
+        # fall.
         return size % groups == 0 if channels is None else size == channels
 
     if fits(0):

@@ -45,6 +45,7 @@ def uniform_by_fan_in(fan_in: int) -> Initializer:
             return jax.random.uniform(key, shape, dtype, -limit, limit)
         # JAX draws no complex numbers that are uniform.
         real = np.float32 if dtype == jnp.complex64 else np.float64
+        # Each part for itself: together they fill a square, and not a disk.
         parts = [
             jax.random.uniform(part, shape, real, -limit, limit) for part in jax.random.split(key)
         ]

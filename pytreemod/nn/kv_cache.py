@@ -54,6 +54,7 @@ def refuse_uncachable(
         raise ArgumentError(explain(str(where), expected, describe(bias), cure=cure))
     if not is_causal:
         raise ArgumentError(explain(str(where), "is_causal=True with a State", "False"))
+    # The place of a query is that of its own key: how many were seen before says both.
     if query.shape[-2] != key_.shape[-2]:
         expected = "with a State, queries and keys of the same places"
         got = f"query {describe(query)} and key_ {describe(key_)}"
@@ -80,6 +81,7 @@ def check_room(where: Title, cache: Cache, count: int, lengths: Array | None, ch
     """Refuse more places than there is room for, where that is known; in compiled code if asked."""
     keys, values, length = cache
     slots = keys.shape[-2]
+    # Known from the shapes alone, and so while tracing, too.
     if count > slots and lengths is None:
         raise StateError(_full(where, slots, f"{count} places at once"))
     later = length + (count if lengths is None else lengths.astype(length.dtype))

@@ -126,6 +126,7 @@ class Linear(Module):
         )
         x = check_array(where, x)
         if self.in_features == "scalar":
+            # A number is an axis of one, so that there is one formula.
             x = lax.expand_dims(x, (x.ndim,))
         else:
             check_last_axis(where, x, self.in_features, "in_features")

@@ -134,6 +134,7 @@ class _Watch:
         before = self.sizes.setdefault(path, sizes)
         if before != sizes:
             _refuse_other(path, node, before, sizes)
+        # What comes after it in the call is given an output of the right shape.
         return _call(finish(node, sizes), args, kwargs)
 
 
@@ -179,6 +180,7 @@ def _finished(node: Any, sizes: dict[str, Any]) -> Any:
     def build(node: Any) -> Any:
         return finish(node, sizes)
 
+    # Members of a Stack or an Ensemble were made by a map, and have keys along leading axes.
     for _ in range(count_axes(node)):
         build = filter_vmap(build)
     return build(node)

@@ -168,6 +168,7 @@ class MLP(Module):
                 if isinstance(key, InitKeys):
                     inner = key.take(depth - 1)
                 else:
+                    # The same keys once more, as an array, over which the making is mapped.
                     inner = jax.random.split(key, self.depth + 1)[1:depth]
                 layers.append(filter_vmap(make_inner)(inner))
             else:
@@ -225,6 +226,7 @@ def _copied(activation: Callable[..., Any], *sizes: int) -> Callable[..., Any]:
     """What may be learnt, with a copy for each entry of some leading axes."""
     if _is_plain(activation):
         return activation
+    # From the inside out: the axis that is mapped last stands first.
     for size in reversed(sizes):
         activation = filter_vmap(_given, in_axes=None, axis_size=size)(activation)
     return activation
@@ -256,6 +258,7 @@ def _activated(activation: Callable[..., Any], x: Array, by_neuron: bool = True)
     examples = x.ndim
     if by_neuron:
         call, examples = filter_vmap(call), x.ndim - 1
+    # What is left are axes of examples, which share the copies.
     for _ in range(examples):
         call = filter_vmap(call, in_axes=(None, 0))
     return call(activation, x)

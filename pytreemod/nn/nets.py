@@ -57,6 +57,7 @@ class Stateful(Module, Generic[_M]):
     """
 
     model: _M
+    # Running statistics and keys are not trained.
     state: State = buffer()
 
     # An update that does not come out of a transform is refused, not only told.
@@ -285,6 +286,7 @@ def _parameter(fn: Callable[..., Any]) -> inspect.Parameter | None:
 
 def _requires_state(fn: Callable[..., Any]) -> bool:
     """Whether a function must be given a State, even one without values."""
+    # Some callables of C have no signature; then a call shows what they take.
     try:
         found = _parameter(fn)
     except ValueError:

@@ -314,6 +314,7 @@ class Bidirectional(Module):
             expected = "initial_carry to be a pair: forward, backward"
             raise ArgumentError(explain(str(where), expected, describe(initial_carry)))
         keys = (None, None) if key is None else divide_key(f"{where}(key)", key, 2)
+        # Outputs of both in the order of time, or they could not be put together.
         shared: dict[str, Any] = {
             "seq_lengths": seq_lengths,
             "time_major": self.time_major if time_major is None else time_major,

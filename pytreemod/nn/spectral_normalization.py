@@ -162,6 +162,7 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
                 weight, u, v, num_iterations=self.num_power_iterations, eps=self.eps
             )
             state = state.set(self.uv_index, (u, v))
+        # Also without a step: in inference the weight is divided by what was found last.
         normed = divide_by_spectral_norm(weight, u, v)
         return call_layer(with_weight(self.layer, self.weight_name, normed), x, state, key)
 
@@ -190,6 +191,7 @@ def _initial_vectors(
     dtype = computing_dtype(weight.dtype)
     left, right = jax.random.split(key)
     u = jax.random.normal(left, weight.shape[:1], dtype)
+    # Also for a weight without rows, which has no columns that could be counted.
     v = jax.random.normal(right, (weight.size // max(weight.shape[0], 1),), dtype)
     u, v = power_iteration(weight, u, v, num_iterations=INITIAL_ITERATIONS, eps=eps)
     # From zero vectors no iteration leads away, and the layer would give nan for ever.

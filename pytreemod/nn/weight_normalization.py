@@ -142,6 +142,7 @@ class WeightNorm(StatefulLayer, Generic[_L]):
         shape = shape_of(v)
         if shape is not None:
             _check_axis(str(where), self.axis, v)
+            # An index from the back becomes one from the front.
             kept = range(len(shape))[self.axis] if self.axis is not None else None
             expected = tuple(size if i == kept else 1 for i, size in enumerate(shape))
             if shape_of(self.g) == expected:

@@ -283,8 +283,11 @@ class _Simplex(Constraint):
 
     def forward(self, unconstrained: Any) -> Any:
         u = jnp.asarray(unconstrained)
+        # Adding one number to all changes no share: with the last held at zero there is one way
+        # back.
         last = jnp.zeros_like(u, shape=(*u.shape[:-1], 1))
         shares = jax.nn.softmax(jnp.concatenate([u, last], axis=-1), axis=-1)
+        # A share that has underflowed to zero would have no way back.
         return jnp.maximum(shares, _next_to(0.0, 1.0, u.dtype))
 
     def inverse(self, clear: Any) -> Any:
@@ -294,6 +297,7 @@ class _Simplex(Constraint):
 
     def fault(self, value: NDArray[Any]) -> str | None:
         exact = value.astype(np.float64)
+        # In float64: what is looked at is the rounding of the shares, not that of their sum.
         sums = exact.sum(axis=-1)
         slack = 4 * _rounding(value) * value.shape[-1]
         wrong = _first(np.abs(sums - 1) <= slack, sums)
@@ -357,6 +361,7 @@ class _LowerCholesky(Constraint):
         diagonal = positive.forward(u[..., below:])
         zero = jnp.zeros_like(u, shape=(*u.shape[:-1], 1))
         parts = jnp.concatenate([u[..., :below], diagonal, zero], axis=-1)
+        # One gather, where setting both triangles would be two scatters.
         return parts[..., _places(size)]
 
     def inverse(self, clear: Any) -> Any:
@@ -409,6 +414,7 @@ class _PositiveDefinite(Constraint):
 
     def forward(self, unconstrained: Any) -> Any:
         factor = lower_cholesky.forward(unconstrained)
+        # In the default precision of an accelerator the product need not be definite any more.
         return jnp.matmul(factor, jnp.matrix_transpose(factor), precision="highest")
 
     def inverse(self, clear: Any) -> Any:
@@ -425,6 +431,7 @@ class _PositiveDefinite(Constraint):
         wrong = _first(is_same, value)
         if wrong is not None:
             return f"another number than on the other side of the diagonal, {wrong},"
+        # They come in order, and with the least all are positive.
         least = np.linalg.eigvalsh(exact)[..., 0]
         wrong = _first(least > 0, least)
         return wrong and f"an eigenvalue of {wrong}"
@@ -448,6 +455,7 @@ class _Orthogonal(Constraint):
         u = jnp.asarray(unconstrained)
         q, r = jnp.linalg.qr(_computable(u))
         diagonal = untyped_jax.numpy.diagonal(r, axis1=-2, axis2=-1)
+        # Not by `sign`, which is zero for a column that depends on those before it.
         signs = jnp.where(diagonal < 0, -1, 1).astype(q.dtype)
         return (q * signs[..., None, :]).astype(u.dtype)
 
@@ -514,6 +522,7 @@ class _Bijection(Constraint):
         again = np.asarray(self.forwards(self.backwards(jnp.asarray(value))))
         if again.shape != value.shape:
             return f"the shape {again.shape} there and back"
+        # Half of the digits: a map may be steep, and its way back lose as many.
         slack = math.sqrt(_rounding(value)) * (1 + np.abs(value))
         return _first(np.abs(again - value) <= slack, value)
 

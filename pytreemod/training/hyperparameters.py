@@ -26,6 +26,7 @@ _HYPERPARAMS, _OF_SCHEDULES = (jtu.GetAttrKey(n) for n in ("hyperparams", "hyper
 def chosen_rules(plan: RulePlan, selector: FilterSpec) -> list[int]:
     """The rules of which a selector picks the leaves."""
     chosen = as_selector(selector)
+    # A plan knows where leaves are; it has no arrays that a predicate could look at.
     if not chosen.is_structural():
         _refuse_predicate(chosen)
     stand_in = plan.stand_in()
@@ -53,6 +54,7 @@ def with_value(states: list[Any], name: str, value: Any) -> list[Any]:
     if not at:
         _refuse_unknown(name, [path for path, _ in pairs])
     for i in at:
+        # optax keeps the states of schedules beside the values, under the same names.
         scheduled = (*pairs[i][0][:-2], _OF_SCHEDULES, ends[1])
         if any(path[: len(scheduled)] == scheduled for path, _ in pairs):
             _refuse_scheduled(name)
@@ -72,9 +74,11 @@ def _like(old: Any, value: Any, name: str) -> Any:
         raise ShapeError(
             explain(where, f"a scalar, or an array like {describe(old)}", describe(value))
         )
+    # In the old dtype: with another one the step would be compiled anew.
     return jnp.full_like(old, value)
 
 
+# From the widest on: what stands later fits into what stands before.
 _KINDS = (jnp.complexfloating, jnp.floating, jnp.integer)
 
 

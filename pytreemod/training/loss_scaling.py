@@ -139,6 +139,7 @@ class LossScale(Module):
         grown = self.loss_scale * self.growth
         # At the end of float32 it stays where it is.
         up = jnp.where(is_due & jnp.isfinite(grown), grown, self.loss_scale)
+        # A loss that is never finite would bring it to zero, and with it all gradients.
         down = jnp.maximum(self.loss_scale / self.growth, self.minimum)
         return self.replace(
             loss_scale=jnp.where(finite, up, down),
@@ -199,6 +200,7 @@ def select_tree(pred: Any, on_true: _T, on_false: _T) -> _T:
     if differences(on_true, on_false, _fits):
         _refuse_trees(on_true, on_false)
     pairs = zip(leaves, others, strict=True)
+    # `where`, and no branch: both trees are there already, and under vmap it would be one anyway.
     return treedef.unflatten([jnp.where(pred, a, b) if is_array(a) else a for a, b in pairs])
 
 

@@ -135,6 +135,7 @@ def _is_matrix(parameter: Parameter) -> bool:
     """Whether it is one, of each layer."""
     node = parameter.node
     if is_computed(node):
+        # Its shape stands in the instance, once that is no longer waiting.
         settle(node)
         shape = node.__dict__.get(MADE, UNKNOWN).shape
         return shape is not None and len(shape) == 2
@@ -143,8 +144,10 @@ def _is_matrix(parameter: Parameter) -> bool:
 
 def _adapted(parameter: Parameter, rank: int, scale: float, key: Any) -> Any:
     def adapt(base: Any, key: Any) -> LowRank:
+        # On top of a computed leaf there is no matrix until it is read: its shape will do.
         like: Any = jax.eval_shape(base.value) if is_computed(base) else base
         (m, n), dtype = like.shape, like.dtype
+        # One factor is zero, so that the model computes at first what it did before.
         a = jax.random.normal(key, (rank, n), dtype) * max(n, 1) ** -0.5
         return LowRank(base, a, jnp.zeros((m, rank), dtype), scale)
 

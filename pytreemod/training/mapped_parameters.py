@@ -77,6 +77,8 @@ def map_parameters(
     def mapped(leaf: Any) -> Any:
         made = computed(fn, leaf if inverse is None else inverse(leaf))
         if inverse is not None:
+            # Two functions that do not belong together are told here, and not by the first matrix
+            # product.
             _check_shape(leaf, jax.eval_shape(made.value))
         return made
 

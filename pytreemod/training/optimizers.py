@@ -179,6 +179,7 @@ class Optimizer(Module):
         for i, step in enumerate(own):
             if plan.is_used[i]:
                 made, news[i] = step.take(plan, i, given, states[i], leaves)
+                # No leaf has two rules, so that the first update is the only one.
                 updates = [
                     new if old is None else old for old, new in zip(updates, made, strict=True)
                 ]
@@ -262,6 +263,7 @@ def _extra_names(rule: Any) -> tuple[str, ...] | None:
     parameters = list(inspect.signature(rule.update).parameters.values())
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
+    # After the updates, the state and the parameters, as optax has them.
     return tuple(p.name for p in parameters[3:])
 
 
@@ -271,6 +273,7 @@ def _gradients(plan: RulePlan, model: PyTree, treedef: Any, grads: PyTree) -> li
         found = treedef.flatten_up_to(grads)
     except (ValueError, TypeError) as error:
         _refuse_gradients(model, grads, error)
+    # A gradient of what is not trained, as a frozen layer has one, is dropped here.
     given = plan.only(found)
     lacking = [m and g is None for g, m in zip(given, plan.is_trained, strict=True)]
     if any(lacking):

@@ -45,6 +45,7 @@ class RulePlan:
         # Rules with a transformation, and with something to transform.
         self.is_used = is_used
         self.is_trained = tuple(label != _UNTRAINED and is_used[label] for label in labels)
+        # Taken once: a plan is part of the key of every jitted step.
         self._hash = hash((structure, labels, selectors))
 
     def only(self, values: Sequence[Any], rule: int | None = None) -> list[Any]:
@@ -103,6 +104,7 @@ def make_plan(rules: Any, model: PyTree) -> RulePlan:
     trained = trainable_mask(model, None, "Optimizer.init")
     picks = _picks(selectors, model, spots)
     labels: list[int] = []
+    # What is trained and has no rule; told all at once.
     lost: list[Place] = []
     for spot, is_trained, *hits in zip(spots, trained, *picks, strict=True):
         # The first one that picks a leaf decides, as everywhere in `by`.

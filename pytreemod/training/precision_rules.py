@@ -203,6 +203,7 @@ class _Giving:
         is_entered = bool(found) and precision is not _UNDECIDED
         # Within another, one that is left alone must say so.
         is_ruled = is_entered and (precision is not None or here.entered is not None)
+        # A Module without a method at which it is entered is a part of the one around it.
         inside = _Here(precision, precision if is_entered else here.entered)
         children = children_of(node) or []
         parts = [
@@ -226,6 +227,7 @@ class _Giving:
             self.undecided.append(path_text(path))
             return array
         is_stored = precision is None or precision.params == precision.compute
+        # What no method casts on the way in must be stored as it is computed with.
         if precision != here.entered and not (is_stored and here.entered is None):
             self.uncast.append(path_text(path))
         return array if precision is None else _as_dtype(array, precision.params)
@@ -236,6 +238,7 @@ class _Giving:
         Raises:
             SpecError: there is something.
         """
+        # Without the first, `__call__`, which nobody has asked for.
         missing = [name for name in self.methods[1:] if name not in self.seen]
         if missing:
             _refuse_methods(missing)
@@ -289,6 +292,7 @@ class _Casting(AbstractCallRule):
             *(given.visit(arg) for arg in args),
             **{name: given.visit(arg) for name, arg in kwargs.items()},
         )
+        # One part of a region hands the next one what that computes with.
         dtype = precision.compute if self.is_inside else precision.output
         return _Cast(precision, dtype).visit(out)
 
@@ -371,6 +375,7 @@ def _originals(called: Any, entered: Any) -> dict[int, Any]:
     if called is entered:
         return {}
     if _has_floats(called) or is_computed(called):
+        # By identity: two arrays may be equal and stand for different places.
         return {id(entered): called}
     pairs = zip(children_of(called) or (), children_of(entered) or (), strict=True)
     found: dict[int, Any] = {}

@@ -171,6 +171,7 @@ class Ensemble(StatefulLayer, Generic[_M]):
         if key is not None and wants_key(self.member):
             keys = jax.random.split(check_key(title, key), n)
         leaves, treedef = jtu.tree_flatten(member)
+        # The map is given arrays alone: what is none goes around it, and is not split again.
         own = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
 
         def call(arrays: list[Any], given: list[Any], state: Any, key: Any) -> Any:

@@ -62,6 +62,7 @@ def _reduce_axis(x: Array, axis: int, count: int, operation: Callable[[Any], Any
     """The windows of one axis: first those that are larger by one, then the others."""
     size, larger = divmod(x.shape[axis], count)
     middle = larger * (size + 1)
+    # The longer windows first, as in Equinox; none overlap.
     parts = [(0, middle, larger, size + 1), (middle, x.shape[axis], count - larger, size)]
     reduced = [
         _reduce_windows(lax.slice_in_dim(x, start, stop, axis=axis), axis, (n, width), operation)

@@ -191,6 +191,7 @@ def _weighted_values(weights: Array, value: Array) -> Array:
 
 def _groups(heads: int, kv_heads: int) -> int:
     """How many heads of queries one of keys is for."""
+    # That there are no heads of keys at all is told by the shapes.
     count, rest = divmod(heads, kv_heads or 1)
     if rest != 0:
         expected, got = f"heads of keys that divide the {heads} of queries", str(kv_heads)
@@ -290,6 +291,7 @@ def _of_jax(
     implementation: Any,
 ) -> Array:
     """The same by JAX's function, which wants one batch axis, and the same ranks."""
+    # For its error: JAX would speak of axes that are not those of the call.
     _groups(query.shape[-2], key.shape[-2])
     query, key, value = promote(query, key, value)
     lead = query.shape[:-3]

@@ -101,6 +101,7 @@ def _convolve(
 ) -> Array:
     """JAX's convolution, which wants exactly one batch axis, with any number of them."""
     batch, image = x.shape[: 1 - weight.ndim], x.shape[1 - weight.ndim :]
+    # With one batch axis the program has no reshape, as if it were written by hand.
     flat = x if len(batch) == 1 else x.reshape((math.prod(batch), *image))
     y = lax.conv_general_dilated(
         flat, weight, stride, pads, rhs_dilation=dilation, feature_group_count=groups

@@ -113,8 +113,10 @@ def _extend_cache(
 ) -> tuple[Any, ...]:
     keys, values, length = cache
     dtypes = (key.dtype, value.dtype)
+    # A cache may be kept in fewer bits than are computed with.
     key, value = key.astype(keys.dtype), value.astype(values.dtype)
     count, slots = key.shape[-3], keys.shape[-2]
+    # As many slots as a query sees: what is overwritten no later query looks at.
     is_ring = window == slots
     places = after(length, count)
     counted: Any = count if lengths is None else lengths.astype(length.dtype)

@@ -190,6 +190,7 @@ def _group_norm(
 ) -> Array:
     batch, (channels, *spatial) = x.shape[:channel_axis], x.shape[channel_axis:]
     wide = x.astype(computing_dtype(x.dtype))
+    # A group is an axis: all that comes after it is averaged over, as in a LayerNorm.
     grouped = wide.reshape(*batch, groups, channels // groups, *spatial)
     out = _standardize(grouped, channel_axis + 1, eps).reshape(x.shape)
     return narrow(_scale_and_shift(out, weight, bias, channel_axis), x)
@@ -307,6 +308,7 @@ def _moments(
 
 def _mean_over(names: tuple[Hashable, ...], value: Array) -> Array:
     """The mean over mapped axes of these names."""
+    # Each part of a mapped axis has as many entries: the mean of their means is that of all.
     return lax.pmean(value, names) if names else value
 
 
@@ -519,6 +521,7 @@ def moving_average(
     running, new = as_arrays(running, new)
     # A State takes values of the dtype that it has, and no others.
     new = new.astype(running.dtype)
+    # Not from zeros on, for which an average would have to be corrected in every later call.
     return jnp.where(is_first, new, momentum * running + (1 - momentum) * new)
 
 

@@ -72,6 +72,7 @@ def pool(
     assert not isinstance(pads, str)
     if use_ceil:
         pads = cover(pads, x.shape[-dims:], window, step)
+    # Along axes before the spatial ones each entry is a window of its own.
     ones = (1,) * (x.ndim - dims)
     # A maximum needs no more digits, but its gradient is a sum, too, where windows overlap.
     wide = widen(x)
@@ -104,6 +105,7 @@ def saturate(value: Any, dtype: Any) -> Any:
     if isinstance(value, float) and math.isinf(value) and not jnp.issubdtype(dtype, jnp.inexact):
         if jnp.issubdtype(dtype, jnp.bool_):
             return np.bool_(value > 0)
+        # A maximum of integers begins with the least of them.
         limits = jnp.iinfo(dtype)
         value = limits.max if value > 0 else limits.min
     return np.asarray(value, dtype)[()]
@@ -197,4 +199,5 @@ def avg_pool(
     # Integers as floats before they are added: in int8 the sum of a window would overflow.
     wide = widen(x) if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.asarray(x, float)
     total = pool(wide, 0, lax.add, kernel_size, stride=stride, padding=padding, use_ceil=use_ceil)
+    # By the whole window, padding included: the default of PyTorch, and what Equinox does.
     return narrow(total / math.prod(kernel_size), x)

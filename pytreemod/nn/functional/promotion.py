@@ -118,6 +118,7 @@ def place(values: Shaped[Array, ...], like: Shaped[Array, ...], axis: int) -> Sh
                [1, 1, 1]], dtype=int32)
     """
     values = _as_dtype(values, like.dtype)
+    # It is for all axes: nothing is left to broadcast, and the program gets no operation.
     if values.shape == like.shape:
         return values
     return lax.broadcast_in_dim(values, like.shape, range(axis, axis + values.ndim))

@@ -157,6 +157,7 @@ def lstm_cell(
 def _lstm_cell(
     x: Array, h: Array, c: Array, weight_ih: Array, weight_hh: Array, bias: Array | None
 ) -> tuple[Array, Array]:
+    # One bias for both products: of PyTorch's two only the sum ever counts.
     gates = linear(x, weight_ih) + linear(h, weight_hh)
     if bias is not None:
         gates = _plus(gates, bias)

@@ -44,6 +44,7 @@ def make_members(
         if not callable(member) or isinstance(member, type):
             raise ArgumentError(explain(where, expected, describe(member)))
         if look is not None:
+            # Inside of the map: the member is one, and its arrays have no leading axis yet.
             look(member)
         return member
 

@@ -58,6 +58,7 @@ def _agree(before: Any, after: Any) -> bool:
     a, b = aval_of(before), aval_of(after)
     if a.shape != b.shape:
         return False
+    # The scan widens a first carry that the layers would widen; it narrows none.
     return a.dtype == b.dtype or may_be_promoted(a, b) not in (None, a.dtype)
 
 
