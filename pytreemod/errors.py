@@ -10,6 +10,7 @@ Every class also derives from the built-in that a Python user would catch, and a
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
@@ -237,6 +238,23 @@ def describe(value: Any) -> str:
         text = f"a value of type {type(value).__qualname__}"
     text = " ".join(text.split())
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def with_article(name: str) -> str:
+    """A class's name after `a` or `an`, as it is spoken.
+
+    Args:
+        name: the name of a class.
+
+    Examples:
+        >>> with_article("Linear"), with_article("Embedding"), with_article("MLP")
+        ('a Linear', 'an Embedding', 'an MLP')
+    """
+    # What begins with two capitals, or with a word of consonants, is spelled: an em-el-pee, an
+    # ar-en-gee.
+    is_spelled = re.match(r"[A-Z]([A-Z]|[^aeiouyA-Z]+([A-Z]|$))", name)
+    vowels = "AEFHILMNORSX" if is_spelled else "AEIOaeio"
+    return f"an {name}" if name[:1] in tuple(vowels) else f"a {name}"
 
 
 def short_dtype(dtype: Any) -> str:

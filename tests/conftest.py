@@ -19,7 +19,7 @@ jax.config.update("jax_disable_most_optimizations", True)
 
 @pytest.hookimpl(tryfirst=True)  # Before pytest leaves out what is slow.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a grid that is `sampled`, mark all but every fourth case as slow.
+    """Of a grid that is `sampled`, mark all but every fourth case as slow; what is `long` is first.
 
     By their order, so that all processes of a run choose the same.
     """
@@ -30,6 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if seen[grid] % 4:
                 item.add_marker(pytest.mark.slow)
             seen[grid] += 1
+    # At the end of a run on several processes the others would wait for it.
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError, EquinoxFileError, SpecError, describe, explain
+from pytreemod.errors import (
+    ArgumentError,
+    EquinoxFileError,
+    SpecError,
+    describe,
+    explain,
+    with_article,
+)
 from pytreemod.io.access import StrPath, checked_path, open_to_read, shown_path, system_errors
 from pytreemod.io.equinox_leaves import FileLeaf, Meaning, file_order, put_back
 from pytreemod.io.replacing import replacement
@@ -402,12 +409,8 @@ def _as_number(array: Any, x: Any) -> Any:
         array.dtype == dtype or np.can_cast(array.dtype, dtype, "safe")
     )
     if array.shape or not is_safe:
-        raise _Misfit(f"{_article(x)} {type(x).__name__}", describe(array), _CURE_ORDER)
+        raise _Misfit(f"{with_article(type(x).__name__)}", describe(array), _CURE_ORDER)
     return array.astype(dtype)[()] if isinstance(x, np.generic) else type(x)(array.item())
-
-
-def _article(x: Any) -> str:
-    return "an" if type(x).__name__[0] in "aeiou" else "a"
 
 
 def _misfits(leaves: Sequence[FileLeaf], values: Sequence[Any]) -> Generator[str]:

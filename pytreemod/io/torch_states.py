@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError, StructureError, describe, explain
+from pytreemod.errors import ArgumentError, StructureError, describe, explain, with_article
 from pytreemod.io.leaf_names import TABLE, as_kind_of, mismatches
 from pytreemod.io.torch_layouts import SUMMED, Packed, Relaid, Summed
 from pytreemod.io.torch_places import LeafPlaces, TensorPlace, TensorPlaces, tensor_places
@@ -381,7 +381,7 @@ def _check_state_dict(where: str, state_dict: Any) -> None:
     if not isinstance(state_dict, Mapping):
         cure = ("write", "from_torch(model, net.state_dict())")
         is_net = hasattr(state_dict, "state_dict")
-        got = f"a {type(state_dict).__name__}" if is_net else describe(state_dict)
+        got = with_article(type(state_dict).__name__) if is_net else describe(state_dict)
         raise ArgumentError(explain(where, expected, got, cure=cure if is_net else ()))
     entries = cast("Mapping[Any, Any]", state_dict)
     names = [name for name in entries if not isinstance(name, str)]

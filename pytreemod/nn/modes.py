@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe, explain, with_article
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.nn.arguments import check_flag
 from pytreemod.state.tokens import AbstractToken
@@ -181,7 +181,7 @@ def _refuse_data(where: str, place: str, old: Any) -> None:
 
 def _kind(value: Any) -> str:
     is_node = record_of(value) is not None
-    return f"a {type(value).__name__}" if is_node else describe(value)
+    return with_article(type(value).__name__) if is_node else describe(value)
 
 
 def _refuse_unknown(name: str, seen: set[str]) -> None:

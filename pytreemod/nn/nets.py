@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from pytreemod.errors import ArgumentError, StateError, describe, explain
+from pytreemod.errors import ArgumentError, StateError, describe, explain, with_article
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import buffer
 from pytreemod.nn.calling import ABSENT, Absence, Absent
@@ -333,7 +333,7 @@ def _of_model(name: str, model: Any) -> str:
             f"out, net = net.apply({type(model).__qualname__}.{name}, x)",
             f"out = net.model.{name}(x)",
         ]
-    got = f"one of its model, a {type(model).__qualname__}"
+    got = f"one of its model, {with_article(type(model).__qualname__)}"
     return explain(f"net.{name}", "an attribute of the net", got, cure=cure)
 
 
@@ -369,4 +369,4 @@ def _used(where: str) -> str:
 def _uncallable(model: Any) -> str:
     kind = type(model).__qualname__
     cure = ["call one of its methods:", f"out, net = net.apply({kind}.method, x)"]
-    return explain("net(...)", "a model that can be called", f"a {kind}", cure=cure)
+    return explain("net(...)", "a model that can be called", with_article(kind), cure=cure)

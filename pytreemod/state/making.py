@@ -6,7 +6,7 @@ import functools as ft
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe, explain, with_article
 from pytreemod.module.classes import Module
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.state.tokens import is_token, tokens_of, with_fields
@@ -103,6 +103,6 @@ def _no_maker(make_model: Any) -> str:
         "model, state = pm.make_with_state(lambda: model)()",
     )
     is_module = isinstance(make_model, Module)
-    got = f"a {type(make_model).__qualname__}" if is_module else describe(make_model)
+    got = with_article(type(make_model).__qualname__) if is_module else describe(make_model)
     expected = "a class or a function that makes a model"
     return explain("make_with_state(make_model)", expected, got, cure=cure)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pytreemod.errors import ArgumentError, RngError, StateError, TokenError, describe, explain
+from pytreemod.errors import (
+    ArgumentError,
+    RngError,
+    StateError,
+    TokenError,
+    describe,
+    explain,
+    with_article,
+)
 from pytreemod.state.rows import Register
 from pytreemod.state.tokens import AbstractToken, RngStream, Unnamed, tokens_of
 from pytreemod.tree.paths import path_text
@@ -64,7 +72,7 @@ def no_token(by: str, item: Any, kind: type) -> ArgumentError:
         got = f"a token of another kind: {type(item).__name__}"
         cure = ("what it stands for is got by", _USES[isinstance(item, RngStream)])
     elif found := tokens_of(item):
-        got = f"a {type(item).__name__}"
+        got = with_article(type(item).__name__)
         places = [path_text(path) for path, _ in found]
         code = [
             f"state.{by}(layer{'' if place.startswith('[') else '.'}{place})" for place in places
@@ -75,7 +83,7 @@ def no_token(by: str, item: Any, kind: type) -> ArgumentError:
             "a value is known by its token, not by its name:",
             "value = state.get(model.path.to.token)",
         )
-    expected = {AbstractToken: "a token", RngStream: "an RngStream"}.get(kind, f"a {kind.__name__}")
+    expected = "a token" if kind is AbstractToken else with_article(kind.__name__)
     return ArgumentError(explain(f"State.{by}(item)", expected, got, cure=cure))
 
 

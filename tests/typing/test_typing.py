@@ -32,6 +32,7 @@ CHECKED = ["tests/helpers/checked_annotations.py", "tests/docs/test_docstrings.p
 """What uses all of pytreemod, and passes nothing that an annotation forbids."""
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_annotations_hold_when_they_are_checked_at_run_time() -> None:
     """Where jaxtyping lets beartype check pytreemod, examples and layers work as before."""

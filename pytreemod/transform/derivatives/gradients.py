@@ -9,7 +9,7 @@ from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, 
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.errors import ArgumentError, ShapeError, describe, explain, with_article
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.shared_parameters import tell_shared
 from pytreemod.transform.boundary.sowing import reap, with_harvest
@@ -125,7 +125,7 @@ class _Grad(Transformed):
                 explain(
                     where,
                     "a scalar loss",
-                    f"a {class_of(value).__name__}" if is_nested else describe(value),
+                    with_article(class_of(value).__name__) if is_nested else describe(value),
                     cure=[
                         "return the loss alone, or a pair and say so:",
                         "pm.filter_grad(f, has_aux=True)",

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import DerivativeError, describe, explain
+from pytreemod.errors import DerivativeError, describe, explain, with_article
 from pytreemod.tree.nodes import children_of, is_node
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array, is_array_like
@@ -162,4 +162,5 @@ def _kind(node: Any) -> str:
     if node is None or children is None:
         return describe(node)
     name = class_of(node).__qualname__
-    return f"a {name} of {len(children)}" if isinstance(node, (tuple, list, dict)) else f"a {name}"
+    of = f" of {len(children)}" if isinstance(node, (tuple, list, dict)) else ""
+    return with_article(name) + of
