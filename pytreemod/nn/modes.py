@@ -98,10 +98,11 @@ class _Setting:
 
     def visit(self, node: Any, path: _Path) -> Any:
         """The tree with its new values: what is inside a Module is done before its checks run."""
-        # They hold names and values, and nothing that is set for a mode.
-        if isinstance(node, (AbstractToken, State)):
+        children = children_of(node)
+        # Tokens and States hold names and values, and nothing that is set for a mode. (Asked last:
+        # whether an array is an instance of an abstract class takes as long as all else.)
+        if children is None or isinstance(node, (AbstractToken, State)):
             return node
-        children = children_of(node) or []
         parts = [(key, old, self.visit(old, (*path, key))) for key, old in children]
         changed = [((key,), new) for key, old, new in parts if new is not old]
         if changed:
