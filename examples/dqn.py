@@ -230,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
     run, cart, chunk = make_run(args), CartPole(), min(500, args.steps)
     began = perf_counter()
     means: list[float] = []
-    with tqdm(total=args.steps // chunk * chunk, unit=" steps", unit_scale=True) as bar:
+    with tqdm(total=args.steps // chunk * chunk, unit="step", disable=None) as bar:
         for _ in range(args.steps // chunk):
             run, (lengths, losses) = advance_many(run, cart, chunk)
             ended = np.asarray(lengths)[~np.isnan(lengths)]
