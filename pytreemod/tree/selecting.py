@@ -163,14 +163,30 @@ def refuse_unmatched(
         if reached:
             continue
         shown = some_of([path_text(spot.path) for spot in spots])
+        cure, meant = [f"the tree has: {shown or 'no leaves'}"], _meant_by(pattern, spots)
+        if meant is not None:
+            cure = [f"{cure[0]}; perhaps it is", repr(meant)]
         raise SpecError(
-            explain(
-                repr(pattern),
-                "a pattern that matches at least one leaf",
-                "none",
-                cure=f"the tree has: {shown or 'no leaves'}",
-            )
+            explain(repr(pattern), "a pattern that matches at least one leaf", "none", cure=cure)
         )
+
+
+def _meant_by(pattern: PathSelector, spots: Sequence[Place]) -> str | None:
+    """What a pattern that matches nothing may have been: deeper in the tree, or misspelt."""
+    starts: dict[str, tuple[str, ...]] = {}
+    for spot in spots:
+        for length in range(1, len(spot.path) + 1):
+            start = spot.path[:length]
+            starts[path_text(start)] = step_names(start)
+    words = {step for steps in starts.values() for step in steps}
+    spelt = [
+        (get_close_matches(step, words, n=1, cutoff=0.75) or [step])[0] for step in pattern.steps
+    ]
+    for wanted in (("**", *pattern.steps), tuple(spelt), ("**", *spelt)):
+        found = [name for name, steps in starts.items() if matches(wanted, steps, exactly=True)]
+        if found:
+            return found[0] if len(found) == 1 else ".".join(wanted)
+    return None
 
 
 def _refuse_misspelt(role: str, found: set[str]) -> None:

@@ -1,5 +1,7 @@
 """The selectors that users write, each on the same tree."""
 
+import re
+
 import jax
 import pytest
 
@@ -100,7 +102,37 @@ def test_a_path_that_matches_nothing_is_refused(selector):
     ) as caught:
         pm.filter(model(), selector)
     assert "the tree has: ['blocks'][0].weight, ['blocks'][0].bias[0]" in str(caught.value)
-    assert str(caught.value).endswith(", ...")
+    assert ", ..." in str(caught.value)
+
+
+class Net(pm.Module):
+    """Two parts."""
+
+    encoder: Affine
+    head: Affine
+
+
+@pytest.mark.parametrize(
+    ("pattern", "meant"),
+    [
+        ("encoder", ["first.encoder"]),
+        ("encoder.weight", ["first.encoder.weight"]),
+        ("encoder.*", ["**.encoder.*"]),
+        ("bias", ["**.bias"]),
+        ("*.biass", ["**.*.bias"]),
+        ("first.encodre.bias", ["first.encoder.bias"]),
+        ("something.else", []),
+    ],
+)
+def test_what_a_path_may_have_meant_is_told(pattern, meant):
+    """What lies deeper in the tree, as the model of a net does, or is spelt otherwise."""
+    tree = Pair(Net(Affine(1.0, 2.0), Affine(3.0, 4.0)), 5.0)
+    with pytest.raises(SpecError, match=r"matches at least one leaf") as caught:
+        pm.filter(tree, select.path(pattern))
+    told = re.findall(r"; perhaps it is\n      '(.*)'$", str(caught.value))
+    assert told == meant
+    for path in told:
+        assert jax.tree.leaves(pm.filter(tree, select.path(path)))
 
 
 def test_a_key_with_a_slash_is_quoted():
