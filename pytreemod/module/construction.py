@@ -205,6 +205,7 @@ def _refuse_unset(schema: Schema, names: list[str]) -> None:
     cls = schema.cls
     owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
     own = inspect.get_annotations(cls)
+    declarer = next(base for base in cls.__mro__ if names[0] in inspect.get_annotations(base))
     found = f"Field {names[0]!r} was not initialized"
     if len(names) > 1:
         found = f"Fields {', '.join(map(repr, names))} were not initialized"
@@ -216,6 +217,9 @@ def _refuse_unset(schema: Schema, names: list[str]) -> None:
             "    super().__init__(**kwargs)",
             *(f"    self.{name} = {name}" for name in names),
         ]
+    elif schema.custom_init and owner is cls is not declarer and "__init__" in vars(declarer):
+        theirs = "they are fields" if len(names) > 1 else "it is a field"
+        cure = [f"{theirs} of {declarer.__qualname__}; call its __init__:", "super().__init__(...)"]
     else:
         method = "__init__" if schema.custom_init else "__post_init__"
         where = owner if schema.custom_init else cls

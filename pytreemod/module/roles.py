@@ -37,6 +37,14 @@ _Steps = tuple[str, ...]
 _Changes = dict[tuple[Any, ...], dict[_Steps, str | None]]
 
 _OF_TRAINING = ("param", "buffer")
+_SYNONYMS = {
+    "param": {"parameter", "trainable", "trained", "train", "learnable", "weight"},
+    "buffer": {
+        *("frozen", "freeze", "fixed", "static", "constant", "const", "untrained", "ignore"),
+        *("non_trainable", "nontrainable", "not_trainable", "untrainable", "no_grad"),
+    },
+}
+"""What people call the two. As roles of their own such words would train what was to be frozen."""
 
 
 def with_role(model: _T, selector: FilterSpec, role: str | None) -> _T:
@@ -163,12 +171,14 @@ def _check_role(role: Any) -> None:
             )
         )
     # Any other word is a role that is trained: a slip would train what was to be frozen.
-    meant = get_close_matches(role.lower(), _OF_TRAINING, n=1, cutoff=0.75)
+    said = role.lower().replace("-", "_")
+    meant = get_close_matches(said, _OF_TRAINING, n=1, cutoff=0.75)
+    meant = [name for name, words in _SYNONYMS.items() if said in words] or meant
     if meant:
         raise ArgumentError(
             explain(
                 "with_role(role)",
-                f'"{meant[0]}", or a word that is not so near to it',
+                f'"{meant[0]}", or a word that does not mean that',
                 repr(role),
                 cure=["did you mean", f'pm.with_role(model, selector, "{meant[0]}")'],
             )

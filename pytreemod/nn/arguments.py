@@ -655,11 +655,15 @@ def _channel_cure(shape: tuple[int, ...], channels: int | None, axis: int) -> Se
         return f"The layer needs at least {dims + 1} axes: one of channels, {dims} spatial."
     if len(shape) == dims and channels in (None, 1):
         return ("x lacks the channel axis; to add it, write", "layer(x[None])")
+    added, moved = f"jnp.expand_dims(x, {axis})", f"jnp.moveaxis(x, -1, {axis})"
+    if len(shape) > dims and channels == shape[-1] == 1:
+        told = (
+            "Channels come first here; if they are last in x, move them; if it has none, add one:"
+        )
+        return (told, f"layer({moved})", f"layer({added})")
     if len(shape) > dims and channels == 1:
-        added = f"jnp.expand_dims(x, {axis})"
         return ("x seems to lack the channel axis; to add it, write", f"layer({added})")
     if len(shape) > dims and shape[-1] == channels:
-        moved = f"jnp.moveaxis(x, -1, {axis})"
         return ("The last axis fits, but channels come first here:", f"layer({moved})")
     if len(shape) == dims:
         return "x lacks the channel axis."

@@ -453,7 +453,7 @@ def _checked_text(where: str, mapped: Sequence[Hashable]) -> str:
         f"check_vma=False of the shard_map around a map over {', '.join(map(repr, mapped))}",
         "its default, under which JAX takes no mean over the axis of a vmap",
         cure=[
-            "the means are those of the whole batch nevertheless:",
+            "the means are those of the whole batch nevertheless; take gradients outside, then:",
             "pm.filter_shard_map(f, ..., check_vma=False)",
         ],
     )

@@ -280,7 +280,7 @@ def _state_cure(given: Any, is_needed: bool) -> Sequence[str]:
     if given is None and is_needed:
         return (
             "Make the layer together with its State, and pass that along:",
-            "layer, state = pm.nn.make_with_state(Layer)(...)",
+            "layer, state = pm.make_with_state(Layer)(...)",
             "x, state = layer(x, state)",
         )
     dtype = getattr(given, "dtype", None)

@@ -233,7 +233,7 @@ def _check_layers(where: str, layers: Any, more: Sequence[Any]) -> tuple[Callabl
 def _state_missing(number: int, layer: Any) -> str:
     cure = (
         "Make the model together with its State, and pass that along:",
-        "model, state = pm.nn.make_with_state(make_model)(...)",
+        "model, state = pm.make_with_state(make_model)(...)",
         "out, state = model(x, state)",
     )
     place = f"layers[{number}]: {type(layer).__name__}"

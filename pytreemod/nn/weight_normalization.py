@@ -180,7 +180,7 @@ def _check_axis(where: str, axis: Any, weight: Any) -> int | None:
 def _state_missing(where: Title, layer: Any) -> str:
     cure = (
         "Make the layer together with its State, and pass that along:",
-        "layer, state = pm.nn.make_with_state(make_layer)(...)",
+        "layer, state = pm.make_with_state(make_layer)(...)",
         "out, state = layer(x, state)",
     )
     return explain(str(where), f"a State, for {type(layer).__name__} has one", "none", cure=cure)

@@ -234,6 +234,30 @@ def test_a_field_that_init_does_not_set_is_refused():
         Forgetful()
 
 
+def test_a_forgotten_super_init_is_told():
+    """What is not set is the parent's: its `__init__` was not called."""
+
+    class Parent(pm.Module):
+        weight: jax.Array
+        bias: jax.Array
+
+        def __init__(self):
+            self.weight = self.bias = ramp(1)
+
+    class Child(Parent):
+        scale: float
+
+        def __init__(self):
+            self.scale = 2.0
+
+    with pytest.raises(
+        FieldError,
+        match=r"Fields 'weight', 'bias' were not initialized\.\n  they are fields of [^\n]*Parent; "
+        r"call its __init__:\n      super\(\)\.__init__\(\.\.\.\)$",
+    ):
+        Child()
+
+
 def test_a_field_that_post_init_does_not_set_is_refused():
     """The same for init=False fields, which __post_init__ has to set."""
 

@@ -286,11 +286,20 @@ def test_leaves_that_no_module_holds_are_refused():
     ]
 
 
-@pytest.mark.parametrize("slip", ["bufer", "buffers", "Buffer", "params", "parm"])
+@pytest.mark.parametrize("slip", ["bufer", "buffers", "Buffer", "params", "parm", "frozen"])
 def test_slips_are_refused(slip):
     """Any word is a role, and is trained: a slip would train what was to be frozen."""
     with pytest.raises(ArgumentError, match="did you mean"):
         pm.with_role(affine(), ..., slip)
+
+
+@pytest.mark.parametrize(
+    ("word", "role"), [("frozen", "buffer"), ("Non-trainable", "buffer"), ("trainable", "param")]
+)
+def test_words_for_the_two_roles_are_refused(word, role):
+    """As roles of their own they would train what was to be frozen."""
+    with pytest.raises(ArgumentError, match=rf'did you mean\n.*selector, "{role}"\)'):
+        pm.with_role(affine(), ..., word)
 
 
 @pytest.mark.parametrize("role", [3, "", ("buffer",), True])

@@ -263,7 +263,7 @@ def test_a_layer_that_cannot_do_without_state_says_how_to_call_it(make):
     x = jnp.ones((4, 3))
     made = (
         r"\.\n  Make the layer together with its State, and pass that along:\n"
-        r"      layer, state = pm\.nn\.make_with_state\(Layer\)\(\.\.\.\)\n"
+        r"      layer, state = pm\.make_with_state\(Layer\)\(\.\.\.\)\n"
         r"      x, state = layer\(x, state\)$"
     )
     order = (

@@ -112,7 +112,7 @@ def test_a_missing_state_is_refused():
     net, _ = nn.make_with_state(lambda: nn.Sequential([nn.Identity(), Counter()]))()
     text = r"^Sequential\(\.\.\.\): expected a State, got none\.\n  at layers\[1\]: Counter\n"
 
-    with pytest.raises(StateError, match=text + r"(.|\n)*nn\.make_with_state\(make_model\)"):
+    with pytest.raises(StateError, match=text + r"(.|\n)*pm\.make_with_state\(make_model\)"):
         net(jnp.ones(()))
 
 

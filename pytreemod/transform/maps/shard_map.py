@@ -344,7 +344,7 @@ class _Results:
                     cure=[
                         "name the axis in the spec; or make them the same, for instance",
                         "loss = jax.lax.pmean(loss, 'data')",
-                        "(check_vma=False turns this check off)",
+                        "norm = nn.BatchNorm(size, 'data', channel_axis=1)  # its statistics",
                     ],
                 )
             )
@@ -399,7 +399,9 @@ def filter_shard_map(
             type Explicit.
         out_specs: how the results are put together: one such spec.
         axis_names: which axes of the mesh the function sees; left out, all of them.
-        check_vma: whether to check that what a spec says to be the same everywhere is.
+        check_vma: whether to check that what a spec says to be the same everywhere is. Without it
+            JAX does not know what is the same, and a gradient that is taken inside, by what is the
+            same on all devices, is another one, with no error: take gradients outside, then.
 
     Returns:
         A function of the same signature, for whole arrays.

@@ -396,7 +396,8 @@ def test_in_specs_that_do_not_fit_are_refused(in_specs, error, text):
             r"result\['loss'\]: f32\[\] with P\(\), varies over 'data'\n  at "
             r"result\['y'\]: f32\[2,4\] with P\(\), varies over 'data'\n  name "
             r"the axis in the spec; or make them the same, for instance\n      "
-            r"loss = jax\.lax\.pmean\(loss, 'data'\)\n",
+            r"loss = jax\.lax\.pmean\(loss, 'data'\)\n"
+            r"      norm = nn\.BatchNorm\(size, 'data', channel_axis=1\)",
         ),
         (
             {"y": P("data"), "loss": None},
