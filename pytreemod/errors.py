@@ -158,7 +158,7 @@ def _is_machinery(file: str) -> bool:
     packages = [sys.modules.get(name) for name in ("pytreemod", "jax", "jaxtyping")]
     ours = [os.path.dirname(package.__file__ or "") for package in packages if package is not None]
     is_python = file.startswith(os.path.dirname(os.__file__)) and "site-packages" not in file
-    return is_python or file.startswith(("<@beartype", *ours))
+    return is_python or file.startswith(("<@beartype", "<generated for ", *ours))
 
 
 MAX_PLACES = 5

@@ -118,6 +118,25 @@ ARRAYS_IN = {
 }
 
 
+class OwnInit(pm.Module):
+    """A static field, and an `__init__` that sets it."""
+
+    size: object = pm.field(static=True)
+
+    def __init__(self, size):
+        self.size = size
+
+
+@pytest.mark.parametrize(
+    "make", [lambda size: Static(1.0, size), OwnInit], ids=["generated", "own"]
+)
+def test_the_warning_is_at_the_line_that_makes_the_instance(make):
+    """And not in the constructor that was written for the class."""
+    with pytest.warns(FieldWarning, match="expected no array in a static field") as told:
+        make(ramp(2))
+    assert told[0].filename == __file__
+
+
 @pytest.mark.parametrize(("value", "text"), ARRAYS_IN.values(), ids=ARRAYS_IN.keys())
 def test_an_array_in_a_static_field_is_told(value, text):
     """By construction, replace and surgery; the cures are code, and the instance works."""
