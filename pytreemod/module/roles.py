@@ -38,10 +38,10 @@ _Changes = dict[tuple[Any, ...], dict[_Steps, str | None]]
 
 _OF_TRAINING = ("param", "buffer")
 _SYNONYMS = {
-    "param": {"parameter", "trainable", "trained", "train", "learnable", "weight"},
+    "param": {"parameter", "trainable", "trained", "learnable"},
     "buffer": {
-        *("frozen", "freeze", "fixed", "static", "constant", "const", "untrained", "ignore"),
-        *("non_trainable", "nontrainable", "not_trainable", "untrainable", "no_grad"),
+        *("frozen", "freeze", "fixed", "constant", "untrained", "no_grad"),
+        *("non_trainable", "nontrainable", "not_trainable", "untrainable"),
     },
 }
 """What people call the two. As roles of their own such words would train what was to be frozen."""
@@ -73,7 +73,8 @@ def with_role(model: _T, selector: FilterSpec, role: str | None) -> _T:
         A new tree. The arrays in it are the same.
 
     Raises:
-        ArgumentError: `role` is no text, or nearly `"param"` or `"buffer"`.
+        ArgumentError: `role` is no text; or nearly `"param"` or `"buffer"`, or a word for one of
+            them, such as `"frozen"`, that no class declares.
         SpecError: `selector` picks nothing, or leaves that no Module holds.
 
     Examples:
