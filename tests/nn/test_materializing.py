@@ -259,7 +259,7 @@ def test_a_file_is_not_loaded_into_an_unfinished_model(tmp_path):
 
 def test_what_was_done_to_an_unfinished_model_is_not_lost_in_silence():
     """A role that it was given would not come along."""
-    model = pm.with_role([nn.Linear(None, 2, key=KEY)], pm.select.type(nn.Linear), "frozen")
+    model = pm.with_role([nn.Linear(None, 2, key=KEY)], pm.select.type(nn.Linear), "buffer")
     with pytest.raises(UnfinishedError, match="expected a finished model"):
         pm.materialize(model, ones(3), method=lambda m, x: m[0](x))
 
