@@ -35,13 +35,13 @@ from pytreemod.module.methods import InheritedMethod, Method, as_method, is_meth
 from pytreemod.module.overriding import find_overridden, mark_overridden, refuse_properties
 from pytreemod.module.pickling import referred, referring, share_functions
 from pytreemod.module.reading import MADE, observe
-from pytreemod.module.records import ClassValue, Record, make_record, write_setattr
+from pytreemod.module.records import ClassValue, FieldsDict, Record, make_record, write_setattr
 from pytreemod.module.registration import register, register_again, write_code
-from pytreemod.module.schema import LAYOUT, Notes, Schema
+from pytreemod.module.schema import BESIDE, LAYOUT, Notes, Schema
 from pytreemod.tree.comparison import are_equal
 from pytreemod.tree.nodes import places
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.pending import Waiting, has_attribute
+from pytreemod.tree.pending import Waiting, has_attribute, open_to_waiting
 from pytreemod.tree.printing import tree_pformat
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import class_of, jtu
@@ -73,6 +73,10 @@ class ModuleMeta(abc.ABCMeta):
         # An instance has a dict whatever they say, and its fields are there.
         if "__slots__" in namespace:
             namespace = {key: value for key, value in namespace.items() if key != "__slots__"}
+        # As cloudpickle makes it, to fill it then; a class statement gives a __qualname__, too.
+        is_skeleton = {"__module__"} == namespace.keys() - {"__orig_bases__"}
+        if any(map(_shows_dict, bases)):
+            namespace = {"__dict__": FieldsDict(), **namespace}
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
         own_abstract = _collect_fields(cls, kw_only)
         overridden = find_overridden(cls, (ClassValue, Waiting))
@@ -88,8 +92,7 @@ class ModuleMeta(abc.ABCMeta):
         schema.finish = ft.partial(_finish_first, schema)
         # What comes after this metaclass, looked up once (saves 0.1 us for each instance).
         schema.build = super(ModuleMeta, cls).__call__
-        # As cloudpickle makes it, to fill it then; a class statement gives a __qualname__, too.
-        schema.is_skeleton = {"__module__"} == namespace.keys() - {"__orig_bases__"}
+        schema.is_skeleton = is_skeleton
         type.__setattr__(cls, "__record__", schema)
         register(schema)
         _wrap_methods(cls)
@@ -111,7 +114,7 @@ class ModuleMeta(abc.ABCMeta):
             raise FieldError(schema.refusal)
         node = schema.build(*args, **kwargs)
         # Only what __init__ has just built: __new__ may return any object, a finished one too.
-        if class_of(node) is cls and LAYOUT not in node.__dict__:
+        if class_of(node) is cls and LAYOUT not in node.__stored__:
             return schema.finish(node)
         return node
 
@@ -143,6 +146,11 @@ class ModuleMeta(abc.ABCMeta):
         return signature.replace(parameters=parameters)
 
 
+def _shows_dict(base: type) -> bool:
+    """Whether a base that is no Module would show the dicts of instances as they are."""
+    return not isinstance(base, ModuleMeta) and any("__dict__" in vars(b) for b in base.__mro__)
+
+
 def _is_own(name: str, value: Any) -> bool:
     """Whether a class makes it for itself, and so does not take it from a pickled one."""
     if name in ("__record__", "__dataclass_fields__"):
@@ -171,7 +179,7 @@ def _fill(schema: Schema, notes: Notes) -> None:
     register_again(schema)
     schema.is_skeleton = False
     for node, config in schema.early_instances:
-        node.__dict__[LAYOUT] = schema.layout_for(node.__dict__, config)
+        node.__stored__[LAYOUT] = schema.layout_for(node.__stored__, config)
     schema.early_instances.clear()
 
 
@@ -310,6 +318,7 @@ def _note_waiting(schema: Schema) -> None:
     cls: Any = schema.cls
     schema.can_wait = cls.__getattribute__ is object.__getattribute__
     schema.shown = tuple(n for n in schema.fields if has_attribute(cls, n))
+    open_to_waiting(cls, schema.fields.keys() - schema.shown)
 
 
 def _wrap_methods(cls: type) -> None:
@@ -502,8 +511,17 @@ class Module(Record, metaclass=ModuleMeta):
         cls: Any = (schema.plain or schema).cls
         if not _has_own_state(cls):
             return restore, (cls, referring(values), layout.config)
-        has_getter = cls.__getstate__ is not _DEFAULT_GETTER
-        return restore_state, (cls, referring(self.__getstate__() if has_getter else values))
+        state: Any = values if cls.__getstate__ is _DEFAULT_GETTER else self.__getstate__()
+        if class_of(state) is dict:
+            # What is kept beside the fields is not its to tell; Python's own getter has it all.
+            state = _divided(state)[0]
+        return restore_state, (cls, referring(state), referring(_divided(values)[1]))
+
+
+def _divided(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a class may tell of an instance, and what is kept beside: roles, ties."""
+    told = {name: value for name, value in values.items() if name not in BESIDE}
+    return told, {name: values[name] for name in values.keys() & BESIDE}
 
 
 _DEFAULT_GETTER = object.__getstate__
@@ -536,12 +554,13 @@ def _deep_copy_as_pickled(node: Any, memo: dict[int, Any]) -> Any:
     return made
 
 
-def restore_state(cls: Any, state: Any) -> Any:
-    """Make an instance of a pickled one's state, as its class says."""
+def restore_state(cls: Any, state: Any, beside: Any = None) -> Any:
+    """Make an instance of a pickled one's state, as its class says, with what it is no part of."""
     node = make_record(cls, {})
     _set_state(node, referred(state))
-    if LAYOUT not in node.__dict__:
-        node.__dict__[LAYOUT] = cls.__record__.decide(node.__dict__)
+    if LAYOUT not in node.__stored__:
+        node.__stored__.update(referred(beside) or {})
+        node.__stored__[LAYOUT] = cls.__record__.decide(node.__stored__)
     return node
 
 
@@ -552,4 +571,4 @@ def _set_state(node: Any, state: Any) -> None:
     # As Python's own, it may be two dicts, the second of which is for slots.
     parts: Any = state if class_of(state) is tuple else (state,)
     for values in parts:
-        node.__dict__.update(values or {})
+        node.__stored__.update(values or {})

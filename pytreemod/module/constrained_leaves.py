@@ -179,7 +179,7 @@ class Constrained(Computed):
 def _renewed(old: Constrained, unconstrained: Any, shape: tuple[int, ...]) -> Any:
     """The same leaf with another array: with the roles that it was given, of as many models."""
     settle(old)
-    made: Made = old.__dict__.get(MADE, UNKNOWN)
+    made: Made = old.__stored__.get(MADE, UNKNOWN)
     rank = len(_shape(old.unconstrained))
     # Axes that several models as one have before those of each.
     extra = rank - len(made.leaves[0]) if made.leaves and rank == unconstrained.ndim else 0

@@ -66,7 +66,7 @@ def take_in_change(
         if not leaves or not all(map(_has_dtype, leaves)):
             return new
         is_value = _is_value(new)
-        if is_value and DERIVATIVE in old.__dict__:
+        if is_value and DERIVATIVE in old.__stored__:
             _refuse_derivative(new, where)
     else:
         is_value = (old is None or _has_dtype(old)) and _is_value(new) and class_of(new) is not int

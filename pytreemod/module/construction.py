@@ -86,7 +86,7 @@ def write_finish(schema: Schema) -> Callable[[Any], Any]:
         store = f"set_fields(node, {{{own}{LAYOUT!r}: layout}})"
     source = f"""
 def finish(node):
-    d = node.__dict__
+    d = node.__stored__
     if len(d) != {len(schema.fields)}:
         fill(d)
 {converts}{constrains}
@@ -253,7 +253,7 @@ def write_init(schema: Schema) -> Callable[..., None]:
     )
     stored = ", ".join(filter(None, map(_store, schema.fields.values())))
     lines = [
-        f"(_storing.add if {owner}.__dict__ else _storing.set)({owner}, {{{stored}}})",
+        f"(_storing.add if {owner}.__stored__ else _storing.set)({owner}, {{{stored}}})",
     ]
     if hasattr(cls, "__post_init__"):
         extra = ", ".join(f.name for f in params if f.name not in schema.fields)

@@ -114,9 +114,9 @@ def evaluate(node: Any, where: str) -> Any:
         FieldError: `value()` gives no array.
     """
     settle(node)
-    if DERIVATIVE in node.__dict__:
+    if DERIVATIVE in node.__stored__:
         _refuse_derivatives(where, "derivatives by its parts")
-    made: Made = node.__dict__.get(MADE, UNKNOWN)
+    made: Made = node.__stored__.get(MADE, UNKNOWN)
     leaves = jtu.tree_leaves(node)
     shapes = _shapes(leaves)
     if made.leaves is not None and [*map(len, shapes)] != [*map(len, made.leaves)]:
@@ -158,7 +158,7 @@ def _count_axes(node: Any) -> int:
     So many times were several made as one. 0 if some arrays have more axes and others have not.
     """
     settle(node)
-    made: Made = node.__dict__.get(MADE, UNKNOWN)
+    made: Made = node.__stored__.get(MADE, UNKNOWN)
     leaves = jtu.tree_leaves(node)
     if made.leaves is None or len(leaves) != len(made.leaves):
         return 0
@@ -245,8 +245,9 @@ def mark_derivatives(tree: Any, treedef: Any) -> None:
         treedef: its structure, with a leaf for each leaf of what was differentiated.
     """
     if _holds_computed(treedef):
-        for node in filter(is_computed, jtu.tree_leaves(tree, is_leaf=is_computed)):
-            node.__dict__[DERIVATIVE] = True
+        for node in jtu.tree_leaves(tree, is_leaf=is_computed):
+            if is_computed(node):
+                node.__stored__[DERIVATIVE] = True
 
 
 # ---- ties
@@ -293,7 +294,7 @@ def ties_of(node: Any) -> tuple[Tie, ...]:
     if record_of(node) is None:
         return ()
     settle(node)
-    return node.__dict__.get(TIES, ())
+    return node.__stored__.get(TIES, ())
 
 
 def follow(node: Any, path: KeyPath, following: tuple[Tie, ...] = ()) -> Any:
@@ -356,7 +357,7 @@ class Read(Waiting):
         value = super().__get__(instance, owner)
         if instance is None or is_reading_stored():
             return value
-        if TIES in instance.__dict__:
+        if TIES in instance.__stored__:
             value = follow(instance, (jtu.GetAttrKey(name),))
         if is_computed(value):
             return evaluate(value, f"{class_of(instance).__qualname__}.{name}")
@@ -364,7 +365,7 @@ class Read(Waiting):
 
     def __set__(self, instance: Any, value: Any) -> None:
         # Reached past `__setattr__` alone, which refuses.
-        instance.__dict__[self.name] = value
+        instance.__stored__[self.name] = value
 
 
 class _Reading:

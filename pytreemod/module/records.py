@@ -1,13 +1,13 @@
 """Frozen instances: what a Module is before it is a dataclass or a pytree.
 
-Owns how fields are stored (in the instance's dict, beside its layout), and what happens to an
-assignment, before and after the instance is finished.
+Owns how fields are stored (in the instance's dict, beside its layout), what of it `vars(model)`
+shows, and what happens to an assignment, before and after the instance is finished.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any, NoReturn, cast
 
 from pytreemod.errors import FieldError, FrozenError, describe, explain
@@ -22,14 +22,44 @@ from pytreemod.typing import class_of
 _PASSED = frozenset({"__orig_class__"})
 
 
-class Record:
+class _HasDict:
+    """Whoever derives from it has a dict, which is found here alone under its usual name."""
+
+
+class FieldsDict:
+    """Stands in Module classes for `__dict__`: gives the fields, and nothing that is beside them.
+
+    Python finds attributes in the dict itself, and all of ours asks for `__stored__`, so no call
+    pays for it. No `property`, which cloudpickle takes for a part of the user's class.
+    """
+
+    __slots__ = ()
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self
+        if _is_being_built(instance):
+            return instance.__stored__
+        settle(instance)
+        return _Shown(instance)
+
+    def __set__(self, instance: Any, values: dict[str, Any]) -> None:
+        if not _is_being_built(instance):
+            refuse_assignment(instance, "__dict__", values)
+        set_fields(instance, values)
+
+
+class Record(_HasDict):
     """Base of Modules: assignable while it is being built, frozen from then on."""
 
     # No annotation, which whoever asks for the type hints of a Module class would find.
     __record__ = cast(Schema, None)
+    # The instance's dict as it is, with its layout and what else is kept beside the fields.
+    __stored__ = vars(_HasDict)["__dict__"]
+    __dict__ = cast(dict[str, Any], FieldsDict())
 
     def __setattr__(self, name: str, value: Any) -> None:
-        values = self.__dict__
+        values = self.__stored__
         if LAYOUT in values:
             if name in _PASSED:
                 values[name] = value
@@ -39,35 +69,71 @@ class Record:
             if name in self.__record__.overridden:
                 _assign_overridden(self, name, value)
                 return
+            if name == "__dict__":
+                set_fields(self, value)
+                return
             refuse_undeclared(self, name)
         if type(value) in _MAY_HOLD_SELF or isinstance(value, Record):
             refuse_itself(self, name, value)
         values[name] = value
 
-    def __dir__(self) -> list[str]:
-        # For completion, which would show what is kept beside the fields, and no field that waits.
-        settle(self)
-        return [name for name in object.__dir__(self) if name.isidentifier()]
-
     def __delattr__(self, name: str) -> None:
-        if LAYOUT not in self.__dict__ and PENDING not in self.__dict__:
+        if _is_being_built(self):
             object.__delattr__(self, name)
             return
-        cls = type(self).__qualname__
-        raise FrozenError(
-            explain(
-                f"{cls}.{name}",
-                "no deletion, for a Module is frozen",
-                f"del on {name!r}",
-                cure=["make a new one without the value:", f"model = model.replace({name}=None)"],
-            )
-        )
+        _refuse_deletion(self, name)
 
 
-set_fields = vars(Record)["__dict__"].__set__
+set_fields = vars(_HasDict)["__dict__"].__set__
 """Gives a record its dict: `set_fields(record, {...})`, past `__setattr__`."""
 
 _new: Callable[[type], Any] = object.__new__
+
+
+def _is_being_built(node: Any) -> bool:
+    return LAYOUT not in node.__stored__ and PENDING not in node.__stored__
+
+
+class _Shown(dict[str, Any]):
+    """The fields of a finished record, as `vars(model)` shows them: a dict that changes none.
+
+    Under a name that is no field, values are kept with the instance, where Python finds them as its
+    attributes: so `functools.cached_property` works. No copy has them.
+    """
+
+    __slots__ = ("_node",)
+
+    def __init__(self, node: Any):
+        values: dict[str, Any] = node.__stored__
+        # In order. What is kept beside the fields is under names that are no identifiers.
+        fields: dict[str, Any] = class_of(node).__record__.fields
+        names = [*fields, *filter(str.isidentifier, values)]
+        super().__init__({n: values[n] for n in names if n in values and n not in _PASSED})
+        self._node = node
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name in class_of(self._node).__record__.fields or not name.isidentifier():
+            refuse_assignment(self._node, name, value)
+        self._node.__stored__[name] = value
+        super().__setitem__(name, value)
+
+    def __delitem__(self, name: str) -> None:
+        if name in class_of(self._node).__record__.fields:
+            _refuse_deletion(self._node, name)
+        super().__delitem__(name)
+        del self._node.__stored__[name]
+
+    # By the two above, as `dict` itself would not.
+    update, setdefault = MutableMapping[str, Any].update, MutableMapping[str, Any].setdefault
+    popitem, clear = MutableMapping[str, Any].popitem, MutableMapping[str, Any].clear
+    pop = MutableMapping[str, Any].pop  # pyright: ignore[reportAssignmentType]  (as `dict.pop`)
+
+    def __ior__(self, other: Any) -> Any:
+        self.update(other)
+        return self
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
 
 
 def add_fields(node: Any, values: dict[str, Any]) -> None:
@@ -76,7 +142,7 @@ def add_fields(node: Any, values: dict[str, Any]) -> None:
     Raises:
         FrozenError: it is finished, or pending.
     """
-    fields = node.__dict__
+    fields = node.__stored__
     if LAYOUT in fields:
         _refuse_finished(node)
     fields.update(values)
@@ -100,7 +166,7 @@ def write_setattr(schema: Schema) -> None:
     names, kinds = frozenset(schema.fields), schema.simple_types
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
-        values = self.__dict__
+        values = self.__stored__
         if name in names and type(value) in kinds and LAYOUT not in values and type(self) is cls:
             values[name] = value
         else:
@@ -136,7 +202,7 @@ class ClassValue:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self.value
-        fields = instance.__dict__
+        fields = instance.__stored__
         source = fields.get(PENDING)
         if source is not None:
             source.read(instance, self.name)
@@ -150,6 +216,18 @@ def make_record(cls: type, values: dict[str, Any]) -> Any:
     return made
 
 
+def _refuse_deletion(node: Any, name: str) -> NoReturn:
+    cls = type(node).__qualname__
+    raise FrozenError(
+        explain(
+            f"{cls}.{name}",
+            "no deletion, for a Module is frozen",
+            f"del on {name!r}",
+            cure=["make a new one without the value:", f"model = model.replace({name}=None)"],
+        )
+    )
+
+
 def refuse_assignment(node: Any, name: str, value: Any) -> None:
     """Raise the error for an assignment to a finished Module."""
     cls, fields = type(node).__qualname__, class_of(node).__record__.fields
@@ -160,7 +238,9 @@ def refuse_assignment(node: Any, name: str, value: Any) -> None:
         f"model = model.replace({name}=new)",
         f"model = pm.tree_at(lambda m: m.path.to.{name}, model, new)",
     ]
-    if name not in fields:
+    if name == "__dict__":
+        cure = ["make a new one:", "model = model.replace(**values)"]
+    elif name not in fields:
         # `replace` would refuse it.
         known = ", ".join(fields) or "none"
         cure = [
@@ -231,7 +311,7 @@ def refuse_itself(node: Any, name: str, value: Any) -> None:
     if class_of(value) is BoundMethod or value is node:
         inside = [value]
     elif record_of(value) is not None:
-        inside = list(within.__dict__.values())
+        inside = list(within.__stored__.values())
     elif isinstance(value, dict):
         inside = list(within.values())
     elif isinstance(value, (list, tuple)):

@@ -5,7 +5,7 @@ of its own, written out field by field: no loop, no lookup of names. This is wha
 `class Linear` with data `weight`, `bias` and configuration `n`:
 
     def flatten(node):
-        d = node.__dict__
+        d = node.__stored__
         layout = d["<layout>"]
         return (d["weight"], d["bias"]), (layout, d["n"])
 
@@ -139,12 +139,12 @@ def register(schema: Schema) -> None:
     def flatten_slowly(node: Any) -> Any:
         layout = schema.split(node)
         settle(node)
-        return layout.code.functions[0](node.__dict__, layout)
+        return layout.code.functions[0](node.__stored__, layout)
 
     def flatten_with_keys(node: Any) -> Any:
         layout = schema.split(node)
         settle(node)
-        return layout.code.functions[1](node.__dict__, layout)
+        return layout.code.functions[1](node.__stored__, layout)
 
     schema.registered = _write_registered(schema, flatten_slowly)
     flatten, unflatten = schema.registered
@@ -167,7 +167,7 @@ def _write_registered(schema: Schema, flatten_slowly: Any) -> tuple[Any, Any]:
     plain, _, body = _expressions(schema.code)
     source = f"""
 def flatten(node):
-    d = node.__dict__
+    d = node.__stored__
     try:
         layout = d[{LAYOUT!r}]
         if layout.is_usual:

@@ -149,7 +149,7 @@ def _holding(node: Any, changes: dict[_Steps, str | None]) -> Any:
     settle(node)
     layout = kind.__record__.split(node)
     # As they are kept, whatever it is that reading an attribute gives.
-    values = {name: node.__dict__[name] for name in (*layout.data, *layout.config)}
+    values = {name: node.__stored__[name] for name in (*layout.data, *layout.config)}
     values.pop(ROLES, None)
     config = tuple(name for name in layout.config if name != ROLES)
     if not new:

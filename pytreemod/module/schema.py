@@ -50,7 +50,7 @@ from pytreemod.module.reading import (
 )
 from pytreemod.tree.kinds import kind_of
 from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord, GivenRoles
-from pytreemod.tree.pending import PENDING, AbstractSource, open_to_waiting, settle
+from pytreemod.tree.pending import PENDING, AbstractSource, settle
 from pytreemod.tree.snapshots import SNAPSHOT
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import class_of
@@ -60,11 +60,11 @@ LAYOUT = "<layout>"
 # Where it keeps roles that it was given (see `roles`): one more piece of configuration.
 ROLES = "<roles>"
 
-# What tells of one instance and of no copy of it.
-_LEFT_BEHIND = (SNAPSHOT, DERIVATIVE, "__orig_class__")
-_HIDDEN = frozenset({LAYOUT, PENDING, *_LEFT_BEHIND})
+_HIDDEN = frozenset({LAYOUT, PENDING, SNAPSHOT, DERIVATIVE, "__orig_class__"})
 # What else an instance may hold, which is configuration.
 _NOTES = frozenset({MADE, TIES, ROLES})
+# All that an instance's dict may have under names of ours.
+BESIDE = _HIDDEN | _NOTES
 _KEPT_LAYOUTS = 4
 _KEPT_BY_TYPE = 64
 _SCALARS = (type(None), bool, int, float, complex)
@@ -116,6 +116,7 @@ class Layout:
         "floats",
         "is_clear",
         "is_usual",
+        "size",
         "wrappers",
     )
 
@@ -123,6 +124,8 @@ class Layout:
         self.cls, self.code = schema.cls, code
         self.data, self.config = code.data, code.config
         self.is_usual = code is schema.code
+        # Of an instance's dict that has no more than this, and the layout.
+        self.size = 1 + len(code.data) + len(code.config)
         # What is no field: roles, ties, what `module_update_wrapper` adds.
         self.beside = tuple(n for n in code.config if n not in schema.fields)
         pairs = tuple(zip(code.config, kinds, strict=True))
@@ -187,7 +190,6 @@ class Schema(AbstractRecord):
         self.is_skeleton = False
         self.early_instances: list[tuple[Any, frozenset[str]]] = []
         self.registered: tuple[Any, ...] = ()
-        self._is_open = False
         # What makes an instance and calls `__init__`, and what finishes it then.
         self.build: Callable[..., Any] = cls
         self.finish: Callable[[Any], Any] = lambda node: node
@@ -316,11 +318,11 @@ class Schema(AbstractRecord):
 
     def split(self, node: Any) -> Layout:
         """The layout of an instance; decided by its values if it was put together by hand."""
-        layout = node.__dict__.get(LAYOUT)
+        layout = node.__stored__.get(LAYOUT)
         if layout is None:
             settle(node)
-            layout = node.__dict__.get(LAYOUT)
-        return self.decide(node.__dict__) if layout is None else layout
+            layout = node.__stored__.get(LAYOUT)
+        return self.decide(node.__stored__) if layout is None else layout
 
     def names(self, node: Any) -> tuple[str, ...]:
         """All fields of `node` that are set, in order."""
@@ -330,7 +332,7 @@ class Schema(AbstractRecord):
 
     def data_names(self, node: Any) -> tuple[str, ...]:
         """The fields of `node` that are children of the pytree."""
-        layout = node.__dict__.get(LAYOUT)
+        layout = node.__stored__.get(LAYOUT)
         return (self.split(node) if layout is None else layout).data
 
     def role(self, name: str) -> str:
@@ -350,7 +352,7 @@ class Schema(AbstractRecord):
         in the place of data stays data (a tree of labels for an optimizer has such leaves).
         """
         layout = self.split(node)
-        fields = node.__dict__
+        fields = node.__stored__
         if PENDING in fields:
             settle(node)
         if is_given and self.constraints:
@@ -358,9 +360,12 @@ class Schema(AbstractRecord):
         # Surgery comes here for every node that it changes, and mostly with new arrays for old. So
         # the dict is copied whole (0.1 us, in place of 0.35 name by name), and an array is looked
         # at once: it moves nothing, and is no computed leaf (0.1 us, in place of 0.6).
-        values = {**fields, **changes}
-        for name in _LEFT_BEHIND:
-            values.pop(name, None)
+        if len(fields) == layout.size and LAYOUT in fields:
+            values = {**fields, **changes}
+        else:
+            # The rest tells of this instance alone: its snapshot, what a cached property keeps.
+            values = {name: fields[name] for name in (*layout.data, *layout.config)}
+            values.update(changes)
         schema, computes, is_same = self, self.plain is not None, True
         for name, new in changes.items():
             if name in layout.data:
@@ -411,7 +416,7 @@ class Schema(AbstractRecord):
 
     def is_finished(self, node: Any) -> bool:
         """Whether `node` can change no more."""
-        layout = node.__dict__.get(LAYOUT)
+        layout = node.__stored__.get(LAYOUT)
         return layout is not None and not layout.code.held
 
     def early(self, node: Any) -> dict[str, Any] | None:
@@ -427,19 +432,9 @@ class Schema(AbstractRecord):
         early = {n: stored(node, n) for n in self.shown if n in self.names(node)}
         if any(n not in config and type(v) not in _SCALARS for n, v in early.items()):
             return None
-        self._open()
         # For these nothing waits in the class: they are no fields.
         beside = {n: stored(node, n) for n in layout.beside}
         return {LAYOUT: layout, **beside, **early}
-
-    def _open(self) -> None:
-        if self._is_open:
-            return
-        with self._lock:
-            if not self._is_open:
-                waiting = [n for n in self.fields if n not in (*self.shown, *vars(self.cls))]
-                open_to_waiting(self.cls, waiting)
-                self._is_open = True
 
     def shadow(self, node: Any, source: AbstractSource) -> Any:
         """A stand-in whose fields come from `source`; see `AbstractRecord.shadow`."""
@@ -452,7 +447,6 @@ class Schema(AbstractRecord):
         if not self.can_wait:
             source.settle(made)
             return made
-        self._open()
         for name in self.shown:
             source.read(made, name)
         return made

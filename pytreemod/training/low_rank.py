@@ -137,7 +137,7 @@ def _is_matrix(parameter: Parameter) -> bool:
     if is_computed(node):
         # Its shape stands in the instance, once that is no longer waiting.
         settle(node)
-        shape = node.__dict__.get(MADE, UNKNOWN).shape
+        shape = node.__stored__.get(MADE, UNKNOWN).shape
         return shape is not None and len(shape) == 2
     return is_inexact_array(node) and node.ndim == 2 + parameter.members
 

@@ -151,7 +151,7 @@ class _StandIns:
         _, target = self.nodes.get(id(answer), (None, None))
         if target is None and record_of(answer) is not None:
             # A class's own `__getattribute__` would take this for a read of a field.
-            source = object.__getattribute__(answer, "__dict__").get(PENDING)
+            source = object.__getattribute__(answer, "__stored__").get(PENDING)
             if isinstance(source, _Shadow) and source.makers is self:
                 target = Target(source.path, source.node)
         return target
@@ -209,16 +209,16 @@ class _Shadow(AbstractSource):
             return
         value, path = stored(self.node, name), (*self.path, jtu.GetAttrKey(name))
         if is_data:
-            node.__dict__[name] = self.makers.make(value, path)
+            node.__stored__[name] = self.makers.make(value, path)
         else:
             is_marked = self.makers.marked.config
-            node.__dict__[name] = _Mark(self.makers, path, value) if is_marked else value
+            node.__stored__[name] = _Mark(self.makers, path, value) if is_marked else value
 
     def settle(self, node: Any) -> None:
         for name in self.record.names(self.node):
-            if name not in node.__dict__:
+            if name not in node.__stored__:
                 self.read(node, name)
-        node.__dict__.pop(PENDING, None)
+        node.__stored__.pop(PENDING, None)
         # Without a source it cannot say itself any more what it stands for.
         self.makers.remember(node, self.path, self.node)
 

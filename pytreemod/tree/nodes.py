@@ -124,7 +124,7 @@ def children_of(node: PyTree) -> list[tuple[Any, Any]] | None:
     """The children of a node with their keys; None where `node` is a leaf."""
     record = record_of(node)
     if record is not None:
-        names, fields = record.data_names(node), node.__dict__
+        names, fields = record.data_names(node), node.__stored__
         if PENDING in fields:
             return [(jtu.GetAttrKey(name), stored(node, name)) for name in names]
         return [(jtu.GetAttrKey(name), fields[name]) for name in names]

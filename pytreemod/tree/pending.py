@@ -5,10 +5,11 @@ difference, and much of the time nobody looks. The model that a jitted step retu
 into the next call; it keeps its flat list of arrays, and its hundreds of nodes are built only if
 somebody reads a field. `tree_at` uses the same door for the stand-ins it shows to `where`.
 
-A class takes part by a [`Waiting`][pytreemod.tree.pending.Waiting] for each field, which it gets
-when its first instance is handed out unfinished, not before: reading a field of any instance takes
-5 to 10 ns longer with one (13 without). They stand in the class, and not in a `__getattr__`,
+A class takes part by a [`Waiting`][pytreemod.tree.pending.Waiting] for each field; reading a field
+takes 5 to 10 ns longer with one (13 without). They stand in the class, and not in a `__getattr__`,
 because `isinstance(model, Protocol)` looks for the fields there, without asking the instance.
+
+A record's dict, with its source, is `__stored__`; what a user reads as its `__dict__` is another.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ class AbstractSource(ABC):
 
     @abstractmethod
     def read(self, node: Any, name: str) -> None:
-        """Put at least the field `name`, if there is one, into `node.__dict__`."""
+        """Put at least the field `name`, if there is one, into `node.__stored__`."""
 
     @abstractmethod
     def settle(self, node: Any) -> None:
-        """Put all fields into `node.__dict__`, with what else makes it a finished record."""
+        """Put all fields into `node.__stored__`, with what else makes it a finished record."""
 
 
 class Waiting:
@@ -50,7 +51,7 @@ class Waiting:
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is not None:
-            fields = instance.__dict__
+            fields = instance.__stored__
             source = fields.get(PENDING)
             if source is not None:
                 source.read(instance, self.name)
@@ -84,19 +85,21 @@ def has_attribute(cls: type, name: str) -> bool:
 
 
 def open_to_waiting(cls: type, names: Iterable[str]) -> None:
-    """Let instances of `cls` be pending.
+    """Let instances of `cls` be pending, and whoever looks at the class find their fields.
 
     Args:
         cls: the class of a record.
         names: its fields that the class has no attribute for.
     """
     for name in names:
-        # Past the metaclass, which would take it for a new value of the class.
-        type.__setattr__(cls, name, Waiting(name))
+        # What waits and reads otherwise stays.
+        if name not in vars(cls):
+            # Past the metaclass, which would take it for a new value of the class.
+            type.__setattr__(cls, name, Waiting(name))
 
 
 def settle(node: Any) -> None:
     """Fill `node` in now, if it is pending."""
-    source = node.__dict__.get(PENDING)
+    source = node.__stored__.get(PENDING)
     if source is not None:
         source.settle(node)

@@ -234,10 +234,10 @@ class Snapshot(AbstractSource):
 
     def settle(self, node: Any) -> None:
         """Build the record's fields from the arrays."""
-        fields = node.__dict__
+        fields = node.__stored__
         # JAX makes a node of its own, whose fields this one takes over.
         built = self.structure.assemble(self.arrays)
-        for name, value in built.__dict__.items():
+        for name, value in built.__stored__.items():
             # What another thread has read from it already stays the same object.
             fields.setdefault(name, value)
         if self.paths is not None:
@@ -272,7 +272,7 @@ def snapshot_of(node: Any) -> Snapshot:
     Raises:
         TypeError: a leaf that is no array cannot be hashed.
     """
-    fields = node.__dict__
+    fields = node.__stored__
     kept = fields.get(PENDING)
     # What is pending may be a stand-in as well, whose source has no arrays.
     if type(kept) is Snapshot:
@@ -344,7 +344,7 @@ class _Spy:
 def _take(node: Any) -> Snapshot:
     snapshot, is_kept = take_snapshot(node)
     if is_kept:
-        node.__dict__[SNAPSHOT] = snapshot
+        node.__stored__[SNAPSHOT] = snapshot
     return snapshot
 
 

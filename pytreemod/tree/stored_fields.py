@@ -38,7 +38,7 @@ class reading_stored:
 
 def stored(node: Any, name: str) -> Any:
     """What a record holds in a field, whatever reading the field would give."""
-    fields = node.__dict__
+    fields = node.__stored__
     if name not in fields:
         source = fields.get(PENDING)
         if source is not None:

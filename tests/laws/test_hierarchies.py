@@ -11,6 +11,7 @@ import inspect
 from typing import Any, NamedTuple
 
 import hypothesis.strategies as st
+import jax
 import pytest
 from hypothesis import example, given, settings
 
@@ -202,6 +203,9 @@ def instance(cls: Any, optional: bool) -> Any:
         if not isinstance(made, pm.Module) and is_unmet(cls):
             return REFUSED
         held = {f.name: getattr(made, f.name) for f in fields(cls)}
+        if isinstance(made, pm.Module):
+            for same in (made, jax.tree.map(lambda leaf: leaf, made)):
+                assert vars(same) == {name: held[name] for name in cls.__record__.fields}
         return held | {PROPERTY: getattr(made, PROPERTY, None)}
     except (TypeError, AttributeError):  # Also our errors of fields.
         return REFUSED

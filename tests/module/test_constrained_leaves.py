@@ -158,7 +158,7 @@ def test_building_never_traces_the_map(monkeypatch):
     model = kernel()
     assert model.replace(scale=3.0).shares.shape == (3,)
     again = Constrained(jnp.zeros(2), simplex)
-    assert again.__dict__["<made>"] == model.__dict__["shares"].__dict__["<made>"]
+    assert again.__stored__["<made>"] == model.__stored__["shares"].__stored__["<made>"]
 
 
 # ---- text
@@ -179,7 +179,7 @@ def test_text_names_the_constraint():
 
 def test_text_of_what_is_no_model():
     """Gradients, masks, shapes, models as one, in a function that is traced."""
-    node = kernel().__dict__["scale"]
+    node = kernel().__stored__["scale"]
 
     assert repr(jax.tree.map(lambda _: None, node)) == "positive(unconstrained=None)"
     assert repr(jax.tree.map(lambda _: True, node)) == "positive(unconstrained=True)"

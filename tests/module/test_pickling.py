@@ -260,6 +260,24 @@ class OnlyGetter(pm.Module):
         return {"x": self.x, "cache": None}
 
 
+class PythonsGetter(pm.Module):
+    """Changes what Python would tell, which is all that the instance's dict has."""
+
+    x: jax.Array
+    cache: object
+
+    def __getstate__(self):
+        state = super().__getstate__()
+        assert state.keys() >= {"x", "cache"}
+        # Keys of its own, which are for nobody else to understand.
+        return {**state, "cache": None, "x.y": 1}
+
+    def __setstate__(self, state):
+        assert state.pop("x.y") == 1
+        assert state.keys() == {"x", "cache"}
+        self.__dict__ = state
+
+
 class OnlySetter(pm.Module):
     """Adds something."""
 
@@ -332,13 +350,15 @@ COPIES = {
 
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES.keys())
-@pytest.mark.parametrize("cls", [Cached, OnlyGetter, OnlySetter, Reduced, ReducedByVersion])
+@pytest.mark.parametrize(
+    "cls", [Cached, OnlyGetter, PythonsGetter, OnlySetter, Reduced, ReducedByVersion]
+)
 def test_what_a_class_says_of_its_pickles_is_done(cls, copied):
     """By pickle, copy and deepcopy; what comes back is a finished instance."""
     made = copied(cls(ramp(2), "old"))
 
     assert type(made) is cls
-    assert made.cache == (None if cls is OnlyGetter else "made anew")
+    assert made.cache == (None if cls in (OnlyGetter, PythonsGetter) else "made anew")
     assert_same(made.x, ramp(2))
     assert_same(jax.tree.leaves(jax.tree.map(lambda x: 2 * x, made)), [2 * ramp(2)])
     with pytest.raises(pm.errors.FrozenError, match="no assignment"):

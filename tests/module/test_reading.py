@@ -189,7 +189,7 @@ def test_one_that_is_put_together_by_hand_reads_too():
 def test_a_pending_instance_is_filled_in():
     """By the first read, of that field or of another."""
     made = pm.filter_jit(lambda m: m)(Generated(scaled(), ramp(2)))
-    assert PENDING in made.__dict__
+    assert PENDING in made.__stored__
     assert_reads(made)
     made = pm.filter_jit(lambda m: m)(Own(scaled(), ramp(2)))
     assert made.name == "own"

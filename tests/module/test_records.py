@@ -4,9 +4,11 @@ import copy
 import dataclasses
 import functools as ft
 import inspect
+import pickle
 import re
 import subprocess
 import sys
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import jax
 import pytest
@@ -16,6 +18,8 @@ from pytreemod.errors import FieldError, FrozenError
 from tests.helpers.comparing import assert_same
 from tests.helpers.racing import race
 from tests.helpers.trees import Affine, Boxed, Child, Holder, OwnInit, Static, affine, by_hand, ramp
+
+T = TypeVar("T")
 
 FINISHED = {
     "generated init": affine,
@@ -440,7 +444,157 @@ def test_what_typing_leaves_on_an_instance_in_init_stays():
             self.x = 1
             self.__orig_class__ = "alias"
 
-    assert [vars(Noted())["__orig_class__"] for _ in range(2)] == ["alias", "alias"]
+    assert [Noted().__orig_class__ for _ in range(2)] == ["alias", "alias"]
+
+
+class Mixin:
+    """Has a dict of its own, before the Module's."""
+
+
+class Protocolled(Protocol):
+    """Is asked for members, from Python 3.12 on, without asking the instance."""
+
+    weight: object
+    bias: object
+
+
+class Described(pm.Module):
+    """Asks for its own dict, and keeps in it what it has worked out."""
+
+    weight: jax.Array
+    n: int = 3
+
+    @ft.cached_property
+    def total(self):
+        return self.weight.sum() * self.n
+
+    def to_dict(self):
+        return dict(self.__dict__)
+
+
+class MixedIn(Mixin, Described):
+    """A mixin comes first."""
+
+
+class Subscripted(Described, Generic[T]):
+    """A generic one."""
+
+
+class FromInit(Mixin, Described):
+    """Sets its fields past `__setattr__`."""
+
+    def __init__(self, weight):
+        self.__dict__.update(weight=weight)
+        assert vars(self) == {"weight": weight}
+        self.__dict__ = {"weight": weight, "n": 3}
+
+
+DESCRIBED = [Described, MixedIn, Subscripted, Subscripted[int], FromInit]
+CHANGES = {
+    "replace": lambda m: m.replace(weight=2 * m.weight),
+    "tree_at": lambda m: pm.tree_at(lambda m: m.weight, m, 2 * m.weight),
+    "tree_at by a function": lambda m: pm.tree_at(
+        lambda m: m.weight, m, replace_fn=lambda x: 2 * x
+    ),
+    "tree_map": lambda m: pm.combine(jax.tree.map(lambda x: 2 * x, pm.filter(m, pm.is_array)), m),
+    "jit": pm.filter_jit(lambda m: pm.apply_updates(m, pm.filter(m, pm.is_array))),
+    "update": lambda m: pm.apply_updates(m, jax.tree.map(lambda x: x, pm.filter(m, pm.is_array))),
+    "another structure": lambda m: pm.with_role(m.replace(weight=2 * m.weight), "weight", "buffer"),
+    "configuration": lambda m: m.replace(n=6),
+    "copy": lambda m: copy.copy(m).replace(weight=2 * m.weight),
+    "deepcopy": lambda m: copy.deepcopy(m).replace(weight=2 * m.weight),
+}
+
+
+@pytest.mark.parametrize("cls", DESCRIBED)
+def test_vars_shows_the_fields(cls):
+    """And nothing that is kept beside them, wherever the instance comes from."""
+    made = cls(ramp(2))
+    pm.filter_jit(lambda m: m)(made)
+    for model in [made, *(change(made) for change in CHANGES.values())]:
+        assert [*vars(model)] == [*model.to_dict()] == ["weight", "n"]
+        assert vars(model)["weight"] is model.weight
+        assert [name for name in dir(model) if name[0] != "_"] == [
+            *("n", "replace", "to_dict", "total", "weight")
+        ]
+        assert type(vars(model).copy()) is type(copy.copy(vars(model))) is dict
+        assert pickle.loads(pickle.dumps(vars(model))).keys() == {"weight", "n"}
+    assert FromInit(weight=1).replace(**vars(FromInit(2))) == FromInit(2)
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+@pytest.mark.parametrize("cls", DESCRIBED)
+def test_what_a_cached_property_keeps_is_of_one_instance(cls, change):
+    """A changed copy works it out anew; it had kept the old one's."""
+    model = cls(ramp(2))
+    assert model.total is model.total
+    assert vars(model).keys() == {"weight", "n", "total"}
+
+    changed = change(model)
+
+    assert vars(changed).keys() == {"weight", "n"}
+    assert changed.total == 2 * model.total
+    assert pm.filter_jit(lambda m: m.total)(changed) == 2 * model.total
+    assert jax.tree.structure(model) == jax.tree.structure(cls(ramp(2)))
+    assert pickle.loads(pickle.dumps(changed)).total == changed.total
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda shown: shown.update(weight=1),
+        lambda shown: shown.__setitem__("weight", 1),
+        lambda shown: shown.__ior__({"weight": 1}),
+        lambda shown: shown.pop("weight"),
+        lambda shown: shown.__delitem__("weight"),
+        lambda shown: shown.clear(),
+        lambda shown: shown.popitem(),
+        lambda shown: shown.update({"<layout>": None}),
+    ],
+)
+@pytest.mark.parametrize("cls", DESCRIBED)
+def test_no_field_is_changed_by_way_of_vars(cls, change):
+    """Neither is it changed, nor is a change lost in silence."""
+    model = cls(ramp(2))
+    with pytest.raises(FrozenError, match=r"no (assignment|deletion), for a Module is frozen"):
+        change(vars(model))
+    with pytest.raises(FrozenError, match=r"(?s)__dict__: expected no .*model.replace\(\*\*values"):
+        model.__dict__ = {}
+    with pytest.raises(FrozenError, match="no assignment, for a Module is frozen"):
+        object.__setattr__(model, "__dict__", {})
+    assert model == cls(ramp(2))
+
+
+def test_what_is_no_field_can_be_kept_in_the_dict():
+    """As it can with a frozen dataclass; no part of the tree, and of no copy."""
+    model = affine()
+    vars(model)["note"] = 1
+    assert (model.note, vars(model).setdefault("note", 2), vars(model)["note"]) == (1, 1, 1)
+    assert not hasattr(model.replace(), "note")
+    made = by_hand()
+    object.__setattr__(made, "note", 1)
+    assert (made.note, hasattr(made.replace(), "note")) == (1, False)
+    assert vars(model).pop("note") == 1
+    assert not hasattr(model, "note")
+
+
+@pytest.mark.parametrize("base", [pm.Module, Described])
+def test_protocols_find_the_fields(base):
+    """Of a class of which no instance has waited, too."""
+    checked = runtime_checkable(Protocolled)
+
+    class Fresh(Mixin, base):
+        weight: object
+        bias: object
+
+        def __init__(self):
+            self.weight = self.bias = 1
+            if base is Described:
+                self.n = 2
+
+    assert isinstance(Fresh(), checked)
+    assert not isinstance(Described(1), checked)
+    assert not hasattr(Fresh, "bias")
 
 
 def test_a_method_of_another_instance_is_a_value():

@@ -13,7 +13,7 @@ from hypothesis import given
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, SpecError
-from pytreemod.module.schema import LAYOUT, ROLES
+from pytreemod.module.schema import ROLES
 from pytreemod.tree.nodes import places
 from tests.helpers.laws import law, trees
 from tests.helpers.trees import Boxed, Buffered, affine, double, ramp
@@ -184,7 +184,7 @@ class Reduced(pm.Module):
     bias: jax.Array
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != LAYOUT}
+        return dict(vars(self))
 
 
 def test_a_class_with_a_state_of_its_own_keeps_roles():
@@ -216,7 +216,7 @@ def test_what_is_not_picked_is_the_very_same():
 
     assert new.layers[1] is model.layers[1]
     assert new != model
-    assert model.layers[0].__dict__.keys() & {ROLES} == set()
+    assert model.layers[0].__stored__.keys() & {ROLES} == set()
     assert dir(new.layers[0]) == dir(model.layers[0])
     assert repr(new) == repr(model)
 

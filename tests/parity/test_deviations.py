@@ -442,24 +442,6 @@ def test_an_update_changes_no_shape_and_no_dtype():
             pytreemod.apply_updates(jnp.ones(2), jnp.ones((3, 2)))
 
 
-def test_vars_show_what_is_kept_beside_the_fields():
-    """In both, the dataclass functions show the fields alone."""
-
-    def shown(eqx):
-        class Layer(eqx.Module):
-            weight: int
-
-        layer = Layer(1)
-        made = dataclasses.replace(layer)
-        return {*vars(layer)}, dataclasses.asdict(layer), made.weight, "weight" in dir(layer)
-
-    theirs, ours = shown(equinox), shown(pytreemod)
-    assert theirs[0] == {"weight"}
-    assert ours[0] > {"weight"}
-    assert not any(name.isidentifier() for name in ours[0] - {"weight"})
-    assert theirs[1:] == ours[1:] == ({"weight": 1}, 1, True)
-
-
 def test_class_defaults_stay_in_the_tree():
     """A default that `__init__` does not set is no leaf in Equinox; in pytreemod it is."""
 

@@ -47,7 +47,7 @@ class StaticList(pm.Module):
 
 def remembered(module):
     """Whether a Module keeps a snapshot."""
-    return SNAPSHOT in module.__dict__
+    return SNAPSHOT in module.__stored__
 
 
 # ---- what is remembered
