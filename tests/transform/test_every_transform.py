@@ -252,6 +252,29 @@ def pairs(outer, inner):
     yield JAXS[outer](OURS[inner](squares))
 
 
+def leaks(transform, f):
+    """The leak that JAX finds in a program, bare, compiled and differentiated; None if none."""
+    for around in (lambda f: f, JAXS["jit"], JAXS["grad"]):
+        try:
+            with jax.checking_leaks():
+                around(transform(f))(X)
+        except Exception as error:
+            if "Leaked" in str(error):
+                return str(error)
+    return None
+
+
+@EVERY
+@pytest.mark.sampled
+def test_nothing_that_is_traced_outlives_its_trace(name):
+    """`filter_grad` had kept the arguments put together, for as long as the call ran.
+
+    A callback of a program holds none of the arrays either: it lives as long as the program.
+    """
+    layer = Layer(ramp(2, 2), jnp.tanh, jnp.asarray(3))
+    assert leaks(OURS[name], lambda x: squares(layer(x)[0])) is None
+
+
 @pytest.mark.slow
 @EVERY
 def test_nests_in_every_other(name):

@@ -9,6 +9,7 @@ from typing import Any
 from pytreemod.errors import ArgumentError, SpecError, describe, explain
 from pytreemod.module.reading import mark_derivatives
 from pytreemod.transform.boundary.shared_parameters import tell_shared
+from pytreemod.transform.boundary.sowing import reap
 from pytreemod.transform.boundary.wrapping import argument_name, function_name, positional_names
 from pytreemod.tree.nodes import places
 from pytreemod.tree.paths import path_text
@@ -71,7 +72,7 @@ class Chosen:
         structure: of the arguments that they are in, with all else.
     """
 
-    __slots__ = ("_args", "_indices", "_inside", "_several", "structure", "values")
+    __slots__ = ("_args", "_indices", "_several", "_used", "structure", "values")
 
     def __init__(
         self, args: tuple[Any, ...], indices: tuple[int, ...], mask: list[bool], several: bool
@@ -79,30 +80,35 @@ class Chosen:
         self._args = args
         self._indices = indices
         self._several = several
-        self._inside: Any = None
+        self._used: list[bool] = []
         self.values, self.structure = divide(self._trees(), mask)
 
     def _trees(self) -> tuple[PyTree, ...]:
         return tuple(self._args[i] for i in self._indices)
 
-    def rejoin(self, values: Sequence[Any]) -> list[Any]:
-        """The arguments with other values for the chosen leaves."""
+    def reap(
+        self, fn: Callable[..., Any], values: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        """Call a function with other values for the chosen leaves: its result, and the harvest."""
         args = list(self._args)
-        self._inside = trees = self.structure.assemble(values)
+        trees = self.structure.assemble(values)
         for i, tree in zip(self._indices, trees, strict=True):
             args[i] = tree
-        return args
+        reaped = reap(fn, args, kwargs)
+        if _holds_keepers(self.structure.treedef):
+            # No more is kept of them: what is traced must not outlive the trace.
+            self._used = [not keeper.__usable__() for keeper in keepers_in(trees)]
+        return reaped
 
     def pass_on_use(self, by: str) -> None:
         """Use up the caller's States that the function used up in the arguments put together.
 
         What is passed on as it is can be used once, and so can this.
         """
-        if _holds_keepers(self.structure.treedef):
-            pairs = zip(keepers_in(self._trees()), keepers_in(self._inside), strict=True)
-            for old, own in pairs:
-                if not own.__usable__():
-                    old.__use_up__(by)
+        if any(self._used):
+            for keeper, is_used in zip(keepers_in(self._trees()), self._used, strict=True):
+                if is_used:
+                    keeper.__use_up__(by)
 
     def place(self, derivatives: Sequence[Any]) -> PyTree:
         """Trees like the arguments, with a derivative for each chosen leaf and None elsewhere.

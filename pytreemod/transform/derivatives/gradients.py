@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain, with_article
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.shared_parameters import tell_shared
-from pytreemod.transform.boundary.sowing import reap, with_harvest
+from pytreemod.transform.boundary.sowing import with_harvest
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
     check_callable,
@@ -98,7 +98,7 @@ class _Grad(Transformed):
         refuse_nothing(name, fn, chosen, options.wrt)
 
         def run(diffs: list[Any]) -> tuple[Any, Any]:
-            result, harvest = reap(fn, chosen.rejoin(diffs), kwargs)
+            result, harvest = chosen.reap(fn, diffs, kwargs)
             # Checked inside, where the loss is still what the user returned.
             value, aux = self._parted(result)
             return value, pack(with_harvest(aux, harvest))

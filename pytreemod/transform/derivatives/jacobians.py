@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, DerivativeError, describe, explain
 from pytreemod.transform.boundary.packing import pack, unpack
-from pytreemod.transform.boundary.sowing import reap, with_harvest
+from pytreemod.transform.boundary.sowing import with_harvest
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
     check_callable,
@@ -62,7 +62,7 @@ class _Jacobian(Transformed):
             self._refuse_complex(where, chosen_places(fn, chosen))
 
         def run(diffs: list[Any]) -> tuple[Any, Any]:
-            (result, harvest), aux = reap(fn, chosen.rejoin(diffs), kwargs), None
+            (result, harvest), aux = chosen.reap(fn, diffs, kwargs), None
             if options.has_aux:
                 result, aux = pair_of(result, where, "result, aux", reason=", for has_aux=True")
             if is_real and self.of == "results":

@@ -296,7 +296,7 @@ class _Linearizing(Transformed):
         chosen = choose(name, fn, args, kwargs, self.options.wrt, tuple(range(len(args))))
 
         def run(marker: Any, diffs: list[Any]) -> tuple[Any, Any]:
-            (result, harvest), aux = reap(fn, chosen.rejoin(diffs), kwargs), None
+            (result, harvest), aux = chosen.reap(fn, diffs, kwargs), None
             if has_aux:
                 where = f"{name} of {function_name(fn)}"
                 result, aux = pair_of(result, where, "result, aux", reason=", for has_aux=True")

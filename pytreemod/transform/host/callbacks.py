@@ -27,7 +27,7 @@ from pytreemod.transform.boundary.wrapping import check_callable, function_name
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.snapshots import divide
+from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.typing import PyTree, jtu, untyped_jax
 
 _KINDS = (
@@ -135,20 +135,28 @@ def _typed(array: Any, impl: Any) -> Any:
 
 
 class _HostCall:
-    """A callback with all its arguments but their arrays: what runs on the host."""
+    """A callback with all its arguments but their arrays: what runs on the host.
 
-    def __init__(
-        self, callback: Any, args: tuple[Any, ...], kwargs: dict[str, Any], promise: _Promise
-    ):
-        arrays, self.inputs = divide((callback, args, kwargs))
-        self.impls = [_impl_of(array) for array in arrays]
-        self.promise = promise
+    The program keeps it, as long as it is kept itself, and so it holds none of the arrays.
+    """
+
+    def __init__(self, inputs: Structure, impls: list[Any], promise: _Promise):
+        self.inputs, self.impls, self.promise = inputs, impls, promise
         # On the host it may be another thread, at any time: nothing can be captured there.
         self.surroundings = closed if is_collecting() else nullcontext
-        self.operands = [
+
+    @classmethod
+    def of(
+        cls, callback: Any, args: tuple[Any, ...], kwargs: dict[str, Any], promise: _Promise
+    ) -> tuple[_HostCall, list[Any]]:
+        """The call, and the arrays that it is to be given, as JAX takes them to the host."""
+        arrays, inputs = divide((callback, args, kwargs))
+        impls = [_impl_of(array) for array in arrays]
+        operands = [
             array if impl is None else jax.random.key_data(array)
-            for array, impl in zip(arrays, self.impls, strict=True)
+            for array, impl in zip(arrays, impls, strict=True)
         ]
+        return cls(inputs, impls, promise), operands
 
     def __call__(self, arrays: list[Any]) -> list[Any]:
         callback, args, kwargs = self.inputs.assemble(list(map(_typed, arrays, self.impls)))
@@ -216,9 +224,9 @@ def filter_pure_callback(
     where = f"filter_pure_callback of {function_name(callback)}"
     is_batched = vmap_method in ("expand_dims", "broadcast_all", "legacy_vectorized")
     promise = _Promise(result_shape_dtypes, where, is_batched)
-    call = _HostCall(callback, args, kwargs, promise)
+    call, operands = _HostCall.of(callback, args, kwargs, promise)
     arrays = jax.pure_callback(
-        call, promise.structs, call.operands, sharding=sharding, vmap_method=vmap_method
+        call, promise.structs, operands, sharding=sharding, vmap_method=vmap_method
     )
     return promise.result(arrays)
 
@@ -271,6 +279,6 @@ def filter_io_callback(
 
     where = f"filter_io_callback of {function_name(callback)}"
     promise = _Promise(result_shape_dtypes, where, is_batched=False)
-    call = _HostCall(callback, args, kwargs, promise)
-    arrays = io_callback(call, promise.structs, call.operands, sharding=sharding, ordered=ordered)
+    call, operands = _HostCall.of(callback, args, kwargs, promise)
+    arrays = io_callback(call, promise.structs, operands, sharding=sharding, ordered=ordered)
     return promise.result(arrays)

@@ -1,5 +1,8 @@
 """filter_pure_callback and filter_io_callback."""
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +12,7 @@ import pytreemod as pm
 from pytreemod.errors import ArgumentError
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.equations import equations
-from tests.helpers.trees import Static, affine, double, ramp
+from tests.helpers.trees import Holder, Static, affine, double, ramp
 
 
 def struct(*shape, dtype=jnp.float32):
@@ -289,3 +292,17 @@ def test_vmap_without_a_method_is_refused_by_jax():
     fn = pm.filter_vmap(lambda x: pm.filter_pure_callback(double, x, result_shape_dtypes=x))
     with pytest.raises(NotImplementedError, match="vmap_method is one of 'sequential'"):
         fn(ramp(2))
+
+
+@pytest.mark.parametrize("transform", [pm.filter_pure_callback, pm.filter_io_callback])
+def test_no_array_is_kept_for_the_host(transform):
+    """What runs there lives as long as the program does: it had held the arrays of its call."""
+    x = ramp(3)
+    freed = weakref.ref(x)
+
+    transform(lambda layer: None, Holder(x), result_shape_dtypes=None)
+    jax.effects_barrier()
+    del x
+    gc.collect()
+
+    assert freed() is None
