@@ -85,7 +85,7 @@ class State(AbstractKeeper):
         2.0
     """
 
-    __slots__ = ("_kept", "_lineage", "_register", "_used", "_values")
+    __slots__ = ("__weakref__", "_kept", "_lineage", "_register", "_used", "_values")
 
     _values: dict[Any, Any]
     _lineage: Lineage | None

@@ -9,6 +9,7 @@ outside of transforms, where a keeper that was used up is still there to refuse 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -16,30 +17,43 @@ from typing import Any
 from pytreemod.tree.snapshots import AbstractKeeper
 from pytreemod.typing import PyTree, jtu
 
+# Keepers by their id. Weakly: transforms inside make some of what they trace, which must not
+# outlive its trace; another one may be found then where one was.
+_Keepers = dict[int, weakref.ref[AbstractKeeper]]
+
 
 class Watch:
     """What happened to keepers while one function ran.
 
     Attributes:
-        made: the keepers that were made meanwhile, by their id, which keeps them alive.
-        used: those that were used up, in order.
-        parts: those that were taken out of another one, which stays as it is.
+        made: the keepers that were made meanwhile.
+        parts: those of them that were taken out of another one, which stays as it is.
+        came_in: those that were used up, but not made here: arguments, or taken from outside. In
+            the order in which they were used.
         advanced: by what each is recognized, the values that came out of transforms inside as
-            others than they went in.
+            others than they went in, and those of parts that were used up.
     """
 
-    __slots__ = ("advanced", "made", "parts", "used")
+    __slots__ = ("advanced", "came_in", "made", "parts")
 
     def __init__(self) -> None:
-        self.made: dict[int, AbstractKeeper] = {}
-        self.used: list[AbstractKeeper] = []
-        self.parts: list[AbstractKeeper] = []
+        self.made: _Keepers = {}
+        self.parts: _Keepers = {}
+        self.came_in: list[AbstractKeeper] = []
         self.advanced: set[Any] = set()
 
-    def came_in(self) -> list[AbstractKeeper]:
-        """The keepers that were used up, but not made here: arguments, or taken from outside."""
-        found = {id(keeper): keeper for keeper in self.used if id(keeper) not in self.made}
-        return list(found.values())
+    def note_used(self, keeper: AbstractKeeper) -> None:
+        """A keeper was used up."""
+        if _has(self.parts, keeper):
+            # The whole that it was taken from stays as it was; only its entries tell.
+            self.advanced.update(keeper.__values__())
+        elif not _has(self.made, keeper) and not any(known is keeper for known in self.came_in):
+            self.came_in.append(keeper)
+
+
+def _has(keepers: _Keepers, keeper: AbstractKeeper) -> bool:
+    found = keepers.get(id(keeper))
+    return found is not None and found() is keeper
 
 
 class _Watches(threading.local):
@@ -73,19 +87,19 @@ def note_made(keeper: AbstractKeeper) -> None:
     """Tell who watches that a keeper is there that was not there before."""
     # Outside of transforms nobody watches, and this one look is all that it costs.
     if _watches.stack:
-        _watches.stack[-1].made[id(keeper)] = keeper
+        _watches.stack[-1].made[id(keeper)] = weakref.ref(keeper)
 
 
 def note_part(keeper: AbstractKeeper) -> None:
     """Tell who watches that a keeper is a part of another one, into which it has to be put back."""
     if _watches.stack:
-        _watches.stack[-1].parts.append(keeper)
+        _watches.stack[-1].parts[id(keeper)] = weakref.ref(keeper)
 
 
 def note_used(keeper: AbstractKeeper) -> None:
     """Tell who watches that a keeper was used up."""
     if _watches.stack:
-        _watches.stack[-1].used.append(keeper)
+        _watches.stack[-1].note_used(keeper)
 
 
 def is_keeper(node: Any) -> bool:

@@ -275,6 +275,46 @@ def test_nothing_that_is_traced_outlives_its_trace(name):
     assert leaks(OURS[name], lambda x: squares(layer(x)[0])) is None
 
 
+class Counter(pm.Module):
+    """Counts its calls."""
+
+    count: pm.StateIndex
+
+    def __init__(self):
+        self.count = pm.StateIndex(jnp.zeros(()))
+
+    def __call__(self, x, state):
+        state = state.set(self.count, state.get(self.count) + 1)
+        return x * state.get(self.count), state
+
+
+def counted(call, x, state):
+    """A sum that has used State."""
+    y, state = call(x, state)
+    return jnp.sum(y), state
+
+
+LOOPS = {
+    "jax's scan": lambda m, s: jax.lax.scan(lambda s, x: m(x, s)[::-1], s, X),
+    "scan": lambda m, s: pm.filter_scan(lambda s, x: m(x, s)[::-1], s, X),
+    "checkpoint": lambda m, s: pm.filter_checkpoint(m)(X, s),
+    "vmap": lambda m, s: pm.filter_vmap(m, in_axes=(0, None), out_axes=(0, None))(X, s),
+    "grad": lambda m, s: pm.filter_grad(lambda x, s: counted(m, x, s), has_aux=True)(X, s),
+    "part": lambda m, s: (lambda y, part: (y, s.update(part)))(*m(X, s.substate(m))),
+    "part in a scan": lambda m, s: s.update(
+        jax.lax.scan(lambda s, x: m(x, s)[::-1], s.substate(m), X)[0]
+    ),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_no_state_outlives_its_trace(loop):
+    """The function around had kept all that was made inside, to see what becomes of it."""
+    model, state = pm.make_with_state(Counter)()
+    with jax.checking_leaks():
+        pm.filter_jit(loop)(model, state)
+
+
 @pytest.mark.slow
 @EVERY
 def test_nests_in_every_other(name):

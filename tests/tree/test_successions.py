@@ -1,5 +1,8 @@
 """Watching what happens to keepers."""
 
+import gc
+import weakref
+
 import jax.numpy as jnp
 
 import pytreemod as pm
@@ -16,10 +19,37 @@ def test_a_watch_knows_what_came_in():
         newer = new.set(B, jnp.asarray(4.0))
         part = newer.substate(A)
 
-    assert watch.came_in() == [state]
-    assert watch.used == [state, new]
-    assert watch.parts == [part]
+    assert watch.came_in == [state]
     assert set(watch.made) == {id(new), id(newer), id(part)}
+    assert set(watch.parts) == {id(part)}
+    assert watch.advanced == set()
+
+
+def test_a_part_that_is_used_up_has_advanced():
+    """What follows from it has to be put back into the whole, which stays as it was."""
+    state = pm.State((A, B))
+    with watching() as watch:
+        state.substate(A).set(A, jnp.asarray(3.0))
+
+    assert watch.advanced == {A.marker}
+    assert watch.came_in == []
+
+
+def test_what_is_watched_is_not_kept():
+    """Transforms inside make States of what they trace, which must not outlive its trace."""
+    state = pm.State((A, B))
+    with watching() as watch:
+        new = state.set(A, jnp.asarray(3.0))
+        made = [weakref.ref(kept) for kept in (new, new.substate(A), new.set(B, jnp.asarray(4.0)))]
+        del new
+        gc.collect()
+
+        assert [ref() for ref in made] == [None] * 3
+        # Where one of them was may be another one by now, which came from outside.
+        watch.made[id(state)] = made[0]
+        state.restored().set(A, jnp.asarray(3.0))
+        watch.note_used(state)
+    assert watch.came_in == [state]
 
 
 def test_watches_are_nested_and_end():
@@ -31,8 +61,8 @@ def test_watches_are_nested_and_end():
         assert outer_watch() is outer
 
     assert outer_watch() is None
-    assert outer.used == []
-    assert len(inner.used) == 1
+    assert outer.made == {}
+    assert len(inner.made) == 2
 
 
 def test_values_have_advanced_if_their_arrays_are_others():

@@ -48,14 +48,9 @@ def refuse_lost_updates(
     Raises:
         StateError: a net among the arguments was changed by a call, and does not come out.
     """
-    # The whole that a part was taken from stays as it was; only its entries tell.
-    for part in watch.parts:
-        if not part.__usable__():
-            watch.advanced |= part.__values__().keys()
     after = keepers_in(result)
     # In the order in which they were used, which is the order of the warnings.
-    came_in = watch.came_in()
-    lost = [old for old in came_in if not _is_followed(old, after)]
+    lost = [old for old in watch.came_in if not _is_followed(old, after)]
     # What an argument held may have moved on inside of a transform, whether the argument was used
     # up here (and what follows from it lacks that) or not.
     told = {id(old) for old in lost}
@@ -68,11 +63,10 @@ def refuse_lost_updates(
     if outer is not None:
         outer.advanced |= watch.advanced
         # The transform around makes keepers of its own, too: entries are what they have in common.
-        for old in came_in:
+        for old in watch.came_in:
             outer.advanced.update(*(advanced(old, new) for new in after))
-            # Not even made there: it came from further out still.
-            if id(old) not in outer.made:
-                outer.used.append(old)
+            # If it was not even made there, it came from further out still.
+            outer.note_used(old)
 
 
 def _is_followed(old: AbstractKeeper, after: Iterable[AbstractKeeper]) -> bool:

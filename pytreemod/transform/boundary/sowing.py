@@ -237,7 +237,7 @@ def _call_watched(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str,
     with watching() as watch:
         result = fn(*args, **kwargs)
     # Rarely: most functions are given no State.
-    if watch.used or watch.advanced:
+    if watch.came_in or watch.advanced:
         refuse_lost_updates(fn, args, kwargs, result, watch)
     return result
 

@@ -68,7 +68,9 @@ def test_what_is_chosen_goes_out_and_comes_back():
     chosen = chosen_of((TREE, "batch"))
 
     assert_same(chosen.values, [X, Y])
-    assert_same(chosen.rejoin([2 * X, 3 * Y]), [{**TREE, "x": 2 * X, "y": 3 * Y}, "batch"])
+    given, harvest = chosen.reap(lambda *args, **kwargs: (args, kwargs), [2 * X, 3 * Y], {"n": 1})
+    assert_same(given, (({**TREE, "x": 2 * X, "y": 3 * Y}, "batch"), {"n": 1}))
+    assert not harvest
     assert chosen.place(["dx", "dy"]) == {"n": None, "x": "dx", "y": "dy", "z": None}
 
 
@@ -105,10 +107,10 @@ def test_a_state_that_was_used_up_inside_is_used_up_outside():
 
     model, state = pm.make_with_state(Counter)()
     chosen = chosen_of((state,))
-    (inside,) = chosen.rejoin(chosen.values)
+    chosen.reap(lambda inside: inside.get(model.count), chosen.values, {})
     chosen.pass_on_use("filter_grad")
     assert state.get(model.count) == 0
-    inside.set(model.count, jnp.ones(()))
+    chosen.reap(lambda inside: inside.set(model.count, jnp.ones(())), chosen.values, {})
     chosen.pass_on_use("filter_grad")
 
     with pytest.raises(pm.PytreemodError, match="filter_grad"):
