@@ -452,3 +452,19 @@ def test_nothing_is_sown_on_the_host():
     np.testing.assert_array_equal(fn(X), [3.0, 5.0, 7.0])
     with pytest.raises(RuntimeError, match=r"sow\('twice'\): expected a place"):
         jax.block_until_ready(pm.capture(fn)(X))
+
+
+def test_a_callback_that_ran_outside_sows_nothing_inside():
+    """Outside of `jit`, too, where JAX knows the program of an equal callback."""
+    struct = jax.ShapeDtypeStruct((3,), jnp.float32)
+
+    def on_host(x):
+        return np.asarray(f(np.asarray(x)))
+
+    def fn(x):
+        return pm.filter_pure_callback(on_host, x, result_shape_dtypes=struct)
+
+    np.testing.assert_array_equal(fn(X), [3.0, 5.0, 7.0])
+    with pytest.raises(RuntimeError, match=r"sow\('twice'\): expected a place"):
+        jax.block_until_ready(pm.capture(fn)(X))
+    np.testing.assert_array_equal(fn(X), [3.0, 5.0, 7.0])

@@ -306,3 +306,80 @@ def test_no_array_is_kept_for_the_host(transform):
     gc.collect()
 
     assert freed() is None
+
+
+class Noting:
+    """A function on the host, equal to others with one list, in which each notes its calls."""
+
+    def __init__(self, called):
+        self.called = called
+
+    def __eq__(self, other):
+        return isinstance(other, Noting) and other.called is self.called
+
+    def __hash__(self):
+        return id(self.called)
+
+    def __call__(self, model, how, x):
+        self.called.append(self)
+        return np.asarray(x) * model.size * (3 if how == "thrice" else 1)
+
+
+@pytest.mark.parametrize("transform", [pm.filter_pure_callback, pm.filter_io_callback])
+@pytest.mark.parametrize("how", ["how", None, (1, 2.0), np.float32, double])
+def test_equal_calls_are_one_program(transform, how):
+    """Outside of `jit`, too, where each call had compiled another, and JAX had kept them all."""
+    called = []
+
+    def run(how=how, size=2):
+        model, x = Static(ramp(2), size), ramp(3)
+        return transform(Noting(called), model, how, x, result_shape_dtypes=struct(3))
+
+    assert_same(run(), 2 * ramp(3))
+    assert_same(run(), 2 * ramp(3))
+    # JAX has called what it knew, and not what is equal to that.
+    assert len({id(function) for function in called}) == 1
+    # What differs is another call.
+    assert_same(run(size=3), 3 * ramp(3))
+    assert_same(run(how="thrice"), 6 * ramp(3))
+
+
+@pytest.mark.parametrize("transform", [pm.filter_pure_callback, pm.filter_io_callback])
+def test_calls_of_the_same_arrays_are_told_apart(transform):
+    """By what was promised beside them, and by the kind of keys."""
+
+    kinds, name = ["rbg", "unsafe_rbg"], "rbg"
+
+    def kind_of(key):
+        return {name: np.int32(kinds.index(str(jax.random.key_impl(key))))}
+
+    for i, kind in enumerate(kinds):
+        key = jax.random.key(0, impl=kind)
+        for name in kinds:
+            promised = {name: struct(dtype=jnp.int32)}
+            assert transform(kind_of, key, result_shape_dtypes=promised) == {name: i}
+
+
+@pytest.mark.parametrize("transform", [pm.filter_pure_callback, pm.filter_io_callback])
+def test_what_cannot_be_hashed_goes_to_the_host(transform):
+    """Each call is one of its own."""
+    for value in (2, 3):
+        found = transform(
+            lambda how, x: np.asarray(x) * how.value,
+            Unhashable(value),
+            ramp(3),
+            result_shape_dtypes=struct(3),
+        )
+        assert_same(found, value * ramp(3))
+
+
+class Unhashable:
+    """Is equal to all of its kind."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        return isinstance(other, Unhashable)
+
+    __hash__ = None
