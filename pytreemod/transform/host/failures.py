@@ -120,6 +120,8 @@ class _Listener:
         except Exception as error:
             # What a failure has brought about: the debugger was quit, say.
             self.raise_first(self.own, error)
+            # JAX may run what it had compiled while nobody listened.
+            raise_unheard(error)
             raise
         finally:
             with _turns:

@@ -522,6 +522,19 @@ def test_a_compiled_function_raises():
     failure(compiled, BAD)
 
 
+def test_a_compiled_function_that_jax_had_compiled_before():
+    """For another call, eagerly inside a transform, to which nobody listened: it raises as well."""
+
+    def fresh(x):
+        return small(x)
+
+    inside = pm.filter_checkpoint(pm.filter_jit(fresh))
+    jax.block_until_ready(inside(GOOD))
+    failure(inside, BAD)
+
+    failure(pm.filter_jit(fresh).lower(GOOD).compile(), BAD)
+
+
 def test_donated_arguments():
     """A function that donates its argument raises from the call, too."""
     jitted = pm.filter_jit(lambda x: small(x) + 1, donate="x")
@@ -563,10 +576,15 @@ def test_names_of_checks_in_a_program():
 
 def test_nothing_is_said_elsewhere(capfd, caplog):
     """A failure is the error alone: nothing printed or logged, no filter touched."""
+
+    def fresh(x):
+        # What JAX has compiled of it elsewhere, for calls that nobody listens to, it logs.
+        return small(x)
+
     logger = logging.getLogger("jax")
     before = (list(warnings.filters), logger.level, list(logger.handlers), list(logger.filters))
     with caplog.at_level(logging.WARNING):
-        for call in (pm.filter_jit(small), pm.filter_jit(jax.vmap(small)), small):
+        for call in (pm.filter_jit(fresh), pm.filter_jit(jax.vmap(fresh)), fresh):
             failure(call, BAD)
 
     assert capfd.readouterr() == ("", "")
