@@ -3,8 +3,8 @@
     python -m benchmarks.access [--quick] [--json]
 
 The baseline is an instance of a frozen dataclass. A model that comes back from `filter_jit` is
-handed out before its nodes are built; its class then has a descriptor for each field, with which
-every read from every instance of the class is slower, so those rows stand beside the ordinary ones.
+handed out before its nodes are built, and a descriptor for each field fills it in: so the rows of
+such models stand beside the ordinary ones.
 """
 
 from collections.abc import Callable, Iterator

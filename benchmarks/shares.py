@@ -40,12 +40,22 @@ class Step:
 # --- reading a field -----------------------------------------------------------------------------
 
 
+class Binding:
+    """A descriptor that gives way to what the instance has, as functions do."""
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self
+
+
 def reading_steps() -> list[Step]:
-    """From an object whose values lie side by side to one that keeps them in a dict."""
+    """From an object whose values lie side by side to one that may yet have to be filled in."""
 
     class Plain:
         def __init__(self, weight: jax.Array):
             self.weight = weight
+
+    class Shadowing(Plain):
+        weight: Any = Binding()
 
     class Affine(pm.Module):
         weight: jax.Array
@@ -56,6 +66,7 @@ def reading_steps() -> list[Step]:
     nodes = {
         "a plain object": Plain(weight),
         "that has a dict of its own": keeping,
+        "whose class has something of that name": Shadowing(weight),
         "and is a Module: pytreemod": Affine(weight),
     }
     return [Step(label, unrolled("node.weight", node=node)) for label, node in nodes.items()]
