@@ -266,6 +266,7 @@ def leaks(transform, f):
 
 @EVERY
 @pytest.mark.sampled
+@pytest.mark.collects
 def test_nothing_that_is_traced_outlives_its_trace(name):
     """`filter_grad` had kept the arguments put together, for as long as the call ran.
 
@@ -308,6 +309,7 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+@pytest.mark.collects
 def test_no_state_outlives_its_trace(loop):
     """The function around had kept all that was made inside, to see what becomes of it."""
     model, state = pm.make_with_state(Counter)()
