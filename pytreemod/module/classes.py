@@ -37,7 +37,7 @@ from pytreemod.module.pickling import referred, referring, share_functions
 from pytreemod.module.reading import MADE, observe
 from pytreemod.module.records import ClassValue, FieldsDict, Record, make_record, write_setattr
 from pytreemod.module.registration import register, register_again, write_code
-from pytreemod.module.schema import BESIDE, LAYOUT, Notes, Schema
+from pytreemod.module.schema import LAYOUT, OUR_NAMES, Notes, Schema
 from pytreemod.tree.comparison import are_equal
 from pytreemod.tree.nodes import places
 from pytreemod.tree.paths import path_text
@@ -520,8 +520,8 @@ class Module(Record, metaclass=ModuleMeta):
 
 def _divided(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a class may tell of an instance, and what is kept beside: roles, ties."""
-    told = {name: value for name, value in values.items() if name not in BESIDE}
-    return told, {name: values[name] for name in values.keys() & BESIDE}
+    told = {name: value for name, value in values.items() if name not in OUR_NAMES}
+    return told, {name: values[name] for name in values.keys() & OUR_NAMES}
 
 
 _DEFAULT_GETTER = object.__getstate__

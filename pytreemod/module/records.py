@@ -107,7 +107,8 @@ class _Shown(dict[str, Any]):
         values: dict[str, Any] = node.__stored__
         # In order. What is kept beside the fields is under names that are no identifiers.
         fields: dict[str, Any] = class_of(node).__record__.fields
-        names = [*fields, *filter(str.isidentifier, values)]
+        # Listed at once, for another thread may just fill it in.
+        names = [*fields, *filter(str.isidentifier, list(values))]
         super().__init__({n: values[n] for n in names if n in values and n not in _PASSED})
         self._node = node
 

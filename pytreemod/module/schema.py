@@ -64,7 +64,7 @@ _HIDDEN = frozenset({LAYOUT, PENDING, SNAPSHOT, DERIVATIVE, "__orig_class__"})
 # What else an instance may hold, which is configuration.
 _NOTES = frozenset({MADE, TIES, ROLES})
 # All that an instance's dict may have under names of ours.
-BESIDE = _HIDDEN | _NOTES
+OUR_NAMES = _HIDDEN | _NOTES
 _KEPT_LAYOUTS = 4
 _KEPT_BY_TYPE = 64
 _SCALARS = (type(None), bool, int, float, complex)

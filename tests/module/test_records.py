@@ -565,6 +565,14 @@ def test_no_field_is_changed_by_way_of_vars(cls, change):
     assert model == cls(ramp(2))
 
 
+def test_vars_from_threads():
+    """Whichever of them fills the instance in, all see all of it."""
+    model = pm.filter_jit(lambda m: m)(Described(ramp(2)))
+
+    for shown in race(lambda _: (dict(vars(model)), model.total)):
+        assert shown[0].keys() - {"total"} == {"weight", "n"}
+
+
 def test_what_is_no_field_can_be_kept_in_the_dict():
     """As it can with a frozen dataclass; no part of the tree, and of no copy."""
     model = affine()
