@@ -63,7 +63,7 @@ HALVES: dict[str, Callable[[Any], Burst]] = {
     "flatten": flattening,
     "unflatten": unflattening,
 }
-LIMIT = 1.0
+LIMIT = 1.4
 
 
 def rows(quick: bool) -> Iterator[Row]:

@@ -11,6 +11,7 @@ or JAX, takes for a way of doing it before a library has written a line.
 import functools as ft
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -156,19 +157,14 @@ def construction_steps() -> list[Step]:
 
 
 class Empty:
-    """Flattens and unflattens by functions that do nothing."""
+    """Is flattened by an attribute that is read in C, and unflattened by a function of nothing."""
 
     def __init__(self, children: tuple[Any, ...]):
-        self.children = children
+        self.flat = children, None
 
 
 class Rebuilt(Empty):
-    """Unflattens by making an object that has a dict of its children."""
-
-
-def flatten_empty(node: Any) -> tuple[tuple[Any, ...], None]:
-    """The children, as they were put there."""
-    return node.children, None
+    """Unflattened by making an object that has nothing."""
 
 
 def unflatten_empty(aux: None, children: Any) -> None:
@@ -176,14 +172,12 @@ def unflatten_empty(aux: None, children: Any) -> None:
 
 
 def unflatten_rebuilt(aux: None, children: Any) -> Rebuilt:
-    """A new object, with its dict."""
-    made = object.__new__(Rebuilt)
-    made.__dict__ = {"children": children}
-    return made
+    """A new object."""
+    return object.__new__(Rebuilt)
 
 
-jtu.register_pytree_node(Empty, flatten_empty, unflatten_empty)
-jtu.register_pytree_node(Rebuilt, flatten_empty, unflatten_rebuilt)
+jtu.register_pytree_node(Empty, attrgetter("flat"), unflatten_empty)
+jtu.register_pytree_node(Rebuilt, attrgetter("flat"), unflatten_rebuilt)
 
 
 def chain(node: type[Empty], depth: int) -> Any:
@@ -196,9 +190,9 @@ def flattening_steps() -> list[Step]:
     """From nodes that JAX rebuilds in C++ to Modules."""
     return [
         Step("nested dicts", rebuilding(nested_dicts(DEPTH))),
-        Step("two empty functions in Python instead", rebuilding(chain(Empty, DEPTH))),
-        Step("and a new object, with its dict", rebuilding(chain(Rebuilt, DEPTH))),
-        Step("every field, by name: pytreemod", rebuilding(network_class(OURS, pm)(DEPTH))),
+        Step("an attribute, and an empty function in Python", rebuilding(chain(Empty, DEPTH))),
+        Step("that makes a new object", rebuilding(chain(Rebuilt, DEPTH))),
+        Step("which has its children: pytreemod", rebuilding(network_class(OURS, pm)(DEPTH))),
     ]
 
 

@@ -3,12 +3,12 @@
 Owns: declaring fields, dividing them into data and configuration, building and freezing
 instances, telling JAX how to flatten them, bound methods, how the functions in fields are pickled,
 fields that are not read as they are stored, and the roles that single instances were given. The
-walk is `fields` → `division` → `reading` → `schema` → `overriding` → `records` → `registration` →
+walk is `fields` → `division` → `flattening` → `reading` → `schema` → `overriding` → `records` →
 `construction` → `methods` → `classes`; on it stand `computed_leaves`, `ties` and `resolving`, and
 `roles` beside it.
 
 May import `tree` and what that may import.
 
 Promises: an instance never changes once it is built; `unflatten(flatten(m)) == m` for every
-class and whatever the leaves are; reading a field costs what Python costs.
+class and whatever the leaves are; reading a field that is there runs none of our code.
 """

@@ -31,17 +31,17 @@ from pytreemod.module.annotations import (
 )
 from pytreemod.module.construction import replace_values, write_finish, write_init
 from pytreemod.module.fields import buffer, field, refuse_not_called, static_field
+from pytreemod.module.flattening import register
 from pytreemod.module.methods import InheritedMethod, Method, as_method, is_method
 from pytreemod.module.overriding import find_overridden, mark_overridden, refuse_properties
 from pytreemod.module.pickling import referred, referring, share_functions
 from pytreemod.module.reading import MADE, observe
 from pytreemod.module.records import ClassValue, FieldsDict, Record, make_record, write_setattr
-from pytreemod.module.registration import register, register_again, write_code
-from pytreemod.module.schema import LAYOUT, OUR_NAMES, Notes, Schema
+from pytreemod.module.schema import OUR_NAMES, Notes, Schema
 from pytreemod.tree.comparison import are_equal
 from pytreemod.tree.nodes import places
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.pending import Waiting, has_attribute, open_to_waiting
+from pytreemod.tree.pending import FLAT, LAYOUT, Waiting, has_attribute, open_to_waiting
 from pytreemod.tree.printing import tree_pformat
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import class_of, jtu
@@ -81,7 +81,7 @@ class ModuleMeta(abc.ABCMeta):
         own_abstract = _collect_fields(cls, kw_only)
         overridden = find_overridden(cls, (ClassValue, Waiting))
         mark_overridden(cls, frozenset(overridden))
-        schema = Schema(cls, write_code, make_record, overridden)
+        schema = Schema(cls, make_record, overridden)
         _note_abstract(schema, own_abstract, is_abstract or strict is None)
         _choose_init(schema, namespace)
         _note_rules(cls)
@@ -94,7 +94,7 @@ class ModuleMeta(abc.ABCMeta):
         schema.build = super(ModuleMeta, cls).__call__
         schema.is_skeleton = is_skeleton
         type.__setattr__(cls, "__record__", schema)
-        register(schema)
+        register(cls)
         _wrap_methods(cls)
         return cls
 
@@ -114,8 +114,10 @@ class ModuleMeta(abc.ABCMeta):
             raise FieldError(schema.refusal)
         node = schema.build(*args, **kwargs)
         # Only what __init__ has just built: __new__ may return any object, a finished one too.
-        if class_of(node) is cls and LAYOUT not in node.__stored__:
-            return schema.finish(node)
+        if class_of(node) is cls:
+            fields = node.__stored__
+            if FLAT not in fields and LAYOUT not in fields:
+                return schema.finish(node)
         return node
 
     def __setattr__(cls, name: str, value: Any) -> None:
@@ -132,7 +134,8 @@ class ModuleMeta(abc.ABCMeta):
             super().__setattr__(name, value)
             return
         kept = as_method(name, value)
-        if declared is not None and not hasattr(kept, "__get__"):
+        # What has a `__set__` is found before what is in an instance, be it waiting or not.
+        if declared is not None and not hasattr(kept, "__set__"):
             kept = ClassValue(name, kept)
         super().__setattr__(name, kept)
         if name in ("__init__", "__check_init__"):
@@ -176,7 +179,6 @@ def _fill(schema: Schema, notes: Notes) -> None:
     if schema.custom_init or hasattr(cls, "__post_init__"):
         write_setattr(schema)
     schema.finish = ft.partial(_finish_first, schema)
-    register_again(schema)
     schema.is_skeleton = False
     for node, config in schema.early_instances:
         node.__stored__[LAYOUT] = schema.layout_for(node.__stored__, config)
@@ -499,8 +501,8 @@ class Module(Record, metaclass=ModuleMeta):
             return _deep_copy_as_pickled(self, memo)
         # Configuration is shared: a copy of a jitted function would be another function.
         layout = type(self).__record__.split(self)
-        shared = {n: stored(self, n) for n in layout.config if n not in layout.code.held}
-        copied = {n: stored(self, n) for n in (*layout.data, *layout.code.held)}
+        shared = {n: stored(self, n) for n in layout.config if n not in layout.held}
+        copied = {n: stored(self, n) for n in (*layout.data, *layout.held)}
         share_functions(copied, memo)
         return make_record(type(self), {LAYOUT: layout, **shared, **copy.deepcopy(copied, memo)})
 

@@ -30,9 +30,9 @@ from pytreemod.module.classes import restore
 from pytreemod.module.computed_leaves import Computed
 from pytreemod.module.fields import AbstractConstraint, field
 from pytreemod.module.reading import MADE, UNKNOWN, Made, evaluate
-from pytreemod.tree.pending import settle
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.printing import array_doc
+from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import Tracer, class_of, untyped_jax
 
 
@@ -178,8 +178,7 @@ class Constrained(Computed):
 
 def _renewed(old: Constrained, unconstrained: Any, shape: tuple[int, ...]) -> Any:
     """The same leaf with another array: with the roles that it was given, of as many models."""
-    settle(old)
-    made: Made = old.__stored__.get(MADE, UNKNOWN)
+    made: Made = stored(old, MADE, UNKNOWN)
     rank = len(_shape(old.unconstrained))
     # Axes that several models as one have before those of each.
     extra = rank - len(made.leaves[0]) if made.leaves and rank == unconstrained.ndim else 0

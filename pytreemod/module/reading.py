@@ -29,7 +29,7 @@ import jax
 from pytreemod.errors import AccessError, FieldError, ShapeError, SpecError, describe, explain
 from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.pending import Waiting, settle
+from pytreemod.tree.pending import Waiting
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.stored_fields import is_reading_stored, stored
 from pytreemod.tree.surgery import replace_at
@@ -113,10 +113,9 @@ def evaluate(node: Any, where: str) -> Any:
             its value has got another shape.
         FieldError: `value()` gives no array.
     """
-    settle(node)
     if DERIVATIVE in node.__stored__:
         _refuse_derivatives(where, "derivatives by its parts")
-    made: Made = node.__stored__.get(MADE, UNKNOWN)
+    made: Made = stored(node, MADE, UNKNOWN)
     leaves = jtu.tree_leaves(node)
     shapes = _shapes(leaves)
     if made.leaves is not None and [*map(len, shapes)] != [*map(len, made.leaves)]:
@@ -157,8 +156,7 @@ def _count_axes(node: Any) -> int:
 
     So many times were several made as one. 0 if some arrays have more axes and others have not.
     """
-    settle(node)
-    made: Made = node.__stored__.get(MADE, UNKNOWN)
+    made: Made = stored(node, MADE, UNKNOWN)
     leaves = jtu.tree_leaves(node)
     if made.leaves is None or len(leaves) != len(made.leaves):
         return 0
@@ -293,8 +291,7 @@ def ties_of(node: Any) -> tuple[Tie, ...]:
     """The ties that a node keeps, outermost places first."""
     if record_of(node) is None:
         return ()
-    settle(node)
-    return node.__stored__.get(TIES, ())
+    return stored(node, TIES, ())
 
 
 def follow(node: Any, path: KeyPath, following: tuple[Tie, ...] = ()) -> Any:

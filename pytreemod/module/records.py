@@ -11,15 +11,18 @@ from collections.abc import Callable, MutableMapping
 from typing import Any, NoReturn, cast
 
 from pytreemod.errors import FieldError, FrozenError, describe, explain
+from pytreemod.module.flattening import Flattened
 from pytreemod.module.methods import BoundMethod
-from pytreemod.module.overriding import refuse_overridden
-from pytreemod.module.schema import LAYOUT, Schema
+from pytreemod.module.overriding import is_bound, refuse_overridden
+from pytreemod.module.schema import Schema
 from pytreemod.tree.nodes import record_of
-from pytreemod.tree.pending import PENDING, settle
+from pytreemod.tree.pending import FLAT, LAYOUT, is_being_built, settle, source_of
 from pytreemod.typing import class_of
 
 # What Python's machinery assigns to instances without asking.
 _PASSED = frozenset({"__orig_class__"})
+# The names of what is kept beside the fields, of those that are identifiers.
+_BESIDE = _PASSED | {FLAT}
 
 
 class _HasDict:
@@ -38,13 +41,13 @@ class FieldsDict:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
-        if _is_being_built(instance):
+        if is_being_built(instance):
             return instance.__stored__
         settle(instance)
         return _Shown(instance)
 
     def __set__(self, instance: Any, values: dict[str, Any]) -> None:
-        if not _is_being_built(instance):
+        if not is_being_built(instance):
             refuse_assignment(instance, "__dict__", values)
         set_fields(instance, values)
 
@@ -57,10 +60,11 @@ class Record(_HasDict):
     # The instance's dict as it is, with its layout and what else is kept beside the fields.
     __stored__ = vars(_HasDict)["__dict__"]
     __dict__ = cast(dict[str, Any], FieldsDict())
+    __flat__ = cast(Any, Flattened())
 
     def __setattr__(self, name: str, value: Any) -> None:
         values = self.__stored__
-        if LAYOUT in values:
+        if FLAT in values or LAYOUT in values:
             if name in _PASSED:
                 values[name] = value
                 return
@@ -78,7 +82,7 @@ class Record(_HasDict):
         values[name] = value
 
     def __delattr__(self, name: str) -> None:
-        if _is_being_built(self):
+        if is_being_built(self):
             object.__delattr__(self, name)
             return
         _refuse_deletion(self, name)
@@ -90,8 +94,9 @@ set_fields = vars(_HasDict)["__dict__"].__set__
 _new: Callable[[type], Any] = object.__new__
 
 
-def _is_being_built(node: Any) -> bool:
-    return LAYOUT not in node.__stored__ and PENDING not in node.__stored__
+def _is_ours(name: str) -> bool:
+    """Whether something beside the fields is kept under a name."""
+    return name in _BESIDE or not name.isidentifier()
 
 
 class _Shown(dict[str, Any]):
@@ -105,15 +110,15 @@ class _Shown(dict[str, Any]):
 
     def __init__(self, node: Any):
         values: dict[str, Any] = node.__stored__
-        # In order. What is kept beside the fields is under names that are no identifiers.
+        # In order.
         fields: dict[str, Any] = class_of(node).__record__.fields
         # Listed at once, for another thread may just fill it in.
-        names = [*fields, *filter(str.isidentifier, list(values))]
-        super().__init__({n: values[n] for n in names if n in values and n not in _PASSED})
+        names = [*fields, *list(values)]
+        super().__init__({n: values[n] for n in names if n in values and not _is_ours(n)})
         self._node = node
 
     def __setitem__(self, name: str, value: Any) -> None:
-        if name in class_of(self._node).__record__.fields or not name.isidentifier():
+        if name in class_of(self._node).__record__.fields or _is_ours(name):
             refuse_assignment(self._node, name, value)
         self._node.__stored__[name] = value
         super().__setitem__(name, value)
@@ -143,10 +148,9 @@ def add_fields(node: Any, values: dict[str, Any]) -> None:
     Raises:
         FrozenError: it is finished, or pending.
     """
-    fields = node.__stored__
-    if LAYOUT in fields:
+    if not is_being_built(node):
         _refuse_finished(node)
-    fields.update(values)
+    node.__stored__.update(values)
 
 
 def write_setattr(schema: Schema) -> None:
@@ -168,7 +172,13 @@ def write_setattr(schema: Schema) -> None:
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
         values = self.__stored__
-        if name in names and type(value) in kinds and LAYOUT not in values and type(self) is cls:
+        if (
+            name in names
+            and type(value) in kinds
+            and type(self) is cls
+            and FLAT not in values
+            and LAYOUT not in values
+        ):
             values[name] = value
         else:
             super(cls, self).__setattr__(name, value)
@@ -201,13 +211,15 @@ class ClassValue:
         self.name, self.value = name, value
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        if instance is None:
-            return self.value
-        fields = instance.__stored__
-        source = fields.get(PENDING)
-        if source is not None:
-            source.read(instance, self.name)
-        return fields.get(self.name, self.value)
+        if instance is not None:
+            fields = instance.__stored__
+            source = source_of(fields)
+            if source is not None:
+                source.read(instance, self.name)
+            if self.name in fields:
+                return fields[self.name]
+        value = self.value
+        return value.__get__(instance, owner) if is_bound(value) else value
 
 
 def make_record(cls: type, values: dict[str, Any]) -> Any:
@@ -312,6 +324,7 @@ def refuse_itself(node: Any, name: str, value: Any) -> None:
     if class_of(value) is BoundMethod or value is node:
         inside = [value]
     elif record_of(value) is not None:
+        settle(within)
         inside = list(within.__stored__.values())
     elif isinstance(value, dict):
         inside = list(within.values())

@@ -25,8 +25,8 @@ from pytreemod.tree.nodes import (
     record_of,
 )
 from pytreemod.tree.paths import path_text, some_of, step_name
-from pytreemod.tree.pending import settle
 from pytreemod.tree.prefixes import mask_of
+from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import FilterSpec, class_of
 
@@ -146,10 +146,9 @@ def _holding(node: Any, changes: dict[_Steps, str | None]) -> Any:
     new: GivenRoles = tuple(sorted((s, role) for s, role in now.items() if role is not None))
     if new == old:
         return node
-    settle(node)
     layout = kind.__record__.split(node)
     # As they are kept, whatever it is that reading an attribute gives.
-    values = {name: node.__stored__[name] for name in (*layout.data, *layout.config)}
+    values = {name: stored(node, name) for name in (*layout.data, *layout.config)}
     values.pop(ROLES, None)
     config = tuple(name for name in layout.config if name != ROLES)
     if not new:

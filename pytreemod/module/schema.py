@@ -1,16 +1,12 @@
 """What is known of a Module class once its body has been read.
 
 A `Schema` holds the fields of one class with all that construction, flattening and surgery ask of
-them, worked out once when the class is made. A `Layout` is one way in which the fields of an
-instance divide into data and configuration, for configuration values of given types: most classes
-have only one, but a field that holds a function in one instance and a Module in another gives
-two.
+them, worked out once when the class is made, and the layouts that were met.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools as ft
 import threading
 import weakref
 from collections import deque
@@ -21,8 +17,6 @@ import jax
 
 from pytreemod.module.constraining import take_in_change
 from pytreemod.module.division import (
-    CLEAR_CONFIGURATION,
-    WRAPPERS,
     Held,
     holds_nothing,
     is_clear_data,
@@ -38,6 +32,7 @@ from pytreemod.module.fields import (
     AbstractConstraint,
     declares,
 )
+from pytreemod.module.flattening import Layout, layout_in
 from pytreemod.module.pickling import Reference, referring
 from pytreemod.module.reading import (
     DERIVATIVE,
@@ -50,17 +45,15 @@ from pytreemod.module.reading import (
 )
 from pytreemod.tree.kinds import kind_of
 from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord, GivenRoles
-from pytreemod.tree.pending import PENDING, AbstractSource, settle
+from pytreemod.tree.pending import FLAT, LAYOUT, PENDING, AbstractSource, settle
 from pytreemod.tree.snapshots import SNAPSHOT
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import class_of
 
-# Where an instance's dict keeps its layout. No identifier, so that no field can bear the name.
-LAYOUT = "<layout>"
-# Where it keeps roles that it was given (see `roles`): one more piece of configuration.
+# Where an instance's dict keeps roles that it was given (see `roles`): it is configuration.
 ROLES = "<roles>"
 
-_HIDDEN = frozenset({LAYOUT, PENDING, SNAPSHOT, DERIVATIVE, "__orig_class__"})
+_HIDDEN = frozenset({LAYOUT, PENDING, FLAT, SNAPSHOT, DERIVATIVE, "__orig_class__"})
 # What else an instance may hold, which is configuration.
 _NOTES = frozenset({MADE, TIES, ROLES})
 # All that an instance's dict may have under names of ours.
@@ -73,72 +66,6 @@ _SCALARS = (type(None), bool, int, float, complex)
 def _kind_in_layout(value: Any) -> Any:
     """What the layout says of a configuration value; what is held is compared where it is held."""
     return Held if Held.suits(value) else kind_of(value)
-
-
-class Code:
-    """One division of a class's fields, with the functions that flatten and unflatten it.
-
-    They are written when they are first used: ordinary instances never need them, for their class
-    is registered with functions of its own.
-    """
-
-    def __init__(
-        self,
-        cls: type,
-        data: tuple[str, ...],
-        config: tuple[str, ...],
-        held: tuple[str, ...],
-        write: Callable[[type, Code], tuple[Any, Any, Any]],
-    ):
-        self.cls, self.data, self.config, self.held = cls, data, config, held
-        self._write = write
-
-    @ft.cached_property
-    def functions(self) -> tuple[Any, Any, Any]:
-        """`flatten(dict, layout)`, the same with keys, and `unflatten(aux, children)`."""
-        return self._write(self.cls, self)
-
-
-class Layout:
-    """One division of a class's fields, for configuration of given kinds.
-
-    Stands first in the auxiliary data of a flattened instance, where it is compared by identity.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "asks",
-        "beside",
-        "cls",
-        "code",
-        "config",
-        "data",
-        "floats",
-        "is_clear",
-        "is_usual",
-        "size",
-        "wrappers",
-    )
-
-    def __init__(self, schema: Schema, code: Code, kinds: tuple[Any, ...]):
-        self.cls, self.code = schema.cls, code
-        self.data, self.config = code.data, code.config
-        self.is_usual = code is schema.code
-        # Of an instance's dict that has no more than this, and the layout.
-        self.size = 1 + len(code.data) + len(code.config)
-        # What is no field: roles, ties, what `module_update_wrapper` adds.
-        self.beside = tuple(n for n in code.config if n not in schema.fields)
-        pairs = tuple(zip(code.config, kinds, strict=True))
-        # Whether the types of configuration say that an instance has this layout, but for the
-        # fields that must be asked: zeros have a sign, NaN is one for all, a function may wrap one
-        # that hides arrays, and a class may be one of Python's numbers.
-        self.is_clear = CLEAR_CONFIGURATION.issuperset(kinds)
-        self.floats = tuple(name for name, kind in pairs if kind is float)
-        self.wrappers = tuple(name for name, kind in pairs if kind in WRAPPERS or kind is type)
-        self.asks = bool(self.floats or self.wrappers)
-
-    def __repr__(self) -> str:
-        return self.cls.__qualname__
 
 
 class Notes(NamedTuple):
@@ -164,7 +91,6 @@ class Schema(AbstractRecord):
 
     Args:
         cls: the class.
-        write_code: writes the functions that flatten and unflatten one division of its fields.
         make: makes an instance with a given dict.
         overridden: what has taken the place of fields that bases declare (see `overriding`).
     """
@@ -172,12 +98,10 @@ class Schema(AbstractRecord):
     def __init__(
         self,
         cls: type,
-        write_code: Callable[[type, Code], tuple[Any, Any, Any]],
         make: Callable[[type, dict[str, Any]], Any],
         overridden: dict[str, Any] | None = None,
     ):
         self.cls = cls
-        self._write_code = write_code
         self._make = make
         self.refusal: str | None = None
         self.custom_init = False
@@ -189,7 +113,6 @@ class Schema(AbstractRecord):
         # Whether the class is still empty (see `Notes`), and instances that were there before it.
         self.is_skeleton = False
         self.early_instances: list[tuple[Any, frozenset[str]]] = []
-        self.registered: tuple[Any, ...] = ()
         # What makes an instance and calls `__init__`, and what finishes it then.
         self.build: Callable[..., Any] = cls
         self.finish: Callable[[Any], Any] = lambda node: node
@@ -210,7 +133,6 @@ class Schema(AbstractRecord):
         # By its class, for the word in the metadata may be another library's.
         declared = {f.name: f.metadata.get(CONSTRAINT) for f in fields}
         self.constraints = {n: c for n, c in declared.items() if isinstance(c, AbstractConstraint)}
-        self._codes: dict[Any, Code] = {}
         # A layout lives as long as an instance, or the structure of one: its key may hold a class
         # that was made in a function; the last few stay, for instances that come one by one.
         self._layouts: weakref.WeakValueDictionary[Any, Layout] = weakref.WeakValueDictionary()
@@ -224,8 +146,6 @@ class Schema(AbstractRecord):
         # Functions in fields that were looked through and hide no array, and classes that are none
         # of Python's numbers. Only such as live in a module stand here, which keeps them anyway.
         self.arrayless: set[Any] = set()
-        data = tuple(n for n in self.fields if n not in self.static)
-        self.code = self._code_for(data, tuple(n for n in self.fields if n in self.static), ())
 
     def __reduce__(self) -> Any:
         fields: dict[str, Any] = vars(self.cls)["__dataclass_fields__"]
@@ -253,13 +173,6 @@ class Schema(AbstractRecord):
         self.custom_init, self.refusal = notes.custom_init, notes.refusal
         self.can_wait, self.shown = notes.can_wait, notes.shown
 
-    def _code_for(self, data: tuple[str, ...], config: tuple[str, ...], held: Any) -> Code:
-        key = (data, config, held)
-        with self._lock:
-            if key not in self._codes:
-                self._codes[key] = Code(self.cls, *key, self._write_code)
-            return self._codes[key]
-
     def layout_for(self, values: dict[str, Any], config: set[str] | frozenset[str]) -> Layout:
         """The one layout for these values, of which some are configuration.
 
@@ -273,9 +186,10 @@ class Schema(AbstractRecord):
         with self._lock:
             layout = self._layouts.get(key)
             if layout is None:
-                held = tuple(n for n, kind in zip(rest, kinds, strict=True) if kind is Held)
-                code = self._code_for(data, rest, held)
-                self._layouts[key] = layout = Layout(self, code, kinds)
+                beside = tuple(name for name in rest if name not in self.fields)
+                # A default in the class would be found before what waits for an instance's.
+                may_wait = self.can_wait and not self.shown and not self.is_skeleton
+                self._layouts[key] = layout = Layout(self.cls, *key, beside, may_wait)
                 self._latest.append(layout)
         return layout
 
@@ -318,10 +232,10 @@ class Schema(AbstractRecord):
 
     def split(self, node: Any) -> Layout:
         """The layout of an instance; decided by its values if it was put together by hand."""
-        layout = node.__stored__.get(LAYOUT)
+        layout = layout_in(node.__stored__)
         if layout is None:
             settle(node)
-            layout = node.__stored__.get(LAYOUT)
+            layout = layout_in(node.__stored__)
         return self.decide(node.__stored__) if layout is None else layout
 
     def names(self, node: Any) -> tuple[str, ...]:
@@ -332,8 +246,7 @@ class Schema(AbstractRecord):
 
     def data_names(self, node: Any) -> tuple[str, ...]:
         """The fields of `node` that are children of the pytree."""
-        layout = node.__stored__.get(LAYOUT)
-        return (self.split(node) if layout is None else layout).data
+        return self.split(node).data
 
     def role(self, name: str) -> str:
         """The role that the field was declared with."""
@@ -352,16 +265,16 @@ class Schema(AbstractRecord):
         in the place of data stays data (a tree of labels for an optimizer has such leaves).
         """
         layout = self.split(node)
+        settle(node)
         fields = node.__stored__
-        if PENDING in fields:
-            settle(node)
         if is_given and self.constraints:
             changes = self._constrained(fields, changes, decide)
         # Surgery comes here for every node that it changes, and mostly with new arrays for old. So
         # the dict is copied whole (0.1 us, in place of 0.35 name by name), and an array is looked
         # at once: it moves nothing, and is no computed leaf (0.1 us, in place of 0.6).
-        if len(fields) == layout.size and LAYOUT in fields:
+        if len(fields) == layout.size + (FLAT in fields) and LAYOUT in fields:
             values = {**fields, **changes}
+            values.pop(FLAT, None)
         else:
             # The rest tells of this instance alone: its snapshot, what a cached property keeps.
             values = {name: fields[name] for name in (*layout.data, *layout.config)}
@@ -416,8 +329,8 @@ class Schema(AbstractRecord):
 
     def is_finished(self, node: Any) -> bool:
         """Whether `node` can change no more."""
-        layout = node.__stored__.get(LAYOUT)
-        return layout is not None and not layout.code.held
+        layout = layout_in(node.__stored__)
+        return layout is not None and not layout.held
 
     def early(self, node: Any) -> dict[str, Any] | None:
         """What a pending copy of `node` must hold from the start; see `AbstractRecord.early`.

@@ -202,7 +202,7 @@ class _Functional(Tie):
         made = self.made
         if is_computed(node):
             # By now, or no longer: what it is made of is for itself to say.
-            made = Made(node.__stored__[MADE].leaves, made.shape)
+            made = Made(stored(node, MADE).leaves, made.shape)
         # Past its construction, which would trace the function each time.
         values = {"fn": self.through, "source": node, MADE: made}
         return restore(Through, values, ("fn", MADE))
@@ -290,8 +290,8 @@ def _check_fit(
 def _made_through(through: Callable[[Any], Any], source: Any) -> Made:
     """What a function gives of a source, which counts as the one array that it reads as."""
     given: Any = restore(Through, {"fn": through, "source": source}, ("fn",))
-    shape = source.__stored__[MADE].shape if is_computed(source) else _shape(source)
-    return Made(None if shape is None else (shape,), given.__stored__[MADE].shape)
+    shape = stored(source, MADE).shape if is_computed(source) else _shape(source)
+    return Made(None if shape is None else (shape,), stored(given, MADE).shape)
 
 
 def _check_bounds(old: Any, new: Any, place: str, origin: str) -> None:
@@ -326,7 +326,7 @@ def _form(node: Any) -> list[tuple[str, Any]]:
     """Names and shapes of the arrays in a node, computed leaves as the arrays that they read as."""
     leaves = jtu.tree_leaves_with_path(node, is_leaf=is_computed)
     return [
-        (path_text(path), leaf.__stored__[MADE].shape if is_computed(leaf) else _shape(leaf))
+        (path_text(path), stored(leaf, MADE).shape if is_computed(leaf) else _shape(leaf))
         for path, leaf in leaves
     ]
 

@@ -27,9 +27,9 @@ from pytreemod.state.streams import check_seed
 from pytreemod.training.chosen_parameters import Parameter, choose_parameters
 from pytreemod.tree.nodes import Place, places
 from pytreemod.tree.paths import path_text, plain_name, some_of
-from pytreemod.tree.pending import settle
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.selecting import Selector, as_selector
+from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.surgery import replace_at
 
 _M = TypeVar("_M")
@@ -135,9 +135,7 @@ def _is_matrix(parameter: Parameter) -> bool:
     """Whether it is one, of each layer."""
     node = parameter.node
     if is_computed(node):
-        # Its shape stands in the instance, once that is no longer waiting.
-        settle(node)
-        shape = node.__stored__.get(MADE, UNKNOWN).shape
+        shape = stored(node, MADE, UNKNOWN).shape
         return shape is not None and len(shape) == 2
     return is_inexact_array(node) and node.ndim == 2 + parameter.members
 

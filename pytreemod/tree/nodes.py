@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from pytreemod.errors import SpecError, describe, explain
 from pytreemod.tree.paths import step_name
-from pytreemod.tree.pending import PENDING
+from pytreemod.tree.pending import FLAT
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import IsLeaf, PyTree, class_of, jtu
 
@@ -124,10 +124,11 @@ def children_of(node: PyTree) -> list[tuple[Any, Any]] | None:
     """The children of a node with their keys; None where `node` is a leaf."""
     record = record_of(node)
     if record is not None:
-        names, fields = record.data_names(node), node.__stored__
-        if PENDING in fields:
-            return [(jtu.GetAttrKey(name), stored(node, name)) for name in names]
-        return [(jtu.GetAttrKey(name), fields[name]) for name in names]
+        flat = node.__stored__.get(FLAT)
+        if flat is not None:
+            children, (layout, *_) = flat
+            return list(zip(layout.keys, children, strict=True))
+        return [(jtu.GetAttrKey(name), stored(node, name)) for name in record.data_names(node)]
     kind = class_of(node)
     # By hand for what most trees are made of; JAX would build keys and structure for it.
     if kind is list or kind is tuple:

@@ -3,7 +3,9 @@
 Records are immutable, so one may be handed out before it is filled in: nobody can tell the
 difference, and much of the time nobody looks. The model that a jitted step returns goes straight
 into the next call; it keeps its flat list of arrays, and its hundreds of nodes are built only if
-somebody reads a field. `tree_at` uses the same door for the stand-ins it shows to `where`.
+somebody reads a field. So are the records that JAX makes, node by node: each keeps what it was made
+of, which is also what flattening it gives. `tree_at` uses the same door for the stand-ins it shows
+to `where`.
 
 A class takes part by a [`Waiting`][pytreemod.tree.pending.Waiting] for each field; reading a field
 takes 12 to 15 ns longer with one (3 to 5 without). They stand in the class, and not in a
@@ -23,6 +25,12 @@ from pytreemod.typing import class_of
 
 # Where a record's dict keeps its source. No identifier, so that no field can bear the name.
 PENDING = "<pending>"
+# Where a record that is filled in has its layout.
+LAYOUT = "<layout>"
+# Where it has what flattening it gives: `(children, aux)`. First in `aux` is its layout, which is
+# the source of all fields, and has the `keys` of the children. An identifier that no field bears,
+# for JAX reads it as an attribute.
+FLAT = "__flat__"
 
 
 class AbstractSource(ABC):
@@ -53,7 +61,7 @@ class Waiting:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is not None:
             fields = instance.__stored__
-            source = fields.get(PENDING)
+            source = source_of(fields)
             if source is not None:
                 source.read(instance, self.name)
             # Looked up even if nothing was pending: another thread may have just filled it in.
@@ -99,8 +107,23 @@ def open_to_waiting(cls: type, names: Iterable[str]) -> None:
             type.__setattr__(cls, name, Waiting(name))
 
 
+def source_of(fields: dict[str, Any]) -> AbstractSource | None:
+    """Where the fields of a record come from that are not in its dict; None if it has them all."""
+    source = fields.get(PENDING)
+    if source is None and LAYOUT not in fields:
+        flat = fields.get(FLAT)
+        return None if flat is None else flat[1][0]
+    return source
+
+
+def is_being_built(node: Any) -> bool:
+    """Whether a record's fields may still be assigned."""
+    # The layout last: another thread that takes one of the others away has put it there before.
+    return node.__stored__.keys().isdisjoint((FLAT, PENDING, LAYOUT))
+
+
 def settle(node: Any) -> None:
     """Fill `node` in now, if it is pending."""
-    source = node.__stored__.get(PENDING)
+    source = source_of(node.__stored__)
     if source is not None:
         source.settle(node)

@@ -24,7 +24,7 @@ import numpy as np
 
 from pytreemod.tree.kinds import are_one, dtype_of
 from pytreemod.tree.nodes import children_of, is_node, is_plain_tuple, record_of
-from pytreemod.tree.pending import PENDING, AbstractSource
+from pytreemod.tree.pending import PENDING, AbstractSource, settle
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import PyTree, class_of, jtu
@@ -237,6 +237,7 @@ class Snapshot(AbstractSource):
         fields = node.__stored__
         # JAX makes a node of its own, whose fields this one takes over.
         built = self.structure.assemble(self.arrays)
+        settle(built)
         for name, value in built.__stored__.items():
             # What another thread has read from it already stays the same object.
             fields.setdefault(name, value)

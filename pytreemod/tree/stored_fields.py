@@ -12,7 +12,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any
 
-from pytreemod.tree.pending import PENDING
+from pytreemod.tree.pending import source_of
 
 # Of this thread, or task: what another one reads at the same time is computed.
 _stored_alone: ContextVar[bool] = ContextVar("_stored_alone", default=False)
@@ -36,11 +36,19 @@ class reading_stored:
         _stored_alone.reset(self._token)
 
 
-def stored(node: Any, name: str) -> Any:
-    """What a record holds in a field, whatever reading the field would give."""
+def stored(node: Any, name: str, *default: Any) -> Any:
+    """What a record holds in a field, or beside its fields, whatever reading it would give.
+
+    Args:
+        node: a record.
+        name: of the field.
+        *default: one value, for what need not be there.
+    """
     fields = node.__stored__
     if name not in fields:
-        source = fields.get(PENDING)
+        source = source_of(fields)
         if source is not None:
             source.read(node, name)
+        for value in default:
+            return fields.get(name, value)
     return fields[name]

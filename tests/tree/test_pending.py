@@ -1,7 +1,7 @@
 """Records that are handed out before they are filled in, and cannot be told from others.
 
-`pending(m)` is what a jitted identity returns: nothing of it has been built yet. Each test compares
-it with the Module that was built in the usual way.
+`pending(m)` is what a jitted identity returns, or what JAX has put together: nothing of it has been
+built yet. Each test compares it with the Module that was built in the usual way.
 """
 
 import copy
@@ -20,7 +20,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import FrozenError
-from pytreemod.tree.pending import PENDING
+from pytreemod.tree.pending import settle, source_of
 from tests.helpers.comparing import assert_identical, assert_same, field_names
 from tests.helpers.trees import (
     MODULES,
@@ -40,7 +40,19 @@ from tests.helpers.trees import (
     ramp,
 )
 
-pending = pm.filter_jit(lambda module: module)
+jitted = pm.filter_jit(lambda module: module)
+
+
+def unflattened(module):
+    """A copy that JAX has made."""
+    return jax.tree.map(lambda leaf: leaf, module)
+
+
+@pytest.fixture(params=[jitted, unflattened], ids=["jitted", "unflattened"])
+def pending(request):
+    """What makes a copy that waits."""
+    return request.param
+
 
 # NumPy arrays come back as JAX arrays, as from every jitted function.
 _WITH_NUMPY = {"holds a NumPy array", "holds an enum", "factories kept"}
@@ -50,10 +62,10 @@ every_module = pytest.mark.parametrize("make", SAME_AFTER_JIT.values(), ids=SAME
 
 def is_pending(module):
     """Whether a Module still waits to be filled in."""
-    return PENDING in module.__stored__
+    return source_of(module.__stored__) is not None
 
 
-def test_what_a_jitted_function_returns_waits():
+def test_what_a_jitted_function_returns_waits(pending):
     """The point of it all: nothing is built before somebody looks."""
     model = pending(Holder([affine(), OwnInit(2)]))
     assert is_pending(model)
@@ -66,7 +78,7 @@ def test_what_a_jitted_function_returns_waits():
 
 @every_module
 @pytest.mark.sampled
-def test_fields_are_those_of_the_original(make):
+def test_fields_are_those_of_the_original(make, pending):
     """Every field reads as in the original, in whatever order it is asked for."""
     module = make()
     names = field_names(module)
@@ -114,11 +126,12 @@ LOOKS = {
 
 @every_module
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS.keys())
-def test_first_look(make, look):
+def test_first_look(make, look, pending):
     """Whatever is asked first of a waiting Module, the answer is that of a built one."""
     module = make()
     # Once through the tree functions: unflattening sorts the keys of dicts.
-    rebuilt = jax.tree.map(lambda leaf: leaf, module)
+    rebuilt = unflattened(module)
+    settle(rebuilt)
 
     assert look(pending(module)) == look(rebuilt)
 
@@ -132,17 +145,17 @@ MAKES = {
     "partition": lambda m: pm.combine(*pm.partition(m, pm.is_array)),
     "tree_at": lambda m: pm.tree_at(lambda t: [], m, []),
     "tree_at everywhere": lambda m: pm.tree_at("**", Holder(m), replace_fn=lambda x: x).content,
-    "filter_jit": pending,
-    "filter_jit again": lambda m: pending(pending(m)),
-    "in a list": lambda m: pending([m])[0],
-    "in a Module": lambda m: pending(Holder(m)).content,
+    "filter_jit": jitted,
+    "filter_jit again": lambda m: jitted(jitted(m)),
+    "in a list": lambda m: jitted([m])[0],
+    "in a Module": lambda m: jitted(Holder(m)).content,
 }
 
 
 @every_module
 @pytest.mark.parametrize("make_from", MAKES.values(), ids=MAKES.keys())
 @pytest.mark.sampled
-def test_first_use(make, make_from):
+def test_first_use(make, make_from, pending):
     """Whatever is made from a waiting Module first is what is made from a built one."""
     module = make()
 
@@ -151,7 +164,7 @@ def test_first_use(make, make_from):
 
 # Python cannot pickle jitted functions.
 @pytest.mark.parametrize("name", sorted(SAME_AFTER_JIT.keys() - {"automatic configuration"}))
-def test_pickling_first(name):
+def test_pickling_first(name, pending):
     """A waiting Module is pickled as a built one."""
     module = SAME_AFTER_JIT[name]()
 
@@ -159,7 +172,7 @@ def test_pickling_first(name):
 
 
 @pytest.mark.parametrize("make", [affine, lambda: Static(ramp(2), 3), lambda: Child("a", 2)])
-def test_equality(make):
+def test_equality(make, pending):
     """A waiting Module equals the original, from either side, and differs from others."""
     assert pending(make()) == make()
     assert make() == pending(make())
@@ -169,7 +182,7 @@ def test_equality(make):
 
 
 @every_module
-def test_vars(make):
+def test_vars(make, pending):
     """What `vars` shows of a Module does not depend on whether a field was read before.
 
     A user's `to_dict` would leave the weights out, without a word.
@@ -186,7 +199,7 @@ def test_vars(make):
     assert_same(jax.tree.leaves(dict(shown)), jax.tree.leaves(dict(vars(same))))
 
 
-def test_methods_and_calls():
+def test_methods_and_calls(pending):
     """Methods, calls and inherited methods work on a Module that was not read before."""
     np.testing.assert_array_equal(pending(affine())(ramp(3)), affine()(ramp(3)))
     np.testing.assert_array_equal(pending(affine()).scaled(ramp(3), by=2.0), 2 * affine()(ramp(3)))
@@ -195,7 +208,7 @@ def test_methods_and_calls():
     assert pending(WithProperty(ramp(2))).doubled.tolist() == [2.0, 4.0]
 
 
-def test_bound_methods_hold_the_waiting_module():
+def test_bound_methods_hold_the_waiting_module(pending):
     """A bound method of a waiting Module is a tree with the Module's leaves."""
     method = pending(affine()).scaled
 
@@ -203,7 +216,7 @@ def test_bound_methods_hold_the_waiting_module():
     np.testing.assert_array_equal(pm.filter_jit(method)(ramp(3)), affine()(ramp(3)))
 
 
-def test_surgery_first():
+def test_surgery_first(pending):
     """tree_at and replace make changed copies of a waiting Module and leave it as it is."""
     model = pending(affine())
     changed = pm.tree_at(lambda m: m.bias, model, 0.0)
@@ -214,33 +227,45 @@ def test_surgery_first():
     assert_same(model, affine())
 
 
+class OwnWeight(pm.Module):
+    """Its `__init__` is its own."""
+
+    weight: jax.Array
+
+    def __init__(self, weight):
+        self.weight = weight
+
+
 @pytest.mark.parametrize(
     ("act", "text"),
     [
         (lambda m: setattr(m, "weight", 1), "no assignment, for a Module is frozen"),
         (lambda m: setattr(m, "other", 1), "no assignment, for a Module is frozen"),
         (lambda m: delattr(m, "weight"), "no deletion, for a Module is frozen"),
-        (lambda m: m.__init__(1, 2), "a finished one, which is frozen"),
+        (lambda m: vars(m).update(weight=1), "no assignment, for a Module is frozen"),
+        (lambda m: setattr(m, "__dict__", {}), "no assignment, for a Module is frozen"),
+        (lambda m: m.__init__(*[1] * len(field_names(m))), "which is frozen"),
     ],
 )
-def test_frozen_before_it_is_filled_in(act, text):
-    """A waiting Module is as frozen as a built one."""
-    model = pending(affine())
+@pytest.mark.parametrize("make", [affine, lambda: OwnWeight(ramp(2))])
+def test_frozen_before_it_is_filled_in(act, text, pending, make):
+    """A waiting Module is as frozen as a built one, whoever has written its `__init__`."""
+    model = pending(make())
     with pytest.raises(FrozenError, match=text):
         act(model)
 
-    assert_same(model, affine())
+    assert_same(model, make())
 
 
-@pytest.mark.parametrize("make", [affine, lambda: pending(affine())])
-def test_hash_of_arrays_is_an_error(make):
+def test_hash_of_arrays_is_an_error(pending):
     """hash fails where a leaf cannot be hashed, and works where all can."""
-    with pytest.raises(TypeError, match="leaves that have a hash"):
-        hash(make())
+    for model in (affine(), pending(affine())):
+        with pytest.raises(TypeError, match="leaves that have a hash"):
+            hash(model)
     assert hash(pending(Checked(1.0, 2.0))) == hash(Checked(1.0, 2.0))
 
 
-def test_unknown_names_are_attribute_errors():
+def test_unknown_names_are_attribute_errors(pending):
     """The text is Python's own, before the record is filled in, after, and for eager ones."""
     for make in (
         affine,
@@ -259,14 +284,14 @@ def test_unknown_names_are_attribute_errors():
                 assert caught.value.obj is module
 
 
-def test_errors_inside_properties_keep_their_text():
+def test_errors_inside_properties_keep_their_text(pending):
     """An attribute that a property misses is named, not the property."""
     for module in (pending(WithProperty(ramp(2))), WithProperty(ramp(2))):
         with pytest.raises(AttributeError, match="has no attribute 'missing_thing'"):
             module.broken
 
 
-def test_class_level_defaults_do_not_shine_through():
+def test_class_level_defaults_do_not_shine_through(pending):
     """A field whose class has a default reads as the instance's own value."""
     model = pending(Defaults(ramp(2), 3.0, "other", abs, None))
 
@@ -275,7 +300,7 @@ def test_class_level_defaults_do_not_shine_through():
     assert_same((model.scale, model.act, model.bias), (ramp(1), affine(), ramp(2)))
 
 
-def test_own_getattr_and_getattribute():
+def test_own_getattr_and_getattribute(pending):
     """A class that answers for itself keeps doing so."""
     with_getattr = pending(OwnGetattr(ramp(2), 5.0))
     assert (with_getattr.magic, with_getattr.scale) == (42, 5.0)
@@ -289,7 +314,7 @@ def test_own_getattr_and_getattribute():
 
 
 @pytest.mark.parametrize("order", ["class first", "jit first"])
-def test_a_getattr_elsewhere_in_the_bases_is_asked(order):
+def test_a_getattr_elsewhere_in_the_bases_is_asked(order, pending):
     """Another base's __getattr__ still answers once instances of the class have waited."""
 
     class Mixin:
@@ -315,7 +340,7 @@ def test_a_getattr_elsewhere_in_the_bases_is_asked(order):
             module.nothing
 
 
-def test_subclasses_of_a_class_that_waited():
+def test_subclasses_of_a_class_that_waited(pending):
     """A subclass made later, with its own __getattr__ or without, works as if nothing had been."""
 
     class Base(pm.Module):
@@ -339,7 +364,7 @@ def test_subclasses_of_a_class_that_waited():
         Own(ramp(1)).nothing
 
 
-def test_the_class_is_asked_as_if_nothing_stood_in_it():
+def test_the_class_is_asked_as_if_nothing_stood_in_it(pending):
     """A field of a class that waited is no attribute of the class, unless it was given one."""
 
     class Base(pm.Module):
@@ -374,7 +399,7 @@ def test_the_class_is_asked_as_if_nothing_stood_in_it():
     assert dataclasses.fields(Base)[0].default is dataclasses.MISSING
 
 
-def test_subclasses_of_a_class_that_waits_for_inherited_fields():
+def test_subclasses_of_a_class_that_waits_for_inherited_fields(pending):
     """What stands in a class for a field that it inherits is not taken for a property there."""
 
     class Base(pm.Module):
@@ -393,7 +418,7 @@ def test_subclasses_of_a_class_that_waits_for_inherited_fields():
         assert field_names(model) == ["weight", "scale", "bias"]
 
 
-def test_threads_that_read_one_waiting_module():
+def test_threads_that_read_one_waiting_module(pending):
     """Eight threads that read one waiting Module all see one and the same object in each field."""
     tree = Holder([Holder(affine(start=np.float32(i))) for i in range(6)])
     for _ in range(30):
@@ -415,7 +440,7 @@ def test_threads_that_read_one_waiting_module():
         assert_same(model, tree)
 
 
-def test_containers_are_each_instances_own():
+def test_containers_are_each_instances_own(pending):
     """Lists and dicts inside two results are different objects; so are those of later reads."""
     model = Holder([ramp(1), {"a": 1}])
     first, second = pending(model), pending(model)
@@ -428,7 +453,7 @@ def test_containers_are_each_instances_own():
     assert_same(pending(model), model)
 
 
-def test_mutation_of_a_waiting_modules_list_is_seen():
+def test_mutation_of_a_waiting_modules_list_is_seen(pending):
     """A list inside a result that is changed after it was read is passed on as changed."""
     model = pending(Holder([ramp(1)]))
     model.content.append(2.0)
@@ -438,7 +463,7 @@ def test_mutation_of_a_waiting_modules_list_is_seen():
     assert_same(pending(model), Holder([ramp(2), 2.0]))
 
 
-def test_identity_of_what_is_not_traced():
+def test_identity_of_what_is_not_traced(pending):
     """Functions and other values that are no arrays come back as the same objects."""
     thing = object()
     model = pending(Holder([double, thing, Affine]))
@@ -468,14 +493,14 @@ def test_donated_arrays_of_a_waiting_module_are_gone():
     assert_same(second.weight, affine().weight + 2)
 
 
-def test_nan_and_odd_values_survive():
+def test_nan_and_odd_values_survive(pending):
     """Fields that hold NaN, -0.0, bytes and big ints come back as they were."""
     model = pending(Holder([float("nan"), -0.0, b"x", 2**70, 1j]))
 
     assert repr(model.content) == repr([float("nan"), -0.0, b"x", 2**70, 1j])
 
 
-def test_results_of_vmap_and_grad_do_not_wait_for_anything():
+def test_results_of_vmap_and_grad_do_not_wait_for_anything(pending):
     """Other transforms return Modules that behave the same."""
     stacked = pm.filter_vmap(lambda m: m)(Affine(jnp.ones((2, 3)), jnp.ones((2, 1))))
     gradient = pm.filter_grad(lambda m: jnp.sum(m.weight))(affine())

@@ -319,7 +319,7 @@ def _restore(cls: Any, values: dict[str, Any], config: tuple[str, ...]) -> Any:
 
 
 def _rings_of(node: Any) -> tuple[_Ring, ...]:
-    return getattr(node, _RINGS) if isinstance(node, _Surrounded) else ()
+    return stored(node, _RINGS) if isinstance(node, _Surrounded) else ()
 
 
 def _methods(rings: Sequence[_Ring]) -> tuple[str, ...]:
@@ -478,7 +478,7 @@ def without_numbers(tree: PyTree) -> tuple[PyTree, tuple[Any, ...] | None]:
     """
     # Nothing is looked at where no rule was ever put around anything.
     nodes = jtu.tree_leaves(tree, is_leaf=_uses_numbers) if _classes else ()
-    found = [getattr(node, _NUMBERS, ()) for node in nodes if _uses_numbers(node)]
+    found = [stored(node, _NUMBERS, ()) for node in nodes if _uses_numbers(node)]
     if not found:
         return tree, None
     return with_numbers(tree, ()) if found[0] else tree, found[0]

@@ -211,6 +211,8 @@ def test_a_chosen_module_passes_for_what_it_was():
     assert isinstance(layer, Affine)
     assert type(layer).__qualname__ == "Affine"
     assert repr(layer) == repr(PAIR.first)
+    for one in (layer, jax.tree.map(lambda x: x, layer), pm.filter_jit(lambda m: m)(layer)):
+        assert [*vars(one)] == [*vars(PAIR.first)]
     assert layer.__match_args__ == PAIR.first.__match_args__
     same(layer.replace(bias=layer.bias + 1)(X), 2 * (PAIR.first(X) + 1))
     assert type(type(layer)(layer.weight, layer.bias)) is Affine
@@ -235,6 +237,7 @@ COPIES = {
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
     "jit": pm.filter_jit(lambda tree: tree),
+    "map": lambda tree: jax.tree.map(lambda leaf: leaf, tree),
 }
 
 

@@ -1,6 +1,7 @@
 """What JAX is told: flattening, unflattening and paths."""
 
-import gc
+import copy
+import pickle
 
 import jax
 import jax.tree_util as jtu
@@ -8,9 +9,10 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.module.registration import compile_functions, quoted
+from pytreemod.tree.pending import FLAT
 from tests.helpers.trees import (
     Affine,
+    Checked,
     Defaults,
     Empty,
     Holder,
@@ -21,6 +23,13 @@ from tests.helpers.trees import (
     every_module,
     ramp,
 )
+
+
+class Given(pm.Module):
+    """Without defaults in the class, so that its instances can wait."""
+
+    weight: object
+    size: int = pm.field(static=True)
 
 
 @every_module
@@ -199,13 +208,101 @@ def test_fields_may_bear_any_name(name):
     assert getattr(odd.replace(**{name: 7}), name) == 7
 
 
-def test_writing_functions_leaves_nothing_for_the_garbage_collector():
-    """Not what has written them: each class that a program imports would leave its share."""
-    source = f"def read(d):\n    return d[{quoted(0)}], d.get({quoted(1)})\n"
-    gc.collect()
+def test_what_flattening_gives_is_kept():
+    """No Python runs the second time; nor the first, for what JAX has put together itself."""
+    module = Static(affine(), 3)
+    assert FLAT not in module.__stored__
+    leaves, structure = jax.tree.flatten(module)
 
-    scope = compile_functions(source, {}, "Some", ("weight", "bias"))
-    found = gc.collect()
+    kept = module.__stored__[FLAT]
+    assert kept[0] == (module.weight,)
+    again = jax.tree.unflatten(structure, leaves)
+    assert again.__stored__.keys() >= {FLAT}
+    assert again.__flat__[1] is kept[1]
+    assert module.__flat__ is kept
 
-    assert scope["read"]({"weight": 1, "bias": 2}) == (1, 2)
-    assert found == 0
+
+def test_what_is_kept_shows_nowhere():
+    """Flattening changes nothing that can be seen of an instance."""
+
+    def seen(module):
+        return vars(module), dir(module), repr(module), hash(module), module.__reduce__()[1:]
+
+    module = Checked(1.0, 2.0)
+    before = seen(Checked(1.0, 2.0))
+    jax.tree.leaves(module)
+
+    assert seen(module) == before
+    assert seen(jax.tree.map(lambda x: x, module)) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.replace(weight=5.0),
+        lambda m: pm.tree_at(lambda m: m.weight, m, 5.0),
+        lambda m: pm.tree_at(lambda m: m.weight, m, 5.0).replace(size=3),
+        lambda m: pm.with_role(m.replace(weight=5.0), "weight", "lora"),
+        lambda m: pickle.loads(pickle.dumps(m.replace(weight=5.0))),
+        lambda m: copy.copy(m.replace(weight=5.0)),
+        lambda m: copy.deepcopy(m.replace(weight=5.0)),
+        lambda m: jax.tree.map(lambda x: 5.0, m),
+    ],
+)
+@pytest.mark.parametrize("read", [False, True])
+def test_a_changed_copy_is_flattened_anew(change, read):
+    """What is kept with an instance is of that one alone, be it read or not before."""
+    module = jax.tree.map(lambda x: x, Given(ramp(1), 3))
+    if read:
+        module.weight
+    jax.tree.leaves(module)
+
+    changed = change(module)
+
+    assert jax.tree.leaves(changed) == [5.0]
+    assert (changed.weight, changed.size) == (5.0, 3)
+    np.testing.assert_array_equal(jax.tree.leaves(module)[0], ramp(1))
+
+
+def test_nothing_is_kept_of_what_can_be_changed():
+    """A list in a static field is the user's; it is looked at each time."""
+    module = Static(1, [1])
+    first = jax.tree.structure(module)
+    module.size.append(2)
+
+    assert jax.tree.structure(module) != first
+    assert jax.tree.map(lambda x: x, module).size == [1, 2]
+
+
+def test_a_new_may_give_what_jax_has_made():
+    """It is finished, although nothing of it was filled in; it is not finished again."""
+    made = []
+
+    class Kept(pm.Module):
+        weight: float
+
+        def __new__(cls, *args):
+            return made[0] if made else super().__new__(cls)
+
+        def __init__(self, weight):
+            if not made:
+                self.weight = weight
+
+    made.append(jax.tree.map(lambda x: x + 1, Kept(1.0)))
+    assert Kept(7.0) is made[0]
+    assert Kept(7.0).weight == 2.0
+
+
+def test_functions_that_a_class_gets_later_hide_no_field():
+    """Instances keep their own, whoever has made them; what is built from then on is called so."""
+
+    class Base(pm.Module):
+        act: object
+        weight: float = 1.0
+
+    before = Base(double)
+    waiting = pm.filter_jit(lambda m: m)(before)
+    Base.act = lambda self, x: x
+    for module in (before, waiting, jax.tree.map(lambda x: x, before), Base(double)):
+        assert module.act is double
+    assert Base.act(None, 3) == 3

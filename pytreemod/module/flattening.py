@@ -1,0 +1,185 @@
+"""How a Module class is a pytree: in which ways its fields divide, flattening, unflattening.
+
+A `Layout` is one way in which the fields of an instance divide into data and configuration, for
+configuration values of given types: most classes have only one, but a field that holds a function
+in one instance and a Module in another gives two.
+
+Flattening runs for every node of every tree in every call of a transform. An instance never
+changes, so what flattening it gives is kept with it, and JAX reads that in C, as the attribute
+`__flat__`; no Python runs but for the first time. Unflattening keeps the same pair, and nothing
+else: the fields are filled in from it when one is read (see `tree.pending`), which most of the
+trees that JAX puts together never see. For `class Linear` with data `weight`, `bias` and
+configuration `n`, an instance's dict has
+
+    when it was built               weight, bias, n, <layout>
+    and then flattened              the same, and __flat__: ((weight, bias), (layout, n))
+    when it was unflattened         __flat__
+    and then read                   __flat__, weight, bias, n, <layout>
+
+Together they cost 1.5 times what they cost for dicts, which JAX takes apart in C++; with functions
+written out field by field, in the place of what is kept, they cost 2.4 times. To switch it off, let
+`Flattened` keep nothing, and no layout wait. `benchmarks/flattening.py` measures it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from typing import Any
+
+from pytreemod.module.division import CLEAR_CONFIGURATION, WRAPPERS, Held
+from pytreemod.tree.pending import FLAT, LAYOUT, PENDING, AbstractSource, settle
+from pytreemod.typing import class_of, jtu
+
+
+class Layout(AbstractSource):
+    """One division of a class's fields, for configuration of given kinds.
+
+    Stands first in the auxiliary data of a flattened instance, where it is compared by identity;
+    and there it is the source of an instance that JAX has made of such data.
+
+    Args:
+        cls: the class.
+        data: the fields that are children.
+        config: those that are not, and what is `beside` them.
+        kinds: of the values of configuration.
+        beside: what is no field: roles, ties, what `module_update_wrapper` adds.
+        may_wait: whether something in the class would fill in a field that is read.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "asks",
+        "beside",
+        "cls",
+        "config",
+        "data",
+        "floats",
+        "held",
+        "is_clear",
+        "keys",
+        "size",
+        "waits",
+        "wrappers",
+    )
+
+    def __init__(
+        self,
+        cls: type,
+        data: tuple[str, ...],
+        config: tuple[str, ...],
+        kinds: tuple[Any, ...],
+        beside: tuple[str, ...],
+        may_wait: bool,
+    ):
+        self.cls, self.data, self.config, self.beside = cls, data, config, beside
+        self.keys: tuple[Any, ...] = tuple([jtu.GetAttrKey(name) for name in data])
+        # Of an instance's dict that has no more than this, and the layout.
+        self.size = 1 + len(data) + len(config)
+        pairs = tuple(zip(config, kinds, strict=True))
+        self.held = frozenset(name for name, kind in pairs if kind is Held)
+        # Nothing stands in the class for what a wrapper has from its function; and what is held is
+        # each instance's own from the start.
+        self.waits = may_wait and not self.held and not any(map(str.isidentifier, beside))
+        # Whether the types of configuration say that an instance has this layout, but for the
+        # fields that must be asked: zeros have a sign, NaN is one for all, a function may wrap one
+        # that hides arrays, and a class may be one of Python's numbers.
+        self.is_clear = CLEAR_CONFIGURATION.issuperset(kinds)
+        self.floats = tuple(name for name, kind in pairs if kind is float)
+        self.wrappers = tuple(name for name, kind in pairs if kind in WRAPPERS or kind is type)
+        self.asks = bool(self.floats or self.wrappers)
+
+    def flatten(self, fields: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """The children and the auxiliary data of an instance with these fields.
+
+        **Law.** `layout.values(*layout.flatten(fields)) == fields`, but for what is held, which is
+        copied on both ways.
+        """
+        children = tuple([fields[name] for name in self.data])
+        if self.held:
+            held = [Held(fields[n]) if n in self.held else fields[n] for n in self.config]
+            return children, (self, *held)
+        return children, (self, *[fields[name] for name in self.config])
+
+    def values(self, children: Iterable[Any], aux: tuple[Any, ...]) -> dict[str, Any]:
+        """The fields of an instance that was flattened to this."""
+        fields = dict(zip((*self.data, *self.config), (*children, *aux[1:]), strict=True))
+        for name in self.held:
+            fields[name] = fields[name].give()
+        return fields
+
+    def read(self, node: Any, name: str) -> None:
+        """Fill in all fields of an instance: one costs as much."""
+        self.settle(node)
+
+    def settle(self, node: Any) -> None:
+        """Fill in the fields of an instance that has nothing but what it was made of."""
+        fields = node.__stored__
+        for name, value in self.values(*fields[FLAT]).items():
+            # What another thread has just filled in stays the same object.
+            fields.setdefault(name, value)
+        # Last: who finds it takes the record for complete.
+        fields[LAYOUT] = self
+        if self.held:
+            del fields[FLAT]  # As in `Flattened`.
+
+    def __repr__(self) -> str:
+        return self.cls.__qualname__
+
+
+def layout_in(fields: dict[str, Any]) -> Layout | None:
+    """The layout in an instance's dict; None if it is being built, or all of it is pending."""
+    layout = fields.get(LAYOUT)
+    if layout is None:
+        flat = fields.get(FLAT)
+        return None if flat is None else flat[1][0]
+    return layout
+
+
+class Flattened:
+    """Stands in Module classes for `__flat__`: what flattening an instance gives, the first time.
+
+    It is kept with the instance, where Python finds it before it comes here.
+    """
+
+    __slots__ = ()
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self
+        fields = instance.__stored__
+        if PENDING in fields:
+            settle(instance)
+            return instance.__flat__
+        layout = fields.get(LAYOUT)
+        if layout is None:
+            # It was put together by hand, and may have other fields the next time.
+            return class_of(instance).__record__.decide(fields).flatten(fields)
+        flat = layout.flatten(fields)
+        # The user may change what is held, and then flattening gives something else.
+        if not layout.held:
+            fields[FLAT] = flat
+        return flat
+
+
+_new: Callable[[type], Any] = object.__new__
+_keep = object.__setattr__
+
+
+def register(cls: type) -> None:
+    """Register a Module class with JAX."""
+
+    def unflatten(aux: Any, children: Any) -> Any:
+        made = _new(cls)
+        # Past `__setattr__`, and not by a dict of its own, which would cost a quarter more.
+        _keep(made, FLAT, (children, aux))
+        if not aux[0].waits:
+            aux[0].settle(made)
+        return made
+
+    jtu.register_pytree_with_keys(cls, _flatten_with_keys, unflatten, attrgetter(FLAT))
+
+
+def _flatten_with_keys(node: Any) -> Any:
+    children, aux = node.__flat__
+    return tuple(zip(aux[0].keys, children, strict=True)), aux
