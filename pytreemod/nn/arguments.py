@@ -1,4 +1,4 @@
-"""Checks that all layers share: sizes, keys, dtypes, inputs, own arrays, and the cures of errors.
+"""Checks that all layers share: sizes, keys, dtypes, inputs, State, own arrays; and their cures.
 
 Owns: turning what a user passed into what a layer can rely on, or an error that names the layer
 and the argument. Imports errors, tree and state only, and how a layer is called.
@@ -18,8 +18,16 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, PRNGKeyArray
 
-from pytreemod.errors import ArgumentError, RngError, ShapeError, describe, explain, warn
-from pytreemod.nn.calling import is_stateful
+from pytreemod.errors import (
+    ArgumentError,
+    RngError,
+    ShapeError,
+    StateError,
+    describe,
+    explain,
+    warn,
+)
+from pytreemod.nn.calling import Absence, is_stateful
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.values import State
 from pytreemod.tree.nodes import is_node
@@ -757,3 +765,62 @@ def check_spread(where: TitleLike, x: Array, shape: tuple[int, ...]) -> None:
 def check_rank(layer: Any, value: Any, minimum: int = 0) -> int | None:
     """Accept how many spatial axes there are; None for as many as x has."""
     return None if value is None else check_size(named(layer, "num_spatial_dims"), value, minimum)
+
+
+def check_state(where: Any, state: Any) -> None:
+    """Refuse what is no State, such as a key in its place.
+
+    Args:
+        where: what was called, as text or something that will make one.
+        state: a State, or `ABSENT`.
+
+    Raises:
+        ArgumentError: something else.
+
+    Examples:
+        >>> from pytreemod.nn.calling import ABSENT
+        >>> check_state("Dropout(p=0.5)", ABSENT)
+    """
+    if isinstance(state, (State, Absence)):
+        return
+    raise ArgumentError(
+        explain(str(where), "a State", describe(state), cure=_state_cure(state, False))
+    )
+
+
+def required_state(where: Any, state: Any) -> State:
+    """A State, for a layer that cannot do without.
+
+    Args:
+        where: what was called, as text or something that will make one.
+        state: what was passed; `ABSENT` if nothing was.
+
+    Returns:
+        The State.
+
+    Raises:
+        ArgumentError: something else was passed.
+        StateError: nothing was.
+    """
+    if isinstance(state, Absence):
+        text = explain(str(where), "a State after x", "none", cure=_state_cure(None, True))
+        raise StateError(text)
+    if isinstance(state, State):
+        return state
+    cure = _state_cure(state, True)
+    raise ArgumentError(explain(str(where), "a State", describe(state), cure=cure))
+
+
+def _state_cure(given: Any, is_needed: bool) -> Sequence[str]:
+    """What to write, by what came in the place of a State."""
+    if given is None and is_needed:
+        return (
+            "Make the layer together with its State, and pass that along:",
+            "layer, state = pm.make_with_state(Layer)(...)",
+            "x, state = layer(x, state)",
+        )
+    dtype = getattr(given, "dtype", None)
+    is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if is_needed or (dtype is not None and not is_key):
+        return ("First the input, then the State; a key by name:", "layer(x, state, key=key)")
+    return ("The second argument is a State; a key is passed by name:", "layer(x, key=key)")

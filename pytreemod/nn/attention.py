@@ -22,11 +22,12 @@ from pytreemod.nn.arguments import (
     check_key,
     check_number,
     check_size,
+    check_state,
     divide_key,
     named,
     renamed,
 )
-from pytreemod.nn.calling import ABSENT, Absent, StatefulLayer, check_state, uses_key_if, wants_key
+from pytreemod.nn.calling import ABSENT, Absent, StatefulLayer, uses_key_if, wants_key
 from pytreemod.nn.dropout import Dropout
 from pytreemod.nn.functional.attention import dot_product_attention
 from pytreemod.nn.functional.kv_caches import Cache, Extended, after, empty_cache, extend_cache

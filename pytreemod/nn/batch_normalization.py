@@ -27,8 +27,9 @@ from pytreemod.nn.arguments import (
     named,
     own_arrays,
     refuse_tree,
+    required_state,
 )
-from pytreemod.nn.calling import ABSENT, Absent, StatefulLayer, ignores_key, required_state
+from pytreemod.nn.calling import ABSENT, Absent, StatefulLayer, ignores_key
 from pytreemod.nn.functional.normalization import (
     batch_norm,
     batch_statistics,

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
-import jax
-import jax.numpy as jnp
-
-from pytreemod.errors import ArgumentError, StateError, describe, explain
+from pytreemod.errors import StateError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.state.tokens import is_token
 from pytreemod.state.values import State
@@ -230,61 +227,3 @@ def _refuse_unmarked(layer: Any, error: TypeError) -> NoReturn:
             ],
         )
     ) from error
-
-
-def check_state(where: Any, state: Any) -> None:
-    """Refuse what is no State, such as a key in its place.
-
-    Args:
-        where: what was called, as text or something that will make one.
-        state: a State, or `ABSENT`.
-
-    Raises:
-        ArgumentError: something else.
-
-    Examples:
-        >>> check_state("Dropout(p=0.5)", ABSENT)
-    """
-    if isinstance(state, (State, Absence)):
-        return
-    raise ArgumentError(
-        explain(str(where), "a State", describe(state), cure=_state_cure(state, False))
-    )
-
-
-def required_state(where: Any, state: Any) -> State:
-    """A State, for a layer that cannot do without.
-
-    Args:
-        where: what was called, as text or something that will make one.
-        state: what was passed; `ABSENT` if nothing was.
-
-    Returns:
-        The State.
-
-    Raises:
-        ArgumentError: something else was passed.
-        StateError: nothing was.
-    """
-    if isinstance(state, Absence):
-        text = explain(str(where), "a State after x", "none", cure=_state_cure(None, True))
-        raise StateError(text)
-    if isinstance(state, State):
-        return state
-    cure = _state_cure(state, True)
-    raise ArgumentError(explain(str(where), "a State", describe(state), cure=cure))
-
-
-def _state_cure(given: Any, is_needed: bool) -> Sequence[str]:
-    """What to write, by what came in the place of a State."""
-    if given is None and is_needed:
-        return (
-            "Make the layer together with its State, and pass that along:",
-            "layer, state = pm.make_with_state(Layer)(...)",
-            "x, state = layer(x, state)",
-        )
-    dtype = getattr(given, "dtype", None)
-    is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    if is_needed or (dtype is not None and not is_key):
-        return ("First the input, then the State; a key by name:", "layer(x, state, key=key)")
-    return ("The second argument is a State; a key is passed by name:", "layer(x, key=key)")

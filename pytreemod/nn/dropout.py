@@ -19,17 +19,11 @@ from pytreemod.nn.arguments import (
     check_kept,
     check_key,
     check_number,
+    check_state,
     named,
     renamed,
 )
-from pytreemod.nn.calling import (
-    ABSENT,
-    Absence,
-    Absent,
-    StatefulLayer,
-    check_state,
-    uses_key_if,
-)
+from pytreemod.nn.calling import ABSENT, Absence, Absent, StatefulLayer, uses_key_if
 from pytreemod.nn.functional.dropout_masks import dropout
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.tokens import RngStream

@@ -21,10 +21,11 @@ from pytreemod.nn.arguments import (
     check_number,
     check_rank,
     check_size,
+    check_state,
     named,
     own_arrays,
 )
-from pytreemod.nn.calling import ABSENT, Absence, Absent, check_state, ignores_key
+from pytreemod.nn.calling import ABSENT, Absence, Absent, ignores_key
 from pytreemod.nn.functional.normalization import group_norm
 from pytreemod.nn.initializing import Initializer, initial_affine
 from pytreemod.state.key_sources import KeyLike

@@ -21,12 +21,13 @@ from pytreemod.nn.arguments import (
     check_kept,
     check_number,
     check_sizes,
+    check_state,
     check_trailing,
     named,
     own_arrays,
     renamed,
 )
-from pytreemod.nn.calling import ABSENT, Absence, Absent, check_state, ignores_key
+from pytreemod.nn.calling import ABSENT, Absence, Absent, ignores_key
 from pytreemod.nn.functional.normalization import layer_norm
 from pytreemod.nn.initializing import Initializer, initial_affine
 from pytreemod.state.key_sources import KeyLike

@@ -9,14 +9,13 @@ import jax
 
 from pytreemod.errors import ArgumentError, StateError, describe, explain
 from pytreemod.module.classes import Module
-from pytreemod.nn.arguments import check_key, named
+from pytreemod.nn.arguments import check_key, check_state, named
 from pytreemod.nn.calling import (
     ABSENT,
     Absence,
     Absent,
     StatefulLayer,
     call_layer,
-    check_state,
     ignores_key,
     is_stateful,
     uses_key_if,

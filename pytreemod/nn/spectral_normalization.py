@@ -22,17 +22,10 @@ from pytreemod.nn.arguments import (
     mapped_cure,
     named,
     refuse_label,
+    required_state,
     shape_of,
 )
-from pytreemod.nn.calling import (
-    ABSENT,
-    Absent,
-    StatefulLayer,
-    call_layer,
-    required_state,
-    uses_key_if,
-    wants_key,
-)
+from pytreemod.nn.calling import ABSENT, Absent, StatefulLayer, call_layer, uses_key_if, wants_key
 from pytreemod.nn.functional.promotion import computing_dtype
 from pytreemod.nn.functional.spectral_normalization import divide_by_spectral_norm, power_iteration
 from pytreemod.nn.weights_by_name import known_names, weight_by_name, with_weight

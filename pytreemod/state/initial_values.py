@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.state import refusals, streams
+from pytreemod.state.forms import as_array
 from pytreemod.state.rows import Register, Row
 from pytreemod.state.streams import Stream
 from pytreemod.state.tokens import Nothing, RngStream, is_moved
 from pytreemod.tree.paths import PathName, path_text
-from pytreemod.tree.predicates import is_array_like
 from pytreemod.typing import Tracer, jtu
 
 _WithPaths: TypeAlias = list[tuple[tuple[Any, ...], Any]]
@@ -75,17 +75,3 @@ def spots_of(found: _WithPaths) -> dict[Any, list[str]]:
     for path, token in found:
         spots.setdefault(token.marker, []).append(path_text(path))
     return spots
-
-
-def is_strong(leaf: Any) -> bool:
-    """Whether a leaf is an array of JAX whose dtype does not give way to another one."""
-    return isinstance(leaf, jax.Array) and not getattr(leaf, "weak_type", False)
-
-
-def as_array(leaf: Any) -> Any:
-    """A leaf as a State holds it: an array, if it is a number or an array."""
-    if is_strong(leaf) or not is_array_like(leaf):
-        return leaf
-    # A weak type would not outlive the first step, which would be compiled twice therefore.
-    array = jnp.asarray(leaf)
-    return jax.lax.convert_element_type(array, array.dtype)

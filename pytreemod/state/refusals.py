@@ -17,8 +17,6 @@ from pytreemod.errors import (
 from pytreemod.state.rows import Register
 from pytreemod.state.tokens import AbstractToken, RngStream, Unnamed, tokens_of
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.printing import tree_pformat
-from pytreemod.typing import class_of, jtu
 
 MAX_LISTED = 5
 MAKE = "model, state = pm.make_with_state(Model)(...)"
@@ -260,30 +258,3 @@ def nothing_to_join() -> StateError:
             cure=["split it first:", "state = state.split(n)"],
         )
     )
-
-
-def check_form(where: str, name: str, old: Any, new: Any) -> None:
-    """Refuse a new value that differs from the old one in structure, shape or dtype.
-
-    Raises:
-        StateError: it does.
-    """
-    if jtu.tree_structure(old) != jtu.tree_structure(new):
-        expected = f"a value of structure {tree_pformat(old)}"
-        raise StateError(explain(f"{where} {name}", expected, tree_pformat(new)))
-    for (path, was), now in zip(jtu.tree_leaves_with_path(old), jtu.tree_leaves(new), strict=True):
-        if _kind(was) != _kind(now):
-            raise StateError(
-                explain(
-                    f"{where} {path_text(path, name)}",
-                    f"{describe(was)}, as before",
-                    describe(now),
-                    cure="shape and dtype of a value cannot change; cast or reshape the new one",
-                )
-            )
-
-
-def _kind(leaf: Any) -> Any:
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        return tuple(leaf.shape), leaf.dtype
-    return class_of(leaf)

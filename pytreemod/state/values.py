@@ -21,7 +21,8 @@ import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.state import refusals, streams
-from pytreemod.state.initial_values import as_array, first_values, is_strong, spots_of
+from pytreemod.state.forms import as_array, check_form, is_strong
+from pytreemod.state.initial_values import first_values, spots_of
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.lineage import Lineage, beginning
 from pytreemod.state.rows import Register, Row
@@ -517,7 +518,7 @@ class State(AbstractKeeper):
         if strong and value.shape == old.shape and value.dtype == old.dtype:
             return value
         value = jtu.tree_map(as_array, value)
-        refusals.check_form(f"State.{by} for", self._register[marker].name, old, value)
+        check_form(f"State.{by} for", self._register[marker].name, old, value)
         return value
 
     def __getattr__(self, name: str) -> Any:

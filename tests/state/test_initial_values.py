@@ -7,7 +7,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import StateError
-from pytreemod.state.initial_values import as_array, first_values, is_strong, spots_of
+from pytreemod.state.initial_values import first_values, spots_of
 from pytreemod.state.tokens import tokens_of
 
 
@@ -65,24 +65,6 @@ def test_a_stream_in_two_places_begins_without_a_key_in_the_second():
     values, _ = begun([filled, filled, other])
 
     assert [values[i].key is None for i in range(3)] == [False, True, False]
-
-
-@pytest.mark.parametrize("leaf", [1, 1.5, True, np.float32(2), np.ones(2, np.int8)])
-def test_numbers_become_arrays_with_a_dtype_of_their_own(leaf):
-    """A weak one would change in the first step."""
-    array = as_array(leaf)
-
-    assert not is_strong(leaf)
-    assert is_strong(array)
-    assert array.dtype == jnp.asarray(leaf).dtype
-
-
-def test_what_is_no_number_stays_as_it_is():
-    """And so does an array whose dtype is its own."""
-    array = jnp.ones(2)
-
-    assert as_array("a") == "a"
-    assert as_array(array) is array
 
 
 def test_spots_are_all_places_of_a_marker():

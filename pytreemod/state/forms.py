@@ -1,0 +1,55 @@
+"""In what form a State holds a value, which a new value has to keep: structure, shapes, dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pytreemod.errors import StateError, describe, explain
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array_like
+from pytreemod.tree.printing import tree_pformat
+from pytreemod.typing import class_of, jtu
+
+
+def is_strong(leaf: Any) -> bool:
+    """Whether a leaf is an array of JAX whose dtype does not give way to another one."""
+    return isinstance(leaf, jax.Array) and not getattr(leaf, "weak_type", False)
+
+
+def as_array(leaf: Any) -> Any:
+    """A leaf as a State holds it: an array, if it is a number or an array."""
+    if is_strong(leaf) or not is_array_like(leaf):
+        return leaf
+    # A weak type would not outlive the first step, which would be compiled twice therefore.
+    array = jnp.asarray(leaf)
+    return jax.lax.convert_element_type(array, array.dtype)
+
+
+def check_form(where: str, name: str, old: Any, new: Any) -> None:
+    """Refuse a new value that differs from the old one in structure, shape or dtype.
+
+    Raises:
+        StateError: it does.
+    """
+    if jtu.tree_structure(old) != jtu.tree_structure(new):
+        expected = f"a value of structure {tree_pformat(old)}"
+        raise StateError(explain(f"{where} {name}", expected, tree_pformat(new)))
+    for (path, was), now in zip(jtu.tree_leaves_with_path(old), jtu.tree_leaves(new), strict=True):
+        if _kind(was) != _kind(now):
+            raise StateError(
+                explain(
+                    f"{where} {path_text(path, name)}",
+                    f"{describe(was)}, as before",
+                    describe(now),
+                    cure="shape and dtype of a value cannot change; cast or reshape the new one",
+                )
+            )
+
+
+def _kind(leaf: Any) -> Any:
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return tuple(leaf.shape), leaf.dtype
+    return class_of(leaf)
