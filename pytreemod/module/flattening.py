@@ -58,6 +58,7 @@ class Layout(AbstractSource):
         "held",
         "is_clear",
         "keys",
+        "names",
         "size",
         "waits",
         "wrappers",
@@ -74,8 +75,9 @@ class Layout(AbstractSource):
     ):
         self.cls, self.data, self.config, self.beside = cls, data, config, beside
         self.keys: tuple[Any, ...] = tuple([jtu.GetAttrKey(name) for name in data])
-        # Of an instance's dict that has no more than this, and the layout.
-        self.size = 1 + len(data) + len(config)
+        # All that an instance's dict has of what was flattened, in the order of that.
+        self.names = (*data, LAYOUT, *config)
+        self.size = len(self.names)
         pairs = tuple(zip(config, kinds, strict=True))
         self.held = frozenset(name for name, kind in pairs if kind is Held)
         # Nothing stands in the class for what a wrapper has from its function; and what is held is
@@ -92,8 +94,8 @@ class Layout(AbstractSource):
     def flatten(self, fields: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """The children and the auxiliary data of an instance with these fields.
 
-        **Law.** `layout.values(*layout.flatten(fields)) == fields`, but for what is held, which is
-        copied on both ways.
+        **Law.** `layout.values(*layout.flatten(fields))` are the fields, and the layout; but for
+        what is held, which is copied on both ways.
         """
         children = tuple([fields[name] for name in self.data])
         if self.held:
@@ -102,8 +104,9 @@ class Layout(AbstractSource):
         return children, (self, *[fields[name] for name in self.config])
 
     def values(self, children: Iterable[Any], aux: tuple[Any, ...]) -> dict[str, Any]:
-        """The fields of an instance that was flattened to this."""
-        fields = dict(zip((*self.data, *self.config), (*children, *aux[1:]), strict=True))
+        """The fields of an instance that was flattened to this, and its layout."""
+        # `aux` begins with the layout. (`strict` would take a tenth of a microsecond.)
+        fields = dict(zip(self.names, (*children, *aux)))
         for name in self.held:
             fields[name] = fields[name].give()
         return fields
@@ -115,13 +118,9 @@ class Layout(AbstractSource):
     def settle(self, node: Any) -> None:
         """Fill in the fields of an instance that has nothing but what it was made of."""
         fields = node.__stored__
-        for name, value in self.values(*fields[FLAT]).items():
-            # What another thread has just filled in stays the same object.
-            fields.setdefault(name, value)
-        # Last: who finds it takes the record for complete.
-        fields[LAYOUT] = self
-        if self.held:
-            del fields[FLAT]  # As in `Flattened`.
+        # In one step, for who finds the layout takes the record for complete. What another thread
+        # has just filled in are the same objects: nothing that is held waits.
+        fields.update(self.values(*fields[FLAT]))
 
     def __repr__(self) -> str:
         return self.cls.__qualname__
@@ -166,15 +165,20 @@ _new: Callable[[type], Any] = object.__new__
 _keep = object.__setattr__
 
 
-def register(cls: type) -> None:
+def register(cls: Any) -> None:
     """Register a Module class with JAX."""
+    set_fields = cls.__stored__.__set__
 
     def unflatten(aux: Any, children: Any) -> Any:
         made = _new(cls)
-        # Past `__setattr__`, and not by a dict of its own, which would cost a quarter more.
-        _keep(made, FLAT, (children, aux))
-        if not aux[0].waits:
-            aux[0].settle(made)
+        if aux[0].waits:
+            # Past `__setattr__`, and not by a dict of its own, which would cost a quarter more.
+            _keep(made, FLAT, (children, aux))
+            return made
+        fields = aux[0].values(children, aux)
+        if not aux[0].held:  # As in `Flattened`.
+            fields[FLAT] = children, aux
+        set_fields(made, fields)
         return made
 
     jtu.register_pytree_with_keys(cls, _flatten_with_keys, unflatten, attrgetter(FLAT))
