@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
+from pytreemod.errors import FieldError
 from pytreemod.tree.pending import FLAT
 from tests.helpers.trees import (
     Affine,
@@ -266,12 +267,14 @@ def test_a_changed_copy_is_flattened_anew(change, read):
 
 def test_nothing_is_kept_of_what_can_be_changed():
     """A list in a static field is the user's; it is looked at each time."""
-    module = Static(1, [1])
-    first = jax.tree.structure(module)
-    module.size.append(2)
+    for module in (Given(1, [1]), Static(1, [1])):
+        for one in (module, jax.tree.map(lambda x: x, module)):
+            first = jax.tree.structure(one)
+            one.size.append(2)
 
-    assert jax.tree.structure(module) != first
-    assert jax.tree.map(lambda x: x, module).size == [1, 2]
+            assert jax.tree.structure(one) != first
+            assert jax.tree.map(lambda x: x, one).size == [1, 2]
+    assert module.size == [1, 2]
 
 
 def test_a_new_may_give_what_jax_has_made():
@@ -306,3 +309,10 @@ def test_functions_that_a_class_gets_later_hide_no_field():
     for module in (before, waiting, jax.tree.map(lambda x: x, before), Base(double)):
         assert module.act is double
     assert Base.act(None, 3) == 3
+
+    class Unset(Base):
+        def __init__(self):
+            pass
+
+    with pytest.raises(FieldError, match="Field 'act' was not initialized"):
+        Unset()

@@ -70,6 +70,9 @@ def test_update_wrapper_keeps_the_module_a_module():
     assert_same(again.fn, affine())
     named = pm.module_update_wrapper(Wrapping(double))
     assert jax.tree.map(lambda x: x, named).__name__ == "double"
+    # A builtin has no annotations, a dict of which is each instance's own from the start.
+    builtin = pm.module_update_wrapper(Wrapping(max))
+    assert jax.tree.map(lambda x: x, builtin).__name__ == "max"
     assert pm.filter_jit(lambda m: m)(named).__name__ == "double"
     assert named(2) == 4
 

@@ -240,6 +240,7 @@ class OwnWeight(pm.Module):
     ("act", "text"),
     [
         (lambda m: setattr(m, "weight", 1), "no assignment, for a Module is frozen"),
+        (lambda m: setattr(m, "weight", ramp(2)), "no assignment, for a Module is frozen"),
         (lambda m: setattr(m, "other", 1), "no assignment, for a Module is frozen"),
         (lambda m: delattr(m, "weight"), "no deletion, for a Module is frozen"),
         (lambda m: vars(m).update(weight=1), "no assignment, for a Module is frozen"),
