@@ -14,7 +14,7 @@ configuration `n`, an instance's dict has
     when it was built               weight, bias, n, <layout>
     and then flattened              the same, and __flat__: ((weight, bias), (layout, n))
     when it was unflattened         __flat__
-    and then read                   __flat__, weight, bias, n, <layout>
+    and then read                   __flat__, weight, bias, <layout>, n
 
 Together they cost 1.5 times what they cost for dicts, which JAX takes apart in C++; with functions
 written out field by field, in the place of what is kept, they cost 2.4 times. To switch it off, let
