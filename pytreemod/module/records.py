@@ -16,7 +16,8 @@ from pytreemod.module.methods import BoundMethod
 from pytreemod.module.overriding import is_bound, refuse_overridden
 from pytreemod.module.schema import Schema
 from pytreemod.tree.nodes import record_of
-from pytreemod.tree.pending import FLAT, LAYOUT, is_being_built, settle, source_of
+from pytreemod.tree.pending import FLAT, LAYOUT, is_being_built, settle
+from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import class_of
 
 # What Python's machinery assigns to instances without asking.
@@ -211,13 +212,9 @@ class ClassValue:
         self.name, self.value = name, value
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        if instance is not None:
-            fields = instance.__stored__
-            source = source_of(fields)
-            if source is not None:
-                source.read(instance, self.name)
-            if self.name in fields:
-                return fields[self.name]
+        found = self if instance is None else stored(instance, self.name, self)
+        if found is not self:
+            return found
         value = self.value
         return value.__get__(instance, owner) if is_bound(value) else value
 
