@@ -20,7 +20,6 @@ in surgery, and when it is unpickled; unflattening restores what flattening met.
 
 from __future__ import annotations
 
-import functools as ft
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
@@ -228,24 +227,11 @@ def _refuse_derivatives(where: str, found: str) -> NoReturn:
     )
 
 
-@ft.lru_cache(maxsize=512)
-def _holds_computed(treedef: Any) -> bool:
-    # Once for each structure: the tree is walked through for it.
-    nodes = jtu.tree_leaves(treedef.unflatten([0] * treedef.num_leaves), is_leaf=is_computed)
-    return any(map(is_computed, nodes))
-
-
-def mark_derivatives(tree: Any, treedef: Any) -> None:
-    """Let computed leaves in a tree of derivatives, which has just been made, refuse to be read.
-
-    Args:
-        tree: what was made.
-        treedef: its structure, with a leaf for each leaf of what was differentiated.
-    """
-    if _holds_computed(treedef):
-        for node in jtu.tree_leaves(tree, is_leaf=is_computed):
-            if is_computed(node):
-                node.__stored__[DERIVATIVE] = True
+def mark_derivatives(tree: Any) -> None:
+    """Let computed leaves in a tree of derivatives, which has just been made, refuse to be read."""
+    for node in jtu.tree_leaves(tree, is_leaf=is_computed):
+        if is_computed(node):
+            node.__stored__[DERIVATIVE] = True
 
 
 # ---- ties

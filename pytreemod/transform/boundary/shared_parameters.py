@@ -42,7 +42,7 @@ def twins_among(tree: PyTree) -> Twins:
     """Which arrays of a tree are one parameter at several places."""
     leaves = [leaf for leaf in jtu.tree_leaves(tree) if is_array(leaf)]
     # By identity alone, without paths: most models share nothing.
-    if not _has_twice(leaves):
+    if not has_twice(leaves):
         return ()
     groups = _groups(tree, [is_array(x) for x in jtu.tree_leaves(tree)])
     # Inside another trace, two tracers may be one array: by what was made known there.
@@ -73,7 +73,8 @@ def knowing(twins: Twins, values: Sequence[Any]) -> Generator[None]:
         _known.identities = before
 
 
-def _has_twice(leaves: Iterable[Any]) -> bool:
+def has_twice(leaves: Iterable[Any]) -> bool:
+    """Whether one of these leaves is there twice; if none is, there is nothing to tell of."""
     identities = [_identity(leaf) for leaf in leaves]
     return len(set(identities)) < len(identities)
 
@@ -89,7 +90,7 @@ def tell_shared(where: str, root: str, tree: PyTree, mask: Sequence[bool]) -> No
     """
     leaves = jtu.tree_leaves(tree)
     # Told for each trace, so it has to be quick where there is nothing to tell.
-    if not _has_twice(leaf for leaf, m in zip(leaves, mask, strict=True) if m):
+    if not has_twice(leaf for leaf, m in zip(leaves, mask, strict=True) if m):
         return
     groups = _groups(tree, mask)
     if not groups:

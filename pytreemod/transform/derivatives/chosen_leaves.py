@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools as ft
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
 
 from pytreemod.errors import ArgumentError, SpecError, describe, explain
 from pytreemod.module.reading import mark_derivatives
-from pytreemod.transform.boundary.shared_parameters import tell_shared
+from pytreemod.transform.boundary.shared_parameters import has_twice, tell_shared
 from pytreemod.transform.boundary.sowing import reap
 from pytreemod.transform.boundary.wrapping import argument_name, function_name, positional_names
 from pytreemod.tree.nodes import places
@@ -18,15 +17,8 @@ from pytreemod.tree.prefixes import mask_of
 from pytreemod.tree.selecting import Selector, as_selector, refuse_unmatched
 from pytreemod.tree.snapshots import divide
 from pytreemod.tree.successions import keepers_in
+from pytreemod.tree.traits import traits_of
 from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
-
-
-@ft.lru_cache(maxsize=512)
-def _buffers(treedef: Any) -> tuple[bool, ...]:
-    """Which leaves of trees of this structure are buffers."""
-    # Roles are structure: what stands at the leaves is of no account.
-    stand_in = treedef.unflatten([0] * treedef.num_leaves)
-    return tuple(spot.role == "buffer" for spot in places(stand_in))
 
 
 def trainable_mask(
@@ -49,19 +41,13 @@ def trainable_mask(
     """
     leaves, treedef = jtu.tree_flatten(tree)
     if wrt is None:
-        chosen: Sequence[bool] = [not b for b in _buffers(treedef)]
+        chosen: Sequence[bool] = [role != "buffer" for role in traits_of(treedef).roles]
     # One selector for several arguments: what it does not find in this one it finds in another.
     elif isinstance(wrt, Selector) and not strict:
         chosen = wrt.pick(list(places(tree)), tree, None)
     else:
         chosen = mask_of(wrt, tree, where=where, root=root)
     return [c and is_inexact_array(x) for c, x in zip(chosen, leaves, strict=True)]
-
-
-@ft.lru_cache(maxsize=512)
-def _holds_keepers(treedef: Any) -> bool:
-    # Once for each structure: a model is walked through for it.
-    return bool(keepers_in(treedef.unflatten([0] * treedef.num_leaves)))
 
 
 class Chosen:
@@ -95,7 +81,7 @@ class Chosen:
         for i, tree in zip(self._indices, trees, strict=True):
             args[i] = tree
         reaped = reap(fn, args, kwargs)
-        if _holds_keepers(self.structure.treedef):
+        if traits_of(self.structure.treedef).has_keepers:
             # No more is kept of them: what is traced must not outlive the trace.
             self._used = [not keeper.__usable__() for keeper in keepers_in(trees)]
         return reaped
@@ -116,16 +102,16 @@ class Chosen:
         One tree, or a tuple of them if several arguments were asked for.
         """
         trees = self.structure.place(derivatives)
-        mark_derivatives(trees, self.structure.treedef)
+        if traits_of(self.structure.treedef).has_computed:
+            mark_derivatives(trees)
         return trees if self._several else trees[0]
 
     def named(self, fn: Callable[..., Any]) -> list[tuple[str, Any]]:
         """Every leaf of the arguments, with where it is."""
-        names = positional_names(fn)
         return [
-            (path_text(path, argument_name(names, i)), leaf)
-            for i in self._indices
-            for path, leaf in jtu.tree_leaves_with_path(self._args[i])
+            (path_text(path, name), leaf)
+            for name, tree in zip(_names(fn, self._indices), self._trees(), strict=True)
+            for path, leaf in jtu.tree_leaves_with_path(tree)
         ]
 
 
@@ -154,30 +140,23 @@ def choose(
         ArgumentError: an argument is not there, or is asked for twice.
         SpecError: `wrt` does not fit.
     """
-    names = positional_names(fn)
-    indices = _indices(where, fn, names, args, kwargs, argnums)
-    several = isinstance(argnums, tuple)
+    indices = _indices(where, fn, args, kwargs, argnums)
     trees = [args[i] for i in indices]
-    if isinstance(wrt, (str, type)):
-        wrt = as_selector(wrt)
-    # A path is misspelt only if none of the arguments that it is applied to has it.
-    shared = isinstance(wrt, Selector)
-    if isinstance(wrt, Selector):
-        refuse_unmatched([wrt], trees)
-    called = [argument_name(names, i) for i in indices]
-    specs = _specs(where, wrt, called) if several else [wrt]
-    mask: list[bool] = []
-    for tree, spec, name in zip(trees, specs, called, strict=True):
-        picked = trainable_mask(tree, spec, f"{where}(wrt) for {name}", not shared, name)
-        tell_shared(f"{where} of {function_name(fn)}", name, tree, picked)
-        mask += picked
-    return Chosen(args, indices, mask, several)
+    if wrt is None:
+        masks = [trainable_mask(tree, None, where) for tree in trees]
+    else:
+        masks = _picked(where, wrt, trees, _names(fn, indices), isinstance(argnums, tuple))
+    chosen = Chosen(args, indices, [m for mask in masks for m in mask], isinstance(argnums, tuple))
+    # Of all at once, and before anything has a name: most models share nothing.
+    if has_twice(chosen.values):
+        for name, tree, mask in zip(_names(fn, indices), trees, masks, strict=True):
+            tell_shared(f"{where} of {function_name(fn)}", name, tree, mask)
+    return chosen
 
 
 def _indices(
     where: str,
     fn: Callable[..., Any],
-    names: tuple[str, ...],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     argnums: int | tuple[int, ...] | None,
@@ -185,25 +164,34 @@ def _indices(
     asked = (0,) if argnums is None else (argnums,) if isinstance(argnums, int) else argnums
     for i in asked:
         if not -len(args) <= i < len(args):
-            name = argument_name(names, i)
-            raise ArgumentError(
-                explain(
-                    f"{where} of {function_name(fn)}",
-                    f"argument {i} ({name}), which is differentiated, by position",
-                    f"{name!r} by keyword"
-                    if name in kwargs
-                    else f"{len(args)} positional arguments",
-                    cure=[
-                        "pass it first, without its name:",
-                        f"{function_name(fn)}({name}, ...)",
-                    ],
-                )
-            )
+            _refuse_missing(where, fn, args, kwargs, i)
     # Counted from the front, so that 0 and -2 are seen to be one argument.
-    indices = tuple(i % len(args) for i in asked)
+    indices = tuple([i % len(args) for i in asked])
     if len(set(indices)) < len(indices):
         raise ArgumentError(explain(f"{where}(argnums)", "each argument once", repr(argnums)))
     return indices
+
+
+def _names(fn: Callable[..., Any], indices: Iterable[int]) -> list[str]:
+    names = positional_names(fn)
+    return [argument_name(names, i) for i in indices]
+
+
+def _picked(
+    where: str, wrt: FilterSpec, trees: list[PyTree], names: list[str], several: bool
+) -> list[list[bool]]:
+    """Which leaves of each argument `wrt` picks."""
+    if isinstance(wrt, (str, type)):
+        wrt = as_selector(wrt)
+    # A path is misspelt only if none of the arguments that it is applied to has it.
+    shared = isinstance(wrt, Selector)
+    if isinstance(wrt, Selector):
+        refuse_unmatched([wrt], trees)
+    specs = _specs(where, wrt, names) if several else [wrt]
+    return [
+        trainable_mask(tree, spec, f"{where}(wrt) for {name}", not shared, name)
+        for tree, spec, name in zip(trees, specs, names, strict=True)
+    ]
 
 
 def _specs(where: str, wrt: Any, names: list[str]) -> list[Any]:
@@ -231,6 +219,23 @@ def _specs(where: str, wrt: Any, names: list[str]) -> list[Any]:
             )
         return [wrt.get(name) for name in names]
     return [wrt] * len(names)
+
+
+def _refuse_missing(
+    where: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], index: int
+) -> NoReturn:
+    (name,) = _names(fn, [index])
+    raise ArgumentError(
+        explain(
+            f"{where} of {function_name(fn)}",
+            f"argument {index} ({name}), which is differentiated, by position",
+            f"{name!r} by keyword" if name in kwargs else f"{len(args)} positional arguments",
+            cure=[
+                "pass it first, without its name:",
+                f"{function_name(fn)}({name}, ...)",
+            ],
+        )
+    )
 
 
 def refuse_nothing(where: str, fn: Callable[..., Any], chosen: Chosen, wrt: Any) -> None:

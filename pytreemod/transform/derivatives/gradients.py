@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import functools as ft
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
+from typing import (
+    Any,
+    Concatenate,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 import jax
 import jax.numpy as jnp
@@ -101,11 +111,12 @@ class _Grad(Transformed):
             result, harvest = chosen.reap(fn, diffs, kwargs)
             # Checked inside, where the loss is still what the user returned.
             value, aux = self._parted(result)
-            return value, pack(with_harvest(aux, harvest))
+            is_alone = not options.has_aux and harvest is None
+            return value, None if is_alone else pack(with_harvest(aux, harvest))
 
         differentiate = jax.value_and_grad(run, has_aux=True, **dict(options.gradkwargs))
         (value, packed), grads = differentiate(chosen.values)
-        aux = unpack(packed)
+        aux = None if packed is None else unpack(packed)
         chosen.pass_on_use(name)
         return self.result(value, aux, chosen.place(grads), options.has_aux)
 
@@ -115,15 +126,25 @@ class _Grad(Transformed):
         return ((value, aux) if has_aux else value), gradient
 
     def _parted(self, result: Any) -> tuple[Any, Any]:
-        where = f"{self.transform_name()} of {function_name(self.fn)}"
+        """The loss, which has been looked at, and what is beside it."""
         value, aux = result, None
         if self.options.has_aux:
-            value, aux = pair_of(result, where, "loss, aux", reason=", for has_aux=True")
+            value, aux = pair_of(result, self._where(), "loss, aux", reason=", for has_aux=True")
+        kind = jnp.inexact if dict(self.options.gradkwargs).get("holomorphic") else jnp.floating
+        is_loss = is_array_like(value) and jnp.shape(value) == ()
+        if not (is_loss and jnp.issubdtype(jnp.result_type(value), kind)):
+            self._refuse_loss(value)
+        return value, aux
+
+    def _where(self) -> str:
+        return f"{self.transform_name()} of {function_name(self.fn)}"
+
+    def _refuse_loss(self, value: Any) -> NoReturn:
         if not is_array_like(value):
             is_nested = children_of(value) is not None and value is not None
             raise ArgumentError(
                 explain(
-                    where,
+                    self._where(),
                     "a scalar loss",
                     with_article(class_of(value).__name__) if is_nested else describe(value),
                     cure=[
@@ -135,25 +156,17 @@ class _Grad(Transformed):
         if jnp.shape(value) != ():
             raise ShapeError(
                 explain(
-                    where,
+                    self._where(),
                     "a scalar loss",
                     describe(value),
                     cure=["reduce it, for instance by", "return jnp.mean(loss)"],
                 )
             )
-        self._refuse_other_numbers(where, value)
-        return value, aux
-
-    def _refuse_other_numbers(self, where: str, value: Any) -> None:
-        kind = jnp.inexact if dict(self.options.gradkwargs).get("holomorphic") else jnp.floating
-        dtype = jnp.result_type(value)
-        if jnp.issubdtype(dtype, kind):
-            return
         option = f"pm.{self.transform_name()}(f, holomorphic=True)"
-        is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
+        is_complex = jnp.issubdtype(jnp.result_type(value), jnp.complexfloating)
         raise ArgumentError(
             explain(
-                where,
+                self._where(),
                 "a scalar loss, a floating number",
                 describe(value),
                 cure=["of a holomorphic function:", option] if is_complex else (),

@@ -32,6 +32,7 @@ from pytreemod.transform.host.failures import surfacing
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.tree.traces import zero_tangents
+from pytreemod.tree.traits import traits_of
 from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
 
 # An input beside the user's whose tangent is never zero, see `zero_tangents`.
@@ -195,7 +196,8 @@ class _Space:
         """A tree like those of this space, with a value for each array and None for all else."""
         new = iter(values)
         tree = self.treedef.unflatten([s if s is None else next(new) for s in self.structs])
-        mark_derivatives(tree, self.treedef)
+        if traits_of(self.treedef).has_computed:
+            mark_derivatives(tree)
         return tree
 
 

@@ -1,0 +1,59 @@
+"""What all trees of one structure have in common: the roles of their leaves, and rare nodes.
+
+Much that a transform sees to is needed for few trees: only a State can be used up, only a computed
+leaf can be misread among gradients. Whether a tree has such a node follows from its structure, so
+it is found out once for each, and a call with trees that have none pays one look for all of it.
+"""
+
+from __future__ import annotations
+
+import functools as ft
+from typing import Any, NamedTuple
+
+from pytreemod.tree.nodes import places, record_of
+from pytreemod.tree.snapshots import AbstractKeeper
+from pytreemod.typing import jtu
+
+
+class Traits(NamedTuple):
+    """What all trees of one structure have in common.
+
+    Attributes:
+        roles: of the leaves, in JAX's order.
+        has_keepers: whether a node is a keeper.
+        has_computed: whether a node is a computed leaf.
+    """
+
+    roles: tuple[str, ...]
+    has_keepers: bool
+    has_computed: bool
+
+
+# A tree is walked through for it: without this line, an eager `filter_grad` of 21 layers would
+# take an eighth longer.
+@ft.lru_cache(maxsize=512)
+def traits_of(treedef: Any) -> Traits:
+    """The traits of trees that have this structure.
+
+    **Law.** `traits_of(jax.tree.structure(tree))` is the same for all trees of that structure,
+    whatever stands at their leaves.
+
+    Args:
+        treedef: as JAX gives it.
+    """
+    # Traits are structure: what stands at the leaves is of no account.
+    tree = treedef.unflatten([0] * treedef.num_leaves)
+    nodes: list[Any] = []
+
+    def note(node: Any) -> bool:
+        nodes.append(node)
+        # Never a leaf: this is a look on the way, not a stop.
+        return False
+
+    jtu.tree_leaves(tree, is_leaf=note)
+    records = [record_of(node) for node in nodes]
+    return Traits(
+        roles=tuple(spot.role for spot in places(tree)),
+        has_keepers=any(isinstance(node, AbstractKeeper) for node in nodes),
+        has_computed=any(record is not None and record.computes for record in records),
+    )
