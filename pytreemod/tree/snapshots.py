@@ -129,8 +129,9 @@ def divide(
     """
     leaves, treedef = jtu.tree_flatten(tree)
     marks = [counts(leaf) for leaf in leaves] if callable(counts) else counts
-    positions = tuple(i for i, mark in enumerate(marks) if mark)
-    statics = tuple(None if mark else leaf for mark, leaf in zip(marks, leaves, strict=True))
+    # Of lists: a generator would be a function more for each leaf.
+    positions = tuple([i for i, mark in enumerate(marks) if mark])
+    statics = tuple([None if mark else leaf for mark, leaf in zip(marks, leaves, strict=True)])
     return [leaves[i] for i in positions], Structure(treedef, positions, statics)
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any
 
 from pytreemod.tree.snapshots import AbstractKeeper
@@ -23,7 +21,7 @@ _Keepers = dict[int, weakref.ref[AbstractKeeper]]
 
 
 class Watch:
-    """What happened to keepers while one function ran.
+    """What happens to keepers in this thread, from `with Watch() as watch:` to the end of that.
 
     Attributes:
         made: the keepers that were made meanwhile.
@@ -41,6 +39,13 @@ class Watch:
         self.parts: _Keepers = {}
         self.came_in: list[AbstractKeeper] = []
         self.advanced: set[Any] = set()
+
+    def __enter__(self) -> Watch:
+        _watches.stack.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _watches.stack.pop()
 
     def note_used(self, keeper: AbstractKeeper) -> None:
         """A keeper was used up."""
@@ -64,17 +69,6 @@ class _Watches(threading.local):
 
 
 _watches = _Watches()
-
-
-@contextmanager
-def watching() -> Generator[Watch]:
-    """Watch, in this thread, until the end."""
-    watch = Watch()
-    _watches.stack.append(watch)
-    try:
-        yield watch
-    finally:
-        _watches.stack.pop()
 
 
 def outer_watch() -> Watch | None:

@@ -6,7 +6,7 @@ import weakref
 import jax.numpy as jnp
 
 import pytreemod as pm
-from pytreemod.tree.successions import advanced, keepers_in, outer_watch, watching
+from pytreemod.tree.successions import Watch, advanced, keepers_in, outer_watch
 
 A, B = pm.StateIndex(jnp.asarray(1.0)), pm.StateIndex(jnp.asarray(2.0))
 
@@ -14,7 +14,7 @@ A, B = pm.StateIndex(jnp.asarray(1.0)), pm.StateIndex(jnp.asarray(2.0))
 def test_a_watch_knows_what_came_in():
     """Not what was made meanwhile, however often each was used."""
     state = pm.State((A, B))
-    with watching() as watch:
+    with Watch() as watch:
         new = state.set(A, jnp.asarray(3.0))
         newer = new.set(B, jnp.asarray(4.0))
         part = newer.substate(A)
@@ -28,7 +28,7 @@ def test_a_watch_knows_what_came_in():
 def test_a_part_that_is_used_up_has_advanced():
     """What follows from it has to be put back into the whole, which stays as it was."""
     state = pm.State((A, B))
-    with watching() as watch:
+    with Watch() as watch:
         state.substate(A).set(A, jnp.asarray(3.0))
 
     assert watch.advanced == {A.marker}
@@ -38,7 +38,7 @@ def test_a_part_that_is_used_up_has_advanced():
 def test_what_is_watched_is_not_kept():
     """Transforms inside make States of what they trace, which must not outlive its trace."""
     state, other = pm.State((A, B)), pm.State(A)
-    with watching() as watch:
+    with Watch() as watch:
         new = state.set(A, jnp.asarray(3.0))
         made = [weakref.ref(kept) for kept in (new, new.substate(A), new.set(B, jnp.asarray(4.0)))]
         del new
@@ -55,8 +55,8 @@ def test_what_is_watched_is_not_kept():
 
 def test_watches_are_nested_and_end():
     """The innermost is told."""
-    with watching() as outer:
-        with watching() as inner:
+    with Watch() as outer:
+        with Watch() as inner:
             assert outer_watch() is inner
             pm.State(A).set(A, jnp.asarray(3.0))
         assert outer_watch() is outer

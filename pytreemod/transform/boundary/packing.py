@@ -322,6 +322,9 @@ def pack(result: PyTree, lent: Container[int] = ()) -> dict[Plan, list[Any]]:
     makers: dict[int, Any] = {}
 
     def is_whole(node: Any) -> bool:
+        # First, for most nodes of most results are arrays.
+        if is_array(node):
+            return False
         maker = _maker(node, lent)
         if maker is not None:
             makers[id(node)] = maker
@@ -329,11 +332,12 @@ def pack(result: PyTree, lent: Container[int] = ()) -> dict[Plan, list[Any]]:
 
     leaves, treedef = jtu.tree_flatten(result, is_leaf=is_whole)
     for leaf in leaves:
-        if is_array(leaf):
+        maker = makers.get(id(leaf))
+        if maker is None:
             parts.append((None, len(arrays), None))
             arrays.append(leaf)
             continue
-        inside, make, what = makers[id(leaf)]
+        inside, make, what = maker
         parts.append((make, slice(len(arrays), len(arrays) + len(inside)), what))
         arrays += inside
     return {Plan(treedef, parts, release if type(result) is Sown else None): arrays}
@@ -373,7 +377,7 @@ def _maker(node: Any, lent: Container[int]) -> tuple[list[Any], Make, Any] | Non
         if _has(structure, lent):
             return None
         return snapshot.arrays, ft.partial(node.__pending__(), structure), structure
-    if is_array(node) or is_node(node):
+    if is_node(node):
         return None
     if id(node) not in lent:
         return [], lambda _: node, node

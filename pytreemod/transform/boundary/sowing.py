@@ -26,7 +26,7 @@ import jax
 
 from pytreemod.errors import ArgumentError, CaptureError, describe, explain
 from pytreemod.transform.boundary.lost_updates import refuse_lost_updates
-from pytreemod.tree.successions import watching
+from pytreemod.tree.successions import Watch
 from pytreemod.tree.traces import current_trace
 from pytreemod.typing import PyTree, jtu
 
@@ -234,7 +234,7 @@ def reap(
 
 
 def _call_watched(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    with watching() as watch:
+    with Watch() as watch:
         result = fn(*args, **kwargs)
     # Rarely: most functions are given no State.
     if watch.came_in or watch.advanced:

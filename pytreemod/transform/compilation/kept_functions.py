@@ -35,7 +35,7 @@ class Parts:
 
     def __init__(self, tree: PyTree, counts: Callable[[Any], bool] = is_array):
         self.values, self.structure = divide(tree, counts)
-        self.lent = [x for x in self.structure.statics if _is_lent(x)]
+        self.lent = [x for x in self.structure.statics if x is not None and _is_lent(x)]
         self.key = _key_of(self.structure)
 
     def lend(self) -> Lent:
@@ -93,9 +93,14 @@ class _Loan(weakref.ref[Any]):
 
 def _key_of(structure: Structure) -> tuple[Any, ...] | None:
     try:
-        # What is lent is told apart by identity, which a reference can do as well.
+        # What is lent is told apart by identity, which a reference can do as well. (None is where
+        # the values are, which the positions say.)
         tokens = tuple(
-            _Loan(x) if _is_lent(x) else (static_kind(x), exact(x)) for x in structure.statics
+            [
+                _Loan(x) if _is_lent(x) else (static_kind(x), exact(x))
+                for x in structure.statics
+                if x is not None
+            ]
         )
     except TypeError:
         return None
@@ -113,7 +118,7 @@ def lend(structure: Structure, lent: Container[int]) -> Lent:
         lent: the ids of what is lent.
     """
     # Mostly nothing is lent: then the structure itself is what is kept.
-    if not any(id(x) in lent for x in structure.statics):
+    if not lent or not any(id(x) in lent for x in structure.statics):
         return lambda: structure
     treedef, positions = structure.treedef, structure.positions
     statics = [_Loan(x) if id(x) in lent else x for x in structure.statics]

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, explain
 from pytreemod.transform.boundary.argument_specs import Terms, specs_by_argument
-from pytreemod.transform.boundary.packing import Grouped, group, unpack
+from pytreemod.transform.boundary.packing import Grouped, group, pack, unpack
 from pytreemod.transform.boundary.sowing import Sown, reaping
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
@@ -101,15 +101,20 @@ def axes_of(
 
     def resolve(value: Any, subtree: PyTree, path: tuple[Any, ...]) -> list[Any]:
         leaves = jtu.tree_leaves(subtree)
+        # A `by` speaks of arrays: its default would be said of every number, too.
+        has_axis = is_array_like if is_result and not isinstance(value, By) else is_array
+        # What is no array does not come to JAX, whatever a spec says of it.
+        mapped = [has_axis(leaf) for leaf in leaves]
+        if _is_axis(value):
+            if value is not None and not is_result and not all(mapped):
+                refuse_numbers(value, subtree, path)
+            return [value if is_mapped else None for is_mapped in mapped]
         if isinstance(value, By):
             values = value.values(subtree, root=path_text(path, root), strict=strict)
         else:
             values = [value] * len(leaves)
-            if _is_axis(value) and value is not None and not is_result:
-                refuse_numbers(value, subtree, path)
-        # A `by` speaks of arrays: its default would be said of every number, too.
-        has_axis = is_array_like if is_result and not isinstance(value, By) else is_array
-        return [one(v, leaf, path, has_axis(leaf)) for v, leaf in zip(values, leaves, strict=True)]
+        triples = zip(values, leaves, mapped, strict=True)
+        return [one(v, leaf, path, is_mapped) for v, leaf, is_mapped in triples]
 
     def refuse_numbers(axis: int, subtree: PyTree, path: tuple[Any, ...]) -> None:
         # An axis by number was asked for: a scalar has none. Functions and strings have no say.
@@ -128,7 +133,7 @@ def axes_of(
                     )
                 )
 
-    def one(value: Any, leaf: Any, path: tuple[Any, ...], has_axis: bool) -> Any:
+    def one(value: Any, leaf: Any, path: tuple[Any, ...], is_mapped: bool) -> Any:
         if callable(value) and not isinstance(value, Rule):
             value = value(leaf)
         if not _is_axis(value):
@@ -140,8 +145,7 @@ def axes_of(
                     places=[path_text(path, root)],
                 )
             )
-        # What is no array does not come to JAX, whatever a spec says of it.
-        return value if has_axis else None
+        return value if is_mapped else None
 
     return spread(spec, tree, resolve=resolve, stops=_stops, where=where, root=root)
 
@@ -184,15 +188,22 @@ class MapOptions(NamedTuple):
 class Vmapped(Transformed):
     """A function under `filter_vmap`, and the base of `filter_pmap`'s."""
 
-    __slots__ = ("names", "places")
+    __slots__ = ("is_plain", "names", "places", "slots", "terms")
 
     options: MapOptions
 
     def __init__(self, fn: Callable[..., Any], options: MapOptions):
         super().__init__(fn, options)
-        # Once, and not in each call: both look at every parameter.
+        # Once, and not in each call: these look at every parameter, and at a whole spec.
         self.names = positional_names(fn)
         self.places = places_of(fn)
+        where = f"{self.transform_name()}(in_axes)"
+        self.terms = Terms(where, _stops, ON_AXIS_0, "in_axes", "0", "is mapped over axis 0")
+        # 0 in any case: what is moved later is stacked there first.
+        self.slots = [None, 0, *sorted(known_axes(options.out_axes) - {None, 0})]
+        # The default says the same of every array: JAX can be told so, and nobody need look at the
+        # results. That is a third of what an eager call would add to JAX's own.
+        self.is_plain = options.out_axes is ON_AXIS_0
 
     @classmethod
     def transform_name(cls) -> str:
@@ -207,8 +218,7 @@ class Vmapped(Transformed):
         axes, leaves, treedef = self.inputs(args, kwargs)
         # All that JAX is given: what is the same for all members stays outside, tracer or not.
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
-        # 0 in any case: what is moved later is stacked there first.
-        slots = [None, 0, *sorted(known_axes(out_axes) - {None, 0})]
+        slots, is_plain = self.slots, self.is_plain
         fn = reaping(self.fn)
         # For an error that JAX raises when the function is done, and nothing else.
         unmapped: list[Any] = []
@@ -219,6 +229,8 @@ class Vmapped(Transformed):
                 full[i] = value
             args, kwargs = treedef.unflatten(full)
             result = fn(*args, **kwargs)
+            if is_plain:
+                return pack(result)
             return group_by_axis("filter_vmap(out_axes)", result, out_axes, slots, unmapped)
 
         options = {} if axis_size is None else {"axis_size": axis_size}
@@ -227,7 +239,7 @@ class Vmapped(Transformed):
         vmapped = jax.vmap(
             run,
             in_axes=([axes[i] for i in mapped],),
-            out_axes=Grouped(None, slots),
+            out_axes=0 if is_plain else Grouped(None, slots),
             **options,
             **dict(self.options.jaxkwargs),
         )
@@ -261,17 +273,15 @@ class Vmapped(Transformed):
             ShapeError, SpecError, ArgumentError: the axes do not fit the arguments.
         """
         in_axes, axis_size = self.options.in_axes, self.options.axis_size
-        where = f"{self.transform_name()}(in_axes)"
-        names = [*(argument_name(self.names, i) for i in range(len(args))), *kwargs]
-        terms = Terms(where, _stops, ON_AXIS_0, "in_axes", "0", "is mapped over axis 0")
+        names = [*[argument_name(self.names, i) for i in range(len(args))], *kwargs]
         trees = [*args, *kwargs.values()]
-        specs = specs_by_argument(in_axes, names, len(args), (), terms, trees)
+        specs = specs_by_argument(in_axes, names, len(args), (), self.terms, trees)
         # One rule for several arguments need not find each of its paths in each of them.
         strict = not (isinstance(in_axes, By) and len(names) > 1)
         if not strict:
             refuse_unmatched(in_axes.selectors, trees)
         found = [
-            axes_of(spec, tree, f"{where} for {name}", name, strict)
+            axes_of(spec, tree, f"{self.terms.where} for {name}", name, strict)
             for name, spec, tree in zip(names, specs, trees, strict=True)
         ]
         # In the order in which JAX flattens (args, kwargs): keywords sorted. (Not by name: what
@@ -408,12 +418,16 @@ def group_by_axis(
         SpecError: the spec does not fit the result.
     """
     result, spread_axes = stacking_axes(spec, result, where)
-    named = zip(jtu.tree_leaves_with_path(result), spread_axes, strict=True)
-    rows = [(path, x, axis) for (path, x), axis in named if is_array(x)]
-    _check_out_axes(where, rows)
-    if unmapped is not None:
-        unmapped += [path for path, _, axis in rows if axis is None]
-    axes = [axis for _, _, axis in rows]
+    pairs = zip(jtu.tree_leaves(result), spread_axes, strict=True)
+    arrays = [(x, axis) for x, axis in pairs if axis is not None or is_array(x)]
+    axes = [axis for _, axis in arrays]
+    # Paths take a second walk, for those alone of whom something may have to be told.
+    if None in axes or not all(-x.ndim - 1 <= axis <= x.ndim for x, axis in arrays):
+        named = zip(jtu.tree_leaves_with_path(result), spread_axes, strict=True)
+        rows = [(path, x, axis) for (path, x), axis in named if is_array(x)]
+        _check_out_axes(where, rows)
+        if unmapped is not None:
+            unmapped += [path for path, _, axis in rows if axis is None]
     late = [axis not in slots for axis in axes]
 
     def move(arrays: list[Any]) -> list[Any]:
