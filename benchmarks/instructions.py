@@ -1,12 +1,12 @@
-"""How many instructions the processor executes for one call of a compiled function.
+"""How many instructions the processor executes for one call, and to rebuild a model.
 
     python -m benchmarks.instructions [--quick] [--json]
 
 Times differ from run to run by a few per cent; counts of instructions hardly differ, so that a
 regression shows which times would hide. They are counted by callgrind (Debian: `apt-get install
 valgrind`), in a process of its own, and include what XLA's threads execute to run the program. The
-work is the same as in `dispatch`: each count is the difference between a burst of twice as many
-calls and one of half as many, so that what comes once drops out.
+work is the same as in `dispatch` and `flattening`: each count is the difference between a burst of
+twice as many calls and one of half as many, so that what comes once drops out.
 """
 
 import argparse
@@ -20,15 +20,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.dispatch import CALLS, LIMITS, contenders
-from benchmarks.libraries import OURS
+from benchmarks import flattening
+from benchmarks.dispatch import CALLS, LIMITS, Contender, Kind, contenders
+from benchmarks.libraries import OURS, installed
+from benchmarks.measuring import Burst
+from benchmarks.networks import nested_dicts, network_class
 from benchmarks.tables import SAME, Benchmark, Row, short
 
 JAX = "jax.jit"
 DEPTHS = (3, 21)
-CALLS_PER_BURST = 20
+CALLS_PER_BURST = 40
 CONTROL = "callgrind_control"
-KINDS = {kind.label: kind for kind in CALLS}
+
+
+def rebuilding(one: Contender, depth: int) -> Burst:
+    """Flatten and unflatten a model; in plain JAX nested dicts."""
+    if one.name == JAX:
+        return flattening.rebuilding(nested_dicts(depth))
+    return flattening.rebuilding(network_class(one.name, installed()[one.name])(depth))
+
+
+REBUILDING = Kind("flatten and unflatten, against dicts", rebuilding)
+KINDS = {kind.label: kind for kind in (*CALLS, REBUILDING)}
 
 Counts = dict[str, dict[str, float]]
 
@@ -44,13 +57,20 @@ def control(*words: str) -> None:
 def work(label: str, depth: int, *names: str) -> None:
     """Let every contender do two bursts, with a dump of the counts after each."""
     bursts = {one.name: KINDS[label].burst_of(one, depth) for one in contenders(*names)}
+    # What is told to callgrind is counted, too, and takes longer the first time.
+    measured("nobody", lambda number: 0.0, 0)
     for name, burst in bursts.items():
-        burst(3)
+        burst(CALLS_PER_BURST)
         for number in (CALLS_PER_BURST, 2 * CALLS_PER_BURST):
-            control("--instr=on")
-            burst(number)
-            control(f"--dump={name}/{number}")
-            control("--instr=off")
+            measured(name, burst, number)
+
+
+def measured(name: str, burst: Burst, number: int) -> None:
+    """Do a burst of so many calls, and dump what it took."""
+    control("--instr=on")
+    burst(number)
+    control(f"--dump={name}/{number}")
+    control("--instr=off")
 
 
 # --- outside --------------------------------------------------------------------------------------
@@ -98,7 +118,8 @@ def row(label: str, depth: int, *names: str) -> Row:
     """The counts as a row, of all contenders or of those named."""
     counts = instructions(label, depth, *names)
     ratios = {name: count / counts[JAX] for name, count in counts.items() if name != JAX}
-    limit = LIMITS[depth] if KINDS[label].is_limited else None
+    kind = KINDS[label]
+    limit = flattening.LIMIT if kind is REBUILDING else LIMITS[depth] if kind.is_limited else None
     return Row(
         f"{label}, {2 * depth} arrays",
         f"{counts[JAX] / 1000:.0f} k",
@@ -123,7 +144,7 @@ def rows(quick: bool) -> Iterator[Row]:
             yield row(label, depth)
 
 
-BENCHMARK = Benchmark("Instructions for a call, against flat jax.jit", JAX, rows)
+BENCHMARK = Benchmark("Instructions for a call, against JAX", JAX, rows)
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(add_help=False)

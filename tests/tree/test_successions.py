@@ -4,6 +4,7 @@ import gc
 import weakref
 
 import jax.numpy as jnp
+import pytest
 
 import pytreemod as pm
 from pytreemod.tree.successions import Watch, advanced, keepers_in, outer_watch
@@ -64,6 +65,14 @@ def test_watches_are_nested_and_end():
     assert outer_watch() is None
     assert outer.made == {}
     assert len(inner.made) == 2
+
+
+def test_a_watch_ends_with_an_exception():
+    """Nobody watches afterwards."""
+    with pytest.raises(ValueError, match="half-way"), Watch():
+        raise ValueError("half-way")
+
+    assert outer_watch() is None
 
 
 def test_values_have_advanced_if_their_arrays_are_others():

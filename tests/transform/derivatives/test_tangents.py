@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pytreemod as pm
 from pytreemod.errors import DerivativeError
 from pytreemod.transform.derivatives.tangents import beside, is_differentiable, is_zero
 from tests.helpers.trees import Affine, affine, ramp
@@ -82,6 +83,30 @@ def test_shapes_may_stand_for_arrays():
     """Only shape and dtype of the tree count."""
     (found,) = fitted(jax.ShapeDtypeStruct((2,), jnp.float32), ramp(2))
     np.testing.assert_array_equal(found, ramp(2))
+
+
+class Unequal:
+    """Configuration that cannot be compared."""
+
+    def __eq__(self, other):
+        raise ValueError("neither equal nor unequal")
+
+    __hash__ = None
+
+
+class Configured(pm.Module):
+    """An array, and configuration."""
+
+    weight: jax.Array
+    config: object = pm.field(static=True)
+
+
+@pytest.mark.parametrize("config", [(2, 3), (Unequal(), Unequal())])
+def test_configuration_plays_no_part(config):
+    """Two that differ in it, or cannot be compared, have the same leaves."""
+    tree, derivative = (Configured(ramp(2), value) for value in config)
+
+    assert fitted(tree, derivative) == [derivative.weight]
 
 
 @pytest.mark.parametrize(

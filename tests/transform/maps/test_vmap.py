@@ -238,6 +238,26 @@ def test_empty_results_and_no_results():
     assert pm.filter_vmap(lambda x: ("a", [], {}))(ramp(3)) == ("a", [], {})
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x,
+        lambda x: (x.sum(), "text", 3, double, None, [], np.ones(2)),
+        lambda x: {"model": Buffered(x, x.sum(), x), "pair": Pair(x, 2.0)},
+        lambda x: affine(),
+        lambda x: jax.random.key(0),
+        lambda x: pm.filter_vmap(lambda y: (y, 1.0))(x),
+        lambda x: pm.sow("x", 2 * x),
+    ],
+)
+def test_the_default_is_axis_0_for_arrays(fn):
+    """JAX is told so at once; the same, said by a spec, is looked up for each array."""
+    default = pm.capture(pm.filter_vmap(fn))(XS)
+    by_spec = pm.capture(pm.filter_vmap(fn, out_axes=pm.if_array(0)))(XS)
+
+    assert_same(default, by_spec)
+
+
 def test_jit_and_vmap_compose():
     """filter_jit(filter_vmap(f)) == filter_vmap(f), traced once."""
     traces = []
@@ -469,6 +489,9 @@ def test_a_number_with_an_axis_is_repeated_for_each_member(axis, number):
 
     assert_same(found, expected)
     assert found[1]["number"].weak_type == expected[1]["number"].weak_type
+    # What can have no axis is left alone, beside it.
+    beside = pm.filter_vmap(lambda x: (fn(x), "text"), out_axes=axis)(ramp(3))
+    assert_same(beside, (expected, "text"))
 
 
 def test_a_number_without_an_axis_stays_as_it_is():
