@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools as ft
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeGuard, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +59,7 @@ class if_array:
 ON_AXIS_0 = if_array(0)
 
 
-def _is_axis(value: Any) -> bool:
+def _is_axis(value: Any) -> TypeGuard[int | None]:
     return value is None or (isinstance(value, int) and not isinstance(value, bool))
 
 
@@ -420,7 +420,7 @@ def group_by_axis(
     result, spread_axes = stacking_axes(spec, result, where)
     pairs = zip(jtu.tree_leaves(result), spread_axes, strict=True)
     arrays = [(x, axis) for x, axis in pairs if axis is not None or is_array(x)]
-    axes = [axis for _, axis in arrays]
+    axes: list[Any] = [axis for _, axis in arrays]
     # Paths take a second walk, for those alone of whom something may have to be told.
     if None in axes or not all(-x.ndim - 1 <= axis <= x.ndim for x, axis in arrays):
         named = zip(jtu.tree_leaves_with_path(result), spread_axes, strict=True)
