@@ -12,7 +12,7 @@ import copy
 import dataclasses
 import functools as ft
 import inspect
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, TypeVar, cast, dataclass_transform
 
 from pytreemod.errors import (
@@ -78,6 +78,7 @@ class ModuleMeta(abc.ABCMeta):
         if any(map(_shows_dict, bases)):
             namespace = {"__dict__": FieldsDict(), **namespace}
         cls = super().__new__(mcs, name, bases, namespace, **kwargs)
+        _refuse_content(cls)
         own_abstract = _collect_fields(cls, kw_only)
         overridden = find_overridden(cls, (ClassValue, Waiting))
         mark_overridden(cls, frozenset(overridden))
@@ -210,6 +211,27 @@ def _collect_fields(cls: type, kw_only: bool) -> dict[str, str]:
     cls.__doc__ = doc
     refuse_properties(cls)
     return abstract
+
+
+def _refuse_content(cls: type) -> None:
+    """Refuse a base whose instances hold more than a dict: what an exception or a dict holds.
+
+    Raises:
+        FieldError: there is one. No transform would bring that through, for it is no field.
+    """
+    for base in cls.__mro__:
+        # Such classes have a `__new__` of their own, in C.
+        new = vars(base).get("__new__")
+        if isinstance(new, BuiltinFunctionType) and new is not object.__new__:
+            name = next(own.__name__ for own in cls.__bases__ if issubclass(own, base))
+            raise FieldError(
+                explain(
+                    cls.__qualname__,
+                    "bases whose instances hold nothing but their attributes",
+                    f"{name}, whose content would be no field, and lost in transforms",
+                    cure=["make a field of it:", f"{name.lower()}: {name}"],
+                )
+            )
 
 
 def _note_abstract(schema: Schema, own_abstract: dict[str, str], is_abstract: bool) -> None:

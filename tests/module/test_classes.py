@@ -1,7 +1,9 @@
 """Making Module classes."""
 
 import abc
+import contextlib
 import dataclasses
+import functools as ft
 import inspect
 import pydoc
 import typing
@@ -93,6 +95,37 @@ def test_a_required_field_may_be_added_under_an_inherited_init():
     assert Built(3).weight.shape == (3,)
     given = Given(size=2, weight=1)
     assert (given.size, jax.tree.leaves(given)) == (2, [1])
+
+
+@pytest.mark.parametrize("base", [Exception, KeyError, dict, list, tuple, ft.partial])
+def test_a_base_with_content_is_refused(base):
+    """It was taken, and the first transform failed: "object.__new__(Layer) is not safe"."""
+    with pytest.raises(FieldError, match=rf"Layer: expected bases whose.*got {base.__name__}, "):
+
+        class Layer(pm.Module, base):
+            x: int
+
+
+@pytest.mark.parametrize("base", [abc.ABC, Generic[T], contextlib.ContextDecorator])
+def test_a_base_without_content_is_taken(base):
+    """Whatever is written in Python, and what is written in C and holds nothing."""
+
+    class Layer(pm.Module, base):
+        x: jax.Array
+
+    assert float(jax.tree.map(lambda x: 2 * x, Layer(jnp.ones(()))).x) == 2
+
+
+def test_a_mixin_with_a_slot_is_taken():
+    """Its slot is no field, and not brought along; the fields are."""
+
+    class Noting:
+        __slots__ = ("note",)
+
+    class Layer(pm.Module, Noting):
+        x: jax.Array
+
+    assert float(jax.tree.map(lambda x: 2 * x, Layer(jnp.ones(()))).x) == 2
 
 
 @pytest.mark.parametrize("is_set", [False, True])
