@@ -333,6 +333,7 @@ def pack(result: PyTree, lent: Container[int] = ()) -> dict[Plan, list[Any]]:
     leaves, treedef = jtu.tree_flatten(result, is_leaf=is_whole)
     for leaf in leaves:
         maker = makers.get(id(leaf))
+        # All else that is a leaf has one.
         if maker is None:
             parts.append((None, len(arrays), None))
             arrays.append(leaf)

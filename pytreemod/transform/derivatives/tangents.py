@@ -73,13 +73,10 @@ def beside(
     Raises:
         DerivativeError: a structure, shape or dtype differs; all paths are named.
     """
-    leaves, treedef = jtu.tree_flatten(tree)
-    values, other = jtu.tree_flatten(derivative)
-    # As mostly: then nobody need be told of paths, which take a walk through both.
-    if _is_one(treedef, other):
-        checked = [_checked(x, value, strict) for x, value in zip(leaves, values, strict=True)]
-        if not any(complaint for _, complaint in checked):
-            return [fitted for fitted, _ in checked]
+    # As mostly they fit: then nobody need be told of paths, which take a walk through both.
+    checked = [_checked(leaf, value, strict) for leaf, value in _pairs(tree, derivative) or ()]
+    if checked and not any(complaint for _, complaint in checked):
+        return [fitted for fitted, _ in checked]
     found: list[Any] = []
     wrong: list[str] = []
     for path, leaf, value in _walk(tree, derivative, ()):
@@ -100,12 +97,16 @@ def beside(
     return found
 
 
-def _is_one(treedef: Any, other: Any) -> bool:
+def _pairs(tree: PyTree, derivative: PyTree) -> list[tuple[Any, Any]] | None:
+    """Each leaf with its derivative; None where that is not plain from the two structures."""
     try:
-        return bool(treedef == other)
-    # Configuration of a class of the user's, which need not be comparable: it plays no part here.
+        leaves, treedef = jtu.tree_flatten(tree)
+        values, other = jtu.tree_flatten(derivative)
+        return list(zip(leaves, values, strict=True)) if treedef == other else None
+    # What cannot be flattened is told of by the walk. And configuration of a class of the user's
+    # need not be comparable: it plays no part here.
     except Exception:
-        return False
+        return None
 
 
 def _place(path: tuple[Any, ...], root: str | Callable[[], Sequence[str]]) -> str:

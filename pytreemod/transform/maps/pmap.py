@@ -29,7 +29,6 @@ from pytreemod.transform.maps.vmap import (
     MapOptions,
     Vmapped,
     group_by_axis,
-    known_axes,
 )
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
@@ -130,7 +129,7 @@ class _Pmapped(Vmapped):
     ) -> Any:
         out_axes = self.options.out_axes
         structure = divide((head, args, kwargs))[1]
-        slots = [None, 0, *sorted(x for x in known_axes(out_axes) - {None, 0} if x > 0)]
+        slots = [axis for axis in self.slots if axis is None or axis >= 0]
         plain: Any = self.fn
 
         def run(own: list[Any], values: list[Any]) -> Grouped:

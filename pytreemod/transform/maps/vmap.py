@@ -188,7 +188,7 @@ class MapOptions(NamedTuple):
 class Vmapped(Transformed):
     """A function under `filter_vmap`, and the base of `filter_pmap`'s."""
 
-    __slots__ = ("is_plain", "names", "places", "slots", "terms")
+    __slots__ = ("names", "on_axis_0", "places", "slots", "terms")
 
     options: MapOptions
 
@@ -203,7 +203,7 @@ class Vmapped(Transformed):
         self.slots = [None, 0, *sorted(known_axes(options.out_axes) - {None, 0})]
         # The default says the same of every array: JAX can be told so, and nobody need look at the
         # results. That is a third of what an eager call would add to JAX's own.
-        self.is_plain = options.out_axes is ON_AXIS_0
+        self.on_axis_0 = options.out_axes is ON_AXIS_0
 
     @classmethod
     def transform_name(cls) -> str:
@@ -218,7 +218,7 @@ class Vmapped(Transformed):
         axes, leaves, treedef = self.inputs(args, kwargs)
         # All that JAX is given: what is the same for all members stays outside, tracer or not.
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
-        slots, is_plain = self.slots, self.is_plain
+        slots, on_axis_0 = self.slots, self.on_axis_0
         fn = reaping(self.fn)
         # For an error that JAX raises when the function is done, and nothing else.
         unmapped: list[Any] = []
@@ -229,7 +229,7 @@ class Vmapped(Transformed):
                 full[i] = value
             args, kwargs = treedef.unflatten(full)
             result = fn(*args, **kwargs)
-            if is_plain:
+            if on_axis_0:
                 return pack(result)
             return group_by_axis("filter_vmap(out_axes)", result, out_axes, slots, unmapped)
 
@@ -239,7 +239,7 @@ class Vmapped(Transformed):
         vmapped = jax.vmap(
             run,
             in_axes=([axes[i] for i in mapped],),
-            out_axes=0 if is_plain else Grouped(None, slots),
+            out_axes=0 if on_axis_0 else Grouped(None, slots),
             **options,
             **dict(self.options.jaxkwargs),
         )

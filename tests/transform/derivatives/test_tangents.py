@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import DerivativeError
+from pytreemod.errors import DerivativeError, SpecError
 from pytreemod.transform.derivatives.tangents import beside, is_differentiable, is_zero
 from tests.helpers.trees import Affine, affine, ramp
 
@@ -99,6 +99,14 @@ class Configured(pm.Module):
 
     weight: jax.Array
     config: object = pm.field(static=True)
+
+
+def test_keys_that_cannot_be_sorted_are_told_in_our_words():
+    """As everywhere; JAX has an error of its own."""
+    odd = {1: ramp(2), "a": ramp(2)}
+    for tree, derivative in ((odd, odd), ({"a": ramp(2)}, odd)):
+        with pytest.raises(SpecError, match="dict in a tree: expected keys that can be sorted"):
+            fitted(tree, derivative)
 
 
 @pytest.mark.parametrize("config", [(2, 3), (Unequal(), Unequal())])
