@@ -12,9 +12,9 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from benchmarks.libraries import installed
+from benchmarks.libraries import FILTERING, installed
 from benchmarks.measuring import CALLER, Burst
-from benchmarks.networks import nested_dicts, network_class
+from benchmarks.networks import nested_dicts, network_class, network_with_defaults
 from benchmarks.tables import Benchmark, Row, raced
 
 
@@ -67,7 +67,7 @@ LIMIT = 1.4
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """Both ways for three sizes; then each way by itself, for the largest."""
+    """Both ways for three sizes, and for defaults; each way by itself, for the largest."""
     depths, rounds = ((3, 21), 4) if quick else ((3, 21, 201), 60)
     makers = {"dicts": nested_dicts}
     makers |= {name: network_class(name, library) for name, library in installed().items()}
@@ -80,6 +80,16 @@ def rows(quick: bool) -> Iterator[Row]:
 
     for depth in depths:
         yield row("flatten and unflatten", rebuilding, depth, LIMIT)
+    depth = depths[1]
+    models = {"dicts": nested_dicts(depth)}
+    models |= {n: network_with_defaults(m, depth) for n, m in installed(*FILTERING).items()}
+    yield raced(
+        f"the same with three defaults each, {depth + 1} modules",
+        {name: rebuilding(model) for name, model in models.items()},
+        rounds=rounds,
+        share=1 / (depth + 1),
+        limit=LIMIT,
+    )
     for what, burst_of in HALVES.items():
         yield row(what, burst_of, depths[-1], None)
 

@@ -72,6 +72,22 @@ def filtering_network(library: Any) -> type:
     return Network
 
 
+def network_with_defaults(library: Any, depth: int) -> Any:
+    """A model for Equinox and for pytreemod, whose layers leave fields to the class's defaults."""
+
+    class Layer(library.Module):
+        weight: jax.Array
+        bias: jax.Array | None = None
+        width: int = library.field(static=True, default=WIDTH)
+        use_bias: bool = library.field(static=True, default=True)
+
+    class Network(library.Module):
+        layers: list[Any]
+
+    arrays = flat_arrays(depth)
+    return Network([Layer(w, b) for w, b in zip(arrays[::2], arrays[1::2], strict=True)])
+
+
 def nnx_network(nnx: Any) -> type:
     """The class for NNX."""
 

@@ -187,9 +187,9 @@ class Schema(AbstractRecord):
             layout = self._layouts.get(key)
             if layout is None:
                 beside = tuple(name for name in rest if name not in self.fields)
-                # A default in the class would be found before what waits for an instance's.
-                may_wait = self.can_wait and not self.shown
-                self._layouts[key] = layout = Layout(self.cls, *key, beside, may_wait)
+                self._layouts[key] = layout = Layout(
+                    self.cls, *key, beside, self.can_wait, self.shown
+                )
                 self._latest.append(layout)
         return layout
 

@@ -10,7 +10,8 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import FieldError
-from pytreemod.tree.pending import FLAT
+from pytreemod.tree.pending import FLAT, source_of
+from tests.helpers.comparing import assert_same
 from tests.helpers.trees import (
     Affine,
     Checked,
@@ -27,7 +28,7 @@ from tests.helpers.trees import (
 
 
 class Given(pm.Module):
-    """Without defaults in the class, so that its instances can wait."""
+    """Without defaults in the class: all of its fields wait."""
 
     weight: object
     size: int = pm.field(static=True)
@@ -221,6 +222,26 @@ def test_what_flattening_gives_is_kept():
     assert again.__stored__.keys() >= {FLAT}
     assert again.__flat__[1] is kept[1]
     assert module.__flat__ is kept
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        Defaults(ramp(2)),
+        Defaults(ramp(2), 3.0, "other", abs, ramp(2)),
+        Defaults(ramp(2), act=Empty()),
+    ],
+)
+def test_fields_with_a_default_in_the_class_are_there_and_the_others_wait(module):
+    """Python would find the default before it asks for what waits."""
+    made = jax.tree.map(lambda leaf: leaf, module)
+    for name in ("scale", "name", "act", "bias", "inner"):
+        assert_same(getattr(made, name), getattr(module, name))
+    assert source_of(made.__stored__) is not None
+    assert made.weight is module.weight
+    assert source_of(made.__stored__) is None
+    assert made == module
+    assert vars(made).keys() == vars(module).keys()
 
 
 def test_what_is_kept_shows_nowhere():
