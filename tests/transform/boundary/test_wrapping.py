@@ -101,6 +101,18 @@ def test_of_a_function_it_is_a_node_without_leaves(name):
 
 
 @every_transform
+def test_of_a_function_it_comes_back_as_it_is(name):
+    """Whoever puts a tree together gets the same one, with what the user has noted on it."""
+    made = TRANSFORMS[name](double)
+    made.note = "mine"
+    again = jax.tree.map(lambda x: x, Holder([made])).content[0]
+
+    assert again is made
+    assert jax.tree.structure(made) == jax.tree.structure(TRANSFORMS[name](double))
+    assert jax.tree.structure(made) != jax.tree.structure(TRANSFORMS[name](documented))
+
+
+@every_transform
 def test_equality(name):
     """The same transform of the same function with the same options is the same value."""
     make = TRANSFORMS[name]

@@ -442,6 +442,18 @@ def test_rules_that_are_replaced_are_seen_by_compiled_code():
     assert float(derivative(f, 3.0)) == 20.0
 
 
+def test_a_structure_has_the_rules_of_its_time():
+    """A function is put together with those that it was taken apart with."""
+    f = make_both()[0]
+    structure = jax.tree.structure(f)
+    f.def_jvp(lambda primals, tangents: (f(*primals), 20 * tangents[0]))
+    before = jax.tree.unflatten(structure, [])
+
+    assert float(jax.grad(before)(3.0)) == 10.0
+    assert float(jax.grad(f)(3.0)) == 20.0
+    assert jax.tree.structure(before) == structure != jax.tree.structure(f)
+
+
 def test_def_returns_the_rule():
     """So that it keeps its name in the file where it stands."""
     jvp, vjp = make_both()
