@@ -504,6 +504,23 @@ def test_a_field_and_a_property_of_one_name_are_refused_with_the_class():
         make(pytreemod)
 
 
+def test_a_base_with_content_is_refused_with_the_class():
+    """Equinox takes it, and its instances fail in the first transform."""
+
+    def make(eqx):
+        class Table(eqx.Module, dict):
+            x: float
+
+        return Table
+
+    theirs = make(equinox)(1.0)
+    with pytest.raises(TypeError, match="is not safe"):
+        jax.tree.map(lambda x: x, theirs)
+
+    with pytest.raises(TypeError, match="bases whose instances hold nothing"):
+        make(pytreemod)
+
+
 def test_kw_only_is_a_class_option():
     """Equinox passes it to `__init_subclass__`, which fails; pytreemod makes keywords of fields."""
 
