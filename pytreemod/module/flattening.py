@@ -186,13 +186,13 @@ def register(cls: Any) -> None:
 
     def unflatten(aux: Any, children: Any) -> Any:
         made = _new(*only)
-        layout = aux[0]
-        if layout.is_bare:
+        if aux[0].is_bare:
             # Past `__setattr__`, and into the dict that Python has for it: to set the attribute by
             # `object.__setattr__`, or to give it a dict of ours, takes a tenth longer. The price
             # is that dict, 64 bytes, which any look at a field would cost as well.
             made.__stored__[FLAT] = children, aux
             return made
+        layout = aux[0]
         if layout.waits:
             fields = made.__stored__
             fields[FLAT] = children, aux
