@@ -62,7 +62,7 @@ class Donation:
         for i, value in enumerate(args):
             flags += [self._gives(i, argument_name(names, i))] * count_arrays(value)
         for name in sorted(kwargs):
-            # The first argument, where it has a name and no position (see `places_of`).
+            # The first argument, where it has a name and no position (see `positions_of`).
             index = 0 if not args and names[:1] == (name,) else -1
             flags += [self._gives(index, name)] * count_arrays(kwargs[name])
         return flags

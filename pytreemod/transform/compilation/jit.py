@@ -25,8 +25,7 @@ from pytreemod.transform.boundary.wrapping import (
     explain_dtypes,
     function_name,
     place_keywords,
-    places_of,
-    positional_names,
+    positions_of,
 )
 from pytreemod.transform.compilation.donation import as_donation, explain_deleted, explain_twice
 from pytreemod.transform.compilation.kept_functions import forget
@@ -69,8 +68,7 @@ class Jitted(Transformed):
 
     def __init__(self, fn: Callable[..., Any], options: Options):
         super().__init__(fn, options)
-        self.names = positional_names(fn)
-        self.places = places_of(fn)
+        self.names, self.places = positions_of(fn)
         # Then its own arrays are arguments, and come first.
         self.is_tree = is_node(fn)
         # Whether what is done with an array depends on more of it than its place.

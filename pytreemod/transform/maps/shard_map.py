@@ -28,8 +28,7 @@ from pytreemod.transform.boundary.wrapping import (
     function_name,
     parameters_of,
     place_keywords,
-    places_of,
-    positional_names,
+    positions_of,
 )
 from pytreemod.transform.compilation.placements import (
     SPECS,
@@ -80,8 +79,7 @@ class _ShardMapped(Transformed):
 
     def __init__(self, fn: Callable[..., Any], options: _Options):
         super().__init__(fn, options)
-        self.names = positional_names(fn)
-        self.places = places_of(fn)
+        self.names, self.places = positions_of(fn)
 
     @classmethod
     def transform_name(cls) -> str:

@@ -23,8 +23,7 @@ from pytreemod.transform.boundary.wrapping import (
     check_options,
     function_name,
     place_keywords,
-    places_of,
-    positional_names,
+    positions_of,
 )
 from pytreemod.transform.host.failures import surfacing
 from pytreemod.tree.nodes import is_node
@@ -195,8 +194,7 @@ class Vmapped(Transformed):
     def __init__(self, fn: Callable[..., Any], options: MapOptions):
         super().__init__(fn, options)
         # Once, and not in each call: these look at every parameter, and at a whole spec.
-        self.names = positional_names(fn)
-        self.places = places_of(fn)
+        self.names, self.places = positions_of(fn)
         where = f"{self.transform_name()}(in_axes)"
         self.terms = Terms(where, _stops, ON_AXIS_0, "in_axes", "0", "is mapped over axis 0")
         # 0 in any case: what is moved later is stacked there first.
