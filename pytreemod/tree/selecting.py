@@ -2,8 +2,7 @@
 
 A selector is a value that says, for every leaf of a tree, whether that leaf is meant. Selectors
 form a Boolean algebra under `&`, `|` and `~`: for every tree, the mask of `a & b` is the
-leaf-wise *and* of the masks of `a` and `b`, and so on. The constructors that users write
-(`select.path`, `select.type`, `select.role`, `select.at`) are in
+leaf-wise *and* of the masks of `a` and `b`, and so on. The functions that users write are in
 [`selectors`][pytreemod.tree.selectors].
 """
 

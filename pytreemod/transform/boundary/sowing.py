@@ -214,7 +214,7 @@ def note(label: Label, value: PyTree) -> None:
 def reap(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[Any, Harvest | None]:
-    """Call a function inside a transform.
+    """Call a function inside a transform, and collect what is recorded in it.
 
     Args:
         fn: the function.
@@ -227,13 +227,18 @@ def reap(
     """
     # The count first: without a capture, no thread asks for its stack.
     if not (_active and _frames.stack):
-        return _call_watched(fn, args, kwargs), None
+        return call_watched(fn, args, kwargs), None
     with _within(Frame(_frames.stack[-1].level)) as frame:
-        result = _call_watched(fn, args, kwargs)
+        result = call_watched(fn, args, kwargs)
     return result, Harvest(frame.labels, frame.values) if frame.labels else None
 
 
-def _call_watched(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def call_watched(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Call a function inside a transform that hands out nothing but its result.
+
+    As every transform calls the user's function, if not by `reap`: a State that it is given, and
+    whose update it drops, is told.
+    """
     with Watch() as watch:
         result = fn(*args, **kwargs)
     # Rarely: most functions are given no State.

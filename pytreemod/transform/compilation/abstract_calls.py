@@ -10,6 +10,7 @@ import jax
 from pytreemod.errors import StructureError, explain
 from pytreemod.transform.boundary.agreement import Slot, differences
 from pytreemod.transform.boundary.packing import pack, pack_call, unpack
+from pytreemod.transform.boundary.sowing import call_watched
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
 from pytreemod.transform.compilation.programs import Program, Signature
 from pytreemod.tree.kinds import are_one
@@ -78,8 +79,7 @@ def _trace(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any,
     arrays, structure = divide((args, kwargs), _is_abstract)
 
     def run(*values: Any) -> Any:
-        args, kwargs = structure.assemble(values)
-        return pack(fn(*args, **kwargs))
+        return pack(call_watched(fn, *structure.assemble(values)))
 
     jaxpr, packed = jax.make_jaxpr(run, return_shape=True)(*arrays)
     return jaxpr, unpack(packed)

@@ -1,4 +1,8 @@
-"""What a derivative is taken by: which arguments, and which of their leaves."""
+"""What a derivative is taken by: which arguments, and which of their leaves.
+
+What comes back are trees like the arguments, with derivatives for leaves. To whoever reads a field
+they look like models; so each says of itself that it is none (`as_derivatives`).
+"""
 
 from __future__ import annotations
 
@@ -48,6 +52,21 @@ def trainable_mask(
     else:
         chosen = mask_of(wrt, tree, where=where, root=root)
     return [c and is_inexact_array(x) for c, x in zip(chosen, leaves, strict=True)]
+
+
+def as_derivatives(tree: PyTree, treedef: Any) -> PyTree:
+    """Let a tree of derivatives, which has just been put together, say that it is one.
+
+    What would be computed of them refuses to be read: the exponential of a gradient means nothing.
+    Every tree of derivatives, or of flags, that a user gets to see comes through here.
+
+    Args:
+        tree: the tree.
+        treedef: of the model that it is like.
+    """
+    if traits_of(treedef).has_computed:
+        mark_derivatives(tree)
+    return tree
 
 
 class Chosen:
@@ -101,9 +120,7 @@ class Chosen:
 
         One tree, or a tuple of them if several arguments were asked for.
         """
-        trees = self.structure.place(derivatives)
-        if traits_of(self.structure.treedef).has_computed:
-            mark_derivatives(trees)
+        trees = as_derivatives(self.structure.place(derivatives), self.structure.treedef)
         return trees if self._several else trees[0]
 
     def named(self, fn: Callable[..., Any]) -> list[tuple[str, Any]]:

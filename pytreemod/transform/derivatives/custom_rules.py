@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, DerivativeError, RuleError, describe, explain, warn
 from pytreemod.transform.boundary.packing import pack, unpack
+from pytreemod.transform.boundary.sowing import call_watched
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
     argument_name,
@@ -18,6 +19,7 @@ from pytreemod.transform.boundary.wrapping import (
     function_name,
     positional_names,
 )
+from pytreemod.transform.derivatives.chosen_leaves import as_derivatives
 from pytreemod.transform.derivatives.results import pair_of
 from pytreemod.transform.derivatives.tangents import beside, is_zero
 from pytreemod.transform.host.failures import surfacing
@@ -85,7 +87,7 @@ def _with_zeros(tree: PyTree, derivative: PyTree) -> PyTree:
     def fill(leaf: Any, value: Any) -> Any:
         return jnp.zeros_like(leaf) if value is None and is_inexact_array(leaf) else value
 
-    return jtu.tree_map(fill, tree, derivative)
+    return as_derivatives(jtu.tree_map(fill, tree, derivative), jtu.tree_structure(tree))
 
 
 def _older_jvp(rule: Callable[..., Any], primals: Any, tangents: Any, **kwargs: Any) -> Any:
@@ -225,13 +227,13 @@ class _CustomJvp(Transformed):
         agreement = _Agreement(f"def_jvp of {function_name(self.fn)}")
 
         def run(values: list[Any]) -> Any:
-            fn, args, kwargs = structure.assemble(values)
-            return agreement.pack(fn(*args, **kwargs))
+            return agreement.pack(call_watched(*structure.assemble(values)))
 
         def run_rule(primals: Any, tangents: Any) -> tuple[Any, Any]:
             _, args, kwargs = structure.assemble([_as_array(x) for x in primals[0]])
             given = [None if is_zero(t) else _as_array(t) for t in tangents[0]]
-            of_fn, of_args, of_kwargs = structure.place(given)
+            tangents = as_derivatives(structure.place(given), structure.treedef)
+            of_fn, of_args, of_kwargs = tangents
             expected = "derivatives by positional arguments only"
             _refuse_derivatives(self, expected, of_fn, of_kwargs, "pass it by position")
             result = rule(args, of_args, **kwargs)
@@ -369,14 +371,16 @@ class _VjpCall:
     def run(self, first: list[Any], others: list[Any]) -> Any:
         """The function itself."""
         fn, args, kwargs = self.rest.assemble(others)
-        return self.agreement.pack(fn(self.vjp_arg.assemble(first), *args, **kwargs))
+        args = self.vjp_arg.assemble(first), *args
+        return self.agreement.pack(call_watched(fn, args, kwargs))
 
     def run_forward(self, first: list[Any], others: list[Any]) -> tuple[Any, Any]:
         """The function, with what the backward pass needs."""
         firsts = [_as_array(x.value) for x in first]
         seconds = [_as_array(x.value) for x in others]
         self._refuse_others(_perturbed(others, seconds))
-        perturbed = self.vjp_arg.place(_perturbed(first, firsts), rest=False)
+        flags = self.vjp_arg.place(_perturbed(first, firsts), rest=False)
+        perturbed = as_derivatives(flags, self.vjp_arg.treedef)
         vjp_arg = self.vjp_arg.assemble(firsts)
         _, args, kwargs = self.rest.assemble(seconds)
         result = self.forward(perturbed, vjp_arg, *args, **kwargs)
@@ -395,7 +399,8 @@ class _VjpCall:
         (cotangents,) = packed.values()
         structure = self.agreement.structure
         assert structure is not None, "the forward pass comes first"
-        grad_out = structure.place([None if is_zero(ct) else ct for ct in cotangents])
+        given = [None if is_zero(ct) else ct for ct in cotangents]
+        grad_out = as_derivatives(structure.place(given), structure.treedef)
         vjp_arg = self.vjp_arg.assemble(firsts)
         _, args, kwargs = self.rest.assemble(seconds)
         residuals = kept.residuals.assemble(arrays)

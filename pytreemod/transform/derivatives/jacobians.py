@@ -21,6 +21,7 @@ from pytreemod.transform.boundary.wrapping import (
 )
 from pytreemod.transform.derivatives.chosen_leaves import (
     as_argnums,
+    as_derivatives,
     choose,
     chosen_places,
     refuse_nothing,
@@ -78,6 +79,7 @@ class _Jacobian(Transformed):
         result, aux = unpack(packed)
         _, structure = divide(result, is_differentiable)
         matrices = structure.place([chosen.place(jacobian) for jacobian in jacobians])
+        as_derivatives(matrices, structure.treedef)
         chosen.pass_on_use(name)
         return (matrices, aux) if options.has_aux else matrices
 

@@ -14,9 +14,8 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.methods import bind
-from pytreemod.module.reading import mark_derivatives
 from pytreemod.transform.boundary.packing import pack, unpack
-from pytreemod.transform.boundary.sowing import reap, with_harvest
+from pytreemod.transform.boundary.sowing import with_harvest
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
     argument_name,
@@ -25,14 +24,13 @@ from pytreemod.transform.boundary.wrapping import (
     parameters_of,
     positional_names,
 )
-from pytreemod.transform.derivatives.chosen_leaves import choose
+from pytreemod.transform.derivatives.chosen_leaves import Chosen, as_derivatives, choose
 from pytreemod.transform.derivatives.results import pair_of
 from pytreemod.transform.derivatives.tangents import beside
 from pytreemod.transform.host.failures import surfacing
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.tree.traces import zero_tangents
-from pytreemod.tree.traits import traits_of
 from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
 
 # An input beside the user's whose tangent is never zero, see `zero_tangents`.
@@ -73,21 +71,23 @@ class _Jvp(Transformed):
     ) -> tuple[Any, Any]:
         args = _as_sequence(primals, "primals")
         found = self._tangents(args, _as_sequence(tangents, "tangents"))
-        values, structure = divide(args, [tangent is not None for tangent in found])
+        mask = [tangent is not None for tangent in found]
+        chosen = Chosen(args, tuple(range(len(args))), mask, several=True)
         fn = self.fn
 
         def run(marker: Any, diffs: list[Any]) -> tuple[Any, Any]:
-            result, harvest = reap(fn, structure.assemble(diffs), kwargs)
+            result, harvest = chosen.reap(fn, diffs, kwargs)
             outs, parted = _divide_nonzero(marker, result)
             return outs, pack(with_harvest((result, _space(parted, outs)), harvest))
 
         outs, tangents_out, packed = jax.jvp(
             run,
-            (_MARKER, values),
+            (_MARKER, chosen.values),
             (_MARKER, [tangent for tangent in found if tangent is not None]),
             has_aux=True,
         )
         result, space = unpack(packed)
+        chosen.pass_on_use("filter_jvp")
         return space.fill(result, outs), space.place(tangents_out)
 
     def _tangents(self, args: tuple[Any, ...], tangents: tuple[Any, ...]) -> list[Any]:
@@ -196,9 +196,7 @@ class _Space:
         """A tree like those of this space, with a value for each array and None for all else."""
         new = iter(values)
         tree = self.treedef.unflatten([s if s is None else next(new) for s in self.structs])
-        if traits_of(self.treedef).has_computed:
-            mark_derivatives(tree)
-        return tree
+        return as_derivatives(tree, self.treedef)
 
 
 class _Fixed:

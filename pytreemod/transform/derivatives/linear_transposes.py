@@ -10,7 +10,9 @@ import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, DerivativeError, describe, explain
 from pytreemod.transform.boundary.packing import pack, unpack
+from pytreemod.transform.boundary.sowing import call_watched
 from pytreemod.transform.boundary.wrapping import check_callable, function_name
+from pytreemod.transform.derivatives.chosen_leaves import as_derivatives
 from pytreemod.transform.derivatives.tangents import beside
 from pytreemod.transform.host.failures import surfacing
 from pytreemod.tree.paths import path_text
@@ -58,7 +60,7 @@ def filter_linear_transpose(
     _refuse_unknown(where, structure.assemble(linear))
 
     def run(values: list[Any]) -> Any:
-        return pack(fun(*structure.assemble(values)))
+        return pack(call_watched(fun, structure.assemble(values), {}))
 
     # What is transposed takes what `run` returns: with the same plan.
     packed = jax.eval_shape(run, linear)
@@ -80,7 +82,7 @@ def filter_linear_transpose(
         # fails.
         except (NotImplementedError, AssertionError) as error:
             raise DerivativeError(_explain_no_transpose(where)) from error
-        return structure.place(values)
+        return as_derivatives(structure.place(values), structure.treedef)
 
     return transposed
 

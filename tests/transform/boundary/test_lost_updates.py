@@ -1,9 +1,11 @@
 """An update of a State that does not come out of a transform is told; of a net, refused."""
 
+import functools as ft
 import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import pytreemod as pm
@@ -58,19 +60,78 @@ def scanned(f):
     return run
 
 
+def with_arguments(transform):
+    """A transform that is given the function and its arguments at once."""
+    return lambda f: lambda *args: transform(f, *args)
+
+
+def with_a_derivative(f):
+    """A function with a rule that is not needed, for nothing is differentiated."""
+    custom = pm.filter_custom_jvp(f)
+    custom.def_jvp(lambda primals, tangents: (f(*primals), None))
+    return custom
+
+
+def with_a_backward_pass(f):
+    """The same, for the other transform."""
+    custom = pm.filter_custom_vjp(f)
+    custom.def_fwd(lambda perturbed, *args: (f(*args), None))
+    custom.def_bwd(lambda residuals, grad, perturbed, *args: None)
+    return custom
+
+
+MESH = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("only",))
+EVERYWHERE = {"mesh": MESH, "in_specs": jax.P(), "out_specs": jax.P()}
+
 TRANSFORMS = {
     "filter_jit": pm.filter_jit,
     "filter_grad": pm.filter_grad,
     "filter_value_and_grad": pm.filter_value_and_grad,
     "filter_jacfwd": pm.filter_jacfwd,
     "filter_jacrev": pm.filter_jacrev,
-    "filter_vjp": lambda f: lambda *args: pm.filter_vjp(f, *args),
+    "filter_hessian": pm.filter_hessian,
+    "filter_vjp": with_arguments(pm.filter_vjp),
+    "filter_jvp": lambda f: lambda *args: pm.filter_jvp(f, args, (args[0], None, None)),
+    "filter_linearize": with_arguments(pm.filter_linearize),
+    "filter_linear_transpose": with_arguments(pm.filter_linear_transpose),
+    "filter_custom_jvp": with_a_derivative,
+    "filter_custom_vjp": with_a_backward_pass,
     "filter_vmap": lambda f: pm.filter_vmap(f, in_axes=(None, None, 0)),
+    "filter_pmap": lambda f: (
+        lambda *args: pm.filter_pmap(f, in_axes=(None, None, 0), devices=jax.devices()[:4])(*args)
+    ),
+    "filter_shard_map": lambda f: pm.filter_shard_map(f, **EVERYWHERE),
     "filter_checkpoint": pm.filter_checkpoint,
-    "filter_eval_shape": lambda f: lambda *args: pm.filter_eval_shape(f, *args),
+    "filter_checkify": pm.filter_checkify,
+    "filter_eval_shape": with_arguments(pm.filter_eval_shape),
+    "filter_make_jaxpr": pm.filter_make_jaxpr,
+    "filter_closure_convert": with_arguments(pm.filter_closure_convert),
     "filter_scan": scanned,
+    "filter_map": lambda f: lambda model, state, x: pm.filter_map(ft.partial(f, model, state), x),
     "filter_cond": lambda f: lambda *args: pm.filter_cond(True, f, dropped_nothing, *args),
+    "filter_switch": lambda f: lambda *args: pm.filter_switch(1, [dropped_nothing, f], *args),
+    "filter_fori_loop": lambda f: (
+        lambda *args: pm.filter_fori_loop(0, 2, lambda i, x: x + f(*args), jnp.zeros(()))
+    ),
+    "filter_while_loop": lambda f: (
+        lambda *args: pm.filter_while_loop(
+            lambda x: x < 1, lambda x: x + 1 + f(*args), jnp.zeros(())
+        )
+    ),
 }
+NOT_TRACED = {
+    "filter_associative_scan": "calls the function again and again: the second call is refused",
+    "filter_pure_callback": "runs the function on the host, as a call does",
+    "filter_io_callback": "the same",
+    "filter_shard": "takes no function",
+}
+
+
+def test_every_transform_is_here():
+    """A new one, too, must call what it is given as the others do: by `reap` or `call_watched`."""
+    every = {name for name in dir(pm) if name.startswith("filter_")}
+
+    assert {*TRANSFORMS, *NOT_TRACED} == every
 
 
 def dropped_nothing(model, state, x):
@@ -127,6 +188,25 @@ def test_a_state_given_twice_is_as_in_equinox(counter):
     step = pm.filter_jit(kept)
 
     assert step(*counter, X)[0] == step(*counter, X)[0]
+
+
+@pytest.mark.parametrize(
+    ("derivative", "by"),
+    [
+        (lambda *args: pm.filter_grad(kept, has_aux=True)(*args), "State.get"),
+        (lambda *args: pm.filter_jacfwd(kept, has_aux=True)(*args), "State.get"),
+        (lambda *args: pm.filter_jvp(kept, args, (args[0], None, None)), "State.use in a trans"),
+        (lambda *args: pm.filter_vjp(kept, *args, has_aux=True), "State.use in a transform"),
+        (lambda *args: pm.filter_linearize(kept, *args, has_aux=True), "State.use in a transform"),
+    ],
+    ids=["filter_grad", "filter_jacfwd", "filter_jvp", "filter_vjp", "filter_linearize"],
+)
+def test_a_derivative_uses_up_what_the_function_does(derivative, by, counter):
+    """As the call alone does: the one is evaluated where the other is."""
+    derivative(*counter, X)
+
+    with pytest.raises(StateError, match=f"{by}.*: expected the newest State"):
+        derivative(*counter, X)
 
 
 def test_inference_uses_no_state_up():

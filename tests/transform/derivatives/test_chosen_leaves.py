@@ -1,12 +1,14 @@
 """Which arguments of a call are differentiated, and which of their leaves."""
 
+import functools as ft
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, SpecError
+from pytreemod.errors import ArgumentError, ShapeError, SpecError
 from pytreemod.transform.derivatives.chosen_leaves import (
     as_argnums,
     choose,
@@ -160,3 +162,103 @@ def test_nothing_to_differentiate_is_refused_with_what_there_is():
     with pytest.raises(ArgumentError, match=r"(?s)got none.*model\['n'\]: 3.*model\['z'\]: i32"):
         refuse_nothing("filter_grad", f, chosen, None)
     refuse_nothing("filter_grad", f, chosen_of((X,)), None)
+
+
+# ---- trees of derivatives are no models
+
+
+class Bounded(pm.Module):
+    """A field that is computed: what is read there is the exponential of what is trained."""
+
+    w: jax.Array = pm.field(constraint=pm.constraints.positive)
+
+
+def same(model):
+    """Linear in the arrays of its leaves, and a model."""
+    return jax.tree.map(lambda x: 2 * x, model)
+
+
+def total(model):
+    """A loss."""
+    return jnp.sum(model.w)
+
+
+def of_custom_jvp(model):
+    """The tangent that a rule is given."""
+    seen = []
+    custom = pm.filter_custom_jvp(same)
+
+    @custom.def_jvp
+    def rule(primals, tangents):
+        seen.append(tangents[0])
+        return same(*primals), same(*tangents)
+
+    pm.filter_jvp(custom, (model,), (model,))
+    return seen[0]
+
+
+def of_custom_jvp_as_it_was_written(model):
+    """With zeros for None."""
+    seen = []
+    custom = pm.filter_custom_jvp(same)
+    with pytest.warns(DeprecationWarning, match="the newer spelling"):
+        custom.defjvp(lambda p, t: (seen.append(t[0]), (same(*p), same(*t)))[1])
+    pm.filter_jvp(custom, (model,), (model,))
+    return seen[0]
+
+
+def of_custom_vjp(model, which):
+    """What the rules of a backward pass are given."""
+    seen = {}
+    custom = pm.filter_custom_vjp(same)
+
+    @custom.def_fwd
+    def forward(perturbed, model):
+        seen["perturbed"] = perturbed
+        return same(model), None
+
+    @custom.def_bwd
+    def backward(residuals, grad, perturbed, model):
+        seen["grad"] = grad
+        return grad
+
+    pm.filter_grad(lambda model: total(custom(model)))(model)
+    return seen[which]
+
+
+DERIVATIVES = {
+    "filter_grad": lambda m: pm.filter_grad(total)(m),
+    "filter_value_and_grad": lambda m: pm.filter_value_and_grad(total)(m)[1],
+    "filter_jacfwd": lambda m: pm.filter_jacfwd(total)(m),
+    "filter_jacrev": lambda m: pm.filter_jacrev(total)(m),
+    "filter_jacfwd, of a model": lambda m: pm.filter_jacfwd(lambda x: same(m))(jnp.ones(2)),
+    "filter_jacrev, of a model": lambda m: pm.filter_jacrev(same)(m),
+    "filter_hessian": lambda m: pm.filter_hessian(total)(m),
+    "filter_jvp": lambda m: pm.filter_jvp(same, (m,), (m,))[1],
+    "filter_vjp": lambda m: pm.filter_vjp(same, m)[1](m)[0],
+    "filter_linearize": lambda m: pm.filter_linearize(same, m)[1](m),
+    "filter_linear_transpose": lambda m: pm.filter_linear_transpose(same, m)(m)[0],
+    "filter_custom_jvp": of_custom_jvp,
+    "filter_custom_jvp, as it was": of_custom_jvp_as_it_was_written,
+    "filter_custom_vjp": ft.partial(of_custom_vjp, which="grad"),
+    "filter_custom_vjp, flags": ft.partial(of_custom_vjp, which="perturbed"),
+}
+
+
+@pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES)
+def test_what_would_be_computed_of_derivatives_is_refused(derivative):
+    """The exponential of a gradient is a number that nobody asked for."""
+    tree = derivative(Bounded(jnp.asarray([1.0, 2.0])))
+
+    with pytest.raises(ShapeError, match=r"Bounded\.w: expected a value computed from a model's"):
+        tree.w
+
+
+def test_every_derivative_is_here():
+    """A new one must come through `as_derivatives`, too."""
+    folder = "pytreemod.transform.derivatives."
+    public = {name: getattr(pm, name) for name in dir(pm) if name.startswith("filter_")}
+    found = {name for name, f in public.items() if f.__module__.startswith(folder)}
+
+    # A checkpoint returns what the function does.
+    assert {name.split(",")[0] for name in DERIVATIVES} == found - {"filter_checkpoint"}
