@@ -10,5 +10,6 @@ walk is `fields` → `division` → `flattening` → `reading` → `schema` → 
 May import `tree` and what that may import.
 
 Promises: an instance never changes once it is built; `unflatten(flatten(m)) == m` for every
-class and whatever the leaves are; reading a field that is there runs none of our code.
+class and whatever the leaves are; reading a field that is there runs none
+of our code, unless what is stored is another thing than what is read (`reading`).
 """

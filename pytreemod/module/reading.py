@@ -118,7 +118,7 @@ def evaluate(node: Any, where: str) -> Any:
     leaves = jtu.tree_leaves(node)
     shapes = _shapes(leaves)
     if made.leaves is not None and [*map(len, shapes)] != [*map(len, made.leaves)]:
-        _refuse_leaves(node, where, made.leaves, shapes)
+        _refuse_leaves(where, made.leaves, shapes)
     value = _value(node, where)
     # In the parts of a model on a mesh every shape may be another; the axes stay.
     is_same = value.shape == made.shape if shapes == made.leaves else True
@@ -196,7 +196,7 @@ def _value(node: Any, where: str) -> Any:
 
 
 def _refuse_leaves(
-    node: Any, where: str, made: tuple[tuple[int, ...], ...], shapes: tuple[tuple[int, ...], ...]
+    where: str, made: tuple[tuple[int, ...], ...], shapes: tuple[tuple[int, ...], ...]
 ) -> NoReturn:
     if len(shapes) < len(made):
         _refuse_derivatives(where, f"{len(shapes)} of its {len(made)} arrays")

@@ -216,22 +216,22 @@ class Deferral:
         cls: the class that it will be of.
         told: the arguments of `__init__` that are configuration.
         missing: the names of the sizes.
-        watcher: who is asked at a call; None while nobody materializes.
+        whom: who is asked at a call; None while nobody materializes.
     """
 
-    __slots__ = ("cls", "missing", "told", "watcher")
+    __slots__ = ("cls", "missing", "told", "whom")
 
     def __init__(
         self,
         cls: Any,
         told: tuple[tuple[str, Any], ...],
         missing: tuple[str, ...],
-        watcher: Callable[..., Any] | None = None,
+        whom: Callable[..., Any] | None = None,
     ):
-        self.cls, self.told, self.missing, self.watcher = cls, told, missing, watcher
+        self.cls, self.told, self.missing, self.whom = cls, told, missing, whom
 
     def _parts(self) -> tuple[Any, ...]:
-        return self.cls, self.told, self.missing, self.watcher
+        return self.cls, self.told, self.missing, self.whom
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Deferral) and self._parts() == other._parts()
@@ -257,10 +257,10 @@ class Unfinished(Module, is_abstract=True):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Ask who materializes: there is nobody else to answer."""
-        watcher = self._deferral.watcher
-        if watcher is None:
+        whom = self._deferral.whom
+        if whom is None:
             raise UnfinishedError(_text_of_call(self))
-        return watcher(self, args, kwargs)
+        return whom(self, args, kwargs)
 
     def __pdoc__(self, **kwargs: Any) -> Any:
         """As it was called, but for the arrays."""
@@ -292,10 +292,10 @@ def is_unfinished(node: object) -> bool:
     return isinstance(node, Unfinished)
 
 
-def watched(node: Any, watcher: Callable[[Any, Any, Any], Any]) -> Any:
+def asking(node: Any, whom: Callable[[Any, Any, Any], Any]) -> Any:
     """A copy of an unfinished instance that asks somebody at a call."""
     deferral = node._deferral
-    made = Deferral(deferral.cls, deferral.told, deferral.missing, watcher)
+    made = Deferral(deferral.cls, deferral.told, deferral.missing, whom)
     return _make(node._given, made)
 
 

@@ -15,11 +15,11 @@ import jax
 
 from pytreemod.errors import ShapeError, UnfinishedError, explain
 from pytreemod.module.unfinished import (
+    asking,
     count_axes,
     finish,
     is_unfinished,
     sizes_by_call,
-    watched,
     with_given,
 )
 from pytreemod.state.tokens import tokens_of
@@ -98,9 +98,9 @@ def materialize(
     if not found:
         return model
     watch = _Watch()
-    watching = _visit(lambda path, node: watched(node, ft.partial(watch.call, path)), model)
+    questioning = _visit(lambda path, node: asking(node, ft.partial(watch.call, path)), model)
     # Sizes follow from shapes: nothing is computed, however large the model is.
-    filter_eval_shape(_called(method), watching, *args, **kwargs)
+    filter_eval_shape(_called(method), questioning, *args, **kwargs)
     missed = {path: node for path, node in found.items() if path not in watch.sizes}
     if missed:
         _refuse_missed(missed)

@@ -15,26 +15,26 @@ class Lineage:
     transform returns begins a lineage of its own.
     """
 
-    __slots__ = ("__weakref__", "lent")
+    __slots__ = ("__weakref__", "taken")
 
     def __init__(self) -> None:
         # By the lineage of each substate. Weakly: neither what it took nor what this one held then
         # is kept alive for longer than both are in use. Most substates have none of their own.
-        self.lent: WeakKeyDictionary[Lineage, dict[Any, Any]] | None = None
+        self.taken: WeakKeyDictionary[Lineage, dict[Any, Any]] | None = None
 
-    def lend(self, values: dict[Any, Any]) -> Lineage:
+    def branch(self, values: dict[Any, Any]) -> Lineage:
         """The lineage of a substate that takes these values."""
-        branch = Lineage()
-        if self.lent is None:
+        made = Lineage()
+        if self.taken is None:
             with beginning:
-                self.lent = WeakKeyDictionary() if self.lent is None else self.lent
-        self.lent[branch] = values
-        return branch
+                self.taken = WeakKeyDictionary() if self.taken is None else self.taken
+        self.taken[made] = values
+        return made
 
-    def lent_to(self, branch: Lineage | None) -> dict[Any, Any] | None:
+    def taken_by(self, branch: Lineage | None) -> dict[Any, Any] | None:
         """What a substate took from here; None if it took nothing, or it cannot be known."""
-        return None if branch is None or self.lent is None else self.lent.get(branch)
+        return None if branch is None or self.taken is None else self.taken.get(branch)
 
 
 beginning = Lock()
-"""Held where a lineage begins, or lends for the first time: two threads must not do it twice."""
+"""Held where a lineage begins, or branches for the first time: two threads must not do it twice."""

@@ -195,7 +195,7 @@ class State(AbstractKeeper):
             # When it is first needed: most States are never taken apart.
             with beginning:
                 self._lineage = self._lineage or Lineage()
-        part = _make(values, register, self._lineage.lend(values))
+        part = _make(values, register, self._lineage.branch(values))
         note_part(part)
         return part
 
@@ -244,7 +244,7 @@ class State(AbstractKeeper):
     def _changed_in(self, substate: State) -> list[Any]:
         """The markers of those values of a substate that are to take the places of this one's."""
         mine, others = self._values, substate._values
-        taken = None if self._lineage is None else self._lineage.lent_to(substate._lineage)
+        taken = None if self._lineage is None else self._lineage.taken_by(substate._lineage)
         if taken is None:
             return [marker for marker, value in others.items() if value is not mine[marker]]
         changed = [marker for marker, value in others.items() if value is not taken[marker]]

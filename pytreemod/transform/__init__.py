@@ -10,8 +10,8 @@ Owns: `filter_jit`, `filter_grad`, `filter_vmap` and the rest, each in a room of
 
 These import downwards only.
 
-May import `module` and what that may import; a peer of `state`. Transforms work on trees: they
-ask a Module nothing that they would not ask a list.
+May import `module` and what that may import; a peer of `state`. Transforms work on trees: but
+for the rules around calls, they ask a Module nothing that they would not ask any node.
 
 Promises: a transform gives what calling the function gives, or an error that names the argument
 and the path.

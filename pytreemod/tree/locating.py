@@ -118,7 +118,7 @@ class _StandIns:
             return _Mark(self, path, node) if is_marked else node
         record = record_of(node)
         if record is not None:
-            return record.shadow(node, _Shadow(self, record, node, path))
+            return record.shadow(node, _ShadowSource(self, record, node, path))
         children = children_of(node)
         if children is None:
             self.leaf_classes.add(kind)
@@ -152,7 +152,7 @@ class _StandIns:
         if target is None and record_of(answer) is not None:
             # A class's own `__getattribute__` would take this for a read of a field.
             source = object.__getattribute__(answer, "__stored__").get(PENDING)
-            if isinstance(source, _Shadow) and source.makers is self:
+            if isinstance(source, _ShadowSource) and source.makers is self:
                 target = Target(source.path, source.node)
         return target
 
@@ -192,8 +192,8 @@ class _StandIns:
                 raise AccessError(_made_text(target, other, name))
 
 
-class _Shadow(AbstractSource):
-    """The fields of one record's stand-in."""
+class _ShadowSource(AbstractSource):
+    """The fields of one shadow."""
 
     __slots__ = ("makers", "node", "path", "record")
 

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 _ARRAYS: tuple[type, ...] = (jax.Array, np.ndarray, np.generic)
-_NUMBERS = (bool, int, float, complex)
+NUMBERS = (bool, int, float, complex)
+"""The types of Python's own numbers."""
 
 
 def is_array(element: Any) -> bool:
@@ -32,6 +33,11 @@ def is_array(element: Any) -> bool:
     return isinstance(element, _ARRAYS)
 
 
+def is_abstract(element: Any) -> bool:
+    """Whether `element` is an array, or a `jax.ShapeDtypeStruct` in the place of one."""
+    return isinstance(element, (*_ARRAYS, jax.ShapeDtypeStruct))
+
+
 def is_array_like(element: Any) -> bool:
     """Whether JAX could make an array of `element`: arrays, Python numbers, `__jax_array__`.
 
@@ -45,7 +51,7 @@ def is_array_like(element: Any) -> bool:
         >>> is_array_like(1.0), is_array_like("1.0")
         (True, False)
     """
-    return isinstance(element, _ARRAYS + _NUMBERS) or _converts(element)
+    return isinstance(element, _ARRAYS + NUMBERS) or _converts(element)
 
 
 def _converts(element: Any) -> bool:

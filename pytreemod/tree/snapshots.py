@@ -76,7 +76,7 @@ def exact(value: Any) -> Any:
 
 
 def static_kind(value: Any) -> type:
-    """What stands beside the token: equal values of different classes are different.
+    """What stands in a key beside a static value, for equal values of different classes differ.
 
     The spellings of a dtype are one value.
     """
@@ -84,9 +84,10 @@ def static_kind(value: Any) -> type:
 
 
 class Structure:
-    """All that is not arrays in a tree; the same object for equal trees.
+    """All that is not arrays in a tree.
 
-    Because equal structures are one object, comparing two of them, and hashing one, costs nothing.
+    By `structure_of` it is the same object for equal trees: comparing two of them, and hashing one,
+    costs nothing. By `divide` each is another.
     """
 
     __slots__ = ("__weakref__", "count", "positions", "statics", "treedef")

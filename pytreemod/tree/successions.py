@@ -50,7 +50,7 @@ class Watch:
     def note_used(self, keeper: AbstractKeeper) -> None:
         """A keeper was used up."""
         if _has(self.parts, keeper):
-            # The whole that it was taken from stays as it was; only its entries tell.
+            # The whole that it was taken from stays as it was; only its values tell.
             self.advanced.update(keeper.__values__())
         elif not _has(self.made, keeper) and not any(known is keeper for known in self.came_in):
             self.came_in.append(keeper)

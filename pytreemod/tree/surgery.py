@@ -242,39 +242,3 @@ def _rebuild(node: PyTree, trie: Any, news: Sequence[Any], is_given: bool) -> Py
     for key, child in children_of(node) or ():
         parts.append(_rebuild(child, trie[key], news, is_given) if key in trie else child)
     return jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(parts)
-
-
-def replace_fields(tree: PyTree, changes: dict[str, Any]) -> tuple[PyTree, dict[str, int]]:
-    """A copy in which every record's *configuration* fields with the given names are changed.
-
-    Args:
-        tree: any tree.
-        changes: from field names to new values.
-
-    Returns:
-        The new tree, and how many fields of each name were found.
-    """
-    counts = dict.fromkeys(changes, 0)
-
-    def visit(node: Any) -> Any:
-        children = children_of(node)
-        if children is None:
-            return node
-        parts = [visit(child) for _, child in children]
-        same = all(new is old for new, (_, old) in zip(parts, children, strict=True))
-        record = record_of(node)
-        if record is None:
-            if same:
-                return node
-            if type(node) is list:
-                return parts
-            return jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(parts)
-        new = {} if same else {k.name: p for (k, _), p in zip(children, parts, strict=True)}
-        data = record.data_names(node)
-        for name in record.names(node):
-            if name in changes and name not in data:
-                counts[name] += 1
-                new[name] = changes[name]
-        return record.rebuild(node, new) if new else node
-
-    return visit(tree), counts

@@ -17,15 +17,15 @@ def make():
     return pm.make_with_state(lambda: pm.StateIndex(jnp.zeros(())))()
 
 
-def test_what_was_lent_is_known_to_the_lender():
+def test_what_a_substate_took_is_known_to_whom_it_branched_from():
     """And to nobody else."""
-    lender, values = Lineage(), {"a": 1}
-    branch = lender.lend(values)
+    whole, values = Lineage(), {"a": 1}
+    part = whole.branch(values)
 
-    assert lender.lent_to(branch) is values
-    assert branch.lent_to(lender) is None
-    assert lender.lent_to(None) is None
-    assert lender.lent_to(lender) is None
+    assert whole.taken_by(part) is values
+    assert part.taken_by(whole) is None
+    assert whole.taken_by(None) is None
+    assert whole.taken_by(whole) is None
 
 
 def test_states_that_follow_from_one_another_share_their_lineage():

@@ -11,7 +11,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import ArgumentError, FieldWarning, SpecError
-from pytreemod.tree.surgery import replace_at, replace_fields
+from pytreemod.tree.surgery import replace_at
 from tests.helpers.comparing import assert_identical
 from tests.helpers.trees import (
     Affine,
@@ -20,7 +20,6 @@ from tests.helpers.trees import (
     Checked,
     Converted,
     Defaults,
-    Holder,
     OwnInit,
     Pair,
     Registered,
@@ -256,21 +255,6 @@ def test_replace_at_follows_key_paths():
     changed = replace_at(tree, [(path, f"new {i}") for i, path in enumerate(paths)])
     assert changed == {"a": [Static(1, "new 0"), Pair(3, "new 1")]}
     assert replace_at(tree, [((), 5)]) == 5
-
-
-def test_replace_fields_changes_configuration_everywhere():
-    """Every configuration field of a name is changed, at any depth; data of that name is not."""
-    tree = [Static(1, "a"), {"x": Holder(Static(2, "b"))}, Affine(3, 4), Pair(Static(5, 6), 7)]
-    changed, counts = replace_fields(tree, {"size": 0, "weight": 0})
-
-    assert counts == {"size": 3, "weight": 0}
-    assert changed == [
-        Static(1, 0),
-        {"x": Holder(Static(2, 0))},
-        Affine(3, 4),
-        Pair(Static(5, 0), 7),
-    ]
-    assert changed[2] is tree[2]
 
 
 LAYERS = {"first": [Affine(1, 2), Buffered(3.0, 4, Affine(5, 6))], "second": Affine(7, None)}

@@ -4,6 +4,8 @@ What `Stack` and `Ensemble` have in common. The first applies its members one af
 second side by side; how they are made, taken apart, put together, and given their State and their
 random streams is the same.
 
+Owns:
+
     checks      whose members they are, for errors; what is checked before they are called
     making      made as one
     taking      taken out one by one, and put in

@@ -16,15 +16,13 @@ import jax.numpy as jnp
 from pytreemod.errors import describe
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import children_of, record_of, stop_below
-from pytreemod.tree.predicates import is_array
+from pytreemod.tree.predicates import NUMBERS, is_array
 from pytreemod.typing import PyTree, class_of, jtu
-
-_NUMBERS = (bool, int, float, complex)
 
 
 def is_number(leaf: Any) -> bool:
     """Whether `leaf` is a plain Python number, of which JAX makes an array."""
-    return type(leaf) in _NUMBERS
+    return type(leaf) in NUMBERS
 
 
 def is_value(leaf: Any) -> bool:

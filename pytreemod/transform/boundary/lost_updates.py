@@ -33,7 +33,7 @@ from pytreemod.tree.successions import (
 )
 
 
-def refuse_lost_updates(
+def tell_lost_updates(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any, watch: Watch
 ) -> None:
     """See to it that no update of a State was lost, and tell the watch outside what happened.
@@ -44,6 +44,9 @@ def refuse_lost_updates(
         kwargs: its arguments by keyword.
         result: what it returned.
         watch: what happened meanwhile.
+
+    Warns:
+        LostUpdateWarning: a State was used up, and nothing that follows from it comes out.
 
     Raises:
         StateError: a net among the arguments was changed by a call, and does not come out.
@@ -62,7 +65,7 @@ def refuse_lost_updates(
     outer = outer_watch()
     if outer is not None:
         outer.advanced |= watch.advanced
-        # The transform around makes keepers of its own, too: entries are what they have in common.
+        # The transform around makes keepers of its own, too: markers are what they have in common.
         for old in watch.came_in:
             outer.advanced.update(*(advanced(old, new) for new in after))
             # If it was not even made there, it came from further out still.
@@ -72,7 +75,7 @@ def refuse_lost_updates(
 def _is_followed(old: AbstractKeeper, after: Iterable[AbstractKeeper]) -> bool:
     """Whether a keeper that was used up has a successor, which may be a part of it."""
     names = old.__values__().keys()
-    # A keeper without entries has nothing to lose.
+    # A keeper without values has nothing to lose.
     return not names or any(names & new.__values__().keys() for new in after)
 
 

@@ -1,9 +1,10 @@
 """The one boundary between a call and JAX: a call is split into arrays and the rest, and back.
 
-Every transform goes this way:
+Every transform goes this way, by `divide` (see `tree.snapshots`) where nothing is kept from one
+call to the next, and no key is needed:
 
-    step(model, x)  ->  split: arrays, key  ->  jax.jit, jax.vmap, ...  ->  join  ->  user's code
-    result          <-  build                <-  ...                    <-  pack  <-  its result
+    step(model, x)  ->  split: arrays, key  ->  jax.jit  ->  assemble  ->  user's code
+    result          <-  unpack               <-  ...      <-  pack      <-  its result
 
 *Splitting* walks the arguments once and gives a flat list of arrays and a *key*: a tuple that is
 equal for two calls exactly if the second may use what was traced for the first. Records
@@ -51,7 +52,7 @@ from pytreemod.typing import PyTree, class_of, jtu
 Handler = Callable[[Any, list[Any], list[Any]], None]
 
 
-class _Token:
+class _Word:
     """A word of the key's language."""
 
     __slots__ = ("name",)
@@ -63,9 +64,9 @@ class _Token:
         return self.name
 
 
-_ARRAY = _Token("array")
-_STATIC = _Token("static")
-_NAMED = _Token("named arguments")
+_ARRAY = _Word("array")
+_STATIC = _Word("static")
+_NAMED = _Word("named arguments")
 
 
 def _split_array(value: Any, arrays: list[Any], key: list[Any]) -> None:
@@ -432,7 +433,7 @@ class Grouped(NamedTuple):
 
 def group(
     result: PyTree,
-    slots: Sequence[int],
+    positions: Sequence[int],
     count: int,
     finish: Callable[[list[Any]], list[Any]] | None = None,
 ) -> Grouped:
@@ -440,19 +441,19 @@ def group(
 
     Args:
         result: what the traced function returned.
-        slots: for each of its arrays, the group that it goes to.
+        positions: for each of its arrays, that of the group that it goes to.
         count: how many groups there are.
         finish: what to do with the arrays, once they are out, before the result is built.
     """
     ((plan, arrays),) = pack(result).items()
     groups: list[list[Any]] = [[] for _ in range(count)]
     targets: list[tuple[int, int]] = []
-    for array, slot in zip(arrays, slots, strict=True):
-        targets.append((slot, len(groups[slot])))
-        groups[slot].append(array)
+    for array, position in zip(arrays, positions, strict=True):
+        targets.append((position, len(groups[position])))
+        groups[position].append(array)
 
     def gather(groups: Sequence[Any]) -> list[Any]:
-        arrays = [groups[slot][i] for slot, i in targets]
+        arrays = [groups[position][i] for position, i in targets]
         return arrays if finish is None else finish(arrays)
 
     plan.gather = gather

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 
 from pytreemod.errors import ArgumentError, CaptureError, describe, explain
-from pytreemod.transform.boundary.lost_updates import refuse_lost_updates
+from pytreemod.transform.boundary.lost_updates import tell_lost_updates
 from pytreemod.tree.successions import Watch
 from pytreemod.tree.traces import current_trace
 from pytreemod.typing import PyTree, jtu
@@ -243,7 +243,7 @@ def call_watched(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, 
         result = fn(*args, **kwargs)
     # Rarely: most functions are given no State.
     if watch.came_in or watch.advanced:
-        refuse_lost_updates(fn, args, kwargs, result, watch)
+        tell_lost_updates(fn, args, kwargs, result, watch)
     return result
 
 

@@ -43,7 +43,6 @@ _COPIED = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__
 class Transformed:
     """A function under a transform; the base of what each transform returns."""
 
-    # One letter short, for they are read in every call.
     __slots__ = ("__dict__", "__weakref__", "fn", "options")
 
     fn: Callable[..., Any]

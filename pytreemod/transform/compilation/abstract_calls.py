@@ -16,16 +16,12 @@ from pytreemod.transform.compilation.programs import Program, Signature
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.partitioning import partition
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.predicates import is_array
+from pytreemod.tree.predicates import is_abstract
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.tree.traces import run_again
 from pytreemod.typing import PyTree, jtu
 
 _R = TypeVar("_R")
-
-
-def _is_abstract(leaf: Any) -> bool:
-    return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 # What a function is given as, so that it may be given by keyword, too, and yet leave the name free
@@ -54,7 +50,7 @@ def filter_eval_shape(fun: Callable[..., _R] = _BY_KEYWORD, /, *args: Any, **kwa
     """
     fun = kwargs.pop("fun", None) if fun is _BY_KEYWORD else fun
     check_callable("filter_eval_shape", fun)
-    arrays, structure = divide((fun, args, kwargs), _is_abstract)
+    arrays, structure = divide((fun, args, kwargs), is_abstract)
 
     def run(values: list[Any]) -> Any:
         return pack_call(*structure.assemble(values))
@@ -71,12 +67,12 @@ class _MakeJaxpr(Transformed):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         jaxpr, result = _trace(self.fn, args, kwargs)
-        return jaxpr, *partition(result, _is_abstract)
+        return jaxpr, *partition(result, is_abstract)
 
 
 def _trace(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, PyTree]:
     """The jaxpr of a call, and its result with shapes for arrays."""
-    arrays, structure = divide((args, kwargs), _is_abstract)
+    arrays, structure = divide((args, kwargs), is_abstract)
 
     def run(*values: Any) -> Any:
         return pack(call_watched(fn, *structure.assemble(values)))
@@ -152,7 +148,7 @@ class ClosureConverted:
             StructureError: the arguments differ, in structure, shape, dtype or static values,
                 from those that the function was converted for.
         """
-        arrays, structure = divide((args, kwargs), _is_abstract)
+        arrays, structure = divide((args, kwargs), is_abstract)
         self._check(arrays, structure)
         return self._gives.structure.assemble(run_again(self.jaxpr, self.consts, arrays))
 
@@ -243,8 +239,8 @@ def filter_closure_convert(
     fn = kwargs.pop("fn", None) if fn is _BY_KEYWORD else fn
     check_callable("filter_closure_convert", fn, "fn")
     closed, result = _trace(fn, args, kwargs)
-    structs, out_structure = divide(result, _is_abstract)
-    arrays, in_structure = divide((args, kwargs), _is_abstract)
+    structs, out_structure = divide(result, is_abstract)
+    arrays, in_structure = divide((args, kwargs), is_abstract)
     in_structs = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
     return ClosureConverted(
         function_name(fn),

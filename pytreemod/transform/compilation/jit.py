@@ -29,9 +29,9 @@ from pytreemod.transform.boundary.wrapping import (
 )
 from pytreemod.transform.compilation.donation import as_donation, explain_deleted, explain_twice
 from pytreemod.transform.compilation.kept_functions import forget
-from pytreemod.transform.compilation.shardings import ArgumentLayout, ResultLayout
+from pytreemod.transform.compilation.shardings import ArgumentPlacements, ResultPlacements
 from pytreemod.transform.compilation.stages import Lowered, Traced, TracedCall, as_structs
-from pytreemod.transform.compilation.static_arguments import as_static, hold
+from pytreemod.transform.compilation.static_arguments import as_static, make_constant
 from pytreemod.transform.compilation.store import (
     Entry,
     Options,
@@ -207,7 +207,7 @@ class Jitted(Transformed):
         if kwargs:
             args, kwargs = place_keywords(self.places, args, kwargs)
         static = self.options.static
-        return hold(static, self.names, args, kwargs) if static else (args, kwargs)
+        return make_constant(static, self.names, args, kwargs) if static else (args, kwargs)
 
     def split(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -452,8 +452,8 @@ def filter_jit(
     options = Options(
         as_donation(donate, fun),
         max_traces,
-        None if in_shardings is None else ArgumentLayout(in_shardings),
-        None if out_shardings is None else ResultLayout(out_shardings),
+        None if in_shardings is None else ArgumentPlacements(in_shardings),
+        None if out_shardings is None else ResultPlacements(out_shardings),
         as_static(static, fun),
         tuple(sorted(jitkwargs.items())),
     )

@@ -56,7 +56,7 @@ def placement_terms(where: str) -> Terms:
 class SpecOption:
     """A spec of shardings as an option: compared by value if it can be, or else by identity."""
 
-    __slots__ = ("spec", "token")
+    __slots__ = ("identity", "spec")
 
     def __init__(self, spec: Any):
         self.spec = spec
@@ -72,18 +72,18 @@ class SpecOption:
                     cure=["name each argument:", "in_shardings={'x': rows, 'y': rows}"],
                 )
             ) from error
-        self.token: Any = (tuple(leaves), treedef)
+        self.identity: Any = (tuple(leaves), treedef)
         try:
-            hash(self.token)
+            hash(self.identity)
         except TypeError:
             # Equal to itself alone: a spec that is compared wrongly would find another's program.
-            self.token = object()
+            self.identity = object()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SpecOption) and self.token == other.token
+        return isinstance(other, SpecOption) and self.identity == other.identity
 
     def __hash__(self) -> int:
-        return hash(self.token)
+        return hash(self.identity)
 
     def __repr__(self) -> str:
         return repr(self.spec)
@@ -141,7 +141,7 @@ def convert_values(
 
 
 def check_placements(
-    assigned: Sequence[Assigned], where: str, mesh: Any = None, *, is_whole: bool = True
+    assigned: Sequence[Assigned], where: str, mesh: Any = None, *, are_parts: bool = False
 ) -> None:
     """Refuse specs that do not fit the arrays that they are for.
 
@@ -149,7 +149,7 @@ def check_placements(
         assigned: arrays and their placements.
         where: what to call the spec in errors.
         mesh: the mesh of PartitionSpecs; left out, the one in context, if any.
-        is_whole: whether the arrays are still to be split, and not parts already.
+        are_parts: whether the arrays are split already, and need not be divided evenly.
 
     Raises:
         ShapeError: an array has too few axes, or one that the mesh does not divide evenly.
@@ -163,7 +163,7 @@ def check_placements(
         if spec is None or not sizes:
             continue
         check_axis_names(spec, sizes, where, f"{place}: {spec_text(spec)}")
-        if is_whole:
+        if not are_parts:
             uneven += [f"{place}: {line}" for line in _uneven(array, spec, sizes)]
     if uneven:
         raise ShapeError(

@@ -48,7 +48,7 @@ _OUT = "filter_jit(out_shardings)"
 _TERMS = Terms(_IN, stops, None, "in_shardings", "sharding", "lies as it lies")
 
 
-class ArgumentLayout(SpecOption):
+class ArgumentPlacements(SpecOption):
     """How the arguments of a jitted function lie."""
 
     __slots__ = ()
@@ -161,20 +161,20 @@ class Asking:
         return self.find(arguments).eval_shape(*arguments)
 
 
-class ResultLayout(SpecOption):
+class ResultPlacements(SpecOption):
     """How the results of a jitted function lie."""
 
-    __slots__ = ("prefix", "slots")
+    __slots__ = ("prefix", "treatments")
 
     def __init__(self, spec: Any):
         super().__init__(spec)
-        self.slots: list[Any] | None = None
+        self.treatments: list[Any] | None = None
         if is_placement(spec):
             self.prefix = as_sharding(spec)
             return
         known = [value for value in values_in(spec, stops) if is_placement(value)]
-        self.slots = [None, *(as_sharding(value) for value in known if value is not None)]
-        self.prefix = Grouped(None, self.slots)
+        self.treatments = [None, *(as_sharding(value) for value in known if value is not None)]
+        self.prefix = Grouped(None, self.treatments)
 
     def pack(self, result: PyTree) -> Any:
         """Pack a traced result as `prefix` says.
@@ -186,21 +186,23 @@ class ResultLayout(SpecOption):
         assigned = assign(self.spec, own, "result", placement_terms(_OUT))
         converted = convert_values(assigned, as_sharding, _OUT, PLACEMENTS)
         check_placements(converted, _OUT)
-        if self.slots is None:
+        if self.treatments is None:
             # One sharding for the whole result: what is captured lies as it, too.
             return pack(result)
         values: list[Any] = [value for _, _, value in converted]
         if type(result) is Sown:
             values += [None] * count_arrays(result.harvest)
-        late = [value not in self.slots for value in values]
+        late = [value not in self.treatments for value in values]
         if any(late):
             leaves, treedef = jtu.tree_flatten(result)
             told = iter(zip(values, late, strict=True))
             # JAX was not told of these: they go out as they lie, and are laid out inside the
             # program.
             result = treedef.unflatten([_told(x, told) if is_array(x) else x for x in leaves])
-        positions = [0 if n else self.slots.index(v) for v, n in zip(values, late, strict=True)]
-        return group(result, positions, len(self.slots))
+        positions = [
+            0 if n else self.treatments.index(v) for v, n in zip(values, late, strict=True)
+        ]
+        return group(result, positions, len(self.treatments))
 
 
 def _told(array: Any, told: Any) -> Any:

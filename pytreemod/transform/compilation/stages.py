@@ -11,7 +11,7 @@ import jax
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.transform.boundary.packing import unpack
 from pytreemod.transform.compilation.retraces import changes_between
-from pytreemod.transform.compilation.static_arguments import hold_as
+from pytreemod.transform.compilation.static_arguments import constant_as
 from pytreemod.transform.compilation.store import Entry
 from pytreemod.transform.host.failures import call_listening
 from pytreemod.tree.paths import path_text
@@ -232,7 +232,7 @@ class Compiled:
         names = [name for name, _ in before]
         more = (f"args[{i}]" for i in range(len(names), len(args)))
         given = [*zip([*names, *more], args), *kwargs.items()]
-        after = [(name, hold_as(tree, dict(before).get(name))) for name, tree in given]
+        after = [(name, constant_as(tree, dict(before).get(name))) for name, tree in given]
         return changes_between(before, after)
 
     def _explain(self, arrays: Sequence[Any], error: TypeError) -> None:

@@ -22,7 +22,7 @@ _NUMPY = (np.ndarray, np.generic)
 class Constant:
     """A NumPy array or number as a static value: equal to one that holds the same bytes."""
 
-    __slots__ = ("token", "value")
+    __slots__ = ("identity", "value")
 
     def __init__(self, value: Any):
         kind = class_of(value)
@@ -32,13 +32,13 @@ class Constant:
             value.flags.writeable = False
         self.value: Any = value
         # By its bytes: NaN is equal to itself so, and zeros are told apart by their signs.
-        self.token: Any = (kind, value.shape, value.dtype, value.tobytes())
+        self.identity: Any = (kind, value.shape, value.dtype, value.tobytes())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Constant) and self.token == other.token
+        return isinstance(other, Constant) and self.identity == other.identity
 
     def __hash__(self) -> int:
-        return hash(self.token)
+        return hash(self.identity)
 
     def __repr__(self) -> str:
         return repr(self.value)
@@ -64,7 +64,7 @@ def as_static(static: Any, fn: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def hold(
+def make_constant(
     static: tuple[str, ...], names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Make static what is in the arguments that were named.
@@ -73,11 +73,11 @@ def hold(
         ArgumentError: there is a JAX array in one; its path is named.
     """
     named = [(argument_name(names, i), x) for i, x in enumerate(args)]
-    held = tuple(_hold(x, name) if name in static else x for name, x in named)
-    return held, {k: _hold(x, k) if k in static else x for k, x in kwargs.items()}
+    constant = tuple(_constant_in(x, name) if name in static else x for name, x in named)
+    return constant, {k: _constant_in(x, k) if k in static else x for k, x in kwargs.items()}
 
 
-def _hold(tree: PyTree, name: str) -> PyTree:
+def _constant_in(tree: PyTree, name: str) -> PyTree:
     leaves, treedef = jtu.tree_flatten(tree)
     # To look at its numbers would wait for the device, in every call: the user has to say so.
     if any(isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) for leaf in leaves):
@@ -85,16 +85,16 @@ def _hold(tree: PyTree, name: str) -> PyTree:
     # As it was passed, mostly: numbers and texts are static by themselves.
     if not any(isinstance(leaf, _NUMPY) for leaf in leaves):
         return tree
-    return treedef.unflatten(map(_held, leaves))
+    return treedef.unflatten(map(_as_constant, leaves))
 
 
-def hold_as(tree: PyTree, other: PyTree) -> PyTree:
-    """What `hold` makes of a tree, if `other` was held."""
-    is_held = any(isinstance(leaf, Constant) for leaf in jtu.tree_leaves(other))
-    return jtu.tree_map(_held, tree) if is_held else tree
+def constant_as(tree: PyTree, other: PyTree) -> PyTree:
+    """What `make_constant` makes of a tree, if `other` has some."""
+    has_some = any(isinstance(leaf, Constant) for leaf in jtu.tree_leaves(other))
+    return jtu.tree_map(_as_constant, tree) if has_some else tree
 
 
-def _held(leaf: Any) -> Any:
+def _as_constant(leaf: Any) -> Any:
     return Constant(leaf) if isinstance(leaf, _NUMPY) else leaf
 
 
@@ -121,7 +121,7 @@ def _refuse(tree: PyTree, name: str) -> None:
 def give_back(
     static: tuple[str, ...], names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What `hold` was given."""
+    """What `make_constant` was given."""
     named = [(argument_name(names, i), x) for i, x in enumerate(args)]
     out = tuple(given_back(x) if name in static else x for name, x in named)
     return out, {k: given_back(x) if k in static else x for k, x in kwargs.items()}

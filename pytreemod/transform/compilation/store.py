@@ -29,9 +29,9 @@ from pytreemod.transform.compilation.donation import (
 )
 from pytreemod.transform.compilation.retraces import Trace, TraceLog
 from pytreemod.transform.compilation.shardings import (
-    ArgumentLayout,
+    ArgumentPlacements,
     Asking,
-    ResultLayout,
+    ResultPlacements,
     argument_shardings,
     has_functions,
 )
@@ -54,8 +54,8 @@ class Options(NamedTuple):
 
     donation: Donation | None = None
     max_traces: int | None = None
-    in_shardings: ArgumentLayout | None = None
-    out_shardings: ResultLayout | None = None
+    in_shardings: ArgumentPlacements | None = None
+    out_shardings: ResultPlacements | None = None
     static: tuple[str, ...] = ()
     jit: tuple[tuple[str, Any], ...] = ()
 

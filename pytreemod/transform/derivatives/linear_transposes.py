@@ -16,7 +16,7 @@ from pytreemod.transform.derivatives.chosen_leaves import as_derivatives
 from pytreemod.transform.derivatives.tangents import beside
 from pytreemod.transform.host.failures import surfacing
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.predicates import is_array
+from pytreemod.tree.predicates import is_abstract
 from pytreemod.tree.snapshots import divide
 from pytreemod.typing import PyTree, jtu, untyped_jax
 
@@ -65,7 +65,7 @@ def filter_linear_transpose(
     # What is transposed takes what `run` returns: with the same plan.
     packed = jax.eval_shape(run, linear)
     (plan,) = packed
-    structs, parts = divide(unpack(packed), _is_abstract)
+    structs, parts = divide(unpack(packed), is_abstract)
     result = parts.place(structs)
     _refuse_others(where, result)
     transpose = untyped_jax.linear_transpose(run, linear)
@@ -87,12 +87,8 @@ def filter_linear_transpose(
     return transposed
 
 
-def _is_abstract(leaf: Any) -> bool:
-    return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
-
-
 def _is_linear(leaf: Any) -> bool:
-    return _is_abstract(leaf) and bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
+    return is_abstract(leaf) and bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
 
 
 def _refuse_unknown(where: str, primals: tuple[Any, ...]) -> None:
@@ -103,7 +99,7 @@ def _refuse_unknown(where: str, primals: tuple[Any, ...]) -> None:
 
 
 def _refuse_others(where: str, result: PyTree) -> None:
-    wrong = _places(result, "result", _is_abstract)
+    wrong = _places(result, "result", is_abstract)
     if wrong:
         expected = "a result in which all arrays are floating"
         raise DerivativeError(explain(where, expected, "others", places=wrong))

@@ -15,10 +15,8 @@ import jax.numpy as jnp
 from pytreemod.errors import DerivativeError, describe, explain, with_article
 from pytreemod.tree.nodes import children_of, is_node
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.predicates import is_array, is_array_like
+from pytreemod.tree.predicates import NUMBERS, is_array, is_array_like
 from pytreemod.typing import PyTree, class_of, jtu
-
-_NUMBERS = (bool, int, float, complex)
 
 
 class _Misfit:
@@ -155,10 +153,10 @@ def _checked(leaf: Any, value: Any, strict: bool) -> tuple[Any, str | None]:
 
 def _from_number(leaf: Any, value: Any) -> Any:
     """A Python number as an array like `leaf`, if it is one of the leaf's kind."""
-    if not isinstance(value, _NUMBERS):
+    if not isinstance(value, NUMBERS):
         return jnp.asarray(value)
     # JAX differentiates by a number as by a weak array: so its tangent is to be weak, too.
-    if isinstance(leaf, _NUMBERS):
+    if isinstance(leaf, NUMBERS):
         return value
     # Left as it is, to be refused with both types: a cast would drop a half of it.
     if isinstance(value, complex) and not jnp.issubdtype(leaf.dtype, jnp.complexfloating):
@@ -167,7 +165,7 @@ def _from_number(leaf: Any, value: Any) -> Any:
 
 
 def _dtype(value: Any) -> Any:
-    if isinstance(value, _NUMBERS):
+    if isinstance(value, NUMBERS):
         return jnp.result_type(value)
     # NumPy's float64 arrives as float32 where JAX does not compute in 64 bits.
     return jax.dtypes.canonicalize_dtype(value.dtype)

@@ -45,7 +45,7 @@ class _Promise:
         self.where = where
         # A callback that JAX calls for a whole batch returns arrays with more axes in front.
         self.is_batched = is_batched
-        found, self.structure = divide(result_shape_dtypes, _is_abstract)
+        found, self.structure = divide(result_shape_dtypes, _is_promise)
         self.types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in found]
         self.tree = self.structure.assemble([Slot(aval) for aval in self.types])
         self.impls = [_impl_of(aval) for aval in self.types]
@@ -106,7 +106,7 @@ def _divide(tree: PyTree) -> tuple[list[Any], Structure]:
         return divide(tree)
 
 
-def _is_abstract(leaf: Any) -> bool:
+def _is_promise(leaf: Any) -> bool:
     return is_array(leaf) or (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))
 
 

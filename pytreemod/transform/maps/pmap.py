@@ -129,13 +129,13 @@ class _Pmapped(Vmapped):
     ) -> Any:
         out_axes = self.options.out_axes
         structure = divide((head, args, kwargs))[1]
-        slots = [axis for axis in self.slots if axis is None or axis >= 0]
+        treatments = [axis for axis in self.treatments if axis is None or axis >= 0]
         plain: Any = self.fn
 
         def run(own: list[Any], values: list[Any]) -> Grouped:
             head, args, kwargs = structure.assemble(own + values[: len(values) - counted])
             result = reaping(head[0] if head else plain)(*args, **kwargs)
-            return group_by_axis("filter_pmap(out_axes)", result, out_axes, slots)
+            return group_by_axis("filter_pmap(out_axes)", result, out_axes, treatments)
 
         run.__name__ = run.__qualname__ = function_name(self.fn)
         # The function's own arrays, too, as `filter_jit` gives them: they go if they lie on every
@@ -145,7 +145,7 @@ class _Pmapped(Vmapped):
             run,
             self.options.axis_name,
             in_axes=(None, list(axes)),
-            out_axes=Grouped(None, slots),
+            out_axes=Grouped(None, treatments),
             **options,
             **dict(self.options.jaxkwargs),
         )

@@ -120,7 +120,7 @@ class _ShardMapped(Transformed):
                 return unpack(mapped(arrays))
             # Once more, now that JAX can be told; each round adds specs, so that it ends.
             except _NewSpecs as found:
-                results.slots += found.specs
+                results.treatments += found.specs
             except ValueError as error:
                 # JAX has no class of error for it.
                 if "in_specs" in str(error) and assigned is not None:
@@ -268,12 +268,12 @@ class _Results:
         self.check_vma = options.check_vma
         self.mesh = mesh
         known = values_in(self.spec, stops)
-        self.slots: list[PartitionSpec] = [
+        self.treatments: list[PartitionSpec] = [
             as_spec(value) for value in known if isinstance(value, (NamedSharding, PartitionSpec))
         ]
         if None in known:
-            self.slots.append(PartitionSpec())
-        for spec in self.slots:
+            self.treatments.append(PartitionSpec())
+        for spec in self.treatments:
             # Before anything runs: results are only known when the function is done.
             check_axis_names(spec, mesh.axis_names, _OUT, spec_text(spec))
         # Axes that are manual already are those of a `shard_map` around.
@@ -288,7 +288,7 @@ class _Results:
         """`out_specs` as JAX takes them."""
         # There is no array in the plan; but None is no spec for JAX.
         plan: Any = PartitionSpec()
-        return Grouped(plan, list(self.slots))
+        return Grouped(plan, list(self.treatments))
 
     def group(self, result: PyTree) -> Grouped:
         """Pack a result in groups.
@@ -299,18 +299,18 @@ class _Results:
         own = result.result if type(result) is Sown else result
         assigned = assign(self.spec, own, "result", placement_terms(_OUT))
         converted = convert_values(assigned, as_spec, _OUT, SPECS)
-        check_placements(converted, _OUT, self.mesh, is_whole=False)
+        check_placements(converted, _OUT, self.mesh, are_parts=True)
         specs = [value for _, _, value in converted]
         if type(result) is Sown:
             harvest, whole = self.stack(result.harvest)
             result, specs = Sown(own, harvest), specs + whole
-        new = [spec for spec in specs if spec not in self.slots]
+        new = [spec for spec in specs if spec not in self.treatments]
         if new:
             # Out of the trace: JAX has been told of other groups already, and cannot use it.
             raise _NewSpecs(list(dict.fromkeys(new)))
         if self.check_vma:
             self.check_sameness(converted)
-        return group(result, [self.slots.index(spec) for spec in specs], len(self.slots))
+        return group(result, [self.treatments.index(spec) for spec in specs], len(self.treatments))
 
     def stack(self, harvest: Harvest) -> tuple[Harvest, list[PartitionSpec]]:
         """What was captured on each device, to be stacked along a new first axis; its specs."""

@@ -187,7 +187,7 @@ class MapOptions(NamedTuple):
 class Vmapped(Transformed):
     """A function under `filter_vmap`, and the base of `filter_pmap`'s."""
 
-    __slots__ = ("names", "on_axis_0", "places", "slots", "terms")
+    __slots__ = ("names", "on_axis_0", "places", "terms", "treatments")
 
     options: MapOptions
 
@@ -198,7 +198,7 @@ class Vmapped(Transformed):
         where = f"{self.transform_name()}(in_axes)"
         self.terms = Terms(where, _stops, ON_AXIS_0, "in_axes", "0", "is mapped over axis 0")
         # 0 in any case: what is moved later is stacked there first.
-        self.slots = [None, 0, *sorted(known_axes(options.out_axes) - {None, 0})]
+        self.treatments = [None, 0, *sorted(known_axes(options.out_axes) - {None, 0})]
         # The default says the same of every array: JAX can be told so, and nobody need look at the
         # results. That is a third of what an eager call would add to JAX's own.
         self.on_axis_0 = options.out_axes is ON_AXIS_0
@@ -216,7 +216,7 @@ class Vmapped(Transformed):
         axes, leaves, treedef = self.inputs(args, kwargs)
         # All that JAX is given: what is the same for all members stays outside, tracer or not.
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
-        slots, on_axis_0 = self.slots, self.on_axis_0
+        treatments, on_axis_0 = self.treatments, self.on_axis_0
         fn = reaping(self.fn)
         # For an error that JAX raises when the function is done, and nothing else.
         unmapped: list[Any] = []
@@ -229,7 +229,7 @@ class Vmapped(Transformed):
             result = fn(*args, **kwargs)
             if on_axis_0:
                 return pack(result)
-            return group_by_axis("filter_vmap(out_axes)", result, out_axes, slots, unmapped)
+            return group_by_axis("filter_vmap(out_axes)", result, out_axes, treatments, unmapped)
 
         options = {} if axis_size is None else {"axis_size": axis_size}
         if self.options.axis_name is not None:
@@ -237,7 +237,7 @@ class Vmapped(Transformed):
         vmapped = jax.vmap(
             run,
             in_axes=([axes[i] for i in mapped],),
-            out_axes=0 if on_axis_0 else Grouped(None, slots),
+            out_axes=0 if on_axis_0 else Grouped(None, treatments),
             **options,
             **dict(self.options.jaxkwargs),
         )
@@ -396,7 +396,7 @@ def group_by_axis(
     where: str,
     result: PyTree,
     spec: AxesSpec,
-    slots: Sequence[int | None],
+    treatments: Sequence[int | None],
     unmapped: list[Any] | None = None,
 ) -> Grouped:
     """Pack a mapped function's result in groups, one for each axis that its spec can name.
@@ -407,8 +407,8 @@ def group_by_axis(
         where: what to call the spec in errors.
         result: what the function returned for one member.
         spec: where its arrays are to be stacked.
-        slots: the axes that JAX was told of. An axis that only a function in the spec names, or a
-            negative one, is none of them: such an array is stacked on axis 0, and moved later.
+        treatments: the axes that JAX was told of. An axis that only a function in the spec names,
+            or a negative one, is none of them: such an array is stacked on axis 0, and moved later.
         unmapped: gets the paths of what is to be the same for all members.
 
     Raises:
@@ -426,14 +426,14 @@ def group_by_axis(
         _check_out_axes(where, rows)
         if unmapped is not None:
             unmapped += [path for path, _, axis in rows if axis is None]
-    late = [axis not in slots for axis in axes]
+    late = [axis not in treatments for axis in axes]
 
     def move(arrays: list[Any]) -> list[Any]:
         moves = zip(arrays, axes, late, strict=True)
         return [jnp.moveaxis(x, 0, axis) if is_late else x for x, axis, is_late in moves]
 
-    positions = [slots.index(0 if n else axis) for axis, n in zip(axes, late, strict=True)]
-    return group(result, positions, len(slots), move if any(late) else None)
+    positions = [treatments.index(0 if n else axis) for axis, n in zip(axes, late, strict=True)]
+    return group(result, positions, len(treatments), move if any(late) else None)
 
 
 # A mapped function keeps its type: what changes are the shapes of its arrays, not their type.
