@@ -61,6 +61,25 @@ def write_finish(schema: Schema) -> Callable[[Any], Any]:
     Constructing is on the path of everything eager, so the checks of one class are written out:
     for most instances they come down to a few look-ups of types.
     """
+    name = schema.cls.__qualname__
+    scope: dict[str, Any] = {
+        "arrayless": schema.arrayless,
+        "FunctionType": FunctionType,
+        "is_computed": is_computed,
+        "layouts": schema.layouts_by_type,
+        "schema": schema,
+        "fill": ft.partial(fill_defaults, schema),
+        "divide": ft.partial(_divide, schema),
+        **{f"convert_{i}": convert for i, convert in enumerate(schema.converters.values())},
+        **{
+            f"constrain_{i}": ft.partial(take_in, constraint, where=f"{name}.{field}")
+            for i, (field, constraint) in enumerate(schema.constraints.items())
+        },
+    }
+    return compile_functions(_source_of_finish(schema), scope, name, schema.fields)["finish"]
+
+
+def _source_of_finish(schema: Schema) -> str:
     places = {name: quoted(i) for i, name in enumerate(schema.fields)}
     converts = "".join(
         f"    if not is_computed(d[{places[n]}]): d[{places[n]}] = convert_{i}(d[{places[n]}])\n"
@@ -71,7 +90,7 @@ def write_finish(schema: Schema) -> Callable[[Any], Any]:
         for i, n in enumerate(schema.constraints)
     )
     kinds = "".join(f"type(d[{place}]), " for place in places.values())
-    source = f"""
+    return f"""
 def finish(node):
     d = node.__stored__
     if len(d) != {len(schema.fields)}:
@@ -99,54 +118,36 @@ def finish(node):
     return node
 """
 
-    def fill(values: dict[str, Any]) -> None:
-        fill_defaults(schema, values)
 
-    def divide(node: Any, values: dict[str, Any]) -> Any:
-        for name, value in values.items():
-            if type(value) is float and value != value:
-                # One NaN for all: it is not equal to itself, but it is itself.
-                values[name] = math.nan
-            elif type(value) is dataclasses.Field:
-                refuse_declaration(schema.cls, name)
-        found = schema.for_values(values)
-        if found is not schema:
-            # Not by its `__class__`: Python exchanges that for a class of the same first base only.
-            node = make_record(found.cls, values)
-        if schema.computes:
-            # Its kind is known, and what it is like when it can be flattened.
-            values[MADE] = UNKNOWN
-        layout = found.decide(values)
-        for name in layout.config:
-            warn_of_arrays(schema.cls, name, values[name])
-        for name in layout.data:
-            if not is_clear_data(values[name]):
-                refuse_itself(node, name, values[name])
-        if found is schema:
-            schema.note_types(layout, values)
-        values[LAYOUT] = layout
-        if schema.computes:
-            values[MADE] = observe(node)
-            # Flattened for that while it was not yet known.
-            values.pop(FLAT, None)
-        return node
-
-    name = schema.cls.__qualname__
-    scope: dict[str, Any] = {
-        "arrayless": schema.arrayless,
-        "FunctionType": FunctionType,
-        "is_computed": is_computed,
-        "layouts": schema.layouts_by_type,
-        "schema": schema,
-        "fill": fill,
-        "divide": divide,
-        **{f"convert_{i}": convert for i, convert in enumerate(schema.converters.values())},
-        **{
-            f"constrain_{i}": ft.partial(take_in, constraint, where=f"{name}.{field}")
-            for i, (field, constraint) in enumerate(schema.constraints.items())
-        },
-    }
-    return compile_functions(source, scope, name, schema.fields)["finish"]
+def _divide(schema: Schema, node: Any, values: dict[str, Any]) -> Any:
+    """Divide an instance whose types do not say how: it may be of another class then."""
+    for name, value in values.items():
+        if type(value) is float and value != value:
+            # One NaN for all: it is not equal to itself, but it is itself.
+            values[name] = math.nan
+        elif type(value) is dataclasses.Field:
+            refuse_declaration(schema.cls, name)
+    found = schema.for_values(values)
+    if found is not schema:
+        # Not by its `__class__`: Python exchanges that for a class of the same first base only.
+        node = make_record(found.cls, values)
+    if schema.computes:
+        # Its kind is known, and what it is like when it can be flattened.
+        values[MADE] = UNKNOWN
+    layout = found.decide(values)
+    for name in layout.config:
+        warn_of_arrays(schema.cls, name, values[name])
+    for name in layout.data:
+        if not is_clear_data(values[name]):
+            refuse_itself(node, name, values[name])
+    if found is schema:
+        schema.note_types(layout, values)
+    values[LAYOUT] = layout
+    if schema.computes:
+        values[MADE] = observe(node)
+        # Flattened for that while it was not yet known.
+        values.pop(FLAT, None)
+    return node
 
 
 def compile_functions(

@@ -1,4 +1,10 @@
-"""Declaring fields: `field`, `buffer`, and the annotations of abstract attributes."""
+"""Declaring fields: `field`, `buffer`, and the annotations of abstract attributes.
+
+A field is one of the `dataclasses` module, whose metadata say what else it is: static, of a role,
+converted, constrained. What is said so is checked where it is written, and read again when the
+class is made (see `schema`). `AbstractVar` and `AbstractClassVar` are annotations that
+`typing.get_type_hints` and type checkers see through.
+"""
 
 from __future__ import annotations
 

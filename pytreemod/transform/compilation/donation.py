@@ -1,4 +1,11 @@
-"""Which arrays a jitted call gives away, so that their memory can hold the results."""
+"""Which arrays a jitted call gives away, so that their memory can hold the results.
+
+`donate=` says it by argument, by name or by selector (`as_donation`). In a call the arrays are
+taken apart into those that are given away and those that are not (`separation`), for JAX donates
+whole arguments. JAX warns of each that it could not use, which is no mistake of the user's where
+the model is donated as a whole: that is kept quiet, in the threads that are in such a call. An
+array that was given away, or is given away twice, is told by its path.
+"""
 
 from __future__ import annotations
 

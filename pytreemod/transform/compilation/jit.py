@@ -1,4 +1,11 @@
-"""`filter_jit`: compile a function of any trees; arrays are traced, all else is static."""
+"""`filter_jit`: compile a function of any trees; arrays are traced, all else is static.
+
+A call is split into arrays and a key (`boundary.packing`). The key finds the compiled function in
+the store of the user's function (`store`), the arrays go through it, and the result is put together
+again. `Jitted.__call__` is that road, written out, and nothing else; whatever is out of the
+ordinary, such as a first call, an option that looks at arrays, or an error, leaves it for
+`_call_slowly`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""Derivatives that the user writes: custom rules for functions of any trees."""
+"""Derivatives that the user writes: custom rules for functions of any trees.
+
+JAX's own take lists of arrays. A call is divided; the rule is given trees again, put together
+around what JAX hands it, and gives trees back, of which the derivatives are taken in order
+(`tangents`). Function and rule are traced apart, and must give the same result: what it is made of,
+whichever ran first, is kept for the other to be compared with (`_Agreement`).
+
+By which arguments there may be a derivative is a matter of the rule. One by anything else would be
+zero, and wrong: it is refused while JAX traces, by path.
+"""
 
 from __future__ import annotations
 

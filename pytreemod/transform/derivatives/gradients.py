@@ -1,4 +1,9 @@
-"""Gradients with respect to the trainable leaves of any tree."""
+"""Gradients with respect to the trainable leaves of any tree.
+
+What is differentiated is chosen and taken out (`chosen_leaves`), JAX differentiates a function of
+the list of these, and the gradient is a tree like the argument, with None for all else. The rest of
+what the function returns goes out beside the loss, packed.
+"""
 
 from __future__ import annotations
 

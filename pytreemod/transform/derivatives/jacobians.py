@@ -1,4 +1,10 @@
-"""Jacobians and Hessians of functions of any trees."""
+"""Jacobians and Hessians of functions of any trees.
+
+JAX differentiates a function of the list of chosen leaves, which returns the list of what is
+differentiable in the result. The Jacobian is a tree of the result's structure; at each of its
+leaves is one of the argument's. A Hessian is the Jacobian, forwards, of one that was taken
+backwards.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""Derivatives along a direction, and the linear maps behind them: jvp, vjp, linearize."""
+"""Derivatives along a direction, and the linear maps behind them: jvp, vjp, linearize.
+
+A linear map goes from trees to trees, of which only some leaves are part of it. So each end is a
+*space* (`_Space`): a structure, and the shape of each array that counts. It reads what a user
+gives, with None for zero, and places what JAX returns.
+
+In a result, that are the arrays that depend on the arguments. JAX knows which: it has a tangent
+that is zero by its type for all others, but does not say so outside. So the user's function is
+traced with an input of ours beside its own (`_MARKER`), whose tangent is never zero, and inside the
+trace each array of the result is asked (`zero_tangents`).
+"""
 
 from __future__ import annotations
 

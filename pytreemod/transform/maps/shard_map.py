@@ -1,4 +1,10 @@
-"""`filter_shard_map`: a function that each device runs on its part of the arrays."""
+"""`filter_shard_map`: a function that each device runs on its part of the arrays.
+
+Specs are `PartitionSpec`s by argument, by path or by leaf; JAX is given one for each array. Those
+of results JAX wants before the function has run: so the arrays go out in groups, one for each spec
+that can be named (`_Results`). If a function in `out_specs` names another one, the trace is left,
+and made anew with that as well.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""`filter_vmap`: map a function of any trees over an axis of some of their arrays."""
+"""`filter_vmap`: map a function of any trees over an axis of some of their arrays.
+
+`axes_of` turns what the user says into an axis for each leaf; JAX is given the arrays that have
+one, and everything else stays outside, as it is. Which axis a result is stacked on is only known
+when the function has run, and JAX wants to be told before: so the arrays go out in groups (see
+`boundary.packing`), one for each axis that the spec can name. What else may come, such as an axis
+that a function in the spec names, is stacked on axis 0 and moved there later.
+"""
 
 from __future__ import annotations
 
@@ -106,47 +113,48 @@ def axes_of(
         mapped = [has_axis(leaf) for leaf in leaves]
         if _is_axis(value):
             if value is not None and not is_result and not all(mapped):
-                refuse_numbers(value, subtree, path)
+                _refuse_numbers(where, root, value, subtree, path)
             return [value if is_mapped else None for is_mapped in mapped]
         if isinstance(value, By):
             values = value.values(subtree, root=path_text(path, root), strict=strict)
         else:
             values = [value] * len(leaves)
         triples = zip(values, leaves, mapped, strict=True)
-        return [one(v, leaf, path, is_mapped) for v, leaf, is_mapped in triples]
-
-    def refuse_numbers(axis: int, subtree: PyTree, path: tuple[Any, ...]) -> None:
-        # An axis by number was asked for: a scalar has none. Functions and strings have no say.
-        for below, leaf in jtu.tree_leaves_with_path(subtree):
-            if is_array_like(leaf) and not is_array(leaf):
-                raise ShapeError(
-                    explain(
-                        where,
-                        f"arrays with an axis {axis}",
-                        describe(leaf),
-                        places=[path_text((*path, *below), root)],
-                        cure=[
-                            "map arrays alone, and pass numbers on as they are:",
-                            f"in_axes=pm.if_array({axis})",
-                        ],
-                    )
-                )
-
-    def one(value: Any, leaf: Any, path: tuple[Any, ...], is_mapped: bool) -> Any:
-        if callable(value) and not isinstance(value, Rule):
-            value = value(leaf)
-        if not _is_axis(value):
-            raise SpecError(
-                explain(
-                    where,
-                    "an int or None for each leaf",
-                    describe(value),
-                    places=[path_text(path, root)],
-                )
-            )
-        return value if is_mapped else None
+        place = path_text(path, root)
+        return [_axis_of(where, place, v, leaf, is_mapped) for v, leaf, is_mapped in triples]
 
     return spread(spec, tree, resolve=resolve, stops=_stops, where=where, root=root)
+
+
+def _axis_of(where: str, place: str, value: Any, leaf: Any, is_mapped: bool) -> int | None:
+    """What a spec says of one leaf."""
+    if callable(value) and not isinstance(value, Rule):
+        value = value(leaf)
+    if not _is_axis(value):
+        raise SpecError(
+            explain(where, "an int or None for each leaf", describe(value), places=[place])
+        )
+    return value if is_mapped else None
+
+
+def _refuse_numbers(
+    where: str, root: str, axis: int, subtree: PyTree, path: tuple[Any, ...]
+) -> None:
+    # An axis by number was asked for: a scalar has none. Functions and strings have no say.
+    for below, leaf in jtu.tree_leaves_with_path(subtree):
+        if is_array_like(leaf) and not is_array(leaf):
+            raise ShapeError(
+                explain(
+                    where,
+                    f"arrays with an axis {axis}",
+                    describe(leaf),
+                    places=[path_text((*path, *below), root)],
+                    cure=[
+                        "map arrays alone, and pass numbers on as they are:",
+                        f"in_axes=pm.if_array({axis})",
+                    ],
+                )
+            )
 
 
 def stacking_axes(spec: AxesSpec, result: PyTree, where: str) -> tuple[PyTree, list[Any]]:
