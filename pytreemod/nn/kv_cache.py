@@ -12,6 +12,7 @@ from jaxtyping import Array
 from pytreemod.errors import ArgumentError, ShapeError, StateError, describe, explain
 from pytreemod.nn.arguments import Title, check_array
 from pytreemod.nn.functional.kv_caches import Cache
+from pytreemod.nn.functional.promotion import countable
 from pytreemod.transform.host.runtime_checks import error_if
 from pytreemod.typing import Tracer
 
@@ -26,7 +27,7 @@ def check_lengths(where: Title, lengths: Any, key_: Array) -> Array | None:
     if lengths.shape != key_.shape[:-2]:
         expected = f"lengths of shape {key_.shape[:-2]}, one for each sequence"
         raise ShapeError(explain(str(where), expected, describe(lengths)))
-    most = key_.shape[-2]
+    lengths, most = countable(lengths), key_.shape[-2]
     if not isinstance(lengths, Tracer) and ((lengths < 0) | (lengths > most)).any():
         expected = f"lengths from 0 to {most}, the places that there are"
         raise ArgumentError(explain(str(where), expected, str(lengths.tolist())))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools as ft
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -26,10 +27,12 @@ from pytreemod.nn.arguments import (
     named,
 )
 from pytreemod.nn.calling import accepts_key, uses_key_if, wants_key
+from pytreemod.nn.functional.promotion import countable
 from pytreemod.nn.functional.recurrent_sequences import flip_sequences
 from pytreemod.nn.recurrent_cells import RNNCellBase
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.transform.control_flow.scans import filter_scan
+from pytreemod.tree.predicates import is_array_like
 from pytreemod.typing import AnyArray, jtu
 
 
@@ -41,9 +44,9 @@ class RNN(Module):
         return: (..., time, out), or (time, ..., out); with return_carry a pair, of the last carry
             and that
 
-    What is past the end of a sequence that is shorter than others (`seq_lengths`) does not change
-    what is before it, nor the last carry, which is that of its last step. The outputs there are
-    what the cell makes of whatever stands there; they mean nothing.
+    A sequence that is shorter than others (`seq_lengths`) stops at its end: it keeps the carry of its
+    last step, and gives the output of that again. What fills it up is not looked at, be it NaN, and
+    no gradient comes from there.
 
     Fields:
         cell: the cell
@@ -154,9 +157,7 @@ class RNN(Module):
         options = {"reverse": reverse and lengths is None, "unroll": self.unroll}
         if reverse and lengths is not None:
             x = flip_sequences(x, lengths)
-        # The last carries are needed apart, where there are steps after them.
-        ends = lengths if return_carry else None
-        carry, outputs = self._scanned(where, x, initial_carry, ends, key, options)
+        carry, outputs = self._scanned(where, x, initial_carry, lengths, key, options)
 
         def arranged(y: Array) -> Array:
             if reverse and lengths is not None and keep_order:
@@ -172,7 +173,7 @@ class RNN(Module):
         return getattr(self, name) if value is None else check_flag(f"RNN(...)({name})", value)
 
     def _scanned(
-        self, where: Title, x: Array, carry: Any, ends: Array | None, key: Any, options: Any
+        self, where: Title, x: Array, carry: Any, lengths: Array | None, key: Any, options: Any
     ) -> tuple[Any, Any]:
         """The carry of each sequence's last step, and all outputs, time first."""
         keys: Any = None
@@ -182,30 +183,33 @@ class RNN(Module):
             keys = jax.random.split(check_key(f"{where}(key)", key), x.shape[0])
         takes_key = accepts_key(cell)
 
-        def advance(carry: Any, now: tuple[Any, Any]) -> tuple[Any, Any]:
-            x, key = now
-            carry = cell(x, carry, **({"key": key} if takes_key else {}))
-            return carry, cell.output_of(carry)
+        def advance(carry: Any, now: tuple[Any, Any, Any]) -> tuple[Any, Any]:
+            x, key, step = now
+            running = None if step is None else step < lengths
+            # Zeros past the end: what fills a sequence up may be anything, and the gradient of a
+            # choice asks for that of what was not chosen, too: zero times infinity.
+            x = x if running is None else _kept(running, x, jnp.zeros_like(x))
+            new = cell(x, carry, **({"key": key} if takes_key else {}))
+            # What is of another structure the scan refuses, which knows where it is.
+            if running is not None and jtu.tree_structure(new) == jtu.tree_structure(carry):
+                new = jtu.tree_map(ft.partial(_kept, running), new, carry)
+            return new, cell.output_of(new)
 
-        if ends is None:
-            return filter_scan(advance, carry, (x, keys), **options)
+        steps = None if lengths is None else jnp.arange(x.shape[0], dtype=lengths.dtype)
+        return filter_scan(advance, carry, (x, keys, steps), **options)
 
-        def advance_some(carries: tuple[Any, Any], now: tuple[Any, Any]) -> tuple[Any, Any]:
-            (carry, last), (step, here) = carries, now
-            carry, output = advance(carry, here)
-            # A sequence that is at its end keeps what it had.
-            running = step < ends
 
-            def kept(new: Array, old: Array) -> Array:
-                mask = lax.broadcast_in_dim(running, jnp.shape(new), range(running.ndim))
-                return lax.select(mask, new, old)
+def _kept(running: Array, new: Any, old: Any) -> Any:
+    """What a sequence that runs has now, and one past its end had before."""
+    # What is of another kind, or no array, is for the scan to refuse or to keep as well.
+    if not is_array_like(new) or not is_array_like(old) or _kind(new) != _kind(old):
+        return new
+    mask = lax.broadcast_in_dim(running, jnp.shape(new), range(running.ndim))
+    return lax.select(mask, new, old)
 
-            return (carry, jtu.tree_map(kept, carry, last)), output
 
-        steps = jnp.arange(x.shape[0], dtype=ends.dtype)
-        starts, now = (carry, carry), (steps, (x, keys))
-        (_, last), outputs = filter_scan(advance_some, starts, now, **options)
-        return last, outputs
+def _kind(array: Any) -> Any:
+    return jnp.shape(array), jnp.result_type(array)
 
 
 def concatenate(forward: Array, backward: Array) -> Array:
@@ -358,4 +362,4 @@ def _checked_lengths(where: Title, seq_lengths: Any, x: Array) -> Array:
         if wrong.size:
             expected = f"seq_lengths from 0 to {steps}, the axis of time"
             raise ArgumentError(explain(str(where), expected, str(wrong[0])))
-    return lengths
+    return countable(lengths)

@@ -29,6 +29,10 @@ _T = TypeVar("_T")
 _L = TypeVar("_L", bound="LossScale")
 
 
+_LEAST, _MOST = 2.0**-126, 2.0**126
+"""Between these a factor and one over it are normal numbers of float32: others XLA takes for 0."""
+
+
 class LossScale(Module):
     """The factor by which a loss is multiplied before it is differentiated.
 
@@ -36,8 +40,8 @@ class LossScale(Module):
     pickles beside the model.
 
     **Make.** `LossScale()`, which adapts itself: after `period` finite steps the factor is
-    multiplied by `growth`, and at a step that is not finite it is divided by it, down to `minimum`.
-    With `period=None` it stays as it is.
+    multiplied by `growth`, up to 2**126, and at a step that is not finite it is divided by it, down
+    to `minimum`. With `period=None` it stays as it is.
 
     **Use.** Differentiate `scale.scale(loss)`; `grads = scale.unscale(grads)`; then
     `finite = pm.all_finite(grads)` decides whether the step is made, by
@@ -51,10 +55,10 @@ class LossScale(Module):
         counter: how many finite steps there were since it changed, an int32
 
     Args:
-        initial: the factor to begin with, > 0.
+        initial: the factor to begin with, from 2**-126 to 2**126; not below `minimum`, if it adapts.
         period: after how many finite steps the factor grows, >= 1; None for never.
-        growth: by what it is multiplied or divided, > 1.
-        minimum: below which it never falls, > 0.
+        growth: by what it is multiplied or divided, > 1 as a float32, up to 2**126.
+        minimum: below which it never falls, from 2**-126 to 2**126.
 
     Raises:
         ArgumentError: an argument is unusable.
@@ -90,10 +94,11 @@ class LossScale(Module):
         growth: float = 2.0,
         minimum: float = 1.0,
     ):
-        first = _check_number("LossScale(initial)", initial, 0.0)
+        first = _check_number("initial", initial)
         self.period = _check_period(period)
-        self.growth = _check_number("LossScale(growth)", growth, 1.0)
-        self.minimum = _check_number("LossScale(minimum)", minimum, 0.0)
+        self.growth = _check_number("growth", growth)
+        self.minimum = _check_number("minimum", minimum)
+        _check_order(first, self.minimum, self.period)
         self.loss_scale = jnp.asarray(first, jnp.float32)
         self.counter = jnp.asarray(0, jnp.int32)
 
@@ -137,8 +142,8 @@ class LossScale(Module):
         counter = self.counter + 1
         is_due = counter >= self.period
         grown = self.loss_scale * self.growth
-        # At the end of float32 it stays where it is.
-        up = jnp.where(is_due & jnp.isfinite(grown), grown, self.loss_scale)
+        # Or one over it would be 0, and all gradients with it, which are finite.
+        up = jnp.where(is_due & (grown <= _MOST), grown, self.loss_scale)
         # A loss that is never finite would bring it to zero, and with it all gradients.
         down = jnp.maximum(self.loss_scale / self.growth, self.minimum)
         return self.replace(
@@ -233,11 +238,23 @@ def _fits(a: Any, b: Any) -> bool:
 # ---- refusals
 
 
-def _check_number(where: str, value: Any, above: float) -> float:
+def _check_number(name: str, value: Any) -> float:
     is_number = _is_of(value, int, float, np.integer, np.floating)
-    if not is_number or not above < value < float("inf"):
-        raise ArgumentError(explain(where, f"a number > {above:g}", describe(value)))
+    # As it will be computed with: 1 + 1e-9 is 1.
+    number = float(np.float32(min(max(value, -_MOST * 2), _MOST * 2))) if is_number else 0.0
+    if not _LEAST <= number <= _MOST or (name == "growth" and number <= 1):
+        least = "more than 1" if name == "growth" else "from 2**-126"
+        expected = f"a number of float32, {least} and up to 2**126"
+        raise ArgumentError(explain(f"LossScale({name})", expected, describe(value)))
     return float(value)
+
+
+def _check_order(initial: float, minimum: float, period: int | None) -> None:
+    # Where a step overflows, `minimum` would raise the factor.
+    if period is not None and initial < minimum:
+        cure = ("let it fall lower:", f"LossScale({initial!r}, minimum={initial!r})")
+        expected = f"initial not below minimum, {minimum:g}"
+        raise ArgumentError(explain("LossScale(initial)", expected, f"{initial:g}", cure=cure))
 
 
 def _check_period(period: Any) -> int | None:

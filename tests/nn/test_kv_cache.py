@@ -103,6 +103,17 @@ def test_lengths_without_state_hide_what_fills_up():
     assert_close(layer(x, mask=mask, lengths=jnp.array([2, 4])), found)
 
 
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8])
+def test_lengths_may_be_of_any_integers(dtype):
+    """Places were counted in their dtype: of 300, some after the end were seen, or 3 was refused."""
+    layer = nn.MultiheadAttention(1, 2, key=KEY)
+    x, lengths = jnp.asarray(wave(2, 300, 2)), jnp.array([3, 100])
+
+    assert_close(layer(x, lengths=lengths.astype(dtype)), layer(x, lengths=lengths))
+    with pytest.raises(ArgumentError, match=r"lengths from 0 to 2, .*, got \[3, 100\]"):
+        layer(x[:, :2], lengths=lengths.astype(dtype))
+
+
 def test_a_window_never_is_full():
     """It keeps a ring of its own size, however long the sequence gets."""
     layer, state = make(window=3)

@@ -43,16 +43,15 @@ def by_loops(cell, x, lengths, reverse, keep_order):
     for row, length in zip(x, lengths, strict=True):
         order = [*range(len(row))]
         order[:length] = order[:length][:: -1 if reverse else 1]
-        carry = last = cell.initialize_carry(row.shape[-1:], row.dtype)
+        carry = cell.initialize_carry(row.shape[-1:], row.dtype)
         found = []
         for step, now in enumerate(order):
-            carry = cell(row[now], carry)
-            last = carry if step < length else last
+            carry = cell(row[now], carry) if step < length else carry
             found.append(cell.output_of(carry))
         if reverse and keep_order:
             found = [found[now] for now in order]
         outputs.append(jnp.stack(found))
-        carries.append(last)
+        carries.append(carry)
     return jax.tree.map(lambda *rows: jnp.stack(rows), *carries), jnp.stack(outputs)
 
 
@@ -83,7 +82,7 @@ def test_an_rnn_is_a_loop(lengths, options, time_major):
 @pytest.mark.parametrize("lengths", [None, np.array([4, 2, 1])], ids=["full", "short"])
 @pytest.mark.parametrize("options", [{}, {"reverse": True}, {"reverse": True, "keep_order": True}])
 def test_an_rnn_is_flaxs(options, lengths):
-    """Defaults, order of results, numbers; past the ends they mean nothing, and are left out."""
+    """Defaults, order of results, numbers; past the ends theirs mean nothing, and are left out."""
     nnx = pytest.importorskip("flax.nnx", reason="compares numbers with Flax")
 
     class Theirs(nnx.RNNCellBase):
@@ -298,3 +297,49 @@ def test_lengths_beyond_the_end_that_nobody_knows_yet_are_the_end():
     found = pm.filter_jit(lambda lengths: rnn(x, seq_lengths=lengths))(jnp.array([7, 4]))
 
     jax.tree.map(assert_close, found, rnn(x))
+
+
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8])
+@pytest.mark.parametrize(
+    "wrap", [nn.RNN, lambda cell: nn.Bidirectional(nn.RNN(cell), nn.RNN(cell))]
+)
+def test_lengths_may_be_of_any_integers(wrap, dtype):
+    """They were counted up to in their own dtype, in which step 300 is step 44: the carry ran on."""
+    x, lengths = jnp.ones((2, 300, 1)), jnp.array([100, 3])
+
+    rnn = wrap(Total())
+
+    found = rnn(x, seq_lengths=lengths.astype(dtype), return_carry=True)
+    jax.tree.map(assert_close, found, rnn(x, seq_lengths=lengths, return_carry=True))
+    assert_close(found[1][0, -1, 0], 100)
+
+
+@pytest.mark.parametrize(
+    ("filled", "options"),
+    [(1.0, {"return_carry": True}), (np.nan, {}), (np.inf, {"reverse": True})],
+)
+def test_nothing_comes_from_past_the_end(options, filled):
+    """The carry ran on there and overflowed: the loss was right, its gradient NaN."""
+    cell = nn.SimpleCell(1, 1, activation=jax.nn.relu, use_bias=False, key=KEYS[0])
+    cell = pm.tree_at(
+        lambda cell: (cell.weight_ih, cell.weight_hh),
+        cell,
+        (jnp.ones((1, 1)), jnp.full((1, 1), 3.0)),
+    )
+    lengths = jnp.array([2, 3])
+    here = np.arange(100) < np.array([[2], [3]])
+    x = jnp.asarray(np.where(here, 1.0, filled)[..., None], jnp.float32)
+
+    def loss(both):
+        rnn, x = both
+        found = rnn(x, seq_lengths=lengths)
+        # 1 + 3, and 1 + 3 + 9, which the last step gives, wherever it stands.
+        return jnp.sum(found[0] if rnn.return_carry else found[:, -1])
+
+    value, (grads, of_x) = pm.filter_value_and_grad(loss)((nn.RNN(cell, **options), x))
+
+    assert_close(value, 17)
+    # 1, and 1 + 2 * 3.
+    assert_close(grads.cell.weight_hh, [[8]])
+    assert_close(of_x[..., 0].sum(1), [4, 13])
+    assert not np.asarray(of_x)[~here].any()

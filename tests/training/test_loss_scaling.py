@@ -38,11 +38,27 @@ def test_a_static_factor_stays():
     assert scale.adjust(jnp.asarray(False)) is scale
 
 
-def test_the_factor_stays_finite():
-    """At the end of float32 it grows no further, and the row of steps begins anew."""
-    scale = pm.LossScale(2.0**127, period=1)
+def test_the_factor_grows_as_long_as_one_can_divide_by_it():
+    """At 2**127 one over it was taken for 0 by XLA: all gradients were 0, and finite."""
+    scale = pm.LossScale(2.0**124, period=1)
+    grown = [2.0**125, 2.0**126, 2.0**126]
+    assert history(scale, [True] * 3) == grown
 
-    assert history(scale, [True, True]) == [2.0**127, 2.0**127]
+    for _ in grown:
+        scale = scale.adjust(True)
+    assert float(scale.unscale(scale.scale(jnp.ones(())))) == 1
+    # Also where the factor is a constant of the program.
+    assert float(jax.jit(scale.unscale)(jnp.asarray(2.0**126))) == 1
+
+
+def test_an_overflow_never_raises_the_factor():
+    """With a minimum above the factor it did."""
+    with pytest.raises(ArgumentError, match=r"not below minimum, 1, got 0\.5(.|\n)*minimum=0\.5"):
+        pm.LossScale(0.5)
+
+    assert history(pm.LossScale(0.5, minimum=0.25), [False, False]) == [0.25, 0.25]
+    # One that never changes is never raised.
+    assert history(pm.LossScale(0.5, period=None), [False]) == [0.5]
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16, jnp.complex64])
@@ -188,9 +204,20 @@ def test_answers_are_true_or_false(answer):
 
 
 WRONG = {
-    "initial": [0, -1.0, float("inf"), float("nan"), True, "8", jnp.ones(())],
-    "growth": [1, 0.5, None],
-    "minimum": [0, None],
+    "initial": [
+        0,
+        -1.0,
+        1e-40,
+        2.0**127,
+        1e300,
+        float("inf"),
+        float("nan"),
+        True,
+        "8",
+        jnp.ones(()),
+    ],
+    "growth": [1, 0.5, 1 + 1e-9, 1e39, None],
+    "minimum": [0, 1e-50, 10**400, None],
     "period": [0, -1, 2.0, True, "2000"],
 }
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, ArrayLike, Bool, Shaped
 
 from pytreemod.errors import ArgumentError, explain
 from pytreemod.nn.functional.inlining import as_arrays, traced_once
-from pytreemod.nn.functional.promotion import promote, wide_dtype
+from pytreemod.nn.functional.promotion import countable, promote, wide_dtype
 
 
 def attention_mask(
@@ -58,7 +58,7 @@ def attention_mask(
 
 @traced_once("is_causal", "window")
 def _attention_mask(query: Array, key: Array, *, is_causal: bool, window: int | None) -> Array:
-    query, key = query[..., :, None], key[..., None, :]
+    query, key = countable(query)[..., :, None], countable(key)[..., None, :]
     if window is None:
         both = jnp.broadcast_shapes(query.shape, key.shape)
         return key <= query if is_causal else jnp.ones(both, bool)

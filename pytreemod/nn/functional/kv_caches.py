@@ -16,6 +16,7 @@ from jaxtyping import Array, ArrayLike, Bool, Int, Shaped
 
 from pytreemod.nn.functional.attention import attention_mask
 from pytreemod.nn.functional.inlining import as_arrays, traced_once
+from pytreemod.nn.functional.promotion import countable
 
 Cache: TypeAlias = tuple[
     Shaped[Array, "*batch heads slots size"],
@@ -119,7 +120,7 @@ def _extend_cache(
     # As many slots as a query sees: what is overwritten no later query looks at.
     is_ring = window == slots
     places = after(length, count)
-    counted: Any = count if lengths is None else lengths.astype(length.dtype)
+    counted: Any = count if lengths is None else countable(lengths).astype(length.dtype)
     at = places % slots if is_ring else places
     # A single place of a single sequence, which surely is written, needs no look at each slot.
     is_slice = places.shape == (1,) and lengths is None

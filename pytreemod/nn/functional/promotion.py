@@ -88,6 +88,33 @@ def wide_dtype(dtype: Any) -> Any:
     return dtype
 
 
+def countable(x: Shaped[Array, ...]) -> Shaped[Array, ...]:
+    """Integers of which one can count on and subtract: signed, of 32 bits or more.
+
+    Places and lengths come as whatever holds them, such as uint8: counted in that, 255 + 1 is 0, and
+    no place is before the first.
+
+    Args:
+        x: an array; floats stay what they are.
+
+    Returns:
+        The same numbers; those that have no room count as the greatest that has.
+
+    Examples:
+        >>> countable(jnp.array([3, 255], jnp.uint8)) - 4
+        Array([ -1, 251], dtype=int32)
+    """
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        return x
+    bits, signed = jnp.iinfo(x.dtype).bits, jnp.issubdtype(x.dtype, jnp.signedinteger)
+    if bits < 32:
+        return x.astype(jnp.int32)
+    if signed:
+        return x
+    as_signed = jnp.dtype(f"int{bits}")
+    return jnp.minimum(x, jnp.asarray(jnp.iinfo(as_signed).max, x.dtype)).astype(as_signed)
+
+
 def widen(x: Shaped[Array, ...]) -> Shaped[Array, ...]:
     """An array in its `wide_dtype`; the array itself where it is wide enough."""
     return _as_dtype(x, wide_dtype(x.dtype))

@@ -7,6 +7,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Integer, Shaped
 
 from pytreemod.nn.functional.inlining import as_arrays, traced_once
+from pytreemod.nn.functional.promotion import countable
 
 
 def flip_sequences(
@@ -40,9 +41,9 @@ def flip_sequences(
 @traced_once()
 def _flip_sequences(x: Array, seq_lengths: Array) -> Array:
     steps, axes = x.shape[0], tuple(range(1, seq_lengths.ndim + 1))
-    lengths = jnp.clip(seq_lengths.astype(jnp.int32), 0, steps)
+    lengths = jnp.clip(countable(seq_lengths), 0, steps)
     lengths = lax.broadcast_in_dim(lengths, (steps, *lengths.shape), axes)
-    now = lax.broadcasted_iota(jnp.int32, lengths.shape, 0)
+    now = lax.broadcasted_iota(lengths.dtype, lengths.shape, 0)
     source = jnp.where(now < lengths, lengths - 1 - now, now)
     # With one entry on the axes that are left, on which all of a time stays together.
     source = lax.expand_dims(source, range(source.ndim, x.ndim))

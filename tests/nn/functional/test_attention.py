@@ -244,6 +244,21 @@ def test_a_window_counts_the_own_place():
     ]
 
 
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.uint32])
+def test_places_may_be_of_any_integers(dtype):
+    """What is before a place is less than zero away: without a sign, nothing was seen at all."""
+    x = jnp.array([0, 100, 101, 127])
+    expected = attention_mask(x, x, is_causal=True, window=2)
+
+    found = attention_mask(x.astype(dtype), x.astype(dtype), is_causal=True, window=2)
+    # From -100 to 100 it is farther than an int8 has numbers.
+    far = attention_mask(jnp.array([-100], jnp.int8), jnp.array([100], jnp.int8), window=100)
+
+    assert found.tolist() == expected.tolist()
+    assert found.sum() == 5
+    assert not far.any()
+
+
 @pytest.mark.slow
 def test_what_jaxs_function_cannot_do_is_done_by_the_formula():
     """Dropout, and values of another size than keys."""

@@ -11,6 +11,7 @@ from jax import lax
 from pytreemod.errors import ArgumentError
 from pytreemod.nn.functional.promotion import (
     computing_dtype,
+    countable,
     narrow,
     place,
     promote,
@@ -132,3 +133,20 @@ def test_what_nobody_shares_changes_nothing():
     assert with_shared(lax.add, x, None, 0) is x
     names = [equation.primitive.name for equation in program.eqns]
     assert names == ["broadcast_in_dim", "add"]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
+def test_one_can_count_on_and_subtract(dtype):
+    """From the greatest and the least that a dtype has; what has no room is the greatest."""
+    ends = np.iinfo(dtype)
+    found = countable(jnp.array([ends.min, ends.max], dtype))
+
+    assert jnp.issubdtype(found.dtype, jnp.signedinteger)
+    assert found.tolist() == [ends.min, min(ends.max, 2**31 - 1)]
+    assert countable(found) is found
+
+
+def test_one_cannot_count_with_floats():
+    """They stay what they are."""
+    x = jnp.ones(2, jnp.bfloat16)
+    assert countable(x) is x
