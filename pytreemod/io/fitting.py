@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import ArgumentError, FileError, describe, explain, short_dtype
+from pytreemod.io.clear_values import constrained
 from pytreemod.io.configuration import Json, are_same, describe_json
 from pytreemod.io.descriptions import describe_tree
 from pytreemod.io.encodings import can_be_written
-from pytreemod.io.leaf_names import ROOT_NAME, TABLE, joined, mismatches, words_of
+from pytreemod.io.leaf_names import ROOT_NAME, TABLE, in_order, joined, mismatches, words_of
 from pytreemod.io.placing import CURE_WIDTH, is_key, is_too_wide, keys_form
 from pytreemod.io.reports import LoadReport
 from pytreemod.io.restacking import restacked
@@ -114,6 +115,7 @@ def fit(theirs: Table, like: PyTree, options: LoadOptions, where: str) -> LoadPl
         names = _checked_names(options.rename, where)
         theirs, plan.renamed = renamed_table(theirs, names, where)
     theirs, plan.reshaped = restacked(theirs, ours, where)
+    theirs = constrained(theirs, ours, like, plan.renamed, where)
     chosen = _spots(described.leaves, ours, like, options, where)
     for spot in chosen:
         _fit_leaf(plan, spot, theirs, options.strict)
@@ -223,7 +225,7 @@ def _misfit(plan: LoadPlan, spot: _Spot, leaf: Leaf, strict: bool) -> str | None
         if strict or not is_same:
             return _differ(old, leaf)
         plan.reshaped.add(spot.name)
-    if leaf.dtype == old.dtype:
+    if leaf.dtype == in_order(old.dtype):
         return None
     # No cast makes counts of weights.
     if not _are_of_one_kind(leaf.dtype, old.dtype):

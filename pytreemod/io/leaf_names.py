@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher, get_close_matches
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -128,8 +128,39 @@ def fits(old: Any, new: Any) -> bool:
     if new is old:
         return True
     if is_array(old) or isinstance(old, jax.ShapeDtypeStruct):
-        return is_array(new) and old.shape == new.shape and old.dtype == new.dtype
+        return (
+            is_array(new) and old.shape == new.shape and in_order(old.dtype) == in_order(new.dtype)
+        )
     return class_of(old) is class_of(new)
+
+
+def in_order(dtype: Any) -> Any:
+    """A dtype in this machine's order of bytes, which is no matter of numbers; any other as it is.
+
+    Args:
+        dtype: of an array of NumPy's or JAX's.
+
+    Examples:
+        >>> in_order(np.dtype(">f4")) == np.dtype("float32")
+        True
+    """
+    is_numpys = isinstance(dtype, np.dtype)
+    return cast("np.dtype[Any]", dtype).newbyteorder("=") if is_numpys else dtype
+
+
+def as_ordered(array: Any, dtype: Any) -> Any:
+    """An array with its bytes in the order of a dtype, if they differ in no more than that.
+
+    Args:
+        array: of NumPy's.
+        dtype: of NumPy's.
+
+    Examples:
+        >>> as_ordered(np.ones(2, np.float32), np.dtype(">f4")).dtype
+        dtype('>f4')
+    """
+    is_other = array.dtype != dtype and in_order(array.dtype) == in_order(dtype)
+    return array.astype(dtype) if is_other else array
 
 
 def as_kind_of(old: Any, new: Any) -> Any:
@@ -149,11 +180,12 @@ def as_kind_of(old: Any, new: Any) -> Any:
     """
     if isinstance(old, (np.ndarray, np.generic)):
         is_known = isinstance(new, jax.Array) and not isinstance(new, Tracer)
-        return np.asarray(new) if is_known else new
+        new = np.asarray(new) if is_known else new
+        return new if new is old or not is_array(new) else as_ordered(new, old.dtype)
     if not isinstance(new, (np.ndarray, np.generic)):
         return new
     # A copy: JAX might else go on looking at memory in which the caller still writes.
-    made = jnp.array(new)
+    made = jnp.array(new, in_order(new.dtype))
     is_placed = isinstance(old, jax.ShapeDtypeStruct) or getattr(old, "committed", False)
     return jax.device_put(made, old.sharding) if is_placed else made
 
@@ -246,6 +278,8 @@ def _cure_separator(
     paths: Sequence[tuple[Any, ...]], given: Sequence[str], sep: str
 ) -> Sequence[str]:
     """What to write if the names are right but for what stands between their steps."""
+    if {plain_name(path, sep) for path in paths} == {*given}:
+        return ()
     for other in (".", "/"):
         if other != sep and {plain_name(path, other) for path in paths} == {*given}:
             return ("They have another separator:", f"from_named(like, named, sep={other!r})")

@@ -22,7 +22,7 @@ from pytreemod.io.placing import as_dtype, as_in, as_told, check_widths
 from pytreemod.io.rebuilding import rebuild_tree
 from pytreemod.io.reports import LoadReport
 from pytreemod.io.saving import DESCRIPTION, USERS, VERSION
-from pytreemod.io.tables import Leaf, Source, Stacked, Table, first_name, read_table
+from pytreemod.io.tables import Clear, Leaf, Source, Stacked, Table, first_name, read_table
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.tree.kinds import PYTHON_SCALARS
 from pytreemod.typing import AnyArray, FilterSpec, PyTree, jtu
@@ -87,6 +87,7 @@ def load(
     arrays by name.
 
     Layers that are one `nn.Stack` in `like` may be a list in the file, and the other way round.
+    What is constrained in `like` may stand in the file in the clear, under the name of its field.
 
     What was read is the reader's own: the file may change, or go.
 
@@ -256,7 +257,7 @@ def _carried_out(plan: LoadPlan, file: Container, like: PyTree, where: str) -> A
 
     def start_of(move: Move) -> int:
         source = move.leaf.source
-        return -1 if source is None else starts[first_name(source)]
+        return -1 if source is None else starts.get(first_name(source), -1)
 
     # In the order of the file, and all parts of one array after another.
     for move in sorted(plan.moves, key=start_of):
@@ -270,8 +271,10 @@ def _carried_out(plan: LoadPlan, file: Container, like: PyTree, where: str) -> A
         impl = move.leaf.form.get("impl")
         if move.name in plan.reshaped and impl is None:
             array = array.reshape(old.shape)
-        if move.cast is not None:
-            array = as_dtype(array, move.cast, where, move.name)
+        # What was made of a value in the clear may be wider than what the file has.
+        dtype = move.leaf.dtype if move.cast is None else move.cast
+        if array.dtype != dtype:
+            array = as_dtype(array, dtype, where, move.name)
         leaves[move.place] = as_in(old, array, impl, where, move.name)
     return treedef.unflatten(leaves)
 
@@ -285,6 +288,8 @@ def _reader_of(file: Container) -> Callable[[Source], AnyArray]:
             return file.read(source)
         if isinstance(source, Stacked):
             return _stacked(read, source)
+        if isinstance(source, Clear):
+            return source.make(None if source.value is None else read(source.value))
         whole, axis, at = source
         if whole not in kept:
             kept[whole] = read(whole)

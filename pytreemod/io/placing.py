@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools as ft
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, FileError, describe, explain, short_dtype
 from pytreemod.io.configuration import Json
+from pytreemod.io.leaf_names import as_ordered
 from pytreemod.io.tables import Leaf
 from pytreemod.tree.kinds import PYTHON_SCALARS
 from pytreemod.typing import untyped_jax
@@ -81,7 +82,7 @@ def as_in(old: Any, array: Any, impl: Json, where: str, name: str) -> Any:
     if isinstance(old, np.generic):
         return array[()]
     if isinstance(old, np.ndarray):
-        return array
+        return as_ordered(array, cast("Any", old).dtype)
     if getattr(old, "weak_type", False):
         array = _weakly(_as_jax(array))
     try:

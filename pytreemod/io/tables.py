@@ -7,7 +7,7 @@ anything is compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -36,19 +36,31 @@ class Unstacked(NamedTuple):
     at: int
 
 
-Source: TypeAlias = str | Stacked | Unstacked
+class Clear(NamedTuple):
+    """A value in the clear, of which the numbers of a constrained field are made."""
+
+    value: Source | None
+    """None for a number that the file has beside the arrays."""
+
+    make: Callable[[Any], Any]
+
+
+Source: TypeAlias = str | Stacked | Unstacked | Clear
 """Where in the file the numbers of a leaf are: the name of an array; or what is made of some."""
 
 
 def first_name(source: Source) -> str:
-    """The array of the file that a source begins with.
+    """The array of the file that a source begins with; "" if it has none.
 
     Examples:
         >>> first_name(Stacked(("layers.0.weight", "layers.1.weight"), 0))
         'layers.0.weight'
     """
     while not isinstance(source, str):
-        source = source.parts[0] if isinstance(source, Stacked) else source.whole
+        if isinstance(source, Clear):
+            source = source.value or ""
+        else:
+            source = source.parts[0] if isinstance(source, Stacked) else source.whole
     return source
 
 

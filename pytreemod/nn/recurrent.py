@@ -44,9 +44,9 @@ class RNN(Module):
         return: (..., time, out), or (time, ..., out); with return_carry a pair, of the last carry
             and that
 
-    A sequence that is shorter than others (`seq_lengths`) stops at its end: it keeps the carry of its
-    last step, and gives the output of that again. What fills it up is not looked at, be it NaN, and
-    no gradient comes from there.
+    A sequence that is shorter than others (`seq_lengths`) stops at its end: it keeps the carry of
+    its last step, and gives the output of that again. What fills it up is not looked at, be it NaN,
+    and no gradient comes from there.
 
     Fields:
         cell: the cell

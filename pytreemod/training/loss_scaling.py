@@ -40,8 +40,8 @@ class LossScale(Module):
     pickles beside the model.
 
     **Make.** `LossScale()`, which adapts itself: after `period` finite steps the factor is
-    multiplied by `growth`, up to 2**126, and at a step that is not finite it is divided by it, down
-    to `minimum`. With `period=None` it stays as it is.
+    multiplied by `growth`, up to 2**126, and at a step that is not finite it is divided by it,
+    down to `minimum`. With `period=None` it stays as it is.
 
     **Use.** Differentiate `scale.scale(loss)`; `grads = scale.unscale(grads)`; then
     `finite = pm.all_finite(grads)` decides whether the step is made, by
@@ -55,7 +55,8 @@ class LossScale(Module):
         counter: how many finite steps there were since it changed, an int32
 
     Args:
-        initial: the factor to begin with, from 2**-126 to 2**126; not below `minimum`, if it adapts.
+        initial: the factor to begin with, from 2**-126 to 2**126; not below `minimum` if it
+            adapts.
         period: after how many finite steps the factor grows, >= 1; None for never.
         growth: by what it is multiplied or divided, > 1 as a float32, up to 2**126.
         minimum: below which it never falls, from 2**-126 to 2**126.

@@ -263,3 +263,9 @@ def test_parts_of_a_name_are_joined():
     """With dots between those that are not empty: the root has no name."""
     assert joined("", "a", "", "b") == "a.b"
     assert [joined("a", "b"), joined("", "b"), joined("a", "")] == ["a.b", "b", "a"]
+
+
+def test_no_other_separator_is_told_where_all_names_are_right():
+    """A name of one step has none: `sep="/"` was told as the cure for another dtype."""
+    with pytest.raises(StructureError, match=r"a: expected f32\[2\], got i32\[2\]$"):
+        pm.from_named({"a": jnp.ones(2)}, {"a": jnp.ones(2, int)})

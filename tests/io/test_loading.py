@@ -587,3 +587,21 @@ def test_a_flipped_byte_is_told_with_the_leafs_name(saved):
     with pytest.raises(FileError, match=r"(?s)changed or damaged.*at layers"):
         pm.load(saved, mlp(1))
     pm.load(saved, mlp(1), verify=False)
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">i2"])
+def test_the_order_of_bytes_is_no_difference(tmp_path, dtype):
+    """It was told as "like has f32[3], the file f32[3]"; what `like` has is what one gets."""
+    path, x = tmp_path / "x.safetensors", np.arange(3).astype(dtype)
+    pm.save(path, {"x": x})
+
+    found = [
+        pm.load(path, {"x": np.zeros_like(x)})["x"],
+        pm.from_named({"x": np.zeros_like(x)}, {"x": pm.load(path)["x"]})["x"],
+    ]
+    for again in found:
+        assert again.dtype == x.dtype
+        assert again.tolist() == [0, 1, 2]
+    native = pm.from_named({"x": jnp.zeros(3, x.dtype.newbyteorder("="))}, {"x": x})["x"]
+    assert isinstance(native, jax.Array)
+    assert native.tolist() == [0, 1, 2]

@@ -105,7 +105,7 @@ def test_lengths_without_state_hide_what_fills_up():
 
 @pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8])
 def test_lengths_may_be_of_any_integers(dtype):
-    """Places were counted in their dtype: of 300, some after the end were seen, or 3 was refused."""
+    """Places were counted in their dtype: some after the end were seen, or 3 was refused."""
     layer = nn.MultiheadAttention(1, 2, key=KEY)
     x, lengths = jnp.asarray(wave(2, 300, 2)), jnp.array([3, 100])
 

@@ -304,7 +304,7 @@ def test_lengths_beyond_the_end_that_nobody_knows_yet_are_the_end():
     "wrap", [nn.RNN, lambda cell: nn.Bidirectional(nn.RNN(cell), nn.RNN(cell))]
 )
 def test_lengths_may_be_of_any_integers(wrap, dtype):
-    """They were counted up to in their own dtype, in which step 300 is step 44: the carry ran on."""
+    """Steps were counted in their dtype, in which 300 is 44: the carry ran on."""
     x, lengths = jnp.ones((2, 300, 1)), jnp.array([100, 3])
 
     rnn = wrap(Total())

@@ -91,8 +91,8 @@ def wide_dtype(dtype: Any) -> Any:
 def countable(x: Shaped[Array, ...]) -> Shaped[Array, ...]:
     """Integers of which one can count on and subtract: signed, of 32 bits or more.
 
-    Places and lengths come as whatever holds them, such as uint8: counted in that, 255 + 1 is 0, and
-    no place is before the first.
+    Places and lengths come as whatever holds them, such as uint8: counted in that, 255 + 1 is 0,
+    and no place is before the first.
 
     Args:
         x: an array; floats stay what they are.

@@ -1,0 +1,116 @@
+"""Values that a file has in the clear, for fields that are constrained in `like`.
+
+Owns: what becomes of a leaf `length` in the file where `like` has `length.unconstrained`. The file
+is older than the constraint, of a model that was resolved, or of other tools: what it has is what
+the constructor would be given, and is brought in as there.
+"""
+
+from __future__ import annotations
+
+import functools as ft
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pytreemod.errors import ArgumentError, FileError, PytreemodError, explain
+from pytreemod.io.leaf_names import joined, words_of
+from pytreemod.io.tables import Clear, Leaf, Table
+from pytreemod.module.constrained_leaves import Constrained
+from pytreemod.module.constraining import take_in
+from pytreemod.module.fields import AbstractConstraint
+from pytreemod.tree.nodes import children_of
+from pytreemod.tree.paths import plain_name
+from pytreemod.typing import KeyPath, PyTree
+
+_INNER = "unconstrained"
+
+
+def constrained(
+    theirs: Table, ours: Table, like: PyTree, renamed: Mapping[str, str], where: str
+) -> Table:
+    """A file's table with the arrays that stand for values in the clear, in the place of these.
+
+    Args:
+        theirs: the file's table, with the names of `like`.
+        ours: that of `like`.
+        like: the tree.
+        renamed: the old names of the leaves that got another from the user.
+        where: the call, for errors.
+
+    Raises:
+        ArgumentError: the user says of a value in the clear that it is none.
+    """
+    names = [n for n in ours.classes if joined(n, _INNER) in ours.leaves]
+    if theirs.classes:
+        for name in names:
+            _check_is_not_clear(name, renamed.get(joined(name, _INNER)), where)
+    clear = {n for n in names if n in theirs.leaves and joined(n, _INNER) not in theirs.leaves}
+    if not clear:
+        return theirs
+    constraints = dict(_constraints(like, ()))
+    leaves: dict[str, Leaf] = {}
+    for name, leaf in theirs.leaves.items():
+        if name in clear and name in constraints:
+            inner = joined(name, _INNER)
+            leaves[inner] = _brought_in(constraints[name], leaf, ours.leaves[inner], name, where)
+        else:
+            leaves[name] = leaf
+    return replace(theirs, leaves=leaves)
+
+
+def _constraints(node: Any, path: KeyPath) -> Any:
+    if isinstance(node, Constrained):
+        yield plain_name(path, "."), node.constraint
+        return
+    for key, child in children_of(node) or ():
+        yield from _constraints(child, (*path, key))
+
+
+def _brought_in(
+    constraint: AbstractConstraint, leaf: Leaf, ours: Leaf, name: str, where: str
+) -> Leaf:
+    """What is told of the array that a value in the clear becomes."""
+    number = leaf.form.get("value")
+    if not leaf.is_array:
+        if type(number) not in (int, float):
+            return leaf
+        leaf = Leaf({"is": "jax"}, (), ours.dtype)
+    shape = leaf.shape
+    # What it does not take keeps its shape, and is told to be no fit, or refused when it is read.
+    with suppress(PytreemodError):
+        given = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        shape = take_in(constraint, given, name).unconstrained.shape
+    make = ft.partial(_made, constraint, number=number, name=name, where=where)
+    return replace(leaf, shape=tuple(shape), source=Clear(leaf.source, make))
+
+
+def _made(
+    constraint: AbstractConstraint, array: Any, *, number: float | None, name: str, where: str
+) -> Any:
+    """The array that stands for a value, in float32 or wider: it may be cast to that at once."""
+    value = number if array is None else array
+    dtype = jnp.dtype(getattr(value, "dtype", jnp.float32))
+    wide = jax.dtypes.canonicalize_dtype(dtype) if dtype.itemsize > 4 else jnp.float32
+    given = jnp.asarray(value, wide)
+    try:
+        return np.asarray(take_in(constraint, given, name).unconstrained)
+    except PytreemodError as error:
+        got = f"{name}, which is refused"
+        expected = "values in the clear that like takes"
+        raise FileError(explain(where, expected, got, places=[str(error)])) from error
+
+
+def _check_is_not_clear(name: str, old: str | None, where: str) -> None:
+    """Refuse a value in the clear under the name of the array that stands for one."""
+    if old is None or words_of(old)[-1:] != words_of(name)[-1:]:
+        return
+    cure = ["the value is brought in, as by the constructor, under the name of the field:"]
+    # Where the field has the same name here, there is nothing to rename.
+    cure += ["pm.load(path, like)" if old == name else f'rename={{"{old}": "{name}"}}']
+    expected = f"the array that stands for {name}"
+    raise ArgumentError(explain(f"{where}, rename", expected, f"{old!r}, in the clear", cure=cure))

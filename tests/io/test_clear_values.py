@@ -1,0 +1,159 @@
+"""Files that have in the clear what is constrained in `like`: older ones, or of resolved models."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, FileError
+from pytreemod.training.constraints import lower_cholesky, positive, simplex
+from tests.helpers.comparing import assert_same
+
+
+class Kernel(pm.Module):
+    """Three values within bounds, of which two have another shape than what stands for them."""
+
+    length: jax.Array = pm.field(constraint=positive)
+    scale: jax.Array = pm.field(constraint=lower_cholesky)
+    mix: jax.Array = pm.field(constraint=simplex)
+    bias: jax.Array = pm.field(default_factory=lambda: jnp.zeros(2))
+
+
+class Older(pm.Module):
+    """The same before it was constrained."""
+
+    length: jax.Array
+    scale: jax.Array
+    mix: jax.Array
+    bias: jax.Array = pm.field(default_factory=lambda: jnp.zeros(2))
+
+
+SCALE = np.array([[2.0, 0.0], [0.5, 1.0]], "f")
+MIX = np.array([0.25, 0.5, 0.25], "f")
+GIVEN = (np.array(2.0, "f"), SCALE, MIX, np.ones(2, "f"))
+
+
+def kernel(cls=Kernel):
+    """One that has other values than the file."""
+    return cls(jnp.ones(()), jnp.eye(2), jnp.full(3, 1 / 3))
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A file with all values in the clear."""
+    path = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file(dict(zip(pm.named_leaves(kernel(Older)), GIVEN, strict=True)), path)
+    return path
+
+
+def test_values_are_brought_in_as_by_the_constructor(path):
+    """They were "unexpected", and the arrays that stand for them missing."""
+    expected = Kernel(*map(jnp.asarray, GIVEN))
+
+    for like in (kernel(), pm.filter_eval_shape(kernel)):
+        found, report = pm.load(path, like, strict=False)
+        assert_same(found, expected)
+        assert report.missing == report.unexpected == ()
+        assert len(report.loaded) == 4
+    assert_same(pm.load(path, kernel()), expected)
+
+
+@pytest.mark.parametrize("resolve", [pm.resolve, lambda model: Older(*GIVEN)])
+def test_so_are_those_that_save_wrote(tmp_path, resolve):
+    """Of a model that was resolved; of a class that has got its constraints since."""
+    path, expected = tmp_path / "model.safetensors", Kernel(*map(jnp.asarray, GIVEN))
+    pm.save(path, {"a": resolve(expected)})
+
+    found = pm.load(path, {"b": kernel(Kernel)}, rename={"a": "b"}, strict=False)[0]
+
+    assert_same(found, {"b": expected})
+
+
+def test_layers_of_a_stack_and_a_list(tmp_path):
+    """Each is brought in, whichever way they are kept."""
+    path, keys = tmp_path / "model.safetensors", jax.random.split(jax.random.key(0), 3)
+
+    class Layer(pm.Module):
+        rate: jax.Array = pm.field(constraint=simplex)
+
+        def __init__(self, *, key):
+            self.rate = jax.nn.softmax(jax.random.normal(key, (4,)))
+
+        def __call__(self, x):
+            return x * self.rate
+
+    layers = [Layer(key=key) for key in keys]
+    stack = nn.Stack.from_layers(layers)
+    for model, other in ((stack, layers), (layers, stack), (stack, stack), (layers, layers)):
+        pm.save(path, {"layers": pm.resolve(model)})
+        like = jax.tree.map(jnp.zeros_like, {"layers": other})
+        found = pm.load(path, like)
+        expected = pm.named_leaves({"layers": other})
+        assert pm.named_leaves(found).keys() == expected.keys()
+        for name, leaf in pm.named_leaves(found).items():
+            np.testing.assert_allclose(leaf, expected[name], rtol=1e-5)
+
+
+def test_they_are_cast_and_left_out_like_others(path, tmp_path):
+    """In float32 or wider before they are rounded; what is kept is kept to the last bit."""
+    half = tmp_path / "half.safetensors"
+    values = dict(zip(pm.named_leaves(kernel(Older)), GIVEN, strict=True))
+    safetensors.numpy.save_file({n: x.astype(jnp.bfloat16) for n, x in values.items()}, half)
+    like = kernel()
+
+    found = pm.load(half, like, cast="float32")
+    assert float(found.length) == 2.0
+    part = pm.load(path, like, only=pm.select.path("length"))
+    assert float(part.length) == 2.0
+    assert part.mix.tolist() == like.mix.tolist()
+    with pytest.raises(FileError, match=r"length\.unconstrained: like has f32\[\], the file bf16"):
+        pm.load(half, like)
+
+
+def test_numbers_of_python(tmp_path):
+    """A field that was a number is what the constructor may be given, too."""
+    path = tmp_path / "model.safetensors"
+    pm.save(path, Older(2.0, *GIVEN[1:]))
+
+    found = pm.load(path, kernel(), strict=False)[0]
+
+    assert_same(found, Kernel(*map(jnp.asarray, GIVEN)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("length", np.array(-1.0, "f"), r"length, which is refused(.|\n)*greater than 0.0"),
+        ("length", np.array(1, "i"), r"length\.unconstrained: like has f32\[\], the file i32\[\]"),
+        ("length", np.ones(2, "f"), r"like has f32\[\], the file f32\[2\]"),
+        ("scale", np.ones(3, "f"), r"scale, which is refused(.|\n)*matri"),
+        ("mix", np.ones(3, "f"), r"mix, which is refused"),
+    ],
+)
+def test_what_is_outside_is_refused(tmp_path, name, value, text):
+    """As by the constructor, with the bound; nothing is loaded."""
+    path = tmp_path / "model.safetensors"
+    values = dict(zip(pm.named_leaves(kernel(Older)), GIVEN, strict=True))
+    safetensors.numpy.save_file(values | {name: value}, path)
+
+    with pytest.raises(FileError, match=text):
+        pm.load(path, kernel())
+
+
+def test_a_value_in_the_clear_is_not_taken_for_what_stands_for_it(tmp_path, path):
+    """Renamed to that, 2.0 was read as 7.39, which is its exponential."""
+    own = tmp_path / "own.safetensors"
+    pm.save(own, {"a": pm.resolve(Kernel(*map(jnp.asarray, GIVEN)))})
+    like = {"b": kernel()}
+
+    with pytest.raises(ArgumentError, match=r'for b.length, got .a.length.(.|\n)*: "b.length"'):
+        pm.load(own, like, rename={"a": "b", "a.length": "b.length.unconstrained"})
+    pm.save(own, pm.resolve(kernel()))
+    with pytest.raises(ArgumentError, match=r"stands for length, (.|\n)*pm.load\(path, like\)"):
+        pm.load(own, kernel(), rename={"length": "length.unconstrained"})
+    # A file of other tools may have such an array, and only its owner knows.
+    found = pm.load(path, kernel(), rename={"length": "length.unconstrained"})
+    np.testing.assert_allclose(found.length, np.exp(2.0), rtol=1e-6)
