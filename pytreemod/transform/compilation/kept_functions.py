@@ -46,16 +46,20 @@ class Parts:
 class Callee(Parts):
     """The functions that a transform was given, as data and references.
 
+    Attributes:
+        lasting: whether what is made for them may be kept at all.
+        references: what gives those that are no pytrees, as long as they are there.
+
     Functions that are pytrees (Modules, bound methods) are data, so that their arrays are inputs of
     the program. The others are held weakly by whatever is kept for them: it dies with them.
     """
 
     __slots__ = ("lasting", "references")
 
-    def __init__(self, fns: Sequence[Callable[..., Any]]):
+    def __init__(self, fns: Sequence[Callable[..., Any]], *, lasting: bool = True):
         # None, a node without leaves, keeps the place of one that is referred to.
         super().__init__(tuple(fn if is_node(fn) else None for fn in fns))
-        self.lasting = True
+        self.lasting = lasting
         self.references = tuple(self._reference(fn) for fn in fns if not is_node(fn))
 
     def _reference(self, fn: Callable[..., Any]) -> Callable[[], Any]:

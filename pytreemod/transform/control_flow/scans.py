@@ -136,7 +136,7 @@ def filter_map(
     """`jax.lax.map` for functions of any trees: one member of `xs` after the other.
 
     Like [`filter_vmap`][pytreemod.filter_vmap] in what it gives, unlike it in how: less memory,
-    more time.
+    more time. Outside of compiled code each call traces and compiles `f` anew, as JAX's does.
 
     **Law.** `filter_map(f, xs)` equals `filter_vmap(f)(xs)`.
 
@@ -167,7 +167,9 @@ def filter_map(
         check_count("filter_map(batch_size)", batch_size, least=1)
         return _map_batches(f, elements, batch_size, out_axes)
     where = f"filter_map of {function_name(f)}"
-    callee, carry = Callee([f]), Parts(None)
+    # `jax.lax.map` and `vmap` call the function in each call, and so see what else it reads, such
+    # as a global that has changed; `jax.lax.scan`, which keeps its program, does not.
+    callee, carry = Callee([f], lasting=False), Parts(None)
     return _scan("filter_map", callee, _call_on_element, carry, elements, out_axes, where)[1]
 
 

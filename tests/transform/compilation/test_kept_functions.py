@@ -50,7 +50,6 @@ RUNS = {
     "carried": lambda f: pm.filter_scan(step, (jnp.float32(0), f), XS)[0][1],
     "returned": lambda f: pm.filter_scan(step_that_returns, (jnp.float32(0), f), XS)[1]["f"],
     "scanned": lambda f: pm.filter_scan(step_of_elements, jnp.float32(0), (XS, f)) and f,
-    "mapped": lambda f: pm.filter_map(same, (XS, f))[1],
     "while": lambda f: pm.filter_while_loop(small, later, (jnp.float32(1), f))[1],
     "fori": lambda f: pm.filter_fori_loop(0, 2, ignoring, (jnp.float32(1), f))[1],
     "cond": lambda f: pm.filter_cond(True, same, later, (jnp.float32(1), f))[1],
@@ -73,6 +72,58 @@ def one(f):
 
 def half(f):
     return {"f": f, "n": 0.5}
+
+
+FACTOR = {"now": 1.0}
+X = ramp(2)
+
+
+def reading(x):
+    """A function that is not pure."""
+    return x * FACTOR["now"]
+
+
+def reading_step(carry, x):
+    return carry, reading(x)
+
+
+def reading_in_loop(i, x):
+    return reading(x)
+
+
+def reading_and_adding(a, b):
+    return a + reading(b)
+
+
+NEVER_KEPT = {
+    "map": lambda: pm.filter_map(reading, X),
+    "map in batches": lambda: pm.filter_map(reading, X, batch_size=2),
+    "vmap": lambda: pm.filter_vmap(reading)(X),
+    "associative scan": lambda: pm.filter_associative_scan(reading_and_adding, X),
+    "jvp": lambda: pm.filter_jvp(reading, (X,), (X,))[1],
+    "vjp": lambda: pm.filter_vjp(reading, X)[1](X),
+    "linearize": lambda: pm.filter_linearize(reading, X)[1](X),
+    "linear transpose": lambda: pm.filter_linear_transpose(reading, X)(X),
+    "jacfwd": lambda: pm.filter_jacfwd(reading)(X),
+    "jacrev": lambda: pm.filter_jacrev(reading)(X),
+}
+KEPT = {
+    "scan": lambda: pm.filter_scan(reading_step, 0, X)[1],
+    "loop": lambda: pm.filter_fori_loop(0, 1, reading_in_loop, X),
+    "cond": lambda: pm.filter_cond(True, reading, same, X),
+}
+
+
+@pytest.mark.parametrize("name", [*NEVER_KEPT, *KEPT])
+def test_a_function_that_reads_what_changes(name, monkeypatch):
+    """It is called anew where JAX's own does it: `filter_map` went on with what it read first."""
+    run = (NEVER_KEPT | KEPT)[name]
+    before = run()
+    monkeypatch.setitem(FACTOR, "now", 3.0)
+
+    is_new = not jnp.array_equal(run(), before)
+
+    assert is_new is (name in NEVER_KEPT)
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
