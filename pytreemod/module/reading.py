@@ -101,7 +101,7 @@ def observe(node: Any) -> Made:
 
 
 def evaluate(node: Any, where: str) -> Any:
-    """The value of a computed leaf.
+    """The value of a computed leaf; of shapes alone, its shape and dtype.
 
     Args:
         node: the leaf.
@@ -115,7 +115,9 @@ def evaluate(node: Any, where: str) -> Any:
     if DERIVATIVE in node.__stored__:
         _refuse_derivatives(where, "derivatives by its parts")
     made: Made = stored(node, MADE, UNKNOWN)
-    leaves = jtu.tree_leaves(node)
+    leaves, treedef = jtu.tree_flatten(node)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+        return _abstract(evaluate, leaves, treedef, where)
     shapes = _shapes(leaves)
     if made.leaves is not None and [*map(len, shapes)] != [*map(len, made.leaves)]:
         _refuse_leaves(where, made.leaves, shapes)
@@ -137,17 +139,34 @@ def evaluate(node: Any, where: str) -> Any:
 def evaluate_each(node: Any, where: str) -> Any:
     """The value of a computed leaf, as by `evaluate`; of several as one, their values as one."""
     leaves, treedef = jtu.tree_flatten(node)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+        return _abstract(evaluate_each, leaves, treedef, where)
+    value, arrays = _of_arrays(evaluate, leaves, treedef, where)
+    for _ in range(_count_axes(node)):
+        value = jax.vmap(value)
+    return value(arrays)
+
+
+def _abstract(evaluate: Any, leaves: list[Any], treedef: Any, where: str) -> Any:
+    """Shape and dtype of a value, where there are no more of some of the arrays."""
+    return jax.eval_shape(*_of_arrays(evaluate, leaves, treedef, where))
+
+
+def _of_arrays(evaluate: Any, leaves: list[Any], treedef: Any, where: str) -> tuple[Any, list[Any]]:
+    """What evaluates a leaf as a function of its arrays, and these."""
     # A number of Python's is the same for all.
-    arrays = [leaf if is_array(leaf) else None for leaf in leaves]
+    arrays = [leaf if _has_axes(leaf) else None for leaf in leaves]
 
     def value(arrays: Any) -> Any:
         pairs = zip(arrays, leaves, strict=True)
         members = [leaf if array is None else array for array, leaf in pairs]
         return evaluate(treedef.unflatten(members), where)
 
-    for _ in range(_count_axes(node)):
-        value = jax.vmap(value)
-    return value(arrays)
+    return value, arrays
+
+
+def _has_axes(leaf: Any) -> bool:
+    return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def _count_axes(node: Any) -> int:
@@ -169,7 +188,7 @@ def _last(where: str) -> str:
 
 
 def _has_shape(leaf: Any) -> bool:
-    return is_array(leaf) or isinstance(leaf, (jax.ShapeDtypeStruct, float, int, complex))
+    return _has_axes(leaf) or isinstance(leaf, (float, int, complex))
 
 
 def _shapes(leaves: Iterable[Any]) -> tuple[tuple[int, ...], ...]:
@@ -200,15 +219,22 @@ def _refuse_leaves(
 ) -> NoReturn:
     if len(shapes) < len(made):
         _refuse_derivatives(where, f"{len(shapes)} of its {len(made)} arrays")
+    cure = [
+        "several models as one are mapped over:",
+        "pm.filter_vmap(lambda m, x: m(x), in_axes=(0, None))(models, x)",
+    ]
+    # A member of what it was computed of as a whole, such as one layer of a Stack.
+    if any(len(shape) < len(own) for own, shape in zip(made, shapes, strict=False)):
+        cure = [
+            "what is computed of several models at once is resolved before they are taken apart:",
+            "model = pm.resolve(model)",
+        ]
     raise ShapeError(
         explain(
             where,
             f"a value computed from the shapes {', '.join(map(str, made))}, as it was made",
             f"arrays of the shapes {', '.join(map(str, shapes))}",
-            cure=[
-                "several models as one are mapped over:",
-                "pm.filter_vmap(lambda m, x: m(x), in_axes=(0, None))(models, x)",
-            ],
+            cure=cure,
         )
     )
 

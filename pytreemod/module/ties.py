@@ -29,13 +29,14 @@ from pytreemod.module.reading import (
     refuse_tied_place,
     ties_of,
 )
+from pytreemod.tree.kinds import are_one
 from pytreemod.tree.locating import Target, locate
 from pytreemod.tree.nodes import children_of, record_of, stop_below
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.surgery import replace_at
-from pytreemod.typing import KeyPath, Where, jtu
+from pytreemod.typing import KeyPath, Where, class_of, jtu
 
 _M = TypeVar("_M", bound=Module)
 _T = TypeVar("_T")
@@ -76,7 +77,7 @@ def tie(
     Raises:
         SpecError: a path that is not in the model; a place that is tied already, that is inside of
             its source, or contains it; ties in a circle; no Module above both; a constrained
-            place, and a source that is not, or otherwise.
+            place, and a source that is not, or otherwise; layers that are configured otherwise.
         ShapeError: the source has not the shape, or the structure, of the place.
         ArgumentError: `through` cannot be called, or is given for a layer.
 
@@ -277,6 +278,7 @@ def _check_fit(
         if _form(untie(old)) != _form(untie(new)):
             _refuse_misfit(place, origin, _shown(old), _shown(new))
         _check_bounds(old, new, place, origin)
+        _check_configuration(untie(old), untie(new), place, origin)
         return None
     if not (is_array(new) or is_computed(new)):
         expected = "an array at the source, for there is a function to go through"
@@ -292,6 +294,66 @@ def _made_through(through: Callable[[Any], Any], source: Any) -> Made:
     given: Any = restore(Through, {"fn": through, "source": source}, ("fn",))
     shape = stored(source, MADE).shape if is_computed(source) else _shape(source)
     return Made(None if shape is None else (shape,), stored(given, MADE).shape)
+
+
+def _check_configuration(old: Any, new: Any, place: str, origin: str) -> None:
+    """Refuse a layer that computes otherwise than the one in whose place it would be read."""
+    known = dict(_configuration(new, ()))
+    for path, value in _configuration(old, ()):
+        other = known.get(path, _ABSENT)
+        if other is not _ABSENT and not _may_be_one(value, other):
+            names = [_inside(start, path) for start in (place, origin)]
+            array = next(iter(_form(old)), ("", None))[0]
+            spots = [_inside(start, array) for start in (place, origin)]
+            raise SpecError(
+                explain(
+                    "tie",
+                    f"a source that is configured as {place} is",
+                    f"{describe(value)} at {names[0]}, and {describe(other)} at {names[1]}",
+                    cure=[
+                        "tie the arrays alone:",
+                        f"pm.tie(model, {spots[0]!r}, to={spots[1]!r})",
+                    ],
+                )
+            )
+
+
+_ABSENT: Any = object()
+
+
+def _inside(node: str, path: str) -> str:
+    return f"{node}{'' if path.startswith('[') else '.'}{path}" if path else node
+
+
+def _configuration(node: Any, path: KeyPath) -> Iterator[tuple[str, Any]]:
+    """What Modules in a node are configured with, by path."""
+    children = children_of(node)
+    if children is None or is_computed(node):
+        return
+    record = record_of(node)
+    if record is not None:
+        data = {key.name for key, _ in children}
+        # A token is told by its place alone, which of two is another.
+        is_place = getattr(class_of(node), "__is_token__", False)
+        for name in () if is_place else record.names(node):
+            if name not in data:
+                yield path_text((*path, jtu.GetAttrKey(name))), stored(node, name)
+    for key, child in children:
+        yield from _configuration(child, (*path, key))
+
+
+def _may_be_one(a: Any, b: Any) -> bool:
+    """Whether nothing says that two values differ; of those that compare by identity little does.
+
+    A layer may make a function in its `__init__`: that of another layer is another object.
+    """
+    kind = class_of(a)
+    if are_one(a, b):
+        return True
+    if kind is not class_of(b) or kind.__eq__ is not object.__eq__ or isinstance(a, type):
+        return False
+    told = ("__module__", "__qualname__", "__code__", "func", "args", "keywords")
+    return all(_may_be_one(getattr(a, name, None), getattr(b, name, None)) for name in told)
 
 
 def _check_bounds(old: Any, new: Any, place: str, origin: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import FunctionType
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.classes import Module
@@ -27,6 +27,8 @@ class AbstractToken(Module, is_abstract=True):
     """What all tokens have in common: a marker, which is the token's path once it has a name."""
 
     marker: Any = field(static=True)
+
+    __is_token__: ClassVar[bool] = True
 
 
 class Nothing(Module):

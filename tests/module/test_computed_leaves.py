@@ -12,7 +12,7 @@ import pytreemod as pm
 from pytreemod.errors import ArgumentError, FieldError
 from tests.helpers.computing import Generated, Scaled, scaled
 from tests.helpers.equations import operations
-from tests.helpers.trees import ramp
+from tests.helpers.trees import Holder, ramp
 
 
 def linear_with(weight):
@@ -238,3 +238,22 @@ def test_an_rnn_computes_it_once():
     np.testing.assert_allclose(
         rnn(ramp(5, 2)), pm.nn.RNN(cell.replace(weight_hh=low.value()))(ramp(5, 2)), rtol=1e-5
     )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pm.computed(jnp.multiply, ramp(2), 0.5),
+        lambda: pm.filter_vmap(lambda x: pm.computed(jnp.multiply, x, 0.5))(ramp(3, 2)),
+    ],
+    ids=["one", "several as one"],
+)
+def test_a_leaf_of_shapes_alone_reads_as_its_shape(make):
+    """It was a TypeError of JAX's, from inside of the function."""
+    model = {"x": Holder(make())}
+    abstract = pm.filter_eval_shape(lambda: model)
+
+    found = pm.resolve(abstract)["x"].content
+
+    assert found == jax.eval_shape(lambda: pm.resolve(model)["x"].content)
+    assert isinstance(found, jax.ShapeDtypeStruct)

@@ -1,6 +1,7 @@
 """Ties: one place of a model has its value from another."""
 
 import copy
+import functools as ft
 import pickle
 
 import jax
@@ -36,6 +37,13 @@ class Coder(pm.Module):
 
     def __call__(self, x):
         return self.decoder(jax.nn.tanh(self.encoder(x)))
+
+
+class Pair(pm.Module):
+    """Two of anything."""
+
+    a: object
+    b: object
 
 
 class Blocks(pm.Module):
@@ -475,3 +483,62 @@ def test_a_computed_leaf_and_an_array_are_tied_like_two_arrays():
 
     assert pm.tie(model, "bias", to="weight").bias.tolist() == [1.0, 2.0]
     assert pm.tie(model, "weight", to="bias").weight.tolist() == [-1.0, -2.0]
+
+
+class Act(pm.Module):
+    """A layer that computes with what it is configured with."""
+
+    w: jax.Array
+    act: object = pm.field(static=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "cure"),
+    [
+        (lambda i: Act(ramp(2), (jax.nn.relu, jax.nn.gelu)[i]), r"b\.act.*'b\.w', to='a\.w'"),
+        (lambda i: Act(ramp(2), ft.partial(jnp.add, i)), r"b\.act.*'b\.w', to='a\.w'"),
+        (lambda i: Act(ramp(2), (1.0, 1)[i]), r"1 at b\.act, and 1\.0 at a\.act"),
+        (lambda i: [Act(ramp(2), ("x", "y")[i])], r"b\[0\]\.act.*'b\[0\]\.w', to='a\[0\]\.w'"),
+        (
+            lambda i: nn.Conv2d(2, 2, 3, padding=i, key=jax.random.key(0)),
+            r"b\.padding.*'b\.weight', to='a\.weight'",
+        ),
+    ],
+)
+def test_a_layer_that_computes_otherwise_is_refused(make, cure):
+    """It was read with the configuration of the source: another function, without a word."""
+    model = Pair(make(0), make(1))
+    with pytest.raises(SpecError, match=rf"(?s)a source that is configured as b is, got .*{cure}"):
+        pm.tie(model, "b", to="a")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.BatchNorm(2),
+        lambda: Act(ramp(2), lambda x: x),
+        lambda: Act(ramp(2), ft.partial(jnp.add, 1)),
+        lambda: Act(ramp(2), float("nan")),
+        lambda: pm.tie(Pair(linear(), linear()), "b", to="a"),
+    ],
+)
+def test_layers_that_are_made_alike_are_tied(make):
+    """Also those that make functions of their own, and those whose tokens have other names."""
+    model, _ = pm.make_with_state(lambda: Pair(make(), make()))()
+    tied = pm.tie(model, "b", to="a")
+    assert tied.b is tied.a
+
+
+def test_what_is_computed_of_a_whole_stack_is_resolved():
+    """The text said to map over several models, where one layer of them was read."""
+    model = pm.filter_vmap(lambda key: Coder(linear(), linear(1)))(
+        jax.random.split(jax.random.key(0))
+    )
+    tied = pm.tie(
+        model, "decoder.weight", to="encoder.weight", through=lambda w: jnp.swapaxes(w, -1, -2)
+    )
+
+    with pytest.raises(ShapeError, match=r"resolved before .*\n.*model = pm\.resolve\(model\)"):
+        pm.filter_vmap(lambda m: m.decoder.weight)(tied)
+    found = pm.filter_vmap(lambda m: m.decoder.weight)(pm.resolve(tied))
+    assert np.array_equal(found, np.swapaxes(model.encoder.weight, -1, -2))

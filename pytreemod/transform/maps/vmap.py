@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import functools as ft
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeGuard, TypeVar, overload
+from typing import Any, NamedTuple, NoReturn, TypeGuard, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
 
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, explain
 from pytreemod.transform.boundary.argument_specs import Terms, specs_by_argument
@@ -38,7 +40,7 @@ from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array, is_array_like
 from pytreemod.tree.prefixes import By, spread
 from pytreemod.tree.selecting import Rule, refuse_unmatched
-from pytreemod.typing import AxesSpec, AxisName, PyTree, jtu
+from pytreemod.typing import AxesSpec, AxisName, KeyPath, PyTree, jtu
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -239,33 +241,28 @@ class Vmapped(Transformed):
                 return pack(result)
             return group_by_axis("filter_vmap(out_axes)", result, out_axes, treatments, unmapped)
 
-        options = {} if axis_size is None else {"axis_size": axis_size}
+        options: dict[str, Any] = {} if axis_size is None else {"axis_size": axis_size}
         if self.options.axis_name is not None:
             options["axis_name"] = self.options.axis_name
-        vmapped = jax.vmap(
-            run,
-            in_axes=([axes[i] for i in mapped],),
-            out_axes=0 if on_axis_0 else Grouped(None, treatments),
-            **options,
-            **dict(self.options.jaxkwargs),
-        )
+        options |= {"in_axes": ([axes[i] for i in mapped],), **dict(self.options.jaxkwargs)}
+        out = 0 if on_axis_0 else Grouped(None, treatments)
+        values = [leaves[i] for i in mapped]
         try:
-            return unpack(vmapped([leaves[i] for i in mapped]))
+            return unpack(jax.vmap(run, out_axes=out, **options)(values))
         except ValueError as error:
-            self._explain(error, unmapped)
-            raise
+            # JAX has no class of error for it.
+            if "out_axes" not in str(error) or not unmapped:
+                raise
+            self._refuse_mapped(_differing(run, values, options, unmapped), error)
 
-    def _explain(self, error: ValueError, unmapped: list[Any]) -> None:
-        """Raise a better error if JAX refused a mapped value where none was promised."""
-        # JAX has no class of error for it.
-        if "out_axes" not in str(error) or not unmapped:
-            return
+    def _refuse_mapped(self, places: list[KeyPath], error: ValueError) -> NoReturn:
+        """Say which results are mapped where none was promised."""
         raise SpecError(
             explain(
                 f"filter_vmap of {function_name(self.fn)}",
                 "results that are the same for all members where out_axes is None",
                 "a result that differs from member to member",
-                places=[path_text(path, "result") for path in unmapped],
+                places=[path_text(path, "result") for path in places],
                 cure=["give it an axis:", "out_axes=0"],
             )
         ) from error
@@ -308,6 +305,43 @@ class Vmapped(Transformed):
             ]
             _refuse_sizes(mapped, axis_size, self)
         return axes, leaves, treedef
+
+
+def _differing(
+    run: Callable[..., Grouped], values: list[Any], options: Any, unmapped: list[KeyPath]
+) -> list[KeyPath]:
+    """Which of the results that were to be the same for all members are not.
+
+    JAX knows, and tells an array where it meets one: the rule of a `custom_vmap` is called for none
+    but those that are mapped. So the function runs a second time, where an error is certain.
+    """
+    places, found = unmapped.copy(), list[KeyPath]()
+
+    def ask(values: list[Any]) -> tuple[()]:
+        for path, x in zip(places, run(values).groups[0], strict=False):
+            _told_if_mapped(x, ft.partial(found.append, path))
+        return ()
+
+    # It may not bear a second run: one with a State, which was used up by the first.
+    with suppress(Exception):
+        # Traced, so that a `vmap` around this one, which maps other things, is not asked.
+        jax.eval_shape(jax.vmap(ask, out_axes=None, **options), values)
+    return found or places
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+def _told_if_mapped(x: Any, tell: Callable[[], None]) -> None:
+    asked: Any = custom_vmap(_same)
+
+    @asked.def_vmap
+    def rule(axis_size: int, in_batched: list[Any], x: Any) -> tuple[Any, Any]:
+        tell()
+        return x, in_batched[0]
+
+    asked(x)
 
 
 def _agree(leaves: list[Any], axes: list[Any], axis_size: Any) -> bool:

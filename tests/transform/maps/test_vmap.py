@@ -455,6 +455,23 @@ def test_misfit_out_axes_are_refused(out_axes, error, text):
         pm.filter_vmap(lambda x: {"x": x, "y": x}, out_axes=out_axes)(ramp(3))
 
 
+@pytest.mark.parametrize("around", [lambda f: f, pm.filter_jit, pm.filter_vmap])
+def test_the_result_that_is_mapped_is_named(around):
+    """And none that is the same for all members, also where a `vmap` around maps that."""
+
+    def run(y):
+        def fn(x, y):
+            keys = jax.random.split(jax.random.key(0))
+            return {"a": y * 2, "b": x + y[..., None], "c": 1, "d": keys, "e": {"f": x}, "g": y}
+
+        return pm.filter_vmap(fn, in_axes=(0, None), out_axes=None)(ramp(3), y)
+
+    with pytest.raises(
+        SpecError, match=r"\.\n  at result\['b'\]\n  at result\['e'\]\['f'\]\n  give"
+    ):
+        around(run)(ramp(2, 2))
+
+
 def test_errors_inside_are_the_users():
     """A ValueError in the function is not taken for ours."""
 
