@@ -103,7 +103,6 @@ NEVER_KEPT = {
     "jvp": lambda: pm.filter_jvp(reading, (X,), (X,))[1],
     "vjp": lambda: pm.filter_vjp(reading, X)[1](X),
     "linearize": lambda: pm.filter_linearize(reading, X)[1](X),
-    "linear transpose": lambda: pm.filter_linear_transpose(reading, X)(X),
     "jacfwd": lambda: pm.filter_jacfwd(reading)(X),
     "jacrev": lambda: pm.filter_jacrev(reading)(X),
 }
