@@ -27,12 +27,12 @@ from pytreemod.nn.arguments import (
     named,
 )
 from pytreemod.nn.calling import accepts_key, uses_key_if, wants_key
-from pytreemod.nn.functional.promotion import countable
+from pytreemod.nn.functional.promotion import countable, widen
 from pytreemod.nn.functional.recurrent_sequences import flip_sequences
 from pytreemod.nn.recurrent_cells import RNNCellBase
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.transform.control_flow.scans import filter_scan
-from pytreemod.tree.predicates import is_array_like
+from pytreemod.tree.predicates import is_array_like, is_inexact_array
 from pytreemod.typing import AnyArray, jtu
 
 
@@ -182,6 +182,7 @@ class RNN(Module):
         if key is not None and wants_key(cell):
             keys = jax.random.split(check_key(f"{where}(key)", key), x.shape[0])
         takes_key = accepts_key(cell)
+        cell_of_step = _widened(cell)
 
         def advance(carry: Any, now: tuple[Any, Any, Any]) -> tuple[Any, Any]:
             x, key, step = now
@@ -189,7 +190,7 @@ class RNN(Module):
             # Zeros past the end: what fills a sequence up may be anything, and the gradient of a
             # choice asks for that of what was not chosen, too: zero times infinity.
             x = x if running is None else _kept(running, x, jnp.zeros_like(x))
-            new = cell(x, carry, **({"key": key} if takes_key else {}))
+            new = cell_of_step()(x, carry, **({"key": key} if takes_key else {}))
             # What is of another structure the scan refuses, which knows where it is.
             if running is not None and jtu.tree_structure(new) == jtu.tree_structure(carry):
                 new = jtu.tree_map(ft.partial(_kept, running), new, carry)
@@ -197,6 +198,18 @@ class RNN(Module):
 
         steps = None if lengths is None else jnp.arange(x.shape[0], dtype=lengths.dtype)
         return filter_scan(advance, carry, (x, keys, steps), **options)
+
+
+def _widened(cell: RNNCellBase) -> Callable[[], RNNCellBase]:
+    """What gives a cell in each step, of arrays that are in wide dtypes outside of the loop.
+
+    The gradient of what all steps share is a sum over all of them, and is added up in the dtype
+    that it has outside: in bfloat16, 256 + 1 is 256.
+    """
+    leaves, treedef = jtu.tree_flatten(cell)
+    wide = [widen(leaf) if is_inexact_array(leaf) else leaf for leaf in leaves]
+    pairs = list(zip(wide, leaves, strict=True))
+    return lambda: treedef.unflatten([w if w is x else w.astype(x.dtype) for w, x in pairs])
 
 
 def _kept(running: Array, new: Any, old: Any) -> Any:

@@ -343,3 +343,23 @@ def test_nothing_comes_from_past_the_end(options, filled):
     assert_close(grads.cell.weight_hh, [[8]])
     assert_close(of_x[..., 0].sum(1), [4, 13])
     assert not np.asarray(of_x)[~here].any()
+
+
+@pytest.mark.parametrize("kind", ["mixed", "narrow"])
+def test_gradients_over_many_steps_are_added_up_in_wide_numbers(kind):
+    """In bfloat16, as the cell is computed in, each stood still from some 300 steps on."""
+    cell = nn.SimpleCell(2, 2, key=KEYS[0])
+    x = jnp.ones((600, 2))
+
+    def loss(rnn, x):
+        return jnp.sum(rnn(x).astype(jnp.float32))
+
+    expected = pm.filter_grad(loss)(nn.RNN(cell), x).cell.bias
+    if kind == "mixed":
+        rnn = pm.with_precision(nn.RNN(cell), "params=float32,compute=bfloat16,output=float32")
+    else:
+        rnn, x = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (nn.RNN(cell), x))
+    found = pm.filter_grad(loss)(rnn, x).cell.bias
+
+    assert found.dtype == (jnp.float32 if kind == "mixed" else jnp.bfloat16)
+    assert_close(found.astype(jnp.float32), expected, rtol=0.02)
