@@ -362,4 +362,4 @@ def test_gradients_over_many_steps_are_added_up_in_wide_numbers(kind):
     found = pm.filter_grad(loss)(rnn, x).cell.bias
 
     assert found.dtype == (jnp.float32 if kind == "mixed" else jnp.bfloat16)
-    assert_close(found.astype(jnp.float32), expected, rtol=0.02)
+    assert_close(found.astype(jnp.float32), expected, rtol=0, atol=0.02 * float(expected.max()))
