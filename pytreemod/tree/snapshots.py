@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytreemod.tree.kinds import are_one, dtype_of
+from pytreemod.tree.kinds import are_one, dtype_of, kind_of
 from pytreemod.tree.nodes import children_of, is_node, is_plain_tuple, record_of
 from pytreemod.tree.pending import PENDING, AbstractSource, settle
 from pytreemod.tree.predicates import is_array
@@ -142,8 +142,55 @@ _structures: weakref.WeakValueDictionary[Any, Structure] = weakref.WeakValueDict
 _interning = threading.RLock()
 
 
-def structure_of(leaves: Sequence[Any], treedef: Any) -> tuple[list[Any], Structure]:
+def node_kinds(treedef: Any) -> tuple[Any, ...]:
+    """What tells treedefs apart that JAX calls equal, for it compares by `==` what nodes keep.
+
+    The keys of a dict, and what a node of another library's keeps beside its children, may be `2`
+    in one tree and `2.0` in another. Records look after themselves.
+
+    Args:
+        treedef: as JAX gives it.
+
+    Returns:
+        A kind for each node that keeps such a thing; mostly there is none.
+
+    Examples:
+        >>> one, other = jax.tree.structure({2: 0}), jax.tree.structure({2.0: 0})
+        >>> one == other, node_kinds(one) == node_kinds(other)
+        (True, False)
+        >>> node_kinds(jax.tree.structure({"a": [0, None]}))
+        ()
+    """
+    kinds: list[Any] = []
+    waiting = [treedef]
+    while waiting:
+        node = waiting.pop()
+        data = node.node_data()
+        if data is None:
+            continue
+        kind, kept = data
+        if kept is not None and not _is_told(kind, kept):
+            kinds.append(kind_of(tuple(kept) if kind is dict else kept))
+        waiting += node.children()
+    return tuple(kinds)
+
+
+def _is_told(kind: type, kept: Any) -> bool:
+    """Whether `==` tells all that a node keeps."""
+    if kind is dict:
+        return all(type(name) is str for name in kept)
+    return hasattr(kind, "__record__") or issubclass(kind, AbstractKeeper)
+
+
+def structure_of(
+    leaves: Sequence[Any], treedef: Any, kinds: tuple[Any, ...] | None = None
+) -> tuple[list[Any], Structure]:
     """Divide flattened leaves into arrays and the structure that holds all else.
+
+    Args:
+        leaves: as JAX gives them.
+        treedef: what they are the leaves of.
+        kinds: its `node_kinds`, if they are known.
 
     Raises:
         TypeError: a leaf that is no array cannot be hashed.
@@ -157,7 +204,7 @@ def structure_of(leaves: Sequence[Any], treedef: Any) -> tuple[list[Any], Struct
         statics = tuple(None if m else leaf for m, leaf in zip(marks, leaves, strict=True))
         told = tuple((static_kind(x), exact(x)) for x in statics)
         arrays = [leaves[i] for i in positions]
-    key = (treedef, positions, told)
+    key = (treedef, positions, told, node_kinds(treedef) if kinds is None else kinds)
     structure = _structures.get(key)
     if structure is None:
         # Two threads may both come here, and must agree: `setdefault` of such a dictionary looks
@@ -322,11 +369,15 @@ class _Spy:
         self.root = root
         self.containers: list[tuple[Any, Any, Any]] = []
         self.known = True
+        # Whether every node is one of which `==` tells all that it keeps.
+        self.is_told = True
 
     def __call__(self, node: Any) -> bool:
         kind = class_of(node)
         if kind is list or kind is dict:
             self.containers.append(_contents(node))
+            if kind is dict and not _is_told(dict, node):
+                self.is_told = False
         elif isinstance(node, (jax.Array, np.ndarray)) or node is None or is_plain_tuple(node):
             pass
         elif isinstance(node, AbstractKeeper):
@@ -337,9 +388,9 @@ class _Spy:
             record = record_of(node)
             if record is not None:
                 self.known = self.known and record.is_finished(node)
-            elif self.known:
-                # What may change inside of a node of some other kind cannot be told.
-                self.known = jtu.all_leaves([node])
+            # For two reasons: what it keeps, and what may change inside of it.
+            elif not jtu.all_leaves([node]):
+                self.known = self.is_told = False
         # Never a leaf: this is a look on the way, not a stop.
         return False
 
@@ -360,7 +411,7 @@ def take_snapshot(node: Any) -> tuple[Snapshot, bool]:
     spy = _Spy(node)
     # One walk for both, for JAX asks this of every node that it meets.
     leaves, treedef = jtu.tree_flatten(node, is_leaf=spy)
-    arrays, structure = structure_of(leaves, treedef)
+    arrays, structure = structure_of(leaves, treedef, () if spy.is_told else None)
     return Snapshot(arrays, structure, tuple(spy.containers)), spy.known
 
 

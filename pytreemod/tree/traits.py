@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools as ft
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from pytreemod.tree.nodes import places, record_of
 from pytreemod.tree.snapshots import AbstractKeeper
 from pytreemod.typing import jtu
@@ -29,6 +31,29 @@ class Traits(NamedTuple):
     has_computed: bool
 
 
+class _Anything:
+    """Passes most checks of an array: it has every attribute, and equals everything."""
+
+    dtype = np.dtype(np.float32)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self
+
+    def __getitem__(self, index: Any) -> Any:
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return 0
+
+
 # A tree is walked through for it: without this line, an eager `filter_grad` of 21 layers would
 # take an eighth longer.
 @ft.lru_cache(maxsize=512)
@@ -42,7 +67,11 @@ def traits_of(treedef: Any) -> Traits:
         treedef: as JAX gives it.
     """
     # Traits are structure: what stands at the leaves is of no account.
-    tree = treedef.unflatten([0] * treedef.num_leaves)
+    try:
+        tree = treedef.unflatten([0] * treedef.num_leaves)
+    except Exception:
+        # But to a node of another library's that looks at its children when it is built.
+        tree = treedef.unflatten([_Anything()] * treedef.num_leaves)
     nodes: list[Any] = []
 
     def note(node: Any) -> bool:

@@ -1,8 +1,11 @@
 """The remembered arrays of a record: never stale, never mixed up, never kept too long."""
 
+import dataclasses
+import enum
+import functools as ft
 import gc
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 
 import jax
 import jax.numpy as jnp
@@ -444,3 +447,71 @@ def test_snapshots_are_no_part_of_the_module():
     assert jax.tree.structure(fresh) == jax.tree.structure(used)
     assert remembered(used.second)
     assert not remembered(used.second.replace(size=3))
+
+
+@ft.partial(jtu.register_dataclass, data_fields=["w"], meta_fields=["scale"])
+@dataclasses.dataclass
+class Foreign:
+    """A node of another library's, with something that is no array beside its children."""
+
+    w: jax.Array
+    scale: object
+
+
+class Task(enum.StrEnum):
+    """Members equal their texts."""
+
+    DEPTH = "depth"
+
+
+ONLY_EQUAL = {
+    "a node's own": (lambda: Foreign(ramp(2), 2), lambda: Foreign(ramp(2), 2.0)),
+    "a zero's sign": (lambda: Foreign(ramp(2), 0.0), lambda: Foreign(ramp(2), -0.0)),
+    "inside of it": (lambda: Foreign(ramp(2), (1, "a")), lambda: Foreign(ramp(2), (True, "a"))),
+    "keys": (lambda: {1: ramp(2)}, lambda: {True: ramp(2)}),
+    "keys that are texts": (lambda: {"depth": ramp(2)}, lambda: {Task.DEPTH: ramp(2)}),
+    "ordered keys": (lambda: OrderedDict({2: ramp(2)}), lambda: OrderedDict({2.0: ramp(2)})),
+    "default": (lambda: defaultdict(int, {2: ramp(2)}), lambda: defaultdict(int, {2.0: ramp(2)})),
+}
+PASSING = {
+    "jit": lambda tree: pm.filter_jit(lambda x: x)(tree),
+    "kept jit": identity,
+    "vmap": lambda tree: pm.filter_vmap(lambda x, tree: tree, in_axes=(0, None), out_axes=None)(
+        ramp(2), tree
+    ),
+    "scan": lambda tree: pm.filter_scan(keeping, tree, ramp(2))[0],
+    "cond": lambda tree: pm.filter_cond(True, itself, itself, tree),
+    "checkpoint": lambda tree: pm.filter_checkpoint(itself)(tree),
+    "grad": lambda tree: pm.filter_grad(with_tree, has_aux=True)(jnp.ones(()), tree)[1],
+}
+
+
+def itself(x):
+    return x
+
+
+def keeping(carry, x):
+    return carry, x
+
+
+def with_tree(x, tree):
+    return x, tree
+
+
+def told(tree):
+    """What of a tree `==` does not tell."""
+    tree = tree.content if isinstance(tree, Holder) else tree
+    return repr(tree.scale) if isinstance(tree, Foreign) else repr([*tree])
+
+
+@pytest.mark.parametrize("wrap", [itself, Holder], ids=["bare", "in a Module"])
+@pytest.mark.parametrize("name", ONLY_EQUAL)
+def test_trees_that_jax_calls_equal_stay_what_they_are(name, wrap):
+    """A model took over what another one had beside its arrays: the first that was there."""
+    one, other = (wrap(make()) for make in ONLY_EQUAL[name])
+    assert jtu.tree_structure(one) == jtu.tree_structure(other)
+    assert told(one) != told(other)
+
+    for passed in PASSING.values():
+        found = [passed(tree) for tree in (one, other, one)]
+        assert [told(tree) for tree in found] == [told(one), told(other), told(one)]

@@ -43,6 +43,7 @@ from pytreemod.tree.snapshots import (
     Structure,
     container_paths,
     exact,
+    node_kinds,
     snapshot_of,
     static_kind,
     structure_of,
@@ -142,6 +143,7 @@ def _split_function(value: Any, arrays: list[Any], key: list[Any]) -> None:
 def _split_node(value: Any, arrays: list[Any], key: list[Any]) -> None:
     leaves, treedef = jtu.tree_flatten(value)
     key.append(treedef)
+    key.append(node_kinds(treedef))
     for leaf in leaves:
         (_split_array if is_array(leaf) else _split_static)(leaf, arrays, key)
 

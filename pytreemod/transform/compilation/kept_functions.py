@@ -14,7 +14,7 @@ from typing import Any
 
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.snapshots import Structure, divide, exact, static_kind
+from pytreemod.tree.snapshots import Structure, divide, exact, node_kinds, static_kind
 from pytreemod.typing import PyTree, Tracer, class_of, jtu
 
 MAX_KEPT = 512
@@ -108,7 +108,7 @@ def _key_of(structure: Structure) -> tuple[Any, ...] | None:
         )
     except TypeError:
         return None
-    return structure.treedef, structure.positions, tokens
+    return structure.treedef, structure.positions, tokens, node_kinds(structure.treedef)
 
 
 Lent = Callable[[], Structure]

@@ -40,6 +40,11 @@ class ArrayType:
     weak_type: bool
     sharding: Any = None
 
+    @property
+    def ndim(self) -> int:
+        """How many axes there are: nodes of other libraries may look when they are built."""
+        return len(self.shape)
+
     def __str__(self) -> str:
         weak = "weak_" if self.weak_type else ""
         return f"{weak}{describe(self)}"
@@ -69,7 +74,11 @@ class Trace:
     @classmethod
     def of(cls, names: tuple[str, ...], structure: Structure, values: list[Any]) -> Trace:
         """The trace of a call with this structure and these arrays."""
-        head, args, kwargs = structure.assemble([array_type(v) for v in values])
+        try:
+            head, args, kwargs = structure.assemble([array_type(v) for v in values])
+        except Exception:
+            # A node of another library's that takes nothing but arrays: then nothing is explained.
+            return cls((), (), structure.treedef)
         positional = [names[i] if i < len(names) else f"args[{i}]" for i in range(len(args))]
         own = ["function"] * len(head)
         # Modules of one class share a name, and each may be traced `max_traces` times.

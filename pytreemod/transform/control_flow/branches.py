@@ -275,6 +275,12 @@ class _Memory:
         with self.lock:
             # Another thread may trace another branch of the same call at this moment.
             results = self.results.setdefault(key, [None] * len(self.labels))
+            before = results[index]
+            if before is not None and not _are_alike(before(), mine):
+                # JAX traces for more than is in the key, such as the size of a mapped axis: then
+                # what the others have returned is of another trace as well.
+                results[:] = [None] * len(self.labels)
+                self.dtypes.pop(key, None)
             results[index] = lend(mine, lent)
             dtypes, known = self.dtypes.get(key), [give() for give in results if give is not None]
             # Until then each branch returns its own, and JAX goes on to trace the next.
@@ -291,9 +297,12 @@ class _Memory:
         return pack(treedef.unflatten([_as_dtype(x, dtype) for x, dtype in pairs]), lent)
 
     def _join(self, results: Sequence[Structure]) -> list[Any]:
-        first = results[0].assemble(())
         for label, result in zip(self.labels[1:], results[1:], strict=True):
-            other, labels = result.assemble(()), (self.labels[0], label)
+            # First as they are flat: a node of another library's may take nothing but arrays.
+            if _may_be_joined(results[0], result):
+                continue
+            first, other = results[0].assemble(()), result.assemble(())
+            labels = (self.labels[0], label)
             _refuse_other_names(self.where, labels, first, other)
             found = differences(first, other, _fits)
             if found:
@@ -318,6 +327,29 @@ def _fits(first: Any, second: Any) -> bool:
         return True
     a, b = aval_of(first), aval_of(second)
     return a.shape == b.shape and (a.dtype == b.dtype or agreeing_dtype([a, b]) is not None)
+
+
+def _may_be_joined(one: Structure, other: Structure) -> bool:
+    if one.treedef != other.treedef:
+        return False
+    return all(
+        _fits(a, b) if _is_typed(a) and _is_typed(b) else are_one(a, b)
+        for a, b in zip(one.statics, other.statics, strict=True)
+    )
+
+
+def _is_typed(leaf: Any) -> bool:
+    return isinstance(leaf, Slot) or is_number(leaf)
+
+
+def _are_alike(one: Structure, other: Structure) -> bool:
+    """Whether a branch has returned what it has returned before."""
+    if one.treedef != other.treedef:
+        return False
+    return all(
+        aval_of(a) == aval_of(b) if isinstance(a, Slot) and isinstance(b, Slot) else are_one(a, b)
+        for a, b in zip(one.statics, other.statics, strict=True)
+    )
 
 
 def _dtypes(results: Sequence[Structure]) -> list[Any]:

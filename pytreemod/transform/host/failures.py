@@ -143,7 +143,7 @@ _lock = threading.Lock()
 _turns = threading.Condition(_lock)
 
 
-def tell_listeners(check: str, make_error: Callable[[], CheckError]) -> bool:
+def tell_listeners(check: str, make_error: Callable[[], CheckError]) -> int:
     """Tell those who listen to a check that it failed.
 
     Args:
@@ -151,7 +151,7 @@ def tell_listeners(check: str, make_error: Callable[[], CheckError]) -> bool:
         make_error: makes the error, if it is to be raised.
 
     Returns:
-        Whether somebody listens.
+        How often a listener has heard of a failure by now; 0 if nobody listens.
     """
     with _lock:
         heard = [listener for listener in _listeners if check in listener.checks]
@@ -160,7 +160,7 @@ def tell_listeners(check: str, make_error: Callable[[], CheckError]) -> bool:
             # If several run this check, nothing tells whose failure it is.
             if len(heard) == 1:
                 listener.own.append(make_error)
-    return bool(heard)
+    return max((len(listener.noted) for listener in heard), default=0)
 
 
 class _Unheard(NamedTuple):

@@ -46,6 +46,8 @@ BREAKPOINT_FRAMES = "PYTREEMOD_ON_ERROR_BREAKPOINT_FRAMES"
 _MODES = ("raise", "breakpoint", "nan", "off")
 _MARK = "error_if_"
 _SEVERAL, _LISTENED = 1, 2
+_MANY = 64
+"""How often a call hears of failures before its program is torn down, which JAX logs at length."""
 
 
 def error_if(x: _T, pred: Any, msg: str, *, on_error: str = "default") -> _T:
@@ -229,10 +231,12 @@ class _Check:
         """On the host: note the failure, or raise."""
         make_error = ft.partial(self.error, failed, index, is_batch=True)
         # Another's program must not be heard by those who wait for their own.
-        if not (manner & _LISTENED and tell_listeners(self.name, make_error)):
+        heard = tell_listeners(self.name, make_error) if manner & _LISTENED else 0
+        # A loop that the check was to end may never end.
+        if not (0 < heard <= _MANY or manner & _SEVERAL):
+            raise_into_jax(make_error())
+        if not heard:
             error = make_error()
-            if not manner & _SEVERAL:
-                raise_into_jax(error)
             error.add_note("printed, for jax.jit on several devices cannot raise; filter_jit does")
             _print(error)
         return np.asarray(False)
@@ -334,7 +338,7 @@ def _guarded(guard: Any, arrays: list[Any], failed: Any, index: Any, seen: list[
     # Not differentiated: its own rule, below, sends tangents past it.
     passed = guard(failed, index, seen)
     # A selection, so that the check is not dropped as long as one of the arrays is used.
-    return [jax.lax.select(passed, array, _nothing_like(array)) for array in arrays]
+    return [jax.lax.select(passed, array, _after_failure(array, passed)) for array in arrays]
 
 
 @_guarded.defjvp
@@ -342,10 +346,16 @@ def _guarded_jvp(guard: Any, primals: Any, tangents: Any) -> tuple[Any, Any]:
     return cast("Any", _guarded(guard, *primals)), tangents[0]
 
 
-def _nothing_like(array: Any) -> Any:
+def _after_failure(array: Any, passed: Any) -> Any:
+    """What goes on in the place of an array when its check has failed."""
     if jnp.issubdtype(array.dtype, jnp.inexact):
         return jnp.full_like(array, jnp.nan)
-    # Among integers there is no NaN, and nothing else that would be seen.
+    # Among integers there is no NaN, and a counter that begins anew would be counted up forever.
+    # So they stay; in words that no compiler sees through, or it would drop the check.
+    if array.dtype == bool:
+        return array | passed
+    if jnp.issubdtype(array.dtype, jnp.integer):
+        return array + passed.astype(array.dtype)
     return jnp.zeros_like(array)
 
 

@@ -1,5 +1,6 @@
 """filter_cond and filter_switch: branches over any trees."""
 
+import dataclasses
 import functools as ft
 import sys
 import threading
@@ -603,3 +604,51 @@ def test_branches_to_promote_from_several_threads(transform, interval):
                 assert_close(result, {"n": jnp.asarray(1.0 if p else 2.5), "x": jnp.float32(3)})
     finally:
         sys.setswitchinterval(before)
+
+
+def test_branches_are_traced_for_more_than_their_operands():
+    """The size of a mapped axis, say: what one returned for two was joined with another's three."""
+
+    def zeros(x):
+        return {"x": x * jnp.zeros(jax.lax.axis_size("i")), "n": jax.lax.axis_size("i")}
+
+    def ones(x):
+        return {"x": x + jnp.ones(jax.lax.axis_size("i")), "n": jax.lax.axis_size("i")}
+
+    def choose(x):
+        found = pm.filter_cond(x > 0, ones, zeros, x)
+        return found["x"] * found["n"]
+
+    for n in (2, 3, 2, 4):
+        found = jax.vmap(choose, axis_name="i")(jnp.ones(n))
+        assert_close(found, jnp.full((n, n), 2.0 * n))
+
+
+@ft.partial(jax.tree_util.register_dataclass, data_fields=["w"], meta_fields=[])
+@dataclasses.dataclass
+class Strict:
+    """A node of another library's that takes arrays of two numbers alone."""
+
+    w: jax.Array
+
+    def __post_init__(self):
+        if self.w.ndim != 1 or self.w.shape != (2,) or self.w.dtype != jnp.float32:
+            raise ValueError("two numbers")
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, Holder], ids=["bare", "in a Module"])
+def test_nodes_that_look_at_their_children(wrap):
+    """They were built with stand-ins of ours, which they refused."""
+    tree = wrap(Strict(ramp(2)))
+
+    def total(tree):
+        return jnp.sum(jax.tree.leaves(tree)[0])
+
+    for found in (
+        pm.filter_cond(True, lambda t: t, lambda t: t, tree),
+        pm.filter_jit(lambda t: t)(tree),
+    ):
+        assert jax.tree.structure(found) == jax.tree.structure(tree)
+        assert_close(jax.tree.leaves(found)[0], ramp(2))
+    assert_close(jax.tree.leaves(pm.filter_grad(total)(tree))[0], jnp.ones(2))
+    assert_close(pm.filter_jvp(total, (tree,), (tree,))[1], total(tree))

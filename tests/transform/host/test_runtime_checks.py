@@ -921,3 +921,40 @@ def test_a_debugger_without_a_terminal():
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Entering jdb") == 5
     assert done.stdout.count("raised too large") == 5
+
+
+@pytest.mark.parametrize("end", [10, 2**30], ids=["that ends", "that ends by the check alone"])
+def test_a_loop_with_a_failing_check_ends(end, caplog):
+    """The counter was set to zero in each round: the call never returned."""
+
+    def body(s):
+        return pm.error_if(s, s >= 5, TEXT) + 1
+
+    def run():
+        return pm.filter_while_loop(lambda s: s < end, body, jnp.array(0))
+
+    with caplog.at_level(logging.CRITICAL, "jax"):
+        for call in (pm.filter_jit(run), run, pm.filter_jit(run)):
+            with pytest.raises(CheckError, match=TEXT):
+                call()
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "bool"])
+def test_what_is_no_float_goes_on_as_it_is(dtype):
+    """The error comes, and until then the program computes with what there was."""
+    seen = []
+
+    @pm.filter_jit
+    def run(x):
+        x = pm.error_if(x, x.any(), TEXT)
+        jax.debug.callback(lambda x: seen.append(np.asarray(x).tolist()), x)
+        return x
+
+    for values in ([0, 0], [1, 0]):
+        x = jnp.array(values, dtype)
+        try:
+            run(x)
+        except CheckError:
+            assert values == [1, 0]
+        jax.effects_barrier()
+        assert seen.pop() == x.tolist()
