@@ -82,8 +82,9 @@ class _Range(Constraint):
         else:
             # From the nearer end: near to an end that is zero, a number has more digits.
             width = self.upper - self.lower
-            low, high = width * jax.nn.sigmoid(u), width * jax.nn.sigmoid(-u)
-            clear = jnp.where(u < 0, self.lower + low, self.upper - high)
+            # In float16 the powers of small numbers have no room.
+            low, high = (jax.nn.sigmoid(_computable(end)).astype(u.dtype) for end in (u, -u))
+            clear = jnp.where(u < 0, self.lower + width * low, self.upper - width * high)
         return jnp.clip(clear, *_inside(self.lower, self.upper, u.dtype))
 
     def inverse(self, clear: Any) -> Any:
@@ -123,8 +124,11 @@ def _next_to(bound: float, towards: float, dtype: Any) -> float:
     if math.isinf(bound):
         return math.copysign(float(known.max), bound)
     if bound == 0:
-        # Not the least of all, which compiled code takes for zero.
-        return math.copysign(float(known.tiny), towards)
+        # Not the least of all, where compiled code takes it for zero. It does not in float16, whose
+        # least numbers are ordinary ones of float32, in which it is computed.
+        computed = jnp.finfo(dtype if np.dtype(dtype).itemsize > 4 else jnp.float32)
+        least = max(float(known.smallest_subnormal), float(computed.tiny))
+        return math.copysign(least, towards)
     kind = np.dtype(dtype).type
     with np.errstate(over="ignore"):
         return float(np.nextafter(kind(bound), kind(math.copysign(math.inf, towards))))
