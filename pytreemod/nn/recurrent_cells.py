@@ -517,6 +517,34 @@ def _gates(
     )
 
 
+def initial_gates(
+    where: str,
+    cell: GRUCell | LSTMCell | SimpleCell,
+    init: Initializer,
+    key: PRNGKeyArray,
+    dtype: Any,
+    *,
+    name: str,
+    count: int | None,
+) -> Array:
+    """The first values of a field of a cell, from an initializer that counts inputs first.
+
+    Args:
+        where: the call, for errors.
+        cell: the cell, for its sizes.
+        init: the initializer.
+        key: used once.
+        dtype: of the values.
+        name: of the field.
+        count: how many gates it is for, one below the other; None if there are none.
+    """
+    lead = {"weight_ih": (cell.input_size,), "weight_hh": (cell.hidden_size,)}.get(name, ())
+    shape: Any = (*lead, cell.hidden_size)
+    if count is None:
+        return _turned(initialize(where, init, key, shape, dtype))
+    return _gates(where, init, init, key, shape, dtype, count)
+
+
 def _orthogonal(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
     """An orthogonal matrix, of narrow dtypes, too, in which there is no decomposition."""
     return jax.nn.initializers.orthogonal()(key, shape, wide_dtype(dtype)).astype(dtype)

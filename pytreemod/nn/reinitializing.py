@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import functools as ft
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from pytreemod.errors import ArgumentError, SpecError, describe, explain
+from pytreemod.module.constrained_leaves import Constrained
+from pytreemod.module.constraining import take_in
+from pytreemod.module.reading import evaluate_each, is_computed
 from pytreemod.nn.arguments import check_key
 from pytreemod.nn.convolution import Conv, initial_kernel, initial_offset
 from pytreemod.nn.einsum_layers import Einsum, LinearGeneral, initial_factors, initial_tensor
 from pytreemod.nn.initializing import Initializer, initialize
 from pytreemod.nn.linear import Linear, initial_matrix
+from pytreemod.nn.recurrent_cells import GRUCell, LSTMCell, SimpleCell, initial_gates
 from pytreemod.nn.transposed_convolution import ConvTranspose
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.tree.nodes import Place, places
@@ -23,9 +28,14 @@ from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.surgery import replace_at
-from pytreemod.typing import jtu
+from pytreemod.typing import KeyPath, jtu
 
 Model = TypeVar("Model")
+
+
+def _gated(count: int | None, *names: str) -> dict[str, Callable[..., Array]]:
+    return {name: ft.partial(initial_gates, name=name, count=count) for name in names}
+
 
 # Where the layout of a field is not the one that initializers reckon with.
 _STARTS: dict[type, dict[str, Callable[..., Array]]] = {
@@ -34,6 +44,9 @@ _STARTS: dict[type, dict[str, Callable[..., Array]]] = {
     ConvTranspose: {"weight": initial_kernel, "bias": initial_offset},
     LinearGeneral: {"weight": initial_tensor},
     Einsum: {"weight": initial_factors},
+    GRUCell: {**_gated(3, "weight_ih", "weight_hh", "bias"), **_gated(1, "bias_n")},
+    LSTMCell: _gated(4, "weight_ih", "weight_hh", "bias"),
+    SimpleCell: _gated(None, "weight_ih", "weight_hh"),
 }
 
 
@@ -43,7 +56,8 @@ def reinitialize(model: Model, selector: Any, init: Initializer, key: KeyLike) -
     An initializer is called as the layer itself would call it: with the shape that
     `jax.nn.initializers` reckon with, so that fan-in is the layer's whatever its layout. Layers
     that were made as one, as in a `Stack`, get values one for one. An array of any other Module is
-    drawn in the shape that it has.
+    drawn in the shape that it has, and so is a part of what a computed leaf is computed from. What
+    is drawn for a constrained field is its value in the clear.
 
     Args:
         model: any tree.
@@ -58,7 +72,8 @@ def reinitialize(model: Model, selector: Any, init: Initializer, key: KeyLike) -
 
     Raises:
         ArgumentError: init is no function, or gives something else; or what is chosen is no
-            floating array.
+            floating array, or all that a computed leaf is computed from.
+        FieldError: what is drawn is outside the bound of a constrained field.
         RngError: key is no random key.
         SpecError: nothing is chosen.
 
@@ -87,17 +102,52 @@ def reinitialize(model: Model, selector: Any, init: Initializer, key: KeyLike) -
         raise ArgumentError(
             explain("reinitialize(selector)", expected, "something else", places=others)
         )
-    keys = jax.random.split(check_key("reinitialize(key)", key), len(chosen))
-    changes = [(spot.path, _drawn(spot, init, one)) for spot, one in zip(chosen, keys, strict=True)]
+    meant = _meant(spots, chosen)
+    keys = jax.random.split(check_key("reinitialize(key)", key), len(meant))
+    changes = [
+        (path, _renewed(path, above, old, init, one))
+        for (path, (above, old)), one in zip(meant.items(), keys, strict=True)
+    ]
     return replace_at(model, changes)
 
 
-def _drawn(spot: Place, init: Initializer, key: PRNGKeyArray) -> Array:
-    """New values for one array."""
-    where, old = f"reinitialize(init) at {path_text(spot.path)}", spot.leaf
-    # The innermost of the nodes above it.
-    layer = spot.nodes[-1] if spot.nodes else None
-    start = _start_of(layer, spot.path[-1]) if spot.path else None
+def _meant(spots: list[Place], chosen: list[Place]) -> dict[KeyPath, tuple[Any, Any]]:
+    """By path the arrays, and the constrained values, that are chosen, each with the node above."""
+    paths = {spot.path for spot in chosen}
+    meant: dict[KeyPath, tuple[Any, Any]] = {}
+    for spot in chosen:
+        path, nodes = spot.path, (*spot.nodes, spot.leaf)
+        for i, node in enumerate(spot.nodes):
+            if not is_computed(node):
+                continue
+            # Of a computed leaf either a part is meant, or the value as a whole.
+            inside = {other.path for other in spots if other.path[:i] == path[:i]}
+            if inside <= paths:
+                if not isinstance(node, Constrained):
+                    _refuse_computed(path_text(path[:i]), inside)
+                path = path[:i]
+                break
+        above = nodes[len(path) - 1] if path else None
+        meant[path] = above, nodes[len(path)]
+    return meant
+
+
+def _renewed(path: KeyPath, layer: Any, old: Any, init: Initializer, key: PRNGKeyArray) -> Any:
+    """New values for one array, or for the value of a constrained field."""
+    where = f"reinitialize(init) at {path_text(path)}"
+    step = path[-1] if path else None
+    if not isinstance(old, Constrained):
+        return _drawn(where, layer, step, old, init, key)
+    value = jax.eval_shape(lambda: evaluate_each(old, where))
+    new = _drawn(where, layer, step, value, init, key)
+    return take_in(old.constraint, new, where, old)
+
+
+def _drawn(
+    where: str, layer: Any, step: Any, old: Any, init: Initializer, key: PRNGKeyArray
+) -> Array:
+    """New values of the shape and dtype of old ones."""
+    start = _start_of(layer, step)
     if start is None:
         return initialize(where, init, key, old.shape, old.dtype)
 
@@ -120,3 +170,20 @@ def _start_of(layer: Any, step: Any) -> Callable[..., Array] | None:
         if cls in _STARTS and isinstance(step, jtu.GetAttrKey):
             return _STARTS[cls].get(step.name)
     return None
+
+
+def _refuse_computed(place: str, inside: set[KeyPath]) -> NoReturn:
+    parts = sorted(map(path_text, inside))
+    raise ArgumentError(
+        explain(
+            "reinitialize(selector)",
+            "arrays, or a part of what others are computed from",
+            f"all of what {place} is computed from",
+            places=parts,
+            cure=[
+                "make it an array first, or name the part that is meant:",
+                f"model = pm.resolve(model, {place!r})",
+                f"pm.reinitialize(model, {parts[0]!r}, init, key)",
+            ],
+        )
+    )

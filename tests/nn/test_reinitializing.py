@@ -1,6 +1,7 @@
 """`reinitialize`."""
 
 import functools as ft
+import math
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, RngError, SpecError
+from pytreemod.errors import ArgumentError, FieldError, RngError, SpecError
 from tests.nn.numbers_to_compare import assert_close
 
 LECUN = jax.nn.initializers.lecun_normal()
@@ -110,3 +111,65 @@ def test_what_cannot_be_drawn_is_refused(key):
         pm.reinitialize(model, "layer.weight", lambda key, shape, dtype: jnp.ones(3), key)
     with pytest.raises(RngError, match=r"^reinitialize\(key\): expected a random key, got 0"):
         pm.reinitialize(model, "layer.weight", LECUN, 0)
+
+
+@pytest.mark.parametrize("make", [nn.GRUCell, nn.LSTMCell, nn.SimpleCell])
+def test_cells_are_drawn_gate_by_gate(make, key):
+    """As the constructor does it: all gates as one matrix, turned, had the fan-in of another."""
+    options = {"weight_ih": "weight_init", "weight_hh": "recurrent_weight_init"}
+    if make is not nn.SimpleCell:
+        options["bias"] = "bias_init"
+    shapes = []
+
+    def noted(key, shape, dtype):
+        shapes.append(shape)
+        return jnp.arange(math.prod(shape), dtype=dtype).reshape(shape)
+
+    for name, option in options.items():
+        expected = getattr(make(3, 2, key=key, **{option: noted}), name)
+        cell = make(3, 2, key=key)
+        shapes.clear()
+        found = pm.reinitialize(cell, name, noted, key)
+        assert_close(getattr(found, name), expected)
+        assert {*shapes} == {{"weight_ih": (3, 2), "weight_hh": (2, 2)}.get(name, (2,))}
+
+
+class Bounded(pm.Module):
+    """One value that has the shape of what stands for it, and one that has not."""
+
+    scale: jax.Array = pm.field(constraint=pm.constraints.positive)
+    mix: jax.Array = pm.field(constraint=pm.constraints.simplex)
+
+
+def test_what_is_drawn_for_a_constrained_field_is_its_value(key):
+    """It was taken for what stands for it: 5 was read as 148."""
+    one = Bounded(jnp.ones(2), jnp.full(3, 1 / 3))
+    several = pm.filter_vmap(lambda scale: Bounded(scale, jnp.full(3, 1 / 3)))(jnp.ones((4, 2)))
+    five = jax.nn.initializers.constant(5.0)
+
+    def shares(key, shape, dtype):
+        return jax.nn.softmax(jax.random.normal(key, shape, dtype))
+
+    for path in ("scale", "scale.unconstrained"):
+        assert_close(pm.reinitialize(one, path, five, key).scale, [5, 5])
+    drawn = pm.filter_jit(pm.reinitialize)(one, "mix", shares, key)
+    assert_close(drawn.mix.sum(), 1)
+    assert drawn.scale.tolist() == [1, 1]
+    assert_close(
+        pm.resolve(pm.reinitialize(several, "scale", five, key)).scale, jnp.full((4, 2), 5)
+    )
+    with pytest.raises(FieldError, match=r"at scale: expected .*greater than 0.0.*\n?.*got -1"):
+        pm.reinitialize(one, "scale", jax.nn.initializers.constant(-1.0), key)
+
+
+def test_a_computed_leaf_is_no_array(key):
+    """All of its parts were drawn, each for itself; one of them may be."""
+    model = pm.lora(nn.Linear(64, 4, key=key), "weight", 2, key=key)
+
+    with pytest.raises(ArgumentError, match=r"all of what weight is(.|\n)*pm.resolve\(model, 'wei"):
+        pm.reinitialize(model, "weight", LECUN, key)
+    new = pm.reinitialize(pm.resolve(model), "weight", LECUN, key)
+    assert abs(float(jnp.var(new.weight)) * 64 - 1) < 0.3
+    part = pm.reinitialize(model, "weight.a", jax.nn.initializers.ones, key)
+    assert pm.named_leaves(part)["weight.a"].tolist() == [[1] * 64] * 2
+    assert pm.named_leaves(part)["weight.base"] is pm.named_leaves(model)["weight.base"]
