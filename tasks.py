@@ -6,6 +6,7 @@
     python3 tasks.py check                 run ruff and pyright
     python3 tasks.py bench [--quick]       measure against JAX, Equinox and Flax NNX
     python3 tasks.py docs                  build the documentation into site/
+    python3 tasks.py install peers         install PyTorch and Flax, which some tests use
     python3 tasks.py clean                 remove everything that was built
 
 What follows the task's name goes to the program that it runs. Each Python has a virtual environment
@@ -25,6 +26,12 @@ VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 HOME = ROOT / ".venvs" / VERSION
 PYTHON = HOME / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
 BUILT = (".venvs", "build", "dist", "site", ".pytest_cache", ".ruff_cache", ".hypothesis")
+
+# What to expect of a task: measured on two cores.
+EXPECT = {
+    "train": "train a network: a minute on two cores, and one to install (0.8 GB)",
+    "test": "run 16,500 tests: six minutes on two cores, and two to install (1.2 GB)",
+}
 
 # For each task the extra of pyproject.toml that it needs, and the commands, all but `python`. The
 # words after the task's name go to the last one.
@@ -77,10 +84,15 @@ def main(words: Sequence[str]) -> None:
     """Do the task that the first word names."""
     if list(words[:1]) == ["clean"]:
         clean()
+    elif list(words[:1]) == ["install"] and len(words) > 1:
+        for extra in words[1:]:
+            install(extra)
     elif not words or words[0] not in TASKS:
         sys.exit(__doc__)
     else:
         extra, commands = TASKS[words[0]]
+        if len(words) == 1 and words[0] in EXPECT:
+            print(EXPECT[words[0]], flush=True)
         install(extra)
         *before, last = commands
         for command in before:

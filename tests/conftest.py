@@ -8,6 +8,7 @@ from collections.abc import Generator
 # Before JAX starts: eight virtual devices, for sharding and pmap.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
+import hypothesis
 import jax
 import pytest
 
@@ -15,6 +16,10 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Most of what tests compile runs once. Tests of compiled programs turn this off for themselves.
 jax.config.update("jax_disable_most_optimizations", True)
+
+# Machines are busy, and the first example of a test is often compiled.
+hypothesis.settings.register_profile("pytreemod", deadline=None)
+hypothesis.settings.load_profile("pytreemod")
 
 
 @pytest.hookimpl(tryfirst=True)  # Before pytest leaves out what is slow.
@@ -54,6 +59,11 @@ def optimized() -> Generator[None]:
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", True)
+
+
+# Machines are busy, and the first example of a test is often compiled.
+hypothesis.settings.register_profile("pytreemod", deadline=None)
+hypothesis.settings.load_profile("pytreemod")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import settings
 from tests.helpers.trees import Affine, Boxed, Buffered, Color, Holder, Pair, Static, double
 
 # Derandomized: a run is a fixed statement, the same on every machine.
-law = settings(max_examples=25, deadline=None, derandomize=True, database=None)
+law = settings(max_examples=25, derandomize=True, database=None)
 
 NUMPY_ARRAYS = [np.zeros((), np.float32), np.arange(3), np.ones((2, 1), np.float32)]
 JAX_ARRAYS = [jnp.zeros(()), jnp.arange(2), jnp.ones((1, 2)), jnp.asarray([True, False])]

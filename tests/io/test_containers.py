@@ -105,7 +105,7 @@ def test_every_dtype_and_shape_comes_back(path, dtype, shape):
         max_size=4,
     ),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_any_names_arrays_and_texts_come_back(tmp_path_factory, arrays, metadata):
     """A name is a text, and nothing else."""
     path = tmp_path_factory.getbasetemp() / "any.safetensors"
@@ -607,7 +607,7 @@ def check_lie(path, content, data):
 
 
 @given(HEADERS, st.binary(max_size=20))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_headers_that_say_anything_give_an_error_or_what_is_there(tmp_path_factory, content, data):
     """Right as JSON, and wrong in all other ways."""
     check_lie(tmp_path_factory.getbasetemp() / "lie", content, data)
@@ -615,7 +615,7 @@ def test_headers_that_say_anything_give_an_error_or_what_is_there(tmp_path_facto
 
 @pytest.mark.slow
 @given(HEADERS, st.binary(max_size=20))
-@settings(max_examples=3_000, deadline=None)
+@settings(max_examples=3_000)
 def test_many_headers_that_say_anything_give_an_error_or_what_is_there(
     tmp_path_factory, content, data
 ):

@@ -693,7 +693,7 @@ def test_a_damaged_file_is_refused_with_the_path(data, text, tmp_path):
         tree_deserialise_leaves(tmp_path / "model", LIKE)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_bytes_that_were_changed_give_an_error_or_a_tree_of_the_structure(data):
     """Nothing else is raised, and nothing of another shape or dtype comes out."""

@@ -23,7 +23,7 @@ trees = st.dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trees, trees)
 def test_what_both_have_is_loaded_and_the_rest_is_kept(tmp_path_factory, saved, like):
     """For any two trees: each leaf is the file's if it has one that fits, else its own."""

@@ -186,7 +186,7 @@ def check(run):
     assert_close(numbers(jitted(*jitted(*start()))), numbers(run(*once)))
 
 
-@settings(max_examples=5, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(PROGRAMS)
 def test_a_program_means_the_same_in_every_way(run):
     """f(*args) == filter_jit(f)(*args), the second time, and from threads."""
@@ -194,7 +194,7 @@ def test_a_program_means_the_same_in_every_way(run):
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
 @given(PROGRAMS)
 def test_many_programs_mean_the_same_in_every_way(run):
     """The same, for others each time."""

@@ -14,7 +14,9 @@ from tests.nn.numbers_to_compare import assert_close, wave
 @pytest.mark.parametrize("axis", [(-2, -1), (1, 2), (-1, 1)], ids=label)
 def test_linear_general_is_flaxs(key, axis):
     """The same sums, by NumPy and by Flax, with its names; the new axes stand last."""
-    nnx = pytest.importorskip("flax.nnx", reason="compares numbers with Flax")
+    nnx = pytest.importorskip(
+        "flax.nnx", reason="compares numbers with Flax: tasks.py install peers"
+    )
     x = wave(5, 2, 3)
     sizes = tuple(x.shape[i] for i in axis)
     layer = nn.LinearGeneral(sizes, (4, 2), axis=axis, key=key)

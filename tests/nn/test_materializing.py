@@ -137,7 +137,7 @@ def test_models_that_were_made_as_one_are_finished_as_one():
     assert made == written
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.lists(st.tuples(st.sampled_from("LNRM"), st.integers(1, 4)), min_size=1, max_size=5))
 @pytest.mark.slow
 def test_any_sequence_of_layers(kinds):

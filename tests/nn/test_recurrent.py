@@ -83,7 +83,9 @@ def test_an_rnn_is_a_loop(lengths, options, time_major):
 @pytest.mark.parametrize("options", [{}, {"reverse": True}, {"reverse": True, "keep_order": True}])
 def test_an_rnn_is_flaxs(options, lengths):
     """Defaults, order of results, numbers; past the ends theirs mean nothing, and are left out."""
-    nnx = pytest.importorskip("flax.nnx", reason="compares numbers with Flax")
+    nnx = pytest.importorskip(
+        "flax.nnx", reason="compares numbers with Flax: tasks.py install peers"
+    )
 
     class Theirs(nnx.RNNCellBase):
         num_feature_axes = 1

@@ -62,7 +62,9 @@ def test_broadcast_axes_share_one_fate(key, dims, axes):
 @pytest.mark.parametrize("dims", [(), (1,), (0, -1)], ids=label)
 def test_the_same_entries_are_dropped_as_in_flax(key, dims):
     """For the same key, p and axes."""
-    nnx = pytest.importorskip("flax.nnx", reason="compares numbers with Flax")
+    nnx = pytest.importorskip(
+        "flax.nnx", reason="compares numbers with Flax: tasks.py install peers"
+    )
     x = jnp.asarray(wave(4, 3, 5))
 
     found = dropout(x, 0.4, key=key, broadcast_dims=dims)

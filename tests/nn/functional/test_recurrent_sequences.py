@@ -4,13 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytreemod.nn.functional import flip_sequences
 
 
-@settings(deadline=None)  # the first example is compiled
 @given(lengths=st.lists(st.integers(0, 4), min_size=3, max_size=3))
 def test_each_sequence_is_turned_around_up_to_its_end(lengths):
     """As slices say it; with features, too; twice is nothing at all."""

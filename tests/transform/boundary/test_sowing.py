@@ -255,7 +255,7 @@ def test_no_value_takes_the_place_of_another(sown, shown):
             assert_close(value, X + i)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.sampled_from(["q", "q#2", "q#3", "q#2#2", "p"]), max_size=8))
 def test_as_many_values_are_shown_as_are_sown(names):
     """In their order; the first of each name under that name."""
@@ -423,7 +423,7 @@ def test_after_an_error_nothing_is_left(transform):
 def test_other_threads_collect_for_themselves():
     """What one thread sows is not seen in another that captures at the same time."""
     fn = pm.filter_jit(f)
-    barrier = threading.Barrier(3, timeout=30)
+    barrier = threading.Barrier(3)
     seen = {}
 
     def run(number):
