@@ -58,6 +58,8 @@ def by_hand(width: int, slots: int) -> Contender:
         logits = jnp.einsum("hqd,hkd->hqk", query, keys)
         logits = jnp.where(jnp.arange(slots) <= length, logits, jnp.finfo(logits.dtype).min)
         found = jnp.einsum("hqk,hkd->hqd", jax.nn.softmax(logits), values)
+        # Without room for it, the key was written over another.
+        found = jnp.where(length < slots, found, jnp.nan)
         return (keys, values, length + 1), found.reshape(1, width) @ weights[3].T
 
     def loop(weights: Any, cache: Any, xs: jax.Array) -> tuple[Any, jax.Array]:

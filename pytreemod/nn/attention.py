@@ -27,24 +27,31 @@ from pytreemod.nn.arguments import (
     named,
     renamed,
 )
-from pytreemod.nn.calling import ABSENT, Absent, StatefulLayer, uses_key_if, wants_key
+from pytreemod.nn.calling import ABSENT, Absent, StatefulLayer, takes, uses_key_if, wants_key
 from pytreemod.nn.dropout import Dropout
 from pytreemod.nn.functional.attention import dot_product_attention
 from pytreemod.nn.functional.kv_caches import Cache, Extended, after, empty_cache, extend_cache
 from pytreemod.nn.initializing import Initializer
-from pytreemod.nn.kv_cache import check_fits, check_lengths, check_room, refuse_uncachable
+from pytreemod.nn.kv_cache import (
+    check_fits,
+    check_lengths,
+    check_ring,
+    check_room,
+    nan_where_full,
+    refuse_uncachable,
+)
 from pytreemod.nn.layer_normalization import LayerNorm
 from pytreemod.nn.linear import Linear
 from pytreemod.nn.rms_normalization import RMSNorm
-from pytreemod.nn.rotary_positions import RotaryPositionalEmbedding
+from pytreemod.nn.rotary_positions import IN_PROCESS_HEADS, RotaryPositionalEmbedding
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.tokens import StateIndex
 from pytreemod.state.values import State
 from pytreemod.typing import AnyArray
 
 Heads: TypeAlias = Shaped[Array, "*batch seq heads size"]
-ProcessHeads: TypeAlias = Callable[[Heads, Heads, Heads], tuple[Heads, Heads, Heads]]
-"""From the heads of queries, keys and values to those that are used, of the same shapes."""
+ProcessHeads: TypeAlias = Callable[..., tuple[Heads, Heads, Heads]]
+"""From the heads of queries, keys and values, and positions, to those that are used."""
 
 Bias: TypeAlias = Shaped[Array, "..."] | Callable[[Array, Array], Array]
 """What is added to the products of queries and keys; or from the places of both to that."""
@@ -76,8 +83,8 @@ class MultiheadAttention(StatefulLayer):
     token. Such a call gives what a call without State gives for the whole text. Sequences of a
     batch may be of different `lengths`. [`reset_cache`][pytreemod.nn.reset_cache] begins anew, and
     says for how many sequences. With `window` the cache is a ring of so many places, which never is
-    full; without, a place beyond the cache is an error outside of compiled code, and with
-    `check=True` inside of it.
+    full. Without, a place beyond the cache is an error outside of compiled code. Inside of it, the
+    result is NaN from the first place on that has no room, or an error with `check=True`.
 
     Fields:
         query_proj: Linear, its weight of shape (num_heads * qk_size, query_size)
@@ -121,7 +128,8 @@ class MultiheadAttention(StatefulLayer):
         implementation: "xla" or "cudnn", for that of `jax.nn.dot_product_attention`, which may
             round half precision in other places; the formula in float32 if None, and wherever that
             one has no answer: with dropout, and with a cache.
-        cache_size: for how many places there is a cache of keys and values, >= 1; none if None.
+        cache_size: for how many places there is a cache of keys and values, >= 1, and not less than
+            window; none if None.
 
     State and randomness: uses one key when training, if dropout_p is not 0. With cache_size, reads
         and writes its token if a State is passed in.
@@ -275,6 +283,10 @@ class MultiheadAttention(StatefulLayer):
             raise ArgumentError(explain(named(self, "is_causal"), expected, "False", cure=cure))
         for name in ("query_size", "key_size", "value_size", "output_size", "qk_size", "vo_size"):
             check_size(named(self, name), getattr(self, name))
+        # The cache itself, as long as it is not in a State, which is looked at in each call.
+        if self.cache is not None and isinstance(self.cache.init, tuple):
+            cure = ("Make the layer with both:", f"window={self.window}, cache_size={self.window}")
+            check_ring(named(self, "window"), self.window, self.cache.init[0].shape[-2], cure)
 
     @uses_key_if(lambda layer: wants_key(layer.dropout))
     @jax.named_scope("pm.nn.MultiheadAttention")
@@ -309,16 +321,19 @@ class MultiheadAttention(StatefulLayer):
             deterministic: an older name of `inference`, which is told by a warning.
             process_heads: from the projected queries, keys and values, each of shape
                 (..., seq, num_heads, size), to those that are used, of the same shapes; see
-                `RotaryPositionalEmbedding` for one. Keys and values have num_kv_heads.
+                `RotaryPositionalEmbedding` for one. Keys and values have num_kv_heads. With a
+                parameter `positions` it gets the places of queries and keys, (..., seq) or (seq,);
+                with a State it must have one.
             state: with it, the sequences go on after what the cache has; queries, keys and values
                 are of the same places.
             bias: added to the products of queries and keys; or a function from the places of
                 queries, (..., q_seq), and keys, (..., kv_seq), to that.
             lengths: how many keys of each sequence count; all if None. What is found at the places
-                after them means nothing.
+                after them means nothing. In compiled code, less than none counts as none, and more
+                than there are as all.
             is_causal: overrides the field of that name if not None.
-            check: whether compiled code looks if there is room in the cache, which makes a step
-                much slower: it waits for Python.
+            check: whether compiled code raises where there is no room in the cache, or lengths are
+                wrong, which makes a step much slower: it waits for Python.
 
         Returns:
             What is found, an output for each query; with `state`, the pair of it and the new State.
@@ -331,7 +346,12 @@ class MultiheadAttention(StatefulLayer):
         check_state(where, state)
         key_ = query if key_ is None else key_
         query, key_, value = self._sequences(where, query, key_, key_ if value is None else value)
-        lengths = check_lengths(where, lengths, key_)
+        lengths = check_lengths(where, lengths, key_, check)
+        is_causal = self.is_causal if is_causal is None else check_flag(str(where), is_causal)
+        cache = None
+        if isinstance(state, State):
+            refuse_uncachable(where, self.cache, mask, bias, is_causal, query, key_)
+            cache = self._kept(where, state, key_, lengths, check)
         heads = (
             self._projected(where, "query_proj", query, self.num_heads, self.qk_size),
             self._projected(where, "key_proj", key_, self._kv_heads, self.qk_size),
@@ -341,21 +361,23 @@ class MultiheadAttention(StatefulLayer):
         if self.query_norm is not None and self.key_norm is not None:
             heads = (self.query_norm(heads[0]), self.key_norm(heads[1]), heads[2])
         if process_heads is not None:
-            heads = _processed(where, process_heads, heads)
-        is_causal = self.is_causal if is_causal is None else check_flag(str(where), is_causal)
+            heads = _processed(where, process_heads, heads, cache)
         dropout = None
         if not (
             self.dropout.p == 0 or (self.dropout.inference if inference is None else inference)
         ):
             dropout = partial(self._dropped, where, key)
         # With a cache the mask says all: a slot of a ring has another number than its place.
-        if isinstance(state, State):
-            refuse_uncachable(where, self.cache, mask, bias, is_causal, query, key_)
-            seen, state = self._seen(where, heads, state, lengths, check)
+        if isinstance(state, State) and cache is not None:
+            token: Any = self.cache
+            seen = self._seen(heads, cache, lengths)
             turned, mask = self._turned(heads[0], seen.query_positions), seen.mask[..., None, :, :]
             heads = (turned, seen.keys, seen.values)
             bias = _check_bias(where, bias, heads[0], *seen[-2:])
             found = dot_product_attention(*heads, mask, bias=bias, dropout=dropout)
+            if self.window is None:
+                found = nan_where_full(found, seen, lengths)
+            state = state.set(token, seen.cache)
         else:
             lead = (*query.shape[:-2], self.num_heads)
             mask = _check_mask(where, mask, lead, query, key_)
@@ -465,6 +487,8 @@ class MultiheadAttention(StatefulLayer):
         Returns:
             Keys, values and how many places were seen.
         """
+        cure = ("A window needs no more, and no less:", f"cache_size={self.window}")
+        check_ring(named(self, "cache_size"), self.window, size, cure)
         # A ring: what leaves the window is what is overwritten next.
         slots = size if self.window is None else min(size, self.window)
         sizes = (self._kv_heads, self.qk_size, self.vo_size)
@@ -474,30 +498,28 @@ class MultiheadAttention(StatefulLayer):
         """Queries or keys (..., seq, heads, size), turned by their places if they are to be."""
         if self.rotary is None:
             return heads
-        turn = partial(self.rotary, positions=positions)
-        # The embedding knows no heads: the angles of a place are the same for all.
-        return jax.vmap(turn, in_axes=-2, out_axes=-2)(heads)
+        return self.rotary(heads, positions=positions, axis=-3)
+
+    def _kept(
+        self, where: Title, state: State, key_: Array, lengths: Array | None, check: bool
+    ) -> Cache:
+        """The cache for these keys, in which there is room for them."""
+        token: Any = self.cache
+        cache: Cache = state.get(token)
+        check_fits(where, cache, self.empty_cache, key_.shape[:-2], self.window)
+        # A ring is never full.
+        if self.window is not None:
+            return cache
+        return check_room(where, cache, key_.shape[-2], lengths, check)
 
     def _seen(
-        self,
-        where: Title,
-        heads: tuple[Array, Array, Array],
-        state: State,
-        lengths: Array | None,
-        check: bool,
-    ) -> tuple[Extended, State]:
+        self, heads: tuple[Array, Array, Array], cache: Cache, lengths: Array | None
+    ) -> Extended:
         """What there is to be found in the cache after the new keys were written."""
-        index: Any = self.cache
-        cache: Cache = state.get(index)
         _, key, value = heads
-        check_fits(where, cache, self.empty_cache, key)
-        # A ring is never full.
-        if self.window != cache[0].shape[-2]:
-            cache = check_room(where, cache, key.shape[-3], lengths, check)
         # Turned before they are kept: the angle of a place never changes.
         key = self._turned(key, after(cache[2], key.shape[-3]))
-        seen = extend_cache(cache, key, value, lengths, window=self.window)
-        return seen, state.set(index, seen.cache)
+        return extend_cache(cache, key, value, lengths, window=self.window)
 
     def _projected(self, where: Title, name: str, x: Array, heads: int, size: int) -> Array:
         """The heads of a sequence: (..., seq, heads, size)."""
@@ -548,13 +570,33 @@ def _check_sequence(where: Title, name: str, x: Any, size: int) -> Array:
 
 
 def _processed(
-    where: Title, process_heads: Any, heads: tuple[Array, Array, Array]
+    where: Title, process_heads: Any, heads: tuple[Array, Array, Array], cache: Cache | None
 ) -> tuple[Array, Array, Array]:
-    """Heads after the user's function."""
+    """Heads after the user's function, which with a cache must know where they are."""
     if not callable(process_heads):
         expected = "process_heads to be a function (query, key, value) -> (query, key, value)"
         raise ArgumentError(explain(str(where), expected, describe(process_heads)))
-    processed = process_heads(*heads)
+    options: dict[str, Any] = {}
+    if takes(process_heads, "positions"):
+        if heads[0].shape[-3] != heads[1].shape[-3]:
+            expected = "queries and keys of the same places, for process_heads with positions"
+            got = f"{heads[0].shape[-3]} and {heads[1].shape[-3]}"
+            raise ShapeError(explain(str(where), expected, got))
+        count = heads[0].shape[-3]
+        options["positions"] = jnp.arange(count) if cache is None else after(cache[2], count)
+    elif cache is not None:
+        cure = (
+            "What it is given does not start at 0. The layer embeds positions by itself, with",
+            "nn.MultiheadAttention(..., rotary=nn.RotaryPositionalEmbedding(qk_size))",
+            "def process_heads(query, key, value, positions): ...",
+        )
+        expected = "with a State a process_heads that takes positions"
+        raise ArgumentError(explain(str(where), expected, describe(process_heads), cure=cure))
+    token = IN_PROCESS_HEADS.set(True)
+    try:
+        processed = process_heads(*heads, **options)
+    finally:
+        IN_PROCESS_HEADS.reset(token)
     found = as_sequence(processed) or [processed]
     shapes = [getattr(x, "shape", None) for x in found]
     if shapes != [x.shape for x in heads]:

@@ -145,14 +145,15 @@ def accepts_key(layer: Any) -> bool:
     """
     if not isinstance(layer, Module):
         # Not remembered: two functions are of one class, and take different things.
-        return _has_key(layer)
+        return takes(layer, "key")
     call = type(layer).__call__
     if call not in _accepting:
-        _accepting[call] = _has_key(call)
+        _accepting[call] = takes(call, "key")
     return _accepting[call]
 
 
-def _has_key(call: Any) -> bool:
+def takes(call: Any, name: str) -> bool:
+    """Whether something can be called with an argument of this name."""
     try:
         parameters = inspect.signature(call).parameters
     except (TypeError, ValueError):
@@ -160,7 +161,7 @@ def _has_key(call: Any) -> bool:
     accepting = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return any(
         parameter.kind is inspect.Parameter.VAR_KEYWORD
-        or (parameter.name == "key" and parameter.kind in accepting)
+        or (parameter.name == name and parameter.kind in accepting)
         for parameter in parameters.values()
     )
 

@@ -11,14 +11,14 @@ from jaxtyping import Array
 
 from pytreemod.errors import ArgumentError, ShapeError, StateError, describe, explain
 from pytreemod.nn.arguments import Title, check_array
-from pytreemod.nn.functional.kv_caches import Cache
+from pytreemod.nn.functional.kv_caches import Cache, Extended
 from pytreemod.nn.functional.promotion import countable
 from pytreemod.transform.host.runtime_checks import error_if
 from pytreemod.typing import Tracer
 
 
-def check_lengths(where: Title, lengths: Any, key_: Array) -> Array | None:
-    """Require an integer for each sequence, if there are any."""
+def check_lengths(where: Title, lengths: Any, key_: Array, check: bool) -> Array | None:
+    """Require an integer for each sequence, if there are any; in compiled code if asked."""
     if lengths is None:
         return None
     lengths = check_array(where, lengths, "lengths")
@@ -28,10 +28,25 @@ def check_lengths(where: Title, lengths: Any, key_: Array) -> Array | None:
         expected = f"lengths of shape {key_.shape[:-2]}, one for each sequence"
         raise ShapeError(explain(str(where), expected, describe(lengths)))
     lengths, most = countable(lengths), key_.shape[-2]
-    if not isinstance(lengths, Tracer) and ((lengths < 0) | (lengths > most)).any():
-        expected = f"lengths from 0 to {most}, the places that there are"
+    wrong = (lengths < 0) | (lengths > most)
+    expected = f"lengths from 0 to {most}, the places that there are"
+    if isinstance(lengths, Tracer):
+        text = explain(str(where), expected, "others")
+        return error_if(lengths, wrong, text) if check else lengths
+    if wrong.any():
         raise ArgumentError(explain(str(where), expected, str(lengths.tolist())))
     return lengths
+
+
+def check_ring(where: str, window: int | None, size: int, cure: Sequence[str]) -> None:
+    """Require room for a whole window, if there is one: with less, the cache were no ring.
+
+    Raises:
+        ArgumentError: there is less.
+    """
+    if window is not None and size < window:
+        expected = f"a cache with a place for each of window={window}"
+        raise ArgumentError(explain(where, expected, f"{size} places", cure=cure))
 
 
 def refuse_uncachable(
@@ -62,19 +77,33 @@ def refuse_uncachable(
         raise ShapeError(explain(str(where), expected, got))
 
 
-def check_fits(where: Title, cache: Cache, make: Callable[..., Cache], key: Array) -> None:
-    """Require a cache for these sequences, whatever its size."""
-    batch = key.shape[:-3]
-    # Only for its shapes: no second cache is allocated.
-    wanted = jax.eval_shape(lambda: make(batch, cache[0].shape[-2]))
-    if [array.shape for array in cache] == [array.shape for array in wanted]:
-        return
+def check_fits(
+    where: Title,
+    cache: Cache,
+    make: Callable[..., Cache],
+    batch: tuple[int, ...],
+    window: int | None,
+) -> None:
+    """Require a cache for these sequences: of any size, or a ring of a window's."""
+    keys, values, length = cache
+    slots = keys.shape[-2]
+    if length.shape != batch:
+        expected = f"a cache for sequences of batch axes {batch} in the State"
+        got = f"one for {length.shape}"
+    elif window not in (None, slots):
+        expected, got = f"a cache of window={window} places in the State", f"{slots} places"
+    else:
+        # Only for its shapes: no second cache is allocated.
+        wanted = jax.eval_shape(lambda: make(batch, slots))
+        if [array.shape for array in cache] == [array.shape for array in wanted]:
+            return
+        expected = f"keys {describe(wanted[0])} and values {describe(wanted[1])} in the State"
+        got = f"{describe(keys)} and {describe(values)}"
+    size = f", size={window}" if window is not None and slots < window else ""
     cure = (
-        "Begin with empty caches for as many sequences:",
-        f"state = nn.reset_cache(model, state, batch={batch})",
+        "Begin with empty caches, for so many sequences:",
+        f"state = nn.reset_cache(model, state, batch={batch}{size})",
     )
-    expected = f"a cache for sequences of batch axes {batch} in the State"
-    got = f"keys {describe(cache[0])} and values {describe(cache[1])}"
     raise ShapeError(explain(str(where), expected, got, cure=cure))
 
 
@@ -97,6 +126,22 @@ def check_room(where: Title, cache: Cache, count: int, lengths: Array | None, ch
     text = _full(where, slots, "a longer sequence")
     # On the length, of which all that follows is made: a check of what is not used is dropped.
     return keys, values, error_if(length, later > slots, text)
+
+
+def nan_where_full(found: Array, seen: Extended, lengths: Array | None) -> Array:
+    """What queries find (..., seq, heads, size); NaN where the cache had no room for their keys.
+
+    In compiled code nothing can be refused, and what is found there is an answer to no question.
+    """
+    positions, slots = seen.query_positions, seen.cache[0].shape[-2]
+    if not isinstance(positions, Tracer):
+        return found
+    full = positions >= slots
+    if lengths is not None:
+        # What does not count may go on into sums of what does.
+        index = jax.lax.broadcasted_iota(lengths.dtype, positions.shape, positions.ndim - 1)
+        full &= index < jax.lax.broadcast_in_dim(lengths, positions.shape, range(lengths.ndim))
+    return jnp.where(full[..., None, None], jnp.nan, found)
 
 
 def _full(where: Title, slots: int, got: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from pytreemod.errors import ArgumentError, explain
 from pytreemod.nn.arguments import as_sequence, check_size, check_sizes
 from pytreemod.nn.attention import MultiheadAttention
+from pytreemod.nn.kv_cache import check_ring
 from pytreemod.state.making import make_with_state
 from pytreemod.state.tokens import holding
 from pytreemod.state.values import State
@@ -28,8 +29,8 @@ def reset_cache(
             `Stack` holds has a cache for each layer.
         state: its State, which is used up.
         batch: the batch axes of the sequences that are to come.
-        size: how many places each cache can hold; as many as before if None. With a window no more
-            than it has is kept.
+        size: how many places each cache can hold; as many as before if None. With a window at
+            least as many as that has, of which no more are kept.
         dtype: of keys and values; that of the layer's weights if None.
 
     Returns:
@@ -82,5 +83,7 @@ def _renewed(
     outer = weight.shape[:-2]
     held: Any = token.init if token is not None else None
     slots = held[0].shape[-2] if size is None else size
+    cure = ("as many as the window has, or more:", f"nn.reset_cache(..., size={layer.window})")
+    check_ring("reset_cache(size)", layer.window, slots, cure)
     cache = layer.empty_cache((*outer, *batch), slots, weight.dtype if dtype is None else dtype)
     return layer.replace(cache=holding(token, cache))

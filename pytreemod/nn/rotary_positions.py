@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,6 +17,7 @@ from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
     Title,
+    as_integer,
     check_array,
     check_dtype,
     check_flag,
@@ -34,6 +37,10 @@ from pytreemod.nn.functional.rotary_embeddings import (
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
 
+IN_PROCESS_HEADS: ContextVar[bool] = ContextVar("in_process_heads", default=False)
+"""Whether heads are processed: of more than two axes, the one before the last counts heads there,
+or positions, and the shape does not say which."""
+
 
 class RotaryPositionalEmbedding(Module):
     r"""Turns each vector of a sequence by angles that grow with its place.
@@ -50,8 +57,8 @@ class RotaryPositionalEmbedding(Module):
     other, and a compiled program computes its own angles.
 
     Shapes:
-        x: (..., seq_length, embedding_size)
-        return: (..., seq_length, embedding_size)
+        x: (..., seq_length, embedding_size), or as `axis` says
+        return: the shape of x
 
     Args:
         embedding_size: size of a vector, an even number >= 0.
@@ -65,8 +72,9 @@ class RotaryPositionalEmbedding(Module):
 
     Raises:
         ArgumentError: an argument is unusable, x is not floating, or places are no numbers.
-        ShapeError: x has no axis for places, or its last axis has not embedding_size entries; or
-            positions or offset are not for that many vectors or sequences.
+        ShapeError: x has no axis for places, or its last axis has not embedding_size entries;
+            positions or offset are not for that many vectors or sequences; or x has more than two
+            axes within `process_heads` and no `axis` is given.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -83,11 +91,12 @@ class RotaryPositionalEmbedding(Module):
         >>> bool(jnp.allclose(rope(x)[::2], rope(x[::2], positions=jnp.array([0, 2, 4]))))
         True
 
-        In attention, whose heads have the axes (seq_length, num_heads, size):
+        In attention, whose heads have the axes (..., seq_length, num_heads, size), the layer does
+        it with `rotary=rope`. By hand, `axis` is the one of positions:
 
-        >>> def process_heads(query, key, value):
-        ...     turned = jax.vmap(rope, in_axes=1, out_axes=1)
-        ...     return turned(query), turned(key), value
+        >>> def process_heads(query, key, value, positions):
+        ...     turned = [rope(x, positions=positions, axis=-3) for x in (query, key)]
+        ...     return *turned, value
         >>> attention = nn.MultiheadAttention(2, 8, key=jax.random.key(0))
         >>> x = jnp.ones((5, 8))
         >>> attention(x, x, x, process_heads=process_heads).shape
@@ -144,6 +153,7 @@ class RotaryPositionalEmbedding(Module):
         *,
         positions: AnyArray | None = None,
         offset: AnyArray | int = 0,
+        axis: int | None = None,
         key: KeyLike | None = None,
     ) -> Shaped[Array, ...]:
         """Turn each vector by the angles of its place.
@@ -153,6 +163,8 @@ class RotaryPositionalEmbedding(Module):
             positions: the place of each vector, of shape (seq_length,) or (..., seq_length); from 0
                 on if None.
             offset: added to all places: a number, or one for each sequence.
+            axis: the axis of x that counts places, from the end: -2 if None. The axes between it
+                and the last one have the same places: -3 for heads, (..., seq, num_heads, size).
             key: ignored.
 
         Returns:
@@ -167,6 +179,13 @@ class RotaryPositionalEmbedding(Module):
             cure = ("x lacks the axis of places; for a sequence of one, write", "layer(x[None])")
             raise ShapeError(explain(str(where), expected, describe(x), cure=cure))
         check_last_axis(where, x, self.embedding_size, "embedding_size")
+        turn: Callable[[Array], Array] = partial(self._turned, where, positions, offset)
+        for _ in range(-2 - _check_axis(where, x, axis)):
+            turn = jax.vmap(turn, in_axes=-2, out_axes=-2)
+        return turn(x)
+
+    def _turned(self, where: Title, positions: Any, offset: Any, x: Array) -> Array:
+        """Vectors (..., seq, size), each turned by the angles of its place."""
         size, theta, dtype = self.embedding_size, self.theta, self.dtype
         # All sequences begin at 0: one table serves the whole batch.
         if positions is None and isinstance(offset, int) and offset == 0:
@@ -174,6 +193,24 @@ class RotaryPositionalEmbedding(Module):
         else:
             tables = rotary_angles(_places(where, x, positions, offset), size, theta, dtype)
         return rotary_embedding(x, *tables, interleaved=self.interleaved)
+
+
+def _check_axis(where: Title, x: Array, axis: int | None) -> int:
+    """The axis of places, from the end."""
+    if axis is None:
+        if x.ndim == 2 or not IN_PROCESS_HEADS.get():
+            return -2
+        cure = (
+            "Without a map, heads have the axes (..., seq, num_heads, size):",
+            "rope(query, axis=-3)",
+        )
+        expected = "the axis of positions to be given in process_heads"
+        raise ShapeError(explain(str(where), expected, f"x {describe(x)} alone", cure=cure))
+    number = as_integer(axis)
+    if number is None or not -x.ndim <= number <= -2:
+        expected = f"axis from {-x.ndim} to -2"
+        raise ArgumentError(explain(str(where), expected, describe(axis)))
+    return number
 
 
 def _places(where: Title, x: Array, positions: Any, offset: Any) -> Array:

@@ -129,13 +129,40 @@ def test_heads_may_be_processed():
 
     def process_heads(query, key, value):
         shapes.extend([query.shape, key.shape, value.shape])
-        turned = jax.vmap(rope, in_axes=-2, out_axes=-2)
-        return turned(query), turned(key), value
+        return rope(query, axis=-3), rope(key, axis=-3), value
 
     found = layer(x, process_heads=process_heads)
     assert shapes == [(3, 5, 2, 6), (3, 5, 2, 6), (3, 5, 2, 1)]
     assert_close(found[1], layer(x[1], process_heads=process_heads))
     assert not np.allclose(found, layer(x))
+    assert_close(found, layer.replace(rotary=rope)(x))
+
+
+def test_heads_are_turned_as_in_equinox():
+    """Under a map over the axis of heads, as its documentation has it, and over a batch."""
+    layer, rope = make(2, 4, qk_size=6), nn.RotaryPositionalEmbedding(6)
+    x = jnp.asarray(wave(3, 5, 4))
+
+    def process_heads(query, key, value):
+        turned = jax.vmap(rope, in_axes=1, out_axes=1)
+        return turned(query), turned(key), value
+
+    found = jax.vmap(lambda x: layer(x, x, x, process_heads=process_heads))(x)
+    assert_close(found, layer.replace(rotary=rope)(x))
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8)], ids=str)
+def test_the_axis_of_heads_is_not_taken_for_positions(shape):
+    """Turned as they come, or with the wrong axis mapped over, they had the angle of a head."""
+    layer, rope = make(4, 8), nn.RotaryPositionalEmbedding(2)
+
+    def process_heads(query, key, value):
+        turn = jax.vmap(rope, in_axes=1, out_axes=1) if query.ndim == 4 else rope
+        return turn(query), turn(key), value
+
+    with pytest.raises(ShapeError, match=r"axis of positions to be given(.|\n)*axis=-3\)"):
+        layer(jnp.ones(shape), process_heads=process_heads)
+    assert rope(jnp.ones((3, 5, 2))).shape == (3, 5, 2)
 
 
 def test_dropout_is_by_the_key_and_off_in_inference():
@@ -337,6 +364,10 @@ X, KEYS = jnp.ones((3, 4)), jnp.ones((5, 4))
             r"process_heads to give f32\[3,2,2\]",
         ),
         (lambda f: f(X, process_heads=lambda q, k, v: q), r"process_heads to give .*, got f32\["),
+        (
+            lambda f: f(X, KEYS, process_heads=lambda q, k, v, positions: (q, k, v)),
+            r"queries and keys of the same places, .* positions, got 3 and 5",
+        ),
         (
             lambda f: f(X, bias=jnp.ones((2, 4, 3))),
             r"bias of a shape that broadcasts to \(2, 3, 3\), got f32\[2,4,3\]",

@@ -52,7 +52,7 @@ LAYERS = {
         "qk_norm": "rms",
     },
     "window": {"window": 3, "rotary": nn.RotaryPositionalEmbedding(2)},
-    "window of more than there is room for": {"window": 9},
+    "window of all that there is room for": {"window": 6},
 }
 
 
@@ -122,6 +122,104 @@ def test_a_window_never_is_full():
 
     assert_close(found, layer(x))
     assert state.get(layer.cache)[0].shape == (2, 3, 2)
+
+
+def by_hand(query, key, value, positions):
+    """Heads that are turned by their positions."""
+    rope = nn.RotaryPositionalEmbedding(2)
+    turned = [rope(x, positions=positions, axis=-3) for x in (query, key)]
+    return *turned, value
+
+
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+def test_processed_heads_know_their_positions(batch):
+    """In each chunk, where they would start at 0; as `rotary` does it."""
+    layer, state = make(batch)
+    x = jnp.asarray(wave(*batch, 5, 8))
+    whole = layer.replace(rotary=nn.RotaryPositionalEmbedding(2))(x)
+    found = []
+    for first, end in ((0, 3), (3, 4), (4, 5)):
+        out, state = layer(x[..., first:end, :], state=state, process_heads=by_hand)
+        found.append(out)
+
+    assert_close(layer(x, process_heads=by_hand), whole)
+    assert_close(jnp.concatenate(found, -2), whole)
+
+
+@pytest.mark.parametrize("counts", [(4, 4, 1), (5, 1, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+def test_a_full_cache_gives_nan_from_where_there_is_no_room(batch, counts):
+    """In compiled code, where nothing can be refused; what was before is right."""
+    layer, state = make(batch, use_output_bias=True)
+    x = jnp.asarray(wave(*batch, 9, 8))
+    found, _ = by_parts(layer, state, x, counts)
+
+    assert_close(found[..., :6, :], layer(x)[..., :6, :])
+    assert np.isnan(found[..., 6:, :]).all()
+
+
+def test_a_full_cache_gives_no_nan_where_nothing_counts():
+    """What fills a sequence up is not asked for, wherever it would be."""
+    layer, state = make((2,))
+    x = jnp.asarray(wave(2, 8, 8))
+    _, state = go_on(layer, x[:, :5], state, jnp.array([5, 1]))
+    found, state = go_on(layer, x[:, 5:], state, jnp.array([1, 3]))
+    assert np.isfinite(found).all()
+
+    found, _ = go_on(layer, x[:, 5:], state, jnp.array([1, 3]))
+    assert np.isnan(found).all((1, 2)).tolist() == [False, False]
+    assert np.isnan(found[:, :, 0]).tolist() == [[True, False, False], [False, False, True]]
+
+
+@pytest.mark.parametrize(("lengths", "counted"), [(5, 2), (-2, 0), (-1, 0), (2, 2)])
+def test_traced_lengths_beyond_the_chunk_count_as_its_ends(lengths, counted):
+    """As if they had been cut before; otherwise the cache counts what was never written."""
+    layer, state = make()
+    x = jnp.asarray(wave(6, 8))
+    _, state = go_on(layer, x[:2], state, jnp.asarray(2))
+    _, state = go_on(layer, x[2:4], state, jnp.asarray(lengths))
+    assert int(state.get(layer.cache)[2]) == 2 + counted
+
+    out, _ = go_on(layer, x[4:5], state, jnp.asarray(1))
+    seen = jnp.concatenate([x[: 2 + counted], x[4:5]])
+    assert_close(out[0], layer(seen)[-1])
+
+
+@pytest.mark.parametrize("lengths", [3, -1])
+def test_traced_lengths_are_refused_if_asked(lengths):
+    """By the same words as outside of compiled code, with State and without."""
+    layer, state = make()
+    call = pm.filter_jit(lambda n, **options: layer(X[:2], lengths=n, check=True, **options))
+
+    for options in ({}, {"state": state}):
+        with pytest.raises(CheckError, match=r"lengths from 0 to 2, the places that there are"):
+            call(jnp.asarray(lengths), **options)
+
+
+@pytest.mark.parametrize(
+    ("make_it", "text"),
+    [
+        (lambda: make(window=5, cache_size=3), r"\(cache_size\): .*window=5, got 3(.|\n)*size=5$"),
+        (
+            lambda: nn.MultiheadAttention(2, 4, is_causal=True, cache_size=3, key=KEY).replace(
+                window=5
+            ),
+            r"\(window\): .*window=5, got 3 places",
+        ),
+        (
+            lambda: nn.with_mode(
+                nn.MultiheadAttention(2, 4, is_causal=True, window=3, cache_size=3, key=KEY),
+                window=4,
+            ),
+            r"\(window\): .*window=4, got 3 places",
+        ),
+    ],
+    ids=label,
+)
+def test_a_cache_smaller_than_its_window_is_not_made(make_it, text):
+    """It would be no ring, and fill up."""
+    with pytest.raises(ArgumentError, match=rf"^MultiheadAttention{text}"):
+        make_it()
 
 
 def test_a_loop_of_steps_is_one_trace():
@@ -285,6 +383,11 @@ X = jnp.ones((3, 8))
             r"broadcasts to \(4, 3, 6\), got f32\[5\]",
         ),
         ({"state": KEY}, ArgumentError, r"a State, got key"),
+        (
+            {"process_heads": lambda q, k, v: (q, k, v)},
+            ArgumentError,
+            r"process_heads that takes positions, got(.|\n)*rotary=(.|\n)*, positions\): \.\.\.$",
+        ),
     ],
     ids=label,
 )
@@ -298,11 +401,37 @@ def test_what_does_not_go_with_a_cache(options, error, text):
 def test_batches_and_layers_without_a_cache():
     """What to write is said."""
     layer, state = make()
-    with pytest.raises(ShapeError, match=r"batch axes \(2,\) in the State(.|\n)*batch=\(2,\)\)$"):
+    text = r"batch axes \(2,\) in the State, got one for \(\)(.|\n)*batch=\(2,\)\)$"
+    with pytest.raises(ShapeError, match=text):
         layer(X[None].repeat(2, 0), state=state)
+    text = r"keys f32\[1,6,2\] and values f32\[1,6,2\] in the State, got f32\[2,6,2\]"
+    with pytest.raises(ShapeError, match=text):
+        layer.replace(
+            num_kv_heads=1,
+            key_proj=nn.Linear(8, 2, False, key=KEY),
+            value_proj=nn.Linear(8, 2, False, key=KEY),
+        )(X, state=state)
     with pytest.raises(StateError, match=r"expected a layer with a cache, got none(.|\n)*make"):
         layer.replace(cache=None)(X, state=state)
     with pytest.raises(ArgumentError, match=r"\(is_causal\): expected is_causal=True with a cache"):
         make(is_causal=False)
     with pytest.raises(ArgumentError, match=r"\(cache_size\): .* at least 1, got 0"):
         make(cache_size=0)
+
+
+@pytest.mark.parametrize(("window", "size"), [(3, ""), (7, ", size=7")])
+def test_a_window_that_was_changed_on_a_cache_is_refused(window, size):
+    """With the line that begins anew; afterwards it goes on."""
+    layer, state = make()
+    layer = nn.with_mode(layer, window=window)
+    with pytest.raises(ShapeError, match="in the State, got 6 places") as caught:
+        layer(X, state=state)
+
+    assert str(caught.value) == (
+        "MultiheadAttention(num_heads=4, query_size=8): "
+        f"expected a cache of window={window} places in the State, got 6 places.\n"
+        "  Begin with empty caches, for so many sequences:\n"
+        f"      state = nn.reset_cache(model, state, batch=(){size})"
+    )
+    state = nn.reset_cache(layer, state, size=window)
+    assert_close(layer(X, state=state)[0], layer(X))

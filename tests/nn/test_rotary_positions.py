@@ -112,6 +112,25 @@ def test_any_places_by_either_convention(interleaved):
     assert layer(x.astype(jnp.bfloat16), offset=5).dtype == jnp.bfloat16
 
 
+def test_axes_after_that_of_positions_share_them():
+    """Heads, and whatever else; as if they came before."""
+    layer, x = nn.RotaryPositionalEmbedding(4), jnp.asarray(wave(2, 3, 5, 2, 4))
+
+    for positions in (None, np.array([4, 0, 9]), np.array([[0, 1, 2], [7, 3, 3]])):
+        at = np.arange(3) if positions is None else positions
+        by_hand = of_pairs(np.moveaxis(x, (2, 3), (0, 1)), at, interleaved=False)
+        found = layer(x, positions=positions, axis=-4)
+        assert_close(found, np.moveaxis(by_hand, (0, 1), (2, 3)))
+    assert_close(layer(x, axis=-2), layer(x))
+
+
+@pytest.mark.parametrize("axis", [-1, -4, 0, "seq"])
+def test_an_axis_is_counted_from_the_end(axis):
+    """From the first one to the last before that of a vector's numbers."""
+    with pytest.raises(ArgumentError, match=r"expected axis from -3 to -2, got "):
+        nn.RotaryPositionalEmbedding(4)(jnp.ones((2, 3, 4)), axis=axis)
+
+
 def test_products_depend_on_distances_alone():
     """What the angles are for."""
     layer, (query, key) = nn.RotaryPositionalEmbedding(4), jnp.asarray(wave(2, 1, 4))

@@ -90,7 +90,7 @@ def extend_cache(
         key: one key for each new place.
         value: one value for each of them.
         lengths: how many of the new places count, for each sequence; all if None. The others are
-            not written.
+            not written. Less than none counts as none, more than there are as all.
         window: how many places a query sees, its own counted; all before it if None.
 
     Returns:
@@ -120,7 +120,10 @@ def _extend_cache(
     # As many slots as a query sees: what is overwritten no later query looks at.
     is_ring = window == slots
     places = after(length, count)
-    counted: Any = count if lengths is None else countable(lengths).astype(length.dtype)
+    counted: Any = count
+    if lengths is not None:
+        # What is beyond the end counts as the end, or the places after it were never written.
+        counted = jnp.clip(countable(lengths), 0, count).astype(length.dtype)
     at = places % slots if is_ring else places
     # A single place of a single sequence, which surely is written, needs no look at each slot.
     is_slice = places.shape == (1,) and lengths is None
