@@ -2,8 +2,8 @@
 
 An instance is finished in this order: class-level defaults are filled in, every field must be
 set, converters run, values of constrained fields get the form in which they are stored, the fields
-are divided into data and configuration, the instance is frozen, annotations are checked (only under
-jaxtyping), `__check_init__` runs.
+are divided into data and configuration, the instance is frozen, ties that `__init__` has asked for
+are made, annotations are checked (only under jaxtyping), `__check_init__` runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pytreemod.module.constraining import take_in
 from pytreemod.module.division import is_clear_data, warn_of_arrays
 from pytreemod.module.fields import declares, refuse_declaration
 from pytreemod.module.overriding import drop_overridden, is_bound
-from pytreemod.module.reading import MADE, UNKNOWN, is_computed, observe
+from pytreemod.module.reading import ASKED, MADE, UNKNOWN, is_computed, observe
 from pytreemod.module.records import (
     ClassValue,
     add_fields,
@@ -93,6 +93,7 @@ def _source_of_finish(schema: Schema) -> str:
     return f"""
 def finish(node):
     d = node.__stored__
+    asked = d.pop({ASKED!r}) if {ASKED!r} in d else None
     if len(d) != {len(schema.fields)}:
         fill(d)
 {converts}{constrains}
@@ -113,6 +114,8 @@ def finish(node):
         d[{LAYOUT!r}] = layout
     else:
         node = divide(node, d)
+    if asked is not None:
+        node = asked.tied(node)
     for check in schema.checks:
         check(node)
     return node

@@ -20,6 +20,7 @@ in surgery, and when it is unpickled; unflattening restores what flattening met.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
@@ -38,6 +39,8 @@ from pytreemod.typing import KeyPath, class_of, jtu
 # identifiers, so that no field can bear the names; configuration, as all that is no field.
 TIES = "<ties>"
 MADE = "<made>"
+# Where it keeps the ties that its `__init__` has asked for, until they can be made.
+ASKED = "<asked>"
 # What marks a computed leaf in a tree of derivatives. No part of the tree, and kept by no journey.
 DERIVATIVE = "<derivative>"
 
@@ -297,6 +300,14 @@ class Ties(tuple[Tie, ...]):
     """The ties that a node keeps. Of a class of its own: what they are made of is no array."""
 
     __slots__ = ()
+
+
+class AbstractAsked(tuple[tuple[Any, Any, Any], ...], ABC):
+    """What an `__init__` has asked of `tie`: places, sources, and the functions between them."""
+
+    @abstractmethod
+    def tied(self, node: Any) -> Any:
+        """The finished instance, tied; one in which a size is missing keeps what was asked."""
 
 
 def ties_of(node: Any) -> tuple[Tie, ...]:

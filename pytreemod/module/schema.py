@@ -35,6 +35,7 @@ from pytreemod.module.fields import (
 from pytreemod.module.flattening import Layout, layout_in
 from pytreemod.module.pickling import Reference, referring
 from pytreemod.module.reading import (
+    ASKED,
     DERIVATIVE,
     MADE,
     TIES,
@@ -55,7 +56,7 @@ ROLES = "<roles>"
 
 _HIDDEN = frozenset({LAYOUT, PENDING, FLAT, SNAPSHOT, DERIVATIVE, "__orig_class__"})
 # What else an instance may hold, which is configuration.
-_NOTES = frozenset({MADE, TIES, ROLES})
+_NOTES = frozenset({MADE, TIES, ASKED, ROLES})
 # All that an instance's dict may have under names of ours.
 OUR_NAMES = _HIDDEN | _NOTES
 _KEPT_LAYOUTS = 4

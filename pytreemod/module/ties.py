@@ -9,8 +9,9 @@ Whatever goes through JAX's flattening carries the tie along; nothing is looked 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar, cast
 
 from pytreemod.errors import AccessError, ArgumentError, ShapeError, SpecError, describe, explain
 from pytreemod.module.classes import Module, restore
@@ -18,8 +19,10 @@ from pytreemod.module.computed_leaves import Computed
 from pytreemod.module.constrained_leaves import Constrained
 from pytreemod.module.fields import field
 from pytreemod.module.reading import (
+    ASKED,
     MADE,
     TIES,
+    AbstractAsked,
     Made,
     Tie,
     Ties,
@@ -29,10 +32,12 @@ from pytreemod.module.reading import (
     refuse_tied_place,
     ties_of,
 )
+from pytreemod.module.unfinished import is_unfinished
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.locating import Target, locate
 from pytreemod.tree.nodes import children_of, record_of, stop_below
 from pytreemod.tree.paths import path_text
+from pytreemod.tree.pending import is_being_built
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.surgery import replace_at
@@ -56,6 +61,10 @@ def tie(
     submodule that is taken out of the model has the value, untied. A whole layer may be tied, with
     its tokens: both places then use one entry of the State.
 
+    **Inside a class.** `pm.tie(self, "head.weight", to="embed.weight")` in `__init__` or
+    `__post_init__`, where `self` is not finished, notes the tie; it is made when construction ends
+    (and of a model with sizes that follow, by [`materialize`][pytreemod.materialize]).
+
     **Form.** `model.head` has at `weight` a node without leaves. The lowest Module above both
     places keeps the tie as configuration. It survives jit, vmap, scan, `tree_at`, `Stack`, copies,
     pickles and files.
@@ -64,7 +73,7 @@ def tie(
     sum of the gradients at all places. A chain of ties has the value at its end.
 
     Args:
-        model: a Module.
+        model: a Module; in its `__init__`, `self`.
         place: what gets its value from elsewhere: a path (`"head.weight"`; of a pattern, every
             node that it matches), or a function that picks nodes, as for `tree_at`.
         to: where the value is: one node, in the same way.
@@ -72,9 +81,10 @@ def tie(
             (`jnp.transpose`); computed when it is read, never by unflattening.
 
     Returns:
-        A new model.
+        A new model; in `__init__`, `self`.
 
     Raises:
+        AccessError: it is called in `__check_init__`, where `self` can change no more.
         SpecError: a path that is not in the model; a place that is tied already, that is inside of
             its source, or contains it; ties in a circle; no Module above both; a constrained
             place, and a source that is not, or otherwise; layers that are configured otherwise.
@@ -103,6 +113,8 @@ def tie(
     """
     if through is not None and not callable(through):
         raise ArgumentError(explain("tie(through)", "a function of an array", describe(through)))
+    if record_of(model) is not None and _notes(model, (place, to, through)):
+        return model
     sources = locate(to, model, None, "tie(to)").targets
     if len(sources) != 1:
         names = ", ".join(path_text(target.path) for target in sources) or "none"
@@ -127,6 +139,7 @@ def untie(model: _T, place: str | Where | None = None) -> _T:
 
     Raises:
         SpecError: a place that is not tied.
+        AccessError: the ties of the model are not made yet.
 
     Examples:
         >>> import jax
@@ -136,6 +149,16 @@ def untie(model: _T, place: str | Where | None = None) -> _T:
         >>> len(jax.tree.leaves(tied)), len(jax.tree.leaves(pm.untie(tied)))
         (5, 6)
     """
+    if record_of(model) is not None and ASKED in cast(Any, model).__stored__:
+        cls = class_of(model).__qualname__
+        raise AccessError(
+            explain(
+                f"untie({cls})",
+                "a finished model, for ties are made when construction ends",
+                "one that is not finished",
+                cure=["say it where the tie is asked for:", "if is_tied:", "    pm.tie(self, ...)"],
+            )
+        )
     if place is None:
         return _untied(model, None, ())
     targets = locate(place, model, None, "untie(place)").targets
@@ -209,12 +232,79 @@ class _Functional(Tie):
         return restore(Through, values, ("fn", MADE))
 
 
+class _Asked(AbstractAsked):
+    def tied(self, node: Any) -> Any:
+        if any(map(is_unfinished, jtu.tree_leaves(node, is_leaf=is_unfinished))):
+            schema, values, config = _values(node)
+            return restore(schema.cls, {**values, ASKED: self}, (*config, ASKED))
+        for place, to, through in self:
+            node = tie(node, place, to, through=through)
+        return node
+
+
+def _notes(model: Any, asked: tuple[Any, Any, Any]) -> bool:
+    """Whether a tie is asked for by the `__init__` of an instance, which notes it then.
+
+    Raises:
+        AccessError: it is by `__check_init__`, which the new model would not leave.
+    """
+    caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]  (public in effect)
+    if not is_being_built(model):
+        if _is_method_of(caller, model, ("__check_init__",)):
+            cls = class_of(model).__qualname__
+            raise AccessError(
+                explain(
+                    f"{cls}.__check_init__",
+                    "no tie, for the instance is finished",
+                    "pm.tie(self, ...), which gives a new one",
+                    cure=[
+                        "tie it in __init__, or in __post_init__ where there is none:",
+                        "def __post_init__(self):",
+                        f"    pm.tie(self, {asked[0]!r}, to={asked[1]!r})",
+                    ],
+                )
+            )
+        return False
+    while caller is not None:
+        if _is_method_of(caller, model, ("__init__", "__post_init__")):
+            values = model.__stored__
+            values[ASKED] = _Asked((*values.get(ASKED, ()), asked))
+            return True
+        caller = caller.f_back
+    # Put together by hand.
+    return False
+
+
+def _is_method_of(frame: Any, node: Any, names: tuple[str, ...]) -> bool:
+    """Whether a frame runs a method of one of these names, called for this instance."""
+    code = frame.f_code
+    return code.co_name in names and frame.f_locals.get(code.co_varnames[0]) is node
+
+
+def waiting_ties(tree: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+    """The paths of Modules whose ties wait for sizes to be known, innermost first."""
+    if is_unfinished(tree):
+        return
+    for key, child in children_of(tree) or ():
+        yield from waiting_ties(child, (*path, key))
+    if record_of(tree) is not None and stored(tree, ASKED, ()):
+        yield path
+
+
+def tie_waiting(node: Any) -> Any:
+    """A Module whose ties were waiting, tied; as it is, if there still is something to wait for."""
+    schema, values, config = _values(node)
+    asked = values.pop(ASKED)
+    config = tuple(name for name in config if name != ASKED)
+    return asked.tied(restore(schema.cls, values, config))
+
+
 def _tie_one(
     model: Any, target: Target, source: Target, through: Callable[[Any], Any] | None
 ) -> Any:
     place, origin = target.path, source.path
     for i in range(len(place)):
-        for known in ties_of(_at(model, place[:i])):
+        for known in ties_of(node_at(model, place[:i])):
             inside: KeyPath = (*place[:i], *known.place)
             if inside[: len(place)] == place:
                 refuse_tied_place(Tie(inside, (*place[:i], *known.source)))
@@ -239,7 +329,7 @@ def _tie_one(
     if through is not None and made is not None:
         kept = _Functional(below, from_here, through, made)
     hole = Tied(path_text(from_here), through, len(below))
-    keeper = _with_ties(_at(model, place[:count]), [(below, hole)], (kept,))
+    keeper = _with_ties(node_at(model, place[:count]), [(below, hole)], (kept,))
     tied = replace_at(model, [(place[:count], keeper)])
     # Refused where the ties go in a circle.
     follow(tied, place)
@@ -259,11 +349,11 @@ def _keeper_depth(model: Any, shared: KeyPath) -> int | None:
         if record_of(node) is not None:
             found = i
         if key is not None:
-            node = _at(node, (key,))
+            node = node_at(node, (key,))
     return found
 
 
-def _at(node: Any, path: KeyPath) -> Any:
+def node_at(node: Any, path: KeyPath) -> Any:
     """What is stored at a path."""
     for key in path:
         node = dict(children_of(node) or ())[key]
@@ -508,7 +598,7 @@ def retie(model: Any) -> Any:
     found = list(_holes(model, ()))
     for path, hole in found:
         keeper, place = path[: len(path) - hole.depth], path[len(path) - hole.depth :]
-        node = _at(model, keeper)
+        node = node_at(model, keeper)
         if any(tie.place == place for tie in ties_of(node)):
             continue
         (source,) = locate(hole.to, node, None, "tie").targets

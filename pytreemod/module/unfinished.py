@@ -37,9 +37,12 @@ from pytreemod.errors import (
 )
 from pytreemod.module.classes import RULES, Module
 from pytreemod.module.fields import field
+from pytreemod.module.reading import ASKED
 from pytreemod.module.records import make_record
+from pytreemod.tree.nodes import record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
+from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import class_of, jtu
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -536,6 +539,14 @@ def refuse_unfinished(where: str, tree: Any) -> None:
                 cure=_CURE,
             )
         )
+    if any(map(_waits, jtu.tree_leaves(tree, is_leaf=_waits))):
+        expected, got = "a finished model", "one whose ties wait for materialize"
+        raise UnfinishedError(explain(where, expected, got, cure=_CURE))
+
+
+def _waits(node: Any) -> bool:
+    """Whether a Module has ties that wait for sizes, which it may have been given by surgery."""
+    return record_of(node) is not None and bool(stored(node, ASKED, ()))
 
 
 _CURE = (

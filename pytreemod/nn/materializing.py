@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import jax
 
 from pytreemod.errors import ShapeError, UnfinishedError, explain
+from pytreemod.module.ties import node_at, tie_waiting, waiting_ties
 from pytreemod.module.unfinished import (
     asking,
     count_axes,
@@ -27,6 +28,7 @@ from pytreemod.state.values import State, joined_states, reduced_state
 from pytreemod.transform.compilation.abstract_calls import filter_eval_shape
 from pytreemod.transform.maps.vmap import filter_vmap
 from pytreemod.tree.paths import path_text
+from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import KeyPath, class_of, jtu
 
 _M = TypeVar("_M")
@@ -96,7 +98,7 @@ def materialize(
 
     _visit(note, model)
     if not found:
-        return model
+        return _tied(model, model)
     watch = _Watch()
     questioning = _visit(lambda path, node: asking(node, ft.partial(watch.call, path)), model)
     # Sizes follow from shapes: nothing is computed, however large the model is.
@@ -119,7 +121,20 @@ def _visit(change: Callable[[KeyPath, Any], Any], tree: Any, path: KeyPath = ())
         whole = (*path, *below)
         return change(whole, with_given(node, lambda given: _visit(change, given, whole)))
 
-    return jtu.tree_map_with_path(visit, tree, is_leaf=is_unfinished)
+    return _tied(jtu.tree_map_with_path(visit, tree, is_leaf=is_unfinished), tree)
+
+
+def _tied(tree: Any, before: Any) -> Any:
+    """A tree with the ties that were waiting for what was unfinished in it before."""
+    for path in waiting_ties(before):
+        lacking = filter(
+            is_unfinished, jtu.tree_leaves(node_at(before, path), is_leaf=is_unfinished)
+        )
+        make = tie_waiting
+        for _ in range(min(map(count_axes, lacking), default=0)):
+            make = filter_vmap(make)
+        tree = replace_at(tree, [(path, make(node_at(tree, path)))])
+    return tree
 
 
 class _Watch:

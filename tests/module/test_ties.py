@@ -11,7 +11,14 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import AccessError, ArgumentError, ShapeError, SpecError
+from pytreemod.errors import (
+    AccessError,
+    ArgumentError,
+    FieldError,
+    ShapeError,
+    SpecError,
+    UnfinishedError,
+)
 from pytreemod.module.ties import Tied
 from pytreemod.tree.stored_fields import reading_stored
 from tests.helpers.computing import Scaled
@@ -542,3 +549,184 @@ def test_what_is_computed_of_a_whole_stack_is_resolved():
         pm.filter_vmap(lambda m: m.decoder.weight)(tied)
     found = pm.filter_vmap(lambda m: m.decoder.weight)(pm.resolve(tied))
     assert np.array_equal(found, np.swapaxes(model.encoder.weight, -1, -2))
+
+
+class Own(Language):
+    """Ties itself in its own `__init__`, before a subclass has set its fields."""
+
+    def __init__(self, size=3, is_tied=True, *, key):
+        keys = jax.random.split(key)
+        self.embed = nn.Embedding(5, 3, key=keys[0])
+        self.head = nn.Linear(size, 5, use_bias=False, key=keys[1])
+        if is_tied:
+            pm.tie(self, "head.weight", to="embed.weight")
+
+
+class More(Own):
+    """Has a field more, with a default, and one that its `__init__` sets last."""
+
+    rate: float = 0.5
+    scale: jax.Array = None
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.scale = jnp.ones(2)
+
+
+class Written(Language):
+    """Ties itself, by functions that pick nodes, where `__init__` is written for it."""
+
+    def __post_init__(self):
+        self.tie_head()
+
+    def tie_head(self):
+        """In another method."""
+        assert pm.tie(self, lambda m: m.head.weight, to=lambda m: m.embed.weight) is self
+
+
+class Turned(Coder):
+    """Ties itself through a function."""
+
+    def __init__(self, size=4, *, key):
+        keys = jax.random.split(key)
+        self.encoder = nn.Linear(size, 2, key=keys[0])
+        self.decoder = nn.Linear(2, 4, key=keys[1])
+        pm.tie(self, "decoder.weight", to="encoder.weight", through=jnp.transpose)
+
+
+def written(key):
+    """A `Written`."""
+    keys = jax.random.split(key)
+    return Written(nn.Embedding(5, 3, key=keys[0]), nn.Linear(3, 5, use_bias=False, key=keys[1]))
+
+
+KEY = jax.random.key(0)
+TIED_INSIDE = {
+    "own __init__": lambda key: Own(key=key),
+    "subclass": lambda key: More(key=key),
+    "__post_init__": written,
+    "through": lambda key: Turned(key=key),
+    "sizes that follow": lambda key: pm.materialize(Own(None, key=key), jnp.array(1)),
+    "through, sizes that follow": lambda key: pm.materialize(Turned(None, key=key), jnp.ones(4)),
+    "given the layer by surgery": lambda key: pm.materialize(
+        pm.tree_at("head", Own(None, key=key), linear_head(key)), jnp.array(1)
+    ),
+}
+every_inside = pytest.mark.parametrize("make", TIED_INSIDE.values(), ids=TIED_INSIDE)
+
+
+def linear_head(key):
+    """What `Own` makes."""
+    return nn.Linear(3, 5, use_bias=False, key=jax.random.split(key)[1])
+
+
+@every_inside
+def test_a_class_ties_itself(make, tmp_path):
+    """As from outside: one leaf, which every journey, map, file and pickle keeps."""
+    model = make(KEY)
+    place = "decoder.weight" if isinstance(model, Coder) else "head.weight"
+
+    free = pm.untie(model)
+    assert place in pm.named_leaves(free)
+    assert place not in pm.named_leaves(model)
+    np.testing.assert_array_equal(*read(model))
+    jax.tree.map(np.testing.assert_array_equal, make(KEY), model)
+    several = pm.filter_vmap(make)(jax.random.split(KEY, 2))
+    again, _ = pm.make_with_state(make)(KEY)
+    pm.save(tmp_path / "model.safetensors", model)
+    for found in (
+        jax.jit(lambda m: m)(model),
+        pickle.loads(pickle.dumps(model)),
+        copy.deepcopy(model),
+        pm.unstack(several)[0],
+        again,
+        pm.load(tmp_path / "model.safetensors", make(jax.random.key(1))),
+    ):
+        assert jax.tree.structure(found) == jax.tree.structure(model)
+        np.testing.assert_array_equal(*read(found))
+
+
+@pytest.mark.parametrize("size", [4, None])
+@pytest.mark.parametrize("kind", [nn.Stack, nn.Ensemble])
+def test_layers_of_a_stack_tie_themselves(kind, size):
+    """Each has its own, also where a size follows."""
+    made = kind(lambda key: Turned(size, key=key), 2, key=KEY)
+    model = pm.materialize(made, jnp.ones(4))
+
+    x, outs = jnp.ones(4), []
+    for key in jax.random.split(KEY, 2):
+        layer = Turned(key=key)
+        outs.append(layer(x))
+        x = x if kind is nn.Ensemble else outs[-1]
+    expected = jnp.stack(outs) if kind is nn.Ensemble else outs[-1]
+    np.testing.assert_allclose(model(jnp.ones(4)), expected, rtol=1e-5)
+    assert "decoder.weight" not in " ".join(pm.named_leaves(model))
+
+
+def test_a_check_sees_the_ties():
+    """They are made before; and made there, they would be lost."""
+
+    class Checked(Written):
+        def __check_init__(self):
+            assert self.head.weight is self.embed.weight
+
+    class Late(Language):
+        def __check_init__(self):
+            pm.tie(self, "head.weight", to="embed.weight")
+
+    assert Checked(*vars(pm.untie(written(KEY))).values()).head.weight.shape == (5, 3)
+    with pytest.raises(AccessError, match=r"Late\.__check_init__: expected no tie, .*\n.*__post"):
+        Late(*vars(language()).values())
+
+
+def test_the_untied_form_is_an_option_of_the_class():
+    """What is not made yet is not taken away."""
+
+    class Untied(Own):
+        def __init__(self, *, key):
+            super().__init__(key=key)
+            pm.untie(self)
+
+    assert len(jax.tree.leaves(Own(is_tied=False, key=KEY))) == 2
+    with pytest.raises(AccessError, match=r"untie\(.*Untied\): expected a finished model"):
+        Untied(key=KEY)
+
+
+def test_bad_ties_inside_of_a_class_are_refused_when_it_is_built():
+    """As from outside; a field that is missing comes first."""
+
+    class Bad(Language):
+        def __post_init__(self):
+            pm.tie(self, "tail.weight", to="embed.weight")
+
+    class Unset(Language):
+        def __init__(self):
+            self.embed = language().embed
+            pm.tie(self, "head.weight", to="embed.weight")
+
+    with pytest.raises(SpecError, match=r"tie\(place\): expected a path .* got 'tail\.weight'"):
+        Bad(*vars(language()).values())
+    with pytest.raises(FieldError, match="Field 'head' was not initialized"):
+        Unset()
+
+
+def test_a_model_whose_ties_wait_is_not_trained():
+    """Even if surgery has given it what was missing."""
+    model = pm.tree_at("head", Own(None, key=KEY), linear_head(KEY))
+
+    with pytest.raises(UnfinishedError, match="one whose ties wait for materialize"):
+        pm.inference_mode(model)
+
+
+def test_an_instance_that_was_put_together_by_hand_is_tied_at_once():
+    """Nothing ends its construction."""
+
+    class By(Language):
+        @staticmethod
+        def __init__(*args):
+            raise AssertionError
+
+    made = object.__new__(By)
+    for name, value in vars(language()).items():
+        object.__setattr__(made, name, value)
+    assert len(jax.tree.leaves(pm.tie(made, "head.weight", to="embed.weight"))) == 2
