@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,10 +27,10 @@ class EnumerationItem(Module):
     _enumeration: type[Enumeration] = field(static=True)
 
     def __eq__(self, other: object) -> Any:
-        return jnp.asarray(self._value == self._other_value(other))
+        return _compared(operator.eq, self._value, self._other_value(other))
 
     def __ne__(self, other: object) -> Any:
-        return jnp.asarray(self._value != self._other_value(other))
+        return _compared(operator.ne, self._value, self._other_value(other))
 
     def _other_value(self, other: object) -> Any:
         if isinstance(other, EnumerationItem) and other._enumeration is self._enumeration:
@@ -170,6 +171,19 @@ def _refuse(where: str, expected: str, got: str) -> None:
     )
 
 
+def _traced(*values: Any) -> bool:
+    return any(isinstance(value, Tracer) for value in values)
+
+
+def _compared(compare: Any, one: Any, other: Any) -> Any:
+    """How the numbers of two items compare, as a boolean array."""
+    if _traced(one, other):
+        return jnp.asarray(compare(one, other))
+    # Known inside a transform, too, where jnp would make a tracer of it.
+    with jax.ensure_compile_time_eval():
+        return jnp.asarray(compare(one, other))
+
+
 def _checked(cls: Any, item: Any, where: str) -> EnumerationItem:
     if not isinstance(item, EnumerationItem) or item._enumeration is not cls:  # pyright: ignore[reportPrivateUsage]  (ours)
         raise ArgumentError(explain(where, f"an item of {cls.__qualname__}", describe(item)))
@@ -250,6 +264,8 @@ class Enumeration(metaclass=_EnumerationMeta):
         second = _checked(cls, b, f"{where}(b)")._value  # pyright: ignore[reportPrivateUsage]  (ours)
         if isinstance(pred, bool):
             return a if pred else b
+        if first is second or (not _traced(first, second) and np.array_equal(first, second)):
+            return a
         return EnumerationItem(jnp.where(pred, first, second), cls)  # pyright: ignore[reportArgumentType]
 
 

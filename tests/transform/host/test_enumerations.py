@@ -359,3 +359,32 @@ def test_an_item_says_whether_it_is_traced():
 
     assert seen == [True]
     assert not Result.success.is_traced()
+
+
+@pytest.mark.parametrize("jit", [jax.jit, pm.filter_jit, jax.vmap])
+def test_known_items_are_compared_at_once(jit):
+    """Inside a transform, too: the program may branch on it."""
+    chosen = []
+
+    def f(x):
+        item = Result.where(True, Result.success, Result.failure)
+        chosen.append([bool(item == Result.success), bool(item != Result.success)])
+        return x
+
+    jit(f)(jnp.ones(2))
+
+    assert chosen == [[True, False]]
+
+
+def test_a_choice_between_equals_is_known():
+    """A traced condition decides nothing where both items are one."""
+
+    def f(pred, x):
+        known = Result.where(pred, Result.failure, Result.failure)
+        late = Result.where(pred, Result.success, Result.failure)
+        again = jax.tree.map(lambda leaf: leaf, late)
+        assert not known.is_traced()
+        assert Result.where(~pred, late, again) is late
+        return x
+
+    jax.jit(f)(jnp.asarray(True), jnp.ones(2))
