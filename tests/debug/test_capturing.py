@@ -295,6 +295,36 @@ def test_state_is_left_out():
     assert pm.tree_equal(after, expected_after, rtol=1e-5, atol=1e-6)
 
 
+class Returning(pm.Module):
+    """A layer that returns whatever a function makes of its input."""
+
+    make: object
+
+    def __call__(self, x):
+        return self.make(x)
+
+
+@pytest.mark.parametrize(
+    "make, expected",
+    [
+        (lambda x: (x, 2 * x), lambda x: (x, 2 * x)),
+        (lambda x: (x,), lambda x: (x,)),
+        (lambda x: (), lambda x: ()),
+        (lambda x: (x[0], None), lambda x: (x[0], None)),
+        (lambda x: 3.0, lambda x: 3.0),
+        (lambda x: ((x, 2 * x), pm.State(NET)), lambda x: (x, 2 * x)),
+        (lambda x: (x, 2 * x, pm.State(NET)), lambda x: (x, 2 * x)),
+        (lambda x: [x, pm.State(NET)], lambda x: [x, None]),
+    ],
+    ids=["pair", "one", "none", "scalar", "number", "pair and State", "and State", "list"],
+)
+def test_results_of_every_form_are_seen(make, expected):
+    """A tuple is seen as it is; what is left out is State alone."""
+    _, seen = pm.capture(Returning(make), Returning)(X)
+
+    assert jax.tree.all(jax.tree.map(np.array_equal, seen, {"<root>": expected(X)}))
+
+
 def classes(tree):
     """The class of each Module in a tree, and the structure of the whole."""
     return jax.tree.structure(tree)
