@@ -175,6 +175,16 @@ def node_kinds(treedef: Any) -> tuple[Any, ...]:
     return tuple(kinds)
 
 
+def are_one_treedef(one: Any, other: Any) -> bool:
+    """Whether two treedefs are one also in what JAX compares by `==`: see `node_kinds`.
+
+    Args:
+        one: as JAX gives it.
+        other: another.
+    """
+    return one is other or (one == other and node_kinds(one) == node_kinds(other))
+
+
 def _is_told(kind: type, kept: Any) -> bool:
     """Whether `==` tells all that a node keeps."""
     if kind is dict:

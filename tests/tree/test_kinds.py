@@ -1,6 +1,8 @@
 """When two static values are one."""
 
 import copy
+import dataclasses
+import enum
 import math
 import types
 from collections import OrderedDict, defaultdict, deque
@@ -27,7 +29,36 @@ NUMBERS += [
     np.complex64(complex(0.0, -0.0)),
 ]
 
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What is configured is often a dataclass; its `==` calls `1` and `1.0` equal."""
+
+    value: object
+    note: object = dataclasses.field(default=None, compare=False)
+
+
+class Inherits(Settings):
+    """With the `==` of its base."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounded:
+    """With an `==` of its own."""
+
+    value: float
+
+    def __eq__(self, other):
+        return round(self.value) == round(other.value)
+
+    def __hash__(self):
+        return round(self.value)
+
+
 in_containers = {
+    "dataclass": Settings,
+    "derived": Inherits,
+    "dataclass, deep": lambda x: {"a": frozenset({Settings((x,))})},
     "list": lambda x: [x],
     "tuple": lambda x: (x, "a"),
     "named tuple": lambda x: Pair(x, 1),
@@ -77,6 +108,9 @@ LOOK_ALIKES = [
     (Pair(1, 2), (1, 2)),
     (deque([1]), deque([1], maxlen=3)),
     (defaultdict(list, a=1), defaultdict(int, a=1)),
+    (Settings(1), Inherits(1)),
+    ({np.datetime64("2020", "Y")}, {np.datetime64("2020-01-01", "D")}),
+    ({np.timedelta64(60, "s")}, {np.timedelta64(1, "m")}),
     (range(0), range(1, 1)),
     (range(0, 3, 2), range(0, 4, 2)),
 ]
@@ -89,6 +123,39 @@ def test_look_alikes_are_not_one(a, b):
     assert not are_one(b, a)
     assert are_one(a, again(a))
     assert are_one(b, again(b))
+
+
+class Color(enum.Enum):
+    """Some static values."""
+
+    RED = 1
+
+
+STATIC = [
+    *[np.dtype("float64"), np.float64, jnp.float64, np.dtype("float32"), jnp.float32, np.float32],
+    *[None, "float64", "mean", "", float, int, object, list, Color, Color.RED, 0, 1.5, (), (None,)],
+    *[np.zeros(2), np.float64(0), len, jnp.add, test_equal_numbers_are_not_one, slice(None)],
+    *[frozenset(), types.SimpleNamespace(), Settings(None), range(0), ..., NotImplemented],
+]
+
+
+def test_static_values_of_all_sorts_are_not_one():
+    """In both orders: to NumPy, the dtype float64 is equal to None, and to all that has no dtype."""
+    spellings = {id(x): np.dtype(x) for x in STATIC[:6]}
+    for a in STATIC:
+        for b in STATIC:
+            same = a is b or (
+                id(a) in spellings and id(b) in spellings and spellings[id(a)] == spellings[id(b)]
+            )
+            assert are_one(a, b) == same, (a, b)
+            assert are_one([a], [b]) == same, (a, b)
+
+
+def test_a_dataclass_is_compared_as_it_says():
+    """By the fields that count for `==`; by its own `==` where it has one."""
+    assert are_one(Settings(1, note=1), Settings(1, note=2.0))
+    assert are_one(Rounded(1.0), Rounded(1.2))
+    assert not are_one(Rounded(1.0), Rounded(2.2))
 
 
 def test_nan_is_one_for_all():

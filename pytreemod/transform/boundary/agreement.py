@@ -17,6 +17,7 @@ from pytreemod.errors import describe
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import children_of, record_of, stop_below
 from pytreemod.tree.predicates import NUMBERS, is_array
+from pytreemod.tree.snapshots import are_one_treedef
 from pytreemod.typing import PyTree, class_of, jtu
 
 
@@ -130,7 +131,7 @@ def differences(first: PyTree, second: PyTree, fits: Any) -> list[Difference]:
     """
     (leaves, treedef), (others, treedef_of_other) = map(jtu.tree_flatten, (first, second))
     # Flat, for that is quick and most trees agree; the walk is for finding out where they do not.
-    if treedef != treedef_of_other:
+    if not are_one_treedef(treedef, treedef_of_other):
         found = list(_differences(first, second, (), fits))
         # They differ in what the walk does not show: the data that a node of the user's kind keeps.
         return found or [Difference((), first, second, in_data=False)]
@@ -164,7 +165,7 @@ def _differences(a: Any, b: Any, path: tuple[Any, ...], fits: Any) -> Iterator[D
         found = list(_below(dict(inner), dict(others), path, fits))
     # What is below says more than that the nodes differ, which follows from it.
     yield from found
-    if not found and _bare(a) != _bare(b):
+    if not found and not are_one_treedef(_bare(a), _bare(b)):
         yield Difference(path, a, b, in_data=False)
 
 

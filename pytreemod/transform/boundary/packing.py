@@ -32,7 +32,7 @@ import numpy as np
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.records import set_fields
 from pytreemod.transform.boundary.sowing import Sown, reaping, release
-from pytreemod.tree.kinds import are_one
+from pytreemod.tree.kinds import are_one, kind_of
 from pytreemod.tree.nodes import is_node, is_plain_tuple, places, record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import PENDING
@@ -41,6 +41,7 @@ from pytreemod.tree.snapshots import (
     AbstractKeeper,
     Snapshot,
     Structure,
+    are_one_treedef,
     container_paths,
     exact,
     node_kinds,
@@ -115,7 +116,7 @@ def _split_dict(value: dict[Any, object], arrays: list[Any], key: list[Any]) -> 
     key.append(names)
     if any(type(name) is not str for name in names):
         # 1, 1.0 and True are one key to Python, but programs tell them apart.
-        key.append(tuple(map(type, names)))
+        key.append(kind_of(names))
     for name in names:
         item = value[name]
         handlers.get(type(item), split_other)(item, arrays, key)
@@ -295,7 +296,7 @@ class Plan:
         if not isinstance(other, Plan):
             return NotImplemented
         return (
-            self.treedef == other.treedef
+            are_one_treedef(self.treedef, other.treedef)
             and self.gather == other.gather
             and len(self.parts) == len(other.parts)
             # What makes them is no difference: it follows from what they are made of.

@@ -42,7 +42,7 @@ from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.snapshots import Structure
+from pytreemod.tree.snapshots import Structure, are_one_treedef
 from pytreemod.typing import PyTree, jtu
 
 _Out = TypeVar("_Out")
@@ -215,12 +215,15 @@ class _Fate:
     """Of some functions of branches: what becomes of the traces that JAX keeps of them.
 
     Attributes:
-        is_undone: whether some are of no use, for not every branch was told what all of them
+        is_undone: whether some are of no use, because not every branch knew what all of them
             return. Once it is, it stays so, for all threads.
+        early: for each key, the dtypes of results that were packed before all results were known.
+            They belong to these functions: another thread may have found out meanwhile.
     """
 
     def __init__(self) -> None:
         self.is_undone = False
+        self.early: dict[Any, list[list[Any]]] = {}
 
 
 def _branch(
@@ -285,15 +288,17 @@ class _Memory:
             dtypes, known = self.dtypes.get(key), [give() for give in results if give is not None]
             # Until then each branch returns its own, and JAX goes on to trace the next.
             if len(known) == len(results):
-                joint = self._join(known)
-                is_new = dtypes is None and not all(_agree(_dtypes([one]), joint) for one in known)
-                fate.is_undone = fate.is_undone or is_new
-                self.dtypes[key] = dtypes = joint
-                if is_new:
-                    # JAX refuses what no other branch returns. (To raise here would abort the
-                    # trace of this branch, and JAX never lets go of an aborted trace's tracers.)
-                    return {_UNDONE: []}
-        pairs = zip(leaves, _dtypes([mine]) if dtypes is None else dtypes, strict=True)
+                self.dtypes[key] = dtypes = self._join(known)
+            early = fate.early.setdefault(key, [])
+            if dtypes is None:
+                dtypes = _dtypes([mine])
+                early.append(dtypes)
+            elif not all(_agree(one, dtypes) for one in early):
+                fate.is_undone = True
+                # JAX refuses what no other branch returns. (To raise here would abort the
+                # trace of this branch, and JAX never lets go of an aborted trace's tracers.)
+                return {_UNDONE: []}
+        pairs = zip(leaves, dtypes, strict=True)
         return pack(treedef.unflatten([_as_dtype(x, dtype) for x, dtype in pairs]), lent)
 
     def _join(self, results: Sequence[Structure]) -> list[Any]:
@@ -330,7 +335,7 @@ def _fits(first: Any, second: Any) -> bool:
 
 
 def _may_be_joined(one: Structure, other: Structure) -> bool:
-    if one.treedef != other.treedef:
+    if not are_one_treedef(one.treedef, other.treedef):
         return False
     return all(
         _fits(a, b) if _is_typed(a) and _is_typed(b) else are_one(a, b)
@@ -344,7 +349,7 @@ def _is_typed(leaf: Any) -> bool:
 
 def _are_alike(one: Structure, other: Structure) -> bool:
     """Whether a branch has returned what it has returned before."""
-    if one.treedef != other.treedef:
+    if not are_one_treedef(one.treedef, other.treedef):
         return False
     return all(
         aval_of(a) == aval_of(b) if isinstance(a, Slot) and isinstance(b, Slot) else are_one(a, b)

@@ -22,7 +22,7 @@ from pytreemod.transform.boundary.agreement import (
 )
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.snapshots import Structure
+from pytreemod.tree.snapshots import Structure, are_one_treedef
 from pytreemod.typing import PyTree, jtu
 
 
@@ -41,7 +41,7 @@ def returned(where: str, root: str, structure: Structure, values: Any, after: Py
     """
     leaves, treedef = jtu.tree_flatten(after)
     # Flat first: nothing is worded where all is well.
-    if treedef == structure.treedef and _all_fit(structure, values, leaves):
+    if are_one_treedef(treedef, structure.treedef) and _all_fit(structure, values, leaves):
         return [leaves[i] for i in structure.positions or ()]
     found = differences(structure.assemble(values), after, _fits)
     raise StructureError(_explain_change(where, root, found))

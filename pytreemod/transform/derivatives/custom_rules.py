@@ -35,7 +35,7 @@ from pytreemod.transform.host.failures import surfacing
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array, is_inexact_array
-from pytreemod.tree.snapshots import Structure, divide
+from pytreemod.tree.snapshots import Structure, are_one_treedef, divide
 from pytreemod.typing import PyTree, jtu
 
 # The options of these two are their rules. Each definition replaces them all: what was compiled
@@ -178,7 +178,7 @@ def _texts(tree: PyTree) -> dict[str, str]:
 
 
 def _agree(one: Structure, other: Structure) -> bool:
-    if one.treedef != other.treedef or one.positions != other.positions:
+    if not are_one_treedef(one.treedef, other.treedef) or one.positions != other.positions:
         return False
     return all(map(are_one, one.statics, other.statics))
 

@@ -66,6 +66,7 @@ def test_equal_calls_have_equal_keys(name):
 DIFFERENT = [
     ((1,), {}), ((True,), {}), ((1.0,), {}), ((0.0,), {}), ((-0.0,), {}), (("1",), {}),
     ((b"1",), {}),
+    (({0.0: 1},), {}), (({-0.0: 1},), {}), (({(1,): 1},), {}), (({(1.0,): 1},), {}),
     ((None,), {}), (((),), {}), (([],), {}), (({},), {}), (([None],), {}), (((None,),), {}),
     (([1, 2],), {}), (([[1], 2],), {}), (([[1, 2]],), {}), ((1, 2), {}), ((), {"x": 1}),
     ((), {"y": 1}),
@@ -110,8 +111,9 @@ def test_order_of_keywords_and_dict_keys_does_not_count():
 def test_dict_keys_come_back_as_they_were():
     """Keys that Python calls equal are told apart, for the program may look at them."""
     identity = pm.filter_jit(lambda tree: tree)
-    for key in (1, True, 1.0, 0, False, 0.0):
+    for key in (1, True, 1.0, 0, False, 0.0, -0.0, (1,), (1.0,), (True,), ((0.0,),), ((-0.0,),)):
         assert repr(identity({key: 2})) == repr({key: 2})
+        assert repr(identity([{key: (2,)}])) == repr([{key: (2,)}])
 
 
 def test_attributes_of_named_tuples_belong_to_the_key():

@@ -14,6 +14,7 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, ShapeError, StructureError
+from pytreemod.transform.control_flow import branches
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.equations import equations
 from tests.helpers.trees import Affine, Holder, OwnInit, Static, affine, double, ramp
@@ -652,3 +653,87 @@ def test_nodes_that_look_at_their_children(wrap):
         assert_close(jax.tree.leaves(found)[0], ramp(2))
     assert_close(jax.tree.leaves(pm.filter_grad(total)(tree))[0], jnp.ones(2))
     assert_close(pm.filter_jvp(total, (tree,), (tree,))[1], total(tree))
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A static value that is compared by its fields."""
+
+    value: object
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.dtype("float64"), "mean"),
+        (np.dtype("float64"), None),
+        (Setting(1), Setting(1.0)),
+        (Setting(0.0), Setting(-0.0)),
+        ({(1,): 0}, {(1.0,): 0}),
+        ({0.0: 0}, {-0.0: 0}),
+    ],
+    ids=str,
+)
+def test_what_python_calls_equal_is_not_one_result(one, other):
+    """The branch that was not taken must not decide what is returned; nor the step of a loop."""
+    x = jnp.ones(2)
+    for first, second in ((one, other), (other, one)):
+        with pytest.raises(StructureError, match=r"filter_cond"):
+            pm.filter_cond(
+                jnp.asarray(True), lambda x, a=first: (x, a), lambda x, b=second: (x, b), x
+            )
+        with pytest.raises(StructureError, match=r"filter_scan"):
+            pm.filter_scan(lambda c, _, b=second: ((c[0], b), None), (x, first), None, length=2)
+
+
+def test_threads_that_find_out_together_leave_nothing_wrong(monkeypatch):
+    """One thread traces a branch before another has found out what all return; both go on right.
+
+    The order is forced: `slow` has traced the first branch, `quick` replaces the functions for
+    another shape, and `late` traces the first of the new ones, before `slow` traces its second.
+    """
+    traced = {"slow": threading.Event(), "late": threading.Event()}
+    may_go_on = {"slow": threading.Event(), "late": threading.Event()}
+    renew, slow_knows = branches._Branches.renew, threading.Event()
+
+    def renewing(self, undone):
+        renew(self, undone)
+        if threading.current_thread().name == "slow":
+            slow_knows.set()
+
+    monkeypatch.setattr(branches._Branches, "renew", renewing)
+
+    def whole(x):
+        return {"n": 1, "x": x}
+
+    def broken(x):
+        name = threading.current_thread().name
+        if name in traced and not traced[name].is_set():
+            traced[name].set()
+            may_go_on[name].wait()
+        return {"n": 2.5, "x": x}
+
+    def choose(n, found):
+        out = pm.filter_cond(jnp.asarray(True), whole, broken, jnp.ones(n))
+        found.append((out["n"].dtype, float(out["n"]), out["x"].shape))
+
+    found = []
+    slow, late = (
+        threading.Thread(target=choose, args=(3, found), name=name) for name in ("slow", "late")
+    )
+    slow.start()
+    traced["slow"].wait()
+    choose(2, found)
+    late.start()
+    traced["late"].wait()
+    may_go_on["slow"].set()
+    slow_knows.wait()
+    may_go_on["late"].set()
+    slow.join()
+    late.join()
+    choose(3, found)
+
+    assert sorted(found, key=str) == [
+        (jnp.float32, 1.0, (2,)),
+        *[(jnp.float32, 1.0, (3,))] * 3,
+    ]
