@@ -305,7 +305,7 @@ class Returning(pm.Module):
 
 
 @pytest.mark.parametrize(
-    "make, expected",
+    ("make", "expected"),
     [
         (lambda x: (x, 2 * x), lambda x: (x, 2 * x)),
         (lambda x: (x,), lambda x: (x,)),

@@ -140,7 +140,7 @@ STATIC = [
 
 
 def test_static_values_of_all_sorts_are_not_one():
-    """In both orders: to NumPy, the dtype float64 is equal to None, and to all that has no dtype."""
+    """To NumPy, the dtype float64 is equal to None, and so to all that has no dtype."""
     spellings = {id(x): np.dtype(x) for x in STATIC[:6]}
     for a in STATIC:
         for b in STATIC:
