@@ -20,6 +20,7 @@ in surgery, and when it is unpickled; unflattening restores what flattening met.
 
 from __future__ import annotations
 
+import functools as ft
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
@@ -299,7 +300,26 @@ class Tie:
 class Ties(tuple[Tie, ...]):
     """The ties that a node keeps. Of a class of its own: what they are made of is no array."""
 
-    __slots__ = ()
+    @ft.cached_property
+    def at(self) -> dict[KeyPath, Tie]:
+        """The ties by their places."""
+        return {tie.place: tie for tie in self}
+
+    @ft.cached_property
+    def below(self) -> dict[KeyPath, list[Tie]]:
+        """By a path, the ties whose places are below it."""
+        found: dict[KeyPath, list[Tie]] = {}
+        for tie in self:
+            for count in range(len(tie.place)):
+                found.setdefault(tie.place[:count], []).append(tie)
+        return found
+
+    def __reduce__(self) -> Any:
+        # Without what was worked out.
+        return Ties, (tuple(self),)
+
+
+_NO_TIES = Ties()
 
 
 class AbstractAsked(tuple[tuple[Any, Any, Any], ...], ABC):
@@ -310,55 +330,73 @@ class AbstractAsked(tuple[tuple[Any, Any, Any], ...], ABC):
         """The finished instance, tied; one in which a size is missing keeps what was asked."""
 
 
-def ties_of(node: Any) -> tuple[Tie, ...]:
+def ties_of(node: Any) -> Ties:
     """The ties that a node keeps, outermost places first."""
-    if record_of(node) is None:
-        return ()
-    return stored(node, TIES, ())
+    return _NO_TIES if record_of(node) is None else stored(node, TIES, _NO_TIES)
 
 
-def follow(node: Any, path: KeyPath, following: tuple[Tie, ...] = ()) -> Any:
+def follow(node: Any, path: KeyPath, followed: dict[Any, Any] | None = None) -> Any:
     """What is at a path below a node, ties followed; computed leaves are left as they are.
+
+    Takes as long as the path and what is rebuilt, however many ties there are: each is followed
+    once, and found by its place.
 
     Args:
         node: any node.
         path: keys below it.
-        following: ties that are being followed.
+        followed: what was found by ties that were followed, by the nodes that keep them and their
+            places; these nodes, which it keeps alive, with what was found.
 
     Raises:
         SpecError: ties in a circle.
     """
     if not path:
         return node
+    followed = {} if followed is None else followed
     ties = ties_of(node)
-    for tie in ties:
-        if path[: len(tie.place)] == tie.place:
-            return follow(_source(node, tie, following), path[len(tie.place) :], following)
-    found = follow(_child(node, path[0]), path[1:], following)
-    inside = [tie for tie in ties if tie.place[: len(path)] == path]
-    changes = [(tie.place[len(path) :], _source(node, tie, following)) for tie in inside]
+    if not ties:
+        return follow(_child(node, path[0]), path[1:], followed)
+    for count in range(1, len(path) + 1):
+        tie = ties.at.get(path[:count])
+        if tie is not None:
+            return follow(_source(node, tie, followed), path[count:], followed)
+    found = follow(_child(node, path[0]), path[1:], followed)
+    inside = ties.below.get(path, ())
+    changes = [(tie.place[len(path) :], _source(node, tie, followed)) for tie in inside]
     return replace_at(found, changes) if changes else found
 
 
-def _source(node: Any, tie: Tie, following: tuple[Tie, ...]) -> Any:
-    if tie in following:
-        places = dict.fromkeys(f"{path_text(t.place)} to {path_text(t.source)}" for t in following)
+_OPEN: Any = object()
+
+
+def _source(node: Any, tie: Tie, followed: dict[Any, Any]) -> Any:
+    name = (id(node), tie.place)
+    known = followed.get(name)
+    if known is None:
+        followed[name] = node, tie, _OPEN
+        followed[name] = known = node, tie, tie.stand_in(follow(node, tie.source, followed))
+    if known[2] is _OPEN:
+        circle = [tie for _, tie, found in followed.values() if found is _OPEN]
+        places = [f"{path_text(t.place)} to {path_text(t.source)}" for t in circle]
         raise SpecError(
             explain(
                 "tie",
                 "a place with a value of its own at the end of every chain of ties",
                 "ties in a circle",
-                places=places,
+                places=dict.fromkeys(places),
                 cure=["take one of them away:", f"pm.untie(model, {path_text(tie.place)!r})"],
             )
         )
-    return tie.stand_in(follow(node, tie.source, (*following, tie)))
+    return known[2]
 
 
 def _child(node: Any, key: Any) -> Any:
     if record_of(node) is not None:
         return stored(node, key.name)
-    return dict(children_of(node) or ())[key]
+    kind = class_of(node)
+    if kind is list or kind is tuple:
+        return node[key.idx]
+    return node[key.key] if kind is dict else dict(children_of(node) or ())[key]
 
 
 # ---- reading

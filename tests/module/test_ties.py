@@ -3,6 +3,7 @@
 import copy
 import functools as ft
 import pickle
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -730,3 +731,51 @@ def test_an_instance_that_was_put_together_by_hand_is_tied_at_once():
     for name, value in vars(language()).items():
         object.__setattr__(made, name, value)
     assert len(jax.tree.leaves(pm.tie(made, "head.weight", to="embed.weight"))) == 2
+
+
+def steps_of_reading(count, chained):
+    """How many lines of Python run when a list is read of which all items but one are tied."""
+    model = Blocks([linear() for _ in range(count)], {}, linear())
+    for i in range(1, count):
+        source = i - 1 if chained else 0
+        model = pm.tie(model, f"items[{i}].weight", to=f"items[{source}].weight")
+    assert model.items[-1].weight is model.items[0].weight
+    lines = []
+
+    def note(frame, event, arg):
+        frame.f_trace_opcodes = True
+        lines.append(event)
+        return note
+
+    before = sys.gettrace()
+    sys.settrace(note)
+    try:
+        model.items
+    finally:
+        sys.settrace(before)
+    return len(lines)
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_reading_above_many_ties_is_linear(chained):
+    """Each is followed once, and none is looked for among the others."""
+    few, many = (steps_of_reading(count, chained) for count in (6, 24))
+
+    assert many < 4.5 * few
+
+
+def test_what_was_worked_out_of_ties_is_not_pickled():
+    """It is worked out again."""
+    model = tied_language()
+    before = pickle.dumps(model)
+
+    assert model.head.weight is model.embed.weight
+    assert pickle.dumps(model) == before
+
+
+def test_equal_ties_of_two_nodes_are_no_circle():
+    """They are told apart by the node that keeps them."""
+    inner = pm.tie(Pair(ramp(2), Pair(ramp(2), ramp(2))), "a", to="b.a")
+    outer = pm.tie(Pair(ramp(2), inner), "a", to="b.a")
+
+    assert outer.a is outer.b.b.a
