@@ -8,6 +8,8 @@ from then on finished instances are checked too.
 
 from __future__ import annotations
 
+import functools as ft
+import inspect
 import sys
 import types
 import typing
@@ -17,6 +19,7 @@ import jax
 import numpy as np
 from jaxtyping import (
     AbstractArray,
+    AnnotationError,
     TypeCheckError,
     jaxtyped,  # pyright: ignore[reportUnknownVariableType] (typed in part)
 )
@@ -30,35 +33,36 @@ _PLAIN: frozenset[type] = frozenset({type(None), list, tuple, dict})
 
 def type_checker_of(init: Any) -> Any:
     """The type checker with which jaxtyping wrapped a function; None if it did not."""
+    init = getattr(init, _CHECKED, init)
     if getattr(init, "__globals__", {}).get("__name__", "").split(".")[0] != "jaxtyping":
         return None
     return _captured(init, "typechecker", depth=3)
 
 
-def without_array_annotations(init: Any, schema: Schema) -> Any:
-    """A generated `__init__` that jaxtyping has wrapped, wrapped so that arrays are left to us.
+def letting_nodes_pass(init: Any, schema: Schema) -> Any:
+    """A generated `__init__` that jaxtyping has wrapped, wrapped to take nodes in arrays' places.
 
     What stands in an array's place may be a node that computes the array, which a check of the
-    parameter would refuse. The fields of the finished instance are checked anyway.
+    parameter would refuse, as it would a number in a constrained field. Then all is left to the
+    check of the finished instance; otherwise jaxtyping checks, which binds the names of axes in one
+    parameter for the others.
     """
     written: Any = init.__wrapped__
-    plain = types.FunctionType(
-        written.__code__, written.__globals__, written.__name__, closure=written.__closure__
-    )
-    plain.__defaults__, plain.__kwdefaults__ = written.__defaults__, written.__kwdefaults__
-    plain.__qualname__, plain.__module__ = written.__qualname__, written.__module__
-    scope = _globals_of(schema.cls)
-    plain.__annotations__ = {
-        name: annotation
-        for name, annotation in written.__annotations__.items()
-        if name not in schema.fields
-        or annotation is not schema.fields[name].type
-        or not _wants_array(annotation, scope)
-    }
-    wrapped: Any = jaxtyped(plain, typechecker=type_checker_of(init))
-    # What says what the class takes.
-    wrapped.__wrapped__ = written
-    return wrapped
+    names = [*inspect.signature(written).parameters]
+    arrays = _array_fields(schema)
+
+    @ft.wraps(written)
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        found = [(given[name], name in schema.constraints) for name in arrays & given.keys()]
+        is_left = any(is_number or _stands_in(value) for value, is_number in found)
+        (written if is_left else init)(*args, **kwargs)
+
+    setattr(__init__, _CHECKED, init)
+    return __init__
+
+
+_CHECKED = "__checked__"
 
 
 def _captured(fn: Any, name: str, depth: int) -> Any:
@@ -95,8 +99,7 @@ class FieldCheck:
     def __init__(self, schema: Schema, type_checker: Any):
         self._schema, self._type_checker = schema, type_checker
         self._names = [name for name in schema.fields if name.isidentifier()]
-        scope = _globals_of(schema.cls)
-        self._of_arrays = {n for n in self._names if _wants_array(schema.fields[n].type, scope)}
+        self._of_arrays = _array_fields(schema)
         self._checks: dict[tuple[str, ...], Any] = {}
 
     def __call__(self, node: Any) -> None:
@@ -109,9 +112,14 @@ class FieldCheck:
         values = {
             name: value
             for name, value in values.items()
-            if name not in self._of_arrays or class_of(value) in _PLAIN or not is_node(value)
+            if name not in self._of_arrays or not _stands_in(value)
         }
-        self._check_of(tuple(values))(**values)
+        try:
+            self._check_of(tuple(values))(**values)
+        except AnnotationError:
+            # Of sizes that only a node which was let pass knows.
+            if len(values) == len(self._names):
+                raise
 
     def _check_of(self, names: tuple[str, ...]) -> Any:
         """What checks these fields together: sizes that they share by name agree."""
@@ -144,6 +152,16 @@ class FieldCheck:
         except TypeCheckError:
             return False
         return True
+
+
+def _stands_in(value: Any) -> bool:
+    """Whether a value may compute, or wrap, an array in whose place it stands."""
+    return class_of(value) not in _PLAIN and is_node(value)
+
+
+def _array_fields(schema: Schema) -> set[str]:
+    scope = _globals_of(schema.cls)
+    return {name for name, field in schema.fields.items() if _wants_array(field.type, scope)}
 
 
 def _wants_array(annotation: Any, scope: dict[str, Any]) -> bool:

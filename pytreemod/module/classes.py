@@ -26,8 +26,8 @@ from pytreemod.errors import (
 from pytreemod.module.abstracts import are_of_class, split_annotations, unmet
 from pytreemod.module.annotations import (
     FieldCheck,
+    letting_nodes_pass,
     type_checker_of,
-    without_array_annotations,
 )
 from pytreemod.module.construction import replace_values, write_finish, write_init
 from pytreemod.module.fields import buffer, field, refuse_not_called, static_field
@@ -129,7 +129,7 @@ class ModuleMeta(abc.ABCMeta):
             return
         if name == "__init__" and schema is not None and not schema.custom_init:
             is_checked = type_checker_of(value) is not None and hasattr(value, "__wrapped__")
-            value = without_array_annotations(value, schema) if is_checked else value
+            value = letting_nodes_pass(value, schema) if is_checked else value
         declared = None if schema is None else schema.fields.get(name)
         if declared is not None and value is declared.default:
             super().__setattr__(name, value)

@@ -13,7 +13,7 @@ import jaxtyping
 import numpy as np
 import pytest
 from beartype import beartype
-from jaxtyping import Array, Float, Int, TypeCheckError, jaxtyped
+from jaxtyping import Array, Float, Int, PyTree, TypeCheckError, jaxtyped
 
 import pytreemod as pm
 from tests.helpers.trees import Holder, ramp
@@ -345,3 +345,68 @@ def test_what_is_no_node_in_an_arrays_place_is_refused(value, Typed):
     """Python's own containers are mistakes, as numbers are."""
     with pytest.raises(TypeCheckError, match="weight"):
         Typed(value)
+
+
+@jaxtyped(typechecker=beartype)
+class Interpolation(pm.Module):
+    """Containers whose arrays have the axes of an array in another field."""
+
+    ts: Float[Array, "t"]
+    table: dict[str, Float[Array, "t-1"]]
+    parts: tuple[Float[Array, "2*t"], ...] = ()
+    tree: PyTree[Float[Array, "t"]] = None
+    extra: dataclasses.InitVar[Float[Array, "t"] | None] = None
+
+    def __post_init__(self, extra):
+        pass
+
+
+@jaxtyped(typechecker=beartype)
+class OwnInterpolation(pm.Module):
+    """The same, with its own `__init__`."""
+
+    ts: Float[Array, "t"]
+    table: dict[str, Float[Array, "t-1"]]
+
+    def __init__(self, ts, table):
+        self.ts, self.table = ts, table
+
+
+class Doubled(pm.Computed):
+    """An array, computed."""
+
+    half: jax.Array
+
+    def value(self):
+        """Twice."""
+        return 2 * self.half
+
+
+@pytest.mark.parametrize("Typed", [Interpolation, OwnInterpolation])
+@pytest.mark.parametrize("wrap", [lambda x: x, Doubled], ids=["array", "computed"])
+def test_axes_of_an_array_are_known_in_containers(Typed, wrap):
+    """They are bound by the array, or by what computes it."""
+    x = wrap(ramp(3))
+    made = Typed(x, {"a": ramp(2)})
+
+    assert type(made.replace(ts=wrap(ramp(3) + 1))).__name__ == Typed.__name__
+    with pytest.raises(TypeCheckError, match="table"):
+        Typed(x, {"a": ramp(3)})
+    with pytest.raises(TypeCheckError, match="table"):
+        made.replace(table={"a": ramp(3)})
+
+
+def test_axes_of_an_array_are_known_in_every_parameter():
+    """In tuples, trees, and what is no field."""
+    x, table = ramp(3), {"a": ramp(2)}
+    Interpolation(x, table, (ramp(6),), [x, {"a": x}], extra=x)
+
+    for name, value in {"parts": (x,), "tree": [x, ramp(2)], "extra": ramp(2)}.items():
+        with pytest.raises(TypeCheckError, match=f"'{name}'"):
+            Interpolation(x, table, **{name: value})
+
+
+@pytest.mark.parametrize("Typed", [Interpolation, OwnInterpolation])
+def test_an_axis_that_only_a_node_knows_is_not_checked(Typed):
+    """Nobody can say how long it is."""
+    assert Typed(Wrapped(ramp(3)), {"a": ramp(2)}).ts.value.shape == (3,)
