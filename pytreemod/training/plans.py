@@ -16,7 +16,7 @@ from pytreemod.transform.derivatives.chosen_leaves import trainable_mask
 from pytreemod.tree.nodes import Place, places
 from pytreemod.tree.paths import path_text, some_of
 from pytreemod.tree.prefixes import By
-from pytreemod.tree.selecting import Selector, as_selector, refuse_unmatched
+from pytreemod.tree.selecting import Selector, Spots, as_selector, refuse_unmatched
 from pytreemod.typing import PyTree, jtu
 
 # In the place of a rule's number: what is not trained, whatever the rule for it.
@@ -100,7 +100,7 @@ def make_plan(rules: Any, model: PyTree) -> RulePlan:
         ArgumentError: nothing is to be trained.
     """
     selectors, transformations = _selectors_of(rules), rules_of(rules)
-    spots = list(places(model))
+    spots = Spots(places(model))
     trained = trainable_mask(model, None, "Optimizer.init")
     picks = _picks(selectors, model, spots)
     labels: list[int] = []

@@ -13,7 +13,15 @@ from typing import Any
 from pytreemod.errors import SpecError, describe, explain
 from pytreemod.tree.nodes import children_of, places, record_of
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.selecting import Rule, Selector, as_bool, as_selector, ask, refuse_unmatched
+from pytreemod.tree.selecting import (
+    Rule,
+    Selector,
+    Spots,
+    as_bool,
+    as_selector,
+    ask,
+    refuse_unmatched,
+)
 from pytreemod.tree.stored_fields import reading_stored
 from pytreemod.typing import FilterSpec, IsLeaf, PyTree, class_of, jtu
 
@@ -64,7 +72,7 @@ class By(Rule):
         """
         if strict:
             refuse_unmatched(self.selectors, [tree], is_leaf)
-        spots = list(places(tree, is_leaf))
+        spots = Spots(places(tree, is_leaf))
         values: list[Any] = [None] * len(spots)
         # The first selector that picks a leaf wins: what is special stands before what is general.
         free = [True] * len(spots)

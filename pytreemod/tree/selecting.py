@@ -8,6 +8,7 @@ leaf-wise *and* of the masks of `a` and `b`, and so on. The functions that users
 
 from __future__ import annotations
 
+import functools as ft
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
@@ -112,7 +113,7 @@ class Selector(Rule):
         """
         # Once for the whole: a part that `pick` is asked of cannot know what it is combined with.
         refuse_unmatched([self], [tree], is_leaf)
-        return self.pick(list(places(tree, is_leaf)), tree, is_leaf)
+        return self.pick(Spots(places(tree, is_leaf)), tree, is_leaf)
 
     def __and__(self, other: Any) -> Selector:
         return _Both(self, as_selector(other))
@@ -148,7 +149,7 @@ def refuse_unmatched(
     unknown = [role for role in roles if role not in DECLARED_ROLES]
     if not patterns and not unknown:
         return
-    spots = [spot for tree in trees for spot in places(tree, is_leaf)]
+    spots = Spots(spot for tree in trees for spot in places(tree, is_leaf))
     for role in unknown:
         _refuse_misspelt(role, {spot.role for spot in spots})
     for pattern in patterns:
@@ -267,6 +268,27 @@ class _Term(Selector):
         return type(self), self._parts()
 
 
+class Spots(list[Place]):
+    """Places of leaves, with the names of their paths, which many selectors ask for."""
+
+    @ft.cached_property
+    def names(self) -> list[tuple[str, ...]]:
+        """The steps to each place, by name."""
+        return [step_names(spot.path) for spot in self]
+
+    @ft.cached_property
+    def below(self) -> dict[tuple[str, ...], list[int]]:
+        """The indices of the places at or below each path: what has no wildcards is looked up."""
+        found: dict[tuple[str, ...], list[int]] = {}
+        for i, (spot, names) in enumerate(zip(self, self.names, strict=True)):
+            for n in range(len(names) if spot.is_node else 0, len(names) + 1):
+                found.setdefault(names[:n], []).append(i)
+        return found
+
+
+_WILD = frozenset("*?[")
+
+
 class PathSelector(_Term):
     """Leaves whose path, or the path of a node above them, matches a pattern."""
 
@@ -280,7 +302,14 @@ class PathSelector(_Term):
 
     def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Leaves at or below a place whose path matches."""
-        return [matches(self.steps, step_names(spot.path), spot.is_node) for spot in spots]
+        index = spots if isinstance(spots, Spots) else Spots(spots)
+        if _WILD.intersection("".join(self.steps)):
+            pairs = zip(index.names, spots, strict=True)
+            return [matches(self.steps, names, spot.is_node) for names, spot in pairs]
+        picked = [False] * len(spots)
+        for i in index.below.get(self.steps, ()):
+            picked[i] = True
+        return picked
 
     def leads_to(self, path: tuple[Any, ...]) -> bool:
         """Whether the pattern matches a node or one above it, or names something below it."""
@@ -349,9 +378,10 @@ class AccessSelector(_Term):
         """Leaves at or below the nodes that the function returns."""
         found = locate(self.where, tree, is_leaf, "select.at(where)")
         # A node in the place of a leaf is meant by its own path, not by one above it.
-        starts = [target.path for target in found.targets]
+        starts = {target.path for target in found.targets}
+        lengths = {len(start) for start in starts}
         return [
-            any(s == (spot.path if spot.is_node else spot.path[: len(s)]) for s in starts)
+            spot.path in starts if spot.is_node else any(spot.path[:n] in starts for n in lengths)
             for spot in spots
         ]
 

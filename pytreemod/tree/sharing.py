@@ -9,11 +9,10 @@ stands at two places; not a bias of zeros that two layers happen to have in comm
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from itertools import combinations
 from typing import Any
 
 from pytreemod.tree.nodes import Place, places, record_of
-from pytreemod.typing import PyTree
+from pytreemod.typing import KeyPath, PyTree
 
 
 def places_of_shared(
@@ -45,14 +44,16 @@ def _is_one_parameter(group: Sequence[Place]) -> bool:
     if not all(any(record_of(node) is not None for node in place.nodes) for place in group):
         # Arrays in a plain container are an argument's, not a model's.
         return False
-    return group[0].leaf.ndim >= 2 or any(_one_layer(a, b) for a, b in combinations(group, 2))
+    return group[0].leaf.ndim >= 2 or _is_of_one_layer(group)
 
 
-def _one_layer(a: Place, b: Place) -> bool:
-    """Whether two leaves are in one record that stands at two places."""
-    # Two arrays of one record stand at one path up to it: that is no sharing.
-    above = {id(node): i for i, node in enumerate(a.nodes) if record_of(node) is not None}
-    return any(
-        id(node) in above and a.path[: above[id(node)]] != b.path[:i]
-        for i, node in enumerate(b.nodes)
-    )
+def _is_of_one_layer(group: Sequence[Place]) -> bool:
+    """Whether one record, which holds a leaf, stands at two places."""
+    paths: dict[int, KeyPath] = {}
+    for place in group:
+        for i, node in enumerate(place.nodes):
+            # Two arrays of one record have one path up to it: that is no sharing.
+            path = place.path[:i]
+            if record_of(node) is not None and paths.setdefault(id(node), path) != path:
+                return True
+    return False

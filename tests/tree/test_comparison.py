@@ -245,3 +245,14 @@ def test_check_refuses_a_node_in_itself():
         StructureError, match=r"got a node that contains itself\.\n  at \['a'\]\n  at \['a'\]\[0\]"
     ):
         pm.tree_check(tree)
+
+
+def test_tangents_of_integers_are_equal_by_their_shapes():
+    """Their dtype has no values, and NumPy compares none."""
+    one, other = (jax.grad(lambda n: n * 2.0, allow_int=True)(3) for _ in range(2))
+    three, four = (np.zeros(n, jax.dtypes.float0) for n in (3, 4))
+
+    for tolerances in ({}, {"rtol": 1e-3}):
+        assert pm.tree_equal((one, three), (other, three.copy()), **tolerances) is True
+        assert pm.tree_equal(three, four, **tolerances) is False
+    assert pm.tree_equal(three, np.zeros(3, bool)) is False

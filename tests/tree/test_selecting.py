@@ -12,6 +12,7 @@ import pytest
 import pytreemod as pm
 from pytreemod.errors import FrozenError, SpecError
 from pytreemod.tree.nodes import Place
+from tests.helpers.counting_calls import is_linear
 from tests.helpers.trees import Affine, Buffered, Holder, affine, every_tree, ramp
 
 
@@ -390,3 +391,12 @@ def test_several_selectors_are_joined_and_not_listed(several):
     text = r"\n  several of them are joined:\n      select\.path\(\"weight\"\) \| select\.path"
     with pytest.raises(SpecError, match=text):
         pm.filter({"a": 1}, ~pm.select.path("a") | several)
+
+
+def test_many_nodes_cost_by_their_number():
+    """Nodes by access, and rules by path: each was compared with each leaf."""
+    layers = [affine() for _ in range(160)]
+
+    assert is_linear(lambda n: lambda: pm.select.at(lambda x: [a.weight for a in x])(layers[:n]))
+    rules = [pm.by({**{f"[{i}].weight": i for i in range(n)}, ...: -1}) for n in range(161)]
+    assert is_linear(lambda n: lambda: rules[n](layers[:n]))

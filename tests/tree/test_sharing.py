@@ -7,6 +7,7 @@ import pytest
 import pytreemod as pm
 from pytreemod.errors import StructureError
 from pytreemod.tree.sharing import places_of_shared
+from tests.helpers.counting_calls import is_linear
 
 
 class Layer(pm.Module):
@@ -66,3 +67,20 @@ def test_tree_check_finds_shared_parameters():
     pm.tree_check([layer(bias=bias, scale=scale), layer(bias=bias, scale=scale)])
     with pytest.raises(StructureError, match=r"(?s)each parameter once.*at \[0\]\.weight.*\[1\]"):
         pm.tree_check([layer(weight), layer(weight)])
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        pm.tree_check,
+        lambda layers: pm.filter_grad(lambda layers: layers[0].weight.sum())(layers),
+        lambda layers: pm.trainable(layers),
+    ],
+    ids=["tree_check", "filter_grad", "trainable"],
+)
+def test_a_small_array_at_many_places_costs_by_their_number(use):
+    """A bias of zeros that all layers have: each pair of places was compared."""
+    bias = jnp.zeros(2)
+    layers = [layer(bias=bias, scale=jnp.ones(2)) for _ in range(400)]
+
+    assert is_linear(lambda n: lambda: use(layers[:n]), 100)

@@ -18,7 +18,7 @@ from pytreemod.tree.nodes import Place, RoleHere, children_of, record_of, stop_b
 from pytreemod.tree.paths import path_text, some_of
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By
-from pytreemod.tree.selecting import Selector
+from pytreemod.tree.selecting import Selector, Spots
 from pytreemod.typing import PyTree, class_of, jtu
 
 Path = tuple[Any, ...]
@@ -51,7 +51,7 @@ def choose_modules(
         except SpecError as error:
             # An access that is meant for another argument.
             errors.append(error)
-    places = [place for argument in arguments for place in argument.candidates]
+    places = Spots(place for argument in arguments for place in argument.candidates)
     for pattern in selector.paths():
         if not any(pattern.pick(places, None, None)):
             raise SpecError(_explain_none(where, repr(pattern), places))
@@ -166,11 +166,11 @@ class _Argument:
         self.inner = inner
         self.prefix: Path = path
         self.spots = list(_spots(inner, (), 0, RoleHere()))
-        self.candidates = [
+        self.candidates = Spots(
             Place(spot.path, spot.node, (), spot.role, is_node=True)
             for spot in self.spots
             if isinstance(spot.node, Module) and has_method(spot.node)
-        ]
+        )
         self.names: dict[Path, str] = {}
 
     def choose_modules(self, selector: Selector) -> None:

@@ -18,7 +18,7 @@ from pytreemod.tree.nodes import places
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.prefixes import mask_of
-from pytreemod.tree.selecting import Selector, as_selector, refuse_unmatched
+from pytreemod.tree.selecting import Selector, Spots, as_selector, refuse_unmatched
 from pytreemod.tree.snapshots import divide
 from pytreemod.tree.successions import keepers_in
 from pytreemod.tree.traits import traits_of
@@ -48,7 +48,7 @@ def trainable_mask(
         chosen: Sequence[bool] = [role != "buffer" for role in traits_of(treedef).roles]
     # One selector for several arguments: what it does not find in this one it finds in another.
     elif isinstance(wrt, Selector) and not strict:
-        chosen = wrt.pick(list(places(tree)), tree, None)
+        chosen = wrt.pick(Spots(places(tree)), tree, None)
     else:
         chosen = mask_of(wrt, tree, where=where, root=root)
     return [c and is_inexact_array(x) for c, x in zip(chosen, leaves, strict=True)]
