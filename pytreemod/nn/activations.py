@@ -31,8 +31,8 @@ from pytreemod.typing import AnyArray
 class PReLU(Module):
     r"""An activation whose negative side is learnt: $x > 0 \mathbin{?} x : a x$.
 
-    Computed in float32 or wider, returned in the dtype of x. Its derivative at zero is $a$, as
-    PyTorch's is.
+    Computed in float32 or wider, returned in the dtype of x, or as floats if x has integers. Its
+    derivative at zero is $a$, as PyTorch's is.
 
     Shapes:
         x: (..., *shape), where shape is that of init_alpha, and 1 stands for any size
@@ -49,7 +49,7 @@ class PReLU(Module):
     State and randomness: none.
 
     Raises:
-        ArgumentError: init_alpha is no real floating number, or x is not floating.
+        ArgumentError: init_alpha is no real floating number, or x has no real numbers.
         ShapeError: init_alpha cannot be broadcast to the trailing axes of x; or negative_slope has
             not the shape above.
 
@@ -88,7 +88,8 @@ class PReLU(Module):
         where = Title(self, "shape")
         (slope,) = own_arrays(where, negative_slope=self.shape)
         x = check_array(where, x)
-        check_floating(where, x)
+        if not jnp.issubdtype(x.dtype, jnp.integer):
+            check_floating(where, x)
         check_spread(where, x, self.shape)
         return prelu(x, slope)
 

@@ -36,6 +36,11 @@ from pytreemod.typing import Keys, untyped_jax
 
 KEY_CURE = ("Pass a random key:", "key=jax.random.key(0)")
 STATE_CURE = ("A State goes second, without a name:", "x, state = layer(x, state)")
+TRACED_CURE = (
+    "Which program is compiled depends on it, so it is a bool of Python, which filter_jit keeps:",
+    "pm.filter_jit(step)(model, x, inference=True)",
+    "model = nn.inference_mode(model)",
+)
 # A Module can be called, and so is taken for a function where either may stand. That shows only in
 # the call: the layer's arrays are labels then, or the input is a whole tree.
 TREE_CURE = (
@@ -209,7 +214,33 @@ def check_flag(where: str, value: Any) -> bool:
     """Accept True or False (NumPy's included); a traced or truthy value is a mistake."""
     if type(value) in (bool, np.bool_):
         return bool(value)
-    raise ArgumentError(explain(where, "True or False", describe(value)))
+    cure = TRACED_CURE if is_traced(value) else ()
+    raise ArgumentError(explain(where, "True or False", describe(value), cure=cure))
+
+
+def in_inference(where: TitleLike, own: Any, given: Any) -> bool:
+    """Whether a layer is in inference mode: as its call says, or else as its field does.
+
+    Args:
+        where: the layer's title.
+        own: the field.
+        given: what the call was given; None if nothing.
+
+    Returns:
+        True or False.
+
+    Raises:
+        ArgumentError: it is not known while the call is traced.
+
+    Examples:
+        >>> in_inference("Dropout(p=0.5)", True, None), in_inference("Dropout(p=0.5)", True, False)
+        (True, False)
+    """
+    value = own if given is None else given
+    if is_traced(value):
+        expected = "inference to be known while tracing"
+        raise ArgumentError(explain(str(where), expected, describe(value), cure=TRACED_CURE))
+    return bool(value)
 
 
 def renamed(where: str, old: str, value: Any, *new: str) -> Any:

@@ -24,6 +24,7 @@ from pytreemod.nn.arguments import (
     check_size,
     check_state,
     divide_key,
+    in_inference,
     named,
     renamed,
 )
@@ -73,8 +74,9 @@ class MultiheadAttention(StatefulLayer):
         query: (..., q_seq, query_size)
         key_: (..., kv_seq, key_size)
         value: (..., kv_seq, value_size)
-        mask: (q_seq, kv_seq), (num_heads, q_seq, kv_seq), or (..., num_heads, q_seq, kv_seq)
-        bias: what broadcasts to (..., num_heads, q_seq, kv_seq)
+        mask: (q_seq, kv_seq) or (..., num_heads, q_seq, kv_seq), where any size may be 1; without
+            batch axes the second one is (num_heads, q_seq, kv_seq)
+        bias: the same, or (kv_seq,), or a number
         lengths: (...)
         return: (..., q_seq, output_size); a pair with the State if one was passed in
 
@@ -327,7 +329,8 @@ class MultiheadAttention(StatefulLayer):
             state: with it, the sequences go on after what the cache has; queries, keys and values
                 are of the same places.
             bias: added to the products of queries and keys; or a function from the places of
-                queries, (..., q_seq), and keys, (..., kv_seq), to that.
+                queries, (..., q_seq), and keys, (..., kv_seq), to that, with the batch axes that
+                they have: none without a State.
             lengths: how many keys of each sequence count; all if None. What is found at the places
                 after them means nothing. In compiled code, less than none counts as none, and more
                 than there are as all.
@@ -363,28 +366,27 @@ class MultiheadAttention(StatefulLayer):
         if process_heads is not None:
             heads = _processed(where, process_heads, heads, cache)
         dropout = None
-        if not (
-            self.dropout.p == 0 or (self.dropout.inference if inference is None else inference)
-        ):
+        if self.dropout.p > 0 and not in_inference(where, self.dropout.inference, inference):
             dropout = partial(self._dropped, where, key)
+        lead = (*query.shape[:-2], self.num_heads)
         # With a cache the mask says all: a slot of a ring has another number than its place.
         if isinstance(state, State) and cache is not None:
             token: Any = self.cache
             seen = self._seen(heads, cache, lengths)
             turned, mask = self._turned(heads[0], seen.query_positions), seen.mask[..., None, :, :]
             heads = (turned, seen.keys, seen.values)
-            bias = _check_bias(where, bias, heads[0], *seen[-2:])
+            bias = _check_bias(where, bias, (*lead, *seen.mask.shape[-2:]), *seen[-2:])
             found = dot_product_attention(*heads, mask, bias=bias, dropout=dropout)
             if self.window is None:
                 found = nan_where_full(found, seen, lengths)
             state = state.set(token, seen.cache)
         else:
-            lead = (*query.shape[:-2], self.num_heads)
-            mask = _check_mask(where, mask, lead, query, key_)
+            wanted = (*lead, query.shape[-2], key_.shape[-2])
+            mask = _check_mask(where, mask, wanted)
             mask = _within(mask, lengths, key_.shape[-2])
             heads = (self._turned(heads[0]), self._turned(heads[1]), heads[2])
             places = (jnp.arange(x.shape[-2]) for x in (query, key_))
-            bias = _check_bias(where, bias, heads[0], *places)
+            bias = _check_bias(where, bias, wanted, *places)
             found = dot_product_attention(
                 *heads,
                 mask,
@@ -431,7 +433,15 @@ class MultiheadAttention(StatefulLayer):
         share, rest = divmod(self.query_size, self.num_heads)
         if rest != 0:
             expected = f"num_heads to divide query_size={self.query_size}, or a size of its own"
-            cure = ("If heads are to have another size, say which:", f"{name}={share}")
+            cure: Sequence[str] = (
+                "If heads are to have another size, say which:",
+                f"{name}={share}",
+            )
+            if share == 0:
+                swapped = f"num_heads={self.query_size}, query_size={self.num_heads}"
+                cure = ("The number of heads comes first:", f"MultiheadAttention({swapped})")
+            if share == 0 and self.num_heads % self.query_size:
+                cure = ()
             raise ArgumentError(explain(where, expected, f"num_heads={self.num_heads}", cure=cure))
         return share
 
@@ -548,15 +558,13 @@ class MultiheadAttention(StatefulLayer):
 
 
 def _check_sequence(where: Title, name: str, x: Any, size: int) -> Array:
-    """Require a floating array (..., seq, size)."""
+    """Require an array of real numbers (..., seq, size)."""
     x = check_array(where, x, name)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        cure: Sequence[str] = ("Convert it first:", f"{name} = {name}.astype(float)")
+    if not (jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(x.dtype, jnp.integer)):
+        cure: Sequence[str] = ()
         if x.dtype == jnp.bool_:
             cure = ("A mask comes fourth, or by name:", "layer(x, x, x, mask=mask)")
-        raise ArgumentError(
-            explain(str(where), f"{name} of a floating dtype", describe(x), cure=cure)
-        )
+        raise ArgumentError(explain(str(where), f"{name} of real numbers", describe(x), cure=cure))
     if x.ndim >= 2 and x.shape[-1] == size:
         return x
     cure = ()
@@ -607,30 +615,53 @@ def _processed(
     return query, key, value
 
 
-def _check_mask(
-    where: Title, mask: Any, lead: tuple[int, ...], query: Array, key_: Array
-) -> Array | None:
-    """Require a mask for all, for each head, or for each example and head, if there is one."""
+def _check_mask(where: Title, mask: Any, wanted: tuple[int, ...]) -> Array | None:
+    """Require booleans that are for all products, or as many axes as these have."""
     if mask is None:
         return None
     mask = check_array(where, mask, "mask")
     if mask.dtype != jnp.bool_:
-        cure: Sequence[str] = ("True is where a query may look:", "mask = mask.astype(bool)")
+        cure: Sequence[str] = ("1 is where a query may look, 0 where not:", "mask.astype(bool)")
+        if jnp.issubdtype(mask.dtype, jnp.floating):
+            cure = (
+                "0 to look and -inf not to look, as in PyTorch, is a bias; 1 and 0 are a mask:",
+                "layer(x, bias=mask)",
+                "layer(x, mask=mask.astype(bool))",
+            )
         expected = "mask of booleans"
         raise ArgumentError(explain(str(where), expected, describe(mask), cure=cure))
-    places = (query.shape[-2], key_.shape[-2])
-    # A dict, for without batch axes two of them are one, which the error names once.
-    wanted = dict.fromkeys([places, (*lead[-1:], *places), (*lead, *places)])
-    if mask.shape not in wanted:
-        cure = ()
-        if len(lead) > 1 and mask.shape == (*lead[:-1], *places):
-            cure = (
-                "It has no axis for heads; one that is the same for all of them:",
-                f"mask = jnp.repeat(mask[..., None, :, :], {lead[-1]}, axis=-3)",
-            )
-        expected = f"mask of shape {' or '.join(map(str, wanted))}"
-        raise ShapeError(explain(str(where), expected, describe(mask), cure=cure))
-    return mask
+    return _check_spread(where, "mask", mask, wanted, (2,))
+
+
+def _check_spread(
+    where: Title, name: str, x: Array, wanted: tuple[int, ...], fewer: Sequence[int]
+) -> Array:
+    """Require all axes of the products (*batch, heads, q_seq, kv_seq), or one of fewer numbers.
+
+    What an axis is for is decided by how many there are, and never by what sizes happen to be
+    equal: a batch of as many examples as there are heads is read as any other.
+    """
+    if x.ndim in (len(wanted), *fewer) and _spreads(x.shape, wanted):
+        return x
+    batch, heads, places = wanted[:-3], wanted[-3:-2], wanted[-2:]
+    lines: list[str] = []
+    if len(x.shape) == len(batch) + 2 and _spreads(x.shape, (*batch, *places)):
+        lines.append(f"{name} = {name}[..., None, :, :]  # one for each example, for all heads")
+    if len(x.shape) == 3 and _spreads(x.shape, (*heads, *places)):
+        new = ", ".join(["None"] * len(batch))
+        lines.append(f"{name} = {name}[{new}]  # one for each head, for all examples")
+    if not lines and x.shape == (*batch, places[1]):
+        lines.append(f"{name} = {name}[..., None, None, :]  # keys of each example")
+        if name == "mask":
+            lines.append("lengths=mask.sum(-1)  # where those that count come first")
+    cure = ("All axes are to be there, those of 1, too:", *lines) if lines else ()
+    expected = f"{name} of shape {places} or {wanted}, where any size may be 1"
+    raise ShapeError(explain(str(where), expected, describe(x), cure=cure))
+
+
+def _spreads(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    pairs = zip(shape[::-1], wanted[::-1], strict=False)
+    return len(shape) <= len(wanted) and all(size in (1, full) for size, full in pairs)
 
 
 def _within(mask: Array | None, lengths: Array | None, count: int) -> Array | None:
@@ -649,13 +680,15 @@ def _within(mask: Array | None, lengths: Array | None, count: int) -> Array | No
 
 
 def _check_bias(
-    where: Title, bias: Any, query: Array, places: Array, others: Array
+    where: Title, bias: Any, wanted: tuple[int, ...], places: Array, others: Array
 ) -> Array | None:
     """What is to be added to the products, for queries and keys at these places."""
     if bias is None:
         return None
+    by_places: tuple[int, ...] = ()
     if callable(bias):
-        bias = bias(places, others)
+        # Its axes are those of the places, which are the same for a whole batch without a cache.
+        bias, by_places = bias(places, others), (places.ndim + 2,)
     bias = check_array(where, bias, "bias")
     if not jnp.issubdtype(bias.dtype, jnp.floating):
         cure: Sequence[str] = ()
@@ -664,16 +697,7 @@ def _check_bias(
         raise ArgumentError(
             explain(str(where), "bias of a floating dtype", describe(bias), cure=cure)
         )
-    wanted = (*query.shape[:-3], query.shape[-2], query.shape[-3], others.shape[-1])
-    found = bias.shape
-    # From the end, as arrays broadcast: what has no axis of heads is for all of them.
-    fits = len(found) <= len(wanted) and all(
-        size in (1, full) for size, full in zip(found[::-1], wanted[::-1], strict=False)
-    )
-    if not fits:
-        expected = f"bias of a shape that broadcasts to {wanted}"
-        raise ShapeError(explain(str(where), expected, describe(bias)))
-    return bias
+    return _check_spread(where, "bias", bias, wanted, (0, 1, 2, *by_places))
 
 
 def _check_divides(where: str, kv_heads: Any, heads: int) -> int | None:

@@ -24,6 +24,7 @@ from pytreemod.nn.arguments import (
     check_kept,
     check_number,
     check_size,
+    in_inference,
     named,
     own_arrays,
     refuse_tree,
@@ -259,7 +260,7 @@ class BatchNorm(StatefulLayer):
         )
         mean, var = self._running(state)
         # Before any statistics are taken: inference needs no mapped axis.
-        if self.inference if inference is None else inference:
+        if in_inference(where, self.inference, inference):
             return rescale(x, mean, var), state
         if self.ema_first_time_index is not None:
             is_first = state.get(self.ema_first_time_index)

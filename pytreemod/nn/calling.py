@@ -84,6 +84,11 @@ def is_stateful(layer: Any) -> bool:
     return isinstance(layer, StatefulLayer) and layer.is_stateful()
 
 
+def requires_state(layer: Any) -> bool:
+    """Whether a layer, of whatever class, cannot be called without State."""
+    return isinstance(layer, StatefulLayer) and layer.needs_state()
+
+
 MARK = "_pytreemod_uses_key"
 
 
@@ -187,7 +192,7 @@ def call_layer(layer: Any, x: Any, state: Any, key: Any) -> tuple[Any, Any]:
         (1, <absent>)
     """
     options = {"key": key} if accepts_key(layer) else {}
-    if not is_stateful(layer):
+    if not is_stateful(layer) or (isinstance(state, Absence) and not requires_state(layer)):
         # Its signature is read only once it has failed: that takes as long as a small layer.
         try:
             return layer(x, **options), state

@@ -20,6 +20,7 @@ from pytreemod.nn.arguments import (
     check_key,
     check_number,
     check_state,
+    in_inference,
     named,
     renamed,
 )
@@ -167,7 +168,7 @@ class Dropout(StatefulLayer):
             inference = renamed(str(where), "deterministic", deterministic, "inference")
         check_state(where, state)
         out = check_array(where, x)
-        if self.p > 0 and not (self.inference if inference is None else inference):
+        if self.p > 0 and not in_inference(where, self.inference, inference):
             _check_axes(where, out, self.broadcast_dims)
             own_key, state = self._key(where, key, state)
             out = dropout(out, self.p, key=own_key, broadcast_dims=self.broadcast_dims)

@@ -18,6 +18,7 @@ from pytreemod.nn.calling import (
     call_layer,
     ignores_key,
     is_stateful,
+    requires_state,
     uses_key_if,
     wants_key,
 )
@@ -158,7 +159,7 @@ class Sequential(StatefulLayer):
         """
         check_state("Sequential(...)", state)
         for number, (layer, layer_key) in enumerate(zip(self.layers, self._keys(key), strict=True)):
-            if isinstance(state, Absence) and is_stateful(layer):
+            if isinstance(state, Absence) and requires_state(layer):
                 raise StateError(_state_missing(number, layer))
             x, state = call_layer(layer, x, state, layer_key)
         return x if isinstance(state, Absence) else (x, state)
@@ -207,6 +208,14 @@ class Sequential(StatefulLayer):
             True or False.
         """
         return any(is_stateful(layer) for layer in self.layers)
+
+    def needs_state(self) -> bool:
+        """Whether any of the layers cannot be called without State.
+
+        Returns:
+            True or False.
+        """
+        return any(requires_state(layer) for layer in self.layers)
 
 
 def _check_layers(where: str, layers: Any, more: Sequence[Any]) -> tuple[Callable[..., Any], ...]:

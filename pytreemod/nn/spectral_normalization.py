@@ -18,6 +18,7 @@ from pytreemod.nn.arguments import (
     check_key,
     check_number,
     check_size,
+    in_inference,
     is_traced,
     mapped_cure,
     named,
@@ -150,7 +151,7 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         refuse_label(where, f"{self.weight_name} to be an array", weight)
         state = required_state(where, state)
         u, v = self._vectors(weight, state)
-        if self.num_power_iterations and not (self.inference if inference is None else inference):
+        if self.num_power_iterations and not in_inference(where, self.inference, inference):
             u, v = power_iteration(
                 weight, u, v, num_iterations=self.num_power_iterations, eps=self.eps
             )

@@ -29,6 +29,7 @@ from pytreemod.nn.calling import (
     StatefulLayer,
     call_layer,
     is_stateful,
+    requires_state,
     uses_key_if,
     wants_key,
 )
@@ -127,7 +128,7 @@ class WeightNorm(StatefulLayer, Generic[_L]):
         """
         where = Title(self, "weight_name", "axis")
         check_state(where, state)
-        if isinstance(state, Absence) and is_stateful(self.layer):
+        if isinstance(state, Absence) and requires_state(self.layer):
             raise StateError(_state_missing(where, self.layer))
         if key is not None and not isinstance(key, InitKeys):
             check_key("WeightNorm(...)", key)
@@ -164,6 +165,14 @@ class WeightNorm(StatefulLayer, Generic[_L]):
             True or False.
         """
         return is_stateful(self.layer)
+
+    def needs_state(self) -> bool:
+        """Whether the layer cannot be called without State.
+
+        Returns:
+            True or False.
+        """
+        return requires_state(self.layer)
 
 
 def _check_axis(where: str, axis: Any, weight: Any) -> int | None:

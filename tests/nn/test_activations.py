@@ -55,3 +55,22 @@ def test_the_shape_goes_with_the_slopes():
     """What replaces it is a tuple, as the constructor keeps it."""
     with pytest.raises(ArgumentError, match=r"^PReLU\(shape\): expected \(2,\), got \[2\]"):
         nn.PReLU().replace(shape=[2])
+
+
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.uint8])
+def test_integers_give_floats(dtype):
+    """As in Equinox."""
+    low = -4 if dtype == jnp.int32 else 4
+    out = nn.PReLU()(jnp.array([low, 8], dtype))
+
+    assert out.dtype == jnp.float32
+    assert out.tolist() == [-1.0 if low < 0 else 4.0, 8.0]
+
+
+@pytest.mark.parametrize("dtype", [bool, complex])
+def test_what_has_no_sign_is_refused(dtype):
+    """Booleans and complex numbers."""
+    with pytest.raises(
+        ArgumentError, match=r"^PReLU\(shape=\(\)\): expected x of a floating dtype"
+    ):
+        nn.PReLU()(jnp.ones(3, dtype))

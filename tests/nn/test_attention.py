@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, RngError, ShapeError
+from pytreemod.errors import ArgumentError, RngError, ShapeError, describe
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -99,8 +99,100 @@ def test_masks_for_all_for_heads_and_for_examples():
 
     each = jax.vmap(layer)(x, x, x, mask)
     assert_close(layer(x, x, x, mask), each)
-    assert_close(layer(x, mask=mask[0]), jnp.stack([layer(x[i], mask=mask[0]) for i in range(3)]))
+    same = jnp.stack([layer(x[i], mask=mask[0]) for i in range(3)])
+    assert_close(layer(x, mask=mask[:1]), same)
     assert_close(layer(x, mask=mask[0, 0])[1], layer(x[1], mask=jnp.asarray([mask[0, 0]] * 2)))
+
+
+@pytest.mark.parametrize("implementation", [None, "xla"])
+@pytest.mark.parametrize("is_mask", [True, False])
+@pytest.mark.parametrize("axes", [(0, 0), (0, 1), (1, 0), (1, 1), (None, 0), (None, 1)], ids=str)
+def test_what_an_axis_is_for_is_decided_by_how_many_there_are(axes, is_mask, implementation):
+    """With as many examples as heads: for each of both, or one that is 1; example by example."""
+    layer, x = make(2, 4, implementation=implementation), jnp.asarray(wave(2, 5, 4))
+    whole = wave(2, 2, 5, 5)
+    given = whole if axes[0] is not None else whole[0]
+    for axis, is_one in zip((-4, -3), axes, strict=True):
+        given = given.take([0], axis) if is_one else given
+    value = jnp.asarray((given > 0) | np.eye(5, dtype=bool) if is_mask else given)
+    name = "mask" if is_mask else "bias"
+    each = jnp.broadcast_to(value, whole.shape)
+
+    def alone(i):
+        return layer(x[i], **{name: each[i]})
+
+    if axes[0] is None:
+        assert_close(layer(x[1], **{name: value}), alone(1))
+        assert_close(jax.vmap(lambda x: layer(x, **{name: value}))(x)[0], alone(0))
+    else:
+        assert_close(layer(x, **{name: value}), jnp.stack([alone(0), alone(1)]))
+
+
+@pytest.mark.parametrize("name", ["mask", "bias"])
+def test_three_axes_are_not_guessed_for_a_batch(name):
+    """Of examples or of heads, whatever their sizes; each line that is shown does what it says."""
+    layer, x = make(), jnp.asarray(wave(2, 5, 4))
+    given = jnp.asarray(wave(2, 5, 5))
+    given = given > -1 if name == "mask" else given
+    with pytest.raises(ShapeError, match=f"expected {name} of shape") as caught:
+        layer(x, **{name: given})
+
+    assert str(caught.value) == (
+        f"MultiheadAttention(num_heads=2, query_size=4): expected {name} of shape (5, 5) or "
+        f"(2, 2, 5, 5), where any size may be 1, got {describe(given)}.\n"
+        "  All axes are to be there, those of 1, too:\n"
+        f"      {name} = {name}[..., None, :, :]  # one for each example, for all heads\n"
+        f"      {name} = {name}[None]  # one for each head, for all examples"
+    )
+    each = layer(x, **{name: given[..., None, :, :]})
+    assert_close(each[1], layer(x[1], **{name: given[1]}))
+    assert_close(layer(x, **{name: given[None]})[1], layer(x[1], **{name: given}))
+
+
+def test_a_mask_of_keys_is_told_the_axes_it_lacks():
+    """As PyTorch's key padding mask; both lines that are shown give the same."""
+    layer, x = make(), jnp.asarray(wave(3, 5, 4))
+    mask = jnp.asarray(np.arange(5) < np.array([[2], [5], [3]]))
+    with pytest.raises(ShapeError, match=r"None, None, :\]  # keys(.|\n)*lengths=mask\.sum"):
+        layer(x, mask=mask)
+
+    assert_close(layer(x, mask=mask[..., None, None, :]), layer(x, lengths=mask.sum(-1)))
+
+
+def test_a_mask_that_is_added_is_a_bias():
+    """As PyTorch's of floats: what the error says is what the mask of booleans gives."""
+    layer, x = make(), jnp.asarray(wave(5, 4))
+    added = jnp.where(jnp.tril(jnp.ones((5, 5), bool)), 0.0, -jnp.inf)
+    with pytest.raises(ArgumentError, match=r"-inf not to look, (.|\n)*layer\(x, bias=mask\)"):
+        layer(x, mask=added)
+
+    assert_close(layer(x, bias=added), layer(x, is_causal=True))
+
+
+def test_integers_are_computed_with():
+    """As in Equinox: in the dtype of the weights."""
+    layer, x = make(), jnp.arange(20).reshape(5, 4) % 7
+    with jax.numpy_dtype_promotion("standard"):
+        out = layer(x)
+
+    assert out.dtype == jnp.float32
+    assert_close(out, layer(x.astype(float)))
+
+
+@pytest.mark.parametrize("inference", [True, False])
+def test_inference_is_known_while_tracing(inference):
+    """With the lines that make it so; a value of Python is."""
+    layer, x = make(2, 4, dropout_p=0.5), jnp.asarray(wave(5, 4))
+
+    def call(inference):
+        return layer(x, key=KEY, inference=inference)
+
+    with pytest.raises(
+        ArgumentError, match=r"expected inference to be known while tracing, got bo"
+    ) as e:
+        jax.jit(call)(inference)
+    assert "nn.inference_mode(model)" in str(e.value)
+    assert_close(jax.jit(call, static_argnums=0)(inference), call(inference))
 
 
 def test_causal_masks_hide_what_comes_later():
@@ -287,6 +379,12 @@ def test_queries_and_keys_are_normalized_by_heads(name):
         ),
         ((2, 4), {"output_size": True}, r"\(output_size\): expected an integer .*, got True"),
         ((3, 4), {}, r"\(qk_size\): .*divide query_size=4, or .*, got num_heads=3(.|\n)*qk_size=1"),
+        (
+            (512, 8),
+            {},
+            r"\(qk_size\): .*, got num_heads=512(.|\n)*Attention\(num_heads=8, query_size=512\)$",
+        ),
+        ((5, 2), {}, r"\(qk_size\): .*, or a size of its own, got num_heads=5\.$"),
         ((3, 4), {"qk_size": 2}, r"\(vo_size\): expected num_heads to divide(.|\n)*vo_size=1"),
         ((2, 4), {"vo_size": -1}, r"\(vo_size\): expected an integer of at least 0, got -1"),
         ((2, 4), {"use_key_bias": 1}, r"\(use_key_bias\): expected True or False, got 1"),
@@ -357,7 +455,7 @@ X, KEYS = jnp.ones((3, 4)), jnp.ones((5, 4))
         ),
         (
             lambda f: f(X[None], mask=jnp.ones((1, 3, 3), bool)),
-            r"mask of shape \(3, 3\) or \(2, 3, 3\) or \(1, 2, 3, 3\), got bool(.|\n)*repeat",
+            r"mask of shape \(3, 3\) or \(1, 2, 3, 3\), where .*, got bool(.|\n)*\.\.\., None, :",
         ),
         (
             lambda f: f(X, process_heads=lambda q, k, v: (q, k)),
@@ -370,7 +468,7 @@ X, KEYS = jnp.ones((3, 4)), jnp.ones((5, 4))
         ),
         (
             lambda f: f(X, bias=jnp.ones((2, 4, 3))),
-            r"bias of a shape that broadcasts to \(2, 3, 3\), got f32\[2,4,3\]",
+            r"bias of shape \(3, 3\) or \(2, 3, 3\), where any size may be 1, got f32\[2,4,3\]",
         ),
         (lambda f: f(X, lengths=jnp.ones(2, int)), r"lengths of shape \(\), one for each sequence"),
         (
@@ -393,12 +491,16 @@ def test_shapes_that_do_not_go_together(call, text):
     [
         (lambda f: f("x"), r"query to be an array, got 'x'(.|\n)*jnp\.asarray\(query\)$"),
         (lambda f: f(X, {"a": 1.0}), r"key_ to be an array, got(.|\n)*lambda _: labels$"),
-        (lambda f: f(X.astype(int)), r"query of a floating dtype, got i32(.|\n)*astype\(float\)$"),
-        (lambda f: f(X, X > 0), r"key_ of a floating dtype, got bool\[3,4\](.|\n)*mask=mask"),
+        (lambda f: f(X.astype(complex)), r"query of real numbers, got c64"),
+        (lambda f: f(X, X > 0), r"key_ of real numbers, got bool\[3,4\](.|\n)*mask=mask"),
         (lambda f: f(X, KEY), r"key_ to be an array of numbers, got key<fry>\[\](.|\n)*key=key"),
         (
             lambda f: f(X, X, X, jnp.ones((3, 3))),
-            r"mask of booleans, got f32(.|\n)*astype\(bool\)$",
+            r"mask of booleans, got f32(.|\n)*bias=mask(.|\n)*mask=mask\.astype\(bool\)\)$",
+        ),
+        (
+            lambda f: f(X, X, X, jnp.ones((3, 3), int)),
+            r"mask of booleans, got i32(.|\n)*0 where not:\n *mask\.astype\(bool\)$",
         ),
         (lambda f: f(X, bias=X > 0), r"bias of a floating dtype, got bool(.|\n)*mask=mask"),
         (lambda f: f(X, bias="alibi"), r"bias to be an array, got 'alibi'"),

@@ -279,3 +279,18 @@ def test_an_older_name_of_inference_is_taken_with_a_warning(key):
     with pytest.warns(UserWarning, match=text):
         out = nn.Dropout(0.5)(jnp.ones(3), deterministic=True)
     assert out.tolist() == [1.0] * 3
+
+
+def test_inference_is_known_while_tracing():
+    """A traced value is refused with what to write, in a call and in the constructor."""
+    layer = nn.Dropout(0.5)
+    with pytest.raises(
+        ArgumentError, match=r"^Dropout\(p=0\.5\): expected inference to be known"
+    ) as e:
+        jax.jit(lambda flag: layer(jnp.ones(3), inference=flag))(True)
+    assert "pm.filter_jit(step)(model, x, inference=True)" in str(e.value)
+    with pytest.raises(
+        ArgumentError, match=r"expected True or False, got bool\[\](.|\n)*inference_mode"
+    ):
+        jax.jit(lambda flag: nn.Dropout(0.5, flag)(jnp.ones(3)))(True)
+    assert layer(jnp.ones(3), inference=jnp.array(True)).tolist() == [1, 1, 1]

@@ -114,6 +114,21 @@ def test_lengths_may_be_of_any_integers(dtype):
         layer(x[:, :2], lengths=lengths.astype(dtype))
 
 
+@pytest.mark.parametrize("batch", [4, 3])
+def test_a_bias_by_places_without_heads_is_refused_for_a_batch(batch):
+    """As many examples as heads were taken for the heads; any other number was refused."""
+
+    def away(query, key):
+        return -jnp.abs(query[..., :, None] - key[..., None, :]).astype(float)
+
+    layer, state = make((batch,))
+    x = jnp.asarray(wave(batch, 3, 8))
+    with pytest.raises(ShapeError, match=r"bias\[\.\.\., None, :, :\]  # one for each example"):
+        layer(x, state=state.restored(), bias=away)
+    found, _ = layer(x, state=state.restored(), bias=lambda q, k: away(q, k)[..., None, :, :])
+    assert_close(found, layer(x, bias=away))
+
+
 def test_a_window_never_is_full():
     """It keeps a ring of its own size, however long the sequence gets."""
     layer, state = make(window=3)
@@ -380,7 +395,7 @@ X = jnp.ones((3, 8))
         (
             {"bias": lambda q, k: jnp.ones(5)},
             ShapeError,
-            r"broadcasts to \(4, 3, 6\), got f32\[5\]",
+            r"bias of shape \(3, 6\) or \(4, 3, 6\), .* got f32\[5\]",
         ),
         ({"state": KEY}, ArgumentError, r"a State, got key"),
         (

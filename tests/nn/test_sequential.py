@@ -312,3 +312,35 @@ def test_layers_that_are_no_list_are_told_to_be_one(key):
         nn.Sequential(one, two)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ArgumentError, match=r"got 2 arguments"):
         nn.Sequential([one], [two])  # pyright: ignore[reportArgumentType]
+
+
+def cached():
+    """Attention that can do without State."""
+    return nn.MultiheadAttention(2, 4, is_causal=True, cache_size=6, key=jax.random.key(0))
+
+
+CONTAINERS = {
+    "Sequential": lambda: nn.Sequential([cached(), nn.Identity()]),
+    "nested": lambda: nn.Sequential([nn.Sequential([cached()])]),
+    "Stack": lambda: nn.Sequential([nn.Stack.from_layers([cached()])]),
+    "Ensemble": lambda: nn.Sequential(
+        [nn.Ensemble.from_members([cached()]), nn.Lambda(jnp.squeeze)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_layers_that_can_do_without_state_do_so(name):
+    """As alone, wherever they are; with State they go on."""
+    net, state = pm.make_with_state(CONTAINERS[name])()
+    x = jnp.arange(12.0).reshape(3, 4) / 12
+    found, _ = net(x, state)
+
+    assert net.is_stateful()
+    assert not net.needs_state()
+    assert_close(net(x), found)
+    assert_close(net(x), cached()(x))
+    mixed = nn.Sequential([net, nn.BatchNorm(4)])
+    assert mixed.needs_state()
+    with pytest.raises(StateError, match=r"BatchNorm"):
+        mixed(x)

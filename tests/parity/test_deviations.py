@@ -362,6 +362,28 @@ def test_a_mask_of_numbers_is_refused():
     assert_close(ours(x, x, x, added == 0), theirs(x, x, x, added == 0))
 
 
+def test_norms_and_rotary_embeddings_refuse_integers():
+    """Equinox rounds what they give to integers; the other layers compute with them in both."""
+    x = jnp.arange(8).reshape(2, 4)
+    cases = {
+        "LayerNorm": ((4,), x[0]),
+        "RMSNorm": ((4,), x[0]),
+        "GroupNorm": ((1, 4), x[0]),
+        "RotaryPositionalEmbedding": ((4,), x),
+    }
+    for name, (sizes, one) in cases.items():
+        theirs, ours = (getattr(lib.nn, name)(*sizes) for lib in (equinox, pytreemod))
+        with jax.numpy_dtype_promotion("standard"):
+            assert theirs(one).dtype == jnp.int32
+
+        with pytest.raises(TypeError, match=r"expected x of a floating dtype, got i32"):
+            ours(one)
+    with jax.numpy_dtype_promotion("standard"):
+        theirs, ours = (lib.nn.MultiheadAttention(2, 4, key=KEY) for lib in (equinox, pytreemod))
+        assert_close(ours(x, x, x), theirs(x, x, x))
+        assert_close(pytreemod.nn.PReLU()(x - 4), equinox.nn.PReLU()(x - 4))
+
+
 def test_every_base_of_rotary_embeddings_has_its_own_angles():
     """Equinox keeps one table for each size and dtype, whatever the base; pytreemod keeps none."""
     x = ramp(5, 10)  # A size that no other test has.

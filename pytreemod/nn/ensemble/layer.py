@@ -15,7 +15,7 @@ import jax
 from pytreemod.errors import ArgumentError, StateError, explain
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import check_key, check_size, named
-from pytreemod.nn.calling import StatefulLayer, uses_key_if, wants_key
+from pytreemod.nn.calling import StatefulLayer, needs_state, uses_key_if, wants_key
 from pytreemod.nn.ensemble.inputs import Inputs
 from pytreemod.nn.ensemble.sharing import (
     alike,
@@ -208,6 +208,14 @@ class Ensemble(StatefulLayer, Generic[_M]):
         if isinstance(self.member, StatefulLayer):
             return self.member.is_stateful()
         return bool(tokens_of(self.member))
+
+    def needs_state(self) -> bool:
+        """Whether the members cannot be called without State.
+
+        Returns:
+            True or False.
+        """
+        return self.is_stateful() and needs_state(self.member)
 
     @classmethod
     def from_members(

@@ -178,9 +178,7 @@ class Stack(StatefulLayer, Generic[_L]):
         """
         title, depth = self._title(), self.depth
         # Layers that can do without State do so, where none is given.
-        is_stateful = self.is_stateful() and not (
-            isinstance(state, Absence) and not needs_state(self.layer)
-        )
+        is_stateful = self.needs_state() if isinstance(state, Absence) else self.is_stateful()
         check_second(title, self.is_stateful(), state)
         extra = check_further(title, per_layer, same)
         if same or extra:
@@ -222,6 +220,14 @@ class Stack(StatefulLayer, Generic[_L]):
         if isinstance(self.layer, StatefulLayer):
             return self.layer.is_stateful()
         return bool(tokens_of(self.layer))
+
+    def needs_state(self) -> bool:
+        """Whether the layers cannot be called without State.
+
+        Returns:
+            True or False.
+        """
+        return self.is_stateful() and needs_state(self.layer)
 
     @classmethod
     def from_layers(
