@@ -16,7 +16,7 @@ from pytreemod.transform.compilation.programs import Program, Signature
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.partitioning import partition
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.predicates import is_abstract
+from pytreemod.tree.predicates import is_abstract, is_array
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.tree.traces import run_again
 from pytreemod.typing import PyTree, jtu
@@ -66,16 +66,22 @@ class _MakeJaxpr(Transformed):
         return "filter_make_jaxpr"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        jaxpr, result = _trace(self.fn, args, kwargs)
-        return jaxpr, *partition(result, is_abstract)
+        # Inside of the trace: a struct that the function returns is no array of the program.
+        jaxpr, parts = _trace(self.fn, args, kwargs, lambda out: partition(out, is_array))
+        return jaxpr, *parts
 
 
-def _trace(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, PyTree]:
-    """The jaxpr of a call, and its result with shapes for arrays."""
+def _trace(
+    fn: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    finish: Callable[[Any], Any] = lambda out: out,
+) -> tuple[Any, PyTree]:
+    """The jaxpr of a call, and its result, finished, with shapes for arrays."""
     arrays, structure = divide((args, kwargs), is_abstract)
 
     def run(*values: Any) -> Any:
-        return pack(call_watched(fn, *structure.assemble(values)))
+        return pack(finish(call_watched(fn, *structure.assemble(values))))
 
     jaxpr, packed = jax.make_jaxpr(run, return_shape=True)(*arrays)
     return jaxpr, unpack(packed)

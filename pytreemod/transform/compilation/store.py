@@ -157,9 +157,9 @@ class Store:
 
     __slots__ = ("__weakref__", "entries", "logs", "options", "reference")
 
-    def __init__(self, reference: Callable[[], Any] | None, options: Options):
+    def __init__(self, reference: Callable[[], Any] | None, options: Any):
         self.reference = reference
-        self.options = options
+        self.options: Options = options
         self.entries: dict[tuple[Any, ...], Entry] = {}
         # By name: callables that are pytrees share a store.
         self.logs: dict[str, TraceLog] = {}
@@ -212,10 +212,14 @@ class Store:
             entry.jitted = self._jit(run, options)
         else:
             entry.jitted = self._jit_laid_out(run, options, entry, assigned)
+        return self.keep(entry)
+
+    def keep(self, entry: Entry) -> Entry:
+        """The entry, or the one that another thread has made for the same key."""
         if len(self.entries) >= MAX_ENTRIES:
             # A list, for another thread may add one in between.
-            self.entries.pop(next(iter(list(self.entries)), key), None)
-        return self.entries.setdefault(key, entry)
+            self.entries.pop(next(iter(list(self.entries)), entry.key), None)
+        return self.entries.setdefault(entry.key, entry)
 
     def answers(
         self,
@@ -339,8 +343,13 @@ _lock = threading.Lock()
 _FUNCTIONS = (type(is_array), type(len), type)
 
 
-def store_for(fn: Any, options: Options) -> Store:
-    """The store of a function under these options; a function of its own for odd callables."""
+def store_for(fn: Any, options: Any) -> Store:
+    """The store of a function under these options; one of its own for odd callables.
+
+    Args:
+        fn: the function.
+        options: how it is compiled: `Options`, or what another transform has in their place.
+    """
     try:
         hash(options)
     except TypeError:

@@ -355,7 +355,8 @@ def _after_failure(array: Any, passed: Any) -> Any:
     if array.dtype == bool:
         return array | passed
     if jnp.issubdtype(array.dtype, jnp.integer):
-        return array + passed.astype(array.dtype)
+        # Of Python's numbers, so that a weak type stays weak.
+        return array + jnp.where(passed, 1, 0)
     return jnp.zeros_like(array)
 
 

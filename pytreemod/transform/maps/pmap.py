@@ -23,7 +23,7 @@ from pytreemod.transform.boundary.wrapping import (
 )
 from pytreemod.transform.compilation.donation import without_warning
 from pytreemod.transform.compilation.stages import Lowered, TracedCall, as_structs
-from pytreemod.transform.compilation.store import Entry
+from pytreemod.transform.compilation.store import Entry, store_for
 from pytreemod.transform.maps.vmap import (
     ON_AXIS_0,
     MapOptions,
@@ -43,11 +43,12 @@ _DONATE = ("all", "warn", "none")
 class _Pmapped(Vmapped):
     """A function under `filter_pmap`."""
 
-    __slots__ = ("pmapped",)
+    __slots__ = ("store",)
 
     def __init__(self, fn: Callable[..., Any], options: MapOptions):
         super().__init__(fn, options)
-        self.pmapped: dict[Any, Entry] = {}
+        # By the function, as that of `filter_jit`: made anew in a loop, it finds what was compiled.
+        self.store = store_for(fn, ("filter_pmap", options))
 
     @classmethod
     def transform_name(cls) -> str:
@@ -107,17 +108,18 @@ class _Pmapped(Vmapped):
         try:
             # The axes, too: a spec may ask the shapes of arrays, which are not in the key.
             key = (split_call(head, args, kwargs)[1], axes)
-            if key not in self.pmapped:
+            entry = self.store.entries.get(key)
+            if entry is None:
                 entry = Entry(key, quiet=self.options.donate == "all")
                 entry.jitted = self._pmap(head, args, kwargs, axes, counted)
                 # In a list of their own: the same for all members.
                 own = len(divide(head)[0])
                 entry.separate = lambda arrays: (arrays[:own], arrays[own:])
-                self.pmapped[key] = entry
+                entry = self.store.keep(entry)
         except TypeError as error:
             named = named_arguments(self.names, args, kwargs)
             raise unhashable([*(("function", fn) for fn in head), *named], error) from error
-        return self.pmapped[key]
+        return entry
 
     def _pmap(
         self,
@@ -130,11 +132,12 @@ class _Pmapped(Vmapped):
         out_axes = self.options.out_axes
         structure = divide((head, args, kwargs))[1]
         treatments = [axis for axis in self.treatments if axis is None or axis >= 0]
-        plain: Any = self.fn
+        # Not the function itself, which what is kept for it must not keep alive.
+        reference: Any = self.store.reference
 
         def run(own: list[Any], values: list[Any]) -> Grouped:
             head, args, kwargs = structure.assemble(own + values[: len(values) - counted])
-            result = reaping(head[0] if head else plain)(*args, **kwargs)
+            result = reaping(head[0] if head else reference())(*args, **kwargs)
             return group_by_axis("filter_pmap(out_axes)", result, out_axes, treatments)
 
         run.__name__ = run.__qualname__ = function_name(self.fn)

@@ -172,3 +172,14 @@ def test_the_function_may_be_given_by_keyword():
 def test_a_converted_function_prints_by_its_name():
     """And not by its address."""
     assert repr(pm.filter_closure_convert(double, ramp(2))) == "<filter_closure_convert of double>"
+
+
+def test_a_struct_in_the_result_is_no_output_of_the_program():
+    """One that the function returns is static, as all that it does not compute."""
+    struct = jax.ShapeDtypeStruct((3,), jnp.float32)
+
+    jaxpr, dynamic, static = pm.filter_make_jaxpr(lambda x: (2 * x, struct, "a"))(struct)
+
+    assert len(jaxpr.jaxpr.outvars) == len(jax.tree.leaves(dynamic)) == 1
+    assert dynamic[1:] == (None, None)
+    assert static == (None, struct, "a")

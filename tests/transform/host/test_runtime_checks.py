@@ -957,3 +957,16 @@ def test_what_is_no_float_goes_on_as_it_is(dtype):
             assert values == [1, 0]
         jax.effects_barrier()
         assert seen.pop() == x.tolist()
+
+
+@pytest.mark.parametrize("value", [1, 1.5, 1j, True, np.int8(3), np.uint8(250), np.float16(1)])
+@pytest.mark.parametrize("on_error", ["raise", "nan"])
+def test_a_weak_type_stays_weak(value, on_error):
+    """`x` comes back as it was, so that it promotes as it would without the check."""
+
+    def check(x, pred):
+        return pm.error_if(x, pred, "no", on_error=on_error)
+
+    x, fine = jnp.asarray(value), jnp.asarray(False)
+    for checked in (jax.jit(check)(x, fine), jax.vmap(check, (None, 0))(x, fine[None])):
+        assert (checked.dtype, checked.weak_type) == (x.dtype, x.weak_type)

@@ -1,5 +1,8 @@
 """filter_pmap."""
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -332,3 +335,49 @@ def test_a_lowered_pmap_runs_for_arguments_like_those_it_was_lowered_for():
         ArgumentError, match=r"(?s)^compiled <lambda>: .*pm\.filter_pmap\(<lambda>\)"
     ):
         compiled(ramp(4), "twice")
+
+
+def test_made_anew_it_is_traced_once():
+    """As in a training loop: by the function, whatever transforms it has; by its options."""
+    traces = []
+
+    def loss(weight, x):
+        traces.append(x.shape)
+        return ((weight * x) ** 2).sum()
+
+    for _ in range(3):
+        pm.filter_pmap(pm.filter_grad(loss), in_axes=(None, 0))(jnp.ones(2), ramp(4, 2))
+        pm.filter_pmap(loss, in_axes=(None, 0))(jnp.ones(2), ramp(4, 2))
+        pm.filter_pmap(affine(), in_axes=0)(ramp(4, 3))
+    assert len(traces) == 2
+
+    other = pm.filter_pmap(loss, in_axes=(None, 0), out_axes=None)
+    assert other(jnp.ones(2), ramp(4, 2)).shape == ()
+    assert len(traces) == 3
+
+
+def test_what_is_compiled_goes_with_the_function():
+    """Nothing that is kept for it keeps it alive."""
+
+    def fn(x):
+        return 2 * x
+
+    pm.filter_pmap(fn)(ramp(4, 2))
+    reference = weakref.ref(fn)
+    del fn
+    gc.collect()
+
+    assert reference() is None
+
+
+def test_a_function_with_another_spec_is_another():
+    """Axes of arguments and results belong to what is compiled."""
+
+    def fn(x):
+        return x
+
+    x = ramp(4, 4)
+    for in_axes in (0, 1, 0):
+        for out_axes in (0, 1, 0):
+            expected = pm.filter_vmap(fn, in_axes=in_axes, out_axes=out_axes)(x)
+            assert_close(pm.filter_pmap(fn, in_axes=in_axes, out_axes=out_axes)(x), expected)
