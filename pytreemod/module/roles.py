@@ -21,10 +21,11 @@ from pytreemod.tree.nodes import (
     Place,
     StandsFor,
     children_of,
+    leaves_shown,
     places,
     record_of,
 )
-from pytreemod.tree.paths import path_text, some_of, step_name
+from pytreemod.tree.paths import path_text, step_name
 from pytreemod.tree.prefixes import mask_of
 from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.surgery import replace_at
@@ -186,13 +187,12 @@ def _check_role(role: Any) -> None:
 
 
 def _refuse_nothing(selector: Any, spots: list[Place]) -> NoReturn:
-    shown = some_of([path_text(spot.path) for spot in spots])
     raise SpecError(
         explain(
             "with_role(selector)",
             "a selector that picks at least one leaf",
             f"none, by {selector!r}",
-            cure=f"the tree has: {shown or 'no leaves'}",
+            cure=leaves_shown(spots),
         )
     )
 

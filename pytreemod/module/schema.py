@@ -107,6 +107,7 @@ class Schema(AbstractRecord):
         self.refusal: str | None = None
         self.custom_init = False
         self.computes, self.is_hole = hasattr(cls, "__computes__"), hasattr(cls, "__is_hole__")
+        self.is_unfinished = hasattr(cls, "__is_unfinished__")
         self.written_setattr: Callable[..., None] | None = None
         self.checks: tuple[Callable[[Any], Any], ...] = ()
         self.can_wait = False

@@ -22,7 +22,7 @@ import inspect
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -246,13 +246,17 @@ class Deferral:
 class Unfinished(Module, is_abstract=True):
     """Comes before the class of an unfinished instance.
 
+    The names of its fields say in paths what it is.
+
     Fields:
-        _given: the arguments of `__init__` that have arrays in them
-        _deferral: the others, and what is missing
+        unfinished_arguments: the arguments of `__init__` that have arrays in them
+        unfinished_sizes: the others, and what is missing
     """
 
-    _given: dict[str, Any]
-    _deferral: Deferral = field(static=True)
+    unfinished_arguments: dict[str, Any]
+    unfinished_sizes: Deferral = field(static=True)
+
+    __is_unfinished__: ClassVar[bool] = True
 
     def __init__(self, *args: Any, **kwargs: Any):
         # Python calls it after `__new__`; that of the class has to wait.
@@ -260,16 +264,20 @@ class Unfinished(Module, is_abstract=True):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Ask who materializes: there is nobody else to answer."""
-        whom = self._deferral.whom
+        whom = self.unfinished_sizes.whom
         if whom is None:
             raise UnfinishedError(_text_of_call(self))
         return whom(self, args, kwargs)
+
+    def replace(self, /, **changes: Any) -> Any:
+        """Refuse it: the fields are not there yet."""
+        raise UnfinishedError(_text_of_replacing(self, changes))
 
     def __pdoc__(self, **kwargs: Any) -> Any:
         """As it was called, but for the arrays."""
         import wadler_lindig as wl
 
-        deferral = self._deferral
+        deferral = self.unfinished_sizes
         shown: dict[str, Any] = dict.fromkeys(deferral.missing) | dict(deferral.told)
         parameters = inspect.signature(deferral.cls).parameters
         pairs = [
@@ -286,8 +294,13 @@ class Unfinished(Module, is_abstract=True):
         )
 
     def __reduce__(self) -> Any:
-        deferral = self._deferral
-        return restore_unfinished, (deferral.cls, self._given, deferral.told, deferral.missing)
+        deferral = self.unfinished_sizes
+        return restore_unfinished, (
+            deferral.cls,
+            self.unfinished_arguments,
+            deferral.told,
+            deferral.missing,
+        )
 
 
 def is_unfinished(node: object) -> bool:
@@ -297,9 +310,9 @@ def is_unfinished(node: object) -> bool:
 
 def asking(node: Any, whom: Callable[[Any, Any, Any], Any]) -> Any:
     """A copy of an unfinished instance that asks somebody at a call."""
-    deferral = node._deferral
+    deferral = node.unfinished_sizes
     made = Deferral(deferral.cls, deferral.told, deferral.missing, whom)
-    return _make(node._given, made)
+    return _make(node.unfinished_arguments, made)
 
 
 def with_given(node: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
@@ -309,7 +322,7 @@ def with_given(node: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) ->
         UnfinishedError: more was done to the instance than to hold it, which would be lost.
     """
     _check_untouched(node)
-    return _make(change(node._given), node._deferral)
+    return _make(change(node.unfinished_arguments), node.unfinished_sizes)
 
 
 def count_axes(node: Any) -> int:
@@ -317,7 +330,7 @@ def count_axes(node: Any) -> int:
 
     So many times were several made as one.
     """
-    return node._given[_AXES].ndim - 1
+    return node.unfinished_arguments[_AXES].ndim - 1
 
 
 def sizes_by_call(node: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -328,11 +341,11 @@ def sizes_by_call(node: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> d
         UnfinishedError: a rule fails, for an axis is not there.
         TypeError: the call does not fit `__call__`.
     """
-    deferral = node._deferral
+    deferral = node.unfinished_sizes
     cls = deferral.cls
     call = inspect.signature(cls.__call__).bind(node, *args, **kwargs)
     call.apply_defaults()
-    known = {**dict(deferral.told), **node._given, **call.arguments}
+    known = {**dict(deferral.told), **node.unfinished_arguments, **call.arguments}
     rules = getattr(cls.__init__, RULES).rules
     return {name: _apply(cls, name, rules[name], known) for name in deferral.missing}
 
@@ -367,8 +380,8 @@ def finish(node: Any, sizes: dict[str, Any]) -> Any:
     Raises:
         UnfinishedError: `__init__` takes another number of keys than it took with another size.
     """
-    deferral = node._deferral
-    arguments = {**dict(deferral.told), **node._given, **sizes}
+    deferral = node.unfinished_sizes
+    arguments = {**dict(deferral.told), **node.unfinished_arguments, **sizes}
     opened = [(name, part) for name, part in arguments.items() if _is_reserve(part)]
     supplies = [reserve.open() for _, reserve in opened]
     arguments |= {name: supply for (name, _), supply in zip(opened, supplies, strict=True)}
@@ -435,13 +448,36 @@ def _set_aside(cls: Any, arguments: dict[str, Any], missing: tuple[str, ...]) ->
     return arguments | {name: part.set_aside(counts[name]) for name, part in supplies.items()}
 
 
+def by_trial(tree: Any, read: Callable[[Any], Any]) -> Any:
+    """What is read of a tree whose unfinished instances are made with a size of our own.
+
+    Args:
+        tree: any tree.
+        read: called under a trace; what it gives is to hold no array.
+    """
+    found: list[Any] = []
+
+    def make(node: Any) -> Any:
+        if not is_unfinished(node):
+            return node
+        return finish(node, dict.fromkeys(node.unfinished_sizes.missing, _TRIAL))
+
+    def trial(tree: Any) -> None:
+        while any(map(is_unfinished, jtu.tree_leaves(tree, is_leaf=is_unfinished))):
+            tree = jtu.tree_map(make, tree, is_leaf=is_unfinished)
+        found.append(read(tree))
+
+    jax.eval_shape(lambda: trial(tree))
+    return found[0]
+
+
 def _field_by_trial(node: Any, size: int, name: str) -> Any:
     """A field of what would be made with a size, taken apart; arrays as their shapes."""
     found: list[Any] = []
 
     def trial() -> None:
-        value = getattr(finish(node, dict.fromkeys(node._deferral.missing, size)), name)
-        leaves, treedef = jtu.tree_flatten(value)
+        sizes = dict.fromkeys(node.unfinished_sizes.missing, size)
+        leaves, treedef = jtu.tree_flatten(getattr(finish(node, sizes), name))
         found.append(([_shape_of(leaf) for leaf in leaves], treedef))
 
     jax.eval_shape(trial)
@@ -461,7 +497,7 @@ def _build(cls: Any, arguments: dict[str, Any]) -> Any:
 
 def _make(given: dict[str, Any], deferral: Deferral) -> Any:
     made = _class_for(deferral.cls)
-    values = {"_given": given, "_deferral": deferral}
+    values = {"unfinished_arguments": given, "unfinished_sizes": deferral}
     return made.__record__.finish(make_record(made, values))
 
 
@@ -556,7 +592,7 @@ _CURE = (
 
 
 def _text_of_call(node: Any) -> str:
-    deferral = node._deferral
+    deferral = node.unfinished_sizes
     return explain(
         _title(deferral),
         f"{_list(deferral.missing)} to be known before it is called",
@@ -566,7 +602,7 @@ def _text_of_call(node: Any) -> str:
 
 
 def _text_of_reading(node: Any, name: str) -> str:
-    deferral = node._deferral
+    deferral = node.unfinished_sizes
     return explain(
         f"{deferral.cls.__qualname__}.{name}",
         f"{_list(deferral.missing)} to be known before it is read",
@@ -575,10 +611,21 @@ def _text_of_reading(node: Any, name: str) -> str:
     )
 
 
+def _text_of_replacing(node: Any, changes: dict[str, Any]) -> str:
+    deferral = node.unfinished_sizes
+    return explain(
+        f"{deferral.cls.__qualname__}.replace",
+        f"{_list(deferral.missing)} to be known before fields are replaced",
+        f"{', '.join(f'{name}={describe(new)}' for name, new in changes.items())} for an "
+        "unfinished Module",
+        cure=_CURE,
+    )
+
+
 def _check_untouched(node: Any) -> None:
     layout = class_of(node).__record__.split(node)
-    is_other = class_of(node) is not _class_for(node._deferral.cls)
-    if is_other or {*layout.data, *layout.config} != {"_given", "_deferral"}:
+    is_other = class_of(node) is not _class_for(node.unfinished_sizes.cls)
+    if is_other or {*layout.data, *layout.config} != {"unfinished_arguments", "unfinished_sizes"}:
         refuse_unfinished("what was done before materialize", node)
 
 

@@ -10,6 +10,7 @@ from jaxtyping import Array
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.reading import is_computed, ties_of
 from pytreemod.module.ties import untie
+from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.tree.nodes import children_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_inexact_array
@@ -30,12 +31,14 @@ def weight_by_name(where: str, layer: Any, name: Any) -> Array:
 
     Raises:
         ArgumentError: there is no such array, or it is complex.
+        UnfinishedError: the layer lacks a size.
 
     Examples:
         >>> from types import SimpleNamespace
         >>> weight_by_name("Half(name)", SimpleNamespace(weight=jnp.ones(3)), "weight").shape
         (3,)
     """
+    refuse_unfinished(where, layer)
     weight: Any = getattr(layer, name, None) if isinstance(name, str) else None
     if not is_inexact_array(weight):
         expected = f"the name of a weight in {type(layer).__name__}"

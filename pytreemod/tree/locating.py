@@ -23,8 +23,15 @@ from itertools import product
 from typing import Any, NamedTuple, NoReturn
 
 from pytreemod.errors import AccessError, SpecError, describe, explain
-from pytreemod.tree.nodes import AbstractRecord, children_of, places, record_of, stop_below
-from pytreemod.tree.paths import parse_pattern, path_text, some_of, step_names
+from pytreemod.tree.nodes import (
+    AbstractRecord,
+    children_of,
+    leaves_shown,
+    places,
+    record_of,
+    stop_below,
+)
+from pytreemod.tree.paths import parse_pattern, path_text, step_names
 from pytreemod.tree.pending import PENDING, AbstractSource
 from pytreemod.tree.stored_fields import reading_stored, stored
 from pytreemod.typing import IsLeaf, PyTree, Where, class_of, jtu
@@ -339,13 +346,12 @@ def _locate_pattern(pattern: str, tree: PyTree, name: str) -> Found:
     steps = parse_pattern(pattern)
     targets = tuple(_matching(steps, _reached(steps, 0), tree, ()))
     if not targets:
-        has = some_of([path_text(spot.path) for spot in places(tree)])
         raise SpecError(
             explain(
                 name,
                 "a path that is in the tree",
                 f"{pattern!r}, which matches no node",
-                cure=f"the tree has: {has or 'no leaves'}",
+                cure=leaves_shown(list(places(tree))),
             )
         )
     return Found(targets, single=len(targets) == 1)

@@ -9,12 +9,12 @@ room knows no Module, only records.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import is_
 from typing import Any, NamedTuple
 
 from pytreemod.errors import SpecError, describe, explain
-from pytreemod.tree.paths import step_name
+from pytreemod.tree.paths import path_text, some_of, step_name
 from pytreemod.tree.pending import FLAT
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import IsLeaf, PyTree, class_of, jtu
@@ -34,6 +34,8 @@ class AbstractRecord(ABC):
     # Whether an instance stands for an array that is computed from it, or for what is elsewhere.
     computes = False
     is_hole = False
+    # Whether the nodes and leaves of an instance are not yet those that it will have.
+    is_unfinished = False
 
     @abstractmethod
     def names(self, node: Any) -> tuple[str, ...]:
@@ -209,6 +211,16 @@ class RoleHere(NamedTuple):
         below = [(steps[1:], given_role) for steps, given_role in given if steps[0] == name]
         role = next((given_role for steps, given_role in below if not steps), role)
         return RoleHere(role, tuple(item for item in below if item[0]))
+
+
+def leaves_shown(spots: Sequence[Place]) -> list[str]:
+    """The leaves that a tree has, for an error; with what to do where more are to come."""
+    shown = [f"the tree has: {some_of([path_text(s.path) for s in spots]) or 'no leaves'}"]
+    above = [record_of(node) for spot in spots for node in spot.nodes]
+    if any(record is not None and record.is_unfinished for record in above):
+        cure = "a layer lacks a size: give it, or finish the model first:"
+        shown = [f"{shown[0]}; {cure}", "model = pm.materialize(model, x)"]
+    return shown
 
 
 def places(tree: PyTree, is_leaf: IsLeaf = None) -> Iterator[Place]:

@@ -20,8 +20,16 @@ import numpy as np
 
 from pytreemod.errors import FrozenError, SpecError, describe, explain
 from pytreemod.tree.locating import locate
-from pytreemod.tree.nodes import DECLARED_ROLES, Place, children_of, is_of, places, record_of
-from pytreemod.tree.paths import matches, parse_pattern, path_text, some_of, step_names
+from pytreemod.tree.nodes import (
+    DECLARED_ROLES,
+    Place,
+    children_of,
+    is_of,
+    leaves_shown,
+    places,
+    record_of,
+)
+from pytreemod.tree.paths import matches, parse_pattern, path_text, step_names
 from pytreemod.typing import IsLeaf, PyTree, Tracer, Where, jtu
 
 
@@ -162,8 +170,7 @@ def refuse_unmatched(
             _refuse_tied(pattern, reached)
         if reached:
             continue
-        shown = some_of([path_text(spot.path) for spot in spots])
-        cure, meant = [f"the tree has: {shown or 'no leaves'}"], _meant_by(pattern, spots)
+        cure, meant = leaves_shown(spots), _meant_by(pattern, spots)
         if meant is not None:
             cure = [f"{cure[0]}; perhaps it is", repr(meant)]
         raise SpecError(

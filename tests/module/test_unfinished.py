@@ -349,3 +349,20 @@ def test_ten_thousand_instances_need_one_class():
         layer = copy.copy(layer)
     assert type(Scale()) is type(layer)
     assert len(Scale.__subclasses__()) == before
+
+
+def test_a_field_is_not_replaced_and_paths_say_what_is_unfinished():
+    """No name of a field of ours is asked for."""
+    layer = pm.nn.Linear(None, 2, key=KEY)
+
+    with pytest.raises(UnfinishedError, match=r"Linear\.replace: (.|\n)*pm\.materialize"):
+        layer.replace(weight=X)
+    for use in (
+        lambda: pm.tree_at("layers[0].weight", pm.nn.Sequential([layer]), X),
+        lambda: pm.select.path("layers[0].weight")(pm.nn.Sequential([layer])),
+        lambda: pm.with_role(pm.nn.Sequential([layer]), "layers[0].weight", "buffer"),
+    ):
+        with pytest.raises(SpecError, match=r"lacks a size: give it, or finish(.|\n)*materialize"):
+            use()
+    names = [name.partition(".")[0] for name in (*pm.named_leaves(layer), *vars(layer))]
+    assert {*names} == {"unfinished_arguments", "unfinished_sizes"}

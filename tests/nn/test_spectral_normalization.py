@@ -7,7 +7,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, RngError, ShapeError
+from pytreemod.errors import ArgumentError, RngError, ShapeError, UnfinishedError
 from pytreemod.module.classes import Module
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
@@ -256,3 +256,9 @@ def test_a_weight_that_is_not_that_of_the_vectors_is_refused(key):
         other = pm.tree_at(lambda m: m.layer.weight, layer, jnp.ones(shape))
         with pytest.raises(ShapeError, match=text % shown):
             other(jnp.ones(3), state)
+
+
+def test_a_layer_that_lacks_a_size_is_refused():
+    """Its weight is not there yet."""
+    with pytest.raises(UnfinishedError, match="expected a finished model, got 1 Module without a"):
+        nn.SpectralNorm(nn.Linear(None, 2, key=jax.random.key(0)), "weight", key=jax.random.key(0))

@@ -8,7 +8,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, ShapeError, StateError
+from pytreemod.errors import ArgumentError, ShapeError, StateError, UnfinishedError
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -233,3 +233,9 @@ def test_lengths_that_do_not_go_with_the_weight_are_refused(key):
     )
     with pytest.raises(ShapeError, match=r"expected g of shape \(2, 1, 1\)(.|\n)*filter_vmap"):
         layers(jnp.ones(3))
+
+
+def test_a_layer_that_lacks_a_size_is_refused():
+    """Its weight is not there yet."""
+    with pytest.raises(UnfinishedError, match="expected a finished model, got 1 Module without a"):
+        nn.WeightNorm(nn.Linear(None, 2, key=jax.random.key(0)))

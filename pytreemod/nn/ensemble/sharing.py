@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytreemod.errors import ArgumentError, SpecError, StateError, describe, explain
+from pytreemod.module.unfinished import by_trial, is_unfinished, refuse_unfinished
 from pytreemod.state.tokens import is_token, with_fields
 from pytreemod.state.values import State
 from pytreemod.tree.kinds import are_one
@@ -19,7 +20,7 @@ from pytreemod.tree.nodes import Place, places
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.selecting import Selector, as_selector
-from pytreemod.typing import class_of, jtu
+from pytreemod.typing import KeyPath, class_of, jtu
 
 WHERE = "Ensemble(shared)"
 
@@ -122,9 +123,19 @@ def shared_paths(member: Any, selector: Any) -> tuple[str, ...]:
     Raises:
         SpecError: it is no selector, or picks no array, or all that could differ.
         StateError: it picks a token.
+        UnfinishedError: it picks a part of a layer that lacks a size.
     """
     if selector is None:
         return ()
+    highest = by_trial(member, lambda member: _highest_of(member, selector))
+    for path, node in jtu.tree_leaves_with_path(member, is_leaf=is_unfinished):
+        if is_unfinished(node) and any(at[: len(path)] == path != at for at in highest):
+            refuse_unfinished(WHERE, member)
+    return tuple(map(path_text, highest))
+
+
+def _highest_of(member: Any, selector: Any) -> dict[KeyPath, None]:
+    """The highest nodes of which a selector picks everything."""
 
     def mark(node: Any) -> Any:
         return with_fields(node, {"init": _Value()}) if is_token(node) else node
@@ -139,7 +150,7 @@ def shared_paths(member: Any, selector: Any) -> tuple[str, ...]:
     others = [spot.path for spot, hit in rows if not hit]
     if not picked or not others:
         _refuse_amount(selector, [path_text(spot.path) for spot, _ in rows], bool(picked))
-    return tuple(dict.fromkeys(path_text(_highest(path, others)) for path in picked))
+    return dict.fromkeys(_highest(path, others) for path in picked)
 
 
 def _as_selector(spec: Any) -> Selector:

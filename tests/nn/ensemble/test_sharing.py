@@ -6,7 +6,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, SpecError, StateError
+from pytreemod.errors import ArgumentError, SpecError, StateError, UnfinishedError
 from pytreemod.nn.ensemble.sharing import (
     Common,
     alike,
@@ -146,3 +146,32 @@ def test_paths_are_paths():
     for wrong in ("first", ["first"], (3,), nn.Linear):
         with pytest.raises(ArgumentError, match=r"where: expected a tuple of paths"):
             check_shared("where", wrong)
+
+
+def lacking(key, size=None):
+    """A member of which a layer lacks a size, unless it is given."""
+    keys = jax.random.split(key)
+    return nn.Sequential([nn.Linear(size, 2, key=keys[0]), nn.LayerNorm(2), nn.Lambda(jnp.tanh)])
+
+
+@pytest.mark.parametrize(
+    "selector",
+    ["layers[0]", "layers[1]", nn.Linear, pm.select.type(nn.LayerNorm), pm.select.path("*.0.**")],
+)
+def test_what_lacks_a_size_is_shared_as_a_whole(selector):
+    """Or is each member's own: as where the sizes are written out."""
+    x = jnp.ones(3)
+    made = nn.Ensemble(lacking, 2, key=KEY, shared=selector)
+    written = nn.Ensemble(lambda key: lacking(key, 3), 2, key=KEY, shared=selector)
+
+    assert made.shared == written.shared == pm.materialize(made, x).shared
+    pairs = zip(*map(jax.tree.leaves, (pm.materialize(made, x), written)), strict=True)
+    for found, expected in pairs:
+        assert jnp.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("selector", ["layers[0].weight", "**.bias"])
+def test_a_part_of_what_lacks_a_size_is_not_shared(selector):
+    """It is not there yet, and would be forgotten."""
+    with pytest.raises(UnfinishedError, match=r"Ensemble\(shared\): (.|\n)*layers\[0\]: Linear"):
+        nn.Ensemble(lacking, 2, key=KEY, shared=selector)
