@@ -129,7 +129,11 @@ class DamagedFileWarning(UserWarning):
 
 
 class LostUpdateWarning(UserWarning):
-    """A State was used up inside a transform, and what replaced it does not come out."""
+    """A State was used up, and what replaced it is lost.
+
+    Inside a transform: it does not come out. Outside: it came out of a jitted call, was neither
+    read nor passed on, and the same function is called with the old State again.
+    """
 
 
 class SharedParameterWarning(UserWarning):

@@ -34,8 +34,9 @@ class Stateful(Module, Generic[_M]):
     **Use.** `out, net = net(x)` calls the model with its State, if it has any, and gives the
     output and the net to go on with; what is called otherwise than by `net(...)` goes through
     `apply`. A net whose State the call changed is used up, as a State is, for what the call did
-    would be lost. A call that fails, or changes no State, leaves the net as it was; where something
-    else failed after it, `restored` is the way back.
+    would be lost; so is a net whose successor came out of a function under `filter_jit`. A call
+    that fails, or changes no State, leaves the net as it was; where something else failed after it,
+    `restored` is the way back.
 
     **Laws.** `net(x)` is `out, stateful(model, state)` where `out, state = model(x, state=state)`,
     and the compiled programs of both are the same.

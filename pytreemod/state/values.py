@@ -526,6 +526,7 @@ class State(AbstractKeeper):
         if name != "_values":
             raise AttributeError(f"'State' object has no attribute {name!r}", name=name, obj=self)
         kept = cast("Snapshot", self._kept)
+        kept.take()
         self._values = kept.structure.assemble(kept.arrays)._values
         # It has nodes of unknown kinds: later on, nothing would tell if the snapshot still holds.
         if kept.paths is None:
@@ -538,7 +539,12 @@ class State(AbstractKeeper):
         if kept is None or (kept.containers and not kept.is_current()):
             kept, may_keep = take_snapshot(self)
             self._kept = kept if may_keep else None
+        elif type(kept) is not Snapshot:
+            kept.take()
         return kept
+
+    def __kept__(self) -> Snapshot | None:
+        return self._kept
 
     def __usable__(self) -> bool:
         return not self._used

@@ -242,6 +242,10 @@ class AbstractKeeper(ABC):
         """A function `(structure, arrays) -> node` that makes one like this, pending."""
 
     @abstractmethod
+    def __kept__(self) -> Snapshot | None:
+        """Its snapshot, if there is one by now."""
+
+    @abstractmethod
     def __usable__(self) -> bool:
         """Whether it may still be flattened."""
 
@@ -273,7 +277,8 @@ class Snapshot(AbstractSource):
     if it will have nodes of unknown kinds, and so cannot be remembered once it is built.
     """
 
-    __slots__ = ("arrays", "containers", "paths", "structure")
+    # The last three are set by `deliveries` alone, which makes it one of its own class.
+    __slots__ = ("arrays", "containers", "delivery", "passed", "paths", "spent", "structure")
 
     def __init__(
         self,
@@ -286,6 +291,10 @@ class Snapshot(AbstractSource):
         self.structure = structure
         self.containers = containers
         self.paths = paths
+
+    def take(self) -> bool:
+        """Note that what it is of is read or passed on, and say if it may be: see `deliveries`."""
+        return True
 
     def read(self, node: Any, name: str) -> None:
         """Fill `node` in, all of it: the arrays are there, and one field costs most of the rest."""
@@ -301,7 +310,7 @@ class Snapshot(AbstractSource):
             # What another thread has read from it already stays the same object.
             fields.setdefault(name, value)
         if self.paths is not None:
-            found = [_follow(node, path) for path in self.paths]
+            found = [reached(node, path) for path in self.paths]
             kept = tuple(_contents(container) for container in found)
             fields[SNAPSHOT] = Snapshot(self.arrays, self.structure, kept)
         # Last: who finds the record no longer pending takes it for complete.
@@ -337,6 +346,8 @@ def snapshot_of(node: Any) -> Snapshot:
     # What is pending may be a stand-in as well, whose source has no arrays.
     if type(kept) is Snapshot:
         return kept
+    if isinstance(kept, Snapshot) and kept.take():
+        return kept
     kept = fields.get(SNAPSHOT)
     if kept is not None and (not kept.containers or kept.is_current()):
         return kept
@@ -354,7 +365,8 @@ def _contents(container: Any) -> tuple[Any, Any, Any]:
     return container, None, tuple(container)
 
 
-def _follow(node: Any, path: _Path) -> Any:
+def reached(node: Any, path: _Path) -> Any:
+    """What is at a path, by Python's means."""
     for key in path:
         if record_of(node) is not None:
             node = stored(node, key.name)

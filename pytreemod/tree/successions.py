@@ -47,6 +47,14 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         _watches.stack.pop()
 
+    def pass_on(self) -> None:
+        """Afterwards: tell the watch around this one what happened."""
+        outer = outer_watch()
+        if outer is not None:
+            outer.advanced |= self.advanced
+            for keeper in self.came_in:
+                outer.note_used(keeper)
+
     def note_used(self, keeper: AbstractKeeper) -> None:
         """A keeper was used up."""
         if _has(self.parts, keeper):

@@ -29,7 +29,6 @@ from pytreemod.tree.successions import (
     advanced,
     is_keeper,
     keepers_in,
-    outer_watch,
 )
 
 
@@ -61,15 +60,11 @@ def tell_lost_updates(
     lost += [old for old in given if _is_left_behind(old, after, watch.advanced)]
     for old in lost:
         _tell(fn, args, kwargs, old)
-    # After the warnings: a function further out may drop what has come out of this one.
-    outer = outer_watch()
-    if outer is not None:
-        outer.advanced |= watch.advanced
-        # The transform around makes keepers of its own, too: markers are what they have in common.
-        for old in watch.came_in:
-            outer.advanced.update(*(advanced(old, new) for new in after))
-            # If it was not even made there, it came from further out still.
-            outer.note_used(old)
+    # After the warnings: a function further out may drop what has come out of this one. The
+    # transform around makes keepers of its own, too: markers are what they have in common.
+    for old in watch.came_in:
+        watch.advanced.update(*(advanced(old, new) for new in after))
+    watch.pass_on()
 
 
 def _is_followed(old: AbstractKeeper, after: Iterable[AbstractKeeper]) -> bool:

@@ -136,7 +136,11 @@ class Jitted(Transformed):
             self._catch_up(entry, arrays, args, kwargs, packed)
         # As `unpack`, without the call of it.
         ((plan, values),) = packed.items()
-        return plan.build(values)
+        if entry.successions is None:
+            return plan.build(values)
+        result = plan.build(values)
+        entry.successions.note(self.fn, args, kwargs, result)
+        return result
 
     def _call_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args, kwargs = self.placed(args, kwargs)
@@ -150,7 +154,13 @@ class Jitted(Transformed):
             raise
         if entry.unseen:
             self._catch_up(entry, arrays, args, kwargs, packed)
-        return unpack(packed)
+        return self._unpacked(entry, args, kwargs, packed)
+
+    def _unpacked(self, entry: Entry, args: Any, kwargs: Any, packed: Any) -> Any:
+        result = unpack(packed)
+        if entry.successions is not None:
+            entry.successions.note(self.fn, args, kwargs, result)
+        return result
 
     def _catch_up(
         self, entry: Entry, arrays: list[Any], args: Any, kwargs: Any, packed: Any
@@ -187,7 +197,8 @@ class Jitted(Transformed):
             with entry.making():
                 # Part of another program, or no program at all: nobody can listen to it here.
                 if _runs_later(arrays) or cast("Any", jax.config).jax_disable_jit:
-                    return unpack(entry.jitted(*arguments))
+                    packed = entry.jitted(*arguments)
+                    return self._unpacked(entry, args, kwargs, packed)
                 if entry.unseen:
                     entry.look(arguments)
                 else:
@@ -201,7 +212,7 @@ class Jitted(Transformed):
         except (RuntimeError, ValueError, TypeError) as error:
             self._fail(entry, arrays, args, kwargs, error)
             raise
-        return unpack(packed)
+        return self._unpacked(entry, args, kwargs, packed)
 
     def placed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

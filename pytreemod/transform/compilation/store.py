@@ -18,7 +18,7 @@ import jax
 from pytreemod.transform.boundary.argument_specs import Assigned
 from pytreemod.transform.boundary.packing import pack
 from pytreemod.transform.boundary.shared_parameters import Twins, knowing, twins_among
-from pytreemod.transform.boundary.sowing import is_collecting, reaping
+from pytreemod.transform.boundary.sowing import Sown, is_collecting, reaping
 from pytreemod.transform.boundary.wrapping import function_name, in_words_of, parameters_of
 from pytreemod.transform.compilation.donation import (
     Donation,
@@ -36,10 +36,12 @@ from pytreemod.transform.compilation.shardings import (
     has_functions,
 )
 from pytreemod.transform.compilation.static_arguments import give_back
+from pytreemod.transform.compilation.successors import Successions, successions_in
 from pytreemod.transform.host.runtime_checks import begin_making, checks_in, end_making
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure, divide
+from pytreemod.tree.successions import Watch
 
 MAX_ENTRIES = 4096
 """With as many static variants a program does nothing but compile; the oldest goes."""
@@ -81,6 +83,7 @@ class Entry:
         "key",
         "quiet",
         "separate",
+        "successions",
         "unseen",
     )
 
@@ -89,6 +92,8 @@ class Entry:
         self.quiet = quiet
         self.jitted: Any = None
         self.separate: Callable[[list[Any]], tuple[list[Any], list[Any]]] | None = None
+        # Which States among the arguments are replaced by a call; None if none is.
+        self.successions: Successions | None = None
         self.checks: frozenset[str] = frozenset()
         # Whether a call may not be made again: it gives arrays away, or does more than compute.
         self.is_once = False
@@ -312,8 +317,14 @@ class Store:
             if static:
                 args, kwargs = give_back(static, names, args, kwargs)
             fn = head[0] if reference is None else reference()
-            with knowing(twins, values):
+            with knowing(twins, values), Watch() as watch:
                 result = reaping(fn)(*args, **kwargs)
+            watch.pass_on()
+            given, returned = (
+                (head, args, kwargs),
+                result.result if type(result) is Sown else result,
+            )
+            entry.successions = successions_in(name, names, given, returned, watch)
             return pack(result) if out is None else out.pack(result)
 
         run.__name__ = run.__qualname__ = name

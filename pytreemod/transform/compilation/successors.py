@@ -1,0 +1,176 @@
+"""States that a jitted function replaces, and callers who go on with the old ones.
+
+Inside of a trace a State that was used up refuses, and an update that does not come out is found
+(see `boundary.lost_updates`). But the State that was passed to a compiled function would be as good
+after the call as before, and a loop that forgets what comes back (`_ = step(model, state, x)`)
+would train without it in silence. So a trace says which of the arguments have successors in the
+result: mostly none, and then a call does nothing more. After each call
+
+- a net (of `stateful`) is used up: it promises that an old one refuses;
+- a State notes which function has had it, and what came out, whether anybody reads it or passes it
+  on. Where nobody has, and the function gets the old one again, the update was lost: a warning,
+  once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from pytreemod.errors import LostUpdateWarning, explain, warn
+from pytreemod.transform.boundary.wrapping import argument_name
+from pytreemod.tree.deliveries import Delivery, Way, deliver, passed, use_up, way_to
+from pytreemod.tree.nodes import places
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.snapshots import AbstractKeeper
+from pytreemod.tree.successions import Watch, advanced, is_keeper
+from pytreemod.typing import PyTree
+
+
+class _Found(NamedTuple):
+    """A keeper in a tree."""
+
+    keeper: AbstractKeeper
+    path: tuple[Any, ...]
+    way: Way
+    is_net: bool
+
+
+class _Pair:
+    """A keeper among the arguments, and its successors in the result."""
+
+    __slots__ = ("is_net", "place", "root", "successors", "tokens", "way")
+
+    def __init__(self, root: int | str | None, place: str, old: _Found):
+        # The argument's index or name; None for the function itself.
+        self.root = root
+        self.way, self.is_net = old.way, old.is_net
+        self.place = place
+        self.successors: list[Way] = []
+        self.tokens: list[str] = []
+
+
+class Successions:
+    """Which arguments of a function have successors in its result."""
+
+    __slots__ = ("name", "pairs")
+
+    def __init__(self, name: str, pairs: Sequence[_Pair]):
+        self.name = name
+        self.pairs = pairs
+
+    def note(self, fn: Any, args: Sequence[Any], kwargs: dict[str, Any], result: PyTree) -> None:
+        """Note what was passed to a call, and what came out.
+
+        Warns:
+            LostUpdateWarning: a State was passed before, and nobody looked at what came out.
+        """
+        for pair in self.pairs:
+            root = pair.root
+            tree: Any = (
+                fn if root is None else args[root] if isinstance(root, int) else kwargs[root]
+            )
+            if pair.is_net:
+                use_up(tree, pair.way, self.name)
+                continue
+            kept = passed(tree, pair.way)
+            if kept is None:
+                continue
+            before = kept.passed
+            if before is None:
+                kept.passed = {pair: deliver(result, pair.successors)}
+                continue
+            last = before.get(pair, _NEVER)
+            if last is None:
+                continue
+            if last.is_taken:
+                before[pair] = deliver(result, pair.successors)
+            else:
+                # Once: it is known from now on.
+                before[pair] = None
+                warn(LostUpdateWarning, self._lost(pair))
+
+    def _lost(self, pair: _Pair) -> str:
+        return explain(
+            self.name,
+            "the State that came out of the last call",
+            f"the one that went into it, so that the update of {', '.join(pair.tokens)} is lost",
+            places=[pair.place],
+            cure=[
+                "go on with what comes back; or say that the old one is meant:",
+                "y, state = step(x, state)",
+                "y, _ = step(x, state.restored())",
+            ],
+        )
+
+
+def successions_in(
+    name: str,
+    names: tuple[str, ...],
+    given: tuple[Sequence[Any], Sequence[Any], dict[str, Any]],
+    result: PyTree,
+    watch: Watch,
+) -> Successions | None:
+    """Which arguments of a traced call have successors in its result; None if none has.
+
+    Args:
+        name: the function's.
+        names: its positional parameters.
+        given: the function, if its arrays are arguments; its arguments; and those by keyword.
+        result: what it returned.
+        watch: what happened meanwhile.
+    """
+    if not (watch.came_in or watch.advanced):
+        return None
+    after = list(_found(result))
+    before = [
+        (root, label, found) for root, label, tree in _roots(names, given) for found in _found(tree)
+    ]
+    pairs: list[_Pair] = []
+    for root, label, old in before:
+        pair = _Pair(root, path_text(old.path, label), old)
+        changed = _changed(old, [other for _, _, other in before if other is not old], watch)
+        moved = set[Any]()
+        for new in after:
+            found = changed & advanced(old.keeper, new.keeper)
+            if found:
+                moved |= found
+                pair.successors.append(new.way)
+        if moved:
+            pair.tokens = [str(marker) for marker in old.keeper.__values__() if marker in moved]
+            pairs.append(pair)
+    return Successions(name, pairs) if pairs else None
+
+
+def _changed(old: _Found, others: Iterable[_Found], watch: Watch) -> set[Any]:
+    """Which values of a keeper have changed in a call, by what they are recognized by."""
+    own = set(old.keeper.__values__())
+    if any(used is old.keeper for used in watch.came_in):
+        return own
+    # In a transform inside, which has a keeper of its own: only the names tell whose it was. Where
+    # two have them, as teacher and student do, nothing is known.
+    for other in others:
+        own -= other.keeper.__values__().keys()
+    return own & watch.advanced
+
+
+def _roots(
+    names: tuple[str, ...], given: tuple[Sequence[Any], Sequence[Any], dict[str, Any]]
+) -> Iterator[tuple[int | str | None, str, Any]]:
+    head, args, kwargs = given
+    yield from ((None, "function", fn) for fn in head)
+    yield from ((i, argument_name(names, i), tree) for i, tree in enumerate(args))
+    yield from ((name, name, tree) for name, tree in kwargs.items())
+
+
+def _found(tree: PyTree) -> Iterator[_Found]:
+    """The keepers in a tree to which Python can go."""
+    for place in places(tree, is_keeper):
+        way = way_to(tree, place.path, place.leaf) if is_keeper(place.leaf) else None
+        if way is not None:
+            is_net = any(getattr(node, "__keeps_state__", False) for node in place.nodes)
+            yield _Found(place.leaf, place.path, way, is_net)
+
+
+_NEVER = Delivery()
+_NEVER.is_taken = True

@@ -1,0 +1,150 @@
+"""What a call returned for a keeper that it was given: whether anybody goes on with it.
+
+Whoever calls a compiled function with a State has both afterwards, the old one and its successor.
+What came out has a snapshot that notes when it is read or passed on; the old one's notes which
+function has had it, and what came out then. And a record that is pending can be used up with the
+keepers that it will hold, without building it.
+
+All of this is done in each call of such a function, so that it has to be quick: snapshots become
+tracked ones by changing their class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from pytreemod.tree.nodes import record_of
+from pytreemod.tree.pending import PENDING
+from pytreemod.tree.snapshots import AbstractKeeper, Snapshot, reached
+from pytreemod.typing import class_of, jtu
+
+
+class Delivery:
+    """What came out of a call for one keeper."""
+
+    is_taken = False
+    """Whether anybody has read it, or passed it on."""
+
+
+class Tracked(Snapshot):
+    """The snapshot of what was passed to a call, or came out of one."""
+
+    __slots__ = ()
+
+    delivery: Delivery | None
+    """What it came out as."""
+
+    passed: dict[Any, Delivery | None] | None
+    """What came out when it was passed, by where; None once that is told."""
+
+    spent: list[tuple[tuple[Any, ...], str]] | None
+    """The paths of the keepers that are used up when the record is built, and by what."""
+
+    def take(self) -> bool:
+        """Note that it is read or passed on, and say if it may be."""
+        if self.delivery is not None:
+            self.delivery.is_taken = True
+        return self.spent is None
+
+    def settle(self, node: Any) -> None:
+        """Build the record's fields, and use up what was used up before."""
+        self.take()
+        super().settle(node)
+        for path, by in self.spent or ():
+            _use_up(reached(node, path), by)
+
+
+class Way(NamedTuple):
+    """How to come to a keeper."""
+
+    steps: tuple[Any, ...]
+    """Through tuples, lists and dicts."""
+
+    rest: tuple[Any, ...]
+    """The path that is left, which begins with a record or another node."""
+
+
+def way_to(tree: Any, path: tuple[Any, ...], keeper: AbstractKeeper) -> Way | None:
+    """The way to a keeper in a tree; None if Python cannot go it, for a node of a user's class."""
+    node: Any = tree
+    steps: list[Any] = []
+    for key in path:
+        if class_of(node) not in (tuple, list, dict):
+            break
+        steps.append(key.idx if isinstance(key, jtu.SequenceKey) else key.key)
+        node = node[steps[-1]]
+    rest = path[len(steps) :]
+    try:
+        is_there = reached(node, rest) is keeper
+    except (AttributeError, LookupError, TypeError):
+        return None
+    return Way(tuple(steps), rest) if is_there else None
+
+
+def use_up(tree: Any, way: Way, by: str) -> None:
+    """Use a keeper up: now, or when the record that holds it is built."""
+    node, rest, kept = _found(tree, way)
+    if not rest:
+        _use_up(node, by)
+    elif kept is not None:
+        _track(kept)
+        kept.spent = [*(kept.spent or ()), (rest, by)]
+
+
+def _use_up(keeper: AbstractKeeper, by: str) -> None:
+    if keeper.__usable__():
+        keeper.__use_up__(by)
+
+
+def passed(tree: Any, way: Way) -> Tracked | None:
+    """What notes how a keeper was passed; None if nothing can."""
+    node, rest, kept = _found(tree, way)
+    # Where a record was passed, there is a snapshot of the record, which may be all that there is.
+    if kept is None and not rest and node.__usable__():
+        node.__snapshot__()
+        kept = node.__kept__()
+    return None if kept is None else _track(kept)
+
+
+def deliver(result: Any, ways: Iterable[Way]) -> Delivery:
+    """Have what came out of a call note when it is read or passed on.
+
+    Args:
+        result: what the call returned.
+        ways: to the keepers in it that follow from one that went in.
+    """
+    delivery = Delivery()
+    for way in ways:
+        kept = _found(result, way)[2]
+        if kept is None:
+            # Nothing would tell when it is read.
+            delivery.is_taken = True
+            continue
+        kept = _track(kept)
+        if kept.delivery is None:
+            kept.delivery = delivery
+        else:
+            # Of another keeper in the same record, which is read as a whole.
+            delivery = kept.delivery
+    return delivery
+
+
+def _found(tree: Any, way: Way) -> tuple[Any, tuple[Any, ...], Snapshot | None]:
+    """What is pending on the way to a keeper, or the keeper; the path left; and its snapshot."""
+    node, rest = tree, way.rest
+    for step in way.steps:
+        node = node[step]
+    for i, key in enumerate(rest):
+        source = node.__stored__.get(PENDING) if record_of(node) is not None else None
+        if isinstance(source, Snapshot):
+            return node, rest[i:], source
+        node = reached(node, (key,))
+    return node, (), node.__kept__()
+
+
+def _track(kept: Snapshot) -> Tracked:
+    if type(kept) is Snapshot:
+        kept.__class__ = Tracked
+        kept.delivery = kept.passed = kept.spent = None
+    return kept  # pyright: ignore[reportReturnType]  (it is one by now)

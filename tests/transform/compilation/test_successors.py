@@ -1,0 +1,314 @@
+"""Callers of a jitted function who forget the State that came out: told, or for a net refused."""
+
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import LostUpdateWarning, StateError
+
+X = jnp.arange(12.0).reshape(4, 3)
+LOST = (
+    r"expected the State that came out of the last call, got the one that went into it, so that "
+    r"the update of count is lost\.\n  at state\n"
+)
+OLD = "Attempted to use old state: one that (call|step|Stateful) has already replaced"
+
+
+class Counter(pm.Module):
+    """Counts its calls, unless it is told not to."""
+
+    count: pm.StateIndex
+    inference: bool = False
+
+    def __init__(self):
+        self.count = pm.StateIndex(jnp.asarray(0.0))
+
+    def __call__(self, x, state):
+        """One more."""
+        n = state.get(self.count)
+        return x + n, state if self.inference else state.set(self.count, n + 1)
+
+
+class Both(pm.Module):
+    """A user's own class that holds a State."""
+
+    model: Counter
+    state: pm.State
+
+
+@pytest.fixture
+def counter():
+    """A model and its State."""
+    return pm.make_with_state(Counter)()
+
+
+@pm.filter_jit
+def call(model, state, x):
+    """The step that everybody writes."""
+    return model(x, state)
+
+
+@pm.filter_jit
+def in_containers(model, held, x):
+    """The same, where a State is not an argument by itself."""
+    y, new = model(x, held["state"][0])
+    return {"out": (y, [new])}
+
+
+@pm.filter_jit
+def through_transforms(model, state, x):
+    """The State of this trace is not used up by these."""
+    state = jax.jit(lambda state: model(0.0, state)[1])(state)
+    return pm.filter_vmap(model, in_axes=(0, None), out_axes=(0, None))(x, state)
+
+
+@pm.filter_jit
+def own_class(both, x):
+    """With a State in a Module of the user's."""
+    y, state = both.model(x, both.state)
+    return y, both.replace(state=state)
+
+
+@pytest.mark.parametrize("step", [call, through_transforms], ids=["alone", "transforms"])
+def test_a_loop_that_forgets_the_state_is_told_once(step, counter):
+    """In its second step, with the State's path and the tokens; then it is known."""
+    model, state = counter
+    _ = step(model, state, X)
+    with pytest.warns(LostUpdateWarning, match=LOST) as told:
+        _ = step(model, state, X)
+
+    assert told[0].filename == __file__
+    for _ in range(3):
+        _ = step(model, state, X)
+
+
+def test_by_keyword_and_in_containers(counter):
+    """Wherever the State is, on either side."""
+    model, state = counter
+    in_containers(model, x=X, held={"state": [state]})
+    with pytest.warns(LostUpdateWarning, match=r"at held\['state'\]\[0\]"):
+        in_containers(model, x=X, held={"state": [state]})
+
+
+def test_in_a_class_of_the_user_s(counter):
+    """Built, and pending: what came out of a call is not built to look at it."""
+    both = Both(*counter)
+    for _ in range(2):
+        new = own_class(both, X)
+        with pytest.warns(LostUpdateWarning, match="at both.state"):
+            new = own_class(both, X)
+        both = new[1]
+
+
+def test_a_class_that_was_passed_on_was_not_lost(counter):
+    """It need not have been read."""
+    both = Both(*counter)
+    for _ in range(2):
+        _, new = own_class(both, X)
+        own_class(new, X)
+
+
+def test_a_result_that_is_held_and_read_later_is_told_too(counter):
+    """Nothing is known of what will be done."""
+    model, state = counter
+    results = [call(model, state, X)]
+    with pytest.warns(LostUpdateWarning, match=LOST):
+        results.append(call(model, state, X))
+
+    assert results[0][1] == results[1][1]
+
+
+@pytest.mark.parametrize(
+    "go_on",
+    [
+        lambda model, new: new.get(model.count),
+        lambda model, new: call(model, new, X),
+        lambda model, new: jax.tree.leaves(new),
+        lambda model, new: repr(new),
+        lambda model, new: new.restored(),
+        lambda model, new: pm.filter_eval_shape(lambda state: state, new),
+    ],
+    ids=["read", "passed on", "flattened", "shown", "restored", "in another transform"],
+)
+def test_a_state_may_be_used_twice_where_what_came_out_was_used(go_on, counter):
+    """To repeat a step is the caller's right, as in Equinox."""
+    model, state = counter
+    for _ in range(3):
+        _, new = call(model, state, X)
+        go_on(model, new)
+
+
+def test_nothing_is_told_where_nothing_advances(counter):
+    """A loop of evaluation forgets what comes out rightly."""
+    model, state = counter
+    model = nn.inference_mode(model)
+    for _ in range(3):
+        _ = call(model, state, X)
+
+    norm, state = pm.make_with_state(nn.BatchNorm)(3)
+    for x in (X, X + 1, X[:2]):
+        _ = call(nn.inference_mode(norm), state, x)
+
+
+def test_functions_are_told_apart(counter):
+    """What one function drops is not told at another one; but it is at its own next call."""
+    model, state = counter
+    other = pm.filter_jit(lambda model, state, x: model(x, state))
+    for step in (call, other):
+        step(model, state, X)
+    for step in (call, other):
+        with pytest.warns(LostUpdateWarning, match="that the update of count is lost"):
+            step(model, state, X)
+
+
+def test_a_copy_says_that_the_old_one_is_meant(counter):
+    """`restored` is the way to repeat a step."""
+    model, state = counter
+    for _ in range(3):
+        _ = call(model, state.restored(), X)
+
+
+def test_a_call_that_fails_has_dropped_nothing(counter):
+    """There is no successor."""
+    model, state = counter
+
+    @pm.filter_jit
+    def fails(state, x):
+        y, state = model(x, state)
+        return pm.error_if(y, x[0, 0] < 1, "too small"), state
+
+    for _ in range(3):
+        with pytest.raises(pm.errors.CheckError, match="too small"):
+            fails(state, X)
+
+
+def test_another_state_of_the_same_names_is_left_alone(counter):
+    """A teacher has the names of its student."""
+    model, teacher = counter
+    _, student = pm.make_with_state(Counter)()
+
+    @pm.filter_jit
+    def step(teacher, student, x):
+        x, _ = nn.inference_mode(model)(x, teacher)
+        return model(x, student)
+
+    for _ in range(3):
+        _, student = step(teacher, student, X)
+
+
+def test_the_arrays_that_came_out_are_not_held(counter):
+    """An old State knows that something came out, and not what."""
+    model, state = counter
+    _, new = call(model, state, X)
+    array = weakref.ref(new.get(model.count))
+    del new
+
+    assert array() is None
+
+
+@pm.filter_jit
+def step(net, x):
+    """The step of a net."""
+    return net(x)
+
+
+@pm.filter_jit
+def nested(nets, x):
+    """Two nets, of which one is called."""
+    y, first = nets["first"](x)
+    return y, {"first": first, "second": nets["second"]}
+
+
+def test_a_net_whose_successor_came_out_refuses():
+    """New, and as it came from a call, which has not even built it."""
+    new = pm.stateful(Counter())
+    _, second = step(new, X)
+    _, third = step(second, X)
+    for old in (new, second):
+        for use in (lambda old: step(old, X), jax.tree.leaves):
+            with pytest.raises(StateError, match=OLD):
+                use(old)
+        with pytest.raises(StateError, match="the newest net"):
+            old(X)
+
+    assert float(third.state.get(third.model.count)) == 2
+    assert float(second.restored().state.get(second.model.count)) == 1
+
+
+def test_a_net_that_is_the_function_refuses():
+    """Its arrays are arguments, too."""
+    jitted = pm.filter_jit(pm.stateful(Counter()))
+    jitted(X)
+    with pytest.raises(StateError, match=OLD):
+        jitted(X)
+
+
+def test_the_net_that_was_called_refuses_and_its_neighbor_does_not():
+    """They have tokens of the same names."""
+    nets = {name: pm.stateful(Counter()) for name in ("first", "second")}
+    for _ in range(2):
+        _, new = nested(nets, X)
+        with pytest.raises(StateError, match="the newest net"):
+            nets["first"](X)
+        nets["second"](X)
+        nets = new
+
+
+def test_a_net_that_is_only_changed_is_not_replaced():
+    """What was not called has no update to lose."""
+    scaled = pm.filter_jit(lambda net: jax.tree.map(lambda x: x * 2, net))
+    net = pm.stateful(Counter())
+
+    assert scaled(net) == scaled(net)
+
+    @pm.filter_jit
+    def step(net, other, x):
+        return net(x), jax.tree.map(lambda x: x * 2, other)
+
+    other = pm.stateful(nn.BatchNorm(3))
+    step(net, other, X)
+    assert other.state.__usable__()
+
+
+def test_a_net_at_rest_is_called_again_and_again():
+    """Nothing of it changes."""
+    net = nn.inference_mode(pm.stateful(nn.BatchNorm(3)))
+    for _ in range(3):
+        step(net, X)
+    net(X)
+
+
+def test_what_is_lost_while_tracing_is_found_there():
+    """In a trace around, a net that was passed to a jitted function is old as well."""
+
+    @pm.filter_jit
+    def outer(net, x):
+        x, _ = step(net, x)
+        return step(net, x)
+
+    with pytest.raises(StateError, match=OLD):
+        outer(pm.stateful(Counter()), X)
+
+
+def test_a_capture_around_changes_nothing(counter):
+    """What was recorded comes out beside the result."""
+    model, state = counter
+    seen = pm.capture(call, Counter)
+    seen(model, state, X)
+    with pytest.warns(LostUpdateWarning, match=LOST):
+        seen(model, state, X)
+
+
+def test_numbers_are_what_they_are_without_jit(counter):
+    """Nothing that is noted changes a result."""
+    model, state = counter
+    _, plain = model(X, state.restored())
+    for _ in range(2):
+        y, state = call(model, state, X)
+
+    np.testing.assert_array_equal(y, X + plain.get(model.count))

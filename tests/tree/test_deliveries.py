@@ -1,0 +1,65 @@
+"""What came out of a call notes whether it is used; the rest is in `compilation.successors`."""
+
+import jax
+import jax.numpy as jnp
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.tree.deliveries import Way, deliver, passed, use_up, way_to
+
+
+class Holder(pm.Module):
+    """Two States in one record."""
+
+    a: pm.State
+    b: pm.State
+
+
+A, B = (Way((), (jax.tree_util.GetAttrKey(name),)) for name in "ab")
+
+
+def made():
+    """As it comes out of a call: pending."""
+    states = (pm.State(pm.StateIndex(jnp.zeros(2))) for _ in range(2))
+    return pm.filter_jit(lambda holder: holder)(Holder(*states))
+
+
+def test_what_is_in_one_record_is_taken_with_it():
+    """It is read as a whole."""
+    holder = made()
+    one, two = deliver(holder, [A]), deliver(holder, [B])
+
+    assert not one.is_taken
+    assert one is two
+    assert holder.a is holder.a
+    assert one.is_taken
+
+
+def test_what_was_read_already_counts_as_taken():
+    """Nothing would tell when it is read again."""
+    holder = jax.tree.map(lambda x: x, made())
+
+    assert deliver(holder, [A]).is_taken
+    assert passed(holder, A) is passed(holder, A)
+
+
+def test_keepers_of_a_pending_record_are_used_up_one_by_one():
+    """The record is not built for it, and others in it stay good."""
+    holder = made()
+    use_up(holder, A, "step")
+    assert passed(holder, B) is passed(holder, B)
+
+    assert repr(holder.a) == "State(<used up by step>)"
+    assert holder.b.__usable__()
+    use_up(holder, A, "another")
+    use_up(holder, B, "another")
+    assert [holder.a._user(), holder.b._user()] == ["step", "another"]
+
+
+def test_only_what_python_can_enter_is_followed():
+    """A dict's key is no index of a list."""
+    state, key, index = made().a, jax.tree_util.DictKey("a"), jax.tree_util.SequenceKey(0)
+
+    assert way_to({"a": [state]}, (key, index), state) == Way(("a", 0), ())
+    assert way_to((made(), state), (index, *A.rest), state) is None
+    assert way_to(nn.Identity(), (key,), state) is None
