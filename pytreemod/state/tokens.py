@@ -18,6 +18,8 @@ class Unnamed:
     """Identifies a token until `make_with_state` names it by its path."""
 
     __slots__ = ()
+    # What `explain_retraces` says of two.
+    __made_anew__ = "each token without a name is another: name them with pm.make_with_state"
 
     def __repr__(self) -> str:
         return "<unnamed>"

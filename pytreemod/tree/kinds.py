@@ -108,7 +108,8 @@ def kind_of(value: Any) -> Any:
         # One instant in two units is equal, and computes otherwise.
         return kind, value.dtype
     if _is_compared_by_fields(kind):
-        fields = (field.name for field in dataclasses.fields(kind) if field.compare)
+        of: Any = kind
+        fields = (field.name for field in dataclasses.fields(of) if field.compare)
         return (kind, *(kind_of(getattr(value, name)) for name in fields))
     return kind
 

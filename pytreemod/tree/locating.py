@@ -190,13 +190,16 @@ class _StandIns:
         items, others = _items(answer), _items(actual)
         if items is not None and others is not None and len(items) != len(others):
             raise SpecError(_other_number_text(len(others), len(items), name))
-        leaves, others = jtu.tree_leaves(answer), jtu.tree_leaves(actual)
+        leaves, others = jtu.tree_leaves_with_path(answer), jtu.tree_leaves(actual)
         if len(leaves) != len(others):
             return
-        for leaf, other in zip(leaves, others, strict=True):
+        for (below, leaf), other in zip(leaves, others, strict=True):
             target = self.target(leaf)
             if target is not None and not _is_same(target.node, other):
-                raise AccessError(_made_text(target, other, name))
+                # Of a member of a stack, all leaves are such parts.
+                ends = target.path[len(target.path) - len(below) :] == below
+                above = target.path[: -len(below)] if below and ends else None
+                raise AccessError(_made_text(target, other, name, above))
 
 
 class _ShadowSource(AbstractSource):
@@ -310,7 +313,10 @@ def _failure_text(name: str, error: Exception) -> str:
         name,
         "a function that only picks nodes of the tree",
         f"one that needs the values of leaves ({type(error).__name__})",
-        cure=["pick the node, and compute in replace_fn:", "tree_at(where, tree, replace_fn=f)"],
+        cure=[
+            "pick the whole leaf, and compute in replace_fn, with one member of a stack as well:",
+            "tree_at(where, tree, replace_fn=lambda old: old.at[i].set(new))",
+        ],
     )
 
 
@@ -326,9 +332,16 @@ def _other_number_text(count: int, without: int, name: str) -> str:
     )
 
 
-def _made_text(target: Target, made: Any, name: str) -> str:
+def _made_text(target: Target, made: Any, name: str, above: tuple[Any, ...] | None = None) -> str:
+    """What to say of an answer that is made of a leaf, or of all leaves of a node `above`."""
     pattern = path_text(target.path)
-    if name.startswith("tree_at"):
+    if name.startswith("tree_at") and above:
+        call = "lambda old: jax.tree.map(lambda a, b: a.at[i].set(b), old, new)"
+        cure = [
+            "pick the whole node, and change one member of it in replace_fn:",
+            f"tree_at({path_text(above)!r}, tree, replace_fn={call})",
+        ]
+    elif name.startswith("tree_at"):
         call = f"tree_at({pattern!r}, tree, replace_fn=lambda old: old.at[i].set(new))"
         cure = ["pick the whole leaf, and change a part of it in replace_fn:", call]
     else:

@@ -173,11 +173,16 @@ def test_a_part_of_a_leaf_is_not_taken_for_the_leaf(where, place, made):
     members = Members(affine())
     text = rf"expected a function that only picks nodes of the tree, got one that makes {made} of "
     line = rf"a leaf\.\n  at {place}: f32\[[^\n]*\n  "
+    change = (
+        r"pick the whole node, and change one member of it in replace_fn:\n      "
+        r"tree_at\('stacked', tree, replace_fn=lambda old: jax\.tree\.map\("
+        if where is PASSED_THROUGH["a whole member"][0]
+        else r"pick the whole leaf, and change a part of it in replace_fn:\n      "
+        rf"tree_at\('{place}', tree, replace_fn=lambda old: old\.at\[i\]\.set\(new\)\)"
+    )
     with pytest.raises(
         AccessError,
-        match=rf"tree_at\(where\): {text}{line}pick the whole leaf, and change a part of it in "
-        rf"replace_fn:\n      tree_at\('{place}', tree, "
-        r"replace_fn=lambda old: old\.at\[i\]\.set\(new\)\)",
+        match=rf"tree_at\(where\): {text}{line}{change}",
     ):
         locate(where, members, None, "tree_at(where)")
     with pytest.raises(

@@ -429,7 +429,8 @@ def filter_jit(
     Returns:
         A function of the same signature, with `lower(...).compile()`, `trace` and `eval_shape`.
         `jax.export.export` takes it: what it makes is called with the same trees, which must hold
-        arrays alone.
+        arrays alone. (JAX can serialize it if these are dicts, lists and tuples, and no Modules:
+        then export a function of their leaves.)
 
     Raises:
         ArgumentError: `fun` is not callable, an option does not exist, a name in `donate` or

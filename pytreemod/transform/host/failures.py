@@ -185,8 +185,11 @@ def raise_into_jax(error: CheckError) -> NoReturn:
     with _lock:
         _unheard.append(_Unheard(mark, error))
 
+    # JAX passes the message on, and no notes.
+    whole = CheckError("\n".join([str(error), *getattr(error, "__notes__", ())]))
+
     def fail() -> NoReturn:
-        raise error
+        raise whole
 
     fail.__code__ = fail.__code__.replace(co_name=mark)
     fail()

@@ -371,6 +371,26 @@ def test_an_access_to_one_member_is_not_taken_for_all(where):
         pm.tree_at(where, nets("layers[0]"), replace_fn=jnp.zeros_like)
 
 
+def test_a_member_is_replaced_by_what_the_error_says():
+    """A member as a whole, or a leaf of one: the message has the line to write."""
+    ensemble, new = nets(), jax.tree.map(jnp.zeros_like, nets()[1])
+
+    with pytest.raises(AccessError, match=r"one member of it in replace_fn:\n +(.+)") as error:
+        pm.tree_at(lambda e: e[1], ensemble, new)
+    line = str(error.value).splitlines()[-1].strip()
+    names = {"tree_at": pm.tree_at, "tree": ensemble, "new": new, "i": 1, "jax": jax}
+    changed = eval(line, names)
+    assert pm.tree_equal(changed[1], new)
+    assert pm.tree_equal(changed[0], ensemble[0])
+
+    with pytest.raises(AccessError, match=r"a part of it in replace_fn:\n +(.+)") as error:
+        pm.tree_at(lambda e: e[1].layers[1].weight, ensemble, new.layers[1].weight)
+    line = str(error.value).splitlines()[-1].strip()
+    changed = eval(line, {**names, "new": new.layers[1].weight})
+    assert pm.tree_equal(changed[1].layers[1].weight, new.layers[1].weight)
+    assert pm.tree_equal(changed[2], ensemble[2])
+
+
 def test_shapes_alone_are_enough():
     """Under eval_shape an Ensemble is made and called without any array."""
     make = ft.partial(nn.Ensemble, make_mlp, 10, shared="layers[0]")

@@ -177,6 +177,11 @@ NEVER_EQUAL = {
         " (a Silent is equal to itself alone: give it __eq__ and __hash__, or make it once, "
         "outside the loop)",
     ),
+    "token without a name": (
+        lambda: pm.StateIndex(jnp.zeros(2)),
+        "x.marker: <unnamed> -> <unnamed> (each token without a name is another: "
+        "name them with pm.make_with_state)",
+    ),
     "== is an array": (
         Vague,
         f"x: <{__name__}.Vague object> -> <{__name__}.Vague object>"

@@ -970,3 +970,15 @@ def test_a_weak_type_stays_weak(value, on_error):
     x, fine = jnp.asarray(value), jnp.asarray(False)
     for checked in (jax.jit(check)(x, fine), jax.vmap(check, (None, 0))(x, fine[None])):
         assert (checked.dtype, checked.weak_type) == (x.dtype, x.weak_type)
+
+
+def test_plain_jit_passes_on_where_a_check_failed():
+    """Index and line: JAX has the message of an error, and none of its notes."""
+
+    def check(x):
+        return pm.error_if(x, x < 0, "x must be non-negative")
+
+    with pytest.raises(Exception, match=r"CheckError: x must be non-negative\n") as error:
+        jax.block_until_ready(jax.jit(jax.vmap(check))(jnp.asarray([1.0, -1.0])))
+    assert "for the batch index 1\n" in str(error.value)
+    assert "test_runtime_checks.py" in str(error.value).split("checked at ")[1]
