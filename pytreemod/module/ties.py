@@ -10,7 +10,7 @@ Whatever goes through JAX's flattening carries the tie along; nothing is looked 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NoReturn, TypeVar, cast
 
 from pytreemod.errors import AccessError, ArgumentError, ShapeError, SpecError, describe, explain
@@ -366,7 +366,8 @@ def _check_fit(
     """Refuse what does not fit; what a tie through a function has made."""
     if through is None:
         if _form(untie(old)) != _form(untie(new)):
-            _refuse_misfit(place, origin, _shown(old), _shown(new))
+            cure = _cure_of_misfit(place, origin, old, new)
+            _refuse_misfit(place, origin, _shown(old), _shown(new), cure)
         _check_bounds(old, new, place, origin)
         _check_configuration(untie(old), untie(new), place, origin)
         return None
@@ -375,7 +376,9 @@ def _check_fit(
         raise ArgumentError(explain("tie(through)", expected, f"{origin}: {describe(new)}"))
     made = _made_through(through, new)
     if made.shape != (_form(old) or ((None, None),))[0][1]:
-        _refuse_misfit(place, origin, _shown(old), f"{made.shape} after {_name(through)}")
+        found = f"{made.shape} after {_name(through)}"
+        cure = ["give another function of what is at the source:", "through=lambda x: ..."]
+        _refuse_misfit(place, origin, _shown(old), found, cure)
     return made
 
 
@@ -478,7 +481,10 @@ def _form(node: Any) -> list[tuple[str, Any]]:
     """Names and shapes of the arrays in a node, computed leaves as the arrays that they read as."""
     leaves = jtu.tree_leaves_with_path(node, is_leaf=is_computed)
     return [
-        (path_text(path), stored(leaf, MADE).shape if is_computed(leaf) else _shape(leaf))
+        (
+            path_text(path) if path else "",
+            stored(leaf, MADE).shape if is_computed(leaf) else _shape(leaf),
+        )
         for path, leaf in leaves
     ]
 
@@ -495,16 +501,27 @@ def _name(function: Any) -> str:
     return getattr(function, "__name__", "through")
 
 
-def _refuse_misfit(place: str, origin: str, old: str, new: str) -> NoReturn:
+def _cure_of_misfit(place: str, origin: str, old: Any, new: Any) -> list[str]:
+    """The tie that was meant, where one of the two is a layer: that of arrays in it."""
+    mine, others = _form(untie(old)), _form(untie(new))
+    for one, shape in mine:
+        for other, found in others:
+            if shape == found and (one == other or not one or not other):
+                tied = f"pm.tie(model, {_inside(place, one)!r}, to={_inside(origin, other)!r})"
+                return ["tie an array to an array:", tied]
+    return [
+        "give the function that makes one of the other:",
+        f"pm.tie(model, {place!r}, to={origin!r}, through=jnp.transpose)",
+    ]
+
+
+def _refuse_misfit(place: str, origin: str, old: str, new: str, cure: Sequence[str]) -> NoReturn:
     raise ShapeError(
         explain(
             "tie",
             f"what fits in the place of {place}: {old or 'no array'}",
             f"{origin}: {new or 'no array'}",
-            cure=[
-                "give the function that makes one of the other:",
-                f"pm.tie(model, {place!r}, to={origin!r}, through=jnp.transpose)",
-            ],
+            cure=cure,
         )
     )
 

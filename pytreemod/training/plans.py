@@ -236,7 +236,11 @@ def check_model(plan: RulePlan, model: PyTree, treedef: Any) -> None:
                 "Optimizer.update(model)",
                 "the model that the optimizer was initialized with",
                 "one of another structure",
-                places=[f"{place}: {old} -> {new}" for place, old, new in texts],
+                # In the structure that is known every leaf is its label.
+                places=[
+                    f"{place}: {'a leaf' if type(d.first) is int else old} -> {new}"
+                    for d, (place, old, new) in zip(found, texts, strict=True)
+                ],
                 cure=cure,
             )
         )

@@ -80,6 +80,11 @@ def record_of(node: object) -> AbstractRecord | None:
     return getattr(type(node), "__record__", None)
 
 
+def own_class(node: object) -> Any:
+    """The class of a node; of one whose class was made to pass for another, that one."""
+    return getattr(type(node), "__passes_for__", type(node))
+
+
 _is_node_class: Callable[[type], bool] | None = getattr(jtu, "is_tree_node", None)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytreemod.errors import SpecError, describe, explain
-from pytreemod.tree.nodes import children_of, places, record_of
+from pytreemod.tree.nodes import children_of, own_class, places, record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.selecting import (
     Rule,
@@ -211,13 +211,7 @@ def spread(
 
 
 def _alike(spec: Any, tree: Any) -> bool:
-    kind, other = class_of(spec), class_of(tree)
-    return kind is other or _passed_for(kind) is _passed_for(other)
-
-
-def _passed_for(kind: Any) -> Any:
-    """The class for which a class passes that was made of it, as capturing does."""
-    return getattr(kind, "__passes_for__", kind)
+    return class_of(spec) is class_of(tree) or own_class(spec) is own_class(tree)
 
 
 def _refuse_mismatch(spec: Any, tree: Any, where: str, place: str) -> None:

@@ -78,11 +78,15 @@ def tied_language():
     return pm.tie(language(), "head.weight", to="embed.weight")
 
 
+def coder_untied(key=None):
+    """Before it is tied."""
+    keys = jax.random.split(jax.random.key(0) if key is None else key)
+    return Coder(nn.Linear(4, 2, key=keys[0]), nn.Linear(2, 4, key=keys[1]))
+
+
 def coder(key=None):
     """Tied through a function."""
-    keys = jax.random.split(jax.random.key(0) if key is None else key)
-    model = Coder(nn.Linear(4, 2, key=keys[0]), nn.Linear(2, 4, key=keys[1]))
-    return pm.tie(model, "decoder.weight", to="encoder.weight", through=jnp.transpose)
+    return pm.tie(coder_untied(key), "decoder.weight", to="encoder.weight", through=jnp.transpose)
 
 
 def blocks():
@@ -400,12 +404,28 @@ REFUSED = {
     "shape after a function": (
         lambda: pm.tie(language(), "head.weight", to="embed.weight", through=jnp.transpose),
         ShapeError,
-        r"f32\[5,3\], got embed\.weight: \(3, 5\) after transpose",
+        r"f32\[5,3\], got embed\.weight: \(3, 5\) after transpose(.|\n)*through=lambda",
     ),
     "structure": (
         lambda: pm.tie(language(), "head", to="embed"),
         ShapeError,
-        r"in the place of head: weight \(5, 3\), bias \(5,\), got embed: weight \(5, 3\)",
+        r"in the place of head: weight \(5, 3\), bias \(5,\), got embed: weight \(5, 3\)(.|\n)*"
+        r"pm\.tie\(model, 'head\.weight', to='embed\.weight'\)",
+    ),
+    "a layer in the place of its array": (
+        lambda: pm.tie(language(), "head.weight", to="embed"),
+        ShapeError,
+        r"got embed: weight \(5, 3\)\.\n.*\n +pm\.tie\(model, 'head\.weight', to='embed\.weight'\)",
+    ),
+    "an array for a layer": (
+        lambda: pm.tie(language(), "head", to="embed.weight"),
+        ShapeError,
+        r"got embed\.weight: f32.*\n.*\n      pm\.tie\(model, 'head\.weight', to='embed\.weight'\)",
+    ),
+    "an array of another shape": (
+        lambda: pm.tie(coder_untied(), "decoder.weight", to="encoder.weight"),
+        ShapeError,
+        r"pm\.tie\(model, 'decoder\.weight', to='encoder\.weight', through=jnp\.transpose\)",
     ),
     "a function of a layer": (
         lambda: pm.tie(blocks(), "last", to="items[0]", through=jnp.transpose),

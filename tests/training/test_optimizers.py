@@ -611,6 +611,23 @@ def test_a_model_of_another_structure_is_told_by_path():
     assert "opt = pm.Optimizer(rules).init(model)" in str(caught.value)
 
 
+def test_a_tie_is_named_where_a_model_differs_by_one():
+    """On either side: of the model, or of its gradients."""
+    mlp = pm.nn.MLP(2, 2, 2, 2, key=jax.random.key(0))
+    tied = pm.tie(mlp, "layers[1].weight", to="layers[0].weight")
+    grads, grads_tied = jax.tree.map(jnp.ones_like, (mlp, tied))
+    opt, opt_tied = (pm.Optimizer(optax.sgd(1.0)).init(m) for m in (mlp, tied))
+
+    place, tie = r"layers\[1\]\.weight", r"a tie to layers\[0\]\.weight"
+    for call, text in (
+        (lambda: opt.update(tied, grads_tied), rf"at model\.{place}: a leaf -> {tie}"),
+        (lambda: opt_tied.update(mlp, grads), rf"at model\.{place}: {tie} -> f32\[2,2\]"),
+        (lambda: opt.update(mlp, grads_tied), rf"at grads\.{place}: {tie} where the model has f32"),
+    ):
+        with pytest.raises(StructureError, match=text):
+            call()
+
+
 def test_roles_that_have_changed_are_told_by_path():
     """What is to be trained has no state, and what is left alone has one."""
     model = affine()

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 
 from pytreemod.errors import describe
 from pytreemod.tree.kinds import are_one
-from pytreemod.tree.nodes import children_of, record_of, stop_below
+from pytreemod.tree.nodes import children_of, own_class, record_of, stop_below
 from pytreemod.tree.predicates import NUMBERS, is_array
 from pytreemod.tree.snapshots import are_one_treedef
+from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import PyTree, class_of, jtu
 
 
@@ -114,6 +115,9 @@ def _text(value: Any) -> str:
     children = children_of(value)
     if value is None or children is None:
         return describe(value)
+    record = record_of(value)
+    if record is not None and record.is_hole:
+        return f"a tie to {stored(value, 'to')}"
     name = type(value).__qualname__
     return f"{name} of {len(children)}" if isinstance(value, (tuple, list, dict)) else name
 
@@ -152,7 +156,7 @@ def _differences(a: Any, b: Any, path: tuple[Any, ...], fits: Any) -> Iterator[D
         if _differ(a, b, fits):
             yield Difference(path, a, b)
         return
-    if inner is None or others is None or type(a) is not type(b):
+    if inner is None or others is None or own_class(a) is not own_class(b):
         yield Difference(path, a, b)
         return
     if record_of(a) is not None:
@@ -186,7 +190,7 @@ def _of_records(a: Any, b: Any, path: tuple[Any, ...], fits: Any) -> Iterator[Di
     for name in [*mine, *(name for name in others if name not in mine)]:
         here = (*path, jtu.GetAttrKey(name))
         # A field may be set in one of them only, if it is not declared for both.
-        first, second = getattr(a, name, MISSING), getattr(b, name, MISSING)
+        first, second = stored(a, name, MISSING), stored(b, name, MISSING)
         if name in data and name in data_of_other:
             yield from _differences(first, second, here, fits)
         elif not are_one(first, second):

@@ -35,6 +35,7 @@ from pytreemod.module.pickling import referred, referring
 from pytreemod.transform.boundary.chosen_modules import Path, choose_modules, rebuilt
 from pytreemod.transform.boundary.wrapping import Transformed, passing_on
 from pytreemod.tree.kinds import kind_of
+from pytreemod.tree.nodes import own_class
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.traces import current_trace
@@ -332,7 +333,7 @@ def _with_rings(node: Any, rings: Sequence[_Ring]) -> Any:
     values = {name: stored(node, name) for name in (*layout.data, *layout.config)}
     config = tuple(name for name in layout.config if name != _RINGS)
     values.pop(_RINGS, None)
-    own = getattr(kind, "__passes_for__", kind)
+    own = own_class(node)
     if not rings:
         values.pop(_NUMBERS, None)
         return restore(own, values, config)
