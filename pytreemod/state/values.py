@@ -86,18 +86,21 @@ class State(AbstractKeeper):
         2.0
     """
 
-    __slots__ = ("__weakref__", "_kept", "_lineage", "_register", "_used", "_values")
+    __slots__ = ("__weakref__", "_fresh", "_kept", "_lineage", "_register", "_used", "_values")
 
     _values: dict[Any, Any]
     _lineage: Lineage | None
     _register: Register
     _kept: Snapshot | None
+    # Deleted by whoever uses it up, which only one thread can do.
+    _fresh: bool
     _used: tuple[str, Any] | None
 
     def __init__(self, model: PyTree):
         found = tokens_of(model)
         self._values, self._register = first_values(found, [token.marker for _, token in found])
         self._used, self._kept, self._lineage = None, None, None
+        self._fresh = True
         for spots in spots_of(found).values():
             if len(spots) > 1:
                 raise refusals.doubled(spots)
@@ -464,7 +467,7 @@ class State(AbstractKeeper):
 
         filled = jtu.tree_map(restore, model, is_leaf=is_token)
         # Nobody who watches is told: the values are in the model, and not lost.
-        self._used = "fill", None
+        self._claim("fill")
         return filled
 
     def _chosen(self, select: Any) -> list[Any]:
@@ -489,9 +492,18 @@ class State(AbstractKeeper):
         return value
 
     def _succeed(self, values: dict[Any, Any], by: str, marker: Any = None) -> State:
-        self._used = by, marker
+        self._claim(by, marker)
         note_used(self)
         return _make(values, self._register, self._lineage)
+
+    def _claim(self, by: str, marker: Any = None) -> None:
+        """Use this State up, which only one thread can, and only once."""
+        try:
+            # One step to Python, unlike a look and a store after it.
+            del self._fresh
+        except AttributeError:
+            raise refusals.used_up(by, self._user(), []) from None
+        self._used = by, marker
 
     def _check(self, by: str, item: Any = None) -> None:
         if self._used:
@@ -500,7 +512,7 @@ class State(AbstractKeeper):
             raise refusals.used_up(by, self._user(), names)
 
     def _user(self) -> str:
-        by, marker = self._used or ("", None)
+        by, marker = self._used or ("another thread", None)
         return by if marker is None else f"{by}({self._register[marker].name})"
 
     def _marker(self, item: Any, by: str, kind: type = AbstractToken) -> Any:
@@ -553,7 +565,7 @@ class State(AbstractKeeper):
         return self._values
 
     def __use_up__(self, by: str) -> None:
-        self._used = by, None
+        self._claim(by)
         note_used(self)
 
     def __pending__(self) -> Any:
@@ -629,6 +641,7 @@ def _make(values: dict[Any, Any], register: Register, lineage: Lineage | None = 
     state = object.__new__(State)
     state._values, state._register, state._lineage = values, register, lineage
     state._used, state._kept = None, None
+    state._fresh = True
     note_made(state)
     return state
 
@@ -661,6 +674,7 @@ def _make_pending(register: Register, paths: Any, structure: Structure, arrays: 
     # `_values` stays unset: `__getattr__` is asked for it when somebody reads.
     state = object.__new__(State)
     state._register, state._used, state._lineage = register, None, None
+    state._fresh = True
     state._kept = Snapshot(arrays, structure, (), paths)
     return state
 

@@ -3,6 +3,8 @@
 import collections
 import copy
 import pickle
+import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -800,3 +802,46 @@ def test_a_state_that_was_returned_is_pickled_and_copied():
     assert read == plain
     assert jax.tree.structure(read) == jax.tree.structure(plain)
     assert len(jax.tree.leaves(pm.filter(read, pm.select.path("pair.second.x")))) == 1
+
+
+def in_threads(use, n=4):
+    """Who got a result, and who an error, of threads that do the same at once."""
+    results, errors = [], []
+    start = threading.Barrier(n)
+
+    def run():
+        start.wait()
+        try:
+            results.append(use())
+        except StateError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=run) for _ in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results, errors
+
+
+@pytest.mark.parametrize("method", ["next_key", "set", "net"])
+def test_one_thread_replaces_a_state(method):
+    """The others are refused, even if all of them have looked before one was done."""
+    token, stream = pm.StateIndex(jnp.zeros(2)), pm.RngStream()
+    whole = pm.State((token, stream)).seed(jax.random.key(0))
+    net = pm.stateful(pm.nn.Dropout(0.5, stream=pm.RngStream())).seed(jax.random.key(0))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(10):
+            state, called = whole.restored(), net.restored()
+            use = {
+                "next_key": lambda state=state: state.next_key(stream),
+                "set": lambda state=state: state.set(token, jnp.ones(2)),
+                "net": lambda called=called: called(jnp.ones(3)),
+            }
+            results, errors = in_threads(use[method])
+            assert (len(results), len(errors)) == (1, 3)
+            assert all("the newest" in error for error in errors)
+    finally:
+        sys.setswitchinterval(interval)
