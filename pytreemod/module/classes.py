@@ -13,7 +13,7 @@ import dataclasses
 import functools as ft
 import inspect
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, TypeVar, cast, dataclass_transform
+from typing import Any, NoReturn, TypeVar, cast, dataclass_transform
 
 from pytreemod.errors import (
     ArgumentError,
@@ -29,13 +29,13 @@ from pytreemod.module.annotations import (
     letting_nodes_pass,
     type_checker_of,
 )
-from pytreemod.module.construction import replace_values, write_finish, write_init
+from pytreemod.module.construction import as_changed, replace_values, write_finish, write_init
 from pytreemod.module.fields import buffer, field, refuse_not_called, static_field
 from pytreemod.module.flattening import register
 from pytreemod.module.methods import InheritedMethod, Method, as_method, is_method
 from pytreemod.module.overriding import find_overridden, mark_overridden, refuse_properties
 from pytreemod.module.pickling import referred, referring, share_functions
-from pytreemod.module.reading import MADE, observe
+from pytreemod.module.reading import MADE, Read, observe
 from pytreemod.module.records import ClassValue, FieldsDict, Record, make_record, write_setattr
 from pytreemod.module.schema import OUR_NAMES, Notes, Schema
 from pytreemod.tree.comparison import are_equal
@@ -110,8 +110,7 @@ class ModuleMeta(abc.ABCMeta):
         schema = cls.__record__
         if schema.refusal is not None:
             if schema.plain is not None:
-                # What a method makes by `type(self)(...)` is of the class that it was written in.
-                return cast(Any, schema.plain.cls)(*args, **kwargs)
+                _refuse_reading(cls)
             raise FieldError(schema.refusal)
         node = schema.build(*args, **kwargs)
         # Only what __init__ has just built: __new__ may return any object, a finished one too.
@@ -131,7 +130,8 @@ class ModuleMeta(abc.ABCMeta):
             is_checked = type_checker_of(value) is not None and hasattr(value, "__wrapped__")
             value = letting_nodes_pass(value, schema) if is_checked else value
         declared = None if schema is None else schema.fields.get(name)
-        if declared is not None and value is declared.default:
+        is_ready = class_of(value) in (Waiting, ClassValue)  # That of a pickled class.
+        if is_ready or (declared is not None and value is declared.default):
             super().__setattr__(name, value)
             return
         kept = as_method(name, value)
@@ -151,8 +151,33 @@ class ModuleMeta(abc.ABCMeta):
 
 
 def _shows_dict(base: type) -> bool:
-    """Whether a base that is no Module would show the dicts of instances as they are."""
-    return not isinstance(base, ModuleMeta) and any("__dict__" in vars(b) for b in base.__mro__)
+    """Whether a class with this base might show the dicts of its instances as they are.
+
+    A base that is no Module does so if it has a dict, and Python gives the class one if it has not.
+    """
+    return not isinstance(base, ModuleMeta) and base is not Record
+
+
+def _refuse_reading(cls: type) -> NoReturn:
+    """Refuse to call the class of an instance that is not read as it is stored.
+
+    `dataclasses.replace` does so with what it has read.
+    """
+    name = cls.__qualname__
+    names = [field for field, kept in vars(cls).items() if isinstance(kept, Read)]
+    raise FieldError(
+        explain(
+            f"type(model)(...), or dataclasses.replace(model, ...), of a {name}",
+            "a model in which all fields are read as they are stored",
+            f"one with ties or computed leaves ({', '.join(names)}), which the values of its "
+            "attributes do not have",
+            cure=[
+                "exchange fields, or name the class:",
+                "model = model.replace(field=new)",
+                f"{cls.__name__}(...)",
+            ],
+        )
+    )
 
 
 def _is_own(name: str, value: Any) -> bool:
@@ -495,12 +520,13 @@ class Module(Record, metaclass=ModuleMeta):
         """
         schema = type(self).__record__
         made = schema.rebuild(self, replace_values(self, changes), is_given=True, decide=True)
+        before = dict(made.__stored__)
         for check in schema.checks:
             if isinstance(check, FieldCheck):
                 check.check_copy(made, self)
             else:
                 check(made)
-        return made
+        return as_changed(made, before)
 
     def __replace__(self: _M, /, **changes: Any) -> _M:
         return type(self).replace(self, **changes)

@@ -14,6 +14,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterable
+from operator import is_
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -32,6 +33,7 @@ from pytreemod.module.records import (
 )
 from pytreemod.module.schema import Schema
 from pytreemod.tree.pending import FLAT, LAYOUT
+from pytreemod.tree.snapshots import SNAPSHOT
 from pytreemod.typing import class_of
 
 
@@ -70,6 +72,7 @@ def write_finish(schema: Schema) -> Callable[[Any], Any]:
         "schema": schema,
         "fill": ft.partial(fill_defaults, schema),
         "divide": ft.partial(_divide, schema),
+        "run_checks": run_checks,
         **{f"convert_{i}": convert for i, convert in enumerate(schema.converters.values())},
         **{
             f"constrain_{i}": ft.partial(take_in, constraint, where=f"{name}.{field}")
@@ -116,10 +119,38 @@ def finish(node):
         node = divide(node, d)
     if asked is not None:
         node = asked.tied(node)
-    for check in schema.checks:
-        check(node)
-    return node
+    checks = schema.checks
+    return run_checks(node, checks) if checks else node
 """
+
+
+def run_checks(node: Any, checks: Iterable[Callable[[Any], Any]]) -> Any:
+    """Run checks on an instance; returns it as they leave it."""
+    before = dict(node.__stored__)
+    for check in checks:
+        check(node)
+    return as_changed(node, before)
+
+
+def as_changed(node: Any, before: dict[str, Any]) -> Any:
+    """An instance after its checks, which may have changed it by `object.__setattr__`.
+
+    Nothing that was cached while they ran outlives them, and a changed instance is divided anew.
+
+    Args:
+        node: the instance.
+        before: what its dict held before the checks.
+    """
+    values = node.__stored__
+    for cached in (FLAT, SNAPSHOT):
+        before.pop(cached, None)
+        values.pop(cached, None)
+    # What was added comes last, and is no field.
+    if all(map(is_, before.values(), values.values())):
+        return node
+    del values[LAYOUT]
+    schema: Schema = class_of(node).__record__
+    return _divide(schema.plain or schema, node, values)
 
 
 def _divide(schema: Schema, node: Any, values: dict[str, Any]) -> Any:

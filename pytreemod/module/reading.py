@@ -7,7 +7,7 @@ gives the value, and it does so for everybody: in a layer of ours or of the user
 transform, for a function that insists on a `jax.Array`.
 
     class Linear(pm.Module):            made = Linear(LowRank(base, a, b), bias)
-        weight: jax.Array               vars(made)["weight"]     LowRank(...), in the tree
+        weight: jax.Array               in the tree              LowRank(...)
         bias: jax.Array                 made.weight              base + a @ b
 
 Python asks a data descriptor of the class before it looks into the instance. So an instance that

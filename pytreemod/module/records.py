@@ -101,7 +101,7 @@ def _is_ours(name: str) -> bool:
 
 
 class _Shown(dict[str, Any]):
-    """The fields of a finished record, as `vars(model)` shows them: a dict that changes none.
+    """The fields of a finished record, as reading them gives them: a dict that changes none.
 
     Under a name that is no field, values are kept with the instance, where Python finds them as its
     attributes: so `functools.cached_property` works. No copy has them.
@@ -115,7 +115,10 @@ class _Shown(dict[str, Any]):
         fields: dict[str, Any] = class_of(node).__record__.fields
         # Listed at once, for another thread may just fill it in.
         names = [*fields, *list(values)]
-        super().__init__({n: values[n] for n in names if n in values and not _is_ours(n)})
+        shown = {n: values[n] for n in names if n in values and not _is_ours(n)}
+        if class_of(node).__record__.plain is not None:
+            shown |= {n: getattr(node, n) for n in fields if n in shown}
+        super().__init__(shown)
         self._node = node
 
     def __setitem__(self, name: str, value: Any) -> None:

@@ -9,6 +9,7 @@ import sys
 import typing
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,8 @@ import pytreemod as pm
 from pytreemod.errors import FieldError, FieldWarning
 from pytreemod.module.construction import compile_functions, quoted
 from tests.helpers import string_annotations
+from tests.helpers.comparing import assert_same
+from tests.helpers.computing import scaled
 from tests.helpers.trees import (
     Affine,
     Checked,
@@ -788,3 +791,51 @@ def test_writing_functions_leaves_nothing_for_the_garbage_collector():
 
     assert scope["read"]({"weight": 1, "bias": 2}) == (1, 2)
     assert found == 0
+
+
+class Counts(pm.Module):
+    """Sets fields past `__setattr__`, once it is finished and flattened."""
+
+    weight: jax.Array
+    note: Any
+    n: int = pm.field(static=True, default=0)
+
+    def __check_init__(self):
+        pm.filter_jit(lambda m: m.n)(self)
+        object.__setattr__(self, "n", len(jax.tree.leaves(self)))
+        object.__setattr__(self, "note", self.new_note())
+
+    def new_note(self):
+        return 7.0
+
+
+class CountsFunction(Counts):
+    """What it sets is configuration, where data was."""
+
+    def new_note(self):
+        return jnp.tanh
+
+
+class CountsComputed(Counts):
+    """What it sets is not read as it is stored."""
+
+    def new_note(self):
+        return scaled()
+
+
+@pytest.mark.parametrize("cls", [Counts, CountsFunction, CountsComputed])
+@pytest.mark.parametrize("change", [lambda m: m, lambda m: m.replace(weight=ramp(2))])
+def test_what_checks_change_is_in_the_tree(cls, change):
+    """Nothing that was cached while they ran outlives them."""
+    made = change(cls(ramp(2), 1.0))
+
+    assert made.n == pm.filter_jit(lambda m: m.n)(made) > 0
+    for seen in (jax.tree.map(lambda x: x, made), pm.filter_jit(lambda m: m)(made)):
+        assert type(seen) is type(made)
+        assert_same(seen.note, made.note)
+        assert_same(jax.tree.structure(seen), jax.tree.structure(made))
+    if cls is Counts:
+        assert jax.tree.leaves(made)[1:] == [7.0]
+        assert jax.tree.structure(made) == jax.tree.structure(cls(ramp(2), 1.0).replace(note=7.0))
+    if cls is CountsFunction:
+        assert len(jax.tree.leaves(made)) == 1

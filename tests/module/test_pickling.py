@@ -222,6 +222,11 @@ def test_in_the_same_process_it_is_the_same_class():
     assert jax.tree.structure(after) == structure == jax.tree.structure(cls(ramp(2)))
     assert_same(after(2.0), before(2.0))
     assert_same(pickle.loads(cloudpickle.dumps(cls))(ramp(2)).n, 2)
+    assert not hasattr(cls, "x")
+    cls.x = 1.0
+    pickle.loads(cloudpickle.dumps(cls))
+    assert cls.x == 1.0
+    assert_same(before.x, ramp(2))
 
 
 @pytest.mark.parametrize("change", [lambda m: m.__call__, lambda m: pm.Partial(m, 2.0)])

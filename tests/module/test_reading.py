@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import inspect
 import pickle
+import sys
 
 import beartype
 import jax
@@ -18,6 +19,7 @@ from pytreemod.errors import FieldError, FrozenError, ShapeError
 from pytreemod.module.reading import Made, Read, Tie
 from pytreemod.tree.pending import PENDING
 from pytreemod.tree.stored_fields import stored
+from tests.helpers.comparing import assert_same
 from tests.helpers.computing import (
     STYLES,
     Converting,
@@ -131,11 +133,44 @@ def test_threads_may_make_the_first_instance_at_once():
     assert len(set(race(lambda i: type(Fresh(scaled()))))) == 1
 
 
-def test_what_a_method_makes_of_its_type_is_of_the_class_itself():
-    """`type(self)(...)` is a plain instance."""
-    made = Generated(scaled(), ramp(2))
+@in_every_style
+def test_vars_shows_what_is_read(style):
+    """Of a computed leaf its value, of a tied field what it is tied to; nothing is beside them."""
+    computed = style(scaled(), ramp(2))
+    tied = pm.tie(style(ramp(2), 2 * ramp(2)), "weight", to="bias")
 
-    assert type(type(made)(ramp(2), ramp(2))) is Generated
+    for made in (
+        computed,
+        tied,
+        jax.tree.map(lambda x: x, computed),
+        pm.filter_jit(tied.replace)(),
+    ):
+        names = [field.name for field in dataclasses.fields(made)]
+        assert [*vars(made)] == names
+        for name in names:
+            assert_same(vars(made)[name], getattr(made, name))
+        with pytest.raises(FrozenError, match="no assignment, for a Module is frozen"):
+            vars(made)["weight"] = ramp(2)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda made: type(made)(made.weight, made.bias),
+        lambda made: type(made)(**vars(made)),
+        lambda made: dataclasses.replace(made, bias=ramp(2)),
+    ],
+)
+def test_the_values_of_its_attributes_make_no_such_instance(again):
+    """They have no ties, and not what is computed from: `replace` keeps both."""
+    tied = pm.tie(Generated(ramp(2), ramp(2)), "weight", to="bias")
+    for made in (Generated(scaled(), ramp(2)), tied):
+        with pytest.raises(
+            FieldError, match=r"(?s)computed leaves \(weight\).*model.replace\(field"
+        ):
+            again(made)
+    if sys.version_info >= (3, 13):
+        assert_reads(copy.replace(Generated(scaled(), ramp(2)), bias=ramp(2)))
 
 
 def test_the_class_asks_nothing_of_the_users():

@@ -1,5 +1,6 @@
 """Frozen instances: what happens to an assignment, before and after."""
 
+import abc
 import copy
 import dataclasses
 import functools as ft
@@ -476,6 +477,24 @@ class MixedIn(Mixin, Described):
     """A mixin comes first."""
 
 
+class Slotted:
+    """Has no dict."""
+
+    __slots__ = ()
+
+
+class SlotsFirst(Slotted, Described):
+    """A mixin without a dict comes first: Python gives the class one, and shows it as it is."""
+
+
+class GenericFirst(Generic[T], Described):
+    """So does a generic base."""
+
+
+class AbstractFirst(abc.ABC, Described):
+    """So does an abstract one."""
+
+
 class Subscripted(Described, Generic[T]):
     """A generic one."""
 
@@ -490,6 +509,7 @@ class FromInit(Mixin, Described):
 
 
 DESCRIBED = [Described, MixedIn, Subscripted, Subscripted[int], FromInit]
+DESCRIBED += [SlotsFirst, GenericFirst, AbstractFirst]
 CHANGES = {
     "replace": lambda m: m.replace(weight=2 * m.weight),
     "tree_at": lambda m: pm.tree_at(lambda m: m.weight, m, 2 * m.weight),

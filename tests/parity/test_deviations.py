@@ -142,6 +142,26 @@ def test_deletion_is_refused():
         del ours.weight
 
 
+def test_a_finished_module_is_not_changed_by_object_setattr():
+    """Equinox's tree follows; pytreemod's is what was flattened first."""
+    theirs, ours = linear(equinox), linear(pytreemod)
+    for layer in (theirs, ours):
+        jtu.tree_leaves(layer)
+        object.__setattr__(layer, "weight", ramp(3, 2) + 1)
+
+    assert jtu.tree_leaves(theirs)[0] is theirs.weight
+    assert jtu.tree_leaves(ours)[0] is not ours.weight
+
+
+def test_what_was_tied_or_computed_is_not_rebuilt_from_attributes():
+    """`dataclasses.replace` would lose that; `replace` does not."""
+    ours = pytreemod.tie(activated(pytreemod).replace(activation=ramp(2)), "weight", "activation")
+
+    with pytest.raises(TypeError, match=r"model\.replace\(field=new\)"):
+        dataclasses.replace(ours, mode="test")
+    assert len(jtu.tree_leaves(ours.replace(mode="test"))) == 1
+
+
 def test_initial_values_of_tokens_have_no_weak_type():
     """Equinox keeps it, and refuses a strong value later; in pytreemod both fit, compiled once."""
     make = lambda eqx: eqx.nn.make_with_state(lambda: eqx.nn.StateIndex(jnp.asarray(0.5)))()  # noqa: E731
