@@ -42,7 +42,8 @@ TIES = "<ties>"
 MADE = "<made>"
 # Where it keeps the ties that its `__init__` has asked for, until they can be made.
 ASKED = "<asked>"
-# What marks a computed leaf in a tree of derivatives. No part of the tree, and kept by no journey.
+# What marks a computed leaf, and the outermost Modules, in a tree of derivatives. No part of the
+# tree, and kept by no journey.
 DERIVATIVE = "<derivative>"
 
 
@@ -258,10 +259,24 @@ def _refuse_derivatives(where: str, found: str) -> NoReturn:
 
 
 def mark_derivatives(tree: Any) -> None:
-    """Let computed leaves in a tree of derivatives, which has just been made, refuse to be read."""
-    for node in jtu.tree_leaves(tree, is_leaf=is_computed):
-        if is_computed(node):
-            node.__stored__[DERIVATIVE] = True
+    """Let computed leaves in a tree of derivatives, which has just been made, refuse to be read.
+
+    The outermost Modules say what they are, too.
+    """
+    for is_marked in (is_computed, _is_record):
+        for node in jtu.tree_leaves(tree, is_leaf=is_marked):
+            if is_marked(node):
+                node.__stored__[DERIVATIVE] = True
+
+
+def are_derivatives(tree: Any) -> bool:
+    """Whether a tree has Modules that hold derivatives, as they came from a transform."""
+    nodes = jtu.tree_leaves(tree, is_leaf=_is_record)
+    return any(_is_record(node) and DERIVATIVE in node.__stored__ for node in nodes)
+
+
+def _is_record(node: Any) -> bool:
+    return record_of(node) is not None
 
 
 # ---- ties

@@ -17,9 +17,17 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 import jax.numpy as jnp
 
-from pytreemod.errors import ArgumentError, ShapeError, StructureError, describe, explain
+from pytreemod.errors import (
+    ArgumentError,
+    ShapeError,
+    StructureError,
+    describe,
+    explain,
+    with_article,
+)
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
+from pytreemod.module.reading import are_derivatives
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.training.hyperparameters import chosen_rules, with_value
 from pytreemod.training.plans import (
@@ -35,8 +43,8 @@ from pytreemod.transform.boundary.agreement import differences
 from pytreemod.transform.boundary.shared_parameters import tell_shared
 from pytreemod.tree.nodes import places
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.updating import apply_updates
-from pytreemod.typing import FilterSpec, PyTree, jtu
+from pytreemod.tree.updating import apply_updates, refuse_complex
+from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
 
 _T = TypeVar("_T")
 # Not `Self`, which type checkers that run with the program (beartype) refuse in single methods.
@@ -160,16 +168,24 @@ class Optimizer(Module):
         Raises:
             ArgumentError: the optimizer was not initialized, or none of its transformations takes
                 an argument of that name.
+                Or the model and its gradients have changed places, or a gradient is complex and
+                its parameter is not.
             StructureError: the model is not the one that the optimizer was initialized with, or
                 there is no gradient for something that is trained.
-            ShapeError: a transformation gave an update, or a state, of another shape.
+            ShapeError: a gradient would be broadcast to its parameter, or a transformation gave an
+                update, or a state, of another shape. A gradient of more axes, as a transformation
+                wants it that takes one for each example, is passed on.
         """
         plan, states = self._initialized("update")
         leaves, treedef = jtu.tree_flatten(model)
+        if are_derivatives(model) or (
+            treedef != plan.structure and jtu.tree_structure(grads) == plan.structure
+        ):
+            _refuse_exchanged(model)
         check_model(plan, model, treedef)
         steps = [_Step(rule, extra) for rule in (self.before, *rules_of(self.rules))]
         _check_extra(extra, steps)
-        given = _gradients(plan, model, treedef, grads)
+        given = _gradients(plan, model, leaves, treedef, grads)
         before, *own = steps
         before_state = self.before_state
         if self.before is not None:
@@ -267,18 +283,33 @@ def _extra_names(rule: Any) -> tuple[str, ...] | None:
     return tuple(p.name for p in parameters[3:])
 
 
-def _gradients(plan: RulePlan, model: PyTree, treedef: Any, grads: PyTree) -> list[Any]:
+def _gradients(
+    plan: RulePlan, model: PyTree, leaves: list[Any], treedef: Any, grads: PyTree
+) -> list[Any]:
     """The gradient of each leaf; None for what is not trained."""
     try:
         found = treedef.flatten_up_to(grads)
-    except (ValueError, TypeError) as error:
-        _refuse_gradients(model, grads, error)
+    except (ValueError, TypeError):
+        found = None
+    if found is None:
+        _refuse_gradients(model, grads)
     # A gradient of what is not trained, as a frozen layer has one, is dropped here.
     given = plan.only(found)
     lacking = [m and g is None for g, m in zip(given, plan.is_trained, strict=True)]
     if any(lacking):
         _refuse_lacking(plan, lacking)
+    pairs = list(zip(leaves, given, strict=True))
+    if not all(gradient is None or _fits(leaf, gradient) for leaf, gradient in pairs):
+        _refuse_unfit(plan, pairs)
     return given
+
+
+def _fits(leaf: Any, gradient: Any) -> bool:
+    # One of more axes is never broadcast: what a transformation makes of it must fit, and is
+    # looked at then. Some take a gradient for each example.
+    if jnp.shape(gradient) != jnp.shape(leaf) and jnp.ndim(gradient) <= jnp.ndim(leaf):
+        return False
+    return jnp.iscomplexobj(leaf) or not jnp.iscomplexobj(gradient)
 
 
 # ---- refusals
@@ -295,19 +326,57 @@ def _refuse_uninitialized(method: str) -> NoReturn:
     )
 
 
-def _refuse_gradients(model: PyTree, grads: PyTree, error: Exception) -> NoReturn:
-    # None stands for what was not differentiated.
-    found = [d for d in differences(model, grads, fits_always) if d.second is not None]
+def _refuse_exchanged(model: PyTree) -> NoReturn:
+    raise ArgumentError(
+        explain(
+            "Optimizer.update(model, grads)",
+            "the model, then its gradients",
+            f"gradients ({with_article(class_of(model).__qualname__)}) first",
+            cure=["the model comes first:", "model, opt = opt.update(model, grads)"],
+        )
+    )
+
+
+def _refuse_unfit(plan: RulePlan, pairs: list[tuple[Any, Any]]) -> NoReturn:
+    wrong = [
+        (path_text(spot.path, "grads"), leaf, gradient)
+        for spot, (leaf, gradient) in zip(places(plan.stand_in()), pairs, strict=True)
+        if gradient is not None and not _fits(leaf, gradient)
+    ]
+    place, leaf, gradient = wrong[0]
+    if jnp.shape(gradient) == jnp.shape(leaf):
+        refuse_complex("Optimizer.update(grads)", place, "a gradient", gradient)
+    raise ShapeError(
+        explain(
+            "Optimizer.update(grads)",
+            "gradients of the shapes of the parameters",
+            "others, that would be broadcast",
+            places=[f"{p}: {describe(g)} for {describe(x)}" for p, x, g in wrong],
+        )
+    )
+
+
+def _refuse_gradients(model: PyTree, grads: PyTree) -> NoReturn:
+    # None for a leaf stands for what was not differentiated; for a node it says too little.
+    found = [
+        d
+        for d in differences(model, grads, fits_always)
+        if d.second is not None or jtu.tree_leaves(d.first) != [d.first]
+    ]
     texts = [(path_text(d.path, "grads"), *d.texts()) for d in found]
+    cure = ["they are what filter_grad gives:", "grads = pm.filter_grad(loss)(model)"]
+    if any(d.second is None for d in found):
+        cure = ["what is left alone has a rule that says so:"]
+        cure += ['pm.Optimizer(pm.by({"backbone": None, ...: rule})).init(model)']
     raise StructureError(
         explain(
             "Optimizer.update(grads)",
             "gradients of the model",
             "a tree of another structure",
             places=[f"{place}: {new} where the model has {old}" for place, old, new in texts],
-            cure=["the model comes first:", "model, opt = opt.update(model, grads)"],
+            cure=cure,
         )
-    ) from error
+    )
 
 
 def _refuse_lacking(plan: RulePlan, lacking: list[bool]) -> NoReturn:

@@ -24,11 +24,13 @@ class Traits(NamedTuple):
         roles: of the leaves, in JAX's order.
         has_keepers: whether a node is a keeper.
         has_computed: whether a node is a computed leaf.
+        has_records: whether a node is a Module.
     """
 
     roles: tuple[str, ...]
     has_keepers: bool
     has_computed: bool
+    has_records: bool
 
 
 class _Anything:
@@ -85,4 +87,5 @@ def traits_of(treedef: Any) -> Traits:
         roles=tuple(spot.role for spot in places(tree)),
         has_keepers=any(isinstance(node, AbstractKeeper) for node in nodes),
         has_computed=any(record is not None and record.computes for record in records),
+        has_records=any(record is not None for record in records),
     )

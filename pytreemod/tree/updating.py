@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from typing import Any, NoReturn, TypeVar
 
-from pytreemod.errors import PytreemodError, ShapeError, StructureError, describe, explain
+import jax
+import jax.numpy as jnp
+
+from pytreemod.errors import (
+    ArgumentError,
+    PytreemodError,
+    ShapeError,
+    StructureError,
+    describe,
+    explain,
+)
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.predicates import is_array, is_inexact_array
+from pytreemod.tree.predicates import is_array, is_array_like, is_inexact_array
 from pytreemod.typing import PyTree, jtu
 
 _T = TypeVar("_T")
@@ -14,6 +24,8 @@ _T = TypeVar("_T")
 
 def apply_updates(model: _T, updates: PyTree) -> _T:
     """Add updates to a model, leaf by leaf; `None` leaves a leaf, or a whole subtree, as it is.
+
+    So does a zero of dtype `float0`, JAX's derivative by an integer. Nothing is broadcast.
 
     **Law.** Every array of the result has the shape of the model's, and the dtype, if that is
     floating or complex: whatever is computed in, a step changes the values of a model and nothing
@@ -28,6 +40,7 @@ def apply_updates(model: _T, updates: PyTree) -> _T:
 
     Raises:
         ShapeError: an update is of another shape than what it is for.
+        ArgumentError: an update is complex, and what it is for is not.
         StructureError: `updates` is no prefix of the model.
 
     Examples:
@@ -48,14 +61,13 @@ def _is_none(node: object) -> bool:
 
 
 def _add(path: Any, update: Any, leaf: Any) -> Any:
-    if update is None:
+    if update is None or getattr(update, "dtype", None) == jax.dtypes.float0:
         return leaf
     if leaf is None:
         _refuse_lack(path)
-    new = leaf + update
-    if not is_array(leaf):
-        return new
-    if new.shape != leaf.shape:
+    # Updates may be any objects that can be added.
+    is_number = is_array_like(leaf) and is_array_like(update)
+    if is_number and jnp.shape(update) != jnp.shape(leaf):
         raise ShapeError(
             explain(
                 f"apply_updates at {path_text(path, 'model')}",
@@ -67,8 +79,24 @@ def _add(path: Any, update: Any, leaf: Any) -> Any:
                 ],
             )
         )
+    if is_number and jnp.iscomplexobj(update) and not jnp.iscomplexobj(leaf):
+        refuse_complex("apply_updates", path_text(path, "model"), "an update", update)
+    new = leaf + update
+    if not is_array(leaf):
+        return new
     # As optax: 32 bits may be added to 16, and the model still has 16.
     return new.astype(leaf.dtype) if is_inexact_array(leaf) and new.dtype != leaf.dtype else new
+
+
+def refuse_complex(where: str, place: str, what: str, given: Any) -> NoReturn:
+    """Refuse what is complex for a leaf that is real, and would lose its imaginary part.
+
+    Raises:
+        ArgumentError: always.
+    """
+    cure = ["if the imaginary part means nothing, say so:", "jax.tree.map(jnp.real, grads)"]
+    expected = f"{what} without an imaginary part, for what is real"
+    raise ArgumentError(explain(f"{where} at {place}", expected, describe(given), cure=cure))
 
 
 def _refuse_lack(path: Any) -> NoReturn:

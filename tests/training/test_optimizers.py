@@ -4,6 +4,7 @@ import copy
 import functools as ft
 import operator
 import pickle
+import re
 from typing import Any, NamedTuple
 
 import hypothesis.strategies as st
@@ -16,7 +17,7 @@ from hypothesis import given
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, ShapeError, SpecError, StructureError
+from pytreemod.errors import ArgumentError, ShapeError, SpecError, StructureError, describe
 from pytreemod.tree.paths import path_text
 from tests.helpers.comparing import assert_identical, assert_same
 from tests.helpers.equations import equations
@@ -593,11 +594,72 @@ def test_gradients_of_another_structure_are_told_by_path():
     model = [affine(), affine()]
     opt = pm.Optimizer(optax.sgd(1.0)).init(model)
 
-    with pytest.raises(StructureError, match=r"grads\[1\].*\n.*the model comes first") as caught:
+    with pytest.raises(StructureError, match=r"grads\[1\].*\n.*filter_grad") as caught:
         opt.update(model, [affine(), {"weight": ramp(2)}])
     assert "dict" in str(caught.value)
-    with pytest.raises(StructureError, match=r"Optimizer\.update\(grads\)"):
+    with pytest.raises(StructureError, match="at grads: None where the model has list"):
         opt.update(model, None)
+    with pytest.raises(StructureError, match=r"at grads\[1\]: None where .* Affine\n.*a rule"):
+        opt.update(model, [affine(), None])
+
+
+@pytest.mark.parametrize("rule", [optax.sgd(1.0), optax.adam(1.0)])
+@pytest.mark.parametrize("shape", [(), (1, 1), (2,), (3, 1)])
+def test_a_gradient_is_never_broadcast(rule, shape):
+    """Not to the parameter, nor to what the rule keeps for it; the parameter is named."""
+    model = affine(3, 2)
+    opt = pm.Optimizer(rule).init(model)
+    grads = model.replace(weight=jnp.ones(shape))
+
+    with pytest.raises(ShapeError, match=re.escape(f"grads.weight: {describe(grads.weight)} for")):
+        opt.update(model, grads)
+
+
+def test_a_rule_may_take_a_gradient_for_each_example():
+    """One of more axes is the rule's business; what it gives has to fit, as ever."""
+    model = {"w": ramp(2)}
+    first = Doubling(
+        _init, lambda grads, state, params=None: (jax.tree.map(lambda g: g[0], grads), state)
+    )
+    new, _ = pm.Optimizer(first).init(model).update(model, {"w": jnp.ones((4, 2))})
+    np.testing.assert_array_equal(new["w"], model["w"] + 1)
+
+    with pytest.raises(ShapeError, match=r"apply_updates at model\['w'\]"):
+        pm.Optimizer(optax.sgd(1.0)).init(model).update(model, {"w": jnp.ones((4, 2))})
+
+
+def test_no_imaginary_part_is_dropped():
+    """A complex gradient of what is real is refused; a real one of what is complex is one."""
+    model = {"w": jnp.ones(2), "z": jnp.ones(2, "complex64")}
+    opt = pm.Optimizer(optax.sgd(1.0)).init(model)
+
+    with pytest.raises(ArgumentError, match=r"grads\['w'\]: .* without an imaginary part.*c64"):
+        opt.update(model, {"w": jnp.ones(2, "complex64"), "z": jnp.ones(2)})
+    new, _ = opt.update(model, {"w": jnp.ones(2), "z": jnp.ones(2)})
+    assert (new["w"].dtype, new["z"].dtype) == ("float32", "complex64")
+
+
+@pytest.mark.parametrize("model", [affine(), [affine()], {"a": (affine(), ramp(2))}, Net()])
+def test_the_gradients_do_not_come_first(model):
+    """As they would with optax: what has their structure would be trained away from the model."""
+    opt = pm.Optimizer(optax.sgd(1.0)).init(model)
+
+    @pm.filter_grad
+    def gradient(model):
+        return sum(jnp.sum(x) for x in jax.tree.leaves(pm.trainable(model)[0]))
+
+    with pytest.raises(ArgumentError, match=r"(?s)first\..*opt = opt\.update\(model, grads\)"):
+        opt.update(gradient(model), model)
+    opt.update(model, gradient(model))
+
+
+def test_gradients_of_a_part_are_known_by_their_structure():
+    """Where no Module says what it holds: None is where nothing was differentiated."""
+    model = {"w": ramp(2), "name": "net"}
+    opt = pm.Optimizer(optax.sgd(1.0)).init(model)
+
+    with pytest.raises(ArgumentError, match=r"gradients .* first"):
+        opt.update({"w": ramp(2), "name": None}, model)
 
 
 def test_a_model_of_another_structure_is_told_by_path():

@@ -6,7 +6,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.module.reading import is_computed
-from pytreemod.tree.nodes import places
+from pytreemod.tree.nodes import places, record_of
 from pytreemod.tree.successions import keepers_in
 from pytreemod.tree.traits import Traits, traits_of
 from tests.helpers.computing import Generated, Scaled
@@ -41,6 +41,7 @@ def test_traits_are_what_a_look_at_the_tree_itself_finds(make):
         roles=tuple(place.role for place in places(tree)),
         has_keepers=bool(keepers_in(tree)),
         has_computed=bool(nodes_below(tree, is_computed)),
+        has_records=bool(nodes_below(tree, lambda node: record_of(node) is not None)),
     )
 
 

@@ -58,13 +58,14 @@ def as_derivatives(tree: PyTree, treedef: Any) -> PyTree:
     """Let a tree of derivatives, which has just been put together, say that it is one.
 
     What would be computed of them refuses to be read: the exponential of a gradient means nothing.
+    And an `Optimizer` refuses them as its model.
     Every tree of derivatives, or of flags, that a user gets to see comes through here.
 
     Args:
         tree: the tree.
         treedef: of the model that it is like.
     """
-    if traits_of(treedef).has_computed:
+    if traits_of(treedef).has_records:
         mark_derivatives(tree)
     return tree
 
