@@ -128,6 +128,10 @@ class DamagedFileWarning(UserWarning):
     """The newest file of a training run is damaged, and the one before it was taken."""
 
 
+class SurplusStepsWarning(UserWarning):
+    """A folder of `Checkpoints` has steps that other options kept; they are not removed."""
+
+
 class LostUpdateWarning(UserWarning):
     """A State was used up, and what replaced it is lost.
 

@@ -31,6 +31,7 @@ from pytreemod.errors import (
     FileAccessError,
     FileError,
     FileMissingError,
+    SurplusStepsWarning,
     describe,
     explain,
     warn,
@@ -44,6 +45,7 @@ from pytreemod.io.saving import save
 from pytreemod.io.snapshots import snapshot
 from pytreemod.io.step_files import (
     Goal,
+    about_file,
     best_step,
     file_of_step,
     metrics_as_json,
@@ -68,6 +70,9 @@ class Checkpoints:
     donate the arrays, write into arrays of NumPy, use a State up. For this, arrays are copied on
     their devices; until the file is written, they take their memory twice. One save is under way
     at a time: the next one waits for it, where the disk is slower than the loop.
+
+    A save removes what it displaces, and no more. Steps that `keep` and `best` would not keep, but
+    that were saved under other ones, stay, and the first save warns of them; `prune` removes them.
 
     An error in the background is raised by the next call of whatever method. At the end of the
     program a save under way is finished, and an error that nobody has asked for is printed.
@@ -127,6 +132,7 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
         self._newest = max(steps_in(self.folder), default=-1)
         self._damaged: set[int] = set()
+        self._has_warned = False
         self._structure: Any = None
         # By step, with what tells one file from another that has taken its place.
         self._ranks: dict[int, tuple[Any, float | None]] = {}
@@ -166,6 +172,7 @@ class Checkpoints:
                 if step < self._newest:
                     raise _older_step(self, step, self._newest)
             self._check_can_be_described(tree, where)
+            self._warn_of_others()
             taken = snapshot(tree, where, copy=self._copy), snapshot(metrics, where)
             self._newest = step
             try:
@@ -250,6 +257,33 @@ class Checkpoints:
             raise _no_step(self, expected, f"the steps {steps}" if steps else "none")
         return self._file(chosen)
 
+    def prune(self) -> list[int]:
+        """Remove the steps that `keep` and `best` do not keep, whatever they were saved under.
+
+        Returns:
+            The steps that were removed.
+
+        Raises:
+            FileError: the last save has failed.
+            FileAccessError: a file cannot be removed.
+
+        Examples:
+            >>> import tempfile
+            >>> import pytreemod as pm
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     with pm.Checkpoints(folder, keep=None) as checkpoints:
+            ...         for step in range(4):
+            ...             checkpoints.save(step, {"step": step})
+            ...     again = pm.Checkpoints(folder, keep=1)
+            ...     again.steps(), again.prune(), again.steps()
+            ([0, 1, 2, 3], [0, 1, 2], [3])
+        """
+        with self._lock:
+            self.wait()
+            removed = self._surplus()
+            self._remove(removed)
+        return removed
+
     def wait(self) -> None:
         """Wait until what was saved is on the disk.
 
@@ -297,6 +331,15 @@ class Checkpoints:
             describe_tree(tree, where)
             self._structure = structure
 
+    def _warn_of_others(self) -> None:
+        """Name, once, the steps that stay because they were saved under other options."""
+        if self._has_warned:
+            return
+        self._has_warned = True
+        others = [step for step in self._surplus() if not self._is_ours(step)]
+        if others:
+            warn(SurplusStepsWarning, _surplus(self, others))
+
     # ---- in the background
 
     def _write(self, step: int, tree: PyTree, metrics: dict[str, Any]) -> None:
@@ -305,7 +348,8 @@ class Checkpoints:
             numbers = {name: _number(value) for name, value in metrics.items()}
             # In the file itself: a folder that was copied, or thinned by hand, still tells its
             # best.
-            about = {"step": step, "metrics": metrics_as_json(numbers)}
+            about = {"step": step, "metrics": metrics_as_json(numbers), **self._options()}
+            kept = {*self._present()}.difference(self._surplus())
             save(self._file(step), tree, about, durable=True)
         except Exception as error:
             error.add_note(f"It was in the background: step {step} of {self!r} is not saved.")
@@ -313,13 +357,29 @@ class Checkpoints:
             raise
         self._damaged.discard(step)
         # Last: a kill in between leaves a file too many, and never one too few.
-        self._remove_old()
+        # What this save displaces; and what a killed process of the same run has left.
+        self._remove(old for old in self._surplus() if old in kept or self._is_ours(old))
 
-    def _remove_old(self) -> None:
+    def _surplus(self) -> list[int]:
+        """The steps that are there and are neither new enough nor the best."""
         if self.keep is None:
-            return
+            return []
         best = None if self._goal is None else self._best_of(self._whole(), self._goal)
-        for step in steps_to_remove(self._present(), self.keep, best, self._damaged):
+        return steps_to_remove(self._present(), self.keep, best, self._damaged)
+
+    def _options(self) -> dict[str, Any]:
+        """What says which steps stay, as each file has it."""
+        return {"keep": self.keep, "best": self.best}
+
+    def _is_ours(self, step: int) -> bool:
+        """Whether a step was saved under the options of this object."""
+        try:
+            return self._options().items() <= about_file(self._file(step)).items()
+        except FileMissingError:
+            return True  # it is gone
+
+    def _remove(self, steps: Iterable[int]) -> None:
+        for step in steps:
             path = self._file(step)
             with system_errors(str(path), "a file that can be removed"):
                 path.unlink(missing_ok=True)
@@ -373,6 +433,16 @@ def _is_whole(path: Path) -> bool:
     except FileError:
         return False
     return True
+
+
+def _surplus(checkpoints: Checkpoints, steps: list[int]) -> str:
+    shown = ", ".join(map(str, steps[:8])) + (", ..." if len(steps) > 8 else "")
+    return explain(
+        repr(checkpoints),
+        "steps that were saved with these options",
+        f"{len(steps)} that they would not keep: {shown}",
+        cure=["they stay; to remove them:", "checkpoints.prune()"],
+    )
 
 
 # ---- metrics

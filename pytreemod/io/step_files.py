@@ -85,20 +85,29 @@ def metrics_as_json(metrics: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def about_file(path: StrPath) -> Mapping[str, Any]:
+    """What a file says of its step; nothing if it is damaged.
+
+    Raises:
+        FileAccessError: the system refuses, or there is no such file any more.
+    """
+    try:
+        about = read_metadata(path)
+    except FileAccessError:
+        raise
+    except FileError:
+        return {}
+    return cast("dict[str, Any]", about) if isinstance(about, dict) else {}
+
+
 def metrics_in(path: StrPath) -> Mapping[str, Any]:
-    """The metrics that a file tells; none if it is damaged, or tells nothing of the kind.
+    """The metrics of a file's step; none if it is damaged, or has none.
 
     Raises:
         FileAccessError: the system refuses, or there is no such file any more; then nobody knows
             how good the step is.
     """
-    try:
-        told = read_metadata(path)
-    except FileAccessError:
-        raise
-    except FileError:
-        return {}
-    metrics = cast("dict[str, Any]", told).get("metrics") if isinstance(told, dict) else None
+    metrics = about_file(path).get("metrics")
     return cast("dict[str, Any]", metrics) if isinstance(metrics, dict) else {}
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from collections import OrderedDict
+from contextlib import nullcontext
 from pathlib import Path
 
 import jax
@@ -27,6 +28,7 @@ from pytreemod.errors import (
     FileAccessError,
     FileError,
     FileMissingError,
+    SurplusStepsWarning,
 )
 from pytreemod.io import many_steps
 from pytreemod.io.loading import load, read_metadata
@@ -103,7 +105,8 @@ def test_files_are_those_of_save(tmp_path):
 
     assert files(tmp_path) == ["step_00000001.safetensors", "step_00000020.safetensors"]
     assert checkpoints.path() == checkpoints.path(20) == tmp_path / "step_00000020.safetensors"
-    assert read_metadata(checkpoints.path()) == {"step": 20, "metrics": {"loss": 0.5}}
+    about = {"step": 20, "metrics": {"loss": 0.5}, "keep": 3, "best": None}
+    assert read_metadata(checkpoints.path()) == about
     assert_same(load(checkpoints.path(1)), tree_at_step(1))
 
 
@@ -136,7 +139,7 @@ def test_metrics_are_what_they_were(tmp_path, gate):
         gate.set()
 
     told = read_metadata(checkpoints.path())
-    assert told == {"step": 1, "metrics": {"loss": 0.5, "accuracy": 0.25}}
+    assert (told["step"], told["metrics"]) == (1, {"loss": 0.5, "accuracy": 0.25})
 
 
 @pytest.mark.parametrize("value", [np.bool_(True), jnp.asarray(True), np.int8(1), 1])
@@ -390,6 +393,60 @@ def test_the_newest_stay_and_the_best(tmp_path):
     # The files tell it to whoever comes later.
     assert Checkpoints(tmp_path, best="loss").path("best") == checkpoints.path(2)
     assert Checkpoints(tmp_path, best="-loss").path("best") == checkpoints.path(5)
+
+
+OPENED_OTHERWISE = {
+    "fewer": ({"keep": 10}, {"keep": 3}, [*range(10)], [*range(7), 8, 9, 10], [8, 9, 10]),
+    "fewer by far": ({"keep": None}, {"keep": 1}, [*range(4)], [0, 1, 2, 4], [4]),
+    "without its best": ({"keep": 1, "best": "loss"}, {"keep": 1}, [1, 3], [1, 4], [4]),
+    "by another metric": (
+        {"keep": 1, "best": "loss"},
+        {"keep": 1, "best": "-accuracy"},
+        [1, 3],
+        [1, 4],
+        [4],
+    ),
+    "more": ({"keep": 2}, {"keep": 3}, [2, 3], [2, 3, 4], [2, 3, 4]),
+    "all": ({"keep": 2}, {"keep": None}, [2, 3], [2, 3, 4], [2, 3, 4]),
+}
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "before", "after", "pruned"), OPENED_OTHERWISE.values(), ids=OPENED_OTHERWISE
+)
+def test_a_save_removes_what_it_displaces_and_no_more(
+    tmp_path, first, later, before, after, pruned
+):
+    """A script that resumes with other options loses nothing that those before had kept."""
+    with Checkpoints(tmp_path, **first) as checkpoints:
+        for step in range(after[-1]):
+            checkpoints.save(step, LIKE, {"loss": (step - 1.0) ** 2, "accuracy": float(step)})
+    assert checkpoints.steps() == before
+
+    again, last = Checkpoints(tmp_path, **later), {"loss": 99.0, "accuracy": 99.0}
+    is_told = after != pruned
+    with pytest.warns(SurplusStepsWarning, match="to remove them") if is_told else nullcontext():
+        again.save(after[-1], LIKE, last)
+    again.save(after[-1], LIKE, last)  # without a word: it is told once
+    assert again.steps() == after
+    assert again.prune() == sorted({*after} - {*pruned})
+    assert again.steps() == pruned
+
+
+def test_what_a_killed_process_has_left_is_removed_by_the_next_save(tmp_path):
+    """It died between writing a file and removing another: of the same run, so without a word."""
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(1, LIKE)
+    kept = checkpoints.path(1).read_bytes()
+    checkpoints.save(2, LIKE)
+    checkpoints.wait()
+    checkpoints.path(2).with_name("step_00000001.safetensors").write_bytes(kept)
+
+    again = Checkpoints(tmp_path, keep=1)
+    assert again.steps() == [1, 2]
+    again.save(3, LIKE)
+
+    assert again.steps() == [3]
 
 
 def test_a_step_without_metrics_is_never_the_best(tmp_path):
