@@ -731,6 +731,6 @@ def test_a_process_can_be_killed_at_any_moment(tmp_path):
             os.utime(tmp_path / name, (0, 0))
 
     assert parts > 0
-    with Checkpoints(tmp_path) as checkpoints:
+    with Checkpoints(tmp_path, best="loss") as checkpoints:
         checkpoints.save(newest + 1, {})
     assert not [name for name in files(tmp_path) if "saving" in name]
