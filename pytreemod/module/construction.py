@@ -293,7 +293,9 @@ def _refuse_unset(schema: Schema, names: list[str]) -> None:
             f"set it in {where.__qualname__}.{method}, or give it a default:",
             *(f"self.{name} = ..." for name in names),
         ]
-    raise FieldError(explain(cls.__qualname__, "every field to be set", found, cure=cure))
+    # The second sentence is Equinox's, by which people know it.
+    got = f"an instance without {', '.join(names)}. {found}"
+    raise FieldError(explain(cls.__qualname__, "every field to be set", got, cure=cure))
 
 
 def write_init(schema: Schema) -> Callable[..., None]:

@@ -264,7 +264,8 @@ def refuse_assignment(node: Any, name: str, value: Any) -> None:
         explain(
             f"{cls}.{name}",
             "no assignment, for a Module is frozen",
-            f"cannot assign to field {name!r} the value {describe(value)}",
+            # As Python says it for a frozen dataclass, in a sentence of its own.
+            f"the value {describe(value)}. You cannot assign to field {name!r}",
             cure=cure,
         )
     )

@@ -32,7 +32,8 @@ def used_up(by: str, user: str, places: Sequence[str]) -> StateError:
         explain(
             f"State.{by}",
             "the newest State",
-            f"Attempted to use old state: one that {user} has already replaced",
+            # Equinox's text, by which people know it, as a sentence of its own.
+            f"one that {user} has already replaced. Attempted to use old state",
             places=places,
             cure=[
                 "go on with what came back; using the old one would lose an update:",

@@ -146,14 +146,15 @@ def test_a_required_field_that_an_inherited_init_leaves_unset_is_refused_with_th
 
     kind = SetsOne if is_set else Sub
     texts = {
-        Sub: r"Sub: expected every field to be set, got Fields 'extra', 'more' were not "
-        r"initialized by the __init__ inherited from OwnInit\.\n"
+        Sub: r"Sub: expected every field to be set, got an instance without extra, more\. "
+        r"Fields 'extra', 'more' were not initialized by the __init__ inherited from OwnInit\.\n"
         r"  write an __init__ \(or give the field a default\):\n"
         r"      def __init__\(self, extra, more, \*\*kwargs\):\n"
         r"          super\(\)\.__init__\(\*\*kwargs\)\n"
         r"          self\.extra = extra\n          self\.more = more$",
-        SetsOne: r"SetsOne: expected every field to be set, got Field 'extra' was not initialized"
-        r"\.\n  set it in [^\n]*SetsOne\.__init__, or give it a default:\n"
+        SetsOne: r"SetsOne: expected every field to be set, got an instance without extra\. "
+        r"Field 'extra' was not initialized\.\n"
+        r"  set it in [^\n]*SetsOne\.__init__, or give it a default:\n"
         r"      self\.extra = \.\.\.$",
     }
 

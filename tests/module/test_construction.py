@@ -232,7 +232,8 @@ def test_a_field_that_init_does_not_set_is_refused():
 
     with pytest.raises(
         FieldError,
-        match=r"Forgetful: expected every field to be set, got Field 'bias' was not initialized\.\n"
+        match=r"Forgetful: expected every field to be set, got an instance without bias\. "
+        r"Field 'bias' was not initialized\.\n"
         r"  set it in [^\n]*Forgetful\.__init__, or give it a default:\n      self\.bias = \.\.\.$",
     ):
         Forgetful()

@@ -43,9 +43,9 @@ def test_assignment_after_construction_is_refused(make):
     name = type(module).__name__
     with pytest.raises(
         FrozenError,
-        match=rf"^{name}\.weight: expected no assignment, for a Module is frozen, got cannot "
-        rf"assign to "
-        r"field 'weight' the value f32\[2\]\.\n  make a new one; inside a larger model, name "
+        match=rf"^{name}\.weight: expected no assignment, for a Module is frozen, got the "
+        r"value f32\[2\]\. You cannot assign to field 'weight'\.\n"
+        r"  make a new one; inside a larger model, name "
         r"the place:"
         r"\n      model = model\.replace\(weight=new\)\n      model = pm\.tree_at\(",
     ):

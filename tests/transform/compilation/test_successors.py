@@ -16,7 +16,7 @@ LOST = (
     r"expected the State that came out of the last call, got the one that went into it, so that "
     r"the update of count is lost\.\n  at state\n"
 )
-OLD = "Attempted to use old state: one that (call|step|Stateful) has already replaced"
+OLD = r"one that (call|step|Stateful) has already replaced\. Attempted to use old state\."
 
 
 class Counter(pm.Module):
