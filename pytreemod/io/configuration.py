@@ -27,7 +27,7 @@ import numpy as np
 from pytreemod.errors import FileError, describe, explain
 from pytreemod.io.encodings import can_be_written
 from pytreemod.io.registered import own_name, registered_as, registered_name
-from pytreemod.module.classes import Module, restore
+from pytreemod.module.classes import Module, put_together
 from pytreemod.state.tokens import Unnamed
 from pytreemod.tree.kinds import dtype_of
 from pytreemod.tree.paths import PathName
@@ -418,7 +418,7 @@ def restore_checked(
     schema = cls.__record__
     if schema.refusal is not None:
         raise FileError(schema.refusal)
-    made = restore(cls, values, config)
+    made = put_together(cls, values, config)
     for check in schema.checks:
         try:
             check(made)

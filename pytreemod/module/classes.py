@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import functools as ft
 import inspect
+from collections.abc import Iterable
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, NoReturn, TypeVar, cast, dataclass_transform
 
@@ -29,7 +30,15 @@ from pytreemod.module.annotations import (
     letting_nodes_pass,
     type_checker_of,
 )
-from pytreemod.module.construction import as_changed, replace_values, write_finish, write_init
+from pytreemod.module.construction import (
+    as_changed,
+    fill_restored,
+    refuse_version,
+    replace_values,
+    write_finish,
+    write_init,
+)
+from pytreemod.module.division import is_configuration
 from pytreemod.module.fields import buffer, field, refuse_not_called, static_field
 from pytreemod.module.flattening import register
 from pytreemod.module.methods import InheritedMethod, Method, as_method, is_method
@@ -43,7 +52,7 @@ from pytreemod.tree.nodes import places
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import FLAT, LAYOUT, Waiting, has_attribute, open_to_waiting
 from pytreemod.tree.printing import tree_pformat
-from pytreemod.tree.stored_fields import stored
+from pytreemod.tree.stored_fields import reading_stored, stored
 from pytreemod.typing import class_of, jtu
 
 _R = TypeVar("_R", bound=Record)
@@ -414,19 +423,51 @@ def _has_hash(leaf: Any) -> bool:
 
 
 def restore(cls: Any, values: dict[str, Any], config: tuple[str, ...]) -> Any:
-    """Put a pickled or copied instance together again."""
+    """Put a pickled or copied instance together again.
+
+    What was pickled of an older version of the class gets its new fields' defaults.
+
+    Args:
+        cls: the class.
+        values: by name, of fields and of what is beside them.
+        config: the names of configuration; and of fields that were not set.
+
+    Raises:
+        FieldError: the class has other fields now.
+    """
     schema: Schema = cls.__record__
-    values = referred(values)
+    values = dict(referred(values))
+    if schema.is_skeleton:
+        return put_together(cls, values, config)
+    if hasattr(cls, "__setstate__"):
+        # It had none when this was pickled.
+        return restore_state(cls, *_divided(values))
+    given = {*values}
+    fill_restored(schema, values, config)
+    refuse_version(schema, values, config)
+    added = {n: v for n, v in values.items() if n not in given}
+    moved = schema.static | {name for name, value in added.items() if is_configuration(value)}
+    return put_together(cls, values, (*config, *moved))
+
+
+def put_together(cls: Any, values: dict[str, Any], config: Iterable[str]) -> Any:
+    """An instance of the class that these values ask for.
+
+    Args:
+        cls: a Module class.
+        values: by name, of fields and of what is beside them.
+        config: the names of configuration.
+    """
+    schema: Schema = cls.__record__
     if schema.is_skeleton:
         node = make_record(cls, dict(values))
         schema.early_instances.append((node, frozenset(config)))
         return node
     schema = schema.for_values(values)
-    layout = schema.layout_for(values, set(config))
-    made = make_record(schema.cls, {LAYOUT: layout, **values})
+    made = make_record(schema.cls, {LAYOUT: schema.layout_for(values, set(config)), **values})
     if schema.computes and MADE not in values:
         # From a file, which says what it is made of.
-        return restore(cls, {**values, MADE: observe(made)}, (*config, MADE))
+        return put_together(cls, {**values, MADE: observe(made)}, (*config, MADE))
     return made
 
 
@@ -560,8 +601,11 @@ class Module(Record, metaclass=ModuleMeta):
         values = {name: stored(self, name) for name in (*layout.data, *layout.config)}
         cls: Any = (schema.plain or schema).cls
         if not _has_own_state(cls):
-            return restore, (cls, referring(values), layout.config)
-        state: Any = values if cls.__getstate__ is _DEFAULT_GETTER else self.__getstate__()
+            unset = tuple(name for name in schema.fields if name not in values)
+            return restore, (cls, referring(values), (*layout.config, *unset))
+        # What is computed, or is elsewhere, is pickled as it is stored.
+        with reading_stored():
+            state: Any = values if cls.__getstate__ is _DEFAULT_GETTER else self.__getstate__()
         if class_of(state) is dict:
             # What is kept beside the fields is not its to tell; Python's own getter has it all.
             state = _divided(state)[0]
@@ -609,8 +653,12 @@ def restore_state(cls: Any, state: Any, beside: Any = None) -> Any:
     node = make_record(cls, {})
     _set_state(node, referred(state))
     if LAYOUT not in node.__stored__:
-        node.__stored__.update(referred(beside) or {})
-        node.__stored__[LAYOUT] = cls.__record__.decide(node.__stored__)
+        values = node.__stored__
+        values.update(referred(beside) or {})
+        fill_restored(cls.__record__, values)
+        schema = cls.__record__.for_values(values)
+        values[LAYOUT] = schema.decide(values)
+        return node if schema.cls is cls else make_record(schema.cls, values)
     return node
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytreemod.errors import FieldError, PytreemodError, ShapeError, describe, explain
-from pytreemod.module.classes import restore
+from pytreemod.module.classes import put_together
 from pytreemod.module.computed_leaves import Computed
 from pytreemod.module.fields import AbstractConstraint, field
 from pytreemod.module.reading import MADE, UNKNOWN, Made, evaluate
@@ -105,7 +105,7 @@ class Constraint(AbstractConstraint):
             return _renewed(old, unconstrained, tuple(value.shape))
         made = Made((tuple(unconstrained.shape),), tuple(value.shape))
         values = {"unconstrained": unconstrained, "constraint": self, MADE: made}
-        return restore(Constrained, values, ("constraint", MADE))
+        return put_together(Constrained, values, ("constraint", MADE))
 
     def invert_seen(self, value: Any) -> Any:
         """`inverse` of an array that is not traced."""

@@ -13,7 +13,7 @@ import functools as ft
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from operator import is_
 from types import CodeType, FunctionType
 from typing import Any
@@ -245,6 +245,66 @@ def fill_defaults(schema: Schema, values: dict[str, Any]) -> None:
             values[name] = found
     if unset:
         _refuse_unset(schema, unset)
+
+
+def fill_restored(schema: Schema, values: dict[str, Any], unset: Container[str] = ()) -> None:
+    """Give fields that a pickled instance does not have what a new instance would have there.
+
+    So what was pickled of an older version of the class becomes one of the class as it is now.
+
+    Args:
+        schema: of the class.
+        values: of the pickled instance; the others are added.
+        unset: names that it need not have.
+    """
+    for name, field in schema.fields.items():
+        if name in values or name in unset:
+            continue
+        found = _class_value(schema.cls, field)
+        if found is _MISSING:
+            continue
+        if name in schema.converters and not is_computed(found):
+            found = schema.converters[name](found)
+        if name in schema.constraints:
+            where = f"{schema.cls.__qualname__}.{name}"
+            found = take_in(schema.constraints[name], found, where)
+        values[name] = found
+
+
+def refuse_version(schema: Schema, values: dict[str, Any], unset: Container[str]) -> None:
+    """Refuse what was pickled of a version of a class that had other fields.
+
+    Args:
+        schema: of the class.
+        values: of the pickled instance, and what is kept beside them.
+        unset: names that it need not have.
+
+    Raises:
+        FieldError: a field has no value, or a value has no field.
+    """
+    lacking = [name for name in schema.fields if name not in values and name not in unset]
+    # Others that are no fields are ours, or copied by `module_update_wrapper`.
+    unknown = [n for n in values if n not in schema.fields and n.isidentifier() and n[:2] != "__"]
+    if not lacking and not unknown:
+        return
+    found = [f"no value for {', '.join(lacking)}"] if lacking else []
+    found += [f"{', '.join(unknown)}, which the class does not have"] if unknown else []
+    # What runs for pickles of each version.
+    line = f'state.pop("{unknown[0]}", None)' if unknown else "..."
+    line = f'state.setdefault("{lacking[0]}", {line})' if lacking else line
+    raise FieldError(
+        explain(
+            f"pickle of {schema.cls.__qualname__}",
+            f"the fields that the class has now ({', '.join(schema.fields) or 'none'})",
+            "; and ".join(found),
+            cure=[
+                "it is of another version; give new fields a default, or say what becomes of it:",
+                "def __setstate__(self, state):",
+                f"    {line}",
+                "    self.__dict__.update(state)",
+            ],
+        )
+    )
 
 
 def _class_value(cls: type, field: dataclasses.Field[Any]) -> Any:

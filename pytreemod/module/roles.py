@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn, TypeVar
 
 from pytreemod.errors import ArgumentError, SpecError, describe, explain
-from pytreemod.module.classes import restore
+from pytreemod.module.classes import put_together
 from pytreemod.module.schema import ROLES
 from pytreemod.tree.nodes import (
     DECLARED_ROLES,
@@ -153,8 +153,8 @@ def _holding(node: Any, changes: dict[_Steps, str | None]) -> Any:
     values.pop(ROLES, None)
     config = tuple(name for name in layout.config if name != ROLES)
     if not new:
-        return restore(kind, values, config)
-    return restore(kind, {**values, ROLES: new}, (*config, ROLES))
+        return put_together(kind, values, config)
+    return put_together(kind, {**values, ROLES: new}, (*config, ROLES))
 
 
 # ---- refusals

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NoReturn, TypeVar, cast
 
 from pytreemod.errors import AccessError, ArgumentError, ShapeError, SpecError, describe, explain
-from pytreemod.module.classes import Module, restore
+from pytreemod.module.classes import Module, put_together
 from pytreemod.module.computed_leaves import Computed
 from pytreemod.module.constrained_leaves import Constrained
 from pytreemod.module.fields import field
@@ -229,14 +229,14 @@ class _Functional(Tie):
             made = Made(stored(node, MADE).leaves, made.shape)
         # Past its construction, which would trace the function each time.
         values = {"fn": self.through, "source": node, MADE: made}
-        return restore(Through, values, ("fn", MADE))
+        return put_together(Through, values, ("fn", MADE))
 
 
 class _Asked(AbstractAsked):
     def tied(self, node: Any) -> Any:
         if any(map(is_unfinished, jtu.tree_leaves(node, is_leaf=is_unfinished))):
             schema, values, config = _values(node)
-            return restore(schema.cls, {**values, ASKED: self}, (*config, ASKED))
+            return put_together(schema.cls, {**values, ASKED: self}, (*config, ASKED))
         for place, to, through in self:
             node = tie(node, place, to, through=through)
         return node
@@ -296,7 +296,7 @@ def tie_waiting(node: Any) -> Any:
     schema, values, config = _values(node)
     asked = values.pop(ASKED)
     config = tuple(name for name in config if name != ASKED)
-    return asked.tied(restore(schema.cls, values, config))
+    return asked.tied(put_together(schema.cls, values, config))
 
 
 def _tie_one(
@@ -384,7 +384,7 @@ def _check_fit(
 
 def _made_through(through: Callable[[Any], Any], source: Any) -> Made:
     """What a function gives of a source, which counts as the one array that it reads as."""
-    given: Any = restore(Through, {"fn": through, "source": source}, ("fn",))
+    given: Any = put_together(Through, {"fn": through, "source": source}, ("fn",))
     shape = stored(source, MADE).shape if is_computed(source) else _shape(source)
     return Made(None if shape is None else (shape,), stored(given, MADE).shape)
 
@@ -549,7 +549,7 @@ def _with_ties(node: Any, changes: list[tuple[KeyPath, Any]], ties: tuple[Tie, .
         name = path[0].name
         values[name] = replace_at(values[name], [(path[1:], new)])
     kept = Ties((*known, *ties))
-    return restore(schema.cls, {**values, TIES: kept}, (*config, TIES))
+    return put_together(schema.cls, {**values, TIES: kept}, (*config, TIES))
 
 
 def _without_ties(node: Any, ties: tuple[Tie, ...]) -> Any:
@@ -562,7 +562,7 @@ def _without_ties(node: Any, ties: tuple[Tie, ...]) -> Any:
         values[name] = replace_at(values[name], [(path[1:], new)])
     if kept:
         values[TIES], config = kept, (*config, TIES)
-    return restore(schema.cls, values, config)
+    return put_together(schema.cls, values, config)
 
 
 def _value_at(node: Any, place: KeyPath) -> Any:

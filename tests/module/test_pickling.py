@@ -18,7 +18,9 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
+from pytreemod.errors import FieldError, FieldWarning
 from tests.helpers.comparing import assert_same
+from tests.helpers.computing import scaled
 from tests.helpers.trees import ramp
 
 SCRIPT = """
@@ -477,3 +479,105 @@ def test_modules_that_are_pickled_by_value_are_not_referred_to():
 
     assert pickle.loads(told).act is with_rule
     assert all(len(value) > 2 * len(told) for value in whole)
+
+
+def version(fields, **methods):
+    """A class of one version of a program: it has the name of all others."""
+    annotations = dict.fromkeys(fields, Any)
+    defaults = {name: value for name, value in fields.items() if value is not ...}
+    names = {"__module__": __name__, "__qualname__": "Versioned", "__annotations__": annotations}
+    cls = type(pm.Module)("Versioned", (pm.Module,), {**names, **defaults, **methods})
+    globals()["Versioned"] = cls
+    return cls
+
+
+@pytest.fixture
+def pickled():
+    """An instance of a first version, pickled."""
+    yield pickle.dumps(version({"a": ..., "n": pm.field(static=True)})(ramp(2), 1))
+    del globals()["Versioned"]
+
+
+def test_new_fields_get_what_a_new_instance_has_there(pickled):
+    """Data in the tree, configuration in the structure, converted and constrained."""
+    cls = version(
+        {
+            "n": pm.field(static=True),
+            "a": ...,
+            "default": 3.0,
+            "made": pm.field(default_factory=lambda: [1.0]),
+            "converted": pm.field(default=2, converter=jnp.asarray),
+            "bounded": pm.field(default=1.0, constraint=pm.constraints.positive),
+            "activation": jnp.tanh,
+            "mode": pm.field(static=True, default=("x",)),
+        }
+    )
+    made, expected = pickle.loads(pickled), cls(1, ramp(2))
+
+    assert type(made) is type(expected)
+    assert_same(jax.tree.leaves(made), jax.tree.leaves(expected))
+    assert jax.tree.structure(made) == jax.tree.structure(expected)
+    assert_same(made.bounded, expected.bounded)
+    again = pickle.loads(pickle.dumps(made))
+    assert jax.tree.structure(again) == jax.tree.structure(made)
+
+
+def test_a_field_that_has_become_static_is_configuration(pickled):
+    """As the class says."""
+    cls = version({"a": pm.field(static=True), "n": pm.field(static=True)})
+
+    with pytest.warns(FieldWarning, match="Versioned"):
+        assert jax.tree.structure(pickle.loads(pickled)) == jax.tree.structure(cls(ramp(2), 1))
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (["a", "n", "new"], r"(?s)no value for new\.\n.*state\.setdefault\(\"new\", \.\.\.\)"),
+        (["n"], r"(?s)got a, which the class does not have.*state\.pop\(\"a\", None\)"),
+        (
+            ["b", "n"],
+            r"(?s)no value for b; and a, .*setdefault\(\"b\", state\.pop\(\"a\", None\)\)",
+        ),
+    ],
+)
+def test_what_the_class_has_no_more_or_cannot_know_is_refused(pickled, fields, text):
+    """No field is lost, and none is made up."""
+    version(dict.fromkeys(fields, ...))
+
+    with pytest.raises(FieldError, match=text):
+        pickle.loads(pickled)
+
+
+def test_an_own_setstate_decides_what_becomes_of_a_version(pickled):
+    """Of one that was pickled before the class had it, too; what it leaves out has its default."""
+
+    def set_state(self, state):
+        state.setdefault("b", state.pop("a", None))
+        self.__dict__.update(state)
+
+    cls = version({"b": ..., "n": ..., "new": 5.0}, __setstate__=set_state)
+    made = pickle.loads(pickled)
+
+    for found in (made, pickle.loads(pickle.dumps(made))):
+        assert_same(jax.tree.leaves(found), jax.tree.leaves(cls(ramp(2), 1)))
+
+
+class Stating(pm.Module):
+    """Its state is what it shows."""
+
+    weight: Any
+    other: Any
+
+    def __getstate__(self):
+        return {"other": self.other, **vars(self)}
+
+
+def test_an_own_state_has_computed_leaves_and_ties():
+    """They are read as they were."""
+    made = pm.tie(Stating(scaled(), ramp(2)), "other", to="weight.array")
+    copied = pickle.loads(pickle.dumps(made))
+
+    assert_same(copied.weight, made.weight)
+    assert_same(copied.other, made.other)
+    assert jax.tree.structure(copied) == jax.tree.structure(made)

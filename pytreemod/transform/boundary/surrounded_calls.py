@@ -28,7 +28,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import jax
 
 from pytreemod.errors import ArgumentError, describe, explain
-from pytreemod.module.classes import Module, restore
+from pytreemod.module.classes import Module, put_together
 from pytreemod.module.fields import field
 from pytreemod.module.methods import Method, as_method
 from pytreemod.module.pickling import referred, referring
@@ -316,7 +316,7 @@ class _Surrounded:
 
 def _restore(cls: Any, values: dict[str, Any], config: tuple[str, ...]) -> Any:
     values = referred(values)
-    return restore(_surrounded_class(cls, _methods(values[_RINGS])), values, config)
+    return put_together(_surrounded_class(cls, _methods(values[_RINGS])), values, config)
 
 
 def _rings_of(node: Any) -> tuple[_Ring, ...]:
@@ -336,9 +336,9 @@ def _with_rings(node: Any, rings: Sequence[_Ring]) -> Any:
     own = own_class(node)
     if not rings:
         values.pop(_NUMBERS, None)
-        return restore(own, values, config)
+        return put_together(own, values, config)
     values[_RINGS] = tuple(rings)
-    return restore(_surrounded_class(own, _methods(rings)), values, (*config, _RINGS))
+    return put_together(_surrounded_class(own, _methods(rings)), values, (*config, _RINGS))
 
 
 # ---- classes
@@ -495,7 +495,9 @@ def with_numbers(tree: PyTree, numbers: tuple[Any, ...] | None) -> PyTree:
         layout = kind.__record__.split(node)
         values = {name: stored(node, name) for name in (*layout.data, *layout.config)}
         values.pop(_NUMBERS, None)
-        return restore(kind, {**values, _NUMBERS: numbers} if numbers else values, layout.config)
+        return put_together(
+            kind, {**values, _NUMBERS: numbers} if numbers else values, layout.config
+        )
 
     return tree if numbers is None else rebuilt(tree, change)
 
