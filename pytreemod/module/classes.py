@@ -309,11 +309,33 @@ def _choose_init(schema: Schema, namespace: dict[str, Any]) -> None:
     """Write an `__init__`, unless the class or one of its bases has its own."""
     cls = schema.cls
     schema.custom_init = "__init__" in namespace or _is_custom(_init_owner(cls))
-    own_post = "__post_init__" in namespace
-    if schema.custom_init and own_post:
+    if schema.custom_init and _ignores_post_init(cls, namespace):
         _warn_of_post_init(cls, "__init__" in namespace)
     if not schema.custom_init:
         type.__setattr__(cls, "__init__", write_init(schema))
+
+
+def _ignores_post_init(cls: Any, namespace: dict[str, Any]) -> bool:
+    """Whether a class with an `__init__` of its own has a `__post_init__` that does not run."""
+    if "__post_init__" in namespace:
+        return True
+    if not hasattr(cls, "__post_init__"):
+        return False
+    init = vars(_init_owner(cls))["__init__"]
+    if "__init__" in namespace:
+        # Classes that are made for instances have that of a base.
+        is_new = all(vars(base).get("__init__") is not init for base in cls.__mro__[1:])
+    else:
+        # A mixin brings the other.
+        post = _first_owner(cls, "__post_init__")
+        is_new = not any(
+            _init_owner(b) is _init_owner(cls) and issubclass(b, post) for b in cls.__bases__
+        )
+    if not is_new:
+        return False
+    # One that calls another `__init__` may well run it.
+    code = getattr(inspect.unwrap(init), "__code__", None)
+    return code is not None and not {"__init__", "__post_init__"} & {*code.co_names}
 
 
 def _warn_of_post_init(cls: type, own: bool) -> None:

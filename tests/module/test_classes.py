@@ -8,7 +8,7 @@ import inspect
 import pydoc
 import typing
 from concurrent.futures import ThreadPoolExecutor
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ import pytreemod as pm
 from pytreemod.errors import FieldError, FieldWarning
 from tests.helpers import string_annotations
 from tests.helpers.comparing import assert_same
+from tests.helpers.computing import scaled
 from tests.helpers.trees import (
     Affine,
     Boxed,
@@ -66,6 +67,54 @@ def test_a_post_init_under_an_inherited_init_is_told():
         class Sub(OwnInit):
             def __post_init__(self):
                 """Never runs."""
+
+
+class Posting(pm.Module):
+    """Its `__post_init__` runs at the end of the `__init__` that is written."""
+
+    x: Any
+
+    def __post_init__(self):
+        self.x = 2 * self.x
+
+
+def test_an_inherited_post_init_that_does_not_run_is_told():
+    """An own `__init__` takes the place of the one that would run it, and a mixin adds one."""
+    with pytest.warns(FieldWarning, match=r"Sub: expected either [^\n]* \([^)]*Sub\.__init__\)"):
+
+        class Sub(Posting):
+            def __init__(self):
+                self.x = 1
+
+    class Mixin:
+        def __post_init__(self):
+            """Never runs."""
+
+    with pytest.warns(FieldWarning, match=r"Mixed: expected either [^\n]* \(OwnInit\.__init__\)"):
+
+        class Mixed(Mixin, OwnInit):
+            pass
+
+    assert Sub().x == 1
+
+
+def test_a_post_init_that_an_own_init_reaches_is_not_told():
+    """By the `__init__` of its base, or by its name; nor are the classes that are made of it."""
+
+    class ByBase(Posting):
+        def __init__(self, x):
+            super().__init__(x)
+
+    class ByName(Posting):
+        def __init__(self, x):
+            self.x = x
+            self.__post_init__()
+
+    class Inherits(ByName):
+        pass
+
+    assert [cls(1).x for cls in (ByBase, ByName, Inherits)] == [2, 2, 2]
+    assert pm.tree_at(lambda m: m.x, Posting(1), scaled()).x.shape == (2,)
 
 
 def test_a_required_field_may_be_added_under_an_inherited_init():
