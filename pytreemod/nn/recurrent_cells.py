@@ -163,19 +163,15 @@ class GRUCell(RNNCellBase):
         dtype = check_dtype(named(self, "dtype"), dtype)
         # Split without biases, too, so that the weights are the same with and without.
         keys = split_key(named(self, "key"), key, 4)
-        n_in, n_out = self.input_size, self.hidden_size
-        start = uniform_by_fan_in(n_out)
         where = named(self, "weight_init")
-        self.weight_ih = _gates(where, weight_init, start, keys[0], (n_in, n_out), dtype, 3)
-        where = named(self, "recurrent_weight_init")
-        self.weight_hh = _gates(
-            where, recurrent_weight_init, start, keys[1], (n_out, n_out), dtype, 3
-        )
+        self.weight_ih = initial_gates(where, self, weight_init, keys[0], dtype, name="weight_ih")
+        where, start = named(self, "recurrent_weight_init"), recurrent_weight_init
+        self.weight_hh = initial_gates(where, self, start, keys[1], dtype, name="weight_hh")
         self.bias = self.bias_n = None
         if self.use_bias:
             where = named(self, "bias_init")
-            self.bias = _gates(where, bias_init, start, keys[2], (n_out,), dtype, 3)
-            self.bias_n = _gates(where, bias_init, start, keys[3], (n_out,), dtype, 1)
+            self.bias = initial_gates(where, self, bias_init, keys[2], dtype, name="bias")
+            self.bias_n = initial_gates(where, self, bias_init, keys[3], dtype, name="bias_n")
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.
@@ -289,18 +285,14 @@ class LSTMCell(RNNCellBase):
         dtype = check_dtype(named(self, "dtype"), dtype)
         # Split without a bias, too, so that the weights are the same with and without.
         keys = split_key(named(self, "key"), key, 3)
-        n_in, n_out = self.input_size, self.hidden_size
-        start = uniform_by_fan_in(n_out)
         where = named(self, "weight_init")
-        self.weight_ih = _gates(where, weight_init, start, keys[0], (n_in, n_out), dtype, 4)
-        where = named(self, "recurrent_weight_init")
-        self.weight_hh = _gates(
-            where, recurrent_weight_init, start, keys[1], (n_out, n_out), dtype, 4
-        )
+        self.weight_ih = initial_gates(where, self, weight_init, keys[0], dtype, name="weight_ih")
+        where, start = named(self, "recurrent_weight_init"), recurrent_weight_init
+        self.weight_hh = initial_gates(where, self, start, keys[1], dtype, name="weight_hh")
         self.bias = None
         if self.use_bias:
             where = named(self, "bias_init")
-            self.bias = _gates(where, bias_init, start, keys[2], (n_out,), dtype, 4)
+            self.bias = initial_gates(where, self, bias_init, keys[2], dtype, name="bias")
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.
@@ -442,18 +434,17 @@ class SimpleCell(RNNCellBase):
         dtype = check_dtype(named(self, "dtype"), dtype)
         # Split without a bias, too, so that the weights are the same with and without.
         keys = split_key(named(self, "key"), key, 3)
-        n_in, n_out = self.input_size, self.hidden_size
-        shapes = (n_in, n_out), (n_out, n_out)
         where = named(self, "weight_init")
         start = jax.nn.initializers.lecun_normal() if weight_init is None else weight_init
-        self.weight_ih = _turned(initialize(where, start, keys[0], shapes[0], dtype))
+        self.weight_ih = initial_gates(where, self, start, keys[0], dtype, name="weight_ih")
         where = named(self, "recurrent_weight_init")
         start = _orthogonal if recurrent_weight_init is None else recurrent_weight_init
-        self.weight_hh = _turned(initialize(where, start, keys[1], shapes[1], dtype))
+        self.weight_hh = initial_gates(where, self, start, keys[1], dtype, name="weight_hh")
         self.bias = None
         if self.use_bias:
+            where = named(self, "bias_init")
             start = jax.nn.initializers.zeros if bias_init is None else bias_init
-            self.bias = initialize(named(self, "bias_init"), start, keys[2], (n_out,), dtype)
+            self.bias = initial_gates(where, self, start, keys[2], dtype, name="bias")
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.
@@ -493,56 +484,48 @@ class SimpleCell(RNNCellBase):
         return _zeros(self, input_shape, dtype)
 
 
-def _gates(
-    where: str,
-    initializer: Initializer | None,
-    default: Initializer,
-    key: PRNGKeyArray,
-    shape: tuple[int, ...],
-    dtype: Any,
-    count: int,
-) -> Array:
-    """The first values for `count` gates, one below the other, each of the transposed shape.
-
-    Each gate is drawn for itself: of all gates as one matrix an initializer would take the number
-    of outputs for several times as large, and an orthogonal one would be so for none of them.
-    """
-    if initializer is None:
-        # Drawn as one, so that a seed gives the numbers it gives in Equinox.
-        whole = (count * shape[-1], *shape[:-1])
-        return initialize(where, default, key, whole, dtype)
-    keys = jax.random.split(key, count)
-    return jnp.concatenate(
-        [_turned(initialize(where, initializer, one, shape, dtype)) for one in keys]
-    )
+GATES: dict[type, dict[str, int | None]] = {
+    GRUCell: {"weight_ih": 3, "weight_hh": 3, "bias": 3, "bias_n": 1},
+    LSTMCell: {"weight_ih": 4, "weight_hh": 4, "bias": 4},
+    SimpleCell: {"weight_ih": None, "weight_hh": None, "bias": None},
+}
+"""For how many gates a field is, one below the other; None where a cell has none."""
 
 
 def initial_gates(
     where: str,
     cell: GRUCell | LSTMCell | SimpleCell,
-    init: Initializer,
+    init: Initializer | None,
     key: PRNGKeyArray,
     dtype: Any,
     *,
     name: str,
-    count: int | None,
 ) -> Array:
     """The first values of a field of a cell, from an initializer that counts inputs first.
 
+    Each gate is drawn for itself: of all gates as one matrix an initializer would take the number
+    of outputs for several times as large, and an orthogonal one would be so for none of them.
+
     Args:
         where: the call, for errors.
-        cell: the cell, for its sizes.
-        init: the initializer.
+        cell: the cell, for its kind and its sizes.
+        init: the initializer; uniform by the size of the hidden state if None.
         key: used once.
         dtype: of the values.
         name: of the field.
-        count: how many gates it is for, one below the other; None if there are none.
     """
-    lead = {"weight_ih": (cell.input_size,), "weight_hh": (cell.hidden_size,)}.get(name, ())
-    shape: Any = (*lead, cell.hidden_size)
+    size = cell.hidden_size
+    lead = {"weight_ih": (cell.input_size,), "weight_hh": (size,)}.get(name, ())
+    count = next(GATES[cls][name] for cls in type(cell).__mro__ if cls in GATES)
+    if init is None:
+        # Drawn as one, so that a seed gives the numbers it gives in Equinox.
+        whole = ((count or 1) * size, *lead)
+        return initialize(where, uniform_by_fan_in(size), key, whole, dtype)
     if count is None:
-        return _turned(initialize(where, init, key, shape, dtype))
-    return _gates(where, init, init, key, shape, dtype, count)
+        return _turned(initialize(where, init, key, (*lead, size), dtype))
+    keys = jax.random.split(key, count)
+    gates = [_turned(initialize(where, init, one, (*lead, size), dtype)) for one in keys]
+    return jnp.concatenate(gates)
 
 
 def _orthogonal(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:

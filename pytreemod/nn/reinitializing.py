@@ -20,10 +20,11 @@ from pytreemod.nn.convolution import Conv, initial_kernel, initial_offset
 from pytreemod.nn.einsum_layers import Einsum, LinearGeneral, initial_factors, initial_tensor
 from pytreemod.nn.initializing import Initializer, initialize
 from pytreemod.nn.linear import Linear, initial_matrix
-from pytreemod.nn.recurrent_cells import GRUCell, LSTMCell, SimpleCell, initial_gates
+from pytreemod.nn.recurrent_cells import GATES, initial_gates
 from pytreemod.nn.transposed_convolution import ConvTranspose
 from pytreemod.state.key_sources import KeyLike
-from pytreemod.tree.nodes import Place, places
+from pytreemod.tree.members import count_member_axes
+from pytreemod.tree.nodes import Place, StandsFor, places
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.selecting import as_selector
@@ -33,20 +34,18 @@ from pytreemod.typing import KeyPath, jtu
 Model = TypeVar("Model")
 
 
-def _gated(count: int | None, *names: str) -> dict[str, Callable[..., Array]]:
-    return {name: ft.partial(initial_gates, name=name, count=count) for name in names}
-
-
-# Where the layout of a field is not the one that initializers reckon with.
+# Where the layout of a field is not the one that initializers reckon with: what the constructor
+# draws it by.
 _STARTS: dict[type, dict[str, Callable[..., Array]]] = {
     Linear: {"weight": initial_matrix},
     Conv: {"weight": initial_kernel, "bias": initial_offset},
     ConvTranspose: {"weight": initial_kernel, "bias": initial_offset},
     LinearGeneral: {"weight": initial_tensor},
     Einsum: {"weight": initial_factors},
-    GRUCell: {**_gated(3, "weight_ih", "weight_hh", "bias"), **_gated(1, "bias_n")},
-    LSTMCell: _gated(4, "weight_ih", "weight_hh", "bias"),
-    SimpleCell: _gated(None, "weight_ih", "weight_hh"),
+    **{
+        cell: {name: ft.partial(initial_gates, name=name) for name in names}
+        for cell, names in GATES.items()
+    },
 }
 
 
@@ -54,10 +53,10 @@ def reinitialize(model: Model, selector: Any, init: Initializer, key: KeyLike) -
     """A copy of a model in which the arrays that are chosen have new first values.
 
     An initializer is called as the layer itself would call it: with the shape that
-    `jax.nn.initializers` reckon with, so that fan-in is the layer's whatever its layout. Layers
-    that were made as one, as in a `Stack`, get values one for one. An array of any other Module is
-    drawn in the shape that it has, and so is a part of what a computed leaf is computed from. What
-    is drawn for a constrained field is its value in the clear.
+    `jax.nn.initializers` reckon with, so that fan-in is the layer's whatever its layout. An array
+    of any other Module is drawn in the shape that it has, and so is a part of what a computed leaf
+    is computed from. Layers that are held as one, as in a `Stack` or an `Ensemble`, get values one
+    for one. What is drawn for a constrained field is its value in the clear.
 
     Args:
         model: any tree.
@@ -105,19 +104,21 @@ def reinitialize(model: Model, selector: Any, init: Initializer, key: KeyLike) -
     meant = _meant(spots, chosen)
     keys = jax.random.split(check_key("reinitialize(key)", key), len(meant))
     changes = [
-        (path, _renewed(path, above, old, init, one))
-        for (path, (above, old)), one in zip(meant.items(), keys, strict=True)
+        (path, _renewed(path, nodes, old, init, one))
+        for (path, (nodes, old)), one in zip(meant.items(), keys, strict=True)
     ]
     return replace_at(model, changes)
 
 
-def _meant(spots: list[Place], chosen: list[Place]) -> dict[KeyPath, tuple[Any, Any]]:
-    """By path the arrays, and the constrained values, that are chosen, each with the node above."""
+def _meant(spots: list[Place], chosen: list[Place]) -> dict[KeyPath, tuple[list[Any], Any]]:
+    """By path the arrays, and the constrained values, that are chosen, each with those above."""
     paths = {spot.path for spot in chosen}
-    meant: dict[KeyPath, tuple[Any, Any]] = {}
+    meant: dict[KeyPath, tuple[list[Any], Any]] = {}
     for spot in chosen:
-        path, nodes = spot.path, (*spot.nodes, spot.leaf)
-        for i, node in enumerate(spot.nodes):
+        # What only says whose child something is has no step in the path.
+        nodes = [node for node in spot.nodes if type(node) is not StandsFor]
+        path = spot.path
+        for i, node in enumerate(nodes):
             if not is_computed(node):
                 continue
             # Of a computed leaf either a part is meant, or the value as a whole.
@@ -127,35 +128,37 @@ def _meant(spots: list[Place], chosen: list[Place]) -> dict[KeyPath, tuple[Any, 
                     _refuse_computed(path_text(path[:i]), inside)
                 path = path[:i]
                 break
-        above = nodes[len(path) - 1] if path else None
-        meant[path] = above, nodes[len(path)]
+        meant[path] = nodes[: len(path)], (*nodes, spot.leaf)[len(path)]
     return meant
 
 
-def _renewed(path: KeyPath, layer: Any, old: Any, init: Initializer, key: PRNGKeyArray) -> Any:
+def _renewed(
+    path: KeyPath, nodes: list[Any], old: Any, init: Initializer, key: PRNGKeyArray
+) -> Any:
     """New values for one array, or for the value of a constrained field."""
     where = f"reinitialize(init) at {path_text(path)}"
-    step = path[-1] if path else None
     if not isinstance(old, Constrained):
-        return _drawn(where, layer, step, old, init, key)
+        return _drawn(where, path, nodes, old, init, key)
     value = jax.eval_shape(lambda: evaluate_each(old, where))
-    new = _drawn(where, layer, step, value, init, key)
+    new = _drawn(where, path, nodes, value, init, key)
     return take_in(old.constraint, new, where, old)
 
 
 def _drawn(
-    where: str, layer: Any, step: Any, old: Any, init: Initializer, key: PRNGKeyArray
+    where: str, path: KeyPath, nodes: list[Any], old: Any, init: Initializer, key: PRNGKeyArray
 ) -> Array:
     """New values of the shape and dtype of old ones."""
-    start = _start_of(layer, step)
-    if start is None:
-        return initialize(where, init, key, old.shape, old.dtype)
+    start = _start_of(nodes[-1], path[-1]) if path else None
+    one = old.shape[count_member_axes(nodes, path) :]
 
     def draw(key: PRNGKeyArray) -> Array:
-        return start(where, layer, init, key, old.dtype)
+        if start is None:
+            return initialize(where, init, key, one, old.dtype)
+        return start(where, nodes[-1], init, key, old.dtype)
 
-    shape = jax.eval_shape(draw, key).shape
-    # The axes before those of one layer are of several.
+    # The axes before those of one layer are of several, and of a layer's own field it is known how
+    # many it has: it may also have been made by a map.
+    shape = one if start is None else jax.eval_shape(draw, key).shape
     several = old.shape[: max(old.ndim - len(shape), 0)]
     if (*several, *shape) != old.shape:
         raise ArgumentError(explain(where, f"an array of shape {shape}", describe(old)))

@@ -15,8 +15,8 @@ import numpy as np
 
 from pytreemod.module.reading import is_computed
 from pytreemod.transform.maps.vmap import filter_vmap
+from pytreemod.tree.members import count_member_axes
 from pytreemod.tree.nodes import Place, StandsFor, places
-from pytreemod.tree.paths import parse_pattern, step_names
 from pytreemod.tree.selecting import Selector
 from pytreemod.typing import KeyPath
 
@@ -73,13 +73,4 @@ def _parameter(spot: Place) -> Parameter:
     nodes = [node for node in spot.nodes if type(node) is not StandsFor]
     length = next((i for i, node in enumerate(nodes) if is_computed(node)), len(nodes))
     path, node = spot.path[:length], (*nodes, spot.leaf)[length]
-    return Parameter(path, node, sum(_is_stacked(nodes[i], path[i:]) for i in range(length)))
-
-
-def _is_stacked(node: Any, below: KeyPath) -> bool:
-    """Whether what is below a node, by some steps, is of several layers as one."""
-    # Asked of any node, for this room does not know layers.
-    stacked = getattr(node, "__stacked__", None)
-    steps = step_names(below)
-    starts = [parse_pattern(text) for text in stacked()] if stacked is not None else []
-    return any(steps[: len(start)] == start for start in starts)
+    return Parameter(path, node, count_member_axes(nodes[:length], path))

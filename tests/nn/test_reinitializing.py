@@ -1,6 +1,7 @@
 """`reinitialize`."""
 
 import functools as ft
+import inspect
 import math
 
 import jax
@@ -113,25 +114,126 @@ def test_what_cannot_be_drawn_is_refused(key):
         pm.reinitialize(model, "layer.weight", LECUN, 0)
 
 
-@pytest.mark.parametrize("make", [nn.GRUCell, nn.LSTMCell, nn.SimpleCell])
-def test_cells_are_drawn_gate_by_gate(make, key):
-    """As the constructor does it: all gates as one matrix, turned, had the fan-in of another."""
-    options = {"weight_ih": "weight_init", "weight_hh": "recurrent_weight_init"}
-    if make is not nn.SimpleCell:
-        options["bias"] = "bias_init"
+CELL = {"weight_ih": "weight_init", "weight_hh": "recurrent_weight_init", "bias": "bias_init"}
+BOTH = {"weight": "weight_init", "bias": "bias_init"}
+WEIGHT = {"weight": "weight_init"}
+LAYERS = [
+    (nn.Linear, (3, 2), BOTH),
+    (nn.Conv, (2, 2, 4, (3, 2), 1, 0, 1, 2), BOTH),
+    (nn.Conv1d, (2, 3, 2), BOTH),
+    (nn.Conv2d, (2, 4, (3, 2)), BOTH),
+    (nn.Conv3d, (1, 2, (1, 2, 3)), BOTH),
+    (nn.ConvTranspose, (1, 4, 2, 3, 1, 0, 0, 1, 2), BOTH),
+    (nn.ConvTranspose1d, (2, 3, 2), BOTH),
+    (nn.ConvTranspose2d, (2, 4, (3, 2)), BOTH),
+    (nn.ConvTranspose3d, (1, 2, (1, 2, 3)), BOTH),
+    (nn.LinearGeneral, ((3, 2), (4,), (-2, -1)), BOTH),
+    (nn.Einsum, ("...hi,hio->...ho", (2, 3, 4), (2, 4)), BOTH),
+    (nn.Embedding, (3, 2), WEIGHT),
+    (nn.Scale, ((2, 1),), WEIGHT),
+    (nn.LayerNorm, ((2, 3),), BOTH),
+    (nn.RMSNorm, ((2, 3),), BOTH),
+    (nn.GroupNorm, (1, 4), BOTH),
+    (nn.InstanceNorm, (2, 1e-5, True), BOTH),
+    (nn.BatchNorm, (3,), BOTH),
+    (nn.GRUCell, (3, 2), CELL),
+    (nn.LSTMCell, (3, 2), CELL),
+    (nn.SimpleCell, (3, 2), CELL),
+    (
+        nn.MLP,
+        (3, 2, 4, 1),
+        {"layers[*].weight": "weight_init", "layers[*].bias": "bias_init"},
+    ),
+    (
+        nn.MultiheadAttention,
+        (2, 4, 3, 5, 6, 8, 7),
+        {"*.weight": "weight_init"},
+    ),
+]
+
+
+def test_all_layers_with_initializers_are_listed_above():
+    """So that a new one is compared as well."""
+    taking = {
+        name
+        for name, layer in vars(nn).items()
+        if isinstance(layer, type) and any("_init" in word for word in signature(layer))
+    }
+
+    assert taking == {layer.__name__ for layer, *_ in LAYERS}
+
+
+def signature(layer):
+    """The words that a constructor takes."""
+    return inspect.signature(layer.__init__).parameters
+
+
+@pytest.mark.parametrize("many", [None, nn.Stack, nn.Ensemble])
+@pytest.mark.parametrize(("layer", "sizes", "options"), LAYERS)
+@pytest.mark.sampled
+def test_every_layer_is_drawn_as_by_its_constructor(layer, sizes, options, many, key):
+    """In the same shapes, put in the same order; one for one where several are held as one."""
     shapes = []
 
     def noted(key, shape, dtype):
         shapes.append(shape)
-        return jnp.arange(math.prod(shape), dtype=dtype).reshape(shape)
+        return jnp.arange(1.0, math.prod(shape) + 1, dtype=dtype).reshape(shape)
 
-    for name, option in options.items():
-        expected = getattr(make(3, 2, key=key, **{option: noted}), name)
-        cell = make(3, 2, key=key)
+    def made(**inits):
+        make = ft.partial(layer, *sizes, **inits)
+        return make(key=key) if many is None else many(make, 2, key=key)
+
+    plain = made()
+    below = {None: "", nn.Stack: "layer.", nn.Ensemble: "member."}[many]
+    for path, option in options.items():
         shapes.clear()
-        found = pm.reinitialize(cell, name, noted, key)
-        assert_close(getattr(found, name), expected)
-        assert {*shapes} == {{"weight_ih": (3, 2), "weight_hh": (2, 2)}.get(name, (2,))}
+        expected = made(**{option: noted})
+        by_constructor = {*shapes}
+        shapes.clear()
+        found = pm.reinitialize(plain, below + path, noted, key)
+        assert {*shapes} <= by_constructor
+        for new, old in zip(*map(chosen(below + path), (found, expected)), strict=True):
+            assert_close(new, old)
+
+
+def chosen(path):
+    """From a model to its arrays at a path."""
+    return lambda model: jax.tree.leaves(pm.partition(model, pm.select.path(path))[0])
+
+
+@pytest.mark.parametrize("many", [nn.Stack, nn.Ensemble])
+def test_arrays_of_ones_own_are_drawn_one_for_one(many, key):
+    """How many there are is no size of a receptive field."""
+
+    class Own(pm.Module):
+        table: jax.Array
+
+        def __init__(self, *, key):
+            self.table = jax.random.normal(key, (64, 64))
+
+        def __call__(self, x):
+            return self.table @ x
+
+    new = pm.reinitialize(many(Own, 16, key=key), "**.table", LECUN, key)
+
+    (table,) = jax.tree.leaves(new)
+    assert abs(float(jnp.var(table)) * 64 - 1) < 0.15
+    assert len({*table[:, 0, 0].tolist()}) == 16
+
+
+def test_what_members_share_is_drawn_once(key):
+    """And all else for each of them."""
+    nets = nn.Ensemble(ft.partial(nn.Linear, 2, 2), 3, key=key, shared="bias")
+    shapes = []
+
+    def noted(key, shape, dtype):
+        shapes.append(shape)
+        return jnp.zeros(shape, dtype)
+
+    new = pm.reinitialize(nets, nn.Linear, noted, key)
+
+    assert {*shapes} == {(2, 2), (2,)}
+    assert new(jnp.ones(2)).tolist() == [[0, 0]] * 3
 
 
 class Bounded(pm.Module):

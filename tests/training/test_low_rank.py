@@ -202,6 +202,26 @@ def test_a_stack_of_stacks_and_a_network_that_scans():
     assert_same(adapted(jnp.ones(3)), scanning(jnp.ones(3)))
 
 
+@pytest.mark.parametrize("shared", [None, "layers[0]"])
+def test_each_member_of_an_ensemble_has_an_update_of_its_own(shared):
+    """As each layer of a Stack has; what is shared has one."""
+    nets = nn.Ensemble(ft.partial(nn.MLP, 3, 2, 4, 1), 2, key=KEY, shared=shared)
+    adapted = pm.lora(nets, nn.Linear, 1, key=KEY)
+
+    a = {name: leaf.shape for name, leaf in pm.named_leaves(adapted).items() if name[-2:] == ".a"}
+    assert a == {
+        "member.layers.0.weight.a": (1, 3) if shared else (2, 1, 3),
+        "member.layers.1.weight.a": (2, 1, 4),
+    }
+    x = jnp.asarray([1.0, 2.0, 3.0])
+    assert_same(adapted(x), nets(x))
+    moved = pm.tree_at("member.layers[1].weight.b", adapted, jnp.ones((2, 2, 1)))
+    for whole in (moved, pm.resolve(moved)):
+        expected = jnp.stack([member(x) for member in whole])
+        np.testing.assert_allclose(moved(x), expected, rtol=1e-5)
+    assert float(jnp.abs(moved(x) - nets(x)).max()) > 0.1
+
+
 def test_models_that_are_one_are_mapped_over():
     """Then each has updates of its own; without a map, what would be wrong is told."""
     keys = jax.random.split(KEY, 2)

@@ -116,6 +116,20 @@ def test_in_a_stack_the_function_gets_the_array_of_one_layer():
         assert_same(pm.resolve(mapped), model)
 
 
+def test_in_an_ensemble_the_function_gets_the_array_of_one_member():
+    """Whether the value is made for a call, or once and for all."""
+    nets = nn.Ensemble(ft.partial(nn.Linear, 3, 3), 2, key=KEY)
+
+    def of_length_one(w):
+        return w / jnp.linalg.norm(w)
+
+    mapped = pm.map_parameters(of_length_one, nets, "member.weight")
+
+    plain = pm.resolve(mapped)
+    np.testing.assert_allclose(jnp.linalg.norm(plain.member.weight, axis=(1, 2)), 1, rtol=1e-6)
+    np.testing.assert_allclose(mapped(jnp.ones(3)), plain(jnp.ones(3)), rtol=1e-6)
+
+
 NORM = nn.LayerNorm(3)
 MAPPED = pm.map_parameters(jnp.exp, NORM, "weight")
 

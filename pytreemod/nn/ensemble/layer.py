@@ -21,6 +21,7 @@ from pytreemod.nn.ensemble.sharing import (
     alike,
     check_shared,
     first_of,
+    own_paths,
     refuse_kept_state,
     rejoined,
     shared_paths,
@@ -122,6 +123,10 @@ class Ensemble(StatefulLayer, Generic[_M]):
         member = make_members(ENSEMBLE, make, self.n, key, look)
         self.shared = found[0]
         self.member = first_of(member, self.shared)
+
+    def __stacked__(self) -> tuple[str, ...]:
+        # Asked by whoever means each member's arrays, and not the stack of them.
+        return own_paths(self.member, self.shared, "member")
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.

@@ -84,6 +84,16 @@ def alike(members: Sequence[Any], shared: Sequence[str]) -> list[Any]:
     return [jtu.tree_map_with_path(hold, member) for member in members]
 
 
+def own_paths(member: Any, shared: Sequence[str], root: str) -> tuple[str, ...]:
+    """The paths, from a root, of the highest nodes below which nothing is shared."""
+    if not shared:
+        return (root,)
+    paths = [path for path, _ in jtu.tree_leaves_with_path(member)]
+    common = [path for path in paths if _is_below(path, shared)]
+    own = dict.fromkeys(_highest(path, common) for path in paths if not _is_below(path, shared))
+    return tuple(path_text(path, root) for path in own)
+
+
 def _mapped(member: Any, shared: Sequence[str], change: Callable[[Any], Any]) -> Any:
     if not shared:
         return member
