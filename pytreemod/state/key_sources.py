@@ -124,6 +124,21 @@ class InitKeys(AbstractSupply):
             self._ready = []
         return KeysAside(self._key, start, n)
 
+    def __jax_array__(self) -> Any:
+        return self.ndim
+
+    @property
+    def ndim(self) -> int:
+        """For JAX, which asks for it where it wants a key: an error that says how to get one."""
+        raise RngError(
+            explain(
+                "init_keys",
+                "a key that was taken from it",
+                "what hands them out",
+                cure=["take one:", "jax.random.normal(next(keys), shape)"],
+            )
+        )
+
     def __reduce__(self) -> Any:
         raise RngError(
             explain(

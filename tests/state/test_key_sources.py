@@ -290,3 +290,28 @@ def test_copies_are_refused(copied):
         r"      pm\.init_keys\(next\(keys\)\)$",
     ):
         copied(pm.init_keys(jax.random.key(0)))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        jax.random.normal,
+        jax.random.split,
+        lambda keys: jax.random.fold_in(keys, 1),
+        jax.random.key_data,
+        jnp.asarray,
+        pm.filter_jit(lambda keys: jax.random.bernoulli(keys)),
+    ],
+    ids=["normal", "split", "fold_in", "key_data", "asarray", "filter_jit"],
+)
+def test_jax_wants_a_key(use):
+    """JAX's own error would show the class, and no way to a key."""
+    keys = pm.init_keys(jax.random.key(0))
+    with pytest.raises(
+        RngError,
+        match=r"(?s)^init_keys: expected a key that was taken from it, got what hands them out\.\n"
+        r"  take one:\n      jax\.random\.normal\(next\(keys\), shape\)",
+    ):
+        use(keys)
+
+    assert not hasattr(keys, "shape")
