@@ -37,7 +37,7 @@ from pytreemod.typing import Keys, untyped_jax
 KEY_CURE = ("Pass a random key:", "key=jax.random.key(0)")
 STATE_CURE = ("A State goes second, without a name:", "x, state = layer(x, state)")
 TRACED_CURE = (
-    "Which program is compiled depends on it, so it is a bool of Python, which filter_jit keeps:",
+    "It decides which program is compiled. Pass a bool of Python, which is static for filter_jit:",
     "pm.filter_jit(step)(model, x, inference=True)",
     "model = nn.inference_mode(model)",
 )
@@ -214,7 +214,7 @@ def check_flag(where: str, value: Any) -> bool:
     """Accept True or False (NumPy's included); a traced or truthy value is a mistake."""
     if type(value) in (bool, np.bool_):
         return bool(value)
-    cure = TRACED_CURE if is_traced(value) else ()
+    cure = TRACED_CURE[0].rstrip(":") + "." if is_traced(value) else ()
     raise ArgumentError(explain(where, "True or False", describe(value), cure=cure))
 
 

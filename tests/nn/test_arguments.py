@@ -573,3 +573,19 @@ def test_splitting_a_key_leaves_no_call_in_a_program():
 
     ours = lowered(lambda key: tuple(split_key("here", key, 2)))
     assert ours.count("call @") == lowered(lambda k: tuple(jax.random.split(k, 2))).count("call @")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.BatchNorm(3),
+        lambda: nn.SpectralNorm(nn.Linear(3, 3, key=KEYS[0]), "weight", key=KEYS[0]),
+    ],
+    ids=["BatchNorm", "SpectralNorm"],
+)
+def test_a_traced_inference_is_refused(make):
+    """By the layers that have State as by those that have none."""
+    layer, state = nn.make_with_state(make)()
+
+    with pytest.raises(ArgumentError, match=r"inference to be known while tracing, got bool\[\]"):
+        jax.jit(lambda flag: layer(jnp.ones((4, 3)), state, inference=flag)[0])(True)

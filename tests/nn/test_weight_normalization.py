@@ -136,6 +136,31 @@ def test_state_and_key_reach_the_layer_inside(key):
         layer(jnp.ones(2))
 
 
+class Optional(Counting):
+    """Counts its calls with State; without, nothing."""
+
+    def needs_state(self):
+        return False
+
+    def __call__(self, x, state=None, *, key=None):
+        if state is None:
+            return self.weight @ x
+        return super().__call__(x, state, key=key)
+
+
+def test_a_layer_that_can_do_without_state_does_so(key):
+    """As alone, and in a Sequential; one that cannot is refused."""
+    net, state = pm.make_with_state(lambda: nn.WeightNorm(Optional()))()
+    assert net.is_stateful()
+    assert not net.needs_state()
+
+    found, _ = net(jnp.ones(2), state)
+    assert_close(net(jnp.ones(2)), found)
+    assert_close(nn.Sequential([net])(jnp.ones(2)), found)
+    with pytest.raises(StateError, match="expected a State"):
+        nn.WeightNorm(Counting())(jnp.ones(2))
+
+
 def test_a_weight_that_is_computed_or_tied_is_normalized_as_it_reads(key):
     """What it is computed from is trained, and nothing of it is lost."""
     linear = nn.Linear(3, 3, key=key)
