@@ -135,7 +135,8 @@ class Optimizer(Module):
             The optimizer with its state.
 
         Raises:
-            SpecError: a leaf that is to be trained has no rule, or a selector picks nothing.
+            SpecError: a leaf that is to be trained has no rule, or a selector picks nothing, or
+                nothing that those before it leave.
             ArgumentError: nothing is to be trained.
             UnfinishedError: the model lacks sizes.
 

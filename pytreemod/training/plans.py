@@ -15,7 +15,7 @@ from pytreemod.transform.boundary.surrounded_calls import released
 from pytreemod.transform.derivatives.chosen_leaves import trainable_mask
 from pytreemod.tree.nodes import Place, places
 from pytreemod.tree.paths import path_text, some_of
-from pytreemod.tree.prefixes import By
+from pytreemod.tree.prefixes import By, decide, refuse_shadowed
 from pytreemod.tree.selecting import Selector, Spots, as_selector, refuse_unmatched
 from pytreemod.typing import PyTree, jtu
 
@@ -96,19 +96,21 @@ def make_plan(rules: Any, model: PyTree) -> RulePlan:
         model: the model.
 
     Raises:
-        SpecError: a leaf that is to be trained has no rule, or a selector picks nothing.
+        SpecError: a leaf that is to be trained has no rule, or a selector picks nothing, or nothing
+            that those before it leave.
         ArgumentError: nothing is to be trained.
     """
     selectors, transformations = _selectors_of(rules), rules_of(rules)
+    items = list(zip(selectors, transformations, strict=True))
     spots = Spots(places(model))
     trained = trainable_mask(model, None, "Optimizer.init")
     picks = _picks(selectors, model, spots)
+    entries, shadowed = decide(picks, len(spots))
+    refuse_shadowed("Optimizer.init", items, entries, shadowed, spots)
     labels: list[int] = []
     # What is trained and has no rule; told all at once.
     lost: list[Place] = []
-    for spot, is_trained, *hits in zip(spots, trained, *picks, strict=True):
-        # The first one that picks a leaf decides, as everywhere in `by`.
-        rule = next((i for i, hit in enumerate(hits) if hit), None)
+    for spot, is_trained, rule in zip(spots, trained, entries, strict=True):
         lost += [spot] if is_trained and rule is None else []
         labels.append(rule if is_trained and rule is not None else _UNTRAINED)
     if lost:

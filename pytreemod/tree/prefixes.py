@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytreemod.errors import SpecError, describe, explain
-from pytreemod.tree.nodes import children_of, own_class, places, record_of
+from pytreemod.tree.nodes import Place, children_of, own_class, places, record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.selecting import (
     Rule,
@@ -50,7 +50,8 @@ class By(Rule):
             A tree of the structure of `tree`, if no value is a container.
 
         Raises:
-            SpecError: no selector picks some leaf, or a path in the rule matches nothing.
+            SpecError: no selector picks some leaf, a path in the rule matches nothing, or an entry
+                decides nothing.
 
         Examples:
             >>> import pytreemod as pm
@@ -65,23 +66,25 @@ class By(Rule):
         """The value for each leaf of `tree`, in JAX's order.
 
         With `strict=False`, a path that matches nothing is let pass: it may be meant for another
-        tree that the rule is applied to.
+        tree that the rule is applied to. `check` looks at all of them.
 
         Raises:
-            SpecError: no selector picks some leaf, or a path in the rule matches nothing.
+            SpecError: no selector picks some leaf, a path in the rule matches nothing, or an entry
+                decides nothing.
         """
         if strict:
             refuse_unmatched(self.selectors, [tree], is_leaf)
         spots = Spots(places(tree, is_leaf))
-        values: list[Any] = [None] * len(spots)
-        # The first selector that picks a leaf wins: what is special stands before what is general.
-        free = [True] * len(spots)
-        for selector, value in self.items:
-            picked = selector.pick(spots, tree, is_leaf)
-            for i, hit in enumerate(picked):
-                if hit and free[i]:
-                    values[i], free[i] = value, False
-        lost = [path_text(spot.path, root) for spot, f in zip(spots, free, strict=True) if f]
+        picks = [selector.pick(spots, tree, is_leaf) for selector in self.selectors]
+        entries, shadowed = decide(picks, len(spots))
+        if strict and shadowed:
+            refuse_shadowed(repr(self), self.items, entries, shadowed, spots)
+        values = [None if entry is None else self.items[entry][1] for entry in entries]
+        lost = [
+            path_text(spot.path, root)
+            for spot, entry in zip(spots, entries, strict=True)
+            if entry is None
+        ]
         if lost:
             raise SpecError(
                 explain(
@@ -93,6 +96,25 @@ class By(Rule):
                 )
             )
         return values
+
+    def check(self, trees: Sequence[PyTree]) -> None:
+        """Check the rule against several trees that it is for: an entry need not fit each of them.
+
+        Raises:
+            SpecError: a path in the rule matches nothing, or an entry decides nothing.
+        """
+        refuse_unmatched(self.selectors, trees)
+        # The first is never shadowed, nor is the default.
+        if self.selectors[1:] not in ([], [_DEFAULT]):
+            groups = [Spots(places(tree)) for tree in trees]
+            pairs = list(zip(groups, trees, strict=True))
+            picks = [
+                [hit for spots, tree in pairs for hit in selector.pick(spots, tree, None)]
+                for selector in self.selectors
+            ]
+            every = [spot for spots in groups for spot in spots]
+            entries, shadowed = decide(picks, len(every))
+            refuse_shadowed(repr(self), self.items, entries, shadowed, every)
 
     @property
     def selectors(self) -> list[Selector]:
@@ -109,6 +131,90 @@ class By(Rule):
         return hash(self.items)
 
 
+_DEFAULT = as_selector(...)
+
+
+def decide(
+    picks: Sequence[Sequence[bool]], count: int
+) -> tuple[list[int | None], list[tuple[int, list[int]]]]:
+    """Which entry of a rule decides each leaf: the first that picks it.
+
+    Args:
+        picks: for each entry, which leaves it picks.
+        count: how many leaves there are.
+
+    Returns:
+        For each leaf the index of its entry, or None; and each entry of which all that it picks is
+        decided by those before it, with what it picks.
+    """
+    entries: list[int | None] = [None] * count
+    shadowed: list[tuple[int, list[int]]] = []
+    for index, picked in enumerate(picks):
+        hits = [i for i, hit in enumerate(picked) if hit]
+        is_used = False
+        for i in hits:
+            if entries[i] is None:
+                entries[i], is_used = index, True
+        if hits and not is_used:
+            shadowed.append((index, hits))
+    return entries, shadowed
+
+
+def refuse_shadowed(
+    where: str,
+    items: Sequence[tuple[Selector, Any]],
+    entries: Sequence[int | None],
+    shadowed: Sequence[tuple[int, list[int]]],
+    spots: Sequence[Place],
+) -> None:
+    """Refuse an entry that can decide nothing, for others before it have all that it picks.
+
+    Not one that picks nothing, by class or role: a model need not have what a rule for many models
+    names. Nor one that ends the rule and picks all: that is the default. Nor one that asks for
+    arrays, which may be others; nor where the value is the same.
+
+    Args:
+        where: what to call the rule in errors.
+        items: its entries.
+        entries: as `decide` gives them.
+        shadowed: the same.
+        spots: the places of the leaves.
+
+    Raises:
+        SpecError: there is one.
+    """
+    for index, hits in shadowed:
+        selector, value = items[index]
+        before = [items[entry] for i in hits if (entry := entries[i]) is not None]
+        is_default = index == len(items) - 1 and len(hits) == len(spots)
+        is_same = all(_are_same(other, value) for _, other in before)
+        if is_default or is_same or not selector.is_structural():
+            continue
+        raise SpecError(
+            explain(
+                where,
+                "entries that each decide something",
+                f"{selector!r}, whose leaves are all decided before it",
+                places=[
+                    f"{path_text(spots[i].path)}: by {other!r}"
+                    for i, (other, _) in zip(hits, before, strict=True)
+                ],
+                cure=[
+                    "the first that picks a leaf decides: what is special stands first,",
+                    f"pm.by({{{selector!r}: ..., {before[0][0]!r}: ...}})",
+                ],
+            )
+        )
+
+
+def _are_same(value: Any, other: Any) -> bool:
+    try:
+        return value is other or bool(value == other)
+    except Exception:
+        # Of arrays, for instance.
+        return False
+
+
 def by(rules: dict[Any, Any]) -> By:
     """A prefix tree as a rule: `pm.by({selector: value, ..., ...: default})`.
 
@@ -117,6 +223,9 @@ def by(rules: dict[Any, Any]) -> By:
     written as everywhere: `select.path(...)` or a string, a class for `select.type`, a predicate;
     the key `...` is the default, wherever it stands. Called on a tree, the rule gives the tree of
     values, so that it serves as labels and masks of optax as it stands.
+
+    What is special stands before what is general: an entry of which all leaves are decided by
+    others before it is an error.
 
     Args:
         rules: from selectors to values.

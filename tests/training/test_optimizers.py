@@ -165,13 +165,14 @@ def test_what_comes_out_has_the_structure_of_what_went_in(model, first, second):
 def test_each_leaf_has_the_first_rule_that_picks_it():
     """As in `by`, wherever that stands."""
     model = Net()
-    rules = {"head.bias": 1.0, Affine: 0.1, "backbone[0]": 7.0, ...: 0.0}
+    rules = {"head.bias": 1.0, Affine: 0.1, "**.bias": 7.0, ...: 0.0}
     opt = pm.Optimizer(pm.by({key: optax.sgd(rate) for key, rate in rules.items()})).init(model)
 
     new, _ = opt.update(model, jax.tree.map(jnp.ones_like, pm.trainable(model)[0]))
 
     moved = jax.tree.map(lambda a, b: np.round(np.max(a - b), 3), model, new)
     assert np.allclose([moved.head.bias, moved.head.weight], [1.0, 0.1])
+    assert np.allclose([moved.backbone[0].bias, moved.norm.bias], [0.1, 7.0])
     assert np.allclose([moved.backbone[0].weight, moved.norm.weight], [0.1, 0.0])
 
 

@@ -89,9 +89,19 @@ def test_a_rule_for_a_place_without_a_leaf_is_refused():
         make_plan(pm.by({"bias": None, ...: SGD}), linear)
 
 
-@pytest.mark.parametrize("selector", ["a.mean", "n", "p", "b"])
+def test_a_rule_that_an_earlier_one_leaves_nothing_is_refused():
+    """What it was to train would have another rule, or none; the place says which."""
+    with pytest.raises(
+        SpecError, match=r"(?s)Optimizer\.init.*path\('b'\), .*at \['b'\]\.weight: by select\."
+    ):
+        make_plan(pm.by({"b.**": None, "b": SGD, ...: ADAM}), model())
+    # But where it makes no difference.
+    assert make_plan(pm.by({"b.**": None, "b": None, ...: ADAM}), model()).is_used[2]
+
+
+@pytest.mark.parametrize("selector", ["a.mean", "n", "p"])
 def test_rules_for_what_is_not_trained_are_none_the_worse(selector):
-    """Buffers, integers, and what an earlier rule has taken, are leaves like others."""
+    """Buffers, and integers, are leaves like others."""
     rules = pm.by({"b.**": None, selector: SGD, ...: ADAM})
 
     assert make_plan(rules, model()).is_used == (False, False, True)

@@ -178,11 +178,12 @@ def test_the_innermost_wins():
 def test_what_is_inside_of_a_chosen_module_is_chosen_with_it():
     """Unless it is chosen itself; the first selector that picks a Module decides."""
     model = seeing(seeing(seeing(seeing())))
-    rule = pm.by({"inner.inner": HALF, "inner": "bfloat16", "inner.*": "float64", ...: "float32"})
+    rule = pm.by({"inner.inner": HALF, "inner": "bfloat16", "inner.**": None, ...: "float32"})
 
     _, found = seen(pm.with_precision(model, rule), X)
 
-    assert found == [["float32"] * 2, ["bfloat16"] * 2, ["float16"] * 2, ["float16"] * 2]
+    # The innermost is left alone in the middle of another.
+    assert found == [["float32"] * 2, ["bfloat16"] * 2, ["float16"] * 2, ["float32", "float16"]]
 
 
 def test_none_leaves_alone_in_the_middle():
@@ -603,13 +604,16 @@ def test_files_say_nothing_of_what_has_no_precision(tmp_path):
 
 
 def test_a_path_that_is_not_there():
-    """What could be chosen is listed. A class may be missing, as in every `by`."""
+    """What could be chosen is listed. A class must be there, and not be taken before."""
     with pytest.raises(SpecError, match=r"(?s)select.path\('layers.9'\).*layers\[0\], layers\[1\]"):
         pm.with_precision(net(), pm.by({"layers.9": MIXED, ...: None}))
     with pytest.raises(SpecError, match=r"select.path\('layers.0.weight'\)"):
         pm.with_precision(net(), pm.by({"layers.0.weight": MIXED, ...: None}))
 
-    pm.with_precision(net(), pm.by({nn.BatchNorm: "float32", ...: MIXED}))
+    with pytest.raises(SpecError, match=r"(?s)select.type\(BatchNorm\).*layers\[0\], layers\[1\]"):
+        pm.with_precision(net(), pm.by({nn.BatchNorm: "float32", ...: MIXED}))
+    with pytest.raises(SpecError, match=r"path\('layers\.0'\), whose .*\n.*by select\.type"):
+        pm.with_precision(net(), pm.by({nn.Linear: MIXED, "layers.0": None, ...: MIXED}))
 
 
 def test_an_array_without_a_precision():

@@ -62,6 +62,70 @@ def test_a_path_that_matches_nothing_is_refused():
         pm.by({"a.*.wieght": 0, ...: 1}).values(TREE)
 
 
+SHADOWED = [
+    {Affine: 0, "a.0": 1, ...: 2},
+    {"**": 0, "b": 1, Affine: 2},
+    {True: 0, "a": 1, ...: 2},
+    {"a": 0, pm.select.role("param") & Affine: 1, ...: 2},
+    {"a.1.weight": 0, "a.1.*": 1, "a.1": 2, ...: 3},
+]
+
+
+@pytest.mark.parametrize("rules", SHADOWED)
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda rule: rule(TREE),
+        lambda rule: rule.check([TREE, TREE]),
+        lambda rule: mask_of(rule, TREE, where="spec"),
+    ],
+)
+def test_an_entry_that_decides_nothing_is_refused(ask, rules):
+    """What it says would be ignored in silence; which entry has its leaves is said."""
+    with pytest.raises(
+        SpecError, match=r"(?s)whose leaves are all decided.* at .*: by select\.|by T"
+    ):
+        ask(pm.by(rules))
+    with pytest.raises(
+        SpecError, match=r"what is special stands first,\n      pm\.by\(\{\(?select\."
+    ):
+        ask(pm.by(rules))
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        # A model need not have all that a rule for many models names.
+        {Affine: 0, Pair: 1, ...: 2},
+        # The default, however it is written.
+        {"a": 0, "b": 1, ...: 2},
+        {"a": 0, "b": 1, "**": 2},
+        # It makes no difference.
+        {Affine: None, "a.1": None, ...: 2},
+        # Arrays may be others.
+        {pm.is_array: 0, (lambda x: False): 2, (lambda x: x is TREE["b"]): 1, ...: 2},
+        {"**.weight": 0, Affine: 1, "a": 2, ...: 3},
+    ],
+)
+def test_entries_that_may_be_idle(rules):
+    """Those that would decide something in another tree, or decide it as it is decided."""
+    rule = pm.by(rules)
+
+    rule(TREE)
+    rule.check([TREE])
+
+
+def test_an_entry_need_not_decide_in_each_of_several_trees():
+    """One rule for several arguments: all of them together are what it is for."""
+    rule = pm.by({Affine: 0, "weight": None, ...: None})
+    one, other = affine(), {"weight": jnp.ones(3)}
+
+    apply = pm.filter_vmap(lambda a, b: b["weight"], in_axes=rule)
+    np.testing.assert_array_equal(apply(one, other), [[1.0] * 3] * 2)
+    with pytest.raises(SpecError, match=r"select\.path\('weight'\), whose leaves"):
+        apply(one, {"other": jnp.ones(3)})
+
+
 @pytest.mark.parametrize("rules", [{}, None, [(Affine, 0)], 3, Affine])
 def test_rules_must_be_a_dict(rules):
     """by(...) of anything but a dict with something in it is refused, with an example."""

@@ -14,7 +14,6 @@ from pytreemod.transform.maps.vmap import axes_of
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.prefixes import By
-from pytreemod.tree.selecting import refuse_unmatched
 from pytreemod.typing import class_of, jtu
 
 
@@ -113,7 +112,7 @@ def _axes(
     # One rule for several arguments need not find each of its paths in each of them.
     strict = True
     if isinstance(in_axes, By) and len(asked) > 1:
-        refuse_unmatched(in_axes.selectors, [x for _, x in asked])
+        in_axes.check([x for _, x in asked])
         strict = False
     rows = [
         (path_text(path, name), leaf, axis)

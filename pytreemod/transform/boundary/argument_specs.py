@@ -14,7 +14,6 @@ from pytreemod.tree.nodes import children_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By, spread
-from pytreemod.tree.selecting import refuse_unmatched
 from pytreemod.typing import PyTree, class_of, jtu
 
 
@@ -170,7 +169,7 @@ def assign_arguments(
     # One rule for several arguments need not find each of its paths in each of them.
     strict = not (isinstance(spec, By) and len(arguments) > 1)
     if not strict:
-        refuse_unmatched(spec.selectors, trees)
+        spec.check(trees)
     return [
         assigned
         for own, argument in zip(specs, arguments, strict=True)

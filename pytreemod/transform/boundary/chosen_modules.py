@@ -17,8 +17,8 @@ from pytreemod.transform.boundary.wrapping import Transformed
 from pytreemod.tree.nodes import Place, RoleHere, children_of, record_of, stop_below
 from pytreemod.tree.paths import path_text, some_of
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.prefixes import By
-from pytreemod.tree.selecting import Selector, Spots
+from pytreemod.tree.prefixes import By, decide, refuse_shadowed
+from pytreemod.tree.selecting import Selector, Spots, TypeSelector
 from pytreemod.typing import PyTree, class_of, jtu
 
 Path = tuple[Any, ...]
@@ -73,20 +73,25 @@ def choose_values(
         is_offered: which Modules are offered to the selectors.
 
     Raises:
-        SpecError: a path matches none.
+        SpecError: a path, or a class, matches none, or none that those before it leave.
     """
     argument = _Argument(tree, is_offered)
     places = argument.candidates
-    values: dict[Path, Any] = {}
-    for selector, value in rule.items:
+    picks: list[list[bool]] = []
+    for selector in rule.selectors:
         for pattern in selector.paths():
             if not any(pattern.pick(places, None, None)):
                 raise SpecError(_explain_none(where, repr(pattern), places))
-        picked = selector.pick(places, argument.inner, None)
-        for place, is_picked in zip(places, picked, strict=True):
-            if is_picked:
-                values.setdefault((*argument.prefix, *place.path), value)
-    return values
+        picks.append(selector.pick(places, argument.inner, None))
+        if isinstance(selector, TypeSelector) and not any(picks[-1]):
+            raise SpecError(_explain_none(where, repr(selector), places))
+    entries, shadowed = decide(picks, len(places))
+    refuse_shadowed(where, rule.items, entries, shadowed, places)
+    return {
+        (*argument.prefix, *place.path): rule.items[entry][1]
+        for place, entry in zip(places, entries, strict=True)
+        if entry is not None
+    }
 
 
 def rebuilt(tree: PyTree, change: Callable[[Any, Path], Any], path: Path = ()) -> PyTree:

@@ -39,7 +39,7 @@ from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array, is_array_like
 from pytreemod.tree.prefixes import By, spread
-from pytreemod.tree.selecting import Rule, refuse_unmatched
+from pytreemod.tree.selecting import Rule
 from pytreemod.typing import AxesSpec, AxisName, KeyPath, PyTree, jtu
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -282,7 +282,7 @@ class Vmapped(Transformed):
         # One rule for several arguments need not find each of its paths in each of them.
         strict = not (isinstance(in_axes, By) and len(names) > 1)
         if not strict:
-            refuse_unmatched(in_axes.selectors, trees)
+            in_axes.check(trees)
         found = [
             axes_of(spec, tree, f"{self.terms.where} for {name}", name, strict)
             for name, spec, tree in zip(names, specs, trees, strict=True)

@@ -100,8 +100,8 @@ def test_a_tree_is_rebuilt_from_below():
 
 
 def test_values_for_modules_themselves():
-    """The first selector that picks one decides; a class may be missing, and a path may not."""
-    rule = pm.by({"a.0": "first", Affine: "rest", Box: "none"})
+    """The first selector that picks one decides; none may be missing."""
+    rule = pm.by({"a.0": "first", Affine: "rest"})
 
     values = choose_values("f", rule, MODEL, callable)
     names = {path_text(path): value for path, value in values.items()}
@@ -113,3 +113,9 @@ def test_values_for_modules_themselves():
         SpecError, match=r"f\(select.path\('c'\)\): expected a selector of at least"
     ):
         choose_values("f", pm.by({"c": 1, ...: 2}), MODEL, callable)
+    with pytest.raises(
+        SpecError, match=r"f\(select.type\(Box\)\): expected a selector of at least"
+    ):
+        choose_values("f", pm.by({Box: 1, ...: 2}), MODEL, callable)
+    with pytest.raises(SpecError, match=r"path\('b'\), whose .*\n  at \['b'\]: by select\.type"):
+        choose_values("f", pm.by({Affine: 1, "b": 2}), MODEL, callable)
