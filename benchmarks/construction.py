@@ -4,23 +4,28 @@
 
 The baseline is a frozen dataclass with the same five fields, built in the same way: two arrays, an
 integer, a number and a flag, of which a Module's last three are configuration. Then two arrays and
-a function, as an activation is: declared static or not.
+a function, as an activation is: declared static or not. Then one array and other static values,
+against a static integer; and layers that have such values, against Equinox's.
 """
 
 import dataclasses
+import enum
+import functools as ft
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from benchmarks.libraries import FILTERING, installed
+from benchmarks.libraries import FILTERING, OURS, installed
 from benchmarks.measuring import UNROLLED, Burst, unrolled
 from benchmarks.tables import Benchmark, Row, raced
 
 LIMIT = 3.0
 FUNCTION_LIMIT = 4.0
+STATIC_LIMIT = 2.0
 DATACLASS = "dataclass"
 
 
@@ -127,6 +132,63 @@ class PlainChecked(Plain):
             raise ValueError("size is negative")
 
 
+class Color(enum.Enum):
+    """A static value."""
+
+    RED = 1
+
+
+STATIC_VALUES: dict[str, Any] = {
+    "tuple": (1, 2),
+    "tuple of tuples": ((1, 2), (3, 4)),
+    "dtype": np.dtype("float32"),
+    "enum": Color.RED,
+    "frozenset": frozenset({1, 2}),
+    "partial": ft.partial(jnp.sum, axis=0),
+    "zero": 0.0,
+}
+"""Configuration whose type alone does not say what it is."""
+
+
+def with_static(library: Any) -> type:
+    """A Module with an array and a static value."""
+
+    class Static(library.Module):
+        weight: jax.Array
+        value: Any = library.field(static=True)
+
+    return Static
+
+
+LAYERS: dict[str, Callable[[Any, Any], Any]] = {
+    "AvgPool2d": lambda nn, key: nn.AvgPool2d(2),
+    "Conv2d": lambda nn, key: nn.Conv2d(1, 1, 1, key=key),
+    "Dropout": lambda nn, key: nn.Dropout(0.5),
+    "LayerNorm": lambda nn, key: nn.LayerNorm(2),
+}
+
+
+def static_rows(rounds: int, libraries: dict[str, Any]) -> Iterator[Row]:
+    """Other static values against an integer of ours; layers against Equinox's."""
+    weight = jnp.zeros(2)
+    for kind, value in STATIC_VALUES.items():
+        made = {f"{OURS} ": (with_static(libraries[OURS]), 3)}
+        made |= {name: (with_static(library), value) for name, library in libraries.items()}
+        bursts = {
+            name: unrolled("cls(weight, value)", cls=cls, weight=weight, value=given)
+            for name, (cls, given) in made.items()
+        }
+        label = f"static {kind}, against a static integer"
+        yield raced(label, bursts, rounds=rounds, share=1 / UNROLLED, limit=STATIC_LIMIT)
+    key = jax.random.key(0)
+    for layer, make in LAYERS.items():
+        bursts = {
+            name: unrolled("make(nn, key)", make=make, nn=library.nn, key=key)
+            for name, library in libraries.items()
+        }
+        yield raced(f"{layer}, against Equinox's", bursts, rounds=rounds, share=1 / UNROLLED)
+
+
 def nnx_class(nnx: Any) -> type:
     """NNX has no generated `__init__`, so the same class stands in both rows."""
 
@@ -200,6 +262,7 @@ def rows(quick: bool) -> Iterator[Row]:
             classes |= {name: make(library) for name, library in libraries.items()}
             bursts = {name: making_activated(cls, values[:2]) for name, cls in classes.items()}
             yield raced(label, bursts, rounds=rounds, share=1 / UNROLLED, limit=FUNCTION_LIMIT)
+    yield from static_rows(rounds, libraries)
     # Equinox's Modules have no `replace` of their own; dataclasses' is what its users call.
     bursts = {
         name: unrolled("replace(node, bias=bias)", replace=replace, node=node, bias=values[1])

@@ -69,6 +69,7 @@ def write_finish(schema: Schema) -> Callable[[Any], Any]:
         "FunctionType": FunctionType,
         "is_computed": is_computed,
         "layouts": schema.layouts_by_type,
+        "recognize": schema.recognize,
         "schema": schema,
         "fill": ft.partial(fill_defaults, schema),
         "divide": ft.partial(_divide, schema),
@@ -102,17 +103,20 @@ def finish(node):
 {converts}{constrains}
     layout = layouts.get(({kinds}))
     if layout is not None and layout.asks:
-        for name in layout.floats:
+        for name in layout.wrappers:
             value = d[name]
-            if not value or value != value:
+            if (type(value) is not FunctionType or value.__dict__) and value not in arrayless:
                 layout = None
                 break
         else:
-            for name in layout.wrappers:
+            for name in layout.floats:
                 value = d[name]
-                if (type(value) is not FunctionType or value.__dict__) and value not in arrayless:
-                    layout = None
+                if not value or value != value:
+                    layout = recognize(layout, d)
                     break
+            else:
+                if layout.deep:
+                    layout = recognize(layout, d)
     if layout is not None:
         d[{LAYOUT!r}] = layout
     else:

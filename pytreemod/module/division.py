@@ -13,6 +13,7 @@ import functools as ft
 import sys
 import types
 from collections.abc import Iterator
+from enum import Enum, EnumType, Flag, IntEnum, IntFlag, StrEnum
 from typing import Any
 
 import jax
@@ -52,6 +53,39 @@ WRAPPERS: frozenset[type] = frozenset(
 CLEAR_CONFIGURATION: frozenset[type] = (_ARRAYLESS - {complex}) | WRAPPERS
 
 
+_SIMPLE = PLAIN - {float}
+
+
+def clear_kind(value: Any) -> Any:
+    """`kind_of` configuration that is whole in its kind: no array inside, nothing to change.
+
+    Args:
+        value: anything. Many are None's: what is looked through each time that it is met.
+    """
+    kind = class_of(value)
+    if kind in _SIMPLE:
+        return kind
+    if kind is tuple:
+        kinds = tuple(map(class_of, value))
+        if not _SIMPLE.issuperset(kinds):
+            kinds = tuple(map(clear_kind, value))
+        return None if None in kinds else (tuple, *kinds)
+    if kind is float:
+        # NaN is one for all, which is seen to elsewhere.
+        return None if value != value else (kind if value else (kind, repr(value)))
+    if kind is frozenset and _SIMPLE.issuperset(map(class_of, value)):
+        return kind, frozenset(zip(value, map(class_of, value), strict=True))
+    if kind is slice:
+        parts = tuple(map(clear_kind, (value.start, value.stop, value.step)))
+        return None if None in parts else (kind, *parts)
+    if kind is ft.partial:
+        return None if any(_arrays_in(value, "")) else kind
+    return kind if class_of(kind) is EnumType and kind.__base__ in _ENUM_BASES else None
+
+
+_ENUM_BASES = frozenset({Enum, IntEnum, StrEnum, Flag, IntFlag, int, str})
+
+
 def is_configuration(value: object) -> bool:
     """Whether a field that is not declared static is configuration because of its value."""
     kind = type(value)
@@ -85,7 +119,12 @@ def holds_nothing(value: object) -> bool:
 
 
 def lives_in_module(function: Any) -> bool:
-    """Whether a module keeps a function under its own name, as it does what `def` makes there."""
+    """Whether a module keeps a function under its own name, as it does what `def` makes there.
+
+    A dtype needs none to keep it.
+    """
+    if isinstance(function, np.dtype):
+        return True
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     return vars(module).get(getattr(function, "__name__", "")) is function if module else False
 

@@ -54,18 +54,20 @@ class Layout(AbstractSource):
 
     __slots__ = (
         "__weakref__",
+        "asked",
         "asks",
         "beside",
         "cls",
         "config",
         "data",
+        "deep",
         "early_config",
         "early_data",
         "floats",
         "held",
         "is_bare",
-        "is_clear",
         "keys",
+        "kinds",
         "names",
         "size",
         "waits",
@@ -97,13 +99,15 @@ class Layout(AbstractSource):
         self.early_data = tuple((n, at) for at, n in enumerate(data) if n in shown)
         self.early_config = tuple((n, at) for at, n in enumerate(config, 1) if n in shown)
         self.is_bare = self.waits and not self.early_data and not self.early_config
-        # Whether the types of configuration say that an instance has this layout, but for the
-        # fields that must be asked: zeros have a sign, NaN is one for all, a function may wrap one
-        # that hides arrays, and a class may be one of Python's numbers.
-        self.is_clear = CLEAR_CONFIGURATION.issuperset(kinds)
+        # The types of configuration say whether an instance has this layout, but for the fields
+        # that must be asked: zeros have a sign, NaN is one for all, a function may wrap one that
+        # hides arrays, a class may be one of Python's numbers, and a tuple holds what it holds.
+        self.kinds = kinds
+        self.deep = tuple(name for name, kind in pairs if kind not in CLEAR_CONFIGURATION)
         self.floats = tuple(name for name, kind in pairs if kind is float)
         self.wrappers = tuple(name for name, kind in pairs if kind in WRAPPERS or kind is type)
-        self.asks = bool(self.floats or self.wrappers)
+        self.asked = tuple([(n, k) for n, k in pairs if n in self.deep or k is float])
+        self.asks = bool(self.asked or self.wrappers)
 
     def flatten(self, fields: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """The children and the auxiliary data of an instance with these fields.

@@ -18,6 +18,7 @@ import jax
 from pytreemod.module.constraining import take_in_change
 from pytreemod.module.division import (
     Held,
+    clear_kind,
     holds_nothing,
     is_clear_data,
     is_configuration,
@@ -224,13 +225,27 @@ class Schema(AbstractRecord):
         Called when these have passed all tests.
         """
         self.simple_types.update(class_of(v) for v in values.values() if holds_nothing(v))
-        if not layout.is_clear or not all(is_clear_data(values[n]) for n in layout.data):
+        deep = [values[name] for name in layout.deep]
+        if None in map(clear_kind, deep) or not all(lives_in_module(class_of(v)) for v in deep):
+            return
+        if not all(is_clear_data(values[n]) for n in layout.data):
             return
         if max(len(self.layouts_by_type), len(self.arrayless)) >= _KEPT_BY_TYPE:
             self.layouts_by_type.clear()
             self.arrayless.clear()
         self.arrayless.update(filter(lives_in_module, (values[n] for n in layout.wrappers)))
         self.layouts_by_type[tuple(class_of(values[n]) for n in self.fields)] = layout
+
+    def recognize(self, layout: Layout, values: dict[str, Any]) -> Layout | None:
+        """The layout of values of the types that another's have; None if it is not known yet."""
+        for name, kind in layout.asked:
+            if clear_kind(values[name]) != kind:
+                break
+        else:
+            return layout
+        kinds = dict(zip(layout.config, layout.kinds, strict=True))
+        kinds |= {name: clear_kind(values[name]) for name, _ in layout.asked}
+        return self._layouts.get((layout.data, layout.config, tuple(kinds.values())))
 
     def split(self, node: Any) -> Layout:
         """The layout of an instance; decided by its values if it was put together by hand."""

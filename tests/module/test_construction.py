@@ -1,6 +1,8 @@
 """Building instances: the generated `__init__`, and what happens after any `__init__`."""
 
 import dataclasses
+import enum
+import functools as ft
 import gc
 import inspect
 import itertools
@@ -19,6 +21,7 @@ import pytest
 import pytreemod as pm
 from pytreemod.errors import FieldError, FieldWarning
 from pytreemod.module.construction import compile_functions, quoted
+from pytreemod.module.schema import Schema
 from tests.helpers import string_annotations
 from tests.helpers.comparing import assert_same
 from tests.helpers.computing import scaled
@@ -743,6 +746,77 @@ def test_zeros_and_nans_divide_by_value_after_other_floats():
 
     assert rounds[0] == rounds[1] == rounds[2]
     assert len(set(rounds[0])) == 5
+
+
+class Color(enum.Enum):
+    """Items of a static field."""
+
+    RED, GREEN = 1, 2
+
+
+STATIC = [
+    *((1, 2), (1.0, 2), (True, 2), (2, 1), (0.0,), (-0.0,), ((1,), (2,)), ((1.0,), (2,)), ()),
+    *(frozenset({1}), frozenset({True}), slice(1), slice(1.0), Color.RED, Color.GREEN),
+    *(np.dtype("float32"), np.dtype("int32"), ft.partial(double, 1), ft.partial(jnp.sum, axis=0)),
+]
+
+
+def test_static_values_divide_by_what_they_hold():
+    """In whatever order they come."""
+    rounds = [[jax.tree.structure(Static(1, v)) for v in STATIC] for _ in range(3)]
+    backwards = [jax.tree.structure(Static(1, v)) for v in STATIC[::-1]][::-1]
+
+    assert rounds[0] == rounds[1] == rounds[2] == backwards
+    assert len(set(backwards)) == len(STATIC)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_static_values_that_were_met_take_the_short_road(own, monkeypatch):
+    """Nothing is decided again, and what they hold is stored as it is."""
+
+    class Written(pm.Module):
+        weight: object
+        value: object = pm.field(static=True)
+
+    class Own(Written):
+        def __init__(self, weight, value):
+            self.weight = weight
+            self.value = value
+
+    cls, x = Own if own else Written, ramp(2)
+    made = [cls(x, value) for value in STATIC]
+    monkeypatch.setattr(Schema, "decide", None)
+    for value, first in zip(STATIC, made, strict=True):
+        again = cls(x, value)
+        assert again.value is value
+        assert jax.tree.structure(again) == jax.tree.structure(first)
+
+
+def test_a_tuple_is_looked_through():
+    """That one holds no array says nothing of the next."""
+    for _ in range(3):
+        Static(1, (1, 2))
+    for value in ((1, np.ones(2)), (1, (ramp(2),))):
+        with pytest.warns(FieldWarning, match="no array in a static field"):
+            Static(1, value)
+    for _ in range(3):
+        Static(1, ft.partial(double, 1))
+    with pytest.warns(FieldWarning, match="which hides f32"):
+        Static(1, ft.partial(double, ramp(2)))
+
+
+def test_enumerations_are_not_kept_alive():
+    """A class remembers only types that are there for good."""
+    local = enum.Enum("Local", ["A"])
+    watched = weakref.ref(local)
+    for _ in range(3):
+        Static(1, local.A)
+    for value in range(8):
+        # The last few layouts stay, with the kinds of what they divide.
+        Static(1, (1,) * value)
+    del local
+    gc.collect()
+    assert watched() is None
 
 
 def test_functions_are_not_kept_alive():

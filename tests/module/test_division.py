@@ -3,6 +3,7 @@
 import copy
 import enum
 import functools as ft
+import math
 import operator
 
 import jax
@@ -13,9 +14,11 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import FieldWarning
-from pytreemod.module.division import is_configuration
+from pytreemod.module.division import clear_kind, is_configuration
+from pytreemod.tree.kinds import kind_of
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import Affine, Holder, OwnInit, Pair, Static, affine, double, ramp
+from tests.labels import label
 
 CONFIGURATION = {
     "function": double,
@@ -342,3 +345,53 @@ def test_classes_in_static_fields_divide_alike_however_they_come():
     assert rounds[0] == rounds[1] == backwards
     first = [backwards.index(structure) for structure in backwards]
     assert first == [0, 1, 1, 1, 4, 5, 6, 7]
+
+
+class Color(enum.Enum):
+    """An item is told by its class, and by itself."""
+
+    RED = 1
+
+
+CLEAR = [
+    *(
+        1,
+        True,
+        "a",
+        b"a",
+        None,
+        0.5,
+        0.0,
+        -0.0,
+        (),
+        (1, "a", None),
+        (1, (2.0, (True,))),
+        (0.0, -0.0),
+    ),
+    *(frozenset({1, "a"}), frozenset(), slice(1), slice(None, 2.0, -0.0), Color.RED),
+    *(enum.StrEnum("Mode", ["TRAIN"]).TRAIN, enum.Flag("Flag", ["A", "B"])(3)),
+    *(ft.partial(jax.nn.gelu, approximate=False), ft.partial(double, 1)),
+]
+UNCLEAR = [
+    *(
+        math.nan,
+        (1, math.nan),
+        [1],
+        (1, [1]),
+        {1},
+        {"a": 1},
+        np.ones(2),
+        (jnp.ones(2),),
+        np.float32(1),
+    ),
+    *(ft.partial(double, np.ones(2)), ft.partial(jax.jit(affine().scaled)), object(), (object(),)),
+    *(frozenset({0.0}), enum.Enum("Number", {"A": 0.0}, type=float).A, 1j, np.float32(1)),
+]
+
+
+@pytest.mark.parametrize("value", [*CLEAR, *UNCLEAR], ids=label)
+def test_the_kind_of_what_is_clear_is_its_kind(value):
+    """And of what may hold arrays, change, or has no plain `==`, there is none."""
+    is_clear = any(value is other for other in CLEAR)
+
+    assert clear_kind(value) == (kind_of(value) if is_clear else None)
