@@ -12,7 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pytreemod.typing import Tracer
+
 _ARRAYS: tuple[type, ...] = (jax.Array, np.ndarray, np.generic)
+_CARRIED: tuple[type, ...] = (*_ARRAYS, Tracer)
 NUMBERS = (bool, int, float, complex)
 """The types of Python's own numbers."""
 
@@ -31,6 +34,15 @@ def is_array(element: Any) -> bool:
         (True, True, False)
     """
     return isinstance(element, _ARRAYS)
+
+
+def is_carried(element: Any) -> bool:
+    """Whether JAX carries `element` through a transform: an array, or any other traced value.
+
+    A tracer may stand for what is no array: a `Ref`, a value of a type that was registered. It is
+    never configuration: as such it would come out of its trace.
+    """
+    return isinstance(element, _CARRIED)
 
 
 def is_abstract(element: Any) -> bool:

@@ -25,7 +25,7 @@ import numpy as np
 from pytreemod.tree.kinds import are_one, dtype_of, kind_of
 from pytreemod.tree.nodes import children_of, is_node, is_plain_tuple, record_of
 from pytreemod.tree.pending import PENDING, AbstractSource, settle
-from pytreemod.tree.predicates import is_array
+from pytreemod.tree.predicates import is_array, is_carried
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import PyTree, class_of, jtu
 
@@ -205,7 +205,7 @@ def structure_of(
     Raises:
         TypeError: a leaf that is no array cannot be hashed.
     """
-    marks = [is_array(leaf) for leaf in leaves]
+    marks = [is_carried(leaf) for leaf in leaves]
     if all(marks):
         positions, statics, told = None, (), ()
         arrays = list(leaves)

@@ -36,7 +36,7 @@ from pytreemod.tree.kinds import are_one, kind_of
 from pytreemod.tree.nodes import is_node, is_plain_tuple, places, record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import PENDING
-from pytreemod.tree.predicates import is_array
+from pytreemod.tree.predicates import is_array, is_carried
 from pytreemod.tree.snapshots import (
     AbstractKeeper,
     Snapshot,
@@ -146,13 +146,13 @@ def _split_node(value: Any, arrays: list[Any], key: list[Any]) -> None:
     key.append(treedef)
     key.append(node_kinds(treedef))
     for leaf in leaves:
-        (_split_array if is_array(leaf) else _split_static)(leaf, arrays, key)
+        (_split_array if is_carried(leaf) else _split_static)(leaf, arrays, key)
 
 
 def split_other(value: Any, arrays: list[Any], key: list[Any]) -> None:
     """Split a value of a type that was not met before."""
     kind = class_of(value)
-    if is_array(value):
+    if is_carried(value):
         handlers[kind] = handler = _split_array
     elif record_of(value) is not None:
         handlers[kind] = handler = _split_record
@@ -232,7 +232,7 @@ def unhashable(named: Sequence[tuple[str, Any]], error: TypeError) -> TypeError:
     for root, tree in named:
         for place in places(tree):
             try:
-                hash(None if is_array(place.leaf) else place.leaf)
+                hash(None if is_carried(place.leaf) else place.leaf)
             except TypeError:
                 return ArgumentError(
                     explain(
@@ -327,7 +327,7 @@ def pack(result: PyTree, lent: Container[int] = ()) -> dict[Plan, list[Any]]:
 
     def is_whole(node: Any) -> bool:
         # First, for most nodes of most results are arrays.
-        if is_array(node):
+        if is_carried(node):
             return False
         maker = _maker(node, lent)
         if maker is not None:

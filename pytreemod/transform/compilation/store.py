@@ -39,7 +39,7 @@ from pytreemod.transform.compilation.static_arguments import give_back
 from pytreemod.transform.compilation.successors import Successions, successions_in
 from pytreemod.transform.host.runtime_checks import begin_making, checks_in, end_making
 from pytreemod.tree.nodes import is_node
-from pytreemod.tree.predicates import is_array
+from pytreemod.tree.predicates import is_array, is_carried
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.tree.successions import Watch
 
@@ -193,7 +193,7 @@ class Store:
         Raises:
             TypeError: a static value cannot be hashed.
         """
-        arrays, structure = divide((head, args, kwargs))
+        arrays, structure = divide((head, args, kwargs), is_carried)
         hash(structure.statics)
         donation = self.options.donation
         entry = Entry(key, quiet=donation is not None and donation.quiet)

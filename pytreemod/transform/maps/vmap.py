@@ -37,7 +37,7 @@ from pytreemod.transform.boundary.wrapping import (
 from pytreemod.transform.host.failures import surfacing
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.predicates import is_array, is_array_like
+from pytreemod.tree.predicates import is_array, is_array_like, is_carried
 from pytreemod.tree.prefixes import By, spread
 from pytreemod.tree.selecting import Rule
 from pytreemod.typing import AxesSpec, AxisName, KeyPath, PyTree, jtu
@@ -459,12 +459,12 @@ def group_by_axis(
     """
     result, spread_axes = stacking_axes(spec, result, where)
     pairs = zip(jtu.tree_leaves(result), spread_axes, strict=True)
-    arrays = [(x, axis) for x, axis in pairs if axis is not None or is_array(x)]
+    arrays = [(x, axis) for x, axis in pairs if axis is not None or is_carried(x)]
     axes: list[Any] = [axis for _, axis in arrays]
     # Paths take a second walk, for those alone of whom something may have to be told.
     if None in axes or not all(-x.ndim - 1 <= axis <= x.ndim for x, axis in arrays):
         named = zip(jtu.tree_leaves_with_path(result), spread_axes, strict=True)
-        rows = [(path, x, axis) for (path, x), axis in named if is_array(x)]
+        rows = [(path, x, axis) for (path, x), axis in named if is_carried(x)]
         _check_out_axes(where, rows)
         if unmapped is not None:
             unmapped += [path for path, _, axis in rows if axis is None]

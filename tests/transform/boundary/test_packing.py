@@ -286,3 +286,58 @@ def test_what_is_lent_is_not_kept(wrap):
     del lent
     gc.collect()
     assert alive() is None
+
+
+# ---- what is traced and no array
+
+ways_to_hold = pytest.mark.parametrize(
+    "hold",
+    [lambda x: x, lambda x: [x, 2], lambda x: Affine(x, None)],
+    ids=["bare", "list", "Module"],
+)
+
+
+@ways_to_hold
+@pytest.mark.parametrize(
+    "transform",
+    [pm.filter_jit, pm.filter_checkpoint, pm.filter_make_jaxpr],
+    ids=lambda transform: transform.__name__,
+)
+def test_a_reference_does_not_leave_its_trace(transform, hold):
+    """A `Ref` that a traced function makes cannot be returned: JAX says so, and no tracer is."""
+    program = transform(lambda x: hold(jax.new_ref(x)))
+
+    with pytest.raises(ValueError, match="mutable array reference"):
+        program(ramp(2))
+
+
+@ways_to_hold
+def test_a_reference_that_is_mapped_comes_out(hold):
+    """Where JAX lets a `Ref` out, as from `vmap`, it comes out as one, and not as a tracer."""
+    result = pm.filter_vmap(lambda x: hold(jax.new_ref(x)))(ramp(2))
+    (reference,) = (x for x in jax.tree.leaves(result) if not isinstance(x, int))
+
+    assert not isinstance(reference, jax.core.Tracer)
+    assert_same(reference[...], ramp(2))
+
+
+@ways_to_hold
+def test_a_reference_of_a_trace_is_an_argument(hold):
+    """A `Ref` that was made in a trace is passed on to a compiled function, which writes to it."""
+    traced = []
+
+    @pm.filter_jit
+    def add(held, x):
+        traced.append(None)
+        (reference,) = (r for r in jax.tree.leaves(held) if not isinstance(r, int))
+        reference[...] = reference[...] + x
+
+    @jax.jit
+    def program(x):
+        reference = jax.new_ref(x)
+        for _ in range(2):
+            add(hold(reference), x)
+        return reference[...]
+
+    assert_same(program(ramp(2)), 3 * ramp(2))
+    assert len(traced) == 1

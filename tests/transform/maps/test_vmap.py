@@ -455,6 +455,12 @@ def test_misfit_out_axes_are_refused(out_axes, error, text):
         pm.filter_vmap(lambda x: {"x": x, "y": x}, out_axes=out_axes)(ramp(3))
 
 
+def test_a_mapped_reference_without_an_axis_is_refused():
+    """A `Ref` that each member has made is like an array."""
+    with pytest.raises(SpecError, match=r"\n  at result\.weight\n  at result\.bias\n"):
+        pm.filter_vmap(lambda x: Affine(x, jax.new_ref(x)), out_axes=None)(ramp(3))
+
+
 @pytest.mark.parametrize("around", [lambda f: f, pm.filter_jit, pm.filter_vmap])
 def test_the_result_that_is_mapped_is_named(around):
     """And none that is the same for all members, also where a `vmap` around maps that."""
