@@ -2,7 +2,8 @@
 
 Owns: what becomes of a leaf `length` in the file where `like` has `length.unconstrained`. The file
 is older than the constraint, of a model that was resolved, or of other tools: what it has is what
-the constructor would be given, and is brought in as there.
+the constructor would be given, and is brought in as there. So is what the file has under another
+constraint: the same numbers without bounds would be other values.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ import functools as ft
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import ArgumentError, FileError, PytreemodError, explain
+from pytreemod.io.configuration import ConfigurationReader, are_same
 from pytreemod.io.leaf_names import joined, words_of
 from pytreemod.io.tables import Clear, Leaf, Table
-from pytreemod.module.constrained_leaves import Constrained
+from pytreemod.module.constrained_leaves import Constrained, Constraint
 from pytreemod.module.constraining import take_in
 from pytreemod.module.fields import AbstractConstraint
 from pytreemod.tree.nodes import children_of
@@ -34,6 +36,9 @@ def constrained(
     theirs: Table, ours: Table, like: PyTree, renamed: Mapping[str, str], where: str
 ) -> Table:
     """A file's table with the arrays that stand for values in the clear, in the place of these.
+
+    Arrays that stand for values under another constraint become those that stand for the values in
+    `like`. Where the file's constraint cannot be rebuilt, they are left out, as if it had none.
 
     Args:
         theirs: the file's table, with the names of `like`.
@@ -50,17 +55,56 @@ def constrained(
         for name in names:
             _check_is_not_clear(name, renamed.get(joined(name, _INNER)), where)
     clear = {n for n in names if n in theirs.leaves and joined(n, _INNER) not in theirs.leaves}
-    if not clear:
+    others = {joined(n, _INNER): n for n in names if _has_other_constraint(theirs, ours, n)}
+    if not clear and not others:
         return theirs
     constraints = dict(_constraints(like, ()))
     leaves: dict[str, Leaf] = {}
     for name, leaf in theirs.leaves.items():
-        if name in clear and name in constraints:
+        if name in others:
+            plain = others[name]
+            # What is not registered cannot be asked for its values.
+            with suppress(FileError):
+                old = _read_constraint(theirs, plain, where)
+                new = _Changed(old, constraints[plain])
+                leaves[name] = _brought_in(new, leaf, ours.leaves[name], plain, where)
+        elif name in clear and name in constraints:
             inner = joined(name, _INNER)
             leaves[inner] = _brought_in(constraints[name], leaf, ours.leaves[inner], name, where)
         else:
             leaves[name] = leaf
     return replace(theirs, leaves=leaves)
+
+
+class _Changed(NamedTuple):
+    """Takes in what stands for a value under one constraint, for another."""
+
+    old: Constraint
+    new: AbstractConstraint
+
+
+def _has_other_constraint(theirs: Table, ours: Table, name: str) -> bool:
+    key = joined(name, "constraint")
+    is_told = key in theirs.config and key in ours.config
+    return is_told and not are_same(theirs.config[key], ours.config[key])
+
+
+def _read_constraint(theirs: Table, name: str, where: str) -> Constraint:
+    reader, written = ConfigurationReader(where), theirs.config[joined(name, "constraint")]
+    found = reader.read(written, name)
+    if not isinstance(found, Constraint):
+        raise reader.malformed(name, written)
+    return found
+
+
+def _take_in(constraint: AbstractConstraint | _Changed, value: Any, name: str) -> Any:
+    """The array that stands for a value; of shapes alone, its shape."""
+    if isinstance(constraint, _Changed):
+        is_abstract = isinstance(value, jax.ShapeDtypeStruct)
+        forward = constraint.old.forward
+        value = jax.eval_shape(forward, value) if is_abstract else forward(value)
+        constraint = constraint.new
+    return take_in(constraint, value, name).unconstrained
 
 
 def _constraints(node: Any, path: KeyPath) -> Any:
@@ -72,7 +116,7 @@ def _constraints(node: Any, path: KeyPath) -> Any:
 
 
 def _brought_in(
-    constraint: AbstractConstraint, leaf: Leaf, ours: Leaf, name: str, where: str
+    constraint: AbstractConstraint | _Changed, leaf: Leaf, ours: Leaf, name: str, where: str
 ) -> Leaf:
     """What is told of the array that a value in the clear becomes."""
     number = leaf.form.get("value")
@@ -84,13 +128,18 @@ def _brought_in(
     # What it does not take keeps its shape, and is told to be no fit, or refused when it is read.
     with suppress(PytreemodError):
         given = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-        shape = take_in(constraint, given, name).unconstrained.shape
+        shape = _take_in(constraint, given, name).shape
     make = ft.partial(_made, constraint, number=number, name=name, where=where)
     return replace(leaf, shape=tuple(shape), source=Clear(leaf.source, make))
 
 
 def _made(
-    constraint: AbstractConstraint, array: Any, *, number: float | None, name: str, where: str
+    constraint: AbstractConstraint | _Changed,
+    array: Any,
+    *,
+    number: float | None,
+    name: str,
+    where: str,
 ) -> Any:
     """The array that stands for a value, in float32 or wider: it may be cast to that at once."""
     value = number if array is None else array
@@ -98,7 +147,7 @@ def _made(
     wide = jax.dtypes.canonicalize_dtype(dtype) if dtype.itemsize > 4 else jnp.float32
     given = jnp.asarray(value, wide)
     try:
-        return np.asarray(take_in(constraint, given, name).unconstrained)
+        return np.asarray(_take_in(constraint, given, name))
     except PytreemodError as error:
         got = f"{name}, which is refused"
         expected = "values in the clear that like takes"

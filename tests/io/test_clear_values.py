@@ -113,6 +113,58 @@ def test_they_are_cast_and_left_out_like_others(path, tmp_path):
         pm.load(half, like)
 
 
+def bounded(constraint):
+    """A class of which the field may have any constraint, under one name."""
+
+    class Bounded(pm.Module):
+        value: jax.Array = pm.field(constraint=constraint)
+        bias: jax.Array = pm.field(default_factory=lambda: jnp.zeros(2))
+
+    return Bounded
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (positive, pm.constraints.interval(0.0, 200.0)),
+        (positive, pm.constraints.softplus_positive),
+        (pm.constraints.interval(0.0, 2.0), positive),
+        (simplex, positive),
+        (positive, simplex),
+    ],
+)
+def test_a_constraint_that_has_changed_keeps_the_values(tmp_path, old, new):
+    """The same numbers without bounds would be others: 1e5 became 11.5."""
+    values = jnp.asarray([0.25, 0.75])
+    pm.save(tmp_path / "f", bounded(old)(values))
+
+    found, report = pm.load(tmp_path / "f", bounded(new)(jnp.full(2, 0.5)), strict=False)
+    np.testing.assert_allclose(found.value, values, rtol=1e-5)
+    assert report.missing == report.unexpected == ()
+    assert len(report.configuration) == 1
+
+
+def test_values_that_a_changed_constraint_refuses(tmp_path):
+    """As the constructor refuses them."""
+    pm.save(tmp_path / "f", bounded(positive)(jnp.asarray([1.0, 100.0])))
+    like = bounded(pm.constraints.unit_interval)(jnp.full(2, 0.5))
+
+    with pytest.raises(FileError, match=r"(?s)value, which is refused.*1\.0 at \[0\]"):
+        pm.load(tmp_path / "f", like, strict=False)
+    with pytest.raises(FileError, match=r"the file pytreemod\.constraints\.Range"):
+        pm.load(tmp_path / "f", like)
+
+
+def test_values_under_a_constraint_that_is_not_known_stay_in_the_file(tmp_path):
+    """Nothing says what they are: they are told to be missing, and like keeps its own."""
+    own = pm.constraints.bijection(lambda u: u**3, lambda x: jnp.sign(x) * jnp.abs(x) ** (1 / 3))
+    pm.save(tmp_path / "f", bounded(own)(jnp.asarray([1.0, 8.0])))
+
+    found, report = pm.load(tmp_path / "f", bounded(positive)(jnp.ones(2)), strict=False)
+    assert report.missing == ("value.unconstrained",)
+    np.testing.assert_array_equal(found.value, jnp.ones(2))
+
+
 def test_numbers_of_python(tmp_path):
     """A field that was a number is what the constructor may be given, too."""
     path = tmp_path / "model.safetensors"
