@@ -6,8 +6,9 @@ are, too; so nothing need be said of a layer, or of a user's Module, but this:
 
 - what is a leaf there and configuration here, a layer's flags, stands where its field is declared
   (`LEAVES_THERE`). Of an optimizer's state Equinox keeps arrays only, so none stand there;
-- `BatchNorm` counts its batches there, and corrects its running statistics by that number; here
-  they need no correction. The count stands in the file before the statistics (`Meaning.COUNT`).
+- `BatchNorm` counts its batches there, and corrects its running statistics by that number; here,
+  too, with `mode="batch"`. With `mode="torch"` they need no correction, and the count stands in the
+  file alone, before the statistics (`Meaning.COUNT`).
 """
 
 from __future__ import annotations
@@ -191,11 +192,13 @@ def _flags_of(kind: type) -> frozenset[str]:
 
 
 _COUNTED, _COUNT, _FIRST = "state_index", "batch_counter", "ema_first_time_index"
+# Beside any of these, statistics need no count.
+_DECIDING = (_COUNT, _FIRST)
 
 
 def _count(layer: BatchNorm | None, statistics: Any, path: tuple[Any, ...]) -> Iterator[FileLeaf]:
     """The count that stands before running statistics, if there is one."""
-    if (layer is None or layer.mode == "batch") and _are_statistics(statistics):
+    if (layer is None or layer.mode == "torch") and _are_statistics(statistics):
         momentum = 0.0 if layer is None else layer.momentum
         mean, var = statistics
         yield FileLeaf(path, _count_of(mean, var, momentum), Meaning.COUNT, layer)
@@ -203,7 +206,7 @@ def _count(layer: BatchNorm | None, statistics: Any, path: tuple[Any, ...]) -> I
 
 def _is_counted(name: PathName, names: set[tuple[str, ...]]) -> bool:
     *above, last = name.steps
-    return last == _COUNTED and (*above, _FIRST) not in names
+    return last == _COUNTED and not any((*above, other) in names for other in _DECIDING)
 
 
 def _are_statistics(value: Any) -> bool:

@@ -328,6 +328,20 @@ def _and_nothing(bias: Any) -> Any:
     return bias, np.zeros_like(bias)
 
 
+def _rules_of_batch_norm(layer: BatchNorm) -> LayoutRules:
+    if layer.mode == "batch":
+        cure = ("Make it without mode=:", "nn.BatchNorm(input_size)")
+        expected = "a BatchNorm with running statistics as PyTorch's"
+        raise ArgumentError(
+            explain("to_torch, from_torch: BatchNorm", expected, "mode='batch'", cure=cure)
+        )
+    return {
+        "state_index.0": "running_mean",
+        "state_index.1": "running_var",
+        "ema_first_time_index": Relaid("num_batches_tracked", _count_of, _is_first),
+    }
+
+
 # One bias would do where two are added; whatever PyTorch has, to PyTorch the second is nothing.
 _TWO_BIASES = {"bias": Summed(("bias_ih", "bias_hh"), _and_nothing, np.add)}
 
@@ -380,11 +394,7 @@ register_torch_layout(ConvTranspose, _rules_of_conv_transpose)
 register_torch_layout(PReLU, _rules_of_prelu)
 register_torch_layout(
     BatchNorm,
-    {
-        "state_index.0": "running_mean",
-        "state_index.1": "running_var",
-        "ema_first_time_index": Relaid("num_batches_tracked", _count_of, _is_first),
-    },
+    _rules_of_batch_norm,
     # Unless it is what tells whether there was a batch, as with mode="ema".
     unused=["num_batches_tracked"],
 )

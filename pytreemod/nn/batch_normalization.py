@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Inexact, Shaped
+from jaxtyping import Array, Bool, Float, Inexact, Int, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.module.fields import field
@@ -67,6 +67,12 @@ class BatchNorm(StatefulLayer):
     in State move towards them (the running variance towards the unbiased one). In inference mode
     the running statistics are used and State comes back as it was.
 
+    With `mode="batch"`, written out, batches are normalized in the same way, but the running
+    statistics are Equinox's: those of the biased variance, divided by `1 - momentum ** n` after n
+    batches where they are used. That is a correction of the mean for its start at zero; the
+    variance, which starts at one, is too large by as much after few batches. It is for programs
+    that were written for Equinox, which then give the same numbers.
+
     With `mode="ema"`, what a batch is normalized by while training are the running statistics, too,
     after their step towards those of the batch; they begin with the first batch's, and have the
     biased variance. It is the default of Equinox, for programs that were tuned with it.
@@ -93,6 +99,7 @@ class BatchNorm(StatefulLayer):
         bias: (input_size,), or None if channelwise_affine=False
         state_index: token of the running statistics, (mean, var) of shape (input_size,) each;
             under Equinox's names `batch_state_index` or `ema_state_index`, by mode
+        batch_counter: token of how many batches were seen; None unless mode="batch"
         ema_first_time_index: token of whether no batch was seen yet; None unless mode="ema"
 
     Args:
@@ -106,7 +113,7 @@ class BatchNorm(StatefulLayer):
         inference: whether to use the running statistics, see `inference_mode`.
         dtype: of weight and bias; JAX's default float if None. The running statistics are kept
             in float32 or wider.
-        mode: "batch", or "ema", see above.
+        mode: "torch"; or "batch" or "ema", see above.
         channel_axis: the axis of the channels, counted from the front or from the back; None for
             the one that axis_name tells.
         weight_init: `(key, shape, dtype) -> array`, for the weight; one if None.
@@ -148,6 +155,7 @@ class BatchNorm(StatefulLayer):
     # Before the statistics, as in Equinox, whose files have no names. A default, although __init__
     # sets it, because what equals its default is not printed.
     ema_first_time_index: StateIndex[Bool[Array, ""]] | None = field(default=None, kw_only=True)
+    batch_counter: StateIndex[Int[Array, ""]] | None = field(default=None, kw_only=True)
     state_index: StateIndex[Statistics]
     axis_name: Hashable = field(static=True)
     inference: bool = field(static=True)
@@ -168,7 +176,7 @@ class BatchNorm(StatefulLayer):
         momentum: int | float = 0.99,
         inference: bool = False,
         dtype: Any = None,
-        mode: str = "batch",
+        mode: str = "torch",
         *,
         channel_axis: int | None = None,
         weight_init: Initializer | None = None,
@@ -192,7 +200,8 @@ class BatchNorm(StatefulLayer):
         self.weight, self.bias = initial_affine(self, (shape, shape), dtype, inits, key)
         self.state_index = StateIndex((filled(0.0, size, wide), filled(1.0, size, wide)))
         # An average that went on from the zeros would have to be debiased: the first batch is it.
-        self.ema_first_time_index = StateIndex(jnp.asarray(True)) if self._is_ema() else None
+        self.ema_first_time_index = StateIndex(jnp.asarray(True)) if mode == "ema" else None
+        self.batch_counter = StateIndex(jnp.asarray(0)) if mode == "batch" else None
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.
@@ -203,27 +212,25 @@ class BatchNorm(StatefulLayer):
         check_number(named(self, "momentum"), self.momentum, 0.0, 1.0)
         _check_mode(named(self, "mode"), self.mode)
         _check_channel_axis(named(self, "channel_axis"), self.channel_axis)
-        if self._is_ema() != (self.ema_first_time_index is not None):
+        made = "batch" if self.batch_counter is not None else "torch"
+        made = made if self.ema_first_time_index is None else "ema"
+        if self.mode != made:
             cure = (
                 "It decides what the State holds; make a layer:",
                 f"BatchNorm(mode={self.mode!r})",
             )
-            got, kept = describe(self.mode), "batch" if self._is_ema() else "ema"
-            where, expected = named(self, "mode"), f"{kept!r}, with which the layer was made"
-            raise ArgumentError(explain(where, expected, got, cure=cure))
+            where, expected = named(self, "mode"), f"{made!r}, with which the layer was made"
+            raise ArgumentError(explain(where, expected, describe(self.mode), cure=cure))
 
     @property
     def batch_state_index(self) -> StateIndex[Statistics] | None:
-        """`state_index` with mode="batch", and None otherwise: Equinox's name for it."""
-        return None if self._is_ema() else self.state_index
+        """`state_index`, and None with mode="ema": Equinox's name for it."""
+        return None if self.mode == "ema" else self.state_index
 
     @property
     def ema_state_index(self) -> StateIndex[Statistics] | None:
         """`state_index` with mode="ema", and None otherwise: Equinox's name for it."""
-        return self.state_index if self._is_ema() else None
-
-    def _is_ema(self) -> bool:
-        return self.mode == "ema"
+        return self.state_index if self.mode == "ema" else None
 
     @ignores_key
     @jax.named_scope("pm.nn.BatchNorm")
@@ -261,6 +268,12 @@ class BatchNorm(StatefulLayer):
         mean, var = self._running(state)
         # Before any statistics are taken: inference needs no mapped axis.
         if in_inference(where, self.inference, inference):
+            if self.batch_counter is not None:
+                # The running statistics started at no batch's. Before the first, and with a
+                # momentum of one, nothing was learnt that could be corrected.
+                scale = 1 - self.momentum ** state.get(self.batch_counter)
+                scale = jnp.where(scale == 0, 1, scale)
+                mean, var = mean / scale, var / scale
             return rescale(x, mean, var), state
         if self.ema_first_time_index is not None:
             is_first = state.get(self.ema_first_time_index)
@@ -271,11 +284,14 @@ class BatchNorm(StatefulLayer):
             return rescale(x, mean, var), state.set(self.state_index, (mean, var))
         normalize = ft.partial(normalize_batch, weight=weight, bias=bias, eps=self.eps)
         out, new_mean, new_var, count = self._statistics(normalize, x, channel_axis)
-        # One value is its own mean, and says nothing of the variance, which is 0 then.
-        unbiased = new_var * (count / max(count - 1, 1))
+        if self.batch_counter is None:
+            # The batch itself was divided by the biased one, as in the paper. One value is its own
+            # mean, and says nothing of the variance, which is 0 then.
+            new_var = new_var * (count / max(count - 1, 1))
+        else:
+            state = state.set(self.batch_counter, state.get(self.batch_counter) + 1)
         mean = update_running(mean, new_mean, self.momentum)
-        # The batch itself was divided by the biased one, as in the paper.
-        var = update_running(var, unbiased, self.momentum)
+        var = update_running(var, new_var, self.momentum)
         return out, state.set(self.state_index, (mean, var))
 
     def _title(self) -> Title:
@@ -462,7 +478,7 @@ def _checked_text(where: str, mapped: Sequence[Hashable]) -> str:
 
 
 def _check_mode(where: str, mode: Any) -> str:
-    if isinstance(mode, str) and mode in ("batch", "ema"):
+    if isinstance(mode, str) and mode in ("torch", "batch", "ema"):
         return mode
     cure = ("Equinox's 'legacy' is", "mode='ema'") if mode == "legacy" else ()
-    raise ArgumentError(explain(where, "'batch' or 'ema'", describe(mode), cure=cure))
+    raise ArgumentError(explain(where, "'torch', 'batch' or 'ema'", describe(mode), cure=cure))

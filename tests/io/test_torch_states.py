@@ -431,6 +431,15 @@ def test_an_exponential_average_knows_whether_it_began():
     assert to_torch(model, state)["num_batches_tracked"] == 1
 
 
+def test_statistics_that_are_to_be_corrected_are_refused():
+    """PyTorch's are used as they are."""
+    model, state = pm.make_with_state(nn.BatchNorm)(2, mode="batch")
+
+    text = r"to_torch, from_torch: BatchNorm: expected .* as PyTorch's, got mode='batch'"
+    with pytest.raises(ArgumentError, match=text):
+        to_torch(model, state)
+
+
 # ---- one array
 
 

@@ -170,7 +170,7 @@ def test_a_part_of_a_batch_on_a_mesh_is_told_where_its_channels_are():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["batch", "ema"])
+@pytest.mark.parametrize("mode", ["torch", "batch", "ema"])
 def test_the_parts_of_a_batch_on_a_mesh_are_normalized_as_one(mode):
     """With channel_axis a layer takes a part and reduces over a mesh axis, under defaults."""
     layer, state = nn.make_with_state(nn.BatchNorm)(3, "data", channel_axis=1, mode=mode)
@@ -411,7 +411,7 @@ def test_one_value_has_no_variance():
     assert_close(var, [0.5] * 3)
 
 
-@pytest.mark.parametrize("mode", ["batch", "ema"])
+@pytest.mark.parametrize("mode", ["torch", "batch", "ema"])
 def test_an_empty_batch_has_no_mean(mode):
     """Refused in training, and accepted in inference."""
     layer, state = nn.make_with_state(nn.BatchNorm)(3, mode=mode)
@@ -447,6 +447,25 @@ def test_running_statistics_normalize_a_batch_with_mode_ema(axis_name):
     assert_close(again, out)
 
 
+@pytest.mark.parametrize("momentum", [0.75, 1.0])
+def test_running_statistics_are_corrected_with_mode_batch(momentum):
+    """By how many batches were seen, where they are used; training is the standard one."""
+    layer, state = nn.make_with_state(nn.BatchNorm)(3, momentum=momentum, mode="batch")
+    plain, plain_state = nn.make_with_state(nn.BatchNorm)(3, momentum=momentum)
+    quiet = nn.inference_mode(layer)
+    mean, var, x = np.zeros(3), np.ones(3), jnp.asarray(wave(4, 3))
+    for count in range(3):
+        scale = 1 - momentum**count or 1
+        expected = nn.functional.batch_norm(x, mean / scale, var / scale)
+        assert_close(quiet(x, state)[0], expected)
+        batch = np.asarray(wave(4, 3, phase=count)) * 2 + count
+        out, state = layer(jnp.asarray(batch), state)
+        expected, plain_state = plain(jnp.asarray(batch), plain_state)
+        assert_close(out, expected)
+        mean = momentum * mean + (1 - momentum) * batch.mean(0)
+        var = momentum * var + (1 - momentum) * batch.var(0)
+
+
 def test_tokens_have_equinoxs_names_by_mode():
     """Each mode has its own, and None for that of the other."""
     standard, moving = nn.BatchNorm(3), nn.BatchNorm(3, mode="ema")
@@ -461,13 +480,15 @@ def test_tokens_have_equinoxs_names_by_mode():
 def test_a_mode_stays_what_the_layer_was_made_with():
     """It decides what the State holds, and that is there already."""
     text = (
-        r"^BatchNorm\(mode\): expected 'batch', with which the layer was made, got 'ema'\.\n  .*\n"
+        r"^BatchNorm\(mode\): expected 'torch', with which the layer was made, got 'ema'\.\n  .*\n"
         r"      BatchNorm\(mode='ema'\)$"
     )
     with pytest.raises(ArgumentError, match=text):
         nn.with_mode([nn.BatchNorm(3)], mode="ema")
     with pytest.raises(ArgumentError, match=r"expected 'ema', with which the layer was made, got"):
         nn.BatchNorm(3, mode="ema").replace(mode="batch")
+    with pytest.raises(ArgumentError, match=r"expected 'batch', with which the layer was made, g"):
+        nn.BatchNorm(3, mode="batch").replace(mode="torch")
 
 
 @pytest.mark.parametrize(
@@ -486,7 +507,7 @@ def test_a_mode_stays_what_the_layer_was_made_with():
             r"BatchNorm\(axis_name\): .* got \(\)\.\n  .*\n      BatchNorm\(input_size\)",
         ),
         ({"axis_name": {}}, r"BatchNorm\(axis_name\): expected the name of a mapped axis, s"),
-        ({"mode": "mean"}, r"BatchNorm\(mode\): expected 'batch' or 'ema', got 'mean'\.$"),
+        ({"mode": "mean"}, r"BatchNorm\(mode\): expected 'torch', 'batch' or 'ema', got 'mean'\.$"),
         ({"mode": "legacy"}, r"BatchNorm\(mode\): .*got 'legacy'\.\n  .*\n      mode='ema'$"),
         ({"dtype": int}, r"BatchNorm\(dtype\): expected a floating dtype, got the class int"),
     ],

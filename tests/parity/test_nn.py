@@ -492,10 +492,7 @@ BATCH_NORM = {
 @pytest.mark.parametrize("case", BATCH_NORM)
 @same_under_both_imports
 def test_batch_norm_in_training(eqx, case):
-    """In the standard mode: mean and variance of the batch, whatever came before.
-
-    What inference gives is in `test_deviations.py`: the running statistics differ.
-    """
+    """With `mode="batch"`: each batch by its own statistics, and then inference by the running."""
     shape, steps, options = BATCH_NORM[case]
     layer, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(
         shape[1], axis_name="batch", mode="batch", **options
@@ -505,8 +502,10 @@ def test_batch_norm_in_training(eqx, case):
     for step in range(steps):
         x = jnp.sin(7 * ramp(*shape) + step) + step
         y, state = eqx.filter_vmap(layer, **over_batch)(x, state)
-        outputs.append(y)
-    names = "axis_name input_size eps channelwise_affine momentum inference"
+        outputs.append((y, state.get(layer.batch_state_index), state.get(layer.batch_counter)))
+        quiet = eqx.nn.inference_mode(layer)
+        outputs.append(jax.vmap(quiet, **over_batch)(x, state)[0])
+    names = "axis_name input_size eps channelwise_affine momentum inference mode"
     return outputs, described(layer, names)
 
 
@@ -638,7 +637,7 @@ def test_batch_norm_for_inference_leaves_the_state_alone(eqx):
     third, _ = eqx.filter_vmap(by_argument, **over_batch)(x, state)
     facts = [bool(jnp.array_equal(first, other)) for other in (second, third)]
     assert facts == [True, True]
-    return facts, first.shape, quiet.inference
+    return facts, first, quiet.inference
 
 
 @same_under_both_imports
