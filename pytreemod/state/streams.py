@@ -70,7 +70,13 @@ def seeded(key: Any, names: Sequence[str]) -> list[Stream]:
 
 
 def use(stream: Stream) -> tuple[Any, Stream]:
-    """The next key of a stream, and the stream after it."""
+    """The next key of a stream, and the stream after it.
+
+    One member of a split stream has a leading axis still where it is a device's shard.
+    """
+    if stream.count.ndim:
+        key, after = use(Stream(stream.key[0], stream.count[0]))
+        return key, Stream(after.key[None], after.count[None], stream.outer)
     stream = _consumed(stream)
     key = jax.random.fold_in(stream.key, stream.count)
     # The operator looks at its operands for long; outside of a trace lax takes longer still.

@@ -486,7 +486,8 @@ class State(AbstractKeeper):
         value: Stream = self._values[marker]
         if value.key is None:
             raise refusals.unseeded(by, self._register[marker].name)
-        if value.count.ndim:
+        # A device's shard of a split stream has an axis still, and is one.
+        if value.count.ndim and value.count.size != 1:
             name = self._register[marker].name
             raise refusals.split_stream(name, value.count.shape[0], by)
         return value

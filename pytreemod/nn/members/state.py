@@ -67,7 +67,8 @@ def _open(owner: Owner, title: str, n: int, item: _Item) -> tuple[Any, Any]:
     if value.key is None:
         # In inference mode nobody asks it for a key; where one is asked for, it says so itself.
         return value, value
-    if value.count.ndim:
+    # A device's shard of a split stream has an axis still, and is one.
+    if value.count.ndim and value.count.size != 1:
         raise split_stream(name, value.count.shape[0])
     # Each member draws from one of its own; what was given goes on past all of them.
     return streams.fork(value, n)

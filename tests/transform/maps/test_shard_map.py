@@ -7,7 +7,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, ShapeError, SpecError
+from pytreemod import nn
+from pytreemod.errors import ArgumentError, RngError, ShapeError, SpecError
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.equations import equations
 from tests.helpers.meshes import DEVICES, EXPLICIT, MESH, all_lie, lies, on
@@ -498,3 +499,47 @@ def test_misspelt_axis_names_are_refused():
     text = r"filter_shard_map\(axis_names\): expected axes of the mesh \('data', 'model'\), got 'b"
     with pytest.raises(ArgumentError, match=text):
         fn(ramp(4))
+
+
+class Dropped(pm.Module):
+    """Two layers with a stream, of which the second is a Stack of three."""
+
+    first: nn.Dropout
+    stack: nn.Stack
+
+    def __init__(self):
+        self.first = nn.Dropout(0.5, stream=pm.RngStream())
+        layer = nn.Dropout(0.5, stream=pm.RngStream())
+        self.stack = nn.Stack(lambda key: layer, 3, key=jax.random.key(0))
+
+    def __call__(self, x, state):
+        x, state = self.first(x, state)
+        return self.stack(x, state)
+
+
+def test_a_split_stream_is_one_on_each_device():
+    """A device's shard of the streams draws what a member of a map would."""
+    model, state = pm.make_with_state(Dropped)()
+    state = state.seed(jax.random.key(0)).split(4)
+    shards = pm.by({pm.RngStream: P("data"), ...: P()})
+    members = pm.by({pm.RngStream: 0, ...: None})
+    xs = jnp.ones((4, 32))
+
+    specs = P("data"), shards
+    mapped = pm.filter_shard_map(model, mesh=MESH, in_specs=specs, out_specs=specs)
+    out, after = mapped(xs, state)
+    vmapped = pm.filter_vmap(model, in_axes=(0, members), out_axes=(0, members))
+    expected, then = vmapped(xs, state.restored())
+
+    assert_same(out, expected)
+    assert len({tuple(row) for row in out.tolist()}) == 4
+    assert after.join() == then.join()
+
+
+def test_several_streams_on_one_device_are_refused():
+    """They are for a map inside."""
+    model, state = pm.make_with_state(Dropped)()
+    state = state.seed(jax.random.key(0)).split(8)
+    specs = P("data"), pm.by({pm.RngStream: P("data"), ...: P()})
+    with pytest.raises(RngError, match="expected one stream, got 2 of them"):
+        pm.filter_shard_map(model, mesh=MESH, in_specs=specs, out_specs=specs)(jnp.ones(4), state)
