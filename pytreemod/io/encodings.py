@@ -1,7 +1,8 @@
 """How dtypes are named in files.
 
-Owns: the codes of the safetensors format. A dtype for which it has none is written as bytes (`U8`),
-with one more axis if an element has several, and its name is recorded beside.
+Owns: the codes of the safetensors format. A dtype for which it has none, or for whose code NumPy
+has no dtype (`safetensors.numpy` would refuse the whole file), is written as bytes (`U8`), with one
+more axis if an element has several, and its name is recorded beside.
 """
 
 from __future__ import annotations
@@ -29,15 +30,19 @@ _CODES = {
     "int64": "I64",
     "float64": "F64",
     "complex64": "C64",
+}
+_READ_ONLY = {
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
     "float8_e8m0fnu": "F8_E8M0",
     "float8_e4m3fnuz": "F8_E4M3FNUZ",
     "float8_e5m2fnuz": "F8_E5M2FNUZ",
 }
-_NAMES = {code: name for name, code in _CODES.items()}
+"""Codes that other tools write, as earlier versions of this library did."""
+_NAMES = {code: name for name, code in (_CODES | _READ_ONLY).items()}
 
-_WITHOUT_CODE = (
+_AS_BYTES = (
+    *_READ_ONLY,
     "complex128",
     "int4",
     "uint4",
@@ -59,18 +64,18 @@ _WITHOUT_CODE = (
 @ft.cache
 def can_be_written(dtype: Any) -> bool:
     """Whether a file can hold arrays of a dtype: numbers that mean the same everywhere."""
-    return dtype.name in _CODES or dtype.name in _WITHOUT_CODE
+    return dtype.name in _CODES or dtype.name in _AS_BYTES
 
 
 @ft.cache
 def code_of(dtype: Any) -> str:
-    """The code of a dtype in a file; that of bytes where it has none of its own."""
+    """The code that a dtype is written with; that of bytes where it has none of its own."""
     return _CODES.get(dtype.name, BYTES)
 
 
 @ft.cache
 def has_code(dtype: Any) -> bool:
-    """Whether its code alone tells a dtype."""
+    """Whether a dtype is written with a code of its own."""
     return dtype.name in _CODES
 
 
@@ -82,7 +87,7 @@ def dtype_coded(code: str) -> np.dtype[Any] | None:
 
 def recorded_dtype(name: str) -> np.dtype[Any] | None:
     """The dtype that a record names; None if this is no such name, or JAX is too old for it."""
-    return _dtype_called(name) if name in _WITHOUT_CODE else None
+    return _dtype_called(name) if name in _AS_BYTES else None
 
 
 def _dtype_called(name: str) -> np.dtype[Any] | None:

@@ -2,7 +2,7 @@
 
 Owns: the format of safetensors (eight bytes with the length of the header, the header in JSON, the
 arrays one after the other without holes), and what this library adds to it in its metadata: a
-checksum of the header, one of each array, and the dtypes for which the format has no code. Nothing
+checksum of the header, one of each array, and the dtypes of arrays written as bytes. Nothing
 that a header says is believed before it was checked.
 """
 
