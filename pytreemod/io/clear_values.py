@@ -3,7 +3,8 @@
 Owns: what becomes of a leaf `length` in the file where `like` has `length.unconstrained`. The file
 is older than the constraint, of a model that was resolved, or of other tools: what it has is what
 the constructor would be given, and is brought in as there. So is what the file has under another
-constraint: the same numbers without bounds would be other values.
+constraint: the same numbers without bounds would be other values. A matrix where `like` has an
+update of low rank is the base of that.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pytreemod.io.tables import Clear, Leaf, Table
 from pytreemod.module.constrained_leaves import Constrained, Constraint
 from pytreemod.module.constraining import take_in
 from pytreemod.module.fields import AbstractConstraint
+from pytreemod.training.low_rank import LowRank
 from pytreemod.tree.nodes import children_of
 from pytreemod.tree.paths import plain_name
 from pytreemod.typing import KeyPath, PyTree
@@ -105,6 +107,34 @@ def _take_in(constraint: AbstractConstraint | _Changed, value: Any, name: str) -
         value = jax.eval_shape(forward, value) if is_abstract else forward(value)
         constraint = constraint.new
     return take_in(constraint, value, name).unconstrained
+
+
+def based(theirs: Table, like: PyTree, renamed: dict[str, str]) -> Table:
+    """A file's table with matrices in the place of the bases of updates of low rank in `like`.
+
+    Args:
+        theirs: the file's table, with the names of `like`.
+        like: the tree.
+        renamed: the old names of leaves that have got others; it gets these.
+    """
+    bases = {
+        name: joined(name, "base")
+        for name in _low_ranks(like, ())
+        if name in theirs.leaves and joined(name, "base") not in theirs.leaves
+    }
+    if not bases:
+        return theirs
+    renamed.update({inner: renamed.get(name, name) for name, inner in bases.items()})
+    return replace(
+        theirs, leaves={bases.get(name, name): leaf for name, leaf in theirs.leaves.items()}
+    )
+
+
+def _low_ranks(node: Any, path: KeyPath) -> Any:
+    if isinstance(node, LowRank):
+        yield plain_name(path, ".")
+    for key, child in children_of(node) or ():
+        yield from _low_ranks(child, (*path, key))
 
 
 def _constraints(node: Any, path: KeyPath) -> Any:

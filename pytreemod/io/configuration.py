@@ -148,8 +148,10 @@ def _text_of(value: Any) -> str:
     if isinstance(value, (np.ndarray, jax.Array)):
         # A repr leaves out most of a large array.
         return f"{describe(value)} {zlib.crc32(np.asarray(cast('Any', value)).tobytes()):x}"
-    # Devices are of this machine, and the file is for others, too.
+    # Devices are of this machine, and the file is for others, too; what follows from the rest of a
+    # tree, in whatever form that is, says nothing of its own.
     is_local = isinstance(value, (jax.sharding.Sharding, jax.sharding.Mesh))
+    is_local = is_local or hasattr(class_of(value), "__follows_from_the_tree__")
     return "" if is_local else re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
@@ -238,7 +240,10 @@ def are_same(a: Json, b: Json) -> bool:
             return are_same_name(ours[kind], theirs[kind])
         if kind == "dtype":
             return ours[kind] == theirs[kind]
-        if kind in ("enum", "dataclass"):
+        if kind == "unknown" and _are_pairs(ours[kind], theirs[kind]):
+            (name, one), (other, another) = ours[kind], theirs[kind]
+            return name == other and (one == another or "" in (one, another))
+        if kind in ("enum", "dataclass") and _are_pairs(ours[kind], theirs[kind]):
             (name, one), (other, another) = ours[kind], theirs[kind]
             return are_same_name(name, other) and are_same(one, another)
         return all(are_same(ours[key], theirs[key]) for key in ours)
@@ -247,6 +252,11 @@ def are_same(a: Json, b: Json) -> bool:
         return len(items) == len(others) and all(map(are_same, items, others))
     # By the text, for zeros have signs.
     return repr(a) == repr(b)
+
+
+def _are_pairs(*values: Json) -> bool:
+    # A file may hold anything.
+    return all(isinstance(value, list) and len(cast("Any", value)) == 2 for value in values)
 
 
 def are_same_name(a: Any, b: Any) -> bool:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict, defaultdict
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -171,12 +171,15 @@ def leaf_form(leaf: Any) -> dict[str, Json]:
 
 
 def check_has_values(name: str, leaf: Any, where: str) -> None:
-    """Refuse an array whose values cannot be written.
+    """Refuse a leaf whose values cannot be written.
 
     Raises:
-        FileError: it is traced, was donated, or lies on devices of other hosts.
+        FileError: an array is traced, was donated, or lies on devices of other hosts; or a leaf is
+            an object of which a file could hold the text alone.
     """
     if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
+        if not leaf_form(leaf) and _is_opaque(ConfigurationWriter().write(leaf)):
+            raise _opaque(name, leaf, where)
         return
     if isinstance(leaf, jax.ShapeDtypeStruct):
         got, cure = "shapes alone", "save the tree that has them"
@@ -191,3 +194,24 @@ def check_has_values(name: str, leaf: Any, where: str) -> None:
         return
     place = f"{name}: {describe(leaf)}"
     raise FileError(explain(where, "arrays whose values are here", got, places=[place], cure=cure))
+
+
+def _is_opaque(written: Json) -> bool:
+    """Whether a value, or a part of it, was written as a text that is no value."""
+    if isinstance(written, dict):
+        parts = cast("dict[str, Json]", written)
+        # What lies on devices of this machine has no text at all.
+        return bool(parts.get("unknown", ("", ""))[1]) or any(map(_is_opaque, parts.values()))
+    return isinstance(written, list) and any(map(_is_opaque, cast("list[Json]", written)))
+
+
+def _opaque(name: str, leaf: Any, where: str) -> FileError:
+    field = name.rpartition(".")[2]
+    if hasattr(jax, "Ref") and isinstance(leaf, jax.Ref):
+        cure = ["save the array that it holds:", f"model.replace({field}=jax.freeze(ref))"]
+    else:
+        cure = ["hold its arrays in fields of a Module; or, if it is configuration, write"]
+        cure += [f"{field}: ... = pm.field(static=True)"]
+    place = f"{name}: {describe(leaf)}"
+    expected, got = "arrays, and values that a file can hold", "an object that it cannot"
+    return FileError(explain(where, expected, got, places=[place], cure=cure))

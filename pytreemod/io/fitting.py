@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import ArgumentError, FileError, describe, explain, short_dtype
-from pytreemod.io.clear_values import constrained
+from pytreemod.io.clear_values import based, constrained
 from pytreemod.io.configuration import Json, are_same, describe_json
 from pytreemod.io.descriptions import describe_tree
 from pytreemod.io.encodings import can_be_written
@@ -116,6 +116,7 @@ def fit(theirs: Table, like: PyTree, options: LoadOptions, where: str) -> LoadPl
         theirs, plan.renamed = renamed_table(theirs, names, where)
     theirs, plan.reshaped = restacked(theirs, ours, where)
     theirs = constrained(theirs, ours, like, plan.renamed, where)
+    theirs = based(theirs, like, plan.renamed)
     chosen = _spots(described.leaves, ours, like, options, where)
     for spot in chosen:
         _fit_leaf(plan, spot, theirs, options.strict)

@@ -71,7 +71,8 @@ class _Rebuilder:
         try:
             if kind == "leaf":
                 return self._leaf(written, path)
-            return getattr(self, f"_{kind}")(written[kind], path)
+            # By a table: a word of the file must reach nothing else.
+            return _NODES[kind](self, written[kind], path)
         except PytreemodError:
             raise
         # Whatever is wrong with it, it is the file's fault.
@@ -229,6 +230,22 @@ class _Rebuilder:
                 ],
             )
         )
+
+
+# pyright: reportPrivateUsage=false
+# The table is the rebuilder's own other half.
+_NODES: dict[str, Callable[[_Rebuilder, Any, str], Any]] = {
+    "list": _Rebuilder._list,
+    "tuple": _Rebuilder._tuple,
+    "dict": _Rebuilder._dict,
+    "ordered": _Rebuilder._ordered,
+    "default": _Rebuilder._default,
+    "named": _Rebuilder._named,
+    "state": _Rebuilder._state,
+    "module": _Rebuilder._module,
+    "struct": _Rebuilder._struct,
+    "node": _Rebuilder._node,
+}
 
 
 def _are_steps(steps: Any) -> bool:

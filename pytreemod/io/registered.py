@@ -32,6 +32,7 @@ from pytreemod.state.tokens import Nothing, RngStream, StateIndex
 from pytreemod.training.constraints import KINDS
 from pytreemod.training.dtype_policies import Precision
 from pytreemod.training.loss_scaling import LossScale
+from pytreemod.training.low_rank import LowRank
 from pytreemod.transform.host.enumerations import EnumerationItem
 
 _T = TypeVar("_T", bound="type | Callable[..., Any]")
@@ -41,6 +42,11 @@ _ELEMENTWISE = (
     "abs absolute arccos arccosh arcsin arcsinh arctan arctanh cbrt ceil clip cos cosh exp exp2 "
     "expm1 floor log log10 log1p log2 logaddexp maximum mean minimum negative rint round sign sin "
     "sinc sinh sqrt square sum tan tanh add subtract multiply divide power max min prod"
+)
+# Through these, one array is tied to another.
+_OF_SHAPES = (
+    "broadcast_to concatenate expand_dims flip matrix_transpose moveaxis permute_dims ravel repeat "
+    "reshape roll squeeze stack swapaxes tile transpose tril triu"
 )
 _OF_LAX = "abs add cos erf exp integer_pow log logistic max min mul neg rsqrt sin sqrt sub tanh"
 _POLICIES = (
@@ -93,6 +99,7 @@ def _table() -> _Names:
     table.add(f"{_OWN}.Precision", Precision)
     table.add(f"{_OWN}.computed", Function)
     table.add(f"{_OWN}.tie", Through)
+    table.add(f"{_OWN}.lora", LowRank)
     for name, thing in vars(nn).items():
         if isinstance(thing, type) and issubclass(thing, Module):
             table.add(f"{_OWN}.nn.{name}", thing)
@@ -106,7 +113,7 @@ def _table() -> _Names:
     _add_all(table, f"{_OWN}.nn.functional", functional, formulas)
     activations = [n for n, f in vars(jax.nn).items() if n[0] != "_" and callable(f)]
     _add_all(table, "jax.nn", jax.nn, activations)
-    _add_all(table, "jax.numpy", jnp, _ELEMENTWISE)
+    _add_all(table, "jax.numpy", jnp, f"{_ELEMENTWISE} {_OF_SHAPES}")
     _add_all(table, "jax.lax", lax, _OF_LAX)
     _add_all(table, "jax.checkpoint_policies", jax.checkpoint_policies, _POLICIES)
     return table
@@ -131,8 +138,8 @@ def register_for_files(thing: Any = None, *, name: str | None = None) -> Any:
     """Let a file name a class or a function, so that `pm.load(path)` can rebuild what has it.
 
     Only [`load`][pytreemod.load] without `like` needs it. The library's layers, `jax.nn`'s
-    functions and those of `jax.numpy` that work on each element are registered already, and so are
-    Python's own types, such as `float` and `list`.
+    functions and those of `jax.numpy` that work on each element, or on shapes, are registered
+    already, and so are Python's own types, such as `float` and `list`.
 
     **Laws.** For a tree `t` whose classes and functions are registered, `save(path, t)` followed by
     `load(path)` gives `t`. What a file names, and nobody registered, is refused: nothing is

@@ -10,7 +10,6 @@ import errno
 import io
 import os
 import secrets
-import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
@@ -85,7 +84,7 @@ def _create(path: str, old: os.stat_result | None) -> io.FileIO:
         with suppress(OSError, AttributeError):
             os.fchown(file.fileno(), old.st_uid, old.st_gid)
         with suppress(OSError, AttributeError):
-            os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode))
+            os.fchmod(file.fileno(), old.st_mode & 0o777)
     return file
 
 

@@ -76,8 +76,8 @@ def save(path: StrPath, tree: PyTree, metadata: Json = None, *, durable: bool = 
     described = describe_tree(tree, where)
     arrays = dict[str, Any]()
     for name, leaf in described.leaves.items():
+        check_has_values(name, leaf, where)
         if leaf_form(leaf):
-            check_has_values(name, leaf, where)
             arrays[name] = _stored(leaf)
     write_container(path, arrays, metadata_of(described, metadata, where), durable=durable)
 

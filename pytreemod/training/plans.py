@@ -30,6 +30,8 @@ class RulePlan:
     with: in another mode the model has another, which would not fit what they keep.
     """
 
+    # No business of a file: a Stack has one leaf where a list of its layers has many.
+    __follows_from_the_tree__ = True
     __slots__ = ("_hash", "is_trained", "is_used", "labels", "selectors", "structure")
 
     def __init__(
@@ -76,7 +78,6 @@ class RulePlan:
         return _plan_of, (self.stand_in(), self.selectors, self.is_used)
 
     def __repr__(self) -> str:
-        # Stands in files, too, as what tells one plan from another.
         numbers = [self.labels.count(i) for i in range(len(self.selectors))]
         return f"<{', '.join(map(str, numbers))} of {len(self.labels)} leaves>"
 

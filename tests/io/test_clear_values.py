@@ -209,3 +209,40 @@ def test_a_value_in_the_clear_is_not_taken_for_what_stands_for_it(tmp_path, path
     # A file of other tools may have such an array, and only its owner knows.
     found = pm.load(path, kernel(), rename={"length": "length.unconstrained"})
     np.testing.assert_allclose(found.length, np.exp(2.0), rtol=1e-6)
+
+
+def make_nets(kind, seed):
+    """A net, and the same with updates of low rank, of other values."""
+    key, other = jax.random.split(jax.random.key(seed))
+    if kind == "stack":
+        nets = [nn.Stack(lambda key: nn.Linear(3, 3, key=key), 2, key=k) for k in (key, other)]
+    else:
+        nets = [nn.MLP(3, 3, 4, 1, key=k) for k in (key, other)]
+    return nets[0], pm.lora(nets[1], nn.Linear, 2, key=key)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "stack"])
+def test_a_matrix_is_the_base_of_an_update_of_low_rank(tmp_path, kind):
+    """A plain model goes into one with LoRA: it computes the same, for updates begin at zero."""
+    path = tmp_path / "file"
+    plain, adapted = make_nets(kind, 0)
+    pm.save(path, plain)
+
+    loaded, report = pm.load(path, adapted, strict=False)
+    x = jnp.arange(3.0)
+    np.testing.assert_allclose(loaded(x), plain(x), rtol=1e-6)
+    assert report.unexpected == ()
+    assert all(name.endswith((".a", ".b")) for name in report.missing)
+    assert all(new == f"{old}.base" for new, old in report.renamed)
+    with pytest.raises(FileError, match=r"weight\.a: missing\n") as error:
+        pm.load(path, adapted)
+    assert ".base" not in str(error.value)
+
+
+def test_what_has_a_base_already_keeps_its_name(tmp_path):
+    """A file of an adapted model."""
+    _, adapted = make_nets("mlp", 1)
+    pm.save(tmp_path / "file", adapted)
+
+    assert pm.load(tmp_path / "file", adapted) == adapted
+    assert pm.load(tmp_path / "file") == adapted

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pytreemod as pm
+from pytreemod import nn
 from pytreemod.errors import FileError
 from pytreemod.io.configuration import (
     ConfigurationReader,
@@ -343,3 +344,23 @@ def test_a_long_value_is_cut():
     assert text.startswith("{0: 'aaa")
     assert text.endswith("a...")
     assert len(text) == 100
+
+
+def test_a_name_of_another_kind_is_refused():
+    """Of what is registered, only an enum has members, and only a dataclass has fields."""
+    reader = ConfigurationReader("load")
+    for name, kind in (("pytreemod.nn.Linear", enum.Enum), ("jax.nn.relu", object)):
+        with pytest.raises(FileError, match=r"load: expected a description that `pm.save` wrote"):
+            reader.named(name, "x", kind)
+    assert reader.named("pytreemod.nn.Linear", "x", pm.Module) is nn.Linear
+
+
+@pytest.mark.parametrize("kind", ["enum", "dataclass"])
+@pytest.mark.parametrize("content", [None, 1, "ab", [], ["a"], ["a", "b", "c"], {"a": 1, "b": 2}])
+def test_malformed_pairs_are_not_the_same(kind, content):
+    """A file may hold anything; it is compared before it is read."""
+    whole = {kind: ["Color", "RED"]}
+
+    assert not are_same(whole, {kind: content})
+    assert not are_same({kind: content}, whole)
+    assert are_same({kind: content}, {kind: content})

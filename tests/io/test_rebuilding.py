@@ -1,6 +1,9 @@
 """Trees from their description alone: only what is registered, whole, and as its class allows."""
 
 import copy
+import dataclasses
+import enum
+import functools as ft
 import json
 import random
 from typing import NamedTuple
@@ -184,6 +187,30 @@ def test_a_deep_description_is_no_crash():
         rebuilt(tree)
 
 
+@pm.register_for_files(name="test_rebuilding.Setting")
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """Configuration of a user's own class."""
+
+    value: object
+
+
+@pm.register_for_files(name="test_rebuilding.Mode")
+class Mode(enum.Enum):
+    """An enumeration of a user's own."""
+
+    TRAIN = 1
+    TEST = 2
+
+
+@pm.register_for_files(name="test_rebuilding.Configured")
+class Configured(pm.Module):
+    """Configuration of any kind."""
+
+    weight: jax.Array
+    config: object = pm.field(static=True)
+
+
 def mutated(node, rng):
     """A description with one thing in it exchanged, removed or doubled."""
     node = copy.deepcopy(node)
@@ -221,6 +248,12 @@ def try_mutations(count, seed, tmp_path):
     model, state = pm.make_with_state(lambda: nn.Sequential(layers))()
     tree = (model, state, jax.random.key(0), {"a": 1.5, "b": (jnp.asarray(1), None)})
     tree = (*tree, nn.Stack(lambda key: nn.Linear(2, 2, key=key), 2, key=jax.random.key(0)))
+    # Configuration of every kind, and what is computed.
+    rare = (Mode.TRAIN, Setting(2), ft.partial(jax.nn.gelu, approximate=True), slice(1), {2}, 1j)
+    linear = pm.lora(nn.Linear(2, 2, key=jax.random.key(0)), "weight", 1, key=jax.random.key(1))
+    net = nn.MLP(2, 2, 2, 1, key=jax.random.key(2))
+    tied = pm.tie(net, "layers[1].weight", to="layers[0].weight", through=jnp.transpose)
+    tree = (*tree, Configured(jnp.ones(1), rare), linear, tied)
     told = describe_tree(tree, "save")
     arrays = {
         n: jax.random.key_data(x) if "key" in str(x.dtype) else x
@@ -253,3 +286,17 @@ def test_thousands_of_hostile_descriptions_give_clean_errors(tmp_path):
 
 def test_errors_of_files_are_the_librarys():
     assert issubclass(FileError, PytreemodError)
+
+
+def test_words_of_a_file_reach_readers_alone():
+    """Each kind of node that is written has one; the names of other methods are no kinds."""
+    for word in (
+        "values",
+        "class__",
+        "constrain",
+        "other_fields",
+        "precisions",
+        "x",
+    ):
+        with pytest.raises(FileError, match="expected"):
+            rebuilt({word: ["pytreemod.nn.Identity", {}, {}]})

@@ -160,3 +160,33 @@ def test_the_own_name_is_without_the_function_around_it():
     assert own_name(Local) == "Local"
     assert own_name(Local.Inner) == "Local.Inner"
     assert own_name(object()) is None
+
+
+def test_models_of_the_librarys_own_making_are_rebuilt(tmp_path):
+    """Alone, from the file: whatever a function of the library has put in the place of an array."""
+    net = nn.MLP(2, 2, 2, 1, key=jax.random.key(0))
+    first, second = "layers[0].weight", "layers[1].weight"
+    for model in (
+        pm.lora(net, first, 1, key=jax.random.key(1)),
+        pm.tie(net, second, to=first),
+        pm.tie(net, second, to=first, through=jnp.transpose),
+        pm.map_parameters(jnp.tanh, net, first),
+        nn.WeightNorm(net.layers[0]),
+        pm.with_precision(net, "params=float32,compute=bfloat16"),
+        pm.with_role(net, first, "mine"),
+        nn.Ensemble(lambda key: nn.Linear(2, 2, key=key), 2, key=jax.random.key(0)),
+    ):
+        pm.save(tmp_path / "file", model)
+        assert pm.load(tmp_path / "file") == model
+
+
+def test_every_computed_leaf_of_the_library_has_a_name():
+    """So that what holds one can be rebuilt without `like`."""
+    waiting, found = [pm.Computed], []
+    while waiting:
+        kinds = waiting.pop().__subclasses__()
+        waiting += kinds
+        found += [kind for kind in kinds if kind.__module__.startswith("pytreemod.")]
+
+    assert len(found) >= 4
+    assert [kind for kind in found if registered_name(kind) is None] == []

@@ -93,9 +93,10 @@ def test_a_file_on_its_way_says_what_it_is(path):
     assert not beside.endswith(".safetensors")
 
 
-def test_permissions_are_those_of_the_old_file_or_of_any_new_one(path):
-    """As if the file had been opened and written."""
-    path.chmod(0o640)
+@pytest.mark.parametrize("special", [0, stat.S_ISUID, stat.S_ISGID, stat.S_ISVTX])
+def test_permissions_are_those_of_the_old_file_or_of_any_new_one(path, special):
+    """As if the file had been opened and written: whoever writes a program takes its rights."""
+    path.chmod(0o640 | special)
     write(path, b"new")
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     before = os.umask(0o027)

@@ -6,6 +6,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import safetensors.numpy
 
@@ -331,3 +332,33 @@ def test_keys_of_layers_go_along_and_each_array_is_read_once(tmp_path, monkeypat
     items = pm.load(tmp_path / "stack", [Keyed(keys[0])] * 3, strict=False)[0]
     assert_same([item.key for item in items], [*keys])
     assert read == ["layer.key"]
+
+
+@pytest.mark.parametrize(
+    ("cls", "other"), [(Net, ListNet), (ListNet, Net)], ids=["to list", "to Stack"]
+)
+def test_a_whole_run_goes_from_one_form_to_the_other(cls, other, tmp_path):
+    """Model, State and Optimizer: the next step is the same in both."""
+    rules = pm.by({nn.BatchNorm: optax.sgd(0.1), "head": None, ...: optax.adam(0.1)})
+
+    def start(kind, seed):
+        run = made(kind, seed)
+        return {**run, "opt": pm.Optimizer(rules).init(run["model"])}
+
+    def step(run):
+        grads = jax.tree.map(jnp.ones_like, pm.filter(run["model"], pm.is_inexact_array))
+        # optax promotes as JAX does by default.
+        with jax.numpy_dtype_promotion("standard"):
+            model, opt = run["opt"].update(run["model"], grads)
+        return {**run, "model": model, "opt": opt}
+
+    run, path = step(start(cls, 0)), tmp_path / "file"
+    pm.save(path, run)
+    loaded, report = pm.load(path, start(other, 1), strict=False)
+    # The classes of the nets are two; the rest is whole.
+    assert not [line for line in report.configuration if "Net, the file" not in line]
+    assert not [*report.missing, *report.unexpected]
+
+    for _ in range(2):
+        run, loaded = step(run), step(loaded)
+        np.testing.assert_allclose(outputs(loaded), outputs(run), rtol=1e-5)

@@ -14,7 +14,7 @@ from pytreemod import nn
 from pytreemod.errors import ArgumentError, FileError, FileMissingError
 from pytreemod.io.containers import Container
 from tests.helpers.comparing import assert_same
-from tests.helpers.trees import ramp
+from tests.helpers.trees import Static, ramp
 
 
 def test_other_tools_read_the_arrays_by_path(tmp_path):
@@ -158,3 +158,36 @@ def test_sharded_arrays_are_saved_whole(tmp_path):
     like = jax.ShapeDtypeStruct((8, 2), jnp.float32, sharding=half)
     assert pm.load(tmp_path / "file", like).sharding == half
     assert pm.load(tmp_path / "file", x).sharding == sharding
+
+
+class Opaque:
+    """An object that JAX and files know nothing of."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+@pytest.mark.parametrize("hold", [lambda x: x, lambda x: [x], lambda x: {"a": (1, x)}])
+def test_an_object_of_which_a_file_could_hold_the_text_alone_is_refused(tmp_path, hold):
+    """Its values would be lost without a word: at the save, by path, before anything is written."""
+    path = tmp_path / "file"
+    for leaf in (Opaque(1), jax.new_ref(jnp.arange(3.0)), object(), frozenset({Opaque(1)})):
+        with pytest.raises(FileError, match=r"got an object that it cannot\.\n  at model"):
+            pm.save(path, {"model": hold(leaf), "b": jnp.ones(2)})
+        with pytest.raises(FileError, match=r"got an object that it cannot\.\n  at model"):
+            pm.Checkpoints(tmp_path / "run").save(0, {"model": hold(leaf)})
+    assert not path.exists()
+
+    ref = jax.new_ref(jnp.arange(3.0))
+    with pytest.raises(FileError, match=r"model\.replace\(model=jax\.freeze\(ref\)\)"):
+        pm.save(path, {"model": ref})
+    pm.save(path, {"model": jax.freeze(ref)})
+    assert pm.load(path)["model"].tolist() == [0, 1, 2]
+
+
+def test_configuration_may_be_an_object(tmp_path):
+    """It is what `like` has, and is compared as far as its text tells."""
+    model, path = Static(jnp.ones(2), object()), tmp_path / "file"
+    pm.save(path, model)
+
+    assert pm.load(path, model) == model
