@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ShapeError, UnfinishedError
+from pytreemod.errors import ShapeError, SpecError, UnfinishedError
 from tests.labels import label
 
 KEY = jax.random.key(0)
@@ -236,6 +236,10 @@ def refused(**uses: Any) -> Any:
     jit=lambda m: pm.filter_jit(lambda m, x: m[0](x))(m, ones(3)),
     read=lambda m: m[0].weight,
     grad=lambda m: pm.filter_grad(lambda m: m[0](ones(3)).sum())(m),
+    grad_of_leaves=lambda m: pm.filter_grad(lambda m: jax.tree.leaves(m)[0].sum())(m[0]),
+    trainable=pm.trainable,
+    replace=lambda m: m[0].replace(weight=ones(2)),
+    path=lambda m: pm.tree_at("[0].weight", m, ones(2)),
     state=lambda m: pm.make_with_state(lambda: m)(),
     mode=pm.inference_mode,
     flags=lambda m: pm.with_mode(m, p=0.1),
@@ -246,7 +250,7 @@ def refused(**uses: Any) -> Any:
 def test_an_unfinished_model_says_what_to_do(use):
     """Wherever more is done with it than to hold it."""
     model = [nn.Linear(None, 2, key=KEY), nn.Dropout(0.5), nn.LayerNorm(2)]
-    with pytest.raises(UnfinishedError, match=r"(.|\n)*pm.materialize\(model, x\)"):
+    with pytest.raises((UnfinishedError, SpecError), match=r"(.|\n)*pm.materialize\(model, x\)"):
         use(model)
 
 

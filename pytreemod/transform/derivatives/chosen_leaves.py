@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from pytreemod.errors import ArgumentError, SpecError, describe, explain
 from pytreemod.module.reading import mark_derivatives
+from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.transform.boundary.shared_parameters import has_twice, tell_shared
 from pytreemod.transform.boundary.sowing import reap
 from pytreemod.transform.boundary.wrapping import argument_name, function_name, positional_names
@@ -87,9 +88,10 @@ class Chosen:
         self._indices = indices
         self._several = several
         self._used: list[bool] = []
-        self.values, self.structure = divide(self._trees(), mask)
+        self.values, self.structure = divide(self.trees(), mask)
 
-    def _trees(self) -> tuple[PyTree, ...]:
+    def trees(self) -> tuple[PyTree, ...]:
+        """The arguments that were asked for."""
         return tuple(self._args[i] for i in self._indices)
 
     def reap(
@@ -112,7 +114,7 @@ class Chosen:
         What is passed on as it is can be used once, and so can this.
         """
         if any(self._used):
-            for keeper, is_used in zip(keepers_in(self._trees()), self._used, strict=True):
+            for keeper, is_used in zip(keepers_in(self.trees()), self._used, strict=True):
                 if is_used:
                     keeper.__use_up__(by)
 
@@ -128,7 +130,7 @@ class Chosen:
         """Every leaf of the arguments, with where it is."""
         return [
             (path_text(path, name), leaf)
-            for name, tree in zip(_names(fn, self._indices), self._trees(), strict=True)
+            for name, tree in zip(_names(fn, self._indices), self.trees(), strict=True)
             for path, leaf in jtu.tree_leaves_with_path(tree)
         ]
 
@@ -261,9 +263,12 @@ def refuse_nothing(where: str, fn: Callable[..., Any], chosen: Chosen, wrt: Any)
 
     Raises:
         ArgumentError: no leaf was chosen; what there was is listed.
+        UnfinishedError: for a layer lacks a size.
     """
     if chosen.values:
         return
+    only, *others = chosen.trees()
+    refuse_unfinished(f"{where} of {function_name(fn)}", (only, *others) if others else only)
     raise ArgumentError(
         explain(
             f"{where} of {function_name(fn)}",

@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain, with_article
+from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.shared_parameters import tell_shared
 from pytreemod.transform.boundary.sowing import with_harvest
@@ -71,6 +72,9 @@ def trainable(model: _T, wrt: FilterSpec | None = None) -> tuple[_T, _T]:
     Returns:
         Two trees of the model's structure, with None in the place of what is in the other.
 
+    Raises:
+        UnfinishedError: a layer lacks a size.
+
     Warns:
         SharedParameterWarning: one parameter stands at two places of the model.
 
@@ -79,6 +83,7 @@ def trainable(model: _T, wrt: FilterSpec | None = None) -> tuple[_T, _T]:
         ({'n': None, 'w': Array([1., 1.], dtype=float32)}, {'n': 3, 'w': None})
     """
     leaves, treedef = jtu.tree_flatten(model)
+    refuse_unfinished("trainable", model)
     mask = trainable_mask(model, wrt, "trainable(wrt)")
     tell_shared("trainable", "model", model, mask)
     pairs = list(zip(leaves, mask, strict=True))
