@@ -30,6 +30,7 @@ from pytreemod.errors import (
 from pytreemod.nn.calling import Absence, is_stateful
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.values import State
+from pytreemod.tree.dtypes import available_dtype
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array_like
 from pytreemod.typing import Keys, untyped_jax
@@ -422,6 +423,9 @@ def check_dtype(where: str, dtype: Any, *, real: bool = False) -> Any:
     Raises:
         ArgumentError: not a floating (or complex) dtype.
 
+    Warns:
+        UserWarning: it needs 64 bits, which JAX does not have by default.
+
     Examples:
         >>> check_dtype("Linear(dtype)", None).name
         'float32'
@@ -434,8 +438,7 @@ def check_dtype(where: str, dtype: Any, *, real: bool = False) -> Any:
         accepted = False
     if not accepted:
         raise ArgumentError(explain(where, "a floating dtype", describe(dtype)))
-    # What JAX will make of it: without 64 bits, float64 is float32, and initializers give that.
-    return jax.dtypes.canonicalize_dtype(dtype)
+    return available_dtype(where, dtype)
 
 
 def check_array(where: TitleLike, x: Any, argument: str = "x") -> Array:

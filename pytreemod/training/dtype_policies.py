@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
+from pytreemod.tree.dtypes import available_dtype
 
 _SHORT = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 _ROLES = ("params", "compute", "output")
@@ -101,8 +101,7 @@ def _name_of(where: str, dtype: Any) -> str:
         found = None
     if found is None or not jnp.issubdtype(found, jnp.floating):
         _refuse(where, dtype)
-    # What JAX will make of it: without 64 bits, float64 is float32.
-    return jax.dtypes.canonicalize_dtype(found).name
+    return available_dtype(where, dtype if dtype is float else found).name
 
 
 def _refuse(where: str, got: Any) -> NoReturn:
