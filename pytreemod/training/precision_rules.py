@@ -69,7 +69,8 @@ def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ())
     value is computed in that, and then cast. Where an array is tied to another, the place where it
     is decides how it is kept, and the Module that reads it how it is used.
 
-    A precision is configuration of the model: transforms, `tree_at`, copies, pickles and files keep
+    A precision is configuration of the model, printed behind the outermost Modules that have it:
+    transforms, `tree_at`, copies, pickles and files keep
     it. What is loaded `like` a model computes as that does, whatever the file says.
 
     **Laws.** `with_precision(with_precision(m, p), q)` equals `with_precision(m, q)`, if `p` stores
@@ -263,6 +264,15 @@ class _Casting(AbstractCallRule):
     is_inside: bool = field(default=False, static=True)
     # It is the same for all layers of a Stack.
     uses_layer: ClassVar[bool] = False
+
+    def shown(self) -> str:
+        """The precision, as `with_precision` takes it."""
+        precision = self.precision
+        if precision is None:
+            return " in no precision"
+        parts = [f"{role}={getattr(precision, role)}" for role in ("params", "compute", "output")]
+        is_one = precision.params == precision.compute == precision.output
+        return f" in {precision.params if is_one else ','.join(parts)}"
 
     def entering(self, module: Any) -> Any:
         """The Module with its arrays as they are computed with."""

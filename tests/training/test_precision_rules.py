@@ -600,6 +600,26 @@ def test_files_say_nothing_of_what_has_no_precision(tmp_path):
     assert b"<precision>" not in (tmp_path / "model.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize("precision", [MIXED, "float32", "params=float32,compute=bfloat16"])
+def test_a_precision_is_printed(precision):
+    """Once, behind the outermost Module that has it, in words that give it."""
+    model = seeing(seeing())
+    given = pm.with_precision(model, precision)
+
+    assert repr(given).startswith(f"{model!r} in ")
+    text = repr(given).removeprefix(f"{model!r} in ")
+    assert pm.with_precision(model, text) == given
+    assert repr(pm.with_precision(given, None)) == repr(model)
+
+
+def test_each_precision_is_printed_where_it_begins():
+    """The innermost wins; what is left alone in the middle of others is said to be, too."""
+    rule = pm.by({"inner.inner": "bfloat16", "inner": None, ...: "float32"})
+    text = pm.tree_pformat(pm.with_precision(seeing(seeing(seeing())), rule), width=1000)
+
+    assert re.findall(r"\) in (\w+)", text) == ["bfloat16", "no", "float32"]
+
+
 # ---- refusals
 
 

@@ -82,6 +82,10 @@ class AbstractCallRule(Module):
 
     uses_layer: ClassVar[bool] = True
 
+    def shown(self) -> str:
+        """What is printed behind a Module with which the rule stays; nothing, here."""
+        return ""
+
     def entering(self, module: Any) -> Any:
         """The Module whose method runs, in the place of the one that was called.
 
@@ -306,6 +310,16 @@ class _Surrounded:
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         # What a method makes by `type(self)(...)` is none of those that were chosen.
         return cls.__passes_for__(*args, **kwargs)
+
+    def __pdoc__(self, *, seen_ids: set[int], shown_around: str = "", **kwargs: Any) -> Any:
+        import wadler_lindig as wl  # Here, as in `tree.printing`.
+
+        rules = [ring.rule for ring in _rings_of(self) if ring.level == 0]
+        text = "".join(dict.fromkeys(rule.shown() for rule in rules)) or shown_around
+        # As of its own class. Of this object the printer has taken note already.
+        doc = wl.pdoc(_with_rings(self, ()), seen_ids=seen_ids, shown_around=text, **kwargs)
+        # Once, around all that it holds for.
+        return doc if text == shown_around else doc + wl.TextDoc(text)
 
     def __reduce__(self) -> Any:
         made = class_of(self)
