@@ -46,13 +46,17 @@ def chosen_rules(plan: RulePlan, selector: FilterSpec) -> list[int]:
     return found
 
 
-def with_value(states: list[Any], name: str, value: Any) -> list[Any]:
-    """States with another value for a hyperparameter, wherever in them it is."""
+def with_value(states: list[Any], name: str, value: Any, others: dict[str, list[Any]]) -> list[Any]:
+    """States with another value for a hyperparameter, wherever in them it is.
+
+    `others` are those of rules that were not chosen, by their selectors as text, for errors.
+    """
     pairs, treedef = jtu.tree_flatten_with_path(states)
     ends = (_HYPERPARAMS, jtu.DictKey(name))
     at = [i for i, (path, _) in enumerate(pairs) if path[-2:] == ends]
     if not at:
-        _refuse_unknown(name, [path for path, _ in pairs])
+        elsewhere = [text for text, own in others.items() if _has_hyperparameter(own, name)]
+        _refuse_unknown(name, [path for path, _ in pairs], elsewhere)
     for i in at:
         # optax keeps the states of schedules beside the values, under the same names.
         scheduled = (*pairs[i][0][:-2], _OF_SCHEDULES, ends[1])
@@ -62,6 +66,11 @@ def with_value(states: list[Any], name: str, value: Any) -> list[Any]:
     for i in at:
         leaves[i] = _like(leaves[i], value, name)
     return treedef.unflatten(leaves)
+
+
+def _has_hyperparameter(states: Any, name: str) -> bool:
+    paths = [path for path, _ in jtu.tree_leaves_with_path(states)]
+    return any(path[-2:] == (_HYPERPARAMS, jtu.DictKey(name)) for path in paths)
 
 
 def _like(old: Any, value: Any, name: str) -> Any:
@@ -128,12 +137,15 @@ def _refuse_unchosen(chosen: Selector, trained: list[Place]) -> NoReturn:
     )
 
 
-def _refuse_unknown(name: str, paths: Iterable[tuple[Any, ...]]) -> NoReturn:
+def _refuse_unknown(name: str, paths: Iterable[tuple[Any, ...]], elsewhere: list[str]) -> NoReturn:
     names = sorted({path[-1].key for path in paths if path[-2:-1] == (_HYPERPARAMS,)})
     similar = get_close_matches(name, names, n=1)
     cure = ["let optax keep it there:", f"optax.inject_hyperparams(optax.adamw)({name}=1e-3)"]
     if similar:
         cure = ["did you mean", f"opt.with_hyperparams({similar[0]}=1e-3)"]
+    if elsewhere:
+        cure = [f"the rule for {elsewhere[0]} has one; name its leaves:"]
+        cure += [f"opt.with_hyperparams({elsewhere[0]}, {name}=1e-3)"]
     raise ArgumentError(
         explain(
             f"with_hyperparams({name})",

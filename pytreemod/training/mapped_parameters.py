@@ -7,14 +7,23 @@ from typing import Any, TypeVar
 
 import jax
 
-from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, explain
+from pytreemod.errors import (
+    ArgumentError,
+    ShapeError,
+    SpecError,
+    describe,
+    explain,
+    with_article,
+)
 from pytreemod.module.computed_leaves import computed
 from pytreemod.module.reading import is_computed
 from pytreemod.training.chosen_parameters import Parameter, choose_parameters
+from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.surgery import replace_at
+from pytreemod.typing import class_of
 
 _M = TypeVar("_M")
 
@@ -66,8 +75,12 @@ def map_parameters(
     Source:
         `flax.linen.map_variables`: `fn` is its `trans_in_fn`, `inverse` its `trans_out_fn`.
     """
-    if not callable(fn):
-        raise ArgumentError(explain("map_parameters(fn)", "a function", describe(fn)))
+    # A model may be callable, too.
+    if not callable(fn) or is_node(fn):
+        cure = ["the function comes first, as in jax.tree.map:"]
+        cure += ['pm.map_parameters(fn, model, "**.weight")']
+        got = with_article(class_of(fn).__qualname__) if is_node(fn) else describe(fn)
+        raise ArgumentError(explain("map_parameters(fn)", "a function", got, cure=cure))
     if inverse is not None and not callable(inverse):
         expected = "a function, or None"
         raise ArgumentError(explain("map_parameters(inverse)", expected, describe(inverse)))

@@ -239,8 +239,9 @@ class Optimizer(Module):
         # What acts on all is meant if all is.
         is_all = chosen == [i for i, is_used in enumerate(plan.is_used) if is_used]
         trees += [self.before_state] if is_all else []
+        others = {repr(rule): states[i] for i, rule in enumerate(plan.selectors) if i not in chosen}
         for name, value in values.items():
-            trees = with_value(trees, name, value)
+            trees = with_value(trees, name, value, others)
         news = dict(zip(chosen, trees, strict=False))
         return self.replace(
             states=tuple(news.get(i, state) for i, state in enumerate(states)),

@@ -234,3 +234,14 @@ def test_fractions_are_not_cut_off():
     with pytest.raises(ArgumentError, match=r"fits i32\[\]"):
         opt.with_hyperparams(n=0.5)
     assert_same(opt.with_hyperparams(n=2), opt)
+
+
+def test_a_rule_that_has_what_another_lacks_is_named():
+    """What was meant may be there, for other leaves."""
+    rule = optax.inject_hyperparams(optax.sgd)(learning_rate=0.1)
+    model = {"head": jnp.ones(2), "body": jnp.ones(2)}
+    opt = pm.Optimizer(pm.by({"head": rule, ...: optax.sgd(0.1)})).init(model)
+
+    with pytest.raises(ArgumentError, match=r"rule for select\.path\('head'\) has one") as caught:
+        opt.with_hyperparams("body", learning_rate=0.5)
+    assert "opt.with_hyperparams(select.path('head'), learning_rate=1e-3)" in str(caught.value)

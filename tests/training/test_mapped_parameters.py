@@ -182,3 +182,11 @@ def test_what_cannot_be_mapped_is_refused(args, kind, text):
     """With the paths."""
     with pytest.raises(kind, match=rf"^{text}"):
         pm.map_parameters(*args)
+
+
+@pytest.mark.parametrize("given", [("weight", jnp.exp), (jnp.exp, "weight")])
+def test_the_function_comes_first(given):
+    """A layer that can be called would be taken for it, and fail far inside."""
+    norm = pm.nn.LayerNorm(3)
+    with pytest.raises(ArgumentError, match=r"a function, got a LayerNorm\.\n.*comes first"):
+        pm.map_parameters(norm, *given)
