@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.errors import ArgumentError, ShapeError, StructureError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.module.resolving import resolve
@@ -31,8 +31,9 @@ from pytreemod.nn.functional.promotion import countable, widen
 from pytreemod.nn.functional.recurrent_sequences import flip_sequences
 from pytreemod.nn.recurrent_cells import RNNCellBase
 from pytreemod.state.key_sources import KeyLike
+from pytreemod.transform.boundary.agreement import varying_axes
 from pytreemod.transform.control_flow.scans import filter_scan
-from pytreemod.tree.predicates import is_array_like, is_inexact_array
+from pytreemod.tree.predicates import is_array, is_array_like, is_inexact_array
 from pytreemod.typing import AnyArray, jtu
 
 
@@ -183,6 +184,7 @@ class RNN(Module):
             keys = jax.random.split(check_key(f"{where}(key)", key), x.shape[0])
         takes_key = accepts_key(cell)
         cell_of_step = _widened(cell)
+        carry = _varying_alike(carry, (x, cell, lengths))
 
         def advance(carry: Any, now: tuple[Any, Any, Any]) -> tuple[Any, Any]:
             x, key, step = now
@@ -191,6 +193,7 @@ class RNN(Module):
             # choice asks for that of what was not chosen, too: zero times infinity.
             x = x if running is None else _kept(running, x, jnp.zeros_like(x))
             new = cell_of_step()(x, carry, **({"key": key} if takes_key else {}))
+            _check_dtypes(where, carry, new)
             # What is of another structure the scan refuses, which knows where it is.
             if running is not None and jtu.tree_structure(new) == jtu.tree_structure(carry):
                 new = jtu.tree_map(ft.partial(_kept, running), new, carry)
@@ -198,6 +201,18 @@ class RNN(Module):
 
         steps = None if lengths is None else jnp.arange(x.shape[0], dtype=lengths.dtype)
         return filter_scan(advance, carry, (x, keys, steps), **options)
+
+
+def _varying_alike(carry: Any, others: Any) -> Any:
+    """A carry that differs between devices, inside of a `shard_map`, where what it meets does."""
+    found = [varying_axes(jax.typeof(x)) for x in jtu.tree_leaves(others) if is_array(x)]
+    axes = frozenset[Any]().union(*found)
+
+    def vary(array: Any) -> Any:
+        missing = tuple(axes - varying_axes(jax.typeof(array))) if is_array(array) else ()
+        return lax.pcast(array, missing, to="varying") if missing else array
+
+    return jtu.tree_map(vary, carry) if axes else carry
 
 
 def _widened(cell: RNNCellBase) -> Callable[[], RNNCellBase]:
@@ -349,6 +364,27 @@ class Bidirectional(Module):
 
 
 # ---- refusals
+
+
+def _check_dtypes(where: Title, carry: Any, new: Any) -> None:
+    """Require a carry to come out of a step in the dtype in which it went in.
+
+    Raises:
+        StructureError: it has another one, of floating numbers.
+    """
+    for old, array in zip(jtu.tree_leaves(carry), jtu.tree_leaves(new), strict=False):
+        if not (is_inexact_array(old) and is_inexact_array(array)):
+            continue
+        if old.dtype == array.dtype or jax.typeof(old).weak_type:
+            continue
+        cure = (
+            "Let the cell's precision say what it gives back, or start from what it gives:",
+            f'pm.with_precision(cell, "params=float32,compute=bfloat16,output={old.dtype.name}")',
+            f"rnn(x, initial_carry=carry)   # of {array.dtype.name}",
+        )
+        expected = f"a carry that stays in the dtype in which it starts, {old.dtype.name}"
+        got = f"{array.dtype.name} out of a step of the cell"
+        raise StructureError(explain(str(where), expected, got, cure=cure))
 
 
 def _checked_inputs(where: Title, inputs: Any, time_major: bool) -> Array:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import pytreemod as pm
 from pytreemod import nn
@@ -365,3 +366,42 @@ def test_gradients_over_many_steps_are_added_up_in_wide_numbers(kind):
 
     assert found.dtype == (jnp.float32 if kind == "mixed" else jnp.bfloat16)
     assert_close(found.astype(jnp.float32), expected, rtol=0, atol=0.02 * float(expected.max()))
+
+
+@pytest.mark.parametrize("lengths", [None, [1, 2, 0, 3]])
+def test_each_device_runs_over_its_part_of_a_batch(key, lengths):
+    """Zeros to start with are alike on all devices, and what a step makes of them is not."""
+    kind = jax.sharding.AxisType.Auto
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(kind,), devices=jax.devices()[:2])
+    rnn = nn.RNN(nn.LSTMCell(2, 2, key=key))
+    x = jnp.asarray(wave(4, 3, 2))
+    lengths = None if lengths is None else jnp.asarray(lengths)
+
+    call = pm.filter_shard_map(
+        lambda rnn, x, n: rnn(x, seq_lengths=n),
+        mesh=mesh,
+        in_specs=(P(), P("d"), P("d")),
+        out_specs=P("d"),
+    )
+
+    assert_close(call(rnn, x, lengths), rnn(x, seq_lengths=lengths))
+
+
+def test_a_cell_that_gives_another_dtype_is_refused_by_the_network(key):
+    """In its name, and with the precision that lets it work."""
+    rnn, x = nn.RNN(nn.GRUCell(2, 2, key=key)), jnp.asarray(wave(3, 2))
+
+    def with_cell(precision):
+        return pm.with_precision(rnn, pm.by({nn.GRUCell: precision, ...: "float32"}))
+
+    text = (
+        r"^RNN\(time_major=False\): expected a carry that stays in the dtype in which it starts, "
+        r"float32, got bfloat16 out of a step(.|\n)*output=float32"
+    )
+    with pytest.raises(StructureError, match=text):
+        with_cell("params=float32,compute=bfloat16")(x)
+    out = with_cell("params=float32,compute=bfloat16,output=float32")(x)
+    assert_close(out, rnn(x), atol=0.02)
+    text = r"starts, bfloat16, got float32 out of a step"
+    with pytest.raises(StructureError, match=text), jax.numpy_dtype_promotion("standard"):
+        rnn(x, initial_carry=jnp.zeros(2, jnp.bfloat16))
