@@ -52,6 +52,7 @@ from pytreemod.tree.nodes import places
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import FLAT, LAYOUT, Waiting, has_attribute, open_to_waiting
 from pytreemod.tree.printing import tree_pformat
+from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.stored_fields import reading_stored, stored
 from pytreemod.typing import class_of, jtu
 
@@ -582,6 +583,7 @@ class Module(Record, metaclass=ModuleMeta):
             Point(x=1.0, y=3.0)
         """
         schema = type(self).__record__
+        self = with_new_containers(self)
         made = schema.rebuild(self, replace_values(self, changes), is_given=True, decide=True)
         before = dict(made.__stored__)
         for check in schema.checks:

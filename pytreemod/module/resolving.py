@@ -8,6 +8,7 @@ from pytreemod.module.reading import evaluate_each, is_computed
 from pytreemod.module.ties import untie
 from pytreemod.tree.nodes import children_of, places, record_of, stop_below
 from pytreemod.tree.paths import path_text
+from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import as_selector
 from pytreemod.typing import KeyPath, class_of, jtu
 
@@ -45,6 +46,7 @@ def resolve(model: _T, selector: Any = ...) -> _T:
           weight=f32[2,2], bias=f32[2], in_features=2, out_features=2, use_bias=True
         )
     """
+    model = with_new_containers(model)
     if selector is ...:
         return _resolved(untie(model), None, ())
     spots = list(places(model))

@@ -27,6 +27,7 @@ from pytreemod.tree.nodes import (
 )
 from pytreemod.tree.paths import path_text, step_name
 from pytreemod.tree.prefixes import mask_of
+from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import FilterSpec, class_of
@@ -91,6 +92,7 @@ def with_role(model: _T, selector: FilterSpec, role: str | None) -> _T:
         Line(slope=weak_f32[], offset=None)
     """
     _check_role(role)
+    model = with_new_containers(model)
     spots = list(places(model))
     mask = mask_of(selector, model, where="with_role(selector)", root="model")
     picked = [spot for spot, is_picked in zip(spots, mask, strict=True) if is_picked]

@@ -48,6 +48,7 @@ from pytreemod.module.reading import (
 from pytreemod.tree.kinds import kind_of
 from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord, GivenRoles
 from pytreemod.tree.pending import FLAT, LAYOUT, PENDING, AbstractSource, settle
+from pytreemod.tree.renewing import EDITABLE
 from pytreemod.tree.snapshots import SNAPSHOT
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import class_of
@@ -194,6 +195,8 @@ class Schema(AbstractRecord):
                     self.cls, *key, beside, self.can_wait, self.shown
                 )
                 self._latest.append(layout)
+                if layout.held:
+                    EDITABLE[self.cls] = True
         return layout
 
     def decide(self, values: dict[str, Any]) -> Layout:
@@ -313,6 +316,15 @@ class Schema(AbstractRecord):
             layout = schema.layout_for(values, frozenset(layout.config))
         values[LAYOUT] = layout
         return self._make(schema.cls, values)
+
+    def renewed(self, node: Any, changes: dict[str, Any]) -> Any:
+        """A copy of `node` with new lists and dicts; see `AbstractRecord.renewed`."""
+        layout = self.split(node)
+        if not changes and not layout.held:
+            return node
+        changes |= {name: Held(stored(node, name)).give() for name in layout.held}
+        values = {name: stored(node, name) for name in (*layout.data, *layout.config)}
+        return self._make(self.cls, {**values, **changes, LAYOUT: layout})
 
     def _constrained(
         self, values: dict[str, Any], changes: dict[str, Any], decide: bool

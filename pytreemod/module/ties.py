@@ -39,6 +39,7 @@ from pytreemod.tree.nodes import children_of, record_of, stop_below
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import is_being_built
 from pytreemod.tree.predicates import is_array
+from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import KeyPath, Where, class_of, jtu
@@ -115,6 +116,7 @@ def tie(
         raise ArgumentError(explain("tie(through)", "a function of an array", describe(through)))
     if record_of(model) is not None and _notes(model, (place, to, through)):
         return model
+    model = with_new_containers(model)
     sources = locate(to, model, None, "tie(to)").targets
     if len(sources) != 1:
         names = ", ".join(path_text(target.path) for target in sources) or "none"
@@ -159,6 +161,7 @@ def untie(model: _T, place: str | Where | None = None) -> _T:
                 cure=["say it where the tie is asked for:", "if is_tied:", "    pm.tie(self, ...)"],
             )
         )
+    model = with_new_containers(model)
     if place is None:
         return _untied(model, None, ())
     targets = locate(place, model, None, "untie(place)").targets

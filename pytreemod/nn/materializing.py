@@ -28,6 +28,7 @@ from pytreemod.state.values import State, joined_states, reduced_state
 from pytreemod.transform.compilation.abstract_calls import filter_eval_shape
 from pytreemod.transform.maps.vmap import filter_vmap
 from pytreemod.tree.paths import path_text
+from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import KeyPath, class_of, jtu
 
@@ -90,6 +91,7 @@ def materialize(
     Source:
         Shape inference at initialisation: `flax.linen`; `torch.nn.LazyLinear`.
     """
+    model = with_new_containers(model)
     found: dict[KeyPath, Any] = {}
 
     def note(path: KeyPath, node: Any) -> Any:

@@ -15,6 +15,7 @@ from pytreemod.state.tokens import AbstractToken
 from pytreemod.state.values import State
 from pytreemod.tree.nodes import AbstractRecord, children_of, record_of
 from pytreemod.tree.paths import path_text, some_of
+from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import Tracer, jtu
 
@@ -53,6 +54,7 @@ def with_mode(model: Tree, /, **flags: Any) -> Tree:
         [Dropout(p=0.1, inference=True), Identity()]
     """
     refuse_unfinished("with_mode", model)
+    model = with_new_containers(model)
     setting = _Setting("with_mode({name})", flags)
     new = setting.visit(model, ())
     for name in flags:
@@ -72,7 +74,7 @@ def inference_mode(pytree: Tree, value: bool = True) -> Tree:
         value: True for inference, False for training.
 
     Returns:
-        A new tree. The arrays in it are the same. If nothing has such a field, the tree itself.
+        A new tree. The arrays in it are the same.
 
     Raises:
         ArgumentError: value is neither True nor False, or a field of that name holds data that
@@ -86,7 +88,7 @@ def inference_mode(pytree: Tree, value: bool = True) -> Tree:
     """
     value = check_flag("inference_mode(value)", value)
     refuse_unfinished("inference_mode", pytree)
-    return _Setting("inference_mode", {"inference": value}).visit(pytree, ())
+    return _Setting("inference_mode", {"inference": value}).visit(with_new_containers(pytree), ())
 
 
 class _Setting:

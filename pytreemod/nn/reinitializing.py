@@ -27,6 +27,7 @@ from pytreemod.tree.members import count_member_axes
 from pytreemod.tree.nodes import Place, StandsFor, places
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_inexact_array
+from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import KeyPath, jtu
@@ -87,6 +88,7 @@ def reinitialize(model: Model, selector: Any, init: Initializer, key: KeyLike) -
         >>> new.layers[0].bias[:2].tolist()
         [0.0, 0.0]
     """
+    model = with_new_containers(model)
     spots = list(places(model))
     chosen = [
         spot

@@ -40,6 +40,7 @@ from pytreemod.tree.comparison import are_equal
 from pytreemod.tree.nodes import places
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.printing import tree_pformat
+from pytreemod.tree.renewing import EDITABLE
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.snapshots import AbstractKeeper, Snapshot, Structure, take_snapshot
 from pytreemod.tree.successions import note_made, note_part, note_used
@@ -715,3 +716,4 @@ def _unflatten(register: Register, children: Any) -> State:
 
 
 jtu.register_pytree_with_keys(State, _flatten_with_keys, _unflatten, _flatten)
+EDITABLE[State] = False

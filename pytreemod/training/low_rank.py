@@ -28,6 +28,7 @@ from pytreemod.training.chosen_parameters import Parameter, choose_parameters
 from pytreemod.tree.nodes import Place, places
 from pytreemod.tree.paths import path_text, plain_name, some_of
 from pytreemod.tree.predicates import is_inexact_array
+from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import Selector, as_selector
 from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.surgery import replace_at
@@ -111,6 +112,7 @@ def lora(
     seed = next(key) if isinstance(key, InitKeys) else key
     check_seed("lora(key)", seed)
     chosen = as_selector(selector)
+    model = with_new_containers(model)
     parameters = choose_parameters(model, chosen)
     matrices = [parameter for parameter in parameters if _is_matrix(parameter)]
     if not matrices:

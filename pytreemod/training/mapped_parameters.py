@@ -21,6 +21,7 @@ from pytreemod.training.chosen_parameters import Parameter, choose_parameters
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_inexact_array
+from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import class_of
@@ -84,6 +85,7 @@ def map_parameters(
     if inverse is not None and not callable(inverse):
         expected = "a function, or None"
         raise ArgumentError(explain("map_parameters(inverse)", expected, describe(inverse)))
+    model = with_new_containers(model)
     chosen = choose_parameters(model, as_selector(selector))
     _check_chosen(chosen)
 

@@ -41,6 +41,7 @@ from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By, by
+from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import as_selector
 from pytreemod.typing import class_of
 
@@ -115,7 +116,7 @@ def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ())
     """
     refuse_unfinished("with_precision", model)
     where = "with_precision(precision)"
-    bare = rebuilt(model, _without)
+    bare = rebuilt(with_new_containers(model), _without)
     names = ("__call__", *([methods] if isinstance(methods, str) else methods))
     if precision is None:
         return bare

@@ -62,6 +62,13 @@ class AbstractRecord(ABC):
         """
 
     @abstractmethod
+    def renewed(self, node: Any, changes: dict[str, Any]) -> Any:
+        """A copy of `node` with other objects for its data, and a copy of what it holds static.
+
+        `node` itself if there is nothing of both.
+        """
+
+    @abstractmethod
     def is_finished(self, node: Any) -> bool:
         """Whether `node` can change no more."""
 

@@ -9,6 +9,7 @@ from pytreemod.errors import ArgumentError, SpecError, describe, explain
 from pytreemod.tree.locating import Found, Target, locate
 from pytreemod.tree.nodes import children_of, places, record_of, stop_below
 from pytreemod.tree.paths import path_text
+from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import Rule, Selector
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import IsLeaf, PyTree, class_of, jtu
@@ -53,8 +54,9 @@ def tree_at(
 ) -> _T:
     """A copy of `pytree` in which the nodes that `where` names are replaced.
 
-    Only the nodes between the root and the targets are rebuilt; all else is shared. Neither
-    `__init__` nor converters nor checks run. Configuration fields can be replaced too.
+    Only the nodes between the root and the targets are rebuilt; all else is shared, but for lists
+    and dicts, which are new: to edit them leaves the old tree as it is. Neither `__init__` nor
+    converters nor checks run. Configuration fields can be replaced too.
 
     **Law.** `tree_at(w, t, replace=x)` differs from `t` in the named nodes and nowhere else, and
     `w(tree_at(w, t, replace=x))` is `x`.
@@ -105,7 +107,7 @@ def tree_at(
     # Before `replace_fn` is called: targets that overlap are refused with nothing done.
     trie = _trie_of([target.path for target in found.targets])
     if replace is _NOT_GIVEN:
-        news = [replace_fn(target.node) for target in found.targets]
+        news = [with_new_containers(replace_fn(target.node)) for target in found.targets]
     elif found.single:
         news = [replace]
     # How many such a `where` names is up to the tree: a sequence would fit by chance.
@@ -121,7 +123,7 @@ def tree_at(
         )
     else:
         news = _as_many(replace, len(found.targets))
-    return _rebuild(pytree, trie, news, is_given=True)
+    return _rebuild(with_new_containers(pytree), trie, news, is_given=True)
 
 
 def _found(where: Any, tree: PyTree, is_leaf: IsLeaf) -> Found:

@@ -17,6 +17,7 @@ from pytreemod.errors import (
 )
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array, is_array_like, is_inexact_array
+from pytreemod.tree.renewing import with_new_containers
 from pytreemod.typing import PyTree, jtu
 
 _T = TypeVar("_T")
@@ -48,7 +49,7 @@ def apply_updates(model: _T, updates: PyTree) -> _T:
         {'a': 1.5, 'b': 'text'}
     """
     try:
-        return jtu.tree_map_with_path(_add, updates, model, is_leaf=_is_none)
+        return jtu.tree_map_with_path(_add, updates, with_new_containers(model), is_leaf=_is_none)
     except PytreemodError:
         raise
     except (ValueError, TypeError) as error:

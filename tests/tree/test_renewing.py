@@ -1,0 +1,129 @@
+"""What returns a new model returns new lists and dicts."""
+
+import copy
+from collections import OrderedDict, defaultdict
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.tree.renewing import with_new_containers
+from tests.helpers.comparing import assert_same
+from tests.helpers.trees import Affine, affine, ramp
+
+
+class Deep(pm.Module):
+    """Lists and dicts at every depth, in data and in configuration."""
+
+    layers: list[Any]
+    table: dict[str, Any]
+    pair: tuple[Any, ...]
+    inner: Any
+    names: list[str] = pm.field(static=True)
+
+
+def deep(inner=None):
+    """One with a layer that can be edited in every way."""
+    layer = nn.Linear(2, 2, key=jax.random.key(0))
+    content = Affine([ramp(2, 2)], layer) if inner is None else inner
+    table = {"b": [ramp(2, 2)], "a": nn.Dropout(0.5)}
+    return Deep([layer, affine(), [ramp(2, 2)]], table, ([ramp(2)], ramp(3)), content, ["x"])
+
+
+NEW = {
+    "tree_at": lambda m: pm.tree_at(lambda m: m.layers[1].bias, m, ramp(2)),
+    "tree_at, configuration": lambda m: pm.tree_at("table.a.p", m, 0.1),
+    "tree_at, the old": lambda m: pm.tree_at("layers", m, replace_fn=lambda old: old),
+    "replace": lambda m: m.replace(inner=1.0),
+    "replace nothing": lambda m: m.replace(),
+    "tie": lambda m: pm.tie(m, "inner.bias.weight", to="layers.0.weight"),
+    "untie": lambda m: pm.untie(pm.tie(m, "inner.bias.weight", to="layers.0.weight")),
+    "untie nothing": pm.untie,
+    "resolve": pm.resolve,
+    "inference_mode": nn.inference_mode,
+    "with_mode": lambda m: nn.with_mode(m, p=0.1),
+    "with_role": lambda m: pm.with_role(m, "layers.0.weight", "buffer"),
+    "with_precision": lambda m: pm.with_precision(m, "bfloat16"),
+    "lora": lambda m: pm.lora(m, "layers.0.weight", rank=1, key=jax.random.key(0)),
+    "map_parameters": lambda m: pm.map_parameters(jnp.negative, m, "layers.0.weight"),
+    "reinitialize": lambda m: pm.reinitialize(
+        m, "layers.0.weight", jax.nn.initializers.ones, jax.random.key(0)
+    ),
+    "materialize": lambda m: pm.materialize(m, ramp(2)),
+    "from_named": lambda m: pm.from_named(m, pm.named_leaves(m)),
+    "apply_updates": lambda m: pm.apply_updates(m, None),
+    "deepcopy": copy.deepcopy,
+}
+
+
+def containers(tree):
+    """All that can be edited in a tree."""
+    found = []
+
+    def note(node):
+        if isinstance(node, (list, dict)):
+            found.append(node)
+        if isinstance(node, Deep):
+            found.append(node.names)
+        return False
+
+    jax.tree.leaves(tree, is_leaf=note)
+    return found
+
+
+@pytest.mark.parametrize("change", NEW.values(), ids=NEW.keys())
+def test_nothing_that_can_be_edited_is_shared(change):
+    """Whatever is edited in the new model, the old one stays as it was."""
+    model = deep()
+    known = {id(found) for found in containers(model)}
+    made = change(model)
+
+    assert not known & {id(found) for found in containers(made)}
+    assert len(containers(made)) >= len(containers(model)) - 1
+
+
+def test_a_new_node_is_stored_as_it_is():
+    """What the caller gives is the caller's, as at construction."""
+    mine = [1.0]
+
+    assert pm.tree_at(lambda m: m.layers, deep(), mine).layers is mine
+    assert deep().replace(layers=mine).layers is mine
+
+
+def test_a_copy_shares_as_in_python():
+    """`copy.copy` is one level deep."""
+    model = deep()
+
+    assert copy.copy(model).layers is model.layers
+
+
+def test_renewed_is_equal_and_shares_what_cannot_be_edited():
+    """Nodes without lists or dicts are the same objects; so is a State, and order stays."""
+    model, state = nn.make_with_state(nn.BatchNorm)(2)
+    tree = {"b": [affine()], "a": (affine(), state, OrderedDict(z=[1], y=2)), "m": model}
+    tree["d"] = defaultdict(list, {"q": [1]})
+    made: Any = with_new_containers(tree)
+
+    assert [*made] == ["b", "a", "m", "d"]
+    assert [*made["a"][2]] == ["z", "y"]
+    assert made["d"]["new"] == []
+    assert made["b"] is not tree["b"]
+    assert made["b"][0] is tree["b"][0]
+    assert made["a"][0] is tree["a"][0]
+    assert made["a"][1] is state
+    assert made["a"][2]["z"] is not tree["a"][2]["z"]
+    assert with_new_containers(model) is model
+    assert_same(with_new_containers(ramp(2)), ramp(2))
+
+
+def test_what_holds_a_list_is_renewed_in_nodes_of_every_kind():
+    """Partials, bound methods and named tuples."""
+    model = deep()
+    for node in (pm.Partial(model.replace, [1.0]), model.replace):
+        made = with_new_containers(node)
+        assert not {id(x) for x in containers(node)} & {id(x) for x in containers(made)}
+        assert_same(jax.tree.leaves(made), jax.tree.leaves(node))
+        assert jax.tree.structure(made) == jax.tree.structure(node)
