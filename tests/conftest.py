@@ -61,11 +61,6 @@ def optimized() -> Generator[None]:
     jax.config.update("jax_disable_most_optimizations", True)
 
 
-# Machines are busy, and the first example of a test is often compiled.
-hypothesis.settings.register_profile("pytreemod", deadline=None)
-hypothesis.settings.load_profile("pytreemod")
-
-
 @pytest.fixture
 def key() -> jax.Array:
     """A key, the same in every test."""
