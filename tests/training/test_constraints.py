@@ -431,3 +431,17 @@ def test_a_bijection_may_change_the_shape_and_need_not_be_traced_inwards():
     path = Path(jnp.asarray([0.0, 1.0, 3.0]))
     assert pm.named_leaves(path)["points.unconstrained"].tolist() == [1.0, 2.0]
     assert path.points.tolist() == [0.0, 1.0, 3.0]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_a_positive_value_is_stored_to_a_few_roundings(dtype):
+    """As many as its logarithm says, as that is what is stored; the docstring has the figures."""
+    values = jnp.exp(jnp.linspace(-8.0, 8.0, 501)).astype(dtype)
+    found = constraints.positive.forward(constraints.positive.inverse(values))
+
+    exact = np.asarray(values, "float64")
+    error = np.abs(np.asarray(found, "float64") - exact) / exact
+    # Half a unit in the last place: of the logarithm, and of the value.
+    rounding = float(jnp.finfo(dtype).eps) / 2
+    assert np.all(error <= 1.1 * rounding * (1 + np.abs(np.log(exact))) + 4 * 2.0**-24)
+    assert error.max() < {"bfloat16": 0.04, "float16": 0.005, "float32": 1e-6}[dtype]
