@@ -42,6 +42,7 @@ from pytreemod.module.division import is_configuration
 from pytreemod.module.fields import buffer, field, refuse_not_called, static_field
 from pytreemod.module.flattening import register
 from pytreemod.module.methods import InheritedMethod, Method, as_method, is_method
+from pytreemod.module.other_words import refuse_other_words
 from pytreemod.module.overriding import find_overridden, mark_overridden, refuse_properties
 from pytreemod.module.pickling import referred, referring, share_functions
 from pytreemod.module.reading import MADE, Read, observe
@@ -122,7 +123,11 @@ class ModuleMeta(abc.ABCMeta):
             if schema.plain is not None:
                 _refuse_reading(cls)
             raise FieldError(schema.refusal)
-        node = schema.build(*args, **kwargs)
+        try:
+            node = schema.build(*args, **kwargs)
+        except TypeError as error:
+            refuse_other_words(cls, kwargs, error)
+            raise
         # Only what __init__ has just built: __new__ may return any object, a finished one too.
         if class_of(node) is cls:
             fields = node.__stored__
