@@ -27,6 +27,7 @@ import numpy as np
 
 from pytreemod.errors import FileError, describe, explain
 from pytreemod.io.configuration import ConfigurationWriter, Json, name_of
+from pytreemod.io.fetching import is_whole_here
 from pytreemod.module.schema import ROLES
 from pytreemod.state.values import State
 from pytreemod.training.dtype_policies import Precision
@@ -174,8 +175,8 @@ def check_has_values(name: str, leaf: Any, where: str) -> None:
     """Refuse a leaf whose values cannot be written.
 
     Raises:
-        FileError: an array is traced, was donated, or lies on devices of other hosts; or a leaf is
-            an object of which a file could hold the text alone.
+        FileError: an array is traced, was donated, or other hosts alone have parts of it; or a leaf
+            is an object of which a file could hold the text alone.
     """
     if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         if not leaf_form(leaf) and _is_opaque(ConfigurationWriter().write(leaf)):
@@ -187,8 +188,8 @@ def check_has_values(name: str, leaf: Any, where: str) -> None:
         got, cure = "one that is traced", "save outside of filter_jit, or in a filter_io_callback"
     elif leaf.is_deleted():
         got, cure = "one that was donated", "save what the step returned, not what it was given"
-    elif not leaf.is_fully_addressable:
-        got = "one that lies on other hosts, too"
+    elif not is_whole_here(leaf):
+        got = "one of which parts are on other hosts alone"
         cure = "save with orbax, see how-to/checkpoint-with-orbax"
     else:
         return

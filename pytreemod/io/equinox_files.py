@@ -30,6 +30,7 @@ from pytreemod.errors import (
 )
 from pytreemod.io.access import StrPath, checked_path, open_to_read, shown_path, system_errors
 from pytreemod.io.equinox_leaves import FileLeaf, Meaning, file_order, put_back
+from pytreemod.io.fetching import is_whole_here
 from pytreemod.io.replacing import replacement
 from pytreemod.module.methods import BoundMethod
 from pytreemod.module.partials import Partial
@@ -357,8 +358,8 @@ def _check_values(x: Any) -> None:
         got, cure = f"{describe(x)}, which is abstract", "write the model that has the values"
     elif x.is_deleted():
         got, cure = "one that was donated", "write what the step returned, not what it was given"
-    elif not x.is_fully_addressable:
-        got = "one that lies on other hosts, too"
+    elif not is_whole_here(x):
+        got = "one of which parts are on other hosts alone"
         cure = "write with orbax: docs/how-to/checkpoint-with-orbax.md"
     else:
         return

@@ -131,6 +131,11 @@ def bytes_of(array: np.ndarray[Any, np.dtype[Any]]) -> memoryview:
     return memoryview(cast(Any, plain.reshape(-1).view(np.uint8)))
 
 
+def is_whole_here(array: jax.Array) -> bool:
+    """Whether this process has all numbers of an array, which may be on other hosts as well."""
+    return array.is_fully_addressable or array.is_fully_replicated
+
+
 def _check_made(path: str, source: ArraySource, value: Any) -> None:
     """What was made is what the header says, and has values that are here."""
     kind, expected, got = ArgumentError, "", ""
@@ -143,7 +148,7 @@ def _check_made(path: str, source: ArraySource, value: Any) -> None:
     elif isinstance(value, jax.Array) and value.is_deleted():
         kind, expected = DonatedError, "an array that is there"
         got = "one whose memory was given away"
-    elif isinstance(value, jax.Array) and not value.is_fully_addressable:
+    elif isinstance(value, jax.Array) and not is_whole_here(value):
         expected, got = "an array that this process has all of", "one that others have parts of"
     if got:
         raise kind(explain(f"{shown(path)}, {shown(source.name or '<root>')}", expected, got))

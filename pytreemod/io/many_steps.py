@@ -157,8 +157,8 @@ class Checkpoints:
 
         Raises:
             ArgumentError: the step or the metrics are unusable.
-            FileError: an array is traced, was donated, or lies on other hosts; or the save before
-                has failed.
+            FileError: an array is traced, was donated, or other hosts alone have parts of it; or
+                the save before has failed.
             DonatedError: the loop has donated what the save before had not written yet.
         """
         step = _checked_step(self, step)

@@ -52,7 +52,8 @@ def save(path: StrPath, tree: PyTree, metadata: Json = None, *, durable: bool = 
 
     Raises:
         FileError: two leaves have one name; or an array's values are not here, for it is traced,
-            was donated, or lies on other hosts; or the system refuses (`FileAccessError`).
+            was donated, or other hosts alone have parts of it; or the system refuses
+            (`FileAccessError`).
         ArgumentError: the metadata cannot be written as JSON.
         UnfinishedError: the model lacks sizes.
 

@@ -38,7 +38,8 @@ def snapshot(tree: _T, where: str, *, copy: bool = True) -> _T:
         A tree of the same values, which shares nothing with the first that can change.
 
     Raises:
-        FileError: an array has no values here: it is traced, was donated, or lies on other hosts.
+        FileError: an array has no values here: it is traced, was donated, or is in parts
+            on other hosts.
 
     Examples:
         >>> step = jax.jit(lambda x: x + 1, donate_argnums=0)
@@ -52,8 +53,8 @@ def snapshot(tree: _T, where: str, *, copy: bool = True) -> _T:
     _check_all_have_values(leaves, tree, where)
     taken: list[Any] = [_own(leaf) for leaf in leaves]
     if copy:
-        for places in _groups(leaves):
-            copies = _copies([leaves[place] for place in places])
+        for places in _groups(taken):
+            copies = _copies([taken[place] for place in places])
             for place, copied in zip(places, copies, strict=True):
                 taken[place] = copied
         # Inside of a trace, copies are traced even where the arrays are not.
@@ -62,6 +63,9 @@ def snapshot(tree: _T, where: str, *, copy: bool = True) -> _T:
 
 
 def _own(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        # It is whole on each host: to copy this one takes no computation of all processes.
+        return leaf.addressable_data(0)
     return np.array(cast("Any", leaf), subok=True) if isinstance(leaf, np.ndarray) else leaf
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import ArgumentError, StructureError, describe, explain, with_article
+from pytreemod.io.fetching import is_whole_here
 from pytreemod.io.leaf_names import TABLE, as_kind_of, mismatches
 from pytreemod.io.torch_layouts import SUMMED, Packed, Relaid, Summed
 from pytreemod.io.torch_places import LeafPlaces, TensorPlace, TensorPlaces, tensor_places
@@ -52,8 +53,8 @@ def to_torch(model: PyTree, state: State | None = None) -> dict[str, np.ndarray]
 
     Raises:
         StateError: the model's State was not given, or is another's.
-        StructureError: an array is abstract, or has not the shape that its layout needs; or two
-            would have one name.
+        StructureError: an array is abstract, has parts on other hosts alone, or has not the shape
+            that its layout needs; or two would have one name.
 
     Examples:
         >>> import jax
@@ -79,6 +80,9 @@ def to_torch(model: PyTree, state: State | None = None) -> dict[str, np.ndarray]
     for place in tensor_places(where, model, state).arrays:
         if isinstance(place.leaf, jax.ShapeDtypeStruct):
             wrong.append(f"{place.own}: {describe(place.leaf)}, without values")
+            continue
+        if isinstance(place.leaf, jax.Array) and not is_whole_here(place.leaf):
+            wrong.append(f"{place.own}: {describe(place.leaf)}, of which other hosts have parts")
             continue
         array = np.asarray(place.leaf)
         groups = place.names_by_member()

@@ -2,6 +2,9 @@
 
 import json
 import os
+import socket
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -191,3 +194,72 @@ def test_configuration_may_be_an_object(tmp_path):
     pm.save(path, model)
 
     assert pm.load(path, model) == model
+
+
+OF_TWO = r"""
+import sys
+import jax
+import jax.numpy as jnp
+import pytest
+import pytreemod as pm
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from tests.helpers.comparing import assert_same
+
+me, port, folder = sys.argv[1:]
+jax.distributed.initialize(f"localhost:{port}", 2, int(me))
+path = f"{folder}/{me}"
+mesh = jax.make_mesh((len(jax.devices()),), ("d",), axis_types=(AxisType.Auto,))
+
+
+def tree():
+    return {"w": jnp.arange(16.0), "few": jnp.asarray(3, "int4"), "key": jax.random.key(3)}
+
+
+def made(spec, tree):
+    return jax.jit(tree, out_shardings=NamedSharding(mesh, spec))()
+
+
+whole, split = made(P(), tree), made(P("d"), lambda: jnp.ones(16))
+assert not whole["w"].is_fully_addressable
+# A process saves alone: nothing here may wait for the other one.
+if me == "1":
+    pm.save(path, whole)
+    assert_same(pm.load(path), tree())
+    with pm.Checkpoints(path + "steps") as steps:
+        steps.save(1, whole)
+    assert_same(steps.restore(tree()), tree())
+    pm.tree_serialise_leaves(path + ".eqx", whole["w"])
+    assert_same(pm.tree_deserialise_leaves(path + ".eqx", tree()["w"]), tree()["w"])
+    assert pm.to_torch({"w": whole["w"]})["w"].tolist() == tree()["w"].tolist()
+    parts = "parts are on other hosts alone"
+    with pytest.raises(pm.errors.FileError, match=parts):
+        pm.save(path, {"w": split})
+    with pytest.raises(pm.errors.FileError, match=parts):
+        pm.tree_serialise_leaves(path, {"w": split})
+    with pytest.raises(pm.errors.StructureError, match="w: f32.16., of which other hosts have"):
+        pm.to_torch({"w": split})
+    print("done")
+"""
+
+
+@pytest.mark.slow
+def test_one_of_two_processes_saves_what_each_has_whole(tmp_path):
+    """And says of an array in parts that it is; in files of both kinds, and for PyTorch."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", OF_TWO, me, port, tmp_path],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+        for me in "01"
+    ]
+    told = [process.communicate()[0] for process in both]
+
+    assert [process.returncode for process in both] == [0, 0], told
+    assert "done" in told[1]
