@@ -581,3 +581,25 @@ def test_an_own_state_has_computed_leaves_and_ties():
     assert_same(copied.weight, made.weight)
     assert_same(copied.other, made.other)
     assert jax.tree.structure(copied) == jax.tree.structure(made)
+
+
+class Maker:
+    """Has the method by which named tuples are made, and is none."""
+
+    @classmethod
+    def _make(cls, items):
+        return cls()
+
+
+class Items(tuple):
+    """A tuple of a class of its own, which nobody else knows how to make."""
+
+    __slots__ = ()
+
+
+def test_containers_that_cannot_be_made_anew_are_pickled_as_they_are():
+    """Neither what is no sequence, nor a sequence of a class without `_make`."""
+    copied = pickle.loads(pickle.dumps(Acts(None, fixed=(Maker(), Items((1, 2))))))
+
+    assert [type(part) for part in copied.fixed] == [Maker, Items]
+    assert copied.fixed[1] == (1, 2)
