@@ -98,10 +98,14 @@ class _Range(Constraint):
             return jnp.log(self.upper - x)
         return jnp.log(x - self.lower) - jnp.log(self.upper - x)
 
-    def fault(self, value: NDArray[Any]) -> str | None:
+    def _check_form(self, value: Any, where: str) -> None:
+        super()._check_form(value, where)
+        # Of the dtype alone, so that it is known of what is traced, too.
         least, most = _inside(self.lower, self.upper, value.dtype)
         if not least <= most:
-            return "no number between the bounds"
+            self._refuse(value, "no number between the bounds", where)
+
+    def fault(self, value: NDArray[Any]) -> str | None:
         lower, upper = (value.dtype.type(end) for end in (self.lower, self.upper))
         return _first((value > lower) & (value < upper), value)
 

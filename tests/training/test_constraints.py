@@ -445,3 +445,20 @@ def test_a_positive_value_is_stored_to_a_few_roundings(dtype):
     rounding = float(jnp.finfo(dtype).eps) / 2
     assert np.all(error <= 1.1 * rounding * (1 + np.abs(np.log(exact))) + 4 * 2.0**-24)
     assert error.max() < {"bfloat16": 0.04, "float16": 0.005, "float32": 1e-6}[dtype]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda make: make, jax.jit, lambda make: ft.partial(jax.eval_shape, make)]
+)
+def test_bounds_without_a_number_between_are_refused(make):
+    """Also while values are traced: what would come out is on neither side, or on one bound."""
+
+    class Narrow(pm.Module):
+        value: jax.Array = pm.field(constraint=constraints.interval(1.0, 1.000001))
+        large: jax.Array | None = pm.field(default=None, constraint=constraints.greater_than(1e30))
+
+    make(Narrow)(jnp.float32(1.0000005))
+    with pytest.raises(FieldError, match="no number between the bounds in f16"):
+        make(Narrow)(jnp.float16(1.0))
+    with pytest.raises(FieldError, match="no number between the bounds in f16"):
+        make(lambda x: Narrow(jnp.float32(1.0000005), x))(jnp.float16(1.0))
