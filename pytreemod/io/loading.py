@@ -154,7 +154,12 @@ def load(
             _check_alone(where, options)
             return _rebuilt(file, about, where)
         _check_is_tree(like, where)
-        plan = fit(table_of(file, about, where), like, options, where)
+        try:
+            plan = fit(table_of(file, about, where), like, options, where)
+        except FileError as error:
+            if about is None:
+                error.add_note(_FROM_TORCH)
+            raise
         made = _carried_out(plan, file, like, where)
     return made if strict else (made, plan.report())
 
@@ -185,6 +190,11 @@ def read_metadata(path: StrPath) -> Json:
         text = file.metadata.get(USERS)
     return None if text is None else _parsed(text, where)
 
+
+_FROM_TORCH = """\
+  if it holds the tensors of PyTorch's layers, which have other names and layouts:
+      from safetensors.numpy import load_file
+      pm.from_torch(model, load_file(path))"""
 
 # ---- what a file says
 

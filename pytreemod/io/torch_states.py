@@ -5,6 +5,7 @@ PyTorch itself is not imported: a tensor is what can be detached and copied to N
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast, overload
 
@@ -383,10 +384,18 @@ def _found(
 def _check_state_dict(where: str, state_dict: Any) -> None:
     expected = "a state dict: tensors by name"
     if not isinstance(state_dict, Mapping):
-        cure = ("write", "from_torch(model, net.state_dict())")
-        is_net = hasattr(state_dict, "state_dict")
-        got = with_article(type(state_dict).__name__) if is_net else describe(state_dict)
-        raise ArgumentError(explain(where, expected, got, cure=cure if is_net else ()))
+        got, cure = describe(state_dict), ()
+        if hasattr(state_dict, "state_dict"):
+            got = with_article(type(state_dict).__name__)
+            cure = ("write", "from_torch(model, net.state_dict())")
+        elif isinstance(state_dict, (str, os.PathLike)):
+            got = "a path"
+            cure = (
+                "read it first, by torch.load or, if it is a file of safetensors:",
+                "from safetensors.numpy import load_file",
+                "from_torch(model, load_file(path))",
+            )
+        raise ArgumentError(explain(where, expected, got, cure=cure))
     entries = cast("Mapping[Any, Any]", state_dict)
     names = [name for name in entries if not isinstance(name, str)]
     if names:

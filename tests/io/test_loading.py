@@ -605,3 +605,17 @@ def test_the_order_of_bytes_is_no_difference(tmp_path, dtype):
     native = pm.from_named({"x": jnp.zeros(3, x.dtype.newbyteorder("="))}, {"x": x})["x"]
     assert isinstance(native, jax.Array)
     assert native.tolist() == [0, 1, 2]
+
+
+def test_a_file_of_other_tools_that_does_not_fit_may_be_of_pytorch(tmp_path):
+    """Strictly or not; a file of `save` is never taken for one."""
+    like, path = nn.Sequential([mlp(0)]), tmp_path / "file"
+    safetensors.numpy.save_file({"module.weight": np.ones((2, 2), "f")}, path)
+    for options in ({}, {"strict": False}):
+        with pytest.raises(FileError, match="expected") as caught:
+            pm.load(path, like, **options)
+        assert "pm.from_torch(model, load_file(path))" in "".join(caught.value.__notes__)
+    pm.save(path, {"module.weight": np.ones((2, 2), "f")})
+    with pytest.raises(FileError, match="differences") as caught:
+        pm.load(path, like)
+    assert not hasattr(caught.value, "__notes__")

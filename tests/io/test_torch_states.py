@@ -1,6 +1,7 @@
 """Models from and to PyTorch's state dicts: the same numbers on both sides."""
 
 import functools as ft
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -886,3 +887,10 @@ def test_gpt2_as_hugging_face_lays_it_out_gives_its_logits(torch):
     read, state = model(tokens[:, :4], state)
     rest, _ = model(tokens[:, 4:], state, 4)
     assert_close(jnp.concatenate([read, rest], 1), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("of", [str, pathlib.Path])
+def test_a_path_is_no_state_dict_and_the_error_says_how_to_read_it(of):
+    """As many functions take one."""
+    with pytest.raises(ArgumentError, match=r"got a path\.\n(.*\n)+.*, load_file\(path\)\)"):
+        pm.from_torch(nn.Identity(), of("model.safetensors"))
