@@ -258,12 +258,12 @@ def _refuse_derivatives(where: str, found: str) -> NoReturn:
     )
 
 
-def mark_derivatives(tree: Any) -> None:
+def mark_derivatives(tree: Any, has_computed: bool) -> None:
     """Let computed leaves in a tree of derivatives, which has just been made, refuse to be read.
 
     The outermost Modules say what they are, too.
     """
-    for is_marked in (is_computed, _is_record):
+    for is_marked in (is_computed, _is_record) if has_computed else (_is_record,):
         for node in jtu.tree_leaves(tree, is_leaf=is_marked):
             if is_marked(node):
                 node.__stored__[DERIVATIVE] = True

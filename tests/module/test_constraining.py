@@ -411,4 +411,4 @@ def test_each_stored_form_is_made_once():
     changed = pm.tree_at(lambda m: m.other, model.replace(other=2.0), 3.0)
 
     assert pm.named_leaves(changed)["layer.scale.unconstrained"] is leaf
-    assert isinstance(changed.layer.__dict__["scale"], Constrained)
+    assert isinstance(stored(changed.layer, "scale"), Constrained)

@@ -66,8 +66,9 @@ def as_derivatives(tree: PyTree, treedef: Any) -> PyTree:
         tree: the tree.
         treedef: of the model that it is like.
     """
-    if traits_of(treedef).has_records:
-        mark_derivatives(tree)
+    traits = traits_of(treedef)
+    if traits.has_records:
+        mark_derivatives(tree, traits.has_computed)
     return tree
 
 
