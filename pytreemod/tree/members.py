@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytreemod.tree.paths import parse_pattern, step_names
-from pytreemod.typing import KeyPath
+from pytreemod.typing import KeyPath, class_of
 
 
 def count_member_axes(nodes: Sequence[Any], path: KeyPath) -> int:
@@ -35,7 +35,7 @@ def count_member_axes(nodes: Sequence[Any], path: KeyPath) -> int:
 
 def _is_stacked(node: Any, below: KeyPath) -> bool:
     # Asked of any node, for this room does not know layers.
-    stacked = getattr(type(node), "__stacked__", None)
+    stacked = getattr(class_of(node), "__stacked__", None)
     if stacked is None:
         return False
     steps = step_names(below)
