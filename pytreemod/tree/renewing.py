@@ -60,7 +60,7 @@ def _holds_any(node: Any) -> bool:
     found: list[bool] = []
 
     def stops(within: Any) -> bool:
-        is_editable = EDITABLE.get(type(within))
+        is_editable = EDITABLE.get(class_of(within))
         if is_editable is None:
             return False
         if is_editable:
