@@ -10,6 +10,7 @@ import pytest
 import pytreemod as pm
 from pytreemod.errors import AccessError, FieldError, ShapeError, SpecError
 from pytreemod.module.constrained_leaves import Constrained
+from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import class_of
 
