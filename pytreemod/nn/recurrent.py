@@ -212,8 +212,7 @@ def _varying_alike(carry: Any, others: Any) -> Any:
         missing = tuple(axes - varying_axes(jax.typeof(array))) if is_array(array) else ()
         return lax.pcast(array, missing, to="varying") if missing else array
 
-    varying: Any = jtu.tree_map(vary, carry) if axes else carry
-    return varying
+    return cast("Any", jtu.tree_map(vary, carry)) if axes else carry
 
 
 def _widened(cell: RNNCellBase) -> Callable[[], RNNCellBase]:
