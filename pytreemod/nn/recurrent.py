@@ -34,7 +34,7 @@ from pytreemod.state.key_sources import KeyLike
 from pytreemod.transform.boundary.agreement import varying_axes
 from pytreemod.transform.control_flow.scans import filter_scan
 from pytreemod.tree.predicates import is_array, is_array_like, is_inexact_array
-from pytreemod.typing import AnyArray, jtu
+from pytreemod.typing import AnyArray, jtu, untyped_jax
 
 
 class RNN(Module):
@@ -210,9 +210,9 @@ def _varying_alike(carry: Any, others: Any) -> Any:
 
     def vary(array: Any) -> Any:
         missing = tuple(axes - varying_axes(jax.typeof(array))) if is_array(array) else ()
-        return lax.pcast(array, missing, to="varying") if missing else array
+        return untyped_jax.lax.pcast(array, missing, to="varying") if missing else array
 
-    return cast("Any", jtu.tree_map(vary, carry)) if axes else carry
+    return jtu.tree_map(vary, carry) if axes else carry
 
 
 def _widened(cell: RNNCellBase) -> Callable[[], RNNCellBase]:
