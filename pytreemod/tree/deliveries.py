@@ -130,6 +130,27 @@ def deliver(result: Any, ways: Iterable[Way]) -> Delivery:
     return delivery
 
 
+def pass_on(old: Snapshot | None, new: Snapshot | None, where: Any) -> bool:
+    """Note what came out of the first call with a keeper; whether this was one.
+
+    Args:
+        old: the snapshot of the keeper that was passed.
+        new: that of its successor.
+        where: what it was passed to.
+    """
+    if old is None or type(new) is not Snapshot:
+        return False
+    if type(old) is Snapshot:
+        _track(old)
+    if old.passed is not None:  # pyright: ignore[reportAttributeAccessIssue]  (it is tracked)
+        return False
+    delivery = Delivery()
+    old.passed = {where: delivery}
+    new.__class__ = Tracked
+    new.delivery, new.passed, new.spent = delivery, None, None
+    return True
+
+
 def _found(tree: Any, way: Way) -> tuple[Any, tuple[Any, ...], Snapshot | None]:
     """What is pending on the way to a keeper, or the keeper; the path left; and its snapshot."""
     node, rest = tree, way.rest
