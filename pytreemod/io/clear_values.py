@@ -124,7 +124,8 @@ def based(theirs: Table, like: PyTree, renamed: dict[str, str]) -> Table:
     }
     if not bases:
         return theirs
-    renamed.update({inner: renamed.get(name, name) for name, inner in bases.items()})
+    for name, inner in bases.items():
+        renamed[inner] = renamed.get(name, name)
     return replace(
         theirs, leaves={bases.get(name, name): leaf for name, leaf in theirs.leaves.items()}
     )

@@ -130,7 +130,7 @@ def _next_to(bound: float, towards: float, dtype: Any) -> float:
     if bound == 0:
         # Not the least of all, where compiled code takes it for zero. It does not in float16, whose
         # least numbers are ordinary ones of float32, in which it is computed.
-        computed = jnp.finfo(dtype if np.dtype(dtype).itemsize > 4 else jnp.float32)
+        computed: Any = jnp.finfo(dtype if np.dtype(dtype).itemsize > 4 else jnp.float32)
         least = max(float(known.smallest_subnormal), float(computed.tiny))
         return math.copysign(least, towards)
     kind = np.dtype(dtype).type

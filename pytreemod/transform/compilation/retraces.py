@@ -346,8 +346,9 @@ def _why(old: Any, new: Any) -> str:
     # It looks alike and is not equal, so it was made twice from one source line.
     if callable(old):
         return "the same function made anew: make it once, outside the loop"
-    if hasattr(type(old), "__made_anew__"):
-        return type(old).__made_anew__
+    hint = getattr(class_of(old), "__made_anew__", None)
+    if hint is not None:
+        return hint
     if type(old).__eq__ is object.__eq__:
         cure = "make it once, outside the loop"
         # What is private, or Python's own, is not the reader's to change.
