@@ -125,7 +125,7 @@ def based(theirs: Table, like: PyTree, renamed: dict[str, str]) -> Table:
     if not bases:
         return theirs
     for name, inner in bases.items():
-        renamed[inner] = renamed.get(name, name)
+        renamed[inner] = renamed.get(name) or name
     return replace(
         theirs, leaves={bases.get(name, name): leaf for name, leaf in theirs.leaves.items()}
     )

@@ -16,7 +16,7 @@ import dataclasses
 import functools as ft
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -130,7 +130,8 @@ def _next_to(bound: float, towards: float, dtype: Any) -> float:
     if bound == 0:
         # Not the least of all, where compiled code takes it for zero. It does not in float16, whose
         # least numbers are ordinary ones of float32, in which it is computed.
-        computed: Any = jnp.finfo(dtype if np.dtype(dtype).itemsize > 4 else jnp.float32)
+        wide: Any = dtype if np.dtype(dtype).itemsize > 4 else jnp.float32
+        computed = cast("Any", jnp.finfo)(wide)
         least = max(float(known.smallest_subnormal), float(computed.tiny))
         return math.copysign(least, towards)
     kind = np.dtype(dtype).type
