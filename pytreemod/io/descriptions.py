@@ -149,6 +149,35 @@ class _Writer:
         return {"leaf": name, **(form or {"value": self.configuration.write(leaf)})}
 
 
+_OLD_BATCH_NORM = {"ema_first_time_index", "state_index", "channelwise_affine", "momentum"}
+"""Beside `mode`, by which fields one is known that was written before it counted its batches."""
+
+
+def renew_modes(tree: Json) -> None:
+    """Call the mode of each `BatchNorm` as it is called now, in a description as it was read.
+
+    Without a counter of batches there was one mode with PyTorch's running statistics, "batch". It
+    is called "torch" now, and "batch" is Equinox's.
+
+    Args:
+        tree: what `describe_tree` wrote, now or then; it is changed.
+    """
+    # By a list, for a description may be deeper than Python's recursion.
+    left = [tree]
+    while left:
+        node = left.pop()
+        if isinstance(node, list):
+            left += cast("list[Json]", node)
+        elif isinstance(node, dict):
+            match cast("dict[str, Json]", node):
+                case {"module": [_, {**data}, {"mode": "batch", **others} as config]}:
+                    if "batch_counter" not in data and data.keys() | others >= _OLD_BATCH_NORM:
+                        config["mode"] = "torch"
+                case _:
+                    pass
+            left += node.values()
+
+
 def _names(precision: Precision) -> list[str]:
     return [precision.params, precision.compute, precision.output]
 

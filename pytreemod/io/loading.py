@@ -17,6 +17,7 @@ from pytreemod.errors import ArgumentError, FileError, describe, explain
 from pytreemod.io.access import StrPath, shown_path
 from pytreemod.io.configuration import ConfigurationReader, Json
 from pytreemod.io.containers import Container
+from pytreemod.io.descriptions import renew_modes
 from pytreemod.io.fitting import LoadOptions, LoadPlan, Move, fit
 from pytreemod.io.placing import as_dtype, as_in, as_told, check_widths
 from pytreemod.io.rebuilding import rebuild_tree
@@ -229,6 +230,8 @@ def description_of(file: Container, where: str) -> dict[str, Any] | None:
                 cure=["a newer pytreemod reads it:", "pip install --upgrade pytreemod"],
             )
         )
+    if '"batch"' in text:
+        renew_modes(told["tree"])
     return told
 
 

@@ -12,7 +12,7 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import FileError
-from pytreemod.io.descriptions import check_has_values, describe_tree, leaf_form
+from pytreemod.io.descriptions import check_has_values, describe_tree, leaf_form, renew_modes
 from tests.helpers.trees import Affine, Pair, Registered, ramp
 
 
@@ -171,3 +171,20 @@ def test_an_instance_with_a_computed_leaf_is_of_the_class_that_was_written():
 
     assert type(computed) is not type(model)
     assert describe_tree(computed, "save").tree["module"][0] == "pytreemod.nn.Linear"
+
+
+def test_the_mode_of_an_older_batch_norm_is_called_as_now():
+    """Where its description knows of no counter; what else has a mode keeps it."""
+    tree = {"dict": [["a", {"list": [{"module": ["x.Own", {}, {"mode": "batch"}]}]}]]}
+    before = json.dumps(tree)
+    renew_modes(tree)
+    assert json.dumps(tree) == before
+
+    for mode in ("batch", "torch", "ema"):
+        written, _ = described(nn.BatchNorm(2, "batch", mode=mode))
+        renew_modes(written)
+        assert written["module"][2]["mode"] == mode
+        del written["module"][1]["batch_counter"]
+        tree["dict"][0][1]["list"] = [None, {"dict": [["b", written]]}]
+        renew_modes(tree)
+        assert written["module"][2]["mode"] == {"batch": "torch"}.get(mode, mode)

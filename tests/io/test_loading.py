@@ -21,7 +21,7 @@ from pytreemod.errors import (
     FilePermissionError,
     SpecError,
 )
-from pytreemod.io.containers import write_container
+from pytreemod.io.containers import Container, write_container
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import ramp
 
@@ -619,3 +619,27 @@ def test_a_file_of_other_tools_that_does_not_fit_may_be_of_pytorch(tmp_path):
     with pytest.raises(FileError, match="differences") as caught:
         pm.load(path, like)
     assert not hasattr(caught.value, "__notes__")
+
+
+def test_an_older_batch_norm_has_the_statistics_that_are_now_called_torchs(tmp_path):
+    """They were called mode="batch", and nothing counted the batches; "batch" is Equinox's now."""
+    new = pm.make_with_state(nn.BatchNorm)(2, "batch")
+    new = (new[0], new[1].set(new[0].state_index, (ramp(2), ramp(2, start=3.0))))
+    pm.save(tmp_path / "new", new)
+    with Container.open(tmp_path / "new") as file:
+        arrays = {name: file.read(name) for name in file.entries}
+        text = file.metadata["pytreemod.tree"]
+    about = text.replace('"mode":"torch"', '"mode":"batch"').replace('"batch_counter":null,', "")
+    assert len(about) == len(text) - len('"batch_counter":null,')
+    write_container(tmp_path / "old", arrays, {"pytreemod.tree": about})
+
+    like = pm.make_with_state(nn.BatchNorm)(2, "batch")
+    loaded = pm.load(tmp_path / "old", like), pm.load(tmp_path / "old")
+    relaxed, report = pm.load(tmp_path / "old", like, strict=False)
+    assert not report.configuration
+    for made in (*loaded, relaxed):
+        assert made[0].mode == "torch"
+        assert_same(made, new)
+    equinoxs = pm.make_with_state(nn.BatchNorm)(2, "batch", mode="batch")
+    with pytest.raises(FileError, match=r"0\.mode: like has 'batch', the file 'torch'"):
+        pm.load(tmp_path / "old", equinoxs)
