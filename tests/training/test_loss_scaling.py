@@ -229,3 +229,11 @@ def test_arguments_are_checked(name, value):
     """By name."""
     with pytest.raises(ArgumentError, match=rf"^LossScale\({name}\): expected a number"):
         pm.LossScale(**{name: value})
+
+
+def test_only_the_factor_and_the_count_are_leaves():
+    """How it changes is configuration, which no optimizer, cast or average may touch."""
+    scale = pm.LossScale(8.0, period=2, growth=4.0, minimum=2.0)
+
+    assert list(pm.named_leaves(scale)) == ["loss_scale", "counter"]
+    assert jax.tree.leaves(pm.trainable(scale)) == []
