@@ -236,4 +236,3 @@ def test_only_the_factor_and_the_count_are_leaves():
     scale = pm.LossScale(8.0, period=2, growth=4.0, minimum=2.0)
 
     assert list(pm.named_leaves(scale)) == ["loss_scale", "counter"]
-    assert jax.tree.leaves(pm.trainable(scale)) == []
