@@ -163,7 +163,7 @@ def _holding(node: Any, changes: dict[_Steps, str | None]) -> Any:
 
 
 def _check_role(role: Any) -> None:
-    if role is None or role in DECLARED_ROLES:
+    if role is None:
         return
     if not isinstance(role, str) or not role:
         raise ArgumentError(
@@ -171,8 +171,11 @@ def _check_role(role: Any) -> None:
                 "with_role(role)",
                 '"param", "buffer", another word, or None for what the class declares',
                 describe(role),
+                cure=["write, for instance", 'pm.with_role(model, "layers.0", "buffer")'],
             )
         )
+    if role in DECLARED_ROLES:
+        return
     # Any other word is a role that is trained: a slip would train what was to be frozen.
     said = role.lower().replace("-", "_")
     meant = get_close_matches(said, _OF_TRAINING, n=1, cutoff=0.75)

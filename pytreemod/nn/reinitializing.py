@@ -88,6 +88,10 @@ def reinitialize(model: Model, selector: Any, init: Initializer, key: KeyLike) -
         >>> new.layers[0].bias[:2].tolist()
         [0.0, 0.0]
     """
+    if not callable(init):
+        cure = ["the arguments are", "pm.reinitialize(model, selector, init, key)"]
+        expected = "a function (key, shape, dtype) -> array"
+        raise ArgumentError(explain("reinitialize(init)", expected, describe(init), cure=cure))
     model = with_new_containers(model)
     spots = list(places(model))
     chosen = [

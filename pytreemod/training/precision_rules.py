@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import SpecError, explain
+from pytreemod.errors import ArgumentError, SpecError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.module.reading import evaluate_each, is_computed
@@ -117,7 +117,7 @@ def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ())
     refuse_unfinished("with_precision", model)
     where = "with_precision(precision)"
     bare = rebuilt(with_new_containers(model), _without)
-    names = ("__call__", *([methods] if isinstance(methods, str) else methods))
+    names = ("__call__", *_names_of(methods))
     if precision is None:
         return bare
     rule = precision if isinstance(precision, By) else by({...: precision})
@@ -129,6 +129,17 @@ def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ())
     made = giving.visit(bare, (), _Here(rest[0] if rest else _UNDECIDED, None))
     giving.check(where, repr(precision))
     return made
+
+
+def _names_of(methods: Any) -> Sequence[str]:
+    names: Any = [methods] if isinstance(methods, str) else methods
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        cure = ["write, for instance", 'pm.with_precision(model, "bfloat16", ["encode", "decode"])']
+        expected = "the names of methods"
+        raise ArgumentError(
+            explain("with_precision(methods)", expected, describe(methods), cure=cure)
+        )
+    return names
 
 
 _ALL = as_selector(...)

@@ -27,12 +27,14 @@ from pytreemod.tree.nodes import (
     AbstractRecord,
     children_of,
     leaves_shown,
+    own_class,
     places,
     record_of,
     stop_below,
 )
 from pytreemod.tree.paths import parse_pattern, path_text, step_names
 from pytreemod.tree.pending import PENDING, AbstractSource
+from pytreemod.tree.predicates import is_array
 from pytreemod.tree.stored_fields import reading_stored, stored
 from pytreemod.typing import IsLeaf, PyTree, Where, class_of, jtu
 
@@ -264,8 +266,37 @@ def locate(where: Where | str, tree: PyTree, is_leaf: IsLeaf, name: str) -> Foun
     """
     if isinstance(where, str):
         return _locate_pattern(where, tree, name)
+    refuse_model(where, name)
     with reading_stored():
         return _locate_access(where, tree, is_leaf, name)
+
+
+def refuse_model(spec: Any, where: str) -> None:
+    """Refuse a Module that holds arrays where it is said which nodes are meant.
+
+    It can often be called, but it is a model in another argument's position.
+
+    Args:
+        spec: what came: a function, or a Module.
+        where: the argument.
+
+    Raises:
+        SpecError: it is such a Module.
+    """
+    if record_of(spec) is None or not any(map(is_array, jtu.tree_leaves(spec))):
+        return
+    raise SpecError(
+        explain(
+            where,
+            "what says which nodes are meant",
+            f"a model, {own_class(spec).__qualname__}",
+            cure=[
+                "the model comes first, in tree_at second:",
+                'pm.resolve(model, "layers.*.weight")',
+                "pm.tree_at(lambda m: m.layers[0].weight, model, new)",
+            ],
+        )
+    )
 
 
 def _locate_access(where: Where, tree: PyTree, is_leaf: IsLeaf, name: str) -> Found:

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from pytreemod.errors import FrozenError, SpecError, describe, explain
-from pytreemod.tree.locating import locate
+from pytreemod.tree.locating import locate, refuse_model
 from pytreemod.tree.nodes import (
     DECLARED_ROLES,
     Place,
@@ -522,7 +522,7 @@ def as_selector(spec: Any) -> Selector:
         The selector.
 
     Raises:
-        SpecError: `spec` is none of these.
+        SpecError: `spec` is none of these, or a Module that holds arrays: a model.
     """
     if isinstance(spec, Selector):
         return spec
@@ -533,6 +533,7 @@ def as_selector(spec: Any) -> Selector:
     # Before what can be called, for a class can be.
     if isinstance(spec, type):
         return TypeSelector((spec,))
+    refuse_model(spec, "selector")
     if callable(spec) and not isinstance(spec, Rule):
         return _Predicate(spec)
     cure = ["write, for instance", 'select.path("layers.*.weight")']

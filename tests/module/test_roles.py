@@ -302,7 +302,7 @@ def test_words_for_the_two_roles_are_refused(word, role):
         pm.with_role(affine(), ..., word)
 
 
-@pytest.mark.parametrize("role", [3, "", ("buffer",), True])
+@pytest.mark.parametrize("role", [3, "", ("buffer",), True, affine()], ids=str)
 def test_roles_are_words(role):
     """Or None."""
     with pytest.raises(ArgumentError, match=r'"param", "buffer", another word, or None'):

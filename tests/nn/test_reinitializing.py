@@ -102,10 +102,13 @@ def test_what_cannot_be_drawn_is_refused(key):
         ArgumentError, match=r"expected floating arrays alone to be chosen(.|\n)*count"
     ):
         pm.reinitialize(model, "count", LECUN, key)
-    with pytest.raises(
-        ArgumentError, match=r"^reinitialize\(init\) at .*weight.*: expected a func"
-    ):
+    with pytest.raises(ArgumentError, match=r"^reinitialize\(init\): expected a func"):
         pm.reinitialize(model, "layer.weight", 0.0, key)
+    # Swapped: the initializer would be asked which arrays are meant.
+    with pytest.raises(
+        ArgumentError, match=r"\(init\): .* got 'weight'.\n.*\n.*selector, init, key"
+    ):
+        pm.reinitialize(model, LECUN, "weight", key)
     with pytest.raises(
         ArgumentError, match=r"at .*weight.*: expected it to return f32\[2,3\], got"
     ):

@@ -671,6 +671,9 @@ def test_a_method_that_is_not_there():
     """By its name."""
     with pytest.raises(SpecError, match=r"with_precision\(methods\): .* got 'decode'"):
         pm.with_precision(seeing(), MIXED, methods=("encode", "decode"))
+    for methods in (jnp.bfloat16, seeing(), ["encode", 1]):
+        with pytest.raises(ArgumentError, match=r"\(methods\): expected the names of methods, got"):
+            pm.with_precision(seeing(), MIXED, methods)
 
 
 @pytest.mark.parametrize("spec", ["int8", 1, {"params": "float32"}, pm.by({...: "params=bool"})])

@@ -494,3 +494,20 @@ def test_a_dict_is_gone_through_in_its_own_order():
     assert [target.node for target in found.targets] == [1, 3]
     made = pm.tree_at(lambda t: list(t.values()), tree, replace=["first", "second", "third"])
     assert list(made.items()) == [("a", "third"), ("b", "first"), ("c", "second")]
+
+
+@pytest.mark.parametrize(
+    ("swapped", "name"),
+    [
+        (lambda m: pm.tree_at(m, lambda m: m.weight, jnp.ones(2)), r"tree_at\(where\)"),
+        (lambda m: pm.tie("weight", "bias", m), r"tie\(to\)"),
+        (lambda m: pm.select.at(m)(m), r"select.at\(where\)"),
+    ],
+    ids=["tree_at", "tie", "select.at"],
+)
+def test_a_model_is_no_access_function(swapped, name):
+    """It can be called, but was meant for another argument."""
+    with pytest.raises(
+        SpecError, match=rf"{name}: .* got a model, Affine.(?s:.*)tree_at\(lambda m"
+    ):
+        swapped(affine())

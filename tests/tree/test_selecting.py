@@ -35,6 +35,39 @@ def test_anything_else_is_no_selector(spec, got):
         pm.select.role("a") & spec
 
 
+LAYER = pm.nn.Linear(2, 2, key=jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    "swapped",
+    [
+        lambda: pm.lora("weight", LAYER, 1, key=jax.random.key(0)),
+        lambda: pm.reinitialize("weight", LAYER, jax.nn.initializers.zeros, jax.random.key(0)),
+        lambda: pm.resolve("weight", LAYER),
+        lambda: pm.select.role("param") & Affine(jnp.ones(2), jnp.ones(2)),
+    ],
+    ids=["lora", "reinitialize", "resolve", "and"],
+)
+def test_a_model_is_no_selector(swapped):
+    """A Module that holds arrays can be called, but was meant for another argument."""
+    with pytest.raises(SpecError, match=r"selector: .* got a model, (?s:.*)pm.resolve\(model, "):
+        swapped()
+
+
+def test_a_method_or_a_module_without_arrays_is_a_predicate():
+    """Only a Module that holds arrays is refused: a function of any other kind may be meant."""
+
+    class OfRank(pm.Module):
+        rank: int = pm.field(static=True)
+
+        def __call__(self, leaf):
+            return leaf.ndim == self.rank
+
+    for spec in (OfRank(2), OfRank(2).__call__, pm.filter_jit(OfRank(2))):
+        picked = pm.select.role("param") & spec
+        assert picked.mask(LAYER) == [True, False]
+
+
 @pytest.mark.parametrize("answer", [1, 0, None, "yes", np.ones(2, bool), []])
 def test_a_predicate_must_answer_with_a_bool(answer):
     """Truthy is not True: an answer that is no bool is refused."""
