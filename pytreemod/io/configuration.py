@@ -35,6 +35,8 @@ from pytreemod.typing import class_of
 
 Json: TypeAlias = Any
 """What `json.dumps` takes: None, bool, int, float, str, list, dict with strings as keys."""
+MEMBERS = "<members>"
+"""Beside the fields: how many axes the arrays have more than when a value was made of them."""
 
 _FUNCTIONS: tuple[Any, ...] = (
     types.FunctionType,

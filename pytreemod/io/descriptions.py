@@ -4,8 +4,8 @@
     {"list": [...]}, {"tuple": [...]}      containers; the items are nodes
     {"dict": [[key, node], ...]}           keys are configuration; "ordered", "default" likewise
     {"module": [class, {field: node}, {field: configuration}]}
-                                           roles and precisions that were given are
-                                           configuration of theirs
+                                           roles and precisions that were given, and how many
+                                           were made as one, are configuration of theirs
     {"struct": [...]}                      the same for other dataclasses that are nodes
     {"named": [class, [[field, node], ...]]}
     {"state": [[marker, class, name, node], ...]}
@@ -26,15 +26,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import FileError, describe, explain
-from pytreemod.io.configuration import ConfigurationWriter, Json, name_of
+from pytreemod.io.configuration import MEMBERS, ConfigurationWriter, Json, name_of
 from pytreemod.io.fetching import is_whole_here
+from pytreemod.module.reading import count_made_as_one, is_computed
 from pytreemod.module.schema import ROLES
+from pytreemod.module.ties import members_of_ties
 from pytreemod.state.values import State
 from pytreemod.training.dtype_policies import Precision
 from pytreemod.training.precision_rules import PRECISION, precisions_of
 from pytreemod.tree.nodes import AbstractRecord, children_of, is_plain_tuple, record_of
 from pytreemod.tree.paths import path_text, plain_name
-from pytreemod.typing import PyTree, Tracer, class_of, jtu
+from pytreemod.typing import KeyPath, PyTree, Tracer, class_of, jtu
 
 
 class Description(NamedTuple):
@@ -65,6 +67,7 @@ class _Writer:
     def __init__(self, where: str):
         self.where = where
         self.leaves: dict[str, Any] = {}
+        self.members: dict[KeyPath, int] = {}
         self.configuration = ConfigurationWriter()
 
     def node(self, node: Any, path: tuple[Any, ...]) -> Json:
@@ -73,6 +76,7 @@ class _Writer:
         children = children_of(node)
         if children is None:
             return self._leaf(node, path)
+        self.members |= {(*path, *at): n for at, n in members_of_ties(node).items()}
         # In JAX's order, which is that of the leaves.
         written = [self.node(child, (*path, key)) for key, child in children]
         keys = [key for key, _ in children]
@@ -81,7 +85,7 @@ class _Writer:
             return {kind.__name__: written}
         record = record_of(node)
         if record is not None:
-            return {"module": self._module(record, node, keys, written)}
+            return {"module": self._module(record, node, keys, written, path)}
         if kind in (dict, OrderedDict, defaultdict):
             return self._dict(node, kind, keys, written)
         if isinstance(node, State):
@@ -97,7 +101,12 @@ class _Writer:
         return {"node": [name_of(kind), pairs]}
 
     def _module(
-        self, record: AbstractRecord, node: Any, keys: list[Any], written: list[Json]
+        self,
+        record: AbstractRecord,
+        node: Any,
+        keys: list[Any],
+        written: list[Json],
+        path: KeyPath,
     ) -> Json:
         fields = self._fields(node, keys, written, record.names(node))
         given = record.given_roles(node)
@@ -109,6 +118,9 @@ class _Writer:
                 [name, precision and _names(precision)] for name, precision in precisions.items()
             ]
             fields[2][PRECISION] = self.configuration.write(pairs)
+        members = count_made_as_one(node) if is_computed(node) else self.members.get(path)
+        if members:
+            fields[2][MEMBERS] = members
         return fields
 
     def _fields(self, node: Any, keys: list[Any], written: list[Json], names: Any) -> Json:

@@ -12,12 +12,13 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 
 from pytreemod.errors import FieldError, FileError, PytreemodError, SpecError, describe, explain
-from pytreemod.io.configuration import ConfigurationReader, Json, restore_checked
+from pytreemod.io.configuration import MEMBERS, ConfigurationReader, Json, restore_checked
 from pytreemod.module.classes import Module
 from pytreemod.module.constraining import take_in_change
 from pytreemod.module.construction import fill_defaults
+from pytreemod.module.reading import MADE
 from pytreemod.module.schema import ROLES
-from pytreemod.module.ties import retie
+from pytreemod.module.ties import observe_one, retie
 from pytreemod.state.rows import Row
 from pytreemod.state.tokens import AbstractToken
 from pytreemod.state.values import State, assemble_state
@@ -48,7 +49,7 @@ def rebuild_tree(tree: Json, read_leaf: ReadLeaf, where: str) -> Any:
         raise rebuilder.reader.malformed("<root>", tree) from error
     try:
         # The places say all that the ties are.
-        return retie(made) if rebuilder.has_ties else made
+        return retie(made, rebuilder.members) if rebuilder.has_ties else made
     # Paths that lead nowhere are the file's fault.
     except Exception as error:
         raise rebuilder.reader.malformed("<root>", tree) from error
@@ -60,6 +61,7 @@ class _Rebuilder:
         self.where = where
         self.reader = ConfigurationReader(where)
         self.has_ties = False
+        self.members: dict[int, int] = {}
 
     def node(self, node: Json, path: str) -> Any:
         if node is None:
@@ -129,7 +131,9 @@ class _Rebuilder:
         self.has_ties = self.has_ties or schema.is_hole
         roles = self._given_roles(config, path)
         precisions = self._precisions(config, path)
-        config = {f: value for f, value in config.items() if f not in (ROLES, PRECISION)}
+        members = self._members(config, path)
+        notes = (ROLES, PRECISION, MEMBERS)
+        config = {f: value for f, value in config.items() if f not in notes}
         values = self._values(cls, data, config, path, schema.fields)
         told = set(values)
         try:
@@ -140,11 +144,23 @@ class _Rebuilder:
         self._constrain(cls, values, told, path)
         later = set(schema.decide(values).config) - told
         config = (*config, *later, *roles)
+        if schema.computes and members:
+            values[MADE] = observe_one(cls, values, config, members)
+            config = (*config, MADE)
         made = restore_checked(cls, {**values, **roles}, config, self.where, path)
+        if schema.is_hole and members:
+            self.members[id(made)] = members
         try:
             return with_precisions(made, precisions)
         except SpecError as error:
             raise FileError(str(error)) from error
+
+    def _members(self, config: dict[str, Any], path: str) -> int:
+        """How many axes are of members that were made as one."""
+        members = config.get(MEMBERS, 0)
+        if type(members) is not int or members < 0:
+            raise self.reader.malformed(path or "<root>", members)
+        return members
 
     def _precisions(self, config: dict[str, Any], path: str) -> dict[str, Precision | None]:
         """The precisions that the node was given, by method; empty if there are none."""

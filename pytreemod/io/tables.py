@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from pytreemod.errors import ArgumentError, explain
-from pytreemod.io.configuration import Json
+from pytreemod.io.configuration import MEMBERS, Json
 from pytreemod.io.leaf_names import joined, near_name, words_of
 from pytreemod.training.precision_rules import PRECISION
 from pytreemod.tree.paths import plain_name
@@ -152,8 +152,8 @@ def _read_class(table: Table, kind: str, content: Any, name: str) -> list[tuple[
         for key, value in content[2].items():
             # A token's mark is its place in the model that its State was made with, and as much
             # the business of `like` as the place is.
-            # So is in which dtypes is computed.
-            if content[0] not in _TOKENS and key != PRECISION:
+            # So is in which dtypes is computed, and what several are made as one.
+            if content[0] not in _TOKENS and key not in (PRECISION, MEMBERS):
                 table.config[joined(name, _word(key))] = value
         return [(_word(key), child) for key, child in content[1].items()]
     if kind not in ("named", "node"):

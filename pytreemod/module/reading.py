@@ -147,7 +147,7 @@ def evaluate_each(node: Any, where: str) -> Any:
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
         return _abstract(evaluate_each, leaves, treedef, where)
     value, arrays = _of_arrays(evaluate, leaves, treedef, where)
-    for _ in range(_count_axes(node)):
+    for _ in range(count_made_as_one(node)):
         value = jax.vmap(value)
     return value(arrays)
 
@@ -174,17 +174,20 @@ def _has_axes(leaf: Any) -> bool:
     return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
-def _count_axes(node: Any) -> int:
+def count_made_as_one(node: Any) -> int:
     """How many axes every array of a computed leaf has more than it had when it was made.
 
     So many times were several made as one. 0 if some arrays have more axes and others have not.
+
+    Args:
+        node: the leaf; its arrays may be abstract.
     """
     made: Made = stored(node, MADE, UNKNOWN)
     leaves = jtu.tree_leaves(node)
     if made.leaves is None or len(leaves) != len(made.leaves):
         return 0
     pairs = zip(leaves, made.leaves, strict=True)
-    more = {leaf.ndim - len(then) for leaf, then in pairs if is_array(leaf)}
+    more = {leaf.ndim - len(then) for leaf, then in pairs if _has_axes(leaf)}
     return max(more.pop(), 0) if len(more) == 1 else 0
 
 

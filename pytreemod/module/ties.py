@@ -10,8 +10,10 @@ Whatever goes through JAX's flattening carries the tie along; nothing is looked 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, TypeVar, cast
+
+import jax
 
 from pytreemod.errors import AccessError, ArgumentError, ShapeError, SpecError, describe, explain
 from pytreemod.module.classes import Module, put_together
@@ -26,6 +28,7 @@ from pytreemod.module.reading import (
     Made,
     Tie,
     Ties,
+    count_made_as_one,
     evaluate_each,
     follow,
     is_computed,
@@ -35,6 +38,7 @@ from pytreemod.module.reading import (
 from pytreemod.module.unfinished import is_unfinished
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.locating import Target, locate
+from pytreemod.tree.members import count_member_axes
 from pytreemod.tree.nodes import children_of, record_of, stop_below
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import is_being_built
@@ -79,7 +83,8 @@ def tie(
             node that it matches), or a function that picks nodes, as for `tree_at`.
         to: where the value is: one node, in the same way.
         through: a function of the array at the source that gives the array at the place
-            (`jnp.transpose`); computed when it is read, never by unflattening.
+            (`jnp.transpose`); computed when it is read, never by unflattening. Where both places
+            are in layers that a `Stack` or `Ensemble` holds as one, it gets one layer's array.
 
     Returns:
         A new model; in `__init__`, `self`.
@@ -326,7 +331,8 @@ def _tie_one(
             )
         )
     new = follow(model, origin)
-    made = _check_fit(target.node, new, through, path_text(place), path_text(origin))
+    axes = _member_axes(model, place[:count])
+    made = _check_fit(target.node, new, through, path_text(place), path_text(origin), axes)
     below, from_here = place[count:], origin[count:]
     kept = Tie(below, from_here)
     if through is not None and made is not None:
@@ -363,8 +369,22 @@ def node_at(node: Any, path: KeyPath) -> Any:
     return node
 
 
+def _member_axes(model: Any, keeper: KeyPath) -> int:
+    """How many leading axes of what is below a keeper are of layers that are held as one.
+
+    There a function to go through gets the array of one layer: the keeper of each has the tie.
+    """
+    nodes = [node_at(model, keeper[:i]) for i in range(len(keeper))]
+    return count_member_axes(nodes, keeper)
+
+
 def _check_fit(
-    old: Any, new: Any, through: Callable[[Any], Any] | None, place: str, origin: str
+    old: Any,
+    new: Any,
+    through: Callable[[Any], Any] | None,
+    place: str,
+    origin: str,
+    axes: int,
 ) -> Made | None:
     """Refuse what does not fit; what a tie through a function has made."""
     if through is None:
@@ -377,12 +397,36 @@ def _check_fit(
     if not (is_array(new) or is_computed(new)):
         expected = "an array at the source, for there is a function to go through"
         raise ArgumentError(explain("tie(through)", expected, f"{origin}: {describe(new)}"))
-    made = _made_through(through, new)
+    old = _one_of(old, axes)
+    made = _made_through(through, _one_of(new, axes))
     if made.shape != (_form(old) or ((None, None),))[0][1]:
         found = f"{made.shape} after {_name(through)}"
         cure = ["give another function of what is at the source:", "through=lambda x: ..."]
         _refuse_misfit(place, origin, _shown(old), found, cure)
     return made
+
+
+def _one_of(node: Any, axes: int) -> Any:
+    """Of what layers that are held as one have, the shapes of one of them."""
+
+    def one(leaf: Any) -> Any:
+        shape = _shape(leaf)[axes:]
+        return jax.ShapeDtypeStruct(shape, leaf.dtype) if hasattr(leaf, "shape") else leaf
+
+    return jtu.tree_map(one, node) if axes else node
+
+
+def observe_one(cls: Any, values: dict[str, Any], config: Iterable[str], axes: int) -> Made:
+    """What one of several computed leaves that are held as one is like.
+
+    Args:
+        cls: their class.
+        values: of all of its fields, of several as one.
+        config: which of them are configuration.
+        axes: how many axes are of members.
+    """
+    one = {name: v if name in config else _one_of(v, axes) for name, v in values.items()}
+    return stored(put_together(cls, one, config), MADE)
 
 
 def _made_through(through: Callable[[Any], Any], source: Any) -> Made:
@@ -497,7 +541,8 @@ def _shape(leaf: Any) -> Any:
 
 
 def _shown(node: Any) -> str:
-    return describe(node) if is_array(node) else ", ".join(f"{n} {s}" for n, s in _form(node))
+    is_one = is_array(node) or isinstance(node, jax.ShapeDtypeStruct)
+    return describe(node) if is_one else ", ".join(f"{n} {s}" for n, s in _form(node))
 
 
 def _name(function: Any) -> str:
@@ -613,8 +658,27 @@ def holds_ties(model: Any) -> bool:
     return next(_holes(model, ()), None) is not None
 
 
-def retie(model: Any) -> Any:
-    """A tree whose tied places are known to the Modules that keep the ties: of one from a file."""
+def members_of_ties(node: Any) -> dict[KeyPath, int]:
+    """By the places that a node keeps tied through functions, how many axes are of members.
+
+    Only where several were made as one: the function gets what one of them has.
+    """
+    found: dict[KeyPath, int] = {}
+    for tie in ties_of(node):
+        if isinstance(tie, _Functional):
+            source = follow(node, tie.source)
+            axes = count_made_as_one(source if is_computed(source) else tie.stand_in(source))
+            found |= {tie.place: axes} if axes else {}
+    return found
+
+
+def retie(model: Any, members: Mapping[int, int]) -> Any:
+    """A tree whose tied places are known to the Modules that keep the ties: of one from a file.
+
+    Args:
+        model: the tree.
+        members: what `members_of_ties` said, by the id of what stands at the place.
+    """
     found = list(_holes(model, ()))
     for path, hole in found:
         keeper, place = path[: len(path) - hole.depth], path[len(path) - hole.depth :]
@@ -624,7 +688,9 @@ def retie(model: Any) -> Any:
         (source,) = locate(hole.to, node, None, "tie").targets
         kept = Tie(place, source.path)
         if hole.through is not None:
-            made = _made_through(hole.through, source.node)
+            axes = members.get(id(hole))
+            one = _one_of(source.node, _member_axes(model, keeper) if axes is None else axes)
+            made = _made_through(hole.through, one)
             kept = _Functional(place, source.path, hole.through, made)
         model = replace_at(model, [(keeper, _with_ties(node, [], (kept,)))])
     return model

@@ -30,8 +30,10 @@ from pytreemod.nn.linear import Linear
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.transform.control_flow.scans import filter_scan
 from pytreemod.transform.maps.vmap import filter_vmap
+from pytreemod.tree.nodes import record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
+from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import AnyArray, jtu
 
 
@@ -299,7 +301,11 @@ def _check_layers(mlp: MLP) -> None:
     depth, scan = len(mlp.layers) - 1, mlp.scan
     if depth > 0:
         # What has no weight that is an array was put there on purpose, and nothing is known of it.
-        weights: list[Any] = [getattr(layer, "weight", None) for layer in mlp.layers]
+        # A computed one is not read: of several networks as one, it cannot be.
+        weights: list[Any] = [
+            stored(layer, "weight", None) if record_of(layer) is not None else None
+            for layer in mlp.layers
+        ]
         first, second, last = *weights[:2], weights[-1]
         if is_array(first) and is_array(second):
             # Against both ends, for members that share one of them have an axis less there.

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import pytreemod as pm
@@ -241,6 +242,63 @@ def mutated(node, rng):
     return node
 
 
+class Rate(pm.Module):
+    """One number within bounds, that is called."""
+
+    rate: jax.Array = pm.field(constraint=pm.constraints.simplex)
+
+    def __call__(self, x):
+        return self.rate * x
+
+
+def with_update(key):
+    return pm.lora(nn.Linear(2, 2, key=key), "weight", 1, key=key)
+
+
+def with_tie(key):
+    mlp = nn.MLP(2, 2, 3, 1, key=key)
+    return pm.tie(mlp, "layers[1].weight", to="layers[0].weight", through=jnp.transpose)
+
+
+def tied_to_an_update(key):
+    mlp = pm.lora(nn.MLP(2, 2, 3, 1, key=key), "layers[0].weight", 1, key=key)
+    return pm.tie(mlp, "layers[1].weight", to="layers[0].weight", through=jnp.transpose)
+
+
+def with_bounds(key):
+    return Rate(jax.nn.softmax(jax.random.normal(key, 2)))
+
+
+@pytest.mark.parametrize("make", [with_update, with_tie, tied_to_an_update, with_bounds])
+@pytest.mark.parametrize("several", [nn.Stack, nn.Ensemble, None])
+def test_what_several_as_one_are_made_of_is_rebuilt_as_each_has_it(make, several, key):
+    """A file did not say that an axis is of layers: what it gave could not be called."""
+    pm.register_for_files(Rate, name="test_rebuilding.Rate")
+    keys = jax.random.split(key)
+    many = pm.filter_vmap(make)(keys) if several is None else several(make, 2, key=key)
+    tree, leaves = described(many)
+
+    made = rebuilt(tree, leaves)
+    assert jax.tree.structure(made) == jax.tree.structure(many)
+    if several is None:
+        call = pm.filter_vmap(lambda model, x: model(x), in_axes=(0, None))
+        np.testing.assert_array_equal(call(made, ramp(2)), call(many, ramp(2)))
+    else:
+        np.testing.assert_array_equal(made(ramp(2)), many(ramp(2)))
+
+
+def test_the_number_of_members_is_a_number(key):
+    """Whatever else stands there is the file's fault."""
+    tree, leaves = described(nn.Stack(with_update, 2, key=key))
+    update = tree["module"][1]["layer"]["module"][1]["weight"]["module"][2]
+
+    assert update["<members>"] == 1
+    for wrong in (-1, True, "1", 7):
+        update["<members>"] = wrong
+        with pytest.raises(FileError, match=r"expected a description that `pm.save` wrote"):
+            rebuilt(tree, leaves)
+
+
 def try_mutations(count, seed, tmp_path):
     """Load `count` files whose description was changed, their checksums being right."""
     rng = random.Random(seed)
@@ -253,7 +311,12 @@ def try_mutations(count, seed, tmp_path):
     linear = pm.lora(nn.Linear(2, 2, key=jax.random.key(0)), "weight", 1, key=jax.random.key(1))
     net = nn.MLP(2, 2, 2, 1, key=jax.random.key(2))
     tied = pm.tie(net, "layers[1].weight", to="layers[0].weight", through=jnp.transpose)
-    tree = (*tree, Configured(jnp.ones(1), rare), linear, tied)
+    several = nn.Stack(lambda key: nn.MLP(2, 2, 2, 1, key=key), 2, key=jax.random.key(3))
+    several = pm.lora(several, "layer.layers[0].weight", 1, key=jax.random.key(4))
+    several = pm.tie(
+        several, "layer.layers[1].weight", to="layer.layers[0].weight", through=jnp.transpose
+    )
+    tree = (*tree, Configured(jnp.ones(1), rare), linear, tied, several)
     told = describe_tree(tree, "save")
     arrays = {
         n: jax.random.key_data(x) if "key" in str(x.dtype) else x

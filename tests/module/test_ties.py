@@ -345,6 +345,41 @@ def test_in_a_stack():
     np.testing.assert_array_equal(stack[0].down.weight, stack[0].up.weight.T)
 
 
+def two_linear(*, key):
+    """Two layers that may be tied."""
+    keys = jax.random.split(key)
+    return nn.Sequential([nn.Linear(3, 2, key=keys[0]), nn.Linear(2, 3, key=keys[1])])
+
+
+def transposed(model, below=""):
+    """Tied through a function, below a path."""
+    places = (f"{below}layers[{i}].weight" for i in (1, 0))
+    return pm.tie(model, next(places), to=next(places), through=jnp.transpose)
+
+
+@pytest.mark.parametrize(
+    ("several", "below"),
+    [(nn.Stack, "layer."), (nn.Ensemble, "member.")],
+    ids=["Stack", "Ensemble"],
+)
+def test_layers_that_are_held_as_one_are_tied_as_each_alone(several, below, key):
+    """The function gets one layer's array: with all axes the tie could be made, and not called."""
+    whole = several(two_linear, 2, key=key)
+    each = several(lambda *, key: transposed(two_linear(key=key)), 2, key=key)
+    x = ramp(3)
+
+    tied = transposed(whole, below)
+    assert jax.tree.structure(tied) == jax.tree.structure(each)
+    np.testing.assert_array_equal(tied(x), each(x))
+    adapted = transposed(pm.lora(whole, f"{below}layers[0]", 1, key=key), below)
+    np.testing.assert_allclose(adapted(x), each(x), rtol=1e-6)
+    np.testing.assert_allclose(pm.resolve(adapted)(x), each(x), rtol=1e-6)
+    with pytest.raises(
+        ShapeError, match=rf"{below}layers\[1\]\.weight: f32\[3,2\], got .* \(2, 3\)"
+    ):
+        pm.tie(whole, f"{below}layers[1].weight", to=f"{below}layers[0].weight", through=jnp.sin)
+
+
 EDITS = {
     "tree_at": lambda m: pm.tree_at(lambda m: m.head.weight, m, ramp(5, 3)),
     "tree_at by path": lambda m: pm.tree_at("head.weight", m, ramp(5, 3)),

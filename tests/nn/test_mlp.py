@@ -217,3 +217,17 @@ def test_what_is_no_key_is_refused():
     """In the name of the MLP."""
     with pytest.raises(RngError, match=r"^MLP\(key\): expected a random key, got 0"):
         nn.MLP(3, 2, 4, 1, key=0)
+
+
+def test_several_as_one_with_computed_weights_may_be_reconfigured(key):
+    """The check of the sizes read a weight, which of several as one cannot be."""
+
+    def adapted(key):
+        return pm.lora(nn.MLP(2, 2, 3, 1, key=key), "layers[0].weight", 1, key=key)
+
+    many = pm.filter_vmap(adapted)(jax.random.split(key, 2))
+    linear = many.replace(activation=jnp.negative)
+
+    found = pm.filter_vmap(lambda mlp: mlp(jnp.ones(2)))(linear)
+    expected = adapted(jax.random.split(key, 2)[1]).replace(activation=jnp.negative)
+    np.testing.assert_allclose(found[1], expected(jnp.ones(2)), rtol=1e-6)
