@@ -126,7 +126,7 @@ class ModuleMeta(abc.ABCMeta):
         try:
             node = schema.build(*args, **kwargs)
         except TypeError as error:
-            refuse_other_words(cls, kwargs, error)
+            refuse_other_words(cls.__init__, cls.__name__, kwargs, error)
             raise
         # Only what __init__ has just built: __new__ may return any object, a finished one too.
         if class_of(node) is cls:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Shaped
 
@@ -21,7 +20,7 @@ from pytreemod.nn.arguments import (
     own_arrays,
     shape_of,
 )
-from pytreemod.nn.calling import ignores_key
+from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.functional.activation_functions import prelu
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.tree.predicates import is_array_like
@@ -81,7 +80,7 @@ class PReLU(Module):
         check_kept(self, "shape", tuple(self.shape))
 
     @ignores_key
-    @jax.named_scope("pm.nn.PReLU")
+    @in_scope("pm.nn.PReLU")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Apply the activation to each number of x; `key` is ignored."""
         del key

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Shaped
 
@@ -22,7 +21,7 @@ from pytreemod.nn.arguments import (
     named,
     spatial_names,
 )
-from pytreemod.nn.calling import ignores_key
+from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.dimensions import for_dimensions
 from pytreemod.nn.functional.adaptive_windows import adaptive_pool
 from pytreemod.state.key_sources import KeyLike
@@ -92,7 +91,7 @@ class AdaptivePool(Module):
         _check_reduction(named(self, "operation"), self.operation)
 
     @ignores_key
-    @jax.named_scope("pm.nn.AdaptivePool")
+    @in_scope("pm.nn.AdaptivePool")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Reduce the spatial axes of x; `key` is ignored."""
         del key

@@ -28,7 +28,15 @@ from pytreemod.nn.arguments import (
     named,
     renamed,
 )
-from pytreemod.nn.calling import ABSENT, Absent, StatefulLayer, takes, uses_key_if, wants_key
+from pytreemod.nn.calling import (
+    ABSENT,
+    Absent,
+    StatefulLayer,
+    in_scope,
+    takes,
+    uses_key_if,
+    wants_key,
+)
 from pytreemod.nn.dropout import Dropout
 from pytreemod.nn.functional.attention import dot_product_attention
 from pytreemod.nn.functional.kv_caches import Cache, Extended, after, empty_cache, extend_cache
@@ -291,7 +299,7 @@ class MultiheadAttention(StatefulLayer):
             check_ring(named(self, "window"), self.window, self.cache.init[0].shape[-2], cure)
 
     @uses_key_if(lambda layer: wants_key(layer.dropout))
-    @jax.named_scope("pm.nn.MultiheadAttention")
+    @in_scope("pm.nn.MultiheadAttention")
     def __call__(
         self,
         query: AnyArray,

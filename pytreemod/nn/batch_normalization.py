@@ -30,7 +30,7 @@ from pytreemod.nn.arguments import (
     refuse_tree,
     required_state,
 )
-from pytreemod.nn.calling import ABSENT, Absent, StatefulLayer, ignores_key
+from pytreemod.nn.calling import ABSENT, Absent, StatefulLayer, ignores_key, in_scope
 from pytreemod.nn.functional.normalization import (
     batch_norm,
     batch_statistics,
@@ -233,7 +233,7 @@ class BatchNorm(StatefulLayer):
         return self.state_index if self.mode == "ema" else None
 
     @ignores_key
-    @jax.named_scope("pm.nn.BatchNorm")
+    @in_scope("pm.nn.BatchNorm")
     def __call__(
         self,
         x: AnyArray,

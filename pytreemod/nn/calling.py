@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools as ft
 import inspect
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, Literal, NoReturn, TypeAlias, TypeVar
+from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary
+
+import jax
 
 from pytreemod.errors import StateError, describe, explain
 from pytreemod.module.classes import Module
+from pytreemod.module.other_words import refuse_other_words
 from pytreemod.state.tokens import is_token
 from pytreemod.state.values import State
+from pytreemod.transform.boundary.wrapping import passing_on
 from pytreemod.typing import class_of, jtu
 
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -87,6 +92,47 @@ def is_stateful(layer: Any) -> bool:
 def requires_state(layer: Any) -> bool:
     """Whether a layer, of whatever class, cannot be called without State."""
     return isinstance(layer, StatefulLayer) and layer.needs_state()
+
+
+def in_scope(name: str) -> Callable[[Call], Call]:
+    """`jax.named_scope` for a layer's call, which also answers words of other libraries.
+
+    In the frame that the scope needs anyway, so that a call costs no more.
+
+    Args:
+        name: what the computation is called in profiles.
+
+    Returns:
+        A decorator.
+
+    Raises:
+        ArgumentError: from the call, where an argument has another name here.
+
+    Examples:
+        >>> from pytreemod import nn
+        >>> nn.Dropout(0.5)(1.0, training=False)
+        Traceback (most recent call last):
+        pytreemod.errors.ArgumentError: Dropout(training): expected inference=, got training=.
+          It says the opposite here:
+              inference=not training
+    """
+    scope = jax.named_scope(name)
+
+    def decorate(call: Call) -> Call:
+        @passing_on
+        @ft.wraps(call)
+        def scoped(*args: Any, **kwargs: Any) -> Any:
+            try:
+                with scope:
+                    return call(*args, **kwargs)
+            except TypeError as error:
+                if kwargs:
+                    refuse_other_words(call, name.rpartition(".")[2], kwargs, error)
+                raise
+
+        return cast("Call", scoped)
+
+    return decorate
 
 
 MARK = "_pytreemod_uses_key"

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, PRNGKeyArray, Shaped
 
@@ -29,7 +28,7 @@ from pytreemod.nn.arguments import (
     own_arrays,
     split_key,
 )
-from pytreemod.nn.calling import ignores_key
+from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.dimensions import for_dimensions
 from pytreemod.nn.functional.convolution import PADDING_MODES, conv
 from pytreemod.nn.functional.windows import (
@@ -171,7 +170,7 @@ class Conv(Module):
         check_groups(self, self.groups)
 
     @ignores_key
-    @jax.named_scope("pm.nn.Conv")
+    @in_scope("pm.nn.Conv")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Convolve the channel and spatial axes of x; `key` is ignored."""
         del key

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, overload
 
-import jax
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from pytreemod.errors import ArgumentError, RngError, ShapeError, StateError, describe, explain
@@ -24,7 +23,7 @@ from pytreemod.nn.arguments import (
     named,
     renamed,
 )
-from pytreemod.nn.calling import ABSENT, Absence, Absent, StatefulLayer, uses_key_if
+from pytreemod.nn.calling import ABSENT, Absence, Absent, StatefulLayer, in_scope, uses_key_if
 from pytreemod.nn.functional.dropout_masks import dropout
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.tokens import RngStream
@@ -141,7 +140,7 @@ class Dropout(StatefulLayer):
     ) -> tuple[Shaped[Array, ...], State]: ...
 
     @uses_key_if(lambda layer: layer.p > 0 and not layer.inference)
-    @jax.named_scope("pm.nn.Dropout")
+    @in_scope("pm.nn.Dropout")
     def __call__(
         self,
         x: AnyArray,

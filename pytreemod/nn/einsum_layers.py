@@ -25,7 +25,7 @@ from pytreemod.nn.arguments import (
     own_arrays,
     split_key,
 )
-from pytreemod.nn.calling import ignores_key
+from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.functional.linear_functions import einsum, linear_general
 from pytreemod.nn.initializing import Initializer, initialize, uniform_by_fan_in
 from pytreemod.state.key_sources import KeyLike
@@ -126,7 +126,7 @@ class LinearGeneral(Module):
         check_flag(named(self, "use_bias"), self.use_bias)
 
     @ignores_key
-    @jax.named_scope("pm.nn.LinearGeneral")
+    @in_scope("pm.nn.LinearGeneral")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Sum over the axes of x that the layer is for; `key` is ignored."""
         del key
@@ -236,7 +236,7 @@ class Einsum(Module):
             check_kept(self, "bias_shape", _sizes(named(self, "bias_shape"), self.bias_shape))
 
     @ignores_key
-    @jax.named_scope("pm.nn.Einsum")
+    @in_scope("pm.nn.Einsum")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Sum products of x and the weight; `key` is ignored."""
         del key

@@ -22,7 +22,7 @@ from pytreemod.nn.arguments import (
     named,
     own_arrays,
 )
-from pytreemod.nn.calling import ignores_key
+from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.functional.embeddings import embedding
 from pytreemod.nn.functional.linear_functions import linear
 from pytreemod.nn.initializing import Initializer, initialize
@@ -106,7 +106,7 @@ class Embedding(Module):
         check_size(named(self, "embedding_size"), self.embedding_size)
 
     @ignores_key
-    @jax.named_scope("pm.nn.Embedding")
+    @in_scope("pm.nn.Embedding")
     def __call__(
         self, x: Integer[ArrayLike, ...], *, key: KeyLike | None = None
     ) -> Shaped[Array, ...]:
@@ -123,7 +123,7 @@ class Embedding(Module):
             )
         return embedding(rows, weight)
 
-    @jax.named_scope("pm.nn.Embedding.attend")
+    @in_scope("pm.nn.Embedding.attend")
     def attend(self, x: AnyArray) -> Shaped[Array, ...]:
         """The product of x with each row: how well each fits, as logits of tied weights are taken.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, overload
 
-import jax
 from jaxtyping import Array, Inexact, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
@@ -25,7 +24,7 @@ from pytreemod.nn.arguments import (
     named,
     own_arrays,
 )
-from pytreemod.nn.calling import ABSENT, Absence, Absent, ignores_key
+from pytreemod.nn.calling import ABSENT, Absence, Absent, ignores_key, in_scope
 from pytreemod.nn.functional.normalization import group_norm
 from pytreemod.nn.initializing import Initializer, initial_affine
 from pytreemod.state.key_sources import KeyLike
@@ -133,7 +132,7 @@ class GroupNorm(Module):
     ) -> tuple[Shaped[Array, ...], State]: ...
 
     @ignores_key
-    @jax.named_scope("pm.nn.GroupNorm")
+    @in_scope("pm.nn.GroupNorm")
     def __call__(
         self,
         x: AnyArray,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, overload
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Shaped
 
@@ -26,7 +25,7 @@ from pytreemod.nn.arguments import (
     named,
     own_arrays,
 )
-from pytreemod.nn.calling import ABSENT, Absence, Absent, ignores_key
+from pytreemod.nn.calling import ABSENT, Absence, Absent, ignores_key, in_scope
 from pytreemod.nn.functional.normalization import instance_norm
 from pytreemod.nn.initializing import Initializer, initial_affine
 from pytreemod.state.key_sources import KeyLike
@@ -136,7 +135,7 @@ class InstanceNorm(Module):
     ) -> tuple[Shaped[Array, ...], State]: ...
 
     @ignores_key
-    @jax.named_scope("pm.nn.InstanceNorm")
+    @in_scope("pm.nn.InstanceNorm")
     def __call__(
         self,
         x: AnyArray,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, overload
 
-import jax
 from jaxtyping import Array, Inexact, Shaped
 
 from pytreemod.module.classes import Module
@@ -27,7 +26,7 @@ from pytreemod.nn.arguments import (
     own_arrays,
     renamed,
 )
-from pytreemod.nn.calling import ABSENT, Absence, Absent, ignores_key
+from pytreemod.nn.calling import ABSENT, Absence, Absent, ignores_key, in_scope
 from pytreemod.nn.functional.normalization import layer_norm
 from pytreemod.nn.initializing import Initializer, initial_affine
 from pytreemod.state.key_sources import KeyLike
@@ -128,7 +127,7 @@ class LayerNorm(Module):
     ) -> tuple[Shaped[Array, ...], State]: ...
 
     @ignores_key
-    @jax.named_scope("pm.nn.LayerNorm")
+    @in_scope("pm.nn.LayerNorm")
     def __call__(
         self,
         x: AnyArray,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Inexact, PRNGKeyArray, Shaped
@@ -23,7 +22,7 @@ from pytreemod.nn.arguments import (
     own_arrays,
     split_key,
 )
-from pytreemod.nn.calling import ignores_key
+from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.functional.linear_functions import linear
 from pytreemod.nn.initializing import Initializer, initialize, uniform_by_fan_in
 from pytreemod.state.key_sources import KeyLike
@@ -115,7 +114,7 @@ class Linear(Module):
         check_flag(named(self, "use_bias"), self.use_bias)
 
     @ignores_key
-    @jax.named_scope("pm.nn.Linear")
+    @in_scope("pm.nn.Linear")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Apply the layer to the last axis of x; `key` is ignored."""
         del key

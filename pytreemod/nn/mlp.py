@@ -24,7 +24,7 @@ from pytreemod.nn.arguments import (
     mapped_cure,
     named,
 )
-from pytreemod.nn.calling import ignores_key
+from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.initializing import Initializer
 from pytreemod.nn.linear import Linear
 from pytreemod.state.key_sources import InitKeys, KeyLike
@@ -189,7 +189,7 @@ class MLP(Module):
         _check_layers(self)
 
     @ignores_key
-    @jax.named_scope("pm.nn.MLP")
+    @in_scope("pm.nn.MLP")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Apply the layers one after the other; `key` is ignored."""
         del key

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 from jax import lax
 from jaxtyping import Array, Shaped
 
@@ -25,7 +24,7 @@ from pytreemod.nn.arguments import (
     check_window,
     named,
 )
-from pytreemod.nn.calling import ignores_key
+from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.dimensions import for_dimensions
 from pytreemod.nn.functional.pooling import avg_pool, pool
 from pytreemod.nn.functional.windows import Pads, check_padding, check_strides, cover
@@ -115,7 +114,7 @@ class Pool(Module):
         )
 
     @ignores_key
-    @jax.named_scope("pm.nn.Pool")
+    @in_scope("pm.nn.Pool")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Reduce the windows over the spatial axes of x; `key` is ignored."""
         del key
@@ -166,7 +165,7 @@ class AvgPool(Pool):
         super().__init__(0, lax.add, num_spatial_dims, kernel_size, stride, padding, use_ceil)
 
     @ignores_key
-    @jax.named_scope("pm.nn.AvgPool")
+    @in_scope("pm.nn.AvgPool")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Average the windows over the spatial axes of x; `key` is ignored."""
         del key

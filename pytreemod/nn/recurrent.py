@@ -26,7 +26,7 @@ from pytreemod.nn.arguments import (
     is_traced,
     named,
 )
-from pytreemod.nn.calling import accepts_key, uses_key_if, wants_key
+from pytreemod.nn.calling import accepts_key, in_scope, uses_key_if, wants_key
 from pytreemod.nn.functional.promotion import countable, widen
 from pytreemod.nn.functional.recurrent_sequences import flip_sequences
 from pytreemod.nn.recurrent_cells import RNNCellBase
@@ -128,7 +128,7 @@ class RNN(Module):
         check_size(named(self, "unroll"), self.unroll, 1)
 
     @uses_key_if(lambda layer: wants_key(layer.cell))
-    @jax.named_scope("pm.nn.RNN")
+    @in_scope("pm.nn.RNN")
     def __call__(
         self,
         inputs: AnyArray,
@@ -326,7 +326,7 @@ class Bidirectional(Module):
         check_flag(named(self, "return_carry"), self.return_carry)
 
     @uses_key_if(lambda layer: wants_key(layer.forward_rnn) or wants_key(layer.backward_rnn))
-    @jax.named_scope("pm.nn.Bidirectional")
+    @in_scope("pm.nn.Bidirectional")
     def __call__(
         self,
         inputs: AnyArray,

@@ -25,7 +25,7 @@ from pytreemod.nn.arguments import (
     own_arrays,
     split_key,
 )
-from pytreemod.nn.calling import ignores_key
+from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.functional.promotion import wide_dtype
 from pytreemod.nn.functional.recurrent_cells import gru_cell, lstm_cell, simple_cell
 from pytreemod.nn.initializing import Initializer, initialize, uniform_by_fan_in
@@ -178,7 +178,7 @@ class GRUCell(RNNCellBase):
         _check_sizes(self)
 
     @ignores_key
-    @jax.named_scope("pm.nn.GRUCell")
+    @in_scope("pm.nn.GRUCell")
     def __call__(
         self, input: AnyArray, hidden: AnyArray, *, key: KeyLike | None = None
     ) -> Shaped[Array, ...]:
@@ -299,7 +299,7 @@ class LSTMCell(RNNCellBase):
         _check_sizes(self)
 
     @ignores_key
-    @jax.named_scope("pm.nn.LSTMCell")
+    @in_scope("pm.nn.LSTMCell")
     def __call__(
         self,
         input: AnyArray,
@@ -453,7 +453,7 @@ class SimpleCell(RNNCellBase):
         _check_activation(self, self.activation)
 
     @ignores_key
-    @jax.named_scope("pm.nn.SimpleCell")
+    @in_scope("pm.nn.SimpleCell")
     def __call__(
         self, input: AnyArray, hidden: AnyArray, *, key: KeyLike | None = None
     ) -> Shaped[Array, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, overload
 
-import jax
 from jaxtyping import Array, Inexact, Shaped
 
 from pytreemod.module.classes import Module
@@ -26,7 +25,7 @@ from pytreemod.nn.arguments import (
     named,
     own_arrays,
 )
-from pytreemod.nn.calling import ABSENT, Absence, Absent, ignores_key
+from pytreemod.nn.calling import ABSENT, Absence, Absent, ignores_key, in_scope
 from pytreemod.nn.functional.normalization import rms_norm
 from pytreemod.nn.initializing import Initializer, initial_affine
 from pytreemod.state.key_sources import KeyLike
@@ -122,7 +121,7 @@ class RMSNorm(Module):
     ) -> tuple[Shaped[Array, ...], State]: ...
 
     @ignores_key
-    @jax.named_scope("pm.nn.RMSNorm")
+    @in_scope("pm.nn.RMSNorm")
     def __call__(
         self,
         x: AnyArray,

@@ -27,7 +27,7 @@ from pytreemod.nn.arguments import (
     check_size,
     named,
 )
-from pytreemod.nn.calling import ignores_key
+from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.functional.rotary_embeddings import (
     rotary_angles,
     rotary_embedding,
@@ -146,7 +146,7 @@ class RotaryPositionalEmbedding(Module):
         return rotary_tables(embedding_size, end, theta, dtype)
 
     @ignores_key
-    @jax.named_scope("pm.nn.RotaryPositionalEmbedding")
+    @in_scope("pm.nn.RotaryPositionalEmbedding")
     def __call__(
         self,
         x: AnyArray,

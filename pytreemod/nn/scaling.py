@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 from jaxtyping import Array, Inexact, Shaped
 
 from pytreemod.module.classes import Module
@@ -22,7 +21,7 @@ from pytreemod.nn.arguments import (
     named,
     own_arrays,
 )
-from pytreemod.nn.calling import ignores_key
+from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.functional.linear_functions import scale
 from pytreemod.nn.initializing import Initializer, filled, initialize
 from pytreemod.state.key_sources import KeyLike
@@ -99,7 +98,7 @@ class Scale(Module):
         check_kept(self, "shape", check_sizes(named(self, "shape"), self.shape, count))
 
     @ignores_key
-    @jax.named_scope("pm.nn.Scale")
+    @in_scope("pm.nn.Scale")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Multiply the last axes of x; `key` is ignored."""
         del key

@@ -17,6 +17,7 @@ from pytreemod.nn.calling import (
     StatefulLayer,
     call_layer,
     ignores_key,
+    in_scope,
     is_stateful,
     requires_state,
     uses_key_if,
@@ -47,7 +48,7 @@ class Identity(Module):
         del args, kwargs
 
     @ignores_key
-    @jax.named_scope("pm.nn.Identity")
+    @in_scope("pm.nn.Identity")
     def __call__(self, x: Value, *, key: KeyLike | None = None) -> Value:
         """Return x; `key` is ignored."""
         del key
@@ -85,7 +86,7 @@ class Lambda(Module):
         self.fn = fn
 
     @ignores_key
-    @jax.named_scope("pm.nn.Lambda")
+    @in_scope("pm.nn.Lambda")
     def __call__(self, x: Any, *, key: KeyLike | None = None) -> Any:
         """Call the function; `key` is ignored."""
         del key
@@ -139,7 +140,7 @@ class Sequential(StatefulLayer):
     ) -> tuple[Any, State]: ...
 
     @uses_key_if(lambda layer: any(wants_key(inner) for inner in layer.layers))
-    @jax.named_scope("pm.nn.Sequential")
+    @in_scope("pm.nn.Sequential")
     def __call__(
         self,
         x: Any,

@@ -10,6 +10,7 @@ import jax
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.nn.arguments import named
+from pytreemod.nn.calling import in_scope
 from pytreemod.transform.compilation.abstract_calls import filter_eval_shape
 from pytreemod.tree.locating import locate
 from pytreemod.tree.paths import path_text
@@ -78,7 +79,7 @@ class Shared(Module):
         _check_apart(places, self.pytree, get)
         self.where, self.get = where, get
 
-    @jax.named_scope("pm.nn.Shared")
+    @in_scope("pm.nn.Shared")
     def __call__(self) -> PyTree:
         """The tree, with all its nodes."""
         return tree_at(self.where, self.pytree, self.get(self.pytree))

@@ -26,7 +26,15 @@ from pytreemod.nn.arguments import (
     required_state,
     shape_of,
 )
-from pytreemod.nn.calling import ABSENT, Absent, StatefulLayer, call_layer, uses_key_if, wants_key
+from pytreemod.nn.calling import (
+    ABSENT,
+    Absent,
+    StatefulLayer,
+    call_layer,
+    in_scope,
+    uses_key_if,
+    wants_key,
+)
 from pytreemod.nn.functional.promotion import computing_dtype
 from pytreemod.nn.functional.spectral_normalization import divide_by_spectral_norm, power_iteration
 from pytreemod.nn.weights_by_name import known_names, weight_by_name, with_weight
@@ -127,7 +135,7 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         check_number(named(self, "eps"), self.eps, 0.0)
 
     @uses_key_if(lambda layer: wants_key(layer.layer))
-    @jax.named_scope("pm.nn.SpectralNorm")
+    @in_scope("pm.nn.SpectralNorm")
     def __call__(
         self,
         x: AnyArray,

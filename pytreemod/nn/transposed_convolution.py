@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 from jaxtyping import Array, Inexact, Shaped
 
 from pytreemod.errors import ShapeError, describe, explain
@@ -25,7 +24,7 @@ from pytreemod.nn.arguments import (
     own_arrays,
     split_key,
 )
-from pytreemod.nn.calling import ignores_key
+from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.convolution import check_divisor, check_groups, initial_kernel, initial_offset
 from pytreemod.nn.dimensions import for_dimensions
 from pytreemod.nn.functional.transposed_convolution import (
@@ -186,7 +185,7 @@ class ConvTranspose(Module):
         check_groups(self, self.groups)
 
     @ignores_key
-    @jax.named_scope("pm.nn.ConvTranspose")
+    @in_scope("pm.nn.ConvTranspose")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Spread the channel and spatial axes of x; `key` is ignored."""
         del key

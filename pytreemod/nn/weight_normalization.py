@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -28,6 +27,7 @@ from pytreemod.nn.calling import (
     Absent,
     StatefulLayer,
     call_layer,
+    in_scope,
     is_stateful,
     requires_state,
     uses_key_if,
@@ -108,7 +108,7 @@ class WeightNorm(StatefulLayer, Generic[_L]):
         _check_axis(named(self, "axis"), self.axis, None)
 
     @uses_key_if(lambda layer: wants_key(layer.layer))
-    @jax.named_scope("pm.nn.WeightNorm")
+    @in_scope("pm.nn.WeightNorm")
     def __call__(
         self,
         x: AnyArray,

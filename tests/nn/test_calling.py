@@ -16,9 +16,11 @@ from pytreemod.nn.calling import (
     accepts_key,
     call_layer,
     ignores_key,
+    in_scope,
     is_stateful,
     wants_key,
 )
+from pytreemod.transform.boundary.wrapping import positions_of
 from tests.nn.catalogue import CATALOGUE
 
 
@@ -317,3 +319,63 @@ def test_type_errors_of_a_layer_are_its_own():
 
     with pytest.raises(TypeError, match=r"^mine$"):
         nn.Sequential([Failing()])(jnp.ones(3))
+
+
+ATTENTION = nn.MultiheadAttention(1, 2, key=jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    ("layer", "arguments", "text"),
+    [
+        (nn.Dropout(0.5), {"training": True}, r"Dropout\(training\): .*\n.*\n *inference=not tr"),
+        (
+            nn.Dropout(0.5),
+            {"rngs": 1},
+            r"Dropout\(rngs\): expected key=, got rngs=.*\n.*\n *key=\.\.",
+        ),
+        (
+            nn.Identity(),
+            {"deterministic": True},
+            r"Identity\(deter.*\n.*\n *model = nn\.inference_m",
+        ),
+        (
+            ATTENTION,
+            {"attn_mask": 1},
+            r"MultiheadAttention\(attn_mask\).*\n.*\n *mask=~attn_mask\n",
+        ),
+        (ATTENTION, {"key_padding_mask": 1}, r"mask=~key_padding_mask\[:, None, None, :\]"),
+    ],
+)
+def test_a_call_answers_words_of_other_libraries(layer, arguments, text):
+    x = (jnp.ones((3, 2)),) * (3 if layer is ATTENTION else 1)
+    with pytest.raises(ArgumentError, match=text) as caught:
+        layer(*x, **arguments)
+    assert isinstance(caught.value, TypeError)
+
+
+def test_what_is_refused_inside_of_a_call_is_pythons_error():
+    """The word of a function that the layer calls, and one that nobody knows."""
+
+    def own(x, inference=False):
+        return x
+
+    layer = nn.Lambda(lambda x: own(x, training=True))
+    with pytest.raises(TypeError, match=r"own\(\) got an unexpected keyword argument 'training'"):
+        layer(jnp.ones(2))
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'colour'"):
+        nn.Identity()(1.0, colour=2)
+
+
+def test_a_scope_is_seen_in_a_program_and_is_a_wrapper_as_jaxs():
+    """Whoever asks for the parameters of a call finds the layer's own."""
+
+    @in_scope("pm.nn.Named")
+    def call(x, *, key=None):
+        """Doc."""
+        return x * 2
+
+    text = jax.jit(call).lower(1.0).as_text(debug_info=True)
+    assert "pm.nn.Named" in text
+    assert call.__doc__ == "Doc."
+    assert accepts_key(call)
+    assert positions_of(call) == (("x",), ("x",))

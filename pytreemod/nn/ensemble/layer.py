@@ -15,7 +15,7 @@ import jax
 from pytreemod.errors import ArgumentError, StateError, explain
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import check_key, check_size, named
-from pytreemod.nn.calling import StatefulLayer, needs_state, uses_key_if, wants_key
+from pytreemod.nn.calling import StatefulLayer, in_scope, needs_state, uses_key_if, wants_key
 from pytreemod.nn.ensemble.inputs import Inputs
 from pytreemod.nn.ensemble.sharing import (
     alike,
@@ -134,7 +134,7 @@ class Ensemble(StatefulLayer, Generic[_M]):
         check_shared(named(self, "shared"), self.shared)
 
     @uses_key_if(lambda nets: wants_key(nets.member))
-    @jax.named_scope("pm.nn.Ensemble")
+    @in_scope("pm.nn.Ensemble")
     def __call__(
         self,
         /,

@@ -22,6 +22,7 @@ from pytreemod.nn.calling import (
     Absence,
     Absent,
     StatefulLayer,
+    in_scope,
     needs_state,
     uses_key_if,
     wants_key,
@@ -153,7 +154,7 @@ class Stack(StatefulLayer, Generic[_L]):
     ) -> tuple[Any, State]: ...
 
     @uses_key_if(lambda stack: wants_key(stack.layer))
-    @jax.named_scope("pm.nn.Stack")
+    @in_scope("pm.nn.Stack")
     def __call__(
         self,
         x: Any,
