@@ -432,17 +432,23 @@ def _set_aside(cls: Any, arguments: dict[str, Any], missing: tuple[str, ...]) ->
     supplies = {n: part for n, part in arguments.items() if isinstance(part, AbstractSupply)}
     counts: dict[str, int] = {}
 
-    def trial() -> None:
-        probes = {name: supply.probe() for name, supply in supplies.items()}
-        _build(cls, arguments | probes | dict.fromkeys(missing, _TRIAL))
-        counts.update({name: probe.taken() for name, probe in probes.items()})
+    def failure(size: int) -> Exception | None:
+        def trial() -> None:
+            probes = {name: supply.probe() for name, supply in supplies.items()}
+            _build(cls, arguments | probes | dict.fromkeys(missing, size))
+            counts.update({name: probe.taken() for name, probe in probes.items()})
 
-    try:
-        jax.eval_shape(trial)
-    except Exception as error:
-        is_ours = isinstance(error, PytreemodError)
-        if is_ours and str(_TRIAL) not in str(error):
-            raise
+        try:
+            jax.eval_shape(trial)
+        except Exception as error:
+            return error
+        return None
+
+    error = failure(_TRIAL)
+    if error is not None:
+        # What speaks of the size, or of what follows from it, is another text for another size.
+        if isinstance(error, PytreemodError) and str(error) == str(failure(2 * _TRIAL)):
+            raise error
         if supplies:
             _refuse_supply(cls, next(iter(supplies)), "to run with any size", error)
     return arguments | {name: part.set_aside(counts[name]) for name, part in supplies.items()}

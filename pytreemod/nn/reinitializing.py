@@ -15,6 +15,7 @@ from pytreemod.errors import ArgumentError, SpecError, describe, explain
 from pytreemod.module.constrained_leaves import Constrained
 from pytreemod.module.constraining import take_in
 from pytreemod.module.reading import evaluate_each, is_computed
+from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.nn.arguments import check_key
 from pytreemod.nn.convolution import Conv, initial_kernel, initial_offset
 from pytreemod.nn.einsum_layers import Einsum, LinearGeneral, initial_factors, initial_tensor
@@ -76,6 +77,7 @@ def reinitialize(model: Model, selector: Any, init: Initializer, key: KeyLike) -
         FieldError: what is drawn is outside the bound of a constrained field.
         RngError: key is no random key.
         SpecError: nothing is chosen.
+        UnfinishedError: the model lacks sizes.
 
     Examples:
         >>> import jax
@@ -92,6 +94,7 @@ def reinitialize(model: Model, selector: Any, init: Initializer, key: KeyLike) -
         cure = ["the arguments are", "pm.reinitialize(model, selector, init, key)"]
         expected = "a function (key, shape, dtype) -> array"
         raise ArgumentError(explain("reinitialize(init)", expected, describe(init), cure=cure))
+    refuse_unfinished("reinitialize", model)
     model = with_new_containers(model)
     spots = list(places(model))
     chosen = [

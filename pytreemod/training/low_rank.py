@@ -22,6 +22,7 @@ from pytreemod.module.computed_leaves import Computed
 from pytreemod.module.fields import field
 from pytreemod.module.reading import MADE, UNKNOWN, is_computed
 from pytreemod.module.ties import Tied
+from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.streams import check_seed
 from pytreemod.training.chosen_parameters import Parameter, choose_parameters
@@ -87,6 +88,7 @@ def lora(
         ArgumentError: rank or alpha is unusable.
         RngError: key is no random key.
         SpecError: there is no matrix among what is chosen, or one that has an update already.
+        UnfinishedError: the model lacks sizes.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -111,6 +113,7 @@ def lora(
     scale = 1.0 if alpha is None else _check_alpha(alpha) / rank
     seed = next(key) if isinstance(key, InitKeys) else key
     check_seed("lora(key)", seed)
+    refuse_unfinished("lora", model)
     chosen = as_selector(selector)
     model = with_new_containers(model)
     parameters = choose_parameters(model, chosen)

@@ -17,6 +17,7 @@ from pytreemod.errors import (
 )
 from pytreemod.module.computed_leaves import computed
 from pytreemod.module.reading import is_computed
+from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.training.chosen_parameters import Parameter, choose_parameters
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
@@ -62,6 +63,7 @@ def map_parameters(
         FieldError: `fn` gives no array.
         ShapeError: `fn(inverse(leaf))` has not the shape of the leaf.
         SpecError: nothing is chosen.
+        UnfinishedError: the model lacks sizes.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -85,6 +87,7 @@ def map_parameters(
     if inverse is not None and not callable(inverse):
         expected = "a function, or None"
         raise ArgumentError(explain("map_parameters(inverse)", expected, describe(inverse)))
+    refuse_unfinished("map_parameters", model)
     model = with_new_containers(model)
     chosen = choose_parameters(model, as_selector(selector))
     _check_chosen(chosen)

@@ -204,6 +204,37 @@ def test_other_arguments_are_checked_at_once():
         pm.materialize(pm.nn.Conv1d(None, 17, 1, groups=17, key=KEY), jnp.ones((6, 4)))
 
 
+def test_what_follows_from_the_size_is_checked_when_it_is_known():
+    """The size of a head was taken for that of our own trial, and asked for by the error."""
+    rotary = pm.nn.RotaryPositionalEmbedding
+    layer = pm.nn.MultiheadAttention(2, None, rotary=rotary(2), key=KEY)
+    written_out = pm.nn.MultiheadAttention(2, 4, rotary=rotary(2), key=KEY)
+
+    assert bool(pm.tree_equal(pm.materialize(layer, jnp.ones((3, 4))), written_out))
+    with pytest.raises(ArgumentError, match="one of embedding_size=4, got embedding_size=2"):
+        pm.materialize(layer, jnp.ones((3, 8)))
+    with pytest.raises(ArgumentError, match="one of embedding_size=4, got embedding_size=2"):
+        pm.nn.MultiheadAttention(2, None, qk_size=4, rotary=rotary(2), key=KEY)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: pm.lora(model, pm.nn.Linear, 1, key=KEY),
+        lambda model: pm.map_parameters(jnp.tanh, model, "**.weight"),
+        lambda model: pm.reinitialize(model, "**", jax.nn.initializers.zeros, KEY),
+    ],
+    ids=["lora", "map_parameters", "reinitialize"],
+)
+def test_what_changes_parameters_wants_them(change):
+    """It found the keys that they will be made with."""
+    model = pm.nn.Sequential([pm.nn.Linear(2, 3, key=KEY), pm.nn.Linear(None, 2, key=KEY)])
+
+    with pytest.raises(UnfinishedError, match=r"\[1\]: Linear(.|\n)*model = pm.materialize\(model"):
+        change(model)
+    change(pm.materialize(model, jnp.ones(2)))
+
+
 def test_it_is_a_tree_as_any_other():
     """Keys are leaves, the rest configuration; copies are equal."""
     layer = pm.nn.Linear(None, 2, key=KEY)
