@@ -4,7 +4,6 @@ What goes wrong goes wrong where two features meet that each know only themselve
 """
 
 import itertools
-import math
 from functools import partial
 
 import jax
@@ -14,6 +13,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
+from tests.helpers.attending import attention
 
 SIZE, HEADS, TIME, WINDOW, DEPTH, MEMBERS = 8, 2, 6, 3, 2, 2
 FEATURES = (
@@ -101,28 +101,10 @@ def weights_of(model, features):
     return [matrix(name) for name in PROJECTIONS]
 
 
-def attention(weights, x, features):
-    """Of one layer, after the paper."""
-    query, key, value = (
-        jnp.moveaxis((x @ w.T).reshape(TIME, HEADS, -1), 1, 0) for w in weights[:3]
-    )
-    size, places = SIZE // HEADS, np.arange(TIME)
-    if "rotary" in features:
-        angles = np.outer(places, 1e4 ** (-np.arange(0, size, 2) / size))[None]
-
-        def turned(heads):
-            first, second = jnp.split(heads, 2, axis=-1)
-            cos, sin = np.cos(angles).astype("f4"), np.sin(angles).astype("f4")
-            return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
-
-        query, key = turned(query), turned(key)
-    away = places[:, None] - places[None]
-    seen = (away >= 0) & (away < (WINDOW if "window" in features else TIME))
-    logits = jnp.einsum("hqd,hkd->hqk", query, key) / math.sqrt(size)
-    weighted = jnp.where(seen[None], jnp.exp(logits), 0.0)
-    weighted = weighted / weighted.sum(-1, keepdims=True)
-    found = jnp.einsum("hqk,hkd->qhd", weighted, value).reshape(TIME, SIZE)
-    return found @ weights[3].T
+def one_layer(weights, x, features):
+    """Of one layer."""
+    window = WINDOW if "window" in features else None
+    return attention(weights, x, HEADS, window=window, is_rotary="rotary" in features)
 
 
 def by_hand(weights, x, features):
@@ -132,10 +114,10 @@ def by_hand(weights, x, features):
         each = [by_hand([w[i] for w in weights], x, rest) for i in range(MEMBERS)]
         return [jnp.stack(outs) for outs in zip(*each, strict=True)]
     if "Stack" not in features:
-        return [attention(weights, x, features)]
+        return [one_layer(weights, x, features)]
     outs = []
     for i in range(DEPTH):
-        outs.append(attention([w[i] for w in weights], outs[-1] if outs else x, features))
+        outs.append(one_layer([w[i] for w in weights], outs[-1] if outs else x, features))
     return outs
 
 

@@ -1,0 +1,346 @@
+"""Two features at a time around a small block: what plain JAX gives on a dict of arrays.
+
+What goes wrong goes wrong where two features meet that each know only themselves.
+"""
+
+import functools as ft
+import itertools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import FileError, SpecError, UnfinishedError
+from tests.helpers.attending import attention
+
+IN, HIDDEN, HEADS, TIME, WINDOW, COUNT = 3, 4, 2, 4, 2, 2
+FEATURES = (
+    "tie",
+    "constraint",
+    "unfinished",
+    "save",
+    "shard_map",
+    "cache",
+    "window",
+    "rotary",
+    "precision",
+    "Stack",
+    "Ensemble",
+    "LoRA",
+    "capture",
+    "checkpoint",
+)
+# The pairs of the others: see `test_attention_pairs`.
+HERE = set(FEATURES[:5])
+ATTENTION = {"cache", "window", "rotary"}
+# Neither has to do with the other.
+RARE = (
+    ({"window", "rotary"}, {"tie", "constraint", "shard_map"}),
+    (
+        {"capture", "checkpoint"},
+        {"constraint", "save", "unfinished"},
+    ),
+)
+KEY = jax.random.key(0)
+PROJECTIONS = ("query_proj", "key_proj", "value_proj", "output_proj")
+
+
+# ---- by the library
+
+
+class Block(pm.Module):
+    """Two layers, and what is between them."""
+
+    first: nn.Linear
+    mix: nn.MultiheadAttention | None
+    scale: jax.Array
+    second: nn.Linear
+
+    def __call__(self, x, state=None):
+        x = self.first(x)
+        if self.mix is None:
+            x = jnp.tanh(x)
+        elif state is None:
+            x = self.mix(x)
+        else:
+            x, state = self.mix(x, state)
+        x = self.second(jnp.broadcast_to(self.scale, x.shape) * x)
+        return x if state is None else (x, state)
+
+
+class Bounded(Block):
+    """The same, with numbers that stay positive."""
+
+    scale: jax.Array = pm.field(constraint=pm.constraints.positive)
+
+
+pm.register_for_files(Block)
+pm.register_for_files(Bounded)
+
+
+def block(features, *, key):
+    """One block."""
+    keys = jax.random.split(key, 3)
+    known = None if "unfinished" in features else HIDDEN
+    mix = None
+    if ATTENTION & features:
+        mix = nn.MultiheadAttention(
+            HEADS,
+            known,
+            is_causal=True,
+            window=WINDOW if "window" in features else None,
+            rotary=nn.RotaryPositionalEmbedding(HIDDEN // HEADS) if "rotary" in features else None,
+            cache_size=TIME if "cache" in features else None,
+            key=keys[2],
+        )
+    return (Bounded if "constraint" in features else Block)(
+        nn.Linear(known and IN, HIDDEN, key=keys[0]),
+        mix,
+        jnp.linspace(0.5, 1.5, HIDDEN),
+        nn.Linear(known, IN, key=keys[1]),
+    )
+
+
+def within(model):
+    """The path of the block."""
+    return {nn.Stack: "layer.", nn.Ensemble: "member."}.get(type(model), "")
+
+
+def adapted(model):
+    """With updates that are as if they had been trained: new ones read as their base."""
+    model = pm.lora(model, nn.Linear, 1, key=KEY, alpha=3.0)
+    return pm.tree_at("**.b", model, replace_fn=lambda b: b + jnp.float32(0.5))
+
+
+def tied(model):
+    """The second matrix is the first one, transposed."""
+    path = within(model)
+    return pm.tie(model, f"{path}second.weight", to=f"{path}first.weight", through=jnp.transpose)
+
+
+def loaded(model):
+    """What a file gives that it was saved in, alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        pm.save(Path(folder) / "model", model)
+        return pm.load(Path(folder) / "model")
+
+
+def finished(make, features):
+    """With the sizes that follow."""
+
+    def finish(model):
+        state = (pm.State(model),) if "cache" in features else ()
+        return pm.materialize(model, jnp.ones((TIME, IN)), *state)
+
+    return after(finish)(make, features)
+
+
+def after(change):
+    """From what makes a model to what makes the changed one."""
+    return lambda make, features: lambda *, key: change(make(key=key))
+
+
+MAKES: Any = {
+    "tie": after(tied),
+    "save": after(loaded),
+    "unfinished": finished,
+    "LoRA": after(adapted),
+    "precision": after(
+        lambda model: pm.with_precision(model, "params=float32,compute=bfloat16,output=float32")
+    ),
+    "Stack": lambda make, features: ft.partial(nn.Stack, make, COUNT),
+    "Ensemble": lambda make, features: ft.partial(nn.Ensemble, make, COUNT),
+}
+
+
+def called(model, state, x):
+    """What is found at all places; with a cache, half of them at a time."""
+    if state is None:
+        return model(x), None, {}
+    half = TIME // 2
+    first, state = model(x[..., :half, :], state)
+    second, state = model(x[..., half:, :], state)
+    return jnp.concatenate([first, second], -2), state, {}
+
+
+def sharded(call, features):
+    """On two devices, each with one of two examples."""
+    spec = P(None, "d") if "Ensemble" in features else P("d")
+    mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
+    return pm.filter_shard_map(
+        call, mesh=mesh, in_specs=(P(), P("d"), P("d")), out_specs=(spec, P("d"), P("d"))
+    )
+
+
+def captured(call, features):
+    """What the blocks give, too."""
+
+    def all_of_it(model, state, x):
+        (out, state, _), seen = pm.capture(call, Block)(model, state, x)
+        return out, state, seen
+
+    return all_of_it
+
+
+CALLS: Any = {
+    "checkpoint": lambda call, features: pm.filter_checkpoint(call),
+    "capture": captured,
+    "shard_map": sharded,
+}
+
+
+# In the second order, what comes second would be lost, or comes too late.
+REFUSED = {
+    ("tie", "unfinished"): (SpecError, r"a layer lacks a size(.|\n)*pm.materialize\(model, x\)"),
+    ("save", "unfinished"): (UnfinishedError, r"save.*: expected a finished model"),
+    ("precision", "unfinished"): (UnfinishedError, "with_precision: expected a finished model"),
+    ("LoRA", "unfinished"): (UnfinishedError, "lora: expected a finished model"),
+    # One layer is made under a map.
+    ("save", "Stack"): (FileError, "arrays whose values are here, got one that is traced"),
+    ("save", "Ensemble"): (FileError, "arrays whose values are here, got one that is traced"),
+}
+
+
+def orders():
+    """Each pair, and the other way round where that is another program."""
+    for pair in itertools.combinations(FEATURES, 2):
+        if HERE & {*pair}:
+            is_other = any({*pair} <= changes.keys() for changes in (MAKES, CALLS))
+            both = [pair, pair[::-1]] if is_other else [pair]
+            is_rare = any(one & {*pair} and other & {*pair} for one, other in RARE)
+            for order in both:
+                if order not in REFUSED:
+                    marks = [pytest.mark.slow] if is_rare else []
+                    yield pytest.param(order, id="-".join(order), marks=marks)
+
+
+def made(order):
+    """The model, and its State if it has one."""
+    make = ft.partial(block, {*order})
+    for feature in order:
+        make = MAKES.get(feature, lambda make, features: make)(make, {*order})
+    model, state = pm.make_with_state(make)(key=KEY)
+    if "cache" not in order:
+        return model, None
+    if "shard_map" in order:
+        state = nn.reset_cache(model, state, batch=2)
+    return model, state
+
+
+# ---- by hand
+
+
+def matrix(p, name):
+    """A matrix, of nothing but arrays by their names."""
+    if f"{name}.weight" in p:
+        return p[f"{name}.weight"]
+    base, a, b = (p[f"{name}.weight.{part}"] for part in ("base", "a", "b"))
+    return base + 3.0 * b @ a
+
+
+def by_hand(p, x, features):
+    """What each block gives, one after the other; for all members, and all examples."""
+    if "Ensemble" in features:
+        p = {name.removeprefix("member."): array for name, array in p.items()}
+        return jax.vmap(lambda p: by_hand(p, x, features - {"Ensemble"}))(p)
+    if x.ndim == 3:
+        return jax.vmap(lambda x: by_hand(p, x, features))(x)
+    if "Stack" in features:
+        outs = []
+        for i in range(COUNT):
+            one = {name.removeprefix("layer."): array[i] for name, array in p.items()}
+            outs += by_hand(one, outs[-1] if outs else x, features - {"Stack"})
+        return outs
+    first = matrix(p, "first")
+    x = x @ first.T + jnp.broadcast_to(p["first.bias"], (TIME, HIDDEN))
+    if ATTENTION & features:
+        window = WINDOW if "window" in features else None
+        weights = [matrix(p, f"mix.{name}") for name in PROJECTIONS]
+        x = attention(weights, x, HEADS, window=window, is_rotary="rotary" in features)
+    else:
+        x = jnp.tanh(x)
+    scale = jnp.exp(p["scale.unconstrained"]) if "constraint" in features else p["scale"]
+    second = first.T if "tie" in features else matrix(p, "second")
+    x = jnp.broadcast_to(scale, x.shape) * x
+    return [x @ second.T + jnp.broadcast_to(p["second.bias"], (TIME, IN))]
+
+
+# ---- both
+
+
+@pytest.mark.parametrize("order", [*orders()])
+def test_two_features_give_what_plain_jax_gives(order):
+    """Values and, by every leaf and by x, derivatives."""
+    features = {*order}
+    x = jnp.asarray(np.sin(np.arange(24.0)).reshape(2, TIME, IN), jnp.float32)
+    x = x if "shard_map" in features else x[0]
+    model, state = made(order)
+    leaves = dict(pm.named_leaves(model))
+    call = called
+    for feature in order:
+        call = CALLS.get(feature, lambda call, features: call)(call, features)
+
+    def cotangent(out):
+        return jnp.asarray(np.cos(np.arange(out.size)).reshape(out.shape), "f4")
+
+    @pm.filter_jit
+    def ours(model, state, x):
+        def loss(model_and_x):
+            out, after, seen = call(model_and_x[0], state, model_and_x[1])
+            return jnp.sum(cotangent(out) * out), (out, after, seen)
+
+        (_, aux), grads = pm.filter_value_and_grad(loss, has_aux=True)((model, x))
+        return grads, aux
+
+    @jax.jit
+    def expected(leaves, x):
+        def loss(leaves, x):
+            outs = by_hand(leaves, x, features)
+            return jnp.sum(cotangent(outs[-1]) * outs[-1]), outs
+
+        return jax.grad(loss, (0, 1), has_aux=True)(leaves, x)
+
+    (by_leaves, by_x), outs = expected(leaves, x)
+    (slopes, slope), (out, _, seen) = ours(model, state, x)
+    is_rounded = "precision" in features
+
+    def check(found, wanted):
+        assert found.shape == wanted.shape
+        assert found.dtype == wanted.dtype
+        tolerance = 6e-2 * np.abs(wanted).max() if is_rounded else 2e-5
+        np.testing.assert_allclose(found, wanted, atol=tolerance, rtol=2e-5)
+
+    check(out, outs[-1])
+    check(slope, by_x)
+    slopes = dict(pm.named_leaves(slopes))
+    assert slopes.keys() == leaves.keys()
+    for name, wanted in by_leaves.items():
+        check(slopes[name], wanted)
+    if is_rounded:
+        assert np.abs(out - outs[-1]).max() > 0, "nothing was rounded"
+    if "tie" in features:
+        assert not any("second.weight" in name for name in leaves)
+    if "capture" in features:
+        # Outside of the devices, with an axis for these.
+        check(seen["<root>"].reshape(out.shape), outs[-1])
+    for feature in {"save", "unfinished"} & features:
+        without = pm.named_leaves(made([other for other in order if other != feature])[0])
+        assert without.keys() == leaves.keys()
+        assert all(bool((without[name] == leaves[name]).all()) for name in leaves)
+
+
+@pytest.mark.parametrize("order", REFUSED, ids="-".join)
+def test_what_cannot_be_in_this_order_is_refused(order):
+    """By an error that says what is to come first."""
+    error, match = REFUSED[order]
+
+    with pytest.raises(error, match=match):
+        made(order)
