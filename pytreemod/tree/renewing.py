@@ -36,7 +36,11 @@ def with_new_containers(tree: _T) -> _T:
     within: Any = tree
     kind = class_of(within)
     if kind is list:
-        return [with_new_containers(item) for item in within]  # pyright: ignore[reportReturnType]
+        items: Any = []
+        # No comprehension: one frame for each level of a tree, of the thousand there are.
+        for item in within:
+            items.append(with_new_containers(item))
+        return items
     if kind in _DICTS:
         made = copy.copy(within)
         for name, item in within.items():
@@ -46,7 +50,11 @@ def with_new_containers(tree: _T) -> _T:
     if not is_node(within) or not _holds_any(within):
         return tree
     children = children_of(within) or []
-    changes = {key: new for key, old in children if (new := with_new_containers(old)) is not old}
+    changes: dict[Any, Any] = {}
+    for key, old in children:
+        new = with_new_containers(old)
+        if new is not old:
+            changes[key] = new
     record = record_of(within)
     if record is not None:
         return record.renewed(within, {key.name: new for key, new in changes.items()})
