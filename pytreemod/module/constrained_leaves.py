@@ -81,8 +81,8 @@ class Constraint(AbstractConstraint):
     def constrain(self, value: Any, where: str, old: Any = None) -> Any:
         """The computed leaf that stands for a value in the clear.
 
-        The bound is checked where numbers can be looked at: not while they are traced, and not on
-        other hosts.
+        The bound is checked here where numbers can be looked at, and by `invert_traced` where they
+        are traced; not on other hosts.
 
         Raises:
             FieldError: the value is outside the bound.
@@ -92,24 +92,51 @@ class Constraint(AbstractConstraint):
             self._check_form(value, where)
             unconstrained: Any = untyped_jax.eval_shape(self.inverse, value)
         else:
-            value = value if isinstance(value, jax.Array) else jnp.asarray(value)
-            self._check_form(value, where)
-            is_seen = not isinstance(value, Tracer) and value.is_fully_addressable
-            fault = self.fault(np.asarray(value)) if is_seen else None
-            if fault is not None:
-                self._refuse(value, fault, where)
-            unconstrained = self.invert_seen(value) if is_seen else self.inverse(value)
-            if is_seen and not np.isfinite(np.asarray(unconstrained)).all():
-                self._refuse(value, "numbers too near to the bound", where)
+            if isinstance(value, Tracer):
+                self._check_form(value, where)
+                unconstrained = self.invert_traced(value, where)
+            else:
+                # What is known is so inside of a program, too.
+                with jax.ensure_compile_time_eval():
+                    value = value if isinstance(value, jax.Array) else jnp.asarray(value)
+                    unconstrained = self._invert_known(value, where)
         if isinstance(old, Constrained) and old.constraint == self:
             return _renewed(old, unconstrained, tuple(value.shape))
         made = Made((tuple(unconstrained.shape),), tuple(value.shape))
         values = {"unconstrained": unconstrained, "constraint": self, MADE: made}
         return put_together(Constrained, values, ("constraint", MADE))
 
+    def _invert_known(self, value: jax.Array, where: str) -> Any:
+        self._check_form(value, where)
+        if not value.is_fully_addressable:
+            return self.inverse(value)
+        fault = self.fault(np.asarray(value))
+        if fault is not None:
+            self._refuse(value, fault, where)
+        unconstrained = self.invert_seen(value)
+        if not np.isfinite(np.asarray(unconstrained)).all():
+            self._refuse(value, "numbers too near to the bound", where)
+        return unconstrained
+
     def invert_seen(self, value: Any) -> Any:
         """`inverse` of an array that is not traced."""
         return _compiled(self)(value)
+
+    def invert_traced(self, value: Any, where: str) -> Any:
+        """`inverse` of an array that is traced, which is checked when the program runs."""
+        return self.inverse(value)
+
+    def refusal(self, value: Any, fault: str, where: str) -> str:
+        """The text that refuses a value."""
+        return explain(
+            where,
+            f"{self.bound()}, for it is {self!r}",
+            f"{fault} in {describe(value)}",
+            cure=[
+                "give it as it is read; of numbers without bounds one is made by:",
+                f"pm.constraints.{self!r}.forward(unconstrained)",
+            ],
+        )
 
     def _check_form(self, value: Any, where: str) -> None:
         if not jnp.issubdtype(value.dtype, jnp.floating):
@@ -119,17 +146,7 @@ class Constraint(AbstractConstraint):
             raise ShapeError(explain(where, f"{expected}, for it is {self!r}", describe(value)))
 
     def _refuse(self, value: Any, fault: str, where: str) -> NoReturn:
-        raise FieldError(
-            explain(
-                where,
-                f"{self.bound()}, for it is {self!r}",
-                f"{fault} in {describe(value)}",
-                cure=[
-                    "give it as it is read; of numbers without bounds one is made by:",
-                    f"pm.constraints.{self!r}.forward(unconstrained)",
-                ],
-            )
-        )
+        raise FieldError(self.refusal(value, fault, where))
 
 
 @ft.lru_cache(maxsize=256)

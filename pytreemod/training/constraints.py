@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools as ft
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.constrained_leaves import Constraint
+from pytreemod.transform.host.runtime_checks import error_if
 from pytreemod.tree.nodes import is_node
 from pytreemod.typing import untyped_jax
 
@@ -46,11 +48,25 @@ __all__ = [
 ]
 
 
+class _Checked(Constraint):
+    """One whose traced values are checked when the program runs, by `error_if`."""
+
+    @abstractmethod
+    def holds(self, value: Any, unconstrained: Any) -> Any:
+        """Whether a traced value is inside, if `unconstrained` is finite: `fault`, in a program."""
+
+    def invert_traced(self, value: Any, where: str) -> Any:
+        """The way back, which fails for what is outside."""
+        unconstrained = self.inverse(value)
+        is_right = jnp.isfinite(unconstrained).all() & self.holds(value, unconstrained)
+        return error_if(unconstrained, ~is_right, self.refusal(value, "numbers outside", where))
+
+
 # ---- numbers
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class _Range(Constraint):
+class _Range(_Checked):
     """Each number between two bounds, either of which may be infinite."""
 
     lower: float
@@ -109,6 +125,9 @@ class _Range(Constraint):
         lower, upper = (value.dtype.type(end) for end in (self.lower, self.upper))
         return _first((value > lower) & (value < upper), value)
 
+    def holds(self, value: Any, unconstrained: Any) -> Any:
+        return ((value > self.lower) & (value < self.upper)).all()
+
 
 def _exp(u: Any) -> Any:
     # Not infinite, of which the gradient would be no number.
@@ -139,7 +158,7 @@ def _next_to(bound: float, towards: float, dtype: Any) -> float:
         return float(np.nextafter(kind(bound), kind(math.copysign(math.inf, towards))))
 
 
-def _rounding(value: NDArray[Any]) -> float:
+def _rounding(value: Any) -> float:
     known = untyped_jax.numpy.finfo(value.dtype)
     return float(known.eps)
 
@@ -153,7 +172,7 @@ def _first(is_right: Any, value: NDArray[Any]) -> str | None:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class _Softplus(Constraint):
+class _Softplus(_Checked):
     def __repr__(self) -> str:
         return "softplus_positive"
 
@@ -171,6 +190,9 @@ class _Softplus(Constraint):
 
     def fault(self, value: NDArray[Any]) -> str | None:
         return positive.fault(value)
+
+    def holds(self, value: Any, unconstrained: Any) -> Any:
+        return (value > 0).all()
 
 
 real: Constraint = _Range(-math.inf, math.inf)
@@ -285,7 +307,7 @@ _NAMES = {
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class _Simplex(Constraint):
+class _Simplex(_Checked):
     def bound(self) -> str:
         return "numbers greater than 0.0 whose sum over the last axis is 1.0"
 
@@ -314,6 +336,11 @@ class _Simplex(Constraint):
         wrong = _first(np.abs(sums - 1) <= slack, sums)
         return _first(exact > 0, value) or (wrong and f"a sum of {wrong}")
 
+    def holds(self, value: Any, unconstrained: Any) -> Any:
+        slack = 4 * _rounding(value) * value.shape[-1]
+        sums = _computable(value).sum(axis=-1)
+        return (value > 0).all() & (jnp.abs(sums - 1) <= slack).all()
+
     def misfit(self, shape: tuple[int, ...]) -> str | None:
         return None if shape and shape[-1] else "a last axis, of one number or more"
 
@@ -322,7 +349,7 @@ class _Simplex(Constraint):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class _OrderedVector(Constraint):
+class _OrderedVector(_Checked):
     def bound(self) -> str:
         return "finite numbers, each greater than the one before it"
 
@@ -342,6 +369,9 @@ class _OrderedVector(Constraint):
         is_more[..., 1:] = value[..., 1:] > value[..., :-1]
         return _first(np.isfinite(value) & is_more, value)
 
+    def holds(self, value: Any, unconstrained: Any) -> Any:
+        return True  # Of what does not increase, there is no logarithm.
+
     def misfit(self, shape: tuple[int, ...]) -> str | None:
         return None if shape else "a last axis"
 
@@ -358,7 +388,7 @@ ordered_vector: Constraint = _OrderedVector()
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class _LowerCholesky(Constraint):
+class _LowerCholesky(_Checked):
     def bound(self) -> str:
         return "zeros above the diagonal, and numbers greater than 0.0 on it"
 
@@ -386,6 +416,10 @@ class _LowerCholesky(Constraint):
         above, diagonal = np.triu(np.ones((size, size), bool), 1), np.eye(size, dtype=bool)
         is_right = np.where(above, value == 0, ~diagonal | (value > 0)) & np.isfinite(value)
         return _first(is_right, value)
+
+    def holds(self, value: Any, unconstrained: Any) -> Any:
+        diagonal = untyped_jax.numpy.diagonal(value, axis1=-2, axis2=-1)
+        return (diagonal > 0).all() & (jnp.triu(value, 1) == 0).all()
 
     def misfit(self, shape: tuple[int, ...]) -> str | None:
         return _not_square(shape)
@@ -416,7 +450,7 @@ def _not_square(shape: tuple[int, ...]) -> str | None:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class _PositiveDefinite(Constraint):
+class _PositiveDefinite(_Checked):
     def bound(self) -> str:
         return "symmetric matrices whose eigenvalues are greater than 0.0"
 
@@ -447,6 +481,12 @@ class _PositiveDefinite(Constraint):
         wrong = _first(least > 0, least)
         return wrong and f"an eigenvalue of {wrong}"
 
+    def holds(self, value: Any, unconstrained: Any) -> Any:
+        # A matrix that is not definite has no factor.
+        x = _computable(value)
+        slack = 8 * _rounding(value) * jnp.abs(x).max(initial=0)
+        return (jnp.abs(x - jnp.matrix_transpose(x)) <= slack).all()
+
     def misfit(self, shape: tuple[int, ...]) -> str | None:
         return _not_square(shape)
 
@@ -455,7 +495,7 @@ class _PositiveDefinite(Constraint):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class _Orthogonal(Constraint):
+class _Orthogonal(_Checked):
     def bound(self) -> str:
         return "columns of length 1.0 that are at right angles"
 
@@ -479,6 +519,12 @@ class _Orthogonal(Constraint):
         slack = 16 * _rounding(value) * value.shape[-2]
         wrong = _first(np.abs(products - np.eye(value.shape[-1])) <= slack, products)
         return wrong and f"a product of two columns of {wrong}"
+
+    def holds(self, value: Any, unconstrained: Any) -> Any:
+        x = _computable(value)
+        products = jnp.matmul(jnp.matrix_transpose(x), x, precision="highest")
+        slack = 16 * _rounding(value) * value.shape[-2]
+        return (jnp.abs(products - jnp.eye(value.shape[-1])) <= slack).all()
 
     def misfit(self, shape: tuple[int, ...]) -> str | None:
         is_tall = len(shape) >= 2 and shape[-2] >= shape[-1] > 0
@@ -510,7 +556,7 @@ of determinant 1 and -1 there is no way. The array below has the shape of the va
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class _Bijection(Constraint):
+class _Bijection(_Checked):
     forwards: Callable[[Any], Any]
     backwards: Callable[[Any], Any]
     check: Callable[[Any], Any] | None
@@ -536,6 +582,12 @@ class _Bijection(Constraint):
         # Half of the digits: a map may be steep, and its way back lose as many.
         slack = math.sqrt(_rounding(value)) * (1 + np.abs(value))
         return _first(np.abs(again - value) <= slack, value)
+
+    def holds(self, value: Any, unconstrained: Any) -> Any:
+        # Without `check`, which is written for NumPy's arrays.
+        again = self.forwards(unconstrained)
+        slack = math.sqrt(_rounding(value)) * (1 + jnp.abs(value))
+        return again.shape == value.shape and (jnp.abs(again - value) <= slack).all()
 
     def shape_of(self, unconstrained: tuple[int, ...]) -> tuple[int, ...] | None:
         return None

@@ -16,7 +16,7 @@ a compiled function never takes a call inside for one from outside.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
+from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -132,8 +132,9 @@ def with_precision(model: _T, precision: Any, methods: str | Sequence[str] = ())
 
 
 def _names_of(methods: Any) -> Sequence[str]:
-    names: Any = [methods] if isinstance(methods, str) else methods
-    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+    are_several = isinstance(methods, Sequence) and not isinstance(methods, str)
+    names = cast("Sequence[Any]", methods if are_several else [methods])
+    if not all(isinstance(name, str) for name in names):
         cure = ["write, for instance", 'pm.with_precision(model, "bfloat16", ["encode", "decode"])']
         expected = "the names of methods"
         raise ArgumentError(

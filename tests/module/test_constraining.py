@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import AccessError, FieldError, ShapeError, SpecError
+from pytreemod.errors import AccessError, CheckError, FieldError, ShapeError, SpecError
 from pytreemod.module.constrained_leaves import Constrained
 from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import class_of
+from tests.labels import label
 
 positive, unit_interval = pm.constraints.positive, pm.constraints.unit_interval
 
@@ -247,11 +248,64 @@ def test_a_word_of_another_library_is_no_constraint():
     assert Foreign(-1.0).scale == -1.0
 
 
-def test_bounds_are_not_checked_where_numbers_are_traced():
-    """Shapes are; the values that come out are inside, or no numbers."""
-    made = pm.filter_jit(Written)(-1.0)
-    assert np.isfinite(pm.filter_jit(Written)(2.0).scale)
-    assert made.scale == jnp.finfo(jnp.float32).tiny
+CHANGES = {
+    "construction": lambda _, value: Own(value),
+    "replace": lambda model, value: model.replace(scale=value),
+    "tree_at": lambda model, value: pm.tree_at("scale", model, value),
+}
+
+
+@pytest.mark.parametrize("under", [pm.filter_jit, pm.filter_vmap, pm.filter_grad], ids=label)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_traced_value_outside_its_bound_fails(under, change):
+    """At construction and in every change: not clipped to the nearest number inside."""
+
+    def read(value, model):
+        return change(model, value).scale.sum()
+
+    model = Written(3.0)
+    in_axes = {"in_axes": (0, None)} if under is pm.filter_vmap else {}
+    call = under(read, **in_axes)
+    good = jnp.full(2, 2.0) if in_axes else jnp.asarray(2.0)
+    assert np.allclose(call(good, model), 1.0 if under is pm.filter_grad else 2.0)
+    outside = r"scale: expected .* 0.0, .* numbers outside in f32\[\]"
+    with pytest.raises(CheckError, match=outside) as refused:
+        call(-good, model)
+    assert any(note.endswith("in <lambda>") for note in refused.value.__notes__)
+
+
+def test_a_traced_value_outside_fails_in_plain_jax():
+    """In JAX's own error under `jit`; what has only a shape is no number."""
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"Written.scale: expected finite numbers"):
+        jax.block_until_ready(jax.jit(Written)(-1.0))
+    made = jax.eval_shape(Written, jax.ShapeDtypeStruct((3,), "float32"))
+    assert pm.named_leaves(made)["scale.unconstrained"].shape == (3,)
+
+
+@pytest.mark.parametrize("kind", [float, np.float32, jnp.float32])
+def test_a_known_value_is_checked_while_a_program_is_traced(kind):
+    """And is a constant of it, without a check when it runs."""
+    good, bad = kind(2.0), kind(-1.0)
+    program = jax.make_jaxpr(lambda x: Written(good).scale * x)(1.0)
+
+    assert "log" not in str(program)
+    assert "callback" not in str(program)
+    with pytest.raises(FieldError, match=r"Written.scale: .* got -1.0"):
+        jax.make_jaxpr(lambda x: Written(bad).scale * x)(1.0)
+
+
+def test_a_step_that_takes_the_model_has_no_check():
+    """Only what is given to the field anew is looked at."""
+    model, x = Own(2.0), jnp.ones(())
+    step = pm.filter_make_jaxpr(lambda m, x: (m.scale * x, m.replace(seen=2)))
+    changing = pm.filter_make_jaxpr(lambda m, x: m.replace(scale=x))
+
+    assert "callback" in str(changing(model, x)[0])
+    assert "callback" not in str(step(model, x)[0])
+
+
+def test_shapes_are_checked_where_numbers_are_traced():
+    """They are known there."""
 
     class Shares(pm.Module):
         shares: jax.Array = pm.field(constraint=pm.constraints.simplex)

@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 
 import pytreemod as pm
 from pytreemod import constraints
-from pytreemod.errors import ArgumentError, FieldError, ShapeError
+from pytreemod.errors import ArgumentError, CheckError, FieldError, ShapeError
 from tests.helpers.laws import law
 from tests.labels import label
 
@@ -399,6 +399,32 @@ def test_functions_that_do_not_belong_together_are_refused():
     flat = constraints.bijection(jnp.exp, lambda x: jnp.log(x).reshape(-1))
     with pytest.raises(FieldError, match=r"the shape \(1,\) there and back"):
         flat.constrain(jnp.float32(2.0), "Model.x")
+
+
+@pytest.mark.parametrize(("constraint", "value", "text"), BAD)
+def test_a_traced_value_outside_fails_when_the_program_runs(constraint, value, text, monkeypatch):
+    """What is refused where numbers are known is no model inside of a program, either."""
+    value = jnp.asarray(value, jnp.float32)
+
+    def made(value):
+        return constraint.constrain(value, "Model.x").unconstrained
+
+    with pytest.raises((CheckError, FieldError), match=r"Model.x: expected .*, for it is"):
+        pm.filter_vmap(made)(value[None])
+    if "no number between" not in text:
+        monkeypatch.setenv("PYTREEMOD_ON_ERROR", "off")
+        pm.filter_vmap(made)(value[None])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@every
+def test_a_traced_value_inside_passes(constraint, shape, dtype):
+    """Whatever its dtype: each value that is taken where it is known."""
+    value = constraint.forward(free(constraint, shape, 0, dtype=dtype))
+    stored = constraint.constrain(value, "Model.x").unconstrained
+
+    made = pm.filter_vmap(lambda v: constraint.constrain(v, "Model.x").unconstrained)(value[None])
+    assert np.allclose(made[0], stored, rtol=1e-2, atol=1e-2)
 
 
 def test_a_check_is_asked_first():

@@ -291,9 +291,10 @@ def _print(error: CheckError) -> None:
 
 def _site() -> str:
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  (public in effect)
-    # The first frame that is not of this room: a check is of whoever has asked for it.
-    here = os.path.dirname(os.path.dirname(__file__))
-    while frame is not None and frame.f_code.co_filename.startswith(here):
+    # The first frame that is not of this package: that is where a user looks.
+    here = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    ours = (here, "<generated for ")
+    while frame is not None and frame.f_code.co_filename.startswith(ours):
         frame = frame.f_back
     if frame is None:
         return ""
