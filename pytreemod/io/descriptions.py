@@ -9,6 +9,8 @@
     {"struct": [...]}                      the same for other dataclasses that are nodes
     {"named": [class, [[field, node], ...]]}
     {"state": [[marker, class, name, node], ...]}
+                                           and a list of the ranks that the value was made with,
+                                           if it has others: such as for members
     {"node": [class, [[step, node], ...]]} any other: can be compared, and not rebuilt
     {"leaf": name, "is": kind, ...}        see `leaf_form`
 
@@ -31,7 +33,7 @@ from pytreemod.io.fetching import is_whole_here
 from pytreemod.module.reading import count_made_as_one, is_computed
 from pytreemod.module.schema import ROLES
 from pytreemod.module.ties import members_of_ties
-from pytreemod.state.values import State
+from pytreemod.state.values import State, other_ranks
 from pytreemod.training.dtype_policies import Precision
 from pytreemod.training.precision_rules import PRECISION, precisions_of
 from pytreemod.tree.nodes import AbstractRecord, children_of, is_plain_tuple, record_of
@@ -139,9 +141,11 @@ class _Writer:
 
     def _rows(self, state: State, keys: list[Any], written: list[Json]) -> list[Json]:
         write = self.configuration.write
-        rows = zip(state.__values__(), state.__child_kinds__(), keys, written, strict=True)
+        ranks = [[[*made]] if made else [] for made in other_ranks(state)]
+        rows = zip(state.__values__(), state.__child_kinds__(), keys, written, ranks, strict=True)
         return [
-            [write(mark), name_of(kind), write(key.key), json] for mark, kind, key, json in rows
+            [write(mark), name_of(kind), write(key.key), json, *made]
+            for mark, kind, key, json, made in rows
         ]
 
     def _leaf(self, leaf: Any, path: tuple[Any, ...]) -> Json:

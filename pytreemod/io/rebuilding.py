@@ -7,6 +7,7 @@ draw random numbers, and no converter, for the values were converted when they w
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any, TypeAlias, cast
@@ -19,8 +20,9 @@ from pytreemod.module.construction import fill_defaults
 from pytreemod.module.reading import MADE
 from pytreemod.module.schema import ROLES
 from pytreemod.module.ties import observe_one, retie
+from pytreemod.state.forms import ranks_of
 from pytreemod.state.rows import Row
-from pytreemod.state.tokens import AbstractToken
+from pytreemod.state.tokens import AbstractToken, RngStream
 from pytreemod.state.values import State, assemble_state
 from pytreemod.training.dtype_policies import Precision
 from pytreemod.training.precision_rules import PRECISION, with_precisions
@@ -113,13 +115,19 @@ class _Rebuilder:
         read = self.reader.read
         found: list[Row] = []
         values: list[Any] = []
-        for marker, kind, name, node in rows:
+        for marker, kind, name, node, *told in rows:
             cls = self.reader.named(kind, path, AbstractToken)
             token = read(name, path)
             if not isinstance(token, PathName):
                 raise self.reader.malformed(path, name)
-            found.append(Row(read(marker, path), token, cls))
-            values.append(self.node(node, _join(path, token)))
+            value = self.node(node, _join(path, token))
+            # A stream checks its own.
+            ranks = () if issubclass(cls, RngStream) else ranks_of(value)
+            if told:
+                (made,) = told
+                ranks = tuple(map(operator.index, made))
+            found.append(Row(read(marker, path), token, cls, ranks))
+            values.append(value)
         return assemble_state(found, values)
 
     def _module(self, content: list[Any], path: str) -> Any:

@@ -103,10 +103,8 @@ class TensorPlaces:
     leaves: LeafPlaces = field(default_factory=list["TensorPlace | None"])
     """For each leaf of the model."""
 
-    values: list[tuple[Any, Any, LeafPlaces]] = field(
-        default_factory=list[tuple[Any, Any, LeafPlaces]]
-    )
-    """Of each token whose value is in the State: the token, its value, and for each leaf of it."""
+    values: list[tuple[Any, LeafPlaces]] = field(default_factory=list[tuple[Any, LeafPlaces]])
+    """Each token whose value is in the State, and for each leaf of that."""
 
     unused: set[str] = field(default_factory=set[str])
     """Names that PyTorch has, of which nothing is needed here."""
@@ -177,9 +175,8 @@ class TensorPlaces:
         if self.state is None:
             self.homeless.append(own)
             return []
-        value = self.state.get(token)
-        spots = self.visit(value, own, prefixes, form, pending)
-        self.values.append((token, value, spots))
+        spots = self.visit(self.state.get(token), own, prefixes, form, pending)
+        self.values.append((token, spots))
         return []
 
     def _place(

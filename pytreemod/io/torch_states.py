@@ -194,10 +194,11 @@ def from_torch(
         made = _tied_again(where, tied, made)
     if state is None:
         return made
-    for token, value, spots in places.values:
+    for token, spots in places.values:
         # What has no tensor, such as the keys of dropouts, is not written: that would be an update.
         if any(place is not None for place in spots):
-            state = state.set(token, filled(value, spots))
+            # Not `set`, which refuses values of several members.
+            state = state.update(filled(state.substate(token), spots))
     return (made, state) if net is None else net.replace(model=made, state=state)
 
 

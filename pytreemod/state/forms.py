@@ -28,6 +28,48 @@ def as_array(leaf: Any) -> Any:
     return jax.lax.convert_element_type(array, array.dtype)
 
 
+def ranks_of(value: Any) -> tuple[int, ...]:
+    """How many axes each leaf of a value has; none, if it is no array."""
+    if isinstance(value, jax.Array):
+        return (value.ndim,)
+    return tuple(getattr(leaf, "ndim", 0) for leaf in jtu.tree_leaves(value))
+
+
+def check_made_ranks(where: str, name: str, ranks: tuple[int, ...], value: Any) -> None:
+    """Refuse a value of which a leaf has more axes than when it was made: those of a map.
+
+    Fewer are as they should be, inside of a map over values that were made for all members.
+
+    Raises:
+        StateError: one has.
+    """
+    now = ranks_of(value)
+    # Of another length, where leaves were taken out.
+    if now == ranks or len(now) != len(ranks):
+        return
+    leaves = jtu.tree_leaves_with_path(value)
+    more = [
+        f"{path_text(path, name)}: {describe(leaf)}, made with {made}"
+        for (path, leaf), made in zip(leaves, ranks, strict=True)
+        if getattr(leaf, "ndim", 0) > made
+    ]
+    if more:
+        raise StateError(
+            explain(
+                where,
+                "as many axes as the value was made with",
+                "more: the State came out of a map, or was split for one",
+                places=more,
+                cure=[
+                    "take what is one for all members out without an axis; map over what differs:",
+                    "y, state = jax.vmap(layer, in_axes=(0, None), out_axes=(0, None))(xs, state)",
+                    "y, states = jax.vmap(layer)(xs, states)  # a value for each member",
+                    "model, state = pm.make_with_state(state.fill)(model)  # one value, with axes",
+                ],
+            )
+        )
+
+
 def check_form(where: str, name: str, old: Any, new: Any) -> None:
     """Refuse a new value that differs from the old one in structure, shape or dtype.
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.state import refusals, streams
-from pytreemod.state.forms import as_array
+from pytreemod.state.forms import as_array, ranks_of
 from pytreemod.state.rows import Register, Row
 from pytreemod.state.streams import Stream
 from pytreemod.state.tokens import Nothing, RngStream, is_moved
@@ -26,8 +26,10 @@ def first_values(found: _WithPaths, markers: Iterable[Any]) -> tuple[dict[Any, A
     rows: list[Row] = []
     initial = _Initial()
     for (path, token), marker in zip(found, markers, strict=True):
-        values[marker] = initial.value(path, token)
-        rows.append(Row(marker, PathName.of(path), type(token)))
+        value = values[marker] = initial.value(path, token)
+        # A stream checks its own.
+        ranks = () if isinstance(token, RngStream) else ranks_of(value)
+        rows.append(Row(marker, PathName.of(path), type(token), ranks))
     return values, Register(rows)
 
 

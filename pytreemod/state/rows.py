@@ -20,6 +20,9 @@ class Row(NamedTuple):
     kind: type
     """The token's class."""
 
+    ranks: tuple[int, ...] = ()
+    """How many axes each leaf of its value had when it was made; () if that is not checked."""
+
 
 class Register:
     """The rows of a State, in order.

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.state import refusals, streams
-from pytreemod.state.forms import as_array, check_form, is_strong
+from pytreemod.state.forms import as_array, check_form, check_made_ranks, is_strong, ranks_of
 from pytreemod.state.initial_values import first_values, spots_of
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.lineage import Lineage, beginning
@@ -149,7 +149,8 @@ class State(AbstractKeeper):
             The new State.
 
         Raises:
-            StateError: the State was used up, or the value does not fit.
+            StateError: the State was used up; the value does not fit; or the present one has more
+                axes than it was made with, those of a map, inside of which it is to be set.
             TokenError: it has no such token.
             ArgumentError: `item` is no token.
 
@@ -162,6 +163,8 @@ class State(AbstractKeeper):
         """
         self._check("set", item)
         marker = self._marker(item, "set", StateIndex)
+        row, old = self._register[marker], self._values[marker]
+        check_made_ranks(f"State.set({row.name})", row.name, row.ranks, old)
         values = {**self._values, marker: self._fitting(marker, value, "set")}
         return self._succeed(values, "set", marker)
 
@@ -353,7 +356,8 @@ class State(AbstractKeeper):
         """A State for `n` members: the chosen values get a leading axis; this one is used up.
 
         Streams differ from member to member; other values are repeated. Pass it with
-        `in_axes=pm.by({pm.RngStream: 0, ...: None})`, or 0 for the values that were chosen.
+        `in_axes=pm.by({pm.RngStream: 0, ...: None})`, or 0 for the values that were chosen. Outside
+        of the map, those can be read, and not set.
 
         Args:
             n: how many members, at least one.
@@ -646,6 +650,12 @@ def _make(values: dict[Any, Any], register: Register, lineage: Lineage | None = 
     state._fresh = True
     note_made(state)
     return state
+
+
+def other_ranks(state: State) -> list[tuple[int, ...]]:
+    """Of each value, the ranks that it was made with, if it has others; () if not."""
+    pairs = [(row.ranks, state._values[row.marker]) for row in state._register]
+    return [() if not ranks or ranks == ranks_of(value) else ranks for ranks, value in pairs]
 
 
 def assemble_state(rows: Iterable[Row], values: Iterable[Any]) -> State:

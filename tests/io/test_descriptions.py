@@ -106,6 +106,15 @@ def test_a_state_is_told_by_tokens():
     ]
 
 
+def test_a_value_with_other_ranks_than_it_was_made_with_tells_them():
+    """Only then: what is as it was made reads as ever."""
+    _, state = nn.make_with_state(nn.BatchNorm)(2)
+    many = jax.tree.map(lambda x: jnp.stack([x, x]), state)
+
+    assert [len(row) for row in described(state).tree["state"]] == [4]
+    assert [row[4] for row in described(many).tree["state"]] == [[1, 1]]
+
+
 def test_a_used_up_state_is_refused():
     norm, state = nn.make_with_state(nn.BatchNorm)(2)
     norm(ramp(4, 2), state)

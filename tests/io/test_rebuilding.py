@@ -127,6 +127,17 @@ def test_an_abstract_class_is_not_made():
         rebuilt({"module": ["test_rebuilding.Base", {}, {}]})
 
 
+def test_a_state_has_the_ranks_that_its_values_were_made_with():
+    """Of members, of one, and of streams, which tell none; a file without is of one."""
+    layers = [nn.BatchNorm(2), nn.Dropout(0.5)]
+    _, state = pm.make_with_state(lambda: nn.Sequential(layers))()
+    state = state.seed(jax.random.key(0))
+    many = jax.tree.map(lambda x: jnp.stack([x, x]), state)
+    for each in (state, many, copy.copy(state).split(3)):
+        tree, leaves = described(each)
+        assert jax.tree.structure(rebuilt(tree, leaves)) == jax.tree.structure(each)
+
+
 @pytest.mark.parametrize(
     "tree",
     [
@@ -140,6 +151,8 @@ def test_an_abstract_class_is_not_made():
         {"named": ["pytreemod.nn.Linear", []]},
         {"state": [["a", "pytreemod.nn.Linear", {"path": ["a", ["a"]]}, None]]},
         {"state": [["a", "pytreemod.StateIndex", "a", None]]},
+        {"state": [["a", "pytreemod.StateIndex", {"path": ["a", ["a"]]}, None, ["x"]]]},
+        {"state": [["a", "pytreemod.StateIndex", {"path": ["a", ["a"]]}, None, [], []]]},
         {"state": 3},
         {"init__": []},
         {"leaf": 3, "value": {"function": "os.system"}},

@@ -419,6 +419,18 @@ def test_a_stack_of_stateful_layers_has_each_ones_statistics():
     assert_same({name: made[name] for name in names}, arrays)
 
 
+def test_members_that_were_made_by_a_map_are_filled_as_they_are():
+    """Each with an axis more than a layer has; the State stays one of members."""
+    make = jax.vmap(lambda _: pm.make_with_state(nn.BatchNorm)(2))
+    model, state = make(ramp(3))
+    form = jax.tree.structure(state)
+    arrays = {name: wave(3, 2) for name in ("weight", "bias", "running_mean", "running_var")}
+    model, state = from_torch(model, arrays, state=state)
+
+    assert_same({name: to_torch(model, state)[name] for name in arrays}, arrays)
+    assert jax.tree.structure(state) == form
+
+
 def test_an_exponential_average_knows_whether_it_began():
     """With mode="ema", the count of batches tells whether the statistics are any."""
     make = ft.partial(nn.BatchNorm, 2, mode="ema")

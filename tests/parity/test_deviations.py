@@ -225,6 +225,24 @@ def test_containers_from_a_state_are_the_callers_own():
     assert after_a_change(pytreemod) == (2,)
 
 
+def test_a_value_with_the_axis_of_a_map_is_set_inside_of_one():
+    """Equinox goes on with what broadcasts."""
+
+    def count_twice(eqx):
+        token, state = eqx.nn.make_with_state(lambda: eqx.nn.StateIndex(jnp.asarray(0)))()
+
+        def add(x, state):
+            return x, state.set(token, state.get(token) + 1)
+
+        _, state = jax.vmap(add, in_axes=(0, None))(jnp.ones(3), state)
+        assert state.get(token).tolist() == [1, 1, 1]
+        return add(1.0, state)[1].get(token).shape
+
+    assert count_twice(equinox) == (3,)
+    with pytest.raises(ValueError, match="as many axes as the value was made with"):
+        count_twice(pytreemod)
+
+
 def apply_batch_norm(layer, state, *batches):
     """A BatchNorm over the first axis of each batch in turn: the last output, and the State."""
     mapped = jax.vmap(layer, axis_name="batch", in_axes=(0, None), out_axes=(0, None))

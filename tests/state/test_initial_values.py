@@ -21,9 +21,9 @@ def test_values_come_with_the_names_and_classes_of_their_tokens():
     """In the order of the tree."""
     values, register = begun({"b": pm.RngStream(), "a": [pm.StateIndex(jnp.ones(2))]})
 
-    assert [(row.marker, row.name, row.kind) for row in register] == [
-        (0, "['a'][0]", pm.StateIndex),
-        (1, "['b']", pm.RngStream),
+    assert [tuple(row) for row in register] == [
+        (0, "['a'][0]", pm.StateIndex, (1,)),
+        (1, "['b']", pm.RngStream, ()),
     ]
     assert values[0].shape == (2,)
     assert values[1] == (None, None, ())

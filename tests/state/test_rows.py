@@ -50,6 +50,17 @@ def test_registers_are_pickled_without_their_hashes():
     assert back["layers[0].count"].name.steps == ("layers", "0", "count")
 
 
+def test_the_ranks_of_a_value_belong_to_its_row():
+    """A State of one member is another structure than one of all; that of a map is the same."""
+    token = pm.StateIndex(jnp.zeros(()))
+    one, many = (pm.make_with_state(lambda n=n: pm.StateIndex(jnp.zeros(n)))()[1] for n in ((), 3))
+    form = jax.tree.structure(pm.State(token))
+    mapped = jax.tree.map(lambda x: jnp.broadcast_to(x, 3), one)
+
+    assert form.node_data()[1].rows[0].ranks == (0,)
+    assert jax.tree.structure(one) == jax.tree.structure(mapped) != jax.tree.structure(many)
+
+
 def test_states_that_follow_from_one_another_share_their_register():
     """So that comparing their structures costs nothing."""
     index = pm.StateIndex(jnp.zeros(2))

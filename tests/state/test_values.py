@@ -733,6 +733,73 @@ def test_plain_jax_takes_a_state():
     np.testing.assert_allclose(looped.get(model.token), 3 * xs[0], rtol=1e-6)
 
 
+class Counter(pm.Module):
+    """A scalar, which would broadcast with anything, and a tree of values."""
+
+    count: pm.StateIndex
+    pair: pm.StateIndex
+
+    def __init__(self) -> None:
+        self.count = pm.StateIndex(jnp.asarray(0.0))
+        self.pair = pm.StateIndex((jnp.zeros(2), jnp.zeros(2)))
+
+    def __call__(self, x, state):
+        count = state.get(self.count) + 1
+        mean, last = state.get(self.pair)
+        state = state.set(self.count, count)
+        return x + count, state.set(self.pair, (mean + x, last))
+
+
+MADE_WITH_AN_AXIS = {
+    "vmap": lambda layer, state: jax.vmap(layer, (0, None))(ramp(3), state)[1],
+    "filter_vmap": lambda layer, state: pm.filter_vmap(layer, in_axes=(0, None))(ramp(3), state)[1],
+    "jit": lambda layer, state: jax.jit(jax.vmap(layer, (0, None)))(ramp(3), state)[1],
+    "vmap of size 1": lambda layer, state: jax.vmap(layer, (0, None))(ramp(1), state)[1],
+    "split": lambda _, state: state.split(3, pm.StateIndex),
+    "stack": lambda _, state: jax.tree.map(lambda *x: jnp.stack(x), state, copy.copy(state)),
+    "made in a map": lambda *_: jax.vmap(lambda _: pm.make_with_state(Counter)()[1])(ramp(3)),
+    "saved": lambda layer, state: copy.copy(jax.vmap(layer, (0, None))(ramp(3), state)[1]),
+    "restored": lambda layer, state: jax.vmap(layer, (0, None))(ramp(3), state)[1].restored(),
+    "a part": lambda layer, state: jax.vmap(layer, (0, None))(ramp(3), state)[1].substate(layer),
+}
+
+
+@pytest.mark.parametrize("made", MADE_WITH_AN_AXIS.values(), ids=MADE_WITH_AN_AXIS)
+def test_a_value_with_the_axis_of_a_map_is_set_inside_of_one(made):
+    """Outside it is read; a layer that sets it would only broadcast. Both, jitted or not."""
+    layer, state = pm.make_with_state(Counter)()
+    many = made(layer, state)
+    n = many.get(layer.count).size
+    text = (
+        r"(?s)^State\.set\(count\): expected as many axes .*\n  at count: f32\[\d\], made with 0\n"
+    )
+
+    for call in (layer, jax.jit(layer)):
+        with pytest.raises(StateError, match=text):
+            call(jnp.ones(()), copy.copy(many))
+    before = many.get(layer.count)
+    _, after = jax.vmap(layer)(jnp.ones(n), many)
+    assert_same(after.get(layer.count), before + 1)
+
+    # One value from now on, which has that axis; or one of the members.
+    layer, one = pm.make_with_state(copy.copy(after).fill)(layer)
+    assert_same(one.set(layer.count, before).get(layer.count), before)
+    _, first = layer(1.0, jax.tree.map(lambda x: x[0], after))
+    assert_same(first.get(layer.count), before[0] + 2)
+
+
+def test_values_that_were_made_for_all_members_have_fewer_axes_in_each():
+    """Under a map over models that were made beforehand; a second axis is refused as ever."""
+    layers, state = pm.make_with_state(lambda: jax.vmap(lambda _: Counter())(ramp(3)))()
+    _, after = jax.vmap(lambda layer, state: layer(1.0, state), (None, 0))(layers, state)
+    assert after.get(layers.count).tolist() == [1, 1, 1]
+    after = after.set(layers.count, jnp.zeros(3))
+
+    _, after = jax.vmap(layers, (0, None))(ramp(2), after)
+    with pytest.raises(StateError, match=r"at pair\[0\]: f32\[2,3,2\], made with 2\n"):
+        after.set(layers.pair, after.get(layers.pair))
+
+
 def test_a_state_with_gradients_of_its_values():
     """Values may be differentiated: the gradient is a State of the same names."""
     model, state = pm.make_with_state(Other)()
