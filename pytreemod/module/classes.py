@@ -30,6 +30,7 @@ from pytreemod.module.annotations import (
     letting_nodes_pass,
     type_checker_of,
 )
+from pytreemod.module.array_shapes import check_array_shapes
 from pytreemod.module.construction import (
     as_changed,
     fill_restored,
@@ -578,6 +579,7 @@ class Module(Record, metaclass=ModuleMeta):
         Raises:
             FieldError: a name is no field, a static field would hold an array, or a value is
                 outside its constraint.
+            ShapeError: the arrays of a layer of `pytreemod.nn` do not fit its new configuration.
 
         Examples:
             >>> import pytreemod as pm
@@ -596,6 +598,7 @@ class Module(Record, metaclass=ModuleMeta):
                 check.check_copy(made, self)
             else:
                 check(made)
+        check_array_shapes(made, self, changes)
         return as_changed(made, before)
 
     def __replace__(self: _M, /, **changes: Any) -> _M:

@@ -11,6 +11,7 @@ from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
+    ArrayShapes,
     Title,
     check_array,
     check_floating,
@@ -79,13 +80,16 @@ class PReLU(Module):
         # Here as well, for `replace` and `with_mode` come this way.
         check_kept(self, "shape", tuple(self.shape))
 
+    def __array_shapes__(self) -> ArrayShapes:
+        return {"negative_slope": self.shape}
+
     @ignores_key
     @in_scope("pm.nn.PReLU")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Apply the activation to each number of x; `key` is ignored."""
         del key
         where = Title(self, "shape")
-        (slope,) = own_arrays(where, negative_slope=self.shape)
+        (slope,) = own_arrays(where, **self.__array_shapes__())
         x = check_array(where, x)
         if not jnp.issubdtype(x.dtype, jnp.integer):
             check_floating(where, x)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, cast
 
 import jax
@@ -78,6 +78,13 @@ _DIVIDED_AT_ONCE = 16
 
 _NO_NUMBERS = "OSUMm"
 """Kinds of NumPy's dtypes that JAX has not: objects, texts and times."""
+
+ArrayShapes: TypeAlias = dict[str, tuple[int, ...] | None]
+"""By the name of a field, the shape that a layer's configuration says; None for no such array.
+
+A layer gives them by its `__array_shapes__`, for its call, and for `replace` and `with_mode`, which
+refuse configuration that the arrays do not fit.
+"""
 
 TitleLike: TypeAlias = str | Title
 """What an error is about: a text, or something that will make one."""
@@ -294,6 +301,30 @@ def check_kept(layer: Any, name: str, form: Any) -> None:
         return
     cure = ("as the constructor would keep it:", f"{name}={form!r}")
     raise ArgumentError(explain(named(layer, name), repr(form), describe(value), cure=cure))
+
+
+def check_held_number(layer: Any, changes: Mapping[str, Any], name: str, holder: str) -> None:
+    """Refuse another number of layers that are held as one, without other layers.
+
+    Args:
+        layer: what holds them.
+        changes: what `replace` was given.
+        name: the field with their number.
+        holder: the field that they are in.
+
+    Raises:
+        ArgumentError: the number would no longer be theirs.
+
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> check_held_number(SimpleNamespace(n=3), {"n": 4, "member": None}, "n", "member")
+    """
+    old, new = getattr(layer, name), changes.get(name, getattr(layer, name))
+    if new == old or holder in changes:
+        return
+    expected = f"{old}, with which its layers were made"
+    cure = ("Make another one:", f"{type(layer).__name__}(make_layer, {describe(new)}, key=key)")
+    raise ArgumentError(explain(named(layer, name), expected, describe(new), cure=cure))
 
 
 def check_choice(where: str, value: Any, choices: Sequence[str]) -> str:

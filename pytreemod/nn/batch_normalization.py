@@ -14,6 +14,7 @@ from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
+    ArrayShapes,
     Title,
     as_integer,
     as_sequence,
@@ -232,6 +233,10 @@ class BatchNorm(StatefulLayer):
         """`state_index` with mode="ema", and None otherwise: Equinox's name for it."""
         return self.state_index if self.mode == "ema" else None
 
+    def __array_shapes__(self) -> ArrayShapes:
+        size = (self.input_size,) if self.channelwise_affine else None
+        return {"weight": size, "bias": size}
+
     @ignores_key
     @in_scope("pm.nn.BatchNorm")
     def __call__(
@@ -254,11 +259,11 @@ class BatchNorm(StatefulLayer):
             The normalized array, and the State to go on with.
         """
         del key
-        where, size = self._title(), (self.input_size,) if self.channelwise_affine else None
+        where = self._title()
         # Before the State is missed: who calls it with a tree did not mean to call it.
         refuse_tree(where, x)
         state = required_state(where, state)
-        weight, bias = own_arrays(where, weight=size, bias=size)
+        weight, bias = own_arrays(where, **self.__array_shapes__())
         x = check_array(where, x)
         channel_axis = self._axis_of_channels(x)
         self._check(x, channel_axis)

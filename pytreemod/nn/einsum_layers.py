@@ -13,6 +13,7 @@ from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
+    ArrayShapes,
     Title,
     as_integer,
     as_sequence,
@@ -125,17 +126,19 @@ class LinearGeneral(Module):
         check_kept(self, "axis", axis)
         check_flag(named(self, "use_bias"), self.use_bias)
 
+    def __array_shapes__(self) -> ArrayShapes:
+        return {
+            "weight": (*self.in_features, *self.out_features),
+            "bias": self.out_features if self.use_bias else None,
+        }
+
     @ignores_key
     @in_scope("pm.nn.LinearGeneral")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Sum over the axes of x that the layer is for; `key` is ignored."""
         del key
         where = Title(self, "in_features", "out_features", "axis")
-        weight, bias = own_arrays(
-            where,
-            weight=(*self.in_features, *self.out_features),
-            bias=self.out_features if self.use_bias else None,
-        )
+        weight, bias = own_arrays(where, **self.__array_shapes__())
         x = check_array(where, x)
         fits = all(
             -x.ndim <= axis < x.ndim and x.shape[axis] == size
@@ -235,13 +238,16 @@ class Einsum(Module):
         if self.bias_shape is not None:
             check_kept(self, "bias_shape", _sizes(named(self, "bias_shape"), self.bias_shape))
 
+    def __array_shapes__(self) -> ArrayShapes:
+        return {"weight": self.weight_shape, "bias": self.bias_shape}
+
     @ignores_key
     @in_scope("pm.nn.Einsum")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Sum products of x and the weight; `key` is ignored."""
         del key
         where = Title(self, "equation", "weight_shape")
-        weight, bias = own_arrays(where, weight=self.weight_shape, bias=self.bias_shape)
+        weight, bias = own_arrays(where, **self.__array_shapes__())
         x = check_array(where, x)
         first, second, out = _terms(self.equation)
         sizes = dict(zip(second, self.weight_shape, strict=True))

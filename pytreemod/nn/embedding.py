@@ -13,6 +13,7 @@ from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
+    ArrayShapes,
     Title,
     check_array,
     check_dtype,
@@ -105,6 +106,9 @@ class Embedding(Module):
         check_size(named(self, "num_embeddings"), self.num_embeddings)
         check_size(named(self, "embedding_size"), self.embedding_size)
 
+    def __array_shapes__(self) -> ArrayShapes:
+        return {"weight": (self.num_embeddings, self.embedding_size)}
+
     @ignores_key
     @in_scope("pm.nn.Embedding")
     def __call__(
@@ -113,7 +117,7 @@ class Embedding(Module):
         """Read the rows that x names; `key` is ignored."""
         del key
         where = Title(self, "num_embeddings", "embedding_size")
-        (weight,) = own_arrays(where, weight=(self.num_embeddings, self.embedding_size))
+        (weight,) = own_arrays(where, **self.__array_shapes__())
         # NumPy's as it is: converted, 64 bits would become 32, which may name another row.
         rows: Any = x if isinstance(x, (np.ndarray, np.generic)) else check_array(where, x)
         if not jnp.issubdtype(rows.dtype, jnp.integer):
@@ -145,7 +149,7 @@ class Embedding(Module):
             Array([2., 3.], dtype=float32)
         """
         where = Title(self, "num_embeddings", "embedding_size")
-        (weight,) = own_arrays(where, weight=(self.num_embeddings, self.embedding_size))
+        (weight,) = own_arrays(where, **self.__array_shapes__())
         x = check_array(where, x)
         check_last_axis(where, x, self.embedding_size, "embedding_size")
         return linear(x, weight)

@@ -11,6 +11,7 @@ from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
+    ArrayShapes,
     Title,
     check_array,
     check_channels,
@@ -131,6 +132,10 @@ class GroupNorm(Module):
         self, x: AnyArray, state: State, *, key: KeyLike | None = None
     ) -> tuple[Shaped[Array, ...], State]: ...
 
+    def __array_shapes__(self) -> ArrayShapes:
+        size = self._size()
+        return {"weight": size, "bias": size}
+
     @ignores_key
     @in_scope("pm.nn.GroupNorm")
     def __call__(
@@ -142,10 +147,10 @@ class GroupNorm(Module):
     ) -> Shaped[Array, ...] | tuple[Shaped[Array, ...], State]:
         """Normalize each group of channels; `key` is ignored, `state` handed back if given."""
         del key
-        where, size = Title(self, "groups", "channels"), self._size()
+        where = Title(self, "groups", "channels")
         # It needs none, and hands it back: so it may stand in the place of a BatchNorm.
         check_state(where, state)
-        weight, bias = own_arrays(where, weight=size, bias=size)
+        weight, bias = own_arrays(where, **self.__array_shapes__())
         x = check_array(where, x)
         check_floating(where, x)
         dims, axis = self.num_spatial_dims, 0

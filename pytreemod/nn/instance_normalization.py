@@ -12,6 +12,7 @@ from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
+    ArrayShapes,
     Title,
     check_array,
     check_channels,
@@ -134,6 +135,10 @@ class InstanceNorm(Module):
         self, x: AnyArray, state: State, *, key: KeyLike | None = None
     ) -> tuple[Shaped[Array, ...], State]: ...
 
+    def __array_shapes__(self) -> ArrayShapes:
+        size = self._size()
+        return {"weight": size, "bias": size}
+
     @ignores_key
     @in_scope("pm.nn.InstanceNorm")
     def __call__(
@@ -145,10 +150,10 @@ class InstanceNorm(Module):
     ) -> Shaped[Array, ...] | tuple[Shaped[Array, ...], State]:
         """Normalize each channel; `key` is ignored, `state` handed back if given."""
         del key
-        where, size = Title(self, "channels"), self._size()
+        where = Title(self, "channels")
         # It needs none, and hands it back: so it may stand in the place of a BatchNorm.
         check_state(where, state)
-        weight, bias = own_arrays(where, weight=size, bias=size)
+        weight, bias = own_arrays(where, **self.__array_shapes__())
         x = check_array(where, x)
         check_floating(where, x)
         axis = self._axis_of_channels(where, x)

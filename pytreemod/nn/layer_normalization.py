@@ -11,6 +11,7 @@ from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
+    ArrayShapes,
     Title,
     as_sequence,
     check_array,
@@ -126,6 +127,9 @@ class LayerNorm(Module):
         self, x: AnyArray, state: State, *, key: KeyLike | None = None
     ) -> tuple[Shaped[Array, ...], State]: ...
 
+    def __array_shapes__(self) -> ArrayShapes:
+        return {"weight": self._size(self.use_weight), "bias": self._size(self.use_bias)}
+
     @ignores_key
     @in_scope("pm.nn.LayerNorm")
     def __call__(
@@ -140,9 +144,7 @@ class LayerNorm(Module):
         where = Title(self, "shape")
         # It needs none, and hands it back: so it may stand in the place of a BatchNorm.
         check_state(where, state)
-        weight, bias = own_arrays(
-            where, weight=self._size(self.use_weight), bias=self._size(self.use_bias)
-        )
+        weight, bias = own_arrays(where, **self.__array_shapes__())
         x = check_array(where, x)
         check_floating(where, x)
         check_trailing(where, x, self.shape)

@@ -12,6 +12,7 @@ from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
+    ArrayShapes,
     Title,
     check_array,
     check_dtype,
@@ -113,16 +114,17 @@ class Linear(Module):
         check_feature_size(named(self, "out_features"), self.out_features)
         check_flag(named(self, "use_bias"), self.use_bias)
 
+    def __array_shapes__(self) -> ArrayShapes:
+        fan_in, fan_out = _count(self.in_features), _count(self.out_features)
+        return {"weight": (fan_out, fan_in), "bias": (fan_out,) if self.use_bias else None}
+
     @ignores_key
     @in_scope("pm.nn.Linear")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Apply the layer to the last axis of x; `key` is ignored."""
         del key
         where = Title(self, "in_features", "out_features")
-        fan_in, fan_out = _count(self.in_features), _count(self.out_features)
-        weight, bias = own_arrays(
-            where, weight=(fan_out, fan_in), bias=(fan_out,) if self.use_bias else None
-        )
+        weight, bias = own_arrays(where, **self.__array_shapes__())
         x = check_array(where, x)
         if self.in_features == "scalar":
             # A number is an axis of one, so that there is one formula.

@@ -15,6 +15,7 @@ from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
+    ArrayShapes,
     Title,
     check_array,
     check_dtype,
@@ -177,6 +178,15 @@ class GRUCell(RNNCellBase):
         # Here as well, for `replace` and `with_mode` come this way.
         _check_sizes(self)
 
+    def __array_shapes__(self) -> ArrayShapes:
+        size = self.hidden_size
+        return {
+            "weight_ih": (3 * size, self.input_size),
+            "weight_hh": (3 * size, size),
+            "bias": (3 * size,) if self.use_bias else None,
+            "bias_n": (size,) if self.use_bias else None,
+        }
+
     @ignores_key
     @in_scope("pm.nn.GRUCell")
     def __call__(
@@ -185,13 +195,7 @@ class GRUCell(RNNCellBase):
         """Take one step; `key` is ignored."""
         del key
         where, size = Title(self, "input_size", "hidden_size"), self.hidden_size
-        weight_ih, weight_hh, bias, bias_n = own_arrays(
-            where,
-            weight_ih=(3 * size, self.input_size),
-            weight_hh=(3 * size, size),
-            bias=(3 * size,) if self.use_bias else None,
-            bias_n=(size,) if self.use_bias else None,
-        )
+        weight_ih, weight_hh, bias, bias_n = own_arrays(where, **self.__array_shapes__())
         x = _checked_input(where, input, self.input_size)
         h = _checked_hidden(where, "hidden", hidden, x, size)
         return gru_cell(x, h, weight_ih, weight_hh, bias, bias_n)
@@ -298,6 +302,14 @@ class LSTMCell(RNNCellBase):
         # Here as well, for `replace` and `with_mode` come this way.
         _check_sizes(self)
 
+    def __array_shapes__(self) -> ArrayShapes:
+        size = self.hidden_size
+        return {
+            "weight_ih": (4 * size, self.input_size),
+            "weight_hh": (4 * size, size),
+            "bias": (4 * size,) if self.use_bias else None,
+        }
+
     @ignores_key
     @in_scope("pm.nn.LSTMCell")
     def __call__(
@@ -310,12 +322,7 @@ class LSTMCell(RNNCellBase):
         """Take one step; `key` is ignored."""
         del key
         where, size = Title(self, "input_size", "hidden_size"), self.hidden_size
-        weight_ih, weight_hh, bias = own_arrays(
-            where,
-            weight_ih=(4 * size, self.input_size),
-            weight_hh=(4 * size, size),
-            bias=(4 * size,) if self.use_bias else None,
-        )
+        weight_ih, weight_hh, bias = own_arrays(where, **self.__array_shapes__())
         x = _checked_input(where, input, self.input_size)
         # An array of two rows would be taken apart as well, along what may be a batch axis.
         if not isinstance(hidden, (tuple, list)) or len(hidden) != 2:  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
@@ -452,6 +459,14 @@ class SimpleCell(RNNCellBase):
         check_flag(named(self, "residual"), self.residual)
         _check_activation(self, self.activation)
 
+    def __array_shapes__(self) -> ArrayShapes:
+        size = self.hidden_size
+        return {
+            "weight_ih": (size, self.input_size),
+            "weight_hh": (size, size),
+            "bias": (size,) if self.use_bias else None,
+        }
+
     @ignores_key
     @in_scope("pm.nn.SimpleCell")
     def __call__(
@@ -460,12 +475,7 @@ class SimpleCell(RNNCellBase):
         """Take one step; `key` is ignored."""
         del key
         where, size = Title(self, "input_size", "hidden_size"), self.hidden_size
-        weight_ih, weight_hh, bias = own_arrays(
-            where,
-            weight_ih=(size, self.input_size),
-            weight_hh=(size, size),
-            bias=(size,) if self.use_bias else None,
-        )
+        weight_ih, weight_hh, bias = own_arrays(where, **self.__array_shapes__())
         x = _checked_input(where, input, self.input_size)
         h = _checked_hidden(where, "hidden", hidden, x, size)
         options: dict[str, Any] = {"activation": self.activation, "residual": self.residual}

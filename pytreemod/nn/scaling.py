@@ -10,6 +10,7 @@ from jaxtyping import Array, Inexact, Shaped
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
+    ArrayShapes,
     Title,
     as_sequence,
     check_array,
@@ -97,13 +98,16 @@ class Scale(Module):
         count = 1 if sizes is None else len(sizes)
         check_kept(self, "shape", check_sizes(named(self, "shape"), self.shape, count))
 
+    def __array_shapes__(self) -> ArrayShapes:
+        return {"weight": self.shape}
+
     @ignores_key
     @in_scope("pm.nn.Scale")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Multiply the last axes of x; `key` is ignored."""
         del key
         where = Title(self, "shape")
-        (weight,) = own_arrays(where, weight=self.shape)
+        (weight,) = own_arrays(where, **self.__array_shapes__())
         x = check_array(where, x)
         check_spread(where, x, self.shape)
         return scale(x, weight)

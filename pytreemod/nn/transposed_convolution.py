@@ -12,6 +12,7 @@ from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
+    ArrayShapes,
     Title,
     check_array,
     check_channels,
@@ -184,17 +185,20 @@ class ConvTranspose(Module):
         check_transposed_mode(named(self, "padding_mode"), self.padding_mode, padding, more)
         check_groups(self, self.groups)
 
+    def __array_shapes__(self) -> ArrayShapes:
+        ones = (1,) * self.num_spatial_dims
+        return {
+            "weight": (self.out_channels, self.in_channels // self.groups, *self.kernel_size),
+            "bias": (self.out_channels, *ones) if self.use_bias else None,
+        }
+
     @ignores_key
     @in_scope("pm.nn.ConvTranspose")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Spread the channel and spatial axes of x; `key` is ignored."""
         del key
         where, dims = Title(self, "in_channels", "out_channels"), self.num_spatial_dims
-        weight, bias = own_arrays(
-            where,
-            weight=(self.out_channels, self.in_channels // self.groups, *self.kernel_size),
-            bias=(self.out_channels, *(1,) * dims) if self.use_bias else None,
-        )
+        weight, bias = own_arrays(where, **self.__array_shapes__())
         # Not before: as in Equinox, a layer whose weight has a shape can be made and held.
         check_divisor(named(self, "groups"), self.groups, "out_channels", self.out_channels)
         x = check_array(where, x)

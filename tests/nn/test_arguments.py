@@ -589,3 +589,32 @@ def test_a_traced_inference_is_refused(make):
 
     with pytest.raises(ArgumentError, match=r"inference to be known while tracing, got bool\[\]"):
         jax.jit(lambda flag: layer(jnp.ones((4, 3)), state, inference=flag)[0])(True)
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        (nn.Stack(lambda key: nn.Linear(2, 2, key=key), 3, key=jax.random.key(0)), "depth"),
+        (nn.Ensemble(lambda key: nn.Linear(2, 2, key=key), 3, key=jax.random.key(0)), "n"),
+    ],
+)
+def test_the_number_of_layers_changes_with_the_layers_alone(layer, name):
+    """By `replace` and `with_mode`; the call would find it much later."""
+    text = rf"{type(layer).__name__}\({name}\): expected 3, with which its layers were made, got 5"
+    with pytest.raises(ArgumentError, match=text):
+        layer.replace(**{name: 5})
+    with pytest.raises(ArgumentError, match=text):
+        nn.with_mode([layer], **{name: 5})
+
+    assert nn.with_mode(layer, **{name: 3}) == layer
+    holder = {"depth": "layer", "n": "member"}[name]
+    two = jax.tree.map(lambda array: array[:2], getattr(layer, holder))
+    shorter = layer.replace(**{name: 2, holder: two})
+    assert [*map(len, jax.tree.leaves(shorter))] == [2, 2]
+
+
+def test_every_layer_that_reads_arrays_of_its_own_says_their_shapes():
+    """So that `replace` can ask each of them."""
+    for layer in (layer for layer in vars(nn).values() if isinstance(layer, type)):
+        source = inspect.getsource(layer)
+        assert source.count("own_arrays(") == source.count("own_arrays(where, **self.__array_sh")

@@ -113,8 +113,8 @@ def test_a_bias_that_is_put_in_later_counts(key):
     assert_close(biased(jnp.ones(2)), layer(jnp.ones(2)) + 1)
     with pytest.raises(ShapeError, match=r"^Linear\(.*\): expected bias to be None, got f32\[2\]"):
         layer.replace(bias=jnp.ones(2))(jnp.ones(2))
-    with pytest.raises(ShapeError, match=r"expected bias of shape \(2,\), got None"):
-        nn.with_mode(layer, use_bias=True)(jnp.ones(2))
+    with pytest.raises(ShapeError, match=r"at bias: None, and shape \(2,\) would be needed"):
+        nn.with_mode(layer, use_bias=True)
 
 
 WRONG_INPUTS = [

@@ -14,7 +14,7 @@ import jax
 
 from pytreemod.errors import ArgumentError, StateError, explain
 from pytreemod.module.fields import field
-from pytreemod.nn.arguments import check_key, check_size, named
+from pytreemod.nn.arguments import check_held_number, check_key, check_size, named
 from pytreemod.nn.calling import StatefulLayer, in_scope, needs_state, uses_key_if, wants_key
 from pytreemod.nn.ensemble.inputs import Inputs
 from pytreemod.nn.ensemble.sharing import (
@@ -42,6 +42,7 @@ from pytreemod.tree.predicates import is_array
 from pytreemod.typing import AxesSpec, FilterSpec, jtu
 
 _M = TypeVar("_M", bound=Callable[..., Any])
+_E = TypeVar("_E", bound="Ensemble[Any]")
 
 
 class Ensemble(StatefulLayer, Generic[_M]):
@@ -127,6 +128,11 @@ class Ensemble(StatefulLayer, Generic[_M]):
     def __stacked__(self) -> tuple[str, ...]:
         # Asked by whoever means each member's arrays, and not the stack of them.
         return own_paths(self.member, self.shared, "member")
+
+    def replace(self: _E, /, **changes: Any) -> _E:  # noqa: D102  (as that of Module)
+        made = super().replace(**changes)
+        check_held_number(self, changes, "n", "member")
+        return made
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.

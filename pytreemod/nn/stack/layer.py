@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, explain
 from pytreemod.module.fields import field
-from pytreemod.nn.arguments import check_key, check_size, named
+from pytreemod.nn.arguments import check_held_number, check_key, check_size, named
 from pytreemod.nn.calling import (
     ABSENT,
     Absence,
@@ -49,6 +49,7 @@ from pytreemod.transform.control_flow.scans import filter_scan
 from pytreemod.transform.derivatives.checkpoints import filter_checkpoint
 
 _L = TypeVar("_L", bound=Callable[..., Any])
+_S = TypeVar("_S", bound="Stack[Any]")
 
 
 class Stack(StatefulLayer, Generic[_L]):
@@ -125,6 +126,11 @@ class Stack(StatefulLayer, Generic[_L]):
     def __stacked__(self) -> tuple[str, ...]:
         # Asked by whoever means each layer's arrays, and not the stack of them.
         return ("layer",)
+
+    def replace(self: _S, /, **changes: Any) -> _S:  # noqa: D102  (as that of Module)
+        made = super().replace(**changes)
+        check_held_number(self, changes, "depth", "layer")
+        return made
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.

@@ -1,0 +1,95 @@
+"""New configuration has to fit a Module's arrays."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ShapeError
+from pytreemod.module.array_shapes import check_array_shapes
+
+KEY = jax.random.key(0)
+LINEAR = nn.Linear(4, 4, key=KEY)
+CONV = nn.Conv2d(4, 4, 1, key=KEY)
+CHANGES = [
+    (LINEAR, {"out_features": 9}),
+    (LINEAR, {"in_features": 9}),
+    (LINEAR, {"use_bias": False}),
+    (nn.Linear(4, 4, use_bias=False, key=KEY), {"use_bias": True}),
+    (CONV, {"groups": 2}),
+    (CONV, {"kernel_size": (3, 3)}),
+    (nn.ConvTranspose2d(4, 4, 1, key=KEY), {"groups": 2}),
+    (nn.LayerNorm(4), {"shape": (5,)}),
+    (nn.RMSNorm(4), {"use_weight": False}),
+    (nn.InstanceNorm(4, channelwise_affine=True), {"channels": 8}),
+    (nn.BatchNorm(3), {"input_size": 5}),
+    (nn.BatchNorm(3), {"channelwise_affine": False}),
+    (nn.Embedding(3, 2, key=KEY), {"num_embeddings": 9}),
+    (nn.GRUCell(3, 2, key=KEY), {"hidden_size": 3}),
+    (nn.LSTMCell(3, 2, key=KEY), {"input_size": 2}),
+    (nn.SimpleCell(3, 2, key=KEY), {"use_bias": False}),
+    (nn.PReLU(), {"shape": (3,)}),
+    (nn.LinearGeneral(3, 2, key=KEY), {"out_features": (5,)}),
+]
+
+
+@pytest.mark.parametrize(("layer", "changes"), CHANGES)
+def test_configuration_that_the_arrays_do_not_fit_is_refused(layer, changes):
+    """By `replace` and `with_mode`, in a layer of a map as well; as the call would refuse it."""
+    (name,) = changes
+    kind = type(layer).__name__
+    text = rf"(?s){kind}\({name}\).*would be needed.*layer.replace\({name}=.*=(\.\.\.|None)"
+    several = jax.tree.map(lambda array: jnp.stack([array, array]), layer)
+    for one in (layer, several):
+        with pytest.raises(ShapeError, match=text):
+            one.replace(**changes)
+        with pytest.raises(ShapeError, match=text):
+            nn.with_mode([one], **changes)
+
+
+def test_the_arrays_are_named_with_what_they_should_be():
+    text = r"""Linear\(out_features\): expected what its arrays were made for, got out_features=9\.
+  at weight: f32\[4,4\], and shape \(9, 4\) would be needed
+  at bias: f32\[4\], and shape \(9,\) would be needed
+  arrays and configuration go together; where they change, they change in one step:
+      layer = layer.replace\(out_features=9, weight=\.\.\., bias=\.\.\.\)"""
+    with pytest.raises(ShapeError, match=text):
+        LINEAR.replace(out_features=9)
+
+
+def test_what_changes_in_one_step_or_decides_no_shape_is_taken():
+    w, b = jnp.ones((9, 4)), jnp.ones(9)
+    wide = LINEAR.replace(out_features=9, weight=w, bias=b)
+    assert wide(jnp.ones(4)).shape == (9,)
+    models = jax.tree.map(lambda array: jnp.stack([array, array]), LINEAR)
+    assert models.replace(weight=models.weight * 2).weight.shape == (2, 4, 4)
+    one = LINEAR.replace(use_bias=False, bias=None)
+    assert one(jnp.ones(4)).shape == (4,)
+    assert CONV.replace(stride=(2, 2)).stride == (2, 2)
+    assert nn.with_mode(LINEAR, use_bias=True) == LINEAR
+
+
+def test_what_is_no_array_stays_what_it_is():
+    """Labels in the arrays' places, what partition took out, and a layout of a subclass's own."""
+    labels = jax.tree.map(lambda _: "label", LINEAR)
+    assert labels.replace(out_features=9).weight == "label"
+    without, _ = pm.partition(LINEAR, lambda _: False)
+    assert without.replace(out_features=9).weight is None
+
+    class Across(nn.Linear):
+        def __init__(self):
+            super().__init__(2, 3, use_bias=False, key=KEY)
+            self.weight = self.weight.T
+
+    assert Across().replace(out_features=4).out_features == 4
+
+
+def test_a_class_that_says_nothing_of_shapes_is_not_asked():
+    class Plain(pm.Module):
+        size: int = pm.field(static=True)
+        weight: jax.Array
+
+    plain = Plain(2, jnp.ones(2))
+    assert plain.replace(size=3).size == 3
+    check_array_shapes(plain.replace(size=3), plain, {"size"})
