@@ -359,15 +359,16 @@ class MultiheadAttention(StatefulLayer):
         query, key_, value = self._sequences(where, query, key_, key_ if value is None else value)
         lengths = check_lengths(where, lengths, key_, check)
         is_causal = self.is_causal if is_causal is None else check_flag(str(where), is_causal)
-        cache = None
-        if isinstance(state, State):
-            refuse_uncachable(where, self.cache, mask, bias, is_causal, query, key_)
-            cache = self._kept(where, state, key_, lengths, check)
         heads = (
             self._projected(where, "query_proj", query, self.num_heads, self.qk_size),
             self._projected(where, "key_proj", key_, self._kv_heads, self.qk_size),
             self._projected(where, "value_proj", value, self._kv_heads, self.vo_size),
         )
+        # After the layer's own arrays were looked at: of several as one, the cache is stacked, too.
+        cache = None
+        if isinstance(state, State):
+            refuse_uncachable(where, self.cache, mask, bias, is_causal, query, key_)
+            cache = self._kept(where, state, key_, lengths, check)
         # Before they are turned: the factors of a norm would scale the two of a pair apart.
         if self.query_norm is not None and self.key_norm is not None:
             heads = (self.query_norm(heads[0]), self.key_norm(heads[1]), heads[2])
