@@ -99,7 +99,9 @@ class _Range(_Checked):
             # From the nearer end: near to an end that is zero, a number has more digits.
             width = self.upper - self.lower
             # In float16 the powers of small numbers have no room.
-            low, high = (jax.nn.sigmoid(_computable(end)).astype(u.dtype) for end in (u, -u))
+            low, high = (jax.nn.sigmoid(_computable(end)) for end in (u, -u))
+            if low.dtype != u.dtype:
+                low, high = low.astype(u.dtype), high.astype(u.dtype)
             clear = jnp.where(u < 0, self.lower + width * low, self.upper - width * high)
         return jnp.clip(clear, *_inside(self.lower, self.upper, u.dtype))
 
