@@ -111,6 +111,12 @@ def network(lib, key):
     )
 
 
+def in_torchs_mode(key):
+    """The network with PyTorch's statistics, which Equinox has not."""
+    norm = pm.nn.BatchNorm(2, "batch", momentum=0.5)
+    return pm.tree_at(lambda net: net.layers[4], network(pm, key), norm)
+
+
 def made(lib, key):
     """The network and its State."""
     return lib.nn.make_with_state(network)(lib, key)
@@ -174,7 +180,7 @@ def test_a_trained_network_infers_the_same_in_equinox():
 @pytest.mark.slow
 def test_a_state_alone_that_equinox_corrects_is_refused_with_what_to_write():
     """Its momentum is the layer's; the cure reads nothing for the model."""
-    theirs, like = trained(eqx, KEYS[0]), made(pm, KEYS[1])
+    theirs, like = trained(eqx, KEYS[0]), pm.make_with_state(in_torchs_mode)(KEYS[1])
     data = written(theirs[1], eqx)
 
     with pytest.raises(EquinoxFileError, match=r"expected the model beside its State.*") as caught:
