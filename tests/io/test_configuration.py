@@ -364,3 +364,11 @@ def test_malformed_pairs_are_not_the_same(kind, content):
     assert not are_same(whole, {kind: content})
     assert not are_same({kind: content}, whole)
     assert are_same({kind: content}, {kind: content})
+
+
+def test_names_are_compared_as_names_and_all_else_as_it_is_written():
+    """A class that one of two processes has registered is one; `1` and `True` are two."""
+    for kind in ("class", "function"):
+        assert are_same({kind: "?Net"}, {kind: "mine.Net"})
+    assert not are_same({"tuple": ["?Net"]}, {"tuple": ["mine.Net"]})
+    assert not are_same({"tuple": [1]}, {"tuple": [True]})
