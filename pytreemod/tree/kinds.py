@@ -107,17 +107,17 @@ def kind_of(value: Any) -> Any:
     if issubclass(kind, (np.datetime64, np.timedelta64)):
         # One instant in two units is equal, and computes otherwise.
         return kind, value.dtype
-    if _is_compared_by_fields(kind):
-        of: Any = kind
-        fields = (field.name for field in dataclasses.fields(of) if field.compare)
-        return (kind, *(kind_of(getattr(value, name)) for name in fields))
-    return kind
+    names = _compared_fields(kind)
+    return kind if names is None else (kind, *(kind_of(getattr(value, name)) for name in names))
 
 
-def _is_compared_by_fields(kind: type) -> bool:
-    """Whether a class has the `==` that `dataclasses` writes: from text, so in no file."""
+def _compared_fields(kind: Any) -> list[str] | None:
+    """What the `==` looks at that `dataclasses` writes; None if a class has another."""
+    # It is written from text, so it is in no file.
     code = getattr(kind.__eq__, "__code__", None)
-    return dataclasses.is_dataclass(kind) and getattr(code, "co_filename", None) == "<string>"
+    if not dataclasses.is_dataclass(kind) or getattr(code, "co_filename", None) != "<string>":
+        return None
+    return [field.name for field in dataclasses.fields(kind) if field.compare]
 
 
 def are_one(a: Any, b: Any) -> bool:
@@ -151,6 +151,10 @@ def are_one(a: Any, b: Any) -> bool:
     if kind is dict:
         return len(a) == len(b) and _are_pairwise_one([*a, *a.values()], [*b, *b.values()])
     try:
+        names = _compared_fields(kind)
+        if names is not None:
+            # One by one: `==` may give a bool of NumPy's, or say of NaN that it is another.
+            return all(are_one(getattr(a, name), getattr(b, name)) for name in names)
         return (a == b) is True and kind_of(a) == kind_of(b)
     except Exception:
         return False
