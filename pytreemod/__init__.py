@@ -25,6 +25,7 @@ from pytreemod.module.fields import buffer as buffer
 from pytreemod.module.fields import field as field
 from pytreemod.module.fields import static_field as static_field
 from pytreemod.module.methods import BoundMethod as BoundMethod
+from pytreemod.module.other_words import refuse_name as _refuse_name
 from pytreemod.module.partials import Partial as Partial
 from pytreemod.module.partials import module_update_wrapper as module_update_wrapper
 from pytreemod.module.roles import with_role as with_role
@@ -201,8 +202,7 @@ else:
     # Hidden from type checkers, for which a name that is not there would be one that may come.
     def __getattr__(name: str) -> object:
         if name not in _LATER:
-            told = f"module {__name__!r} has no attribute {name!r}"
-            raise AttributeError(told, name=name, obj=_import_module(__name__))
+            _refuse_name(__name__, name)
         room, _, attribute = _LATER[name].partition(":")
         found = _import_module(room)
         globals()[name] = found = getattr(found, attribute) if attribute else found

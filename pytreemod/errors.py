@@ -42,6 +42,10 @@ class FieldError(PytreemodError, TypeError, ValueError):
     """A Module class is declared wrongly, or an instance was built wrongly."""
 
 
+class MissingNameError(PytreemodError, AttributeError):
+    """An attribute was read that other libraries have, and this one has not."""
+
+
 class FrozenError(PytreemodError, FrozenInstanceError):
     """Something was assigned to, or deleted from, a finished Module."""
 

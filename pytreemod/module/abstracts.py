@@ -14,6 +14,7 @@ from typing import Any
 
 from pytreemod.errors import FieldError, explain
 from pytreemod.module.fields import AbstractClassVar, AbstractVar, abstract_kind
+from pytreemod.tree.pending import has_attribute
 
 _NAMES = ("AbstractVar", "AbstractClassVar")
 
@@ -130,6 +131,4 @@ def are_of_class(cls: type, own: dict[str, str], names: frozenset[str]) -> froze
 
 
 def _is_provided(cls: type, name: str, provided: set[str]) -> bool:
-    if name in provided:
-        return True
-    return any(name in vars(base) for base in cls.__mro__)
+    return name in provided or has_attribute(cls, name)

@@ -43,7 +43,11 @@ from pytreemod.module.division import is_configuration
 from pytreemod.module.fields import buffer, field, refuse_not_called, static_field
 from pytreemod.module.flattening import register
 from pytreemod.module.methods import InheritedMethod, Method, as_method, is_method
-from pytreemod.module.other_words import refuse_other_words
+from pytreemod.module.other_words import (
+    add_other_members,
+    refuse_other_words,
+    without_other_members,
+)
 from pytreemod.module.overriding import find_overridden, mark_overridden, refuse_properties
 from pytreemod.module.pickling import referred, referring, share_functions
 from pytreemod.module.reading import MADE, Read, observe
@@ -52,7 +56,14 @@ from pytreemod.module.schema import OUR_NAMES, Notes, Schema
 from pytreemod.tree.comparison import are_equal
 from pytreemod.tree.nodes import places
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.pending import FLAT, LAYOUT, Waiting, has_attribute, open_to_waiting
+from pytreemod.tree.pending import (
+    FLAT,
+    LAYOUT,
+    Waiting,
+    has_attribute,
+    has_own_attribute,
+    open_to_waiting,
+)
 from pytreemod.tree.printing import tree_pformat
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.stored_fields import reading_stored, stored
@@ -158,6 +169,9 @@ class ModuleMeta(abc.ABCMeta):
         if name in ("__init__", "__check_init__"):
             _note_rules(cls)
             _note_checks(cls.__record__)
+
+    def __dir__(cls) -> list[str]:
+        return without_other_members(cls, super().__dir__())
 
     @property
     def __signature__(cls) -> inspect.Signature:
@@ -422,7 +436,7 @@ def _wrap_methods(cls: type) -> None:
 
 
 def _first_owner(cls: type, name: str) -> type:
-    return next(base for base in cls.__mro__ if name in vars(base))
+    return next(base for base in cls.__mro__ if has_own_attribute(base, name))
 
 
 def _unhashable_text(node: Any) -> str:
@@ -610,6 +624,9 @@ class Module(Record, metaclass=ModuleMeta):
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and are_equal(self, other)
 
+    def __dir__(self) -> list[str]:
+        return without_other_members(type(self), super().__dir__())
+
     def __hash__(self) -> int:
         leaves, treedef = jtu.tree_flatten(self)
         try:
@@ -642,6 +659,9 @@ class Module(Record, metaclass=ModuleMeta):
             # What is kept beside the fields is not its to tell; Python's own getter has it all.
             state = _divided(state)[0]
         return restore_state, (cls, referring(state), referring(_divided(values)[1]))
+
+
+add_other_members(Module)
 
 
 def _divided(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,12 +1,18 @@
-"""What arguments are called in other libraries: looked up where Python has refused a call."""
+"""What is called otherwise in other libraries: arguments, members of Modules, names of layers.
+
+Looked up where Python has found nothing, so that a program which asks for what there is pays
+nothing.
+"""
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
-from pytreemod.errors import ArgumentError, explain
+from pytreemod.errors import ArgumentError, MissingNameError, explain
+from pytreemod.tree.pending import Waiting, has_attribute
 
 OURS: dict[str, tuple[str, ...]] = {
     "bias": ("use_bias",),
@@ -31,7 +37,9 @@ OURS: dict[str, tuple[str, ...]] = {
     "attn_mask": ("mask",),
     "key_padding_mask": ("mask",),
     "deterministic": ("inference",),
-    "decode": ("cache_size",),
+    "dropout_rate": ("dropout_p",),
+    "dropout_rng": ("key",),
+    "decode": ("cache_size", "state"),
     "strides": ("stride",),
     "param_dtype": ("dtype",),
     "kernel_init": ("weight_init",),
@@ -45,8 +53,173 @@ _HEARD = "True is where to look here, and what is added to the weights is a bias
 _CURES: dict[str, tuple[str, ...]] = {
     "attn_mask": (_HEARD, "mask=~attn_mask", "bias=attn_mask"),
     "key_padding_mask": (_HEARD, "mask=~key_padding_mask[:, None, None, :]"),
+    "decode": (
+        "A layer is made with a cache, and a call goes on from a State:",
+        "cache_size=128",
+        "state=state",
+    ),
 }
 """Where the values differ as well."""
+
+_LEAVE_OUT = ("The weights are not returned; leave it out:", "out = layer(query, key_, value)")
+_NOT_HERE: dict[str, tuple[str, ...]] = {
+    "need_weights": _LEAVE_OUT,
+    "average_attn_weights": _LEAVE_OUT,
+}
+"""What no layer here can be asked for."""
+
+OTHER_MEMBERS: dict[str, tuple[str, ...]] = {
+    "eval": ("A new model, in which nothing is dropped:", "model = pm.inference_mode(model)"),
+    "train": ("A new model, for training:", "model = pm.inference_mode(model, False)"),
+    "parameters": (
+        "Gradients and optimizers take the model itself; its parameters alone are",
+        "params, others = pm.trainable(model)",
+    ),
+    "named_parameters": ("The arrays by their paths:", "arrays = pm.named_leaves(model)"),
+    "state_dict": (
+        "To write a file, or for PyTorch:",
+        'pm.save("model.safetensors", model)',
+        "state_dict = pm.to_torch(model)",
+    ),
+    "load_state_dict": (
+        "A new model, from a file or from PyTorch:",
+        'model = pm.load("model.safetensors", model)',
+        "model = pm.from_torch(model, state_dict)",
+    ),
+    "to": (
+        "A new model, on a device or in another precision:",
+        "model = jax.device_put(model, device)",
+        'model = pm.with_precision(model, "bfloat16")',
+    ),
+    "cuda": ("A new model:", 'model = jax.device_put(model, jax.devices("cuda")[0])'),
+    "cpu": ("A new model:", 'model = jax.device_put(model, jax.devices("cpu")[0])'),
+    "zero_grad": (
+        "Gradients are values, and do not add up by themselves:",
+        "grads = pm.filter_grad(loss)(model, x)",
+    ),
+    "requires_grad_": (
+        "The gradient says which leaves it is for:",
+        'grads = pm.filter_grad(loss, wrt="head.**")(model, x)',
+    ),
+    "register_buffer": ("Declare a field in the class:", "mean: jax.Array = pm.buffer()"),
+    "apply": (
+        "A model holds its parameters; call it, or change layers inside:",
+        "y = model(x)",
+        "model = pm.tree_at(nn.Linear, model, replace_fn=function)",
+    ),
+    "init": (
+        "A model has its parameters once it is made:",
+        "model = nn.Linear(3, 4, key=jax.random.key(0))",
+    ),
+}
+"""Attributes of models of PyTorch and Flax, and what to write here."""
+
+_FUNCTIONS = "Functions are layers by"
+_LOSSES = "Losses are functions, such as those of optax:"
+OTHER_NAMES: dict[str, tuple[str, ...]] = {
+    "Module": ("It is in the package itself:", "pm.Module"),
+    "Parameter": ("A field of a Module holds an array:", "weight: jax.Array"),
+    "Param": ("A field of a Module holds an array:", "weight: jax.Array"),
+    "Variable": ("A field of a Module that is not trained:", "mean: jax.Array = pm.buffer()"),
+    "Buffer": ("A field of a Module that is not trained:", "mean: jax.Array = pm.buffer()"),
+    "BatchStat": ("What calls change is in a State:", "mean: pm.StateIndex"),
+    "Rngs": ("Layers take keys:", "keys = pm.init_keys(jax.random.key(0))"),
+    "compact": ("Layers are fields, made in __init__:", "layer: nn.Linear"),
+    "ModuleList": ("A list is a field like any other:", "layers: list[nn.Linear]"),
+    "ModuleDict": ("A dict is a field like any other:", "layers: dict[str, nn.Linear]"),
+    "List": ("A list is a field like any other:", "layers: list[nn.Linear]"),
+    "Dict": ("A dict is a field like any other:", "layers: dict[str, nn.Linear]"),
+    "Dense": ("It has another name here:", "nn.Linear(3, 4, key=jax.random.key(0))"),
+    "Embed": ("It has another name here:", "nn.Embedding(3, 4, key=jax.random.key(0))"),
+    "MultiHeadAttention": (
+        "It has another name here:",
+        "nn.MultiheadAttention(2, 4, key=jax.random.key(0))",
+    ),
+    "BatchNorm1d": ("One class is for images of all ranks:", "nn.BatchNorm(3)"),
+    "BatchNorm2d": ("One class is for images of all ranks:", "nn.BatchNorm(3)"),
+    "BatchNorm3d": ("One class is for images of all ranks:", "nn.BatchNorm(3)"),
+    "LSTM": ("A cell, step by step:", "nn.RNN(nn.LSTMCell(3, 4, key=jax.random.key(0)))"),
+    "GRU": ("A cell, step by step:", "nn.RNN(nn.GRUCell(3, 4, key=jax.random.key(0)))"),
+    "ReLU": (_FUNCTIONS, "nn.Lambda(jax.nn.relu)"),
+    "GELU": (_FUNCTIONS, "nn.Lambda(jax.nn.gelu)"),
+    "SiLU": (_FUNCTIONS, "nn.Lambda(jax.nn.silu)"),
+    "Tanh": (_FUNCTIONS, "nn.Lambda(jnp.tanh)"),
+    "Sigmoid": (_FUNCTIONS, "nn.Lambda(jax.nn.sigmoid)"),
+    "Softmax": (_FUNCTIONS, "nn.Lambda(jax.nn.softmax)"),
+    "Flatten": (_FUNCTIONS, "nn.Lambda(jnp.ravel)"),
+    "MSELoss": (_LOSSES, "optax.squared_error(predictions, targets)"),
+    "CrossEntropyLoss": (
+        _LOSSES,
+        "optax.softmax_cross_entropy_with_integer_labels(logits, labels)",
+    ),
+}
+"""What `torch.nn` and Flax have at the top, and what to write here."""
+
+
+class OtherMember(Waiting):
+    """Stands in `Module` for an attribute that Modules of other libraries have, and says so.
+
+    No `__getattr__`, with which reading every attribute takes longer on Python 3.11. Whatever else
+    has the name is found first: a field, what a subclass defines, a base that comes after `Module`,
+    a `__getattr__`. To `hasattr`, `dataclasses` and `dir` there is nothing here. A Protocol that
+    can be asked by `isinstance` looks into classes only, and does see it.
+    """
+
+    __slots__ = ("home",)
+
+    def __init__(self, name: str, home: type):
+        super().__init__(name)
+        self.home = home
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        # What comes before was looked at, or is passed over by `super()`.
+        bases = owner.__mro__
+        return self.without(instance, owner, bases[bases.index(self.home) + 1 :])
+
+    def missing(self, instance: Any, owner: type) -> AttributeError:
+        """The error, which says what to write."""
+        where, cure = f"{owner.__qualname__}.{self.name}", OTHER_MEMBERS[self.name]
+        return MissingNameError(explain(where, "an attribute", _GOT, cure=cure))
+
+
+_GOT = "a name that only other libraries have"
+
+
+def add_other_members(home: type) -> None:
+    """Let a class, and its subclasses, answer the names of other libraries that they lack."""
+    for name in OTHER_MEMBERS:
+        type.__setattr__(home, name, OtherMember(name, home))
+
+
+def without_other_members(cls: Any, names: Iterable[str]) -> list[str]:
+    """Of what `dir` would show of a class or its instance, what is really there."""
+    fields = cls.__record__.fields
+    return [n for n in names if n not in OTHER_MEMBERS or n in fields or has_attribute(cls, n)]
+
+
+def refuse_name(package: str, name: str) -> NoReturn:
+    """What a package does with names that it lacks: Python's error, or what to write here.
+
+    Args:
+        package: its name.
+        name: what was asked for.
+
+    Raises:
+        AttributeError: always.
+
+    Examples:
+        >>> refuse_name("pytreemod.nn", "Module")
+        Traceback (most recent call last):
+        pytreemod.errors.MissingNameError: pytreemod.nn.Module: expected an attribute, got a name \
+that only other libraries have.
+          It is in the package itself:
+              pm.Module
+    """
+    if name in OTHER_NAMES:
+        where = f"{package}.{name}"
+        raise MissingNameError(explain(where, "an attribute", _GOT, cure=OTHER_NAMES[name]))
+    told = f"module {package!r} has no attribute {name!r}"
+    raise AttributeError(told, name=name, obj=sys.modules[package])
 
 
 def refuse_other_words(
@@ -65,10 +238,12 @@ def refuse_other_words(
     """
     text = str(error)
     for word in given:
-        if word in OURS and f"unexpected keyword argument '{word}'" in text:
-            names = inspect.signature(call).parameters
-            if word in names:
-                continue
+        if f"unexpected keyword argument '{word}'" not in text:
+            continue
+        names = inspect.signature(call).parameters
+        if word in _NOT_HERE and word not in names:
+            raise _refusal(owner, word, "its own arguments", _NOT_HERE[word]) from error
+        if word in OURS and word not in names:
             ours = next((name for name in OURS[word] if name in names), None)
             if ours is None and "inference" in OURS[word]:
                 raise _refusal(owner, word, "no mode in a call", _MODE) from error

@@ -7,6 +7,9 @@ May import errors, tree, module, state and transform. Promises that no layer kee
 the caller's back: keys and State are passed in, new State is handed back.
 """
 
+from functools import partial as _partial
+
+from pytreemod.module.other_words import refuse_name as _refuse_name
 from pytreemod.nn import functional as functional
 from pytreemod.nn.activations import PReLU as PReLU
 from pytreemod.nn.adaptive_pooling import AdaptiveAvgPool1d as AdaptiveAvgPool1d
@@ -72,3 +75,6 @@ from pytreemod.state.making import make_with_state as make_with_state
 from pytreemod.state.tokens import RngStream as RngStream
 from pytreemod.state.tokens import StateIndex as StateIndex
 from pytreemod.state.values import State as State
+
+# Type checkers, which do not see this, would take it for a promise that any name is here.
+globals()["__getattr__"] = _partial(_refuse_name, __name__)

@@ -81,10 +81,10 @@ class Stateful(Module, Generic[_M]):
     def __getattr__(self, name: str) -> Any:
         # Asked only for what is not there. While an instance is made, it has no model yet.
         model = None if name.startswith("_") or name in (MODEL, STATE) else self.model
-        text = f"{type(self).__name__!r} object has no attribute {name!r}"
         if hasattr(model, name):
-            text = _of_model(name, model)
-        raise AttributeError(text, name=name, obj=self)
+            raise AttributeError(_of_model(name, model), name=name, obj=self)
+        # Once more, for the error.
+        return object.__getattribute__(self, name)
 
     def apply(self: _B, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Any, _B]:
         """Call a function of the model, such as another method than `__call__`.

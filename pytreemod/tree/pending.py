@@ -67,30 +67,38 @@ class Waiting:
             # Looked up even if nothing was pending: another thread may have just filled it in.
             if self.name in fields:
                 return fields[self.name]
-        return self.without(instance, owner)
+        return self.without(instance, owner, owner.__mro__)
 
-    def without(self, instance: Any, owner: type) -> Any:
-        """What Python would find if nothing stood here.
+    def without(self, instance: Any, owner: type, bases: Iterable[type]) -> Any:
+        """What Python would find in these bases if nothing stood here.
 
         Raises:
-            AttributeError: nothing; the text is Python's.
+            AttributeError: nothing.
         """
-        for base in owner.__mro__:
+        for base in bases:
             kept: Any = vars(base).get(self.name, self)
             if not isinstance(kept, Waiting):
                 is_bound = hasattr(class_of(kept), "__get__")
                 return kept.__get__(instance, owner) if is_bound else kept
+        raise self.missing(instance, owner)
+
+    def missing(self, instance: Any, owner: type) -> AttributeError:
+        """The error for an attribute that is not there, as Python says it."""
         what = f"type object {owner.__name__!r}"
         if instance is not None:
             what = f"{owner.__name__!r} object"
         at: Any = owner if instance is None else instance
-        raise AttributeError(f"{what} has no attribute {self.name!r}", name=self.name, obj=at)
+        return AttributeError(f"{what} has no attribute {self.name!r}", name=self.name, obj=at)
 
 
 def has_attribute(cls: type, name: str) -> bool:
     """Whether Python finds something in a class, other than what waits for an instance's field."""
-    owner = next((base for base in cls.__mro__ if name in vars(base)), None)
-    return owner is not None and not isinstance(vars(owner)[name], Waiting)
+    return any(has_own_attribute(base, name) for base in cls.__mro__)
+
+
+def has_own_attribute(cls: type, name: str) -> bool:
+    """Whether the body of a class has something, other than what waits for an instance's field."""
+    return name in vars(cls) and not isinstance(vars(cls)[name], Waiting)
 
 
 def open_to_waiting(cls: type, names: Iterable[str]) -> None:

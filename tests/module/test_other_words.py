@@ -1,16 +1,27 @@
-"""What arguments are called in other libraries."""
+"""What is called otherwise in other libraries: arguments, members of Modules, names of layers."""
 
+import abc
+import dataclasses
+import functools as ft
 import inspect
+import pickle
+import pydoc
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, TypeVar
 
 import jax
+import jax.numpy as jnp
+import optax
 import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError
-from pytreemod.module.other_words import OURS
+from pytreemod.errors import ArgumentError, FieldError, MissingNameError
+from pytreemod.module.other_words import OTHER_MEMBERS, OTHER_NAMES, OURS
 
 KEY = jax.random.key(0)
+T = TypeVar("T")
+ATTENTION = nn.MultiheadAttention(2, 4, key=KEY)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +42,8 @@ KEY = jax.random.key(0)
             r"MultiheadAttention\(embed_dim\): .* query_size=, got",
         ),
         (lambda: nn.Embedding(num_embeddings=3, embedding_dim=2, key=KEY), r"embedding_size"),
+        (lambda: ATTENTION(jnp.ones((3, 4)), decode=True), r"state=, got decode="),
+        (lambda: ATTENTION(jnp.ones((3, 4)), need_weights=True), r"leave it out"),
     ],
 )
 def test_a_word_of_another_library_is_answered(make, text):
@@ -70,3 +83,211 @@ def test_what_is_said_here_is_said_by_some_layer():
                 words |= {*inspect.signature(call).parameters}
 
     assert {name for names in OURS.values() for name in names} <= words
+
+
+class Mixin:
+    """What comes after `Module` in the bases, where Python would look at `Module` first."""
+
+    to = 3
+
+    def eval(self):
+        """Give the mixin's answer."""
+        return "mixin"
+
+    @property
+    def train(self):
+        """Fail if there is no `size`, as properties do."""
+        return self.size
+
+
+class Mixed(pm.Module, Mixin):
+    """A Module with the mixin behind."""
+
+    size: int = 1
+
+    def upwards(self):
+        """Give the method that `super` finds."""
+        return super().eval
+
+
+class Fields(pm.Module, Generic[T]):
+    """Fields of these names, with and without defaults."""
+
+    train: bool
+    to: T
+    init: Callable
+    apply: Callable = jnp.sin
+    cpu: int = 4
+
+
+class Own(pm.Module):
+    """The same, with an `__init__`."""
+
+    train: Any
+    apply: Any
+
+    def __init__(self, train):
+        assert not hasattr(self, "train")
+        self.train = train
+        self.apply = jnp.sin
+
+
+class Net(pm.Module):
+    """What the hints are for."""
+
+    head: nn.Linear
+
+    def __call__(self, x):
+        """Call the only layer."""
+        return self.head(x)
+
+
+@pytest.mark.parametrize("name", OTHER_MEMBERS)
+def test_a_member_of_other_libraries_is_answered(name):
+    """In instances and classes, of any style, finished or not; and Python sees that it lacks."""
+    for owner in (nn.Linear(None, 2, key=KEY), Net, Net(nn.Linear(2, 2, key=KEY))):
+        with pytest.raises(MissingNameError, match=rf"\.{name}: expected an attribute, got a name"):
+            getattr(owner, name)
+        assert not hasattr(owner, name)
+        assert name not in dir(owner)
+    assert "OtherMember" not in pydoc.render_doc(Net)
+
+
+def test_a_net_with_state_answers_as_well():
+    """Though it says of the model's own attributes where they are."""
+    with pytest.raises(MissingNameError, match=r"Stateful\.eval: .*\n.*\n *model = pm\.infer"):
+        pm.stateful(nn.BatchNorm(3)).eval
+    with pytest.raises(AttributeError, match=r"^'Stateful' object has no attribute 'colour'$"):
+        pm.stateful(nn.BatchNorm(3)).colour
+
+
+@pytest.mark.parametrize(
+    "code", [c for hint in (*OTHER_MEMBERS.values(), *OTHER_NAMES.values()) for c in hint[1:]]
+)
+def test_the_code_of_each_hint_runs(code, tmp_path, monkeypatch):
+    """On a model with the layer that some of them name."""
+    monkeypatch.chdir(tmp_path)
+    model = Net(nn.Linear(3, 3, key=KEY))
+    pm.save("model.safetensors", model)
+    space = {
+        "pm": pm,
+        "nn": nn,
+        "jax": jax,
+        "jnp": jnp,
+        "optax": optax,
+        "model": model,
+        "x": jnp.ones(3),
+        "device": jax.devices()[0],
+        "state_dict": pm.to_torch(model),
+        "function": lambda layer: layer,
+        "loss": lambda model, x: model(x).sum(),
+        "predictions": jnp.ones(3),
+        "targets": jnp.ones(3),
+        "logits": jnp.ones((2, 3)),
+        "labels": jnp.array([0, 2]),
+    }
+    # There may be no GPU.
+    exec(code.replace('"cuda"', '"cpu"'), space)
+
+
+def test_what_a_class_has_itself_is_found_first():
+    """A field, in each style of class, with its default; after trees, copies and pickles."""
+    made = Fields(True, 2.0, jnp.tanh)
+    assert (made.train, made.to, made.init, made.apply, made.cpu) == (
+        True, 2.0, jnp.tanh, jnp.sin, 4,
+    )  # fmt: skip
+    for same in (jax.tree.map(lambda x: x, made), pickle.loads(pickle.dumps(made)), made.replace()):
+        assert same == made
+        assert same.init is jnp.tanh
+    assert Own(3).replace(train=4).train == 4
+    assert "train" in dir(made)
+    with pytest.raises(TypeError, match=r"missing 1 required positional argument: 'train'"):
+        Fields(to=1.0, init=jnp.tanh)
+    with pytest.raises(AttributeError, match=r"^type object 'Fields' has no attribute 'train'$"):
+        Fields.train
+
+
+def test_a_base_after_module_is_found():
+    """Its methods are bound as trees, its properties fail for themselves, and `super` goes on."""
+    made = Mixed(5)
+    assert (made.eval(), made.upwards()(), made.train, made.to, Mixed.to) == (
+        "mixin", "mixin", 5, 3, 3,
+    )  # fmt: skip
+    assert type(made.eval) is pm.BoundMethod
+    assert {"eval", "train", "to"} <= {*dir(made)} & {*dir(Mixed)}
+
+    class Sizeless(pm.Module, Mixin): ...
+
+    with pytest.raises(AttributeError, match=r"^'Sizeless' object has no attribute 'size'$"):
+        Sizeless().train
+
+    @dataclasses.dataclass
+    class Plain:
+        train: bool = True
+        init: Any = dataclasses.field(default_factory=dict)
+
+    class Both(pm.Module, Plain): ...
+
+    assert (Both().train, Both().init, Both(False).train, Both.train) == (True, {}, False, True)
+
+
+def test_what_is_abstract_stays_so():
+    """No name here provides what a subclass has to."""
+
+    class Method(abc.ABC):
+        @abc.abstractmethod
+        def train(self): ...
+
+    class Abstract(pm.Module, Method):
+        init: pm.AbstractVar[int]
+        to: pm.AbstractClassVar[int]
+
+    class Lacking(Abstract): ...
+
+    class Concrete(Abstract):
+        init: int
+        to: ClassVar[int] = 1
+
+        def train(self): ...
+
+    with pytest.raises(FieldError, match=r"abstract attributes init, to, train\(\)"):
+        Lacking()
+    assert Concrete(2).init == 2
+
+
+def test_what_answers_for_all_names_is_asked():
+    """A class's own `__getattr__`, and a cached property."""
+
+    class Answering(pm.Module):
+        size: int = 1
+
+        def __getattr__(self, name):
+            return f"the {name}"
+
+        @ft.cached_property
+        def parameters(self):
+            return self.size
+
+    assert (Answering().eval, Answering().parameters) == ("the eval", 1)
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_a_name_that_other_packages_have_is_answered(name):
+    """Unless it is here, too; and an import of it fails as any other."""
+    for package in (pm, nn):
+        if package is pm and name == "Module":
+            continue
+        text = rf"{package.__name__}\.{name}: expected an attribute, got a name .*\n.*\n"
+        with pytest.raises(MissingNameError, match=text):
+            getattr(package, name)
+        with pytest.raises(ImportError, match=rf"cannot import name '{name}'"):
+            exec(f"from {package.__name__} import {name}")
+
+
+def test_any_other_name_is_told_as_python_tells_it():
+    """With what Python needs to suggest the one that was meant."""
+    with pytest.raises(
+        AttributeError, match=r"^module 'pytreemod.nn' has no attribute 'Liner'$"
+    ) as e:
+        nn.Liner
+    assert (e.value.name, e.value.obj) == ("Liner", nn)
