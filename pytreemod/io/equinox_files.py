@@ -347,8 +347,9 @@ def _call(function: Any, file: Any, leaf: FileLeaf, where: str, done: str) -> An
     except OSError:
         raise
     except Exception as error:
-        got = f"{type(error).__name__}: {error}"
-        raise EquinoxFileError(explain(place, f"a leaf that can be {done}", got)) from error
+        expected, got = f"a leaf that can be {done}", describe(leaf.value)
+        cure = f"{type(error).__name__}: {error}"
+        raise EquinoxFileError(explain(place, expected, got, cure=cure)) from error
 
 
 def _check_values(x: Any) -> None:

@@ -58,7 +58,7 @@ def _refuse_untyped(cls: type, name: str, kind: str, annotation: Any) -> None:
             explain(
                 f"{cls.__qualname__}.{name}",
                 f"{kind} with a type",
-                f"Cannot use unsubscripted `{kind}`",
+                f"one without. Cannot use unsubscripted `{kind}`",
                 cure=["say what subclasses provide:", f"{name}: pm.{kind}[jax.Array]"],
             )
         )
@@ -69,7 +69,8 @@ def _refuse_value(cls: type, name: str, kind: str) -> None:
         explain(
             f"{cls.__qualname__}.{name}",
             "no value, for subclasses provide it",
-            f"Abstract attribute {name} cannot have value, nor be a property of the same class",
+            "a value, or a property of the same class. "
+            f"Abstract attribute {name} cannot have value",
             cure=["declare it without, or make a field of it:", f"{name}: pm.{kind}[...]"],
         )
     )

@@ -302,7 +302,7 @@ def _note_abstract(schema: Schema, own_abstract: dict[str, str], is_abstract: bo
         schema.refusal = explain(
             name,
             "a concrete class",
-            "Cannot instantiate abstract Module, for it was declared with is_abstract=True",
+            "one that was declared with is_abstract=True. Cannot instantiate abstract Module",
             cure=["subclass it:", f"class My{cls.__name__}({cls.__name__}): ..."],
         )
     elif missing or methods:
@@ -310,6 +310,7 @@ def _note_abstract(schema: Schema, own_abstract: dict[str, str], is_abstract: bo
         schema.refusal = explain(
             name,
             "a concrete class",
+            "an abstract one. "
             f"Can't instantiate abstract class {name} with abstract attributes {lacks}",
             cure=["provide them in a subclass:", f"class My{cls.__name__}({cls.__name__}): ..."],
         )

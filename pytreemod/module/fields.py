@@ -117,7 +117,7 @@ def field(
             explain(
                 "field(metadata)",
                 f"no {clash[0]!r} in it",
-                f"Cannot use metadata with `{clash[0]}` already set",
+                f"one. Cannot use metadata with `{clash[0]}` already set",
                 cure=["give it to field itself:", f"pm.field({clash[0]}=...)"],
             )
         )
@@ -147,9 +147,10 @@ def field(
     try:
         return dataclasses.field(metadata=metadata, **kwargs)
     except (TypeError, ValueError) as error:
-        raise FieldError(
-            explain("field", "arguments that dataclasses.field takes, too", str(error))
-        ) from error
+        given = ", ".join(f"{name}={describe(value)}" for name, value in kwargs.items())
+        cure = f"it says: {error}"
+        expected = "arguments that dataclasses.field takes, too"
+        raise FieldError(explain("field", expected, given, cure=cure)) from error
 
 
 def _check_constraint(constraint: Any, static: bool) -> None:

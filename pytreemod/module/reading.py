@@ -209,7 +209,8 @@ def _value(node: Any, where: str) -> Any:
     except AttributeError as error:
         # Python would take it for one of the field itself, and ask `__getattr__`.
         expected = f"{class_of(node).__qualname__}.value() to run"
-        raise FieldError(explain(where, expected, f"AttributeError: {error}")) from error
+        cure = f"it says: {error}"
+        raise FieldError(explain(where, expected, "an AttributeError", cure=cure)) from error
     if not is_array(value):
         raise FieldError(
             explain(

@@ -347,7 +347,7 @@ def _refuse_own(node: Any, name: str, what: str) -> None:
         explain(
             f"{cls}.{name}",
             "a value that does not contain the instance itself",
-            f"{what}: Cannot assign methods in __init__",
+            f"{what}. Cannot assign methods in __init__",
             cure=[
                 "a tree cannot contain itself; write a method instead:",
                 f"def {name}(self, *args): ...",

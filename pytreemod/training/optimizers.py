@@ -420,7 +420,8 @@ def _refuse_made(made: Any, error: Exception) -> NoReturn:
         explain(
             "Optimizer.update",
             "a transformation that gives an update for each gradient",
-            f"a tree of another structure: {str(error).splitlines()[0]}",
+            "a tree of another structure",
+            cure=f"JAX says: {str(error).splitlines()[0]}",
         )
     ) from error
 

@@ -489,11 +489,12 @@ def ask(predicate: Any, leaves: Sequence[Any]) -> list[Any]:
     try:
         return [predicate(leaf) for leaf in leaves]
     except AttributeError as error:
+        named = f", {error.name!r}" if error.name else ""
         raise SpecError(
             explain(
                 f"predicate {getattr(predicate, '__qualname__', repr(predicate))}",
                 "a function of one leaf that says True or False",
-                f"one that reads an attribute that a leaf lacks ({error})",
+                f"one that reads an attribute that a leaf lacks{named}",
                 cure=["to name a node by access, write", "pm.select.at(lambda m: m.head)"],
             )
         ) from error

@@ -123,7 +123,7 @@ def _refuse_other_structure(model: PyTree, updates: PyTree, error: Exception) ->
             explain(
                 "apply_updates",
                 "updates that are a prefix of the model",
-                f"another structure: {str(error).splitlines()[0]}",
+                "another structure",
                 cure=["the model comes first:", "pm.apply_updates(model, updates)"],
             )
         ) from error

@@ -22,7 +22,8 @@ def test_an_abstract_class_cannot_be_instantiated():
     """What it lacks is listed, attributes and methods, with the line to begin with."""
     with pytest.raises(
         FieldError,
-        match=r"^AbstractLayer: expected a concrete class, got Can't instantiate abstract class "
+        match=r"^AbstractLayer: expected a concrete class, got an abstract one\. Can't "
+        r"instantiate abstract class "
         r"AbstractLayer with abstract attributes label, weight, __call__\(\)\.\n"
         r"  provide them in a subclass:\n      class MyAbstractLayer\(AbstractLayer\): \.\.\.$",
     ):
@@ -253,8 +254,9 @@ def test_an_abstract_attribute_without_a_type_is_refused(annotation, kind):
     """It would say nothing; the line to write is shown."""
     with pytest.raises(
         FieldError,
-        match=rf"^Untyped\.x: expected {kind} with a type, got Cannot use unsubscripted "
-        rf"`{kind}`\.\n  say what subclasses provide:\n      x: pm\.{kind}\[jax\.Array\]$",
+        match=rf"^Untyped\.x: expected {kind} with a type, got one without\. Cannot use "
+        rf"unsubscripted `{kind}`\.\n  say what subclasses provide:\n"
+        rf"      x: pm\.{kind}\[jax\.Array\]$",
     ):
         type(pm.Module)("Untyped", (pm.Module,), {"__annotations__": {"x": annotation}})
 
@@ -264,7 +266,7 @@ def test_an_abstract_attribute_without_a_type_is_refused(annotation, kind):
 def test_an_abstract_attribute_with_a_value_is_refused(kind, value):
     """It cannot be both; a subclass provides it."""
     with pytest.raises(
-        FieldError, match=r"^Valued\.x: expected no value, [^\n]* x cannot have value, nor be"
+        FieldError, match=r"^Valued\.x: expected no value, [^\n]* x cannot have value\."
     ):
         type(pm.Module)("Valued", (pm.Module,), {"__annotations__": {"x": kind[bool]}, "x": value})
 

@@ -439,9 +439,9 @@ def test_is_abstract_forbids_instances_of_the_class_alone():
 
     with pytest.raises(
         FieldError,
-        match=r"Base: expected a concrete class, got Cannot instantiate abstract Module, for it "
-        r"was "
-        r"declared with is_abstract=True\.\n  subclass it:\n      class MyBase\(Base\): \.\.\.$",
+        match=r"Base: expected a concrete class, got one that was declared with is_abstract=True\. "
+        r"Cannot instantiate abstract Module\.\n  subclass it:\n"
+        r"      class MyBase\(Base\): \.\.\.$",
     ):
         Base(1)
     assert Layer(1).x == 1

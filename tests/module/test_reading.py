@@ -332,7 +332,9 @@ class Broken(pm.Computed):
 
 def test_an_attribute_error_of_the_users_is_told():
     """Python would take it for one of the field, and look on."""
-    with pytest.raises(FieldError, match=r"Broken: expected Broken\.value\(\) to run, got Attribu"):
+    with pytest.raises(
+        FieldError, match=r"Broken: expected Broken\.value\(\) to run, got an Attribu"
+    ):
         Broken(ramp(2), lambda self: self.nothing)
 
 

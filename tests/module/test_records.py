@@ -261,8 +261,8 @@ def test_an_own_method_in_a_field_is_refused():
     )
 
     expected = (
-        "FieldError Loop.fn: expected a value that does not contain the instance itself, got .*: "
-        r"Cannot assign methods in __init__\.   a tree cannot contain itself; write a method"
+        "FieldError Loop.fn: expected a value that does not contain the instance itself, got .*"
+        r"\. Cannot assign methods in __init__\.   a tree cannot contain itself; write a method"
     )
     lines = dict(line.split(": ", 1) for line in run.stdout.splitlines())
     assert [name for name in CYCLES if not re.match(expected, lines.get(name, ""))] == []
