@@ -214,6 +214,25 @@ def explain(
     return "\n".join(lines)
 
 
+def explain_depth(where: str, places: Iterable[str] = ()) -> str:
+    """Lay out an error text for a tree that is nested deeper than Python's stack.
+
+    Args:
+        where: the function.
+        places: the way to what is too deep.
+
+    Returns:
+        The text, several lines long.
+    """
+    return explain(
+        where,
+        f"a tree that is less deep than Python's limit of {sys.getrecursionlimit()} calls",
+        "a deeper one",
+        places=places,
+        cure=["raise the limit:", "sys.setrecursionlimit(10_000)"],
+    )
+
+
 _SHORT_DTYPES = (
     ("bfloat", "bf"),
     ("float", "f"),

@@ -17,10 +17,12 @@ from typing import Any, cast
 from pytreemod.errors import (
     ArgumentError,
     FileAccessError,
+    FileError,
     FileMissingError,
     FilePermissionError,
     describe,
     explain,
+    explain_depth,
 )
 
 StrPath = str | os.PathLike[str]
@@ -99,6 +101,24 @@ def system_errors(path: str, expected: str, *, is_new: bool = False) -> Generato
         raised = (kind or FileAccessError)(text)
         raised.errno, raised.filename = error.errno, path
         raise raised from error
+
+
+@contextmanager
+def depth_errors(where: str) -> Generator[None]:
+    """Tell of what is nested deeper than Python's stack as an error of `where`.
+
+    Every walk of a tree, and of JSON, that is done for a file goes as deep as the tree does.
+
+    Args:
+        where: the call.
+
+    Raises:
+        FileError: what is inside the `with` is too deep.
+    """
+    try:
+        yield
+    except RecursionError as error:
+        raise FileError(explain_depth(where)) from error
 
 
 def _cure_missing(path: str, is_new: bool) -> Sequence[str]:

@@ -303,7 +303,7 @@ class ConfigurationReader:
             raise self._unknown(path, written)
         try:
             return read(self, written[kind], path, written)
-        except FileError:
+        except (FileError, RecursionError):
             raise
         # Whatever is wrong with it, it is the file's fault.
         except Exception as error:

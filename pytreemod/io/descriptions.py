@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import FileError, describe, explain
+from pytreemod.errors import FileError, describe, explain, explain_depth
 from pytreemod.io.configuration import MEMBERS, ConfigurationWriter, Json, name_of
 from pytreemod.io.fetching import is_whole_here
 from pytreemod.module.reading import count_made_as_one, is_computed
@@ -59,20 +59,27 @@ def describe_tree(tree: PyTree, where: str) -> Description:
         where: the call, for errors.
 
     Raises:
-        FileError: two leaves have one name.
+        FileError: two leaves have one name, or the tree is deeper than Python's stack.
     """
     writer = _Writer(where)
-    return Description(writer.node(tree, ()), writer.leaves)
+    try:
+        return Description(writer.node(tree, ()), writer.leaves)
+    except RecursionError as error:
+        text = f"{path_text(writer.path[:6])}..., {len(writer.path)} steps and more"
+        raise FileError(explain_depth(where, [text])) from error
 
 
 class _Writer:
     def __init__(self, where: str):
         self.where = where
+        self.path: KeyPath = ()
+        """Where the walk is."""
         self.leaves: dict[str, Any] = {}
         self.members: dict[KeyPath, int] = {}
         self.configuration = ConfigurationWriter()
 
     def node(self, node: Any, path: tuple[Any, ...]) -> Json:
+        self.path = path
         if node is None:
             return None
         children = children_of(node)

@@ -28,7 +28,14 @@ from pytreemod.errors import (
     explain,
     with_article,
 )
-from pytreemod.io.access import StrPath, checked_path, open_to_read, shown_path, system_errors
+from pytreemod.io.access import (
+    StrPath,
+    checked_path,
+    depth_errors,
+    open_to_read,
+    shown_path,
+    system_errors,
+)
 from pytreemod.io.equinox_leaves import FileLeaf, Meaning, file_order, put_back
 from pytreemod.io.fetching import is_whole_here
 from pytreemod.io.replacing import replacement
@@ -184,7 +191,8 @@ def tree_serialise_leaves(
         True
     """
     where = _title("tree_serialise_leaves", path_or_file)
-    leaves = file_order(pytree, is_leaf)
+    with depth_errors(where):
+        leaves = file_order(pytree, is_leaf)
     functions = _functions(filter_spec, pytree, leaves, where)
     with _written(path_or_file, where) as file:
         for leaf, function in zip(leaves, functions, strict=True):
@@ -244,7 +252,8 @@ def tree_deserialise_leaves(
         Dropout(p=0.3, inference=False)
     """
     where = _title("tree_deserialise_leaves", path_or_file)
-    leaves = file_order(like, is_leaf)
+    with depth_errors(where):
+        leaves = file_order(like, is_leaf)
     functions = _functions(filter_spec, like, leaves, where)
     values: list[Any] = []
     with _read(path_or_file, where) as file:

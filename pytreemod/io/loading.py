@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, cast, overload
 import numpy as np
 
 from pytreemod.errors import ArgumentError, FileError, describe, explain
-from pytreemod.io.access import StrPath, shown_path
+from pytreemod.io.access import StrPath, depth_errors, shown_path
 from pytreemod.io.configuration import ConfigurationReader, Json
 from pytreemod.io.containers import Container
 from pytreemod.io.descriptions import renew_modes
@@ -149,7 +149,7 @@ def load(
     """
     where = f"load({shown_path(path)})"
     options = LoadOptions(strict, rename, missing, only, cast)
-    with Container.open(path, verify=verify) as file:
+    with Container.open(path, verify=verify) as file, depth_errors(where):
         about = description_of(file, where)
         if like is _NOTHING:
             _check_alone(where, options)
@@ -185,11 +185,11 @@ def read_metadata(path: StrPath) -> Json:
         {'step': 100, 'loss': 0.5}
     """
     where = f"read_metadata({shown_path(path)})"
-    with Container.open(path) as file:
+    with Container.open(path) as file, depth_errors(where):
         if DESCRIPTION not in file.metadata:
             return dict(file.metadata) or None
         text = file.metadata.get(USERS)
-    return None if text is None else _parsed(text, where)
+        return None if text is None else _parsed(text, where)
 
 
 _FROM_TORCH = """\
@@ -203,7 +203,7 @@ _FROM_TORCH = """\
 def _parsed(text: str, where: str) -> Json:
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise _malformed(where) from error
 
 
@@ -245,6 +245,8 @@ def table_of(file: Container, about: dict[str, Any] | None, where: str) -> Table
         return Table(arrays)
     try:
         return read_table(about["tree"], arrays)
+    except RecursionError:
+        raise
     # Whatever is wrong with it, it is the file's fault.
     except Exception as error:
         raise _malformed(where) from error

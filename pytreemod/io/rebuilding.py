@@ -45,13 +45,12 @@ def rebuild_tree(tree: Json, read_leaf: ReadLeaf, where: str) -> Any:
         FileError: the description names what is not registered, or is malformed.
     """
     rebuilder = _Rebuilder(read_leaf, where)
-    try:
-        made = rebuilder.node(tree, "")
-    except RecursionError as error:
-        raise rebuilder.reader.malformed("<root>", tree) from error
+    made = rebuilder.node(tree, "")
     try:
         # The places say all that the ties are.
         return retie(made, rebuilder.members) if rebuilder.has_ties else made
+    except RecursionError:
+        raise
     # Paths that lead nowhere are the file's fault.
     except Exception as error:
         raise rebuilder.reader.malformed("<root>", tree) from error
@@ -77,7 +76,7 @@ class _Rebuilder:
                 return self._leaf(written, path)
             # By a table: a word of the file must reach nothing else.
             return _NODES[kind](self, written[kind], path)
-        except PytreemodError:
+        except (PytreemodError, RecursionError):
             raise
         # Whatever is wrong with it, it is the file's fault.
         except Exception as error:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, describe, explain
-from pytreemod.io.access import StrPath, shown_path
+from pytreemod.io.access import StrPath, depth_errors, shown_path
 from pytreemod.io.configuration import Json
 from pytreemod.io.containers import write_container
 from pytreemod.io.descriptions import Description, check_has_values, describe_tree, leaf_form
@@ -98,7 +98,8 @@ def metadata_of(described: Description, metadata: Json, where: str) -> dict[str,
         "jax": jax.__version__,
         "tree": described.tree,
     }
-    told = {DESCRIPTION: json.dumps(about, separators=(",", ":"))}
+    with depth_errors(where):
+        told = {DESCRIPTION: json.dumps(about, separators=(",", ":"))}
     if metadata is not None:
         told[USERS] = _as_json(metadata, where)
     return told

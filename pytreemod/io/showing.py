@@ -14,7 +14,7 @@ from math import prod
 from typing import cast
 
 from pytreemod.errors import PytreemodError, short_dtype
-from pytreemod.io.access import StrPath, shown_path
+from pytreemod.io.access import StrPath, depth_errors, shown_path
 from pytreemod.io.configuration import describe_json
 from pytreemod.io.containers import Container
 from pytreemod.io.loading import description_of, table_of
@@ -65,7 +65,7 @@ def show_file(path: StrPath, *, config: bool = False) -> str:
         FileError: the file is damaged, or there is none.
     """
     where = f"show({shown_path(path)})"
-    with Container.open(path) as file:
+    with Container.open(path) as file, depth_errors(where):
         about = description_of(file, where)
         table = table_of(file, about, where)
         users = file.metadata.get(USERS)
@@ -113,7 +113,7 @@ def diff_files(path: StrPath, other: StrPath) -> str:
 def _told(path: StrPath) -> dict[str, tuple[str, str]]:
     """What a file says under each name: a text to show, and one to compare."""
     where = f"diff({shown_path(path)})"
-    with Container.open(path) as file:
+    with Container.open(path) as file, depth_errors(where):
         table = table_of(file, description_of(file, where), where)
         sums = {name: _checksum(file, leaf) for name, leaf in table.leaves.items()}
     told = {name: (_form(leaf), sums[name]) for name, leaf in table.leaves.items()}

@@ -16,13 +16,12 @@ if the answer is not recognized is `where` asked again with marks in their place
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any, NamedTuple, NoReturn
 
-from pytreemod.errors import AccessError, SpecError, describe, explain
+from pytreemod.errors import AccessError, SpecError, describe, explain, explain_depth
 from pytreemod.tree.nodes import (
     AbstractRecord,
     children_of,
@@ -334,12 +333,7 @@ def _locate_access(where: Where, tree: PyTree, is_leaf: IsLeaf, name: str) -> Fo
 
 def _failure_text(name: str, error: Exception) -> str:
     if isinstance(error, RecursionError):
-        return explain(
-            name,
-            f"a tree that is less deep than Python's limit of {sys.getrecursionlimit()} calls",
-            "a deeper one",
-            cure=["raise the limit:", "sys.setrecursionlimit(10_000)"],
-        )
+        return explain_depth(name)
     return explain(
         name,
         "a function that only picks nodes of the tree",

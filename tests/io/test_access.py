@@ -1,11 +1,17 @@
 """The system's errors, and what is no path of a file."""
 
 import errno
+import io
 import os
+import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import pytreemod as pm
 from pytreemod.errors import (
     ArgumentError,
     FileAccessError,
@@ -15,6 +21,8 @@ from pytreemod.errors import (
     PytreemodError,
 )
 from pytreemod.io.access import checked_path, open_to_read, regular_status, shown, system_errors
+from pytreemod.io.containers import write_container
+from pytreemod.io.showing import diff_files, show_file
 
 
 @pytest.mark.parametrize("path", [None, 3, b"name", ["name"], "na\0me", 1.5, object])
@@ -120,3 +128,86 @@ def test_only_files_are_opened(tmp_path):
     with pytest.raises(FileNotFoundError, match="none: expected a file to read, got no such file"):
         open_to_read(str(tmp_path / "none"))
     assert regular_status(str(tmp_path / "none")) is None
+
+
+class Box(pm.Module):
+    """A node that Equinox's files are walked below of, too."""
+
+    content: object
+
+
+def deep(depth):
+    """Lists and Modules in one another."""
+    tree = jnp.ones(2)
+    for i in range(depth):
+        tree = Box(tree) if i % 2 else [tree]
+    return tree
+
+
+# JAX, too, takes a tree apart as far as Python's limit; from 3.12 on that is not the limit of C.
+TOO_DEEP = 900 if sys.version_info < (3, 12) else 1500
+
+
+def write_deep(path, depth):
+    """A file of lists, which may be deeper than one that can be written here."""
+    name = ".".join("0" * depth)
+    leaf = f'{{"leaf": "{name}", "is": "jax"}}'
+    tree = depth * '{"list": [' + leaf + depth * "]}"
+    metadata = {"pytreemod.tree": f'{{"version": 1, "tree": {tree}}}'}
+    write_container(path, {name: np.ones(2, np.float32)}, metadata)
+
+
+@pytest.fixture(scope="module")
+def deep_file(tmp_path_factory):
+    """A file of a deep tree."""
+    path = tmp_path_factory.mktemp("deep") / "file"
+    write_deep(path, 20_000)
+    return path
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda path: pm.save(path.with_name("other"), deep(TOO_DEEP)),
+        lambda path: pm.Checkpoints(path.with_name("folder")).save(0, deep(TOO_DEEP)),
+        lambda path: pm.load(path),
+        lambda path: pm.load(path, deep(TOO_DEEP)),
+        lambda path: pm.load(path, deep(1), strict=False),
+        lambda path: show_file(path),
+        lambda path: diff_files(path, path),
+        lambda path: pm.tree_serialise_leaves(io.BytesIO(), deep(TOO_DEEP)),
+        lambda path: pm.tree_deserialise_leaves(io.BytesIO(), deep(TOO_DEEP)),
+    ],
+)
+def test_what_is_deeper_than_the_stack_says_so(act, deep_file):
+    """Walks of trees, and of JSON, go as deep as the tree: whichever ends first."""
+    with pytest.raises(
+        FileError,
+        match=r"(?s)expected a tree that is less deep than Python's limit of \d+ calls, got a "
+        r"deeper one\..*  raise the limit:\n      sys\.setrecursionlimit\(10_000\)",
+    ):
+        act(deep_file)
+    assert not deep_file.with_name("other").exists()
+
+
+def test_a_description_deeper_than_any_stack_is_refused(tmp_path):
+    """A file can say anything, and a checksum that fits is no promise."""
+    write_container(tmp_path / "odd", {"a": np.ones(1)}, {"pytreemod.tree": "[" * 100_000})
+    for arguments in ((), ({"a": np.ones(1)},)):
+        with pytest.raises(FileError, match="expected a tree that is less deep than Python's"):
+            pm.load(tmp_path / "odd", *arguments)
+
+
+def test_a_higher_limit_is_what_helps(tmp_path):
+    """As the error says."""
+    write_deep(tmp_path / "file", 600)
+    with pytest.raises(FileError, match="raise the limit"):
+        pm.load(tmp_path / "file")
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(10_000)
+    try:
+        tree = pm.load(tmp_path / "file")
+    finally:
+        sys.setrecursionlimit(limit)
+
+    assert jax.tree.leaves(tree)[0].shape == (2,)

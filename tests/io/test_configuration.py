@@ -372,3 +372,12 @@ def test_names_are_compared_as_names_and_all_else_as_it_is_written():
         assert are_same({kind: "?Net"}, {kind: "mine.Net"})
     assert not are_same({"tuple": ["?Net"]}, {"tuple": ["mine.Net"]})
     assert not are_same({"tuple": [1]}, {"tuple": [True]})
+
+
+def test_what_is_too_deep_is_not_malformed():
+    """The caller says of both what they are."""
+    deep = None
+    for _ in range(5000):
+        deep = {"tuple": [deep]}
+    with pytest.raises(RecursionError, match="maximum recursion depth exceeded"):
+        ConfigurationReader("load").read(deep, "place")

@@ -197,3 +197,12 @@ def test_the_mode_of_an_older_batch_norm_is_called_as_now():
         tree["dict"][0][1]["list"] = [None, {"dict": [["b", written]]}]
         renew_modes(tree)
         assert written["module"][2]["mode"] == {"batch": "torch"}.get(mode, mode)
+
+
+def test_a_tree_deeper_than_the_stack_is_refused_with_the_way_to_it():
+    """Its beginning, for whole it would be as long as the tree is deep."""
+    tree = ramp(2)
+    for _ in range(1500):
+        tree = [tree]
+    with pytest.raises(FileError, match=r"\n  at \['a'\](\[0\]){5}\.\.\., \d{3} steps and more\n"):
+        describe_tree({"a": tree, "b": 1}, "save")

@@ -193,11 +193,12 @@ def test_the_cure_is_code_that_can_be_run(tree, place, cure):
     assert "register_for_files(<" not in text
 
 
-def test_a_deep_description_is_no_crash():
+def test_a_deep_description_is_not_taken_for_a_malformed_one():
+    """What is wrong with it is its depth, as the caller says."""
     tree = None
     for _ in range(5000):
         tree = {"list": [tree]}
-    with pytest.raises(FileError, match="load: expected"):
+    with pytest.raises(RecursionError, match="maximum recursion depth exceeded"):
         rebuilt(tree)
 
 

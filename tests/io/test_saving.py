@@ -16,6 +16,8 @@ import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, FileError, FileMissingError
 from pytreemod.io.containers import Container
+from pytreemod.io.descriptions import Description
+from pytreemod.io.saving import metadata_of
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import Static, ramp
 
@@ -64,6 +66,15 @@ def test_metadata_that_holds_itself_is_refused(tmp_path):
     for metadata in (round_trip, deep):
         with pytest.raises(ArgumentError, match="metadata: expected what JSON can hold"):
             pm.save(tmp_path / "file", ramp(2), metadata)
+
+
+def test_a_description_deeper_than_json_goes_says_so():
+    """Its limit is another than that of the walk which made the description."""
+    tree = None
+    for _ in range(100_000):
+        tree = [tree]
+    with pytest.raises(FileError, match="save: expected a tree that is less deep than Python's"):
+        metadata_of(Description(tree, {}), None, "save")
 
 
 def test_a_file_says_what_wrote_it(tmp_path):
