@@ -30,6 +30,7 @@ from pytreemod.module.fields import field
 from pytreemod.module.reading import are_derivatives
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.training.hyperparameters import chosen_rules, with_value
+from pytreemod.training.layered_rules import per_layer
 from pytreemod.training.plans import (
     RulePlan,
     check_model,
@@ -45,6 +46,8 @@ from pytreemod.tree.nodes import places
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.updating import apply_updates, refuse_complex
 from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
+
+_STACKED = ("per layer", "as one")
 
 _T = TypeVar("_T")
 # Not `Self`, which type checkers that run with the program (beartype) refuse in single methods.
@@ -110,10 +113,13 @@ class Optimizer(Module):
     plan: Any = field(static=True, repr=False)
     states: tuple[Any, ...] | None
     before_state: Any
+    # A default, although __init__ sets it, for files and pickles that know nothing of it.
+    stacked: str = field(static=True, default="per layer")
 
-    def __init__(self, rules: Any, *, before: Any = None):
+    def __init__(self, rules: Any, *, before: Any = None, stacked: str = "per layer"):
         self.rules = rules
         self.before = before
+        self.stacked = stacked
         self.plan = None
         self.states = None
         self.before_state = None
@@ -122,6 +128,8 @@ class Optimizer(Module):
         for rule in rules_of(self.rules):
             check_transformation("Optimizer(rules)", rule)
         check_transformation("Optimizer(before)", self.before)
+        if self.stacked not in _STACKED:
+            _refuse_stacked(self.stacked)
         if self.plan is not None:
             check_planned(self.plan, self.rules)
 
@@ -144,14 +152,15 @@ class Optimizer(Module):
             SharedParameterWarning: one parameter stands at two places of the model.
         """
         refuse_unfinished("Optimizer.init", model)
-        rules, plan = rules_of(self.rules), make_plan(self.rules, model)
+        plan = make_plan(self.rules, model)
+        before, *rules = self._transformations()
         leaves = jtu.tree_leaves(model)
         tell_shared("Optimizer.init", "model", model, plan.is_trained)
         states = [
-            rule.init(plan.part(leaves, i)) if plan.is_used[i] else None
+            rule.init(plan.part(leaves, i)) if rule is not None and plan.is_used[i] else None
             for i, rule in enumerate(rules)
         ]
-        own = None if self.before is None else self.before.init(plan.part(leaves))
+        own = None if before is None else before.init(plan.part(leaves))
         return self.replace(plan=plan, states=tuple(states), before_state=own)
 
     def update(self: _O, model: _T, grads: PyTree, **extra: Any) -> tuple[_T, _O]:
@@ -184,7 +193,7 @@ class Optimizer(Module):
         ):
             _refuse_exchanged(model)
         check_model(plan, model, treedef)
-        steps = [_Step(rule, extra) for rule in (self.before, *rules_of(self.rules))]
+        steps = [_Step(rule, extra) for rule in self._transformations()]
         _check_extra(extra, steps)
         given = _gradients(plan, model, leaves, treedef, grads)
         before, *own = steps
@@ -247,6 +256,13 @@ class Optimizer(Module):
             states=tuple(news.get(i, state) for i, state in enumerate(states)),
             before_state=trees[-1] if is_all else self.before_state,
         )
+
+    def _transformations(self) -> list[Any]:
+        """`before`, then the rules, as they are called."""
+        every = (self.before, *rules_of(self.rules))
+        if self.stacked == "as one":
+            return [*every]
+        return [None if rule is None else per_layer(rule) for rule in every]
 
     def _initialized(self, method: str) -> tuple[RulePlan, tuple[Any, ...]]:
         if self.plan is None or self.states is None:
@@ -315,6 +331,20 @@ def _fits(leaf: Any, gradient: Any) -> bool:
 
 
 # ---- refusals
+
+
+def _refuse_stacked(stacked: Any) -> NoReturn:
+    raise ArgumentError(
+        explain(
+            "Optimizer(stacked)",
+            " or ".join(map(repr, _STACKED)),
+            describe(stacked),
+            cure=[
+                "to show a rule what several layers hold as one array each:",
+                'pm.Optimizer(rules, stacked="as one")',
+            ],
+        )
+    )
 
 
 def _refuse_uninitialized(method: str) -> NoReturn:

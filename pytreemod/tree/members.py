@@ -1,12 +1,68 @@
-"""Which axes of an array are of layers that a node holds as one."""
+"""Which axes of an array are of layers, or members, that a node holds as one.
+
+This is the one place that knows: optimizers, initial values and computed leaves all ask it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from pytreemod.tree.nodes import Place, StandsFor, places
 from pytreemod.tree.paths import parse_pattern, step_names
-from pytreemod.typing import KeyPath, class_of
+from pytreemod.typing import KeyPath, PyTree, class_of, jtu
+
+
+def layer_axes(tree: PyTree) -> PyTree:
+    """How many leading axes of each leaf are of layers, or members, that are held as one.
+
+    [`nn.Stack`][pytreemod.nn.Stack], [`nn.Ensemble`][pytreemod.nn.Ensemble] and an `MLP` with
+    `scan=True` hold several as one, in one another too. What the members of an Ensemble share has
+    no such axis. Layers that `filter_vmap` made are plain arrays, and nothing is known of them.
+
+    Args:
+        tree: a model, or what has the structure of one, such as its gradients.
+
+    Returns:
+        A tree of the structure of `tree`, of numbers.
+
+    Examples:
+        >>> import jax
+        >>> import pytreemod as pm
+        >>> from pytreemod import nn
+        >>> stack = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 4, key=jax.random.key(0))
+        >>> axes = pm.layer_axes({"blocks": stack, "head": stack[0]})
+        >>> axes["blocks"].layer.weight, axes["head"].weight
+        (1, 0)
+    """
+    return jtu.tree_structure(tree).unflatten([len(holds_of(spot)) for spot in places(tree)])
+
+
+class Hold(NamedTuple):
+    """One axis of a leaf: of what several are held as one.
+
+    Attributes:
+        path: from the root, to the node that holds them.
+        whole: from the root, to what stands for all of them.
+        is_independent: whether they are members that do not see each other.
+    """
+
+    path: KeyPath
+    whole: KeyPath
+    is_independent: bool
+
+
+def holds_of(spot: Place) -> list[Hold]:
+    """The axes of a leaf that are of layers or members, the first axis first."""
+    # What only says whose child something is has no step in the path.
+    nodes = [node for node in spot.nodes if type(node) is not StandsFor]
+    found: list[Hold] = []
+    for i, node in enumerate(nodes):
+        length = _stacked_length(node, spot.path[i:])
+        if length is not None:
+            independent = getattr(class_of(node), "__has_independent_members__", False)
+            found.append(Hold(spot.path[:i], spot.path[: i + length], independent))
+    return found
 
 
 def count_member_axes(nodes: Sequence[Any], path: KeyPath) -> int:
@@ -30,14 +86,15 @@ def count_member_axes(nodes: Sequence[Any], path: KeyPath) -> int:
         >>> count_member_axes([Layers()], (jax.tree_util.DictKey("w"),))
         1
     """
-    return sum(_is_stacked(node, path[i:]) for i, node in enumerate(nodes))
+    return sum(_stacked_length(node, path[i:]) is not None for i, node in enumerate(nodes))
 
 
-def _is_stacked(node: Any, below: KeyPath) -> bool:
+def _stacked_length(node: Any, below: KeyPath) -> int | None:
+    """How far below a node what stands for several begins, on the way to a leaf."""
     # Asked of any node, for this room does not know layers.
     stacked = getattr(class_of(node), "__stacked__", None)
     if stacked is None:
-        return False
+        return None
     steps = step_names(below)
-    starts = [parse_pattern(text) for text in stacked(node)]
-    return any(steps[: len(start)] == start for start in starts)
+    starts = (parse_pattern(text) for text in stacked(node))
+    return next((len(start) for start in starts if steps[: len(start)] == start), None)

@@ -8,7 +8,7 @@ what is for all of them, and leaves the rest to `filter_vmap`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, ClassVar, Generic, TypeVar, overload
 
 import jax
 
@@ -101,6 +101,9 @@ class Ensemble(StatefulLayer, Generic[_M]):
         >>> len(nets), len(nets[1:]), nets[0](jnp.ones(3)).shape
         (5, 4, (2,))
     """
+
+    # To an optimizer, each of them is a model of its own.
+    __has_independent_members__: ClassVar[bool] = True
 
     member: _M
     n: int = field(static=True)

@@ -1,0 +1,267 @@
+"""What the program of a transformation says about it: what it looks at, and whether at once.
+
+A transformation of optax's is two functions that nobody can look into. But JAX records what they
+do, and in the record it is seen whether each number goes its own way, whether each array does, and
+whether what is summed over all arrays is summed over layers in the same way.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+_EACH = frozenset(
+    """
+    abs add add_any and atan2 cbrt ceil clamp convert_element_type copy copy_p cos cosh div
+    eq erf exp exp2 expm1 floor ge gt imag integer_pow is_finite le log log1p logistic lt
+    max min mul ne neg nextafter not or pow real rem round rsqrt select_n sign sin sinh sqrt
+    square stop_gradient sub tan tanh xor
+    """.split()  # noqa: SIM905  (sixty lines else)
+)
+_WHOLE = {"reduce_sum": "add", "reduce_max": "max", "reduce_min": "min"}
+_WHOLE |= {"reduce_and": "and", "reduce_or": "or"}
+_RANDOM = ("random_", "threefry", "rng_")
+
+
+def inner_of(equation: Any) -> Any:
+    """The program that an equation calls once with all of its inputs, or None."""
+    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        found = equation.params.get(name)
+        found = getattr(found, "jaxpr", found)
+        once = equation.primitive.name not in ("while", "scan", "shard_map", "pallas_call")
+        if once and found is not None and len(found.invars) == len(equation.invars):
+            return found
+    return None
+
+
+def _is_literal(variable: Any) -> bool:
+    return hasattr(variable, "val")
+
+
+def is_random(jaxpr: Any) -> bool:
+    """Whether a program draws numbers: which ones depends on the shapes and the order of arrays."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name.startswith(_RANDOM):
+            return True
+        inner = inner_of(equation)
+        if inner is not None and is_random(inner):
+            return True
+    return False
+
+
+# ---- which inputs an output depends on
+
+
+def flow(jaxpr: Any, sources: Sequence[frozenset[Any]]) -> list[frozenset[Any]]:
+    """For each output, the marks of all inputs that it depends on.
+
+    Args:
+        jaxpr: the program.
+        sources: the marks of each input.
+    """
+    marks: dict[Any, frozenset[Any]] = dict(zip(jaxpr.invars, sources, strict=True))
+
+    def of(variable: Any) -> frozenset[Any]:
+        return frozenset() if _is_literal(variable) else marks.get(variable, frozenset())
+
+    for equation in jaxpr.eqns:
+        given = [of(v) for v in equation.invars]
+        inner, branches = inner_of(equation), equation.params.get("branches")
+        if inner is not None:
+            found = flow(inner, given)
+        elif branches is not None:
+            each = [flow(branch.jaxpr, given[1:]) for branch in branches]
+            found = [given[0].union(*outs) for outs in zip(*each, strict=True)]
+        else:
+            found = [frozenset().union(*given)] * len(equation.outvars)
+        marks.update(zip(equation.outvars, found, strict=True))
+    return [of(v) for v in jaxpr.outvars]
+
+
+# ---- whether two programs are the same, whatever the shapes
+
+
+def are_alike(first: Any, second: Any, is_fit: Callable[[Any, Any], bool]) -> bool:
+    """Whether two programs do the same, one equation after the other, to arrays of other shapes."""
+    names: tuple[dict[Any, Any], dict[Any, Any]] = ({}, {})
+    if [len(first.invars), len(first.outvars)] != [len(second.invars), len(second.outvars)]:
+        return False
+    for known, jaxpr in zip(names, (first, second), strict=True):
+        known.update({variable: ("in", n) for n, variable in enumerate(jaxpr.invars)})
+        known.update({variable: ("const", n) for n, variable in enumerate(jaxpr.constvars)})
+
+    def name(side: int, variable: Any) -> Any:
+        if _is_literal(variable):
+            return ("literal", repr(variable.val))
+        return names[side].get(variable, variable)
+
+    def kept(side: int, jaxpr: Any) -> list[Any]:
+        left: list[Any] = []
+        for equation in jaxpr.eqns:
+            scalar = equation.primitive.name == "broadcast_in_dim" and (
+                not equation.invars[0].aval.shape
+            )
+            if scalar:
+                names[side][equation.outvars[0]] = ("alias", equation.invars[0])
+            else:
+                left.append(equation)
+        return left
+
+    lists = [kept(side, jaxpr) for side, jaxpr in enumerate((first, second))]
+
+    def resolved(side: int, variable: Any) -> Any:
+        found = name(side, variable)
+        while isinstance(found, tuple) and found[0] == "alias":
+            found = name(side, found[1])
+        return found
+
+    if len(lists[0]) != len(lists[1]):
+        return False
+    for n, (one, two) in enumerate(zip(*lists, strict=True)):
+        if one.primitive.name != two.primitive.name or not is_fit(one, two):
+            return False
+        if [resolved(0, v) for v in one.invars] != [resolved(1, v) for v in two.invars]:
+            return False
+        inner = [inner_of(one), inner_of(two)]
+        branches = [e.params.get("branches", ()) for e in (one, two)]
+        pairs = [*zip(*([b.jaxpr for b in some] for some in branches), strict=True)]
+        pairs += [] if inner[0] is None else [tuple(inner)]
+        if not all(are_alike(a, b, is_fit) for a, b in pairs):
+            return False
+        for side, equation in enumerate((one, two)):
+            for i, variable in enumerate(equation.outvars):
+                names[side][variable] = ("made", n, i)
+    outs = [[resolved(side, v) for v in j.outvars] for side, j in enumerate((first, second))]
+    return outs[0] == outs[1]
+
+
+def is_by_number(one: Any, two: Any) -> bool:
+    """Whether equations do the same to each number alone."""
+    del two
+    calls = inner_of(one) is not None or "branches" in one.params
+    return calls or one.primitive.name in _EACH
+
+
+def is_by_number_or_whole(one: Any, two: Any) -> bool:
+    """The same, or reduce arrays to one number."""
+    if one.primitive.name in _WHOLE:
+        return all(len(e.params["axes"]) == len(e.invars[0].aval.shape) for e in (one, two))
+    return is_by_number(one, two) or one.primitive.name == "broadcast_in_dim"
+
+
+# ---- whether what is summed over all arrays is summed over layers
+
+
+class Mark(NamedTuple):
+    """What is known of a value: whose it is, and by what it was reduced to one number.
+
+    Attributes:
+        owners: pairs of a leaf and a layer, which is a number, 0 or 1, for each axis of layers;
+            none if it is the same for all.
+        op: by what numbers of several are joined, once it is reduced.
+    """
+
+    owners: frozenset[Any] = frozenset()
+    op: str | None = None
+
+
+SHARED = Mark()
+
+
+class Unfit(Exception):
+    """A program that does something to a layer's array, or to a sum over some layers, alone."""
+
+
+def is_complete(mark: Mark) -> bool:
+    """Whether all layers of each leaf have gone into it."""
+    return all(
+        (leaf, other) in mark.owners
+        for leaf, layer in mark.owners
+        for other in itertools.product(range(2), repeat=len(layer))
+    )
+
+
+def joined(first: Mark, second: Mark) -> Mark:
+    """Of a value that may be either.
+
+    Raises:
+        Unfit: they do not go together.
+    """
+    if first == second or second == SHARED:
+        return first
+    if first == SHARED:
+        return second
+    raise Unfit
+
+
+def whole_flow(jaxpr: Any, given: Sequence[Mark]) -> list[Mark]:
+    """Marks of the outputs of a program that two layers were given to.
+
+    Raises:
+        Unfit: something else is done than to reduce arrays, to join what all were reduced to, and
+            to compute number by number.
+    """
+    marks: dict[Any, Mark] = dict(zip(jaxpr.invars, given, strict=True))
+
+    def of(variable: Any) -> Mark:
+        return SHARED if _is_literal(variable) else marks.get(variable, SHARED)
+
+    for equation in jaxpr.eqns:
+        ins = [of(v) for v in equation.invars]
+        inner, branches = inner_of(equation), equation.params.get("branches")
+        if inner is not None:
+            outs = whole_flow(inner, ins)
+        elif branches is not None:
+            if _one([ins[0]]) != SHARED:
+                raise Unfit
+            each = [whole_flow(branch.jaxpr, ins[1:]) for branch in branches]
+            outs = each[0]
+            for other in each[1:]:
+                outs = [joined(a, b) for a, b in zip(outs, other, strict=True)]
+        else:
+            outs = [_mark_of(equation, ins)] * len(equation.outvars)
+        marks.update(zip(equation.outvars, outs, strict=True))
+    return [of(v) for v in jaxpr.outvars]
+
+
+def _mark_of(equation: Any, ins: list[Mark]) -> Mark:
+    name = equation.primitive.name
+    name = "add" if name == "add_any" else name
+    if name in _WHOLE and len(equation.params["axes"]) == len(equation.invars[0].aval.shape):
+        mark = _one(ins)
+        return mark if mark == SHARED else Mark(mark.owners, _WHOLE[name])
+    partial = [mark for mark in ins if mark.op is not None and not is_complete(mark)]
+    live = [mark for mark in ins if mark != SHARED]
+    if partial or (name in _WHOLE.values() and any(mark.op for mark in live)):
+        return _mark_of_joined(equation, name, ins, live)
+    mark = _one(ins)
+    if mark == SHARED or name in _EACH:
+        return mark
+    raise Unfit
+
+
+def _mark_of_joined(equation: Any, name: str, ins: list[Mark], live: list[Mark]) -> Mark:
+    if name == "convert_element_type" or (name == "copy"):
+        return ins[0]
+    zero = all(
+        mark != SHARED or (_is_literal(v) and v.val == 0)
+        for mark, v in zip(ins, equation.invars, strict=True)
+    )
+    if all(mark.op == name for mark in live) and (zero or len(live) == len(ins)):
+        return Mark(frozenset().union(*(mark.owners for mark in live)), name)
+    # A sum times a number is the sum of what was multiplied.
+    linear = name == "mul" or (name == "div" and ins[1] == SHARED)
+    if linear and len(live) == 1 and live[0].op == "add":
+        return live[0]
+    return _one(ins)
+
+
+def _one(ins: list[Mark]) -> Mark:
+    """Of what is computed from values, each of which is one layer's, or of all layers."""
+    found = {mark for mark in ins if mark != SHARED and not (mark.op and is_complete(mark))}
+    if not found:
+        return SHARED
+    if len(found) == 1 and (mark := found.pop()).op is None:
+        return mark
+    raise Unfit
