@@ -84,6 +84,7 @@ from pytreemod.tree import selectors as selectors
 from pytreemod.tree.comparison import tree_check as tree_check
 from pytreemod.tree.comparison import tree_equal as tree_equal
 from pytreemod.tree.comparison import tree_flatten_one_level as tree_flatten_one_level
+from pytreemod.tree.members import layer_axes as layer_axes
 from pytreemod.tree.partitioning import combine as combine
 from pytreemod.tree.partitioning import filter as filter
 from pytreemod.tree.partitioning import partition as partition
@@ -95,6 +96,7 @@ from pytreemod.tree.prefixes import by as by
 from pytreemod.tree.printing import tree_pformat as tree_pformat
 from pytreemod.tree.printing import tree_pprint as tree_pprint
 from pytreemod.tree.selecting import Selector as Selector
+from pytreemod.tree.selectors import matrices as matrices
 from pytreemod.tree.surgery import tree_at as tree_at
 from pytreemod.tree.updating import apply_updates as apply_updates
 from pytreemod.version import __version__ as __version__
@@ -128,6 +130,7 @@ _LATER = {
     "Numbered": "pytreemod.io.torch_layouts:Numbered",
     "Optimizer": "pytreemod.training.optimizers:Optimizer",
     "Packed": "pytreemod.io.torch_layouts:Packed",
+    "per_layer": "pytreemod.training.layered_rules:per_layer",
     "Precision": "pytreemod.training.dtype_policies:Precision",
     "read_metadata": "pytreemod.io.loading:read_metadata",
     "register_for_files": "pytreemod.io.registered:register_for_files",
@@ -189,6 +192,7 @@ if _typing.TYPE_CHECKING:
     from pytreemod.nn.reinitializing import reinitialize as reinitialize
     from pytreemod.training import constraints as constraints
     from pytreemod.training.dtype_policies import Precision as Precision
+    from pytreemod.training.layered_rules import per_layer as per_layer
     from pytreemod.training.loss_scaling import LossScale as LossScale
     from pytreemod.training.loss_scaling import all_finite as all_finite
     from pytreemod.training.loss_scaling import select_tree as select_tree

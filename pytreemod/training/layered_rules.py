@@ -18,7 +18,7 @@ import functools as ft
 import inspect
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ from pytreemod.training.rule_programs import (
     joined,
     whole_flow,
 )
-from pytreemod.tree.members import Hold, holds_of
+from pytreemod.tree.members import Hold, axes_left_out, holds_of, without_axes
 from pytreemod.tree.nodes import places
 from pytreemod.typing import KeyPath, PyTree, jtu
 
@@ -251,13 +251,18 @@ class _Listed:
         self.rule = rule
 
     def init(self, params: PyTree) -> Any:
-        return _as_one(self.rule.init(_listed(params)))
+        shown = _listed(params)
+        with without_axes("all"):
+            state = self.rule.init(shown)
+        return _as_one(state)
 
     def update(self, updates: PyTree, state: Any, params: PyTree, extra: dict[str, Any]) -> Any:
         axis = _extra_axes(updates, params)
         extra = {name: _of_one(value) for name, value in extra.items()}
         shown = None if params is None else _listed(params)
-        made, new = self.rule.update(_listed(updates, axis), _listed(state), shown, **extra)
+        given, own = _listed(updates, axis), _listed(state)
+        with without_axes("all"):
+            made, new = self.rule.update(given, own, shown, **extra)
         return _as_one(made), _as_one(new)
 
 
@@ -275,7 +280,9 @@ class _Part(NamedTuple):
         axes: how many axes are mapped over.
         axes_of_state: for each leaf of the state of these leaves, the same.
         paths: of the leaves of the state.
+        structure: of the state.
         form: how the transformation is called under the map.
+        left_out: what the map takes away: the axes of `"members"`, or `"all"`.
     """
 
     own: tuple[int, ...]
@@ -284,6 +291,7 @@ class _Part(NamedTuple):
     paths: tuple[Any, ...]
     structure: Any
     form: Any
+    left_out: Any
 
     def only(self, tree: PyTree) -> PyTree:
         leaves, structure = jtu.tree_flatten(tree)
@@ -293,7 +301,8 @@ class _Part(NamedTuple):
         leaves, structure = jtu.tree_flatten(self.only(params))
 
         def make(*leaves: Any) -> Any:
-            return tuple(jtu.tree_leaves(self.form.init(structure.unflatten(leaves))))
+            with without_axes(self.left_out):
+                return tuple(jtu.tree_leaves(self.form.init(structure.unflatten(leaves))))
 
         return self._mapped(make, [self.axes] * len(leaves), self.axes_of_state)(*leaves)
 
@@ -307,12 +316,13 @@ class _Part(NamedTuple):
         more = _extra_axes(given, shown)
 
         def run(*values: Any) -> Any:
-            made, new = self.form.update(
-                structure.unflatten(values[:size]),
-                self.structure.unflatten(values[size : size + n]),
-                whole.unflatten(values[size + n :]),
-                extra,
-            )
+            with without_axes(self.left_out):
+                made, new = self.form.update(
+                    structure.unflatten(values[:size]),
+                    self.structure.unflatten(values[size : size + n]),
+                    whole.unflatten(values[size + n :]),
+                    extra,
+                )
             return (*structure.flatten_up_to(made), *jtu.tree_leaves(new))
 
         axes = [self.axes] * size + [*self.axes_of_state] + [self.axes] * len(shown)
@@ -392,7 +402,7 @@ class _Grouped:
 def _form_of(rule: Any, params: PyTree) -> Any:
     shown = _abstract(params)
     leaves, structure = jtu.tree_flatten(shown)
-    config = (jax.config.jax_numpy_dtype_promotion, jax.config.jax_enable_x64)
+    config = (jax.config.jax_numpy_dtype_promotion, jax.config.jax_enable_x64, axes_left_out())
     key = (structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves), config)
     try:
         return _found(rule, key)
@@ -427,16 +437,15 @@ def _choose(rule: Any, params: PyTree) -> Any:
         owner = leaf.holds[leaf.members - 1].path if leaf.members else None
         groups.setdefault(owner, []).append(i)
     if list(groups) == [None]:
-        return _choose_for_layers(rule, params, leaves)
+        return _choose_for_layers(rule, params)
     parts: list[_Part] = []
     for own in groups.values():
         members = leaves[own[0]].members
-        part = _kept(params, own)
-        bare = _without(part, [members] * len(own))
-        inner = [leaves[i] for i in own]
-        form = _choose_for_layers(rule, bare, inner)
-        axes_of_state, paths, kept = _axes_of_state(form, bare, members)
-        parts.append(_Part(tuple(own), members, axes_of_state, paths, kept, form))
+        bare = _without(_kept(params, own), [members] * len(own))
+        with without_axes("members"):
+            form = _choose_for_layers(rule, bare)
+        of_state = _axes_of_state(form, bare, members, "members")
+        parts.append(_Part(tuple(own), members, *of_state, form, "members"))
     return _Grouped(parts)
 
 
@@ -444,8 +453,9 @@ def _paired(params: PyTree, leaves: Sequence[_Leaf]) -> Any:
     return zip(jtu.tree_leaves(params), leaves, strict=True)
 
 
-def _choose_for_layers(rule: Any, params: PyTree, leaves: Sequence[_Leaf]) -> Any:
+def _choose_for_layers(rule: Any, params: PyTree) -> Any:
     """The same, for leaves of a group, which have no axes of members."""
+    leaves = _leaves_of(params)
     if not any(leaf.layers for leaf in leaves):
         return _Plain(rule)
     one = _without(params, [len(leaf.layers) for leaf in leaves])
@@ -557,7 +567,9 @@ def _record(rule: Any, params: PyTree) -> _Program:
 def _is_same(rule: Any, params: PyTree, one: PyTree, is_fit: Any) -> bool:
     """Whether a step does to all layers, equation by equation, what it does to one."""
     try:
-        first, second = _record(rule, params), _record(rule, one)
+        first = _record(rule, params)
+        with without_axes("all"):
+            second = _record(rule, one)
     except _Undecided:
         return False
     structures = [jtu.tree_structure(program.state) for program in (first, second)]
@@ -580,7 +592,8 @@ def _is_whole(rule: Any, params: PyTree, one: PyTree) -> bool:
         return False
     two = _listed(params, copies=2)
     try:
-        program = _record(rule, two)
+        with without_axes("all"):
+            program = _record(rule, two)
         each = [Mark(frozenset([owner])) for owner in _owners(two)]
         made = program.followed(whole_flow, each, SHARED, lambda a, b: joined(a, _settled(b)))
         return all(_settled(m) in (own, SHARED) for m, own in zip(made, each, strict=True))
@@ -604,7 +617,8 @@ def _is_leafwise(rule: Any, params: PyTree) -> bool:
         _Undecided: a step cannot be recorded.
     """
     two = _listed(params, copies=2)
-    program = _record(rule, two)
+    with without_axes("all"):
+        program = _record(rule, two)
     if is_random(program.jaxpr):
         return False
     each = [frozenset([i]) for i in range(program.outs)]
@@ -613,7 +627,8 @@ def _is_leafwise(rule: Any, params: PyTree) -> bool:
 
 
 def _mapped(rule: Any, params: PyTree, one: PyTree, leaves: Sequence[_Leaf]) -> Any:
-    state = jax.eval_shape(rule.init, one)
+    with without_axes("all"):
+        state = jax.eval_shape(rule.init, one)
     spots, structure = jtu.tree_flatten_with_path(state)
     paths = [path for path, _ in spots]
     sizes: dict[tuple[int, ...], list[int]] = {}
@@ -624,14 +639,14 @@ def _mapped(rule: Any, params: PyTree, one: PyTree, leaves: Sequence[_Leaf]) -> 
     for size, own in sizes.items():
         part = _kept(one, own)
         form = _Plain(rule)
-        axes, own_paths, kept = _axes_of_state(form, part, len(size), of_layers=True)
-        parts.append(_Part(tuple(own), len(size), axes, own_paths, kept, form))
+        of_state = _axes_of_state(form, part, len(size), "all")
+        parts.append(_Part(tuple(own), len(size), *of_state, form, "all"))
     if {path for part in parts for path in part.paths} != {*paths}:
         raise _Undecided
     return _Mapped(parts, structure, paths)
 
 
-def _axes_of_state(form: Any, one: PyTree, axes: int, of_layers: bool = False) -> Any:
+def _axes_of_state(form: Any, one: PyTree, axes: int, left_out: Literal["members", "all"]) -> Any:
     """Which leaves of a state have an axis for each layer, or member.
 
     Those that are in a tree of the model's structure; and those that follow from what differs.
@@ -639,13 +654,16 @@ def _axes_of_state(form: Any, one: PyTree, axes: int, of_layers: bool = False) -
     Raises:
         _Undecided: what has no place for layers differs from layer to layer.
     """
-    program = _record(_Called(form), one)
+    with without_axes(left_out):
+        program = _record(_Called(form), one)
+    of_layers = left_out == "all"
     held = [bool(leaf.layers if of_layers else leaf.members) for leaf in _leaves_of(program.state)]
     leaves, structure = jtu.tree_flatten(one)
     mine = frozenset(["own"])
 
     def start(*leaves: Any) -> list[Any]:
-        return jtu.tree_leaves(form.init(structure.unflatten(leaves)))
+        with without_axes(left_out):
+            return jtu.tree_leaves(form.init(structure.unflatten(leaves)))
 
     state = flow(jax.make_jaxpr(start)(*leaves).jaxpr, [mine] * len(leaves))
     state = [mine if is_held else marks for is_held, marks in zip(held, state, strict=True)]

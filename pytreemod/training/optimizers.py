@@ -70,13 +70,22 @@ class Optimizer(Module):
     **Use.** `model, opt = opt.update(model, grads)` in each step. Both are values: pass them
     through `filter_jit` (donated), `filter_scan`, files and pickles.
 
+    **Layers and members.** On a model with a [`Stack`][pytreemod.nn.Stack] a rule does what it
+    does on the model with a list of layers in its place, whatever it looks at: a norm for each
+    layer's array, or for all of them; a matrix in each layer. In an
+    [`Ensemble`][pytreemod.nn.Ensemble] each member is trained as if it were alone, `before` too;
+    what they share, and what is outside, goes together. What looks at single numbers is called as
+    it is, what looks at single arrays once, mapped over the layers. What mixes both, and is no
+    `optax.chain`, is shown a list of layers: the program grows with them.
+
     **Laws.** With one rule it does what optax does on the model, with several what
-    `optax.multi_transform` does. The optimizer that comes out has the structure of the one that
+    `optax.multi_transform` does, where nothing is held as one. The optimizer that comes out has the structure of the one that
     went in, and the model's arrays keep shape and dtype, as with `apply_updates`.
 
     Fields:
         rules: as given
         before: as given
+        stacked: as given
         plan: which rule each leaf has; None before `init`
         states: for each rule in order, what its transformation keeps, with a tree of the model's
             structure wherever that keeps something for each parameter
@@ -86,9 +95,11 @@ class Optimizer(Module):
         rules: a transformation, or `by` with transformations and None.
         before: a transformation of the gradients of all that is trained, ahead of the rules, such
             as `optax.clip_by_global_norm(1.0)`.
+        stacked: `"per layer"`, or `"as one"`: what a Stack or an Ensemble holds is shown to rules
+            as one array each, as plain optax does.
 
     Raises:
-        ArgumentError: a rule is no transformation.
+        ArgumentError: a rule is no transformation, or `stacked` another word.
 
     Examples:
         >>> import jax, jax.numpy as jnp, optax
@@ -145,7 +156,7 @@ class Optimizer(Module):
         Raises:
             SpecError: a leaf that is to be trained has no rule, or a selector picks nothing, or
                 nothing that those before it leave.
-            ArgumentError: nothing is to be trained.
+            ArgumentError: nothing is to be trained, or a rule cannot be mapped over layers or members.
             UnfinishedError: the model lacks sizes.
 
         Warns:

@@ -5,8 +5,10 @@ This is the one place that knows: optimizers, initial values and computed leaves
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, Literal, NamedTuple
 
 from pytreemod.tree.nodes import Place, StandsFor, places
 from pytreemod.tree.paths import parse_pattern, step_names
@@ -54,6 +56,9 @@ class Hold(NamedTuple):
 
 def holds_of(spot: Place) -> list[Hold]:
     """The axes of a leaf that are of layers or members, the first axis first."""
+    left_out = _LEFT_OUT.get()
+    if left_out == "all":
+        return []
     # What only says whose child something is has no step in the path.
     nodes = [node for node in spot.nodes if type(node) is not StandsFor]
     found: list[Hold] = []
@@ -61,8 +66,41 @@ def holds_of(spot: Place) -> list[Hold]:
         length = _stacked_length(node, spot.path[i:])
         if length is not None:
             independent = getattr(class_of(node), "__has_independent_members__", False)
-            found.append(Hold(spot.path[:i], spot.path[: i + length], independent))
+            found = [] if independent and left_out else found
+            hold = Hold(spot.path[:i], spot.path[: i + length], independent)
+            found += [] if independent and left_out else [hold]
     return found
+
+
+_LEFT_OUT: ContextVar[Literal["members", "all"] | None] = ContextVar("left_out", default=None)
+
+
+def axes_left_out() -> Literal["members", "all"] | None:
+    """Which axes trees lack at the moment, though their nodes say otherwise; see `without_axes`."""
+    return _LEFT_OUT.get()
+
+
+@contextlib.contextmanager
+def without_axes(which: Literal["members", "all"]) -> Iterator[None]:
+    """Say that trees are of one layer or member, though their nodes say otherwise.
+
+    Args:
+        which: `"members"`, if the axes as far as those of the innermost members have been taken
+            away by a map; `"all"`, if those of layers have, too.
+
+    Examples:
+        >>> import jax
+        >>> import pytreemod as pm
+        >>> stack = pm.nn.Stack(lambda: pm.nn.LayerNorm(2), 3)
+        >>> with without_axes("all"):
+        ...     pm.layer_axes(stack).layer.weight
+        0
+    """
+    token = _LEFT_OUT.set("all" if _LEFT_OUT.get() == "all" else which)
+    try:
+        yield
+    finally:
+        _LEFT_OUT.reset(token)
 
 
 def count_member_axes(nodes: Sequence[Any], path: KeyPath) -> int:

@@ -20,6 +20,7 @@ import numpy as np
 
 from pytreemod.errors import FrozenError, SpecError, describe, explain
 from pytreemod.tree.locating import locate, refuse_model
+from pytreemod.tree.members import holds_of
 from pytreemod.tree.nodes import (
     DECLARED_ROLES,
     Place,
@@ -30,6 +31,7 @@ from pytreemod.tree.nodes import (
     record_of,
 )
 from pytreemod.tree.paths import matches, parse_pattern, path_text, step_names
+from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.typing import IsLeaf, PyTree, Tracer, Where, jtu
 
 
@@ -369,6 +371,22 @@ class RoleSelector(_Term):
 
     def __repr__(self) -> str:
         return f"select.role({', '.join(map(repr, self.roles))})"
+
+
+class MatrixSelector(_Term):
+    """Floating arrays that have two axes in each layer and each member."""
+
+    __slots__ = ()
+
+    def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+        """Arrays with two axes more than those of layers and members."""
+        return [
+            is_inexact_array(spot.leaf) and np.ndim(spot.leaf) - len(holds_of(spot)) == 2
+            for spot in spots
+        ]
+
+    def __repr__(self) -> str:
+        return "matrices"
 
 
 class AccessSelector(_Term):

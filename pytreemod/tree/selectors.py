@@ -12,6 +12,7 @@ from typing import Any, overload
 from pytreemod.errors import SpecError, describe, explain
 from pytreemod.tree.selecting import (
     AccessSelector,
+    MatrixSelector,
     PathSelector,
     RoleSelector,
     Selector,
@@ -22,6 +23,11 @@ from pytreemod.tree.selecting import (
 from pytreemod.typing import Where
 
 __all__ = ["Selector", "at", "path", "role", "type"]
+
+matrices: Selector = MatrixSelector()
+"""Floating arrays that are a matrix in each layer of a `Stack` and each member of an `Ensemble`:
+what an optimizer for matrices, such as Muon, is for. Kernels of convolutions, which have more axes,
+and biases are none; embeddings and heads are, unless another selector takes them first."""
 
 
 def path(pattern: str) -> PathSelector:

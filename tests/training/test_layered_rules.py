@@ -1,0 +1,304 @@
+"""A transformation sees each layer and each member as if it stood alone, whatever it looks at."""
+
+import functools as ft
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import ArgumentError
+from pytreemod.training.layered_rules import per_layer
+from tests.helpers.comparing import assert_same
+from tests.helpers.equations import equations
+
+contrib = optax.contrib
+
+
+@pytest.fixture(autouse=True)
+def _standard_promotion():
+    """The optimizers of optax divide floats by their count of steps."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+class Layer(pm.Module):
+    """A matrix, a vector and a number."""
+
+    weight: jax.Array
+    bias: jax.Array
+    scale: jax.Array
+
+    def __init__(self, key):
+        self.weight, self.bias, self.scale = (
+            jax.random.normal(k, shape)
+            for k, shape in zip(jax.random.split(key, 3), ((3, 4), (4,), ()), strict=True)
+        )
+
+    def __call__(self, x):
+        return x
+
+
+def listed(seed=0):
+    """Four layers in two lists, and a matrix."""
+    *keys, last = jax.random.split(jax.random.key(seed), 5)
+    layers = [Layer(key) for key in keys]
+    return {"blocks": [layers[:2], layers[2:]], "head": jax.random.normal(last, (4, 3))}
+
+
+def stacked(seed=0):
+    model = listed(seed)
+    return {**model, "blocks": [nn.Stack.from_layers(each) for each in model["blocks"]]}
+
+
+def nested(seed=0):
+    model = stacked(seed)
+    return {**model, "blocks": nn.Stack.from_layers(model["blocks"])}
+
+
+def layers_of(blocks):
+    """Layers in lists, however they are held."""
+    blocks = blocks.unstack() if isinstance(blocks, nn.Stack) else blocks
+    return [each.unstack() if isinstance(each, nn.Stack) else each for each in blocks]
+
+
+class Held(pm.Module):
+    """A model as a member: called by nobody."""
+
+    tree: dict[str, object]
+
+    def __call__(self, x):
+        return x
+
+
+def together(make):
+    return nn.Ensemble.from_members([Held(make(seed)) for seed in range(3)])
+
+
+def trained(rule, model, steps=3, **options):
+    """After some steps along gradients that depend on the model."""
+
+    def step(carry, number):
+        model, opt = carry
+        grads = jax.tree.map(lambda x: jnp.sin(3 * x + number), model)
+        return opt.update(model, grads), None
+
+    opt = pm.Optimizer(rule, **options).init(model)
+    return pm.filter_scan(step, (model, opt), jnp.arange(steps))[0]
+
+
+@pm.filter_jit
+def all_forms(rule):
+    """Members alone, with lists of layers; the first one with Stacks; and all as an Ensemble."""
+    alone = [listed(seed) for seed in range(3)]
+    alone = pm.unstack(pm.filter_map(lambda one: trained(rule, one)[0], pm.stack(alone)))
+    forms = [trained(rule, make())[0] for make in (stacked, nested)]
+    several = trained(rule, {"nets": together(nested), "other": jnp.ones((2, 2))})[0]
+    other = trained(rule, {"other": jnp.ones((2, 2))})[0]["other"]
+    members = [m.tree for m in several["nets"].unstack()]
+    forms, members = (
+        [{**m, "blocks": layers_of(m["blocks"])} for m in ms] for ms in (forms, members)
+    )
+    return alone, forms, members, (several["other"], other)
+
+
+def chained(*rules):
+    return optax.chain(*rules, optax.sgd(0.1))
+
+
+RULES = {
+    "lamb": optax.lamb(1e-1),
+    "adafactor": optax.adafactor(1e-1, min_dim_size_to_factor=2),
+    "clipping, muon": optax.chain(optax.clip_by_global_norm(0.5), contrib.muon(1e-1)),
+    "finite": optax.apply_if_finite(contrib.muon(1e-1), 2),
+    "injected": optax.inject_hyperparams(contrib.muon)(optax.linear_schedule(0.1, 0.0, 4)),
+    "masked": optax.masked(contrib.muon(1e-1), pm.matrices),
+}
+MORE = {
+    "prodigy": contrib.prodigy(),
+    "muon, some steps": optax.MultiSteps(contrib.muon(1e-1), 2),
+    "adaptive clipping": chained(optax.adaptive_grad_clip(0.01)),
+    "muon": contrib.muon(1e-1),
+    "adamw": optax.adamw(optax.linear_schedule(0.1, 0.0, 4), weight_decay=0.1),
+    "adabelief": optax.adabelief(1e-1),
+    "adadelta": optax.adadelta(1.0),
+    "adagrad": optax.adagrad(0.1),
+    "adamax": optax.adamax(0.1),
+    "adan": optax.adan(0.1),
+    "block rms": chained(optax.clip_by_block_rms(0.1)),
+    "block norm": chained(optax.scale_by_param_block_norm()),
+    "dadapt": contrib.dadapt_adamw(),
+    "distance": chained(optax.scale_by_distance_over_gradients()),
+    "dog": contrib.dog(),
+    "dowg": contrib.dowg(),
+    "flatten": optax.flatten(optax.adam(0.1)),
+    "fromage": optax.fromage(0.1),
+    "galore": contrib.galore(0.1, rank=2),
+    "global norm": chained(optax.clip_by_global_norm(0.5)),
+    "lars": optax.lars(0.1),
+    "lion": optax.lion(0.1),
+    "madgrad": contrib.madgrad(0.1),
+    "mechanize": contrib.mechanize(optax.adam(0.1)),
+    "normalize": chained(contrib.normalize()),
+    "novograd": optax.novograd(0.1),
+    "radam": optax.radam(0.1),
+    "rmsprop": optax.rmsprop(0.1),
+    "rprop": optax.rprop(0.1),
+    "schedule-free": contrib.schedule_free_sgd(0.1),
+    "sgd": optax.sgd(0.1, momentum=0.9),
+    "sm3": optax.sm3(0.1),
+    "update norm": chained(optax.normalize_by_update_norm()),
+    "yogi": optax.yogi(0.1),
+}
+EVERY = [pytest.param(rule, id=name) for name, rule in RULES.items()]
+EVERY += [pytest.param(rule, id=name, marks=pytest.mark.slow) for name, rule in MORE.items()]
+
+
+@pytest.mark.parametrize("rule", EVERY)
+def test_layers_train_as_in_a_list_and_members_as_alone(rule):
+    """However they are held, and whatever the transformation looks at."""
+    alone, forms, members, others = all_forms(rule)
+
+    assert _differ(listed(), alone[0])
+    for form in forms:
+        jax.tree.map(_assert_close, form, alone[0])
+    jax.tree.map(_assert_close, members, alone)
+    _assert_close(*others)
+
+
+def _differ(first, second):
+    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    return any(not np.allclose(a, b) for a, b in pairs)
+
+
+def _assert_close(one, two):
+    np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
+
+
+def test_rules_by_selector_and_before_see_layers_alone():
+    """Matrices per layer are what is a matrix in a list."""
+    rules = pm.by({pm.matrices: contrib.muon(0.1), ...: optax.sgd(0.1)})
+    before = optax.clip_by_global_norm(0.5)
+
+    models = [trained(rules, make(), before=before)[0] for make in (listed, nested)]
+    listed_, nested_ = [{**m, "blocks": layers_of(m["blocks"])} for m in models]
+    jax.tree.map(_assert_close, nested_, listed_)
+
+
+def test_counts_and_hyperparameters_are_one_number():
+    """For all layers and members, so that they are changed as for one."""
+    rule = optax.inject_hyperparams(contrib.muon)(0.1)
+    several = together(nested)
+    _, opt = trained(rule, several, 1)
+
+    assert opt.states[0].count.shape == ()
+    assert opt.states[0].hyperparams["learning_rate"].shape == ()
+    still = opt.with_hyperparams(learning_rate=0.0, weight_decay=0.0)
+    assert_same(still.update(several, several)[0], several)
+
+
+def test_what_looks_at_numbers_is_the_same_program_as_without_layers():
+    """One equation for each: nothing is mapped, and nothing grows."""
+
+    def count(model, stacked):
+        opt = pm.Optimizer(optax.adamw(0.1), stacked=stacked).init(model)
+        return equations(lambda opt, m: opt.update(m, m), opt, model)
+
+    model = together(nested)
+    assert count(model, "per layer") == count(model, "as one")
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [contrib.muon(0.1), optax.chain(optax.clip_by_global_norm(1.0), optax.lamb(0.1))],
+    ids=["muon", "clipped lamb"],
+)
+def test_programs_do_not_grow_with_the_number_of_layers(rule):
+    """Neither for what is mapped, nor for what is summed over all layers."""
+
+    def count(depth):
+        model = nn.Stack(Layer, depth, key=jax.random.key(0))
+        opt = pm.Optimizer(rule).init(model)
+        return equations(lambda opt, m: opt.update(m, m), opt, model)
+
+    assert count(2) == count(9)
+
+
+def test_stacked_as_one_shows_rules_the_arrays_as_they_are():
+    """What optax does by itself."""
+    model, rule = stacked(), optax.lamb(0.1)
+    grads = jax.tree.map(jnp.sin, model)
+    opt = pm.Optimizer(rule, stacked="as one").init(model)
+    updates, _ = rule.update(grads, rule.init(model), model)
+
+    assert_same(opt.update(model, grads)[0], optax.apply_updates(model, updates))
+    assert _differ(
+        pm.Optimizer(rule).init(model).update(model, grads)[0], opt.update(model, grads)[0]
+    )
+    with pytest.raises(ArgumentError, match=r"expected 'per layer' or 'as one', got 'one'"):
+        pm.Optimizer(rule, stacked="one")
+
+
+def test_per_layer_is_the_same_for_plain_optax():
+    """In a chain, and with extra arguments."""
+    model = stacked()
+    grads = jax.tree.map(jnp.sin, model)
+    rules = per_layer(contrib.muon(0.1)), contrib.reduce_on_plateau()
+    whole, state = optax.chain(*rules), None
+    state = whole.init(model)
+    updates, _ = whole.update(grads, state, model, value=jnp.ones(()))
+
+    expected = pm.Optimizer(contrib.muon(0.1)).init(model).update(model, grads)[0]
+    assert_same(optax.apply_updates(model, updates), expected)
+    # Twice is once: what a map has taken away is not taken away again.
+    again = pm.Optimizer(optax.chain(per_layer(contrib.muon(0.1)))).init(model)
+    jax.tree.map(_assert_close, again.update(model, grads)[0], expected)
+
+
+def test_what_members_share_and_what_stands_outside_is_a_group():
+    """Clipped by a norm of its own."""
+    make = ft.partial(nn.MLP, 2, 2, 2, 1)
+    nets = nn.Ensemble(make, 2, key=jax.random.key(0), shared="layers[0]")
+    opt = pm.Optimizer(optax.clip_by_global_norm(1.0)).init(nets)
+    updates, _ = opt.update(nets, jax.tree.map(lambda x: 5 * jnp.ones_like(x), nets))
+    moved = jax.tree.map(jnp.subtract, updates, nets)
+
+    norms = [optax.global_norm(moved.member.layers[0])]
+    norms += [optax.global_norm(one.layers[1]) for one in moved.unstack()]
+    np.testing.assert_allclose(norms, 1.0, rtol=1e-5)
+
+
+def test_layers_of_no_number_and_of_one():
+    """A Stack of one layer is a list of one, and of none is nothing."""
+    for depth in (0, 1):
+        model = nn.Stack(Layer, depth, key=jax.random.key(0))
+        new, _ = trained(contrib.muon(0.1), model, 1)
+        alone = [trained(contrib.muon(0.1), layer, 1)[0] for layer in model.unstack()]
+        jax.tree.map(_assert_close, new.unstack(), alone)
+
+
+def test_what_cannot_be_mapped_is_refused_by_name():
+    """With the way out."""
+    model = stacked()["blocks"][0]
+    opt = pm.Optimizer(optax.GradientTransformation(optax.init_empty_state, _branching))
+    with pytest.raises(ArgumentError, match=re.escape('stacked="as one"')):
+        together_ = nn.Ensemble.from_members([model, model])
+        opt.init(together_).update(together_, together_)
+
+
+def _branching(updates, state, params=None):
+    if sum(jnp.sum(x) for x in jax.tree.leaves(updates)) > 0:
+        return updates, state
+    return jax.tree.map(jnp.negative, updates), state
+
+
+def test_random_numbers_differ_from_layer_to_layer():
+    """As they would in a list."""
+    model = nn.Stack(lambda: nn.LayerNorm(8), 4)
+    new, _ = trained(optax.noisy_sgd(0.1, seed=0), model, 1)
+    moved = np.asarray(new.layer.weight - model.layer.weight)
+    assert len({float(row.std()) for row in moved}) == 4
