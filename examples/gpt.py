@@ -2,6 +2,7 @@
 
     python examples/gpt.py runs/gpt                       # about ten minutes on two cores
     python examples/gpt.py runs/gpt --minutes 1 --bfloat16
+    python examples/gpt.py runs/muon --optimizer muon     # for the matrices of the blocks
 
 It reads bytes, so that it needs no tokenizer: a byte in, and out a guess of the next one. Attention
 has rotary positions and fewer heads of keys than of queries; the blocks are one `nn.Stack`, traced
@@ -109,15 +110,23 @@ def make_gpt(size: int, depth: int, heads: int, cache_size: int, *, key: PRNGKey
 
 
 # Weights of affine maps decay; the embedding and the scales of the norms do not.
-optimizer = optax.chain(
-    optax.clip_by_global_norm(1.0),
-    optax.adamw(
-        optax.linear_schedule(0.0, 2e-3, transition_steps=50),
-        b2=0.98,
-        weight_decay=0.1,
-        mask=pm.select.type(nn.Linear),
-    ),
+adamw = optax.adamw(
+    optax.linear_schedule(0.0, 2e-3, transition_steps=50),
+    b2=0.98,
+    weight_decay=0.1,
+    mask=pm.select.type(nn.Linear),
 )
+# A matrix in each layer: the Stack holds them as one, and `Optimizer` knows.
+muon = optax.contrib.muon(optax.linear_schedule(0.0, 2e-2, transition_steps=50), weight_decay=0.1)
+RULES = {
+    "adamw": adamw,
+    "muon": pm.by({pm.matrices & pm.select.path("blocks"): muon, ...: adamw}),
+}
+
+
+def make_optimizer(name: str, model: Gpt) -> pm.Optimizer:
+    """By the name of its rules; the gradients are clipped first."""
+    return pm.Optimizer(RULES[name], before=optax.clip_by_global_norm(1.0)).init(model)
 
 
 def bits(model: Gpt, text: Bytes) -> Float[Array, ""]:
@@ -127,17 +136,15 @@ def bits(model: Gpt, text: Bytes) -> Float[Array, ""]:
     return losses.mean() / math.log(2)
 
 
-@pm.filter_jit(donate=("model", "opt_state"))
-def step(model: Gpt, opt_state: optax.OptState, text: Bytes, dtype: Any) -> tuple[Any, ...]:
+@pm.filter_jit(donate=("model", "opt"))
+def step(model: Gpt, opt: pm.Optimizer, text: Bytes, dtype: Any) -> tuple[Any, ...]:
     """A step of training; computed in a dtype, while the weights stay in float32."""
 
     def loss_fn(model: Gpt) -> Float[Array, ""]:
         return bits(jax.tree.map(lambda leaf: leaf.astype(dtype), model), text)
 
     loss, grads = pm.filter_value_and_grad(loss_fn)(model)
-    params, _ = pm.trainable(model)
-    updates, opt_state = optimizer.update(grads, opt_state, params)
-    return pm.apply_updates(model, updates), opt_state, loss
+    return *opt.update(model, grads), loss
 
 
 class Run(NamedTuple):
@@ -145,7 +152,7 @@ class Run(NamedTuple):
 
     step: int
     model: Gpt
-    opt_state: optax.OptState
+    opt: pm.Optimizer
 
 
 def batch_of(text: np.ndarray, length: int, number: int) -> np.ndarray:
@@ -160,8 +167,8 @@ def train(run: Run, text: np.ndarray, options: argparse.Namespace, save: Any) ->
     losses: list[Any] = []
     while (spent := (time.monotonic() - start) / 60) < options.minutes:
         batch = batch_of(text, options.length, run.step)
-        model, opt_state, loss = step(run.model, run.opt_state, batch, dtype)
-        run = Run(run.step + 1, model, opt_state)
+        model, opt, loss = step(run.model, run.opt, batch, dtype)
+        run = Run(run.step + 1, model, opt)
         losses.append(loss)
         if run.step % options.every == 0:
             mean = float(np.mean(losses))
@@ -218,6 +225,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=100, help="steps from one save to the next")
     for name, number in {"size": 128, "depth": 4, "heads": 4, "length": 128}.items():
         parser.add_argument(f"--{name}", type=int, default=number)
+    parser.add_argument("--optimizer", choices=[*RULES], default="adamw")
     parser.add_argument("--bfloat16", action="store_true", help="compute in half precision")
     parser.add_argument("--prompt", default="The assignment statement ")
     parser.add_argument("--write", type=int, default=200, help="so many bytes")
@@ -232,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     room = len(options.prompt.encode()) + options.write
     sizes = (options.size, options.depth, options.heads, room)
     model, state = pm.make_with_state(make_gpt)(*sizes, key=jax.random.key(0))
-    run = Run(0, model, optimizer.init(pm.trainable(model)[0]))
+    run = Run(0, model, make_optimizer(options.optimizer, model))
     with pm.Checkpoints(options.folder) as checkpoints:
         if checkpoints.steps():
             run = checkpoints.restore(run)

@@ -79,8 +79,9 @@ class Optimizer(Module):
     `optax.chain`, is shown a list of layers: the program grows with them.
 
     **Laws.** With one rule it does what optax does on the model, with several what
-    `optax.multi_transform` does, where nothing is held as one. The optimizer that comes out has the structure of the one that
-    went in, and the model's arrays keep shape and dtype, as with `apply_updates`.
+    `optax.multi_transform` does, where nothing is held as one. The optimizer that comes out has the
+    structure of the one that went in, and the model's arrays keep shape and dtype, as with
+    `apply_updates`.
 
     Fields:
         rules: as given
@@ -156,7 +157,8 @@ class Optimizer(Module):
         Raises:
             SpecError: a leaf that is to be trained has no rule, or a selector picks nothing, or
                 nothing that those before it leave.
-            ArgumentError: nothing is to be trained, or a rule cannot be mapped over layers or members.
+            ArgumentError: nothing is to be trained, or a rule cannot be mapped over layers or
+                members.
             UnfinishedError: the model lacks sizes.
 
         Warns:

@@ -285,9 +285,10 @@ def test_what_cannot_be_mapped_is_refused_by_name():
     """With the way out."""
     model = stacked()["blocks"][0]
     opt = pm.Optimizer(optax.GradientTransformation(optax.init_empty_state, _branching))
+    nets = nn.Ensemble.from_members([model, model])
+    opt = opt.init(nets)
     with pytest.raises(ArgumentError, match=re.escape('stacked="as one"')):
-        together_ = nn.Ensemble.from_members([model, model])
-        opt.init(together_).update(together_, together_)
+        opt.update(nets, nets)
 
 
 def _branching(updates, state, params=None):
