@@ -406,6 +406,8 @@ def _form_of(rule: Any, params: PyTree) -> Any:
     key = (structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves), config)
     try:
         return _found(rule, key)
+    except _Undecided as error:
+        _refuse_unmapped(rule, error.__cause__ or error)
     except TypeError:
         # A transformation without a hash is looked at each time.
         return _choose(rule, shown)
@@ -538,7 +540,7 @@ def _record(rule: Any, params: PyTree) -> _Program:
     """
     leaves, structure = jtu.tree_flatten(params)
     count = len(leaves)
-    last: Any = None
+    first: Exception | None = None
     for extra in ({}, {"value": jax.ShapeDtypeStruct((), jnp.float32)}):
         try:
             state = jax.eval_shape(rule.init, params)
@@ -560,8 +562,8 @@ def _record(rule: Any, params: PyTree) -> _Program:
             return _Program(closed.jaxpr, state, count)
         except Exception as error:
             # Whatever a transformation of others raises: it is called in earnest later on.
-            last = error
-    raise _Undecided from last
+            first = first or error
+    raise _Undecided from first
 
 
 def _is_same(rule: Any, params: PyTree, one: PyTree, is_fit: Any) -> bool:
@@ -696,7 +698,7 @@ def _called(rule: Any, form: Any, call: Callable[[], Any]) -> Any:
         _refuse_unmapped(rule, error)
 
 
-def _refuse_unmapped(rule: Any, error: Exception) -> NoReturn:
+def _refuse_unmapped(rule: Any, error: BaseException) -> NoReturn:
     """Refuse a transformation that fails where layers or members are held as one."""
     name = getattr(rule.update, "__qualname__", type(rule).__qualname__).split(".")[0]
     raise ArgumentError(

@@ -339,11 +339,15 @@ def test_keys_of_layers_go_along_and_each_array_is_read_once(tmp_path, monkeypat
 )
 def test_a_whole_run_goes_from_one_form_to_the_other(cls, other, tmp_path):
     """Model, State and Optimizer: the next step is the same in both."""
-    rules = pm.by({nn.BatchNorm: optax.sgd(0.1), "head": None, ...: optax.adam(0.1)})
+    # Of what looks at single numbers, at matrices, and at whole arrays.
+    rules = {nn.BatchNorm: optax.sgd(0.1), "head": None, pm.matrices: optax.contrib.muon(0.1)}
+    rules = pm.by({**rules, ...: optax.lamb(0.1)})
 
     def start(kind, seed):
-        run = made(kind, seed)
-        return {**run, "opt": pm.Optimizer(rules).init(run["model"])}
+        # optax promotes as JAX does by default.
+        with jax.numpy_dtype_promotion("standard"):
+            run = made(kind, seed)
+            return {**run, "opt": pm.Optimizer(rules).init(run["model"])}
 
     def step(run):
         grads = jax.tree.map(jnp.ones_like, pm.filter(run["model"], pm.is_inexact_array))
