@@ -498,31 +498,35 @@ class _Undecided(Exception):
 
 
 class _Program(NamedTuple):
-    """A step that was recorded, with its state."""
+    """What was recorded of a transformation.
 
+    Attributes:
+        start: how the state is made.
+        jaxpr: a step.
+        state: its shapes.
+        outs: how many updates there are.
+    """
+
+    start: Any
     jaxpr: Any
     state: Any
     outs: int
 
     def followed(
-        self, flow: Any, each: Sequence[Any], none: Any, join: Any, state: Any = None
-    ) -> list[Any]:
-        """Marks of the updates, after as many steps as change them."""
-        return self.settled(flow, each, none, join, state)[0]
-
-    def settled(
-        self, flow: Any, each: Sequence[Any], none: Any, join: Any, state: Any = None
+        self, flow: Any, each: Sequence[Any], none: Any, join: Any, held: Sequence[bool] = ()
     ) -> tuple[list[Any], list[Any]]:
-        """Marks of the updates and of the state.
+        """Marks of the updates and of the state, after as many steps as change them.
 
         Args:
-            flow: follows marks through the program.
+            flow: follows marks through a program.
             each: the marks of gradients, and of parameters.
             none: that of what is the same for all.
             join: two marks of one value.
-            state: the marks of the state that the first step is given.
+            held: what of the state has the mark of the parameters from the start.
         """
-        state = state or [none] * len(jtu.tree_leaves(self.state))
+        state = flow(self.start, each)
+        state = [join(none, mark) for mark in state]
+        state = [each[0] if h else m for h, m in zip(held, state, strict=True)] if held else state
         more = [none] * (len(self.jaxpr.invars) - 2 * len(each) - len(state))
         while True:
             outs = flow(self.jaxpr, [*each, *each, *state, *more])
@@ -559,7 +563,8 @@ def _record(rule: Any, params: PyTree) -> _Program:
                 return (*structure.flatten_up_to(made), *news)
 
             closed = jax.make_jaxpr(run)(*leaves, *leaves, *kept, *extra.values())
-            return _Program(closed.jaxpr, state, count)
+            start = jax.make_jaxpr(lambda *x: jtu.tree_leaves(rule.init(structure.unflatten(x))))
+            return _Program(start(*leaves).jaxpr, closed.jaxpr, state, count)
         except Exception as error:
             # Whatever a transformation of others raises: it is called in earnest later on.
             first = first or error
@@ -575,7 +580,11 @@ def _is_same(rule: Any, params: PyTree, one: PyTree, is_fit: Any) -> bool:
     except _Undecided:
         return False
     structures = [jtu.tree_structure(program.state) for program in (first, second)]
-    return structures[0] == structures[1] and are_alike(first.jaxpr, second.jaxpr, is_fit)
+    return (
+        structures[0] == structures[1]
+        and are_alike(first.start, second.start, is_by_number)
+        and are_alike(first.jaxpr, second.jaxpr, is_fit)
+    )
 
 
 def _owners(two: PyTree) -> list[tuple[Any, tuple[int, ...]]]:
@@ -597,7 +606,7 @@ def _is_whole(rule: Any, params: PyTree, one: PyTree) -> bool:
         with without_axes("all"):
             program = _record(rule, two)
         each = [Mark(frozenset([owner])) for owner in _owners(two)]
-        made = program.followed(whole_flow, each, SHARED, lambda a, b: joined(a, _settled(b)))
+        made, _ = program.followed(whole_flow, each, SHARED, lambda a, b: joined(a, _settled(b)))
         return all(_settled(m) in (own, SHARED) for m, own in zip(made, each, strict=True))
     except (_Undecided, Unfit):
         return False
@@ -624,7 +633,7 @@ def _is_leafwise(rule: Any, params: PyTree) -> bool:
     if is_random(program.jaxpr):
         return False
     each = [frozenset([i]) for i in range(program.outs)]
-    made = program.followed(flow, each, frozenset(), operator.or_)
+    made, _ = program.followed(flow, each, frozenset(), operator.or_)
     return all(marks <= own for marks, own in zip(made, each, strict=True))
 
 
@@ -660,17 +669,8 @@ def _axes_of_state(form: Any, one: PyTree, axes: int, left_out: Literal["members
         program = _record(_Called(form), one)
     of_layers = left_out == "all"
     held = [bool(leaf.layers if of_layers else leaf.members) for leaf in _leaves_of(program.state)]
-    leaves, structure = jtu.tree_flatten(one)
-    mine = frozenset(["own"])
-
-    def start(*leaves: Any) -> list[Any]:
-        with without_axes(left_out):
-            return jtu.tree_leaves(form.init(structure.unflatten(leaves)))
-
-    state = flow(jax.make_jaxpr(start)(*leaves).jaxpr, [mine] * len(leaves))
-    state = [mine if is_held else marks for is_held, marks in zip(held, state, strict=True)]
-    none: frozenset[str] = frozenset()
-    _, state = program.settled(flow, [mine] * len(leaves), none, operator.or_, state)
+    mine, none = frozenset(["own"]), frozenset[str]()
+    _, state = program.followed(flow, [mine] * program.outs, none, operator.or_, held)
     if of_layers and axes and any(m and not h for m, h in zip(state, held, strict=True)):
         raise _Undecided
     spots, whole = jtu.tree_flatten_with_path(program.state)

@@ -300,3 +300,20 @@ def test_random_numbers_differ_from_layer_to_layer():
     new, _ = trained(optax.noisy_sgd(0.1, key=0), model, 1)
     moved = np.asarray(new.layer.weight - model.layer.weight)
     assert len({float(row.std()) for row in moved}) == 4
+
+
+def test_what_is_decided_when_the_state_is_made_is_decided_layer_by_layer():
+    """Though each step looks at single numbers."""
+
+    def init(params):
+        return jax.tree.map(lambda x: jnp.sum(jnp.abs(x)), params)
+
+    def update(updates, state, params=None):
+        return jax.tree.map(jnp.multiply, updates, state), state
+
+    rule = optax.GradientTransformation(init, update)
+    model, one = nested(), listed()
+    new = pm.Optimizer(rule).init(model).update(model, model)[0]
+    alone = pm.Optimizer(rule).init(one).update(one, one)[0]
+
+    jax.tree.map(_assert_close, {**new, "blocks": layers_of(new["blocks"])}, alone)
