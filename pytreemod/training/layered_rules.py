@@ -76,7 +76,7 @@ def per_layer(rule: Any) -> PerLayer:
         >>> import pytreemod as pm
         >>> from pytreemod import nn
         >>> stack = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 4, key=jax.random.key(0))
-        >>> tx = pm.per_layer(optax.contrib.muon(1e-3))
+        >>> tx = pm.per_layer(optax.lars(1e-3))
         >>> state = tx.init(stack)
         >>> updates, state = tx.update(jax.tree.map(jax.numpy.ones_like, stack), state, stack)
     """
@@ -693,6 +693,9 @@ def _called(rule: Any, form: Any, call: Callable[[], Any]) -> Any:
         return call()
     try:
         return call()
+    except jax.dtypes.TypePromotionError:
+        # Of how JAX is set, and of no layers.
+        raise
     except Exception as error:
         # Whatever it is: it may come of what the transformation is shown here.
         _refuse_unmapped(rule, error)
