@@ -130,7 +130,7 @@ _LATER = {
     "Numbered": "pytreemod.io.torch_layouts:Numbered",
     "Optimizer": "pytreemod.training.optimizers:Optimizer",
     "Packed": "pytreemod.io.torch_layouts:Packed",
-    "per_layer": "pytreemod.training.layered_rules:per_layer",
+    "per_layer": "pytreemod.training.layered.rules:per_layer",
     "Precision": "pytreemod.training.dtype_policies:Precision",
     "read_metadata": "pytreemod.io.loading:read_metadata",
     "register_for_files": "pytreemod.io.registered:register_for_files",
@@ -192,7 +192,7 @@ if _typing.TYPE_CHECKING:
     from pytreemod.nn.reinitializing import reinitialize as reinitialize
     from pytreemod.training import constraints as constraints
     from pytreemod.training.dtype_policies import Precision as Precision
-    from pytreemod.training.layered_rules import per_layer as per_layer
+    from pytreemod.training.layered.rules import per_layer as per_layer
     from pytreemod.training.loss_scaling import LossScale as LossScale
     from pytreemod.training.loss_scaling import all_finite as all_finite
     from pytreemod.training.loss_scaling import select_tree as select_tree

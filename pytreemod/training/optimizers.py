@@ -30,7 +30,7 @@ from pytreemod.module.fields import field
 from pytreemod.module.reading import are_derivatives
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.training.hyperparameters import chosen_rules, with_value
-from pytreemod.training.layered_rules import per_layer
+from pytreemod.training.layered.rules import per_layer
 from pytreemod.training.plans import (
     RulePlan,
     check_model,

@@ -6,7 +6,7 @@ This is the one place that knows: optimizers, initial values and computed leaves
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple
 
@@ -81,7 +81,7 @@ def axes_left_out() -> Literal["members", "all"] | None:
 
 
 @contextlib.contextmanager
-def without_axes(which: Literal["members", "all"]) -> Iterator[None]:
+def without_axes(which: Literal["members", "all"]) -> Generator[None]:
     """Say that trees are of one layer or member, though their nodes say otherwise.
 
     Args:

@@ -19,8 +19,14 @@ _EACH = frozenset(
     square stop_gradient sub tan tanh xor
     """.split()  # noqa: SIM905  (sixty lines else)
 )
-_WHOLE = {"reduce_sum": "add", "reduce_max": "max", "reduce_min": "min"}
-_WHOLE |= {"reduce_and": "and", "reduce_or": "or"}
+_WHOLE = {
+    "reduce_sum": "add",
+    "reduce_max": "max",
+    "reduce_min": "min",
+    "reduce_and": "and",
+    "reduce_or": "or",
+}
+_NO_MARKS = frozenset[Any]()
 _RANDOM = ("random_", "threefry", "rng_")
 
 
@@ -74,7 +80,7 @@ def flow(jaxpr: Any, sources: Sequence[frozenset[Any]]) -> list[frozenset[Any]]:
             each = [flow(branch.jaxpr, given[1:]) for branch in branches]
             found = [given[0].union(*outs) for outs in zip(*each, strict=True)]
         else:
-            found = [frozenset().union(*given)] * len(equation.outvars)
+            found = [_NO_MARKS.union(*given)] * len(equation.outvars)
         marks.update(zip(equation.outvars, found, strict=True))
     return [of(v) for v in jaxpr.outvars]
 
@@ -91,10 +97,12 @@ def are_alike(first: Any, second: Any, is_fit: Callable[[Any, Any], bool]) -> bo
         known.update({variable: ("in", n) for n, variable in enumerate(jaxpr.invars)})
         known.update({variable: ("const", n) for n, variable in enumerate(jaxpr.constvars)})
 
-    def name(side: int, variable: Any) -> Any:
+    def resolved(side: int, variable: Any) -> Any:
         if _is_literal(variable):
             return ("literal", repr(variable.val))
-        return names[side].get(variable, variable)
+        found = names[side].get(variable, variable)
+        is_alias = isinstance(found, tuple) and found[:1] == ("alias",)
+        return resolved(side, found[1]) if is_alias else found
 
     def kept(side: int, jaxpr: Any) -> list[Any]:
         left: list[Any] = []
@@ -109,12 +117,6 @@ def are_alike(first: Any, second: Any, is_fit: Callable[[Any, Any], bool]) -> bo
         return left
 
     lists = [kept(side, jaxpr) for side, jaxpr in enumerate((first, second))]
-
-    def resolved(side: int, variable: Any) -> Any:
-        found = name(side, variable)
-        while isinstance(found, tuple) and found[0] == "alias":
-            found = name(side, found[1])
-        return found
 
     if len(lists[0]) != len(lists[1]):
         return False
@@ -159,7 +161,7 @@ class Mark(NamedTuple):
     Attributes:
         owners: pairs of a leaf and a layer, which is a number, 0 or 1, for each axis of layers;
             none if it is the same for all.
-        op: by what numbers of several are joined, once it is reduced.
+        op: by what numbers of several are joined_marks, once it is reduced.
     """
 
     owners: frozenset[Any] = frozenset()
@@ -182,7 +184,7 @@ def is_complete(mark: Mark) -> bool:
     )
 
 
-def joined(first: Mark, second: Mark) -> Mark:
+def joined_marks(first: Mark, second: Mark) -> Mark:
     """Of a value that may be either.
 
     Raises:
@@ -218,7 +220,7 @@ def whole_flow(jaxpr: Any, given: Sequence[Mark]) -> list[Mark]:
             each = [whole_flow(branch.jaxpr, ins[1:]) for branch in branches]
             outs = each[0]
             for other in each[1:]:
-                outs = [joined(a, b) for a, b in zip(outs, other, strict=True)]
+                outs = [joined_marks(a, b) for a, b in zip(outs, other, strict=True)]
         else:
             outs = [_mark_of(equation, ins)] * len(equation.outvars)
         marks.update(zip(equation.outvars, outs, strict=True))

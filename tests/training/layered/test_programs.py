@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pytreemod.training.rule_programs import (
+from pytreemod.training.layered.programs import (
     SHARED,
     Mark,
     Unfit,
@@ -52,7 +52,7 @@ def test_programs_for_one_layer_and_for_several_are_compared(fn, by_number, whol
 
 
 def test_sums_over_all_layers_are_told_from_those_over_one():
-    """Whether they are joined before they are used."""
+    """Whether they are joined_marks before they are used."""
     first, second = (Mark(frozenset([("w", (i,))])) for i in range(2))
 
     def by_all(x, y):

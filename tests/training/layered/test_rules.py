@@ -12,7 +12,7 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError
-from pytreemod.training.layered_rules import per_layer
+from pytreemod.training.layered.rules import per_layer
 from tests.helpers.comparing import assert_same
 from tests.helpers.equations import equations
 
@@ -21,8 +21,8 @@ contrib = optax.contrib
 
 @pytest.fixture(autouse=True)
 def _standard_promotion():
-    """The optimizers of optax divide floats by their count of steps."""
-    with jax.numpy_dtype_promotion("standard"):
+    """As JAX does by default: optax divides floats by counts, and broadcasts across ranks."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
 
@@ -110,6 +110,10 @@ def chained(*rules):
     return optax.chain(*rules, optax.sgd(0.1))
 
 
+def _has_axes(tree):
+    return jax.tree.map(lambda x, n: jnp.ndim(x) > n, tree, pm.layer_axes(tree))
+
+
 RULES = {
     "lamb": optax.lamb(1e-1),
     "clipping, muon": optax.chain(optax.clip_by_global_norm(0.5), contrib.muon(1e-1)),
@@ -132,17 +136,17 @@ MORE = {
     "block rms": chained(optax.clip_by_block_rms(0.1)),
     "block norm": chained(optax.scale_by_param_block_norm()),
     "dadapt": contrib.dadapt_adamw(),
-    "distance": chained(optax.scale_by_distance_over_gradients()),
+    # For arrays with axes: what optax gives for a number has one.
+    "distance": optax.masked(chained(optax.scale_by_distance_over_gradients()), _has_axes),
     "dog": contrib.dog(),
     "dowg": contrib.dowg(),
     "flatten": optax.flatten(optax.adam(0.1)),
     "fromage": optax.fromage(0.1),
-    "galore": contrib.galore(0.1, rank=2),
     "global norm": chained(optax.clip_by_global_norm(0.5)),
     "lars": optax.lars(0.1),
     "lion": optax.lion(0.1),
     "madgrad": contrib.madgrad(0.1),
-    "mechanize": contrib.mechanize(optax.adam(0.1)),
+    "mechanize": contrib.mechanize(optax.adam(0.1), s_init=0.1),
     "normalize": chained(contrib.normalize()),
     "novograd": optax.novograd(0.1),
     "radam": optax.radam(0.1),
@@ -176,6 +180,17 @@ def _differ(first, second):
 
 def _assert_close(one, two):
     np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_what_takes_none_for_an_array_trains_layers_alone_but_no_groups():
+    """GaLore, with optax too, refuses a model in which some leaf is None."""
+    rule = contrib.galore(0.1, rank=2)
+    first, second = (trained(rule, make())[0] for make in (listed, nested))
+
+    jax.tree.map(_assert_close, {**second, "blocks": layers_of(second["blocks"])}, first)
+    with pytest.raises(ArgumentError, match=r"got one that raises AttributeError"):
+        pm.Optimizer(rule).init({"nets": together(nested), "other": jnp.ones((2, 2))})
 
 
 def test_rules_by_selector_and_before_see_layers_alone():

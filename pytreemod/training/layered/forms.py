@@ -1,0 +1,202 @@
+"""The ways to call a transformation of optax's: as it is, mapped, or with layers in a list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pytreemod.training.layered.lists import as_one, listed, of_one
+from pytreemod.tree.members import without_axes
+from pytreemod.typing import PyTree, jtu
+
+
+class PlainRule:
+    """A transformation as it is."""
+
+    def __init__(self, rule: Any):
+        self.rule = rule
+
+    def init(self, params: PyTree) -> Any:
+        """The state."""
+        return self.rule.init(params)
+
+    def update(self, updates: PyTree, state: Any, params: PyTree, extra: dict[str, Any]) -> Any:
+        """The updates, and the new state."""
+        return self.rule.update(updates, state, params, **extra)
+
+
+class ChainedRule:
+    """Transformations one after the other, each in its own way."""
+
+    def __init__(self, forms: Sequence[Any]):
+        self.forms = forms
+
+    def init(self, params: PyTree) -> Any:
+        """The state."""
+        return tuple(form.init(params) for form in self.forms)
+
+    def update(self, updates: PyTree, state: Any, params: PyTree, extra: dict[str, Any]) -> Any:
+        """The updates, and the new state."""
+        news: list[Any] = []
+        for form, own in zip(self.forms, state, strict=True):
+            updates, new = form.update(updates, own, params, extra)
+            news.append(new)
+        return updates, tuple(news)
+
+
+class ListedRule:
+    """A transformation that is shown a list of layers."""
+
+    def __init__(self, rule: Any):
+        self.rule = rule
+
+    def init(self, params: PyTree) -> Any:
+        """The state."""
+        shown = listed(params)
+        with without_axes("all"):
+            state = self.rule.init(shown)
+        return as_one(state)
+
+    def update(self, updates: PyTree, state: Any, params: PyTree, extra: dict[str, Any]) -> Any:
+        """The updates, and the new state."""
+        axis = _extra_axes(updates, params)
+        extra = {name: of_one(value) for name, value in extra.items()}
+        shown = None if params is None else listed(params)
+        given, own = listed(updates, axis), listed(state)
+        with without_axes("all"):
+            made, new = self.rule.update(given, own, shown, **extra)
+        return as_one(made), as_one(new)
+
+
+def _extra_axes(updates: PyTree, params: PyTree) -> int:
+    """How many axes gradients have more than parameters: of examples, which stand first."""
+    pairs = zip(jtu.tree_leaves(updates), jtu.tree_leaves(params), strict=False)
+    return max((jnp.ndim(one) - jnp.ndim(two) for one, two in pairs), default=0)
+
+
+class RulePart(NamedTuple):
+    """Leaves with the same axes, over which a transformation is mapped at once.
+
+    Attributes:
+        own: the numbers of the leaves.
+        axes: how many axes are mapped over.
+        axes_of_state: for each leaf of the state of these leaves, the same.
+        paths: of the leaves of the state.
+        structure: of the state.
+        form: how the transformation is called under the map.
+        left_out: what the map takes away: the axes of `"members"`, or `"all"`.
+    """
+
+    own: tuple[int, ...]
+    axes: int
+    axes_of_state: tuple[int, ...]
+    paths: tuple[Any, ...]
+    structure: Any
+    form: Any
+    left_out: Any
+
+    def init(self, params: PyTree) -> list[Any]:
+        """The state."""
+        leaves, structure = jtu.tree_flatten(only(params, self.own))
+
+        def make(*leaves: Any) -> Any:
+            with without_axes(self.left_out):
+                return tuple(jtu.tree_leaves(self.form.init(structure.unflatten(leaves))))
+
+        return self._mapped(make, [self.axes] * len(leaves), self.axes_of_state)(*leaves)
+
+    def update(self, updates: Any, state: Any, params: Any, extra: dict[str, Any]) -> Any:
+        """The updates of its leaves, and the leaves of its state."""
+        given, structure = jtu.tree_flatten(only(updates, self.own))
+        shown, whole = jtu.tree_flatten(None if params is None else only(params, self.own))
+        size, n = len(given), len(state)
+
+        # Of gradients for each example, theirs is the first axis.
+        more = _extra_axes(given, shown)
+
+        def run(*values: Any) -> Any:
+            with without_axes(self.left_out):
+                made, new = self.form.update(
+                    structure.unflatten(values[:size]),
+                    self.structure.unflatten(values[size : size + n]),
+                    whole.unflatten(values[size + n :]),
+                    extra,
+                )
+            return (*structure.flatten_up_to(made), *jtu.tree_leaves(new))
+
+        axes = [self.axes] * size + [*self.axes_of_state] + [self.axes] * len(shown)
+        outs = [self.axes] * size + [*self.axes_of_state]
+        made = self._mapped(run, axes, outs, [more] * size)(*given, *state, *shown)
+        return made[:size], made[size:]
+
+    def _mapped(
+        self, fn: Any, ins: Sequence[int], outs: Sequence[int], places: Sequence[int] = ()
+    ) -> Any:
+        where = [*places, *[0] * (len(ins) - len(places))]
+        for _ in range(self.axes):
+            fn = jax.vmap(
+                fn,
+                in_axes=tuple(at if n else None for n, at in zip(ins, where, strict=True)),
+                out_axes=tuple(0 if n else None for n in outs),
+            )
+        return fn
+
+
+class MappedRule:
+    """A transformation that is mapped over layers: once for all leaves with the same axes."""
+
+    def __init__(self, parts: Sequence[RulePart], structure: Any, paths: Sequence[Any]):
+        self.parts = parts
+        self.structure = structure
+        self.paths = paths
+
+    def init(self, params: PyTree) -> Any:
+        """The state."""
+        return self._together([part.init(params) for part in self.parts])
+
+    def update(self, updates: PyTree, state: Any, params: PyTree, extra: dict[str, Any]) -> Any:
+        """The updates, and the new state."""
+        leaves, structure = jtu.tree_flatten(updates)
+        kept = dict(zip(self.paths, jtu.tree_leaves(state), strict=True))
+        news: list[Any] = []
+        for part in self.parts:
+            own = [kept[path] for path in part.paths]
+            made, new = part.update(updates, own, params, extra)
+            news.append(new)
+            for i, update in zip(part.own, made, strict=True):
+                leaves[i] = update
+        return structure.unflatten(leaves), self._together(news)
+
+    def _together(self, news: list[Any]) -> Any:
+        found: dict[Any, Any] = {}
+        for part, new in zip(self.parts, news, strict=True):
+            # What is the same for all leaves, such as a count, is what the first part says.
+            found = dict(zip(part.paths, new, strict=True)) | found
+        return self.structure.unflatten([found[path] for path in self.paths])
+
+
+class GroupedRule:
+    """A transformation for each group of leaves: for members, mapped; for what has none, once."""
+
+    def __init__(self, parts: Sequence[RulePart]):
+        self.parts = parts
+
+    def init(self, params: PyTree) -> Any:
+        """The state."""
+        made = [part.structure.unflatten(part.init(params)) for part in self.parts]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def update(self, updates: PyTree, state: Any, params: PyTree, extra: dict[str, Any]) -> Any:
+        """The updates, and the new state."""
+        leaves, structure = jtu.tree_flatten(updates)
+        states = (state,) if len(self.parts) == 1 else state
+        news: list[Any] = []
+        for part, own in zip(self.parts, states, strict=True):
+            made, new = part.update(updates, jtu.tree_leaves(own), params, extra)
+            news.append(part.structure.unflatten(new))
+            for i, update in zip(part.own, made, strict=True):
+                leaves[i] = update
+        return structure.unflatten(leaves), news[0] if len(news) == 1 else tuple(news)

@@ -1,0 +1,160 @@
+"""Models as transformations are shown them: layers in a list, one alone, or some leaves."""
+
+from __future__ import annotations
+
+import functools as ft
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pytreemod.tree.members import Hold, holds_of
+from pytreemod.tree.nodes import places
+from pytreemod.typing import KeyPath, PyTree, jtu
+
+
+class HeldLeaf(NamedTuple):
+    """A leaf of parameters: what holds it, and its shape.
+
+    Attributes:
+        holds: its leading axes of layers and members.
+        members: how many of them lead to the innermost members, and are mapped over.
+    """
+
+    holds: tuple[Hold, ...]
+    members: int
+
+    @property
+    def layers(self) -> tuple[Hold, ...]:
+        """The axes of layers, below the members."""
+        return self.holds[self.members :]
+
+
+def leaves_of(tree: PyTree) -> list[HeldLeaf]:
+    """What holds each leaf of a tree, in order."""
+    leaves: list[HeldLeaf] = []
+    for spot in places(tree):
+        holds = tuple(holds_of(spot))
+        last = max((i for i, hold in enumerate(holds) if hold.is_independent), default=-1)
+        leaves.append(HeldLeaf(holds, last + 1))
+    return leaves
+
+
+def bare(leaf: Any, axes: int) -> Any:
+    """What one layer's array is, without some leading axes."""
+    return jax.ShapeDtypeStruct(jnp.shape(leaf)[axes:], jnp.result_type(leaf))
+
+
+def abstract(tree: PyTree) -> PyTree:
+    """The shapes of a tree."""
+    leaves, structure = jtu.tree_flatten(tree)
+    return structure.unflatten([bare(leaf, 0) for leaf in leaves])
+
+
+def without(params: PyTree, axes: Sequence[int]) -> PyTree:
+    """The shapes of one layer, or member: each leaf without some leading axes."""
+    leaves, structure = jtu.tree_flatten(params)
+    return structure.unflatten([bare(x, n) for x, n in zip(leaves, axes, strict=True)])
+
+
+def only(params: PyTree, own: Sequence[int]) -> PyTree:
+    """Some leaves, by number; None instead of the others, as for what is not trained."""
+    leaves, structure = jtu.tree_flatten(params)
+    return structure.unflatten([x if i in own else None for i, x in enumerate(leaves)])
+
+
+# ---- layers in a list
+
+
+@jtu.register_pytree_with_keys_class
+class Layers:
+    """Layers in a list, in the place of what holds them as one."""
+
+    def __init__(self, items: Sequence[Any]):
+        self.items = tuple(items)
+
+    def tree_flatten_with_keys(self) -> Any:
+        """The layers by number."""
+        return [(jtu.SequenceKey(i), item) for i, item in enumerate(self.items)], None
+
+    @classmethod
+    def tree_unflatten(cls, aux: None, children: Any) -> Layers:
+        """The way back."""
+        return cls(children)
+
+
+def _is_layers(node: Any) -> bool:
+    return isinstance(node, Layers)
+
+
+def listed(tree: PyTree, axis: int = 0, copies: int | None = None) -> PyTree:
+    """A tree with a list of layers wherever they are held as one.
+
+    Args:
+        tree: its leaves have no axes of members.
+        axis: of the layers.
+        copies: instead of how many there are.
+    """
+    wholes: dict[KeyPath, int] = {}
+    for spot, leaf in zip(places(tree), leaves_of(tree), strict=True):
+        if leaf.layers:
+            wholes[leaf.layers[0].whole] = copies or jnp.shape(spot.leaf)[axis]
+
+    def visit(path: KeyPath, node: Any) -> Any:
+        count = wholes.get(path)
+        if count is None:
+            return node
+
+        leaves, structure = jtu.tree_flatten(node)
+        items = [structure.unflatten([_item(x, i, axis) for x in leaves]) for i in range(count)]
+        return Layers([listed(item, axis, copies) for item in items])
+
+    def is_whole(path: KeyPath, node: Any) -> bool:
+        return path in wholes
+
+    if not wholes:
+        return tree
+    return jtu.tree_map_with_path(visit, tree, is_leaf=is_whole, is_leaf_takes_path=True)
+
+
+def _item(leaf: Any, i: int, axis: int) -> Any:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(leaf.shape[:axis] + leaf.shape[axis + 1 :], leaf.dtype)
+    return leaf[(slice(None),) * axis + (i,)]
+
+
+def as_one(tree: PyTree) -> PyTree:
+    """The way back."""
+
+    def stack(*each: Any) -> Any:
+        return jnp.stack(each)
+
+    def visit(node: Any) -> Any:
+        if not _is_layers(node):
+            return node
+        return jtu.tree_map(stack, *map(as_one, node.items))
+
+    return jtu.tree_map(visit, tree, is_leaf=_is_layers)
+
+
+def of_one(value: Any) -> Any:
+    """An extra argument for a rule that is shown a list: a function is shown the model itself."""
+    if not callable(value):
+        return value
+
+    @ft.wraps(value)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return value(*as_one(args), **as_one(kwargs))
+
+    return call
+
+
+def owners(two: PyTree) -> list[tuple[Any, tuple[int, ...]]]:
+    """For each leaf of a tree in which layers are listed: which it is, and of which layer."""
+    found: list[tuple[Any, tuple[int, ...]]] = []
+    for spot in places(two):
+        steps = list(zip((type(node) is Layers for node in spot.nodes), spot.path, strict=True))
+        leaf = tuple(key for is_number, key in steps if not is_number)
+        found.append((leaf, tuple(key.idx for is_number, key in steps if is_number)))
+    return found

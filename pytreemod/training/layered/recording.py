@@ -1,0 +1,205 @@
+"""What a transformation of optax's looks at: decided by its recorded program."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pytreemod.training.layered.lists import leaves_of, listed, owners
+from pytreemod.training.layered.programs import (
+    SHARED,
+    Mark,
+    Unfit,
+    are_alike,
+    flow,
+    is_by_number,
+    is_by_number_or_whole,
+    is_complete,
+    is_random,
+    joined_marks,
+    whole_flow,
+)
+from pytreemod.tree.members import without_axes
+from pytreemod.typing import KeyPath, PyTree, jtu
+
+
+class UndecidedError(Exception):
+    """What a transformation does could not be recorded without its extra arguments."""
+
+
+class RuleProgram(NamedTuple):
+    """What was recorded of a transformation.
+
+    Attributes:
+        start: how the state is made.
+        jaxpr: a step.
+        state: its shapes.
+        outs: how many updates there are.
+    """
+
+    start: Any
+    jaxpr: Any
+    state: Any
+    outs: int
+
+    def followed(
+        self, flow: Any, each: Sequence[Any], none: Any, join: Any, held: Sequence[bool] = ()
+    ) -> tuple[list[Any], list[Any]]:
+        """Marks of the updates and of the state, after as many steps as change them.
+
+        Args:
+            flow: follows marks through a program.
+            each: the marks of gradients, and of parameters.
+            none: that of what is the same for all.
+            join: two marks of one value.
+            held: what of the state has the mark of the parameters from the start.
+        """
+        state = flow(self.start, each)
+        state = [join(none, mark) for mark in state]
+        state = [each[0] if h else m for h, m in zip(held, state, strict=True)] if held else state
+        more = [none] * (len(self.jaxpr.invars) - 2 * len(each) - len(state))
+        while True:
+            outs = flow(self.jaxpr, [*each, *each, *state, *more])
+            after = [join(a, b) for a, b in zip(state, outs[self.outs :], strict=True)]
+            if after == state:
+                return outs[: self.outs], state
+            state = after
+
+
+def record(rule: Any, params: PyTree) -> RuleProgram:
+    """A step of a transformation, recorded.
+
+    Raises:
+        UndecidedError: it cannot be, for it lacks something, or refuses the shapes.
+    """
+    leaves, structure = jtu.tree_flatten(params)
+    count = len(leaves)
+    first: Exception | None = None
+    for extra in ({}, {"value": jax.ShapeDtypeStruct((), jnp.float32)}):
+        try:
+            state = jax.eval_shape(rule.init, params)
+            kept, form = jtu.tree_flatten(state)
+
+            def run(*values: Any, form: Any = form, extra: Any = extra) -> Any:
+                made, new = rule.update(
+                    structure.unflatten(values[:count]),
+                    form.unflatten(values[2 * count : len(values) - len(extra)]),
+                    structure.unflatten(values[count : 2 * count]),
+                    **dict(zip(extra, values[len(values) - len(extra) :], strict=True)),
+                )
+                news, after = jtu.tree_flatten(new)
+                if after != form:
+                    raise UndecidedError
+                return (*structure.flatten_up_to(made), *news)
+
+            closed = jax.make_jaxpr(run)(*leaves, *leaves, *kept, *extra.values())
+
+            def make(*values: Any) -> Any:
+                return jtu.tree_leaves(rule.init(structure.unflatten(values)))
+
+            start = jax.make_jaxpr(make)(*leaves)
+            return RuleProgram(start.jaxpr, closed.jaxpr, state, count)
+        except Exception as error:
+            # Whatever a transformation of others raises: it is called in earnest later on.
+            first = first or error
+    raise UndecidedError from first
+
+
+def is_same(rule: Any, params: PyTree, one: PyTree, is_fit: Any) -> bool:
+    """Whether a step does to all layers, equation by equation, what it does to one."""
+    try:
+        first = record(rule, params)
+        with without_axes("all"):
+            second = record(rule, one)
+    except UndecidedError:
+        return False
+    structures = [jtu.tree_structure(program.state) for program in (first, second)]
+    return (
+        structures[0] == structures[1]
+        and are_alike(first.start, second.start, is_by_number)
+        and are_alike(first.jaxpr, second.jaxpr, is_fit)
+    )
+
+
+def is_whole(rule: Any, params: PyTree, one: PyTree) -> bool:
+    """Whether a step reduces layers as a list of them would be, and else goes number by number."""
+    if not is_same(rule, params, one, is_by_number_or_whole):
+        return False
+    two = listed(params, copies=2)
+    try:
+        with without_axes("all"):
+            program = record(rule, two)
+        each = [Mark(frozenset([owner])) for owner in owners(two)]
+        made, _ = program.followed(whole_flow, each, SHARED, _joined_settled)
+        return all(_settled(m) in (own, SHARED) for m, own in zip(made, each, strict=True))
+    except (UndecidedError, Unfit):
+        return False
+
+
+def _joined_settled(first: Mark, second: Mark) -> Mark:
+    return joined_marks(first, _settled(second))
+
+
+def _settled(mark: Mark) -> Mark:
+    """Of what comes out: a number for all is shared, and one for some is none."""
+    if mark.op is None:
+        return mark
+    if is_complete(mark):
+        return SHARED
+    raise Unfit
+
+
+def is_leafwise(rule: Any, params: PyTree) -> bool:
+    """Whether the update of each layer's array follows from that array alone.
+
+    Raises:
+        UndecidedError: a step cannot be recorded.
+    """
+    two = listed(params, copies=2)
+    with without_axes("all"):
+        program = record(rule, two)
+    if is_random(program.jaxpr):
+        return False
+    each = [frozenset([i]) for i in range(program.outs)]
+    made, _ = program.followed(flow, each, frozenset(), operator.or_)
+    return all(marks <= own for marks, own in zip(made, each, strict=True))
+
+
+def axes_of_state(
+    form: Any, one: PyTree, axes: int, left_out: Literal["members", "all"]
+) -> tuple[tuple[int, ...], tuple[KeyPath, ...], Any]:
+    """Which leaves of a state have an axis for each layer, or member.
+
+    Those that are in a tree of the model's structure; and those that follow from what differs.
+
+    Returns:
+        For each leaf its axes, and its path; the structure of the state.
+
+    Raises:
+        UndecidedError: what has no place for layers differs from layer to layer.
+    """
+    with without_axes(left_out):
+        program = record(_Called(form), one)
+    of_layers = left_out == "all"
+    held = [bool(leaf.layers if of_layers else leaf.members) for leaf in leaves_of(program.state)]
+    mine, none = frozenset(["own"]), frozenset[str]()
+    _, state = program.followed(flow, [mine] * program.outs, none, operator.or_, held)
+    if of_layers and axes and any(m and not h for m, h in zip(state, held, strict=True)):
+        raise UndecidedError
+    spots, whole = jtu.tree_flatten_with_path(program.state)
+    return tuple(axes if m else 0 for m in state), tuple(path for path, _ in spots), whole
+
+
+class _Called:
+    """A form as a transformation, to be recorded."""
+
+    def __init__(self, form: Any):
+        self.init = form.init
+        self.form = form
+
+    def update(self, updates: Any, state: Any, params: Any, **extra: Any) -> Any:
+        return self.form.update(updates, state, params, extra)

@@ -1,0 +1,233 @@
+"""Transformations of gradients that see each layer, and each member, as if it stood alone.
+
+`Stack` and `Ensemble` hold several arrays as one. A transformation that looks at more than single
+numbers (the norm of an array, a matrix) would take them for one array. Here it is shown what it
+would be shown if layers stood in a list, and members were models of their own:
+
+1. Where the program of the transformation does the same to both, it is called as it is.
+2. Where it looks at each array by itself, it is called once, mapped over the layers.
+3. Otherwise, and only then, the layers are put into a list, and the program grows with them.
+
+Members are always mapped over. What is kept has the form of the model, whichever it is: an axis of
+layers in it is where the model has one.
+"""
+
+from __future__ import annotations
+
+import functools as ft
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+import jax.numpy as jnp
+
+from pytreemod.errors import ArgumentError, explain
+from pytreemod.training.layered.forms import (
+    ChainedRule,
+    GroupedRule,
+    ListedRule,
+    MappedRule,
+    PlainRule,
+    RulePart,
+)
+from pytreemod.training.layered.lists import HeldLeaf, abstract, leaves_of, only, without
+from pytreemod.training.layered.programs import is_by_number
+from pytreemod.training.layered.recording import (
+    UndecidedError,
+    axes_of_state,
+    is_leafwise,
+    is_same,
+    is_whole,
+)
+from pytreemod.tree.members import axes_left_out, without_axes
+from pytreemod.typing import KeyPath, PyTree, jtu
+
+_config: Any = jax.config
+
+
+class PerLayer(NamedTuple):
+    """A transformation of optax's, as `per_layer` makes one of another.
+
+    Attributes:
+        init: makes the state from parameters.
+        update: gives updates and the new state.
+    """
+
+    init: Callable[[PyTree], Any]
+    update: Callable[..., tuple[Any, Any]]
+
+
+def per_layer(rule: Any) -> PerLayer:
+    """A transformation of optax's that sees each layer and each member as if it stood alone.
+
+    [`Optimizer`][pytreemod.Optimizer] does so by itself; this is for plain optax. On a model with a
+    [`Stack`][pytreemod.nn.Stack] it gives what `rule` gives on the model with a list in its place;
+    on an [`Ensemble`][pytreemod.nn.Ensemble], what it gives on each member alone. What the members
+    share, and what stands outside of them, is a model of its own.
+
+    Args:
+        rule: has `init` and `update`, such as `optax.lamb(1e-3)`.
+
+    Returns:
+        A transformation. It takes the extra arguments that `rule` takes.
+
+    Raises:
+        ArgumentError: when it is used: `rule` cannot be mapped over layers or members.
+
+    Examples:
+        >>> import jax, optax
+        >>> import pytreemod as pm
+        >>> from pytreemod import nn
+        >>> stack = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 4, key=jax.random.key(0))
+        >>> tx = pm.per_layer(optax.lars(1e-3))
+        >>> state = tx.init(stack)
+        >>> updates, state = tx.update(jax.tree.map(jax.numpy.ones_like, stack), state, stack)
+    """
+
+    def init(params: PyTree) -> Any:
+        form = _form_of(rule, params)
+        return _called(rule, form, lambda: form.init(params))
+
+    @ft.wraps(rule.update)
+    def update(updates: PyTree, state: Any, params: PyTree = None, **extra: Any) -> Any:
+        form = _form_of(rule, updates if params is None else params)
+        return _called(rule, form, lambda: form.update(updates, state, params, extra))
+
+    return PerLayer(init, update)
+
+
+# ---- which way
+
+
+def _form_of(rule: Any, params: PyTree) -> Any:
+    shown = abstract(params)
+    leaves, structure = jtu.tree_flatten(shown)
+    # Programs are recorded under the settings of the moment.
+    settings = _config.jax_numpy_dtype_promotion, _config.jax_enable_x64, axes_left_out()
+    shapes: Any = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+    try:
+        return _found(rule, structure, shapes, settings)
+    except UndecidedError as error:
+        _refuse_unmapped(rule, error.__cause__ or error)
+    except TypeError:
+        # A transformation without a hash is looked at each time.
+        return _choose(rule, shown)
+
+
+@ft.lru_cache(maxsize=128)
+def _found(rule: Any, structure: Any, shapes: Any, settings: Any) -> Any:
+    return _choose(rule, structure.unflatten([jax.ShapeDtypeStruct(*each) for each in shapes]))
+
+
+def _choose(rule: Any, params: PyTree) -> Any:
+    """How a transformation is called on parameters, whose members have their axes still."""
+    leaves = leaves_of(params)
+    shapes = [jnp.shape(x)[: len(leaf.holds)] for x, leaf in _paired(params, leaves)]
+    # Of no layers, none stands alone.
+    if not any(shapes) or any(0 in shape for shape in shapes):
+        return PlainRule(rule)
+    one = without(params, [len(leaf.holds) for leaf in leaves])
+    if is_same(rule, params, one, is_by_number):
+        return PlainRule(rule)
+    if not any(leaf.members for leaf in leaves) and is_whole(rule, params, one):
+        return PlainRule(rule)
+    rules = _links(rule)
+    if rules:
+        return ChainedRule([_choose(each, params) for each in rules])
+    groups: dict[KeyPath | None, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        owner = leaf.holds[leaf.members - 1].path if leaf.members else None
+        groups.setdefault(owner, []).append(i)
+    if list(groups) == [None]:
+        return _choose_for_layers(rule, params)
+    parts: list[RulePart] = []
+    for own in groups.values():
+        members = leaves[own[0]].members
+        bare = without(only(params, own), [members] * len(own))
+        with without_axes("members"):
+            form = _choose_for_layers(rule, bare)
+        of_state = axes_of_state(form, bare, members, "members")
+        parts.append(RulePart(tuple(own), members, *of_state, form, "members"))
+    return GroupedRule(parts)
+
+
+def _paired(params: PyTree, leaves: Sequence[HeldLeaf]) -> Any:
+    return zip(jtu.tree_leaves(params), leaves, strict=True)
+
+
+def _choose_for_layers(rule: Any, params: PyTree) -> Any:
+    """The same, for leaves of a group, which have no axes of members."""
+    leaves = leaves_of(params)
+    if not any(leaf.layers for leaf in leaves):
+        return PlainRule(rule)
+    one = without(params, [len(leaf.layers) for leaf in leaves])
+    # Under a map, an equation for each number is as good as itself.
+    if is_whole(rule, params, one):
+        return PlainRule(rule)
+    try:
+        return _mapped(rule, params, one, leaves) if is_leafwise(rule, params) else ListedRule(rule)
+    except UndecidedError:
+        return ListedRule(rule)
+
+
+def _links(rule: Any) -> list[Any]:
+    """The transformations that optax has chained, if it did; else none."""
+    found: list[Any] = []
+    for name in ("init", "update"):
+        fn = getattr(rule, name)
+        if getattr(fn, "__qualname__", "") != f"chain.<locals>.{name}_fn":
+            return []
+        found.append(inspect.getclosurevars(fn).nonlocals.get(f"{name}_fns"))
+    if not all(isinstance(fns, tuple) for fns in found):
+        return []
+    return [PerLayer(*each) for each in zip(*found, strict=True)]
+
+
+def _mapped(rule: Any, params: PyTree, one: PyTree, leaves: Sequence[HeldLeaf]) -> Any:
+    with without_axes("all"):
+        state = jax.eval_shape(rule.init, one)
+    spots, structure = jtu.tree_flatten_with_path(state)
+    paths = [path for path, _ in spots]
+    sizes: dict[tuple[int, ...], list[int]] = {}
+    shapes = [jnp.shape(x) for x in jtu.tree_leaves(params)]
+    for i, leaf in enumerate(leaves):
+        sizes.setdefault(shapes[i][: len(leaf.layers)], []).append(i)
+    parts: list[RulePart] = []
+    for size, own in sizes.items():
+        part = only(one, own)
+        form = PlainRule(rule)
+        of_state = axes_of_state(form, part, len(size), "all")
+        parts.append(RulePart(tuple(own), len(size), *of_state, form, "all"))
+    if {path for part in parts for path in part.paths} != {*paths}:
+        raise UndecidedError
+    return MappedRule(parts, structure, paths)
+
+
+def _called(rule: Any, form: Any, call: Callable[[], Any]) -> Any:
+    if isinstance(form, PlainRule):
+        return call()
+    try:
+        return call()
+    except jax.dtypes.TypePromotionError:
+        # Of how JAX is set, and of no layers.
+        raise
+    except Exception as error:
+        # Whatever it is: it may come of what the transformation is shown here.
+        _refuse_unmapped(rule, error)
+
+
+def _refuse_unmapped(rule: Any, error: BaseException) -> NoReturn:
+    """Refuse a transformation that fails where layers or members are held as one."""
+    name = getattr(rule.update, "__qualname__", type(rule).__qualname__).split(".")[0]
+    raise ArgumentError(
+        explain(
+            f"Optimizer, {name} over layers or members that are held as one",
+            "a transformation that can be mapped over their axis",
+            f"one that raises {type(error).__name__} (above)",
+            cure=[
+                "to show it their arrays as one array each:",
+                'pm.Optimizer(rule, stacked="as one")',
+            ],
+        )
+    ) from error

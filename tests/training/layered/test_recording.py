@@ -1,0 +1,70 @@
+"""What a transformation looks at is read from its program."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from pytreemod import nn
+from pytreemod.training.layered.forms import PlainRule
+from pytreemod.training.layered.lists import abstract, without
+from pytreemod.training.layered.programs import is_by_number
+from pytreemod.training.layered.recording import (
+    UndecidedError,
+    axes_of_state,
+    is_leafwise,
+    is_same,
+    is_whole,
+    record,
+)
+
+SHAPES = abstract(nn.Stack(lambda key: nn.Linear(3, 2, key=key), 4, key=jax.random.key(0)))
+ONE = without(SHAPES, [1, 1])
+
+
+@pytest.fixture(autouse=True)
+def _standard_promotion():
+    """As JAX does by default: optax divides floats by counts, and broadcasts across ranks."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("rule", "by_number", "whole", "leafwise"),
+    [
+        (optax.adam(0.1), True, True, True),
+        (optax.clip_by_global_norm(1.0), False, True, False),
+        (optax.lamb(0.1), False, False, True),
+        (optax.contrib.muon(0.1), False, False, True),
+        (optax.contrib.prodigy(), False, False, False),
+        (optax.noisy_sgd(0.1, key=0), False, False, False),
+    ],
+    ids=["numbers", "all arrays", "arrays", "matrices", "mixed", "random"],
+)
+def test_what_a_rule_looks_at(rule, by_number, whole, leafwise):
+    """Numbers, whole arrays, one array at a time."""
+    assert is_same(rule, SHAPES, ONE, is_by_number) is by_number
+    assert is_whole(rule, SHAPES, ONE) is whole
+    assert is_leafwise(rule, SHAPES) is leafwise
+
+
+def test_state_has_axes_where_the_model_has_them():
+    """Counts have none."""
+    axes, paths, structure = axes_of_state(PlainRule(optax.adam(0.1)), ONE, 1, "members")
+    by_path = {jax.tree_util.keystr(path): n for path, n in zip(paths, axes, strict=True)}
+    assert len(paths) == structure.num_leaves
+    assert by_path.pop("[0].count") == 0
+    assert len(by_path) == 4
+    assert set(by_path.values()) == {1}
+
+
+def test_what_cannot_be_recorded_is_undecided():
+    """Such as Python's `if` on a number."""
+
+    def update(updates, state, params=None):
+        return (updates, state) if jnp.sum(updates.layer.weight) > 0 else (params, state)
+
+    rule = optax.GradientTransformation(optax.init_empty_state, update)
+    with pytest.raises(UndecidedError, match=r"^$"):
+        record(rule, SHAPES)
+    assert not is_same(rule, SHAPES, ONE, is_by_number)
