@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pytreemod.training.layered.lists import as_one, listed, of_one
+from pytreemod.training.layered.lists import as_one, listed, of_one, only
 from pytreemod.tree.members import without_axes
 from pytreemod.typing import PyTree, jtu
 

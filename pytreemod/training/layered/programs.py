@@ -91,6 +91,8 @@ def flow(jaxpr: Any, sources: Sequence[frozenset[Any]]) -> list[frozenset[Any]]:
 def are_alike(first: Any, second: Any, is_fit: Callable[[Any, Any], bool]) -> bool:
     """Whether two programs do the same, one equation after the other, to arrays of other shapes."""
     names: tuple[dict[Any, Any], dict[Any, Any]] = ({}, {})
+    # A number broadcast to the shape of an array is the number.
+    aliases: tuple[dict[Any, Any], dict[Any, Any]] = ({}, {})
     if [len(first.invars), len(first.outvars)] != [len(second.invars), len(second.outvars)]:
         return False
     for known, jaxpr in zip(names, (first, second), strict=True):
@@ -100,9 +102,9 @@ def are_alike(first: Any, second: Any, is_fit: Callable[[Any, Any], bool]) -> bo
     def resolved(side: int, variable: Any) -> Any:
         if _is_literal(variable):
             return ("literal", repr(variable.val))
-        found = names[side].get(variable, variable)
-        is_alias = isinstance(found, tuple) and found[:1] == ("alias",)
-        return resolved(side, found[1]) if is_alias else found
+        if variable in aliases[side]:
+            return resolved(side, aliases[side][variable])
+        return names[side].get(variable, variable)
 
     def kept(side: int, jaxpr: Any) -> list[Any]:
         left: list[Any] = []
@@ -111,7 +113,7 @@ def are_alike(first: Any, second: Any, is_fit: Callable[[Any, Any], bool]) -> bo
                 not equation.invars[0].aval.shape
             )
             if scalar:
-                names[side][equation.outvars[0]] = ("alias", equation.invars[0])
+                aliases[side][equation.outvars[0]] = equation.invars[0]
             else:
                 left.append(equation)
         return left
