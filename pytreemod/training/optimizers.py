@@ -166,7 +166,7 @@ class Optimizer(Module):
         """
         refuse_unfinished("Optimizer.init", model)
         plan = make_plan(self.rules, model)
-        before, *rules = self._transformations()
+        before, *rules = self._transformations(plan)
         leaves = jtu.tree_leaves(model)
         tell_shared("Optimizer.init", "model", model, plan.is_trained)
         states = [
@@ -206,7 +206,7 @@ class Optimizer(Module):
         ):
             _refuse_exchanged(model)
         check_model(plan, model, treedef)
-        steps = [_Step(rule, extra) for rule in self._transformations()]
+        steps = [_Step(rule, extra) for rule in self._transformations(plan)]
         _check_extra(extra, steps)
         given = _gradients(plan, model, leaves, treedef, grads)
         before, *own = steps
@@ -270,10 +270,10 @@ class Optimizer(Module):
             before_state=trees[-1] if is_all else self.before_state,
         )
 
-    def _transformations(self) -> list[Any]:
+    def _transformations(self, plan: RulePlan) -> list[Any]:
         """`before`, then the rules, as they are called."""
         every = (self.before, *rules_of(self.rules))
-        if self.stacked == "as one":
+        if self.stacked == "as one" or not plan.has_layers:
             return [*every]
         return [None if rule is None else per_layer(rule) for rule in every]
 

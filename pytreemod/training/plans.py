@@ -13,6 +13,7 @@ from pytreemod.errors import ArgumentError, SpecError, StructureError, describe,
 from pytreemod.transform.boundary.agreement import differences
 from pytreemod.transform.boundary.surrounded_calls import released
 from pytreemod.transform.derivatives.chosen_leaves import trainable_mask
+from pytreemod.tree.members import holds_of
 from pytreemod.tree.nodes import Place, places
 from pytreemod.tree.paths import path_text, some_of
 from pytreemod.tree.prefixes import By, decide, refuse_shadowed
@@ -32,7 +33,7 @@ class RulePlan:
 
     # No business of a file: a Stack has one leaf where a list of its layers has many.
     __follows_from_the_tree__ = True
-    __slots__ = ("_hash", "is_trained", "is_used", "labels", "selectors", "structure")
+    __slots__ = ("_hash", "has_layers", "is_trained", "is_used", "labels", "selectors", "structure")
 
     def __init__(
         self,
@@ -47,6 +48,8 @@ class RulePlan:
         # Rules with a transformation, and with something to transform.
         self.is_used = is_used
         self.is_trained = tuple(label != _UNTRAINED and is_used[label] for label in labels)
+        # Whether any leaf has axes of layers or members: found here, so that steps need not look.
+        self.has_layers = any(holds_of(spot) for spot in places(self.stand_in()))
         # Taken once: a plan is part of the key of every jitted step.
         self._hash = hash((structure, labels, selectors))
 

@@ -120,3 +120,12 @@ def test_what_configuration_holds_is_no_leaf():
 
     assert make_plan(SGD, one) != make_plan(SGD, two)
     assert make_plan(SGD, one).labels == (0,)
+
+
+def test_a_plan_knows_whether_layers_or_members_are_stacked():
+    """At any depth, also after a pickle, so that models without them pay nothing at a step."""
+    stack = nn.Stack(lambda: nn.LayerNorm(2), 2)
+    plans = [make_plan(SGD, tree) for tree in (model(), [nn.LayerNorm(2)], {"a": [stack]})]
+
+    assert [plan.has_layers for plan in plans] == [False, False, True]
+    assert pickle.loads(pickle.dumps(plans[2])).has_layers

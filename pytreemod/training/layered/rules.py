@@ -101,18 +101,17 @@ def per_layer(rule: Any) -> PerLayer:
 
 
 def _form_of(rule: Any, params: PyTree) -> Any:
-    shown = abstract(params)
-    leaves, structure = jtu.tree_flatten(shown)
+    leaves, structure = jtu.tree_flatten(params)
     # Programs are recorded under the settings of the moment.
     settings = _config.jax_numpy_dtype_promotion, _config.jax_enable_x64, axes_left_out()
-    shapes: Any = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+    shapes: Any = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
     try:
         return _found(rule, structure, shapes, settings)
     except UndecidedError as error:
         _refuse_unmapped(rule, error.__cause__ or error)
     except TypeError:
         # A transformation without a hash is looked at each time.
-        return _choose(rule, shown)
+        return _choose(rule, abstract(params))
 
 
 @ft.lru_cache(maxsize=128)
