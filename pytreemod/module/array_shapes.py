@@ -12,8 +12,9 @@ from pytreemod.typing import class_of
 def check_array_shapes(made: Any, before: Any, changed: Collection[str]) -> None:
     """Refuse new configuration that does not fit the arrays of a Module.
 
-    A class takes part if it has a method `__array_shapes__`: by the name of a field, the shape that
-    the configuration says; None where it says that there is no such array. Only shapes that the
+    A class takes part if it has a method `__array_shapes__`: by the name of a field, or the path of
+    an array in a layer inside (`"query_proj.weight"`), the shape that the configuration says; None
+    where it says that there is no such array. Only shapes that the
     new configuration changes are looked at, and only their last axes: a map that made several
     Modules as one has put its own axis before them.
 
@@ -31,20 +32,20 @@ def check_array_shapes(made: Any, before: Any, changed: Collection[str]) -> None
     if old.keys() >= set(changed):
         return
     places: list[str] = []
-    arrays: list[str] = []
+    arrays: dict[str, None] = {}
     for name, shape in made.__array_shapes__().items():
-        value = getattr(made, name)
-        if (
-            shape != old[name]
-            and not _fits(value, shape, old[name])
-            # That of a subclass may have a layout of its own.
-            and _fits(getattr(before, name), old[name], old[name])
-        ):
+        was = old.get(name, shape)
+        if shape == was or _fits(_at(made, name), shape, was):
+            continue
+        # That of a subclass may have a layout of its own.
+        if _fits(_at(before, name), was, was):
             needed = "None" if shape is None else f"shape {shape}"
-            places.append(f"{name}: {describe(value)}, and {needed} would be needed")
-            arrays.append(f"{name}=None" if shape is None else f"{name}=...")
+            places.append(f"{name}: {describe(_at(made, name))}, and {needed} would be needed")
+            first, *inside = name.split(".")
+            arrays[f"{first}=None" if shape is None and not inside else f"{first}=..."] = None
     if places:
-        names = [name for name in changed if name not in old]
+        own = {name.partition(".")[0] for name in old}
+        names = [name for name in changed if name not in own]
         kind = class_of(made).__qualname__
         change = ", ".join(f"{name}={describe(getattr(made, name))}" for name in names)
         cure = [
@@ -53,6 +54,16 @@ def check_array_shapes(made: Any, before: Any, changed: Collection[str]) -> None
         ]
         where, expected = f"{kind}({', '.join(names)})", "what its arrays were made for"
         raise ShapeError(explain(where, expected, change, places=places, cure=cure))
+
+
+def _at(node: Any, path: str) -> Any:
+    """What is at a path; None if what is on the way has no such part."""
+    for name in path.split("."):
+        if not name.isdigit():
+            node = getattr(node, name, None)
+        else:
+            node = node[int(name)] if class_of(node) is tuple else None
+    return node
 
 
 def _fits(value: Any, shape: tuple[int, ...] | None, old: tuple[int, ...] | None) -> bool:

@@ -80,7 +80,7 @@ _NO_NUMBERS = "OSUMm"
 """Kinds of NumPy's dtypes that JAX has not: objects, texts and times."""
 
 ArrayShapes: TypeAlias = dict[str, tuple[int, ...] | None]
-"""By the name of a field, the shape that a layer's configuration says; None for no such array.
+"""By the name of a field, or the path of an array, its shape by a layer's configuration, or None.
 
 A layer gives them by its `__array_shapes__`, for its call, and for `replace` and `with_mode`, which
 refuse configuration that the arrays do not fit.

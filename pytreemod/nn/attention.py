@@ -14,6 +14,7 @@ from pytreemod.errors import ArgumentError, RngError, ShapeError, describe, expl
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
+    ArrayShapes,
     Title,
     as_sequence,
     check_array,
@@ -293,10 +294,30 @@ class MultiheadAttention(StatefulLayer):
             raise ArgumentError(explain(named(self, "is_causal"), expected, "False", cure=cure))
         for name in ("query_size", "key_size", "value_size", "output_size", "qk_size", "vo_size"):
             check_size(named(self, name), getattr(self, name))
+        _check_rotary(named(self, "rotary"), self.rotary, self.qk_size)
         # The cache itself, as long as it is not in a State, which is looked at in each call.
         if self.cache is not None and isinstance(self.cache.init, tuple):
             cure = ("Make the layer with both:", f"window={self.window}, cache_size={self.window}")
             check_ring(named(self, "window"), self.window, self.cache.init[0].shape[-2], cure)
+
+    def __array_shapes__(self) -> ArrayShapes:
+        kv_heads = self._kv_heads
+        sizes = {
+            "query_proj": (self.num_heads * self.qk_size, self.query_size, self.use_query_bias),
+            "key_proj": (kv_heads * self.qk_size, self.key_size, self.use_key_bias),
+            "value_proj": (kv_heads * self.vo_size, self.value_size, self.use_value_bias),
+            "output_proj": (self.output_size, self.num_heads * self.vo_size, self.use_output_bias),
+        }
+        shapes: ArrayShapes = {}
+        for name, (n_out, n_in, use_bias) in sizes.items():
+            shapes |= {f"{name}.weight": (n_out, n_in)}
+            shapes |= {f"{name}.bias": (n_out,) if use_bias else None}
+        shapes |= {f"{name}_norm.weight": (self.qk_size,) for name in ("query", "key")}
+        if self.cache is not None and isinstance(self.cache.init, tuple):
+            slots = self.cache.init[0].shape[-2]
+            shapes |= {"cache.init.0": (kv_heads, slots, self.qk_size)}
+            shapes |= {"cache.init.1": (kv_heads, slots, self.vo_size)}
+        return shapes
 
     @uses_key_if(lambda layer: wants_key(layer.dropout))
     @in_scope("pm.nn.MultiheadAttention")

@@ -13,6 +13,7 @@ from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
+    ArrayShapes,
     Title,
     check_array,
     check_dtype,
@@ -187,6 +188,16 @@ class MLP(Module):
         _check_function(named(self, "activation"), self.activation)
         _check_function(named(self, "final_activation"), self.final_activation)
         _check_layers(self)
+
+    def __array_shapes__(self) -> ArrayShapes:
+        # At the weights, and at how many there are, `_check_layers` looks.
+        last = len(self.layers) - 1
+        n_out = 1 if self.out_size == "scalar" else self.out_size
+        shapes: ArrayShapes = {
+            f"layers.{number}.bias": (self.width_size,) if self.use_bias else None
+            for number in range(last)
+        }
+        return {**shapes, f"layers.{last}.bias": (n_out,) if self.use_final_bias else None}
 
     @ignores_key
     @in_scope("pm.nn.MLP")

@@ -1,17 +1,23 @@
 """New configuration has to fit a Module's arrays."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ShapeError
+from pytreemod.errors import ArgumentError, ShapeError
 from pytreemod.module.array_shapes import check_array_shapes
+from tests.nn.catalogue import CATALOGUE
 
 KEY = jax.random.key(0)
 LINEAR = nn.Linear(4, 4, key=KEY)
 CONV = nn.Conv2d(4, 4, 1, key=KEY)
+ATTENTION = nn.MultiheadAttention(
+    2, 4, num_kv_heads=1, qk_norm="rms", is_causal=True, cache_size=8, key=KEY
+)
 CHANGES = [
     (LINEAR, {"out_features": 9}),
     (LINEAR, {"in_features": 9}),
@@ -31,7 +37,20 @@ CHANGES = [
     (nn.SimpleCell(3, 2, key=KEY), {"use_bias": False}),
     (nn.PReLU(), {"shape": (3,)}),
     (nn.LinearGeneral(3, 2, key=KEY), {"out_features": (5,)}),
+    (ATTENTION, {"num_heads": 4}),
+    (ATTENTION, {"num_kv_heads": 2}),
+    (ATTENTION, {"output_size": 5}),
+    (ATTENTION, {"qk_size": 4}),
+    (ATTENTION, {"use_query_bias": True}),
+    (nn.MLP(2, 2, 2, 2, key=KEY, scan=True), {"use_final_bias": False}),
 ]
+
+# What says how a layer computes, and not what sizes its arrays have.
+FREE = {
+    "use_ceil", "init", "channel_axis", "num_power_iterations", "axis", "unroll", "remat",
+    "time_major", "return_carry", "reverse", "keep_order", "interleaved", "window", "is_causal",
+    "inference", "num_spatial_dims",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("layer", "changes"), CHANGES)
@@ -46,6 +65,41 @@ def test_configuration_that_the_arrays_do_not_fit_is_refused(layer, changes):
             one.replace(**changes)
         with pytest.raises(ShapeError, match=text):
             nn.with_mode([one], **changes)
+
+
+@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
+def test_no_size_or_flag_of_a_layer_contradicts_its_arrays(entry):
+    """Each number, and each flag, that says what arrays there are."""
+    layer, _ = entry.build()
+    # InstanceNorm without a weight has none to contradict.
+    free = FREE if jax.tree.leaves(layer) else FREE | {"channels"}
+    for name in {field.name for field in dataclasses.fields(layer)} - free:
+        value = getattr(layer, name)
+        if isinstance(value, int):
+            new = not value if isinstance(value, bool) else value + 1
+            with pytest.raises((ShapeError, ArgumentError), match=name):
+                layer.replace(**{name: new})
+
+
+def test_the_parts_of_attention_change_with_its_sizes():
+    """Those that the projections have room for are refused by what else there is, or by nothing."""
+    text = r"""(?s)MultiheadAttention\(num_heads, .*\): .*
+  at query_norm.weight: f32\[2\], and shape \(1,\) would be needed
+.*
+  at cache.init.0: f32\[1,8,2\], and shape \(2, 8, 1\) would be needed
+.*
+      layer = layer.replace\(num_heads=4, .*, cache=\.\.\.\)"""
+    with pytest.raises(ShapeError, match=text):
+        ATTENTION.replace(num_heads=4, qk_size=1, vo_size=1, num_kv_heads=2)
+    plain = nn.MultiheadAttention(2, 4, key=KEY)
+    assert plain.replace(num_heads=4, qk_size=1, vo_size=1)(jnp.ones((3, 4))).shape == (3, 4)
+    wide = nn.Linear(4, 6, use_bias=False, key=KEY)
+    changes = {f"{name}_proj": wide for name in ("query", "key", "value")}
+    changes |= {"output_proj": nn.Linear(6, 4, use_bias=False, key=KEY)}
+    assert plain.replace(num_heads=3, **changes)(jnp.ones((3, 4))).shape == (3, 4)
+    turned = nn.MultiheadAttention(2, 4, rotary=nn.RotaryPositionalEmbedding(2), key=KEY)
+    with pytest.raises(ArgumentError, match=r"expected one of embedding_size=4, got"):
+        turned.replace(num_heads=1, qk_size=4, vo_size=4)
 
 
 def test_the_arrays_are_named_with_what_they_should_be():

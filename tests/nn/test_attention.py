@@ -472,8 +472,8 @@ X, KEYS = jnp.ones((3, 4)), jnp.ones((5, 4))
         ),
         (lambda f: f(X, lengths=jnp.ones(2, int)), r"lengths of shape \(\), one for each sequence"),
         (
-            lambda f: f.replace(num_heads=1)(X),
-            r"query_proj to give shape \(3, 2\), for 1 heads of 2",
+            lambda f: f.replace(query_proj=nn.Linear(4, 2, key=KEY))(X),
+            r"query_proj to give shape \(3, 4\), for 2 heads of 2",
         ),
     ],
     ids=label,
