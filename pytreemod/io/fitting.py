@@ -22,7 +22,7 @@ from pytreemod.io.encodings import can_be_written
 from pytreemod.io.leaf_names import ROOT_NAME, TABLE, in_order, joined, mismatches, words_of
 from pytreemod.io.placing import CURE_WIDTH, is_key, is_too_wide, keys_form
 from pytreemod.io.reports import LoadReport
-from pytreemod.io.restacking import restacked
+from pytreemod.io.restacking import other_depths, restacked
 from pytreemod.io.tables import Leaf, Table, read_table, renamed_table
 from pytreemod.tree.kinds import PYTHON_SCALARS
 from pytreemod.tree.paths import some_of
@@ -131,7 +131,7 @@ def fit(theirs: Table, like: PyTree, options: LoadOptions, where: str) -> LoadPl
         # A part of the file has nothing to say of the rest.
         rest = ', only="**"' if len(given) > len(wanted) else ""
         cure = moved and f'pm.load(..., rename={{"{moved[0]}": "{moved[1]}"}}{rest})'
-        _refuse(plan, cure, options.strict, where)
+        _refuse(plan, other_depths(theirs, ours), cure, options.strict, where)
     if is_other and options.missing is None:
         raise _nothing_fits(where, wanted, given)
     return plan
@@ -368,7 +368,7 @@ def _nothing_fits(where: str, wanted: Sequence[str], given: Sequence[str]) -> Fi
     )
 
 
-def _refuse(plan: LoadPlan, moved: str | None, strict: bool, where: str) -> None:
+def _refuse(plan: LoadPlan, depths: list[str], moved: str | None, strict: bool, where: str) -> None:
     problems = plan.problems
     rename = 'pm.load(..., rename={"name in the file": "name in like"})'
     if strict and moved is not None:
@@ -389,7 +389,8 @@ def _refuse(plan: LoadPlan, moved: str | None, strict: bool, where: str) -> None
         cure += [f"pm.load(..., cast={rule})"]
     count = f"{len(problems)} difference{'s' * (len(problems) > 1)}"
     expected = "the leaves and the configuration of like"
-    text = explain(where, expected, count, places=problems, cure=cure, most=TABLE)
+    # What is behind all the others that it brings comes first.
+    text = explain(where, expected, count, places=depths + problems, cure=cure, most=TABLE)
     raise FileError(text)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from pytreemod.errors import FileError, explain
 from pytreemod.io.configuration import are_same
-from pytreemod.io.leaf_names import joined, words_of
+from pytreemod.io.leaf_names import ROOT_NAME, joined, words_of
 from pytreemod.io.tables import Leaf, Source, Stacked, Table, Unstacked
 
 
@@ -52,6 +52,24 @@ def restacked(theirs: Table, ours: Table, where: str) -> tuple[Table, set[str]]:
         # What is in others has its new name only when these have theirs.
         if before == [*table.leaves, *table.classes]:
             return table, moved
+
+
+def other_depths(theirs: Table, ours: Table) -> list[str]:
+    """A line for each Stack of one that the other has as a list with another number of layers."""
+    texts = (
+        (ours, theirs, "like has one Stack of {}, the file a list of {}"),
+        (theirs, ours, "the file has one Stack of {}, like a list of {}"),
+    )
+    lines: list[str] = []
+    for one, other, text in texts:
+        there = _stacks_in(other)
+        counts = {name: len(_items(other.leaves, name)) for name in _stacks_in(one)}
+        lines += [
+            f"{name or ROOT_NAME}: {text.format(depth, counts[name])}"
+            for name, depth in _stacks_in(one).items()
+            if name not in there and counts[name] not in (0, depth)
+        ]
+    return lines
 
 
 def _stack_all(table: Table, ours: Table, where: str) -> set[str]:

@@ -181,15 +181,16 @@ def renamed_table(
         ArgumentError: an old name is not in the file, or two leaves get one name.
     """
     used: set[str] = set()
-    longest_first = sorted(rename, key=len, reverse=True)
 
     def new_name(name: str) -> str:
-        for old in longest_first:
-            if name == old or old == "" or name.startswith(old + "."):
-                used.add(old)
-                rest = name[len(old) :].lstrip(".") if name != old else ""
-                return joined(rename[old], rest)
-        return name
+        # What it is in, from the inside to the outside: the longest name that is given counts.
+        old = name
+        while old not in rename:
+            if not old:
+                return name
+            old = old.rpartition(".")[0]
+        used.add(old)
+        return joined(rename[old], name[len(old) :].lstrip("."))
 
     leaves: dict[str, Leaf] = {}
     changed: dict[str, str] = {}

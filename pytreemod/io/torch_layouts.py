@@ -297,24 +297,21 @@ def _rules_of_weight_norm(layer: WeightNorm[Any]) -> LayoutRules:
         raise ArgumentError(explain(where, expected, f"groups={inner.groups}"))
     lengths: LayoutRule = f"{place}.original0"
     if layer.axis is None:
-        lengths = _one_number(f"{place}.original0", np.shape(layer.g))
+        lengths = _one_number(f"{place}.original0")
     elif isinstance(rule, Relaid):
         # The lengths have the axes of the weight, and so change with them.
         lengths = Relaid(f"{place}.original0", rule.to, rule.back)
     return {"layer": "", f"layer.{layer.weight_name}": f"{place}.original1", "g": lengths}
 
 
-def _one_number(name: str, shape: tuple[int, ...]) -> Relaid:
-    """The rule for a single number, which has axes of size 1 here, behind those of members."""
-    count = next((i for i, size in enumerate(reversed(shape)) if size != 1), len(shape))
+def _one_number(name: str) -> Relaid:
+    """The rule for a single number, which has axes of size 1 here."""
 
     def to(number: Any) -> Any:
         return np.reshape(number, ())
 
-    def back(number: Any) -> Any:
-        return np.reshape(number, (1,) * count)
-
-    return Relaid(name, to, back)
+    # It gets the shape that it has here when it takes its place.
+    return Relaid(name, to, np.asarray)
 
 
 def _rules_of_mlp(layer: MLP) -> LayoutRules:

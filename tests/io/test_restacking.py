@@ -235,6 +235,32 @@ def test_what_has_as_many_items_as_a_stack_has_layers_stays_a_list(tmp_path):
     assert_same(loaded["linears"].layer.weight, jnp.stack([x.weight for x in linears]))
 
 
+def test_another_number_of_layers_is_what_the_error_begins_with(tmp_path):
+    """All names differ, and that is why."""
+    key = jax.random.key(2)
+    stack = nn.Stack(lambda key: nn.Linear(3, 3, key=key), 3, key=key)
+    layers = [nn.Linear(3, 3, key=key)] * 2
+    pm.save(tmp_path / "one", {"x": ramp(2), "net": stack})
+    pm.save(tmp_path / "many", {"x": ramp(2), "net": layers})
+
+    like = {"x": ramp(2), "net": nn.Sequential(layers)}
+    for strict in (True, False):
+        with pytest.raises(FileError, match=r"\.\n  at net: the file has one Stack of 3, like a l"):
+            pm.load(tmp_path / "one", like, strict=strict, missing="error")
+    with pytest.raises(
+        FileError, match=r"\.\n  at net: like has one Stack of 3, the file a list of 2"
+    ):
+        pm.load(tmp_path / "many", {"x": ramp(2), "net": stack})
+    with pytest.raises(FileError, match=r"got 1 difference\.\n  at x: missing"):
+        pm.load(
+            tmp_path / "one",
+            {"x": ramp(2), "net": stack},
+            rename={"x": "y"},
+            strict=False,
+            missing="error",
+        )
+
+
 def test_layers_without_arrays_are_counted_too(tmp_path):
     """Three layers are not two, though nothing would be lost."""
     pm.save(tmp_path / "drops", nn.Stack(lambda: nn.Dropout(0.5), 3))

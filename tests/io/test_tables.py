@@ -13,7 +13,16 @@ from pytreemod import nn
 from pytreemod.errors import ArgumentError, FileError
 from pytreemod.io.containers import write_container
 from pytreemod.io.descriptions import describe_tree
-from pytreemod.io.tables import Leaf, Table, read_table, renamed_table
+from pytreemod.io.tables import (
+    Clear,
+    Leaf,
+    Stacked,
+    Table,
+    Unstacked,
+    first_name,
+    read_table,
+    renamed_table,
+)
 from tests.helpers.trees import ramp
 
 
@@ -124,6 +133,32 @@ def test_rename_takes_configuration_classes_and_states_along():
     assert [name for name in table.classes if not name.startswith("model")] == []
     assert table.config["model.input_size"] == 3
     assert changed["stats.state_index.0"] == "state.state_index.0"
+
+
+class Counting(dict):
+    """A dict that counts how often it is asked."""
+
+    asked = 0
+
+    def __contains__(self, key):
+        self.asked += 1
+        return super().__contains__(key)
+
+
+def test_rename_is_a_look_up():
+    """What a name is in is asked for, and not each entry whether it is of that name."""
+    rename = Counting({f"old{i}.w": f"new{i}.w" for i in range(100)})
+    table, _ = renamed_table(names(*(f"old{i}.w" for i in range(100)), *"ab"), rename, "load")
+
+    assert [*table.leaves] == [*(f"new{i}.w" for i in range(100)), *"ab"]
+    assert rename.asked == 100 + 2 * 2
+
+
+def test_a_source_begins_with_its_first_array():
+    """Arrays are read in the order of the file."""
+    assert first_name("a") == first_name(Stacked(("a", "b"), 0)) == "a"
+    assert first_name(Unstacked(Stacked((Unstacked("a", 0, 1), "b"), 1), 0, 2)) == "a"
+    assert first_name(Clear(None, abs)) == ""
 
 
 def test_rename_of_what_is_not_there_or_to_one_name_is_refused():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
+from pytreemod import nn
 from pytreemod.errors import ArgumentError, StructureError
 from pytreemod.io import torch_layouts
 from pytreemod.io.torch_layouts import (
@@ -191,3 +192,21 @@ def test_rules_about_nothing_are_refused():
         "register_torch_layout(Dense): expected rules about what is in the layer, got others.\n"
         "  at kernal"
     )
+
+
+@pytest.mark.parametrize("depth", [None, 2])
+def test_a_single_number_has_its_axes_here_and_none_there(depth):
+    """The length of a whole matrix; of several layers as one, each of which has its own."""
+
+    def make(key):
+        def layer(key):
+            return nn.WeightNorm(nn.Linear(3, 3, key=key), axis=None)
+
+        return layer(key) if depth is None else nn.Stack(layer, depth, key=key)
+
+    model, like = make(jax.random.key(0)), make(jax.random.key(1))
+    tensors = to_torch(model)
+    lengths = [tensors[name] for name in tensors if name.endswith("original0")]
+
+    assert [np.shape(length) for length in lengths] == [()] * (depth or 1)
+    assert_same(from_torch(like, tensors), model)

@@ -19,6 +19,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import FieldError, FieldWarning
+from pytreemod.module.pickling import is_by_value
 from tests.helpers.comparing import assert_same
 from tests.helpers.computing import scaled
 from tests.helpers.trees import ramp
@@ -479,6 +480,21 @@ def test_modules_that_are_pickled_by_value_are_not_referred_to():
 
     assert pickle.loads(told).act is with_rule
     assert all(len(value) > 2 * len(told) for value in whole)
+
+
+def test_by_value_is_what_a_cloudpickle_that_is_at_work_says():
+    """Whatever package it is in, and however far out."""
+    named = {"a", "b.c"}
+    scope = {
+        "__name__": "vendored.cloudpickle",
+        "list_registry_pickle_by_value": lambda: named,
+        "call": lambda module: is_by_value(module),
+    }
+    ask = eval("lambda module: call(module)", scope)
+    asked = ("__main__", "a", "a.b", "ab", "b", "b.c.d")
+
+    assert [ask(module) for module in asked] == [True, True, True, False, False, True]
+    assert not any(is_by_value(module) for module in asked)
 
 
 def version(fields, **methods):
