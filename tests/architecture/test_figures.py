@@ -27,7 +27,7 @@ def test_lines_are_counted_by_what_is_on_them():
         '''
     )
     assert figures.figures_of(text) == figures.Figures(
-        files=1, total=16, code=7, imports=1, refusals=5, hidden=1
+        files=1, total=15, code=7, imports=1, refusals=5, hidden=1
     )
 
 
