@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools as ft
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -48,14 +49,15 @@ class ChainedRule:
 
 
 class ListedRule:
-    """A transformation that is shown a list of layers."""
+    """A transformation that is shown a list of layers, or for each leaf a list of its rows."""
 
-    def __init__(self, rule: Any):
+    def __init__(self, rule: Any, by_leaf: bool = False):
         self.rule = rule
+        self._listed = ft.partial(listed, by_leaf=by_leaf)
 
     def init(self, params: PyTree) -> Any:
         """The state."""
-        shown = listed(params)
+        shown = self._listed(params)
         with without_axes("all"):
             state = self.rule.init(shown)
         return as_one(state)
@@ -64,8 +66,8 @@ class ListedRule:
         """The updates, and the new state."""
         axis = _extra_axes(updates, params)
         extra = {name: of_one(value) for name, value in extra.items()}
-        shown = None if params is None else listed(params)
-        given, own = listed(updates, axis), listed(state)
+        shown = None if params is None else self._listed(params)
+        given, own = self._listed(updates, axis), self._listed(state)
         with without_axes("all"):
             made, new = self.rule.update(given, own, shown, **extra)
         return as_one(made), as_one(new)

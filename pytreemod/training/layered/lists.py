@@ -88,14 +88,20 @@ def _is_layers(node: Any) -> bool:
     return isinstance(node, Layers)
 
 
-def listed(tree: PyTree, axis: int = 0, copies: int | None = None) -> PyTree:
+def listed(tree: PyTree, axis: int = 0, copies: int | None = None, by_leaf: bool = False) -> PyTree:
     """A tree with a list of layers wherever they are held as one.
 
     Args:
         tree: its leaves have no axes of members.
         axis: of the layers.
         copies: instead of how many there are.
+        by_leaf: whether each leaf is a list of its rows, instead, so that a mask, or a function
+            of the model, still fits the tree.
     """
+    if by_leaf:
+        leaves, structure = jtu.tree_flatten(tree)
+        pairs = zip(leaves, leaves_of(tree), strict=True)
+        return structure.unflatten([_rows(x, len(of.layers), axis, copies) for x, of in pairs])
     wholes: dict[KeyPath, int] = {}
     for spot, leaf in zip(places(tree), leaves_of(tree), strict=True):
         if leaf.layers:
@@ -116,6 +122,13 @@ def listed(tree: PyTree, axis: int = 0, copies: int | None = None) -> PyTree:
     if not wholes:
         return tree
     return jtu.tree_map_with_path(visit, tree, is_leaf=is_whole, is_leaf_takes_path=True)
+
+
+def _rows(leaf: Any, axes: int, axis: int, copies: int | None) -> Any:
+    if not axes:
+        return leaf
+    rows = [_item(leaf, i, axis) for i in range(copies or jnp.shape(leaf)[axis])]
+    return Layers([_rows(row, axes - 1, axis, copies) for row in rows])
 
 
 def _item(leaf: Any, i: int, axis: int) -> Any:

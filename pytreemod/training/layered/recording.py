@@ -109,6 +109,28 @@ def record(rule: Any, params: PyTree) -> RuleProgram:
     raise UndecidedError from first
 
 
+def record_two(rule: Any, params: PyTree) -> tuple[RuleProgram, PyTree, bool]:
+    """A step on two layers in a list.
+
+    Returns:
+        The program; what it was shown; whether that is a list for each leaf.
+
+    Raises:
+        UndecidedError: a step cannot be recorded.
+    """
+
+    def recorded(by_leaf: bool) -> tuple[RuleProgram, PyTree, bool]:
+        two = listed(params, copies=2, by_leaf=by_leaf)
+        with without_axes("all"):
+            return record(rule, two), two, by_leaf
+
+    try:
+        return recorded(by_leaf=False)
+    except UndecidedError:
+        # It may have a mask, or a function of the model, which fit no other tree.
+        return recorded(by_leaf=True)
+
+
 def is_same(rule: Any, params: PyTree, one: PyTree, is_fit: Any) -> bool:
     """Whether a step does to all layers, equation by equation, what it does to one."""
     try:
@@ -129,10 +151,8 @@ def is_whole(rule: Any, params: PyTree, one: PyTree) -> bool:
     """Whether a step reduces layers as a list of them would be, and else goes number by number."""
     if not is_same(rule, params, one, is_by_number_or_whole):
         return False
-    two = listed(params, copies=2)
     try:
-        with without_axes("all"):
-            program = record(rule, two)
+        program, two, _ = record_two(rule, params)
         each = [Mark(frozenset([owner])) for owner in owners(two)]
         made, _ = program.followed(whole_flow, each, SHARED, _joined_settled)
         return all(_settled(m) in (own, SHARED) for m, own in zip(made, each, strict=True))
@@ -153,15 +173,12 @@ def _settled(mark: Mark) -> Mark:
     raise Unfit
 
 
-def is_leafwise(rule: Any, params: PyTree) -> bool:
+def is_leafwise(program: RuleProgram) -> bool:
     """Whether the update of each layer's array follows from that array alone.
 
-    Raises:
-        UndecidedError: a step cannot be recorded.
+    Args:
+        program: of two layers in a list.
     """
-    two = listed(params, copies=2)
-    with without_axes("all"):
-        program = record(rule, two)
     if is_random(program.jaxpr):
         return False
     each = [frozenset([i]) for i in range(program.outs)]

@@ -39,6 +39,7 @@ from pytreemod.training.layered.recording import (
     is_leafwise,
     is_same,
     is_whole,
+    record_two,
 )
 from pytreemod.tree.members import axes_left_out, without_axes
 from pytreemod.typing import KeyPath, PyTree, jtu
@@ -165,9 +166,15 @@ def _choose_for_layers(rule: Any, params: PyTree) -> Any:
     if is_whole(rule, params, one):
         return PlainRule(rule)
     try:
-        return _mapped(rule, params, one, leaves) if is_leafwise(rule, params) else ListedRule(rule)
+        program, _, by_leaf = record_two(rule, params)
     except UndecidedError:
         return ListedRule(rule)
+    try:
+        if is_leafwise(program):
+            return _mapped(rule, params, one, leaves)
+    except UndecidedError:
+        pass
+    return ListedRule(rule, by_leaf)
 
 
 def _links(rule: Any) -> list[Any]:

@@ -36,6 +36,14 @@ def test_layers_in_lists_are_as_they_would_be_alone():
     np.testing.assert_array_equal(jax.tree.leaves(shown)[0], model["blocks"][0][0].weight)
     assert_same(as_one(shown), model)
 
+    rows = listed(model, by_leaf=True)
+    assert [len(jax.tree.leaves(x)) for x in jax.tree.structure(model).flatten_up_to(rows)] == [
+        6,
+        6,
+        1,
+    ]
+    assert_same(as_one(rows), model)
+
     examples = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), model)
     rows = jax.tree.leaves(listed(examples, axis=1))
     np.testing.assert_array_equal(rows[0][1], 2 * model["blocks"][0][0].weight)

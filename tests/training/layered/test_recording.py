@@ -16,6 +16,7 @@ from pytreemod.training.layered.recording import (
     is_same,
     is_whole,
     record,
+    record_two,
 )
 
 SHAPES = abstract(nn.Stack(lambda key: nn.Linear(3, 2, key=key), 4, key=jax.random.key(0)))
@@ -45,7 +46,9 @@ def test_what_a_rule_looks_at(rule, by_number, whole, leafwise):
     """Numbers, whole arrays, one array at a time."""
     assert is_same(rule, SHAPES, ONE, is_by_number) is by_number
     assert is_whole(rule, SHAPES, ONE) is whole
-    assert is_leafwise(rule, SHAPES) is leafwise
+    program, _, by_leaf = record_two(rule, SHAPES)
+    assert is_leafwise(program) is leafwise
+    assert not by_leaf
 
 
 def test_state_has_axes_where_the_model_has_them():
@@ -68,3 +71,12 @@ def test_what_cannot_be_recorded_is_undecided():
     with pytest.raises(UndecidedError, match=r"^$"):
         record(rule, SHAPES)
     assert not is_same(rule, SHAPES, ONE, is_by_number)
+
+
+def test_a_mask_of_the_model_makes_each_leaf_a_list():
+    """It fits no other tree."""
+    rule = optax.masked(optax.lamb(0.1), jax.tree.map(lambda x: len(x.shape) == 3, SHAPES))
+    program, two, by_leaf = record_two(rule, SHAPES)
+    assert by_leaf
+    assert jax.tree.structure(SHAPES).flatten_up_to(two)
+    assert is_leafwise(program)

@@ -332,3 +332,37 @@ def test_what_is_decided_when_the_state_is_made_is_decided_layer_by_layer():
     alone = pm.Optimizer(rule).init(one).update(one, one)[0]
 
     jax.tree.map(_assert_close, {**new, "blocks": layers_of(new["blocks"])}, alone)
+
+
+def _matrices(model):
+    return jax.tree.map(lambda x, axes: x.ndim - axes == 2, model, pm.layer_axes(model))
+
+
+def _kinds(model):
+    return jax.tree.map(lambda is_one: "matrix" if is_one else "other", _matrices(model))
+
+
+@pytest.mark.parametrize(
+    "make_rule",
+    [
+        lambda model: optax.masked(optax.lamb(0.1), _matrices(model)),
+        lambda model: optax.partition(
+            {"matrix": contrib.muon(0.1), "other": optax.lamb(0.1)}, _kinds(model)
+        ),
+        lambda model: chained(optax.masked(optax.clip_by_global_norm(0.1), _matrices(model))),
+        lambda _: chained(optax.masked(optax.adaptive_grad_clip(0.1), _head_only)),
+    ],
+    ids=["mask", "labels", "norm of some", "function of the model"],
+)
+def test_masks_of_the_model_fit_what_a_rule_is_shown(make_rule):
+    """A tree of the model's structure, or a function that reads the model's fields."""
+    first, second = (trained(make_rule(model), model, 2)[0] for model in (listed(), nested()))
+    jax.tree.map(_assert_close, {**second, "blocks": layers_of(second["blocks"])}, first)
+
+
+def _head_only(model):
+    blocks = model["blocks"]
+    if not isinstance(blocks, list):
+        # A field of the Stack, which a list of layers does not have.
+        assert len(jax.tree.leaves(blocks.layer.layer.weight)) in (1, 4)
+    return {"blocks": jax.tree.map(lambda _: False, blocks), "head": True}
