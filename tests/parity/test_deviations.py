@@ -6,7 +6,7 @@ the import changes belongs here, with the line that a person coming from Equinox
 
 import dataclasses
 import io
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import equinox
 import jax
@@ -151,6 +151,22 @@ def test_a_finished_module_is_not_changed_by_object_setattr():
 
     assert jtu.tree_leaves(theirs)[0] is theirs.weight
     assert jtu.tree_leaves(ours)[0] is not ours.weight
+
+
+def test_names_of_other_libraries_are_found_in_the_class():
+    """`hasattr` says no in both; a protocol, which looks into classes, says yes in pytreemod."""
+
+    @runtime_checkable
+    class Trained(Protocol):
+        def state_dict(self) -> dict[str, Any]: ...
+
+    theirs, ours = linear(equinox), linear(pytreemod)
+    assert not hasattr(theirs, "state_dict")
+    assert not hasattr(ours, "state_dict")
+    assert not isinstance(theirs, Trained)
+    assert isinstance(ours, Trained)
+    with pytest.raises(AttributeError, match=r"pm\.to_torch\(model\)"):
+        ours.state_dict()
 
 
 def test_what_was_tied_or_computed_is_not_rebuilt_from_attributes():
