@@ -454,6 +454,7 @@ def _unhashable_text(node: Any) -> str:
             "pm.filter_jit(model)(x), pm.filter_checkpoint(model)(x)",
             "pm.filter_cond(pred, model1, model2, x), pm.filter_switch(i, [model1, model2], x)",
             "pm.filter_scan(model, init, xs)",
+            'pm.by({nn.Linear: 1, "head": 2})  # as the key of a dict: a class, or a path',
         ],
     )
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, explain
 from pytreemod.training.plans import RulePlan
 from pytreemod.tree.nodes import Place, places
-from pytreemod.tree.paths import path_text, some_of
+from pytreemod.tree.paths import pattern_text, some_of
 from pytreemod.tree.predicates import is_array_like
 from pytreemod.tree.selecting import Selector, as_selector
 from pytreemod.typing import FilterSpec, jtu
@@ -119,14 +119,14 @@ def _refuse_part(chosen: Selector, rest: list[Place]) -> NoReturn:
             "with_hyperparams(selector)",
             "all leaves of a rule, which have one value in common",
             f"a part of them, by {chosen!r}",
-            places=[f"{path_text(spot.path)}: not picked" for spot in rest],
+            places=[f"{pattern_text(spot.path)}: not picked" for spot in rest],
             cure=["give them a rule of their own:", f"pm.by({{{chosen!r}: rule, ...: rule}})"],
         )
     )
 
 
 def _refuse_unchosen(chosen: Selector, trained: list[Place]) -> NoReturn:
-    shown = some_of([path_text(spot.path) for spot in trained])
+    shown = some_of([pattern_text(spot.path) for spot in trained])
     raise SpecError(
         explain(
             "with_hyperparams(selector)",

@@ -27,7 +27,7 @@ from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.streams import check_seed
 from pytreemod.training.chosen_parameters import Parameter, choose_parameters
 from pytreemod.tree.nodes import Place, places
-from pytreemod.tree.paths import path_text, plain_name, some_of
+from pytreemod.tree.paths import path_text, pattern_text, plain_name, some_of
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import Selector, as_selector
@@ -186,10 +186,12 @@ def _refuse_none(model: Any, selector: Selector, parameters: Sequence[Parameter]
     spots = list(places(model, _is_tied))
     chosen = zip(spots, selector.mask(model, _is_tied), strict=True)
     tied = [spot for spot, hit in chosen if hit and _is_tied(spot.leaf)]
-    shown = [f"{path_text(one.path)}: {describe(one.node)}" for one in parameters]
-    shown += [f"{path_text(spot.path)}: tied to {_source_of(spot)}" for spot in tied]
+    shown = [f"{pattern_text(one.path)}: {describe(one.node)}" for one in parameters]
+    shown += [f"{pattern_text(spot.path)}: tied to {_source_of(spot)}" for spot in tied]
     known = [
-        path_text(one.path) for one in choose_parameters(model, as_selector(...)) if _is_matrix(one)
+        pattern_text(one.path)
+        for one in choose_parameters(model, as_selector(...))
+        if _is_matrix(one)
     ]
     cure = [f"Matrices of the model are: {some_of(known)}." if known else "The model has none."]
     if tied:

@@ -15,7 +15,7 @@ from pytreemod.transform.boundary.surrounded_calls import released
 from pytreemod.transform.derivatives.chosen_leaves import trainable_mask
 from pytreemod.tree.members import holds_of
 from pytreemod.tree.nodes import Place, places
-from pytreemod.tree.paths import path_text, some_of
+from pytreemod.tree.paths import path_text, pattern_text, some_of
 from pytreemod.tree.prefixes import By, decide, refuse_shadowed
 from pytreemod.tree.selecting import Selector, Spots, as_selector, refuse_unmatched
 from pytreemod.typing import PyTree, jtu
@@ -198,7 +198,7 @@ def _refuse_ruleless(lost: list[Place], count: int) -> NoReturn:
 
 
 def _refuse_idle(selector: Selector, spots: list[Place]) -> NoReturn:
-    shown = some_of([path_text(spot.path) for spot in spots])
+    shown = some_of([pattern_text(spot.path) for spot in spots])
     raise SpecError(
         explain(
             f"Optimizer.init, rule for {selector!r}",

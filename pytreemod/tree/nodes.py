@@ -14,7 +14,7 @@ from operator import is_
 from typing import Any, NamedTuple
 
 from pytreemod.errors import SpecError, describe, explain
-from pytreemod.tree.paths import path_text, some_of, step_name
+from pytreemod.tree.paths import pattern_text, some_of, step_name
 from pytreemod.tree.pending import FLAT
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import IsLeaf, PyTree, class_of, jtu
@@ -227,7 +227,7 @@ class RoleHere(NamedTuple):
 
 def leaves_shown(spots: Sequence[Place]) -> list[str]:
     """The leaves that a tree has, for an error; with what to do where more are to come."""
-    shown = [f"the tree has: {some_of([path_text(s.path) for s in spots]) or 'no leaves'}"]
+    shown = [f"the tree has: {some_of([pattern_text(s.path) for s in spots]) or 'no leaves'}"]
     above = [record_of(node) for spot in spots for node in spot.nodes]
     if any(record is not None and record.is_unfinished for record in above):
         cure = "a layer lacks a size: give it, or finish the model first:"

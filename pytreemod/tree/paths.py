@@ -84,6 +84,30 @@ def path_text(path: tuple[Any, ...], root: str = "") -> str:
     return text or "<root>"
 
 
+def pattern_text(path: tuple[Any, ...]) -> str:
+    """A JAX key path as the pattern that picks it, written with as few quotes as can be.
+
+    Args:
+        path: keys, as `jax.tree_util` gives them.
+
+    Returns:
+        What `parse_pattern` takes apart into `step_names(path)`; `<root>` for the empty path.
+
+    Examples:
+        >>> pattern_text((jtu.DictKey("model"), jtu.SequenceKey(2), jtu.DictKey("mlp/w")))
+        "model[2]['mlp/w']"
+    """
+    text = ""
+    for key in path:
+        word = key.key if isinstance(key, jtu.DictKey) else None
+        # A PathName is written as it is: it has its own steps.
+        if isinstance(word, PathName) or (isinstance(word, str) and word.isidentifier()):
+            text += word if not text or word.startswith("[") else f".{word}"
+        else:
+            text = path_text((key,), text)
+    return text or "<root>"
+
+
 def plain_name(path: tuple[Any, ...], sep: str = ".") -> str:
     """A JAX key path as a name: its steps as bare words, with `sep` between them.
 

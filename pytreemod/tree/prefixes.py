@@ -12,7 +12,7 @@ from typing import Any
 
 from pytreemod.errors import SpecError, describe, explain
 from pytreemod.tree.nodes import Place, children_of, own_class, places, record_of
-from pytreemod.tree.paths import path_text
+from pytreemod.tree.paths import path_text, pattern_text
 from pytreemod.tree.selecting import (
     Rule,
     Selector,
@@ -81,7 +81,7 @@ class By(Rule):
             refuse_shadowed(repr(self), self.items, entries, shadowed, spots)
         values = [None if entry is None else self.items[entry][1] for entry in entries]
         lost = [
-            path_text(spot.path, root)
+            path_text(spot.path, root) if root else pattern_text(spot.path)
             for spot, entry in zip(spots, entries, strict=True)
             if entry is None
         ]
@@ -196,7 +196,7 @@ def refuse_shadowed(
                 "entries that each decide something",
                 f"{selector!r}, whose leaves are all decided before it",
                 places=[
-                    f"{path_text(spots[i].path)}: by {other!r}"
+                    f"{pattern_text(spots[i].path)}: by {other!r}"
                     for i, (other, _) in zip(hits, before, strict=True)
                 ],
                 cure=[

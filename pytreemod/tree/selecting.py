@@ -30,7 +30,7 @@ from pytreemod.tree.nodes import (
     places,
     record_of,
 )
-from pytreemod.tree.paths import matches, parse_pattern, path_text, step_names
+from pytreemod.tree.paths import matches, parse_pattern, pattern_text, step_names
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.typing import IsLeaf, PyTree, Tracer, Where, jtu
 
@@ -186,7 +186,7 @@ def _meant_by(pattern: PathSelector, spots: Sequence[Place]) -> str | None:
     for spot in spots:
         for length in range(1, len(spot.path) + 1):
             start = spot.path[:length]
-            starts[path_text(start)] = step_names(start)
+            starts[pattern_text(start)] = step_names(start)
     words = {step for steps in starts.values() for step in steps}
     spelt = [
         (get_close_matches(step, words, n=1, cutoff=0.75) or [step])[0] for step in pattern.steps
@@ -227,7 +227,7 @@ def _refuse_tied(pattern: Selector, reached: Sequence[Place]) -> NoReturn:
             repr(pattern),
             "a pattern that matches at least one leaf",
             "a place that is tied to another",
-            places=[f"{path_text(spot.path)}: {describe(spot.leaf)}" for spot in reached],
+            places=[f"{pattern_text(spot.path)}: {describe(spot.leaf)}" for spot in reached],
             cure="name the place that it is tied to: there is the leaf",
         )
     )

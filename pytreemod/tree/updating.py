@@ -14,11 +14,12 @@ from pytreemod.errors import (
     StructureError,
     describe,
     explain,
+    with_article,
 )
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array, is_array_like, is_inexact_array
 from pytreemod.tree.renewing import with_new_containers
-from pytreemod.typing import PyTree, jtu
+from pytreemod.typing import PyTree, class_of, jtu
 
 _T = TypeVar("_T")
 
@@ -42,7 +43,7 @@ def apply_updates(model: _T, updates: PyTree) -> _T:
     Raises:
         ShapeError: an update is of another shape than what it is for.
         ArgumentError: an update is complex, and what it is for is not.
-        StructureError: `updates` is no prefix of the model.
+        StructureError: `updates` is no prefix of the model, or is none that can be added to it.
 
     Examples:
         >>> apply_updates({"a": 1.0, "b": "text"}, {"a": 0.5, "b": None})
@@ -82,7 +83,13 @@ def _add(path: Any, update: Any, leaf: Any) -> Any:
         )
     if is_number and jnp.iscomplexobj(update) and not jnp.iscomplexobj(leaf):
         refuse_complex("apply_updates", path_text(path, "model"), "an update", update)
-    new = leaf + update
+    try:
+        new = leaf + update
+    except TypeError as error:
+        raise _misfit(path, update, leaf) from error
+    # NumPy adds an array to a list, too, and what comes is none.
+    if not is_number and jtu.tree_structure(new) != jtu.tree_structure(leaf):
+        raise _misfit(path, update, leaf)
     if not is_array(leaf):
         return new
     # As optax: 32 bits may be added to 16, and the model still has 16.
@@ -107,6 +114,21 @@ def _refuse_lack(path: Any) -> NoReturn:
             "updates for what the model has",
             "one where the model has None",
             cure=["the model comes first:", "pm.apply_updates(model, updates)"],
+        )
+    )
+
+
+def _misfit(path: Any, update: Any, leaf: Any) -> StructureError:
+    kind = describe(leaf) if jtu.all_leaves([leaf]) else with_article(class_of(leaf).__qualname__)
+    return StructureError(
+        explain(
+            f"apply_updates at {path_text(path, 'model')}",
+            "an update for each leaf, or None",
+            f"{describe(update)} for {kind}",
+            cure=[
+                "updates are a tree as the model is, made of its gradients:",
+                "updates = jax.tree.map(lambda grad: -0.1 * grad, grads)",
+            ],
         )
     )
 

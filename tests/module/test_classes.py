@@ -633,7 +633,8 @@ def test_a_module_with_arrays_in_the_place_of_a_function_is_told(use):
         r"      pm\.filter_jit\(model\)\(x\), pm\.filter_checkpoint\(model\)\(x\)\n"
         r"      pm\.filter_cond\(pred, model1, model2, x\), "
         r"pm\.filter_switch\(i, \[model1, model2\], x\)\n"
-        r"      pm\.filter_scan\(model, init, xs\)(\n---|$)",
+        r"      pm\.filter_scan\(model, init, xs\)\n"
+        r"      pm\.by\({nn\.Linear: 1, [^\n]*(\n---|$)",
     ):
         use(model)
     cures = [

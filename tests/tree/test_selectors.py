@@ -101,7 +101,7 @@ def test_a_path_that_matches_nothing_is_refused(selector):
         SpecError, match=r"expected a pattern that matches at least one leaf"
     ) as caught:
         pm.filter(model(), selector)
-    assert "the tree has: ['blocks'][0].weight, ['blocks'][0].bias[0]" in str(caught.value)
+    assert "the tree has: blocks[0].weight, blocks[0].bias[0]" in str(caught.value)
     assert ", ..." in str(caught.value)
 
 
@@ -135,12 +135,26 @@ def test_what_a_path_may_have_meant_is_told(pattern, meant):
         assert jax.tree.leaves(pm.filter(tree, select.path(path)))
 
 
+def test_what_is_in_dicts_is_named_as_patterns_are():
+    """As documents and files write it, and not by the keys of the dict."""
+    tree = {"model": Net(Affine(1.0, 2.0), Affine(3.0, 4.0)), "a b": [5.0]}
+    text = r"the tree has: \['a b'\]\[0\], model\.encoder\.weight, .*is\n      'model\.head'$"
+    with pytest.raises(SpecError, match=text):
+        select.path("head")(tree)
+    with pytest.raises(SpecError, match=r"at \['a b'\]\[0\]\n  at model\.encoder\.weight\n"):
+        pm.by({"model.head": 0})(tree)
+    state = pm.make_with_state(pm.nn.BatchNorm)(2)[1]
+    with pytest.raises(SpecError, match=r"the tree has: s\.state_index\[0\], s\.state_index\[1\]"):
+        select.path("t")({"s": state})
+    assert select.path("s.state_index[0]")({"s": state}) is not None
+
+
 def test_a_key_with_a_slash_is_quoted():
     """Unquoted, the slash joins two steps: the error shows the key as it is written."""
     tree = {"mlp/w": 1, "b": 2}
 
     assert pm.filter(tree, select.path("['mlp/w']")) == {"mlp/w": 1, "b": None}
-    with pytest.raises(SpecError, match=r"got none.\n  the tree has: \['b'\], \['mlp/w'\]"):
+    with pytest.raises(SpecError, match=r"got none.\n  the tree has: b, \['mlp/w'\]"):
         pm.filter(tree, select.path("mlp/w"))
 
 

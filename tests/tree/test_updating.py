@@ -54,6 +54,13 @@ def test_with_optax():
             {"w": 1.0, "b": 1.0},
             r"at model\['w'\]: expected updates for what",
         ),
+        (
+            affine(),
+            jnp.ones(3),
+            r"at model: expected an update for each .*, got f32\[3\] for an Affine",
+        ),
+        ({"a": [1.0, 2.0]}, {"a": np.ones(2)}, r"at model\['a'\]: .*, got f64\[2\] for a list"),
+        ({"a": "text"}, {"a": 1.0}, r"at model\['a'\]: .*, got 1\.0 for 'text'"),
     ],
 )
 def test_updates_of_another_structure_are_an_error(model, updates, text):

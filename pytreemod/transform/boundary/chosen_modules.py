@@ -15,7 +15,7 @@ from pytreemod.module.classes import Module
 from pytreemod.module.methods import BoundMethod
 from pytreemod.transform.boundary.wrapping import Transformed
 from pytreemod.tree.nodes import Place, RoleHere, children_of, record_of, stop_below
-from pytreemod.tree.paths import path_text, some_of
+from pytreemod.tree.paths import path_text, pattern_text, some_of
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By, decide, refuse_shadowed
 from pytreemod.tree.selecting import Selector, Spots, TypeSelector
@@ -260,7 +260,7 @@ def _classes(node: Any, path: Path) -> list[Any]:
 
 
 def _explain_none(where: str, what: str, places: Sequence[Place]) -> str:
-    paths = [path_text(place.path) for place in places]
+    paths = [pattern_text(place.path) for place in places]
     shown = some_of(paths)
     return explain(
         f"{where}({what})",
