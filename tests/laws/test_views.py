@@ -1,7 +1,7 @@
 """All views of an instance agree, in every style of class, order of bases and state.
 
-**Law.** Attributes, `vars`, fields, `replace`, copies, pickles, tree and jit show the same
-values, before and after each operation.
+**Law.** Attributes, `vars`, fields, `replace`, copies, pickles, files, tree and jit show
+the same values, before and after each operation.
 """
 
 import abc
@@ -16,7 +16,7 @@ import pytest
 
 import pytreemod as pm
 from tests.helpers.comparing import assert_same
-from tests.helpers.computing import scaled
+from tests.helpers.computing import Scaled, scaled
 from tests.helpers.trees import ramp
 
 T = TypeVar("T")
@@ -69,6 +69,8 @@ class AbstractFirst(abc.ABC, Own): ...
 
 
 STYLES = [Generated, Own, SlotsFirst, MixinFirst, GenericFirst, GenericLast, AbstractFirst]
+for style in (*STYLES, Scaled):
+    pm.register_for_files(style, name=f"test_views.{style.__name__}")
 through_jit = pm.filter_jit(lambda m: m)
 double = pm.filter_jit(lambda m: jax.tree.map(lambda x: 2 * x, m))
 
@@ -99,7 +101,7 @@ OPERATIONS = {
 DOES_NOT_APPLY = {("tied", "tied"), ("tied", "computed"), ("computed", "tied")}
 
 
-def assert_views_agree(made):
+def assert_views_agree(made, file):
     """What each view shows is what the attributes give, and the tree has what is stored."""
     names = ["weight", "other", "items", "n"]
     read = {name: getattr(made, name) for name in names}
@@ -108,11 +110,14 @@ def assert_views_agree(made):
     assert_same(dict(vars(made)), read)
     assert [*dataclasses.asdict(made)] == names
     leaves, structure = jtu.tree_flatten(made)
+    pm.save(file, made)
     for view in (
         made.replace(),
         copy.copy(made),
         copy.deepcopy(made),
         pickle.loads(pickle.dumps(made)),
+        pm.load(file),
+        pm.load(file, made),
         structure.unflatten(leaves),
         through_jit(made),
         pm.tree_at(lambda m: m.items, made, made.items),
@@ -125,16 +130,16 @@ def assert_views_agree(made):
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("style", STYLES)
-def test_all_views_agree_after_every_operation(style, state):
+def test_all_views_agree_after_every_operation(style, state, tmp_path):
     """Also on the instance that the operation was given, which stays as it was."""
     made = STATES[state](style(ramp(2), 2 * ramp(2), [ramp(3), {"a": 1.0}]))
     before = [*jtu.tree_leaves(made)]
-    assert_views_agree(made)
+    assert_views_agree(made, tmp_path / "file")
     for name, operation in OPERATIONS.items():
         if (state, name) not in DOES_NOT_APPLY:
             found = operation(made)
-            assert_views_agree(found)
+            assert_views_agree(found, tmp_path / "file")
             if name not in {"built", "copied"}:
                 assert found.items is not made.items
     assert_same(jtu.tree_leaves(made), before)
-    assert_views_agree(made)
+    assert_views_agree(made, tmp_path / "file")
