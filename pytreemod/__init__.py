@@ -16,6 +16,7 @@ from pytreemod.errors import FileError as FileError
 from pytreemod.errors import LostUpdateWarning as LostUpdateWarning
 from pytreemod.errors import PytreemodError as PytreemodError
 from pytreemod.errors import SharedParameterWarning as SharedParameterWarning
+from pytreemod.errors import SharedStreamWarning as SharedStreamWarning
 from pytreemod.errors import SurplusStepsWarning as SurplusStepsWarning
 from pytreemod.module.classes import Module as Module
 from pytreemod.module.classes import StrictConfig as StrictConfig

@@ -144,6 +144,10 @@ class LostUpdateWarning(UserWarning):
     """
 
 
+class SharedStreamWarning(UserWarning):
+    """Every member of a map, or every device, drew the same random numbers from one stream."""
+
+
 class SharedParameterWarning(UserWarning):
     """A model enters training in which one parameter stands at two places: it becomes two."""
 

@@ -43,7 +43,7 @@ from pytreemod.tree.printing import tree_pformat
 from pytreemod.tree.renewing import EDITABLE
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.snapshots import AbstractKeeper, Snapshot, Structure, take_snapshot
-from pytreemod.tree.successions import note_made, note_part, note_used
+from pytreemod.tree.successions import note_drawn, note_keyed, note_made, note_part, note_used
 from pytreemod.typing import PyTree, jtu
 
 _M = TypeVar("_M")
@@ -324,6 +324,7 @@ class State(AbstractKeeper):
         # Not before it is known that nothing is wrong: a key would be lost.
         key = next(key) if isinstance(key, InitKeys) else key
         seeded = streams.seeded(key, [self._register[marker].name for marker in chosen])
+        note_keyed(chosen)
         return self._succeed({**self._values, **dict(zip(chosen, seeded, strict=True))}, "seed")
 
     def next_key(self, stream: RngStream) -> tuple[Any, State]:
@@ -350,6 +351,7 @@ class State(AbstractKeeper):
         self._check("next_key", stream)
         marker = self._marker(stream, "next_key", RngStream)
         key, value = streams.use(self._single(marker, "next_key"))
+        note_drawn(marker)
         return key, self._succeed({**self._values, marker: value}, "next_key", marker)
 
     def split(self, n: int, select: Any = None) -> State:
@@ -395,6 +397,7 @@ class State(AbstractKeeper):
                 values[marker] = streams.split(self._single(marker, "split"), n)
             else:
                 values[marker] = jtu.tree_map(ft.partial(_repeat, n), values[marker])
+        note_keyed(chosen)
         return self._succeed(values, "split")
 
     def join(self) -> State:

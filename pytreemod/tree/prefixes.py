@@ -116,6 +116,10 @@ class By(Rule):
             entries, shadowed = decide(picks, len(every))
             refuse_shadowed(repr(self), self.items, entries, shadowed, every)
 
+    def naming(self) -> By:
+        """A rule that says whether this one names a leaf: by anything but its default."""
+        return By([(selector, selector != _DEFAULT) for selector in self.selectors])
+
     @property
     def selectors(self) -> list[Selector]:
         """The selectors, in order."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 from pytreemod.tree.snapshots import AbstractKeeper
@@ -30,22 +31,29 @@ class Watch:
             the order in which they were used.
         advanced: by what each is recognized, the values that came out of transforms inside as
             others than they went in, and those of parts that were used up.
+        drawn: by the same, the random streams that were drawn from; False for those that were given
+            keys here, so that what is drawn from them says nothing of the streams that came in.
     """
 
-    __slots__ = ("advanced", "came_in", "made", "parts")
+    __slots__ = ("advanced", "came_in", "drawn", "made", "parts")
 
     def __init__(self) -> None:
         self.made: _Keepers = {}
         self.parts: _Keepers = {}
         self.came_in: list[AbstractKeeper] = []
         self.advanced: set[Any] = set()
+        self.drawn: dict[Any, bool] = {}
 
     def __enter__(self) -> Watch:
         _watches.stack.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _watches.stack.pop()
+        stack = _watches.stack
+        stack.pop()
+        if stack and self.drawn:
+            outer = stack[-1].drawn
+            outer.update({name: old and outer.get(name, True) for name, old in self.drawn.items()})
 
     def pass_on(self) -> None:
         """Afterwards: tell the watch around this one what happened."""
@@ -102,6 +110,18 @@ def note_used(keeper: AbstractKeeper) -> None:
     """Tell who watches that a keeper was used up."""
     if _watches.stack:
         _watches.stack[-1].note_used(keeper)
+
+
+def note_drawn(name: Any) -> None:
+    """Tell who watches that a random stream was drawn from."""
+    if _watches.stack:
+        _watches.stack[-1].drawn.setdefault(name, True)
+
+
+def note_keyed(names: Iterable[Any]) -> None:
+    """Tell who watches that random streams were given keys of their own."""
+    if _watches.stack:
+        _watches.stack[-1].drawn.update(dict.fromkeys(names, False))
 
 
 def is_keeper(node: Any) -> bool:

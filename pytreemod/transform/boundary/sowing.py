@@ -212,7 +212,10 @@ def note(label: Label, value: PyTree) -> None:
 
 
 def reap(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    drawn: set[Any] | None = None,
 ) -> tuple[Any, Harvest | None]:
     """Call a function inside a transform, and collect what is recorded in it.
 
@@ -220,6 +223,7 @@ def reap(
         fn: the function.
         args: its arguments.
         kwargs: its arguments by keyword.
+        drawn: gets what the random streams are recognized by that came in and were drawn from.
 
     Returns:
         Its result, and what was recorded, to be deposited outside of the transform; None if that
@@ -227,23 +231,30 @@ def reap(
     """
     # The count first: without a capture, no thread asks for its stack.
     if not (_active and _frames.stack):
-        return call_watched(fn, args, kwargs), None
+        return call_watched(fn, args, kwargs, drawn), None
     with _within(Frame(_frames.stack[-1].level)) as frame:
-        result = call_watched(fn, args, kwargs)
+        result = call_watched(fn, args, kwargs, drawn)
     return result, Harvest(frame.labels, frame.values) if frame.labels else None
 
 
-def call_watched(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def call_watched(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    drawn: set[Any] | None = None,
+) -> Any:
     """Call a function inside a transform that hands out nothing but its result.
 
-    As every transform calls the user's function, if not by `reap`: a State that it is given, and
-    whose update it drops, is told.
+    As every transform calls the user's function, if not by `reap`, which see: a State that it is
+    given, and whose update it drops, is told.
     """
     with Watch() as watch:
         result = fn(*args, **kwargs)
     # Rarely: most functions are given no State.
     if watch.came_in or watch.advanced:
         tell_lost_updates(fn, args, kwargs, result, watch)
+    if drawn is not None and watch.drawn:
+        drawn.update(name for name, is_old in watch.drawn.items() if is_old)
     return result
 
 
@@ -268,11 +279,14 @@ def labels_of(result: Any) -> tuple[Label, ...]:
     return result.harvest.labels if type(result) is Sown else ()
 
 
-def reaping(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` inside a transform, returning `Sown(result, harvest)` if something is recorded."""
+def reaping(fn: Callable[..., Any], drawn: set[Any] | None = None) -> Callable[..., Any]:
+    """`fn` inside a transform, returning `Sown(result, harvest)` if something is recorded.
+
+    See `reap` for `drawn`.
+    """
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        return with_harvest(*reap(fn, args, kwargs))
+        return with_harvest(*reap(fn, args, kwargs, drawn))
 
     return run
 

@@ -12,6 +12,7 @@ import numpy as np
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
 from pytreemod.transform.boundary.argument_specs import named_arguments
 from pytreemod.transform.boundary.packing import Grouped, split_call, unhashable, unpack
+from pytreemod.transform.boundary.shared_streams import tell_shared_streams
 from pytreemod.transform.boundary.sowing import reaping
 from pytreemod.transform.boundary.wrapping import (
     check_axis_name,
@@ -129,7 +130,7 @@ class _Pmapped(Vmapped):
         axes: tuple[int | None, ...],
         counted: bool,
     ) -> Any:
-        out_axes = self.options.out_axes
+        in_axes, out_axes, terms = self.options.in_axes, self.options.out_axes, self.terms
         structure = divide((head, args, kwargs))[1]
         treatments = [axis for axis in self.treatments if axis is None or axis >= 0]
         # Not the function itself, which what is kept for it must not keep alive.
@@ -137,8 +138,15 @@ class _Pmapped(Vmapped):
 
         def run(own: list[Any], values: list[Any]) -> Grouped:
             head, args, kwargs = structure.assemble(own + values[: len(values) - counted])
-            result = reaping(head[0] if head else reference())(*args, **kwargs)
-            return group_by_axis("filter_pmap(out_axes)", result, out_axes, treatments)
+            fn, drawn = head[0] if head else reference(), set[Any]()
+            result = reaping(fn, drawn)(*args, **kwargs)
+            grouped = group_by_axis("filter_pmap(out_axes)", result, out_axes, treatments)
+            if drawn:
+                # Anew, for the function may have used its States up.
+                _, args, kwargs = structure.assemble(own + values[: len(values) - counted])
+                are_mapped = [axis is not None for axis in axes[: len(axes) - counted]]
+                tell_shared_streams(fn, drawn, args, kwargs, are_mapped, in_axes, terms)
+            return grouped
 
         run.__name__ = run.__qualname__ = function_name(self.fn)
         # The function's own arrays, too, as `filter_jit` gives them: they go if they lie on every
@@ -228,6 +236,9 @@ def filter_pmap(
         SpecError: a spec does not fit the tree.
         ArgumentError: an option does not exist; a name in `in_axes` is no argument; nothing is
             mapped and `axis_size` is missing; a static value is not hashable.
+
+    Warns:
+        SharedStreamWarning: as for `filter_vmap`.
 
     Examples:
         >>> import jax.numpy as jnp

@@ -27,6 +27,7 @@ from pytreemod.transform.boundary.argument_specs import (
     values_in,
 )
 from pytreemod.transform.boundary.packing import Grouped, group, unpack
+from pytreemod.transform.boundary.shared_streams import tell_shared_streams
 from pytreemod.transform.boundary.sowing import Harvest, Sown, reaping
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
@@ -101,10 +102,11 @@ class _ShardMapped(Transformed):
         assigned = self._assign(args, kwargs)
         mesh = self._mesh([value for _, _, value in assigned or ()])
         results = _Results(self.options, mesh)
+        drawn: set[Any] = set()
 
         def run(values: list[Any]) -> Grouped:
             head, args, kwargs = structure.assemble(values)
-            return results.group(reaping(head[0] if head else self.fn)(*args, **kwargs))
+            return results.group(reaping(head[0] if head else self.fn, drawn)(*args, **kwargs))
 
         run.__name__ = run.__qualname__ = function_name(self.fn)
         options: dict[str, Any] = {}
@@ -123,7 +125,8 @@ class _ShardMapped(Transformed):
                 **options,
             )
             try:
-                return unpack(mapped(arrays))
+                result = unpack(mapped(arrays))
+                break
             # Once more, now that JAX can be told; each round adds specs, so that it ends.
             except _NewSpecs as found:
                 results.treatments += found.specs
@@ -133,6 +136,15 @@ class _ShardMapped(Transformed):
                     specs = options["in_specs"][0][len(arrays) - len(assigned) :]
                     _explain_placement(assigned, specs, mesh, error)
                 raise
+        if drawn:
+            # Anew, for the function may have used up what it was also given from outside.
+            _, args, kwargs = structure.assemble(arrays)
+            specs = [_lie(x) for x in arrays] if assigned is None else options["in_specs"][0]
+            # Those of the function itself come first, and are never divided.
+            are_divided = [bool(axes_in(spec)) for spec in specs[len(divide(head)[0]) :]]
+            spec = self.options.in_specs and self.options.in_specs.spec
+            tell_shared_streams(self.fn, drawn, args, kwargs, are_divided, spec, _TERMS)
+        return result
 
     def _assign(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Assigned] | None:
         if self.options.in_specs is None:
@@ -419,6 +431,9 @@ def filter_shard_map(
         SpecError: when called: a spec is no prefix, holds something else than specs, names an axis
             that the mesh does not have, or promises that a result is the same everywhere that may
             not be.
+
+    Warns:
+        SharedStreamWarning: all devices draw from one random stream, for it is not divided.
 
     Examples:
         >>> import jax.numpy as jnp

@@ -22,6 +22,7 @@ from jax.custom_batching import custom_vmap
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, explain
 from pytreemod.transform.boundary.argument_specs import Terms, specs_by_argument
 from pytreemod.transform.boundary.packing import Grouped, group, pack, unpack
+from pytreemod.transform.boundary.shared_streams import tell_shared_streams
 from pytreemod.transform.boundary.sowing import Sown, reaping
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
@@ -227,7 +228,8 @@ class Vmapped(Transformed):
         # All that JAX is given: what is the same for all members stays outside, tracer or not.
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
         treatments, on_axis_0 = self.treatments, self.on_axis_0
-        fn = reaping(self.fn)
+        drawn: set[Any] = set()
+        fn = reaping(self.fn, drawn)
         # For an error that JAX raises when the function is done, and nothing else.
         unmapped: list[Any] = []
 
@@ -248,12 +250,20 @@ class Vmapped(Transformed):
         out = 0 if on_axis_0 else Grouped(None, treatments)
         values = [leaves[i] for i in mapped]
         try:
-            return unpack(jax.vmap(run, out_axes=out, **options)(values))
+            result = unpack(jax.vmap(run, out_axes=out, **options)(values))
         except ValueError as error:
             # JAX has no class of error for it.
             if "out_axes" not in str(error) or not unmapped:
                 raise
             self._refuse_mapped(_differing(run, values, options, unmapped), error)
+        if drawn:
+            # Anew, for the function may have used up what it was also given from outside.
+            args, kwargs = treedef.unflatten(leaves)
+            pairs = zip(axes, leaves, strict=True)
+            are_mapped = [axis is not None for axis, leaf in pairs if is_array(leaf)]
+            spec = self.options.in_axes
+            tell_shared_streams(self.fn, drawn, args, kwargs, are_mapped, spec, self.terms)
+        return result
 
     def _refuse_mapped(self, places: list[KeyPath], error: ValueError) -> NoReturn:
         """Say which results are mapped where none was promised."""
@@ -536,6 +546,9 @@ def filter_vmap(
         SpecError: a spec does not fit the tree.
         ArgumentError: a name in `in_axes` is no argument; nothing is mapped and `axis_size` is
             missing, or is no count; an option does not exist.
+
+    Warns:
+        SharedStreamWarning: all members draw from one random stream, for it is not mapped.
 
     Examples:
         >>> f = filter_vmap(lambda x, how: x + 1 if how == "inc" else x, in_axes=(0, None))

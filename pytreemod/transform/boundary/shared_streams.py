@@ -1,0 +1,103 @@
+"""Random streams that all members of a map draw from: each of them gets the same numbers.
+
+That is what a State without an axis of its own means, and rarely what is meant: every example has
+the same dropout mask. While the function runs, it is watched which streams that came in are drawn
+from (see `tree.successions`). Those that are mapped are as they should be, and so are those that
+the user has chosen not to map: a rule of `by` names them, or maps another stream of their State.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pytreemod.errors import SharedStreamWarning, explain, warn
+from pytreemod.transform.boundary.argument_specs import (
+    Named,
+    Terms,
+    assign_arguments,
+    named_arguments,
+)
+from pytreemod.transform.boundary.wrapping import (
+    function_name,
+    parameters_of,
+    positional_names,
+)
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array
+from pytreemod.tree.prefixes import By
+from pytreemod.tree.successions import is_keeper
+from pytreemod.typing import jtu
+
+
+def tell_shared_streams(
+    fn: Callable[..., Any],
+    drawn: set[Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    are_mapped: Sequence[bool],
+    spec: Any,
+    terms: Terms,
+) -> None:
+    """Say which streams all members of a map have drawn from.
+
+    Args:
+        fn: the function that was mapped.
+        drawn: what the streams are recognized by that were drawn from.
+        args: the arguments of the call.
+        kwargs: those by keyword.
+        are_mapped: for each array in them, whether it differs from member to member.
+        spec: which arguments were to be mapped.
+        terms: what the spec is made of.
+
+    Warns:
+        SharedStreamWarning: there is such a stream.
+    """
+    arguments = named_arguments(positional_names(fn), args, kwargs)
+    # Mostly there is none, and nobody need ask what rules name.
+    if not _shared(drawn, arguments, are_mapped):
+        return
+    naming = jtu.tree_map(_naming, spec, is_leaf=terms.stops)
+    known = [parameter.name for parameter in parameters_of(fn) or ()]
+    named = assign_arguments(naming, arguments, len(args), known, terms)
+    # For an argument that the spec leaves out there is the default, which is no bool.
+    chosen = [a.value is True or b for a, b in zip(named, are_mapped, strict=True)]
+    places = _shared(drawn, arguments, chosen)
+    if places:
+        text = explain(
+            f"{terms.where} of {function_name(fn)}",
+            "random streams that differ from member to member",
+            "some that give all of them the same numbers",
+            places=places,
+            cure=[
+                "give each member a stream of its own; or say None, if the same numbers are meant:",
+                f"axes = pm.by({{pm.RngStream: {terms.example}, ...: None}})  # for state.split(n)",
+                "axes = pm.by({pm.RngStream: None, ...: None})",
+            ],
+        )
+        warn(SharedStreamWarning, text)
+
+
+def _naming(value: Any) -> Any:
+    return value.naming() if isinstance(value, By) else False
+
+
+def _shared(drawn: set[Any], arguments: Sequence[Named], marks: Sequence[bool]) -> list[str]:
+    """The places of the streams that were drawn from in States without a mark at any of these."""
+    left = iter(marks)
+    found: dict[str, Any] = {}
+    marked: set[Any] = set()
+    for argument in arguments:
+        leaves, treedef = jtu.tree_flatten(argument.tree)
+        tree = treedef.unflatten([is_array(leaf) and next(left) for leaf in leaves])
+        for path, node in jtu.tree_leaves_with_path(tree, is_leaf=is_keeper):
+            values: Mapping[Any, Any] = node.__values__() if is_keeper(node) else {}
+            # One without a key has no leaves: it was given its key inside.
+            streams = {name: jtu.tree_leaves(values[name]) for name in values if name in drawn}
+            own = {name for name in streams if any(streams[name])}
+            marked |= own
+            for name in streams:
+                if streams[name] and not own:
+                    found[path_text((*path, jtu.DictKey(name)), argument.name)] = name
+    # Another State may have a stream of that name: it is not known which was drawn from.
+    return [place for place, name in found.items() if name not in marked]

@@ -1,0 +1,269 @@
+"""Streams that all members of a map draw from are told, unless that was chosen."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pytreemod as pm
+from pytreemod import nn
+from pytreemod.errors import SharedStreamWarning
+from tests.helpers.meshes import EXPLICIT, MESH, on
+from tests.labels import label
+
+KEY = jax.random.key(0)
+KEYS = jax.random.split(KEY, 4)
+X = jnp.zeros(4)
+SAME = "expected random streams that differ from member to member"
+STREAMS = pm.by({pm.RngStream: 0, ...: None})
+ON_PURPOSE = pm.by({pm.RngStream: None, ...: 0})
+
+
+class Noise(pm.Module):
+    """Two streams, one of which it uses, and a count."""
+
+    noise: pm.RngStream
+    other: pm.RngStream
+    count: pm.StateIndex
+
+    def __init__(self):
+        self.noise, self.other = pm.RngStream(), pm.RngStream()
+        self.count = pm.StateIndex(jnp.asarray(0))
+
+    def __call__(self, x, state):
+        """Noise on x."""
+        state = state.set(self.count, state.get(self.count) + 1)
+        key, state = state.next_key(self.noise)
+        return x + jax.random.normal(key), state
+
+    def both(self, x, state):
+        """With noise of the other stream, too."""
+        x, state = self(x, state)
+        key, state = state.next_key(self.other)
+        return x + jax.random.normal(key), state
+
+
+def make(layer=Noise, *args, **kwargs):
+    """A layer and its State, with keys."""
+    layer, state = pm.make_with_state(layer)(*args, **kwargs)
+    return layer, state.seed(KEY)
+
+
+LAYER, _ = make()
+
+
+def noisy(_=None, *, key=KEY):
+    """A net with dropout."""
+    return nn.Sequential([nn.Linear(3, 3, key=key), nn.Dropout(0.5, stream=pm.RngStream())])
+
+
+def over_x(fn, **options):
+    """A map over x, with one State for all."""
+    return pm.filter_vmap(fn, **{"in_axes": (0, None), "out_axes": (0, None), **options})
+
+
+def test_the_stream_is_named_with_the_cure():
+    """At the line of the call; what is written there gives other numbers to each member."""
+    _, state = make()
+    with pytest.warns(SharedStreamWarning, match=SAME) as told:
+        y, state = over_x(LAYER)(X, state)
+
+    assert len(told) == 1
+    assert told[0].filename == __file__
+    assert str(told[0].message).splitlines()[1:] == [
+        "  at state['noise']",
+        "  give each member a stream of its own; or say None, if the same numbers are meant:",
+        "      axes = pm.by({pm.RngStream: 0, ...: None})  # for state.split(n)",
+        "      axes = pm.by({pm.RngStream: None, ...: None})",
+    ]
+    assert len(set(y.tolist())) == 1
+    run = pm.filter_vmap(LAYER, in_axes=(0, STREAMS), out_axes=(0, STREAMS))
+    y, state = run(X, state.split(4))
+    assert len(set(y.tolist())) == 4
+
+
+def scanned(x, state):
+    """In a loop."""
+    return pm.filter_scan(lambda s, x: LAYER(x, s)[::-1], state, x[None])[::-1]
+
+
+def part(x, state):
+    """In a part of the State."""
+    x, own = LAYER(x, state.substate(LAYER))
+    return x, state.update(own)
+
+
+def with_gradient(x, state):
+    """In the loss of a gradient."""
+    return pm.filter_grad(lambda x: LAYER(x, state), has_aux=True)(x)
+
+
+DRAWS = {
+    "both": LAYER.both,
+    "jit": pm.filter_jit(lambda x, state: LAYER(x, state)),
+    "checkpoint": pm.filter_checkpoint(LAYER),
+    "scan": scanned,
+    "grad": with_gradient,
+    "substate": part,
+}
+
+
+@pytest.mark.parametrize("fn", DRAWS.values(), ids=DRAWS)
+def test_wherever_it_is_drawn_from(fn):
+    """Directly, or in a transform inside of the map."""
+    with pytest.warns(SharedStreamWarning, match=r"\n  at state\['noise'\]"):
+        over_x(fn)(X, make()[1])
+
+
+def test_all_streams_are_named_in_one_warning():
+    """Each once, and none that nobody drew from."""
+    with pytest.warns(SharedStreamWarning, match=SAME) as told:
+        over_x(LAYER.both)(X, make()[1])
+    assert str(told[0].message).count("  at ") == 2
+
+
+def test_in_whatever_the_state_is():
+    """In a net, and by keyword."""
+    net = pm.stateful(nn.Dropout(0.5, stream=pm.RngStream())).seed(KEY)
+    with pytest.warns(SharedStreamWarning, match=r"at net.state\['stream'\]"):
+        over_x(lambda x, net: net(x))(jnp.ones((4, 3)), net)
+    with pytest.warns(SharedStreamWarning, match=r"at kept\[0\]\['noise'\]"):
+        pm.filter_vmap(lambda x, *, kept: LAYER(x, kept[0]), in_axes={"kept": None})(
+            X, kept=[make()[1]]
+        )
+
+
+@pytest.mark.parametrize("several", [nn.Stack, nn.Ensemble], ids=label)
+def test_members_of_a_layer_divide_their_streams(several):
+    """So they are told where that layer is a member of a map, and nowhere else."""
+    layer, state = make(several, noisy, 2, key=KEY)
+    _, state = layer(jnp.ones(3), state)
+    with pytest.warns(SharedStreamWarning, match=r"layers\[1\].stream'\]"):
+        over_x(layer)(jnp.ones((4, 3)), state)
+
+
+def test_under_pmap():
+    """When it is traced."""
+    run = pm.filter_pmap(LAYER, in_axes=(0, None), out_axes=(0, None))
+    with pytest.warns(SharedStreamWarning, match=rf"filter_pmap\(in_axes\) of Noise: {SAME}"):
+        run(X, make()[1])
+    run = pm.filter_pmap(LAYER, in_axes=(0, STREAMS), out_axes=(0, STREAMS))
+    run(X, make()[1].split(4))
+
+
+@pytest.mark.parametrize("whole", [P(), None, pm.by({"count": P("data"), ...: P()}), on()])
+def test_under_shard_map(whole):
+    """Unless the streams are divided between the devices, or that is said."""
+    state = make()[1].split(4, "count") if isinstance(whole, type(STREAMS)) else make()[1]
+
+    def draw(x, state):
+        key, state = state.next_key(LAYER.noise)
+        return x + jax.random.normal(key), state
+
+    specs = {"in_specs": (P("data"), whole), "out_specs": (P("data"), whole)}
+    with pytest.warns(SharedStreamWarning, match=rf"\(in_specs\) of draw: {SAME}") as told:
+        pm.filter_jit(pm.filter_shard_map(draw, mesh=MESH, **specs))(X, state)
+    assert "pm.RngStream: P('data')" in str(told[0].message)
+    for axis, split in ((P("data"), True), (None, False)):
+        axes = pm.by({pm.RngStream: axis, ...: P()})
+        specs = {"in_specs": (P("data"), axes), "out_specs": (P("data"), axes)}
+        state = make()[1].split(4) if split else make()[1]
+        y, _ = pm.filter_jit(pm.filter_shard_map(draw, mesh=MESH, **specs))(X, state)
+        assert len(set(y.tolist())) == (4 if split else 1)
+
+
+def test_under_shard_map_as_the_arguments_lie():
+    """Their types say how."""
+    with jax.set_mesh(EXPLICIT):
+        x = jax.device_put(X, on("data", mesh=EXPLICIT))
+        run = pm.filter_shard_map(LAYER, out_specs=(P("data"), None))
+        with pytest.warns(SharedStreamWarning, match=r"at state\['noise'\]"):
+            run(x, jax.device_put(make()[1], on(mesh=EXPLICIT)))
+
+
+def seeded(x, key, state):
+    """With a key for each member."""
+    return LAYER(x, state.seed(key))
+
+
+def made(x, key, _):
+    """With a State of its own, whose streams have the same names."""
+    layer, state = pm.make_with_state(Noise)()
+    return layer(x, state.seed(key))
+
+
+def first(x, key, state):
+    """Of streams split inside."""
+    return LAYER(x, jax.tree.map(lambda a: a[0] if a.ndim else a, state.seed(key).split(2)))
+
+
+@pytest.mark.parametrize("fn", [seeded, made, first], ids=label)
+@pytest.mark.parametrize("under", [lambda fn: fn, pm.filter_jit], ids=["", "jit"])
+def test_keys_that_are_given_inside(fn, under):
+    """Say that the streams that came in are not what is drawn from."""
+    y, _ = pm.filter_vmap(under(fn), in_axes=(0, 0, None))(X, KEYS, make()[1])
+    assert len(np.unique(y)) == 4
+
+
+@pytest.mark.parametrize(
+    ("axes", "split"),
+    [
+        (STREAMS, None),
+        (ON_PURPOSE, "count"),
+        (pm.by({"noise": 0, ...: None}), "noise"),
+        (pm.by({"other": 0, "noise": None, ...: None}), "other"),
+    ],
+)
+def test_what_is_mapped_or_chosen_not_to_be_is_not_told(axes, split):
+    """By a rule that names the stream, or maps another one of the State."""
+    run = pm.filter_vmap(LAYER.both, in_axes=(0, axes), out_axes=(0, axes))
+    run(X, make()[1].split(4, split))
+
+
+def test_a_rule_for_all_arguments_names_streams():
+    """Whether it is one for all of them, or stands for one by its name."""
+    for in_axes in (pm.by({pm.RngStream: None, "count": None, ...: 0}), {"state": ON_PURPOSE}):
+        state = make()[1]
+        state = state.split(4, "count") if isinstance(in_axes, dict) else state
+        pm.filter_vmap(lambda x, state: LAYER(x, state), in_axes=in_axes)(X, state)
+
+
+def test_a_default_chooses_nothing():
+    """It is said of all that nobody thought of."""
+    axes = pm.by({"count": 0, ...: None})
+    with pytest.warns(SharedStreamWarning, match="noise"):
+        pm.filter_vmap(LAYER, in_axes=(0, axes), out_axes=(0, axes))(X, make()[1].split(4, "count"))
+
+
+def test_two_states_with_a_stream_of_one_name():
+    """Nobody knows which of them was drawn from, so nothing is told."""
+    run = pm.filter_vmap(lambda x, a, b: LAYER(x, a), in_axes=(0, STREAMS, None))
+    run(X, make()[1].split(4), make()[1])
+
+
+def test_no_draw_is_no_mistake():
+    """Statistics of a batch, dropout in inference mode, a State that goes through."""
+    x = jnp.ones((4, 3))
+    norm, state = pm.make_with_state(nn.BatchNorm)(3, "batch")
+    over_x(norm, axis_name="batch")(x, state)
+    net, state = make(noisy)
+    over_x(nn.inference_mode(net))(x, state)
+    over_x(lambda x, state: (x, state.set(LAYER.count, 1)))(X, make()[1])
+    over_x(pm.filter_jit(lambda x, state: (x, state)))(x, state.restored())
+
+
+def test_a_state_that_is_also_taken_from_outside():
+    """It was used up there, and is no obstacle."""
+    _, state = make()
+    with pytest.warns(SharedStreamWarning, match="noise"):
+        pm.filter_vmap(lambda x, _: LAYER(x, state), in_axes=(0, None))(X, state)
+
+
+def test_it_can_be_silenced():
+    """As any warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", pm.SharedStreamWarning)
+        over_x(LAYER)(X, make()[1])
