@@ -57,9 +57,19 @@ class _Checked(Constraint):
 
     def invert_traced(self, value: Any, where: str) -> Any:
         """The way back, which fails for what is outside."""
-        unconstrained = self.inverse(value)
-        is_right = jnp.isfinite(unconstrained).all() & self.holds(value, unconstrained)
-        return error_if(unconstrained, ~is_right, self.refusal(value, "numbers outside", where))
+        unconstrained, is_wrong = _compiled(self)(value)
+        return error_if(unconstrained, is_wrong, self.refusal(value, "numbers outside", where))
+
+
+@ft.lru_cache(maxsize=256)
+def _compiled(constraint: _Checked) -> Any:
+    # One operation under vmap for ten: two thirds of the time of a field.
+    def invert(value: Any) -> tuple[Any, Any]:
+        unconstrained = constraint.inverse(value)
+        is_right = jnp.isfinite(unconstrained).all() & constraint.holds(value, unconstrained)
+        return unconstrained, ~is_right
+
+    return jax.jit(invert, inline=True)
 
 
 # ---- numbers

@@ -488,3 +488,20 @@ def test_bounds_without_a_number_between_are_refused(make):
         make(Narrow)(jnp.float16(1.0))
     with pytest.raises(FieldError, match="no number between the bounds in f16"):
         make(lambda x: Narrow(jnp.float32(1.0000005), x))(jnp.float16(1.0))
+
+
+def test_all_fields_of_one_shape_are_inverted_by_one_traced_function(monkeypatch):
+    """Under vmap, where each operation of each field would take its time."""
+    constraint = constraints.interval(0.25, 7.75)
+    calls, inverse = [], type(constraint).inverse
+
+    def counted(self, clear):
+        calls.append(clear)
+        return inverse(self, clear)
+
+    monkeypatch.setattr(type(constraint), "inverse", counted)
+    take_in = pm.filter_vmap(lambda v: constraint.constrain(v, "Model.x").unconstrained)
+    found = [take_in(jnp.asarray([1.0, 2.0])) for _ in range(3)]
+
+    assert len(calls) == 1
+    assert np.allclose(found[2], inverse(constraint, jnp.asarray([1.0, 2.0])))
