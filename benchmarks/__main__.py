@@ -26,6 +26,7 @@ NAMES = (
     "eager",
     "training",
     "optimizers",
+    "layered_rules",
     "flattening",
     "construction",
     "building",

@@ -105,7 +105,7 @@ def _form_of(rule: Any, params: PyTree) -> Any:
     leaves, structure = jtu.tree_flatten(params)
     # Programs are recorded under the settings of the moment.
     settings = _config.jax_numpy_dtype_promotion, _config.jax_enable_x64, axes_left_out()
-    shapes: Any = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+    shapes: Any = tuple((leaf.shape, leaf.dtype) for leaf in map(_typed, leaves))
     try:
         return _found(rule, structure, shapes, settings)
     except UndecidedError as error:
@@ -113,6 +113,11 @@ def _form_of(rule: Any, params: PyTree) -> Any:
     except TypeError:
         # A transformation without a hash is looked at each time.
         return _choose(rule, abstract(params))
+
+
+def _typed(leaf: Any) -> Any:
+    # Of what may be a number JAX must be asked, which takes longer than all else at a step.
+    return leaf if isinstance(leaf, jax.Array) else abstract(leaf)
 
 
 @ft.lru_cache(maxsize=128)
