@@ -81,12 +81,12 @@ def axes_left_out() -> Literal["members", "all"] | None:
 
 
 @contextlib.contextmanager
-def without_axes(which: Literal["members", "all"]) -> Generator[None]:
+def without_axes(which: Literal["members", "all"] | None) -> Generator[None]:
     """Say that trees are of one layer or member, though their nodes say otherwise.
 
     Args:
         which: `"members"`, if the axes as far as those of the innermost members have been taken
-            away by a map; `"all"`, if those of layers have, too.
+            away by a map; `"all"`, if those of layers have, too; None, if trees are whole again.
 
     Examples:
         >>> import jax
@@ -96,7 +96,7 @@ def without_axes(which: Literal["members", "all"]) -> Generator[None]:
         ...     pm.layer_axes(stack).layer.weight
         0
     """
-    token = _LEFT_OUT.set("all" if _LEFT_OUT.get() == "all" else which)
+    token = _LEFT_OUT.set(which)
     try:
         yield
     finally:

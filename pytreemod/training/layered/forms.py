@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools as ft
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
 
-from pytreemod.training.layered.lists import as_one, listed, of_one, only
+from pytreemod.training.layered.lists import as_one, listed, only
 from pytreemod.tree.members import without_axes
 from pytreemod.typing import PyTree, jtu
 
@@ -65,12 +65,29 @@ class ListedRule:
     def update(self, updates: PyTree, state: Any, params: PyTree, extra: dict[str, Any]) -> Any:
         """The updates, and the new state."""
         axis = _extra_axes(updates, params)
-        extra = {name: of_one(value) for name, value in extra.items()}
+        extra = {name: self._extra(value, updates) for name, value in extra.items()}
         shown = None if params is None else self._listed(params)
         given, own = self._listed(updates, axis), self._listed(state)
         with without_axes("all"):
             made, new = self.rule.update(given, own, shown, **extra)
         return as_one(made), as_one(new)
+
+    def _extra(self, value: Any, updates: PyTree) -> Any:
+        if not _is_function(value, updates):
+            return self._listed(value)
+
+        @ft.wraps(value)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            # It knows the model, and no lists.
+            with without_axes(None):
+                return self._listed(value(*as_one(args), **as_one(kwargs)))
+
+        return call
+
+
+def _is_function(value: Any, updates: PyTree) -> bool:
+    # The gradients of a model that is called can be called, too.
+    return callable(value) and jtu.tree_structure(value) != jtu.tree_structure(updates)
 
 
 def _extra_axes(updates: PyTree, params: PyTree) -> int:
@@ -102,49 +119,55 @@ class RulePart(NamedTuple):
 
     def init(self, params: PyTree) -> list[Any]:
         """The state."""
-        leaves, structure = jtu.tree_flatten(only(params, self.own))
 
-        def make(*leaves: Any) -> Any:
+        def make(params: PyTree) -> Any:
             with without_axes(self.left_out):
-                return tuple(jtu.tree_leaves(self.form.init(structure.unflatten(leaves))))
+                return jtu.tree_leaves(self.form.init(params))
 
-        return self._mapped(make, [self.axes] * len(leaves), self.axes_of_state)(*leaves)
+        return self._mapped(make, [0], self._places)(only(params, self.own))
 
     def update(self, updates: Any, state: Any, params: Any, extra: dict[str, Any]) -> Any:
         """The updates of its leaves, and the leaves of its state."""
-        given, structure = jtu.tree_flatten(only(updates, self.own))
-        shown, whole = jtu.tree_flatten(None if params is None else only(params, self.own))
-        size, n = len(given), len(state)
+        given = only(updates, self.own)
+        shown = None if params is None else only(params, self.own)
+        structure = jtu.tree_structure(given)
+        whole = jtu.tree_structure(updates)
+        like = [name for name, value in extra.items() if jtu.tree_structure(value) == whole]
+        held = {name: only(extra[name], self.own) for name in like}
+        others = {
+            name: _uncallable(name, value) if _is_function(value, updates) else value
+            for name, value in extra.items()
+            if name not in held
+        }
+
+        def run(given: PyTree, state: list[Any], shown: PyTree, held: dict[str, Any]) -> Any:
+            with without_axes(self.left_out):
+                old = self.structure.unflatten(state)
+                made, new = self.form.update(given, old, shown, {**others, **held})
+            return structure.flatten_up_to(made), jtu.tree_leaves(new)
 
         # Of gradients for each example, theirs is the first axis.
-        more = _extra_axes(given, shown)
+        ins = [_extra_axes(given, shown), self._places, 0, 0]
+        return self._mapped(run, ins, (0, self._places))(given, state, shown, held)
 
-        def run(*values: Any) -> Any:
-            with without_axes(self.left_out):
-                made, new = self.form.update(
-                    structure.unflatten(values[:size]),
-                    self.structure.unflatten(values[size : size + n]),
-                    whole.unflatten(values[size + n :]),
-                    extra,
-                )
-            return (*structure.flatten_up_to(made), *jtu.tree_leaves(new))
+    @property
+    def _places(self) -> list[int | None]:
+        return [0 if axes else None for axes in self.axes_of_state]
 
-        axes = [self.axes] * size + [*self.axes_of_state] + [self.axes] * len(shown)
-        outs = [self.axes] * size + [*self.axes_of_state]
-        made = self._mapped(run, axes, outs, [more] * size)(*given, *state, *shown)
-        return made[:size], made[size:]
-
-    def _mapped(
-        self, fn: Any, ins: Sequence[int], outs: Sequence[int], places: Sequence[int] = ()
-    ) -> Any:
-        where = [*places, *[0] * (len(ins) - len(places))]
+    def _mapped(self, fn: Any, ins: Sequence[Any], outs: Any) -> Any:
         for _ in range(self.axes):
-            fn = jax.vmap(
-                fn,
-                in_axes=tuple(at if n else None for n, at in zip(ins, where, strict=True)),
-                out_axes=tuple(0 if n else None for n in outs),
-            )
+            fn = jax.vmap(fn, in_axes=tuple(ins), out_axes=outs)
         return fn
+
+
+def _uncallable(name: str, value: Any) -> Any:
+    """In the place of a function of the model: it is not one of a layer or a member."""
+
+    @ft.wraps(value)
+    def call(*args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError(f"{name} is a function of the whole model")
+
+    return call
 
 
 class MappedRule:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools as ft
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -149,18 +148,6 @@ def as_one(tree: PyTree) -> PyTree:
         return jtu.tree_map(stack, *map(as_one, node.items))
 
     return jtu.tree_map(visit, tree, is_leaf=_is_layers)
-
-
-def of_one(value: Any) -> Any:
-    """An extra argument for a rule that is shown a list: a function is shown the model itself."""
-    if not callable(value):
-        return value
-
-    @ft.wraps(value)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return value(*as_one(args), **as_one(kwargs))
-
-    return call
 
 
 def owners(two: PyTree) -> list[tuple[Any, tuple[int, ...]]]:

@@ -93,7 +93,7 @@ def record(rule: Any, params: PyTree) -> RuleProgram:
                 )
                 news, after = jtu.tree_flatten(new)
                 if after != form:
-                    raise UndecidedError
+                    raise UndecidedError("a state of another structure after a step")
                 return (*structure.flatten_up_to(made), *news)
 
             closed = jax.make_jaxpr(run)(*leaves, *leaves, *kept, *extra.values())

@@ -230,15 +230,25 @@ def _called(rule: Any, form: Any, call: Callable[[], Any]) -> Any:
 
 def _refuse_unmapped(rule: Any, error: BaseException) -> NoReturn:
     """Refuse a transformation that fails where layers or members are held as one."""
-    name = getattr(rule.update, "__qualname__", type(rule).__qualname__).split(".")[0]
+    got = f"one that raises {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    if isinstance(error, UndecidedError):
+        got = f"one that has {error}"
     raise ArgumentError(
         explain(
-            f"Optimizer, {name} over layers or members that are held as one",
+            f"Optimizer, {_name(rule)} over layers or members that are held as one",
             "a transformation that can be mapped over their axis",
-            f"one that raises {type(error).__name__} (above)",
+            got.removesuffix("."),
             cure=[
                 "to show it their arrays as one array each:",
                 'pm.Optimizer(rule, stacked="as one")',
             ],
         )
     ) from error
+
+
+def _name(rule: Any) -> str:
+    """What the function is called that has made a transformation."""
+    name = getattr(rule.update, "__qualname__", type(rule).__qualname__).split(".")[0]
+    if name == "with_extra_args_support":
+        return _name(inspect.getclosurevars(rule.update).nonlocals.get("tx", PlainRule))
+    return f"chain({', '.join(map(_name, _links(rule)))})" if name == "chain" else name

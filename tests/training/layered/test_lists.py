@@ -10,7 +10,6 @@ from pytreemod.training.layered.lists import (
     as_one,
     leaves_of,
     listed,
-    of_one,
     only,
     owners,
     without,
@@ -65,11 +64,3 @@ def test_each_leaf_knows_its_layer():
     assert layers[:8:2] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert layers[-1] == ()
     assert len({leaf for leaf, _ in found}) == 3
-
-
-def test_functions_of_the_model_are_called_with_the_model():
-    """Though the rule knows lists only."""
-    model = stack()
-    loss = of_one(lambda model: jnp.sum(model["blocks"].layer.layer.weight))
-    assert loss(listed(model)) == jnp.sum(model["blocks"].layer.layer.weight)
-    assert of_one(3.0) == 3.0

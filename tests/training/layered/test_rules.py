@@ -366,3 +366,66 @@ def _head_only(model):
         # A field of the Stack, which a list of layers does not have.
         assert len(jax.tree.leaves(blocks.layer.layer.weight)) in (1, 4)
     return {"blocks": jax.tree.map(lambda _: False, blocks), "head": True}
+
+
+def _needing(updates, state, params=None, *, grad, grad_fn):
+    """What looks at the model, given as extra arguments: as a line search does."""
+    other = grad_fn(jax.tree.map(jnp.add, params, grad))
+    return jax.tree.map(lambda u, o: u * jnp.sum(o), updates, other), state
+
+
+def test_extra_arguments_are_shown_as_parameters_are():
+    """Trees as lists of layers, though they can be called; a function gets the model itself."""
+
+    def grad_fn(model):
+        assert [*map(jnp.ndim, jax.tree.leaves(model))] == [
+            n + m for n, m in zip((2, 1, 0), jax.tree.leaves(pm.layer_axes(model)), strict=False)
+        ] * (len(jax.tree.leaves(model)) // 3)
+        return jax.tree.map(jnp.sin, model)
+
+    rule = optax.GradientTransformationExtraArgs(optax.init_empty_state, _needing)
+    one = nn.Sequential(listed()["blocks"][0])
+    stack = nn.Stack.from_layers(one.layers)
+    news = [
+        pm.Optimizer(rule).init(m).update(m, m, grad=m, grad_fn=grad_fn)[0] for m in (one, stack)
+    ]
+    assert_same(news[1].unstack(), [*news[0].layers])
+    with pytest.raises(ArgumentError, match=r"_needing over .* missing 2 required keyword-only"):
+        pm.Optimizer(rule).init(together(listed))
+
+
+def test_extra_arguments_that_are_trees_are_mapped_and_functions_of_the_model_refused():
+    """What they would be of one member, or layer, is not known."""
+
+    def update(updates, state, params=None, *, value=1.0, like=None, fn=None):
+        if fn is not None:
+            fn(params)
+        like = updates if like is None else like
+        return jax.tree.map(lambda u, x: u * value * jnp.max(x), updates, like), state
+
+    rule = optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+    news = []
+    for model in (listed(), nested(), together(nested)):
+        opt = pm.Optimizer(rule).init(model)
+        news += [opt.update(model, model, like=jax.tree.map(jnp.cos, model), value=2.0)[0]]
+    with pytest.raises(ArgumentError, match="fn is a function of the whole model"):
+        opt.update(model, model, fn=jnp.sum)
+    for other in (news[1], news[2].unstack()[0].tree):
+        jax.tree.map(_assert_close, {**other, "blocks": layers_of(other["blocks"])}, news[0])
+
+
+def test_refusals_name_the_links_of_a_chain():
+    """Whatever optax has wrapped them in."""
+    rule = optax.chain(contrib.galore(0.1), optax.GradientTransformation(lambda _: 0, _branching))
+    text = r"chain\(chain\(scale_by_galore, add_decayed_weights, scale\), _branching\) over layers"
+    with pytest.raises(ArgumentError, match=text):
+        pm.Optimizer(rule).init({"nets": together(nested), "other": jnp.ones((2, 2))})
+
+
+def test_a_state_that_changes_its_structure_is_refused_for_members():
+    """As that of `optax.monitor` does at the first step."""
+    rule = optax.monitor({"norm": optax.tree.norm})
+    with pytest.raises(
+        ArgumentError, match=r"monitor over .* a state of another structure after a"
+    ):
+        pm.Optimizer(rule).init(together(listed))
