@@ -88,12 +88,14 @@ def per_layer(rule: Any) -> PerLayer:
 
     def init(params: PyTree) -> Any:
         form = _form_of(rule, params)
-        return _called(rule, form, lambda: form.init(params))
+        return _called(rule, form, lambda: form.init(params), None)
 
     @ft.wraps(rule.update)
     def update(updates: PyTree, state: Any, params: PyTree = None, **extra: Any) -> Any:
-        form = _form_of(rule, updates if params is None else params)
-        return _called(rule, form, lambda: form.update(updates, state, params, extra))
+        shown = updates if params is None else params
+        form = _form_of(rule, shown)
+        call = ft.partial(form.update, updates, state, params, extra)
+        return _called(rule, form, call, (shown, state))
 
     return PerLayer(init, update)
 
@@ -129,14 +131,18 @@ def _choose(rule: Any, params: PyTree) -> Any:
     """How a transformation is called on parameters, whose members have their axes still."""
     leaves = leaves_of(params)
     shapes = [jnp.shape(x)[: len(leaf.holds)] for x, leaf in _paired(params, leaves)]
-    # Of no layers, none stands alone.
-    if not any(shapes) or any(0 in shape for shape in shapes):
+    if not any(shapes):
         return PlainRule(rule)
     one = without(params, [len(leaf.holds) for leaf in leaves])
     if is_same(rule, params, one, is_by_number):
         return PlainRule(rule)
     if not any(leaf.members for leaf in leaves) and is_whole(rule, params, one):
         return PlainRule(rule)
+    full = tuple(i for i, shape in enumerate(shapes) if 0 not in shape)
+    if len(full) < len(shapes):
+        # Of no layers nothing is shown, as of an empty list.
+        form = _choose(rule, only(params, full))
+        return GroupedRule([_outside(full, form, only(params, full))])
     rules = _links(rule)
     if rules:
         return ChainedRule([_choose(each, params) for each in rules])
@@ -155,6 +161,12 @@ def _choose(rule: Any, params: PyTree) -> Any:
         of_state = axes_of_state(form, bare, members, "members")
         parts.append(RulePart(tuple(own), members, *of_state, form, "members"))
     return GroupedRule(parts)
+
+
+def _outside(own: tuple[int, ...], form: Any, params: PyTree) -> RulePart:
+    """Leaves over which nothing is mapped."""
+    structure = jtu.tree_structure(jax.eval_shape(form.init, params))
+    return RulePart(own, 0, (0,) * structure.num_leaves, (), structure, form, axes_left_out())
 
 
 def _paired(params: PyTree, leaves: Sequence[HeldLeaf]) -> Any:
@@ -215,7 +227,7 @@ def _mapped(rule: Any, params: PyTree, one: PyTree, leaves: Sequence[HeldLeaf]) 
     return MappedRule(parts, structure, paths)
 
 
-def _called(rule: Any, form: Any, call: Callable[[], Any]) -> Any:
+def _called(rule: Any, form: Any, call: Callable[[], Any], step: Any) -> Any:
     if isinstance(form, PlainRule):
         return call()
     try:
@@ -225,7 +237,27 @@ def _called(rule: Any, form: Any, call: Callable[[], Any]) -> Any:
         raise
     except Exception as error:
         # Whatever it is: it may come of what the transformation is shown here.
+        if step is not None:
+            _check_state(rule, form, *step, error)
         _refuse_unmapped(rule, error)
+
+
+def _check_state(rule: Any, form: Any, params: PyTree, state: Any, error: Exception) -> None:
+    """Refuse a state that was made without regard to layers: by plain optax, or long ago."""
+    states = jax.eval_shape(form.init, params), state
+    kept, given = ((jtu.tree_structure(s), [*map(jnp.shape, jtu.tree_leaves(s))]) for s in states)
+    if kept != given:
+        raise ArgumentError(
+            explain(
+                f"Optimizer, {_name(rule)} over layers or members that are held as one",
+                "the state that it makes for each of them",
+                "another",
+                cure=[
+                    "one that was made for their arrays as one array each is used by:",
+                    'pm.Optimizer(rule, stacked="as one")',
+                ],
+            )
+        ) from error
 
 
 def _refuse_unmapped(rule: Any, error: BaseException) -> NoReturn:

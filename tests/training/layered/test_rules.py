@@ -429,3 +429,34 @@ def test_a_state_that_changes_its_structure_is_refused_for_members():
         ArgumentError, match=r"monitor over .* a state of another structure after a"
     ):
         pm.Optimizer(rule).init(together(listed))
+
+
+@pytest.mark.parametrize("make", [stacked, lambda: together(listed)], ids=["layers", "members"])
+def test_a_state_made_as_one_is_refused_with_the_way_to_use_it(make):
+    """As one from before, or of plain optax, is."""
+    model = make()
+    opt = pm.Optimizer(optax.novograd(0.1), stacked="as one").init(model)
+    with pytest.raises(ArgumentError, match="expected the state that it makes for each of them"):
+        opt.replace(stacked="per layer").update(model, model)
+
+
+@pytest.mark.parametrize("rule", [contrib.muon(0.1), optax.novograd(0.1)], ids=["muon", "novograd"])
+def test_a_stack_of_no_layers_is_an_empty_list(rule):
+    """Though a rule may divide by the size of an array."""
+    one, none = {"blocks": [], "head": jnp.ones((4, 3))}, nn.Stack(Layer, 0, key=jax.random.key(0))
+    model = {**one, "blocks": none}
+    new = pm.Optimizer(rule).init(model).update(model, model)[0]
+    assert_same(new["head"], pm.Optimizer(rule).init(one).update(one, one)[0]["head"])
+    assert_same(new["blocks"], none)
+
+
+def test_pythons_if_fails_where_it_would_in_a_list():
+    """When compiled; the refusal says how layers are shown as one."""
+    rule = optax.GradientTransformation(optax.init_empty_state, _branching)
+    new = [pm.Optimizer(rule).init(m).update(m, m)[0] for m in (listed(), nested())]
+    assert_same({**new[1], "blocks": layers_of(new[1]["blocks"])}, new[0])
+
+    model = nested()
+    opt = pm.Optimizer(rule).init(model)
+    with pytest.raises(ArgumentError, match=r"_branching over .* one that raises Tracer"):
+        pm.filter_jit(lambda opt, m: opt.update(m, m))(opt, model)
