@@ -116,8 +116,12 @@ adamw = optax.adamw(
     weight_decay=0.1,
     mask=pm.select.type(nn.Linear),
 )
-# A matrix in each layer: the Stack holds them as one, and `Optimizer` knows.
-muon = optax.contrib.muon(optax.linear_schedule(0.0, 2e-2, transition_steps=50), weight_decay=0.1)
+# For the matrix of each layer of the Stack, whose first axis is that of the output.
+muon = optax.contrib.muon(
+    optax.linear_schedule(0.0, 2e-2, transition_steps=50),
+    weight_decay=0.1,
+    muon_weight_dimension_numbers=optax.contrib.MuonDimensionNumbers(1, 0),
+)
 RULES = {
     "adamw": adamw,
     "muon": pm.by({pm.matrices & pm.select.path("blocks"): muon, ...: adamw}),

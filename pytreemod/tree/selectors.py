@@ -25,9 +25,13 @@ from pytreemod.typing import Where
 __all__ = ["Selector", "at", "path", "role", "type"]
 
 matrices: Selector = MatrixSelector()
-"""Floating arrays that are a matrix in each layer of a `Stack` and each member of an `Ensemble`:
-what an optimizer for matrices, such as Muon, is for. Kernels of convolutions, which have more axes,
-and biases are none; embeddings and heads are, unless another selector takes them first."""
+"""Floating arrays with two axes in each layer of a `Stack` and each member of an `Ensemble`.
+
+They are what an optimizer for matrices trains, such as Muon:
+`pm.by({"embed": adamw, "head": adamw, pm.matrices: muon, ...: adamw})`. Embeddings and heads are
+matrices, too: another selector has to take them first. Kernels of convolutions have more than two
+axes and are not picked. The how-to "An optimizer per group" shows how Muon flattens them.
+"""
 
 
 def path(pattern: str) -> PathSelector:

@@ -460,3 +460,24 @@ def test_pythons_if_fails_where_it_would_in_a_list():
     opt = pm.Optimizer(rule).init(model)
     with pytest.raises(ArgumentError, match=r"_branching over .* one that raises Tracer"):
         pm.filter_jit(lambda opt, m: opt.update(m, m))(opt, model)
+
+
+def _output_first(params):
+    numbers = contrib.MuonDimensionNumbers
+    return jax.tree.map(lambda x: numbers(tuple(range(1, x.ndim)), 0), params)
+
+
+def test_muon_flattens_kernels_of_each_layer_as_by_hand():
+    """To a row for each output, in a list, a Stack and an Ensemble; and scales by it."""
+    layers = [nn.Conv1d(2, 3, 2, key=jax.random.key(seed)) for seed in range(2)]
+    forms = [layers, nn.Stack.from_layers(layers), nn.Ensemble.from_members(layers)]
+    muon = contrib.muon(0.1, muon_weight_dimension_numbers=_output_first)
+    rules = pm.by({pm.select.path("**.weight"): muon, ...: None})
+    # optax's matrices have the output last.
+    rows = [{"w": layer.weight.reshape(3, -1).T} for layer in layers]
+
+    expected = [trained(contrib.muon(0.1), row)[0]["w"].T.reshape(3, 2, 2) for row in rows]
+    for form in forms:
+        model = trained(rules, form)[0]
+        found = model if isinstance(model, list) else model.unstack()
+        jax.tree.map(_assert_close, [layer.weight for layer in found], expected)
