@@ -9,6 +9,12 @@ has rotary positions and fewer heads of keys than of queries; the blocks are one
 once and recomputed in the backward pass; the last matrix is tied to the embedding. Given the same
 folder again, it goes on from the last checkpoint. In the end it writes: the prompt is read at once,
 then each byte from what the caches of the blocks have kept, all of it in one compiled program.
+
+Bits per byte of the held-out text, with the same seed and otherwise the defaults:
+
+    steps    adamw     muon
+      200    2.386    2.089
+      300    2.104    1.992
 """
 
 import argparse

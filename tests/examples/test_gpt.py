@@ -43,6 +43,20 @@ def test_it_learns_and_goes_on(gpt, tmp_path, capsys, monkeypatch):
     assert found < 8.1
 
 
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_each_optimizer_takes_a_step(gpt, name):
+    """Muon has the matrices of the blocks, layer by layer; all else is Adam's."""
+    model, _ = pm.make_with_state(gpt.make_gpt)(8, 2, 2, 8, key=jax.random.key(0))
+    opt = gpt.make_optimizer(name, model)
+    made = gpt.step(model, opt, jnp.zeros((1, 5), int), jnp.float32)
+
+    assert [opt.plan.labels.count(rule) for rule in (0, 1)] == (
+        [13, 0] if name == "adamw" else [7, 6]
+    )
+    assert jnp.isfinite(made[2])
+    assert jax.tree.structure(made[1]) == jax.tree.structure(opt)
+
+
 @pytest.mark.slow
 def test_what_it_writes_is_the_likeliest_by_the_whole(gpt):
     """With the caches, in one trace, as by reading everything again for each byte."""
