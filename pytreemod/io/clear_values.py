@@ -23,9 +23,9 @@ from pytreemod.errors import ArgumentError, FileError, PytreemodError, explain
 from pytreemod.io.configuration import ConfigurationReader, are_same
 from pytreemod.io.leaf_names import joined, words_of
 from pytreemod.io.tables import Clear, Leaf, Table
-from pytreemod.module.constrained_leaves import Constrained, Constraint
+from pytreemod.module.constrained_leaves import Constrained, Constraint, mapped
 from pytreemod.module.constraining import take_in
-from pytreemod.module.fields import AbstractConstraint
+from pytreemod.module.reading import count_made_as_one
 from pytreemod.training.low_rank import LowRank
 from pytreemod.tree.nodes import children_of
 from pytreemod.tree.paths import plain_name
@@ -60,7 +60,7 @@ def constrained(
     others = {joined(n, _INNER): n for n in names if _has_other_constraint(theirs, ours, n)}
     if not clear and not others:
         return theirs
-    constraints = dict(_constraints(like, ()))
+    nodes = dict(_constraints(like, ()))
     leaves: dict[str, Leaf] = {}
     for name, leaf in theirs.leaves.items():
         if name in others:
@@ -68,11 +68,11 @@ def constrained(
             # What is not registered cannot be asked for its values.
             with suppress(FileError):
                 old = _read_constraint(theirs, plain, where)
-                new = _Changed(old, constraints[plain])
+                new = _Changed(old, nodes[plain])
                 leaves[name] = _brought_in(new, leaf, ours.leaves[name], plain, where)
-        elif name in clear and name in constraints:
+        elif name in clear and name in nodes:
             inner = joined(name, _INNER)
-            leaves[inner] = _brought_in(constraints[name], leaf, ours.leaves[inner], name, where)
+            leaves[inner] = _brought_in(nodes[name], leaf, ours.leaves[inner], name, where)
         else:
             leaves[name] = leaf
     return replace(theirs, leaves=leaves)
@@ -82,7 +82,7 @@ class _Changed(NamedTuple):
     """Takes in what stands for a value under one constraint, for another."""
 
     old: Constraint
-    new: AbstractConstraint
+    new: Constrained
 
 
 def _has_other_constraint(theirs: Table, ours: Table, name: str) -> bool:
@@ -99,14 +99,15 @@ def _read_constraint(theirs: Table, name: str, where: str) -> Constraint:
     return found
 
 
-def _take_in(constraint: AbstractConstraint | _Changed, value: Any, name: str) -> Any:
+def _take_in(ours: Constrained | _Changed, value: Any, name: str) -> Any:
     """The array that stands for a value; of shapes alone, its shape."""
-    if isinstance(constraint, _Changed):
+    if isinstance(ours, _Changed):
         is_abstract = isinstance(value, jax.ShapeDtypeStruct)
-        forward = constraint.old.forward
+        axes = count_made_as_one(ours.new)
+        forward = mapped(ours.old.forward, axes if np.ndim(value) >= axes else 0)
         value = jax.eval_shape(forward, value) if is_abstract else forward(value)
-        constraint = constraint.new
-    return take_in(constraint, value, name).unconstrained
+        ours = ours.new
+    return take_in(ours.constraint, value, name, ours).unconstrained
 
 
 def based(theirs: Table, like: PyTree, renamed: dict[str, str]) -> Table:
@@ -140,14 +141,14 @@ def _low_ranks(node: Any, path: KeyPath) -> Any:
 
 def _constraints(node: Any, path: KeyPath) -> Any:
     if isinstance(node, Constrained):
-        yield plain_name(path, "."), node.constraint
+        yield plain_name(path, "."), node
         return
     for key, child in children_of(node) or ():
         yield from _constraints(child, (*path, key))
 
 
 def _brought_in(
-    constraint: AbstractConstraint | _Changed, leaf: Leaf, ours: Leaf, name: str, where: str
+    node: Constrained | _Changed, leaf: Leaf, ours: Leaf, name: str, where: str
 ) -> Leaf:
     """What is told of the array that a value in the clear becomes."""
     number = leaf.form.get("value")
@@ -159,13 +160,13 @@ def _brought_in(
     # What it does not take keeps its shape, and is told to be no fit, or refused when it is read.
     with suppress(PytreemodError):
         given = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-        shape = _take_in(constraint, given, name).shape
-    make = ft.partial(_made, constraint, number=number, name=name, where=where)
+        shape = _take_in(node, given, name).shape
+    make = ft.partial(_made, node, number=number, name=name, where=where)
     return replace(leaf, shape=tuple(shape), source=Clear(leaf.source, make))
 
 
 def _made(
-    constraint: AbstractConstraint | _Changed,
+    node: Constrained | _Changed,
     array: Any,
     *,
     number: float | None,
@@ -178,7 +179,7 @@ def _made(
     wide = jax.dtypes.canonicalize_dtype(dtype) if dtype.itemsize > 4 else jnp.float32
     given = jnp.asarray(value, wide)
     try:
-        return np.asarray(_take_in(constraint, given, name))
+        return np.asarray(_take_in(node, given, name))
     except PytreemodError as error:
         got = f"{name}, which is refused"
         expected = "values in the clear that like takes"

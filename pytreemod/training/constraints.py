@@ -126,8 +126,8 @@ class _Range(_Checked):
             return jnp.log(self.upper - x)
         return jnp.log(x - self.lower) - jnp.log(self.upper - x)
 
-    def _check_form(self, value: Any, where: str) -> None:
-        super()._check_form(value, where)
+    def _check_form(self, value: Any, where: str, axes: int) -> None:
+        super()._check_form(value, where, axes)
         # Of the dtype alone, so that it is known of what is traced, too.
         least, most = _inside(self.lower, self.upper, value.dtype)
         if not least <= most:
@@ -604,9 +604,12 @@ class _Bijection(_Checked):
     def shape_of(self, unconstrained: tuple[int, ...]) -> tuple[int, ...] | None:
         return None
 
-    def invert_seen(self, value: Any) -> Any:
+    def invert_seen(self, value: Any, axes: int) -> Any:
         # As it was written: it need not be one that can be traced.
-        return self.inverse(value)
+        if not axes:
+            return self.inverse(value)
+        each = [self.inverse(value[index]) for index in np.ndindex(value.shape[:axes])]
+        return jnp.reshape(jnp.stack(each), (*value.shape[:axes], *each[0].shape))
 
 
 def bijection(

@@ -13,6 +13,7 @@ from pytreemod.module.constrained_leaves import Constrained
 from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import class_of
+from tests.helpers.comparing import assert_same
 from tests.labels import label
 
 positive, unit_interval = pm.constraints.positive, pm.constraints.unit_interval
@@ -406,6 +407,44 @@ def test_models_that_are_one_take_as_many_values():
     stack = pm.nn.Stack(lambda key: Layer(jnp.ones(2)), 2, key=jax.random.key(0))
     stack = pm.tree_at(lambda s: s.layer.scale, stack, jnp.asarray([[1.0, 2.0], [3.0, 4.0]]))
     assert stack(jnp.ones(2)).tolist() == pytest.approx([3.0, 8.0])
+
+
+def test_each_of_several_as_one_is_constrained_alone(tmp_path):
+    """A map may look at a whole array: that of one layer, or of one member."""
+    rising = pm.constraints.bijection(
+        lambda u: jnp.cumsum(u, axis=0),
+        lambda x: jnp.diff(x, axis=0, prepend=jnp.zeros_like(x[:1])),
+    )
+
+    class Steps(pm.Module):
+        heights: jax.Array = pm.field(constraint=rising)
+
+        def __call__(self, x):
+            return x + self.heights
+
+    def stack(key):
+        return pm.nn.Stack(lambda key: Steps(jax.random.normal(key, (3,))), 2, key=key)
+
+    values = jnp.arange(12.0).reshape(2, 2, 3) ** 2
+    nets = pm.nn.Ensemble(stack, 2, key=jax.random.key(0))
+    path = "member.layer.heights"
+    changed = pm.tree_at(path, nets, values)
+
+    assert_same(pm.resolve(changed).member.layer.heights, values)
+    traced = pm.filter_jit(lambda nets, values: pm.tree_at(path, nets, values))(nets, values)
+    pm.save(tmp_path / "clear", pm.resolve(changed))
+    for other in (traced, pm.load(tmp_path / "clear", nets)):
+        assert jax.tree.structure(other) == jax.tree.structure(changed)
+        assert_same(jax.tree.leaves(other), jax.tree.leaves(changed))
+    ramp = pm.reinitialize(nets, path, lambda key, s, dtype: jnp.ones(s, dtype), jax.random.key(0))
+    assert_same(jax.tree.leaves(ramp), [jnp.tile(jnp.asarray([1.0, 0.0, 0.0]), (2, 2, 1))])
+
+    class Shares(pm.Module):
+        shares: jax.Array = pm.field(constraint=pm.constraints.simplex)
+
+    several = pm.filter_vmap(Shares)(jnp.ones((2, 1)))
+    with pytest.raises(ShapeError, match=r"Shares.shares: expected a last axis"):
+        several.replace(shares=jnp.ones(2))
 
 
 def test_derivatives_are_no_values():
