@@ -2,19 +2,25 @@
 
 Owns: what of a file's table has other names for that, and along which axis its arrays are brought
 together, or taken apart. A Stack adds an axis to the arrays of its layers, in front of all but
-those of the Stacks that it is in itself.
+those of the Stacks and the Ensembles that it is in itself. What members of an Ensemble share has no
+axis of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
-from pytreemod.errors import FileError, explain
+from pytreemod.errors import FileError, SpecError, explain
 from pytreemod.io.configuration import are_same
 from pytreemod.io.leaf_names import ROOT_NAME, joined, words_of
 from pytreemod.io.tables import Leaf, Source, Stacked, Table, Unstacked
+from pytreemod.tree.paths import parse_pattern, plain_name
+from pytreemod.typing import jtu
+
+_Shared = Mapping[str, frozenset[str]]
 
 
 class _Spot(NamedTuple):
@@ -23,6 +29,16 @@ class _Spot(NamedTuple):
     name: str
     axis: int
     """Which one is that of the layers."""
+    shared: _Shared
+    """By the name of each Ensemble, the names of what its members share."""
+
+    def axis_of(self, *names: str) -> int:
+        """The axis of a leaf, by the names that it has in the file and in `like`."""
+        found = [
+            any(name == top or name.startswith(top + ".") for name in names for top in tops)
+            for tops in self.shared.values()
+        ]
+        return self.axis - sum(found)
 
 
 def restacked(theirs: Table, ours: Table, where: str) -> tuple[Table, set[str]]:
@@ -46,9 +62,10 @@ def restacked(theirs: Table, ours: Table, where: str) -> tuple[Table, set[str]]:
         classes=dict(theirs.classes),
     )
     moved: set[str] = set()
+    shared = _shared_in(theirs, ours)
     while True:
         before = [*table.leaves, *table.classes]
-        moved |= _stack_all(table, ours, where) | _unstack_all(table, ours)
+        moved |= _stack_all(table, ours, shared, where) | _unstack_all(table, ours, shared)
         # What is in others has its new name only when these have theirs.
         if before == [*table.leaves, *table.classes]:
             return table, moved
@@ -72,49 +89,71 @@ def other_depths(theirs: Table, ours: Table) -> list[str]:
     return lines
 
 
-def _stack_all(table: Table, ours: Table, where: str) -> set[str]:
+def _stack_all(table: Table, ours: Table, shared: _Shared, where: str) -> set[str]:
     moved: set[str] = set()
     stacks, there = _stacks_in(ours), _stacks_in(table)
     for name, depth in stacks.items():
         if name not in there:
-            for spot in _spots(name, stacks, ours.states):
+            for spot in _spots(name, ours, shared):
                 moved |= _stack(table, ours, spot, depth, where)
             _stack_config(table, ours, name, depth, where)
     return moved
 
 
-def _unstack_all(table: Table, ours: Table) -> set[str]:
+def _unstack_all(table: Table, ours: Table, shared: _Shared) -> set[str]:
     moved: set[str] = set()
     stacks, there = _stacks_in(table), _stacks_in(ours)
     for name, depth in stacks.items():
         # Layers without arrays have a number, too.
         if name not in there and len(_items(ours.classes, name)) in (0, depth):
-            for spot in _spots(name, stacks, table.states):
+            for spot in _spots(name, table, shared):
                 moved |= _unstack(table, ours, spot)
             _unstack_config(table, ours, name)
     return moved
 
 
 def _stacks_in(table: Table) -> dict[str, int]:
-    found = [name for name, cls in table.classes.items() if cls == "pytreemod.nn.Stack"]
+    found = _named(table, "pytreemod.nn.Stack")
     depths = {name: table.config.get(joined(name, "depth")) for name in found}
     return {name: depth for name, depth in depths.items() if type(depth) is int}
 
 
-def _spots(name: str, stacks: Mapping[str, int], states: Sequence[str]) -> list[_Spot]:
+def _shared_in(*tables: Table) -> _Shared:
+    """By the name of each Ensemble, what its members share, by the names of either table."""
+    found: dict[str, frozenset[str]] = {}
+    for table in tables:
+        for name in _named(table, "pytreemod.nn.Ensemble"):
+            # Texts of paths in a member. What else a file may have there is refused elsewhere.
+            written = table.config.get(joined(name, "shared"))
+            texts = written.get("tuple") if isinstance(written, dict) else None
+            tops: set[str] = set()
+            for text in texts if isinstance(texts, list) else ():
+                with suppress(SpecError, TypeError):
+                    steps = tuple(map(jtu.GetAttrKey, parse_pattern(text)))
+                    tops.add(joined(name, "member", plain_name(steps)))
+            found[name] = found.get(name, frozenset()) | tops
+    return found
+
+
+def _spots(name: str, table: Table, shared: _Shared) -> list[_Spot]:
     """Where the leaves of a Stack are: at its own place, and at that of its tokens in a State.
 
     A State may have been made with a part of the model, and knows no more than the last steps.
     """
     steps = words_of(name)
-    around = [words_of(other) for other in stacks]
-    outer = [len(words) for words in around if steps[: len(words) + 1] == [*words, "layer"]]
-    spots = [_Spot(name, len(outer))]
-    for state in states:
+    holders = {"pytreemod.nn.Stack": "layer", "pytreemod.nn.Ensemble": "member"}
+    around = [[*words_of(other), f] for cls, f in holders.items() for other in _named(table, cls)]
+    outer = [len(words) - 1 for words in around if steps[: len(words)] == words]
+    spots = [_Spot(name, len(outer), shared)]
+    for state in table.states:
         for i in range(len(steps) + 1):
             axis = sum(length >= i for length in outer)
-            spots.append(_Spot(joined(state, *steps[i:]), axis))
+            spots.append(_Spot(joined(state, *steps[i:]), axis, {}))
     return spots
+
+
+def _named(table: Table, cls: str) -> list[str]:
+    return [name for name, found in table.classes.items() if found == cls]
 
 
 def _below(names: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -157,7 +196,8 @@ def _stack(table: Table, ours: Table, spot: _Spot, depth: int, where: str) -> se
         if not all(leaf is not None and _are_alike(leaf, first) for leaf in layers):
             raise _differ(where, name, items)
         sources = tuple(cast("Source", cast("Leaf", leaf).source) for leaf in layers)
-        made[name] = _stacked(first, sources, spot.axis) if first.is_array else first
+        axis = spot.axis_of(name, joined(items[0], rest))
+        made[name] = _stacked(first, sources, axis) if first.is_array else first
     for item, part in zip(items, parts, strict=True):
         for rest in part:
             del table.leaves[joined(item, rest)]
@@ -227,10 +267,11 @@ def _unstack(table: Table, ours: Table, spot: _Spot) -> set[str]:
         return set()
     made: dict[str, Leaf] = {}
     for rest, leaf in layers.items():
-        if leaf.is_array and leaf.shape[spot.axis : spot.axis + 1] != (len(items),):
+        axis = spot.axis_of(joined(spot.name, "layer", rest), joined(items[0], rest))
+        if leaf.is_array and leaf.shape[axis : axis + 1] != (len(items),):
             return set()
         for i, item in enumerate(items):
-            made[joined(item, rest)] = _part(leaf, spot.axis, i) if leaf.is_array else leaf
+            made[joined(item, rest)] = _part(leaf, axis, i) if leaf.is_array else leaf
     for rest in layers:
         del table.leaves[joined(spot.name, "layer", rest)]
     table.leaves.update(made)

@@ -360,6 +360,34 @@ def test_keys_of_layers_go_along_and_each_array_is_read_once(tmp_path, monkeypat
     assert read == ["layer.key"]
 
 
+def members(kind, seed, *, shared):
+    """Two members of two layers each, so that no axis is known by its size."""
+
+    def layers(number):
+        start = 100 * seed + 10 * number
+        linears = [nn.Linear(2, 2, key=jax.random.key(start + i)) for i in range(2)]
+        if shared:
+            own = [jnp.full(2, 100.0 * seed + i) for i in range(2)]
+            linears = [x.replace(bias=b) for x, b in zip(linears, own, strict=True)]
+        return nn.Stack.from_layers(linears) if kind == "stack" else nn.Sequential(linears)
+
+    selector = pm.select.path("**.bias") if shared else None
+    return {"nets": nn.Ensemble.from_members([layers(0), layers(1)], shared=selector)}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("kind", "other"), [("stack", "list"), ("list", "stack")])
+def test_layers_of_members_go_from_one_form_to_the_other(kind, other, shared, tmp_path):
+    """The axis of members is before that of layers; what they share has none."""
+    pm.save(tmp_path / "file", members(kind, 1, shared=shared))
+    loaded, report = pm.load(
+        tmp_path / "file", members(other, 2, shared=shared), strict=False, missing="error"
+    )
+
+    assert_same(loaded, members(other, 1, shared=shared))
+    assert not report.unexpected
+
+
 @pytest.mark.parametrize(
     ("cls", "other"), [(Net, ListNet), (ListNet, Net)], ids=["to list", "to Stack"]
 )
