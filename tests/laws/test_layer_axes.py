@@ -1,0 +1,218 @@
+"""Law: what is done to each array is done to that of each layer, and of each member, as if alone.
+
+For every way to hold several as one, in one another and in any container.
+"""
+
+import functools as ft
+import pickle
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import pytreemod as pm
+from pytreemod import nn
+from tests.helpers.comparing import assert_close
+
+KEY = jax.random.key(0)
+AXES = {"weight": 2, "bias": 1, "base": 2, "a": 2, "b": 2, "g": 2, "trees": 2}
+"""How many axes an array has in one layer, by the last of these steps in its path."""
+WEIGHTS = pm.select.path("**.weight")
+BIASES = pm.select.path("**.bias")
+
+
+@pytest.fixture(autouse=True)
+def _standard_promotion():
+    """As JAX does by default: optax divides floats by counts."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def linear(key):
+    return nn.Linear(2, 2, key=key)
+
+
+def mlp(key):
+    return nn.MLP(2, 2, 2, 3, scan=True, key=key)
+
+
+def stack(make, depth=2):
+    return lambda key: nn.Stack(make, depth, key=key)
+
+
+def ensemble(make, n=2, **options):
+    return lambda key: nn.Ensemble(make, n, key=key, **options)
+
+
+class Mixed(pm.Module):
+    """Several kinds, in containers."""
+
+    parts: dict[str, object]
+    rest: list[object]
+
+    def __init__(self, key):
+        self.parts = {"stack": stack(linear)(key)}
+        self.rest = [linear(key), ensemble(mlp, shared="layers[0]")(key)]
+
+    def __call__(self, x):
+        return x
+
+
+FORMS = {
+    "Stack": stack(linear),
+    "Stack of one": stack(linear, 1),
+    "Ensemble": ensemble(linear),
+    "Stacks in a Stack": stack(stack(linear)),
+    "Ensemble of Stacks": ensemble(stack(linear), shared="layer.bias"),
+    "Ensembles in a Stack": stack(ensemble(linear, shared="weight")),
+    "MLP": mlp,
+    "Ensemble of MLPs": ensemble(mlp, shared="layers[1].weight"),
+    "containers": stack(Mixed),
+}
+
+
+def lists(node):
+    """The same, with a list of layers, or members, in the place of what holds them as one."""
+    if isinstance(node, (nn.Stack, nn.Ensemble)):
+        return [lists(layer) for layer in node.unstack()]
+    if isinstance(node, nn.MLP):
+        first, inner, last = node.layers
+        return [lists(layer) for layer in (first, *pm.unstack(inner), last)]
+    if isinstance(node, Mixed):
+        return [lists(layer) for layer in (*node.parts.values(), *node.rest)]
+    return node
+
+
+def check_axes(tree):
+    """Each leaf has as many axes more than in one layer."""
+    checked = 0
+    pairs = zip(
+        jax.tree_util.tree_leaves_with_path(pm.layer_axes(tree)), jax.tree.leaves(tree), strict=True
+    )
+    for (path, axes), leaf in pairs:
+        steps = [getattr(step, "name", None) for step in path]
+        known = [AXES[step] for step in steps if step in AXES]
+        if known:
+            checked += 1
+            assert jnp.ndim(leaf) - known[-1] == axes, (path, jnp.shape(leaf))
+    assert checked
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_axes_are_those_that_one_layer_lacks(form, tmp_path):
+    """In the model, in what has its structure, and in what becomes of it."""
+    make = FORMS[form]
+    model = make(KEY)
+    adapted = pm.lora(model, WEIGHTS, 1, key=KEY)
+    mapped = pm.map_parameters(jnp.exp, model, WEIGHTS)
+    opt = pm.Optimizer(optax.adam(0.1))
+    pm.save(tmp_path / "file", model)
+    for tree in (
+        model,
+        {"nets": [model]},
+        pm.filter_eval_shape(make, KEY),
+        pm.filter_grad(lambda m: sum(map(jnp.sum, jax.tree.leaves(m))))(model),
+        opt.init(model),
+        opt.init(adapted),
+        pm.tree_at(WEIGHTS, model, replace_fn=jnp.negative),
+        adapted,
+        mapped,
+        pm.resolve(mapped),
+        pm.filter(model, WEIGHTS),
+        pm.filter_jit(lambda m: m)(model),
+        pickle.loads(pickle.dumps(model)),
+        pm.load(tmp_path / "file", make(jax.random.key(1))),
+    ):
+        check_axes(tree)
+
+
+class Tied(pm.Module):
+    """Two layers with one matrix."""
+
+    one: nn.Linear
+    two: nn.Linear
+
+    def __init__(self, key):
+        self.one, self.two = linear(key), linear(key)
+        pm.tie(self, "two.weight", to="one.weight", through=jnp.transpose)
+
+    def __call__(self, x):
+        return self.two(self.one(x))
+
+
+def test_layers_that_are_more_than_arrays_have_the_same_axes():
+    """Ties, normalized weights, and what was finished by a call."""
+    for layer in (Tied, lambda key: nn.WeightNorm(linear(key))):
+        check_axes(ensemble(stack(layer))(KEY))
+    unfinished = ensemble(stack(lambda key: nn.Linear(None, 2, key=key)))(KEY)
+    assert {*jax.tree.leaves(pm.layer_axes(unfinished))} == {2}
+    check_axes(pm.materialize(unfinished, jnp.ones(2)))
+
+
+def test_layers_that_were_only_mapped_are_arrays():
+    """Nothing says that they are several."""
+    several = pm.filter_vmap(linear)(jax.random.split(KEY, 3))
+
+    assert jax.tree.leaves(pm.layer_axes(several)) == [0, 0]
+
+
+def of_length_one(w):
+    return w / jnp.linalg.norm(w)
+
+
+def ramp(key, shape, dtype):
+    """A whole array at once, and fan-in by its shape."""
+    values = jnp.arange(1.0, 1 + jnp.zeros(shape).size, dtype=dtype).reshape(shape)
+    return values / jnp.linalg.norm(values)
+
+
+def adapted(model):
+    model = pm.lora(model, WEIGHTS, 1, key=KEY, alpha=2.0)
+    factors = pm.select.role("lora")
+    model = pm.tree_at(factors, model, replace_fn=jnp.ones_like)
+    opt = pm.Optimizer(pm.by({factors: optax.lars(0.1), ...: None})).init(model)
+    return pm.resolve(opt.update(model, model)[0])
+
+
+def trained(model):
+    model = pm.map_parameters(of_length_one, model, WEIGHTS)
+    opt = pm.Optimizer(optax.lars(0.1)).init(model)
+    return opt.update(model, jax.tree.map(jnp.sin, model))[0]
+
+
+CHANGES = {
+    "mapped": lambda m: pm.resolve(pm.map_parameters(of_length_one, m, WEIGHTS)),
+    "mapped with an inverse": ft.partial(
+        pm.map_parameters, jnp.transpose, selector=WEIGHTS, inverse=jnp.transpose
+    ),
+    "mapped and trained": trained,
+    "matrices drawn": lambda m: pm.reinitialize(m, WEIGHTS, ramp, KEY),
+    "vectors drawn": lambda m: pm.reinitialize(m, BIASES, ramp, KEY),
+    "adapted and trained": adapted,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.sampled
+def test_each_layer_is_changed_as_if_alone(form, change):
+    """Whatever looks at a whole array."""
+    model, do = FORMS[form](KEY), CHANGES[change]
+    # What members share is a parameter of each, then.
+    alone = jax.tree.map(jnp.copy, lists(model))
+
+    assert_close(lists(do(model)), do(alone), rtol=1e-5, atol=1e-6)
+
+
+def test_the_norm_of_each_layer():
+    """As the how-to has it: over all axes but those of layers."""
+
+    def norm(x, axes):
+        return jnp.linalg.norm(x.reshape(*x.shape[:axes], -1), axis=-1)
+
+    nets = FORMS["Ensemble of Stacks"](KEY)
+    norms = jax.tree.map(norm, nets, pm.layer_axes(nets))
+
+    expected = [jax.tree.map(lambda x: jnp.linalg.norm(x.ravel()), one) for one in lists(nets)]
+    assert_close(lists(norms), expected, rtol=1e-5)
