@@ -124,13 +124,12 @@ def _shared_in(*tables: Table) -> _Shared:
     for table in tables:
         for name in _named(table, "pytreemod.nn.Ensemble"):
             # Texts of paths in a member. What else a file may have there is refused elsewhere.
-            written = table.config.get(joined(name, "shared"))
-            texts = written.get("tuple") if isinstance(written, dict) else None
+            written: Any = table.config.get(joined(name, "shared"))
             tops: set[str] = set()
-            for text in texts if isinstance(texts, list) else ():
-                with suppress(SpecError, TypeError):
-                    steps = tuple(map(jtu.GetAttrKey, parse_pattern(text)))
-                    tops.add(joined(name, "member", plain_name(steps)))
+            with suppress(AttributeError, SpecError, TypeError):
+                for text in written.get("tuple", ()):
+                    steps = [jtu.GetAttrKey(step) for step in parse_pattern(text)]
+                    tops.add(joined(name, "member", plain_name((*steps,))))
             found[name] = found.get(name, frozenset()) | tops
     return found
 
