@@ -262,15 +262,15 @@ def _check_state(rule: Any, form: Any, params: PyTree, state: Any, error: Except
 
 def _refuse_unmapped(rule: Any, error: BaseException) -> NoReturn:
     """Refuse a transformation that fails where layers or members are held as one."""
-    got = f"one that raises {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    if isinstance(error, UndecidedError):
-        got = f"one that has {error}"
+    reason, kind = str(error).partition("\n")[0], type(error).__name__
+    reason = reason if isinstance(error, UndecidedError) else f"{kind}: {reason}"
     raise ArgumentError(
         explain(
             f"Optimizer, {_name(rule)} over layers or members that are held as one",
             "a transformation that can be mapped over their axis",
-            got.removesuffix("."),
+            "one that fails there",
             cure=[
+                reason,
                 "to show it their arrays as one array each:",
                 'pm.Optimizer(rule, stacked="as one")',
             ],

@@ -189,7 +189,7 @@ def test_what_takes_none_for_an_array_trains_layers_alone_but_no_groups():
     first, second = (trained(rule, make())[0] for make in (listed, nested))
 
     jax.tree.map(_assert_close, {**second, "blocks": layers_of(second["blocks"])}, first)
-    with pytest.raises(ArgumentError, match=r"got one that raises AttributeError"):
+    with pytest.raises(ArgumentError, match=r"AttributeError: 'NoneType'"):
         pm.Optimizer(rule).init({"nets": together(nested), "other": jnp.ones((2, 2))})
 
 
@@ -390,7 +390,9 @@ def test_extra_arguments_are_shown_as_parameters_are():
         pm.Optimizer(rule).init(m).update(m, m, grad=m, grad_fn=grad_fn)[0] for m in (one, stack)
     ]
     assert_same(news[1].unstack(), [*news[0].layers])
-    with pytest.raises(ArgumentError, match=r"_needing over .* missing 2 required keyword-only"):
+    with pytest.raises(
+        ArgumentError, match=r"(?s)_needing over .* missing 2 required keyword-only"
+    ):
         pm.Optimizer(rule).init(together(listed))
 
 
@@ -426,7 +428,7 @@ def test_a_state_that_changes_its_structure_is_refused_for_members():
     """As that of `optax.monitor` does at the first step."""
     rule = optax.monitor({"norm": optax.tree.norm})
     with pytest.raises(
-        ArgumentError, match=r"monitor over .* a state of another structure after a"
+        ArgumentError, match=r"(?s)monitor over .* a state of another structure after a"
     ):
         pm.Optimizer(rule).init(together(listed))
 
@@ -458,7 +460,7 @@ def test_pythons_if_fails_where_it_would_in_a_list():
 
     model = nested()
     opt = pm.Optimizer(rule).init(model)
-    with pytest.raises(ArgumentError, match=r"_branching over .* one that raises Tracer"):
+    with pytest.raises(ArgumentError, match=r"(?s)_branching over .* Tracer"):
         pm.filter_jit(lambda opt, m: opt.update(m, m))(opt, model)
 
 
