@@ -70,16 +70,16 @@ class Optimizer(Module):
     **Use.** `model, opt = opt.update(model, grads)` in each step. Both are values: pass them
     through `filter_jit` (donated), `filter_scan`, files and pickles.
 
-    **Layers and members.** On a model with a [`Stack`][pytreemod.nn.Stack] a rule does what it
-    does on the model with a list of layers in its place, whatever it looks at: a norm for each
-    layer's array, or for all of them; a matrix in each layer. In an
-    [`Ensemble`][pytreemod.nn.Ensemble] each member is trained as if it were alone, `before` too;
-    what they share, and what is outside, goes together. What looks at single numbers is called as
-    it is, what looks at single arrays once, mapped over the layers. What mixes both, and is no
-    `optax.chain`, is shown a list of layers: the program grows with them.
+    **Layers and members.** A [`Stack`][pytreemod.nn.Stack] trains like the list of its layers,
+    whatever a rule looks at: the norm of each layer's array, or of all arrays; the matrix in each
+    layer. In an [`Ensemble`][pytreemod.nn.Ensemble] each member trains as if it were alone,
+    `before` included; what the members share, and what is outside of it, is one more group. A rule
+    for single numbers is called on the stacked arrays, one for single arrays is mapped over the
+    layers. A rule that mixes both, and is no `optax.chain`, gets a list of layers: its program
+    grows with them.
 
     **Laws.** With one rule it does what optax does on the model, with several what
-    `optax.multi_transform` does, where nothing is held as one. The optimizer that comes out has the
+    `optax.multi_transform` does, if no layers are stacked. The optimizer that comes out has the
     structure of the one that went in, and the model's arrays keep shape and dtype, as with
     `apply_updates`.
 
@@ -96,8 +96,8 @@ class Optimizer(Module):
         rules: a transformation, or `by` with transformations and None.
         before: a transformation of the gradients of all that is trained, ahead of the rules, such
             as `optax.clip_by_global_norm(1.0)`.
-        stacked: `"per layer"`, or `"as one"`: what a Stack or an Ensemble holds is shown to rules
-            as one array each, as plain optax does.
+        stacked: `"per layer"`; or `"as one"`: rules get the stacked arrays of a Stack or an
+            Ensemble as single arrays, as with plain optax.
 
     Raises:
         ArgumentError: a rule is no transformation, or `stacked` another word.

@@ -16,11 +16,11 @@ from pytreemod.typing import KeyPath, PyTree, class_of, jtu
 
 
 def layer_axes(tree: PyTree) -> PyTree:
-    """How many leading axes of each leaf are of layers, or members, that are held as one.
+    """How many leading axes of each leaf are axes of layers, or of members.
 
     [`nn.Stack`][pytreemod.nn.Stack], [`nn.Ensemble`][pytreemod.nn.Ensemble] and an `MLP` with
-    `scan=True` hold several as one, in one another too. What the members of an Ensemble share has
-    no such axis. Layers that `filter_vmap` made are plain arrays, and nothing is known of them.
+    `scan=True` add one such axis to their arrays; nested, each adds one. Arrays that the members of
+    an Ensemble share have none. Layers stacked by `filter_vmap` alone count as plain arrays: 0.
 
     Args:
         tree: a model, or what has the structure of one, such as its gradients.

@@ -60,12 +60,12 @@ class PerLayer(NamedTuple):
 
 
 def per_layer(rule: Any) -> PerLayer:
-    """A transformation of optax's that sees each layer and each member as if it stood alone.
+    """A transformation of optax's that treats each layer and each member by itself.
 
-    [`Optimizer`][pytreemod.Optimizer] does so by itself; this is for plain optax. On a model with a
-    [`Stack`][pytreemod.nn.Stack] it gives what `rule` gives on the model with a list in its place;
-    on an [`Ensemble`][pytreemod.nn.Ensemble], what it gives on each member alone. What the members
-    share, and what stands outside of them, is a model of its own.
+    [`Optimizer`][pytreemod.Optimizer] does this already; use `per_layer` with plain optax. On a
+    model with a [`Stack`][pytreemod.nn.Stack] the updates are those of `rule` for the same model
+    with a list of layers; on an [`Ensemble`][pytreemod.nn.Ensemble], those of `rule` for each
+    member alone. What the members share, and what is outside of them, is one more model.
 
     Args:
         rule: has `init` and `update`, such as `optax.lamb(1e-3)`.
@@ -238,7 +238,8 @@ def _called(rule: Any, form: Any, call: Callable[[], Any], step: Any) -> Any:
     except Exception as error:
         # Whatever it is: it may come of what the transformation is shown here.
         if step is not None:
-            _check_state(rule, form, *step, error)
+            params, state = step
+            _check_state(rule, form, params, state, error)
         _refuse_unmapped(rule, error)
 
 
