@@ -131,7 +131,8 @@ def fit(theirs: Table, like: PyTree, options: LoadOptions, where: str) -> LoadPl
         # A part of the file has nothing to say of the rest.
         rest = ', only="**"' if len(given) > len(wanted) else ""
         cure = moved and f'pm.load(..., rename={{"{moved[0]}": "{moved[1]}"}}{rest})'
-        _refuse(plan, other_depths(theirs, ours), cure, options.strict, where)
+        states = _cure_of_states(plan.problems, theirs, ours)
+        _refuse(plan, other_depths(theirs, ours), cure, states, options.strict, where)
     if is_other and options.missing is None:
         raise _nothing_fits(where, wanted, given)
     return plan
@@ -368,7 +369,29 @@ def _nothing_fits(where: str, wanted: Sequence[str], given: Sequence[str]) -> Fi
     )
 
 
-def _refuse(plan: LoadPlan, depths: list[str], moved: str | None, strict: bool, where: str) -> None:
+def _cure_of_states(problems: Sequence[str], theirs: Table, ours: Table) -> list[str]:
+    """What to do where an optimizer's states are of stacked arrays, and those in `like` of each."""
+    for name, cls in ours.classes.items():
+        if cls != "?Optimizer" or theirs.classes.get(name) != cls:
+            continue
+        kinds = [table.config.get(joined(name, "stacked"), "as one") for table in (theirs, ours)]
+        starts = tuple(joined(name, own) for own in ("states", "before_state"))
+        if kinds == ["as one", "per layer"] and any(each.startswith(starts) for each in problems):
+            return [
+                "states that were made for stacked arrays as one go on so:",
+                'opt = pm.Optimizer(rules, stacked="as one").init(model)',
+            ]
+    return []
+
+
+def _refuse(
+    plan: LoadPlan,
+    depths: list[str],
+    moved: str | None,
+    states: list[str],
+    strict: bool,
+    where: str,
+) -> None:
     problems = plan.problems
     rename = 'pm.load(..., rename={"name in the file": "name in like"})'
     if strict and moved is not None:
@@ -383,6 +406,7 @@ def _refuse(plan: LoadPlan, depths: list[str], moved: str | None, strict: bool, 
         cure = ["say what is to become of each:"]
         place = _around(problems[0])
         cure += [f'pm.load(..., missing=pm.by({{"{place}": "keep", ...: "error"}}))', rename]
+    cure = states or cure
     if any(problem.endswith(_SEE_CAST) for problem in problems):
         one, *others = sorted(plan.castable)
         rule = f'pm.by({{"head.**": "{one}", ...: None}})' if others else f'"{one}"'

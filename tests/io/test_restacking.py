@@ -13,7 +13,7 @@ import safetensors.numpy
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import FileError
-from pytreemod.io.containers import Container
+from pytreemod.io.containers import Container, write_container
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import ramp
 
@@ -420,3 +420,40 @@ def test_a_whole_run_goes_from_one_form_to_the_other(cls, other, tmp_path):
     for _ in range(2):
         run, loaded = step(run), step(loaded)
         np.testing.assert_allclose(outputs(loaded), outputs(run), rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [nn.Stack, nn.Ensemble])
+@pytest.mark.parametrize(
+    ("rule", "loads"),
+    [
+        (optax.adamw(0.1), True),
+        (optax.lamb(0.1), True),
+        (optax.contrib.muon(0.1), False),
+        (optax.adafactor(0.1, min_dim_size_to_factor=2), False),
+    ],
+    ids=["adamw", "lamb", "muon", "adafactor"],
+)
+def test_states_of_stacked_arrays_as_one_load_or_say_how(rule, loads, make, tmp_path):
+    """As those of runs that were saved before there was a choice, of which a file says nothing."""
+    model = make(lambda key: nn.Linear(3, 3, key=key), 4, key=jax.random.key(0))
+
+    def opt(stacked):
+        with jax.numpy_dtype_promotion("standard"):
+            return pm.Optimizer(rule, stacked=stacked).init(model)
+
+    old, new = opt("as one"), opt("per layer")
+    # Without `stacked`, which older files have not.
+    pm.save(tmp_path / "old", old)
+    with Container.open(tmp_path / "old") as file:
+        arrays = {name: file.read(name) for name in file.entries}
+        text = file.metadata["pytreemod.tree"]
+    assert ',"stacked":"as one"' in text
+    metadata = {"pytreemod.tree": text.replace(',"stacked":"as one"', "")}
+    write_container(tmp_path / "old", arrays, metadata)
+
+    assert_same(jax.tree.leaves(pm.load(tmp_path / "old", old)), jax.tree.leaves(old))
+    if loads:
+        assert_same(jax.tree.leaves(pm.load(tmp_path / "old", new)), jax.tree.leaves(old))
+    else:
+        with pytest.raises(FileError, match=r'pm.Optimizer\(rules, stacked="as one"\)'):
+            pm.load(tmp_path / "old", new)
