@@ -20,7 +20,8 @@ def layer_axes(tree: PyTree) -> PyTree:
 
     [`nn.Stack`][pytreemod.nn.Stack], [`nn.Ensemble`][pytreemod.nn.Ensemble] and an `MLP` with
     `scan=True` add one such axis to their arrays; nested, each adds one. Arrays that the members of
-    an Ensemble share have none. Layers stacked by `filter_vmap` alone count as plain arrays: 0.
+    an Ensemble share have none. Layers stacked by `filter_vmap` alone count as plain arrays: 0;
+    `nn.Stack.from_layers(pm.unstack(layers))` makes a Stack of them.
 
     Args:
         tree: a model, or what has the structure of one, such as its gradients.

@@ -151,10 +151,11 @@ def test_layers_that_are_more_than_arrays_have_the_same_axes():
 
 
 def test_layers_that_were_only_mapped_are_arrays():
-    """Nothing says that they are several."""
+    """Until they are a Stack."""
     several = pm.filter_vmap(linear)(jax.random.split(KEY, 3))
 
     assert jax.tree.leaves(pm.layer_axes(several)) == [0, 0]
+    check_axes(nn.Stack.from_layers(pm.unstack(several)))
 
 
 def of_length_one(w):
