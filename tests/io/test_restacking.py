@@ -388,14 +388,27 @@ def test_layers_of_members_go_from_one_form_to_the_other(kind, other, shared, tm
     assert not report.unexpected
 
 
+factored = optax.adafactor(0.1, min_dim_size_to_factor=2)
+RUNS = {
+    # Of what looks at single numbers, at matrices, and at whole arrays.
+    "groups": pm.by(
+        {
+            nn.BatchNorm: optax.sgd(0.1),
+            "head": None,
+            pm.matrices: optax.contrib.muon(0.1),
+            ...: optax.inject_hyperparams(optax.lamb)(learning_rate=0.1),
+        }
+    ),
+    "chain": optax.MultiSteps(optax.chain(optax.clip_by_global_norm(0.5), factored), 2),
+}
+
+
 @pytest.mark.parametrize(
     ("cls", "other"), [(Net, ListNet), (ListNet, Net)], ids=["to list", "to Stack"]
 )
-def test_a_whole_run_goes_from_one_form_to_the_other(cls, other, tmp_path):
+@pytest.mark.parametrize("rules", RUNS.values(), ids=RUNS)
+def test_a_whole_run_goes_from_one_form_to_the_other(cls, other, rules, tmp_path):
     """Model, State and Optimizer: the next step is the same in both."""
-    # Of what looks at single numbers, at matrices, and at whole arrays.
-    rules = {nn.BatchNorm: optax.sgd(0.1), "head": None, pm.matrices: optax.contrib.muon(0.1)}
-    rules = pm.by({**rules, ...: optax.lamb(0.1)})
 
     def start(kind, seed):
         # optax promotes as JAX does by default.
