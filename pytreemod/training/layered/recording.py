@@ -59,7 +59,6 @@ class RuleProgram(NamedTuple):
             held: what of the state has the mark of the parameters from the start.
         """
         state = flow(self.start, each)
-        state = [join(none, mark) for mark in state]
         state = [each[0] if h else m for h, m in zip(held, state, strict=True)] if held else state
         more = [none] * (len(self.jaxpr.invars) - 2 * len(each) - len(state))
         while True:

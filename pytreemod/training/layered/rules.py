@@ -31,7 +31,7 @@ from pytreemod.training.layered.forms import (
     PlainRule,
     RulePart,
 )
-from pytreemod.training.layered.lists import HeldLeaf, abstract, leaves_of, only, without
+from pytreemod.training.layered.lists import HeldLeaf, abstract, as_one, leaves_of, only, without
 from pytreemod.training.layered.programs import is_by_number
 from pytreemod.training.layered.recording import (
     UndecidedError,
@@ -136,8 +136,6 @@ def _choose(rule: Any, params: PyTree) -> Any:
     one = without(params, [len(leaf.holds) for leaf in leaves])
     if is_same(rule, params, one, is_by_number):
         return PlainRule(rule)
-    if not any(leaf.members for leaf in leaves) and is_whole(rule, params, one):
-        return PlainRule(rule)
     full = tuple(i for i, shape in enumerate(shapes) if 0 not in shape)
     if len(full) < len(shapes):
         # Of no layers nothing is shown, as of an empty list.
@@ -188,7 +186,7 @@ def _choose_for_layers(rule: Any, params: PyTree) -> Any:
         return ListedRule(rule)
     try:
         if is_leafwise(program):
-            return _mapped(rule, params, one, leaves)
+            return _mapped(rule, params, one, leaves, program.state)
     except UndecidedError:
         pass
     return ListedRule(rule, by_leaf)
@@ -207,11 +205,14 @@ def _links(rule: Any) -> list[Any]:
     return [PerLayer(*each) for each in zip(*found, strict=True)]
 
 
-def _mapped(rule: Any, params: PyTree, one: PyTree, leaves: Sequence[HeldLeaf]) -> Any:
+def _mapped(rule: Any, params: PyTree, one: PyTree, leaves: Sequence[HeldLeaf], two: Any) -> Any:
     with without_axes("all"):
         state = jax.eval_shape(rule.init, one)
     spots, structure = jtu.tree_flatten_with_path(state)
     paths = [path for path, _ in spots]
+    if jtu.tree_structure(jax.eval_shape(as_one, two)) != structure:
+        # It has something for each array that is in no tree of the model's structure.
+        raise UndecidedError
     sizes: dict[tuple[int, ...], list[int]] = {}
     shapes = [jnp.shape(x) for x in jtu.tree_leaves(params)]
     for i, leaf in enumerate(leaves):
@@ -222,8 +223,6 @@ def _mapped(rule: Any, params: PyTree, one: PyTree, leaves: Sequence[HeldLeaf]) 
         form = PlainRule(rule)
         of_state = axes_of_state(form, part, len(size), "all")
         parts.append(RulePart(tuple(own), len(size), *of_state, form, "all"))
-    if {path for part in parts for path in part.paths} != {*paths}:
-        raise UndecidedError
     return MappedRule(parts, structure, paths)
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
+import pytreemod as pm
 from pytreemod import nn
 from pytreemod.training.layered.forms import PlainRule
 from pytreemod.training.layered.lists import abstract, without
@@ -80,3 +81,33 @@ def test_a_mask_of_the_model_makes_each_leaf_a_list():
     assert by_leaf
     assert jax.tree.structure(SHAPES).flatten_up_to(two)
     assert is_leafwise(program)
+
+
+class Number(pm.Module):
+    """A parameter without axes."""
+
+    value: jax.Array
+
+    def __init__(self):
+        self.value = jnp.ones(())
+
+    def __call__(self, x):
+        return x
+
+
+def test_the_sum_of_a_layers_number_is_not_that_of_all_layers():
+    """Though no equation says so for one layer."""
+
+    def filled(update, params):
+        del params
+        return jnp.broadcast_to(jnp.sum(update), update.shape)
+
+    numbers = abstract(nn.Stack(Number, 3))
+    one = without(numbers, [1])
+    assert not is_whole(optax.stateless_with_tree_map(filled), numbers, one)
+    assert is_whole(optax.clip_by_global_norm(1.0), numbers, one)
+
+
+def test_a_rule_that_needs_the_loss_is_recorded_with_one():
+    """As optax names it."""
+    assert record(optax.contrib.momo(), SHAPES).outs == 2

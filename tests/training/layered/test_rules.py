@@ -640,3 +640,21 @@ def test_sharded_arrays_stay_as_they_are():
         lambda opt, model: opt.update(model, model)[0], mesh=mesh, in_specs=spec(), out_specs=spec()
     )
     jax.tree.map(_assert_close, pm.filter_jit(inside)(opt, model), expected)
+
+
+@pytest.mark.parametrize("first", [jnp.sum, lambda x: jnp.zeros(())], ids=["sums", "counts"])
+def test_a_state_without_the_structure_of_the_model_is_that_of_a_list(first):
+    """One number for each layer's array, in a row."""
+
+    def init(params):
+        return [first(x) for x in jax.tree.leaves(params)]
+
+    def update(updates, state, params=None):
+        leaves, structure = jax.tree.flatten(updates)
+        made = [u * (1 + s) / jnp.max(u) for u, s in zip(leaves, state, strict=True)]
+        return structure.unflatten(made), [s + 1 for s in state]
+
+    rule = optax.GradientTransformation(init, update)
+    for make in (linears, lambda: (listed(), nested())):
+        states = [stepped(rule, model)[1].states[0] for model in make()]
+        jax.tree.map(_assert_close, *states)
