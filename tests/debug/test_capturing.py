@@ -679,7 +679,7 @@ def test_what_cannot_be_called_cannot_be_captured(selector):
     model = {"encoder": _Encoder(affine())}
 
     with pytest.raises(
-        SpecError, match=r"that can be called[^\n]*, got none\.\n.*encoder'\]\.layer"
+        SpecError, match=r"that can be called[^\n]*, got none\.\n.*have: encoder\.layer"
     ):
         pm.capture(lambda model, x: model["encoder"].encode(x), selector)(model, ramp(3))
 

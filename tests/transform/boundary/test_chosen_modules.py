@@ -117,5 +117,5 @@ def test_values_for_modules_themselves():
         SpecError, match=r"f\(select.type\(Box\)\): expected a selector of at least"
     ):
         choose_values("f", pm.by({Box: 1, ...: 2}), MODEL, callable)
-    with pytest.raises(SpecError, match=r"path\('b'\), whose .*\n  at \['b'\]: by select\.type"):
+    with pytest.raises(SpecError, match=r"path\('b'\), whose .*\n  at b: by select\.type"):
         choose_values("f", pm.by({Affine: 1, "b": 2}), MODEL, callable)
