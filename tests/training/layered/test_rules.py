@@ -658,3 +658,10 @@ def test_a_state_without_the_structure_of_the_model_is_that_of_a_list(first):
     for make in (linears, lambda: (listed(), nested())):
         states = [stepped(rule, model)[1].states[0] for model in make()]
         jax.tree.map(_assert_close, *states)
+
+
+def test_what_a_rule_notes_of_all_arrays_is_noted_of_all_layers():
+    """Though its updates do not follow from it."""
+    rule = optax.snapshot("norm", optax.tree.norm)
+    states = [stepped(rule, model)[1].states[0] for model in linears()]
+    jax.tree.map(_assert_close, *states)
