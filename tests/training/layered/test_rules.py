@@ -665,3 +665,21 @@ def test_what_a_rule_notes_of_all_arrays_is_noted_of_all_layers():
     rule = optax.snapshot("norm", optax.tree.norm)
     states = [stepped(rule, model)[1].states[0] for model in linears()]
     jax.tree.map(_assert_close, *states)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["mapped", "listed"])
+def test_a_gradient_for_each_example_has_their_axis_in_front(whole):
+    """Of that of layers, too."""
+
+    def update(updates, params):
+        mean = jax.tree.map(
+            lambda u, p: jnp.mean(u, 0) if jnp.ndim(u) > jnp.ndim(p) else u, updates, params
+        )
+        made = jax.tree.map(lambda u: u / jnp.max(jnp.abs(u)), mean)
+        return _by_norms(made, params) if whole else made
+
+    rule, news = optax.stateless(update), []
+    for model in linears():
+        grads = jax.tree.map(lambda x: jnp.stack([x, jnp.sin(x)]), model)
+        news.append(pm.Optimizer(rule).init(model).update(model, grads)[0])
+    _assert_layers_close(news[1], news[0].layers)
