@@ -232,7 +232,6 @@ def _called(rule: Any, form: Any, call: Callable[[], Any], step: Any) -> Any:
     try:
         return call()
     except jax.dtypes.TypePromotionError:
-        # Of how JAX is set, and of no layers.
         raise
     except Exception as error:
         # Whatever it is: it may come of what the transformation is shown here.
@@ -262,6 +261,9 @@ def _check_state(rule: Any, form: Any, params: PyTree, state: Any, error: Except
 
 def _refuse_unmapped(rule: Any, error: BaseException) -> NoReturn:
     """Refuse a transformation that fails where layers or members are held as one."""
+    if isinstance(error, jax.dtypes.TypePromotionError):
+        # Of how JAX is set, and of no layers.
+        raise error
     reason, kind = str(error).partition("\n")[0], type(error).__name__
     reason = reason if isinstance(error, UndecidedError) else f"{kind}: {reason}"
     raise ArgumentError(

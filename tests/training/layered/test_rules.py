@@ -683,3 +683,16 @@ def test_a_gradient_for_each_example_has_their_axis_in_front(whole):
         grads = jax.tree.map(lambda x: jnp.stack([x, jnp.sin(x)]), model)
         news.append(pm.Optimizer(rule).init(model).update(model, grads)[0])
     _assert_layers_close(news[1], news[0].layers)
+
+
+@pytest.mark.parametrize("make", [stacked, lambda: together(listed)], ids=["layers", "members"])
+def test_a_promotion_that_jax_refuses_stays_its_own_error(make):
+    """It is of how JAX is set, and not of layers."""
+
+    def run(model):
+        return pm.Optimizer(optax.lamb(0.1)).init(model).update(model, model)
+
+    model = make()
+    error = jax.dtypes.TypePromotionError
+    with jax.numpy_dtype_promotion("strict"), pytest.raises(error, match="implicit"):
+        run(model)
