@@ -46,7 +46,7 @@ class Hold(NamedTuple):
 
     Attributes:
         path: from the root, to the node that holds them.
-        whole: from the root, to what stands for all of them.
+        whole: from the root, to the node in which they are stacked.
         is_independent: whether they are members that do not see each other.
     """
 
@@ -129,7 +129,7 @@ def count_member_axes(nodes: Sequence[Any], path: KeyPath) -> int:
 
 
 def _stacked_length(node: Any, below: KeyPath) -> int | None:
-    """How far below a node what stands for several begins, on the way to a leaf."""
+    """How many steps below a node the part begins that it has stacked, on the way to a leaf."""
     # Asked of any node, for this room does not know layers.
     stacked = getattr(class_of(node), "__stacked__", None)
     if stacked is None:

@@ -68,7 +68,7 @@ def only(params: PyTree, own: Sequence[int]) -> PyTree:
 
 @jtu.register_pytree_with_keys_class
 class Layers:
-    """Layers in a list, in the place of what holds them as one."""
+    """A list of layers, instead of the node that has them stacked."""
 
     def __init__(self, items: Sequence[Any]):
         self.items = tuple(items)

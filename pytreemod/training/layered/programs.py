@@ -1,8 +1,8 @@
 """What the program of a transformation says about it: what it looks at, and whether at once.
 
-A transformation of optax's is two functions that nobody can look into. But JAX records what they
-do, and in the record it is seen whether each number goes its own way, whether each array does, and
-whether what is summed over all arrays is summed over layers in the same way.
+A transformation of optax's is two functions. What they compute cannot be read from them, but JAX
+records it, and in the record it is seen whether each number goes its own way, whether each array
+does, and whether what is summed over all arrays is summed over layers in the same way.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def joined_marks(first: Mark, second: Mark) -> Mark:
         return first
     if first == SHARED:
         return second
-    raise Unfit
+    raise Unfit("it is of some layers")
 
 
 def whole_flow(jaxpr: Any, given: Sequence[Mark]) -> list[Mark]:
@@ -218,7 +218,7 @@ def whole_flow(jaxpr: Any, given: Sequence[Mark]) -> list[Mark]:
             outs = whole_flow(inner, ins)
         elif branches is not None:
             if _one([ins[0]]) != SHARED:
-                raise Unfit
+                raise Unfit("it is of some layers")
             each = [whole_flow(branch.jaxpr, ins[1:]) for branch in branches]
             outs = each[0]
             for other in each[1:]:
@@ -242,7 +242,7 @@ def _mark_of(equation: Any, ins: list[Mark]) -> Mark:
     mark = _one(ins)
     if mark == SHARED or name in _EACH:
         return mark
-    raise Unfit
+    raise Unfit("it is of some layers")
 
 
 def _mark_of_joined(equation: Any, name: str, ins: list[Mark], live: list[Mark]) -> Mark:
@@ -268,4 +268,4 @@ def _one(ins: list[Mark]) -> Mark:
         return SHARED
     if len(found) == 1 and (mark := found.pop()).op is None:
         return mark
-    raise Unfit
+    raise Unfit("it is of some layers")

@@ -169,7 +169,7 @@ def _settled(mark: Mark) -> Mark:
         return mark
     if is_complete(mark):
         return SHARED
-    raise Unfit
+    raise Unfit("it is of some layers")
 
 
 def is_leafwise(program: RuleProgram) -> bool:

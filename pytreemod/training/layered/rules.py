@@ -15,8 +15,11 @@ layers in it is where the model has one.
 from __future__ import annotations
 
 import functools as ft
+import gc
 import inspect
+import threading
 from collections.abc import Callable, Sequence
+from types import CellType, FunctionType, MethodType
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -42,9 +45,15 @@ from pytreemod.training.layered.recording import (
     record_two,
 )
 from pytreemod.tree.members import axes_left_out, without_axes
-from pytreemod.typing import KeyPath, PyTree, jtu
+from pytreemod.typing import KeyPath, PyTree, Tracer, jtu
 
 _config: Any = jax.config
+
+_forms: dict[Any, Any] = {}
+"""How each transformation is called on models of one structure."""
+
+_lock = threading.Lock()
+_MOST_FORMS = 128
 
 
 class PerLayer(NamedTuple):
@@ -108,13 +117,24 @@ def _form_of(rule: Any, params: PyTree) -> Any:
     # Programs are recorded under the settings of the moment.
     settings = _config.jax_numpy_dtype_promotion, _config.jax_enable_x64, axes_left_out()
     shapes: Any = tuple((leaf.shape, leaf.dtype) for leaf in map(_typed, leaves))
+    key = rule, structure, shapes, settings
     try:
-        return _found(rule, structure, shapes, settings)
-    except UndecidedError as error:
-        _refuse_unmapped(rule, error.__cause__ or error)
+        found = _forms.get(key)
     except TypeError:
         # A transformation without a hash is looked at each time.
         return _choose(rule, abstract(params))
+    if found is None:
+        try:
+            found = _choose(rule, abstract(params))
+        except UndecidedError as error:
+            _refuse_unmapped(rule, error.__cause__ or error)
+        # The table would hold the trace in which a rule was made, of a traced learning rate.
+        if not _holds_tracer(rule):
+            with _lock:
+                _forms[key] = found
+                if len(_forms) > _MOST_FORMS:
+                    del _forms[next(iter(_forms))]
+    return found
 
 
 def _typed(leaf: Any) -> Any:
@@ -122,9 +142,23 @@ def _typed(leaf: Any) -> Any:
     return leaf if isinstance(leaf, jax.Array) else abstract(leaf)
 
 
-@ft.lru_cache(maxsize=128)
-def _found(rule: Any, structure: Any, shapes: Any, settings: Any) -> Any:
-    return _choose(rule, structure.unflatten([jax.ShapeDtypeStruct(*each) for each in shapes]))
+def _holds_tracer(rule: Any) -> bool:
+    """Whether a transformation has closed over a traced value."""
+    seen: set[int] = set()
+    left: list[Any] = [rule]
+    while left:
+        value = left.pop()
+        if isinstance(value, Tracer):
+            return True
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, FunctionType):
+            # Not all that it refers to: that has the globals of its file.
+            left += [value.__closure__, value.__defaults__, value.__kwdefaults__]
+        elif isinstance(value, (CellType, MethodType, tuple, list, dict, ft.partial)):
+            left += gc.get_referents(value)
+    return False
 
 
 def _choose(rule: Any, params: PyTree) -> Any:

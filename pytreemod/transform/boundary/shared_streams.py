@@ -54,7 +54,7 @@ def tell_shared_streams(
         SharedStreamWarning: there is such a stream.
     """
     arguments = named_arguments(positional_names(fn), args, kwargs)
-    # Mostly there is none, and nobody need ask what rules name.
+    # Mostly there is none, and what rules name need not be asked.
     if not _shared(drawn, arguments, are_mapped):
         return
     naming = jtu.tree_map(_naming, spec, is_leaf=terms.stops)

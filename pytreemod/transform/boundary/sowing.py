@@ -245,8 +245,8 @@ def call_watched(
 ) -> Any:
     """Call a function inside a transform that hands out nothing but its result.
 
-    As every transform calls the user's function, if not by `reap`, which see: a State that it is
-    given, and whose update it drops, is told.
+    As every transform calls the user's function, if not by `reap`, where `drawn` is described. It
+    warns of a State that the function is given, and whose update it drops.
     """
     with Watch() as watch:
         result = fn(*args, **kwargs)

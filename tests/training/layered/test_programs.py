@@ -52,7 +52,7 @@ def test_programs_for_one_layer_and_for_several_are_compared(fn, by_number, whol
 
 
 def test_sums_over_all_layers_are_told_from_those_over_one():
-    """Whether they are joined_marks before they are used."""
+    """Whether they are joined before they are used."""
     first, second = (Mark(frozenset([("w", (i,))])) for i in range(2))
 
     def by_all(x, y):
@@ -65,7 +65,7 @@ def test_sums_over_all_layers_are_told_from_those_over_one():
     shapes = ((3,), (3,))
     assert whole_flow(program(by_all, *shapes), [first, second]) == [first, second, SHARED]
     for wrong in (by_each, lambda x, y: x + y, lambda x, y: jnp.cumsum(x)):
-        with pytest.raises(Unfit):
+        with pytest.raises(Unfit, match="some layers"):
             whole_flow(program(wrong, *shapes), [first, second])
     both = Mark(first.owners | second.owners, "add")
     assert is_complete(both)

@@ -696,3 +696,35 @@ def test_a_promotion_that_jax_refuses_stays_its_own_error(make):
     error = jax.dtypes.TypePromotionError
     with jax.numpy_dtype_promotion("strict"), pytest.raises(error, match="implicit"):
         run(model)
+
+
+def test_no_trace_is_kept_in_which_a_rule_was_made():
+    """Its learning rate may be traced, while the model is not."""
+    model = stacked()
+
+    @jax.jit
+    def run(rate):
+        opt = pm.Optimizer(optax.lamb(rate)).init(model)
+        return opt.update(model, model)[0]["head"]
+
+    with jax.checking_leaks():
+        new = run(0.1)
+    expected = pm.Optimizer(optax.lamb(0.1)).init(model).update(model, model)[0]["head"]
+    _assert_close(new, expected)
+
+
+def test_a_way_is_chosen_under_the_settings_of_the_moment():
+    """Strict promotion, under which a rule fails, says nothing of the default."""
+    rule = optax.lamb(0.1)
+
+    def count(depth):
+        model = nn.Stack(Layer, depth, key=jax.random.key(0))
+        with (
+            jax.numpy_dtype_promotion("strict"),
+            pytest.raises(jax.dtypes.TypePromotionError, match="implicit"),
+        ):
+            pm.Optimizer(rule).init(model).update(model, model)
+        opt = pm.Optimizer(rule).init(model)
+        return equations(lambda opt, m: opt.update(m, m), opt, model)
+
+    assert count(2) == count(5)
