@@ -19,7 +19,25 @@ from typing import Any
 
 
 class PytreemodError(Exception):
-    """Base of every error that pytreemod raises on its own account."""
+    """Base of every error that pytreemod raises on its own account.
+
+    Args:
+        where: the layer's repr, or `function(argument)`; or the whole message, alone.
+        expected: what would have been right.
+        got: what was given, in short form (`f32[7,3]`, never a whole array).
+        options: `places=`, `hint=` and `most=`, as [`explain`][pytreemod.errors.explain] takes
+            them.
+
+    Examples:
+        >>> raise PytreemodError("f(x)", "an array", "'a'", hint="write f(jnp.array(x))")
+        Traceback (most recent call last):
+            ...
+        pytreemod.errors.PytreemodError: f(x): expected an array, got 'a'.
+          write f(jnp.array(x))
+    """
+
+    def __init__(self, where: object, *rest: str, **options: Any):
+        super().__init__(explain(where, *rest, **options) if rest else where)
 
 
 class ShapeError(PytreemodError, ValueError, TypeError):
@@ -181,7 +199,7 @@ MAX_PLACES = 5
 
 
 def explain(
-    where: str,
+    where: object,
     expected: str,
     got: str,
     *,

@@ -6,7 +6,7 @@ import functools as ft
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from pytreemod.errors import ArgumentError, RetraceError, describe, explain
+from pytreemod.errors import ArgumentError, RetraceError, describe
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
     check_callable,
@@ -83,9 +83,7 @@ def assert_max_traces(fn: Any = None, *, max_traces: int | None) -> Any:
         pytreemod.errors.RetraceError: f: expected at most 1 trace (max_traces), got a call that ...
     """
     if max_traces is not None and (type(max_traces) is not int or max_traces < 0):
-        raise ArgumentError(
-            explain("assert_max_traces(max_traces)", "a count", describe(max_traces))
-        )
+        raise ArgumentError("assert_max_traces(max_traces)", "a count", describe(max_traces))
     if fn is None:
         return ft.partial(assert_max_traces, max_traces=max_traces)
     check_callable("assert_max_traces", fn, "fn")
@@ -118,11 +116,9 @@ def get_num_traces(fn: Any) -> int:
         inner = getattr(inner, "func", None) or getattr(inner, "__wrapped__", None)
     if inner is None:
         raise ArgumentError(
-            explain(
-                "get_num_traces(fn)",
-                "a function under assert_max_traces",
-                describe(fn),
-                cure=["count without a limit:", "pm.debug.assert_max_traces(fn, max_traces=None)"],
-            )
+            "get_num_traces(fn)",
+            "a function under assert_max_traces",
+            describe(fn),
+            cure=["count without a limit:", "pm.debug.assert_max_traces(fn, max_traces=None)"],
         )
     return inner.options[1].count

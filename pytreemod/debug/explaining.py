@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.methods import BoundMethod
 from pytreemod.transform.boundary.wrapping import function_name
 from pytreemod.transform.compilation.jit import Jitted
@@ -84,11 +84,9 @@ def explain_retraces(
     wrapper = fn.func if isinstance(fn, BoundMethod) else fn
     if not isinstance(wrapper, Jitted):
         raise ArgumentError(
-            explain(
-                "explain_retraces(fn)",
-                "a function under filter_jit",
-                describe(fn),
-                cure=["wrap it first:", "pm.debug.explain_retraces(pm.filter_jit(fn))"],
-            )
+            "explain_retraces(fn)",
+            "a function under filter_jit",
+            describe(fn),
+            cure=["wrap it first:", "pm.debug.explain_retraces(pm.filter_jit(fn))"],
         )
     return _Explainer(wrapper, fn, announce)

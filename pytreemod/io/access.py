@@ -47,9 +47,9 @@ def checked_path(path: Any) -> str:
     text = os.fspath(cast(str, path)) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or "\0" in text:
         cure = ["the path comes first, as a text:", 'pm.save("model.safetensors", tree)']
-        raise ArgumentError(explain("path", "the path of a file", describe(path), cure=cure))
+        raise ArgumentError("path", "the path of a file", describe(path), cure=cure)
     if not os.path.basename(text):
-        raise FileAccessError(explain(shown(text) or "''", "the path of a file", "a folder"))
+        raise FileAccessError(shown(text) or "''", "the path of a file", "a folder")
     return text
 
 
@@ -157,7 +157,7 @@ def regular_status(path: str) -> os.stat_result | None:
         return None
     if not stat.S_ISREG(status.st_mode):
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"
-        raise FileAccessError(explain(shown(path), "the path of a file", kind))
+        raise FileAccessError(shown(path), "the path of a file", kind)
     return status
 
 

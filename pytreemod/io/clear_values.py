@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError, FileError, PytreemodError, explain
+from pytreemod.errors import ArgumentError, FileError, PytreemodError
 from pytreemod.io.configuration import ConfigurationReader, are_same
 from pytreemod.io.leaf_names import joined, words_of
 from pytreemod.io.tables import Clear, Leaf, Table
@@ -183,7 +183,7 @@ def _made(
     except PytreemodError as error:
         got = f"{name}, which is refused"
         expected = "values in the clear that like takes"
-        raise FileError(explain(where, expected, got, places=[str(error)])) from error
+        raise FileError(where, expected, got, places=[str(error)]) from error
 
 
 def _check_is_not_clear(name: str, old: str | None, where: str) -> None:
@@ -194,4 +194,4 @@ def _check_is_not_clear(name: str, old: str | None, where: str) -> None:
     # Where the field has the same name here, there is nothing to rename.
     cure += ["pm.load(path, like)" if old == name else f'rename={{"{old}": "{name}"}}']
     expected = f"the array that stands for {name}"
-    raise ArgumentError(explain(f"{where}, rename", expected, f"{old!r}, in the clear", cure=cure))
+    raise ArgumentError(f"{where}, rename", expected, f"{old!r}, in the clear", cure=cure)

@@ -438,7 +438,7 @@ def restore_checked(
         except Exception as error:
             text = f"fields that {cls.__qualname__} takes"
             got = f"{path or '<root>'}, which it refuses"
-            raise FileError(explain(where, text, got, places=[str(error)])) from error
+            raise FileError(where, text, got, places=[str(error)]) from error
     return made
 
 

@@ -81,7 +81,7 @@ def write_container(
     header, places = new_header([source[:3] for source in sources], metadata)
     if len(header) - LENGTH > LONGEST:
         got = f"names and metadata that take {len(header):,}"
-        raise ArgumentError(explain(shown(path), f"at most {LONGEST:,} bytes", got))
+        raise ArgumentError(shown(path), f"at most {LONGEST:,} bytes", got)
     order = sorted(range(len(sources)), key=lambda i: places[i])
     size = max((stop for _, stop in places), default=len(header))
     with replacement(path, size, durable=durable) as file:
@@ -323,7 +323,7 @@ def _check_text(path: str, text: Any) -> None:
     try:
         str.encode(text)
     except (TypeError, UnicodeEncodeError) as error:
-        raise ArgumentError(explain(shown(path), "a text", describe(text))) from error
+        raise ArgumentError(shown(path), "a text", describe(text)) from error
 
 
 def _refused(path: str, expected: str, got: str, name: str) -> ArgumentError:

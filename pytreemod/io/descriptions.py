@@ -159,13 +159,11 @@ class _Writer:
         name = plain_name(path, ".")
         if name in self.leaves:
             raise FileError(
-                explain(
-                    self.where,
-                    "leaves with different names",
-                    f"two that are named {name!r}",
-                    places=[path_text(path)],
-                    cure="rename one of the two keys, such as 0 and '0'",
-                )
+                self.where,
+                "leaves with different names",
+                f"two that are named {name!r}",
+                places=[path_text(path)],
+                cure="rename one of the two keys, such as 0 and '0'",
             )
         self.leaves[name] = leaf
         form = leaf_form(leaf)
@@ -246,7 +244,7 @@ def check_has_values(name: str, leaf: Any, where: str) -> None:
     else:
         return
     place = f"{name}: {describe(leaf)}"
-    raise FileError(explain(where, "arrays whose values are here", got, places=[place], cure=cure))
+    raise FileError(where, "arrays whose values are here", got, places=[place], cure=cure)
 
 
 def _is_opaque(written: Json) -> bool:

@@ -324,12 +324,10 @@ def _check_file(file: Any, method: str, where: str) -> None:
         return
     mode = "wb" if method == "write" else "rb"
     raise ArgumentError(
-        explain(
-            where,
-            f"the name of a file, or a binary file with a method {method}",
-            "a file of text" if is_text else describe(file),
-            cure=["open it as", f'with open(path, "{mode}") as f: ...'],
-        )
+        where,
+        f"the name of a file, or a binary file with a method {method}",
+        "a file of text" if is_text else describe(file),
+        cure=["open it as", f'with open(path, "{mode}") as f: ...'],
     )
 
 
@@ -351,14 +349,14 @@ def _call(function: Any, file: Any, leaf: FileLeaf, where: str, done: str) -> An
         return function(file, leaf.value)
     except _Misfit as error:
         expected, got, cure = error.said
-        raise EquinoxFileError(explain(place, expected, got, cure=cure)) from error
+        raise EquinoxFileError(place, expected, got, cure=cure) from error
     # What the system refuses is told with the name of the file.
     except OSError:
         raise
     except Exception as error:
         expected, got = f"a leaf that can be {done}", describe(leaf.value)
         cure = f"{type(error).__name__}: {error}"
-        raise EquinoxFileError(explain(place, expected, got, cure=cure)) from error
+        raise EquinoxFileError(place, expected, got, cure=cure) from error
 
 
 def _check_values(x: Any) -> None:
@@ -442,28 +440,24 @@ def _misfits(leaves: Sequence[FileLeaf], values: Sequence[Any]) -> Generator[str
 def _refuse_misfits(misfits: Sequence[str], where: str) -> NoReturn:
     count = "one that has" if len(misfits) == 1 else f"{len(misfits)} that have"
     raise EquinoxFileError(
-        explain(
-            where,
-            "leaves that have changed neither type, shape nor dtype",
-            count,
-            places=misfits,
-            cure=_CURE_ORDER,
-        )
+        where,
+        "leaves that have changed neither type, shape nor dtype",
+        count,
+        places=misfits,
+        cure=_CURE_ORDER,
     )
 
 
 def _refuse_rest(where: str) -> NoReturn:
     raise EquinoxFileError(
-        explain(
-            where,
-            "a file that ends with the last leaf of like",
-            "one that has more",
-            cure=[
-                "it is of another tree; if that begins with this one, read from an open file:",
-                'with open(path, "rb") as f:',
-                "    tree = pm.tree_deserialise_leaves(f, like)",
-            ],
-        )
+        where,
+        "a file that ends with the last leaf of like",
+        "one that has more",
+        cure=[
+            "it is of another tree; if that begins with this one, read from an open file:",
+            'with open(path, "rb") as f:',
+            "    tree = pm.tree_deserialise_leaves(f, like)",
+        ],
     )
 
 
@@ -636,13 +630,11 @@ def _value_at(spec: Any, path: tuple[Any, ...]) -> Any:
 
 def _refuse_spec(spec: Any, path: tuple[Any, ...], where: str) -> NoReturn:
     raise SpecError(
-        explain(
-            where,
-            "functions of a file and a leaf",
-            describe(spec),
-            places=[path_text(path)] if path else [],
-            cure=["what leaves a leaf out is", "lambda f, x: None, in reading lambda f, x: x"],
-        )
+        where,
+        "functions of a file and a leaf",
+        describe(spec),
+        places=[path_text(path)] if path else [],
+        cure=["what leaves a leaf out is", "lambda f, x: None, in reading lambda f, x: x"],
     )
 
 

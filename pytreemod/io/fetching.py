@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from pytreemod.errors import ArgumentError, DonatedError, describe, explain
+from pytreemod.errors import ArgumentError, DonatedError, describe
 from pytreemod.io.access import shown
 from pytreemod.io.encodings import has_code
 
@@ -151,4 +151,4 @@ def _check_made(path: str, source: ArraySource, value: Any) -> None:
     elif isinstance(value, jax.Array) and not is_whole_here(value):
         expected, got = "an array that this process has all of", "one that others have parts of"
     if got:
-        raise kind(explain(f"{shown(path)}, {shown(source.name or '<root>')}", expected, got))
+        raise kind(f"{shown(path)}, {shown(source.name or '<root>')}", expected, got)

@@ -144,8 +144,7 @@ def _check_not_traced(leaves: Mapping[str, Any], where: str) -> None:
     if traced:
         cure = "load outside of filter_jit, and give the function what was loaded"
         expected = "arrays in like, or shapes alone"
-        text = explain(where, expected, "some that are traced", places=traced, cure=cure)
-        raise ArgumentError(text)
+        raise ArgumentError(where, expected, "some that are traced", places=traced, cure=cure)
 
 
 def _table_of(tree: Json, leaves: Mapping[str, Any]) -> Table:
@@ -414,8 +413,7 @@ def _refuse(
     count = f"{len(problems)} difference{'s' * (len(problems) > 1)}"
     expected = "the leaves and the configuration of like"
     # What is behind all the others that it brings comes first.
-    text = explain(where, expected, count, places=depths + problems, cure=cure, most=TABLE)
-    raise FileError(text)
+    raise FileError(where, expected, count, places=depths + problems, cure=cure, most=TABLE)
 
 
 def _around(problem: str) -> str:
@@ -434,8 +432,7 @@ def _checked_names(rename: Any, where: str) -> Mapping[str, str]:
         if all(isinstance(name, str) for name in (*names, *names.values())):
             return names
     cure = ["from names in the file to names in like:", 'rename={"conv1": "input"}']
-    text = explain(f"{where}, rename", "a dict of names", describe(rename), cure=cure)
-    raise ArgumentError(text)
+    raise ArgumentError(f"{where}, rename", "a dict of names", describe(rename), cure=cure)
 
 
 def _missing(missing: Any, like: PyTree, where: str) -> list[str | None]:
@@ -444,8 +441,7 @@ def _missing(missing: Any, like: PyTree, where: str) -> list[str | None]:
         if value not in (None, "keep", "error"):
             expected = '"keep", "error", or a pm.by of these'
             cure = _CURE_BY if isinstance(value, Mapping) else ()
-            text = explain(f"{where}, missing", expected, describe(value), cure=cure)
-            raise ArgumentError(text)
+            raise ArgumentError(f"{where}, missing", expected, describe(value), cure=cure)
     return values
 
 
@@ -469,12 +465,10 @@ def _dtype(value: Any, where: str) -> Any:
         dtype = jnp.dtype(value)
     except (TypeError, ValueError) as error:
         cure = _CURE_BY if isinstance(value, Mapping) else ()
-        text = explain(f"{where}, cast", expected, describe(value), cure=cure)
-        raise ArgumentError(text) from error
+        raise ArgumentError(f"{where}, cast", expected, describe(value), cure=cure) from error
     if not can_be_written(dtype):
-        raise ArgumentError(explain(f"{where}, cast", expected, str(dtype)))
+        raise ArgumentError(f"{where}, cast", expected, str(dtype))
     if is_too_wide(dtype):
         expected = "a dtype that JAX has"
-        text = explain(f"{where}, cast", expected, str(dtype), cure=CURE_WIDTH[:2])
-        raise ArgumentError(text)
+        raise ArgumentError(f"{where}, cast", expected, str(dtype), cure=CURE_WIDTH[:2])
     return dtype

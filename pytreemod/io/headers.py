@@ -154,7 +154,7 @@ def check_length(path: str, head: bytes, size: int) -> int:
         unknown = "something else, or a part of one" if size else "an empty file"
         kinds = [kind for magic, kind in _KINDS.items() if head.startswith(magic)]
         got, cure = kinds[0] if kinds else (unknown, [])
-        raise FileError(explain(shown(path), "a file in the format of safetensors", got, cure=cure))
+        raise FileError(shown(path), "a file in the format of safetensors", got, cure=cure)
     return LENGTH + length
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError, StructureError, describe, explain
+from pytreemod.errors import ArgumentError, StructureError, describe
 from pytreemod.tree.paths import parse_name, path_text, plain_name
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import PyTree, Tracer, class_of, jtu
@@ -90,7 +90,7 @@ def from_named(like: _T, named: Mapping[str, Any], sep: str = ".", strict: bool 
     """
     where = "from_named(like, named)"
     if not isinstance(named, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
-        raise ArgumentError(explain(where, "leaves by name", describe(named)))
+        raise ArgumentError(where, "leaves by name", describe(named))
     pairs, treedef = jtu.tree_flatten_with_path(like)
     names = _distinct_names(where, [path for path, _ in pairs], sep)
     wrong: list[str] = []
@@ -107,7 +107,7 @@ def from_named(like: _T, named: Mapping[str, Any], sep: str = ".", strict: bool 
         given, wanted = [*named], "the leaves of like, by their names"
         got = f"{len(wrong)} that differ{'s' * (len(wrong) == 1)}"
         cure = _cure_separator([path for path, _ in pairs], given, sep)
-        raise StructureError(explain(where, wanted, got, places=wrong, cure=cure, most=TABLE))
+        raise StructureError(where, wanted, got, places=wrong, cure=cure, most=TABLE)
     return treedef.unflatten(leaves)
 
 
@@ -298,4 +298,4 @@ def _distinct_names(where: str, paths: Sequence[tuple[Any, ...]], sep: str) -> l
     ]
     cure = "Let the keys of each node differ as text, too; 0 and '0' do not."
     expected, got = "leaves with names of their own", "two with one name"
-    raise StructureError(explain(where, expected, got, places=twice, cure=cure))
+    raise StructureError(where, expected, got, places=twice, cure=cure)

@@ -223,12 +223,10 @@ def description_of(file: Container, where: str) -> dict[str, Any] | None:
     version = told.get("version")
     if not isinstance(version, int) or version > VERSION:
         raise FileError(
-            explain(
-                where,
-                f"a file of version {VERSION} or lower",
-                f"version {version!r}, written by pytreemod {told.get('pytreemod')!r}",
-                cure=["a newer pytreemod reads it:", "pip install --upgrade pytreemod"],
-            )
+            where,
+            f"a file of version {VERSION} or lower",
+            f"version {version!r}, written by pytreemod {told.get('pytreemod')!r}",
+            cure=["a newer pytreemod reads it:", "pip install --upgrade pytreemod"],
         )
     if '"batch"' in text:
         renew_modes(told["tree"])
@@ -261,7 +259,7 @@ def _check_is_tree(like: Any, where: str) -> None:
     if isinstance(like, type):
         expected = "`like`, a tree to put the values into"
         cure = ["make one:", f"pm.load(path, {like.__name__}(...))"]
-        raise ArgumentError(explain(where, expected, describe(like), cure=cure))
+        raise ArgumentError(where, expected, describe(like), cure=cure)
 
 
 def _carried_out(plan: LoadPlan, file: Container, like: PyTree, where: str) -> Any:
@@ -334,12 +332,10 @@ def _stacked(read: Callable[[Source], AnyArray], source: Stacked) -> AnyArray:
 def _check_alone(where: str, options: LoadOptions) -> None:
     if options != LoadOptions(True, None, None, True, None):
         raise ArgumentError(
-            explain(
-                where,
-                "`like`, a tree to put the values into",
-                "none, with options that are about it",
-                cure=["give one:", "pm.load(path, like, ...)"],
-            )
+            where,
+            "`like`, a tree to put the values into",
+            "none, with options that are about it",
+            cure=["give one:", "pm.load(path, like, ...)"],
         )
 
 

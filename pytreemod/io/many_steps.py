@@ -458,7 +458,7 @@ def _checked_metrics(metrics: Any, goal: Goal | None, where: str) -> dict[str, A
     # One that is misspelt would let no step ever be the best.
     if named and goal is not None and goal.metric not in named:
         got = ", ".join(map(repr, named))
-        raise ArgumentError(explain(f"{where}, metrics", f"{goal.metric!r} among them", got))
+        raise ArgumentError(f"{where}, metrics", f"{goal.metric!r} among them", got)
     return named
 
 
@@ -492,19 +492,17 @@ def _checked_folder(folder: Any) -> Path:
     except TypeError:
         text = None
     if not isinstance(text, str) or not text or "\0" in text:
-        raise ArgumentError(explain("Checkpoints(folder)", "a folder's path", describe(folder)))
+        raise ArgumentError("Checkpoints(folder)", "a folder's path", describe(folder))
     # Else it would be the name of a folder, here.
     if is_of_shell(text):
         got = describe(folder)
-        raise ArgumentError(explain("Checkpoints(folder)", "a folder's path", got, cure=CURE_SHELL))
+        raise ArgumentError("Checkpoints(folder)", "a folder's path", got, cure=CURE_SHELL)
     if "://" in text:
         raise ArgumentError(
-            explain(
-                "Checkpoints(folder)",
-                "a folder of this machine's file system",
-                describe(folder),
-                cure="mount it; or save with orbax, which writes to object stores",
-            )
+            "Checkpoints(folder)",
+            "a folder of this machine's file system",
+            describe(folder),
+            cure="mount it; or save with orbax, which writes to object stores",
         )
     # The program may go to another folder while a thread writes into this one.
     return Path(text).absolute()
@@ -514,31 +512,27 @@ def _checked_keep(keep: Any) -> int | None:
     if keep is None or (isinstance(keep, int) and not isinstance(keep, bool) and keep >= 1):
         return keep
     expected = "a number from 1 on, or None for all"
-    raise ArgumentError(explain("Checkpoints(keep)", expected, describe(keep)))
+    raise ArgumentError("Checkpoints(keep)", expected, describe(keep))
 
 
 def _checked_best(best: Any) -> str | None:
     if best is None or (isinstance(best, str) and best.removeprefix("-")):
         return best
     raise ArgumentError(
-        explain(
-            "Checkpoints(best)",
-            "the name of a metric",
-            describe(best),
-            cure=["of which the lowest is the best, or the highest:", '"loss"', '"-accuracy"'],
-        )
+        "Checkpoints(best)",
+        "the name of a metric",
+        describe(best),
+        cure=["of which the lowest is the best, or the highest:", '"loss"', '"-accuracy"'],
     )
 
 
 def _checked_goal(checkpoints: Checkpoints, goal: Goal | None) -> Goal:
     if goal is None:
         raise ArgumentError(
-            explain(
-                f"{checkpoints!r}, step",
-                "the number of a step",
-                "'best', where nothing says which one that is",
-                cure=["name a metric:", 'pm.Checkpoints(folder, best="loss")'],
-            )
+            f"{checkpoints!r}, step",
+            "the number of a step",
+            "'best', where nothing says which one that is",
+            cure=["name a metric:", 'pm.Checkpoints(folder, best="loss")'],
         )
     return goal
 
@@ -547,9 +541,7 @@ def _checked_step(checkpoints: Checkpoints, step: Any) -> int:
     if isinstance(step, (int, np.integer)) and not isinstance(step, bool) and step >= 0:
         return int(cast("Any", step))
     # An array of JAX would have to be waited for, which is what all this is to avoid.
-    raise ArgumentError(
-        explain(f"{checkpoints!r}, step", "an int of Python's, 0 or more", describe(step))
-    )
+    raise ArgumentError(f"{checkpoints!r}, step", "an int of Python's, 0 or more", describe(step))
 
 
 def _older_step(checkpoints: Checkpoints, step: int, newest: int) -> ArgumentError:
@@ -591,15 +583,13 @@ def _check_not_donated(checkpoints: Checkpoints, step: int, tree: PyTree, error:
     where = f"{checkpoints!r}.save({step})"
     leaves = describe_tree(tree, where).leaves
     raise DonatedError(
-        explain(
-            where,
-            "arrays that are there until they are written",
-            "some that the loop has donated meanwhile",
-            places=[
-                f"{name}: {describe(leaf)}"
-                for name, leaf in leaves.items()
-                if isinstance(leaf, jax.Array) and leaf.is_deleted()
-            ],
-            cure=["let each save copy them first:", "pm.Checkpoints(folder, copy=True)"],
-        )
+        where,
+        "arrays that are there until they are written",
+        "some that the loop has donated meanwhile",
+        places=[
+            f"{name}: {describe(leaf)}"
+            for name, leaf in leaves.items()
+            if isinstance(leaf, jax.Array) and leaf.is_deleted()
+        ],
+        cure=["let each save copy them first:", "pm.Checkpoints(folder, copy=True)"],
     ) from error

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError, FileError, describe, explain, short_dtype
+from pytreemod.errors import ArgumentError, FileError, describe, short_dtype
 from pytreemod.io.configuration import Json
 from pytreemod.io.leaf_names import as_ordered
 from pytreemod.io.tables import Leaf
@@ -38,7 +38,7 @@ def check_widths(leaves: Mapping[str, Leaf], where: str) -> None:
     for name, leaf in leaves.items():
         if leaf.form.get("is") == "jax" and is_too_wide(leaf.dtype):
             text = f"{short_dtype(leaf.dtype)} at {name}"
-            raise FileError(explain(where, "dtypes that JAX has", text, cure=CURE_WIDTH))
+            raise FileError(where, "dtypes that JAX has", text, cure=CURE_WIDTH)
 
 
 def as_told(array: Any, form: Mapping[str, Json], where: str, name: str) -> Any:
@@ -56,7 +56,7 @@ def as_told(array: Any, form: Mapping[str, Json], where: str, name: str) -> Any:
         return _as_keys(array, form.get("impl"), None, where, name)
     if kind != "jax":
         expected, got = "a kind of leaf that `pm.save` writes", describe(kind)
-        raise FileError(explain(where, expected, got, places=[name]))
+        raise FileError(where, expected, got, places=[name])
     return _weakly(_as_jax(array)) if form.get("weak") else _as_jax(array)
 
 
@@ -91,7 +91,7 @@ def as_in(old: Any, array: Any, impl: Json, where: str, name: str) -> Any:
         # JAX says why, but not of what.
         expected = "shardings in like that its arrays can have"
         got = f"{describe(array)} with {getattr(sharding, 'spec', sharding)}"
-        raise ArgumentError(explain(where, expected, got, places=[name])) from error
+        raise ArgumentError(where, expected, got, places=[name]) from error
 
 
 def as_dtype(array: Any, dtype: Any, where: str, name: str) -> Any:
@@ -119,13 +119,11 @@ def as_dtype(array: Any, dtype: Any, where: str, name: str) -> Any:
         lost = ~np.isfinite(made) & np.isfinite(plain)
     if lost.any():
         raise FileError(
-            explain(
-                where,
-                f"numbers that {dtype} has",
-                f"{plain[lost][0]}",
-                places=[name],
-                cure=["leave it as it is, and cast others:", _CURE_CAST],
-            )
+            where,
+            f"numbers that {dtype} has",
+            f"{plain[lost][0]}",
+            places=[name],
+            cure=["leave it as it is, and cast others:", _CURE_CAST],
         )
     return made
 
@@ -172,7 +170,7 @@ def _as_keys(array: Any, impl: Json, sharding: Any, where: str, name: str) -> An
     except (ValueError, TypeError) as error:
         expected = "random keys of a generator that JAX has here"
         got = f"{describe(array)} of {describe(impl)}"
-        raise FileError(explain(where, expected, got, places=[name])) from error
+        raise FileError(where, expected, got, places=[name]) from error
     return keys if sharding is None else untyped_jax.device_put(keys, sharding)
 
 

@@ -200,7 +200,7 @@ class _Rebuilder:
             except PytreemodError as error:
                 text = f"values that {where} takes"
                 got = f"{_join(path, field)}, which it refuses"
-                raise FileError(explain(self.where, text, got, places=[str(error)])) from error
+                raise FileError(self.where, text, got, places=[str(error)]) from error
 
     def _struct(self, content: list[Any], path: str) -> Any:
         name, data, config = content
@@ -231,13 +231,11 @@ class _Rebuilder:
     def _node(self, content: list[Any], path: str) -> Any:
         own = str(content[0]).lstrip("?")
         raise FileError(
-            explain(
-                self.where,
-                "nodes that a file can rebuild: Modules, dataclasses, containers, State",
-                f"one of class {own}",
-                places=[path or "<root>"],
-                cure=["give a tree that has one:", "pm.load(path, like)"],
-            )
+            self.where,
+            "nodes that a file can rebuild: Modules, dataclasses, containers, State",
+            f"one of class {own}",
+            places=[path or "<root>"],
+            cure=["give a tree that has one:", "pm.load(path, like)"],
         )
 
     def _other_fields(self, path: str, cls: Any, got: list[str], fields: Any) -> FileError:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.computed_leaves import Function
 from pytreemod.module.constrained_leaves import Constrained
@@ -172,12 +172,12 @@ def register_for_files(thing: Any = None, *, name: str | None = None) -> Any:
     where = "register_for_files(thing)"
     if not callable(thing):
         expected = "a class or a function"
-        raise ArgumentError(explain(where, expected, describe(thing)))
+        raise ArgumentError(where, expected, describe(thing))
     if name is None:
         name = own_name(thing)
         if name is None or name == "<lambda>":
             cure = ["give it a name:", 'pm.register_for_files(f, name="my_function")']
-            raise ArgumentError(explain(where, "something with a name", describe(thing), cure=cure))
+            raise ArgumentError(where, "something with a name", describe(thing), cure=cure)
     _check_name(where, name, thing)
     _table().rename(name, thing)
     return thing
@@ -192,15 +192,15 @@ def own_name(thing: Any) -> str | None:
 def _check_name(where: str, name: Any, thing: Any) -> None:
     if not isinstance(name, str) or not name.strip():
         expected = "a text that is not empty"
-        raise ArgumentError(explain("register_for_files(name)", expected, describe(name)))
+        raise ArgumentError("register_for_files(name)", expected, describe(name))
     cure = ["choose another:", 'pm.register_for_files(thing, name="project.Name")']
     if name.partition(".")[0] in (_OWN, "jax") or name.startswith("?"):
         expected = "a name that is not the library's or JAX's own"
-        raise ArgumentError(explain(where, expected, repr(name), cure=cure))
+        raise ArgumentError(where, expected, repr(name), cure=cure)
     old = registered_as(name)
     if old is not None and old is not thing and not _is_again(old, thing):
         text = f"{name!r}, which stands for {'.'.join(_source_of(old))}"
-        raise ArgumentError(explain(where, "a name that is free", text, cure=cure))
+        raise ArgumentError(where, "a name that is free", text, cure=cure)
 
 
 def _is_again(old: Any, thing: Any) -> bool:

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
-from pytreemod.errors import FilePermissionError, explain
+from pytreemod.errors import FilePermissionError
 from pytreemod.io.access import regular_status, shown, system_errors
 from pytreemod.io.leftovers import show_alive
 
@@ -46,7 +46,7 @@ def replacement(path: str, size: int, *, durable: bool) -> Generator[io.FileIO]:
         if old is not None and not os.access(path, os.W_OK):
             # To rename asks for permission on the folder only.
             raise FilePermissionError(
-                explain(shown(path), "a file that can be written", "one that is read-only")
+                shown(path), "a file that can be written", "one that is read-only"
             )
         target = os.path.realpath(path)
         beside = _name_beside(target)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.io.access import StrPath, depth_errors, shown_path
 from pytreemod.io.configuration import Json
 from pytreemod.io.containers import write_container
@@ -113,13 +113,11 @@ def _as_json(metadata: Json, where: str) -> str:
     except (TypeError, ValueError, RecursionError):
         pass
     raise ArgumentError(
-        explain(
-            f"{where}, metadata",
-            "what JSON can hold: None, texts, finite numbers, lists, dicts with texts as keys",
-            describe(metadata),
-            cure=[
-                "make it so, for instance; NaN and infinity are none of its numbers:",
-                "{'name': str(name), 'loss': float(loss) if jnp.isfinite(loss) else str(loss)}",
-            ],
-        )
+        f"{where}, metadata",
+        "what JSON can hold: None, texts, finite numbers, lists, dicts with texts as keys",
+        describe(metadata),
+        cure=[
+            "make it so, for instance; NaN and infinity are none of its numbers:",
+            "{'name': str(name), 'loss': float(loss) if jnp.isfinite(loss) else str(loss)}",
+        ],
     )

@@ -198,7 +198,7 @@ def renamed_table(
         new = new_name(name)
         if new in leaves:
             got = f"{new!r} for two: {changed.get(new, new)!r} and {name!r}"
-            raise ArgumentError(explain(f"{where}, rename", "a name for each leaf", got))
+            raise ArgumentError(f"{where}, rename", "a name for each leaf", got)
         leaves[new] = leaf
         if new != name:
             changed[new] = name

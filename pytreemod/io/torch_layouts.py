@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.nn.activations import PReLU
 from pytreemod.nn.attention import MultiheadAttention
 from pytreemod.nn.batch_normalization import BatchNorm
@@ -167,7 +167,7 @@ class TorchLayout:
         if absent:
             where = f"register_torch_layout({type(layer).__name__})"
             expected = "rules about what is in the layer"
-            raise ArgumentError(explain(where, expected, "others", places=absent))
+            raise ArgumentError(where, expected, "others", places=absent)
         return found
 
 
@@ -210,9 +210,9 @@ def register_torch_layout(
     # Callers may be unchecked.
     where, given = "register_torch_layout", cast("Any", (cls, rules))
     if not isinstance(given[0], type):
-        raise ArgumentError(explain(f"{where}(cls)", "a class of layers", describe(cls)))
+        raise ArgumentError(f"{where}(cls)", "a class of layers", describe(cls))
     if not isinstance(given[1], Mapping) and not callable(given[1]):
-        raise ArgumentError(explain(f"{where}(rules)", "a dict, or a function", describe(rules)))
+        raise ArgumentError(f"{where}(rules)", "a dict, or a function", describe(rules))
     _LAYOUTS[cls] = TorchLayout(rules, tuple(unused))
 
 
@@ -294,7 +294,7 @@ def _rules_of_weight_norm(layer: WeightNorm[Any]) -> LayoutRules:
     if layer.axis is not None and isinstance(inner, ConvTranspose) and inner.groups > 1:
         where = "to_torch, from_torch: WeightNorm"
         expected = "ConvTranspose(groups=1), whose axes PyTorch has in another order"
-        raise ArgumentError(explain(where, expected, f"groups={inner.groups}"))
+        raise ArgumentError(where, expected, f"groups={inner.groups}")
     lengths: LayoutRule = f"{place}.original0"
     if layer.axis is None:
         lengths = _one_number(f"{place}.original0")
@@ -329,9 +329,7 @@ def _rules_of_batch_norm(layer: BatchNorm) -> LayoutRules:
     if layer.mode == "batch":
         cure = ("Make it without mode=:", "nn.BatchNorm(input_size)")
         expected = "a BatchNorm with running statistics as PyTorch's"
-        raise ArgumentError(
-            explain("to_torch, from_torch: BatchNorm", expected, "mode='batch'", cure=cure)
-        )
+        raise ArgumentError("to_torch, from_torch: BatchNorm", expected, "mode='batch'", cure=cure)
     return {
         "state_index.0": "running_mean",
         "state_index.1": "running_var",

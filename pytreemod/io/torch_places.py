@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import StateError, StructureError, describe, explain
+from pytreemod.errors import StateError, StructureError, describe
 from pytreemod.io.leaf_names import joined
 from pytreemod.io.torch_layouts import (
     SUMMED,
@@ -211,7 +211,7 @@ def tensor_places(where: str, model: Any, state: State | None) -> TensorPlaces:
     if places.homeless:
         call = where.replace(")", ", state=state)")
         raise StateError(
-            explain(where, "the State, too", "none", places=places.homeless, cure=["write", call])
+            where, "the State, too", "none", places=places.homeless, cure=["write", call]
         )
     _check_leads(where, places.arrays)
     _check_names(where, places.arrays)
@@ -227,7 +227,7 @@ def _check_leads(where: str, spots: Sequence[TensorPlace]) -> None:
     ]
     if wrong:
         expected = "an axis for the layers that PyTorch has in a list"
-        raise StructureError(explain(where, expected, "another", places=wrong))
+        raise StructureError(where, expected, "another", places=wrong)
 
 
 def _check_names(where: str, spots: Sequence[TensorPlace]) -> None:
@@ -247,7 +247,7 @@ def _check_names(where: str, spots: Sequence[TensorPlace]) -> None:
     if twice:
         expected, got = "names of their own for all arrays in PyTorch", "one for two"
         cure = "Registered layouts decide what they are called: see register_torch_layout."
-        raise StructureError(explain(where, expected, got, places=twice, cure=cure))
+        raise StructureError(where, expected, got, places=twice, cure=cure)
 
 
 def _check_packs(where: str, spots: Sequence[TensorPlace]) -> None:
@@ -266,4 +266,4 @@ def _check_packs(where: str, spots: Sequence[TensorPlace]) -> None:
     ]
     if wrong:
         expected = "all parts of each array that PyTorch has as one"
-        raise StructureError(explain(where, expected, "some of them", places=wrong))
+        raise StructureError(where, expected, "some of them", places=wrong)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeAlias, cast
 
-from pytreemod.errors import ArgumentError, StructureError, describe, explain
+from pytreemod.errors import ArgumentError, StructureError, describe
 from pytreemod.io.leaf_names import joined
 from pytreemod.io.torch_places import TensorPlaces
 from pytreemod.tree.paths import some_of
@@ -50,7 +50,7 @@ def sources_of(
     if twice:
         cure = "Take what is not to be used to None in mapping."
         expected = "a name of its own for each tensor"
-        raise StructureError(explain(where, expected, "one for two", places=twice, cure=cure))
+        raise StructureError(where, expected, "one for two", places=twice, cure=cure)
     return sources
 
 
@@ -76,7 +76,7 @@ def _renamer(given: Sequence[str], mapping: Any) -> Callable[[str], str | None]:
     if callable(mapping):
         return lambda name: _checked(mapping, mapping(name))
     expected = "names, or their beginnings, by those in the state dict; or a function"
-    raise ArgumentError(explain("from_torch(mapping)", expected, describe(mapping)))
+    raise ArgumentError("from_torch(mapping)", expected, describe(mapping))
 
 
 def with_other_start(name: str, starts: Mapping[str, str | None]) -> str | None:
@@ -182,9 +182,7 @@ def _check_starts(given: Sequence[str], starts: Mapping[Any, Any]) -> None:
     ]
     if wrong:
         expected = "text, or None for what is not to be used"
-        raise ArgumentError(
-            explain("from_torch(mapping)", expected, "something else", places=wrong)
-        )
+        raise ArgumentError("from_torch(mapping)", expected, "something else", places=wrong)
     absent = [start for start in starts if start not in there]
     if absent:
         close: list[list[str]] = [get_close_matches(start, there, n=1) for start in absent]
@@ -194,11 +192,11 @@ def _check_starts(given: Sequence[str], starts: Mapping[Any, Any]) -> None:
         ]
         expected = f"beginnings of names in the state dict ({some_of(given)})"
         got = f"{len(absent)} that no name has"
-        raise ArgumentError(explain("from_torch(mapping)", expected, got, places=lines))
+        raise ArgumentError("from_torch(mapping)", expected, got, places=lines)
 
 
 def _checked(mapping: Any, result: Any) -> str | None:
     if result is None or isinstance(result, str):
         return result
     got = f"{describe(result)} of {describe(mapping)}"
-    raise ArgumentError(explain("from_torch(mapping)", "a name, or None", got))
+    raise ArgumentError("from_torch(mapping)", "a name, or None", got)

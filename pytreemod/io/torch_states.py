@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError, StructureError, describe, explain, with_article
+from pytreemod.errors import ArgumentError, StructureError, describe, with_article
 from pytreemod.io.fetching import is_whole_here
 from pytreemod.io.leaf_names import TABLE, as_kind_of, mismatches
 from pytreemod.io.torch_layouts import SUMMED, Packed, Relaid, Summed
@@ -97,7 +97,7 @@ def to_torch(model: PyTree, state: State | None = None) -> dict[str, np.ndarray]
                 named[name] = np.array(named[name] + part if name in named else part, order="C")
     if wrong:
         expected, got = "arrays that PyTorch can have", f"{len(wrong)} others"
-        raise StructureError(explain(where, expected, got, places=wrong, most=TABLE))
+        raise StructureError(where, expected, got, places=wrong, most=TABLE)
     return named
 
 
@@ -180,7 +180,7 @@ def from_torch(
         cure = _cure(places, state_dict, mapping, narrow)
         expected = "a tensor for each array of the model, and no other"
         got = f"{len(wrong)} that differ{'s' * (len(wrong) == 1)}"
-        raise StructureError(explain(where, expected, got, places=wrong, cure=cure, most=TABLE))
+        raise StructureError(where, expected, got, places=wrong, cure=cure, most=TABLE)
 
     def filled(tree: Any, spots: LeafPlaces) -> Any:
         leaves, treedef = jtu.tree_flatten(tree)
@@ -231,7 +231,7 @@ def _tied_again(where: str, tied: Any, made: Any) -> Any:
         expected = "one tensor at the places that are tied"
         cure = ["to let each have its own:", "pm.from_torch(pm.untie(model), state_dict)"]
         got = f"{len(wrong)} of another"
-        raise StructureError(explain(where, expected, got, places=wrong, cure=cure, most=TABLE))
+        raise StructureError(where, expected, got, places=wrong, cure=cure, most=TABLE)
     return model
 
 
@@ -243,10 +243,10 @@ def _taken_apart(
         net = cast("Stateful[Any]", model)
         if state is not None:
             cure = "A net brings its own."
-            raise ArgumentError(explain(where, "a model beside its State", "a net", cure=cure))
+            raise ArgumentError(where, "a model beside its State", "a net", cure=cure)
         return net.model, net.state, net
     if state is not None and not isinstance(state, State):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
-        raise ArgumentError(explain(where, "a State", describe(state)))
+        raise ArgumentError(where, "a State", describe(state))
     return model, state, None
 
 
@@ -396,16 +396,16 @@ def _check_state_dict(where: str, state_dict: Any) -> None:
                 "from safetensors.numpy import load_file",
                 "from_torch(model, load_file(path))",
             )
-        raise ArgumentError(explain(where, expected, got, cure=cure))
+        raise ArgumentError(where, expected, got, cure=cure)
     entries = cast("Mapping[Any, Any]", state_dict)
     names = [name for name in entries if not isinstance(name, str)]
     if names:
-        raise ArgumentError(explain(where, expected, f"the name {describe(names[0])}"))
+        raise ArgumentError(where, expected, f"the name {describe(names[0])}")
     inner = [name for name, value in entries.items() if isinstance(value, Mapping)]
     if inner:
         # What people save: {"epoch": 3, "model": state_dict, ...}.
         cure = ("Take the one of the model out of it:", f"state_dict = state_dict[{inner[0]!r}]")
-        raise ArgumentError(explain(where, expected, "dicts in a dict", places=inner, cure=cure))
+        raise ArgumentError(where, expected, "dicts in a dict", places=inner, cure=cure)
 
 
 def _cure(

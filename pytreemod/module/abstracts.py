@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pytreemod.errors import FieldError, explain
+from pytreemod.errors import FieldError
 from pytreemod.module.fields import AbstractClassVar, AbstractVar, abstract_kind
 from pytreemod.tree.pending import has_attribute
 
@@ -55,24 +55,19 @@ def _refuse_untyped(cls: type, name: str, kind: str, annotation: Any) -> None:
     is_name = isinstance(annotation, str) and annotation.rsplit(".", 1)[-1].strip() in _NAMES
     if annotation is AbstractVar or annotation is AbstractClassVar or is_name:
         raise FieldError(
-            explain(
-                f"{cls.__qualname__}.{name}",
-                f"{kind} with a type",
-                f"one without. Cannot use unsubscripted `{kind}`",
-                cure=["say what subclasses provide:", f"{name}: pm.{kind}[jax.Array]"],
-            )
+            f"{cls.__qualname__}.{name}",
+            f"{kind} with a type",
+            f"one without. Cannot use unsubscripted `{kind}`",
+            cure=["say what subclasses provide:", f"{name}: pm.{kind}[jax.Array]"],
         )
 
 
 def _refuse_value(cls: type, name: str, kind: str) -> None:
     raise FieldError(
-        explain(
-            f"{cls.__qualname__}.{name}",
-            "no value, for subclasses provide it",
-            "a value, or a property of the same class. "
-            f"Abstract attribute {name} cannot have value",
-            cure=["declare it without, or make a field of it:", f"{name}: pm.{kind}[...]"],
-        )
+        f"{cls.__qualname__}.{name}",
+        "no value, for subclasses provide it",
+        f"a value, or a property of the same class. Abstract attribute {name} cannot have value",
+        cure=["declare it without, or make a field of it:", f"{name}: pm.{kind}[...]"],
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from pytreemod.errors import ShapeError, describe, explain
+from pytreemod.errors import ShapeError, describe
 from pytreemod.typing import class_of
 
 
@@ -53,7 +53,7 @@ def check_array_shapes(made: Any, before: Any, changed: Collection[str]) -> None
             f"layer = layer.replace({change}, {', '.join(arrays)})",
         ]
         where, expected = f"{kind}({', '.join(names)})", "what its arrays were made for"
-        raise ShapeError(explain(where, expected, change, places=places, cure=cure))
+        raise ShapeError(where, expected, change, places=places, cure=cure)
 
 
 def _at(node: Any, path: str) -> Any:

@@ -196,17 +196,15 @@ def _refuse_reading(cls: type) -> NoReturn:
     name = cls.__qualname__
     names = [field for field, kept in vars(cls).items() if isinstance(kept, Read)]
     raise FieldError(
-        explain(
-            f"type(model)(...), or dataclasses.replace(model, ...), of a {name}",
-            "a model in which all fields are read as they are stored",
-            f"one with ties or computed leaves ({', '.join(names)}), which the values of its "
-            "attributes do not have",
-            cure=[
-                "exchange fields, or name the class:",
-                "model = model.replace(field=new)",
-                f"{cls.__name__}(...)",
-            ],
-        )
+        f"type(model)(...), or dataclasses.replace(model, ...), of a {name}",
+        "a model in which all fields are read as they are stored",
+        f"one with ties or computed leaves ({', '.join(names)}), which the values of its "
+        "attributes do not have",
+        cure=[
+            "exchange fields, or name the class:",
+            "model = model.replace(field=new)",
+            f"{cls.__name__}(...)",
+        ],
     )
 
 
@@ -280,12 +278,10 @@ def _refuse_content(cls: type) -> None:
         if isinstance(new, BuiltinFunctionType) and new is not object.__new__:
             name = next(own.__name__ for own in cls.__bases__ if issubclass(own, base))
             raise FieldError(
-                explain(
-                    cls.__qualname__,
-                    "bases whose instances hold nothing but their attributes",
-                    f"{name}, whose content would be no field, and lost in transforms",
-                    cure=["make a field of it:", f"{name.lower()}: {name}"],
-                )
+                cls.__qualname__,
+                "bases whose instances hold nothing but their attributes",
+                f"{name}, whose content would be no field, and lost in transforms",
+                cure=["make a field of it:", f"{name.lower()}: {name}"],
             )
 
 

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.reading import evaluate, is_computed
 from pytreemod.typing import class_of
@@ -149,5 +149,5 @@ def computed(fn: Callable[..., Any], *trees: Any) -> Any:
         True
     """
     if not callable(fn):
-        raise ArgumentError(explain("computed(fn)", "a function of arrays", describe(fn)))
+        raise ArgumentError("computed(fn)", "a function of arrays", describe(fn))
     return Function(fn, trees)

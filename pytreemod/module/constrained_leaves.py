@@ -148,7 +148,7 @@ class Constraint(AbstractConstraint):
             self._refuse(value, "complex numbers", where)
         expected = self.misfit(tuple(value.shape[axes:]))
         if expected is not None:
-            raise ShapeError(explain(where, f"{expected}, for it is {self!r}", describe(value)))
+            raise ShapeError(where, f"{expected}, for it is {self!r}", describe(value))
 
     def _refuse(self, value: Any, fault: str, where: str) -> NoReturn:
         raise FieldError(self.refusal(value, fault, where))

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import AccessError, FieldError, describe, explain
+from pytreemod.errors import AccessError, FieldError, describe
 from pytreemod.module.fields import AbstractConstraint
 from pytreemod.module.reading import DERIVATIVE, is_computed
 from pytreemod.tree.nodes import is_node
@@ -98,19 +98,17 @@ def _refuse_kind(constraint: AbstractConstraint, value: Any, where: str) -> NoRe
     else:
         cure = ["give a number, or None where there is none:", f"{field}=1.0"]
     expected = f"an array of floating-point numbers, or a number, for it is {constraint!r}"
-    raise FieldError(explain(where, expected, describe(value), cure=cure))
+    raise FieldError(where, expected, describe(value), cure=cure)
 
 
 def _refuse_derivative(new: Any, where: str) -> NoReturn:
     field = where.rpartition(".")[2]
     raise AccessError(
-        explain(
-            where,
-            "no new value, for it is a derivative by what is stored",
-            describe(new),
-            cure=[
-                "name what it is a derivative by:",
-                f'pm.tree_at("path.to.{field}.unconstrained", grads, new)',
-            ],
-        )
+        where,
+        "no new value, for it is a derivative by what is stored",
+        describe(new),
+        cure=[
+            "name what it is a derivative by:",
+            f'pm.tree_at("path.to.{field}.unconstrained", grads, new)',
+        ],
     )

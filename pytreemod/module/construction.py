@@ -18,7 +18,7 @@ from operator import is_
 from types import CodeType, FunctionType
 from typing import Any
 
-from pytreemod.errors import FieldError, describe, explain
+from pytreemod.errors import FieldError, describe
 from pytreemod.module.constraining import take_in
 from pytreemod.module.division import is_clear_data, warn_of_arrays
 from pytreemod.module.fields import declares, refuse_declaration
@@ -297,17 +297,15 @@ def refuse_version(schema: Schema, values: dict[str, Any], unset: Container[str]
     line = f'state.pop("{unknown[0]}", None)' if unknown else "..."
     line = f'state.setdefault("{lacking[0]}", {line})' if lacking else line
     raise FieldError(
-        explain(
-            f"pickle of {schema.cls.__qualname__}",
-            f"the fields that the class has now ({', '.join(schema.fields) or 'none'})",
-            "; and ".join(found),
-            cure=[
-                "it is of another version; give new fields a default, or say what becomes of it:",
-                "def __setstate__(self, state):",
-                f"    {line}",
-                "    self.__dict__.update(state)",
-            ],
-        )
+        f"pickle of {schema.cls.__qualname__}",
+        f"the fields that the class has now ({', '.join(schema.fields) or 'none'})",
+        "; and ".join(found),
+        cure=[
+            "it is of another version; give new fields a default, or say what becomes of it:",
+            "def __setstate__(self, state):",
+            f"    {line}",
+            "    self.__dict__.update(state)",
+        ],
     )
 
 
@@ -359,7 +357,7 @@ def _refuse_unset(schema: Schema, names: list[str]) -> None:
         ]
     # The second sentence is Equinox's, by which people know it.
     got = f"an instance without {', '.join(names)}. {found}"
-    raise FieldError(explain(cls.__qualname__, "every field to be set", got, cure=cure))
+    raise FieldError(cls.__qualname__, "every field to be set", got, cure=cure)
 
 
 def write_init(schema: Schema) -> Callable[..., None]:
@@ -433,15 +431,13 @@ def _check_order(cls: type, fields: list[dataclasses.Field[Any]]) -> None:
             first = first or f.name
         elif first is not None:
             raise FieldError(
-                explain(
-                    cls.__qualname__,
-                    "fields with a default after those without",
-                    f"non-default argument {f.name!r} follows default argument {first!r}",
-                    cure=[
-                        "give it a default, or make it a keyword:",
-                        f"{f.name}: ... = pm.field(kw_only=True)",
-                    ],
-                )
+                cls.__qualname__,
+                "fields with a default after those without",
+                f"non-default argument {f.name!r} follows default argument {first!r}",
+                cure=[
+                    "give it a default, or make it a keyword:",
+                    f"{f.name}: ... = pm.field(kw_only=True)",
+                ],
             )
 
 
@@ -488,11 +484,9 @@ def replace_values(node: Any, changes: dict[str, Any]) -> dict[str, Any]:
     unknown = [name for name in changes if name not in schema.fields]
     if unknown:
         raise FieldError(
-            explain(
-                f"{schema.cls.__qualname__}.replace",
-                f"fields ({', '.join(schema.fields) or 'none'})",
-                ", ".join(f"{name}={describe(changes[name])}" for name in unknown),
-            )
+            f"{schema.cls.__qualname__}.replace",
+            f"fields ({', '.join(schema.fields) or 'none'})",
+            ", ".join(f"{name}={describe(changes[name])}" for name in unknown),
         )
     # A converter would compute a computed leaf for good.
     return {

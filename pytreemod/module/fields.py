@@ -114,25 +114,21 @@ def field(
     clash = sorted({STATIC, CONVERTER, ROLE, CONSTRAINT} & set(metadata))
     if clash:
         raise FieldError(
-            explain(
-                "field(metadata)",
-                f"no {clash[0]!r} in it",
-                f"one. Cannot use metadata with `{clash[0]}` already set",
-                cure=["give it to field itself:", f"pm.field({clash[0]}=...)"],
-            )
+            "field(metadata)",
+            f"no {clash[0]!r} in it",
+            f"one. Cannot use metadata with `{clash[0]}` already set",
+            cure=["give it to field itself:", f"pm.field({clash[0]}=...)"],
         )
     if converter is not None and not callable(converter):
-        raise FieldError(explain("field(converter)", "a function", describe(converter)))
+        raise FieldError("field(converter)", "a function", describe(converter))
     if not isinstance(role, str):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
-        raise FieldError(explain("field(role)", "a string", describe(role)))
+        raise FieldError("field(role)", "a string", describe(role))
     if static and role != DEFAULT_ROLE:
         raise FieldError(
-            explain(
-                "field",
-                "a role for data, or static=True",
-                f"both, static=True and role={role!r}",
-                cure="configuration has no role: leave one of the two out",
-            )
+            "field",
+            "a role for data, or static=True",
+            f"both, static=True and role={role!r}",
+            cure="configuration has no role: leave one of the two out",
         )
     if constraint is not None:
         _check_constraint(constraint, static)
@@ -150,35 +146,31 @@ def field(
         given = ", ".join(f"{name}={describe(value)}" for name, value in kwargs.items())
         cure = f"it says: {error}"
         expected = "arguments that dataclasses.field takes, too"
-        raise FieldError(explain("field", expected, given, cure=cure)) from error
+        raise FieldError("field", expected, given, cure=cure) from error
 
 
 def _check_constraint(constraint: Any, static: bool) -> None:
     if not isinstance(constraint, AbstractConstraint):
         raise FieldError(
-            explain(
-                "field(constraint)",
-                "one of pm.constraints",
-                describe(constraint),
-                cure=[
-                    "write, for instance:",
-                    "pm.field(constraint=pm.constraints.positive)",
-                    "pm.field(constraint=pm.constraints.interval(0.0, 1.0))",
-                    "pm.field(constraint=pm.constraints.bijection(forward, inverse))",
-                ],
-            )
+            "field(constraint)",
+            "one of pm.constraints",
+            describe(constraint),
+            cure=[
+                "write, for instance:",
+                "pm.field(constraint=pm.constraints.positive)",
+                "pm.field(constraint=pm.constraints.interval(0.0, 1.0))",
+                "pm.field(constraint=pm.constraints.bijection(forward, inverse))",
+            ],
         )
     if static:
         raise FieldError(
-            explain(
-                "field",
-                "a constraint for data, or static=True",
-                f"both, static=True and constraint={constraint!r}",
-                cure=[
-                    "configuration is not trained; for data that training leaves alone write:",
-                    f"pm.buffer(constraint=pm.constraints.{constraint!r})",
-                ],
-            )
+            "field",
+            "a constraint for data, or static=True",
+            f"both, static=True and constraint={constraint!r}",
+            cure=[
+                "configuration is not trained; for data that training leaves alone write:",
+                f"pm.buffer(constraint=pm.constraints.{constraint!r})",
+            ],
         )
 
 
@@ -246,12 +238,10 @@ def refuse_not_called(cls: type) -> None:
         # By identity: a default may be an array.
         if any(value is declares for declares in (field, buffer, static_field)):
             raise FieldError(
-                explain(
-                    f"{cls.__qualname__}.{name}",
-                    "a field declaration, which is called",
-                    f"{value.__name__} itself",
-                    cure=["write:", f"{name}: ... = pm.{value.__name__}()"],
-                )
+                f"{cls.__qualname__}.{name}",
+                "a field declaration, which is called",
+                f"{value.__name__} itself",
+                cure=["write:", f"{name}: ... = pm.{value.__name__}()"],
             )
 
 
@@ -262,16 +252,14 @@ def refuse_declaration(cls: type, name: str) -> NoReturn:
         FieldError: always.
     """
     raise FieldError(
-        explain(
-            f"{cls.__qualname__}.{name}",
-            "a value",
-            "a field declaration, which belongs into the class body",
-            cure=[
-                "declare the field there, and assign its value:",
-                f"class {cls.__name__}(pm.Module):",
-                f"    {name}: ... = pm.field(...)",
-            ],
-        )
+        f"{cls.__qualname__}.{name}",
+        "a value",
+        "a field declaration, which belongs into the class body",
+        cure=[
+            "declare the field there, and assign its value:",
+            f"class {cls.__name__}(pm.Module):",
+            f"    {name}: ... = pm.field(...)",
+        ],
     )
 
 

@@ -217,7 +217,7 @@ that only other libraries have.
     """
     if name in OTHER_NAMES:
         where = f"{package}.{name}"
-        raise MissingNameError(explain(where, "an attribute", _GOT, cure=OTHER_NAMES[name]))
+        raise MissingNameError(where, "an attribute", _GOT, cure=OTHER_NAMES[name])
     told = f"module {package!r} has no attribute {name!r}"
     raise AttributeError(told, name=name, obj=sys.modules[package])
 

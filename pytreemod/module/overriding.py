@@ -14,7 +14,7 @@ import functools as ft
 import inspect
 from typing import Any, NoReturn
 
-from pytreemod.errors import FieldError, describe, explain
+from pytreemod.errors import FieldError, describe
 from pytreemod.module.fields import declares
 from pytreemod.typing import class_of
 
@@ -73,16 +73,14 @@ def refuse_overridden(cls: type, name: str, found: Any, given: Any) -> NoReturn:
     what = "property" if isinstance(found, _PROPERTIES) else "method"
     owner = next(base for base in cls.__mro__ if name in vars(base)).__qualname__
     raise FieldError(
-        explain(
-            f"{cls.__qualname__}.{name}",
-            f"nothing to be set, for a {what} of {owner} has taken the field's place",
-            describe(given),
-            cure=[
-                f"set it only where it is a field, or give the {what} another name:",
-                f"if not isinstance(self, {cls.__name__}):",
-                f"    self.{name} = {name}",
-            ],
-        )
+        f"{cls.__qualname__}.{name}",
+        f"nothing to be set, for a {what} of {owner} has taken the field's place",
+        describe(given),
+        cure=[
+            f"set it only where it is a field, or give the {what} another name:",
+            f"if not isinstance(self, {cls.__name__}):",
+            f"    self.{name} = {name}",
+        ],
     )
 
 
@@ -109,12 +107,10 @@ def refuse_properties(cls: type) -> None:
                 f"{name}: pm.AbstractVar[{kind}]",
             ]
         raise FieldError(
-            explain(
-                f"{cls.__qualname__}.{name}",
-                "either a field or a property",
-                f"the annotation of a field, and a property of {owner.__qualname__}",
-                cure=cure,
-            )
+            f"{cls.__qualname__}.{name}",
+            "either a field or a property",
+            f"the annotation of a field, and a property of {owner.__qualname__}",
+            cure=cure,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from pytreemod.errors import FieldError, explain
+from pytreemod.errors import FieldError
 from pytreemod.module.classes import Module
 
 _M = TypeVar("_M", bound=Module)
@@ -74,12 +74,10 @@ def module_update_wrapper(wrapper: _M, wrapped: Any = None) -> _M:
     cls = type(wrapper)
     if not isinstance(getattr(cls, "__wrapped__", None), property):
         raise FieldError(
-            explain(
-                f"module_update_wrapper({cls.__qualname__})",
-                "a class with a property __wrapped__",
-                "none",
-                cure=["add it:", "@property", "def __wrapped__(self):", "    return self.fn"],
-            )
+            f"module_update_wrapper({cls.__qualname__})",
+            "a class with a property __wrapped__",
+            "none",
+            cure=["add it:", "@property", "def __wrapped__(self):", "    return self.fn"],
         )
     if wrapped is None:
         wrapped = getattr(wrapper, "__wrapped__")  # noqa: B009  (no attribute of every Module)

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 import jax
 
-from pytreemod.errors import AccessError, FieldError, ShapeError, SpecError, describe, explain
+from pytreemod.errors import AccessError, FieldError, ShapeError, SpecError, describe
 from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import Waiting
@@ -131,12 +131,10 @@ def evaluate(node: Any, where: str) -> Any:
     is_same = value.shape == made.shape if shapes == made.leaves else True
     if made.shape is not None and not (is_same and value.ndim == len(made.shape)):
         raise ShapeError(
-            explain(
-                where,
-                f"the shape that it had when it was made, {made.shape}",
-                f"{describe(value)} from {class_of(node).__qualname__}.value()",
-                cure=["make another:", f"pm.tree_at(lambda m: m.path.to.{_last(where)}, m, new)"],
-            )
+            where,
+            f"the shape that it had when it was made, {made.shape}",
+            f"{describe(value)} from {class_of(node).__qualname__}.value()",
+            cure=["make another:", f"pm.tree_at(lambda m: m.path.to.{_last(where)}, m, new)"],
         )
     return value
 
@@ -210,15 +208,13 @@ def _value(node: Any, where: str) -> Any:
         # Python would take it for one of the field itself, and ask `__getattr__`.
         expected = f"{class_of(node).__qualname__}.value() to run"
         cure = f"it says: {error}"
-        raise FieldError(explain(where, expected, "an AttributeError", cure=cure)) from error
+        raise FieldError(where, expected, "an AttributeError", cure=cure) from error
     if not is_array(value):
         raise FieldError(
-            explain(
-                where,
-                f"an array from {class_of(node).__qualname__}.value()",
-                describe(value),
-                cure=["return what stands for the array:", "def value(self) -> jax.Array: ..."],
-            )
+            where,
+            f"an array from {class_of(node).__qualname__}.value()",
+            describe(value),
+            cure=["return what stands for the array:", "def value(self) -> jax.Array: ..."],
         )
     return value
 
@@ -239,26 +235,22 @@ def _refuse_leaves(
             "model = pm.resolve(model)",
         ]
     raise ShapeError(
-        explain(
-            where,
-            f"a value computed from the shapes {', '.join(map(str, made))}, as it was made",
-            f"arrays of the shapes {', '.join(map(str, shapes))}",
-            cure=cure,
-        )
+        where,
+        f"a value computed from the shapes {', '.join(map(str, made))}, as it was made",
+        f"arrays of the shapes {', '.join(map(str, shapes))}",
+        cure=cure,
     )
 
 
 def _refuse_derivatives(where: str, found: str) -> NoReturn:
     raise ShapeError(
-        explain(
-            where,
-            "a value computed from a model's arrays",
-            found,
-            cure=[
-                "gradients, and the parts of a model, have no computed values; look at the leaves:",
-                "pm.named_leaves(grads)",
-            ],
-        )
+        where,
+        "a value computed from a model's arrays",
+        found,
+        cure=[
+            "gradients, and the parts of a model, have no computed values; look at the leaves:",
+            "pm.named_leaves(grads)",
+        ],
     )
 
 
@@ -398,13 +390,11 @@ def _source(node: Any, tie: Tie, followed: dict[Any, Any]) -> Any:
         circle = [tie for _, tie, found in followed.values() if found is _OPEN]
         places = [f"{path_text(t.place)} to {path_text(t.source)}" for t in circle]
         raise SpecError(
-            explain(
-                "tie",
-                "a place with a value of its own at the end of every chain of ties",
-                "ties in a circle",
-                places=dict.fromkeys(places),
-                cure=["take one of them away:", f"pm.untie(model, {path_text(tie.place)!r})"],
-            )
+            "tie",
+            "a place with a value of its own at the end of every chain of ties",
+            "ties in a circle",
+            places=dict.fromkeys(places),
+            cure=["take one of them away:", f"pm.untie(model, {path_text(tie.place)!r})"],
         )
     return known[2]
 
@@ -489,16 +479,14 @@ def refuse_tied_place(tie: Tie) -> NoReturn:
     """Raise the error for an edit of a tied place."""
     place, source = path_text(tie.place), path_text(tie.source)
     raise AccessError(
-        explain(
-            place,
-            f"no edit, for it is tied to {source}",
-            "a new value",
-            cure=[
-                "edit the source, or take the tie away first:",
-                f"pm.tree_at({source!r}, model, new)",
-                f"pm.untie(model, {place!r})",
-            ],
-        )
+        place,
+        f"no edit, for it is tied to {source}",
+        "a new value",
+        cure=[
+            "edit the source, or take the tie away first:",
+            f"pm.tree_at({source!r}, model, new)",
+            f"pm.untie(model, {place!r})",
+        ],
     )
 
 

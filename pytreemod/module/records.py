@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, MutableMapping
 from typing import Any, NoReturn, cast
 
-from pytreemod.errors import FieldError, FrozenError, describe, explain
+from pytreemod.errors import FieldError, FrozenError, describe
 from pytreemod.module.flattening import Flattened
 from pytreemod.module.methods import BoundMethod
 from pytreemod.module.overriding import is_bound, refuse_overridden
@@ -232,12 +232,10 @@ def make_record(cls: type, values: dict[str, Any]) -> Any:
 def _refuse_deletion(node: Any, name: str) -> NoReturn:
     cls = type(node).__qualname__
     raise FrozenError(
-        explain(
-            f"{cls}.{name}",
-            "no deletion, for a Module is frozen",
-            f"del on {name!r}",
-            cure=["make a new one without the value:", f"model = model.replace({name}=None)"],
-        )
+        f"{cls}.{name}",
+        "no deletion, for a Module is frozen",
+        f"del on {name!r}",
+        cure=["make a new one without the value:", f"model = model.replace({name}=None)"],
     )
 
 
@@ -261,13 +259,11 @@ def refuse_assignment(node: Any, name: str, value: Any) -> None:
             *_declaration(cls, name),
         ]
     raise FrozenError(
-        explain(
-            f"{cls}.{name}",
-            "no assignment, for a Module is frozen",
-            # As Python says it for a frozen dataclass, in a sentence of its own.
-            f"the value {describe(value)}. You cannot assign to field {name!r}",
-            cure=cure,
-        )
+        f"{cls}.{name}",
+        "no assignment, for a Module is frozen",
+        # As Python says it for a frozen dataclass, in a sentence of its own.
+        f"the value {describe(value)}. You cannot assign to field {name!r}",
+        cure=cure,
     )
 
 
@@ -290,12 +286,10 @@ def refuse_undeclared(node: Any, name: str) -> None:
     cls = type(node).__qualname__
     fields = ", ".join(class_of(node).__record__.fields) or "none"
     raise FrozenError(
-        explain(
-            f"{cls}.{name}",
-            f"a declared field ({fields})",
-            f"an undeclared attribute {name!r}",
-            cure=["declare it in the class body:", *_declaration(cls, name)],
-        )
+        f"{cls}.{name}",
+        f"a declared field ({fields})",
+        f"an undeclared attribute {name!r}",
+        cure=["declare it in the class body:", *_declaration(cls, name)],
     )
 
 
@@ -344,31 +338,27 @@ def refuse_itself(node: Any, name: str, value: Any) -> None:
 def _refuse_own(node: Any, name: str, what: str) -> None:
     cls = type(node).__qualname__
     raise FieldError(
-        explain(
-            f"{cls}.{name}",
-            "a value that does not contain the instance itself",
-            f"{what}. Cannot assign methods in __init__",
-            cure=[
-                "a tree cannot contain itself; write a method instead:",
-                f"def {name}(self, *args): ...",
-            ],
-        )
+        f"{cls}.{name}",
+        "a value that does not contain the instance itself",
+        f"{what}. Cannot assign methods in __init__",
+        cure=[
+            "a tree cannot contain itself; write a method instead:",
+            f"def {name}(self, *args): ...",
+        ],
     )
 
 
 def _refuse_finished(node: Any, what: str = "") -> NoReturn:
     cls = type(node).__qualname__
     raise FrozenError(
-        explain(
-            f"{cls}.__init__",
-            "an instance that is being built",
-            f"a finished one, which is frozen{what}",
-            cure=[
-                "make another; and if a transform stands around __init__, it gets a copy: "
-                "transform the class",
-                f"model = {type(node).__name__}(...)",
-                f"model = pm.filter_jit({type(node).__name__})(...)",
-                f"models = pm.filter_vmap({type(node).__name__})(...)",
-            ],
-        )
+        f"{cls}.__init__",
+        "an instance that is being built",
+        f"a finished one, which is frozen{what}",
+        cure=[
+            "make another; and if a transform stands around __init__, it gets a copy: "
+            "transform the class",
+            f"model = {type(node).__name__}(...)",
+            f"model = pm.filter_jit({type(node).__name__})(...)",
+            f"models = pm.filter_vmap({type(node).__name__})(...)",
+        ],
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, NoReturn, TypeVar
 
-from pytreemod.errors import ArgumentError, SpecError, describe, explain
+from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.module.classes import put_together
 from pytreemod.module.schema import ROLES
 from pytreemod.tree.nodes import (
@@ -167,12 +167,10 @@ def _check_role(role: Any) -> None:
         return
     if not isinstance(role, str) or not role:
         raise ArgumentError(
-            explain(
-                "with_role(role)",
-                '"param", "buffer", another word, or None for what the class declares',
-                describe(role),
-                cure=["write, for instance", 'pm.with_role(model, "layers.0", "buffer")'],
-            )
+            "with_role(role)",
+            '"param", "buffer", another word, or None for what the class declares',
+            describe(role),
+            cure=["write, for instance", 'pm.with_role(model, "layers.0", "buffer")'],
         )
     if role in DECLARED_ROLES:
         return
@@ -182,23 +180,19 @@ def _check_role(role: Any) -> None:
     meant = [name for name, words in _SYNONYMS.items() if said in words] or meant
     if meant:
         raise ArgumentError(
-            explain(
-                "with_role(role)",
-                f'"{meant[0]}", or a word that does not mean that',
-                repr(role),
-                cure=["did you mean", f'pm.with_role(model, selector, "{meant[0]}")'],
-            )
+            "with_role(role)",
+            f'"{meant[0]}", or a word that does not mean that',
+            repr(role),
+            cure=["did you mean", f'pm.with_role(model, selector, "{meant[0]}")'],
         )
 
 
 def _refuse_nothing(selector: Any, spots: list[Place]) -> NoReturn:
     raise SpecError(
-        explain(
-            "with_role(selector)",
-            "a selector that picks at least one leaf",
-            f"none, by {selector!r}",
-            cure=leaves_shown(spots),
-        )
+        "with_role(selector)",
+        "a selector that picks at least one leaf",
+        f"none, by {selector!r}",
+        cure=leaves_shown(spots),
     )
 
 
@@ -206,18 +200,16 @@ def _refuse_unheld(picked: list[Place]) -> None:
     lost = [path_text(spot.path) for spot in picked if _depth_of_holder(spot) < 0]
     if lost:
         raise SpecError(
-            explain(
-                "with_role(selector)",
-                "leaves of Modules, which keep the roles of what is in them",
-                "leaves of which no Module is above",
-                places=lost,
-                cure=[
-                    "say at each call what is trained, or hold them in a Module:",
-                    "pm.filter_grad(loss, wrt=selector)",
-                    "class Params(pm.Module):",
-                    "    arrays: dict",
-                ],
-            )
+            "with_role(selector)",
+            "leaves of Modules, which keep the roles of what is in them",
+            "leaves of which no Module is above",
+            places=lost,
+            cure=[
+                "say at each call what is trained, or hold them in a Module:",
+                "pm.filter_grad(loss, wrt=selector)",
+                "class Params(pm.Module):",
+                "    arrays: dict",
+            ],
         )
 
 
@@ -228,11 +220,9 @@ def _check_roles(new: Any, spots: list[Place], mask: list[bool], role: str) -> N
     wrong = [path_text(spot.path) for spot, expected in found if spot.role != expected]
     if wrong:
         raise SpecError(
-            explain(
-                "with_role(selector)",
-                "leaves with steps of different names",
-                "some with the names of others",
-                places=wrong,
-                cure="name the children of that node by different keys",
-            )
+            "with_role(selector)",
+            "leaves with steps of different names",
+            "some with the names of others",
+            places=wrong,
+            cure="name the children of that node by different keys",
         )

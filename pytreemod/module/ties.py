@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar, cast
 
 import jax
 
-from pytreemod.errors import AccessError, ArgumentError, ShapeError, SpecError, describe, explain
+from pytreemod.errors import AccessError, ArgumentError, ShapeError, SpecError, describe
 from pytreemod.module.classes import Module, put_together
 from pytreemod.module.computed_leaves import Computed
 from pytreemod.module.constrained_leaves import Constrained
@@ -121,14 +121,14 @@ def tie(
         Improve Language Models".
     """
     if through is not None and not callable(through):
-        raise ArgumentError(explain("tie(through)", "a function of an array", describe(through)))
+        raise ArgumentError("tie(through)", "a function of an array", describe(through))
     if record_of(model) is not None and _notes(model, (place, to, through)):
         return model
     model = with_new_containers(model)
     sources = locate(to, model, None, "tie(to)").targets
     if len(sources) != 1:
         names = ", ".join(path_text(target.path) for target in sources) or "none"
-        raise SpecError(explain("tie(to)", "one node", f"{len(sources)}: {names}"))
+        raise SpecError("tie(to)", "one node", f"{len(sources)}: {names}")
     tied: Any = model
     for target in locate(place, model, None, "tie(place)").targets:
         tied = _tie_one(tied, target, sources[0], through)
@@ -162,12 +162,10 @@ def untie(model: _T, place: str | Where | None = None) -> _T:
     if record_of(model) is not None and ASKED in cast(Any, model).__stored__:
         cls = class_of(model).__qualname__
         raise AccessError(
-            explain(
-                f"untie({cls})",
-                "a finished model, for ties are made when construction ends",
-                "one that is not finished",
-                cure=["say it where the tie is asked for:", "if is_tied:", "    pm.tie(self, ...)"],
-            )
+            f"untie({cls})",
+            "a finished model, for ties are made when construction ends",
+            "one that is not finished",
+            cure=["say it where the tie is asked for:", "if is_tied:", "    pm.tie(self, ...)"],
         )
     model = with_new_containers(model)
     if place is None:
@@ -179,7 +177,7 @@ def untie(model: _T, place: str | Where | None = None) -> _T:
             text = path_text(target.path)
             known = ", ".join(path_text(path) for path, _ in _holes(model, ())) or "no place is"
             cure = f"tied are: {known}"
-            raise SpecError(explain("untie(place)", expected, f"{text}, which is not", cure=cure))
+            raise SpecError("untie(place)", expected, f"{text}, which is not", cure=cure)
     return _untied(model, {target.path for target in targets}, ())
 
 
@@ -201,12 +199,10 @@ class Tied(Module):
         if name.startswith("__"):
             raise AttributeError(name)
         raise AccessError(
-            explain(
-                f"a place that is tied to {self.to}",
-                "to be reached at its source",
-                f"{name!r} of the place",
-                cure=["edit the source:", f"pm.tree_at({self.to + '.' + name!r}, model, new)"],
-            )
+            f"a place that is tied to {self.to}",
+            "to be reached at its source",
+            f"{name!r} of the place",
+            cure=["edit the source:", f"pm.tree_at({self.to + '.' + name!r}, model, new)"],
         )
 
 
@@ -264,16 +260,14 @@ def _notes(model: Any, asked: tuple[Any, Any, Any]) -> bool:
         if _is_method_of(caller, model, ("__check_init__",)):
             cls = class_of(model).__qualname__
             raise AccessError(
-                explain(
-                    f"{cls}.__check_init__",
-                    "no tie, for the instance is finished",
-                    "pm.tie(self, ...), which gives a new one",
-                    cure=[
-                        "tie it in __init__, or in __post_init__ where there is none:",
-                        "def __post_init__(self):",
-                        f"    pm.tie(self, {asked[0]!r}, to={asked[1]!r})",
-                    ],
-                )
+                f"{cls}.__check_init__",
+                "no tie, for the instance is finished",
+                "pm.tie(self, ...), which gives a new one",
+                cure=[
+                    "tie it in __init__, or in __post_init__ where there is none:",
+                    "def __post_init__(self):",
+                    f"    pm.tie(self, {asked[0]!r}, to={asked[1]!r})",
+                ],
             )
         return False
     while caller is not None:
@@ -325,13 +319,11 @@ def _tie_one(
     count = _keeper_depth(model, shared)
     if count is None:
         raise SpecError(
-            explain(
-                "tie",
-                "a Module above both places, which keeps the tie",
-                f"{describe(model)}",
-                places=[path_text(place), path_text(origin)],
-                cure=["let a Module hold them:", "class Pair(pm.Module): ..."],
-            )
+            "tie",
+            "a Module above both places, which keeps the tie",
+            f"{describe(model)}",
+            places=[path_text(place), path_text(origin)],
+            cure=["let a Module hold them:", "class Pair(pm.Module): ..."],
         )
     new = follow(model, origin)
     axes = _member_axes(model, place[:count])
@@ -399,7 +391,7 @@ def _check_fit(
         return None
     if not (is_array(new) or is_computed(new)):
         expected = "an array at the source, for there is a function to go through"
-        raise ArgumentError(explain("tie(through)", expected, f"{origin}: {describe(new)}"))
+        raise ArgumentError("tie(through)", expected, f"{origin}: {describe(new)}")
     old = _one_of(old, axes)
     made = _made_through(through, _one_of(new, axes))
     if made.shape != (_form(old) or ((None, None),))[0][1]:
@@ -449,15 +441,13 @@ def _check_configuration(old: Any, new: Any, place: str, origin: str) -> None:
             array = next(iter(_form(old)), ("", None))[0]
             spots = [_inside(start, array) for start in (place, origin)]
             raise SpecError(
-                explain(
-                    "tie",
-                    f"a source that is configured as {place} is",
-                    f"{describe(value)} at {names[0]}, and {describe(other)} at {names[1]}",
-                    cure=[
-                        "tie the arrays alone:",
-                        f"pm.tie(model, {spots[0]!r}, to={spots[1]!r})",
-                    ],
-                )
+                "tie",
+                f"a source that is configured as {place} is",
+                f"{describe(value)} at {names[0]}, and {describe(other)} at {names[1]}",
+                cure=[
+                    "tie the arrays alone:",
+                    f"pm.tie(model, {spots[0]!r}, to={spots[1]!r})",
+                ],
             )
 
 
@@ -507,17 +497,15 @@ def _check_bounds(old: Any, new: Any, place: str, origin: str) -> None:
         if found != constraint:
             at = f"{place}.{path}" if path else place
             raise SpecError(
-                explain(
-                    "tie",
-                    f"a source that is {constraint!r}, as {at} is",
-                    f"one that is {'without bounds' if found is None else repr(found)}",
-                    places=[origin],
-                    cure=[
-                        "tie the other of the two, or say how one is inside of the other's bounds:",
-                        f"pm.tie(model, {origin!r}, to={place!r})",
-                        f"pm.tie(model, {place!r}, to={origin!r}, through=jnp.exp)",
-                    ],
-                )
+                "tie",
+                f"a source that is {constraint!r}, as {at} is",
+                f"one that is {'without bounds' if found is None else repr(found)}",
+                places=[origin],
+                cure=[
+                    "tie the other of the two, or say how one is inside of the other's bounds:",
+                    f"pm.tie(model, {origin!r}, to={place!r})",
+                    f"pm.tie(model, {place!r}, to={origin!r}, through=jnp.exp)",
+                ],
             )
 
 
@@ -568,24 +556,20 @@ def _cure_of_misfit(place: str, origin: str, old: Any, new: Any) -> list[str]:
 
 def _refuse_misfit(place: str, origin: str, old: str, new: str, cure: Sequence[str]) -> NoReturn:
     raise ShapeError(
-        explain(
-            "tie",
-            f"what fits in the place of {place}: {old or 'no array'}",
-            f"{origin}: {new or 'no array'}",
-            cure=cure,
-        )
+        "tie",
+        f"what fits in the place of {place}: {old or 'no array'}",
+        f"{origin}: {new or 'no array'}",
+        cure=cure,
     )
 
 
 def _refuse_nested(place: KeyPath, origin: KeyPath) -> NoReturn:
     what = "itself" if place == origin else "a node that one of the two contains"
     raise SpecError(
-        explain(
-            "tie",
-            "two places of which none is inside of the other",
-            f"a tie of {path_text(place)} to {what}",
-            places=dict.fromkeys([path_text(place), path_text(origin)]),
-        )
+        "tie",
+        "two places of which none is inside of the other",
+        f"a tie of {path_text(place)} to {what}",
+        places=dict.fromkeys([path_text(place), path_text(origin)]),
     )
 
 

@@ -108,7 +108,7 @@ def sizes_follow(**rules: SizeRule) -> Callable[[_F], _F]:
     for name, rule in rules.items():
         if not callable(rule):
             where = f"sizes_follow({name})"
-            raise ArgumentError(explain(where, "a function of the call's inputs", describe(rule)))
+            raise ArgumentError(where, "a function of the call's inputs", describe(rule))
 
     def mark(init: _F) -> _F:
         setattr(init, RULES, Rules(init, rules))
@@ -134,7 +134,7 @@ class Rules:
         if unknown:
             where = f"sizes_follow({unknown[0]})"
             expected = f"an argument of __init__ ({', '.join([*parameters][1:])})"
-            raise ArgumentError(explain(where, expected, repr(unknown[0])))
+            raise ArgumentError(where, expected, repr(unknown[0]))
         # Where each stands in a call, without self. Looked at whenever an instance is made: to
         # bind a call costs as much as most `__init__`s.
         self._spots: list[tuple[str, int, Any]] = []
@@ -359,7 +359,7 @@ def _apply(cls: Any, name: str, rule: Callable[..., Any], known: dict[str, Any])
             where = f"{cls.__qualname__}: sizes_follow({name})"
             call = ", ".join([*inspect.signature(cls.__call__).parameters][1:])
             expected = f"a function of arguments of __call__ ({call}), by their names"
-            raise SpecError(explain(where, expected, f"one of {parameter.name!r}"))
+            raise SpecError(where, expected, f"one of {parameter.name!r}")
     try:
         return rule(**given)
     except (AttributeError, IndexError, TypeError) as error:
@@ -367,7 +367,7 @@ def _apply(cls: Any, name: str, rule: Callable[..., Any], known: dict[str, Any])
         where = f"{cls.__qualname__}({name}=None)"
         found = ", ".join(f"{key}={describe(value)}" for key, value in given.items())
         expected = "inputs of which it follows"
-        raise UnfinishedError(explain(where, expected, found)) from error
+        raise UnfinishedError(where, expected, found) from error
 
 
 def finish(node: Any, sizes: dict[str, Any]) -> Any:
@@ -573,17 +573,15 @@ def refuse_unfinished(where: str, tree: Any) -> None:
     found = [(path, node) for path, node in spots if is_unfinished(node)]
     if found:
         raise UnfinishedError(
-            explain(
-                where,
-                "a finished model",
-                f"{len(found)} Module{'s' if len(found) > 1 else ''} without a size",
-                places=[f"{path_text(path)}: {node!r}" for path, node in found if path],
-                cure=_CURE,
-            )
+            where,
+            "a finished model",
+            f"{len(found)} Module{'s' if len(found) > 1 else ''} without a size",
+            places=[f"{path_text(path)}: {node!r}" for path, node in found if path],
+            cure=_CURE,
         )
     if any(map(_waits, jtu.tree_leaves(tree, is_leaf=_waits))):
         expected, got = "a finished model", "one whose ties wait for materialize"
-        raise UnfinishedError(explain(where, expected, got, cure=_CURE))
+        raise UnfinishedError(where, expected, got, cure=_CURE)
 
 
 def _waits(node: Any) -> bool:
@@ -644,10 +642,9 @@ def _list(names: tuple[str, ...]) -> str:
 
 
 def _refuse_supply(cls: Any, name: str, expected: str, error: Exception | None = None) -> NoReturn:
-    text = explain(
+    raise UnfinishedError(
         f"{cls.__qualname__}(key)" if name == "key" else f"{cls.__qualname__}({name})",
         f"__init__ {expected}, so that those who take keys after it get theirs",
         "one that does not" if error is None else type(error).__name__,
         cure=["give it a key of its own:", f"{cls.__name__}(..., {name}=next(keys))"],
-    )
-    raise UnfinishedError(text) from error
+    ) from error

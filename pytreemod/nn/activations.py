@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Shaped
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
@@ -104,4 +104,4 @@ def _initial_slope(where: str, value: Any) -> Array:
             # Of its own dtype: a weak one would give way to that of the updates.
             return slope.astype(slope.dtype)
     expected = "a floating number, or an array of them"
-    raise ArgumentError(explain(where, expected, describe(value)))
+    raise ArgumentError(where, expected, describe(value))

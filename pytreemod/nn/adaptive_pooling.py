@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Shaped
 
-from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
@@ -104,7 +104,7 @@ class AdaptivePool(Module):
                 f"{name} >= {count}"
                 for name, count in zip(spatial_names(dims), self.target_shape, strict=True)
             )
-            raise ShapeError(explain(str(where), f"x with {least}", describe(x)))
+            raise ShapeError(where, f"x with {least}", describe(x))
         return adaptive_pool(x, self.target_shape, self.operation)
 
 
@@ -260,4 +260,4 @@ def _check_reduction(where: str, operation: Any) -> Callable[[Any], Any]:
     if callable(operation):
         return operation
     cure = ("Pass a function from an array to a number:", "operation=jnp.mean")
-    raise ArgumentError(explain(where, "a function", describe(operation), cure=cure))
+    raise ArgumentError(where, "a function", describe(operation), cure=cure)

@@ -115,7 +115,7 @@ def check_size(where: str, value: Any, minimum: int = 0) -> int:
     """
     whole = as_integer(value)
     if whole is None or whole < minimum:
-        raise ArgumentError(explain(where, f"an integer of at least {minimum}", describe(value)))
+        raise ArgumentError(where, f"an integer of at least {minimum}", describe(value))
     return whole
 
 
@@ -147,7 +147,7 @@ def check_feature_size(where: str, value: Any) -> int | Literal["scalar"]:
     whole = as_integer(value)
     if whole is None or whole < 0:
         expected = "an integer of at least 0 or 'scalar'"
-        raise ArgumentError(explain(where, expected, describe(value)))
+        raise ArgumentError(where, expected, describe(value))
     return whole
 
 
@@ -176,7 +176,7 @@ def check_sizes(where: str, value: Any, count: int, minimum: int = 0) -> tuple[i
         if all(size is not None and size >= minimum for size in sizes):
             return tuple(size for size in sizes if size is not None)
     expected = f"an integer of at least {minimum}, or a sequence of {count} of them"
-    raise ArgumentError(explain(where, expected, describe(value)))
+    raise ArgumentError(where, expected, describe(value))
 
 
 def is_traced(value: Any) -> bool:
@@ -215,7 +215,7 @@ def check_number(where: str, value: Any, low: float, high: float = math.inf) -> 
     if number is not None and low <= number <= high:
         return float(number)
     expected = f"a number from {low:g} to {high:g}" if high < math.inf else f"a number >= {low:g}"
-    raise ArgumentError(explain(where, expected, describe(value)))
+    raise ArgumentError(where, expected, describe(value))
 
 
 def check_flag(where: str, value: Any) -> bool:
@@ -223,7 +223,7 @@ def check_flag(where: str, value: Any) -> bool:
     if type(value) in (bool, np.bool_):
         return bool(value)
     cure = TRACED_CURE[0].rstrip(":") + "." if is_traced(value) else ()
-    raise ArgumentError(explain(where, "True or False", describe(value), cure=cure))
+    raise ArgumentError(where, "True or False", describe(value), cure=cure)
 
 
 def in_inference(where: TitleLike, own: Any, given: Any) -> bool:
@@ -247,7 +247,7 @@ def in_inference(where: TitleLike, own: Any, given: Any) -> bool:
     value = own if given is None else given
     if is_traced(value):
         expected = "inference to be known while tracing"
-        raise ArgumentError(explain(str(where), expected, describe(value), cure=TRACED_CURE))
+        raise ArgumentError(where, expected, describe(value), cure=TRACED_CURE)
     return bool(value)
 
 
@@ -300,7 +300,7 @@ def check_kept(layer: Any, name: str, form: Any) -> None:
     if value == form:
         return
     cure = ("as the constructor would keep it:", f"{name}={form!r}")
-    raise ArgumentError(explain(named(layer, name), repr(form), describe(value), cure=cure))
+    raise ArgumentError(named(layer, name), repr(form), describe(value), cure=cure)
 
 
 def check_held_number(layer: Any, changes: Mapping[str, Any], name: str, holder: str) -> None:
@@ -324,7 +324,7 @@ def check_held_number(layer: Any, changes: Mapping[str, Any], name: str, holder:
         return
     expected = f"{old}, with which its layers were made"
     cure = ("Make another one:", f"{type(layer).__name__}(make_layer, {describe(new)}, key=key)")
-    raise ArgumentError(explain(named(layer, name), expected, describe(new), cure=cure))
+    raise ArgumentError(named(layer, name), expected, describe(new), cure=cure)
 
 
 def check_choice(where: str, value: Any, choices: Sequence[str]) -> str:
@@ -347,7 +347,7 @@ def check_choice(where: str, value: Any, choices: Sequence[str]) -> str:
     """
     if isinstance(value, str) and value.upper() in choices:
         return value.upper()
-    raise ArgumentError(explain(where, f"one of {', '.join(map(repr, choices))}", describe(value)))
+    raise ArgumentError(where, f"one of {', '.join(map(repr, choices))}", describe(value))
 
 
 def check_key(where: TitleLike, key: Any) -> PRNGKeyArray:
@@ -373,7 +373,7 @@ def check_key(where: TitleLike, key: Any) -> PRNGKeyArray:
     shape, dtype = getattr(key, "shape", None), getattr(key, "dtype", None)
     if shape is None or dtype is None:
         cure = STATE_CURE if isinstance(key, State) else KEY_CURE
-        raise RngError(explain(str(where), "a random key", describe(key), cure=cure))
+        raise RngError(where, "a random key", describe(key), cure=cure)
     typed = jnp.issubdtype(dtype, jax.dtypes.prng_key)
     # Old-style keys are bare uint32 words: two of them by default, four for the "rbg" generator.
     if (typed and shape == ()) or (dtype == jnp.uint32 and shape in ((2,), (4,))):
@@ -381,7 +381,7 @@ def check_key(where: TitleLike, key: Any) -> PRNGKeyArray:
     cure: Sequence[str] = KEY_CURE
     if typed:
         cure = ("These are several keys; pass one of them, or map over them:", "jax.vmap(f)(keys)")
-    raise RngError(explain(str(where), "one random key", describe(key), cure=cure))
+    raise RngError(where, "one random key", describe(key), cure=cure)
 
 
 def split_key(where: TitleLike, key: KeyLike, n: int) -> Sequence[PRNGKeyArray] | Keys:
@@ -468,7 +468,7 @@ def check_dtype(where: str, dtype: Any, *, real: bool = False) -> Any:
     except TypeError:
         accepted = False
     if not accepted:
-        raise ArgumentError(explain(where, "a floating dtype", describe(dtype)))
+        raise ArgumentError(where, "a floating dtype", describe(dtype))
     return available_dtype(where, dtype)
 
 
@@ -497,7 +497,7 @@ def check_array(where: TitleLike, x: Any, argument: str = "x") -> Array:
         called = f"layer({argument}, key=key)" if argument == "x" else "layer(..., key=key)"
         cure = ("A random key is passed by name:", called)
         expected = f"{argument} to be an array of numbers"
-        raise ArgumentError(explain(str(where), expected, describe(x), cure=cure))
+        raise ArgumentError(where, expected, describe(x), cure=cure)
     if is_array_like(x) and getattr(getattr(x, "dtype", None), "kind", "f") not in _NO_NUMBERS:
         return jnp.asarray(x)
     is_input = argument == "x"
@@ -508,7 +508,7 @@ def check_array(where: TitleLike, x: Any, argument: str = "x") -> Array:
     if isinstance(x, State) and is_input:
         cure = ("First the input, then the State:", "layer(x, state)")
     refuse_tree(where, x, argument)
-    raise ArgumentError(explain(str(where), f"{argument} to be an array", describe(x), cure=cure))
+    raise ArgumentError(where, f"{argument} to be an array", describe(x), cure=cure)
 
 
 def refuse_tree(where: TitleLike, x: Any, argument: str = "x") -> None:
@@ -520,7 +520,7 @@ def refuse_tree(where: TitleLike, x: Any, argument: str = "x") -> None:
     if x is None or isinstance(x, (list, tuple, State)) or not is_node(x):
         return
     expected = f"{argument} to be an array"
-    raise ArgumentError(explain(str(where), expected, describe(x), cure=TREE_CURE))
+    raise ArgumentError(where, expected, describe(x), cure=TREE_CURE)
 
 
 def check_floating(where: TitleLike, x: Array) -> None:
@@ -529,7 +529,7 @@ def check_floating(where: TitleLike, x: Array) -> None:
         cure: Sequence[str] = ("Convert it first:", "layer(x.astype(float))")
         if jnp.issubdtype(x.dtype, jnp.complexfloating):
             cure = ("Take the real and the imaginary part each for itself:", "layer(x.real)")
-        raise ArgumentError(explain(str(where), "x of a floating dtype", describe(x), cure=cure))
+        raise ArgumentError(where, "x of a floating dtype", describe(x), cure=cure)
 
 
 def own_arrays(where: Title, **shapes: tuple[int, ...] | None) -> tuple[Any, ...]:
@@ -595,7 +595,7 @@ def _check_shape(where: Title, name: str, shape: tuple[int, ...] | None, value: 
             "Arrays and configuration go together; where they change, they change in one step:",
             f"layer = layer.replace({changes})",
         )
-    raise ShapeError(explain(str(where), expected, describe(value), cure=cure))
+    raise ShapeError(where, expected, describe(value), cure=cure)
 
 
 def refuse_label(where: Title, expected: str, value: Any) -> None:
@@ -612,7 +612,7 @@ def refuse_label(where: Title, expected: str, value: Any) -> None:
         except (TypeError, ValueError):
             is_label = True
     if is_label:
-        raise ArgumentError(explain(str(where), expected, describe(value), cure=TREE_CURE))
+        raise ArgumentError(where, expected, describe(value), cure=TREE_CURE)
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:
@@ -665,7 +665,7 @@ def check_last_axis(where: TitleLike, x: Array, size: int, argument: str) -> Non
     # A slice, for x may have no axes.
     if x.shape[-1:] != (size,):
         cure = _last_axis_cure(x.shape, size, argument)
-        raise ShapeError(explain(str(where), f"x of shape (..., {size})", describe(x), cure=cure))
+        raise ShapeError(where, f"x of shape (..., {size})", describe(x), cure=cure)
 
 
 def _last_axis_cure(shape: tuple[int, ...], size: int, argument: str) -> Sequence[str]:
@@ -716,9 +716,7 @@ def check_channels(where: TitleLike, x: Array, channels: int | None, dims: int) 
         return
     axes = ("...", "channels" if channels is None else str(channels), *spatial_names(dims))
     cure = _channel_cure(x.shape, channels, axis)
-    raise ShapeError(
-        explain(str(where), f"x of shape ({', '.join(axes)})", describe(x), cure=cure),
-    )
+    raise ShapeError(where, f"x of shape ({', '.join(axes)})", describe(x), cure=cure)
 
 
 def _channel_cure(shape: tuple[int, ...], channels: int | None, axis: int) -> Sequence[str]:
@@ -764,7 +762,7 @@ def check_window(where: TitleLike, x: Array, window: Sequence[int], pads: Sequen
     padded = tuple(size + low + high for size, (low, high) in zip(sizes, pads, strict=True))
     if any(size < extent for size, extent in zip(padded, window, strict=True)):
         expected = f"padded spatial axes of at least {tuple(window)}"
-        raise ShapeError(explain(str(where), expected, f"{padded} from {describe(x)}"))
+        raise ShapeError(where, expected, f"{padded} from {describe(x)}")
 
 
 def check_trailing(where: Title, x: Array, shape: tuple[int, ...]) -> None:
@@ -799,7 +797,7 @@ def check_trailing(where: Title, x: Array, shape: tuple[int, ...]) -> None:
     else:
         cure = f"x has too few axes; the layer normalizes over the last {count}."
     wanted = ", ".join(["...", *map(str, shape)])
-    raise ShapeError(explain(str(where), f"x of shape ({wanted})", describe(x), cure=cure))
+    raise ShapeError(where, f"x of shape ({wanted})", describe(x), cure=cure)
 
 
 def check_spread(where: TitleLike, x: Array, shape: tuple[int, ...]) -> None:
@@ -824,7 +822,7 @@ def check_spread(where: TitleLike, x: Array, shape: tuple[int, ...]) -> None:
     cure: Sequence[str] = "It belongs to the last axes of x, size by size; where it is 1, to all."
     if x.ndim == count + 1 and count == 1 and x.shape[0] == shape[0]:
         cure = ("The first axis fits; to make it the last one:", "layer(jnp.moveaxis(x, 0, -1))")
-    raise ShapeError(explain(str(where), f"x of shape ({wanted})", describe(x), cure=cure))
+    raise ShapeError(where, f"x of shape ({wanted})", describe(x), cure=cure)
 
 
 def check_rank(layer: Any, value: Any, minimum: int = 0) -> int | None:
@@ -848,9 +846,7 @@ def check_state(where: Any, state: Any) -> None:
     """
     if isinstance(state, (State, Absence)):
         return
-    raise ArgumentError(
-        explain(str(where), "a State", describe(state), cure=_state_cure(state, False))
-    )
+    raise ArgumentError(where, "a State", describe(state), cure=_state_cure(state, False))
 
 
 def required_state(where: Any, state: Any) -> State:
@@ -868,12 +864,11 @@ def required_state(where: Any, state: Any) -> State:
         StateError: nothing was.
     """
     if isinstance(state, Absence):
-        text = explain(str(where), "a State after x", "none", cure=_state_cure(None, True))
-        raise StateError(text)
+        raise StateError(where, "a State after x", "none", cure=_state_cure(None, True))
     if isinstance(state, State):
         return state
     cure = _state_cure(state, True)
-    raise ArgumentError(explain(str(where), "a State", describe(state), cure=cure))
+    raise ArgumentError(where, "a State", describe(state), cure=cure)
 
 
 def _state_cure(given: Any, is_needed: bool) -> Sequence[str]:

@@ -291,7 +291,7 @@ class MultiheadAttention(StatefulLayer):
         if self.cache is not None and not self.is_causal:
             cure = ("What is kept, later places see; so none may have seen them:", "is_causal=True")
             expected = "is_causal=True with a cache"
-            raise ArgumentError(explain(named(self, "is_causal"), expected, "False", cure=cure))
+            raise ArgumentError(named(self, "is_causal"), expected, "False", cure=cure)
         for name in ("query_size", "key_size", "value_size", "output_size", "qk_size", "vo_size"):
             check_size(named(self, name), getattr(self, name))
         _check_rotary(named(self, "rotary"), self.rotary, self.qk_size)
@@ -472,7 +472,7 @@ class MultiheadAttention(StatefulLayer):
                 cure = ("The number of heads comes first:", f"MultiheadAttention({swapped})")
             if share == 0 and self.num_heads % self.query_size:
                 cure = ()
-            raise ArgumentError(explain(where, expected, f"num_heads={self.num_heads}", cure=cure))
+            raise ArgumentError(where, expected, f"num_heads={self.num_heads}", cure=cure)
         return share
 
     def _sequences(self, where: Title, query: Any, key_: Any, value: Any) -> tuple[Array, ...]:
@@ -487,7 +487,7 @@ class MultiheadAttention(StatefulLayer):
         if value.shape[:-1] != key_.shape[:-1]:
             expected = "a value for each key"
             got = f"key_ {describe(key_)} and value {describe(value)}"
-            raise ShapeError(explain(str(where), expected, got))
+            raise ShapeError(where, expected, got)
         if query.shape[:-2] != key_.shape[:-2]:
             cure: Sequence[str] = (
                 "For all queries the same keys and values:",
@@ -495,7 +495,7 @@ class MultiheadAttention(StatefulLayer):
             )
             expected = "equal batch axes of query and key_"
             got = f"query {describe(query)} and key_ {describe(key_)}"
-            raise ShapeError(explain(str(where), expected, got, cure=cure))
+            raise ShapeError(where, expected, got, cure=cure)
         return found
 
     @property
@@ -571,7 +571,7 @@ class MultiheadAttention(StatefulLayer):
                 "Projections and sizes go together; where they change, they change in one step:",
                 f"layer = layer.replace({name}={name}, num_heads=..., qk_size=..., vo_size=...)",
             )
-            raise ShapeError(explain(str(where), expected, describe(y), cure=cure))
+            raise ShapeError(where, expected, describe(y), cure=cure)
         return y.reshape((*x.shape[:-1], heads, size))
 
     def _dropped(self, where: Title, key: KeyLike | None, weights: Array) -> Array:
@@ -594,7 +594,7 @@ def _check_sequence(where: Title, name: str, x: Any, size: int) -> Array:
         cure: Sequence[str] = ()
         if x.dtype == jnp.bool_:
             cure = ("A mask comes fourth, or by name:", "layer(x, x, x, mask=mask)")
-        raise ArgumentError(explain(str(where), f"{name} of real numbers", describe(x), cure=cure))
+        raise ArgumentError(where, f"{name} of real numbers", describe(x), cure=cure)
     if x.ndim >= 2 and x.shape[-1] == size:
         return x
     cure = ()
@@ -602,9 +602,7 @@ def _check_sequence(where: Title, name: str, x: Any, size: int) -> Array:
         cure = (f"{name} lacks the axis of places; for a sequence of one, write", f"{name}[None]")
     elif x.ndim >= 2 and x.shape[-2] == size:
         cure = ("The axis before the last one fits; to exchange them, write", f"{name}.mT")
-    raise ShapeError(
-        explain(str(where), f"{name} of shape (..., seq, {size})", describe(x), cure=cure)
-    )
+    raise ShapeError(where, f"{name} of shape (..., seq, {size})", describe(x), cure=cure)
 
 
 def _processed(
@@ -613,13 +611,13 @@ def _processed(
     """Heads after the user's function, which with a cache must know where they are."""
     if not callable(process_heads):
         expected = "process_heads to be a function (query, key, value) -> (query, key, value)"
-        raise ArgumentError(explain(str(where), expected, describe(process_heads)))
+        raise ArgumentError(where, expected, describe(process_heads))
     options: dict[str, Any] = {}
     if takes(process_heads, "positions"):
         if heads[0].shape[-3] != heads[1].shape[-3]:
             expected = "queries and keys of the same places, for process_heads with positions"
             got = f"{heads[0].shape[-3]} and {heads[1].shape[-3]}"
-            raise ShapeError(explain(str(where), expected, got))
+            raise ShapeError(where, expected, got)
         count = heads[0].shape[-3]
         options["positions"] = jnp.arange(count) if cache is None else after(cache[2], count)
     elif cache is not None:
@@ -629,7 +627,7 @@ def _processed(
             "def process_heads(query, key, value, positions): ...",
         )
         expected = "with a State a process_heads that takes positions"
-        raise ArgumentError(explain(str(where), expected, describe(process_heads), cure=cure))
+        raise ArgumentError(where, expected, describe(process_heads), cure=cure)
     token = IN_PROCESS_HEADS.set(True)
     try:
         processed = process_heads(*heads, **options)
@@ -640,7 +638,7 @@ def _processed(
     if shapes != [x.shape for x in heads]:
         wanted = ", ".join(map(describe, heads))
         got = ", ".join(map(describe, found))
-        raise ShapeError(explain(str(where), f"process_heads to give {wanted}", got))
+        raise ShapeError(where, f"process_heads to give {wanted}", got)
     query, key, value = found
     return query, key, value
 
@@ -659,7 +657,7 @@ def _check_mask(where: Title, mask: Any, wanted: tuple[int, ...]) -> Array | Non
                 "layer(x, mask=mask.astype(bool))",
             )
         expected = "mask of booleans"
-        raise ArgumentError(explain(str(where), expected, describe(mask), cure=cure))
+        raise ArgumentError(where, expected, describe(mask), cure=cure)
     return _check_spread(where, "mask", mask, wanted, (2,))
 
 
@@ -686,7 +684,7 @@ def _check_spread(
             lines.append("lengths=mask.sum(-1)  # where those that count come first")
     cure = ("All axes are to be there, those of 1, too:", *lines) if lines else ()
     expected = f"{name} of shape {places} or {wanted}, where any size may be 1"
-    raise ShapeError(explain(str(where), expected, describe(x), cure=cure))
+    raise ShapeError(where, expected, describe(x), cure=cure)
 
 
 def _spreads(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
@@ -724,9 +722,7 @@ def _check_bias(
         cure: Sequence[str] = ()
         if bias.dtype == jnp.bool_:
             cure = ("What says where to look is the mask:", "layer(x, x, x, mask=mask)")
-        raise ArgumentError(
-            explain(str(where), "bias of a floating dtype", describe(bias), cure=cure)
-        )
+        raise ArgumentError(where, "bias of a floating dtype", describe(bias), cure=cure)
     return _check_spread(where, "bias", bias, wanted, (0, 1, 2, *by_places))
 
 
@@ -735,7 +731,7 @@ def _check_divides(where: str, kv_heads: Any, heads: int) -> int | None:
         return None
     count = check_size(where, kv_heads, 1)
     if heads % count != 0:
-        raise ArgumentError(explain(where, f"a divisor of num_heads={heads}", str(count)))
+        raise ArgumentError(where, f"a divisor of num_heads={heads}", str(count))
     return count
 
 
@@ -747,7 +743,7 @@ def _check_name(where: str, name: Any, names: Sequence[str]) -> Any:
     if name is None or (isinstance(name, str) and name in names):
         return name
     expected = f"one of {', '.join(map(repr, names))}, or None"
-    raise ArgumentError(explain(where, expected, describe(name)))
+    raise ArgumentError(where, expected, describe(name))
 
 
 def _check_rotary(where: str, rotary: Any, size: int) -> Any:
@@ -756,11 +752,11 @@ def _check_rotary(where: str, rotary: Any, size: int) -> Any:
     cure = ("It turns heads, each of qk_size:", f"rotary=nn.RotaryPositionalEmbedding({size})")
     if not isinstance(rotary, RotaryPositionalEmbedding):
         expected = "a RotaryPositionalEmbedding"
-        raise ArgumentError(explain(where, expected, describe(rotary), cure=cure))
+        raise ArgumentError(where, expected, describe(rotary), cure=cure)
     if rotary.embedding_size != size:
         expected = f"one of embedding_size={size}"
         got = f"embedding_size={rotary.embedding_size}"
-        raise ArgumentError(explain(where, expected, got, cure=cure))
+        raise ArgumentError(where, expected, got, cure=cure)
     return rotary
 
 

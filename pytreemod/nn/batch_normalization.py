@@ -221,7 +221,7 @@ class BatchNorm(StatefulLayer):
                 f"BatchNorm(mode={self.mode!r})",
             )
             where, expected = named(self, "mode"), f"{made!r}, with which the layer was made"
-            raise ArgumentError(explain(where, expected, describe(self.mode), cure=cure))
+            raise ArgumentError(where, expected, describe(self.mode), cure=cure)
 
     @property
     def batch_state_index(self) -> StateIndex[Statistics] | None:
@@ -313,7 +313,7 @@ class BatchNorm(StatefulLayer):
             "pm.filter_vmap(layer, in_axes=(0, axes), out_axes=(0, axes))(x, state)",
         )
         expected = f"running statistics of shape ({self.input_size},) in the State"
-        raise ShapeError(explain(str(self._title()), expected, describe(running[0]), cure=cure))
+        raise ShapeError(str(self._title()), expected, describe(running[0]), cure=cure)
 
     def _axis_of_channels(self, x: Array) -> int:
         """Counted from the front, and so known only with x if it is said from the back."""
@@ -328,11 +328,9 @@ class BatchNorm(StatefulLayer):
             return
         if self.channel_axis is not None:
             expected = f"x with {self.input_size} channels on axis {self.channel_axis}"
-            raise ShapeError(explain(str(where), expected, describe(x)))
+            raise ShapeError(where, expected, describe(x))
         axes = ("batch",) * channel_axis + (str(self.input_size), "...")
-        raise ShapeError(
-            explain(str(where), f"x of shape ({', '.join(axes)})", describe(x), cure=self._cure(x))
-        )
+        raise ShapeError(where, f"x of shape ({', '.join(axes)})", describe(x), cure=self._cure(x))
 
     def _check_whose(self, where: Title, x: Array) -> None:
         """Refuse a part of a batch that would pass for one example.
@@ -351,7 +349,7 @@ class BatchNorm(StatefulLayer):
                 "say it; 0, if there is no axis of examples:",
                 self._with_channels(),
             )
-            raise ShapeError(explain(str(where), expected, describe(x), cure=cure))
+            raise ShapeError(where, expected, describe(x), cure=cure)
 
     def _is_on_a_mesh(self) -> bool:
         """Whether the named axes are those of a mesh, under `shard_map`."""
@@ -415,7 +413,7 @@ class BatchNorm(StatefulLayer):
         if result[-1] == 0:
             cure = ("Of an empty batch, use the running statistics:", "nn.inference_mode(layer)")
             expected = "at least one value per channel to take a mean of"
-            raise ShapeError(explain(str(where), expected, describe(x), cure=cure))
+            raise ShapeError(where, expected, describe(x), cure=cure)
         return result
 
 
@@ -428,7 +426,7 @@ def _check_axis_name(where: str, axis_name: Any) -> Hashable:
         return axis_name if names is None else given
     cure = ("For whole batches, without a mapped axis:", "BatchNorm(input_size)")
     expected = "the name of a mapped axis, several different ones, or None"
-    raise ArgumentError(explain(where, expected, describe(axis_name), cure=cure))
+    raise ArgumentError(where, expected, describe(axis_name), cure=cure)
 
 
 def _check_channel_axis(where: str, axis: Any) -> int | None:
@@ -437,7 +435,7 @@ def _check_channel_axis(where: str, axis: Any) -> int | None:
         return None
     whole = as_integer(axis)
     if whole is None:
-        raise ArgumentError(explain(where, "the number of an axis, or None", describe(axis)))
+        raise ArgumentError(where, "the number of an axis, or None", describe(axis))
     return whole
 
 
@@ -486,4 +484,4 @@ def _check_mode(where: str, mode: Any) -> str:
     if isinstance(mode, str) and mode in ("torch", "batch", "ema"):
         return mode
     cure = ("Equinox's 'legacy' is", "mode='ema'") if mode == "legacy" else ()
-    raise ArgumentError(explain(where, "'torch', 'batch' or 'ema'", describe(mode), cure=cure))
+    raise ArgumentError(where, "'torch', 'batch' or 'ema'", describe(mode), cure=cure)

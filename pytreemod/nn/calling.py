@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import jax
 
-from pytreemod.errors import StateError, describe, explain
+from pytreemod.errors import StateError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.other_words import refuse_other_words
 from pytreemod.state.tokens import is_token
@@ -254,7 +254,7 @@ def call_layer(layer: Any, x: Any, state: Any, key: Any) -> tuple[Any, Any]:
         case _:
             pass
     where, cure = f"{type(layer).__name__}(x, state)", ("Return both:", "return out, state")
-    raise StateError(explain(where, "(out, state) to come back", describe(result), cure=cure))
+    raise StateError(where, "(out, state) to come back", describe(result), cure=cure)
 
 
 def _demands_state(layer: Any) -> bool:
@@ -269,13 +269,11 @@ def _demands_state(layer: Any) -> bool:
 def _refuse_unmarked(layer: Any, error: TypeError) -> NoReturn:
     name = class_of(layer).__name__
     raise StateError(
-        explain(
-            f"{name}(x)",
-            "a layer that is called without State, as all are that are no StatefulLayer",
-            "one that has a parameter `state` without a default",
-            cure=[
-                "say that it is stateful, and it gets the State:",
-                f"class {name}(nn.StatefulLayer): ...",
-            ],
-        )
+        f"{name}(x)",
+        "a layer that is called without State, as all are that are no StatefulLayer",
+        "one that has a parameter `state` without a default",
+        cure=[
+            "say that it is stateful, and it gets the State:",
+            f"class {name}(nn.StatefulLayer): ...",
+        ],
     ) from error

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, PRNGKeyArray, Shaped
 
-from pytreemod.errors import ArgumentError, explain
+from pytreemod.errors import ArgumentError
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
@@ -278,7 +278,7 @@ def check_groups(layer: AnyConv, groups: Any) -> int:
 def check_divisor(where: str, groups: int, name: str, channels: int) -> None:
     """Require that groups divide the channels of that name."""
     if channels % groups != 0:
-        raise ArgumentError(explain(where, f"a divisor of {name}={channels}", str(groups)))
+        raise ArgumentError(where, f"a divisor of {name}={channels}", str(groups))
 
 
 def initial_kernel(

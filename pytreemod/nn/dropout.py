@@ -205,7 +205,7 @@ def _check_dims(where: str, dims: Any) -> tuple[int, ...]:
     axes = [None] if given is None else [as_integer(axis) for axis in given]
     if None in axes or len({*axes}) < len(axes):
         expected = "the number of an axis, or a sequence of different ones"
-        raise ArgumentError(explain(where, expected, describe(dims)))
+        raise ArgumentError(where, expected, describe(dims))
     return tuple(axis for axis in axes if axis is not None)
 
 
@@ -213,14 +213,14 @@ def _check_stream(where: str, stream: Any) -> RngStream | None:
     if stream is None or isinstance(stream, RngStream):
         return stream
     cure = ("The key comes later, and through State:", "Dropout(p, stream=pm.RngStream())")
-    raise ArgumentError(explain(where, "an RngStream or None", describe(stream), cure=cure))
+    raise ArgumentError(where, "an RngStream or None", describe(stream), cure=cure)
 
 
 def _check_axes(where: Title, x: Array, dims: tuple[int, ...]) -> None:
     if all(-x.ndim <= axis < x.ndim for axis in dims):
         return
     expected = f"x with the axes that broadcast_dims={dims} names"
-    raise ShapeError(explain(str(where), expected, describe(x)))
+    raise ShapeError(where, expected, describe(x))
 
 
 def _key_missing(where: Title) -> str:

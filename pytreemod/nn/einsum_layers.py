@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jaxtyping import Array, Inexact, PRNGKeyArray, Shaped
 
-from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
@@ -147,7 +147,7 @@ class LinearGeneral(Module):
         # Counted from both ends, two may be the same.
         if not fits or len({axis % x.ndim for axis in self.axis}) < len(self.axis):
             expected = f"x with axes {self.axis} of sizes {self.in_features}"
-            raise ShapeError(explain(str(where), expected, describe(x)))
+            raise ShapeError(where, expected, describe(x))
         return linear_general(x, weight, bias, axis=self.axis)
 
 
@@ -262,7 +262,7 @@ class Einsum(Module):
         if not fits:
             known = ", ".join(f"{letter}={n}" for letter, n in sizes.items())
             expected = f"x with axes {first!r}, where {known}"
-            raise ShapeError(explain(str(where), expected, describe(x)))
+            raise ShapeError(where, expected, describe(x))
         self._check_bias(where, out, sizes)
         return einsum(x, weight, bias, equation=self.equation)
 
@@ -274,7 +274,7 @@ class Einsum(Module):
             len(last) < len(shape) or any(b not in (1, n) for b, n in zip(shape, last, strict=True))
         ):
             expected = f"bias_shape to fit the last axes of {out!r}"
-            raise ShapeError(explain(str(where), expected, str(shape)))
+            raise ShapeError(where, expected, str(shape))
 
 
 def initial_tensor(
@@ -332,7 +332,7 @@ def _check_axes(where: str, value: Any, count: int) -> tuple[int, ...]:
     if len(axes) == len(whole) == count and len({*whole}) == count:
         return whole
     expected = f"{count} different axes, one for each of in_features"
-    raise ArgumentError(explain(where, expected, describe(value)))
+    raise ArgumentError(where, expected, describe(value))
 
 
 def _terms(equation: str) -> tuple[str, str, str]:
@@ -354,8 +354,8 @@ def _check_equation(where: str, equation: Any, shape: tuple[int, ...]) -> str:
     is_one &= {*letters[2]} <= known and ("..." in terms[0]) == ("..." in terms[2])
     if not is_one:
         expected = "an equation of x and the weight, such as '...i,io->...o'"
-        raise ArgumentError(explain(where, expected, describe(equation)))
+        raise ArgumentError(where, expected, describe(equation))
     if len(terms[1]) != len(shape):
         expected = f"{len(shape)} letters for weight_shape={shape}"
-        raise ArgumentError(explain(where, expected, repr(terms[1])))
+        raise ArgumentError(where, expected, repr(terms[1]))
     return text

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Inexact, Integer, Shaped
 
-from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
@@ -122,9 +122,7 @@ class Embedding(Module):
         rows: Any = x if isinstance(x, (np.ndarray, np.generic)) else check_array(where, x)
         if not jnp.issubdtype(rows.dtype, jnp.integer):
             cure = ("Convert it first:", "layer(x.astype(int))")
-            raise ArgumentError(
-                explain(str(where), "x of an integer dtype", describe(rows), cure=cure)
-            )
+            raise ArgumentError(where, "x of an integer dtype", describe(rows), cure=cure)
         return embedding(rows, weight)
 
     @in_scope("pm.nn.Embedding.attend")
@@ -159,16 +157,16 @@ class Embedding(Module):
             cure = ("Write", "Embedding(num_embeddings, embedding_size, key=key)")
             where = f"{type(self).__name__}(num_embeddings, embedding_size)"
             got = f"{num_embeddings} and {embedding_size}"
-            raise ArgumentError(explain(where, "both, or weight=", got, cure=cure))
+            raise ArgumentError(where, "both, or weight=", got, cure=cure)
 
     def _check_weight(self, weight: Any, num_embeddings: Any, embedding_size: Any) -> Array:
         where = named(self, "weight")
         weight = check_array(where, weight)
         if weight.ndim != 2:
             expected = "shape (num_embeddings, embedding_size)"
-            raise ShapeError(explain(where, expected, describe(weight)))
+            raise ShapeError(where, expected, describe(weight))
         given = (num_embeddings, embedding_size)
         if any(size not in (None, n) for size, n in zip(given, weight.shape, strict=True)):
             expected = f"num_embeddings={given[0]} rows of embedding_size={given[1]}"
-            raise ArgumentError(explain(where, expected, describe(weight)))
+            raise ArgumentError(where, expected, describe(weight))
         return weight

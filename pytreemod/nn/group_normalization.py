@@ -7,7 +7,7 @@ from typing import Any, overload
 
 from jaxtyping import Array, Inexact, Shaped
 
-from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
@@ -176,10 +176,10 @@ def _check_channels(layer: GroupNorm, channels: Any) -> int | None:
     if channels is None:
         cure = ("Without weights, any number goes:", "GroupNorm(groups, channelwise_affine=False)")
         expected = "how many there are, for weight and bias"
-        raise ArgumentError(explain(where, expected, "None", cure=cure))
+        raise ArgumentError(where, expected, "None", cure=cure)
     count = check_size(where, channels)
     if count % layer.groups != 0:
-        raise ArgumentError(explain(where, f"a multiple of groups={layer.groups}", str(count)))
+        raise ArgumentError(where, f"a multiple of groups={layer.groups}", str(count))
     return count
 
 
@@ -187,7 +187,7 @@ def _check_multiple(where: Title, x: Array, groups: int, axis: int) -> None:
     """Require that the groups divide the channels, which may be any number of them."""
     if x.shape[axis] % groups != 0:
         expected = f"a multiple of {groups} channels on axis {axis} of x"
-        raise ShapeError(explain(str(where), expected, describe(x)))
+        raise ShapeError(where, expected, describe(x))
 
 
 def _check_grouped(where: Title, x: Array, groups: int, channels: int | None) -> None:
@@ -211,4 +211,4 @@ def _check_grouped(where: Title, x: Array, groups: int, channels: int | None) ->
         cure = ("The last axis fits, but channels come first here:", moved)
     else:
         cure = "Neither the first axis of x fits, nor another that may hold the channels."
-    raise ShapeError(explain(str(where), f"x of shape ({wanted}, ...)", describe(x), cure=cure))
+    raise ShapeError(where, f"x of shape ({wanted}, ...)", describe(x), cure=cure)

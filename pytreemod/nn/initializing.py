@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.nn.arguments import check_key, named, split_key
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import untyped_jax
@@ -79,12 +79,12 @@ def initialize(
     """
     if not callable(initializer):
         expected = "a function (key, shape, dtype) -> array"
-        raise ArgumentError(explain(where, expected, describe(initializer)))
+        raise ArgumentError(where, expected, describe(initializer))
     values = initializer(key, tuple(shape), dtype)
     wanted = jax.ShapeDtypeStruct(tuple(shape), dtype)
     found = getattr(values, "shape", None), getattr(values, "dtype", None)
     if found != (wanted.shape, wanted.dtype):
-        raise ArgumentError(explain(where, f"it to return {describe(wanted)}", describe(values)))
+        raise ArgumentError(where, f"it to return {describe(wanted)}", describe(values))
     # An initializer may be NumPy's; a layer's leaves are JAX's, which jit need not convert. Those
     # that are take as long to be converted as to be drawn.
     return values if isinstance(values, jax.Array) else jnp.asarray(values)  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)

@@ -7,7 +7,7 @@ from typing import Any, overload
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Shaped
 
-from pytreemod.errors import ShapeError, describe, explain
+from pytreemod.errors import ShapeError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
@@ -160,7 +160,7 @@ class InstanceNorm(Module):
         if x.shape[axis + 1 :].count(1) == x.ndim - axis - 1:
             # Whose mean it is itself: nothing would be left of it.
             expected = "more than one value for each channel of an example"
-            raise ShapeError(explain(str(where), expected, describe(x)))
+            raise ShapeError(where, expected, describe(x))
         out = instance_norm(x, weight, bias, channel_axis=axis, eps=self.eps)
         return out if isinstance(state, Absence) else (out, state)
 
@@ -180,7 +180,7 @@ class InstanceNorm(Module):
                 f"InstanceNorm({self.channels}, num_spatial_dims={x.ndim - 2})",
             )
         expected = f"x of shape ({self.channels}, ...)"
-        raise ShapeError(explain(str(where), expected, describe(x), cure=cure))
+        raise ShapeError(where, expected, describe(x), cure=cure)
 
     def _size(self) -> tuple[int] | None:
         """The shape of weight and bias."""

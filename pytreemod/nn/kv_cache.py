@@ -23,10 +23,10 @@ def check_lengths(where: Title, lengths: Any, key_: Array, check: bool) -> Array
         return None
     lengths = check_array(where, lengths, "lengths")
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise ArgumentError(explain(str(where), "lengths of integers", describe(lengths)))
+        raise ArgumentError(where, "lengths of integers", describe(lengths))
     if lengths.shape != key_.shape[:-2]:
         expected = f"lengths of shape {key_.shape[:-2]}, one for each sequence"
-        raise ShapeError(explain(str(where), expected, describe(lengths)))
+        raise ShapeError(where, expected, describe(lengths))
     lengths, most = countable(lengths), key_.shape[-2]
     wrong = (lengths < 0) | (lengths > most)
     expected = f"lengths from 0 to {most}, the places that there are"
@@ -34,7 +34,7 @@ def check_lengths(where: Title, lengths: Any, key_: Array, check: bool) -> Array
         text = explain(str(where), expected, "others")
         return error_if(lengths, wrong, text) if check else lengths
     if wrong.any():
-        raise ArgumentError(explain(str(where), expected, str(lengths.tolist())))
+        raise ArgumentError(where, expected, str(lengths.tolist()))
     return lengths
 
 
@@ -46,7 +46,7 @@ def check_ring(where: str, window: int | None, size: int, cure: Sequence[str]) -
     """
     if window is not None and size < window:
         expected = f"a cache with a place for each of window={window}"
-        raise ArgumentError(explain(where, expected, f"{size} places", cure=cure))
+        raise ArgumentError(where, expected, f"{size} places", cure=cure)
 
 
 def refuse_uncachable(
@@ -59,22 +59,22 @@ def refuse_uncachable(
             "make = pm.make_with_state(nn.MultiheadAttention)",
             "layer, state = make(..., is_causal=True, cache_size=size, key=key)",
         )
-        raise StateError(explain(str(where), "a layer with a cache", "none", cure=cure))
+        raise StateError(where, "a layer with a cache", "none", cure=cure)
     if mask is not None:
         cure = ("Sequences of different lengths say how many places count:", "lengths=lengths")
         expected = "no mask with a State: the cache knows who sees whom"
-        raise ArgumentError(explain(str(where), expected, describe(mask), cure=cure))
+        raise ArgumentError(where, expected, describe(mask), cure=cure)
     if bias is not None and not callable(bias):
         cure = ("As a function it is told the places of queries and keys:", "bias=lambda q, k: ...")
         expected = "with a State a function as bias"
-        raise ArgumentError(explain(str(where), expected, describe(bias), cure=cure))
+        raise ArgumentError(where, expected, describe(bias), cure=cure)
     if not is_causal:
-        raise ArgumentError(explain(str(where), "is_causal=True with a State", "False"))
+        raise ArgumentError(where, "is_causal=True with a State", "False")
     # The place of a query is that of its own key: how many were seen before says both.
     if query.shape[-2] != key_.shape[-2]:
         expected = "with a State, queries and keys of the same places"
         got = f"query {describe(query)} and key_ {describe(key_)}"
-        raise ShapeError(explain(str(where), expected, got))
+        raise ShapeError(where, expected, got)
 
 
 def check_fits(
@@ -104,7 +104,7 @@ def check_fits(
         "Begin with empty caches, for so many sequences:",
         f"state = nn.reset_cache(model, state, batch={batch}{size})",
     )
-    raise ShapeError(explain(str(where), expected, got, cure=cure))
+    raise ShapeError(where, expected, got, cure=cure)
 
 
 def check_room(where: Title, cache: Cache, count: int, lengths: Array | None, check: bool) -> Cache:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 import jax
 
-from pytreemod.errors import ShapeError, UnfinishedError, explain
+from pytreemod.errors import ShapeError, UnfinishedError
 from pytreemod.module.ties import node_at, tie_waiting, waiting_ties
 from pytreemod.module.unfinished import (
     asking,
@@ -205,28 +205,24 @@ def _finished(node: Any, sizes: dict[str, Any]) -> Any:
 
 def _refuse_missed(missed: dict[KeyPath, Any]) -> NoReturn:
     raise UnfinishedError(
-        explain(
-            "materialize",
-            "the call to come to every unfinished layer",
-            f"a call that leaves {len(missed)} out",
-            places=[f"{path_text(path)}: {node!r}" for path, node in missed.items()],
-            cure=[
-                "call what uses them, by its name or by a function:",
-                "pm.materialize(model, x, method='decode')",
-                "pm.materialize(model, x, method=lambda m, x: m.decode(m.encode(x)))",
-                "or give the size",
-            ],
-        )
+        "materialize",
+        "the call to come to every unfinished layer",
+        f"a call that leaves {len(missed)} out",
+        places=[f"{path_text(path)}: {node!r}" for path, node in missed.items()],
+        cure=[
+            "call what uses them, by its name or by a function:",
+            "pm.materialize(model, x, method='decode')",
+            "pm.materialize(model, x, method=lambda m, x: m.decode(m.encode(x)))",
+            "or give the size",
+        ],
     )
 
 
 def _refuse_other(path: KeyPath, node: Any, before: Any, sizes: Any) -> NoReturn:
     name = next(name for name in sizes if before[name] != sizes[name])
     raise ShapeError(
-        explain(
-            f"materialize: {path_text(path) or class_of(node).__qualname__}",
-            f"{name}={before[name]!r}, as an earlier call has shown",
-            f"{name}={sizes[name]!r}",
-            cure=["one layer takes inputs of one size; make two layers, or give the size"],
-        )
+        f"materialize: {path_text(path) or class_of(node).__qualname__}",
+        f"{name}={before[name]!r}, as an earlier call has shown",
+        f"{name}={sizes[name]!r}",
+        cure=["one layer takes inputs of one size; make two layers, or give the size"],
     )

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 from jaxtyping import Array, Shaped
 
-from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
@@ -304,7 +304,7 @@ def _check_copies(where: Title, name: str, *sizes: int) -> None:
     if all(leaf.shape[1 : 1 + count] == sizes for _, leaf in wrong):
         cure = mapped_cure(where.layer)
     places = [f"{path}: {describe(leaf)}" for path, leaf in wrong]
-    raise ShapeError(explain(str(where), expected, got, places=places, cure=cure))
+    raise ShapeError(where, expected, got, places=places, cure=cure)
 
 
 def _check_layers(mlp: MLP) -> None:
@@ -337,11 +337,11 @@ def _check_layers(mlp: MLP) -> None:
         if given != value:
             expected = f"{value!r}, with which its layers were made"
             cure = ("Make a network of that kind:", f"MLP(..., {name}={given!r}, key=key)")
-            raise ArgumentError(explain(named(mlp, name), expected, describe(given), cure=cure))
+            raise ArgumentError(named(mlp, name), expected, describe(given), cure=cure)
 
 
 def _check_function(where: str, value: Any) -> None:
     if callable(value):
         return
     cure = ("Pass the function itself:", "activation=jax.nn.relu")
-    raise ArgumentError(explain(where, "a function or a Module", describe(value), cure=cure))
+    raise ArgumentError(where, "a function or a Module", describe(value), cure=cure)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pytreemod.errors import ArgumentError, describe, explain, with_article
+from pytreemod.errors import ArgumentError, describe, with_article
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.nn.arguments import check_flag
 from pytreemod.state.tokens import AbstractToken
@@ -162,23 +162,19 @@ def _check_flag(where: str, place: str, value: Any, is_data: bool) -> Any:
         "y = pm.filter_cond(flag, model_on, model_off, x)",
     ]
     got = "a traced array" if traced else describe(value)
-    raise ArgumentError(
-        explain(where, "True or False", got, places=[place], cure=cure if traced else ())
-    )
+    raise ArgumentError(where, "True or False", got, places=[place], cure=cure if traced else ())
 
 
 def _refuse_data(where: str, place: str, old: Any) -> None:
     raise ArgumentError(
-        explain(
-            where,
-            "a field that is configuration, or True or False",
-            f"one that is other data: {_kind(old)}",
-            places=[place],
-            cure=[
-                "set this one by its place, or declare it with pm.field(static=True):",
-                f"model = pm.tree_at({place!r}, model, new)",
-            ],
-        )
+        where,
+        "a field that is configuration, or True or False",
+        f"one that is other data: {_kind(old)}",
+        places=[place],
+        cure=[
+            "set this one by its place, or declare it with pm.field(static=True):",
+            f"model = pm.tree_at({place!r}, model, new)",
+        ],
     )
 
 
@@ -192,10 +188,8 @@ def _refuse_unknown(name: str, seen: set[str]) -> None:
     close = difflib.get_close_matches(name, names, n=1)
     shown = some_of(names)
     raise ArgumentError(
-        explain(
-            f"with_mode({name})",
-            f"a field that the model has ({shown or 'it has none that can be set'})",
-            f"{name!r}, which occurs nowhere in it",
-            cure=f"did you mean {close[0]!r}?" if close else (),
-        )
+        f"with_mode({name})",
+        f"a field that the model has ({shown or 'it has none that can be set'})",
+        f"{name!r}, which occurs nowhere in it",
+        cure=f"did you mean {close[0]!r}?" if close else (),
     )

@@ -112,7 +112,7 @@ class Stateful(Module, Generic[_M]):
             >>> code, net = net.apply(Coder.encode, jnp.ones((3, 2)))
         """
         if not callable(fn):
-            raise ArgumentError(explain("net.apply(fn)", "a function", describe(fn)))
+            raise ArgumentError("net.apply(fn)", "a function", describe(fn))
         if getattr(fn, "__self__", None) is self.model:
             raise ArgumentError(_bound(fn, self.model))
         return self._run("net.apply(...)", fn, (self.model, *args), kwargs)
@@ -239,7 +239,7 @@ def stateful(model: _M, state: State | Absent = ABSENT, /) -> Stateful[_M]:
         _refuse_made(model)
         return Stateful(*make_with_state(lambda: model)())
     if not isinstance(state, State):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
-        raise ArgumentError(explain("stateful(state)", "a State", describe(state)))
+        raise ArgumentError("stateful(state)", "a State", describe(state))
     state.substate(model)  # Raises if it belongs to another model.
     return Stateful(model, state)
 
@@ -254,7 +254,7 @@ def _check_model(model: Any) -> None:
         else ["make one first:", "net = pm.stateful(Model(...))"]
     )
     got = "both in a tuple" if pair else describe(model)
-    raise ArgumentError(explain("stateful(model)", "a model", got, cure=lines))
+    raise ArgumentError("stateful(model)", "a model", got, cure=lines)
 
 
 def _refuse_made(model: Any) -> None:
@@ -262,13 +262,11 @@ def _refuse_made(model: Any) -> None:
     gone = [path_text(path) for path, token in tokens_of(model) if is_moved(token)]
     if gone:
         raise StateError(
-            explain(
-                "stateful(model)",
-                "the State that the model was made with, too",
-                "the model alone",
-                places=gone,
-                cure=["pass both:", "net = pm.stateful(model, state)"],
-            )
+            "stateful(model)",
+            "the State that the model was made with, too",
+            "the model alone",
+            places=gone,
+            cure=["pass both:", "net = pm.stateful(model, state)"],
         )
 
 
@@ -313,7 +311,7 @@ def _parted(where: str, result: Any, own: State) -> tuple[Any, State]:
     out, new = pair_of(result, where, pair, reason=", for the model has State")
     if not isinstance(new, State):
         got, cure = f"{describe(new)} as the second", ["return it last:", f"return {pair}"]
-        raise ArgumentError(explain(where, f"a pair ({pair})", got, cure=cure))
+        raise ArgumentError(where, f"a pair ({pair})", got, cure=cure)
     if new is own:
         # Raises if it was used up: then another one has the values.
         new.substate(())

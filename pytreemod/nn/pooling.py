@@ -9,7 +9,7 @@ from typing import Any
 from jax import lax
 from jaxtyping import Array, Shaped
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
@@ -303,7 +303,7 @@ def _check_init(where: str, init: Any) -> int | float:
     """A Python number: an array would be a leaf that no optimizer should see."""
     number = as_number(init)
     if number is None:
-        raise ArgumentError(explain(where, "a number", describe(init)))
+        raise ArgumentError(where, "a number", describe(init))
     return number
 
 
@@ -311,7 +311,7 @@ def _check_operation(where: str, operation: Any) -> Callable[[Any, Any], Any]:
     if callable(operation):
         return operation
     cure = ("Pass a function of two arguments:", "operation=jax.lax.max")
-    raise ArgumentError(explain(where, "a function", describe(operation), cure=cure))
+    raise ArgumentError(where, "a function", describe(operation), cure=cure)
 
 
 def _check_pads(where: str, padding: Any, window: tuple[int, ...]) -> Pads:
@@ -320,5 +320,5 @@ def _check_pads(where: str, padding: Any, window: tuple[int, ...]) -> Pads:
     # A window that sees nothing but padding would give the neutral element, -inf for a maximum.
     if any(max(pair) >= extent for pair, extent in zip(pads, window, strict=True)):
         expected = f"less than kernel_size={window} on each side"
-        raise ArgumentError(explain(where, expected, describe(padding)))
+        raise ArgumentError(where, expected, describe(padding))
     return pads

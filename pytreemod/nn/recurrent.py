@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from pytreemod.errors import ArgumentError, ShapeError, StructureError, describe, explain
+from pytreemod.errors import ArgumentError, ShapeError, StructureError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.module.resolving import resolve
@@ -121,8 +121,9 @@ class RNN(Module):
         # Here, for `replace` and `with_mode` come this way.
         if not isinstance(self.cell, RNNCellBase):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
             cure = ("such as", "RNN(GRUCell(3, 4, key=key))")
-            text = explain(named(self, "cell"), "an RNNCellBase", describe(self.cell), cure=cure)
-            raise ArgumentError(text)
+            raise ArgumentError(
+                named(self, "cell"), "an RNNCellBase", describe(self.cell), cure=cure
+            )
         for name in ("time_major", "return_carry", "reverse", "keep_order"):
             check_flag(named(self, name), getattr(self, name))
         check_size(named(self, "unroll"), self.unroll, 1)
@@ -316,12 +317,10 @@ class Bidirectional(Module):
             rnn = getattr(self, name)
             if not isinstance(rnn, RNN):
                 cure = ("Cells are run over time by an RNN:", f"{name}=RNN(cell)")
-                text = explain(named(self, name), "an RNN", describe(rnn), cure=cure)
-                raise ArgumentError(text)
+                raise ArgumentError(named(self, name), "an RNN", describe(rnn), cure=cure)
         if not callable(self.merge_fn):
             expected = "a function of both outputs"
-            text = explain(named(self, "merge_fn"), expected, describe(self.merge_fn))
-            raise ArgumentError(text)
+            raise ArgumentError(named(self, "merge_fn"), expected, describe(self.merge_fn))
         check_flag(named(self, "time_major"), self.time_major)
         check_flag(named(self, "return_carry"), self.return_carry)
 
@@ -344,7 +343,7 @@ class Bidirectional(Module):
         starts: Any = (None, None) if initial_carry is None else initial_carry
         if not isinstance(starts, tuple) or len(cast("tuple[Any, ...]", starts)) != 2:
             expected = "initial_carry to be a pair: forward, backward"
-            raise ArgumentError(explain(str(where), expected, describe(initial_carry)))
+            raise ArgumentError(where, expected, describe(initial_carry))
         keys = (None, None) if key is None else divide_key(f"{where}(key)", key, 2)
         # Outputs of both in the order of time, or they could not be put together.
         shared: dict[str, Any] = {
@@ -384,7 +383,7 @@ def _check_dtypes(where: Title, carry: Any, new: Any) -> None:
         )
         expected = f"a carry that stays in the dtype in which it starts, {old.dtype.name}"
         got = f"{array.dtype.name} out of a step of the cell"
-        raise StructureError(explain(str(where), expected, got, cure=cure))
+        raise StructureError(where, expected, got, cure=cure)
 
 
 def _checked_inputs(where: Title, inputs: Any, time_major: bool) -> Array:
@@ -392,7 +391,7 @@ def _checked_inputs(where: Title, inputs: Any, time_major: bool) -> Array:
     if x.ndim < 2:
         shape = "(time, ..., in)" if time_major else "(..., time, in)"
         cure = ("For a single step call the cell:", "carry = rnn.cell(x, carry)")
-        raise ShapeError(explain(str(where), f"inputs of shape {shape}", describe(x), cure=cure))
+        raise ShapeError(where, f"inputs of shape {shape}", describe(x), cure=cure)
     return x
 
 
@@ -400,15 +399,15 @@ def _checked_lengths(where: Title, seq_lengths: Any, x: Array) -> Array:
     """Require one length for each sequence, and none that reaches beyond the axis of time."""
     lengths, batch, steps = jnp.asarray(seq_lengths), x.shape[1:-1], x.shape[0]
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise ArgumentError(explain(str(where), "seq_lengths of integers", describe(seq_lengths)))
+        raise ArgumentError(where, "seq_lengths of integers", describe(seq_lengths))
     if lengths.shape != batch:
         expected = f"seq_lengths of shape {batch}, one for each sequence"
-        raise ShapeError(explain(str(where), expected, describe(seq_lengths)))
+        raise ShapeError(where, expected, describe(seq_lengths))
     # While tracing nobody knows them; what is beyond the end then counts as the end.
     if not is_traced(lengths):
         values = np.asarray(lengths)
         wrong = values[(values < 0) | (values > steps)]
         if wrong.size:
             expected = f"seq_lengths from 0 to {steps}, the axis of time"
-            raise ArgumentError(explain(str(where), expected, str(wrong[0])))
+            raise ArgumentError(where, expected, str(wrong[0]))
     return countable(lengths)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact, PRNGKeyArray, Shaped
 
-from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
@@ -328,7 +328,7 @@ class LSTMCell(RNNCellBase):
         if not isinstance(hidden, (tuple, list)) or len(hidden) != 2:  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
             cure = ("Zeros to start with:", "cell(x, cell.initialize_carry(x.shape))")
             got = describe(hidden)
-            raise ArgumentError(explain(str(where), "hidden to be a pair (h, c)", got, cure=cure))
+            raise ArgumentError(where, "hidden to be a pair (h, c)", got, cure=cure)
         h = _checked_hidden(where, "h", hidden[0], x, size)
         c = _checked_hidden(where, "c", hidden[1], x, size)
         return lstm_cell(x, (h, c), weight_ih, weight_hh, bias)
@@ -568,7 +568,7 @@ def _check_activation(cell: SimpleCell, activation: Any) -> None:
     if not callable(activation):
         cure = ("Pass the function itself:", "activation=jnp.tanh")
         where, got = named(cell, "activation"), describe(activation)
-        raise ArgumentError(explain(where, "a function or a Module", got, cure=cure))
+        raise ArgumentError(where, "a function or a Module", got, cure=cure)
 
 
 def _checked_input(where: Title, x: Any, size: int) -> Array:
@@ -589,12 +589,12 @@ def _converted(where: Title, name: str, hidden: Any, shape: tuple[int, ...]) -> 
     expected = f"{name} of shape {shape}"
     cure = ("Zeros to start with:", "cell(x, cell.initialize_carry(x.shape))")
     if not hasattr(hidden, "shape"):
-        raise ArgumentError(explain(str(where), expected, describe(hidden), cure=cure))
+        raise ArgumentError(where, expected, describe(hidden), cure=cure)
     if hidden.shape != shape:
         if hidden.shape == shape[-1:]:
             cure = (
                 "x is a batch, whose examples each have a hidden state:",
                 f"jnp.broadcast_to({name}, {shape})",
             )
-        raise ShapeError(explain(str(where), expected, describe(hidden), cure=cure))
+        raise ShapeError(where, expected, describe(hidden), cure=cure)
     return jnp.asarray(hidden)

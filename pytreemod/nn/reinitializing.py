@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from pytreemod.errors import ArgumentError, SpecError, describe, explain
+from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.module.constrained_leaves import Constrained
 from pytreemod.module.constraining import take_in
 from pytreemod.module.reading import evaluate_each, is_computed
@@ -93,7 +93,7 @@ def reinitialize(model: Model, selector: Any, init: Initializer, key: KeyLike) -
     if not callable(init):
         cure = ["the arguments are", "pm.reinitialize(model, selector, init, key)"]
         expected = "a function (key, shape, dtype) -> array"
-        raise ArgumentError(explain("reinitialize(init)", expected, describe(init), cure=cure))
+        raise ArgumentError("reinitialize(init)", expected, describe(init), cure=cure)
     refuse_unfinished("reinitialize", model)
     model = with_new_containers(model)
     spots = list(places(model))
@@ -103,13 +103,11 @@ def reinitialize(model: Model, selector: Any, init: Initializer, key: KeyLike) -
         if is_chosen
     ]
     if not chosen:
-        raise SpecError(explain("reinitialize(selector)", "some arrays of the model", "none"))
+        raise SpecError("reinitialize(selector)", "some arrays of the model", "none")
     others = [path_text(spot.path) for spot in chosen if not is_inexact_array(spot.leaf)]
     if others:
         expected = "floating arrays alone to be chosen"
-        raise ArgumentError(
-            explain("reinitialize(selector)", expected, "something else", places=others)
-        )
+        raise ArgumentError("reinitialize(selector)", expected, "something else", places=others)
     meant = _meant(spots, chosen)
     keys = jax.random.split(check_key("reinitialize(key)", key), len(meant))
     changes = [
@@ -170,7 +168,7 @@ def _drawn(
     shape = one if start is None else jax.eval_shape(draw, key).shape
     several = old.shape[: max(old.ndim - len(shape), 0)]
     if (*several, *shape) != old.shape:
-        raise ArgumentError(explain(where, f"an array of shape {shape}", describe(old)))
+        raise ArgumentError(where, f"an array of shape {shape}", describe(old))
     if not several:
         return draw(key)
     values = jax.vmap(draw)(jax.random.split(key, math.prod(several)))
@@ -187,15 +185,13 @@ def _start_of(layer: Any, step: Any) -> Callable[..., Array] | None:
 def _refuse_computed(place: str, inside: set[KeyPath]) -> NoReturn:
     parts = sorted(map(path_text, inside))
     raise ArgumentError(
-        explain(
-            "reinitialize(selector)",
-            "arrays, or a part of what others are computed from",
-            f"all of what {place} is computed from",
-            places=parts,
-            cure=[
-                "make it an array first, or name the part that is meant:",
-                f"model = pm.resolve(model, {place!r})",
-                f"pm.reinitialize(model, {parts[0]!r}, init, key)",
-            ],
-        )
+        "reinitialize(selector)",
+        "arrays, or a part of what others are computed from",
+        f"all of what {place} is computed from",
+        places=parts,
+        cure=[
+            "make it an array first, or name the part that is meant:",
+            f"model = pm.resolve(model, {place!r})",
+            f"pm.reinitialize(model, {parts[0]!r}, init, key)",
+        ],
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytreemod.errors import ArgumentError, explain
+from pytreemod.errors import ArgumentError
 from pytreemod.nn.arguments import as_sequence, check_size, check_sizes
 from pytreemod.nn.attention import MultiheadAttention
 from pytreemod.nn.kv_cache import check_ring
@@ -64,8 +64,7 @@ def reset_cache(
 
     if not any(map(_has_cache, jtu.tree_leaves(model, is_leaf=is_end))):
         cure = ("A layer has one that is made with", "nn.MultiheadAttention(..., cache_size=size)")
-        text = explain("reset_cache(model)", "attention with a cache", "none", cure=cure)
-        raise ArgumentError(text)
+        raise ArgumentError("reset_cache(model)", "attention with a cache", "none", cure=cure)
     whole = jtu.tree_map(renew, state.fill(model), is_leaf=is_end)
     return make_with_state(lambda: whole)()[1]
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
-from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
@@ -177,7 +177,7 @@ class RotaryPositionalEmbedding(Module):
         if x.ndim == 1:
             expected = f"x of shape (..., seq_length, {self.embedding_size})"
             cure = ("x lacks the axis of places; for a sequence of one, write", "layer(x[None])")
-            raise ShapeError(explain(str(where), expected, describe(x), cure=cure))
+            raise ShapeError(where, expected, describe(x), cure=cure)
         check_last_axis(where, x, self.embedding_size, "embedding_size")
         turn: Callable[[Array], Array] = partial(self._turned, where, positions, offset)
         for _ in range(-2 - _check_axis(where, x, axis)):
@@ -205,11 +205,11 @@ def _check_axis(where: Title, x: Array, axis: int | None) -> int:
             "rope(query, axis=-3)",
         )
         expected = "the axis of positions to be given in process_heads"
-        raise ShapeError(explain(str(where), expected, f"x {describe(x)} alone", cure=cure))
+        raise ShapeError(where, expected, f"x {describe(x)} alone", cure=cure)
     number = as_integer(axis)
     if number is None or not -x.ndim <= number <= -2:
         expected = f"axis from {-x.ndim} to -2"
-        raise ArgumentError(explain(str(where), expected, describe(axis)))
+        raise ArgumentError(where, expected, describe(axis))
     return number
 
 
@@ -233,22 +233,22 @@ def _numbers(where: Title, name: str, value: Any, shapes: Sequence[tuple[int, ..
     value = check_array(where, value, name)
     dtype = value.dtype
     if not (jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)):
-        raise ArgumentError(explain(str(where), f"{name} of real numbers", describe(value)))
+        raise ArgumentError(where, f"{name} of real numbers", describe(value))
     if value.shape not in shapes:
         expected = f"{name} of shape {' or '.join(map(str, dict.fromkeys(shapes)))}"
-        raise ShapeError(explain(str(where), expected, describe(value)))
+        raise ShapeError(where, expected, describe(value))
     return value
 
 
 def _check_even(where: str, size: Any) -> int:
     count = check_size(where, size)
     if count % 2 != 0:
-        raise ArgumentError(explain(where, "an even number, for pairs", str(count)))
+        raise ArgumentError(where, "an even number, for pairs", str(count))
     return count
 
 
 def _check_base(where: str, theta: Any) -> float:
     base = check_number(where, theta, 0.0)
     if base == 0:
-        raise ArgumentError(explain(where, "a number > 0", describe(theta)))
+        raise ArgumentError(where, "a number > 0", describe(theta))
     return base

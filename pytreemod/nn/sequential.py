@@ -82,7 +82,7 @@ class Lambda(Module):
 
     def __init__(self, fn: Callable[[Any], Any]):
         if not callable(fn):
-            raise ArgumentError(explain(named(self, "fn"), "a function", describe(fn)))
+            raise ArgumentError(named(self, "fn"), "a function", describe(fn))
         self.fn = fn
 
     @ignores_key
@@ -194,7 +194,7 @@ class Sequential(StatefulLayer):
             return self.layers[index]
         except TypeError as error:
             expected = "an integer or a slice"
-            raise ArgumentError(explain("Sequential[...]", expected, describe(index))) from error
+            raise ArgumentError("Sequential[...]", expected, describe(index)) from error
 
     def __iter__(self) -> Iterator[Callable[..., Any]]:
         yield from self.layers
@@ -223,19 +223,19 @@ def _check_layers(where: str, layers: Any, more: Sequence[Any]) -> tuple[Callabl
     if more or isinstance(layers, (str, bytes)) or not hasattr(layers, "__iter__"):
         cure = ("Pass the layers in a list:", "Sequential([layer1, layer2])")
         got = f"{1 + len(more)} arguments" if more else describe(layers)
-        raise ArgumentError(explain(where, "a sequence of layers", got, cure=cure))
+        raise ArgumentError(where, "a sequence of layers", got, cure=cure)
     layers = tuple(layers)
     for number, layer in enumerate(layers):
         if not callable(layer) or isinstance(layer, type):
             place = f"layers[{number}]: {describe(layer)}"
-            raise ArgumentError(explain(where, "layers to call", "something else", places=[place]))
+            raise ArgumentError(where, "layers to call", "something else", places=[place])
         # In a tuple it would be a leaf that is no array, at which plain JAX fails: a field of its
         # own, as `Lambda` has, makes configuration of it.
         if jtu.all_leaves([layer]):
             name = getattr(layer, "__name__", "f")
             cure = ("Make it a layer:", f"nn.Lambda({name if name.isidentifier() else 'f'})")
             place = f"layers[{number}]: {describe(layer)}"
-            raise ArgumentError(explain(where, "Modules", "a function", places=[place], cure=cure))
+            raise ArgumentError(where, "Modules", "a function", places=[place], cure=cure)
     return layers
 
 

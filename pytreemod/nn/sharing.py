@@ -67,9 +67,7 @@ class Shared(Module):
     ) -> None:
         for name, function in (("where", where), ("get", get)):
             if not callable(function):
-                raise ArgumentError(
-                    explain(named(self, name), "a function of the tree", describe(function))
-                )
+                raise ArgumentError(named(self, name), "a function of the tree", describe(function))
         targets = locate(where, pytree, None, named(self, "where")).targets
         places = [path_text(target.path) for target in targets]
         picked = where(pytree)
@@ -108,13 +106,11 @@ def _check_alike(places: Sequence[str], picked: Any, given: Any) -> None:
     else:
         cure = ["shapes are changed on the way:", "lambda pair: jnp.transpose(pair[0].weight)"]
     raise ShapeError(
-        explain(
-            "Shared(get)",
-            f"what fits in the place of {_shown(picked)}",
-            _shown(given),
-            places=places,
-            cure=cure,
-        )
+        "Shared(get)",
+        f"what fits in the place of {_shown(picked)}",
+        _shown(given),
+        places=places,
+        cure=cure,
     )
 
 

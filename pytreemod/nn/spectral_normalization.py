@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
     Title,
@@ -131,7 +131,7 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         if not hasattr(self.layer, self.weight_name):
             where, cure = named(self, "weight_name"), known_names(self.layer)
             expected = f"the name of a weight in {type(self.layer).__name__}"
-            raise ArgumentError(explain(where, expected, describe(self.weight_name), cure=cure))
+            raise ArgumentError(where, expected, describe(self.weight_name), cure=cure)
         check_number(named(self, "eps"), self.eps, 0.0)
 
     @uses_key_if(lambda layer: wants_key(layer.layer))
@@ -176,14 +176,14 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
             return u, v
         where, cure = str(Title(self, "weight_name")), mapped_cure(self)
         expected = f"a weight whose singular vectors have the shapes {u.shape} and {v.shape}"
-        raise ShapeError(explain(where, expected, describe(weight), cure=cure))
+        raise ShapeError(where, expected, describe(weight), cure=cure)
 
 
 def _check_weight(where: str, layer: Any, name: Any) -> Array:
     """The array that `name` stands for."""
     weight = weight_by_name(where, layer, name)
     if weight.ndim < 2:
-        raise ShapeError(explain(where, "a weight of two axes or more", describe(weight)))
+        raise ShapeError(where, "a weight of two axes or more", describe(weight))
     return weight
 
 
@@ -198,5 +198,5 @@ def _initial_vectors(
     u, v = power_iteration(weight, u, v, num_iterations=INITIAL_ITERATIONS, eps=eps)
     # From zero vectors no iteration leads away, and the layer would give nan for ever.
     if not is_traced(u) and not bool(jnp.any(u)):
-        raise ArgumentError(explain(where, "a weight to normalize", "one that is all zero"))
+        raise ArgumentError(where, "a weight to normalize", "one that is all zero")
     return u, v

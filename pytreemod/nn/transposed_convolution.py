@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxtyping import Array, Inexact, Shaped
 
-from pytreemod.errors import ShapeError, describe, explain
+from pytreemod.errors import ShapeError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
@@ -226,7 +226,7 @@ class ConvTranspose(Module):
         sizes = tuple(cut.size for cut in cuts)
         if min(sizes) < 1:
             expected = f"padding={self.padding} to leave something of each spatial axis"
-            raise ShapeError(explain(str(where), expected, f"{sizes} from {describe(x)}"))
+            raise ShapeError(where, expected, f"{sizes} from {describe(x)}")
 
 
 class _Arranged(ConvTranspose):

@@ -96,7 +96,7 @@ class WeightNorm(StatefulLayer, Generic[_L]):
         if v.size and not is_traced(self.g) and not bool(jnp.all(self.g)):
             expected = "a weight of which each slice has a direction"
             found = f"one with zeros alone along axis {axis}"
-            raise ArgumentError(explain(named(self, "layer"), expected, found))
+            raise ArgumentError(named(self, "layer"), expected, found)
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` comes this way.
@@ -104,7 +104,7 @@ class WeightNorm(StatefulLayer, Generic[_L]):
         if not isinstance(name, str) or not hasattr(self.layer, name):
             where, cure = named(self, "weight_name"), known_names(self.layer)
             expected = f"the name of a weight in {type(self.layer).__name__}"
-            raise ArgumentError(explain(where, expected, describe(name), cure=cure))
+            raise ArgumentError(where, expected, describe(name), cure=cure)
         _check_axis(named(self, "axis"), self.axis, None)
 
     @uses_key_if(lambda layer: wants_key(layer.layer))
@@ -149,14 +149,12 @@ class WeightNorm(StatefulLayer, Generic[_L]):
             if shape_of(self.g) == expected:
                 return weight_norm(v, self.g, axis=self.axis)
             raise ShapeError(
-                explain(
-                    str(where),
-                    f"g of shape {expected}, for {self.weight_name} has the shape {shape}",
-                    describe(self.g),
-                    cure=mapped_cure(self),
-                )
+                where,
+                f"g of shape {expected}, for {self.weight_name} has the shape {shape}",
+                describe(self.g),
+                cure=mapped_cure(self),
             )
-        raise ShapeError(explain(str(where), f"{self.weight_name} to be an array", describe(v)))
+        raise ShapeError(where, f"{self.weight_name} to be an array", describe(v))
 
     def is_stateful(self) -> bool:
         """Whether the layer needs State.
@@ -183,7 +181,7 @@ def _check_axis(where: str, axis: Any, weight: Any) -> int | None:
     if whole is not None and (weight is None or -weight.ndim <= whole < weight.ndim):
         return whole
     expected = "an axis or None" if weight is None else f"an axis of {describe(weight)}, or None"
-    raise ArgumentError(explain(where, expected, describe(axis)))
+    raise ArgumentError(where, expected, describe(axis))
 
 
 def _state_missing(where: Title, layer: Any) -> str:

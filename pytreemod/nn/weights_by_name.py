@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.reading import is_computed, ties_of
 from pytreemod.module.ties import untie
 from pytreemod.module.unfinished import refuse_unfinished
@@ -42,9 +42,9 @@ def weight_by_name(where: str, layer: Any, name: Any) -> Array:
     weight: Any = getattr(layer, name, None) if isinstance(name, str) else None
     if not is_inexact_array(weight):
         expected = f"the name of a weight in {type(layer).__name__}"
-        raise ArgumentError(explain(where, expected, describe(name), cure=known_names(layer)))
+        raise ArgumentError(where, expected, describe(name), cure=known_names(layer))
     if jnp.issubdtype(weight.dtype, jnp.complexfloating):
-        raise ArgumentError(explain(where, "a weight of real numbers", describe(weight)))
+        raise ArgumentError(where, "a weight of real numbers", describe(weight))
     return weight
 
 

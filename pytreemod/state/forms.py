@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import StateError, describe, explain
+from pytreemod.errors import StateError, describe
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array_like
 from pytreemod.tree.printing import tree_pformat
@@ -55,18 +55,16 @@ def check_made_ranks(where: str, name: str, ranks: tuple[int, ...], value: Any) 
     ]
     if more:
         raise StateError(
-            explain(
-                where,
-                "as many axes as the value was made with",
-                "more: the State came out of a map, or was split for one",
-                places=more,
-                cure=[
-                    "take what is one for all members out without an axis; map over what differs:",
-                    "y, state = jax.vmap(layer, in_axes=(0, None), out_axes=(0, None))(xs, state)",
-                    "y, states = jax.vmap(layer)(xs, states)  # a value for each member",
-                    "model, state = pm.make_with_state(state.fill)(model)  # one value, with axes",
-                ],
-            )
+            where,
+            "as many axes as the value was made with",
+            "more: the State came out of a map, or was split for one",
+            places=more,
+            cure=[
+                "take what is one for all members out without an axis; map over what differs:",
+                "y, state = jax.vmap(layer, in_axes=(0, None), out_axes=(0, None))(xs, state)",
+                "y, states = jax.vmap(layer)(xs, states)  # a value for each member",
+                "model, state = pm.make_with_state(state.fill)(model)  # one value, with axes",
+            ],
         )
 
 
@@ -78,16 +76,14 @@ def check_form(where: str, name: str, old: Any, new: Any) -> None:
     """
     if jtu.tree_structure(old) != jtu.tree_structure(new):
         expected = f"a value of structure {tree_pformat(old)}"
-        raise StateError(explain(f"{where} {name}", expected, tree_pformat(new)))
+        raise StateError(f"{where} {name}", expected, tree_pformat(new))
     for (path, was), now in zip(jtu.tree_leaves_with_path(old), jtu.tree_leaves(new), strict=True):
         if _kind(was) != _kind(now):
             raise StateError(
-                explain(
-                    f"{where} {path_text(path, name)}",
-                    f"{describe(was)}, as before",
-                    describe(now),
-                    cure="shape and dtype of a value cannot change; cast or reshape the new one",
-                )
+                f"{where} {path_text(path, name)}",
+                f"{describe(was)}, as before",
+                describe(now),
+                cure="shape and dtype of a value cannot change; cast or reshape the new one",
             )
 
 

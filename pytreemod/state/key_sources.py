@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import PRNGKeyArray
 
-from pytreemod.errors import ArgumentError, RngError, describe, explain
+from pytreemod.errors import ArgumentError, RngError, describe
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import AbstractReserve, AbstractSupply
 from pytreemod.state.streams import check_seed, like, numbers_of
@@ -100,7 +100,7 @@ class InitKeys(AbstractSupply):
             RngError: the keys were made outside the transform in which they are used.
         """
         if type(n) is not int or n < 0:
-            raise ArgumentError(explain("init_keys(...).take(n)", "a count", describe(n)))
+            raise ArgumentError("init_keys(...).take(n)", "a count", describe(n))
         with self._lock:
             number = self._advance(n)
             self._ready = []
@@ -131,22 +131,18 @@ class InitKeys(AbstractSupply):
     def ndim(self) -> int:
         """For JAX, which asks for it where it wants a key: an error that says how to get one."""
         raise RngError(
-            explain(
-                "init_keys",
-                "a key that was taken from it",
-                "what hands them out",
-                cure=["take one:", "jax.random.normal(next(keys), shape)"],
-            )
+            "init_keys",
+            "a key that was taken from it",
+            "what hands them out",
+            cure=["take one:", "jax.random.normal(next(keys), shape)"],
         )
 
     def __reduce__(self) -> Any:
         raise RngError(
-            explain(
-                "init_keys",
-                "to be used where it was made",
-                "a copy, which would hand out the same keys",
-                cure=["give the copy a key of its own:", "pm.init_keys(next(keys))"],
-            )
+            "init_keys",
+            "to be used where it was made",
+            "a copy, which would hand out the same keys",
+            cure=["give the copy a key of its own:", "pm.init_keys(next(keys))"],
         )
 
     def _prepare(self, number: int) -> list[Any]:
@@ -170,15 +166,13 @@ class InitKeys(AbstractSupply):
         # a compiled function.
         if self._trace != current_trace():
             raise RngError(
-                explain(
-                    "init_keys",
-                    "to be used in the transform that it was made in",
-                    "a use inside another one",
-                    cure=[
-                        "pass that one a key, and make keys from it there:",
-                        "jax.vmap(lambda key: Model(key=pm.init_keys(key)))(keys.take(8))",
-                    ],
-                )
+                "init_keys",
+                "to be used in the transform that it was made in",
+                "a use inside another one",
+                cure=[
+                    "pass that one a key, and make keys from it there:",
+                    "jax.vmap(lambda key: Model(key=pm.init_keys(key)))(keys.take(8))",
+                ],
             )
         start = self._count
         self._count += n

@@ -131,20 +131,17 @@ def check_single(by: str, found: Mapping[Any, Sequence[str]], register: Register
     for marker, spots in found.items():
         if len(spots) > 1:
             raise StateError(
-                explain(
-                    f"State.{by}",
-                    "each token in one place, for weights are not shared either",
-                    f"{register[marker].name} in {len(spots)}",
-                    places=spots,
-                    cure=[
-                        "give the values back before a layer is put elsewhere, or two models "
-                        "together:",
-                        "filled = state.fill(model)",
-                        "changed = pm.tree_at(lambda m: m.b, filled, filled.a)",
-                        "model, state = pm.make_with_state(lambda: changed)()",
-                        "model, state = pm.make_with_state(Pair)(s1.fill(model1), s2.fill(model2))",
-                    ],
-                )
+                f"State.{by}",
+                "each token in one place, for weights are not shared either",
+                f"{register[marker].name} in {len(spots)}",
+                places=spots,
+                cure=[
+                    "give the values back before a layer is put elsewhere, or two models together:",
+                    "filled = state.fill(model)",
+                    "changed = pm.tree_at(lambda m: m.b, filled, filled.a)",
+                    "model, state = pm.make_with_state(lambda: changed)()",
+                    "model, state = pm.make_with_state(Pair)(s1.fill(model1), s2.fill(model2))",
+                ],
             )
 
 
@@ -174,14 +171,12 @@ def check_paths_differ(names: Sequence[str]) -> None:
         return
     twice = sorted({name for name in names if names.count(name) > 1})
     raise StateError(
-        explain(
-            "make_with_state",
-            "tokens whose paths differ",
-            "several with one path",
-            places=twice,
-            cure="Give what holds them keys that read differently, as tree_flatten_with_path "
-            "shows them.",
-        )
+        "make_with_state",
+        "tokens whose paths differ",
+        "several with one path",
+        places=twice,
+        cure="Give what holds them keys that read differently, as tree_flatten_with_path "
+        "shows them.",
     )
 
 

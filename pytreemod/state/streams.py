@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import RngError, describe, explain
+from pytreemod.errors import RngError, describe
 from pytreemod.typing import Tracer, untyped_jax
 
 EXACT_UNDER_VMAP = ("threefry2x32", "rbg")
@@ -36,14 +36,7 @@ def check_seed(where: str, key: Any) -> None:
     old = dtype == jnp.uint32 and shape is not None and len(shape) == 1
     if (typed and shape == ()) or old:
         return
-    raise RngError(
-        explain(
-            where,
-            "one random key",
-            describe(key),
-            cure=["make one:", "jax.random.key(0)"],
-        )
-    )
+    raise RngError(where, "one random key", describe(key), cure=["make one:", "jax.random.key(0)"])
 
 
 def fold_each(key: Any, numbers: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import FunctionType
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import buffer, field
 from pytreemod.tree.nodes import record_of
@@ -120,7 +120,7 @@ class StateIndex(AbstractToken, Generic[_V]):
         if isinstance(init, FunctionType):
             cure = ("call it:", "StateIndex(init())")
             expected, got = "the initial value itself", describe(init)
-            raise ArgumentError(explain("StateIndex(init)", expected, got, cure=cure))
+            raise ArgumentError("StateIndex(init)", expected, got, cure=cure)
         self.init = cast("Any", Nothing()) if init is None else init
         self.marker = Unnamed()
 

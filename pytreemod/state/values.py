@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.state import refusals, streams
 from pytreemod.state.forms import as_array, check_form, check_made_ranks, is_strong, ranks_of
 from pytreemod.state.initial_values import first_values, spots_of
@@ -237,7 +237,7 @@ class State(AbstractKeeper):
         """
         self._check("update")
         if not isinstance(substate, State):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
-            raise ArgumentError(explain("State.update(substate)", "a State", describe(substate)))
+            raise ArgumentError("State.update(substate)", "a State", describe(substate))
         substate._check("update")
         for row in substate._register:
             if row.marker not in self._values:
@@ -389,7 +389,7 @@ class State(AbstractKeeper):
         """
         self._check("split")
         if type(n) is not int or n < 1:
-            raise ArgumentError(explain("State.split(n)", "a count of 1 or more", describe(n)))
+            raise ArgumentError("State.split(n)", "a count of 1 or more", describe(n))
         chosen = self._register.of_kind(RngStream) if select is None else self._chosen(select)
         values = dict(self._values)
         for marker in chosen:

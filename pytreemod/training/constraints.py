@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.constrained_leaves import Constraint
 from pytreemod.transform.host.runtime_checks import error_if
 from pytreemod.tree.nodes import is_node
@@ -291,7 +291,7 @@ def interval(lower_bound: float, upper_bound: float) -> Constraint:
     upper = _bound("interval(upper_bound)", upper_bound)
     if not (lower < upper and math.isfinite(upper - lower)):
         expected = "a lower bound and one above it"
-        raise ArgumentError(explain("interval", expected, f"{lower} and {upper}"))
+        raise ArgumentError("interval", expected, f"{lower} and {upper}")
     return _Range(lower, upper)
 
 
@@ -304,7 +304,7 @@ def _bound(where: str, given: Any) -> float:
             "class Scaled(pm.Computed): ...",
         ]
         got = describe(given)
-        raise ArgumentError(explain(where, "a finite number", got, cure=cure))
+        raise ArgumentError(where, "a finite number", got, cure=cure)
     return float(given) + 0.0  # Zero has one sign.
 
 
@@ -652,7 +652,7 @@ def bijection(
             cure = ["what has parameters of its own is computed from them:"]
             cure += ["class Mapped(pm.Computed): ..."]
             where = f"bijection({name})"
-            raise ArgumentError(explain(where, "a function", describe(function), cure=cure))
+            raise ArgumentError(where, "a function", describe(function), cure=cure)
     return _Bijection(forward, inverse, check)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import jax.numpy as jnp
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.tree.dtypes import available_dtype
@@ -106,10 +106,8 @@ def _name_of(where: str, dtype: Any) -> str:
 
 def _refuse(where: str, got: Any) -> NoReturn:
     raise ArgumentError(
-        explain(
-            where,
-            "a floating dtype, or one for each of params, compute and output",
-            describe(got),
-            cure=["write, for instance", '"params=float32,compute=bfloat16,output=float32"'],
-        )
+        where,
+        "a floating dtype, or one for each of params, compute and output",
+        describe(got),
+        cure=["write, for instance", '"params=float32,compute=bfloat16,output=float32"'],
     )

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import jax.numpy as jnp
 
-from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, explain
+from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe
 from pytreemod.training.plans import RulePlan
 from pytreemod.tree.nodes import Place, places
 from pytreemod.tree.paths import pattern_text, some_of
@@ -78,11 +78,9 @@ def _like(old: Any, value: Any, name: str) -> Any:
     where = f"with_hyperparams({name})"
     if isinstance(value, bool) or not is_array_like(value) or not _is_castable(value, old):
         expected = f"a number, or an array, that fits {describe(old)}"
-        raise ArgumentError(explain(where, expected, describe(value)))
+        raise ArgumentError(where, expected, describe(value))
     if jnp.shape(value) not in ((), jnp.shape(old)):
-        raise ShapeError(
-            explain(where, f"a scalar, or an array like {describe(old)}", describe(value))
-        )
+        raise ShapeError(where, f"a scalar, or an array like {describe(old)}", describe(value))
     # In the old dtype: with another one the step would be compiled anew.
     return jnp.full_like(old, value)
 
@@ -105,35 +103,29 @@ def _is_castable(value: Any, old: Any) -> bool:
 
 def _refuse_predicate(chosen: Selector) -> NoReturn:
     raise SpecError(
-        explain(
-            "with_hyperparams(selector)",
-            "a selector by path, type, role or access",
-            f"{chosen!r}, which asks for arrays, and the optimizer has none of the model's",
-        )
+        "with_hyperparams(selector)",
+        "a selector by path, type, role or access",
+        f"{chosen!r}, which asks for arrays, and the optimizer has none of the model's",
     )
 
 
 def _refuse_part(chosen: Selector, rest: list[Place]) -> NoReturn:
     raise SpecError(
-        explain(
-            "with_hyperparams(selector)",
-            "all leaves of a rule, which have one value in common",
-            f"a part of them, by {chosen!r}",
-            places=[f"{pattern_text(spot.path)}: not picked" for spot in rest],
-            cure=["give them a rule of their own:", f"pm.by({{{chosen!r}: rule, ...: rule}})"],
-        )
+        "with_hyperparams(selector)",
+        "all leaves of a rule, which have one value in common",
+        f"a part of them, by {chosen!r}",
+        places=[f"{pattern_text(spot.path)}: not picked" for spot in rest],
+        cure=["give them a rule of their own:", f"pm.by({{{chosen!r}: rule, ...: rule}})"],
     )
 
 
 def _refuse_unchosen(chosen: Selector, trained: list[Place]) -> NoReturn:
     shown = some_of([pattern_text(spot.path) for spot in trained])
     raise SpecError(
-        explain(
-            "with_hyperparams(selector)",
-            "a selector of leaves that are trained",
-            f"{chosen!r}, which picks none",
-            cure=f"trained are: {shown}",
-        )
+        "with_hyperparams(selector)",
+        "a selector of leaves that are trained",
+        f"{chosen!r}, which picks none",
+        cure=f"trained are: {shown}",
     )
 
 
@@ -147,24 +139,20 @@ def _refuse_unknown(name: str, paths: Iterable[tuple[Any, ...]], elsewhere: list
         cure = [f"the rule for {elsewhere[0]} has one; name its leaves:"]
         cure += [f"opt.with_hyperparams({elsewhere[0]}, {name}=1e-3)"]
     raise ArgumentError(
-        explain(
-            f"with_hyperparams({name})",
-            f"a hyperparameter that is in the state ({', '.join(names) or 'there is none'})",
-            repr(name),
-            cure=cure,
-        )
+        f"with_hyperparams({name})",
+        f"a hyperparameter that is in the state ({', '.join(names) or 'there is none'})",
+        repr(name),
+        cure=cure,
     )
 
 
 def _refuse_scheduled(name: str) -> NoReturn:
     raise ArgumentError(
-        explain(
-            f"with_hyperparams({name})",
-            "a hyperparameter that is set by hand",
-            "one that a schedule sets anew at each step",
-            cure=[
-                "begin with a number in the schedule's place:",
-                f"optax.inject_hyperparams(optax.adamw)({name}=1e-3)",
-            ],
-        )
+        f"with_hyperparams({name})",
+        "a hyperparameter that is set by hand",
+        "one that a schedule sets anew at each step",
+        cure=[
+            "begin with a number in the schedule's place:",
+            f"optax.inject_hyperparams(optax.adamw)({name}=1e-3)",
+        ],
     )

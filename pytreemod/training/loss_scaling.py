@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError, StructureError, describe, explain
+from pytreemod.errors import ArgumentError, StructureError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import buffer, field
 from pytreemod.state.values import State
@@ -246,7 +246,7 @@ def _check_number(name: str, value: Any) -> float:
     if not _LEAST <= number <= _MOST or (name == "growth" and number <= 1):
         least = "more than 1" if name == "growth" else "from 2**-126"
         expected = f"a number of float32, {least} and up to 2**126"
-        raise ArgumentError(explain(f"LossScale({name})", expected, describe(value)))
+        raise ArgumentError(f"LossScale({name})", expected, describe(value))
     return float(value)
 
 
@@ -255,7 +255,7 @@ def _check_order(initial: float, minimum: float, period: int | None) -> None:
     if period is not None and initial < minimum:
         cure = ("let it fall lower:", f"LossScale({initial!r}, minimum={initial!r})")
         expected = f"initial not below minimum, {minimum:g}"
-        raise ArgumentError(explain("LossScale(initial)", expected, f"{initial:g}", cure=cure))
+        raise ArgumentError("LossScale(initial)", expected, f"{initial:g}", cure=cure)
 
 
 def _check_period(period: Any) -> int | None:
@@ -263,7 +263,7 @@ def _check_period(period: Any) -> int | None:
         return None
     if not _is_of(period, int, np.integer) or period < 1:
         expected = "a number of steps >= 1, or None"
-        raise ArgumentError(explain("LossScale(period)", expected, describe(period)))
+        raise ArgumentError("LossScale(period)", expected, describe(period))
     return int(period)
 
 
@@ -277,16 +277,14 @@ def _check_bool(where: str, value: Any) -> Any:
     if isinstance(value, bool) or (shape == () and dtype == np.dtype(bool)):
         return value
     cure = ["of a tree it is asked by", "pm.all_finite(grads)"]
-    raise ArgumentError(explain(where, "one True or False", describe(value), cure=cure))
+    raise ArgumentError(where, "one True or False", describe(value), cure=cure)
 
 
 def _refuse_trees(on_true: Any, on_false: Any) -> None:
     found = [(path_text(d.path), *d.texts()) for d in differences(on_true, on_false, _fits)]
     raise StructureError(
-        explain(
-            "select_tree",
-            "two trees of one structure, with arrays of the same shapes and dtypes",
-            "trees that differ",
-            places=[f"{place or '<root>'}: {first} and {second}" for place, first, second in found],
-        )
+        "select_tree",
+        "two trees of one structure, with arrays of the same shapes and dtypes",
+        "trees that differ",
+        places=[f"{place or '<root>'}: {first} and {second}" for place, first, second in found],
     )

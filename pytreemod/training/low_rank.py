@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact
 
-from pytreemod.errors import ArgumentError, SpecError, describe, explain
+from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.module.computed_leaves import Computed
 from pytreemod.module.fields import field
 from pytreemod.module.reading import MADE, UNKNOWN, is_computed
@@ -123,13 +123,11 @@ def lora(
     adapted = [path_text(one.path) for one in matrices if isinstance(one.node, LowRank)]
     if adapted:
         raise SpecError(
-            explain(
-                "lora(selector)",
-                "matrices without an update",
-                "some that have one",
-                places=adapted,
-                cure=["merge it first:", f"model = pm.resolve(model, {adapted[0]!r})"],
-            )
+            "lora(selector)",
+            "matrices without an update",
+            "some that have one",
+            places=adapted,
+            cure=["merge it first:", f"model = pm.resolve(model, {adapted[0]!r})"],
         )
     keys = _keys(seed, [plain_name(one.path) for one in matrices])
     pairs = zip(matrices, keys, strict=True)
@@ -171,13 +169,13 @@ def _keys(seed: Any, names: list[str]) -> list[Any]:
 
 def _check_rank(rank: Any) -> None:
     if isinstance(rank, bool) or not isinstance(rank, numbers.Integral) or rank < 1:
-        raise ArgumentError(explain("lora(rank)", "an integer of at least 1", describe(rank)))
+        raise ArgumentError("lora(rank)", "an integer of at least 1", describe(rank))
 
 
 def _check_alpha(alpha: Any) -> float:
     is_number = not isinstance(alpha, bool) and isinstance(alpha, numbers.Real)
     if not is_number or not math.isfinite(alpha) or alpha <= 0:
-        raise ArgumentError(explain("lora(alpha)", "a number > 0, or None", describe(alpha)))
+        raise ArgumentError("lora(alpha)", "a number > 0, or None", describe(alpha))
     return float(alpha)
 
 
@@ -198,7 +196,7 @@ def _refuse_none(model: Any, selector: Selector, parameters: Sequence[Parameter]
         code = f"pm.lora(model, {_source_of(tied[0])!r}, key=key)"
         cure = ["adapt what a place is tied to, and both read so:", code]
     got = "none among what is chosen" if shown else "nothing"
-    raise SpecError(explain("lora(selector)", "some matrices", got, places=shown, cure=cure))
+    raise SpecError("lora(selector)", "some matrices", got, places=shown, cure=cure)
 
 
 def _is_tied(node: Any) -> bool:

@@ -12,7 +12,6 @@ from pytreemod.errors import (
     ShapeError,
     SpecError,
     describe,
-    explain,
     with_article,
 )
 from pytreemod.module.computed_leaves import computed
@@ -83,10 +82,10 @@ def map_parameters(
         cure = ["the function comes first, as in jax.tree.map:"]
         cure += ['pm.map_parameters(fn, model, "**.weight")']
         got = with_article(class_of(fn).__qualname__) if is_node(fn) else describe(fn)
-        raise ArgumentError(explain("map_parameters(fn)", "a function", got, cure=cure))
+        raise ArgumentError("map_parameters(fn)", "a function", got, cure=cure)
     if inverse is not None and not callable(inverse):
         expected = "a function, or None"
-        raise ArgumentError(explain("map_parameters(inverse)", expected, describe(inverse)))
+        raise ArgumentError("map_parameters(inverse)", expected, describe(inverse))
     refuse_unfinished("map_parameters", model)
     model = with_new_containers(model)
     chosen = choose_parameters(model, as_selector(selector))
@@ -105,37 +104,31 @@ def map_parameters(
 
 def _check_chosen(chosen: list[Parameter]) -> None:
     if not chosen:
-        raise SpecError(explain("map_parameters(selector)", "some parameters of the model", "none"))
+        raise SpecError("map_parameters(selector)", "some parameters of the model", "none")
     known = [one for one in chosen if is_computed(one.node)]
     if known:
         place = path_text(known[0].path)
         raise ArgumentError(
-            explain(
-                "map_parameters(selector)",
-                "arrays",
-                "what is computed already",
-                places=[f"{path_text(one.path)}: {describe(one.node)}" for one in known],
-                cure=["make an array of it first:", f"model = pm.resolve(model, {place!r})"],
-            )
+            "map_parameters(selector)",
+            "arrays",
+            "what is computed already",
+            places=[f"{path_text(one.path)}: {describe(one.node)}" for one in known],
+            cure=["make an array of it first:", f"model = pm.resolve(model, {place!r})"],
         )
     others = [one for one in chosen if not is_inexact_array(one.node)]
     if others:
         raise ArgumentError(
-            explain(
-                "map_parameters(selector)",
-                "floating arrays alone to be chosen",
-                "something else",
-                places=[f"{path_text(one.path)}: {describe(one.node)}" for one in others],
-            )
+            "map_parameters(selector)",
+            "floating arrays alone to be chosen",
+            "something else",
+            places=[f"{path_text(one.path)}: {describe(one.node)}" for one in others],
         )
 
 
 def _check_shape(leaf: Any, value: Any) -> None:
     if value.shape != leaf.shape:
         raise ShapeError(
-            explain(
-                "map_parameters(inverse)",
-                f"fn(inverse(leaf)) to have the shape of the leaf, {leaf.shape}",
-                describe(value),
-            )
+            "map_parameters(inverse)",
+            f"fn(inverse(leaf)) to have the shape of the leaf, {leaf.shape}",
+            describe(value),
         )

@@ -22,7 +22,6 @@ from pytreemod.errors import (
     ShapeError,
     StructureError,
     describe,
-    explain,
     with_article,
 )
 from pytreemod.module.classes import Module
@@ -348,37 +347,31 @@ def _fits(leaf: Any, gradient: Any) -> bool:
 
 def _refuse_stacked(stacked: Any) -> NoReturn:
     raise ArgumentError(
-        explain(
-            "Optimizer(stacked)",
-            " or ".join(map(repr, _STACKED)),
-            describe(stacked),
-            cure=[
-                "to show a rule what several layers hold as one array each:",
-                'pm.Optimizer(rules, stacked="as one")',
-            ],
-        )
+        "Optimizer(stacked)",
+        " or ".join(map(repr, _STACKED)),
+        describe(stacked),
+        cure=[
+            "to show a rule what several layers hold as one array each:",
+            'pm.Optimizer(rules, stacked="as one")',
+        ],
     )
 
 
 def _refuse_uninitialized(method: str) -> NoReturn:
     raise ArgumentError(
-        explain(
-            f"Optimizer.{method}",
-            "an optimizer with its state",
-            "one that was not initialized",
-            cure=["give it the model first:", "opt = pm.Optimizer(rules).init(model)"],
-        )
+        f"Optimizer.{method}",
+        "an optimizer with its state",
+        "one that was not initialized",
+        cure=["give it the model first:", "opt = pm.Optimizer(rules).init(model)"],
     )
 
 
 def _refuse_exchanged(model: PyTree) -> NoReturn:
     raise ArgumentError(
-        explain(
-            "Optimizer.update(model, grads)",
-            "the model, then its gradients",
-            f"gradients ({with_article(class_of(model).__qualname__)}) first",
-            cure=["the model comes first:", "model, opt = opt.update(model, grads)"],
-        )
+        "Optimizer.update(model, grads)",
+        "the model, then its gradients",
+        f"gradients ({with_article(class_of(model).__qualname__)}) first",
+        cure=["the model comes first:", "model, opt = opt.update(model, grads)"],
     )
 
 
@@ -392,12 +385,10 @@ def _refuse_unfit(plan: RulePlan, pairs: list[tuple[Any, Any]]) -> NoReturn:
     if jnp.shape(gradient) == jnp.shape(leaf):
         refuse_complex("Optimizer.update(grads)", place, "a gradient", gradient)
     raise ShapeError(
-        explain(
-            "Optimizer.update(grads)",
-            "gradients of the shapes of the parameters",
-            "others, that would be broadcast",
-            places=[f"{p}: {describe(g)} for {describe(x)}" for p, x, g in wrong],
-        )
+        "Optimizer.update(grads)",
+        "gradients of the shapes of the parameters",
+        "others, that would be broadcast",
+        places=[f"{p}: {describe(g)} for {describe(x)}" for p, x, g in wrong],
     )
 
 
@@ -414,13 +405,11 @@ def _refuse_gradients(model: PyTree, grads: PyTree) -> NoReturn:
         cure = ["what is left alone has a rule that says so:"]
         cure += ['pm.Optimizer(pm.by({"backbone": None, ...: rule})).init(model)']
     raise StructureError(
-        explain(
-            "Optimizer.update(grads)",
-            "gradients of the model",
-            "a tree of another structure",
-            places=[f"{place}: {new} where the model has {old}" for place, old, new in texts],
-            cure=cure,
-        )
+        "Optimizer.update(grads)",
+        "gradients of the model",
+        "a tree of another structure",
+        places=[f"{place}: {new} where the model has {old}" for place, old, new in texts],
+        cure=cure,
     )
 
 
@@ -431,18 +420,16 @@ def _refuse_lacking(plan: RulePlan, lacking: list[bool]) -> NoReturn:
         if is_lacking
     ]
     raise StructureError(
-        explain(
-            "Optimizer.update(grads)",
-            "a gradient for every leaf that is trained",
-            f"none for {len(lost)} of {sum(plan.is_trained)}",
-            places=[path_text(spot.path, "grads") for spot in lost],
-            cure=[
-                "differentiate by them; or leave them alone, by a rule or by a role, and make the "
-                "optimizer for that:",
-                'pm.Optimizer(pm.by({"backbone": None, ...: rule})).init(model)',
-                'model = pm.with_role(model, "backbone", "buffer")',
-            ],
-        )
+        "Optimizer.update(grads)",
+        "a gradient for every leaf that is trained",
+        f"none for {len(lost)} of {sum(plan.is_trained)}",
+        places=[path_text(spot.path, "grads") for spot in lost],
+        cure=[
+            "differentiate by them; or leave them alone, by a rule or by a role, and make the "
+            "optimizer for that:",
+            'pm.Optimizer(pm.by({"backbone": None, ...: rule})).init(model)',
+            'model = pm.with_role(model, "backbone", "buffer")',
+        ],
     )
 
 
@@ -450,22 +437,18 @@ def _check_extra(extra: dict[str, Any], steps: list[_Step]) -> None:
     unknown = [name for name in extra if all(name not in step.extra for step in steps)]
     if unknown:
         raise ArgumentError(
-            explain(
-                "Optimizer.update",
-                "extra arguments that a transformation takes",
-                f"{', '.join(unknown)}, which none does",
-            )
+            "Optimizer.update",
+            "extra arguments that a transformation takes",
+            f"{', '.join(unknown)}, which none does",
         )
 
 
 def _refuse_made(made: Any, error: Exception) -> NoReturn:
     raise StructureError(
-        explain(
-            "Optimizer.update",
-            "a transformation that gives an update for each gradient",
-            "a tree of another structure",
-            cure=f"JAX says: {str(error).splitlines()[0]}",
-        )
+        "Optimizer.update",
+        "a transformation that gives an update for each gradient",
+        "a tree of another structure",
+        cure=f"JAX says: {str(error).splitlines()[0]}",
     ) from error
 
 
@@ -483,15 +466,13 @@ def _check_state(plan: RulePlan, rule: int | None, old: Any, new: Any) -> None:
     ]
     if wrong:
         raise ShapeError(
-            explain(
-                "Optimizer.update(model)",
-                "arrays of the shapes that the optimizer was initialized with",
-                "others, to which its state was broadcast",
-                places=wrong,
-                cure=[
-                    "make one for this model; for a stack of models map it:",
-                    "opt = pm.Optimizer(rules).init(model)",
-                    "opts = pm.filter_vmap(opt.init)(models)",
-                ],
-            )
+            "Optimizer.update(model)",
+            "arrays of the shapes that the optimizer was initialized with",
+            "others, to which its state was broadcast",
+            places=wrong,
+            cure=[
+                "make one for this model; for a stack of models map it:",
+                "opt = pm.Optimizer(rules).init(model)",
+                "opts = pm.filter_vmap(opt.init)(models)",
+            ],
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from pytreemod.errors import ArgumentError, SpecError, StructureError, describe, explain
+from pytreemod.errors import ArgumentError, SpecError, StructureError, describe
 from pytreemod.transform.boundary.agreement import differences
 from pytreemod.transform.boundary.surrounded_calls import released
 from pytreemod.transform.derivatives.chosen_leaves import trainable_mask
@@ -162,7 +162,7 @@ def check_transformation(where: str, rule: Any) -> None:
         name = getattr(rule, "__name__", "adam")
         cure = ["call it, for what it makes is one:", f"pm.Optimizer(optax.{name}(1e-3))"]
     expected = "a transformation of optax's, with `init` and `update`, or None"
-    raise ArgumentError(explain(where, expected, describe(rule), cure=cure))
+    raise ArgumentError(where, expected, describe(rule), cure=cure)
 
 
 def check_planned(plan: RulePlan, rules: Any) -> None:
@@ -172,55 +172,47 @@ def check_planned(plan: RulePlan, rules: Any) -> None:
     if fits and all((rule is not None) or not is_used for is_used, rule in pairs):
         return
     raise ArgumentError(
-        explain(
-            "Optimizer.replace(rules)",
-            "rules with the selectors that the optimizer was initialized with",
-            "others",
-            cure=["make another, and its state:", "opt = pm.Optimizer(rules).init(model)"],
-        )
+        "Optimizer.replace(rules)",
+        "rules with the selectors that the optimizer was initialized with",
+        "others",
+        cure=["make another, and its state:", "opt = pm.Optimizer(rules).init(model)"],
     )
 
 
 def _refuse_ruleless(lost: list[Place], count: int) -> NoReturn:
     raise SpecError(
-        explain(
-            "Optimizer.init",
-            "a rule for every leaf that is to be trained",
-            f"none for {len(lost)} of {count}",
-            places=[f"{path_text(spot.path, 'model')}: {describe(spot.leaf)}" for spot in lost],
-            cure=[
-                "give the rest one, or None, which leaves it alone:",
-                "pm.by({..., ...: optax.adam(1e-3)})",
-                "pm.by({..., ...: None})",
-            ],
-        )
+        "Optimizer.init",
+        "a rule for every leaf that is to be trained",
+        f"none for {len(lost)} of {count}",
+        places=[f"{path_text(spot.path, 'model')}: {describe(spot.leaf)}" for spot in lost],
+        cure=[
+            "give the rest one, or None, which leaves it alone:",
+            "pm.by({..., ...: optax.adam(1e-3)})",
+            "pm.by({..., ...: None})",
+        ],
     )
 
 
 def _refuse_idle(selector: Selector, spots: list[Place]) -> NoReturn:
     shown = some_of([pattern_text(spot.path) for spot in spots])
     raise SpecError(
-        explain(
-            f"Optimizer.init, rule for {selector!r}",
-            "a selector that picks at least one leaf",
-            "none",
-            cure=f"the model has: {shown or 'no leaves'}",
-        )
+        f"Optimizer.init, rule for {selector!r}",
+        "a selector that picks at least one leaf",
+        "none",
+        cure=f"the model has: {shown or 'no leaves'}",
     )
 
 
 def _refuse_nothing_trained(spots: list[Place]) -> NoReturn:
     raise ArgumentError(
-        explain(
-            "Optimizer.init",
-            "at least one floating array to train",
-            "none that is no buffer, and has a rule",
-            places=[f"{path_text(spot.path, 'model')}: {describe(spot.leaf)}" for spot in spots],
-            cure=[
-                "roles say what is trained; to give them to leaves of one model:",
-                'model = pm.with_role(model, selector, "param")',
-            ],
-        )
+        "Optimizer.init",
+        "at least one floating array to train",
+        "none that is no buffer, and has a rule",
+        places=[f"{path_text(spot.path, 'model')}: {describe(spot.leaf)}" for spot in spots],
+        cure=[
+            "roles say what is trained; to give them to leaves of one model:",
+            'model = pm.with_role(model, selector, "param")',
+        ],
     )
 
 
@@ -238,17 +230,15 @@ def check_model(plan: RulePlan, model: PyTree, treedef: Any) -> None:
     if found:
         texts = [(path_text(d.path, "model"), *d.texts()) for d in found]
         raise StructureError(
-            explain(
-                "Optimizer.update(model)",
-                "the model that the optimizer was initialized with",
-                "one of another structure",
-                # In the structure that is known every leaf is its label.
-                places=[
-                    f"{place}: {'a leaf' if type(d.first) is int else old} -> {new}"
-                    for d, (place, old, new) in zip(found, texts, strict=True)
-                ],
-                cure=cure,
-            )
+            "Optimizer.update(model)",
+            "the model that the optimizer was initialized with",
+            "one of another structure",
+            # In the structure that is known every leaf is its label.
+            places=[
+                f"{place}: {'a leaf' if type(d.first) is int else old} -> {new}"
+                for d, (place, old, new) in zip(found, texts, strict=True)
+            ],
+            cure=cure,
         )
     now = trainable_mask(model, None, "Optimizer.update")
     changed = [
@@ -258,13 +248,11 @@ def check_model(plan: RulePlan, model: PyTree, treedef: Any) -> None:
     ]
     if changed:
         raise StructureError(
-            explain(
-                "Optimizer.update(model)",
-                "leaves with the roles that they had when the optimizer was initialized",
-                f"others for {len(changed)}",
-                places=changed,
-                cure=cure,
-            )
+            "Optimizer.update(model)",
+            "leaves with the roles that they had when the optimizer was initialized",
+            f"others for {len(changed)}",
+            places=changed,
+            cure=cure,
         )
 
 

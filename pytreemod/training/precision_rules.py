@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar, cast
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import ArgumentError, SpecError, describe, explain
+from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.module.reading import evaluate_each, is_computed
@@ -137,9 +137,7 @@ def _names_of(methods: Any) -> Sequence[str]:
     if not all(isinstance(name, str) for name in names):
         cure = ["write, for instance", 'pm.with_precision(model, "bfloat16", ["encode", "decode"])']
         expected = "the names of methods"
-        raise ArgumentError(
-            explain("with_precision(methods)", expected, describe(methods), cure=cure)
-        )
+        raise ArgumentError("with_precision(methods)", expected, describe(methods), cure=cure)
     return names
 
 
@@ -443,36 +441,30 @@ def _as_dtype(array: Any, dtype: str) -> Any:
 
 def _refuse_methods(missing: Sequence[str]) -> NoReturn:
     raise SpecError(
-        explain(
-            "with_precision(methods)",
-            "names of methods of Modules in the model",
-            ", ".join(map(repr, missing)),
-        )
+        "with_precision(methods)",
+        "names of methods of Modules in the model",
+        ", ".join(map(repr, missing)),
     )
 
 
 def _refuse_undecided(where: str, places: Sequence[str]) -> NoReturn:
     raise SpecError(
-        explain(
-            where,
-            "a precision for every floating array",
-            f"none for {len(places)}",
-            places=places,
-            cure=["give the rest a default, which may be None:", "pm.by({..., ...: None})"],
-        )
+        where,
+        "a precision for every floating array",
+        f"none for {len(places)}",
+        places=places,
+        cure=["give the rest a default, which may be None:", "pm.by({..., ...: None})"],
     )
 
 
 def _refuse_uncast(where: str, places: Sequence[str]) -> NoReturn:
     raise SpecError(
-        explain(
-            where,
-            "arrays of Modules that have a method at which they are cast",
-            "some in a Module that has none, or in none at all",
-            places=places,
-            cure=[
-                "name the method by which the Module is used, or choose one around it:",
-                'pm.with_precision(model, precision, methods="encode")',
-            ],
-        )
+        where,
+        "arrays of Modules that have a method at which they are cast",
+        "some in a Module that has none, or in none at all",
+        places=places,
+        cure=[
+            "name the method by which the Module is used, or choose one around it:",
+            'pm.with_precision(model, precision, methods="encode")',
+        ],
     )

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import StructureError, explain
+from pytreemod.errors import StructureError
 from pytreemod.tree.nodes import children_of, places
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array, is_inexact_array
@@ -136,9 +136,7 @@ def tree_flatten_one_level(pytree: PyTree) -> tuple[list[PyTree], Any]:
             return True
         # JAX comes to the root first. Met again, it is below itself.
         if seen[0]:
-            raise StructureError(
-                explain("tree_flatten_one_level", "a tree", "a node that contains itself")
-            )
+            raise StructureError("tree_flatten_one_level", "a tree", "a node that contains itself")
         seen[0] = True
         return False
 
@@ -176,12 +174,10 @@ def tree_check(pytree: PyTree) -> None:
     chosen = [is_inexact_array(place.leaf) and place.role != "buffer" for place in places(pytree)]
     for group in places_of_shared(pytree, chosen):
         raise StructureError(
-            explain(
-                "tree_check",
-                "each parameter once",
-                f"one array at {len(group)} places",
-                places=[path_text(place.path) for place in group],
-            )
+            "tree_check",
+            "each parameter once",
+            f"one array at {len(group)} places",
+            places=[path_text(place.path) for place in group],
         )
 
 
@@ -190,18 +186,14 @@ def _check(
 ) -> None:
     if id(node) in open_ids:
         places = [path_text(seen[id(node)]), path_text(path)]
-        raise StructureError(
-            explain("tree_check", "a tree", "a node that contains itself", places=places)
-        )
+        raise StructureError("tree_check", "a tree", "a node that contains itself", places=places)
     children = children_of(node)
     # That a node without children is shared makes no difference to anybody.
     if not children:
         return
     if id(node) in seen:
         places = [path_text(seen[id(node)]), path_text(path)]
-        raise StructureError(
-            explain("tree_check", "each node once", "one node twice", places=places)
-        )
+        raise StructureError("tree_check", "each node once", "one node twice", places=places)
     seen[id(node)] = path
     # Those above: a node that is met below itself is to be found before it is followed.
     open_ids.add(id(node))

@@ -73,16 +73,14 @@ class _Mark:
 def refuse_computed(path: tuple[Any, ...]) -> NoReturn:
     """Raise the error for a `where` that looks inside a leaf or computes with it."""
     raise AccessError(
-        explain(
-            "where",
-            "a function that only picks nodes of the tree",
-            "one that computes with a leaf, or looks inside it",
-            places=[path_text(path)],
-            cure=[
-                "pick the node, and compute in replace_fn:",
-                "tree_at(where, tree, replace_fn=f)",
-            ],
-        )
+        "where",
+        "a function that only picks nodes of the tree",
+        "one that computes with a leaf, or looks inside it",
+        places=[path_text(path)],
+        cure=[
+            "pick the node, and compute in replace_fn:",
+            "tree_at(where, tree, replace_fn=f)",
+        ],
     )
 
 
@@ -285,16 +283,14 @@ def refuse_model(spec: Any, where: str) -> None:
     if record_of(spec) is None or not any(map(is_array, jtu.tree_leaves(spec))):
         return
     raise SpecError(
-        explain(
-            where,
-            "what says which nodes are meant",
-            f"a model, {own_class(spec).__qualname__}",
-            cure=[
-                "the model comes first, in tree_at second:",
-                'pm.resolve(model, "layers.*.weight")',
-                "pm.tree_at(lambda m: m.layers[0].weight, model, new)",
-            ],
-        )
+        where,
+        "what says which nodes are meant",
+        f"a model, {own_class(spec).__qualname__}",
+        cure=[
+            "the model comes first, in tree_at second:",
+            'pm.resolve(model, "layers.*.weight")',
+            "pm.tree_at(lambda m: m.layers[0].weight, model, new)",
+        ],
     )
 
 
@@ -322,12 +318,10 @@ def _locate_access(where: Where, tree: PyTree, is_leaf: IsLeaf, name: str) -> Fo
             # They hold the tree: not in a circle, in which it would outlive its last use.
             stand_ins.nodes.clear()
     raise SpecError(
-        explain(
-            name,
-            "a function that returns nodes of the tree",
-            f"one that returns {describe(actual)}",
-            cure=["return what you access, for instance", "lambda tree: tree.layers[0].weight"],
-        )
+        name,
+        "a function that returns nodes of the tree",
+        f"one that returns {describe(actual)}",
+        cure=["return what you access, for instance", "lambda tree: tree.layers[0].weight"],
     )
 
 
@@ -385,12 +379,10 @@ def _locate_pattern(pattern: str, tree: PyTree, name: str) -> Found:
     targets = tuple(_matching(steps, _reached(steps, 0), tree, ()))
     if not targets:
         raise SpecError(
-            explain(
-                name,
-                "a path that is in the tree",
-                f"{pattern!r}, which matches no node",
-                cure=leaves_shown(list(places(tree))),
-            )
+            name,
+            "a path that is in the tree",
+            f"{pattern!r}, which matches no node",
+            cure=leaves_shown(list(places(tree))),
         )
     return Found(targets, single=len(targets) == 1)
 

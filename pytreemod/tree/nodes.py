@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import is_
 from typing import Any, NamedTuple
 
-from pytreemod.errors import SpecError, describe, explain
+from pytreemod.errors import SpecError, describe
 from pytreemod.tree.paths import pattern_text, some_of, step_name
 from pytreemod.tree.pending import FLAT
 from pytreemod.tree.stored_fields import stored
@@ -161,7 +161,7 @@ def _sorted(names: Any) -> list[Any]:
         return sorted(names)
     except TypeError as error:
         raise SpecError(
-            explain("dict in a tree", "keys that can be sorted", f"{describe(names)}")
+            "dict in a tree", "keys that can be sorted", f"{describe(names)}"
         ) from error
 
 

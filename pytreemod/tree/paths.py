@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from pytreemod.errors import ArgumentError, SpecError, describe, explain
+from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.typing import jtu
 
 _NAMED = 8
@@ -180,7 +180,7 @@ def parse_name(name: str, sep: str = ".") -> tuple[str, ...]:
         if not is_whole or step is None or _word(step, sep) != word:
             cure = ["A step in which it is found stands in quotes:", "'v1.5'.weight"]
             expected = f"steps with {sep!r} between them"
-            raise ArgumentError(explain("parse_name(name)", expected, describe(name), cure=cure))
+            raise ArgumentError("parse_name(name)", expected, describe(name), cure=cure)
         steps.append(step)
         rest = rest[len(sep) :]
     return tuple(steps)
@@ -196,7 +196,7 @@ def _unquoted(word: str) -> str | None:
 def _check_separator(where: str, sep: Any) -> None:
     if isinstance(sep, str) and sep != "" and "'" not in sep:
         return
-    raise ArgumentError(explain(where, "some text without quotes", describe(sep)))
+    raise ArgumentError(where, "some text without quotes", describe(sep))
 
 
 def some_of(names: Sequence[str]) -> str:
@@ -228,12 +228,10 @@ def parse_pattern(pattern: str) -> tuple[str, ...]:
             position += 1
     if position != len(pattern) or not steps:
         raise SpecError(
-            explain(
-                f"select.path({pattern!r})",
-                "steps joined by dots or slashes",
-                f"a stray character at position {position}",
-                cure=["write, for instance", 'select.path("layers.*.weight")'],
-            )
+            f"select.path({pattern!r})",
+            "steps joined by dots or slashes",
+            f"a stray character at position {position}",
+            cure=["write, for instance", 'select.path("layers.*.weight")'],
         )
     return tuple(steps)
 

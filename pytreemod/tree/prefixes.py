@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pytreemod.errors import SpecError, describe, explain
+from pytreemod.errors import SpecError, describe
 from pytreemod.tree.nodes import Place, children_of, own_class, places, record_of
 from pytreemod.tree.paths import path_text, pattern_text
 from pytreemod.tree.selecting import (
@@ -87,13 +87,11 @@ class By(Rule):
         ]
         if lost:
             raise SpecError(
-                explain(
-                    repr(self),
-                    "a value for every leaf",
-                    f"none for {len(lost)} of {len(spots)}",
-                    places=lost,
-                    cure=["give the rest a default:", "pm.by({..., ...: default})"],
-                )
+                repr(self),
+                "a value for every leaf",
+                f"none for {len(lost)} of {len(spots)}",
+                places=lost,
+                cure=["give the rest a default:", "pm.by({..., ...: default})"],
             )
         return values
 
@@ -195,19 +193,17 @@ def refuse_shadowed(
         if is_default or is_same or not selector.is_structural():
             continue
         raise SpecError(
-            explain(
-                where,
-                "entries that each decide something",
-                f"{selector!r}, whose leaves are all decided before it",
-                places=[
-                    f"{pattern_text(spots[i].path)}: by {other!r}"
-                    for i, (other, _) in zip(hits, before, strict=True)
-                ],
-                cure=[
-                    "the first that picks a leaf decides: what is special stands first,",
-                    f"pm.by({{{selector!r}: ..., {before[0][0]!r}: ...}})",
-                ],
-            )
+            where,
+            "entries that each decide something",
+            f"{selector!r}, whose leaves are all decided before it",
+            places=[
+                f"{pattern_text(spots[i].path)}: by {other!r}"
+                for i, (other, _) in zip(hits, before, strict=True)
+            ],
+            cure=[
+                "the first that picks a leaf decides: what is special stands first,",
+                f"pm.by({{{selector!r}: ..., {before[0][0]!r}: ...}})",
+            ],
         )
 
 
@@ -251,12 +247,10 @@ def by(rules: dict[Any, Any]) -> By:
     """
     if not isinstance(rules, dict) or not rules:  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
         raise SpecError(
-            explain(
-                "by(rules)",
-                "a dict from selectors to values",
-                describe(rules),
-                cure=["write, for instance", "pm.by({pm.nn.BatchNorm: 0, ...: None})"],
-            )
+            "by(rules)",
+            "a dict from selectors to values",
+            describe(rules),
+            cure=["write, for instance", "pm.by({pm.nn.BatchNorm: 0, ...: None})"],
         )
     ordered = [item for item in rules.items() if item[0] is not ...]
     # Last, wherever it is written: for what nothing else picks.
@@ -329,13 +323,11 @@ def _alike(spec: Any, tree: Any) -> bool:
 
 def _refuse_mismatch(spec: Any, tree: Any, where: str, place: str) -> None:
     raise SpecError(
-        explain(
-            where,
-            "a prefix of the tree that it is for",
-            "another structure",
-            places=[f"{place}: {_kind(spec)} where the tree has {_kind(tree)}"],
-            cure=_several(spec),
-        )
+        where,
+        "a prefix of the tree that it is for",
+        "another structure",
+        places=[f"{place}: {_kind(spec)} where the tree has {_kind(tree)}"],
+        cure=_several(spec),
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from pytreemod.errors import FrozenError, SpecError, describe, explain
+from pytreemod.errors import FrozenError, SpecError, describe
 from pytreemod.tree.locating import locate, refuse_model
 from pytreemod.tree.members import holds_of
 from pytreemod.tree.nodes import (
@@ -50,12 +50,10 @@ class Rule(ABC):
 
     def __bool__(self) -> NoReturn:
         raise SpecError(
-            explain(
-                repr(self),
-                "to be called on a tree",
-                "the question whether it is true",
-                cure=["what it says of each leaf is", "rule(tree)"],
-            )
+            repr(self),
+            "to be called on a tree",
+            "the question whether it is true",
+            cure=["what it says of each leaf is", "rule(tree)"],
         )
 
 
@@ -176,7 +174,7 @@ def refuse_unmatched(
         if meant is not None:
             cure = [f"{cure[0]}; perhaps it is", repr(meant)]
         raise SpecError(
-            explain(repr(pattern), "a pattern that matches at least one leaf", "none", cure=cure)
+            repr(pattern), "a pattern that matches at least one leaf", "none", cure=cure
         )
 
 
@@ -206,12 +204,10 @@ def _refuse_misspelt(role: str, found: set[str]) -> None:
     similar = get_close_matches(role, DECLARED_ROLES | found, n=1, cutoff=0.75)
     if role not in found and similar:
         raise SpecError(
-            explain(
-                f"select.role({role!r})",
-                "a role that a field declares",
-                "one that no class has declared",
-                cure=["did you mean", f"select.role({similar[0]!r})"],
-            )
+            f"select.role({role!r})",
+            "a role that a field declares",
+            "one that no class has declared",
+            cure=["did you mean", f"select.role({similar[0]!r})"],
         )
 
 
@@ -223,13 +219,11 @@ def _is_tied(spot: Place) -> bool:
 def _refuse_tied(pattern: Selector, reached: Sequence[Place]) -> NoReturn:
     """Refuse a pattern that names places whose leaves are elsewhere: it would do nothing."""
     raise SpecError(
-        explain(
-            repr(pattern),
-            "a pattern that matches at least one leaf",
-            "a place that is tied to another",
-            places=[f"{pattern_text(spot.path)}: {describe(spot.leaf)}" for spot in reached],
-            cure="name the place that it is tied to: there is the leaf",
-        )
+        repr(pattern),
+        "a pattern that matches at least one leaf",
+        "a place that is tied to another",
+        places=[f"{pattern_text(spot.path)}: {describe(spot.leaf)}" for spot in reached],
+        cure="name the place that it is tied to: there is the leaf",
     )
 
 
@@ -258,7 +252,7 @@ class _Term(Selector):
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         expected = "no assignment, for a selector is a value"
-        raise FrozenError(explain(f"{self!r}.{name}", expected, describe(value)))
+        raise FrozenError(f"{self!r}.{name}", expected, describe(value))
 
     def _parts(self) -> tuple[Any, ...]:
         return tuple(getattr(self, name) for name in self.__slots__)
@@ -509,12 +503,10 @@ def ask(predicate: Any, leaves: Sequence[Any]) -> list[Any]:
     except AttributeError as error:
         named = f", {error.name!r}" if error.name else ""
         raise SpecError(
-            explain(
-                f"predicate {getattr(predicate, '__qualname__', repr(predicate))}",
-                "a function of one leaf that says True or False",
-                f"one that reads an attribute that a leaf lacks{named}",
-                cure=["to name a node by access, write", "pm.select.at(lambda m: m.head)"],
-            )
+            f"predicate {getattr(predicate, '__qualname__', repr(predicate))}",
+            "a function of one leaf that says True or False",
+            f"one that reads an attribute that a leaf lacks{named}",
+            cure=["to name a node by access, write", "pm.select.at(lambda m: m.head)"],
         ) from error
 
 
@@ -527,7 +519,7 @@ def as_bool(value: Any, where: str) -> bool:
     if not traced and getattr(value, "dtype", None) == np.bool_ and value.shape == ():
         return bool(value)
     got = "a traced array" if traced else describe(value)
-    raise SpecError(explain(where, "True or False for each leaf", got))
+    raise SpecError(where, "True or False for each leaf", got)
 
 
 def as_selector(spec: Any) -> Selector:
@@ -559,7 +551,7 @@ def as_selector(spec: Any) -> Selector:
     if isinstance(spec, (tuple, list)):
         cure = ["several of them are joined:", 'select.path("weight") | select.path("bias")']
     expected = "a selector, a class, a path, a bool or a predicate"
-    raise SpecError(explain("selector", expected, describe(spec), cure=cure))
+    raise SpecError("selector", expected, describe(spec), cure=cure)
 
 
 def path_selector(pattern: str) -> PathSelector:

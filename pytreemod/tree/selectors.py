@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 from typing import Any, overload
 
-from pytreemod.errors import SpecError, describe, explain
+from pytreemod.errors import SpecError, describe
 from pytreemod.tree.selecting import (
     AccessSelector,
     MatrixSelector,
@@ -79,12 +79,10 @@ def type(*types: builtins.type) -> TypeSelector:
     for kind in types:
         if not isinstance(kind, builtins.type):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
             raise SpecError(
-                explain(
-                    "select.type",
-                    "classes",
-                    describe(kind),
-                    cure=["write, for instance", "pm.select.type(nn.Linear, nn.Conv)"],
-                )
+                "select.type",
+                "classes",
+                describe(kind),
+                cure=["write, for instance", "pm.select.type(nn.Linear, nn.Conv)"],
             )
     return TypeSelector(types)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar, overload
 
-from pytreemod.errors import ArgumentError, SpecError, describe, explain
+from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.tree.locating import Found, Target, locate
 from pytreemod.tree.nodes import children_of, places, record_of, stop_below
 from pytreemod.tree.paths import path_text
@@ -92,16 +92,14 @@ def tree_at(
     if (replace is _NOT_GIVEN) == (replace_fn is _NOT_GIVEN):
         got = "neither" if replace is _NOT_GIVEN else "both"
         raise ArgumentError(
-            explain(
-                "tree_at",
-                "exactly one of replace and replace_fn",
-                got,
-                cure=[
-                    "write one of",
-                    "tree_at(where, tree, new)",
-                    "tree_at(where, tree, replace_fn=f)",
-                ],
-            )
+            "tree_at",
+            "exactly one of replace and replace_fn",
+            got,
+            cure=[
+                "write one of",
+                "tree_at(where, tree, new)",
+                "tree_at(where, tree, replace_fn=f)",
+            ],
         )
     found = _found(where, pytree, is_leaf)
     # Before `replace_fn` is called: targets that overlap are refused with nothing done.
@@ -114,12 +112,10 @@ def tree_at(
     elif isinstance(where, (str, type, Selector)):
         shown = where.__qualname__ if isinstance(where, type) else repr(where)
         raise ArgumentError(
-            explain(
-                "tree_at",
-                "replace_fn for what names several nodes, or none, without a function",
-                f"replace, for {len(found.targets)} nodes",
-                cure=["write", f"tree_at({shown}, tree, replace_fn=lambda old: new)"],
-            )
+            "tree_at",
+            "replace_fn for what names several nodes, or none, without a function",
+            f"replace, for {len(found.targets)} nodes",
+            cure=["write", f"tree_at({shown}, tree, replace_fn=lambda old: new)"],
         )
     else:
         news = _as_many(replace, len(found.targets))
@@ -138,12 +134,10 @@ def _found(where: Any, tree: PyTree, is_leaf: IsLeaf) -> Found:
         return locate(where, tree, is_leaf, "tree_at(where)")
     else:
         raise SpecError(
-            explain(
-                "tree_at(where)",
-                "a function from the tree to a node, a path, a class or a selector",
-                describe(where),
-                cure=["write, for instance", "tree_at(lambda m: m.layers[0].weight, model, new)"],
-            )
+            "tree_at(where)",
+            "a function from the tree to a node, a path, a class or a selector",
+            describe(where),
+            cure=["write, for instance", "tree_at(lambda m: m.layers[0].weight, model, new)"],
         )
     return Found(tuple(targets), single=len(targets) == 1)
 
@@ -163,13 +157,9 @@ def _as_many(replace: Any, count: int) -> list[Any]:
     news: Sequence[Any] = replace
     # An array has a length, too, but is one node.
     if not isinstance(replace, (list, tuple)):
-        raise ArgumentError(
-            explain("tree_at(replace)", f"a sequence of {count} nodes", describe(replace))
-        )
+        raise ArgumentError("tree_at(replace)", f"a sequence of {count} nodes", describe(replace))
     if len(news) != count:
-        raise ArgumentError(
-            explain("tree_at(replace)", f"{count} nodes, as where names", f"{len(news)}")
-        )
+        raise ArgumentError("tree_at(replace)", f"{count} nodes, as where names", f"{len(news)}")
     return list(news)
 
 
@@ -208,12 +198,10 @@ def _trie_of(paths: Sequence[tuple[Any, ...]]) -> Any:
 
 def _refuse_overlap(outer: tuple[Any, ...], inner: tuple[Any, ...]) -> NoReturn:
     raise SpecError(
-        explain(
-            "tree_at(where)",
-            "each node once",
-            "the same node twice" if outer == inner else "a node and something inside it",
-            places=dict.fromkeys([path_text(outer), path_text(inner)]),
-        )
+        "tree_at(where)",
+        "each node once",
+        "the same node twice" if outer == inner else "a node and something inside it",
+        places=dict.fromkeys([path_text(outer), path_text(inner)]),
     )
 
 

@@ -71,15 +71,13 @@ def _add(path: Any, update: Any, leaf: Any) -> Any:
     is_number = is_array_like(leaf) and is_array_like(update)
     if is_number and jnp.shape(update) != jnp.shape(leaf):
         raise ShapeError(
-            explain(
-                f"apply_updates at {path_text(path, 'model')}",
-                f"an update of shape {leaf.shape}",
-                describe(update),
-                cure=[
-                    "updates come from gradients of this model; for a stack of models map both:",
-                    "opt_state = pm.filter_vmap(opt.init)(models)",
-                ],
-            )
+            f"apply_updates at {path_text(path, 'model')}",
+            f"an update of shape {leaf.shape}",
+            describe(update),
+            cure=[
+                "updates come from gradients of this model; for a stack of models map both:",
+                "opt_state = pm.filter_vmap(opt.init)(models)",
+            ],
         )
     if is_number and jnp.iscomplexobj(update) and not jnp.iscomplexobj(leaf):
         refuse_complex("apply_updates", path_text(path, "model"), "an update", update)
@@ -104,17 +102,15 @@ def refuse_complex(where: str, place: str, what: str, given: Any) -> NoReturn:
     """
     cure = ["if the imaginary part means nothing, say so:", "jax.tree.map(jnp.real, grads)"]
     expected = f"{what} without an imaginary part, for what is real"
-    raise ArgumentError(explain(f"{where} at {place}", expected, describe(given), cure=cure))
+    raise ArgumentError(f"{where} at {place}", expected, describe(given), cure=cure)
 
 
 def _refuse_lack(path: Any) -> NoReturn:
     raise StructureError(
-        explain(
-            f"apply_updates at {path_text(path, 'model')}",
-            "updates for what the model has",
-            "one where the model has None",
-            cure=["the model comes first:", "pm.apply_updates(model, updates)"],
-        )
+        f"apply_updates at {path_text(path, 'model')}",
+        "updates for what the model has",
+        "one where the model has None",
+        cure=["the model comes first:", "pm.apply_updates(model, updates)"],
     )
 
 
@@ -142,10 +138,8 @@ def _refuse_other_structure(model: PyTree, updates: PyTree, error: Exception) ->
         jtu.tree_map(_nothing, updates, model, is_leaf=_is_none)
     except (ValueError, TypeError):
         raise StructureError(
-            explain(
-                "apply_updates",
-                "updates that are a prefix of the model",
-                "another structure",
-                cure=["the model comes first:", "pm.apply_updates(model, updates)"],
-            )
+            "apply_updates",
+            "updates that are a prefix of the model",
+            "another structure",
+            cure=["the model comes first:", "pm.apply_updates(model, updates)"],
         ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.nn.calling import ABSENT, Absent
 from pytreemod.state.values import State
 from pytreemod.transform.boundary.argument_specs import Terms, specs_by_argument
@@ -40,7 +40,7 @@ class Inputs:
     ):
         states = [x for x in (*args, kwargs.get("state")) if isinstance(x, State)]
         if len(states) > 1:
-            raise ArgumentError(explain(title, "one State", f"{len(states)} of them"))
+            raise ArgumentError(title, "one State", f"{len(states)} of them")
         self.state: State | Absent = states[0] if states else ABSENT
         # Further arguments may have tokens in them.
         self.rest = jtu.tree_map(_without_state, (tuple(args), kwargs), is_leaf=_is_state)
@@ -137,4 +137,4 @@ def _check_sizes(title: str, n: int, rows: Sequence[tuple[str, Any, Any]]) -> No
         return
     cure = ("One input for all members is passed without in_axes:", "nets(x)")
     expected = f"inputs with an entry for each of {n} members"
-    raise ShapeError(explain(title, expected, f"{len(wrong)} without", places=wrong, cure=cure))
+    raise ShapeError(title, expected, f"{len(wrong)} without", places=wrong, cure=cure)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar, overload
 
 import jax
 
-from pytreemod.errors import ArgumentError, StateError, explain
+from pytreemod.errors import ArgumentError, StateError
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import check_held_number, check_key, check_size, named
 from pytreemod.nn.calling import StatefulLayer, in_scope, needs_state, uses_key_if, wants_key
@@ -258,7 +258,7 @@ class Ensemble(StatefulLayer, Generic[_M]):
         """
         members = list(members)
         if not members:
-            raise ArgumentError(explain("Ensemble.from_members", "at least one member", "none"))
+            raise ArgumentError("Ensemble.from_members", "at least one member", "none")
         refuse_kept_state(members[0])
         paths = shared_paths(members[0], shared)
         member = rejoined(merged(alike(members, paths)))
@@ -299,7 +299,7 @@ class Ensemble(StatefulLayer, Generic[_M]):
         count = len(range(self.n)[index])
         if not count:
             expected = "a slice that picks at least one member"
-            raise ArgumentError(explain("Ensemble[...]", expected, f"none of {self.n}"))
+            raise ArgumentError("Ensemble[...]", expected, f"none of {self.n}")
         return self.replace(member=part, n=count)
 
     def __iter__(self) -> Iterator[_M]:
@@ -322,4 +322,4 @@ def _check_read(title: str, values: MemberStates, after: Any) -> None:
         "state = state.set(self.count, n + 1)",
     )
     expected = "members that only read the values that all of them are given"
-    raise StateError(explain(title, expected, "one that changes such a value", cure=cure))
+    raise StateError(title, expected, "one that changes such a value", cure=cure)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pytreemod.errors import ArgumentError, SpecError, StateError, describe, explain
+from pytreemod.errors import ArgumentError, SpecError, StateError, describe
 from pytreemod.module.unfinished import by_trial, is_unfinished, refuse_unfinished
 from pytreemod.state.tokens import is_token, with_fields
 from pytreemod.state.values import State
@@ -168,8 +168,7 @@ def _as_selector(spec: Any) -> Selector:
         return as_selector(spec)
     except SpecError as error:
         cure = ("Write, for instance", 'shared="encoder"')
-        text = explain(WHERE, "a selector on a member", describe(spec), cure=cure)
-        raise SpecError(text) from error
+        raise SpecError(WHERE, "a selector on a member", describe(spec), cure=cure) from error
 
 
 def _is_of_state(spot: Place) -> bool:
@@ -197,7 +196,7 @@ def check_shared(where: str, shared: Any) -> None:
         "It is decided when the Ensemble is made:",
         "nn.Ensemble.from_members(nets.unstack(), shared=selector)",
     )
-    raise ArgumentError(explain(where, "a tuple of paths", describe(shared), cure=cure))
+    raise ArgumentError(where, "a tuple of paths", describe(shared), cure=cure)
 
 
 def refuse_kept_state(member: Any) -> None:
@@ -213,7 +212,7 @@ def refuse_kept_state(member: Any) -> None:
         "nets = pm.stateful(nn.Ensemble(make, n, key=key))",
     )
     expected = "members that are given their State"
-    raise StateError(explain("Ensemble(make)", expected, describe(member), cure=cure))
+    raise StateError("Ensemble(make)", expected, describe(member), cure=cure)
 
 
 def _refuse_tokens(found: Sequence[tuple[Any, ...]]) -> None:
@@ -226,32 +225,28 @@ def _refuse_tokens(found: Sequence[tuple[Any, ...]]) -> None:
         "shared=selector & ~pm.select.type(pm.StateIndex, pm.RngStream)",
     )
     expected = "a selector that picks a part without State of its own"
-    raise StateError(explain(WHERE, expected, "one with", places=names, cure=cure))
+    raise StateError(WHERE, expected, "one with", places=names, cure=cure)
 
 
 def _refuse_amount(selector: Any, every: Sequence[str], picked: bool) -> None:
     text = str(selector) if isinstance(selector, str) else describe(selector)
     if not picked:
         raise SpecError(
-            explain(
-                WHERE, "a selector that picks some arrays of a member", f"{text}, which picks none"
-            )
+            WHERE, "a selector that picks some arrays of a member", f"{text}, which picks none"
         )
     cure = (
         "Nothing would differ from member to member; leave something out:",
         f"shared=selector & ~pm.select.path({every[-1]!r})",
     )
     expected = "a selector that leaves some arrays to each member"
-    raise SpecError(explain(WHERE, expected, f"{text}, which picks all of them", cure=cure))
+    raise SpecError(WHERE, expected, f"{text}, which picks all of them", cure=cure)
 
 
 def _refuse_differing(i: int, names: Sequence[str]) -> None:
     raise ArgumentError(
-        explain(
-            "Ensemble.from_members(shared)",
-            "members that have the same where they share",
-            f"another in members[{i}], or one whose value is not known yet",
-            places=names,
-            cure="give them what the first member has there, or do not share it",
-        )
+        "Ensemble.from_members(shared)",
+        "members that have the same where they share",
+        f"another in members[{i}], or one whose value is not known yet",
+        places=names,
+        cure="give them what the first member has there, or do not share it",
     )

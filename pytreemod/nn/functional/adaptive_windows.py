@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Shaped
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.nn.functional.promotion import widen
 
 
@@ -97,7 +97,7 @@ def _one_number(operation: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if getattr(result, "shape", None) != ():
             cure = ("such as", "operation=jnp.mean")
             expected, got = "one number for each window", describe(result)
-            raise ArgumentError(explain("adaptive_pool(operation)", expected, got, cure=cure))
+            raise ArgumentError("adaptive_pool(operation)", expected, got, cure=cure)
         return result
 
     return apply

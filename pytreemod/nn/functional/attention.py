@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Shaped
 
-from pytreemod.errors import ArgumentError, explain
+from pytreemod.errors import ArgumentError
 from pytreemod.nn.functional.inlining import as_arrays, traced_once
 from pytreemod.nn.functional.promotion import countable, promote, wide_dtype
 
@@ -195,7 +195,7 @@ def _groups(heads: int, kv_heads: int) -> int:
     count, rest = divmod(heads, kv_heads or 1)
     if rest != 0:
         expected, got = f"heads of keys that divide the {heads} of queries", str(kv_heads)
-        raise ArgumentError(explain("attention", expected, got))
+        raise ArgumentError("attention", expected, got)
     return count
 
 

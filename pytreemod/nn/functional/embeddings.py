@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Integer, Shaped
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.nn.functional.inlining import as_arrays
 from pytreemod.nn.functional.promotion import wide_dtype, widen
 
@@ -65,7 +65,7 @@ def _row_numbers(x: Any, num: int) -> Array:
     held = cast("Any", x) if is_numpys else as_arrays(x)[0]
     bits = _bits(held.dtype)
     if bits == 0:
-        raise ArgumentError(explain("embedding(x)", "integers", describe(held)))
+        raise ArgumentError("embedding(x)", "integers", describe(held))
     if bits < 32:
         return jnp.asarray(held, jnp.int32)
     if bits > 32:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Shaped
 
-from pytreemod.errors import ArgumentError, explain
+from pytreemod.errors import ArgumentError
 
 
 def promote(*arrays: Any) -> tuple[Any, ...]:
@@ -62,7 +62,7 @@ def computing_dtype(dtype: Any) -> Any:
         'float32'
     """
     if jnp.issubdtype(dtype, jnp.complexfloating):
-        raise ArgumentError(explain("normalization", "real numbers", str(jnp.dtype(dtype))))
+        raise ArgumentError("normalization", "real numbers", str(jnp.dtype(dtype)))
     # Integers have no mean of their dtype.
     return wide_dtype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Shaped
 
-from pytreemod.errors import ArgumentError, explain
+from pytreemod.errors import ArgumentError
 from pytreemod.nn.arguments import check_choice, check_sizes
 from pytreemod.nn.functional.promotion import promote, with_shared
 from pytreemod.nn.functional.windows import Padding, Pads, check_padding, extents
@@ -105,7 +105,7 @@ def check_output_padding(
     if any(n >= step for n, step in zip(more, stride, strict=True)):
         cure = "A convolution takes sizes to the same one only if they differ by less than a step."
         expected = f"less than stride={tuple(stride)}"
-        raise ArgumentError(explain(where, expected, str(more), cure=cure))
+        raise ArgumentError(where, expected, str(more), cure=cure)
     return more
 
 
@@ -117,7 +117,7 @@ def check_transposed_mode(where: str, mode: str, padding: str | Pads, more: Sequ
     if mode == "ZEROS" or fits:
         return mode
     expected = "'ZEROS', unless padding is 'SAME' or 'SAME_LOWER' and output_padding is 0"
-    raise ArgumentError(explain(where, expected, f"{mode!r} with padding={padding!r}"))
+    raise ArgumentError(where, expected, f"{mode!r} with padding={padding!r}")
 
 
 class Cut(NamedTuple):

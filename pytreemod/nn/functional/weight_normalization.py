@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.nn.functional.inlining import as_arrays, traced_once
 from pytreemod.nn.functional.promotion import computing_dtype
 
@@ -98,4 +98,4 @@ def _front(v: Array, axis: int | None) -> int | None:
     """An axis counted from the front."""
     if axis is None or -v.ndim <= axis < v.ndim:
         return None if axis is None else axis % v.ndim
-    raise ArgumentError(explain("norm_except(axis)", f"an axis of {describe(v)}", describe(axis)))
+    raise ArgumentError("norm_except(axis)", f"an axis of {describe(v)}", describe(axis))

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from jax import lax
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.nn.arguments import as_integer, as_sequence, check_choice, check_sizes
 
 Padding: TypeAlias = str | int | Sequence[int] | Sequence[tuple[int, int]]
@@ -43,7 +43,7 @@ def check_padding(where: str, padding: Any, dims: int, *, words: bool) -> str | 
     pads = _pads(padding, dims)
     if pads is None:
         expected = f"an integer >= 0, {dims} of them, or {dims} pairs (low, high)"
-        raise ArgumentError(explain(where, expected, describe(padding)))
+        raise ArgumentError(where, expected, describe(padding))
     return pads
 
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import jtu
@@ -61,12 +61,10 @@ def check_keywords(title: str, member: Any, names: Iterable[str], also: Sequence
     takes = ", ".join(further) or "it has no further ones"
     close = difflib.get_close_matches(unknown[0], [*further, *also], n=1)
     raise ArgumentError(
-        explain(
-            title,
-            f"arguments of {type(member).__name__} ({takes})",
-            ", ".join(map(repr, unknown)),
-            cure=f"did you mean {close[0]!r}?" if close else (),
-        )
+        title,
+        f"arguments of {type(member).__name__} ({takes})",
+        ", ".join(map(repr, unknown)),
+        cure=f"did you mean {close[0]!r}?" if close else (),
     )
 
 
@@ -88,18 +86,16 @@ def check_leading(owner: Owner, title: str, n: int, trees: dict[str, Any]) -> No
         f"{place}: {describe(leaf)}" for place, leaf in leaves if not has_leading_axis(leaf, n)
     ]
     raise ShapeError(
-        explain(
-            title,
-            f"arrays with a leading axis of {n}",
-            f"{len(wrong)} without",
-            places=wrong,
-            cure=(
-                f"Several {owner.name}s as one are called mapped:",
-                f"pm.filter_vmap(lambda m: m(x))({owner.name.lower()}s)",
-            )
-            if any(place.startswith(owner.member) for place in wrong)
-            else (),
+        title,
+        f"arrays with a leading axis of {n}",
+        f"{len(wrong)} without",
+        places=wrong,
+        cure=(
+            f"Several {owner.name}s as one are called mapped:",
+            f"pm.filter_vmap(lambda m: m(x))({owner.name.lower()}s)",
         )
+        if any(place.startswith(owner.member) for place in wrong)
+        else (),
     )
 
 

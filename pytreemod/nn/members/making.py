@@ -37,12 +37,12 @@ def make_members(
     where = f"{owner.name}({owner.make})"
     expected = f"a function that makes a {owner.member}"
     if not callable(make):
-        raise ArgumentError(explain(where, expected, describe(make)))
+        raise ArgumentError(where, expected, describe(make))
 
     def make_one(**options: Any) -> Any:
         member = make(**options)
         if not callable(member) or isinstance(member, type):
-            raise ArgumentError(explain(where, expected, describe(member)))
+            raise ArgumentError(where, expected, describe(member))
         if look is not None:
             # Inside of the map: the member is one, and its arrays have no leading axis yet.
             look(member)
@@ -78,7 +78,7 @@ def _takes_key(owner: Owner, make: Any, key: Any) -> bool:
     if takes and (needs or key is not None):
         if key is None:
             expected = f"a random key, for {owner.make} needs one"
-            raise RngError(explain(where, expected, "none", cure=KEY_CURE))
+            raise RngError(where, expected, "none", cure=KEY_CURE)
         return True
     if needs:
         raise ArgumentError(_needs_more(owner, signature))

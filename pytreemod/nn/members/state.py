@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn, cast
 
-from pytreemod.errors import StateError, describe, explain
+from pytreemod.errors import StateError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.members.checks import Owner, has_leading_axis
@@ -125,7 +125,7 @@ def _form_of(state: State) -> Any:
 def _refuse_result(owner: Owner, title: str, got: str) -> NoReturn:
     expected = f"a {owner.member} that returns its output and the State that it was given, updated"
     cure = (f"in the {owner.member}:", "return out, state")
-    raise StateError(explain(title, expected, got, cure=cure))
+    raise StateError(title, expected, got, cure=cure)
 
 
 def _check_leading(owner: Owner, title: str, n: int, name: str, value: Any) -> None:
@@ -141,4 +141,4 @@ def _check_leading(owner: Owner, title: str, n: int, name: str, value: Any) -> N
         f"{owner.call}(x, state, count=self.count)",
     )
     expected = f"values in State with a leading axis of {n}"
-    raise StateError(explain(title, expected, f"{len(wrong)} without", places=wrong, cure=cure))
+    raise StateError(title, expected, f"{len(wrong)} without", places=wrong, cure=cure)

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import jax
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.nn.members.checks import Owner, check_leading
 from pytreemod.state import streams
 from pytreemod.state.streams import Stream
@@ -84,11 +84,10 @@ def _number(owner: Owner, n: int, index: Any) -> int:
         cure = ("An index that is traced takes an element of each array:",)
         one, held = owner.member, f"{owner.call}.{owner.member}"
         cure = (*cure, f"{one} = jax.tree.map(lambda leaf: leaf[i], {held})")
-        text = explain(where, "an integer or a slice", describe(index), cure=cure)
-        raise ArgumentError(text) from error
+        raise ArgumentError(where, "an integer or a slice", describe(index), cure=cure) from error
     if not -n <= number < n:
         expected = f"an index of one of {n} {owner.member}s"
-        raise IndexError(explain(where, expected, str(number)))
+        raise IndexError(where, expected, str(number))
     return number % n
 
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import ArgumentError, explain
+from pytreemod.errors import ArgumentError
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import check_held_number, check_key, check_size, named
 from pytreemod.nn.calling import (
@@ -267,8 +267,7 @@ class Stack(StatefulLayer, Generic[_L]):
         layers = list(layers)
         if not layers:
             cure = ("A Stack of none is made by", "nn.Stack(make_layer, 0)")
-            text = explain("Stack.from_layers", "at least one layer", "none", cure=cure)
-            raise ArgumentError(text)
+            raise ArgumentError("Stack.from_layers", "at least one layer", "none", cure=cure)
         # What `__init__` would make is there already.
         blank: Any = Stack(Identity, 0, remat=remat, unroll=unroll)
         return blank.replace(layer=merged(layers), depth=len(layers))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from pytreemod.errors import ArgumentError, StateError, describe, explain
+from pytreemod.errors import ArgumentError, StateError, describe
 from pytreemod.nn.arguments import check_size
 from pytreemod.nn.calling import Absence, Absent
 from pytreemod.state.tokens import tokens_of
@@ -18,7 +18,7 @@ def check_remat(where: str, remat: Any) -> Any:
     """What may be recomputed, if that is what it is."""
     if isinstance(remat, bool) or (callable(remat) and not isinstance(remat, type)):
         return remat
-    raise ArgumentError(explain(where, "True, False or a policy", describe(remat)))
+    raise ArgumentError(where, "True, False or a policy", describe(remat))
 
 
 def check_unroll(where: str, unroll: Any) -> int | bool:
@@ -35,7 +35,7 @@ def check_second(title: str, is_stateful: bool, state: Any) -> None:
         "Further arguments for the layers go by name, and so does a key:",
         f"stack({given}, mask=mask, key=key)",
     )
-    raise ArgumentError(explain(title, "a State", describe(state), cure=cure))
+    raise ArgumentError(title, "a State", describe(state), cure=cure)
 
 
 def check_further(title: str, per_layer: Any, same: dict[str, Any]) -> dict[str, Any]:
@@ -44,11 +44,11 @@ def check_further(title: str, per_layer: Any, same: dict[str, Any]) -> dict[str,
         return {}
     if not isinstance(per_layer, Mapping):
         expected = "per_layer to be a dict by name"
-        raise ArgumentError(explain(title, expected, describe(per_layer)))
+        raise ArgumentError(title, expected, describe(per_layer))
     extra = dict(cast("Mapping[str, Any]", per_layer))
     twice = sorted(extra.keys() & {"key", "state", *same})
     if twice:
-        raise ArgumentError(explain(title, "each argument once", f"{twice[0]} in per_layer, too"))
+        raise ArgumentError(title, "each argument once", f"{twice[0]} in per_layer, too")
     return extra
 
 
@@ -62,4 +62,4 @@ def given_state(title: str, layer: Any, state: State | Absent) -> State:
         "out, state = model(x, state)",
     )
     places = [path_text((jtu.GetAttrKey("layer"), *path)) for path, _ in tokens_of(layer)]
-    raise StateError(explain(title, "a State", "none", places=places, cure=cure))
+    raise StateError(title, "a State", "none", places=places, cure=cure)

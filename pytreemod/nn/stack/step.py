@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pytreemod.errors import StructureError, explain
+from pytreemod.errors import StructureError
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.members.state import Form
@@ -44,13 +44,11 @@ def _as_before(title: str, x: Any, out: Any) -> Any:
     if not found:
         return out
     raise StructureError(
-        explain(
-            title,
-            "each layer to give back what it takes",
-            f"a change in {len(found)} place{'s' * (len(found) > 1)}",
-            places=[f"{path_text(f.path, 'x')}: {' -> '.join(f.texts())}" for f in found],
-            cure=_cure(found),
-        )
+        title,
+        "each layer to give back what it takes",
+        f"a change in {len(found)} place{'s' * (len(found) > 1)}",
+        places=[f"{path_text(f.path, 'x')}: {' -> '.join(f.texts())}" for f in found],
+        cure=_cure(found),
     )
 
 

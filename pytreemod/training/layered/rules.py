@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import ArgumentError, explain
+from pytreemod.errors import ArgumentError
 from pytreemod.training.layered.forms import (
     ChainedRule,
     GroupedRule,
@@ -281,15 +281,13 @@ def _check_state(rule: Any, form: Any, params: PyTree, state: Any, error: Except
     kept, given = ((jtu.tree_structure(s), [*map(jnp.shape, jtu.tree_leaves(s))]) for s in states)
     if kept != given:
         raise ArgumentError(
-            explain(
-                f"Optimizer, {_name(rule)} over layers or members that are held as one",
-                "the state that it makes for each of them",
-                "another",
-                cure=[
-                    "one that was made for their arrays as one array each is used by:",
-                    'pm.Optimizer(rule, stacked="as one")',
-                ],
-            )
+            f"Optimizer, {_name(rule)} over layers or members that are held as one",
+            "the state that it makes for each of them",
+            "another",
+            cure=[
+                "one that was made for their arrays as one array each is used by:",
+                'pm.Optimizer(rule, stacked="as one")',
+            ],
         ) from error
 
 
@@ -301,16 +299,14 @@ def _refuse_unmapped(rule: Any, error: BaseException) -> NoReturn:
     reason, kind = str(error).partition("\n")[0], type(error).__name__
     reason = reason if isinstance(error, UndecidedError) else f"{kind}: {reason}"
     raise ArgumentError(
-        explain(
-            f"Optimizer, {_name(rule)} over layers or members that are held as one",
-            "a transformation that can be mapped over their axis",
-            "one that fails there",
-            cure=[
-                reason,
-                "to show it their arrays as one array each:",
-                'pm.Optimizer(rule, stacked="as one")',
-            ],
-        )
+        f"Optimizer, {_name(rule)} over layers or members that are held as one",
+        "a transformation that can be mapped over their axis",
+        "one that fails there",
+        cure=[
+            reason,
+            "to show it their arrays as one array each:",
+            'pm.Optimizer(rule, stacked="as one")',
+        ],
     ) from error
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from pytreemod.errors import ArgumentError, SpecError, describe, explain
+from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.transform.boundary.wrapping import argument_name
 from pytreemod.tree.nodes import children_of
 from pytreemod.tree.paths import path_text
@@ -92,7 +92,7 @@ def specs_by_argument(
         # A dict that is the only argument may have a dict for its spec, with keys of its own.
         if len(every) != 1 or not issubclass(class_of(trees[0]), dict):
             expected = f"names of arguments of this call ({', '.join(every)})"
-            raise ArgumentError(explain(terms.where, expected, ", ".join(map(repr, unknown))))
+            raise ArgumentError(terms.where, expected, ", ".join(map(repr, unknown)))
         return [spec]
     is_sequence = class_of(spec) in (tuple, list)
     if is_sequence and len(spec) == positional:
@@ -110,24 +110,20 @@ def _refuse(
 ) -> None:
     if not is_sequence:
         raise SpecError(
-            explain(
-                terms.where,
-                f"a tuple of specs for {len(every)} arguments",
-                describe(spec),
-                cure=[
-                    "write, for instance",
-                    f"{terms.option}=(spec{', None' * (len(every) - 1)})",
-                ],
-            )
+            terms.where,
+            f"a tuple of specs for {len(every)} arguments",
+            describe(spec),
+            cure=[
+                "write, for instance",
+                f"{terms.option}=(spec{', None' * (len(every) - 1)})",
+            ],
         )
     example = f"{{{every[0]!r}: {terms.example}}}" if every else terms.example
     raise SpecError(
-        explain(
-            terms.where,
-            f"one spec for each of the {positional} positional arguments",
-            str(len(spec)),
-            cure=[f"by name, what is left out {terms.rest}:", f"{terms.option}={example}"],
-        )
+        terms.where,
+        f"one spec for each of the {positional} positional arguments",
+        str(len(spec)),
+        cure=[f"by name, what is left out {terms.rest}:", f"{terms.option}={example}"],
     )
 
 

@@ -92,14 +92,13 @@ def _tell(
             "out, net = net(x)",
             "return out, net",
         ]
-        text = explain(
+        raise StateError(
             name,
             "the net to come out, for a call has changed it",
             "a result without it",
             places=found.places,
             cure=cure,
         )
-        raise StateError(text)
     cure = [
         "return it beside the result (with has_aux=True, where that is a loss):",
         "y, state = model(x, state)",

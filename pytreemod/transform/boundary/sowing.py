@@ -336,7 +336,7 @@ def sow(name: str, value: _T) -> _T:
     """
     if _active:
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
-            raise ArgumentError(explain("sow(name)", "a string", describe(name)))
+            raise ArgumentError("sow(name)", "a string", describe(name))
         # Containers are copied, for the function may change them later on.
         note(Label(SOWN, name), jtu.tree_map(_same, value))
     return value

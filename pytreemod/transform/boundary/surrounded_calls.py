@@ -27,7 +27,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.classes import Module, put_together
 from pytreemod.module.fields import field
 from pytreemod.module.methods import Method, as_method
@@ -525,11 +525,11 @@ def _uses_numbers(node: Any) -> bool:
 
 def _check_rule(where: str, rule: Any) -> None:
     if not isinstance(rule, AbstractCallRule):
-        raise ArgumentError(explain(f"{where}(rule)", "a call rule", describe(rule)))
+        raise ArgumentError(f"{where}(rule)", "a call rule", describe(rule))
     try:
         hash(rule)
     except TypeError as error:
         expected = "a rule that can be compared: it is configuration"
         got = f"{type(rule).__name__}, which holds an array, or what else has no hash"
         cure = "pass arrays to the layer itself, in its arguments or its fields"
-        raise ArgumentError(explain(f"{where}(rule)", expected, got, cure=cure)) from error
+        raise ArgumentError(f"{where}(rule)", expected, got, cure=cure) from error

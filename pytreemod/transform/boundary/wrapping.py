@@ -25,7 +25,7 @@ import jax
 import jaxtyping
 import numpy as np
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.classes import ModuleMeta
 from pytreemod.module.methods import BoundMethod
 from pytreemod.module.pickling import is_by_value, referred, referring
@@ -354,11 +354,9 @@ def check_names(where: str, names: tuple[str, ...], fn: Any) -> None:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ArgumentError(
-            explain(
-                where,
-                f"names of arguments of {function_name(fn)} ({', '.join(known)})",
-                ", ".join(map(repr, unknown)),
-            )
+            where,
+            f"names of arguments of {function_name(fn)} ({', '.join(known)})",
+            ", ".join(map(repr, unknown)),
         )
 
 
@@ -377,11 +375,9 @@ def check_options(where: str, options: Iterable[str], function: Callable[..., An
     unknown = [name for name in options if name not in _options_of(function)]
     if unknown:
         raise ArgumentError(
-            explain(
-                where,
-                f"its own options and those of jax.{function_name(function)}",
-                ", ".join(f"{name}=" for name in unknown),
-            )
+            where,
+            f"its own options and those of jax.{function_name(function)}",
+            ", ".join(f"{name}=" for name in unknown),
         )
 
 
@@ -400,7 +396,7 @@ def check_count(where: str, value: Any, least: int = 0) -> None:
     is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_int or value < least:
         expected = "a count" if least == 0 else f"an int from {least} on"
-        raise ArgumentError(explain(where, expected, describe(value)))
+        raise ArgumentError(where, expected, describe(value))
 
 
 def check_axis_name(where: str, name: Any) -> None:
@@ -413,7 +409,7 @@ def check_axis_name(where: str, name: Any) -> None:
         hash(name)
     except TypeError:
         expected = "a name, such as 'batch'"
-        raise ArgumentError(explain(f"{where}(axis_name)", expected, describe(name))) from None
+        raise ArgumentError(f"{where}(axis_name)", expected, describe(name)) from None
 
 
 def check_callable(where: str, fn: Any, argument: str = "fun") -> None:
@@ -423,7 +419,7 @@ def check_callable(where: str, fn: Any, argument: str = "fun") -> None:
         ArgumentError: `fn` is not callable.
     """
     if not callable(fn) or isinstance(fn, Rule):
-        raise ArgumentError(explain(f"{where}({argument})", "something callable", describe(fn)))
+        raise ArgumentError(f"{where}({argument})", "something callable", describe(fn))
 
 
 def explain_dtypes(named: Iterable[tuple[str, Any]], error: TypeError) -> None:
@@ -444,16 +440,14 @@ def explain_dtypes(named: Iterable[tuple[str, Any]], error: TypeError) -> None:
     ]
     if found:
         raise ArgumentError(
-            explain(
-                "argument",
-                "arrays of numbers",
-                f"{len(found)} of text, dates or objects",
-                places=[f"{place}: {describe(leaf)}" for place, leaf in found],
-                cure=[
-                    "what is no number is passed as part of the program:",
-                    f"{found[0][0]}.tolist()",
-                ],
-            )
+            "argument",
+            "arrays of numbers",
+            f"{len(found)} of text, dates or objects",
+            places=[f"{place}: {describe(leaf)}" for place, leaf in found],
+            cure=[
+                "what is no number is passed as part of the program:",
+                f"{found[0][0]}.tolist()",
+            ],
         ) from error
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from pytreemod.errors import StructureError, explain
+from pytreemod.errors import StructureError
 from pytreemod.transform.boundary.agreement import Slot, differences
 from pytreemod.transform.boundary.packing import pack, pack_call, unpack
 from pytreemod.transform.boundary.sowing import call_watched
@@ -165,12 +165,10 @@ class ClosureConverted:
         if found:
             places = [f"{_argument(entry.path)}: {' -> '.join(entry.texts())}" for entry in found]
             raise StructureError(
-                explain(
-                    f"closure-converted {self.name}",
-                    "arguments like those that it was converted for",
-                    "others",
-                    places=places,
-                )
+                f"closure-converted {self.name}",
+                "arguments like those that it was converted for",
+                "others",
+                places=places,
             )
 
 

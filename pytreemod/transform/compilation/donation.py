@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-from pytreemod.errors import AccessError, ArgumentError, DonatedError, describe, explain
+from pytreemod.errors import AccessError, ArgumentError, DonatedError, describe
 from pytreemod.transform.boundary.wrapping import argument_name, check_names
 from pytreemod.transform.compilation.static_arguments import given_back
 from pytreemod.tree.paths import path_text
@@ -105,9 +105,7 @@ class _Arguments:
         if name in self.__dict__.get("names", ()):
             return self.values[self.names.index(name)]
         known = ", ".join(self.__dict__.get("names", ()))
-        raise AccessError(
-            explain("filter_jit(donate)", f"an argument of the call ({known})", repr(name))
-        )
+        raise AccessError("filter_jit(donate)", f"an argument of the call ({known})", repr(name))
 
 
 def _flatten_with_keys(node: _Arguments) -> tuple[tuple[Any, ...], Any]:
@@ -147,12 +145,10 @@ def as_donation(donate: Any, fn: Any) -> Donation | None:
         check_names("filter_jit(donate)", tuple(names), fn)
         return Donation(tuple(names), quiet=False) if names else None
     raise ArgumentError(
-        explain(
-            "filter_jit(donate)",
-            f"names of arguments, a selector, or one of {', '.join(map(repr, _STRINGS))}",
-            describe(donate),
-            cure=["write, for instance", '@pm.filter_jit(donate=("model", "opt_state"))'],
-        )
+        "filter_jit(donate)",
+        f"names of arguments, a selector, or one of {', '.join(map(repr, _STRINGS))}",
+        describe(donate),
+        cure=["write, for instance", '@pm.filter_jit(donate=("model", "opt_state"))'],
     )
 
 
@@ -236,13 +232,11 @@ def explain_deleted(called: str, named: Iterable[tuple[str, Any]], error: Except
     # Arrays that this very call gave away are gone, too, if it failed later on.
     if gone and "has been deleted" in str(error):
         raise DonatedError(
-            explain(
-                called,
-                "arrays that are still there",
-                f"{len(gone)} whose memory was given away by an earlier call (donate=...)",
-                places=gone,
-                cure=["go on with what that call returned:", "model, ... = step(model, ...)"],
-            )
+            called,
+            "arrays that are still there",
+            f"{len(gone)} whose memory was given away by an earlier call (donate=...)",
+            places=gone,
+            cure=["go on with what that call returned:", "model, ... = step(model, ...)"],
         ) from error
 
 
@@ -276,19 +270,17 @@ def explain_twice(
     # The one that is kept, if there is one: it is not given away with the other.
     root = next((name for _, name, _, flag in shared[0] if not flag), shared[0][-1][1])
     raise DonatedError(
-        explain(
-            called,
-            "each donated array at one place",
-            f"{len(shared)} at two places or more",
-            places=[
-                f"{' and '.join(place for place, *_ in same)}: {describe(same[0][2])}"
-                for same in shared
-            ],
-            cure=[
-                "its memory can be given away once; copy what is to be another:",
-                f"{root} = jax.tree.map(jnp.copy, {root})",
-            ],
-        )
+        called,
+        "each donated array at one place",
+        f"{len(shared)} at two places or more",
+        places=[
+            f"{' and '.join(place for place, *_ in same)}: {describe(same[0][2])}"
+            for same in shared
+        ],
+        cure=[
+            "its memory can be given away once; copy what is to be another:",
+            f"{root} = jax.tree.map(jnp.copy, {root})",
+        ],
     ) from error
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast, overload
 import jax
 import numpy as np
 
-from pytreemod.errors import ArgumentError, PytreemodError, describe, explain
+from pytreemod.errors import ArgumentError, PytreemodError, describe
 from pytreemod.transform.boundary.argument_specs import named_arguments
 from pytreemod.transform.boundary.packing import (
     handlers,
@@ -467,7 +467,7 @@ def filter_jit(
     # After the options, so that a decorator's mistake is told where it is written.
     check_callable("filter_jit", fun)
     if max_traces is not None and (type(max_traces) is not int or max_traces < 0):
-        raise ArgumentError(explain("filter_jit(max_traces)", "a count", describe(max_traces)))
+        raise ArgumentError("filter_jit(max_traces)", "a count", describe(max_traces))
     options = Options(
         as_donation(donate, fun),
         max_traces,
@@ -483,15 +483,13 @@ def _check_options(options: dict[str, Any]) -> None:
     for name in options:
         if name in _REFUSED:
             raise ArgumentError(
-                explain(
-                    "filter_jit",
-                    "static=..., donate=... and jax.jit's other options",
-                    f"{name}=",
-                    cure=[
-                        "what is no array is static by itself; arguments are named:",
-                        '@pm.filter_jit(donate=("model", "opt_state"), static="size")',
-                    ],
-                )
+                "filter_jit",
+                "static=..., donate=... and jax.jit's other options",
+                f"{name}=",
+                cure=[
+                    "what is no array is static by itself; arguments are named:",
+                    '@pm.filter_jit(donate=("model", "opt_state"), static="size")',
+                ],
             )
     check_options("filter_jit", options, untyped_jax.jit)
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, explain
+from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe
 from pytreemod.transform.boundary.argument_specs import Assigned, Terms, assign
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
@@ -65,12 +65,10 @@ class SpecOption:
         except ValueError as error:
             # JAX puts the keys of a dict in order.
             raise SpecError(
-                explain(
-                    "in_shardings, out_shardings",
-                    "dicts with keys of one type, such as the names of arguments",
-                    describe(spec),
-                    cure=["name each argument:", "in_shardings={'x': rows, 'y': rows}"],
-                )
+                "in_shardings, out_shardings",
+                "dicts with keys of one type, such as the names of arguments",
+                describe(spec),
+                cure=["name each argument:", "in_shardings={'x': rows, 'y': rows}"],
             ) from error
         self.identity: Any = (tuple(leaves), treedef)
         try:
@@ -136,7 +134,7 @@ def convert_values(
         try:
             converted.append(Assigned(place, array, convert(value)))
         except TypeError:
-            raise SpecError(explain(where, expected, describe(value), places=[place])) from None
+            raise SpecError(where, expected, describe(value), places=[place]) from None
     return converted
 
 
@@ -167,13 +165,11 @@ def check_placements(
             uneven += [f"{place}: {line}" for line in _uneven(array, spec, sizes)]
     if uneven:
         raise ShapeError(
-            explain(
-                where,
-                "axes that the mesh divides evenly",
-                "others",
-                places=uneven,
-                cure="pad the array, or leave the axis whole: None in its place in the spec",
-            )
+            where,
+            "axes that the mesh divides evenly",
+            "others",
+            places=uneven,
+            cure="pad the array, or leave the axis whole: None in its place in the spec",
         )
 
 
@@ -191,13 +187,11 @@ def check_ranks(assigned: Sequence[Assigned], where: str) -> None:
     ]
     if places:
         raise ShapeError(
-            explain(
-                where,
-                "specs with at most one entry for each axis of the array",
-                "longer ones",
-                places=places,
-                cure="an axis that has no entry is left whole, and P() leaves all of them whole",
-            )
+            where,
+            "specs with at most one entry for each axis of the array",
+            "longer ones",
+            places=places,
+            cure="an axis that has no entry is left whole, and P() leaves all of them whole",
         )
 
 
@@ -210,12 +204,10 @@ def check_axis_names(spec: PartitionSpec, sizes: Collection[Any], where: str, pl
     unknown = [name for name in axes_in(spec) if name not in sizes]
     if unknown:
         raise SpecError(
-            explain(
-                where,
-                f"axes of the mesh ({', '.join(map(repr, sizes))})",
-                ", ".join(map(repr, unknown)),
-                places=[place],
-            )
+            where,
+            f"axes of the mesh ({', '.join(map(repr, sizes))})",
+            ", ".join(map(repr, unknown)),
+            places=[place],
         )
 
 
@@ -309,7 +301,7 @@ def _explain_uneven(where: str, place: str, array: Any, value: Any, error: Excep
         sizes = dict(value.mesh.shape)
         spot = f"{place}: {describe(array)} with {spec_text(value.spec)} on a mesh of {sizes}"
         expected = "specs that divide their arrays evenly"
-        raise ShapeError(explain(where, expected, "another", places=[spot])) from error
+        raise ShapeError(where, expected, "another", places=[spot]) from error
 
 
 def _explain_no_mesh(where: str, place: str, array: Any, value: Any, error: Exception) -> None:
@@ -318,16 +310,14 @@ def _explain_no_mesh(where: str, place: str, array: Any, value: Any, error: Exce
     if isinstance(value, PartitionSpec) and "mesh" in str(error) and context_mesh() is None:
         spec = spec_text(value)
         raise ArgumentError(
-            explain(
-                where,
-                "a mesh in context, for a spec that names none",
-                "none",
-                places=[f"{place}: {describe(array)} with {spec}"],
-                cure=[
-                    "give it one, or run it under jax.set_mesh(mesh):",
-                    f"NamedSharding(mesh, {spec})",
-                ],
-            )
+            where,
+            "a mesh in context, for a spec that names none",
+            "none",
+            places=[f"{place}: {describe(array)} with {spec}"],
+            cure=[
+                "give it one, or run it under jax.set_mesh(mesh):",
+                f"NamedSharding(mesh, {spec})",
+            ],
         ) from error
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.transform.boundary.argument_specs import (
     Assigned,
     Terms,
@@ -88,13 +88,11 @@ class ArgumentPlacements(SpecOption):
         ]
         if elsewhere and "Sharding passed to" in str(error):
             raise ArgumentError(
-                explain(
-                    _IN,
-                    "arguments that were not put anywhere else before",
-                    f"{len(elsewhere)} that were",
-                    places=elsewhere,
-                    cure=["move them first:", "x = pm.filter_shard(x, sharding)"],
-                )
+                _IN,
+                "arguments that were not put anywhere else before",
+                f"{len(elsewhere)} that were",
+                places=elsewhere,
+                cure=["move them first:", "x = pm.filter_shard(x, sharding)"],
             ) from error
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.transform.boundary.packing import unpack
 from pytreemod.transform.compilation.retraces import changes_between
 from pytreemod.transform.compilation.static_arguments import constant_as
@@ -163,7 +163,7 @@ class Lowered:
         self, expected: str, got: str, places: Sequence[str], cure: Sequence[str]
     ) -> NoReturn:
         where = f"{self._transform}({self._name}), exported"
-        raise ArgumentError(explain(where, expected, got, places=places, cure=cure))
+        raise ArgumentError(where, expected, got, places=places, cure=cure)
 
     def compile(self, compiler_options: dict[str, Any] | None = None) -> Compiled:
         """Compile.
@@ -252,16 +252,14 @@ class Compiled:
         self, expected: str, places: Sequence[str], cause: Exception | None = None
     ) -> NoReturn:
         raise ArgumentError(
-            explain(
-                f"compiled {self._name}",
-                f"{expected} that it was compiled for",
-                "others",
-                places=places,
-                cure=[
-                    "compile for these, too:",
-                    f"pm.{self._transform}({self._name}).lower(...).compile()",
-                ],
-            )
+            f"compiled {self._name}",
+            f"{expected} that it was compiled for",
+            "others",
+            places=places,
+            cure=[
+                "compile for these, too:",
+                f"pm.{self._transform}({self._name}).lower(...).compile()",
+            ],
         ) from cause
 
     def __getattr__(self, name: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.transform.boundary.wrapping import argument_name, check_names
 from pytreemod.tree.paths import path_text
 from pytreemod.typing import PyTree, class_of, jtu
@@ -53,12 +53,10 @@ def as_static(static: Any, fn: Any) -> tuple[str, ...]:
     names: Any = (static,) if isinstance(static, str) else static
     if class_of(names) not in (tuple, list) or not all(isinstance(name, str) for name in names):
         raise ArgumentError(
-            explain(
-                "filter_jit(static)",
-                "names of arguments",
-                describe(static),
-                cure=["write, for instance", '@pm.filter_jit(static=("size",))'],
-            )
+            "filter_jit(static)",
+            "names of arguments",
+            describe(static),
+            cure=["write, for instance", '@pm.filter_jit(static=("size",))'],
         )
     check_names("filter_jit(static)", tuple(names), fn)
     return tuple(names)
@@ -105,16 +103,14 @@ def _refuse(tree: PyTree, name: str) -> None:
         if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct))
     ]
     raise ArgumentError(
-        explain(
-            f"filter_jit(static) for {name}",
-            "NumPy arrays, and values that are no arrays",
-            "an array of JAX",
-            places=places,
-            cure=[
-                "looking at its numbers would mean to wait for the device; if that is meant:",
-                f"{name} = jax.device_get({name})",
-            ],
-        )
+        f"filter_jit(static) for {name}",
+        "NumPy arrays, and values that are no arrays",
+        "an array of JAX",
+        places=places,
+        cure=[
+            "looking at its numbers would mean to wait for the device; if that is meant:",
+            f"{name} = jax.device_get({name})",
+        ],
     )
 
 

@@ -130,10 +130,10 @@ def filter_switch(index: Any, branches: Sequence[Callable[..., _Out]], *operands
         fns = tuple(branches)
     except TypeError:
         raise ArgumentError(
-            explain("filter_switch(branches)", "several functions", describe(branches))
+            "filter_switch(branches)", "several functions", describe(branches)
         ) from None
     if not fns:
-        raise ArgumentError(explain("filter_switch(branches)", "one function or more", "none"))
+        raise ArgumentError("filter_switch(branches)", "one function or more", "none")
     for i, fn in enumerate(fns):
         check_callable("filter_switch", fn, f"branches[{i}]")
     _refuse_index(index)
@@ -378,20 +378,18 @@ def _dtype_of(column: Sequence[Any]) -> Any:
 
 def _refuse_condition(pred: Any) -> None:
     if not is_value(pred):
-        raise ArgumentError(explain("filter_cond(pred)", "a scalar bool", describe(pred)))
+        raise ArgumentError("filter_cond(pred)", "a scalar bool", describe(pred))
     aval = aval_of(pred)
     if aval.shape != ():
         raise ShapeError(
-            explain(
-                "filter_cond(pred)",
-                "a scalar bool",
-                describe(aval),
-                cure=[
-                    "join it, or choose for each element:",
-                    "jnp.any(pred)",
-                    "jnp.where(pred, x, y)",
-                ],
-            )
+            "filter_cond(pred)",
+            "a scalar bool",
+            describe(aval),
+            cure=[
+                "join it, or choose for each element:",
+                "jnp.any(pred)",
+                "jnp.where(pred, x, y)",
+            ],
         )
 
 
@@ -399,7 +397,7 @@ def _refuse_index(index: Any) -> None:
     aval = aval_of(index) if is_value(index) else None
     if aval is None or aval.shape != () or not jnp.issubdtype(aval.dtype, jnp.integer):
         got = index if aval is None or is_number(index) else aval
-        raise ArgumentError(explain("filter_switch(index)", "an integer scalar", describe(got)))
+        raise ArgumentError("filter_switch(index)", "an integer scalar", describe(got))
 
 
 def _refuse_other_names(where: str, names: tuple[str, str], first: Any, second: Any) -> None:
@@ -412,16 +410,14 @@ def _refuse_other_names(where: str, names: tuple[str, str], first: Any, second: 
         *(f"{names[1]}: {name!r}" for _, name in of_second if (_, name) not in of_first),
     ]
     raise CaptureError(
-        explain(
-            where,
-            "branches in which the same values are captured, under the same names",
-            "others",
-            places=only or [f"{names[0]}: {len(of_first)} values", f"{names[1]}: {len(of_second)}"],
-            cure=[
-                "sow zeros of its shape in the branch that has no such value:",
-                f"pm.sow({(of_first or of_second)[0].name!r}, jnp.zeros_like(x))",
-            ],
-        )
+        where,
+        "branches in which the same values are captured, under the same names",
+        "others",
+        places=only or [f"{names[0]}: {len(of_first)} values", f"{names[1]}: {len(of_second)}"],
+        cure=[
+            "sow zeros of its shape in the branch that has no such value:",
+            f"pm.sow({(of_first or of_second)[0].name!r}, jnp.zeros_like(x))",
+        ],
     )
 
 

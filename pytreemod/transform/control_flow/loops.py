@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.transform.boundary.agreement import aval_of, is_number, is_value
 from pytreemod.transform.boundary.sowing import call_watched
 from pytreemod.transform.boundary.wrapping import check_callable, function_name
@@ -137,12 +137,10 @@ def _as_condition(name: str, value: Any) -> Any:
         if aval.shape == () and aval.dtype == bool:
             return value
     raise ArgumentError(
-        explain(
-            f"filter_while_loop(cond_fun) of {name}",
-            "a scalar bool",
-            describe(aval_of(value)) if is_value(value) else describe(value),
-            cure=["compare, and join what is an array:", "return jnp.any(error > 1e-3)"],
-        )
+        f"filter_while_loop(cond_fun) of {name}",
+        "a scalar bool",
+        describe(aval_of(value)) if is_value(value) else describe(value),
+        cure=["compare, and join what is an array:", "return jnp.any(error > 1e-3)"],
     )
 
 
@@ -150,9 +148,7 @@ def _refuse_bound(name: str, bound: Any) -> None:
     aval = aval_of(bound) if is_value(bound) else None
     if aval is None or aval.shape != () or not jnp.issubdtype(aval.dtype, jnp.integer):
         raise ArgumentError(
-            explain(
-                f"filter_fori_loop({name})",
-                "an integer",
-                describe(bound if aval is None or is_number(bound) else aval),
-            )
+            f"filter_fori_loop({name})",
+            "an integer",
+            describe(bound if aval is None or is_number(bound) else aval),
         )

@@ -11,7 +11,6 @@ from pytreemod.errors import (
     SpecError,
     StructureError,
     describe,
-    explain,
 )
 from pytreemod.transform.boundary.wrapping import check_count
 from pytreemod.tree.paths import path_text
@@ -37,10 +36,10 @@ def as_length(where: str, length: Any) -> Any:
     # A bool is an int to Python; the others would fail in JAX, by names that nobody has written.
     if isinstance(length, (bool, float, str, Tracer)):
         raise ArgumentError(
-            explain(f"{where}(length)", "an int that is known while tracing", describe(length))
+            f"{where}(length)", "an int that is known while tracing", describe(length)
         )
     if isinstance(length, int) and length < 0:
-        raise ArgumentError(explain(f"{where}(length)", "a count", str(length)))
+        raise ArgumentError(f"{where}(length)", "a count", str(length))
     return length
 
 
@@ -48,12 +47,10 @@ def refuse_no_array(where: str, root: str) -> None:
     """Raise the error for a tree without an array that says how many steps there are."""
     or_length = where == "filter_scan"
     raise ArgumentError(
-        explain(
-            f"{where}({root})",
-            "an array to take apart, or a length" if or_length else "an array to take apart",
-            "neither" if or_length else "none",
-            cure=["say how many steps there are:", "length=n"] if or_length else (),
-        )
+        f"{where}({root})",
+        "an array to take apart, or a length" if or_length else "an array to take apart",
+        "neither" if or_length else "none",
+        cure=["say how many steps there are:", "length=n"] if or_length else (),
     )
 
 
@@ -67,15 +64,13 @@ def refuse_axis(where: str, root: str, tree: PyTree, axes: Sequence[int | None])
     path, _, axis = wrong[0]
     rule = f"pm.by({{{path_text(path)!r}: None, ...: {axis}}})" if path else "None"
     raise ShapeError(
-        explain(
-            f"{where}({root})",
-            f"arrays with the axis {axis} that they are taken apart along",
-            "one without" if len(wrong) == 1 else f"{len(wrong)} without",
-            places=[place for _, place, _ in wrong],
-            cure=["what is the same for all steps has the axis None:", f"in_axes={rule}"]
-            if "associative" not in where
-            else (),
-        )
+        f"{where}({root})",
+        f"arrays with the axis {axis} that they are taken apart along",
+        "one without" if len(wrong) == 1 else f"{len(wrong)} without",
+        places=[place for _, place, _ in wrong],
+        cure=["what is the same for all steps has the axis None:", f"in_axes={rule}"]
+        if "associative" not in where
+        else (),
     )
 
 
@@ -88,12 +83,10 @@ def refuse_sizes(
         sizes.setdefault(leaf.shape[axis], []).append(f"{place}, axis {axis}")
     more = {size: f" (and {len(of) - 1} more)" if len(of) > 1 else "" for size, of in sizes.items()}
     raise ShapeError(
-        explain(
-            f"{where}({root})",
-            "one number of steps",
-            f"{len(sizes)} numbers",
-            places=[f"{size} steps of {of[0]}{more[size]}" for size, of in sorted(sizes.items())],
-        )
+        f"{where}({root})",
+        "one number of steps",
+        f"{len(sizes)} numbers",
+        places=[f"{size} steps of {of[0]}{more[size]}" for size, of in sorted(sizes.items())],
     )
 
 
@@ -118,12 +111,10 @@ def as_pair(where: str, result: Any) -> tuple[Any, Any]:
     if is_sequence and len(result) == 2:
         return result[0], result[1]
     raise StructureError(
-        explain(
-            where,
-            "a step that returns a pair (carry, y)",
-            f"{len(result)} values" if is_sequence else describe(result),
-            cure=["return both, with None for what there is none of:", "return carry, None"],
-        )
+        where,
+        "a step that returns a pair (carry, y)",
+        f"{len(result)} values" if is_sequence else describe(result),
+        cure=["return both, with None for what there is none of:", "return carry, None"],
     )
 
 
@@ -141,22 +132,18 @@ def axis_in_stack(where: str, place: str, leaf: Any, axis: int | None) -> int:
     """
     if axis is None:
         raise SpecError(
-            explain(
-                f"{where}(out_axes)",
-                "an axis for each array that a step returns",
-                "None",
-                places=[f"{place}: {describe(leaf)}"],
-                cure="each step has one of its own; what is to be returned once is carried",
-            )
+            f"{where}(out_axes)",
+            "an axis for each array that a step returns",
+            "None",
+            places=[f"{place}: {describe(leaf)}"],
+            cure="each step has one of its own; what is to be returned once is carried",
         )
     rank = leaf.ndim + 1
     if not -rank <= axis < rank:
         raise SpecError(
-            explain(
-                f"{where}(out_axes)",
-                f"an axis from {-rank} to {rank - 1}",
-                str(axis),
-                places=[f"{place}: {describe(leaf)} in each step"],
-            )
+            f"{where}(out_axes)",
+            f"an axis from {-rank} to {rank - 1}",
+            str(axis),
+            places=[f"{place}: {describe(leaf)} in each step"],
         )
     return axis % rank

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.transform.boundary.agreement import is_value
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.sowing import call_watched, reap, reaping, with_harvest
@@ -104,7 +104,7 @@ def filter_scan(
     check_callable("filter_scan", f, "f")
     refuse_unroll("filter_scan", unroll)
     if not isinstance(reverse, (bool, np.bool_)):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
-        raise ArgumentError(explain("filter_scan(reverse)", "a bool", describe(reverse)))
+        raise ArgumentError("filter_scan(reverse)", "a bool", describe(reverse))
     where = f"filter_scan of {function_name(f)}"
     elements = _Elements("filter_scan", in_axes, xs, length)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from pytreemod.errors import ArgumentError, SpecError, describe, explain
+from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.module.reading import mark_derivatives
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.transform.boundary.shared_parameters import has_twice, tell_shared
@@ -189,7 +189,7 @@ def _indices(
     # Counted from the front, so that 0 and -2 are seen to be one argument.
     indices = tuple([i % len(args) for i in asked])
     if len(set(indices)) < len(indices):
-        raise ArgumentError(explain(f"{where}(argnums)", "each argument once", repr(argnums)))
+        raise ArgumentError(f"{where}(argnums)", "each argument once", repr(argnums))
     return indices
 
 
@@ -221,22 +221,18 @@ def _specs(where: str, wrt: Any, names: list[str]) -> list[Any]:
         if len(wrt) == len(names):
             return list(wrt)
         raise SpecError(
-            explain(
-                f"{where}(wrt)",
-                f"one spec for each of the {len(names)} differentiated arguments",
-                f"{len(wrt)}",
-                cure=["by name, what is left out has the default:", f"wrt={{{names[0]!r}: True}}"],
-            )
+            f"{where}(wrt)",
+            f"one spec for each of the {len(names)} differentiated arguments",
+            f"{len(wrt)}",
+            cure=["by name, what is left out has the default:", f"wrt={{{names[0]!r}: True}}"],
         )
     if class_of(wrt) is dict and any(key in names for key in wrt):
         unknown = [key for key in wrt if key not in names]
         if unknown:
             raise SpecError(
-                explain(
-                    f"{where}(wrt)",
-                    f"names of differentiated arguments ({', '.join(names)})",
-                    ", ".join(map(repr, unknown)),
-                )
+                f"{where}(wrt)",
+                f"names of differentiated arguments ({', '.join(names)})",
+                ", ".join(map(repr, unknown)),
             )
         return [wrt.get(name) for name in names]
     return [wrt] * len(names)
@@ -247,15 +243,13 @@ def _refuse_missing(
 ) -> NoReturn:
     (name,) = _names(fn, [index])
     raise ArgumentError(
-        explain(
-            f"{where} of {function_name(fn)}",
-            f"argument {index} ({name}), which is differentiated, by position",
-            f"{name!r} by keyword" if name in kwargs else f"{len(args)} positional arguments",
-            cure=[
-                "pass it first, without its name:",
-                f"{function_name(fn)}({name}, ...)",
-            ],
-        )
+        f"{where} of {function_name(fn)}",
+        f"argument {index} ({name}), which is differentiated, by position",
+        f"{name!r} by keyword" if name in kwargs else f"{len(args)} positional arguments",
+        cure=[
+            "pass it first, without its name:",
+            f"{function_name(fn)}({name}, ...)",
+        ],
     )
 
 
@@ -271,16 +265,14 @@ def refuse_nothing(where: str, fn: Callable[..., Any], chosen: Chosen, wrt: Any)
     only, *others = chosen.trees()
     refuse_unfinished(f"{where} of {function_name(fn)}", (only, *others) if others else only)
     raise ArgumentError(
-        explain(
-            f"{where} of {function_name(fn)}",
-            "at least one floating array to differentiate",
-            "none" if wrt is None else f"none picked by wrt={wrt!r}",
-            places=[f"{place}: {describe(leaf)}" for place, leaf in chosen.named(fn)],
-            cure=[
-                "differentiate another argument, or pass arrays:",
-                f"pm.{where}(f, argnums=1)",
-            ],
-        )
+        f"{where} of {function_name(fn)}",
+        "at least one floating array to differentiate",
+        "none" if wrt is None else f"none picked by wrt={wrt!r}",
+        places=[f"{place}: {describe(leaf)}" for place, leaf in chosen.named(fn)],
+        cure=[
+            "differentiate another argument, or pass arrays:",
+            f"pm.{where}(f, argnums=1)",
+        ],
     )
 
 
@@ -301,5 +293,5 @@ def as_argnums(where: str, argnums: Any) -> int | tuple[int, ...] | None:
         return argnums
     several = tuple(argnums) if issubclass(kind, (list, tuple)) else ()
     if not several or any(class_of(i) is not int for i in several):
-        raise ArgumentError(explain(f"{where}(argnums)", "an int or several", describe(argnums)))
+        raise ArgumentError(f"{where}(argnums)", "an int or several", describe(argnums))
     return several

@@ -68,12 +68,10 @@ def _rule(custom: Transformed, name: str, signature: str) -> Callable[..., Any]:
     if found is None:
         called = function_name(custom.fn)
         raise RuleError(
-            explain(
-                f"{custom.transform_name()} of {called}",
-                f"{name} before the first call",
-                "none",
-                cure=["define the rule:", f"@{called}.{name}", f"def {signature}: ..."],
-            )
+            f"{custom.transform_name()} of {called}",
+            f"{name} before the first call",
+            "none",
+            cure=["define the rule:", f"@{called}.{name}", f"def {signature}: ..."],
         )
     return found
 
@@ -163,12 +161,10 @@ class _Agreement:
         pairs = [(name, mine.get(name, "nothing"), theirs.get(name, "nothing")) for name in names]
         places = [f"{name}: {a}, where the function has {b}" for name, a, b in pairs if a != b]
         raise DerivativeError(
-            explain(
-                self.where,
-                "the function's own result",
-                "another",
-                places=places or ["result: a container of another type"],
-            )
+            self.where,
+            "the function's own result",
+            "another",
+            places=places or ["result: a container of another type"],
         )
 
 
@@ -204,7 +200,7 @@ def _refuse_derivatives(
     if spots:
         where, got = f"{custom.transform_name()} of {called}", "others, too"
         cures = [f"{cure}, or take it out of the derivative:", "jax.lax.stop_gradient(x)"]
-        raise DerivativeError(explain(where, expected, got, places=spots, cure=cures))
+        raise DerivativeError(where, expected, got, places=spots, cure=cures)
 
 
 class _CustomJvp(Transformed):
@@ -340,12 +336,10 @@ class _CustomVjp(Transformed):
         name = argument_name(positional_names(self.fn), 0)
         called = function_name(self.fn)
         raise ArgumentError(
-            explain(
-                f"filter_custom_vjp of {called}",
-                f"argument 0 ({name}), which is differentiated, by position",
-                f"{name!r} by keyword" if name in kwargs else "no positional arguments",
-                cure=["pass it first, without its name:", f"{called}({name}, ...)"],
-            )
+            f"filter_custom_vjp of {called}",
+            f"argument 0 ({name}), which is differentiated, by position",
+            f"{name!r} by keyword" if name in kwargs else "no positional arguments",
+            cure=["pass it first, without its name:", f"{called}({name}, ...)"],
         )
 
 

@@ -24,7 +24,7 @@ from typing import (
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import ArgumentError, ShapeError, describe, explain, with_article
+from pytreemod.errors import ArgumentError, ShapeError, describe, with_article
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.shared_parameters import tell_shared
@@ -153,34 +153,28 @@ class _Grad(Transformed):
         if not is_array_like(value):
             is_nested = children_of(value) is not None and value is not None
             raise ArgumentError(
-                explain(
-                    self._where(),
-                    "a scalar loss",
-                    with_article(class_of(value).__name__) if is_nested else describe(value),
-                    cure=[
-                        "return the loss alone, or a pair and say so:",
-                        "pm.filter_grad(f, has_aux=True)",
-                    ],
-                )
+                self._where(),
+                "a scalar loss",
+                with_article(class_of(value).__name__) if is_nested else describe(value),
+                cure=[
+                    "return the loss alone, or a pair and say so:",
+                    "pm.filter_grad(f, has_aux=True)",
+                ],
             )
         if jnp.shape(value) != ():
             raise ShapeError(
-                explain(
-                    self._where(),
-                    "a scalar loss",
-                    describe(value),
-                    cure=["reduce it, for instance by", "return jnp.mean(loss)"],
-                )
+                self._where(),
+                "a scalar loss",
+                describe(value),
+                cure=["reduce it, for instance by", "return jnp.mean(loss)"],
             )
         option = f"pm.{self.transform_name()}(f, holomorphic=True)"
         is_complex = jnp.issubdtype(jnp.result_type(value), jnp.complexfloating)
         raise ArgumentError(
-            explain(
-                self._where(),
-                "a scalar loss, a floating number",
-                describe(value),
-                cure=["of a holomorphic function:", option] if is_complex else (),
-            )
+            self._where(),
+            "a scalar loss, a floating number",
+            describe(value),
+            cure=["of a holomorphic function:", option] if is_complex else (),
         )
 
 

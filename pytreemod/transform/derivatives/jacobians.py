@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import ArgumentError, DerivativeError, describe, explain
+from pytreemod.errors import ArgumentError, DerivativeError, describe
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.sowing import with_harvest
 from pytreemod.transform.boundary.wrapping import (
@@ -93,16 +93,14 @@ class _Jacobian(Transformed):
         found = [f"{place}: {describe(leaf)}" for place, leaf in leaves if _is_complex(leaf)]
         if found:
             raise DerivativeError(
-                explain(
-                    where,
-                    f"real {self.of}",
-                    "complex ones",
-                    places=found,
-                    cure=[
-                        "of a holomorphic function:",
-                        f"pm.{self.transform_name()}(f, holomorphic=True)",
-                    ],
-                )
+                where,
+                f"real {self.of}",
+                "complex ones",
+                places=found,
+                cure=[
+                    "of a holomorphic function:",
+                    f"pm.{self.transform_name()}(f, holomorphic=True)",
+                ],
             )
 
     @staticmethod
@@ -120,7 +118,7 @@ def _refuse_no_result(where: str, result: PyTree) -> None:
     named = jtu.tree_leaves_with_path(result)
     places = [f"{path_text(path, 'result')}: {describe(leaf)}" for path, leaf in named]
     expected = "at least one floating array in the result"
-    raise ArgumentError(explain(where, expected, "none", places=places))
+    raise ArgumentError(where, expected, "none", places=places)
 
 
 class _Forward(_Jacobian):

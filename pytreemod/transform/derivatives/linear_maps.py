@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.methods import bind
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.sowing import with_harvest
@@ -104,12 +104,10 @@ class _Jvp(Transformed):
         where = f"filter_jvp of {function_name(self.fn)}"
         if len(args) != len(tangents):
             raise ArgumentError(
-                explain(
-                    where,
-                    f"a tangent for each of the {len(args)} primals",
-                    f"{len(tangents)} tangents",
-                    cure=["None stands for zero:", "pm.filter_jvp(f, (x, y), (dx, None))"],
-                )
+                where,
+                f"a tangent for each of the {len(args)} primals",
+                f"{len(tangents)} tangents",
+                cure=["None stands for zero:", "pm.filter_jvp(f, (x, y), (dx, None))"],
             )
 
         def roots() -> list[str]:
@@ -124,12 +122,10 @@ def _as_sequence(value: Any, name: str) -> tuple[Any, ...]:
     if issubclass(class_of(value), (tuple, list)):
         return tuple(value)
     raise ArgumentError(
-        explain(
-            f"filter_jvp({name})",
-            "a tuple with one entry for each argument",
-            describe(value),
-            cure=["for one argument:", f"({'x' if name == 'primals' else 'dx'},)"],
-        )
+        f"filter_jvp({name})",
+        "a tuple with one entry for each argument",
+        describe(value),
+        cure=["for one argument:", f"({'x' if name == 'primals' else 'dx'},)"],
     )
 
 
@@ -176,12 +172,10 @@ def filter_jvp(
         return made
     if primals is _MISSING or tangents is _MISSING:
         raise ArgumentError(
-            explain(
-                "filter_jvp",
-                "primals and tangents",
-                "primals alone" if tangents is _MISSING and primals is not _MISSING else "none",
-                cure=["write, for instance", "pm.filter_jvp(f, (x,), (dx,))"],
-            )
+            "filter_jvp",
+            "primals and tangents",
+            "primals alone" if tangents is _MISSING and primals is not _MISSING else "none",
+            cure=["write, for instance", "pm.filter_jvp(f, (x,), (dx,))"],
         )
     return made(primals, tangents, **kwargs)
 
@@ -270,7 +264,7 @@ class _Pullback(_LinearMap):
     def __call__(self, /, *cotangents: PyTree) -> tuple[PyTree, ...]:
         if len(cotangents) != 1:
             expected = "one argument, the cotangent of the result"
-            raise ArgumentError(explain(self.name, expected, str(len(cotangents))))
+            raise ArgumentError(self.name, expected, str(len(cotangents)))
         (cotangent,) = cotangents
         values = self.read(cotangent, "result", "cotangents like the result")
         (gradients,) = self.apply(values)

@@ -95,14 +95,14 @@ def _refuse_unknown(where: str, primals: tuple[Any, ...]) -> None:
     wrong = _places(primals, "primals", lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
     if wrong:
         expected = "values for what is not floating, which is constant"
-        raise ArgumentError(explain(where, expected, "shapes", places=wrong))
+        raise ArgumentError(where, expected, "shapes", places=wrong)
 
 
 def _refuse_others(where: str, result: PyTree) -> None:
     wrong = _places(result, "result", is_abstract)
     if wrong:
         expected = "a result in which all arrays are floating"
-        raise DerivativeError(explain(where, expected, "others", places=wrong))
+        raise DerivativeError(where, expected, "others", places=wrong)
 
 
 def _places(tree: PyTree, root: str, counts: Callable[[Any], bool]) -> list[str]:

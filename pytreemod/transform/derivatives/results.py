@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytreemod.errors import ArgumentError, PytreemodError, describe, explain
+from pytreemod.errors import ArgumentError, PytreemodError, describe
 from pytreemod.typing import class_of
 
 
@@ -36,5 +36,5 @@ def pair_of(
     if len(values) != 2:
         got = f"{len(values)} values" if issubclass(kind, (tuple, list)) else describe(result)
         cure = ["return both:", f"return {pair}"]
-        raise error(explain(where, f"a pair ({pair}){reason}", got, cure=cure))
+        raise error(where, f"a pair ({pair}){reason}", got, cure=cure)
     return values[0], values[1]

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import DerivativeError, describe, explain, with_article
+from pytreemod.errors import DerivativeError, describe, with_article
 from pytreemod.tree.nodes import children_of, is_node
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import NUMBERS, is_array, is_array_like
@@ -84,13 +84,11 @@ def beside(
             wrong.append(f"{_place(path, root)}: {complaint}")
     if wrong:
         raise DerivativeError(
-            explain(
-                where,
-                expected,
-                "one that does not fit" if len(wrong) == 1 else f"{len(wrong)} that do not fit",
-                places=wrong,
-                cure="None stands for zero, and for what is not differentiated",
-            )
+            where,
+            expected,
+            "one that does not fit" if len(wrong) == 1 else f"{len(wrong)} that do not fit",
+            places=wrong,
+            cure="None stands for zero, and for what is not differentiated",
         )
     return found
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError, StructureError, explain
+from pytreemod.errors import ArgumentError, StructureError
 from pytreemod.transform.boundary.agreement import (
     Difference,
     Slot,
@@ -80,7 +80,7 @@ class _Promise:
             promised, got = place.texts()
             places.append(f"{path_text(place.path, 'result')}: {got} instead of {promised}")
         expected = "what result_shape_dtypes says"
-        raise StructureError(explain(self.where, expected, "something else", places=places))
+        raise StructureError(self.where, expected, "something else", places=places)
 
     def result(self, arrays: Sequence[Any]) -> PyTree:
         """The result, with what came from the host."""
@@ -238,7 +238,7 @@ def filter_pure_callback(
     if vectorized is not None:
         if vmap_method is not None:
             both = "vmap_method= or vectorized="
-            raise ArgumentError(explain("filter_pure_callback", both, "both"))
+            raise ArgumentError("filter_pure_callback", both, "both")
         vmap_method = "legacy_vectorized" if vectorized else "sequential"
     where = f"filter_pure_callback of {function_name(callback)}"
     is_batched = vmap_method in ("expand_dims", "broadcast_all", "legacy_vectorized")

@@ -37,12 +37,10 @@ class EnumerationItem(Module):
             return other._value
         name = self._enumeration.__qualname__
         raise ArgumentError(
-            explain(
-                f"{name} == ...",
-                f"an item of {name}",
-                describe(other),
-                cure=["bring both to one class first:", f"{name}.promote(item)"],
-            )
+            f"{name} == ...",
+            f"an item of {name}",
+            describe(other),
+            cure=["bring both to one class first:", f"{name}.promote(item)"],
         )
 
     def __hash__(self) -> int:
@@ -122,9 +120,7 @@ class _EnumerationMeta(type):
         value = _checked(cls, item, f"{cls.__qualname__}[item]")._value  # pyright: ignore[reportPrivateUsage]  (ours)
         if isinstance(value, Tracer):
             got = "a traced one"
-            raise ArgumentError(
-                explain(f"{cls.__qualname__}[item]", "an item outside of a transform", got)
-            )
+            raise ArgumentError(f"{cls.__qualname__}[item]", "an item outside of a transform", got)
         # What jax.vmap made of items is an array of them.
         return cls._messages[int(value)] if np.ndim(value) == 0 else np.array(cls._messages)[value]
 
@@ -162,12 +158,10 @@ def _add(name: str, members: dict[str, str], more: dict[str, str]) -> None:
 
 def _refuse(where: str, expected: str, got: str) -> None:
     raise ArgumentError(
-        explain(
-            where,
-            expected,
-            got,
-            cure=["declare items as names with messages:", 'failed = "The solver failed."'],
-        )
+        where,
+        expected,
+        got,
+        cure=["declare items as names with messages:", 'failed = "The solver failed."'],
     )
 
 
@@ -186,7 +180,7 @@ def _compared(compare: Any, one: Any, other: Any) -> Any:
 
 def _checked(cls: Any, item: Any, where: str) -> EnumerationItem:
     if not isinstance(item, EnumerationItem) or item._enumeration is not cls:  # pyright: ignore[reportPrivateUsage]  (ours)
-        raise ArgumentError(explain(where, f"an item of {cls.__qualname__}", describe(item)))
+        raise ArgumentError(where, f"an item of {cls.__qualname__}", describe(item))
     return item
 
 
@@ -232,9 +226,7 @@ class Enumeration(metaclass=_EnumerationMeta):
         if not is_item(item) or source is cls or not issubclass(cls, source):
             bases = " or ".join(b.__qualname__ for b in cls.__mro__[1:-2])
             expected = f"an item of {bases}" if bases else "a class with a base to promote from"
-            raise ArgumentError(
-                explain(f"{cls.__qualname__}.promote(item)", expected, describe(item))
-            )
+            raise ArgumentError(f"{cls.__qualname__}.promote(item)", expected, describe(item))
         names = cls._names  # pyright: ignore[reportPrivateUsage]  (its metaclass's)
         table = np.asarray([names.index(name) for name in source._names], np.int32)
         value = item._value  # pyright: ignore[reportPrivateUsage]  (ours)
@@ -259,7 +251,7 @@ class Enumeration(metaclass=_EnumerationMeta):
         where = f"{cls.__qualname__}.where"
         scalar = isinstance(pred, bool) or (is_array(pred) and jnp.shape(pred) == ())
         if not scalar or jnp.result_type(pred) != jnp.bool_:
-            raise ArgumentError(explain(f"{where}(pred)", "a boolean scalar", describe(pred)))
+            raise ArgumentError(f"{where}(pred)", "a boolean scalar", describe(pred))
         first = _checked(cls, a, f"{where}(a)")._value  # pyright: ignore[reportPrivateUsage]  (ours)
         second = _checked(cls, b, f"{where}(b)")._value  # pyright: ignore[reportPrivateUsage]  (ours)
         if isinstance(pred, bool):

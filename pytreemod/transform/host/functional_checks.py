@@ -6,7 +6,7 @@ import functools as ft
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.sowing import reaping
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
@@ -86,12 +86,10 @@ def filter_checkify(
     check_callable("filter_checkify", fun)
     if errors is not None and not _are_checks(errors):
         raise ArgumentError(
-            explain(
-                "filter_checkify(errors)",
-                "a set of checks",
-                describe(errors),
-                cure=["write, for instance", "errors=jax.experimental.checkify.nan_checks"],
-            )
+            "filter_checkify(errors)",
+            "a set of checks",
+            describe(errors),
+            cure=["write, for instance", "errors=jax.experimental.checkify.nan_checks"],
         )
     return _Checkified(fun, None if errors is None else frozenset(errors))
 

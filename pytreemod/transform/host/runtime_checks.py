@@ -31,7 +31,6 @@ from pytreemod.errors import (
     OptionError,
     ShapeError,
     describe,
-    explain,
 )
 from pytreemod.transform.host.failures import raise_into_jax, tell_listeners
 from pytreemod.tree.predicates import is_array
@@ -102,7 +101,7 @@ def error_if(x: _T, pred: Any, msg: str, *, on_error: str = "default") -> _T:
         ...
     """
     if not isinstance(msg, str):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
-        raise ArgumentError(explain("error_if(msg)", "text", describe(msg)))
+        raise ArgumentError("error_if(msg)", "text", describe(msg))
     return _check("error_if", x, pred, 0, (msg,), on_error)
 
 
@@ -135,9 +134,9 @@ def branched_error_if(
         Array(1., dtype=float32, weak_type=True)
     """
     if isinstance(msgs, str) or not all(isinstance(m, str) for m in msgs):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
-        raise ArgumentError(explain("branched_error_if(msgs)", "a list of texts", describe(msgs)))
+        raise ArgumentError("branched_error_if(msgs)", "a list of texts", describe(msgs))
     if not msgs:
-        raise MessageError(explain("branched_error_if(msgs)", "a list of texts", describe(msgs)))
+        raise MessageError("branched_error_if(msgs)", "a list of texts", describe(msgs))
     return _check("branched_error_if", x, pred, index, tuple(msgs), on_error)
 
 
@@ -164,12 +163,10 @@ def _check(
         check.raise_now(failed, index, seen, is_batch=False)
     if not arrays:
         raise ArgumentError(
-            explain(
-                f"{where}(x)",
-                "a tree with at least one array",
-                describe(x),
-                cure="the check takes effect through the arrays that it returns",
-            )
+            f"{where}(x)",
+            "a tree with at least one array",
+            describe(x),
+            cure="the check takes effect through the arrays that it returns",
         )
     if mode == "nan":
         arrays = [jnp.asarray(array) for array in arrays]
@@ -444,12 +441,10 @@ def _require_truth(where: str, pred: Any) -> None:
     if isinstance(pred, int) or (is_array(pred) and _is_discrete(pred)):
         return
     raise ArgumentError(
-        explain(
-            f"{where}(pred)",
-            "a boolean, an integer, or an array of them",
-            describe(pred),
-            cure=["compare, for instance", "error_if(x, x < 0, ...)"],
-        )
+        f"{where}(pred)",
+        "a boolean, an integer, or an array of them",
+        describe(pred),
+        cure=["compare, for instance", "error_if(x, x < 0, ...)"],
     )
 
 
@@ -466,7 +461,7 @@ def _require_index(where: str, index: Any, count: int) -> None:
         is_known = is_number and not isinstance(index, Tracer) and np.ndim(index) == 0
         got = np.asarray(index).item() if is_known else index
         expected = f"an index of msgs (an integer below {count})"
-        raise MessageError(explain(f"{where}(index)", expected, describe(got)))
+        raise MessageError(f"{where}(index)", expected, describe(got))
 
 
 def _require_fit(where: str, failed: Any, index: Any) -> None:
@@ -474,7 +469,7 @@ def _require_fit(where: str, failed: Any, index: Any) -> None:
         np.broadcast_shapes(failed.shape, index.shape)
     except ValueError:
         expected = f"a shape that broadcasts against that of pred ({describe(failed)})"
-        raise ShapeError(explain(f"{where}(index)", expected, describe(index))) from None
+        raise ShapeError(f"{where}(index)", expected, describe(index)) from None
 
 
 def _mode(where: str, on_error: str) -> str:
@@ -482,14 +477,14 @@ def _mode(where: str, on_error: str) -> str:
     if on_error == "default":
         source, on_error = _setting(ON_ERROR, "raise")
     if on_error not in _MODES:
-        raise OptionError(explain(source, f"one of {', '.join(_MODES)}", describe(on_error)))
+        raise OptionError(source, f"one of {', '.join(_MODES)}", describe(on_error))
     return on_error
 
 
 def _frames() -> int:
     source, text = _setting(BREAKPOINT_FRAMES, "1")
     if not text.isdecimal():
-        raise ArgumentError(explain(source, "a count of frames", describe(text)))
+        raise ArgumentError(source, "a count of frames", describe(text))
     return int(text)
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 import jax
 import numpy as np
 
-from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.transform.boundary.argument_specs import named_arguments
 from pytreemod.transform.boundary.packing import Grouped, split_call, unhashable, unpack
 from pytreemod.transform.boundary.shared_streams import tell_shared_streams
@@ -168,12 +168,10 @@ class _Pmapped(Vmapped):
         sizes = [x.shape[a] for x, a in zip(arrays, axes, strict=True) if a is not None]
         if sizes and sizes[0] > count:
             raise ShapeError(
-                explain(
-                    f"filter_pmap of {function_name(self.fn)}",
-                    f"at most {count} members, one for each device",
-                    str(sizes[0]),
-                    cure="filter_vmap maps over any number of members, on one device",
-                )
+                f"filter_pmap of {function_name(self.fn)}",
+                f"at most {count} members, one for each device",
+                str(sizes[0]),
+                cure="filter_vmap maps over any number of members, on one device",
             )
 
 
@@ -268,18 +266,16 @@ def filter_pmap(
 def _check_pmap_options(donate: str, pmapkwargs: dict[str, Any]) -> None:
     if donate not in _DONATE:
         expected = f"one of {', '.join(map(repr, _DONATE))}"
-        raise ArgumentError(explain("filter_pmap(donate)", expected, describe(donate)))
+        raise ArgumentError("filter_pmap(donate)", expected, describe(donate))
     for name in ("static_broadcasted_argnums", "donate_argnums"):
         if name in pmapkwargs:
             raise ArgumentError(
-                explain(
-                    "filter_pmap",
-                    "donate=... and jax.pmap's other options",
-                    f"{name}=",
-                    cure="what is no array is static by itself; donate='all' donates",
-                )
+                "filter_pmap",
+                "donate=... and jax.pmap's other options",
+                f"{name}=",
+                cure="what is no array is static by itself; donate='all' donates",
             )
     check_options("filter_pmap", pmapkwargs, untyped_jax.pmap)
     devices = pmapkwargs.get("devices")
     if devices is not None and not isinstance(devices, Sequence):
-        raise ArgumentError(explain("filter_pmap(devices)", "a list", describe(devices)))
+        raise ArgumentError("filter_pmap(devices)", "a list", describe(devices))

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from pytreemod.errors import ArgumentError, SpecError, describe, explain
+from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.transform.boundary.agreement import aval_of, varying_axes
 from pytreemod.transform.boundary.argument_specs import (
     Assigned,
@@ -167,15 +167,13 @@ class _ShardMapped(Transformed):
         found = [value.mesh for value in values if isinstance(value, NamedSharding)]
         if not found:
             raise ArgumentError(
-                explain(
-                    f"filter_shard_map of {function_name(self.fn)}",
-                    "a mesh",
-                    "none",
-                    cure=[
-                        "give one as mesh=..., or have it in context:",
-                        f"with jax.set_mesh(mesh): {function_name(self.fn)}(...)",
-                    ],
-                )
+                f"filter_shard_map of {function_name(self.fn)}",
+                "a mesh",
+                "none",
+                cure=[
+                    "give one as mesh=..., or have it in context:",
+                    f"with jax.set_mesh(mesh): {function_name(self.fn)}(...)",
+                ],
             )
         self._check_axis_names(found[0])
         return found[0]
@@ -184,11 +182,9 @@ class _ShardMapped(Transformed):
         unknown = [name for name in self.options.axis_names if name not in mesh.axis_names]
         if unknown:
             raise ArgumentError(
-                explain(
-                    "filter_shard_map(axis_names)",
-                    f"axes of the mesh ({', '.join(map(repr, mesh.axis_names))})",
-                    ", ".join(map(repr, unknown)),
-                )
+                "filter_shard_map(axis_names)",
+                f"axes of the mesh ({', '.join(map(repr, mesh.axis_names))})",
+                ", ".join(map(repr, unknown)),
             )
 
 
@@ -216,19 +212,17 @@ def _explain_placement(
     if wrong:
         entry, spec, _ = wrong[0]
         raise ArgumentError(
-            explain(
-                _IN,
-                "arguments that lie as it says, for axes of the mesh are of type Explicit",
-                f"{len(wrong)} that lie{'s' * (len(wrong) == 1)} otherwise",
-                places=[
-                    f"{e.place}: {describe(e.array)} lies as {spec_text(lie)}, not {spec_text(s)}"
-                    for e, s, lie in wrong
-                ],
-                cure=[
-                    "place them first (a mesh of AxisType.Auto does it by itself):",
-                    f"pm.filter_shard({entry.place}, NamedSharding(mesh, {spec_text(spec)}))",
-                ],
-            )
+            _IN,
+            "arguments that lie as it says, for axes of the mesh are of type Explicit",
+            f"{len(wrong)} that lie{'s' * (len(wrong) == 1)} otherwise",
+            places=[
+                f"{e.place}: {describe(e.array)} lies as {spec_text(lie)}, not {spec_text(s)}"
+                for e, s, lie in wrong
+            ],
+            cure=[
+                "place them first (a mesh of AxisType.Auto does it by itself):",
+                f"pm.filter_shard({entry.place}, NamedSharding(mesh, {spec_text(spec)}))",
+            ],
         ) from error
 
 
@@ -254,19 +248,17 @@ def _as_names(axis_names: Any) -> frozenset[AxisName]:
     except TypeError:
         got = describe(axis_names)
         raise ArgumentError(
-            explain("filter_shard_map(axis_names)", "names of axes of the mesh", got)
+            "filter_shard_map(axis_names)", "names of axes of the mesh", got
         ) from None
 
 
 def _check_explicit(mesh: Any) -> None:
     if any(kind == AxisType.Auto for kind in mesh.axis_types):
         raise ArgumentError(
-            explain(
-                _IN,
-                "a spec for each argument",
-                "none",
-                cure="only for a mesh whose axes are of type Explicit they can be left out",
-            )
+            _IN,
+            "a spec for each argument",
+            "none",
+            cure="only for a mesh whose axes are of type Explicit they can be left out",
         )
 
 
@@ -352,17 +344,15 @@ class _Results:
                 places.append(f"{place}: {describe(array)} with {spec_text(spec)}, {varies}")
         if places:
             raise SpecError(
-                explain(
-                    _OUT,
-                    "results that are the same along the mesh axes that their specs do not name",
-                    "results that may differ from device to device",
-                    places=places,
-                    cure=[
-                        "name the axis in the spec; or make them the same, for instance",
-                        "loss = jax.lax.pmean(loss, 'data')",
-                        "norm = nn.BatchNorm(size, 'data', channel_axis=1)  # its statistics",
-                    ],
-                )
+                _OUT,
+                "results that are the same along the mesh axes that their specs do not name",
+                "results that may differ from device to device",
+                places=places,
+                cure=[
+                    "name the axis in the spec; or make them the same, for instance",
+                    "loss = jax.lax.pmean(loss, 'data')",
+                    "norm = nn.BatchNorm(size, 'data', channel_axis=1)  # its statistics",
+                ],
             )
 
 
@@ -458,7 +448,7 @@ def filter_shard_map(
         )
     check_callable("filter_shard_map", f, "f")
     if mesh is not None and not isinstance(mesh, (Mesh, AbstractMesh)):
-        raise ArgumentError(explain("filter_shard_map(mesh)", "a mesh", describe(mesh)))
+        raise ArgumentError("filter_shard_map(mesh)", "a mesh", describe(mesh))
     options = _Options(
         mesh,
         None if in_specs is AS_THEY_LIE else SpecOption(in_specs),

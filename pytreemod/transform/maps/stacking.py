@@ -56,9 +56,9 @@ def stack(trees: Iterable[_T], axis: int = 0) -> _T:
     except TypeError:
         members = None
     if members is None:
-        raise ArgumentError(explain("stack(trees)", "several trees", describe(trees)))
+        raise ArgumentError("stack(trees)", "several trees", describe(trees))
     if not members:
-        raise ArgumentError(explain("stack(trees)", "at least one tree", "none"))
+        raise ArgumentError("stack(trees)", "at least one tree", "none")
     arrays, structure = divide(members[0])
     columns = [arrays]
     for i, member in enumerate(members[1:], 1):
@@ -126,9 +126,7 @@ def unstack(tree: _T, axis: int = 0) -> list[_T]:
     """
     arrays, structure = divide(tree)
     if not arrays:
-        raise ArgumentError(
-            explain("unstack(tree)", "an array, to tell how many members there are", "none")
-        )
+        raise ArgumentError("unstack(tree)", "an array, to tell how many members there are", "none")
     _refuse_axis("unstack", tree, axis, 0)
     if any(array.shape[axis] != arrays[0].shape[axis] for array in arrays):
         _refuse_sizes(tree, axis)
@@ -158,12 +156,10 @@ def _refuse_axis(where: str, tree: PyTree, axis: int, more: int) -> None:
     wrong = [place for place, leaf in arrays if not -leaf.ndim - more <= axis < leaf.ndim + more]
     if wrong:
         raise ShapeError(
-            explain(
-                f"{where}(axis)",
-                "an axis of every array" if not more else "a place for an axis in every array",
-                str(axis),
-                places=wrong,
-            )
+            f"{where}(axis)",
+            "an axis of every array" if not more else "a place for an axis in every array",
+            str(axis),
+            places=wrong,
         )
 
 
@@ -172,15 +168,13 @@ def _refuse_sizes(tree: PyTree, axis: int) -> None:
     for place, leaf in _arrays_in(tree):
         sizes.setdefault(leaf.shape[axis], []).append(place)
     raise ShapeError(
-        explain(
-            "unstack(tree)",
-            f"one size of axis {axis}",
-            f"{len(sizes)} sizes",
-            places=[
-                group[0] + (f" (and {len(group) - 1} more)" if len(group) > 1 else "")
-                for group in sizes.values()
-            ],
-        )
+        "unstack(tree)",
+        f"one size of axis {axis}",
+        f"{len(sizes)} sizes",
+        places=[
+            group[0] + (f" (and {len(group) - 1} more)" if len(group) > 1 else "")
+            for group in sizes.values()
+        ],
     )
 
 
@@ -191,4 +185,4 @@ def refuse_other_than_int(where: str, value: Any) -> None:
         ArgumentError: it is none.
     """
     if type(value) is not int:
-        raise ArgumentError(explain(where, "an int", describe(value)))
+        raise ArgumentError(where, "an int", describe(value))

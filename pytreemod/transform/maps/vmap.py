@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe, explain
+from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe
 from pytreemod.transform.boundary.argument_specs import Terms, specs_by_argument
 from pytreemod.transform.boundary.packing import Grouped, group, pack, unpack
 from pytreemod.transform.boundary.shared_streams import tell_shared_streams
@@ -134,9 +134,7 @@ def _axis_of(where: str, place: str, value: Any, leaf: Any, is_mapped: bool) -> 
     if callable(value) and not isinstance(value, Rule):
         value = value(leaf)
     if not _is_axis(value):
-        raise SpecError(
-            explain(where, "an int or None for each leaf", describe(value), places=[place])
-        )
+        raise SpecError(where, "an int or None for each leaf", describe(value), places=[place])
     return value if is_mapped else None
 
 
@@ -147,16 +145,14 @@ def _refuse_numbers(
     for below, leaf in jtu.tree_leaves_with_path(subtree):
         if is_array_like(leaf) and not is_array(leaf):
             raise ShapeError(
-                explain(
-                    where,
-                    f"arrays with an axis {axis}",
-                    describe(leaf),
-                    places=[path_text((*path, *below), root)],
-                    cure=[
-                        "map arrays alone, and pass numbers on as they are:",
-                        f"in_axes=pm.if_array({axis})",
-                    ],
-                )
+                where,
+                f"arrays with an axis {axis}",
+                describe(leaf),
+                places=[path_text((*path, *below), root)],
+                cure=[
+                    "map arrays alone, and pass numbers on as they are:",
+                    f"in_axes=pm.if_array({axis})",
+                ],
             )
 
 
@@ -268,13 +264,11 @@ class Vmapped(Transformed):
     def _refuse_mapped(self, places: list[KeyPath], error: ValueError) -> NoReturn:
         """Say which results are mapped where none was promised."""
         raise SpecError(
-            explain(
-                f"filter_vmap of {function_name(self.fn)}",
-                "results that are the same for all members where out_axes is None",
-                "a result that differs from member to member",
-                places=[path_text(path, "result") for path in places],
-                cure=["give it an axis:", "out_axes=0"],
-            )
+            f"filter_vmap of {function_name(self.fn)}",
+            "results that are the same for all members where out_axes is None",
+            "a result that differs from member to member",
+            places=[path_text(path, "result") for path in places],
+            cure=["give it an axis:", "out_axes=0"],
         ) from error
 
     def inputs(
@@ -371,15 +365,13 @@ def _refuse_sizes(mapped: list[tuple[str, Any, int]], axis_size: Any, wrapper: V
     for name, leaf, axis in mapped:
         if not -leaf.ndim <= axis < leaf.ndim:
             raise ShapeError(
-                explain(
-                    where,
-                    f"{name} to have the axis {axis} that it is mapped over",
-                    describe(leaf),
-                    cure=[
-                        "do not map it; say so by name:",
-                        f'in_axes={{"{name.split(".")[0].split("[")[0]}": None}}',
-                    ],
-                )
+                where,
+                f"{name} to have the axis {axis} that it is mapped over",
+                describe(leaf),
+                cure=[
+                    "do not map it; say so by name:",
+                    f'in_axes={{"{name.split(".")[0].split("[")[0]}": None}}',
+                ],
             )
         sizes.setdefault(leaf.shape[axis], []).append(f"{name}: {describe(leaf)}, axis {axis}")
     if axis_size is not None:
@@ -391,24 +383,20 @@ def _refuse_sizes(mapped: list[tuple[str, Any, int]], axis_size: Any, wrapper: V
             for size, group in sorted(sizes.items())
         ]
         raise ShapeError(
-            explain(
-                where,
-                "one size of the mapped axis",
-                f"{len(sizes)} sizes",
-                places=shown,
-                cure=["what is the same for all members is not mapped:", "in_axes=(0, None)"],
-            )
+            where,
+            "one size of the mapped axis",
+            f"{len(sizes)} sizes",
+            places=shown,
+            cure=["what is the same for all members is not mapped:", "in_axes=(0, None)"],
         )
     raise ArgumentError(
-        explain(
-            where,
-            "an array to map over, or axis_size",
-            "neither",
-            cure=[
-                "say how many members there are:",
-                f"pm.{wrapper.transform_name()}(f, axis_size=n)",
-            ],
-        )
+        where,
+        "an array to map over, or axis_size",
+        "neither",
+        cure=[
+            "say how many members there are:",
+            f"pm.{wrapper.transform_name()}(f, axis_size=n)",
+        ],
     )
 
 
@@ -429,7 +417,7 @@ def _check_out_axes(where: str, rows: Iterable[tuple[Any, Any, int | None]]) -> 
     ]
     if wrong:
         expected = "axes that the stacked results have: one more than each member's"
-        raise ShapeError(explain(where, expected, "others", places=wrong))
+        raise ShapeError(where, expected, "others", places=wrong)
 
 
 def known_axes(spec: Any) -> set[Any]:
