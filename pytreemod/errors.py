@@ -1,7 +1,7 @@
 """The errors that pytreemod raises, and the grammar that their texts follow.
 
 Owns: one class per kind of mistake, and [`explain`][pytreemod.errors.explain], which lays out a
-text as *where: expected, got; places; cure as code*. Imports nothing of pytreemod.
+text as *where: expected, got; places; hint as code*. Imports nothing of pytreemod.
 
 Every class also derives from the built-in that a Python user would catch, and all of them from
 `PytreemodError`.
@@ -204,24 +204,24 @@ def explain(
     got: str,
     *,
     places: Iterable[str] = (),
-    cure: str | Sequence[str] = (),
+    hint: str | Sequence[str] = (),
     most: int = MAX_PLACES,
 ) -> str:
-    """Lay out an error text: `{where}: expected {expected}, got {got}.`, places, then the cure.
+    """Lay out an error text: `{where}: expected {expected}, got {got}.`, places, then the hint.
 
     Args:
         where: the layer's repr, or `function(argument)`.
         expected: what would have been right.
         got: what came instead, in short form (`f32[7,3]`, never a whole array).
         places: one line for each place concerned; after `most`, "and N more".
-        cure: a sentence, then lines of code that the reader can paste.
+        hint: a sentence, then lines of code that the reader can paste.
         most: how many places are shown: more than five where they are a table to work through.
 
     Returns:
         The text, several lines long.
 
     Examples:
-        >>> print(explain("f(x)", "an array", "'a'", cure="write", places=["x[0]: 'a'"]))
+        >>> print(explain("f(x)", "an array", "'a'", hint="write", places=["x[0]: 'a'"]))
         f(x): expected an array, got 'a'.
           at x[0]: 'a'
           write
@@ -231,8 +231,8 @@ def explain(
     lines += [f"  at {place}" for place in places[:most]]
     if len(places) > most:
         lines.append(f"  and {len(places) - most} more")
-    cure = [cure] if isinstance(cure, str) else list(cure)
-    lines += [f"  {cure[0]}", *(f"      {line}" for line in cure[1:])] if cure else []
+    hint = [hint] if isinstance(hint, str) else list(hint)
+    lines += [f"  {hint[0]}", *(f"      {line}" for line in hint[1:])] if hint else []
     return "\n".join(lines)
 
 
@@ -251,7 +251,7 @@ def explain_depth(where: str, places: Iterable[str] = ()) -> str:
         f"a tree that is less deep than Python's limit of {sys.getrecursionlimit()} calls",
         "a deeper one",
         places=places,
-        cure=["raise the limit:", "sys.setrecursionlimit(10_000)"],
+        hint=["raise the limit:", "sys.setrecursionlimit(10_000)"],
     )
 
 

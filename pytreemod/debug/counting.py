@@ -119,6 +119,6 @@ def get_num_traces(fn: Any) -> int:
             "get_num_traces(fn)",
             "a function under assert_max_traces",
             describe(fn),
-            cure=["count without a limit:", "pm.debug.assert_max_traces(fn, max_traces=None)"],
+            hint=["count without a limit:", "pm.debug.assert_max_traces(fn, max_traces=None)"],
         )
     return inner.options[1].count

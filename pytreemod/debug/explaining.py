@@ -87,6 +87,6 @@ def explain_retraces(
             "explain_retraces(fn)",
             "a function under filter_jit",
             describe(fn),
-            cure=["wrap it first:", "pm.debug.explain_retraces(pm.filter_jit(fn))"],
+            hint=["wrap it first:", "pm.debug.explain_retraces(pm.filter_jit(fn))"],
         )
     return _Explainer(wrapper, fn, announce)

@@ -46,8 +46,8 @@ def checked_path(path: Any) -> str:
     """
     text = os.fspath(cast(str, path)) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or "\0" in text:
-        cure = ["the path comes first, as a text:", 'pm.save("model.safetensors", tree)']
-        raise ArgumentError("path", "the path of a file", describe(path), cure=cure)
+        hint = ["the path comes first, as a text:", 'pm.save("model.safetensors", tree)']
+        raise ArgumentError("path", "the path of a file", describe(path), hint=hint)
     if not os.path.basename(text):
         raise FileAccessError(shown(text) or "''", "the path of a file", "a folder")
     return text
@@ -96,8 +96,8 @@ def system_errors(path: str, expected: str, *, is_new: bool = False) -> Generato
     except OSError as error:
         kind = next((own for builtin, own in _CLASSES if isinstance(error, builtin)), None)
         reason = error.strerror or str(error) or type(error).__name__
-        cure = _cure_missing(path, is_new) if kind is FileMissingError else ()
-        text = explain(shown(path), expected, reason[:1].lower() + reason[1:], cure=cure)
+        hint = _hint_missing(path, is_new) if kind is FileMissingError else ()
+        text = explain(shown(path), expected, reason[:1].lower() + reason[1:], hint=hint)
         raised = (kind or FileAccessError)(text)
         raised.errno, raised.filename = error.errno, path
         raise raised from error
@@ -121,17 +121,17 @@ def depth_errors(where: str) -> Generator[None]:
         raise FileError(explain_depth(where)) from error
 
 
-def _cure_missing(path: str, is_new: bool) -> Sequence[str]:
+def _hint_missing(path: str, is_new: bool) -> Sequence[str]:
     """What to do about a path that leads nowhere, as far as it shows."""
     if is_of_shell(path):
-        return CURE_SHELL
+        return HINT_SHELL
     folder = os.path.dirname(path)
     if is_new and folder and not os.path.lexists(folder):
         return ("make its folder first:", f"os.makedirs({shown(folder)!r}, exist_ok=True)")
     return ()
 
 
-CURE_SHELL = ("only shells know what ~ is:", "os.path.expanduser(path)")
+HINT_SHELL = ("only shells know what ~ is:", "os.path.expanduser(path)")
 
 
 def is_of_shell(path: str) -> bool:

@@ -190,8 +190,8 @@ def _check_is_not_clear(name: str, old: str | None, where: str) -> None:
     """Refuse a value in the clear under the name of the array that stands for one."""
     if old is None or words_of(old)[-1:] != words_of(name)[-1:]:
         return
-    cure = ["the value is brought in, as by the constructor, under the name of the field:"]
+    hint = ["the value is brought in, as by the constructor, under the name of the field:"]
     # Where the field has the same name here, there is nothing to rename.
-    cure += ["pm.load(path, like)" if old == name else f'rename={{"{old}": "{name}"}}']
+    hint += ["pm.load(path, like)" if old == name else f'rename={{"{old}": "{name}"}}']
     expected = f"the array that stands for {name}"
-    raise ArgumentError(f"{where}, rename", expected, f"{old!r}, in the clear", cure=cure)
+    raise ArgumentError(f"{where}, rename", expected, f"{old!r}, in the clear", hint=hint)

@@ -330,16 +330,16 @@ class ConfigurationReader:
     def _unregistered(self, name: Any, path: str) -> FileError:
         own = str(name).lstrip("?")
         last = own.rpartition(".")[2]
-        cure = ["give a model that has it:"]
+        hint = ["give a model that has it:"]
         # A lambda has no name that it could be found by.
         if last.isidentifier():
-            cure = ["register it, or give a model of the same structure:"]
-            cure += [f"pm.register_for_files({last})"]
+            hint = ["register it, or give a model of the same structure:"]
+            hint += [f"pm.register_for_files({last})"]
         expected = "classes and functions that are registered in this process"
         place = f"{path or '<root>'}: {own}"
-        cure += ["pm.load(path, like)"]
+        hint += ["pm.load(path, like)"]
         got = f"{own!r}, which is not"
-        return FileError(explain(self.where, expected, got, places=[place], cure=cure))
+        return FileError(explain(self.where, expected, got, places=[place], hint=hint))
 
     def _unknown(self, path: str, written: dict[str, Any]) -> FileError:
         return FileError(
@@ -348,7 +348,7 @@ class ConfigurationReader:
                 "configuration that a file can hold",
                 f"{describe_json(written)}, of which the file has this text alone",
                 places=[path or "<root>"],
-                cure=["give a model that has it:", "pm.load(path, like)"],
+                hint=["give a model that has it:", "pm.load(path, like)"],
             )
         )
 

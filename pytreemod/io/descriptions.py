@@ -163,7 +163,7 @@ class _Writer:
                 "leaves with different names",
                 f"two that are named {name!r}",
                 places=[path_text(path)],
-                cure="rename one of the two keys, such as 0 and '0'",
+                hint="rename one of the two keys, such as 0 and '0'",
             )
         self.leaves[name] = leaf
         form = leaf_form(leaf)
@@ -233,18 +233,18 @@ def check_has_values(name: str, leaf: Any, where: str) -> None:
             raise _opaque(name, leaf, where)
         return
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        got, cure = "shapes alone", "save the tree that has them"
+        got, hint = "shapes alone", "save the tree that has them"
     elif isinstance(leaf, Tracer):
-        got, cure = "one that is traced", "save outside of filter_jit, or in a filter_io_callback"
+        got, hint = "one that is traced", "save outside of filter_jit, or in a filter_io_callback"
     elif leaf.is_deleted():
-        got, cure = "one that was donated", "save what the step returned, not what it was given"
+        got, hint = "one that was donated", "save what the step returned, not what it was given"
     elif not is_whole_here(leaf):
         got = "one of which parts are on other hosts alone"
-        cure = "save with orbax, see how-to/checkpoint-with-orbax"
+        hint = "save with orbax, see how-to/checkpoint-with-orbax"
     else:
         return
     place = f"{name}: {describe(leaf)}"
-    raise FileError(where, "arrays whose values are here", got, places=[place], cure=cure)
+    raise FileError(where, "arrays whose values are here", got, places=[place], hint=hint)
 
 
 def _is_opaque(written: Json) -> bool:
@@ -259,10 +259,10 @@ def _is_opaque(written: Json) -> bool:
 def _opaque(name: str, leaf: Any, where: str) -> FileError:
     field = name.rpartition(".")[2]
     if hasattr(jax, "Ref") and isinstance(leaf, jax.Ref):
-        cure = ["save the array that it holds:", f"model.replace({field}=jax.freeze(ref))"]
+        hint = ["save the array that it holds:", f"model.replace({field}=jax.freeze(ref))"]
     else:
-        cure = ["hold its arrays in fields of a Module; or, if it is configuration, write"]
-        cure += [f"{field}: ... = pm.field(static=True)"]
+        hint = ["hold its arrays in fields of a Module; or, if it is configuration, write"]
+        hint += [f"{field}: ... = pm.field(static=True)"]
     place = f"{name}: {describe(leaf)}"
     expected, got = "arrays, and values that a file can hold", "an object that it cannot"
-    return FileError(explain(where, expected, got, places=[place], cure=cure))
+    return FileError(explain(where, expected, got, places=[place], hint=hint))

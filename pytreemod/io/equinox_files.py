@@ -137,7 +137,7 @@ def default_deserialise_filter_spec(f: SupportsRead, x: Any) -> Any:
         _check_dtype(x)
         array = _in_bfloat16(_read_array(f, x))
         if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
-            raise _Misfit("a dtype that JAX has here", describe(array), _CURE_WIDTH)
+            raise _Misfit("a dtype that JAX has here", describe(array), _HINT_WIDTH)
         return jnp.asarray(array)
     if isinstance(x, np.ndarray):
         _check_dtype(x)
@@ -327,7 +327,7 @@ def _check_file(file: Any, method: str, where: str) -> None:
         where,
         f"the name of a file, or a binary file with a method {method}",
         "a file of text" if is_text else describe(file),
-        cure=["open it as", f'with open(path, "{mode}") as f: ...'],
+        hint=["open it as", f'with open(path, "{mode}") as f: ...'],
     )
 
 
@@ -337,9 +337,9 @@ def _check_file(file: Any, method: str, where: str) -> None:
 class _Misfit(EquinoxFileError):
     """Says what is wrong with a leaf; who knows its path says where."""
 
-    def __init__(self, expected: str, got: str, cure: Sequence[str] = ()):
-        super().__init__(explain("a leaf", expected, got, cure=cure))
-        self.said = expected, got, cure
+    def __init__(self, expected: str, got: str, hint: Sequence[str] = ()):
+        super().__init__(explain("a leaf", expected, got, hint=hint))
+        self.said = expected, got, hint
 
 
 def _call(function: Any, file: Any, leaf: FileLeaf, where: str, done: str) -> Any:
@@ -348,37 +348,37 @@ def _call(function: Any, file: Any, leaf: FileLeaf, where: str, done: str) -> An
     try:
         return function(file, leaf.value)
     except _Misfit as error:
-        expected, got, cure = error.said
-        raise EquinoxFileError(place, expected, got, cure=cure) from error
+        expected, got, hint = error.said
+        raise EquinoxFileError(place, expected, got, hint=hint) from error
     # What the system refuses is told with the name of the file.
     except OSError:
         raise
     except Exception as error:
         expected, got = f"a leaf that can be {done}", describe(leaf.value)
-        cure = f"{type(error).__name__}: {error}"
-        raise EquinoxFileError(place, expected, got, cure=cure) from error
+        hint = f"{type(error).__name__}: {error}"
+        raise EquinoxFileError(place, expected, got, hint=hint) from error
 
 
 def _check_values(x: Any) -> None:
     if isinstance(x, Tracer):
-        got, cure = "a traced one", "write outside of filter_jit, or in a filter_io_callback"
+        got, hint = "a traced one", "write outside of filter_jit, or in a filter_io_callback"
     elif isinstance(x, jax.ShapeDtypeStruct):
-        got, cure = f"{describe(x)}, which is abstract", "write the model that has the values"
+        got, hint = f"{describe(x)}, which is abstract", "write the model that has the values"
     elif x.is_deleted():
-        got, cure = "one that was donated", "write what the step returned, not what it was given"
+        got, hint = "one that was donated", "write what the step returned, not what it was given"
     elif not is_whole_here(x):
         got = "one of which parts are on other hosts alone"
-        cure = "write with orbax: docs/how-to/checkpoint-with-orbax.md"
+        hint = "write with orbax: docs/how-to/checkpoint-with-orbax.md"
     else:
         return
-    raise _Misfit("an array whose values are here", got, [cure])
+    raise _Misfit("an array whose values are here", got, [hint])
 
 
 def _check_dtype(array: Any, given: Any = None) -> None:
     """Refuse what the format has nothing for, or nothing that could be told from something else."""
     if not _has_form(array.dtype):
         got = describe(array if given is None else given)
-        raise _Misfit("what Equinox's files have a form for", got, _CURE_FORM)
+        raise _Misfit("what Equinox's files have a form for", got, _HINT_FORM)
 
 
 def _has_form(dtype: Any) -> bool:
@@ -392,14 +392,14 @@ def _has_form(dtype: Any) -> bool:
         return False
 
 
-_CURE_FORM = [
+_HINT_FORM = [
     "a file of this library holds typed random keys, and arrays of every dtype of JAX:",
     "pm.save(path, tree)",
     "here it can be left out, in reading as well:",
     "filter_spec=lambda f, x: None if is_such(x) else pm.default_serialise_filter_spec(f, x)",
 ]
 
-_CURE_WIDTH = [
+_HINT_WIDTH = [
     "JAX has 64 bits only if told so:",
     'jax.config.update("jax_enable_x64", True)',
 ]
@@ -418,7 +418,7 @@ def _as_number(array: Any, x: Any) -> Any:
         array.dtype == dtype or np.can_cast(array.dtype, dtype, "safe")
     )
     if array.shape or not is_safe:
-        raise _Misfit(f"{with_article(type(x).__name__)}", describe(array), _CURE_ORDER)
+        raise _Misfit(f"{with_article(type(x).__name__)}", describe(array), _HINT_ORDER)
     return array.astype(dtype)[()] if isinstance(x, np.generic) else type(x)(array.item())
 
 
@@ -444,7 +444,7 @@ def _refuse_misfits(misfits: Sequence[str], where: str) -> NoReturn:
         "leaves that have changed neither type, shape nor dtype",
         count,
         places=misfits,
-        cure=_CURE_ORDER,
+        hint=_HINT_ORDER,
     )
 
 
@@ -453,7 +453,7 @@ def _refuse_rest(where: str) -> NoReturn:
         where,
         "a file that ends with the last leaf of like",
         "one that has more",
-        cure=[
+        hint=[
             "it is of another tree; if that begins with this one, read from an open file:",
             'with open(path, "rb") as f:',
             "    tree = pm.tree_deserialise_leaves(f, like)",
@@ -461,7 +461,7 @@ def _refuse_rest(where: str) -> NoReturn:
     )
 
 
-_CURE_ORDER = "the file has no names: like must have the structure of the tree that was written"
+_HINT_ORDER = "the file has no names: like must have the structure of the tree that was written"
 
 
 # ---- arrays
@@ -493,11 +493,11 @@ def _read_array(file: Any, like: Any) -> Any:
 def _read_header(file: Any) -> tuple[tuple[int, ...], bool, Any]:
     magic = _read_bytes(file, len(_MAGIC) + 2)
     if not magic:
-        raise _Misfit("an array", "the end of the file", [_CURE_ORDER])
+        raise _Misfit("an array", "the end of the file", [_HINT_ORDER])
     read_header = _HEADERS.get((magic[-2], magic[-1])) if magic.startswith(_MAGIC) else None
     if read_header is None:
-        cure = ["in files of this format, each leaf is one array of NumPy's", "numpy.save(f, x)"]
-        raise _Misfit("an array", "something else", cure)
+        hint = ["in files of this format, each leaf is one array of NumPy's", "numpy.save(f, x)"]
+        raise _Misfit("an array", "something else", hint)
     try:
         shape, fortran_order, dtype = read_header(file)
     except Exception as error:
@@ -634,7 +634,7 @@ def _refuse_spec(spec: Any, path: tuple[Any, ...], where: str) -> NoReturn:
         "functions of a file and a leaf",
         describe(spec),
         places=[path_text(path)] if path else [],
-        cure=["what leaves a leaf out is", "lambda f, x: None, in reading lambda f, x: x"],
+        hint=["what leaves a leaf out is", "lambda f, x: None, in reading lambda f, x: x"],
     )
 
 
@@ -643,7 +643,7 @@ def _unsaid(path: tuple[Any, ...], where: str) -> str:
         where,
         "a function for each leaf that Equinox has",
         f"none for {path_text(path)}, which is configuration here",
-        cure=[
+        hint=[
             "give one for the whole layer:",
             f"filter_spec = pm.tree_at({path_text(path[:-1])!r}, filter_spec, "
             "replace_fn=lambda _: function)",

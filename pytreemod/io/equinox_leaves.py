@@ -263,7 +263,7 @@ def _momentum_missing(leaf: FileLeaf, where: str) -> EquinoxFileError:
             "layer's momentum",
             "a State alone",
             places=[path_text(leaf.path)],
-            cure=[
+            hint=[
                 "read nothing for the model:",
                 "filter_spec = (lambda f, x: x, pm.default_deserialise_filter_spec)",
                 "_, state = pm.tree_deserialise_leaves(path, (model, state), filter_spec)",

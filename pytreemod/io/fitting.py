@@ -20,7 +20,7 @@ from pytreemod.io.configuration import Json, are_same, describe_json
 from pytreemod.io.descriptions import describe_tree
 from pytreemod.io.encodings import can_be_written
 from pytreemod.io.leaf_names import ROOT_NAME, TABLE, in_order, joined, mismatches, words_of
-from pytreemod.io.placing import CURE_WIDTH, is_key, is_too_wide, keys_form
+from pytreemod.io.placing import HINT_WIDTH, is_key, is_too_wide, keys_form
 from pytreemod.io.reports import LoadReport
 from pytreemod.io.restacking import other_depths, restacked
 from pytreemod.io.tables import Leaf, Table, read_table, renamed_table
@@ -130,9 +130,9 @@ def fit(theirs: Table, like: PyTree, options: LoadOptions, where: str) -> LoadPl
         moved = _moved(wanted, given) if is_other else None
         # A part of the file has nothing to say of the rest.
         rest = ', only="**"' if len(given) > len(wanted) else ""
-        cure = moved and f'pm.load(..., rename={{"{moved[0]}": "{moved[1]}"}}{rest})'
-        states = _cure_of_states(plan.problems, theirs, ours)
-        _refuse(plan, other_depths(theirs, ours), cure, states, options.strict, where)
+        hint = moved and f'pm.load(..., rename={{"{moved[0]}": "{moved[1]}"}}{rest})'
+        states = _hint_of_states(plan.problems, theirs, ours)
+        _refuse(plan, other_depths(theirs, ours), hint, states, options.strict, where)
     if is_other and options.missing is None:
         raise _nothing_fits(where, wanted, given)
     return plan
@@ -142,9 +142,9 @@ def _check_not_traced(leaves: Mapping[str, Any], where: str) -> None:
     """What is read while a function is traced stays what it was, whatever the file becomes."""
     traced = [name for name, leaf in leaves.items() if isinstance(leaf, Tracer)]
     if traced:
-        cure = "load outside of filter_jit, and give the function what was loaded"
+        hint = "load outside of filter_jit, and give the function what was loaded"
         expected = "arrays in like, or shapes alone"
-        raise ArgumentError(where, expected, "some that are traced", places=traced, cure=cure)
+        raise ArgumentError(where, expected, "some that are traced", places=traced, hint=hint)
 
 
 def _table_of(tree: Json, leaves: Mapping[str, Any]) -> Table:
@@ -363,12 +363,12 @@ def _nothing_fits(where: str, wanted: Sequence[str], given: Sequence[str]) -> Fi
             places=[
                 f"{of}: {some_of([name or ROOT_NAME for name in names])}" for of, names in both
             ],
-            cure=["say what they are called here:", f'pm.load(..., rename={{"{old}": "{new}"}})'],
+            hint=["say what they are called here:", f'pm.load(..., rename={{"{old}": "{new}"}})'],
         )
     )
 
 
-def _cure_of_states(problems: Sequence[str], theirs: Table, ours: Table) -> list[str]:
+def _hint_of_states(problems: Sequence[str], theirs: Table, ours: Table) -> list[str]:
     """What to do where an optimizer's states are of stacked arrays, and those in `like` of each."""
     for name, cls in ours.classes.items():
         if cls != "?Optimizer" or theirs.classes.get(name) != cls:
@@ -394,26 +394,26 @@ def _refuse(
     problems = plan.problems
     rename = 'pm.load(..., rename={"name in the file": "name in like"})'
     if strict and moved is not None:
-        cure = ["the one is the other, or a part of it:", moved]
+        hint = ["the one is the other, or a part of it:", moved]
     elif strict:
-        cure = ["say what may differ; a report tells what did:"]
-        cure += ["tree, report = pm.load(path, like, strict=False)"]
+        hint = ["say what may differ; a report tells what did:"]
+        hint += ["tree, report = pm.load(path, like, strict=False)"]
         # What has another name now would be left as it is, and told by the report alone.
         is_moved = any(": missing" in problem for problem in problems) and plan.unexpected
-        cure += [rename] if is_moved else []
+        hint += [rename] if is_moved else []
     else:
-        cure = ["say what is to become of each:"]
+        hint = ["say what is to become of each:"]
         place = _around(problems[0])
-        cure += [f'pm.load(..., missing=pm.by({{"{place}": "keep", ...: "error"}}))', rename]
-    cure = states or cure
+        hint += [f'pm.load(..., missing=pm.by({{"{place}": "keep", ...: "error"}}))', rename]
+    hint = states or hint
     if any(problem.endswith(_SEE_CAST) for problem in problems):
         one, *others = sorted(plan.castable)
         rule = f'pm.by({{"head.**": "{one}", ...: None}})' if others else f'"{one}"'
-        cure += [f"pm.load(..., cast={rule})"]
+        hint += [f"pm.load(..., cast={rule})"]
     count = f"{len(problems)} difference{'s' * (len(problems) > 1)}"
     expected = "the leaves and the configuration of like"
     # What is behind all the others that it brings comes first.
-    raise FileError(where, expected, count, places=depths + problems, cure=cure, most=TABLE)
+    raise FileError(where, expected, count, places=depths + problems, hint=hint, most=TABLE)
 
 
 def _around(problem: str) -> str:
@@ -431,8 +431,8 @@ def _checked_names(rename: Any, where: str) -> Mapping[str, str]:
         names = cast("Mapping[Any, Any]", rename)
         if all(isinstance(name, str) for name in (*names, *names.values())):
             return names
-    cure = ["from names in the file to names in like:", 'rename={"conv1": "input"}']
-    raise ArgumentError(f"{where}, rename", "a dict of names", describe(rename), cure=cure)
+    hint = ["from names in the file to names in like:", 'rename={"conv1": "input"}']
+    raise ArgumentError(f"{where}, rename", "a dict of names", describe(rename), hint=hint)
 
 
 def _missing(missing: Any, like: PyTree, where: str) -> list[str | None]:
@@ -440,12 +440,12 @@ def _missing(missing: Any, like: PyTree, where: str) -> list[str | None]:
     for value in values:
         if value not in (None, "keep", "error"):
             expected = '"keep", "error", or a pm.by of these'
-            cure = _CURE_BY if isinstance(value, Mapping) else ()
-            raise ArgumentError(f"{where}, missing", expected, describe(value), cure=cure)
+            hint = _HINT_BY if isinstance(value, Mapping) else ()
+            raise ArgumentError(f"{where}, missing", expected, describe(value), hint=hint)
     return values
 
 
-_CURE_BY = ("a dict of rules stands in a `by`:", "pm.by({...})")
+_HINT_BY = ("a dict of rules stands in a `by`:", "pm.by({...})")
 
 
 def _casts(cast_to: Any, like: PyTree, where: str) -> list[Any]:
@@ -464,11 +464,11 @@ def _dtype(value: Any, where: str) -> Any:
     try:
         dtype = jnp.dtype(value)
     except (TypeError, ValueError) as error:
-        cure = _CURE_BY if isinstance(value, Mapping) else ()
-        raise ArgumentError(f"{where}, cast", expected, describe(value), cure=cure) from error
+        hint = _HINT_BY if isinstance(value, Mapping) else ()
+        raise ArgumentError(f"{where}, cast", expected, describe(value), hint=hint) from error
     if not can_be_written(dtype):
         raise ArgumentError(f"{where}, cast", expected, str(dtype))
     if is_too_wide(dtype):
         expected = "a dtype that JAX has"
-        raise ArgumentError(f"{where}, cast", expected, str(dtype), cure=CURE_WIDTH[:2])
+        raise ArgumentError(f"{where}, cast", expected, str(dtype), hint=HINT_WIDTH[:2])
     return dtype

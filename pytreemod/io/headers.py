@@ -153,8 +153,8 @@ def check_length(path: str, head: bytes, size: int) -> int:
     if not is_possible or head[LENGTH : LENGTH + 1] != b"{":
         unknown = "something else, or a part of one" if size else "an empty file"
         kinds = [kind for magic, kind in _KINDS.items() if head.startswith(magic)]
-        got, cure = kinds[0] if kinds else (unknown, [])
-        raise FileError(shown(path), "a file in the format of safetensors", got, cure=cure)
+        got, hint = kinds[0] if kinds else (unknown, [])
+        raise FileError(shown(path), "a file in the format of safetensors", got, hint=hint)
     return LENGTH + length
 
 
@@ -210,7 +210,7 @@ def parse_header(path: str, header: bytes, size: int) -> FileHeader:
 
 
 def damaged(
-    path: str, expected: str, got: str, places: Sequence[str] = (), cure: Sequence[str] = ()
+    path: str, expected: str, got: str, places: Sequence[str] = (), hint: Sequence[str] = ()
 ) -> FileError:
     """The error for what a file should not say.
 
@@ -219,13 +219,13 @@ def damaged(
         expected: what would have been right.
         got: what there is.
         places: names of arrays.
-        cure: a sentence, then lines of code.
+        hint: a sentence, then lines of code.
 
     Returns:
         The error, to be raised.
     """
     return FileError(
-        explain(shown(path), expected, got, places=[shown(place) for place in places], cure=cure)
+        explain(shown(path), expected, got, places=[shown(place) for place in places], hint=hint)
     )
 
 
@@ -288,14 +288,14 @@ def _check_own(path: str, own: Mapping[str, str], is_own: bool) -> None:
             path,
             "a file of version 1",
             f"version {describe(own[_VERSION])}",
-            cure=["a newer pytreemod has written it:", "pip install --upgrade pytreemod"],
+            hint=["a newer pytreemod has written it:", "pip install --upgrade pytreemod"],
         )
     if not is_own or {*own} != {_HEADER, _ARRAYS, _VERSION, _DTYPES}:
         raise damaged(
             path,
             "checksums in the order in which pytreemod writes them",
             "a header that was changed",
-            cure=[
+            hint=[
                 "what changes a file, and keeps its metadata, leaves out these keys:",
                 f"{{k: v for k, v in metadata.items() if not k.startswith({OWN!r})}}",
             ],

@@ -106,8 +106,8 @@ def from_named(like: _T, named: Mapping[str, Any], sep: str = ".", strict: bool 
     if wrong:
         given, wanted = [*named], "the leaves of like, by their names"
         got = f"{len(wrong)} that differ{'s' * (len(wrong) == 1)}"
-        cure = _cure_separator([path for path, _ in pairs], given, sep)
-        raise StructureError(where, wanted, got, places=wrong, cure=cure, most=TABLE)
+        hint = _hint_separator([path for path, _ in pairs], given, sep)
+        raise StructureError(where, wanted, got, places=wrong, hint=hint, most=TABLE)
     return treedef.unflatten(leaves)
 
 
@@ -274,7 +274,7 @@ def _differing(one: str, two: str) -> tuple[str, str]:
     return ".".join(a), ".".join(b)
 
 
-def _cure_separator(
+def _hint_separator(
     paths: Sequence[tuple[Any, ...]], given: Sequence[str], sep: str
 ) -> Sequence[str]:
     """What to write if the names are right but for what stands between their steps."""
@@ -296,6 +296,6 @@ def _distinct_names(where: str, paths: Sequence[tuple[Any, ...]], sep: str) -> l
         for name, path in zip(names, paths, strict=True)
         if names.count(name) > 1
     ]
-    cure = "Let the keys of each node differ as text, too; 0 and '0' do not."
+    hint = "Let the keys of each node differ as text, too; 0 and '0' do not."
     expected, got = "leaves with names of their own", "two with one name"
-    raise StructureError(where, expected, got, places=twice, cure=cure)
+    raise StructureError(where, expected, got, places=twice, hint=hint)

@@ -226,7 +226,7 @@ def description_of(file: Container, where: str) -> dict[str, Any] | None:
             where,
             f"a file of version {VERSION} or lower",
             f"version {version!r}, written by pytreemod {told.get('pytreemod')!r}",
-            cure=["a newer pytreemod reads it:", "pip install --upgrade pytreemod"],
+            hint=["a newer pytreemod reads it:", "pip install --upgrade pytreemod"],
         )
     if '"batch"' in text:
         renew_modes(told["tree"])
@@ -258,8 +258,8 @@ def _check_is_tree(like: Any, where: str) -> None:
     refuse_unfinished(where, like)
     if isinstance(like, type):
         expected = "`like`, a tree to put the values into"
-        cure = ["make one:", f"pm.load(path, {like.__name__}(...))"]
-        raise ArgumentError(where, expected, describe(like), cure=cure)
+        hint = ["make one:", f"pm.load(path, {like.__name__}(...))"]
+        raise ArgumentError(where, expected, describe(like), hint=hint)
 
 
 def _carried_out(plan: LoadPlan, file: Container, like: PyTree, where: str) -> Any:
@@ -335,7 +335,7 @@ def _check_alone(where: str, options: LoadOptions) -> None:
             where,
             "`like`, a tree to put the values into",
             "none, with options that are about it",
-            cure=["give one:", "pm.load(path, like, ...)"],
+            hint=["give one:", "pm.load(path, like, ...)"],
         )
 
 

@@ -36,7 +36,7 @@ from pytreemod.errors import (
     explain,
     warn,
 )
-from pytreemod.io.access import CURE_SHELL, StrPath, is_of_shell, system_errors
+from pytreemod.io.access import HINT_SHELL, StrPath, is_of_shell, system_errors
 from pytreemod.io.containers import Container
 from pytreemod.io.descriptions import describe_tree
 from pytreemod.io.leftovers import remove_leftovers
@@ -441,7 +441,7 @@ def _surplus(checkpoints: Checkpoints, steps: list[int]) -> str:
         repr(checkpoints),
         "steps that were saved with these options",
         f"{len(steps)} that they would not keep: {shown}",
-        cure=["they stay; to remove them:", "checkpoints.prune()"],
+        hint=["they stay; to remove them:", "checkpoints.prune()"],
     )
 
 
@@ -480,9 +480,9 @@ def _number(value: Any) -> int | float:
 
 
 def _no_numbers(where: str, got: Any) -> ArgumentError:
-    cure = ["give each a name:", '{"loss": loss}']
+    hint = ["give each a name:", '{"loss": loss}']
     return ArgumentError(
-        explain(f"{where}, metrics", "a dict of numbers", describe(got), cure=cure)
+        explain(f"{where}, metrics", "a dict of numbers", describe(got), hint=hint)
     )
 
 
@@ -496,13 +496,13 @@ def _checked_folder(folder: Any) -> Path:
     # Else it would be the name of a folder, here.
     if is_of_shell(text):
         got = describe(folder)
-        raise ArgumentError("Checkpoints(folder)", "a folder's path", got, cure=CURE_SHELL)
+        raise ArgumentError("Checkpoints(folder)", "a folder's path", got, hint=HINT_SHELL)
     if "://" in text:
         raise ArgumentError(
             "Checkpoints(folder)",
             "a folder of this machine's file system",
             describe(folder),
-            cure="mount it; or save with orbax, which writes to object stores",
+            hint="mount it; or save with orbax, which writes to object stores",
         )
     # The program may go to another folder while a thread writes into this one.
     return Path(text).absolute()
@@ -522,7 +522,7 @@ def _checked_best(best: Any) -> str | None:
         "Checkpoints(best)",
         "the name of a metric",
         describe(best),
-        cure=["of which the lowest is the best, or the highest:", '"loss"', '"-accuracy"'],
+        hint=["of which the lowest is the best, or the highest:", '"loss"', '"-accuracy"'],
     )
 
 
@@ -532,7 +532,7 @@ def _checked_goal(checkpoints: Checkpoints, goal: Goal | None) -> Goal:
             f"{checkpoints!r}, step",
             "the number of a step",
             "'best', where nothing says which one that is",
-            cure=["name a metric:", 'pm.Checkpoints(folder, best="loss")'],
+            hint=["name a metric:", 'pm.Checkpoints(folder, best="loss")'],
         )
     return goal
 
@@ -550,7 +550,7 @@ def _older_step(checkpoints: Checkpoints, step: int, newest: int) -> ArgumentErr
             f"{checkpoints!r}.save({step})",
             f"step {newest} or later, for that one is in the folder",
             f"{step}",
-            cure=[
+            hint=[
                 "take another folder for another run; or go back by removing what came later:",
                 "for later in checkpoints.steps():",
                 f"    if later > {step}: checkpoints.path(later).unlink()",
@@ -562,8 +562,8 @@ def _older_step(checkpoints: Checkpoints, step: int, newest: int) -> ArgumentErr
 def _no_step(
     checkpoints: Checkpoints, expected: str, got: str, places: Iterable[str] = ()
 ) -> FileMissingError:
-    cure = ["if there need not be one, ask first:", "if checkpoints.steps(): ..."]
-    return FileMissingError(explain(repr(checkpoints), expected, got, places=places, cure=cure))
+    hint = ["if there need not be one, ask first:", "if checkpoints.steps(): ..."]
+    return FileMissingError(explain(repr(checkpoints), expected, got, places=places, hint=hint))
 
 
 def _damage(checkpoints: Checkpoints, step: int, told: str) -> str:
@@ -572,7 +572,7 @@ def _damage(checkpoints: Checkpoints, step: int, told: str) -> str:
         f"step {step}, the newest one, whole",
         "one that is damaged; the one before is taken",
         places=[told],
-        cure="look after the disk, or what copied the file: a killed save leaves none like it",
+        hint="look after the disk, or what copied the file: a killed save leaves none like it",
     )
 
 
@@ -591,5 +591,5 @@ def _check_not_donated(checkpoints: Checkpoints, step: int, tree: PyTree, error:
             for name, leaf in leaves.items()
             if isinstance(leaf, jax.Array) and leaf.is_deleted()
         ],
-        cure=["let each save copy them first:", "pm.Checkpoints(folder, copy=True)"],
+        hint=["let each save copy them first:", "pm.Checkpoints(folder, copy=True)"],
     ) from error

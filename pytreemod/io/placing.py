@@ -17,7 +17,7 @@ from pytreemod.io.tables import Leaf
 from pytreemod.tree.kinds import PYTHON_SCALARS
 from pytreemod.typing import untyped_jax
 
-CURE_WIDTH = [
+HINT_WIDTH = [
     "JAX has 64 bits only if told so; or cast what goes into `like`:",
     'jax.config.update("jax_enable_x64", True)',
     'pm.load(path, like, cast="float32")',
@@ -38,7 +38,7 @@ def check_widths(leaves: Mapping[str, Leaf], where: str) -> None:
     for name, leaf in leaves.items():
         if leaf.form.get("is") == "jax" and is_too_wide(leaf.dtype):
             text = f"{short_dtype(leaf.dtype)} at {name}"
-            raise FileError(where, "dtypes that JAX has", text, cure=CURE_WIDTH)
+            raise FileError(where, "dtypes that JAX has", text, hint=HINT_WIDTH)
 
 
 def as_told(array: Any, form: Mapping[str, Json], where: str, name: str) -> Any:
@@ -123,12 +123,12 @@ def as_dtype(array: Any, dtype: Any, where: str, name: str) -> Any:
             f"numbers that {dtype} has",
             f"{plain[lost][0]}",
             places=[name],
-            cure=["leave it as it is, and cast others:", _CURE_CAST],
+            hint=["leave it as it is, and cast others:", _HINT_CAST],
         )
     return made
 
 
-_CURE_CAST = 'pm.load(..., cast=pm.by({"head.**": None, ...: "bfloat16"}))'
+_HINT_CAST = 'pm.load(..., cast=pm.by({"head.**": None, ...: "bfloat16"}))'
 
 
 def keys_form(shape: tuple[int, ...], impl: Json) -> Any:

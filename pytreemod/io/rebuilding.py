@@ -235,7 +235,7 @@ class _Rebuilder:
             "nodes that a file can rebuild: Modules, dataclasses, containers, State",
             f"one of class {own}",
             places=[path or "<root>"],
-            cure=["give a tree that has one:", "pm.load(path, like)"],
+            hint=["give a tree that has one:", "pm.load(path, like)"],
         )
 
     def _other_fields(self, path: str, cls: Any, got: list[str], fields: Any) -> FileError:
@@ -245,7 +245,7 @@ class _Rebuilder:
                 f"the fields of {cls.__qualname__}: {', '.join(fields) or 'none'}",
                 ", ".join(got) or "none",
                 places=[path or "<root>"],
-                cure=[
+                hint=[
                     "the class was another one when the file was written; build it, then:",
                     "pm.load(path, like, strict=False)",
                 ],

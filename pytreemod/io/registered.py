@@ -176,8 +176,8 @@ def register_for_files(thing: Any = None, *, name: str | None = None) -> Any:
     if name is None:
         name = own_name(thing)
         if name is None or name == "<lambda>":
-            cure = ["give it a name:", 'pm.register_for_files(f, name="my_function")']
-            raise ArgumentError(where, "something with a name", describe(thing), cure=cure)
+            hint = ["give it a name:", 'pm.register_for_files(f, name="my_function")']
+            raise ArgumentError(where, "something with a name", describe(thing), hint=hint)
     _check_name(where, name, thing)
     _table().rename(name, thing)
     return thing
@@ -193,14 +193,14 @@ def _check_name(where: str, name: Any, thing: Any) -> None:
     if not isinstance(name, str) or not name.strip():
         expected = "a text that is not empty"
         raise ArgumentError("register_for_files(name)", expected, describe(name))
-    cure = ["choose another:", 'pm.register_for_files(thing, name="project.Name")']
+    hint = ["choose another:", 'pm.register_for_files(thing, name="project.Name")']
     if name.partition(".")[0] in (_OWN, "jax") or name.startswith("?"):
         expected = "a name that is not the library's or JAX's own"
-        raise ArgumentError(where, expected, repr(name), cure=cure)
+        raise ArgumentError(where, expected, repr(name), hint=hint)
     old = registered_as(name)
     if old is not None and old is not thing and not _is_again(old, thing):
         text = f"{name!r}, which stands for {'.'.join(_source_of(old))}"
-        raise ArgumentError(where, "a name that is free", text, cure=cure)
+        raise ArgumentError(where, "a name that is free", text, hint=hint)
 
 
 def _is_again(old: Any, thing: Any) -> bool:

@@ -116,7 +116,7 @@ def _as_json(metadata: Json, where: str) -> str:
         f"{where}, metadata",
         "what JSON can hold: None, texts, finite numbers, lists, dicts with texts as keys",
         describe(metadata),
-        cure=[
+        hint=[
             "make it so, for instance; NaN and infinity are none of its numbers:",
             "{'name': str(name), 'loss': float(loss) if jnp.isfinite(loss) else str(loss)}",
         ],

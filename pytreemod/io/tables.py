@@ -217,17 +217,17 @@ def _not_there(
     known = _all_names(table)
     near = {name: near_name(name, known) for name in lost}
     places = [f"{name!r}{text}" for name, text in near.items()]
-    cure: list[str] = []
+    hint: list[str] = []
     back = {rename[name]: name for name in lost if not near[name] and rename[name] in known}
     if back:
         pairs = ", ".join(f'"{old}": "{new}"' for old, new in back.items())
-        cure = ["from names in the file to names in like, and not back:"]
-        cure += [f"pm.load(..., rename={{{pairs}}})"]
+        hint = ["from names in the file to names in like, and not back:"]
+        hint += [f"pm.load(..., rename={{{pairs}}})"]
     elif not all(near.values()):
-        cure = ["it has, for instance:", *list(table.leaves)[:3]]
+        hint = ["it has, for instance:", *list(table.leaves)[:3]]
     got = f"{len(lost)} that {'is' if len(lost) == 1 else 'are'} not in it"
     expected = "names in the file"
-    return ArgumentError(explain(f"{where}, rename", expected, got, places=places, cure=cure))
+    return ArgumentError(explain(f"{where}, rename", expected, got, places=places, hint=hint))
 
 
 def _all_names(table: Table) -> list[str]:

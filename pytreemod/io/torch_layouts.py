@@ -327,9 +327,9 @@ def _and_nothing(bias: Any) -> Any:
 
 def _rules_of_batch_norm(layer: BatchNorm) -> LayoutRules:
     if layer.mode == "batch":
-        cure = ("Make it without mode=:", "nn.BatchNorm(input_size)")
+        hint = ("Make it without mode=:", "nn.BatchNorm(input_size)")
         expected = "a BatchNorm with running statistics as PyTorch's"
-        raise ArgumentError("to_torch, from_torch: BatchNorm", expected, "mode='batch'", cure=cure)
+        raise ArgumentError("to_torch, from_torch: BatchNorm", expected, "mode='batch'", hint=hint)
     return {
         "state_index.0": "running_mean",
         "state_index.1": "running_var",

@@ -211,7 +211,7 @@ def tensor_places(where: str, model: Any, state: State | None) -> TensorPlaces:
     if places.homeless:
         call = where.replace(")", ", state=state)")
         raise StateError(
-            where, "the State, too", "none", places=places.homeless, cure=["write", call]
+            where, "the State, too", "none", places=places.homeless, hint=["write", call]
         )
     _check_leads(where, places.arrays)
     _check_names(where, places.arrays)
@@ -246,8 +246,8 @@ def _check_names(where: str, spots: Sequence[TensorPlace]) -> None:
             others[part] = place.own
     if twice:
         expected, got = "names of their own for all arrays in PyTorch", "one for two"
-        cure = "Registered layouts decide what they are called: see register_torch_layout."
-        raise StructureError(where, expected, got, places=twice, cure=cure)
+        hint = "Registered layouts decide what they are called: see register_torch_layout."
+        raise StructureError(where, expected, got, places=twice, hint=hint)
 
 
 def _check_packs(where: str, spots: Sequence[TensorPlace]) -> None:

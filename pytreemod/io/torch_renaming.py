@@ -48,9 +48,9 @@ def sources_of(
             twice.append(f"{name}: {sources[name]!r} and {source!r}")
         sources[name] = source
     if twice:
-        cure = "Take what is not to be used to None in mapping."
+        hint = "Take what is not to be used to None in mapping."
         expected = "a name of its own for each tensor"
-        raise StructureError(where, expected, "one for two", places=twice, cure=cure)
+        raise StructureError(where, expected, "one for two", places=twice, hint=hint)
     return sources
 
 

@@ -177,10 +177,10 @@ def from_torch(
     names = dict.fromkeys(name for place in places.arrays for name in place.names)
     wrong += mismatches([*names], sources)
     if wrong:
-        cure = _cure(places, state_dict, mapping, narrow)
+        hint = _hint(places, state_dict, mapping, narrow)
         expected = "a tensor for each array of the model, and no other"
         got = f"{len(wrong)} that differ{'s' * (len(wrong) == 1)}"
-        raise StructureError(where, expected, got, places=wrong, cure=cure, most=TABLE)
+        raise StructureError(where, expected, got, places=wrong, hint=hint, most=TABLE)
 
     def filled(tree: Any, spots: LeafPlaces) -> Any:
         leaves, treedef = jtu.tree_flatten(tree)
@@ -229,9 +229,9 @@ def _tied_again(where: str, tied: Any, made: Any) -> Any:
     ]
     if wrong:
         expected = "one tensor at the places that are tied"
-        cure = ["to let each have its own:", "pm.from_torch(pm.untie(model), state_dict)"]
+        hint = ["to let each have its own:", "pm.from_torch(pm.untie(model), state_dict)"]
         got = f"{len(wrong)} of another"
-        raise StructureError(where, expected, got, places=wrong, cure=cure, most=TABLE)
+        raise StructureError(where, expected, got, places=wrong, hint=hint, most=TABLE)
     return model
 
 
@@ -242,8 +242,8 @@ def _taken_apart(
     if isinstance(model, Stateful):
         net = cast("Stateful[Any]", model)
         if state is not None:
-            cure = "A net brings its own."
-            raise ArgumentError(where, "a model beside its State", "a net", cure=cure)
+            hint = "A net brings its own."
+            raise ArgumentError(where, "a model beside its State", "a net", hint=hint)
         return net.model, net.state, net
     if state is not None and not isinstance(state, State):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
         raise ArgumentError(where, "a State", describe(state))
@@ -385,18 +385,18 @@ def _found(
 def _check_state_dict(where: str, state_dict: Any) -> None:
     expected = "a state dict: tensors by name"
     if not isinstance(state_dict, Mapping):
-        got, cure = describe(state_dict), ()
+        got, hint = describe(state_dict), ()
         if hasattr(state_dict, "state_dict"):
             got = with_article(type(state_dict).__name__)
-            cure = ("write", "from_torch(model, net.state_dict())")
+            hint = ("write", "from_torch(model, net.state_dict())")
         elif isinstance(state_dict, (str, os.PathLike)):
             got = "a path"
-            cure = (
+            hint = (
                 "read it first, by torch.load or, if it is a file of safetensors:",
                 "from safetensors.numpy import load_file",
                 "from_torch(model, load_file(path))",
             )
-        raise ArgumentError(where, expected, got, cure=cure)
+        raise ArgumentError(where, expected, got, hint=hint)
     entries = cast("Mapping[Any, Any]", state_dict)
     names = [name for name in entries if not isinstance(name, str)]
     if names:
@@ -404,11 +404,11 @@ def _check_state_dict(where: str, state_dict: Any) -> None:
     inner = [name for name, value in entries.items() if isinstance(value, Mapping)]
     if inner:
         # What people save: {"epoch": 3, "model": state_dict, ...}.
-        cure = ("Take the one of the model out of it:", f"state_dict = state_dict[{inner[0]!r}]")
-        raise ArgumentError(where, expected, "dicts in a dict", places=inner, cure=cure)
+        hint = ("Take the one of the model out of it:", f"state_dict = state_dict[{inner[0]!r}]")
+        raise ArgumentError(where, expected, "dicts in a dict", places=inner, hint=hint)
 
 
-def _cure(
+def _hint(
     places: TensorPlaces, state_dict: Mapping[str, Any], mapping: Renaming, narrow: str
 ) -> Sequence[str]:
     """What to write to be rid of what is wrong, if it can be told."""

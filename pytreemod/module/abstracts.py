@@ -58,7 +58,7 @@ def _refuse_untyped(cls: type, name: str, kind: str, annotation: Any) -> None:
             f"{cls.__qualname__}.{name}",
             f"{kind} with a type",
             f"one without. Cannot use unsubscripted `{kind}`",
-            cure=["say what subclasses provide:", f"{name}: pm.{kind}[jax.Array]"],
+            hint=["say what subclasses provide:", f"{name}: pm.{kind}[jax.Array]"],
         )
 
 
@@ -67,7 +67,7 @@ def _refuse_value(cls: type, name: str, kind: str) -> None:
         f"{cls.__qualname__}.{name}",
         "no value, for subclasses provide it",
         f"a value, or a property of the same class. Abstract attribute {name} cannot have value",
-        cure=["declare it without, or make a field of it:", f"{name}: pm.{kind}[...]"],
+        hint=["declare it without, or make a field of it:", f"{name}: pm.{kind}[...]"],
     )
 
 

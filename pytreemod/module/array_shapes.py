@@ -48,12 +48,12 @@ def check_array_shapes(made: Any, before: Any, changed: Collection[str]) -> None
         names = [name for name in changed if name not in own]
         kind = class_of(made).__qualname__
         change = ", ".join(f"{name}={describe(getattr(made, name))}" for name in names)
-        cure = [
+        hint = [
             "arrays and configuration go together; where they change, they change in one step:",
             f"layer = layer.replace({change}, {', '.join(arrays)})",
         ]
         where, expected = f"{kind}({', '.join(names)})", "what its arrays were made for"
-        raise ShapeError(where, expected, change, places=places, cure=cure)
+        raise ShapeError(where, expected, change, places=places, hint=hint)
 
 
 def _at(node: Any, path: str) -> Any:

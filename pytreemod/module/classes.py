@@ -200,7 +200,7 @@ def _refuse_reading(cls: type) -> NoReturn:
         "a model in which all fields are read as they are stored",
         f"one with ties or computed leaves ({', '.join(names)}), which the values of its "
         "attributes do not have",
-        cure=[
+        hint=[
             "exchange fields, or name the class:",
             "model = model.replace(field=new)",
             f"{cls.__name__}(...)",
@@ -281,7 +281,7 @@ def _refuse_content(cls: type) -> None:
                 cls.__qualname__,
                 "bases whose instances hold nothing but their attributes",
                 f"{name}, whose content would be no field, and lost in transforms",
-                cure=["make a field of it:", f"{name.lower()}: {name}"],
+                hint=["make a field of it:", f"{name.lower()}: {name}"],
             )
 
 
@@ -299,7 +299,7 @@ def _note_abstract(schema: Schema, own_abstract: dict[str, str], is_abstract: bo
             name,
             "a concrete class",
             "one that was declared with is_abstract=True. Cannot instantiate abstract Module",
-            cure=["subclass it:", f"class My{cls.__name__}({cls.__name__}): ..."],
+            hint=["subclass it:", f"class My{cls.__name__}({cls.__name__}): ..."],
         )
     elif missing or methods:
         lacks = ", ".join([*sorted(missing), *(f"{m}()" for m in methods)])
@@ -308,7 +308,7 @@ def _note_abstract(schema: Schema, own_abstract: dict[str, str], is_abstract: bo
             "a concrete class",
             "an abstract one. "
             f"Can't instantiate abstract class {name} with abstract attributes {lacks}",
-            cure=["provide them in a subclass:", f"class My{cls.__name__}({cls.__name__}): ..."],
+            hint=["provide them in a subclass:", f"class My{cls.__name__}({cls.__name__}): ..."],
         )
 
 
@@ -364,7 +364,7 @@ def _warn_of_post_init(cls: type, own: bool) -> None:
         "either __init__ or __post_init__",
         f"has both an `__init__` method ({where}.__init__) and a `__post_init__`, which "
         "does not run by itself",
-        cure=[
+        hint=[
             "move its lines to the end of __init__, or make checks of them:",
             "def __check_init__(self): ...",
         ],
@@ -443,7 +443,7 @@ def _unhashable_text(node: Any) -> str:
         "leaves that have a hash",
         "some that have none",
         places=[f"{path_text(place.path)}: {describe(place.leaf)}" for place in found],
-        cure=[
+        hint=[
             "JAX takes a function that it is given for a constant; give it the model as an "
             "argument, or use the form that takes callable trees:",
             "jax.jit(lambda model, x: model(x))(model, x)",
@@ -554,7 +554,7 @@ class Module(Record, metaclass=ModuleMeta):
     `m.replace(x=v).x == v` where `x` has no converter.
 
     Raises:
-        FieldError: the class body or the construction is wrong; the text says how to cure it.
+        FieldError: the class body or the construction is wrong; the text says how to hint it.
         FrozenError: assignment or deletion after construction.
 
     Examples:

@@ -137,7 +137,7 @@ class Constraint(AbstractConstraint):
             where,
             f"{self.bound()}, for it is {self!r}",
             f"{fault} in {describe(value)}",
-            cure=[
+            hint=[
                 "give it as it is read; of numbers without bounds one is made by:",
                 f"pm.constraints.{self!r}.forward(unconstrained)",
             ],

@@ -88,17 +88,17 @@ def _has_dtype(value: Any) -> bool:
 def _refuse_kind(constraint: AbstractConstraint, value: Any, where: str) -> NoReturn:
     field = where.rpartition(".")[2]
     if is_array(value):
-        cure = ["make numbers with a fraction of them:", f"{field}=jnp.asarray(value, float)"]
+        hint = ["make numbers with a fraction of them:", f"{field}=jnp.asarray(value, float)"]
     elif is_node(value):
-        cure = [
+        hint = [
             "a constraint is for one array; declare a field for each, or let a Module hold each:",
             "class Bounded(pm.Module):",
             f"    value: jax.Array = pm.field(constraint=pm.constraints.{constraint!r})",
         ]
     else:
-        cure = ["give a number, or None where there is none:", f"{field}=1.0"]
+        hint = ["give a number, or None where there is none:", f"{field}=1.0"]
     expected = f"an array of floating-point numbers, or a number, for it is {constraint!r}"
-    raise FieldError(where, expected, describe(value), cure=cure)
+    raise FieldError(where, expected, describe(value), hint=hint)
 
 
 def _refuse_derivative(new: Any, where: str) -> NoReturn:
@@ -107,7 +107,7 @@ def _refuse_derivative(new: Any, where: str) -> NoReturn:
         where,
         "no new value, for it is a derivative by what is stored",
         describe(new),
-        cure=[
+        hint=[
             "name what it is a derivative by:",
             f'pm.tree_at("path.to.{field}.unconstrained", grads, new)',
         ],

@@ -300,7 +300,7 @@ def refuse_version(schema: Schema, values: dict[str, Any], unset: Container[str]
         f"pickle of {schema.cls.__qualname__}",
         f"the fields that the class has now ({', '.join(schema.fields) or 'none'})",
         "; and ".join(found),
-        cure=[
+        hint=[
             "it is of another version; give new fields a default, or say what becomes of it:",
             "def __setstate__(self, state):",
             f"    {line}",
@@ -339,7 +339,7 @@ def _refuse_unset(schema: Schema, names: list[str]) -> None:
         found = f"Fields {', '.join(map(repr, names))} were not initialized"
     if schema.custom_init and owner is not cls and all(name in own for name in names):
         found += f" by the __init__ inherited from {owner.__qualname__}"
-        cure = [
+        hint = [
             "write an __init__ (or give the field a default):",
             f"def __init__(self, {', '.join(names)}, **kwargs):",
             "    super().__init__(**kwargs)",
@@ -347,17 +347,17 @@ def _refuse_unset(schema: Schema, names: list[str]) -> None:
         ]
     elif schema.custom_init and owner is cls is not declarer and "__init__" in vars(declarer):
         theirs = "they are fields" if len(names) > 1 else "it is a field"
-        cure = [f"{theirs} of {declarer.__qualname__}; call its __init__:", "super().__init__(...)"]
+        hint = [f"{theirs} of {declarer.__qualname__}; call its __init__:", "super().__init__(...)"]
     else:
         method = "__init__" if schema.custom_init else "__post_init__"
         where = owner if schema.custom_init else cls
-        cure = [
+        hint = [
             f"set it in {where.__qualname__}.{method}, or give it a default:",
             *(f"self.{name} = ..." for name in names),
         ]
     # The second sentence is Equinox's, by which people know it.
     got = f"an instance without {', '.join(names)}. {found}"
-    raise FieldError(cls.__qualname__, "every field to be set", got, cure=cure)
+    raise FieldError(cls.__qualname__, "every field to be set", got, hint=hint)
 
 
 def write_init(schema: Schema) -> Callable[..., None]:
@@ -434,7 +434,7 @@ def _check_order(cls: type, fields: list[dataclasses.Field[Any]]) -> None:
                 cls.__qualname__,
                 "fields with a default after those without",
                 f"non-default argument {f.name!r} follows default argument {first!r}",
-                cure=[
+                hint=[
                     "give it a default, or make it a keyword:",
                     f"{f.name}: ... = pm.field(kw_only=True)",
                 ],

@@ -202,7 +202,7 @@ def warn_of_arrays(cls: type, name: str, value: Any) -> None:
                 "a callable without arrays inside, or a pytree",
                 f"{describe(value)}, which hides {found}",
                 places=[f"{name}{inside}: {found}"],
-                cure=[
+                hint=[
                     "they are constants: not trained, not moved, and compiled in; what keeps them "
                     "visible:",
                     "pm.filter_jit(f), pm.filter_vmap(f), ... instead of jax.jit(f), jax.vmap(f)",
@@ -215,7 +215,7 @@ def warn_of_arrays(cls: type, name: str, value: Any) -> None:
                 "no array in a static field",
                 f"{found}",
                 places=[f"{name}{inside}: {found}"] if inside else [],
-                cure=[
+                hint=[
                     "it is a constant, compiled in, and compared by its values at each call; "
                     "declare it as data that training leaves alone, or keep plain numbers:",
                     f"{name}: jax.Array = pm.buffer()",

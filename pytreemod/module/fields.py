@@ -117,7 +117,7 @@ def field(
             "field(metadata)",
             f"no {clash[0]!r} in it",
             f"one. Cannot use metadata with `{clash[0]}` already set",
-            cure=["give it to field itself:", f"pm.field({clash[0]}=...)"],
+            hint=["give it to field itself:", f"pm.field({clash[0]}=...)"],
         )
     if converter is not None and not callable(converter):
         raise FieldError("field(converter)", "a function", describe(converter))
@@ -128,7 +128,7 @@ def field(
             "field",
             "a role for data, or static=True",
             f"both, static=True and role={role!r}",
-            cure="configuration has no role: leave one of the two out",
+            hint="configuration has no role: leave one of the two out",
         )
     if constraint is not None:
         _check_constraint(constraint, static)
@@ -144,9 +144,9 @@ def field(
         return dataclasses.field(metadata=metadata, **kwargs)
     except (TypeError, ValueError) as error:
         given = ", ".join(f"{name}={describe(value)}" for name, value in kwargs.items())
-        cure = f"it says: {error}"
+        hint = f"it says: {error}"
         expected = "arguments that dataclasses.field takes, too"
-        raise FieldError("field", expected, given, cure=cure) from error
+        raise FieldError("field", expected, given, hint=hint) from error
 
 
 def _check_constraint(constraint: Any, static: bool) -> None:
@@ -155,7 +155,7 @@ def _check_constraint(constraint: Any, static: bool) -> None:
             "field(constraint)",
             "one of pm.constraints",
             describe(constraint),
-            cure=[
+            hint=[
                 "write, for instance:",
                 "pm.field(constraint=pm.constraints.positive)",
                 "pm.field(constraint=pm.constraints.interval(0.0, 1.0))",
@@ -167,7 +167,7 @@ def _check_constraint(constraint: Any, static: bool) -> None:
             "field",
             "a constraint for data, or static=True",
             f"both, static=True and constraint={constraint!r}",
-            cure=[
+            hint=[
                 "configuration is not trained; for data that training leaves alone write:",
                 f"pm.buffer(constraint=pm.constraints.{constraint!r})",
             ],
@@ -222,7 +222,7 @@ def static_field(**kwargs: Any) -> Any:
         "static_field",
         "its newer spelling",
         "one that is deprecated",
-        cure=["write:", "pm.field(static=True)"],
+        hint=["write:", "pm.field(static=True)"],
     )
     warn(DeprecationWarning, text)
     return field(static=True, **kwargs)
@@ -241,7 +241,7 @@ def refuse_not_called(cls: type) -> None:
                 f"{cls.__qualname__}.{name}",
                 "a field declaration, which is called",
                 f"{value.__name__} itself",
-                cure=["write:", f"{name}: ... = pm.{value.__name__}()"],
+                hint=["write:", f"{name}: ... = pm.{value.__name__}()"],
             )
 
 
@@ -255,7 +255,7 @@ def refuse_declaration(cls: type, name: str) -> NoReturn:
         f"{cls.__qualname__}.{name}",
         "a value",
         "a field declaration, which belongs into the class body",
-        cure=[
+        hint=[
             "declare the field there, and assign its value:",
             f"class {cls.__name__}(pm.Module):",
             f"    {name}: ... = pm.field(...)",

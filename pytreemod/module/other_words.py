@@ -50,7 +50,7 @@ OURS: dict[str, tuple[str, ...]] = {
 _OPPOSITE = frozenset({"training", "train"})
 _MODE = ("A model has its mode, not the call:", "model = nn.inference_mode(model)")
 _HEARD = "True is where to look here, and what is added to the weights is a bias:"
-_CURES: dict[str, tuple[str, ...]] = {
+_HINTS: dict[str, tuple[str, ...]] = {
     "attn_mask": (_HEARD, "mask=~attn_mask", "bias=attn_mask"),
     "key_padding_mask": (_HEARD, "mask=~key_padding_mask[:, None, None, :]"),
     "decode": (
@@ -178,8 +178,8 @@ class OtherMember(Waiting):
 
     def missing(self, instance: Any, owner: type) -> AttributeError:
         """The error, which says what to write."""
-        where, cure = f"{owner.__qualname__}.{self.name}", OTHER_MEMBERS[self.name]
-        return MissingNameError(explain(where, "an attribute", _GOT, cure=cure))
+        where, hint = f"{owner.__qualname__}.{self.name}", OTHER_MEMBERS[self.name]
+        return MissingNameError(explain(where, "an attribute", _GOT, hint=hint))
 
 
 _GOT = "a name that only other libraries have"
@@ -217,7 +217,7 @@ that only other libraries have.
     """
     if name in OTHER_NAMES:
         where = f"{package}.{name}"
-        raise MissingNameError(where, "an attribute", _GOT, cure=OTHER_NAMES[name])
+        raise MissingNameError(where, "an attribute", _GOT, hint=OTHER_NAMES[name])
     told = f"module {package!r} has no attribute {name!r}"
     raise AttributeError(told, name=name, obj=sys.modules[package])
 
@@ -248,11 +248,11 @@ def refuse_other_words(
             if ours is None and "inference" in OURS[word]:
                 raise _refusal(owner, word, "no mode in a call", _MODE) from error
             if ours is not None:
-                cure = _CURES.get(word, ("It has another name here:", f"{ours}=..."))
+                hint = _HINTS.get(word, ("It has another name here:", f"{ours}=..."))
                 if word in _OPPOSITE:
-                    cure = ("It says the opposite here:", f"{ours}=not {word}")
-                raise _refusal(owner, word, f"{ours}=", cure) from error
+                    hint = ("It says the opposite here:", f"{ours}=not {word}")
+                raise _refusal(owner, word, f"{ours}=", hint) from error
 
 
-def _refusal(owner: str, word: str, expected: str, cure: tuple[str, ...]) -> ArgumentError:
-    return ArgumentError(explain(f"{owner}({word})", expected, f"{word}=", cure=cure))
+def _refusal(owner: str, word: str, expected: str, hint: tuple[str, ...]) -> ArgumentError:
+    return ArgumentError(explain(f"{owner}({word})", expected, f"{word}=", hint=hint))

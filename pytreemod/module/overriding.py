@@ -76,7 +76,7 @@ def refuse_overridden(cls: type, name: str, found: Any, given: Any) -> NoReturn:
         f"{cls.__qualname__}.{name}",
         f"nothing to be set, for a {what} of {owner} has taken the field's place",
         describe(given),
-        cure=[
+        hint=[
             f"set it only where it is a field, or give the {what} another name:",
             f"if not isinstance(self, {cls.__name__}):",
             f"    self.{name} = {name}",
@@ -96,13 +96,13 @@ def refuse_properties(cls: type) -> None:
             continue
         name, kind = field.name, field.type if isinstance(field.type, str) else _name(field.type)
         owner = next(b for b in cls.__mro__ if vars(b).get(name) is field.default)
-        cure = [
+        hint = [
             "a property needs no annotation:",
             "@property",
             f"def {name}(self) -> {kind}: ...",
         ]
         if owner is not cls:
-            cure = [
+            hint = [
                 f"declare it in {owner.__qualname__} for subclasses to provide:",
                 f"{name}: pm.AbstractVar[{kind}]",
             ]
@@ -110,7 +110,7 @@ def refuse_properties(cls: type) -> None:
             f"{cls.__qualname__}.{name}",
             "either a field or a property",
             f"the annotation of a field, and a property of {owner.__qualname__}",
-            cure=cure,
+            hint=hint,
         )
 
 

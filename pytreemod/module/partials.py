@@ -77,7 +77,7 @@ def module_update_wrapper(wrapper: _M, wrapped: Any = None) -> _M:
             f"module_update_wrapper({cls.__qualname__})",
             "a class with a property __wrapped__",
             "none",
-            cure=["add it:", "@property", "def __wrapped__(self):", "    return self.fn"],
+            hint=["add it:", "@property", "def __wrapped__(self):", "    return self.fn"],
         )
     if wrapped is None:
         wrapped = getattr(wrapper, "__wrapped__")  # noqa: B009  (no attribute of every Module)

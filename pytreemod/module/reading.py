@@ -134,7 +134,7 @@ def evaluate(node: Any, where: str) -> Any:
             where,
             f"the shape that it had when it was made, {made.shape}",
             f"{describe(value)} from {class_of(node).__qualname__}.value()",
-            cure=["make another:", f"pm.tree_at(lambda m: m.path.to.{_last(where)}, m, new)"],
+            hint=["make another:", f"pm.tree_at(lambda m: m.path.to.{_last(where)}, m, new)"],
         )
     return value
 
@@ -207,14 +207,14 @@ def _value(node: Any, where: str) -> Any:
     except AttributeError as error:
         # Python would take it for one of the field itself, and ask `__getattr__`.
         expected = f"{class_of(node).__qualname__}.value() to run"
-        cure = f"it says: {error}"
-        raise FieldError(where, expected, "an AttributeError", cure=cure) from error
+        hint = f"it says: {error}"
+        raise FieldError(where, expected, "an AttributeError", hint=hint) from error
     if not is_array(value):
         raise FieldError(
             where,
             f"an array from {class_of(node).__qualname__}.value()",
             describe(value),
-            cure=["return what stands for the array:", "def value(self) -> jax.Array: ..."],
+            hint=["return what stands for the array:", "def value(self) -> jax.Array: ..."],
         )
     return value
 
@@ -224,13 +224,13 @@ def _refuse_leaves(
 ) -> NoReturn:
     if len(shapes) < len(made):
         _refuse_derivatives(where, f"{len(shapes)} of its {len(made)} arrays")
-    cure = [
+    hint = [
         "several models as one are mapped over:",
         "pm.filter_vmap(lambda m, x: m(x), in_axes=(0, None))(models, x)",
     ]
     # A member of what it was computed of as a whole, such as one layer of a Stack.
     if any(len(shape) < len(own) for own, shape in zip(made, shapes, strict=False)):
-        cure = [
+        hint = [
             "what is computed of several models at once is resolved before they are taken apart:",
             "model = pm.resolve(model)",
         ]
@@ -238,7 +238,7 @@ def _refuse_leaves(
         where,
         f"a value computed from the shapes {', '.join(map(str, made))}, as it was made",
         f"arrays of the shapes {', '.join(map(str, shapes))}",
-        cure=cure,
+        hint=hint,
     )
 
 
@@ -247,7 +247,7 @@ def _refuse_derivatives(where: str, found: str) -> NoReturn:
         where,
         "a value computed from a model's arrays",
         found,
-        cure=[
+        hint=[
             "gradients, and the parts of a model, have no computed values; look at the leaves:",
             "pm.named_leaves(grads)",
         ],
@@ -394,7 +394,7 @@ def _source(node: Any, tie: Tie, followed: dict[Any, Any]) -> Any:
             "a place with a value of its own at the end of every chain of ties",
             "ties in a circle",
             places=dict.fromkeys(places),
-            cure=["take one of them away:", f"pm.untie(model, {path_text(tie.place)!r})"],
+            hint=["take one of them away:", f"pm.untie(model, {path_text(tie.place)!r})"],
         )
     return known[2]
 
@@ -482,7 +482,7 @@ def refuse_tied_place(tie: Tie) -> NoReturn:
         place,
         f"no edit, for it is tied to {source}",
         "a new value",
-        cure=[
+        hint=[
             "edit the source, or take the tie away first:",
             f"pm.tree_at({source!r}, model, new)",
             f"pm.untie(model, {place!r})",

@@ -235,7 +235,7 @@ def _refuse_deletion(node: Any, name: str) -> NoReturn:
         f"{cls}.{name}",
         "no deletion, for a Module is frozen",
         f"del on {name!r}",
-        cure=["make a new one without the value:", f"model = model.replace({name}=None)"],
+        hint=["make a new one without the value:", f"model = model.replace({name}=None)"],
     )
 
 
@@ -244,17 +244,17 @@ def refuse_assignment(node: Any, name: str, value: Any) -> None:
     cls, fields = type(node).__qualname__, class_of(node).__record__.fields
     if _is_in_init(node):
         _refuse_finished(node, f" (cannot assign to field {name!r})")
-    cure = [
+    hint = [
         "make a new one; inside a larger model, name the place:",
         f"model = model.replace({name}=new)",
         f"model = pm.tree_at(lambda m: m.path.to.{name}, model, new)",
     ]
     if name == "__dict__":
-        cure = ["make a new one:", "model = model.replace(**values)"]
+        hint = ["make a new one:", "model = model.replace(**values)"]
     elif name not in fields:
         # `replace` would refuse it.
         known = ", ".join(fields) or "none"
-        cure = [
+        hint = [
             f"{name!r} is none of its fields ({known}); declare it in the class:",
             *_declaration(cls, name),
         ]
@@ -263,7 +263,7 @@ def refuse_assignment(node: Any, name: str, value: Any) -> None:
         "no assignment, for a Module is frozen",
         # As Python says it for a frozen dataclass, in a sentence of its own.
         f"the value {describe(value)}. You cannot assign to field {name!r}",
-        cure=cure,
+        hint=hint,
     )
 
 
@@ -289,7 +289,7 @@ def refuse_undeclared(node: Any, name: str) -> None:
         f"{cls}.{name}",
         f"a declared field ({fields})",
         f"an undeclared attribute {name!r}",
-        cure=["declare it in the class body:", *_declaration(cls, name)],
+        hint=["declare it in the class body:", *_declaration(cls, name)],
     )
 
 
@@ -341,7 +341,7 @@ def _refuse_own(node: Any, name: str, what: str) -> None:
         f"{cls}.{name}",
         "a value that does not contain the instance itself",
         f"{what}. Cannot assign methods in __init__",
-        cure=[
+        hint=[
             "a tree cannot contain itself; write a method instead:",
             f"def {name}(self, *args): ...",
         ],
@@ -354,7 +354,7 @@ def _refuse_finished(node: Any, what: str = "") -> NoReturn:
         f"{cls}.__init__",
         "an instance that is being built",
         f"a finished one, which is frozen{what}",
-        cure=[
+        hint=[
             "make another; and if a transform stands around __init__, it gets a copy: "
             "transform the class",
             f"model = {type(node).__name__}(...)",

@@ -170,7 +170,7 @@ def _check_role(role: Any) -> None:
             "with_role(role)",
             '"param", "buffer", another word, or None for what the class declares',
             describe(role),
-            cure=["write, for instance", 'pm.with_role(model, "layers.0", "buffer")'],
+            hint=["write, for instance", 'pm.with_role(model, "layers.0", "buffer")'],
         )
     if role in DECLARED_ROLES:
         return
@@ -183,7 +183,7 @@ def _check_role(role: Any) -> None:
             "with_role(role)",
             f'"{meant[0]}", or a word that does not mean that',
             repr(role),
-            cure=["did you mean", f'pm.with_role(model, selector, "{meant[0]}")'],
+            hint=["did you mean", f'pm.with_role(model, selector, "{meant[0]}")'],
         )
 
 
@@ -192,7 +192,7 @@ def _refuse_nothing(selector: Any, spots: list[Place]) -> NoReturn:
         "with_role(selector)",
         "a selector that picks at least one leaf",
         f"none, by {selector!r}",
-        cure=leaves_shown(spots),
+        hint=leaves_shown(spots),
     )
 
 
@@ -204,7 +204,7 @@ def _refuse_unheld(picked: list[Place]) -> None:
             "leaves of Modules, which keep the roles of what is in them",
             "leaves of which no Module is above",
             places=lost,
-            cure=[
+            hint=[
                 "say at each call what is trained, or hold them in a Module:",
                 "pm.filter_grad(loss, wrt=selector)",
                 "class Params(pm.Module):",
@@ -224,5 +224,5 @@ def _check_roles(new: Any, spots: list[Place], mask: list[bool], role: str) -> N
             "leaves with steps of different names",
             "some with the names of others",
             places=wrong,
-            cure="name the children of that node by different keys",
+            hint="name the children of that node by different keys",
         )

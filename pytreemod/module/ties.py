@@ -165,7 +165,7 @@ def untie(model: _T, place: str | Where | None = None) -> _T:
             f"untie({cls})",
             "a finished model, for ties are made when construction ends",
             "one that is not finished",
-            cure=["say it where the tie is asked for:", "if is_tied:", "    pm.tie(self, ...)"],
+            hint=["say it where the tie is asked for:", "if is_tied:", "    pm.tie(self, ...)"],
         )
     model = with_new_containers(model)
     if place is None:
@@ -176,8 +176,8 @@ def untie(model: _T, place: str | Where | None = None) -> _T:
             expected = "a place that is tied"
             text = path_text(target.path)
             known = ", ".join(path_text(path) for path, _ in _holes(model, ())) or "no place is"
-            cure = f"tied are: {known}"
-            raise SpecError("untie(place)", expected, f"{text}, which is not", cure=cure)
+            hint = f"tied are: {known}"
+            raise SpecError("untie(place)", expected, f"{text}, which is not", hint=hint)
     return _untied(model, {target.path for target in targets}, ())
 
 
@@ -202,7 +202,7 @@ class Tied(Module):
             f"a place that is tied to {self.to}",
             "to be reached at its source",
             f"{name!r} of the place",
-            cure=["edit the source:", f"pm.tree_at({self.to + '.' + name!r}, model, new)"],
+            hint=["edit the source:", f"pm.tree_at({self.to + '.' + name!r}, model, new)"],
         )
 
 
@@ -263,7 +263,7 @@ def _notes(model: Any, asked: tuple[Any, Any, Any]) -> bool:
                 f"{cls}.__check_init__",
                 "no tie, for the instance is finished",
                 "pm.tie(self, ...), which gives a new one",
-                cure=[
+                hint=[
                     "tie it in __init__, or in __post_init__ where there is none:",
                     "def __post_init__(self):",
                     f"    pm.tie(self, {asked[0]!r}, to={asked[1]!r})",
@@ -323,7 +323,7 @@ def _tie_one(
             "a Module above both places, which keeps the tie",
             f"{describe(model)}",
             places=[path_text(place), path_text(origin)],
-            cure=["let a Module hold them:", "class Pair(pm.Module): ..."],
+            hint=["let a Module hold them:", "class Pair(pm.Module): ..."],
         )
     new = follow(model, origin)
     axes = _member_axes(model, place[:count])
@@ -384,8 +384,8 @@ def _check_fit(
     """Refuse what does not fit; what a tie through a function has made."""
     if through is None:
         if _form(untie(old)) != _form(untie(new)):
-            cure = _cure_of_misfit(place, origin, old, new)
-            _refuse_misfit(place, origin, _shown(old), _shown(new), cure)
+            hint = _hint_of_misfit(place, origin, old, new)
+            _refuse_misfit(place, origin, _shown(old), _shown(new), hint)
         _check_bounds(old, new, place, origin)
         _check_configuration(untie(old), untie(new), place, origin)
         return None
@@ -396,8 +396,8 @@ def _check_fit(
     made = _made_through(through, _one_of(new, axes))
     if made.shape != (_form(old) or ((None, None),))[0][1]:
         found = f"{made.shape} after {_name(through)}"
-        cure = ["give another function of what is at the source:", "through=lambda x: ..."]
-        _refuse_misfit(place, origin, _shown(old), found, cure)
+        hint = ["give another function of what is at the source:", "through=lambda x: ..."]
+        _refuse_misfit(place, origin, _shown(old), found, hint)
     return made
 
 
@@ -444,7 +444,7 @@ def _check_configuration(old: Any, new: Any, place: str, origin: str) -> None:
                 "tie",
                 f"a source that is configured as {place} is",
                 f"{describe(value)} at {names[0]}, and {describe(other)} at {names[1]}",
-                cure=[
+                hint=[
                     "tie the arrays alone:",
                     f"pm.tie(model, {spots[0]!r}, to={spots[1]!r})",
                 ],
@@ -501,7 +501,7 @@ def _check_bounds(old: Any, new: Any, place: str, origin: str) -> None:
                 f"a source that is {constraint!r}, as {at} is",
                 f"one that is {'without bounds' if found is None else repr(found)}",
                 places=[origin],
-                cure=[
+                hint=[
                     "tie the other of the two, or say how one is inside of the other's bounds:",
                     f"pm.tie(model, {origin!r}, to={place!r})",
                     f"pm.tie(model, {place!r}, to={origin!r}, through=jnp.exp)",
@@ -540,7 +540,7 @@ def _name(function: Any) -> str:
     return getattr(function, "__name__", "through")
 
 
-def _cure_of_misfit(place: str, origin: str, old: Any, new: Any) -> list[str]:
+def _hint_of_misfit(place: str, origin: str, old: Any, new: Any) -> list[str]:
     """The tie that was meant, where one of the two is a layer: that of arrays in it."""
     mine, others = _form(untie(old)), _form(untie(new))
     for one, shape in mine:
@@ -554,12 +554,12 @@ def _cure_of_misfit(place: str, origin: str, old: Any, new: Any) -> list[str]:
     ]
 
 
-def _refuse_misfit(place: str, origin: str, old: str, new: str, cure: Sequence[str]) -> NoReturn:
+def _refuse_misfit(place: str, origin: str, old: str, new: str, hint: Sequence[str]) -> NoReturn:
     raise ShapeError(
         "tie",
         f"what fits in the place of {place}: {old or 'no array'}",
         f"{origin}: {new or 'no array'}",
-        cure=cure,
+        hint=hint,
     )
 
 

@@ -577,11 +577,11 @@ def refuse_unfinished(where: str, tree: Any) -> None:
             "a finished model",
             f"{len(found)} Module{'s' if len(found) > 1 else ''} without a size",
             places=[f"{path_text(path)}: {node!r}" for path, node in found if path],
-            cure=_CURE,
+            hint=_HINT,
         )
     if any(map(_waits, jtu.tree_leaves(tree, is_leaf=_waits))):
         expected, got = "a finished model", "one whose ties wait for materialize"
-        raise UnfinishedError(where, expected, got, cure=_CURE)
+        raise UnfinishedError(where, expected, got, hint=_HINT)
 
 
 def _waits(node: Any) -> bool:
@@ -589,7 +589,7 @@ def _waits(node: Any) -> bool:
     return record_of(node) is not None and bool(stored(node, ASKED, ()))
 
 
-_CURE = (
+_HINT = (
     "finish the whole model with an example of its input, before anything else:",
     "model = pm.materialize(model, x)",
 )
@@ -601,7 +601,7 @@ def _text_of_call(node: Any) -> str:
         _title(deferral),
         f"{_list(deferral.missing)} to be known before it is called",
         "an unfinished Module",
-        cure=_CURE,
+        hint=_HINT,
     )
 
 
@@ -611,7 +611,7 @@ def _text_of_reading(node: Any, name: str) -> str:
         f"{deferral.cls.__qualname__}.{name}",
         f"{_list(deferral.missing)} to be known before it is read",
         "an unfinished Module",
-        cure=_CURE,
+        hint=_HINT,
     )
 
 
@@ -622,7 +622,7 @@ def _text_of_replacing(node: Any, changes: dict[str, Any]) -> str:
         f"{_list(deferral.missing)} to be known before fields are replaced",
         f"{', '.join(f'{name}={describe(new)}' for name, new in changes.items())} for an "
         "unfinished Module",
-        cure=_CURE,
+        hint=_HINT,
     )
 
 
@@ -646,5 +646,5 @@ def _refuse_supply(cls: Any, name: str, expected: str, error: Exception | None =
         f"{cls.__qualname__}(key)" if name == "key" else f"{cls.__qualname__}({name})",
         f"__init__ {expected}, so that those who take keys after it get theirs",
         "one that does not" if error is None else type(error).__name__,
-        cure=["give it a key of its own:", f"{cls.__name__}(..., {name}=next(keys))"],
+        hint=["give it a key of its own:", f"{cls.__name__}(..., {name}=next(keys))"],
     ) from error

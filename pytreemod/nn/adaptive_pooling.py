@@ -259,5 +259,5 @@ class AdaptiveMaxPool3d(_AdaptiveMaxPool):
 def _check_reduction(where: str, operation: Any) -> Callable[[Any], Any]:
     if callable(operation):
         return operation
-    cure = ("Pass a function from an array to a number:", "operation=jnp.mean")
-    raise ArgumentError(where, "a function", describe(operation), cure=cure)
+    hint = ("Pass a function from an array to a number:", "operation=jnp.mean")
+    raise ArgumentError(where, "a function", describe(operation), hint=hint)

@@ -1,4 +1,4 @@
-"""Checks that all layers share: sizes, keys, dtypes, inputs, State, own arrays; and their cures.
+"""Checks that all layers share: sizes, keys, dtypes, inputs, State, own arrays; and their hints.
 
 Owns: turning what a user passed into what a layer can rely on, or an error that names the layer
 and the argument. Imports errors, tree and state only, and how a layer is called.
@@ -35,16 +35,16 @@ from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array_like
 from pytreemod.typing import Keys, untyped_jax
 
-KEY_CURE = ("Pass a random key:", "key=jax.random.key(0)")
-STATE_CURE = ("A State goes second, without a name:", "x, state = layer(x, state)")
-TRACED_CURE = (
+KEY_HINT = ("Pass a random key:", "key=jax.random.key(0)")
+STATE_HINT = ("A State goes second, without a name:", "x, state = layer(x, state)")
+TRACED_HINT = (
     "It decides which program is compiled. Pass a bool of Python, which is static for filter_jit:",
     "pm.filter_jit(step)(model, x, inference=True)",
     "model = nn.inference_mode(model)",
 )
 # A Module can be called, and so is taken for a function where either may stand. That shows only in
 # the call: the layer's arrays are labels then, or the input is a whole tree.
-TREE_CURE = (
+TREE_HINT = (
     "If it is a tree of labels, or a mask, that was taken for a function and called, wrap it:",
     "lambda _: labels",
 )
@@ -222,8 +222,8 @@ def check_flag(where: str, value: Any) -> bool:
     """Accept True or False (NumPy's included); a traced or truthy value is a mistake."""
     if type(value) in (bool, np.bool_):
         return bool(value)
-    cure = TRACED_CURE[0].rstrip(":") + "." if is_traced(value) else ()
-    raise ArgumentError(where, "True or False", describe(value), cure=cure)
+    hint = TRACED_HINT[0].rstrip(":") + "." if is_traced(value) else ()
+    raise ArgumentError(where, "True or False", describe(value), hint=hint)
 
 
 def in_inference(where: TitleLike, own: Any, given: Any) -> bool:
@@ -247,7 +247,7 @@ def in_inference(where: TitleLike, own: Any, given: Any) -> bool:
     value = own if given is None else given
     if is_traced(value):
         expected = "inference to be known while tracing"
-        raise ArgumentError(where, expected, describe(value), cure=TRACED_CURE)
+        raise ArgumentError(where, expected, describe(value), hint=TRACED_HINT)
     return bool(value)
 
 
@@ -273,9 +273,9 @@ def renamed(where: str, old: str, value: Any, *new: str) -> Any:
           write
               inference=True
     """
-    cure = ("write", ", ".join(f"{name}={describe(value)}" for name in new))
+    hint = ("write", ", ".join(f"{name}={describe(value)}" for name in new))
     expected = " and ".join(f"{name}=" for name in new)
-    warn(UserWarning, explain(where, expected, f"{old}=, its older name", cure=cure))
+    warn(UserWarning, explain(where, expected, f"{old}=, its older name", hint=hint))
     return value
 
 
@@ -299,8 +299,8 @@ def check_kept(layer: Any, name: str, form: Any) -> None:
     value = getattr(layer, name)
     if value == form:
         return
-    cure = ("as the constructor would keep it:", f"{name}={form!r}")
-    raise ArgumentError(named(layer, name), repr(form), describe(value), cure=cure)
+    hint = ("as the constructor would keep it:", f"{name}={form!r}")
+    raise ArgumentError(named(layer, name), repr(form), describe(value), hint=hint)
 
 
 def check_held_number(layer: Any, changes: Mapping[str, Any], name: str, holder: str) -> None:
@@ -323,8 +323,8 @@ def check_held_number(layer: Any, changes: Mapping[str, Any], name: str, holder:
     if new == old or holder in changes:
         return
     expected = f"{old}, with which its layers were made"
-    cure = ("Make another one:", f"{type(layer).__name__}(make_layer, {describe(new)}, key=key)")
-    raise ArgumentError(named(layer, name), expected, describe(new), cure=cure)
+    hint = ("Make another one:", f"{type(layer).__name__}(make_layer, {describe(new)}, key=key)")
+    raise ArgumentError(named(layer, name), expected, describe(new), hint=hint)
 
 
 def check_choice(where: str, value: Any, choices: Sequence[str]) -> str:
@@ -372,16 +372,16 @@ def check_key(where: TitleLike, key: Any) -> PRNGKeyArray:
         return next(key)
     shape, dtype = getattr(key, "shape", None), getattr(key, "dtype", None)
     if shape is None or dtype is None:
-        cure = STATE_CURE if isinstance(key, State) else KEY_CURE
-        raise RngError(where, "a random key", describe(key), cure=cure)
+        hint = STATE_HINT if isinstance(key, State) else KEY_HINT
+        raise RngError(where, "a random key", describe(key), hint=hint)
     typed = jnp.issubdtype(dtype, jax.dtypes.prng_key)
     # Old-style keys are bare uint32 words: two of them by default, four for the "rbg" generator.
     if (typed and shape == ()) or (dtype == jnp.uint32 and shape in ((2,), (4,))):
         return key
-    cure: Sequence[str] = KEY_CURE
+    hint: Sequence[str] = KEY_HINT
     if typed:
-        cure = ("These are several keys; pass one of them, or map over them:", "jax.vmap(f)(keys)")
-    raise RngError(where, "one random key", describe(key), cure=cure)
+        hint = ("These are several keys; pass one of them, or map over them:", "jax.vmap(f)(keys)")
+    raise RngError(where, "one random key", describe(key), hint=hint)
 
 
 def split_key(where: TitleLike, key: KeyLike, n: int) -> Sequence[PRNGKeyArray] | Keys:
@@ -495,20 +495,20 @@ def check_array(where: TitleLike, x: Any, argument: str = "x") -> Array:
         if isinstance(x.dtype, np.dtype):  # pyright: ignore[reportUnnecessaryIsInstance]  (JAX annotates none)
             return x
         called = f"layer({argument}, key=key)" if argument == "x" else "layer(..., key=key)"
-        cure = ("A random key is passed by name:", called)
+        hint = ("A random key is passed by name:", called)
         expected = f"{argument} to be an array of numbers"
-        raise ArgumentError(where, expected, describe(x), cure=cure)
+        raise ArgumentError(where, expected, describe(x), hint=hint)
     if is_array_like(x) and getattr(getattr(x, "dtype", None), "kind", "f") not in _NO_NUMBERS:
         return jnp.asarray(x)
     is_input = argument == "x"
-    cure = (
+    hint = (
         "Make it an array:",
         "layer(jnp.asarray(x))" if is_input else f"jnp.asarray({argument})",
     )
     if isinstance(x, State) and is_input:
-        cure = ("First the input, then the State:", "layer(x, state)")
+        hint = ("First the input, then the State:", "layer(x, state)")
     refuse_tree(where, x, argument)
-    raise ArgumentError(where, f"{argument} to be an array", describe(x), cure=cure)
+    raise ArgumentError(where, f"{argument} to be an array", describe(x), hint=hint)
 
 
 def refuse_tree(where: TitleLike, x: Any, argument: str = "x") -> None:
@@ -520,16 +520,16 @@ def refuse_tree(where: TitleLike, x: Any, argument: str = "x") -> None:
     if x is None or isinstance(x, (list, tuple, State)) or not is_node(x):
         return
     expected = f"{argument} to be an array"
-    raise ArgumentError(where, expected, describe(x), cure=TREE_CURE)
+    raise ArgumentError(where, expected, describe(x), hint=TREE_HINT)
 
 
 def check_floating(where: TitleLike, x: Array) -> None:
     """Refuse integers, whose result would have to be rounded, and complex numbers."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
-        cure: Sequence[str] = ("Convert it first:", "layer(x.astype(float))")
+        hint: Sequence[str] = ("Convert it first:", "layer(x.astype(float))")
         if jnp.issubdtype(x.dtype, jnp.complexfloating):
-            cure = ("Take the real and the imaginary part each for itself:", "layer(x.real)")
-        raise ArgumentError(where, "x of a floating dtype", describe(x), cure=cure)
+            hint = ("Take the real and the imaginary part each for itself:", "layer(x.real)")
+        raise ArgumentError(where, "x of a floating dtype", describe(x), hint=hint)
 
 
 def own_arrays(where: Title, **shapes: tuple[int, ...] | None) -> tuple[Any, ...]:
@@ -576,11 +576,11 @@ def _check_shape(where: Title, name: str, shape: tuple[int, ...] | None, value: 
     if found == shape:
         return
     if shape is not None and found is not None and len(found) > len(shape):
-        cure = mapped_cure(where.layer)
+        hint = mapped_hint(where.layer)
     elif shape and found == shape[1:]:
         call, arguments = _call_of(where.layer)
         axes = ", ".join(["None", *["0"] * len(arguments)])
-        cure = (
+        hint = (
             "One axis is missing. A map over a single layer is told not to map it:",
             f"pm.filter_vmap({call}, in_axes=({axes}))({', '.join(['layer', *arguments])})",
         )
@@ -591,11 +591,11 @@ def _check_shape(where: Title, name: str, shape: tuple[int, ...] | None, value: 
         ]
         names = flags if has_flag and flags else where.names
         changes = ", ".join([f"{name}={name}", *(f"{other}=..." for other in names)])
-        cure = (
+        hint = (
             "Arrays and configuration go together; where they change, they change in one step:",
             f"layer = layer.replace({changes})",
         )
-    raise ShapeError(where, expected, describe(value), cure=cure)
+    raise ShapeError(where, expected, describe(value), hint=hint)
 
 
 def refuse_label(where: Title, expected: str, value: Any) -> None:
@@ -612,7 +612,7 @@ def refuse_label(where: Title, expected: str, value: Any) -> None:
         except (TypeError, ValueError):
             is_label = True
     if is_label:
-        raise ArgumentError(where, expected, describe(value), cure=TREE_CURE)
+        raise ArgumentError(where, expected, describe(value), hint=TREE_HINT)
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:
@@ -623,7 +623,7 @@ def shape_of(value: Any) -> tuple[int, ...] | None:
     return jax.eval_shape(lambda: jnp.asarray(value)).shape
 
 
-def mapped_cure(layer: Any) -> Sequence[str]:
+def mapped_hint(layer: Any) -> Sequence[str]:
     """How layers are called that a map has made as one."""
     call, arguments = _call_of(layer)
     mapped = f"pm.filter_vmap({call})({', '.join(['layers', *arguments])})"
@@ -664,11 +664,11 @@ def check_last_axis(where: TitleLike, x: Array, size: int, argument: str) -> Non
     """
     # A slice, for x may have no axes.
     if x.shape[-1:] != (size,):
-        cure = _last_axis_cure(x.shape, size, argument)
-        raise ShapeError(where, f"x of shape (..., {size})", describe(x), cure=cure)
+        hint = _last_axis_hint(x.shape, size, argument)
+        raise ShapeError(where, f"x of shape (..., {size})", describe(x), hint=hint)
 
 
-def _last_axis_cure(shape: tuple[int, ...], size: int, argument: str) -> Sequence[str]:
+def _last_axis_hint(shape: tuple[int, ...], size: int, argument: str) -> Sequence[str]:
     """What would make an array of `shape` end in an axis of `size`."""
     if shape == ():
         if size == 1:
@@ -715,11 +715,11 @@ def check_channels(where: TitleLike, x: Array, channels: int | None, dims: int) 
     if x.ndim > dims and channels in (None, x.shape[axis]):
         return
     axes = ("...", "channels" if channels is None else str(channels), *spatial_names(dims))
-    cure = _channel_cure(x.shape, channels, axis)
-    raise ShapeError(where, f"x of shape ({', '.join(axes)})", describe(x), cure=cure)
+    hint = _channel_hint(x.shape, channels, axis)
+    raise ShapeError(where, f"x of shape ({', '.join(axes)})", describe(x), hint=hint)
 
 
-def _channel_cure(shape: tuple[int, ...], channels: int | None, axis: int) -> Sequence[str]:
+def _channel_hint(shape: tuple[int, ...], channels: int | None, axis: int) -> Sequence[str]:
     """What would give an array of `shape` its channels at `axis`."""
     dims = -axis - 1
     if len(shape) < dims:
@@ -785,19 +785,19 @@ def check_trailing(where: Title, x: Array, shape: tuple[int, ...]) -> None:
         return
     if x.ndim >= count and x.shape[:count] == shape:
         ends = f"{tuple(range(count))}, {tuple(range(-count, 0))}"
-        cure: Sequence[str] = (
+        hint: Sequence[str] = (
             "The first axes fit; to make them the last ones:",
             f"layer(jnp.moveaxis(x, {ends}))",
         )
     elif x.ndim >= count:
-        cure = (
+        hint = (
             "For such arrays, build the layer with",
             f"{type(where.layer).__name__}({x.shape[x.ndim - count :]})",
         )
     else:
-        cure = f"x has too few axes; the layer normalizes over the last {count}."
+        hint = f"x has too few axes; the layer normalizes over the last {count}."
     wanted = ", ".join(["...", *map(str, shape)])
-    raise ShapeError(where, f"x of shape ({wanted})", describe(x), cure=cure)
+    raise ShapeError(where, f"x of shape ({wanted})", describe(x), hint=hint)
 
 
 def check_spread(where: TitleLike, x: Array, shape: tuple[int, ...]) -> None:
@@ -819,10 +819,10 @@ def check_spread(where: TitleLike, x: Array, shape: tuple[int, ...]) -> None:
     if x.ndim >= count and all(own in (1, n) for own, n in zip(shape, sizes, strict=True)):
         return
     wanted = ", ".join(["...", *("any" if size == 1 else str(size) for size in shape)])
-    cure: Sequence[str] = "It belongs to the last axes of x, size by size; where it is 1, to all."
+    hint: Sequence[str] = "It belongs to the last axes of x, size by size; where it is 1, to all."
     if x.ndim == count + 1 and count == 1 and x.shape[0] == shape[0]:
-        cure = ("The first axis fits; to make it the last one:", "layer(jnp.moveaxis(x, 0, -1))")
-    raise ShapeError(where, f"x of shape ({wanted})", describe(x), cure=cure)
+        hint = ("The first axis fits; to make it the last one:", "layer(jnp.moveaxis(x, 0, -1))")
+    raise ShapeError(where, f"x of shape ({wanted})", describe(x), hint=hint)
 
 
 def check_rank(layer: Any, value: Any, minimum: int = 0) -> int | None:
@@ -846,7 +846,7 @@ def check_state(where: Any, state: Any) -> None:
     """
     if isinstance(state, (State, Absence)):
         return
-    raise ArgumentError(where, "a State", describe(state), cure=_state_cure(state, False))
+    raise ArgumentError(where, "a State", describe(state), hint=_state_hint(state, False))
 
 
 def required_state(where: Any, state: Any) -> State:
@@ -864,14 +864,14 @@ def required_state(where: Any, state: Any) -> State:
         StateError: nothing was.
     """
     if isinstance(state, Absence):
-        raise StateError(where, "a State after x", "none", cure=_state_cure(None, True))
+        raise StateError(where, "a State after x", "none", hint=_state_hint(None, True))
     if isinstance(state, State):
         return state
-    cure = _state_cure(state, True)
-    raise ArgumentError(where, "a State", describe(state), cure=cure)
+    hint = _state_hint(state, True)
+    raise ArgumentError(where, "a State", describe(state), hint=hint)
 
 
-def _state_cure(given: Any, is_needed: bool) -> Sequence[str]:
+def _state_hint(given: Any, is_needed: bool) -> Sequence[str]:
     """What to write, by what came in the place of a State."""
     if given is None and is_needed:
         return (

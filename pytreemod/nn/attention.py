@@ -289,16 +289,16 @@ class MultiheadAttention(StatefulLayer):
         _check_window(named(self, "window"), self.window)
         _check_name(named(self, "implementation"), self.implementation, IMPLEMENTATIONS)
         if self.cache is not None and not self.is_causal:
-            cure = ("What is kept, later places see; so none may have seen them:", "is_causal=True")
+            hint = ("What is kept, later places see; so none may have seen them:", "is_causal=True")
             expected = "is_causal=True with a cache"
-            raise ArgumentError(named(self, "is_causal"), expected, "False", cure=cure)
+            raise ArgumentError(named(self, "is_causal"), expected, "False", hint=hint)
         for name in ("query_size", "key_size", "value_size", "output_size", "qk_size", "vo_size"):
             check_size(named(self, name), getattr(self, name))
         _check_rotary(named(self, "rotary"), self.rotary, self.qk_size)
         # The cache itself, as long as it is not in a State, which is looked at in each call.
         if self.cache is not None and isinstance(self.cache.init, tuple):
-            cure = ("Make the layer with both:", f"window={self.window}, cache_size={self.window}")
-            check_ring(named(self, "window"), self.window, self.cache.init[0].shape[-2], cure)
+            hint = ("Make the layer with both:", f"window={self.window}, cache_size={self.window}")
+            check_ring(named(self, "window"), self.window, self.cache.init[0].shape[-2], hint)
 
     def __array_shapes__(self) -> ArrayShapes:
         kv_heads = self._kv_heads
@@ -463,16 +463,16 @@ class MultiheadAttention(StatefulLayer):
         share, rest = divmod(self.query_size, self.num_heads)
         if rest != 0:
             expected = f"num_heads to divide query_size={self.query_size}, or a size of its own"
-            cure: Sequence[str] = (
+            hint: Sequence[str] = (
                 "If heads are to have another size, say which:",
                 f"{name}={share}",
             )
             if share == 0:
                 swapped = f"num_heads={self.query_size}, query_size={self.num_heads}"
-                cure = ("The number of heads comes first:", f"MultiheadAttention({swapped})")
+                hint = ("The number of heads comes first:", f"MultiheadAttention({swapped})")
             if share == 0 and self.num_heads % self.query_size:
-                cure = ()
-            raise ArgumentError(where, expected, f"num_heads={self.num_heads}", cure=cure)
+                hint = ()
+            raise ArgumentError(where, expected, f"num_heads={self.num_heads}", hint=hint)
         return share
 
     def _sequences(self, where: Title, query: Any, key_: Any, value: Any) -> tuple[Array, ...]:
@@ -489,13 +489,13 @@ class MultiheadAttention(StatefulLayer):
             got = f"key_ {describe(key_)} and value {describe(value)}"
             raise ShapeError(where, expected, got)
         if query.shape[:-2] != key_.shape[:-2]:
-            cure: Sequence[str] = (
+            hint: Sequence[str] = (
                 "For all queries the same keys and values:",
                 "jax.vmap(lambda query: layer(query, key_, value))(queries)",
             )
             expected = "equal batch axes of query and key_"
             got = f"query {describe(query)} and key_ {describe(key_)}"
-            raise ShapeError(where, expected, got, cure=cure)
+            raise ShapeError(where, expected, got, hint=hint)
         return found
 
     @property
@@ -527,8 +527,8 @@ class MultiheadAttention(StatefulLayer):
         Returns:
             Keys, values and how many places were seen.
         """
-        cure = ("A window needs no more, and no less:", f"cache_size={self.window}")
-        check_ring(named(self, "cache_size"), self.window, size, cure)
+        hint = ("A window needs no more, and no less:", f"cache_size={self.window}")
+        check_ring(named(self, "cache_size"), self.window, size, hint)
         # A ring: what leaves the window is what is overwritten next.
         slots = size if self.window is None else min(size, self.window)
         sizes = (self._kv_heads, self.qk_size, self.vo_size)
@@ -567,11 +567,11 @@ class MultiheadAttention(StatefulLayer):
         wanted = (*x.shape[:-1], heads * size)
         if y.shape != wanted:
             expected = f"{name} to give shape {wanted}, for {heads} heads of {size}"
-            cure = (
+            hint = (
                 "Projections and sizes go together; where they change, they change in one step:",
                 f"layer = layer.replace({name}={name}, num_heads=..., qk_size=..., vo_size=...)",
             )
-            raise ShapeError(where, expected, describe(y), cure=cure)
+            raise ShapeError(where, expected, describe(y), hint=hint)
         return y.reshape((*x.shape[:-1], heads, size))
 
     def _dropped(self, where: Title, key: KeyLike | None, weights: Array) -> Array:
@@ -591,18 +591,18 @@ def _check_sequence(where: Title, name: str, x: Any, size: int) -> Array:
     """Require an array of real numbers (..., seq, size)."""
     x = check_array(where, x, name)
     if not (jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(x.dtype, jnp.integer)):
-        cure: Sequence[str] = ()
+        hint: Sequence[str] = ()
         if x.dtype == jnp.bool_:
-            cure = ("A mask comes fourth, or by name:", "layer(x, x, x, mask=mask)")
-        raise ArgumentError(where, f"{name} of real numbers", describe(x), cure=cure)
+            hint = ("A mask comes fourth, or by name:", "layer(x, x, x, mask=mask)")
+        raise ArgumentError(where, f"{name} of real numbers", describe(x), hint=hint)
     if x.ndim >= 2 and x.shape[-1] == size:
         return x
-    cure = ()
+    hint = ()
     if x.shape == (size,):
-        cure = (f"{name} lacks the axis of places; for a sequence of one, write", f"{name}[None]")
+        hint = (f"{name} lacks the axis of places; for a sequence of one, write", f"{name}[None]")
     elif x.ndim >= 2 and x.shape[-2] == size:
-        cure = ("The axis before the last one fits; to exchange them, write", f"{name}.mT")
-    raise ShapeError(where, f"{name} of shape (..., seq, {size})", describe(x), cure=cure)
+        hint = ("The axis before the last one fits; to exchange them, write", f"{name}.mT")
+    raise ShapeError(where, f"{name} of shape (..., seq, {size})", describe(x), hint=hint)
 
 
 def _processed(
@@ -621,13 +621,13 @@ def _processed(
         count = heads[0].shape[-3]
         options["positions"] = jnp.arange(count) if cache is None else after(cache[2], count)
     elif cache is not None:
-        cure = (
+        hint = (
             "What it is given does not start at 0. The layer embeds positions by itself, with",
             "nn.MultiheadAttention(..., rotary=nn.RotaryPositionalEmbedding(qk_size))",
             "def process_heads(query, key, value, positions): ...",
         )
         expected = "with a State a process_heads that takes positions"
-        raise ArgumentError(where, expected, describe(process_heads), cure=cure)
+        raise ArgumentError(where, expected, describe(process_heads), hint=hint)
     token = IN_PROCESS_HEADS.set(True)
     try:
         processed = process_heads(*heads, **options)
@@ -649,15 +649,15 @@ def _check_mask(where: Title, mask: Any, wanted: tuple[int, ...]) -> Array | Non
         return None
     mask = check_array(where, mask, "mask")
     if mask.dtype != jnp.bool_:
-        cure: Sequence[str] = ("1 is where a query may look, 0 where not:", "mask.astype(bool)")
+        hint: Sequence[str] = ("1 is where a query may look, 0 where not:", "mask.astype(bool)")
         if jnp.issubdtype(mask.dtype, jnp.floating):
-            cure = (
+            hint = (
                 "0 to look and -inf not to look, as in PyTorch, is a bias; 1 and 0 are a mask:",
                 "layer(x, bias=mask)",
                 "layer(x, mask=mask.astype(bool))",
             )
         expected = "mask of booleans"
-        raise ArgumentError(where, expected, describe(mask), cure=cure)
+        raise ArgumentError(where, expected, describe(mask), hint=hint)
     return _check_spread(where, "mask", mask, wanted, (2,))
 
 
@@ -682,9 +682,9 @@ def _check_spread(
         lines.append(f"{name} = {name}[..., None, None, :]  # keys of each example")
         if name == "mask":
             lines.append("lengths=mask.sum(-1)  # where those that count come first")
-    cure = ("All axes are to be there, those of 1, too:", *lines) if lines else ()
+    hint = ("All axes are to be there, those of 1, too:", *lines) if lines else ()
     expected = f"{name} of shape {places} or {wanted}, where any size may be 1"
-    raise ShapeError(where, expected, describe(x), cure=cure)
+    raise ShapeError(where, expected, describe(x), hint=hint)
 
 
 def _spreads(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
@@ -719,10 +719,10 @@ def _check_bias(
         bias, by_places = bias(places, others), (places.ndim + 2,)
     bias = check_array(where, bias, "bias")
     if not jnp.issubdtype(bias.dtype, jnp.floating):
-        cure: Sequence[str] = ()
+        hint: Sequence[str] = ()
         if bias.dtype == jnp.bool_:
-            cure = ("What says where to look is the mask:", "layer(x, x, x, mask=mask)")
-        raise ArgumentError(where, "bias of a floating dtype", describe(bias), cure=cure)
+            hint = ("What says where to look is the mask:", "layer(x, x, x, mask=mask)")
+        raise ArgumentError(where, "bias of a floating dtype", describe(bias), hint=hint)
     return _check_spread(where, "bias", bias, wanted, (0, 1, 2, *by_places))
 
 
@@ -749,21 +749,21 @@ def _check_name(where: str, name: Any, names: Sequence[str]) -> Any:
 def _check_rotary(where: str, rotary: Any, size: int) -> Any:
     if rotary is None:
         return None
-    cure = ("It turns heads, each of qk_size:", f"rotary=nn.RotaryPositionalEmbedding({size})")
+    hint = ("It turns heads, each of qk_size:", f"rotary=nn.RotaryPositionalEmbedding({size})")
     if not isinstance(rotary, RotaryPositionalEmbedding):
         expected = "a RotaryPositionalEmbedding"
-        raise ArgumentError(where, expected, describe(rotary), cure=cure)
+        raise ArgumentError(where, expected, describe(rotary), hint=hint)
     if rotary.embedding_size != size:
         expected = f"one of embedding_size={size}"
         got = f"embedding_size={rotary.embedding_size}"
-        raise ArgumentError(where, expected, got, cure=cure)
+        raise ArgumentError(where, expected, got, hint=hint)
     return rotary
 
 
 def _key_missing(where: Title) -> str:
-    cure = (
+    hint = (
         "Pass a key, or switch to inference:",
         "layer(query, key_, value, key=jax.random.key(0))",
         "layer = nn.inference_mode(layer)",
     )
-    return explain(str(where), "a random key when training", "none", cure=cure)
+    return explain(str(where), "a random key when training", "none", hint=hint)

@@ -216,12 +216,12 @@ class BatchNorm(StatefulLayer):
         made = "batch" if self.batch_counter is not None else "torch"
         made = made if self.ema_first_time_index is None else "ema"
         if self.mode != made:
-            cure = (
+            hint = (
                 "It decides what the State holds; make a layer:",
                 f"BatchNorm(mode={self.mode!r})",
             )
             where, expected = named(self, "mode"), f"{made!r}, with which the layer was made"
-            raise ArgumentError(where, expected, describe(self.mode), cure=cure)
+            raise ArgumentError(where, expected, describe(self.mode), hint=hint)
 
     @property
     def batch_state_index(self) -> StateIndex[Statistics] | None:
@@ -307,13 +307,13 @@ class BatchNorm(StatefulLayer):
         running = state.get(self.state_index)
         if all(value.shape == (self.input_size,) for value in running):
             return running
-        cure = (
+        hint = (
             "That of several members is mapped, in and out; inside of by({...}) say how:",
             "axes = pm.by({pm.RngStream: 0, ...: None})",
             "pm.filter_vmap(layer, in_axes=(0, axes), out_axes=(0, axes))(x, state)",
         )
         expected = f"running statistics of shape ({self.input_size},) in the State"
-        raise ShapeError(str(self._title()), expected, describe(running[0]), cure=cure)
+        raise ShapeError(str(self._title()), expected, describe(running[0]), hint=hint)
 
     def _axis_of_channels(self, x: Array) -> int:
         """Counted from the front, and so known only with x if it is said from the back."""
@@ -330,7 +330,7 @@ class BatchNorm(StatefulLayer):
             expected = f"x with {self.input_size} channels on axis {self.channel_axis}"
             raise ShapeError(where, expected, describe(x))
         axes = ("batch",) * channel_axis + (str(self.input_size), "...")
-        raise ShapeError(where, f"x of shape ({', '.join(axes)})", describe(x), cure=self._cure(x))
+        raise ShapeError(where, f"x of shape ({', '.join(axes)})", describe(x), hint=self._hint(x))
 
     def _check_whose(self, where: Title, x: Array) -> None:
         """Refuse a part of a batch that would pass for one example.
@@ -345,11 +345,11 @@ class BatchNorm(StatefulLayer):
             expected = (
                 "the axis of the channels to be said, where each device has a part of a batch"
             )
-            cure = (
+            hint = (
                 "say it; 0, if there is no axis of examples:",
                 self._with_channels(),
             )
-            raise ShapeError(where, expected, describe(x), cure=cure)
+            raise ShapeError(where, expected, describe(x), hint=hint)
 
     def _is_on_a_mesh(self) -> bool:
         """Whether the named axes are those of a mesh, under `shard_map`."""
@@ -358,7 +358,7 @@ class BatchNorm(StatefulLayer):
     def _with_channels(self) -> str:
         return f"BatchNorm({self.input_size}, {self.axis_name!r}, channel_axis=1)"
 
-    def _cure(self, x: Array) -> Sequence[str]:
+    def _hint(self, x: Array) -> Sequence[str]:
         """What would put the channels where this layer looks for them."""
         if self.axis_name is None and x.shape[:1] == (self.input_size,):
             return (
@@ -380,9 +380,9 @@ class BatchNorm(StatefulLayer):
         inner = [axis for axis, size in enumerate(x.shape) if size == self.input_size]
         if not inner:
             return ("No axis of x fits; the layer was built for another number of channels.",)
-        return self._inner_cure(inner[0])
+        return self._inner_hint(inner[0])
 
-    def _inner_cure(self, axis: int) -> Sequence[str]:
+    def _inner_hint(self, axis: int) -> Sequence[str]:
         """The same, for channels that are neither the last axis nor where they are looked for."""
         if self.axis_name is None:
             return (
@@ -411,9 +411,9 @@ class BatchNorm(StatefulLayer):
             raise ArgumentError(_checked_text(str(where), mapped)) from error
         # A mean of nothing is nan, and would stay in the running statistics for good.
         if result[-1] == 0:
-            cure = ("Of an empty batch, use the running statistics:", "nn.inference_mode(layer)")
+            hint = ("Of an empty batch, use the running statistics:", "nn.inference_mode(layer)")
             expected = "at least one value per channel to take a mean of"
-            raise ShapeError(where, expected, describe(x), cure=cure)
+            raise ShapeError(where, expected, describe(x), hint=hint)
         return result
 
 
@@ -424,9 +424,9 @@ def _check_axis_name(where: str, axis_name: Any) -> Hashable:
     # Without names every example would be a batch of its own; a name given twice counts twice.
     if given and all(isinstance(name, Hashable) for name in given) and len({*given}) == len(given):
         return axis_name if names is None else given
-    cure = ("For whole batches, without a mapped axis:", "BatchNorm(input_size)")
+    hint = ("For whole batches, without a mapped axis:", "BatchNorm(input_size)")
     expected = "the name of a mapped axis, several different ones, or None"
-    raise ArgumentError(where, expected, describe(axis_name), cure=cure)
+    raise ArgumentError(where, expected, describe(axis_name), hint=hint)
 
 
 def _check_channel_axis(where: str, axis: Any) -> int | None:
@@ -460,12 +460,12 @@ def _axis_missing(where: str, names: Sequence[Hashable], size: int) -> str:
     several = len(names) > 1
     listing = ", ".join(map(repr, names))
     expected = f"mapped axes named {listing}" if several else f"a mapped axis named {listing}"
-    cure = (
+    hint = (
         "Map over the batch, or build the layer without axis_name and pass whole batches:",
         *_mapping(names),
         f"layer = BatchNorm({size})",
     )
-    return explain(where, expected, "not all of them" if several else "none", cure=cure)
+    return explain(where, expected, "not all of them" if several else "none", hint=hint)
 
 
 def _checked_text(where: str, mapped: Sequence[Hashable]) -> str:
@@ -473,7 +473,7 @@ def _checked_text(where: str, mapped: Sequence[Hashable]) -> str:
         where,
         f"check_vma=False of the shard_map around a map over {', '.join(map(repr, mapped))}",
         "its default, under which JAX takes no mean over the axis of a vmap",
-        cure=[
+        hint=[
             "the means are those of the whole batch nevertheless; take gradients outside, then:",
             "pm.filter_shard_map(f, ..., check_vma=False)",
         ],
@@ -483,5 +483,5 @@ def _checked_text(where: str, mapped: Sequence[Hashable]) -> str:
 def _check_mode(where: str, mode: Any) -> str:
     if isinstance(mode, str) and mode in ("torch", "batch", "ema"):
         return mode
-    cure = ("Equinox's 'legacy' is", "mode='ema'") if mode == "legacy" else ()
-    raise ArgumentError(where, "'torch', 'batch' or 'ema'", describe(mode), cure=cure)
+    hint = ("Equinox's 'legacy' is", "mode='ema'") if mode == "legacy" else ()
+    raise ArgumentError(where, "'torch', 'batch' or 'ema'", describe(mode), hint=hint)

@@ -253,8 +253,8 @@ def call_layer(layer: Any, x: Any, state: Any, key: Any) -> tuple[Any, Any]:
             return out, after
         case _:
             pass
-    where, cure = f"{type(layer).__name__}(x, state)", ("Return both:", "return out, state")
-    raise StateError(where, "(out, state) to come back", describe(result), cure=cure)
+    where, hint = f"{type(layer).__name__}(x, state)", ("Return both:", "return out, state")
+    raise StateError(where, "(out, state) to come back", describe(result), hint=hint)
 
 
 def _demands_state(layer: Any) -> bool:
@@ -272,7 +272,7 @@ def _refuse_unmarked(layer: Any, error: TypeError) -> NoReturn:
         f"{name}(x)",
         "a layer that is called without State, as all are that are no StatefulLayer",
         "one that has a parameter `state` without a default",
-        cure=[
+        hint=[
             "say that it is stateful, and it gets the State:",
             f"class {name}(nn.StatefulLayer): ...",
         ],

@@ -212,8 +212,8 @@ def _check_dims(where: str, dims: Any) -> tuple[int, ...]:
 def _check_stream(where: str, stream: Any) -> RngStream | None:
     if stream is None or isinstance(stream, RngStream):
         return stream
-    cure = ("The key comes later, and through State:", "Dropout(p, stream=pm.RngStream())")
-    raise ArgumentError(where, "an RngStream or None", describe(stream), cure=cure)
+    hint = ("The key comes later, and through State:", "Dropout(p, stream=pm.RngStream())")
+    raise ArgumentError(where, "an RngStream or None", describe(stream), hint=hint)
 
 
 def _check_axes(where: Title, x: Array, dims: tuple[int, ...]) -> None:
@@ -224,17 +224,17 @@ def _check_axes(where: Title, x: Array, dims: tuple[int, ...]) -> None:
 
 
 def _key_missing(where: Title) -> str:
-    cure = (
+    hint = (
         "Pass a key, or switch to inference:",
         "layer(x, key=jax.random.key(0))",
         "layer = nn.inference_mode(layer)",
     )
-    return explain(str(where), "a random key when training", "none", cure=cure)
+    return explain(str(where), "a random key when training", "none", hint=hint)
 
 
 def _state_missing(where: Title) -> str:
-    cure = (
+    hint = (
         "The layer's keys are in the State that was made with the model:",
         "x, state = layer(x, state)",
     )
-    return explain(str(where), "a State, or a key, when training", "neither", cure=cure)
+    return explain(str(where), "a State, or a key, when training", "neither", hint=hint)

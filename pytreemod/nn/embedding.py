@@ -121,8 +121,8 @@ class Embedding(Module):
         # NumPy's as it is: converted, 64 bits would become 32, which may name another row.
         rows: Any = x if isinstance(x, (np.ndarray, np.generic)) else check_array(where, x)
         if not jnp.issubdtype(rows.dtype, jnp.integer):
-            cure = ("Convert it first:", "layer(x.astype(int))")
-            raise ArgumentError(where, "x of an integer dtype", describe(rows), cure=cure)
+            hint = ("Convert it first:", "layer(x.astype(int))")
+            raise ArgumentError(where, "x of an integer dtype", describe(rows), hint=hint)
         return embedding(rows, weight)
 
     @in_scope("pm.nn.Embedding.attend")
@@ -154,10 +154,10 @@ class Embedding(Module):
 
     def _check_sizes_given(self, num_embeddings: Any, embedding_size: Any) -> None:
         if num_embeddings is None or embedding_size is None:
-            cure = ("Write", "Embedding(num_embeddings, embedding_size, key=key)")
+            hint = ("Write", "Embedding(num_embeddings, embedding_size, key=key)")
             where = f"{type(self).__name__}(num_embeddings, embedding_size)"
             got = f"{num_embeddings} and {embedding_size}"
-            raise ArgumentError(where, "both, or weight=", got, cure=cure)
+            raise ArgumentError(where, "both, or weight=", got, hint=hint)
 
     def _check_weight(self, weight: Any, num_embeddings: Any, embedding_size: Any) -> Array:
         where = named(self, "weight")

@@ -174,9 +174,9 @@ def _check_channels(layer: GroupNorm, channels: Any) -> int | None:
     if channels is None and not layer.channelwise_affine:
         return None
     if channels is None:
-        cure = ("Without weights, any number goes:", "GroupNorm(groups, channelwise_affine=False)")
+        hint = ("Without weights, any number goes:", "GroupNorm(groups, channelwise_affine=False)")
         expected = "how many there are, for weight and bias"
-        raise ArgumentError(where, expected, "None", cure=cure)
+        raise ArgumentError(where, expected, "None", hint=hint)
     count = check_size(where, channels)
     if count % layer.groups != 0:
         raise ArgumentError(where, f"a multiple of groups={layer.groups}", str(count))
@@ -205,10 +205,10 @@ def _check_grouped(where: Title, x: Array, groups: int, channels: int | None) ->
         return
     wanted = f"a multiple of {groups}" if channels is None else str(channels)
     if fits(1):
-        cure: Sequence[str] = ("x looks like a batch; map over it:", "jax.vmap(layer)(x)")
+        hint: Sequence[str] = ("x looks like a batch; map over it:", "jax.vmap(layer)(x)")
     elif fits(-1):
         moved = "layer(jnp.moveaxis(x, -1, 0))"
-        cure = ("The last axis fits, but channels come first here:", moved)
+        hint = ("The last axis fits, but channels come first here:", moved)
     else:
-        cure = "Neither the first axis of x fits, nor another that may hold the channels."
-    raise ShapeError(where, f"x of shape ({wanted}, ...)", describe(x), cure=cure)
+        hint = "Neither the first axis of x fits, nor another that may hold the channels."
+    raise ShapeError(where, f"x of shape ({wanted}, ...)", describe(x), hint=hint)

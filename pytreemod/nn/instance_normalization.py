@@ -172,15 +172,15 @@ class InstanceNorm(Module):
             return x.ndim - dims - 1
         if x.shape[:1] == (self.channels,):
             return 0
-        cure: Any = "The first axis of x is to hold the channels."
+        hint: Any = "The first axis of x is to hold the channels."
         if x.shape[1:2] == (self.channels,):
-            cure = (
+            hint = (
                 "x looks like a batch; map over it, or say how many spatial axes there are:",
                 "jax.vmap(layer)(x)",
                 f"InstanceNorm({self.channels}, num_spatial_dims={x.ndim - 2})",
             )
         expected = f"x of shape ({self.channels}, ...)"
-        raise ShapeError(where, expected, describe(x), cure=cure)
+        raise ShapeError(where, expected, describe(x), hint=hint)
 
     def _size(self) -> tuple[int] | None:
         """The shape of weight and bias."""

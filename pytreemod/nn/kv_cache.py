@@ -38,7 +38,7 @@ def check_lengths(where: Title, lengths: Any, key_: Array, check: bool) -> Array
     return lengths
 
 
-def check_ring(where: str, window: int | None, size: int, cure: Sequence[str]) -> None:
+def check_ring(where: str, window: int | None, size: int, hint: Sequence[str]) -> None:
     """Require room for a whole window, if there is one: with less, the cache were no ring.
 
     Raises:
@@ -46,7 +46,7 @@ def check_ring(where: str, window: int | None, size: int, cure: Sequence[str]) -
     """
     if window is not None and size < window:
         expected = f"a cache with a place for each of window={window}"
-        raise ArgumentError(where, expected, f"{size} places", cure=cure)
+        raise ArgumentError(where, expected, f"{size} places", hint=hint)
 
 
 def refuse_uncachable(
@@ -54,20 +54,20 @@ def refuse_uncachable(
 ) -> None:
     """Refuse a State where there is no cache, and what does not go with one."""
     if token is None:
-        cure: Sequence[str] = (
+        hint: Sequence[str] = (
             "Make the layer with a cache, together with its State:",
             "make = pm.make_with_state(nn.MultiheadAttention)",
             "layer, state = make(..., is_causal=True, cache_size=size, key=key)",
         )
-        raise StateError(where, "a layer with a cache", "none", cure=cure)
+        raise StateError(where, "a layer with a cache", "none", hint=hint)
     if mask is not None:
-        cure = ("Sequences of different lengths say how many places count:", "lengths=lengths")
+        hint = ("Sequences of different lengths say how many places count:", "lengths=lengths")
         expected = "no mask with a State: the cache knows who sees whom"
-        raise ArgumentError(where, expected, describe(mask), cure=cure)
+        raise ArgumentError(where, expected, describe(mask), hint=hint)
     if bias is not None and not callable(bias):
-        cure = ("As a function it is told the places of queries and keys:", "bias=lambda q, k: ...")
+        hint = ("As a function it is told the places of queries and keys:", "bias=lambda q, k: ...")
         expected = "with a State a function as bias"
-        raise ArgumentError(where, expected, describe(bias), cure=cure)
+        raise ArgumentError(where, expected, describe(bias), hint=hint)
     if not is_causal:
         raise ArgumentError(where, "is_causal=True with a State", "False")
     # The place of a query is that of its own key: how many were seen before says both.
@@ -100,11 +100,11 @@ def check_fits(
         expected = f"keys {describe(wanted[0])} and values {describe(wanted[1])} in the State"
         got = f"{describe(keys)} and {describe(values)}"
     size = f", size={window}" if window is not None and slots < window else ""
-    cure = (
+    hint = (
         "Begin with empty caches, for so many sequences:",
         f"state = nn.reset_cache(model, state, batch={batch}{size})",
     )
-    raise ShapeError(where, expected, got, cure=cure)
+    raise ShapeError(where, expected, got, hint=hint)
 
 
 def check_room(where: Title, cache: Cache, count: int, lengths: Array | None, check: bool) -> Cache:
@@ -145,11 +145,11 @@ def nan_where_full(found: Array, seen: Extended, lengths: Array | None) -> Array
 
 
 def _full(where: Title, slots: int, got: str) -> str:
-    cure = (
+    hint = (
         "Begin anew with more room, or keep a window of what was seen:",
         "state = nn.reset_cache(model, state, size=size)",
         "nn.MultiheadAttention(..., window=window)",
     )
     return explain(
-        str(where), f"a query for sequences of at most {slots} places, the cache's", got, cure=cure
+        str(where), f"a query for sequences of at most {slots} places, the cache's", got, hint=hint
     )

@@ -209,7 +209,7 @@ def _refuse_missed(missed: dict[KeyPath, Any]) -> NoReturn:
         "the call to come to every unfinished layer",
         f"a call that leaves {len(missed)} out",
         places=[f"{path_text(path)}: {node!r}" for path, node in missed.items()],
-        cure=[
+        hint=[
             "call what uses them, by its name or by a function:",
             "pm.materialize(model, x, method='decode')",
             "pm.materialize(model, x, method=lambda m, x: m.decode(m.encode(x)))",
@@ -224,5 +224,5 @@ def _refuse_other(path: KeyPath, node: Any, before: Any, sizes: Any) -> NoReturn
         f"materialize: {path_text(path) or class_of(node).__qualname__}",
         f"{name}={before[name]!r}, as an earlier call has shown",
         f"{name}={sizes[name]!r}",
-        cure=["one layer takes inputs of one size; make two layers, or give the size"],
+        hint=["one layer takes inputs of one size; make two layers, or give the size"],
     )

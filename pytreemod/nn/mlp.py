@@ -22,7 +22,7 @@ from pytreemod.nn.arguments import (
     check_last_axis,
     check_size,
     divide_key,
-    mapped_cure,
+    mapped_hint,
     named,
 )
 from pytreemod.nn.calling import ignores_key, in_scope
@@ -294,7 +294,7 @@ def _check_copies(where: Title, name: str, *sizes: int) -> None:
     ]
     if not wrong:
         return
-    cure: Sequence[str] = (
+    hint: Sequence[str] = (
         "A new activation is copied when the network is made; later, do it yourself:",
         f"copies = jax.tree.map(lambda a: jnp.broadcast_to(a, {sizes} + a.shape), activation)",
         f"mlp = mlp.replace({name}=copies)",
@@ -302,9 +302,9 @@ def _check_copies(where: Title, name: str, *sizes: int) -> None:
     expected = f"{name} with a copy for each neuron, on leading axes {sizes}"
     got = f"{len(wrong)} array{'s' * (len(wrong) > 1)} without"
     if all(leaf.shape[1 : 1 + count] == sizes for _, leaf in wrong):
-        cure = mapped_cure(where.layer)
+        hint = mapped_hint(where.layer)
     places = [f"{path}: {describe(leaf)}" for path, leaf in wrong]
-    raise ShapeError(where, expected, got, places=places, cure=cure)
+    raise ShapeError(where, expected, got, places=places, hint=hint)
 
 
 def _check_layers(mlp: MLP) -> None:
@@ -336,12 +336,12 @@ def _check_layers(mlp: MLP) -> None:
         given = getattr(mlp, name)
         if given != value:
             expected = f"{value!r}, with which its layers were made"
-            cure = ("Make a network of that kind:", f"MLP(..., {name}={given!r}, key=key)")
-            raise ArgumentError(named(mlp, name), expected, describe(given), cure=cure)
+            hint = ("Make a network of that kind:", f"MLP(..., {name}={given!r}, key=key)")
+            raise ArgumentError(named(mlp, name), expected, describe(given), hint=hint)
 
 
 def _check_function(where: str, value: Any) -> None:
     if callable(value):
         return
-    cure = ("Pass the function itself:", "activation=jax.nn.relu")
-    raise ArgumentError(where, "a function or a Module", describe(value), cure=cure)
+    hint = ("Pass the function itself:", "activation=jax.nn.relu")
+    raise ArgumentError(where, "a function or a Module", describe(value), hint=hint)

@@ -157,12 +157,12 @@ def _check_flag(where: str, place: str, value: Any, is_data: bool) -> Any:
     if not is_data and callable(value):
         return value
     traced = isinstance(value, Tracer)
-    cure = [
+    hint = [
         "flags are structure, which a traced value cannot decide; it can choose between two calls:",
         "y = pm.filter_cond(flag, model_on, model_off, x)",
     ]
     got = "a traced array" if traced else describe(value)
-    raise ArgumentError(where, "True or False", got, places=[place], cure=cure if traced else ())
+    raise ArgumentError(where, "True or False", got, places=[place], hint=hint if traced else ())
 
 
 def _refuse_data(where: str, place: str, old: Any) -> None:
@@ -171,7 +171,7 @@ def _refuse_data(where: str, place: str, old: Any) -> None:
         "a field that is configuration, or True or False",
         f"one that is other data: {_kind(old)}",
         places=[place],
-        cure=[
+        hint=[
             "set this one by its place, or declare it with pm.field(static=True):",
             f"model = pm.tree_at({place!r}, model, new)",
         ],
@@ -191,5 +191,5 @@ def _refuse_unknown(name: str, seen: set[str]) -> None:
         f"with_mode({name})",
         f"a field that the model has ({shown or 'it has none that can be set'})",
         f"{name!r}, which occurs nowhere in it",
-        cure=f"did you mean {close[0]!r}?" if close else (),
+        hint=f"did you mean {close[0]!r}?" if close else (),
     )

@@ -254,7 +254,7 @@ def _check_model(model: Any) -> None:
         else ["make one first:", "net = pm.stateful(Model(...))"]
     )
     got = "both in a tuple" if pair else describe(model)
-    raise ArgumentError("stateful(model)", "a model", got, cure=lines)
+    raise ArgumentError("stateful(model)", "a model", got, hint=lines)
 
 
 def _refuse_made(model: Any) -> None:
@@ -266,7 +266,7 @@ def _refuse_made(model: Any) -> None:
             "the State that the model was made with, too",
             "the model alone",
             places=gone,
-            cure=["pass both:", "net = pm.stateful(model, state)"],
+            hint=["pass both:", "net = pm.stateful(model, state)"],
         )
 
 
@@ -310,8 +310,8 @@ def _parted(where: str, result: Any, own: State) -> tuple[Any, State]:
     pair = "out, state"
     out, new = pair_of(result, where, pair, reason=", for the model has State")
     if not isinstance(new, State):
-        got, cure = f"{describe(new)} as the second", ["return it last:", f"return {pair}"]
-        raise ArgumentError(where, f"a pair ({pair})", got, cure=cure)
+        got, hint = f"{describe(new)} as the second", ["return it last:", f"return {pair}"]
+        raise ArgumentError(where, f"a pair ({pair})", got, hint=hint)
     if new is own:
         # Raises if it was used up: then another one has the values.
         new.substate(())
@@ -319,33 +319,33 @@ def _parted(where: str, result: Any, own: State) -> tuple[Any, State]:
 
 
 def _given_state(where: str) -> str:
-    cure = ["it has one, and passes that on:", "out, net = net(x)"]
-    return explain(where, "no State among the arguments", "one", cure=cure)
+    hint = ["it has one, and passes that on:", "out, net = net(x)"]
+    return explain(where, "no State among the arguments", "one", hint=hint)
 
 
 def _of_model(name: str, model: Any) -> str:
     found = getattr(model, name)
-    cure = ["the net holds it:", f"net.model.{name}"]
+    hint = ["the net holds it:", f"net.model.{name}"]
     if getattr(found, "__self__", None) is model:
-        cure = [
+        hint = [
             "call it with the State, or on the model if it needs none:",
             f"out, net = net.apply({type(model).__qualname__}.{name}, x)",
             f"out = net.model.{name}(x)",
         ]
     got = f"one of its model, {with_article(type(model).__qualname__)}"
-    return explain(f"net.{name}", "an attribute of the net", got, cure=cure)
+    return explain(f"net.{name}", "an attribute of the net", got, hint=hint)
 
 
 def _bound(fn: Any, model: Any) -> str:
     name = f"{type(model).__qualname__}.{fn.__name__}"
-    cure = ["the net passes its model itself:", f"out, net = net.apply({name}, x)"]
-    return explain("net.apply(fn)", "a function of the model", f"its method {name}", cure=cure)
+    hint = ["the net passes its model itself:", f"out, net = net.apply({name}, x)"]
+    return explain("net.apply(fn)", "a function of the model", f"its method {name}", hint=hint)
 
 
 def _takes_none(where: str, fn: Any, tokens: list[str]) -> str:
     name = fn.__qualname__ if hasattr(fn, "__qualname__") else type(fn).__qualname__
     own = getattr(fn, "__name__", "__call__")
-    cure = [
+    hint = [
         "take it, pass it on to the layers that need it, and return it; or call it on the model:",
         f"def {own}(self, x, state):",
         "    x, state = self.norm(x, state)",
@@ -353,19 +353,19 @@ def _takes_none(where: str, fn: Any, tokens: list[str]) -> str:
         "out = net.model(x)" if own == "__call__" else f"out = net.model.{own}(x)",
     ]
     expected = f"{name} to have a parameter called state"
-    return explain(where, expected, "none, though it has State", places=tokens, cure=cure)
+    return explain(where, expected, "none, though it has State", places=tokens, hint=hint)
 
 
 def _used(where: str) -> str:
-    cure = [
+    hint = [
         "go on with what came back; using the old one would lose an update:",
         "out, net = net(x)",
         "net = net.restored()  # if something has failed since, and what came back is lost",
     ]
-    return explain(where, "the newest net", "one that a call has already replaced", cure=cure)
+    return explain(where, "the newest net", "one that a call has already replaced", hint=hint)
 
 
 def _uncallable(model: Any) -> str:
     kind = type(model).__qualname__
-    cure = ["call one of its methods:", f"out, net = net.apply({kind}.method, x)"]
-    return explain("net(...)", "a model that can be called", with_article(kind), cure=cure)
+    hint = ["call one of its methods:", f"out, net = net.apply({kind}.method, x)"]
+    return explain("net(...)", "a model that can be called", with_article(kind), hint=hint)

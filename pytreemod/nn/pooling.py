@@ -310,8 +310,8 @@ def _check_init(where: str, init: Any) -> int | float:
 def _check_operation(where: str, operation: Any) -> Callable[[Any, Any], Any]:
     if callable(operation):
         return operation
-    cure = ("Pass a function of two arguments:", "operation=jax.lax.max")
-    raise ArgumentError(where, "a function", describe(operation), cure=cure)
+    hint = ("Pass a function of two arguments:", "operation=jax.lax.max")
+    raise ArgumentError(where, "a function", describe(operation), hint=hint)
 
 
 def _check_pads(where: str, padding: Any, window: tuple[int, ...]) -> Pads:

@@ -120,9 +120,9 @@ class RNN(Module):
     def __check_init__(self) -> None:
         # Here, for `replace` and `with_mode` come this way.
         if not isinstance(self.cell, RNNCellBase):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
-            cure = ("such as", "RNN(GRUCell(3, 4, key=key))")
+            hint = ("such as", "RNN(GRUCell(3, 4, key=key))")
             raise ArgumentError(
-                named(self, "cell"), "an RNNCellBase", describe(self.cell), cure=cure
+                named(self, "cell"), "an RNNCellBase", describe(self.cell), hint=hint
             )
         for name in ("time_major", "return_carry", "reverse", "keep_order"):
             check_flag(named(self, name), getattr(self, name))
@@ -316,8 +316,8 @@ class Bidirectional(Module):
         for name in ("forward_rnn", "backward_rnn"):
             rnn = getattr(self, name)
             if not isinstance(rnn, RNN):
-                cure = ("Cells are run over time by an RNN:", f"{name}=RNN(cell)")
-                raise ArgumentError(named(self, name), "an RNN", describe(rnn), cure=cure)
+                hint = ("Cells are run over time by an RNN:", f"{name}=RNN(cell)")
+                raise ArgumentError(named(self, name), "an RNN", describe(rnn), hint=hint)
         if not callable(self.merge_fn):
             expected = "a function of both outputs"
             raise ArgumentError(named(self, "merge_fn"), expected, describe(self.merge_fn))
@@ -376,22 +376,22 @@ def _check_dtypes(where: Title, carry: Any, new: Any) -> None:
             continue
         if old.dtype == array.dtype or jax.typeof(old).weak_type:
             continue
-        cure = (
+        hint = (
             "Let the cell's precision say what it gives back, or start from what it gives:",
             f'pm.with_precision(cell, "params=float32,compute=bfloat16,output={old.dtype.name}")',
             f"rnn(x, initial_carry=carry)   # of {array.dtype.name}",
         )
         expected = f"a carry that stays in the dtype in which it starts, {old.dtype.name}"
         got = f"{array.dtype.name} out of a step of the cell"
-        raise StructureError(where, expected, got, cure=cure)
+        raise StructureError(where, expected, got, hint=hint)
 
 
 def _checked_inputs(where: Title, inputs: Any, time_major: bool) -> Array:
     x = check_array(where, inputs)
     if x.ndim < 2:
         shape = "(time, ..., in)" if time_major else "(..., time, in)"
-        cure = ("For a single step call the cell:", "carry = rnn.cell(x, carry)")
-        raise ShapeError(where, f"inputs of shape {shape}", describe(x), cure=cure)
+        hint = ("For a single step call the cell:", "carry = rnn.cell(x, carry)")
+        raise ShapeError(where, f"inputs of shape {shape}", describe(x), hint=hint)
     return x
 
 

@@ -326,9 +326,9 @@ class LSTMCell(RNNCellBase):
         x = _checked_input(where, input, self.input_size)
         # An array of two rows would be taken apart as well, along what may be a batch axis.
         if not isinstance(hidden, (tuple, list)) or len(hidden) != 2:  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
-            cure = ("Zeros to start with:", "cell(x, cell.initialize_carry(x.shape))")
+            hint = ("Zeros to start with:", "cell(x, cell.initialize_carry(x.shape))")
             got = describe(hidden)
-            raise ArgumentError(where, "hidden to be a pair (h, c)", got, cure=cure)
+            raise ArgumentError(where, "hidden to be a pair (h, c)", got, hint=hint)
         h = _checked_hidden(where, "h", hidden[0], x, size)
         c = _checked_hidden(where, "c", hidden[1], x, size)
         return lstm_cell(x, (h, c), weight_ih, weight_hh, bias)
@@ -566,9 +566,9 @@ def _check_sizes(cell: GRUCell | LSTMCell | SimpleCell) -> None:
 
 def _check_activation(cell: SimpleCell, activation: Any) -> None:
     if not callable(activation):
-        cure = ("Pass the function itself:", "activation=jnp.tanh")
+        hint = ("Pass the function itself:", "activation=jnp.tanh")
         where, got = named(cell, "activation"), describe(activation)
-        raise ArgumentError(where, "a function or a Module", got, cure=cure)
+        raise ArgumentError(where, "a function or a Module", got, hint=hint)
 
 
 def _checked_input(where: Title, x: Any, size: int) -> Array:
@@ -587,14 +587,14 @@ def _checked_hidden(where: Title, name: str, hidden: Any, x: Array, size: int) -
 
 def _converted(where: Title, name: str, hidden: Any, shape: tuple[int, ...]) -> Array:
     expected = f"{name} of shape {shape}"
-    cure = ("Zeros to start with:", "cell(x, cell.initialize_carry(x.shape))")
+    hint = ("Zeros to start with:", "cell(x, cell.initialize_carry(x.shape))")
     if not hasattr(hidden, "shape"):
-        raise ArgumentError(where, expected, describe(hidden), cure=cure)
+        raise ArgumentError(where, expected, describe(hidden), hint=hint)
     if hidden.shape != shape:
         if hidden.shape == shape[-1:]:
-            cure = (
+            hint = (
                 "x is a batch, whose examples each have a hidden state:",
                 f"jnp.broadcast_to({name}, {shape})",
             )
-        raise ShapeError(where, expected, describe(hidden), cure=cure)
+        raise ShapeError(where, expected, describe(hidden), hint=hint)
     return jnp.asarray(hidden)

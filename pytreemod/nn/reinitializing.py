@@ -91,9 +91,9 @@ def reinitialize(model: Model, selector: Any, init: Initializer, key: KeyLike) -
         [0.0, 0.0]
     """
     if not callable(init):
-        cure = ["the arguments are", "pm.reinitialize(model, selector, init, key)"]
+        hint = ["the arguments are", "pm.reinitialize(model, selector, init, key)"]
         expected = "a function (key, shape, dtype) -> array"
-        raise ArgumentError("reinitialize(init)", expected, describe(init), cure=cure)
+        raise ArgumentError("reinitialize(init)", expected, describe(init), hint=hint)
     refuse_unfinished("reinitialize", model)
     model = with_new_containers(model)
     spots = list(places(model))
@@ -189,7 +189,7 @@ def _refuse_computed(place: str, inside: set[KeyPath]) -> NoReturn:
         "arrays, or a part of what others are computed from",
         f"all of what {place} is computed from",
         places=parts,
-        cure=[
+        hint=[
             "make it an array first, or name the part that is meant:",
             f"model = pm.resolve(model, {place!r})",
             f"pm.reinitialize(model, {parts[0]!r}, init, key)",

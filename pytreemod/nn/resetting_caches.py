@@ -63,8 +63,8 @@ def reset_cache(
         return isinstance(node, MultiheadAttention)
 
     if not any(map(_has_cache, jtu.tree_leaves(model, is_leaf=is_end))):
-        cure = ("A layer has one that is made with", "nn.MultiheadAttention(..., cache_size=size)")
-        raise ArgumentError("reset_cache(model)", "attention with a cache", "none", cure=cure)
+        hint = ("A layer has one that is made with", "nn.MultiheadAttention(..., cache_size=size)")
+        raise ArgumentError("reset_cache(model)", "attention with a cache", "none", hint=hint)
     whole = jtu.tree_map(renew, state.fill(model), is_leaf=is_end)
     return make_with_state(lambda: whole)()[1]
 
@@ -82,7 +82,7 @@ def _renewed(
     outer = weight.shape[:-2]
     held: Any = token.init if token is not None else None
     slots = held[0].shape[-2] if size is None else size
-    cure = ("as many as the window has, or more:", f"nn.reset_cache(..., size={layer.window})")
-    check_ring("reset_cache(size)", layer.window, slots, cure)
+    hint = ("as many as the window has, or more:", f"nn.reset_cache(..., size={layer.window})")
+    check_ring("reset_cache(size)", layer.window, slots, hint)
     cache = layer.empty_cache((*outer, *batch), slots, weight.dtype if dtype is None else dtype)
     return layer.replace(cache=holding(token, cache))

@@ -176,8 +176,8 @@ class RotaryPositionalEmbedding(Module):
         check_floating(where, x)
         if x.ndim == 1:
             expected = f"x of shape (..., seq_length, {self.embedding_size})"
-            cure = ("x lacks the axis of places; for a sequence of one, write", "layer(x[None])")
-            raise ShapeError(where, expected, describe(x), cure=cure)
+            hint = ("x lacks the axis of places; for a sequence of one, write", "layer(x[None])")
+            raise ShapeError(where, expected, describe(x), hint=hint)
         check_last_axis(where, x, self.embedding_size, "embedding_size")
         turn: Callable[[Array], Array] = partial(self._turned, where, positions, offset)
         for _ in range(-2 - _check_axis(where, x, axis)):
@@ -200,12 +200,12 @@ def _check_axis(where: Title, x: Array, axis: int | None) -> int:
     if axis is None:
         if x.ndim == 2 or not IN_PROCESS_HEADS.get():
             return -2
-        cure = (
+        hint = (
             "Without a map, heads have the axes (..., seq, num_heads, size):",
             "rope(query, axis=-3)",
         )
         expected = "the axis of positions to be given in process_heads"
-        raise ShapeError(where, expected, f"x {describe(x)} alone", cure=cure)
+        raise ShapeError(where, expected, f"x {describe(x)} alone", hint=hint)
     number = as_integer(axis)
     if number is None or not -x.ndim <= number <= -2:
         expected = f"axis from {-x.ndim} to -2"

@@ -221,9 +221,9 @@ class Sequential(StatefulLayer):
 
 def _check_layers(where: str, layers: Any, more: Sequence[Any]) -> tuple[Callable[..., Any], ...]:
     if more or isinstance(layers, (str, bytes)) or not hasattr(layers, "__iter__"):
-        cure = ("Pass the layers in a list:", "Sequential([layer1, layer2])")
+        hint = ("Pass the layers in a list:", "Sequential([layer1, layer2])")
         got = f"{1 + len(more)} arguments" if more else describe(layers)
-        raise ArgumentError(where, "a sequence of layers", got, cure=cure)
+        raise ArgumentError(where, "a sequence of layers", got, hint=hint)
     layers = tuple(layers)
     for number, layer in enumerate(layers):
         if not callable(layer) or isinstance(layer, type):
@@ -233,17 +233,17 @@ def _check_layers(where: str, layers: Any, more: Sequence[Any]) -> tuple[Callabl
         # own, as `Lambda` has, makes configuration of it.
         if jtu.all_leaves([layer]):
             name = getattr(layer, "__name__", "f")
-            cure = ("Make it a layer:", f"nn.Lambda({name if name.isidentifier() else 'f'})")
+            hint = ("Make it a layer:", f"nn.Lambda({name if name.isidentifier() else 'f'})")
             place = f"layers[{number}]: {describe(layer)}"
-            raise ArgumentError(where, "Modules", "a function", places=[place], cure=cure)
+            raise ArgumentError(where, "Modules", "a function", places=[place], hint=hint)
     return layers
 
 
 def _state_missing(number: int, layer: Any) -> str:
-    cure = (
+    hint = (
         "Make the model together with its State, and pass that along:",
         "model, state = pm.make_with_state(make_model)(...)",
         "out, state = model(x, state)",
     )
     place = f"layers[{number}]: {type(layer).__name__}"
-    return explain("Sequential(...)", "a State", "none", places=[place], cure=cure)
+    return explain("Sequential(...)", "a State", "none", places=[place], hint=hint)

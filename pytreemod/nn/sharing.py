@@ -102,15 +102,15 @@ def _check_alike(places: Sequence[str], picked: Any, given: Any) -> None:
     if wanted == found:
         return
     if len(places) > 1 and jtu.tree_structure(picked) != jtu.tree_structure(given):
-        cure = ["a node for each, in the same kind of sequence:", "lambda tree: (tree.a, tree.b)"]
+        hint = ["a node for each, in the same kind of sequence:", "lambda tree: (tree.a, tree.b)"]
     else:
-        cure = ["shapes are changed on the way:", "lambda pair: jnp.transpose(pair[0].weight)"]
+        hint = ["shapes are changed on the way:", "lambda pair: jnp.transpose(pair[0].weight)"]
     raise ShapeError(
         "Shared(get)",
         f"what fits in the place of {_shown(picked)}",
         _shown(given),
         places=places,
-        cure=cure,
+        hint=hint,
     )
 
 

@@ -20,7 +20,7 @@ from pytreemod.nn.arguments import (
     check_size,
     in_inference,
     is_traced,
-    mapped_cure,
+    mapped_hint,
     named,
     refuse_label,
     required_state,
@@ -129,9 +129,9 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         # Here as well, for `replace` and `with_mode` come this way.
         check_size(named(self, "num_power_iterations"), self.num_power_iterations)
         if not hasattr(self.layer, self.weight_name):
-            where, cure = named(self, "weight_name"), known_names(self.layer)
+            where, hint = named(self, "weight_name"), known_names(self.layer)
             expected = f"the name of a weight in {type(self.layer).__name__}"
-            raise ArgumentError(where, expected, describe(self.weight_name), cure=cure)
+            raise ArgumentError(where, expected, describe(self.weight_name), hint=hint)
         check_number(named(self, "eps"), self.eps, 0.0)
 
     @uses_key_if(lambda layer: wants_key(layer.layer))
@@ -174,9 +174,9 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
         shape = shape_of(weight)
         if shape is not None and (u.shape, v.shape) == (shape[:1], (math.prod(shape[1:]),)):
             return u, v
-        where, cure = str(Title(self, "weight_name")), mapped_cure(self)
+        where, hint = str(Title(self, "weight_name")), mapped_hint(self)
         expected = f"a weight whose singular vectors have the shapes {u.shape} and {v.shape}"
-        raise ShapeError(where, expected, describe(weight), cure=cure)
+        raise ShapeError(where, expected, describe(weight), hint=hint)
 
 
 def _check_weight(where: str, layer: Any, name: Any) -> Array:

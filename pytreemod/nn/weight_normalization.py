@@ -16,7 +16,7 @@ from pytreemod.nn.arguments import (
     check_key,
     check_state,
     is_traced,
-    mapped_cure,
+    mapped_hint,
     named,
     refuse_label,
     shape_of,
@@ -102,9 +102,9 @@ class WeightNorm(StatefulLayer, Generic[_L]):
         # Here as well, for `replace` comes this way.
         name: Any = self.weight_name
         if not isinstance(name, str) or not hasattr(self.layer, name):
-            where, cure = named(self, "weight_name"), known_names(self.layer)
+            where, hint = named(self, "weight_name"), known_names(self.layer)
             expected = f"the name of a weight in {type(self.layer).__name__}"
-            raise ArgumentError(where, expected, describe(name), cure=cure)
+            raise ArgumentError(where, expected, describe(name), hint=hint)
         _check_axis(named(self, "axis"), self.axis, None)
 
     @uses_key_if(lambda layer: wants_key(layer.layer))
@@ -152,7 +152,7 @@ class WeightNorm(StatefulLayer, Generic[_L]):
                 where,
                 f"g of shape {expected}, for {self.weight_name} has the shape {shape}",
                 describe(self.g),
-                cure=mapped_cure(self),
+                hint=mapped_hint(self),
             )
         raise ShapeError(where, f"{self.weight_name} to be an array", describe(v))
 
@@ -185,9 +185,9 @@ def _check_axis(where: str, axis: Any, weight: Any) -> int | None:
 
 
 def _state_missing(where: Title, layer: Any) -> str:
-    cure = (
+    hint = (
         "Make the layer together with its State, and pass that along:",
         "layer, state = pm.make_with_state(make_layer)(...)",
         "out, state = layer(x, state)",
     )
-    return explain(str(where), f"a State, for {type(layer).__name__} has one", "none", cure=cure)
+    return explain(str(where), f"a State, for {type(layer).__name__} has one", "none", hint=hint)

@@ -42,7 +42,7 @@ def weight_by_name(where: str, layer: Any, name: Any) -> Array:
     weight: Any = getattr(layer, name, None) if isinstance(name, str) else None
     if not is_inexact_array(weight):
         expected = f"the name of a weight in {type(layer).__name__}"
-        raise ArgumentError(where, expected, describe(name), cure=known_names(layer))
+        raise ArgumentError(where, expected, describe(name), hint=known_names(layer))
     if jnp.issubdtype(weight.dtype, jnp.complexfloating):
         raise ArgumentError(where, "a weight of real numbers", describe(weight))
     return weight

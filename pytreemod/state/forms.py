@@ -59,7 +59,7 @@ def check_made_ranks(where: str, name: str, ranks: tuple[int, ...], value: Any) 
             "as many axes as the value was made with",
             "more: the State came out of a map, or was split for one",
             places=more,
-            cure=[
+            hint=[
                 "take what is one for all members out without an axis; map over what differs:",
                 "y, state = jax.vmap(layer, in_axes=(0, None), out_axes=(0, None))(xs, state)",
                 "y, states = jax.vmap(layer)(xs, states)  # a value for each member",
@@ -83,7 +83,7 @@ def check_form(where: str, name: str, old: Any, new: Any) -> None:
                 f"{where} {path_text(path, name)}",
                 f"{describe(was)}, as before",
                 describe(now),
-                cure="shape and dtype of a value cannot change; cast or reshape the new one",
+                hint="shape and dtype of a value cannot change; cast or reshape the new one",
             )
 
 

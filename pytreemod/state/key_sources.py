@@ -134,7 +134,7 @@ class InitKeys(AbstractSupply):
             "init_keys",
             "a key that was taken from it",
             "what hands them out",
-            cure=["take one:", "jax.random.normal(next(keys), shape)"],
+            hint=["take one:", "jax.random.normal(next(keys), shape)"],
         )
 
     def __reduce__(self) -> Any:
@@ -142,7 +142,7 @@ class InitKeys(AbstractSupply):
             "init_keys",
             "to be used where it was made",
             "a copy, which would hand out the same keys",
-            cure=["give the copy a key of its own:", "pm.init_keys(next(keys))"],
+            hint=["give the copy a key of its own:", "pm.init_keys(next(keys))"],
         )
 
     def _prepare(self, number: int) -> list[Any]:
@@ -169,7 +169,7 @@ class InitKeys(AbstractSupply):
                 "init_keys",
                 "to be used in the transform that it was made in",
                 "a use inside another one",
-                cure=[
+                hint=[
                     "pass that one a key, and make keys from it there:",
                     "jax.vmap(lambda key: Model(key=pm.init_keys(key)))(keys.take(8))",
                 ],

@@ -97,7 +97,7 @@ def _check_maker(make_model: Any) -> None:
 
 
 def _no_maker(make_model: Any) -> str:
-    cure = (
+    hint = (
         "pass the class, or a function that gives the model:",
         "model, state = pm.make_with_state(Model)(...)",
         "model, state = pm.make_with_state(lambda: model)()",
@@ -105,4 +105,4 @@ def _no_maker(make_model: Any) -> str:
     is_module = isinstance(make_model, Module)
     got = with_article(type(make_model).__qualname__) if is_module else describe(make_model)
     expected = "a class or a function that makes a model"
-    return explain("make_with_state(make_model)", expected, got, cure=cure)
+    return explain("make_with_state(make_model)", expected, got, hint=hint)

@@ -35,7 +35,7 @@ def used_up(by: str, user: str, places: Sequence[str]) -> StateError:
             # Equinox's text, by which people know it, as a sentence of its own.
             f"one that {user} has already replaced. Attempted to use old state",
             places=places,
-            cure=[
+            hint=[
                 "go on with what came back; using the old one would lose an update:",
                 "x, state = layer1(x, state)",
                 "x, state = layer2(x, state)",
@@ -54,7 +54,7 @@ def moved(place: str) -> StateError:
             "tokens with their initial values",
             "one whose value was moved into another State",
             places=[place],
-            cure=[
+            hint=[
                 "make both at once, and keep that State; or give the values back first:",
                 MAKE,
                 REMAKE,
@@ -66,24 +66,24 @@ def moved(place: str) -> StateError:
 
 def no_token(by: str, item: Any, kind: type) -> ArgumentError:
     """For something that is no token, or one of another kind."""
-    got, cure = describe(item), ()
+    got, hint = describe(item), ()
     if isinstance(item, AbstractToken):
         got = f"a token of another kind: {type(item).__name__}"
-        cure = ("what it stands for is got by", _USES[isinstance(item, RngStream)])
+        hint = ("what it stands for is got by", _USES[isinstance(item, RngStream)])
     elif found := tokens_of(item):
         got = with_article(type(item).__name__)
         places = [path_text(path) for path, _ in found]
         code = [
             f"state.{by}(layer{'' if place.startswith('[') else '.'}{place})" for place in places
         ]
-        cure = ("a token in it is meant:", *code[:MAX_LISTED])
+        hint = ("a token in it is meant:", *code[:MAX_LISTED])
     elif isinstance(item, str):
-        cure = (
+        hint = (
             "a value is known by its token, not by its name:",
             "value = state.get(model.path.to.token)",
         )
     expected = "a token" if kind is AbstractToken else with_article(kind.__name__)
-    return ArgumentError(explain(f"State.{by}(item)", expected, got, cure=cure))
+    return ArgumentError(explain(f"State.{by}(item)", expected, got, hint=hint))
 
 
 # By whether it is a stream.
@@ -94,16 +94,16 @@ def foreign(by: str, marker: Any, register: Register, places: Sequence[str] = ()
     """For a token that has no value here."""
     is_unnamed = isinstance(marker, Unnamed)
     name = "one without a name" if is_unnamed else repr(marker)
-    cure = ["make model and State together:", MAKE]
+    hint = ["make model and State together:", MAKE]
     if is_unnamed:
-        cure = ["make model and State together, also after adding a layer:", MAKE, REMAKE, TAKE]
+        hint = ["make model and State together, also after adding a layer:", MAKE, REMAKE, TAKE]
     return TokenError(
         explain(
             f"State.{by}",
             f"a token of the model that this State was made with ({_listing(register)})",
             f"a token of another model: {name}",
             places=places,
-            cure=cure,
+            hint=hint,
         )
     )
 
@@ -135,7 +135,7 @@ def check_single(by: str, found: Mapping[Any, Sequence[str]], register: Register
                 "each token in one place, for weights are not shared either",
                 f"{register[marker].name} in {len(spots)}",
                 places=spots,
-                cure=[
+                hint=[
                     "give the values back before a layer is put elsewhere, or two models together:",
                     "filled = state.fill(model)",
                     "changed = pm.tree_at(lambda m: m.b, filled, filled.a)",
@@ -153,7 +153,7 @@ def doubled(places: Sequence[str]) -> StateError:
             "each token in one place",
             f"one in {len(places)}",
             places=places,
-            cure=[
+            hint=[
                 "make it one for each place, as a layer has weights for each place:",
                 "model, state = pm.make_with_state(lambda: model)()",
             ],
@@ -175,7 +175,7 @@ def check_paths_differ(names: Sequence[str]) -> None:
         "tokens whose paths differ",
         "several with one path",
         places=twice,
-        cure="Give what holds them keys that read differently, as tree_flatten_with_path "
+        hint="Give what holds them keys that read differently, as tree_flatten_with_path "
         "shows them.",
     )
 
@@ -188,7 +188,7 @@ def changed_in_both(names: Iterable[str]) -> StateError:
             "values that the State has left alone since the substate was taken",
             "some that were changed in both",
             places=names,
-            cure=[
+            hint=[
                 "put it back before the State is used for the same layer, or take it anew:",
                 "part = state.substate(layer)",
                 "out, part = layer(x, part)",
@@ -206,7 +206,7 @@ def changed_in_whole(names: Iterable[str]) -> StateError:
             "a substate that was changed",
             "one as it was taken, from a State that has changed its values since",
             places=names,
-            cure=[
+            hint=[
                 "the newer values are there without it; to go back to the older ones:",
                 "state = state.set(token, substate.get(token))",
             ],
@@ -221,7 +221,7 @@ def unseeded(by: str, name: str) -> RngError:
             f"State.{by}({name})",
             "a stream with a key",
             "one that was not seeded",
-            cure=["once, after making the model:", "state = state.seed(jax.random.key(0))"],
+            hint=["once, after making the model:", "state = state.seed(jax.random.key(0))"],
         )
     )
 
@@ -239,7 +239,7 @@ def split_stream(name: str, members: int, by: str = "next_key") -> RngError:
             f"State.{by}({name})",
             "one stream",
             f"{members} of them, for the State was split",
-            cure=["map over them:", "in_axes=pm.by({pm.RngStream: 0, ...: None})"],
+            hint=["map over them:", "in_axes=pm.by({pm.RngStream: 0, ...: None})"],
         )
     )
 
@@ -251,6 +251,6 @@ def nothing_to_join() -> StateError:
             "State.join",
             "a State whose streams were split",
             "one in which none was",
-            cure=["split it first:", "state = state.split(n)"],
+            hint=["split it first:", "state = state.split(n)"],
         )
     )

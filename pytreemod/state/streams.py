@@ -36,7 +36,7 @@ def check_seed(where: str, key: Any) -> None:
     old = dtype == jnp.uint32 and shape is not None and len(shape) == 1
     if (typed and shape == ()) or old:
         return
-    raise RngError(where, "one random key", describe(key), cure=["make one:", "jax.random.key(0)"])
+    raise RngError(where, "one random key", describe(key), hint=["make one:", "jax.random.key(0)"])
 
 
 def fold_each(key: Any, numbers: Any) -> Any:

@@ -118,9 +118,9 @@ class StateIndex(AbstractToken, Generic[_V]):
 
     def __init__(self, init: _V):
         if isinstance(init, FunctionType):
-            cure = ("call it:", "StateIndex(init())")
+            hint = ("call it:", "StateIndex(init())")
             expected, got = "the initial value itself", describe(init)
-            raise ArgumentError("StateIndex(init)", expected, got, cure=cure)
+            raise ArgumentError("StateIndex(init)", expected, got, hint=hint)
         self.init = cast("Any", Nothing()) if init is None else init
         self.marker = Unnamed()
 

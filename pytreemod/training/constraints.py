@@ -299,12 +299,12 @@ def _bound(where: str, given: Any) -> float:
     # Of Python's or NumPy's numbers: what is traced, or has axes, is no constant of the program.
     kinds: tuple[Any, ...] = (int, float, np.integer, np.floating)
     if not isinstance(given, kinds) or isinstance(given, bool) or not math.isfinite(given):
-        cure = [
+        hint = [
             "a bound is configuration; one that is an array is a map of its own:",
             "class Scaled(pm.Computed): ...",
         ]
         got = describe(given)
-        raise ArgumentError(where, "a finite number", got, cure=cure)
+        raise ArgumentError(where, "a finite number", got, hint=hint)
     return float(given) + 0.0  # Zero has one sign.
 
 
@@ -649,10 +649,10 @@ def bijection(
     given = {"forward": forward, "inverse": inverse}
     for name, function in (given if check is None else {**given, "check": check}).items():
         if not callable(function) or is_node(function):
-            cure = ["what has parameters of its own is computed from them:"]
-            cure += ["class Mapped(pm.Computed): ..."]
+            hint = ["what has parameters of its own is computed from them:"]
+            hint += ["class Mapped(pm.Computed): ..."]
             where = f"bijection({name})"
-            raise ArgumentError(where, "a function", describe(function), cure=cure)
+            raise ArgumentError(where, "a function", describe(function), hint=hint)
     return _Bijection(forward, inverse, check)
 
 

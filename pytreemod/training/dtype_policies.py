@@ -109,5 +109,5 @@ def _refuse(where: str, got: Any) -> NoReturn:
         where,
         "a floating dtype, or one for each of params, compute and output",
         describe(got),
-        cure=["write, for instance", '"params=float32,compute=bfloat16,output=float32"'],
+        hint=["write, for instance", '"params=float32,compute=bfloat16,output=float32"'],
     )

@@ -115,7 +115,7 @@ def _refuse_part(chosen: Selector, rest: list[Place]) -> NoReturn:
         "all leaves of a rule, which have one value in common",
         f"a part of them, by {chosen!r}",
         places=[f"{pattern_text(spot.path)}: not picked" for spot in rest],
-        cure=["give them a rule of their own:", f"pm.by({{{chosen!r}: rule, ...: rule}})"],
+        hint=["give them a rule of their own:", f"pm.by({{{chosen!r}: rule, ...: rule}})"],
     )
 
 
@@ -125,24 +125,24 @@ def _refuse_unchosen(chosen: Selector, trained: list[Place]) -> NoReturn:
         "with_hyperparams(selector)",
         "a selector of leaves that are trained",
         f"{chosen!r}, which picks none",
-        cure=f"trained are: {shown}",
+        hint=f"trained are: {shown}",
     )
 
 
 def _refuse_unknown(name: str, paths: Iterable[tuple[Any, ...]], elsewhere: list[str]) -> NoReturn:
     names = sorted({path[-1].key for path in paths if path[-2:-1] == (_HYPERPARAMS,)})
     similar = get_close_matches(name, names, n=1)
-    cure = ["let optax keep it there:", f"optax.inject_hyperparams(optax.adamw)({name}=1e-3)"]
+    hint = ["let optax keep it there:", f"optax.inject_hyperparams(optax.adamw)({name}=1e-3)"]
     if similar:
-        cure = ["did you mean", f"opt.with_hyperparams({similar[0]}=1e-3)"]
+        hint = ["did you mean", f"opt.with_hyperparams({similar[0]}=1e-3)"]
     if elsewhere:
-        cure = [f"the rule for {elsewhere[0]} has one; name its leaves:"]
-        cure += [f"opt.with_hyperparams({elsewhere[0]}, {name}=1e-3)"]
+        hint = [f"the rule for {elsewhere[0]} has one; name its leaves:"]
+        hint += [f"opt.with_hyperparams({elsewhere[0]}, {name}=1e-3)"]
     raise ArgumentError(
         f"with_hyperparams({name})",
         f"a hyperparameter that is in the state ({', '.join(names) or 'there is none'})",
         repr(name),
-        cure=cure,
+        hint=hint,
     )
 
 
@@ -151,7 +151,7 @@ def _refuse_scheduled(name: str) -> NoReturn:
         f"with_hyperparams({name})",
         "a hyperparameter that is set by hand",
         "one that a schedule sets anew at each step",
-        cure=[
+        hint=[
             "begin with a number in the schedule's place:",
             f"optax.inject_hyperparams(optax.adamw)({name}=1e-3)",
         ],

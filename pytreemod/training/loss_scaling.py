@@ -253,9 +253,9 @@ def _check_number(name: str, value: Any) -> float:
 def _check_order(initial: float, minimum: float, period: int | None) -> None:
     # Where a step overflows, `minimum` would raise the factor.
     if period is not None and initial < minimum:
-        cure = ("let it fall lower:", f"LossScale({initial!r}, minimum={initial!r})")
+        hint = ("let it fall lower:", f"LossScale({initial!r}, minimum={initial!r})")
         expected = f"initial not below minimum, {minimum:g}"
-        raise ArgumentError("LossScale(initial)", expected, f"{initial:g}", cure=cure)
+        raise ArgumentError("LossScale(initial)", expected, f"{initial:g}", hint=hint)
 
 
 def _check_period(period: Any) -> int | None:
@@ -276,8 +276,8 @@ def _check_bool(where: str, value: Any) -> Any:
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if isinstance(value, bool) or (shape == () and dtype == np.dtype(bool)):
         return value
-    cure = ["of a tree it is asked by", "pm.all_finite(grads)"]
-    raise ArgumentError(where, "one True or False", describe(value), cure=cure)
+    hint = ["of a tree it is asked by", "pm.all_finite(grads)"]
+    raise ArgumentError(where, "one True or False", describe(value), hint=hint)
 
 
 def _refuse_trees(on_true: Any, on_false: Any) -> None:

@@ -127,7 +127,7 @@ def lora(
             "matrices without an update",
             "some that have one",
             places=adapted,
-            cure=["merge it first:", f"model = pm.resolve(model, {adapted[0]!r})"],
+            hint=["merge it first:", f"model = pm.resolve(model, {adapted[0]!r})"],
         )
     keys = _keys(seed, [plain_name(one.path) for one in matrices])
     pairs = zip(matrices, keys, strict=True)
@@ -191,12 +191,12 @@ def _refuse_none(model: Any, selector: Selector, parameters: Sequence[Parameter]
         for one in choose_parameters(model, as_selector(...))
         if _is_matrix(one)
     ]
-    cure = [f"Matrices of the model are: {some_of(known)}." if known else "The model has none."]
+    hint = [f"Matrices of the model are: {some_of(known)}." if known else "The model has none."]
     if tied:
         code = f"pm.lora(model, {_source_of(tied[0])!r}, key=key)"
-        cure = ["adapt what a place is tied to, and both read so:", code]
+        hint = ["adapt what a place is tied to, and both read so:", code]
     got = "none among what is chosen" if shown else "nothing"
-    raise SpecError("lora(selector)", "some matrices", got, places=shown, cure=cure)
+    raise SpecError("lora(selector)", "some matrices", got, places=shown, hint=hint)
 
 
 def _is_tied(node: Any) -> bool:

@@ -79,10 +79,10 @@ def map_parameters(
     """
     # A model may be callable, too.
     if not callable(fn) or is_node(fn):
-        cure = ["the function comes first, as in jax.tree.map:"]
-        cure += ['pm.map_parameters(fn, model, "**.weight")']
+        hint = ["the function comes first, as in jax.tree.map:"]
+        hint += ['pm.map_parameters(fn, model, "**.weight")']
         got = with_article(class_of(fn).__qualname__) if is_node(fn) else describe(fn)
-        raise ArgumentError("map_parameters(fn)", "a function", got, cure=cure)
+        raise ArgumentError("map_parameters(fn)", "a function", got, hint=hint)
     if inverse is not None and not callable(inverse):
         expected = "a function, or None"
         raise ArgumentError("map_parameters(inverse)", expected, describe(inverse))
@@ -113,7 +113,7 @@ def _check_chosen(chosen: list[Parameter]) -> None:
             "arrays",
             "what is computed already",
             places=[f"{path_text(one.path)}: {describe(one.node)}" for one in known],
-            cure=["make an array of it first:", f"model = pm.resolve(model, {place!r})"],
+            hint=["make an array of it first:", f"model = pm.resolve(model, {place!r})"],
         )
     others = [one for one in chosen if not is_inexact_array(one.node)]
     if others:

@@ -350,7 +350,7 @@ def _refuse_stacked(stacked: Any) -> NoReturn:
         "Optimizer(stacked)",
         " or ".join(map(repr, _STACKED)),
         describe(stacked),
-        cure=[
+        hint=[
             "to show a rule what several layers hold as one array each:",
             'pm.Optimizer(rules, stacked="as one")',
         ],
@@ -362,7 +362,7 @@ def _refuse_uninitialized(method: str) -> NoReturn:
         f"Optimizer.{method}",
         "an optimizer with its state",
         "one that was not initialized",
-        cure=["give it the model first:", "opt = pm.Optimizer(rules).init(model)"],
+        hint=["give it the model first:", "opt = pm.Optimizer(rules).init(model)"],
     )
 
 
@@ -371,7 +371,7 @@ def _refuse_exchanged(model: PyTree) -> NoReturn:
         "Optimizer.update(model, grads)",
         "the model, then its gradients",
         f"gradients ({with_article(class_of(model).__qualname__)}) first",
-        cure=["the model comes first:", "model, opt = opt.update(model, grads)"],
+        hint=["the model comes first:", "model, opt = opt.update(model, grads)"],
     )
 
 
@@ -400,16 +400,16 @@ def _refuse_gradients(model: PyTree, grads: PyTree) -> NoReturn:
         if d.second is not None or jtu.tree_leaves(d.first) != [d.first]
     ]
     texts = [(path_text(d.path, "grads"), *d.texts()) for d in found]
-    cure = ["they are what filter_grad gives:", "grads = pm.filter_grad(loss)(model)"]
+    hint = ["they are what filter_grad gives:", "grads = pm.filter_grad(loss)(model)"]
     if any(d.second is None for d in found):
-        cure = ["what is left alone has a rule that says so:"]
-        cure += ['pm.Optimizer(pm.by({"backbone": None, ...: rule})).init(model)']
+        hint = ["what is left alone has a rule that says so:"]
+        hint += ['pm.Optimizer(pm.by({"backbone": None, ...: rule})).init(model)']
     raise StructureError(
         "Optimizer.update(grads)",
         "gradients of the model",
         "a tree of another structure",
         places=[f"{place}: {new} where the model has {old}" for place, old, new in texts],
-        cure=cure,
+        hint=hint,
     )
 
 
@@ -424,7 +424,7 @@ def _refuse_lacking(plan: RulePlan, lacking: list[bool]) -> NoReturn:
         "a gradient for every leaf that is trained",
         f"none for {len(lost)} of {sum(plan.is_trained)}",
         places=[path_text(spot.path, "grads") for spot in lost],
-        cure=[
+        hint=[
             "differentiate by them; or leave them alone, by a rule or by a role, and make the "
             "optimizer for that:",
             'pm.Optimizer(pm.by({"backbone": None, ...: rule})).init(model)',
@@ -448,7 +448,7 @@ def _refuse_made(made: Any, error: Exception) -> NoReturn:
         "Optimizer.update",
         "a transformation that gives an update for each gradient",
         "a tree of another structure",
-        cure=f"JAX says: {str(error).splitlines()[0]}",
+        hint=f"JAX says: {str(error).splitlines()[0]}",
     ) from error
 
 
@@ -470,7 +470,7 @@ def _check_state(plan: RulePlan, rule: int | None, old: Any, new: Any) -> None:
             "arrays of the shapes that the optimizer was initialized with",
             "others, to which its state was broadcast",
             places=wrong,
-            cure=[
+            hint=[
                 "make one for this model; for a stack of models map it:",
                 "opt = pm.Optimizer(rules).init(model)",
                 "opts = pm.filter_vmap(opt.init)(models)",

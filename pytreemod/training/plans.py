@@ -154,15 +154,15 @@ def check_transformation(where: str, rule: Any) -> None:
     methods = [getattr(rule, name, None) for name in ("init", "update")]
     if rule is None or (all(map(callable, methods)) and not isinstance(rule, type)):
         return
-    cure = ["write, for instance", "pm.Optimizer(optax.adam(1e-3))"]
+    hint = ["write, for instance", "pm.Optimizer(optax.adam(1e-3))"]
     if isinstance(rule, (dict, By)):
-        cure = ["rules for parts of a model are one pm.by:"]
-        cure += ['pm.Optimizer(pm.by({"head": optax.adam(1e-3), ...: None}))']
+        hint = ["rules for parts of a model are one pm.by:"]
+        hint += ['pm.Optimizer(pm.by({"head": optax.adam(1e-3), ...: None}))']
     elif callable(rule):
         name = getattr(rule, "__name__", "adam")
-        cure = ["call it, for what it makes is one:", f"pm.Optimizer(optax.{name}(1e-3))"]
+        hint = ["call it, for what it makes is one:", f"pm.Optimizer(optax.{name}(1e-3))"]
     expected = "a transformation of optax's, with `init` and `update`, or None"
-    raise ArgumentError(where, expected, describe(rule), cure=cure)
+    raise ArgumentError(where, expected, describe(rule), hint=hint)
 
 
 def check_planned(plan: RulePlan, rules: Any) -> None:
@@ -175,7 +175,7 @@ def check_planned(plan: RulePlan, rules: Any) -> None:
         "Optimizer.replace(rules)",
         "rules with the selectors that the optimizer was initialized with",
         "others",
-        cure=["make another, and its state:", "opt = pm.Optimizer(rules).init(model)"],
+        hint=["make another, and its state:", "opt = pm.Optimizer(rules).init(model)"],
     )
 
 
@@ -185,7 +185,7 @@ def _refuse_ruleless(lost: list[Place], count: int) -> NoReturn:
         "a rule for every leaf that is to be trained",
         f"none for {len(lost)} of {count}",
         places=[f"{path_text(spot.path, 'model')}: {describe(spot.leaf)}" for spot in lost],
-        cure=[
+        hint=[
             "give the rest one, or None, which leaves it alone:",
             "pm.by({..., ...: optax.adam(1e-3)})",
             "pm.by({..., ...: None})",
@@ -199,7 +199,7 @@ def _refuse_idle(selector: Selector, spots: list[Place]) -> NoReturn:
         f"Optimizer.init, rule for {selector!r}",
         "a selector that picks at least one leaf",
         "none",
-        cure=f"the model has: {shown or 'no leaves'}",
+        hint=f"the model has: {shown or 'no leaves'}",
     )
 
 
@@ -209,7 +209,7 @@ def _refuse_nothing_trained(spots: list[Place]) -> NoReturn:
         "at least one floating array to train",
         "none that is no buffer, and has a rule",
         places=[f"{path_text(spot.path, 'model')}: {describe(spot.leaf)}" for spot in spots],
-        cure=[
+        hint=[
             "roles say what is trained; to give them to leaves of one model:",
             'model = pm.with_role(model, selector, "param")',
         ],
@@ -224,8 +224,8 @@ def check_model(plan: RulePlan, model: PyTree, treedef: Any) -> None:
     if treedef == plan.structure:
         return
     model = released(model)
-    cure = ["an optimizer is for one model; make another for this one:"]
-    cure += ["opt = pm.Optimizer(rules).init(model)"]
+    hint = ["an optimizer is for one model; make another for this one:"]
+    hint += ["opt = pm.Optimizer(rules).init(model)"]
     found = [d for d in differences(plan.stand_in(), model, fits_always) if d.of_structure]
     if found:
         texts = [(path_text(d.path, "model"), *d.texts()) for d in found]
@@ -238,7 +238,7 @@ def check_model(plan: RulePlan, model: PyTree, treedef: Any) -> None:
                 f"{place}: {'a leaf' if type(d.first) is int else old} -> {new}"
                 for d, (place, old, new) in zip(found, texts, strict=True)
             ],
-            cure=cure,
+            hint=hint,
         )
     now = trainable_mask(model, None, "Optimizer.update")
     changed = [
@@ -252,7 +252,7 @@ def check_model(plan: RulePlan, model: PyTree, treedef: Any) -> None:
             "leaves with the roles that they had when the optimizer was initialized",
             f"others for {len(changed)}",
             places=changed,
-            cure=cure,
+            hint=hint,
         )
 
 

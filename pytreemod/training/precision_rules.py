@@ -135,9 +135,9 @@ def _names_of(methods: Any) -> Sequence[str]:
     are_several = isinstance(methods, Sequence) and not isinstance(methods, str)
     names = cast("Sequence[Any]", methods if are_several else [methods])
     if not all(isinstance(name, str) for name in names):
-        cure = ["write, for instance", 'pm.with_precision(model, "bfloat16", ["encode", "decode"])']
+        hint = ["write, for instance", 'pm.with_precision(model, "bfloat16", ["encode", "decode"])']
         expected = "the names of methods"
-        raise ArgumentError("with_precision(methods)", expected, describe(methods), cure=cure)
+        raise ArgumentError("with_precision(methods)", expected, describe(methods), hint=hint)
     return names
 
 
@@ -453,7 +453,7 @@ def _refuse_undecided(where: str, places: Sequence[str]) -> NoReturn:
         "a precision for every floating array",
         f"none for {len(places)}",
         places=places,
-        cure=["give the rest a default, which may be None:", "pm.by({..., ...: None})"],
+        hint=["give the rest a default, which may be None:", "pm.by({..., ...: None})"],
     )
 
 
@@ -463,7 +463,7 @@ def _refuse_uncast(where: str, places: Sequence[str]) -> NoReturn:
         "arrays of Modules that have a method at which they are cast",
         "some in a Module that has none, or in none at all",
         places=places,
-        cure=[
+        hint=[
             "name the method by which the Module is used, or choose one around it:",
             'pm.with_precision(model, precision, methods="encode")',
         ],

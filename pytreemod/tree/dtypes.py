@@ -31,10 +31,10 @@ def available_dtype(where: str, dtype: Any) -> np.dtype[Any]:
     found = jax.dtypes.canonicalize_dtype(asked)
     # By identity: NumPy calls its float64 equal to the class.
     if found != asked and dtype is not float and dtype is not complex:
-        cure = ("Let JAX have 64 bits, before there is any array:", _CURE)
+        hint = ("Let JAX have 64 bits, before there is any array:", _HINT)
         expected, got = "a dtype that JAX has", f"{asked.name}, which becomes {found.name}"
-        warn(UserWarning, explain(where, expected, got, cure=cure))
+        warn(UserWarning, explain(where, expected, got, hint=hint))
     return found
 
 
-_CURE = 'jax.config.update("jax_enable_x64", True)'
+_HINT = 'jax.config.update("jax_enable_x64", True)'

@@ -77,7 +77,7 @@ def refuse_computed(path: tuple[Any, ...]) -> NoReturn:
         "a function that only picks nodes of the tree",
         "one that computes with a leaf, or looks inside it",
         places=[path_text(path)],
-        cure=[
+        hint=[
             "pick the node, and compute in replace_fn:",
             "tree_at(where, tree, replace_fn=f)",
         ],
@@ -286,7 +286,7 @@ def refuse_model(spec: Any, where: str) -> None:
         where,
         "what says which nodes are meant",
         f"a model, {own_class(spec).__qualname__}",
-        cure=[
+        hint=[
             "the model comes first, in tree_at second:",
             'pm.resolve(model, "layers.*.weight")',
             "pm.tree_at(lambda m: m.layers[0].weight, model, new)",
@@ -321,7 +321,7 @@ def _locate_access(where: Where, tree: PyTree, is_leaf: IsLeaf, name: str) -> Fo
         name,
         "a function that returns nodes of the tree",
         f"one that returns {describe(actual)}",
-        cure=["return what you access, for instance", "lambda tree: tree.layers[0].weight"],
+        hint=["return what you access, for instance", "lambda tree: tree.layers[0].weight"],
     )
 
 
@@ -332,7 +332,7 @@ def _failure_text(name: str, error: Exception) -> str:
         name,
         "a function that only picks nodes of the tree",
         f"one that needs the values of leaves ({type(error).__name__})",
-        cure=[
+        hint=[
             "pick the whole leaf, and compute in replace_fn, with one member of a stack as well:",
             "tree_at(where, tree, replace_fn=lambda old: old.at[i].set(new))",
         ],
@@ -344,7 +344,7 @@ def _other_number_text(count: int, without: int, name: str) -> str:
         name,
         "a function that picks the same nodes whatever the leaves are",
         f"one that picks {count}, and {without} where it cannot look at leaves",
-        cure=[
+        hint=[
             "what a leaf is like is said by a selector:",
             "select.type(jax.Array) & (lambda leaf: leaf.ndim > 1)",
         ],
@@ -356,21 +356,21 @@ def _made_text(target: Target, made: Any, name: str, above: tuple[Any, ...] | No
     pattern = path_text(target.path)
     if name.startswith("tree_at") and above:
         call = "lambda old: jax.tree.map(lambda a, b: a.at[i].set(b), old, new)"
-        cure = [
+        hint = [
             "pick the whole node, and change one member of it in replace_fn:",
             f"tree_at({path_text(above)!r}, tree, replace_fn={call})",
         ]
     elif name.startswith("tree_at"):
         call = f"tree_at({pattern!r}, tree, replace_fn=lambda old: old.at[i].set(new))"
-        cure = ["pick the whole leaf, and change a part of it in replace_fn:", call]
+        hint = ["pick the whole leaf, and change a part of it in replace_fn:", call]
     else:
-        cure = ["a part of a leaf cannot be picked; the whole leaf is", f"select.path({pattern!r})"]
+        hint = ["a part of a leaf cannot be picked; the whole leaf is", f"select.path({pattern!r})"]
     return explain(
         name,
         "a function that only picks nodes of the tree",
         f"one that makes {describe(made)} of a leaf",
         places=[f"{pattern}: {describe(target.node)}"],
-        cure=cure,
+        hint=hint,
     )
 
 
@@ -382,7 +382,7 @@ def _locate_pattern(pattern: str, tree: PyTree, name: str) -> Found:
             name,
             "a path that is in the tree",
             f"{pattern!r}, which matches no node",
-            cure=leaves_shown(list(places(tree))),
+            hint=leaves_shown(list(places(tree))),
         )
     return Found(targets, single=len(targets) == 1)
 

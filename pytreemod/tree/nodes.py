@@ -230,8 +230,8 @@ def leaves_shown(spots: Sequence[Place]) -> list[str]:
     shown = [f"the tree has: {some_of([pattern_text(s.path) for s in spots]) or 'no leaves'}"]
     above = [record_of(node) for spot in spots for node in spot.nodes]
     if any(record is not None and record.is_unfinished for record in above):
-        cure = "a layer lacks a size: give it, or finish the model first:"
-        shown = [f"{shown[0]}; {cure}", "model = pm.materialize(model, x)"]
+        hint = "a layer lacks a size: give it, or finish the model first:"
+        shown = [f"{shown[0]}; {hint}", "model = pm.materialize(model, x)"]
     return shown
 
 

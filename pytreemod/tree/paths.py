@@ -178,9 +178,9 @@ def parse_name(name: str, sep: str = ".") -> tuple[str, ...]:
         # A name has one form: what has quotes without need would be a second name of one leaf.
         is_whole = rest == "" or (rest.startswith(sep) and rest != sep)
         if not is_whole or step is None or _word(step, sep) != word:
-            cure = ["A step in which it is found stands in quotes:", "'v1.5'.weight"]
+            hint = ["A step in which it is found stands in quotes:", "'v1.5'.weight"]
             expected = f"steps with {sep!r} between them"
-            raise ArgumentError("parse_name(name)", expected, describe(name), cure=cure)
+            raise ArgumentError("parse_name(name)", expected, describe(name), hint=hint)
         steps.append(step)
         rest = rest[len(sep) :]
     return tuple(steps)
@@ -231,7 +231,7 @@ def parse_pattern(pattern: str) -> tuple[str, ...]:
             f"select.path({pattern!r})",
             "steps joined by dots or slashes",
             f"a stray character at position {position}",
-            cure=["write, for instance", 'select.path("layers.*.weight")'],
+            hint=["write, for instance", 'select.path("layers.*.weight")'],
         )
     return tuple(steps)
 

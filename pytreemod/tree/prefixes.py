@@ -91,7 +91,7 @@ class By(Rule):
                 "a value for every leaf",
                 f"none for {len(lost)} of {len(spots)}",
                 places=lost,
-                cure=["give the rest a default:", "pm.by({..., ...: default})"],
+                hint=["give the rest a default:", "pm.by({..., ...: default})"],
             )
         return values
 
@@ -200,7 +200,7 @@ def refuse_shadowed(
                 f"{pattern_text(spots[i].path)}: by {other!r}"
                 for i, (other, _) in zip(hits, before, strict=True)
             ],
-            cure=[
+            hint=[
                 "the first that picks a leaf decides: what is special stands first,",
                 f"pm.by({{{selector!r}: ..., {before[0][0]!r}: ...}})",
             ],
@@ -250,7 +250,7 @@ def by(rules: dict[Any, Any]) -> By:
             "by(rules)",
             "a dict from selectors to values",
             describe(rules),
-            cure=["write, for instance", "pm.by({pm.nn.BatchNorm: 0, ...: None})"],
+            hint=["write, for instance", "pm.by({pm.nn.BatchNorm: 0, ...: None})"],
         )
     ordered = [item for item in rules.items() if item[0] is not ...]
     # Last, wherever it is written: for what nothing else picks.
@@ -327,7 +327,7 @@ def _refuse_mismatch(spec: Any, tree: Any, where: str, place: str) -> None:
         "a prefix of the tree that it is for",
         "another structure",
         places=[f"{place}: {_kind(spec)} where the tree has {_kind(tree)}"],
-        cure=_several(spec),
+        hint=_several(spec),
     )
 
 

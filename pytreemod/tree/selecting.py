@@ -53,7 +53,7 @@ class Rule(ABC):
             repr(self),
             "to be called on a tree",
             "the question whether it is true",
-            cure=["what it says of each leaf is", "rule(tree)"],
+            hint=["what it says of each leaf is", "rule(tree)"],
         )
 
 
@@ -170,11 +170,11 @@ def refuse_unmatched(
             _refuse_tied(pattern, reached)
         if reached:
             continue
-        cure, meant = leaves_shown(spots), _meant_by(pattern, spots)
+        hint, meant = leaves_shown(spots), _meant_by(pattern, spots)
         if meant is not None:
-            cure = [f"{cure[0]}; perhaps it is", repr(meant)]
+            hint = [f"{hint[0]}; perhaps it is", repr(meant)]
         raise SpecError(
-            repr(pattern), "a pattern that matches at least one leaf", "none", cure=cure
+            repr(pattern), "a pattern that matches at least one leaf", "none", hint=hint
         )
 
 
@@ -207,7 +207,7 @@ def _refuse_misspelt(role: str, found: set[str]) -> None:
             f"select.role({role!r})",
             "a role that a field declares",
             "one that no class has declared",
-            cure=["did you mean", f"select.role({similar[0]!r})"],
+            hint=["did you mean", f"select.role({similar[0]!r})"],
         )
 
 
@@ -223,7 +223,7 @@ def _refuse_tied(pattern: Selector, reached: Sequence[Place]) -> NoReturn:
         "a pattern that matches at least one leaf",
         "a place that is tied to another",
         places=[f"{pattern_text(spot.path)}: {describe(spot.leaf)}" for spot in reached],
-        cure="name the place that it is tied to: there is the leaf",
+        hint="name the place that it is tied to: there is the leaf",
     )
 
 
@@ -506,7 +506,7 @@ def ask(predicate: Any, leaves: Sequence[Any]) -> list[Any]:
             f"predicate {getattr(predicate, '__qualname__', repr(predicate))}",
             "a function of one leaf that says True or False",
             f"one that reads an attribute that a leaf lacks{named}",
-            cure=["to name a node by access, write", "pm.select.at(lambda m: m.head)"],
+            hint=["to name a node by access, write", "pm.select.at(lambda m: m.head)"],
         ) from error
 
 
@@ -547,11 +547,11 @@ def as_selector(spec: Any) -> Selector:
     refuse_model(spec, "selector")
     if callable(spec) and not isinstance(spec, Rule):
         return _Predicate(spec)
-    cure = ["write, for instance", 'select.path("layers.*.weight")']
+    hint = ["write, for instance", 'select.path("layers.*.weight")']
     if isinstance(spec, (tuple, list)):
-        cure = ["several of them are joined:", 'select.path("weight") | select.path("bias")']
+        hint = ["several of them are joined:", 'select.path("weight") | select.path("bias")']
     expected = "a selector, a class, a path, a bool or a predicate"
-    raise SpecError("selector", expected, describe(spec), cure=cure)
+    raise SpecError("selector", expected, describe(spec), hint=hint)
 
 
 def path_selector(pattern: str) -> PathSelector:

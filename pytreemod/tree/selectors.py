@@ -82,7 +82,7 @@ def type(*types: builtins.type) -> TypeSelector:
                 "select.type",
                 "classes",
                 describe(kind),
-                cure=["write, for instance", "pm.select.type(nn.Linear, nn.Conv)"],
+                hint=["write, for instance", "pm.select.type(nn.Linear, nn.Conv)"],
             )
     return TypeSelector(types)
 

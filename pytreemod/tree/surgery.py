@@ -95,7 +95,7 @@ def tree_at(
             "tree_at",
             "exactly one of replace and replace_fn",
             got,
-            cure=[
+            hint=[
                 "write one of",
                 "tree_at(where, tree, new)",
                 "tree_at(where, tree, replace_fn=f)",
@@ -115,7 +115,7 @@ def tree_at(
             "tree_at",
             "replace_fn for what names several nodes, or none, without a function",
             f"replace, for {len(found.targets)} nodes",
-            cure=["write", f"tree_at({shown}, tree, replace_fn=lambda old: new)"],
+            hint=["write", f"tree_at({shown}, tree, replace_fn=lambda old: new)"],
         )
     else:
         news = _as_many(replace, len(found.targets))
@@ -137,7 +137,7 @@ def _found(where: Any, tree: PyTree, is_leaf: IsLeaf) -> Found:
             "tree_at(where)",
             "a function from the tree to a node, a path, a class or a selector",
             describe(where),
-            cure=["write, for instance", "tree_at(lambda m: m.layers[0].weight, model, new)"],
+            hint=["write, for instance", "tree_at(lambda m: m.layers[0].weight, model, new)"],
         )
     return Found(tuple(targets), single=len(targets) == 1)
 

@@ -74,7 +74,7 @@ def _add(path: Any, update: Any, leaf: Any) -> Any:
             f"apply_updates at {path_text(path, 'model')}",
             f"an update of shape {leaf.shape}",
             describe(update),
-            cure=[
+            hint=[
                 "updates come from gradients of this model; for a stack of models map both:",
                 "opt_state = pm.filter_vmap(opt.init)(models)",
             ],
@@ -100,9 +100,9 @@ def refuse_complex(where: str, place: str, what: str, given: Any) -> NoReturn:
     Raises:
         ArgumentError: always.
     """
-    cure = ["if the imaginary part means nothing, say so:", "jax.tree.map(jnp.real, grads)"]
+    hint = ["if the imaginary part means nothing, say so:", "jax.tree.map(jnp.real, grads)"]
     expected = f"{what} without an imaginary part, for what is real"
-    raise ArgumentError(f"{where} at {place}", expected, describe(given), cure=cure)
+    raise ArgumentError(f"{where} at {place}", expected, describe(given), hint=hint)
 
 
 def _refuse_lack(path: Any) -> NoReturn:
@@ -110,7 +110,7 @@ def _refuse_lack(path: Any) -> NoReturn:
         f"apply_updates at {path_text(path, 'model')}",
         "updates for what the model has",
         "one where the model has None",
-        cure=["the model comes first:", "pm.apply_updates(model, updates)"],
+        hint=["the model comes first:", "pm.apply_updates(model, updates)"],
     )
 
 
@@ -121,7 +121,7 @@ def _misfit(path: Any, update: Any, leaf: Any) -> StructureError:
             f"apply_updates at {path_text(path, 'model')}",
             "an update for each leaf, or None",
             f"{describe(update)} for {kind}",
-            cure=[
+            hint=[
                 "updates are a tree as the model is, made of its gradients:",
                 "updates = jax.tree.map(lambda grad: -0.1 * grad, grads)",
             ],
@@ -141,5 +141,5 @@ def _refuse_other_structure(model: PyTree, updates: PyTree, error: Exception) ->
             "apply_updates",
             "updates that are a prefix of the model",
             "another structure",
-            cure=["the model comes first:", "pm.apply_updates(model, updates)"],
+            hint=["the model comes first:", "pm.apply_updates(model, updates)"],
         ) from error

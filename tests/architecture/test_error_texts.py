@@ -46,6 +46,6 @@ except ValueError as why:
     explain("a", "b", f"c {why}")
     explain("a", "b", str(why).splitlines()[0])
     got = f"{type(why).__name__}: {why}"
-    explain("a", f"b {why.name}", got, cure=f"it says: {why}", places=[str(why)])
+    explain("a", f"b {why.name}", got, hint=f"it says: {why}", places=[str(why)])
 """
     assert sorted(pasted(source)) == [4, 5, 6]

@@ -10,7 +10,7 @@ import pytreemod as pm
 from pytreemod.errors import ArgumentError, RetraceError
 from tests.helpers.trees import Affine, affine, ramp
 
-CURE = "\n  keep what is named here the same from call to call, or pass it as an array"
+HINT = "\n  keep what is named here the same from call to call, or pass it as an array"
 
 
 def counted(max_traces=None):
@@ -127,7 +127,7 @@ def test_one_trace_too_many_raises(limit, calls, place):
         jitted(*call)
     plural = "trace" if limit == 1 else "traces"
     text = f"f: expected at most {limit} {plural} (max_traces), got a call that needs another."
-    with pytest.raises(RetraceError, match=rf"\A{re.escape(text + place + CURE)}(\n---|\Z)"):
+    with pytest.raises(RetraceError, match=rf"\A{re.escape(text + place + HINT)}(\n---|\Z)"):
         jitted(*last)
 
     assert pm.debug.get_num_traces(f) == limit
@@ -169,8 +169,8 @@ def test_max_traces_is_a_count(value):
 def test_what_does_not_count_has_no_count(fn):
     """The error shows how to count without a limit."""
     text = r"get_num_traces\(fn\): expected a function under assert_max_traces, got [^\n]*"
-    cure = "\n  count without a limit:\n      pm.debug.assert_max_traces(fn, max_traces=None)"
-    with pytest.raises(ArgumentError, match=rf"\A{text}{re.escape(cure)}\Z"):
+    hint = "\n  count without a limit:\n      pm.debug.assert_max_traces(fn, max_traces=None)"
+    with pytest.raises(ArgumentError, match=rf"\A{text}{re.escape(hint)}\Z"):
         pm.debug.get_num_traces(fn)
 
 

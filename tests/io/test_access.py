@@ -90,7 +90,7 @@ def test_the_systems_errors_are_of_two_kinds(number, own, builtin):
 
 
 @pytest.mark.parametrize(
-    ("path", "is_new", "cure"),
+    ("path", "is_new", "hint"),
     [
         ("~/my.file", False, "only shells know what ~ is:\n      os.path.expanduser(path)"),
         ("~/my.file", True, "only shells know what ~ is:\n      os.path.expanduser(path)"),
@@ -99,7 +99,7 @@ def test_the_systems_errors_are_of_two_kinds(number, own, builtin):
         ("my.file", True, ""),
     ],
 )
-def test_what_leads_nowhere_is_told_with_what_to_do(path, is_new, cure):
+def test_what_leads_nowhere_is_told_with_what_to_do(path, is_new, hint):
     with (
         pytest.raises(FileMissingError, match="a file") as caught,
         system_errors(path, "a file", is_new=is_new),
@@ -107,7 +107,7 @@ def test_what_leads_nowhere_is_told_with_what_to_do(path, is_new, cure):
         raise FileNotFoundError(errno.ENOENT, "No such file or directory")
 
     told = f"{path}: expected a file, got no such file or directory."
-    assert str(caught.value) == (f"{told}\n  {cure}" if cure else told)
+    assert str(caught.value) == (f"{told}\n  {hint}" if hint else told)
 
 
 def test_other_errors_pass():

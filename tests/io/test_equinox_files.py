@@ -179,7 +179,7 @@ def test_a_trained_network_infers_the_same_in_equinox():
 
 @pytest.mark.slow
 def test_a_state_alone_that_equinox_corrects_is_refused_with_what_to_write():
-    """Its momentum is the layer's; the cure reads nothing for the model."""
+    """Its momentum is the layer's; the hint reads nothing for the model."""
     theirs, like = trained(eqx, KEYS[0]), pm.make_with_state(in_torchs_mode)(KEYS[1])
     data = written(theirs[1], eqx)
 

@@ -146,7 +146,7 @@ def test_what_is_wrong_is_told_in_one_table():
 
 
 def test_another_separator_is_seen():
-    """Names that fit but for what stands between their steps: the cure is to say so."""
+    """Names that fit but for what stands between their steps: the hint is to say so."""
     tree = {"a": {"b": 1}}
     with pytest.raises(StructureError, match=r"from_named\(like, named, sep='/'\)"):
         from_named(tree, named_leaves(tree, "/"))
@@ -266,6 +266,6 @@ def test_parts_of_a_name_are_joined():
 
 
 def test_no_other_separator_is_told_where_all_names_are_right():
-    """A name of one step has none: `sep="/"` was told as the cure for another dtype."""
+    """A name of one step has none: `sep="/"` was told as the hint for another dtype."""
     with pytest.raises(StructureError, match=r"a: expected f32\[2\], got i32\[2\]$"):
         pm.from_named({"a": jnp.ones(2)}, {"a": jnp.ones(2, int)})

@@ -92,7 +92,7 @@ def test_what_is_around_the_chosen_leaves_may_be_a_dict(tmp_path):
         pm.load(tmp_path / "net", {"layers": [mlp(1, activation=jax.nn.gelu)]}, only="layers")
 
 
-def test_names_that_have_changed_are_renamed_by_the_cure(tmp_path):
+def test_names_that_have_changed_are_renamed_by_the_hint(tmp_path):
     """Without `rename`, what moved would be kept as it is, and told by the report alone."""
     layer = nn.Linear(2, 2, key=jax.random.key(0))
     pm.save(tmp_path / "old", {"inner": layer, "outer": layer})
@@ -106,14 +106,14 @@ def test_names_that_have_changed_are_renamed_by_the_cure(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("saved_as", "like", "cure"),
+    ("saved_as", "like", "hint"),
     [
         ({"run": {"model": mlp(0)}}, mlp(1), 'rename={"run.model": ""}'),
         (mlp(0), {"net": mlp(1)}, 'rename={"": "net"}'),
         ({"a": ramp(2)}, {"b": ramp(2)}, 'rename={"name in the file": "name in like"}'),
     ],
 )
-def test_to_load_nothing_is_a_mistake(tmp_path, saved_as, like, cure):
+def test_to_load_nothing_is_a_mistake(tmp_path, saved_as, like, hint):
     """A model that is given back as it was, with all the numbers that it began with."""
     pm.save(tmp_path / "file", saved_as)
     with pytest.raises(
@@ -121,7 +121,7 @@ def test_to_load_nothing_is_a_mistake(tmp_path, saved_as, like, cure):
     ) as caught:
         pm.load(tmp_path / "file", like, strict=False)
 
-    assert str(caught.value).endswith(f"pm.load(..., {cure})")
+    assert str(caught.value).endswith(f"pm.load(..., {hint})")
     # Whoever says what becomes of what is missing has thought of it.
     kept, report = pm.load(tmp_path / "file", like, strict=False, missing="keep")
     assert_same(kept, like)
@@ -129,18 +129,18 @@ def test_to_load_nothing_is_a_mistake(tmp_path, saved_as, like, cure):
 
 
 @pytest.mark.parametrize(
-    ("dtypes", "cure"),
+    ("dtypes", "hint"),
     [
         (("bfloat16", "bfloat16"), 'cast="bfloat16"'),
         (("bfloat16", "float16"), 'cast=pm.by({"head.**": "bfloat16", ...: None})'),
     ],
 )
-def test_the_cure_for_a_dtype_is_the_one_of_like(tmp_path, dtypes, cure):
+def test_the_hint_for_a_dtype_is_the_one_of_like(tmp_path, dtypes, hint):
     pm.save(tmp_path / "file", [ramp(2), ramp(3), jnp.arange(2)])
     like = [ramp(2).astype(dtypes[0]), ramp(3).astype(dtypes[1]), jnp.arange(2)]
     with pytest.raises(FileError, match=r"got 2 differences") as caught:
         pm.load(tmp_path / "file", like)
-    assert str(caught.value).endswith(f"pm.load(..., {cure})")
+    assert str(caught.value).endswith(f"pm.load(..., {hint})")
 
     # No cast makes a float of an integer.
     with pytest.raises(FileError, match="got 1 difference") as caught:
@@ -224,7 +224,7 @@ def test_a_leaf_of_another_shape_is_kept_if_that_was_said(saved):
     assert "out_size: like has 5, the file 2" in report.configuration
 
 
-def test_the_cure_for_another_shape_names_the_place(tmp_path):
+def test_the_hint_for_another_shape_names_the_place(tmp_path):
     """However deep the layer lies: the line can be written as it stands."""
     pm.save(tmp_path / "file", {"model": mlp(0)})
     like = {"model": pm.tree_at("layers.1", mlp(1), nn.Linear(4, 5, key=jax.random.key(2)))}
@@ -470,11 +470,11 @@ def test_options_without_like_and_unusable_options_are_refused(saved):
 def test_what_is_a_part_of_a_file_is_told_with_the_line_to_write(saved):
     """Of the longest table of names, only that: the whole run is there for the model alone."""
     pm.save(saved, {"model": mlp(0), "opt_state": {"mu": mlp(0)}, "step": 3})
-    cure = 'pm.load(..., rename={"model": ""}, only="**")'
+    hint = 'pm.load(..., rename={"model": ""}, only="**")'
     with pytest.raises(FileError, match=r"the one is the other, or a part of it") as caught:
         pm.load(saved, mlp(1))
-    assert str(caught.value).endswith(cure)
-    call = cure.replace("...", "saved, mlp(1)")
+    assert str(caught.value).endswith(hint)
+    call = hint.replace("...", "saved, mlp(1)")
     assert_same(eval(call, {"pm": pm, "saved": saved, "mlp": mlp}), mlp(0))
     pm.save(saved, mlp(0))
     with pytest.raises(FileError, match=r'rename=\{"": "model"\}\)$'):

@@ -172,7 +172,7 @@ def test_nothing_else_is_made(tree):
 
 
 @pytest.mark.parametrize(
-    ("tree", "place", "cure"),
+    ("tree", "place", "hint"),
     [
         ({"module": ["?Net", {}, {}]}, "<root>: Net", "pm.register_for_files(Net)"),
         ({"list": [{"module": ["?a.b.Net", {}, {}]}]}, "0: a.b.Net", "pm.register_for_files(Net)"),
@@ -181,14 +181,14 @@ def test_nothing_else_is_made(tree):
     ],
     ids=str,
 )
-def test_the_cure_is_code_that_can_be_run(tree, place, cure):
+def test_the_hint_is_code_that_can_be_run(tree, place, hint):
     """The root has a name to be read, and a lambda none to be registered by."""
     with pytest.raises(FileError, match="load: expected") as caught:
         rebuilt(tree)
 
     text = str(caught.value)
     assert f"\n  at {place}\n" in text
-    assert cure in text
+    assert hint in text
     assert text.endswith("pm.load(path, like)")
     assert "register_for_files(<" not in text
 

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 def test_both_inits_are_told():
-    """Beside an own __init__ a __post_init__ does not run by itself: the cures are shown."""
+    """Beside an own __init__ a __post_init__ does not run by itself: the hints are shown."""
     with pytest.warns(
         FieldWarning,
         match=r"Both: expected either __init__ or __post_init__, got has both an `__init__` method "
@@ -637,14 +637,14 @@ def test_a_module_with_arrays_in_the_place_of_a_function_is_told(use):
         r"      pm\.by\({nn\.Linear: 1, [^\n]*(\n---|$)",
     ):
         use(model)
-    cures = [
+    hints = [
         jax.jit(lambda model, x: model(x))(model, 2.0),
         pm.filter_jit(model)(2.0),
         pm.filter_checkpoint(model)(2.0),
         pm.filter_cond(True, model, model, 2.0),
         pm.filter_switch(1, [model, model], 2.0),
     ]
-    assert [float(y) for y in cures] == [2.0] * 5
+    assert [float(y) for y in hints] == [2.0] * 5
 
 
 def test_own_eq_and_hash_are_respected():

@@ -488,7 +488,7 @@ def test_structs_have_the_form_of_arrays():
     ],
 )
 def test_refusals_say_what_is_meant(value, text):
-    """The place, the bound, what was given, the cure."""
+    """The place, the bound, what was given, the hint."""
     with pytest.raises(FieldError, match=text):
         Written(value)
 

@@ -501,7 +501,7 @@ def test_generated_inits_give_the_defaults_of_the_fields():
 
 
 def test_a_field_without_default_after_one_with_is_refused():
-    """When the class is made; the cures are named."""
+    """When the class is made; the hints are named."""
     with pytest.raises(
         FieldError,
         match=r"non-default argument 'y' follows default argument 'x'\.\n  give it a default, "

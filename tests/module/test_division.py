@@ -142,7 +142,7 @@ def test_the_warning_is_at_the_line_that_makes_the_instance(make):
 
 @pytest.mark.parametrize(("value", "text"), ARRAYS_IN.values(), ids=ARRAYS_IN.keys())
 def test_an_array_in_a_static_field_is_told(value, text):
-    """By construction, replace and surgery; the cures are code, and the instance works."""
+    """By construction, replace and surgery; the hints are code, and the instance works."""
     text = rf"^Static\.size: expected no array in a static field, {text}" if "got" in text else text
     with pytest.warns(FieldWarning, match=text) as told:
         made = Static(ramp(2), value)
@@ -230,7 +230,7 @@ WITH_ARRAYS_INSIDE = {
     ("value", "place"), WITH_ARRAYS_INSIDE.values(), ids=WITH_ARRAYS_INSIDE.keys()
 )
 def test_a_callable_that_hides_arrays_is_told(value, place):
-    """Arrays inside a wrapped function would be constants that nothing trains; see the cure."""
+    """Arrays inside a wrapped function would be constants that nothing trains; see the hint."""
     with pytest.warns(
         FieldWarning,
         match=rf"^Holder\.content: expected a callable without arrays inside, or a pytree, got "
@@ -243,7 +243,7 @@ def test_a_callable_that_hides_arrays_is_told(value, place):
     assert jax.tree.leaves(made) == []
 
 
-def test_the_cures_of_that_error_work():
+def test_the_hints_of_that_error_work():
     """filter_jit and Partial keep the arrays visible."""
     for value in (pm.filter_jit(affine()), pm.Partial(double, ramp(2)), pm.filter_vmap(affine())):
         assert jax.tree.leaves(Holder(value)) != []

@@ -76,7 +76,7 @@ def test_misuse_is_refused(arguments, text):
 
 
 def test_metadata_error_shows_the_argument_to_use():
-    """The cure is code to paste."""
+    """The hint is code to paste."""
     with pytest.raises(FieldError, match=r"\n      pm\.field\(static=\.\.\.\)$"):
         pm.field(metadata={"static": True})
 

@@ -75,7 +75,7 @@ def test_all_else_is_pythons_own_error():
 
 
 def test_what_is_said_here_is_said_by_some_layer():
-    """So that no cure names what does not exist."""
+    """So that no hint names what does not exist."""
     words = set()
     for layer in vars(nn).values():
         if isinstance(layer, type):

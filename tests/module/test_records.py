@@ -54,7 +54,7 @@ def test_assignment_after_construction_is_refused(make):
 
 @every_finished
 def test_undeclared_attributes_cannot_be_added_later(make):
-    """A finished instance takes no new attribute; the cure is not `replace`, which takes none."""
+    """A finished instance takes no new attribute; the hint is not `replace`, which takes none."""
     with pytest.raises(
         FrozenError,
         match=r"no assignment, for a Module is frozen, .*\n  'cache' is none of its fields \(.*"
@@ -66,7 +66,7 @@ def test_undeclared_attributes_cannot_be_added_later(make):
 
 @every_finished
 def test_del_is_refused(make):
-    """A field cannot be deleted; the cure is a copy without the value."""
+    """A field cannot be deleted; the hint is a copy without the value."""
     name = type(make()).__name__
     with pytest.raises(
         FrozenError,
@@ -116,7 +116,7 @@ def test_init_again_is_refused(args):
 
 @pytest.mark.parametrize("transform", [jax.jit, pm.filter_jit, pm.filter_vmap, jax.vmap])
 def test_a_transformed_init_is_refused(transform):
-    """It gets a copy, which is finished; the cure is shown, and works."""
+    """It gets a copy, which is finished; the hint is shown, and works."""
 
     class Layer(pm.Module):
         weight: jax.Array
@@ -251,7 +251,7 @@ def try_all_cycles():
 
 
 def test_an_own_method_in_a_field_is_refused():
-    """A tree cannot contain itself: the method, and what wraps it, is refused with the cure.
+    """A tree cannot contain itself: the method, and what wraps it, is refused with the hint.
 
     In a process of its own: JAX does not survive a tree that contains itself.
     """

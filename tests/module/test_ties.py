@@ -556,7 +556,7 @@ class Act(pm.Module):
 
 
 @pytest.mark.parametrize(
-    ("make", "cure"),
+    ("make", "hint"),
     [
         (lambda i: Act(ramp(2), (jax.nn.relu, jax.nn.gelu)[i]), r"b\.act.*'b\.w', to='a\.w'"),
         (lambda i: Act(ramp(2), ft.partial(jnp.add, i)), r"b\.act.*'b\.w', to='a\.w'"),
@@ -568,10 +568,10 @@ class Act(pm.Module):
         ),
     ],
 )
-def test_a_layer_that_computes_otherwise_is_refused(make, cure):
+def test_a_layer_that_computes_otherwise_is_refused(make, hint):
     """It was read with the configuration of the source: another function, without a word."""
     model = Pair(make(0), make(1))
-    with pytest.raises(SpecError, match=rf"(?s)a source that is configured as b is, got .*{cure}"):
+    with pytest.raises(SpecError, match=rf"(?s)a source that is configured as b is, got .*{hint}"):
         pm.tie(model, "b", to="a")
 
 

@@ -112,7 +112,7 @@ def test_what_is_no_real_number(value):
 
 
 @pytest.mark.parametrize(
-    ("shape", "cure"),
+    ("shape", "hint"),
     [
         ((3, 4), "layer(jnp.ravel(x))"),
         ((7, 3, 4), "layer(x.reshape((*x.shape[:1], 12)))"),
@@ -125,11 +125,11 @@ def test_what_is_no_real_number(value):
     ],
     ids=label,
 )
-def test_an_axis_that_is_elsewhere_is_found(shape, cure):
+def test_an_axis_that_is_elsewhere_is_found(shape, hint):
     """Another one that fits, or several that fit together: the last of those that do."""
     with pytest.raises(ShapeError, match=r"^f: expected x of shape \(\.\.\., 12\), got ") as error:
         check_last_axis("f", jnp.ones(shape), 12, "n")
-    assert str(error.value).endswith(cure)
+    assert str(error.value).endswith(hint)
 
 
 def test_words_are_accepted_in_either_case():
@@ -273,8 +273,8 @@ def test_every_shape_but_that_of_the_configuration_is_refused(shape):
     if shape == (2, 3):
         assert layer(jnp.ones(3)).tolist() == [3, 3]
     else:
-        cure = "filter_vmap" if len(shape) > 2 or shape == (3,) else "replace"
-        text = rf"^Linear\(.*\): expected weight of shape \(2, 3\), got f32\[(.|\n)*{cure}"
+        hint = "filter_vmap" if len(shape) > 2 or shape == (3,) else "replace"
+        text = rf"^Linear\(.*\): expected weight of shape \(2, 3\), got f32\[(.|\n)*{hint}"
         with pytest.raises(ShapeError, match=text):
             layer(jnp.ones(3))
 

@@ -151,8 +151,8 @@ def test_as_many_examples_on_a_device_as_channels(axis, is_right):
     specs = {"in_specs": (P("data"), P()), "out_specs": (P("data"), P())}
     call = pm.filter_shard_map(lambda x, s: layer(x, s), mesh=MESH, **specs)
     if axis is None:
-        cure = r"axis of the channels to be said(?s:.)*BatchNorm\(3, 'data', channel_axis=1\)"
-        with pytest.raises(ShapeError, match=cure):
+        hint = r"axis of the channels to be said(?s:.)*BatchNorm\(3, 'data', channel_axis=1\)"
+        with pytest.raises(ShapeError, match=hint):
             call(x, state)
         return
     out, _ = call(x, state)
@@ -161,7 +161,7 @@ def test_as_many_examples_on_a_device_as_channels(axis, is_right):
 
 
 def test_a_part_of_a_batch_on_a_mesh_is_told_where_its_channels_are():
-    """A map over the examples, and no name, would be the wrong cures there."""
+    """A map over the examples, and no name, would be the wrong hints there."""
     layer, state = nn.make_with_state(nn.BatchNorm)(3, "data")
     specs = {"in_specs": (P("data"), P()), "out_specs": (P("data"), P())}
     call = pm.filter_shard_map(lambda x, s: layer(x, s), mesh=MESH, **specs)

@@ -143,12 +143,12 @@ def test_a_wrong_feature_axis_is_refused(key, x, text):
     ],
 )
 def test_images_not_flattened_are_told_how(key, shape, text):
-    """Where the trailing axes fit together, the cure is a reshape."""
+    """Where the trailing axes fit together, the hint is a reshape."""
     with pytest.raises(ShapeError, match=text):
         nn.Linear(64, 2, key=key)(jnp.ones(shape))
 
 
-def test_the_cures_cure(key):
+def test_the_hints_hint(key):
     """What the errors tell the reader to write works."""
     layer, x = nn.Linear(64, 2, key=key), jnp.ones((5, 8, 8))
 

@@ -374,7 +374,7 @@ def test_an_old_net_is_refused():
 
 
 def test_an_old_net_is_refused_by_transforms():
-    """Its State is, before anything is traced; the cure speaks of nets, too."""
+    """Its State is, before anything is traced; the hint speaks of nets, too."""
     net = pm.stateful(nn.BatchNorm(2))
     net(X)
 

@@ -107,7 +107,7 @@ def test_each_of_a_pair_is_checked():
 
 @every_cell
 @pytest.mark.slow
-def test_the_cure_of_cells_as_one_cures(make):
+def test_the_hint_of_cells_as_one_hints(make):
     """The text's code gives each what it carried, too; and so does that for a map too many."""
     layer = make(3, 2, key=KEY)
     layers = pm.filter_vmap(lambda key: make(3, 2, key=key))(jax.random.split(KEY, 4))

@@ -471,7 +471,7 @@ SEVERAL = (
 
 
 def test_models_that_were_put_together_too_early_are_refused():
-    """Two tokens of one name cannot be told apart any more: both places and the cure are shown."""
+    """Two tokens of one name cannot be told apart any more: both places and the hint are shown."""
     (first, state), (second, _) = made(0, 0), made(1, 1)
     places = [rf"\[{i}\]\.count" for i in range(2)]
     with pytest.raises(StateError, match=SEVERAL.format(by="fill", name="count", places=places)):

@@ -473,7 +473,7 @@ def test_seed_takes_one_key():
 
 
 def test_a_split_stream_refuses_to_be_used_as_one():
-    """Outside the map, the path and the cure are named."""
+    """Outside the map, the path and the hint are named."""
     model, state = make()
     with pytest.raises(
         RngError,
@@ -518,7 +518,7 @@ def test_split_chooses_entries_by_kind_and_path(select, shapes):
 
 
 def test_join_needs_a_split():
-    """A State that was not split is refused, with the cure."""
+    """A State that was not split is refused, with the hint."""
     with pytest.raises(
         StateError,
         match=r"^State\.join: expected a State whose streams were split, got one in which none was",

@@ -84,7 +84,7 @@ REPLACED_BY = {"set": r"set\(mean\)", "update": "update"}
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("user", USERS)
 def test_an_old_state_refuses_to_be_used(use, user):
-    """After set and update the old State is used up: the cure is the two lines that thread it."""
+    """After set and update the old State is used up: the hint is the two lines that thread it."""
     model, state = make()
     USERS[user](state, model)
     place = r"  at mean\n" if use in ("get", "set") else ""
@@ -365,7 +365,7 @@ def test_get_and_substate_use_nothing_up():
 
 @pytest.mark.parametrize("use", [USES["get"], USES["set"], USES["substate"]])
 def test_a_state_of_another_model_is_refused(use):
-    """The State's tokens are listed, and the one that was asked for; the cure is one line."""
+    """The State's tokens are listed, and the one that was asked for; the hint is one line."""
     model, _ = make()
     _, state = pm.make_with_state(Other)()
     with pytest.raises(

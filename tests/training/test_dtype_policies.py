@@ -68,7 +68,7 @@ WRONG = {
 
 @pytest.mark.parametrize("spec", WRONG.values(), ids=WRONG)
 def test_what_is_no_precision_is_refused(spec):
-    """The cure is one that can be pasted."""
+    """The hint is one that can be pasted."""
     with pytest.raises(ArgumentError, match=r"(?s)^f\(spec\): expected a floating dtype.*params="):
         as_precision("f(spec)", spec)
 

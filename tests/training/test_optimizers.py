@@ -546,7 +546,7 @@ def test_rules_may_be_exchanged_for_others_of_the_same_selectors():
 
 
 @pytest.mark.parametrize(
-    ("rules", "cure"),
+    ("rules", "hint"),
     [
         (optax.adam, r"pm\.Optimizer\(optax\.adam\(1e-3\)\)"),
         (optax.MultiSteps, "call it"),
@@ -556,9 +556,9 @@ def test_rules_may_be_exchanged_for_others_of_the_same_selectors():
         (pm.by({"a": optax.adam, ...: None}), r"call it"),
     ],
 )
-def test_what_is_no_transformation_is_refused(rules, cure):
+def test_what_is_no_transformation_is_refused(rules, hint):
     """Where the optimizer is made, with the line to write."""
-    with pytest.raises(ArgumentError, match=cure):
+    with pytest.raises(ArgumentError, match=hint):
         pm.Optimizer(rules)
 
 

@@ -637,7 +637,7 @@ def test_a_path_that_is_not_there():
 
 
 def test_an_array_without_a_precision():
-    """Its path is named, and the cure is a default."""
+    """Its path is named, and the hint is a default."""
     with pytest.raises(
         SpecError, match=r"(?s)none for 2\.\n  at layers\[1\].weight\n.*\.\.\.: None"
     ):

@@ -217,7 +217,7 @@ def test_decorated_methods():
 
 
 def test_decorated_init():
-    """G5: not on `__init__`, which is refused with the cure; on the class, with one seed each."""
+    """G5: not on `__init__`, which is refused with the hint; on the class, with one seed each."""
 
     class Decorated(pm.Module):
         kernel: jax.Array

@@ -362,7 +362,7 @@ COMPUTING = {
 
 @pytest.mark.parametrize("where", COMPUTING.values(), ids=COMPUTING.keys())
 def test_computing_with_a_leaf_is_refused(where):
-    """A `where` that computes, compares or looks inside a leaf is refused with path and cure."""
+    """A `where` that computes, compares or looks inside a leaf is refused with path and hint."""
     shape = (1,) if where in (COMPUTING["matmul"], COMPUTING["an item of a leaf"]) else ()
     with pytest.raises(
         AccessError,

@@ -34,7 +34,7 @@ def test_first_selector_that_matches_gives_the_value(rules, expected):
 
 
 def test_a_leaf_that_nothing_picks_is_refused():
-    """Every leaf must get a value: those that do not are named, with the cure."""
+    """Every leaf must get a value: those that do not are named, with the hint."""
     with pytest.raises(
         SpecError,
         match=r"by\(\{select\.type\(Affine\): 0\}\): expected a value for every leaf, got none "

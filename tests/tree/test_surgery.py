@@ -186,7 +186,7 @@ def test_a_node_named_twice_is_refused(where, text):
 
 
 def test_a_computed_value_is_refused():
-    """`where` may pick only; the cure is replace_fn."""
+    """`where` may pick only; the hint is replace_fn."""
     with pytest.raises(
         SpecError,
         match=r"expected a function that only picks nodes of the tree, got one that computes "

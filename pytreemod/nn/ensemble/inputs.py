@@ -135,6 +135,6 @@ def _check_sizes(title: str, n: int, rows: Sequence[tuple[str, Any, Any]]) -> No
     ]
     if not wrong:
         return
-    cure = ("One input for all members is passed without in_axes:", "nets(x)")
+    hint = ("One input for all members is passed without in_axes:", "nets(x)")
     expected = f"inputs with an entry for each of {n} members"
-    raise ShapeError(title, expected, f"{len(wrong)} without", places=wrong, cure=cure)
+    raise ShapeError(title, expected, f"{len(wrong)} without", places=wrong, hint=hint)

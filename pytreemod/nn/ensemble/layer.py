@@ -317,9 +317,9 @@ def _check_read(title: str, values: MemberStates, after: Any) -> None:
     pairs = zip(jtu.tree_leaves(after), jtu.tree_leaves(values.shared), strict=True)
     if all(new is old for new, old in pairs):
         return
-    cure = (
+    hint = (
         "Members write to tokens of their own; write to another one after them:",
         "state = state.set(self.count, n + 1)",
     )
     expected = "members that only read the values that all of them are given"
-    raise StateError(title, expected, "one that changes such a value", cure=cure)
+    raise StateError(title, expected, "one that changes such a value", hint=hint)

@@ -167,8 +167,8 @@ def _as_selector(spec: Any) -> Selector:
     try:
         return as_selector(spec)
     except SpecError as error:
-        cure = ("Write, for instance", 'shared="encoder"')
-        raise SpecError(WHERE, "a selector on a member", describe(spec), cure=cure) from error
+        hint = ("Write, for instance", 'shared="encoder"')
+        raise SpecError(WHERE, "a selector on a member", describe(spec), hint=hint) from error
 
 
 def _is_of_state(spot: Place) -> bool:
@@ -192,11 +192,11 @@ def check_shared(where: str, shared: Any) -> None:
     """
     if type(shared) is tuple and all(isinstance(path, str) for path in shared):  # pyright: ignore[reportUnknownVariableType]  (a tuple of it knows not what)
         return
-    cure = (
+    hint = (
         "It is decided when the Ensemble is made:",
         "nn.Ensemble.from_members(nets.unstack(), shared=selector)",
     )
-    raise ArgumentError(where, "a tuple of paths", describe(shared), cure=cure)
+    raise ArgumentError(where, "a tuple of paths", describe(shared), hint=hint)
 
 
 def refuse_kept_state(member: Any) -> None:
@@ -207,12 +207,12 @@ def refuse_kept_state(member: Any) -> None:
     """
     if not getattr(class_of(member), "__keeps_state__", False):
         return
-    cure = (
+    hint = (
         "Let it keep the State of all of them:",
         "nets = pm.stateful(nn.Ensemble(make, n, key=key))",
     )
     expected = "members that are given their State"
-    raise StateError("Ensemble(make)", expected, describe(member), cure=cure)
+    raise StateError("Ensemble(make)", expected, describe(member), hint=hint)
 
 
 def _refuse_tokens(found: Sequence[tuple[Any, ...]]) -> None:
@@ -220,12 +220,12 @@ def _refuse_tokens(found: Sequence[tuple[Any, ...]]) -> None:
         return
     # The last step leads to the value, which may be in a State now.
     names = dict.fromkeys(path_text(path[:-1]) for path in found)
-    cure = (
+    hint = (
         "Each member has State of its own; share the arrays alone:",
         "shared=selector & ~pm.select.type(pm.StateIndex, pm.RngStream)",
     )
     expected = "a selector that picks a part without State of its own"
-    raise StateError(WHERE, expected, "one with", places=names, cure=cure)
+    raise StateError(WHERE, expected, "one with", places=names, hint=hint)
 
 
 def _refuse_amount(selector: Any, every: Sequence[str], picked: bool) -> None:
@@ -234,12 +234,12 @@ def _refuse_amount(selector: Any, every: Sequence[str], picked: bool) -> None:
         raise SpecError(
             WHERE, "a selector that picks some arrays of a member", f"{text}, which picks none"
         )
-    cure = (
+    hint = (
         "Nothing would differ from member to member; leave something out:",
         f"shared=selector & ~pm.select.path({every[-1]!r})",
     )
     expected = "a selector that leaves some arrays to each member"
-    raise SpecError(WHERE, expected, f"{text}, which picks all of them", cure=cure)
+    raise SpecError(WHERE, expected, f"{text}, which picks all of them", hint=hint)
 
 
 def _refuse_differing(i: int, names: Sequence[str]) -> None:
@@ -248,5 +248,5 @@ def _refuse_differing(i: int, names: Sequence[str]) -> None:
         "members that have the same where they share",
         f"another in members[{i}], or one whose value is not known yet",
         places=names,
-        cure="give them what the first member has there, or do not share it",
+        hint="give them what the first member has there, or do not share it",
     )

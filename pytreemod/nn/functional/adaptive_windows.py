@@ -95,9 +95,9 @@ def _one_number(operation: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def apply(window: Array) -> Any:
         result = operation(window)
         if getattr(result, "shape", None) != ():
-            cure = ("such as", "operation=jnp.mean")
+            hint = ("such as", "operation=jnp.mean")
             expected, got = "one number for each window", describe(result)
-            raise ArgumentError("adaptive_pool(operation)", expected, got, cure=cure)
+            raise ArgumentError("adaptive_pool(operation)", expected, got, hint=hint)
         return result
 
     return apply

@@ -103,9 +103,9 @@ def check_output_padding(
     """Accept what is less than the stride, for all axes or for each."""
     more = check_sizes(where, value, len(stride))
     if any(n >= step for n, step in zip(more, stride, strict=True)):
-        cure = "A convolution takes sizes to the same one only if they differ by less than a step."
+        hint = "A convolution takes sizes to the same one only if they differ by less than a step."
         expected = f"less than stride={tuple(stride)}"
-        raise ArgumentError(where, expected, str(more), cure=cure)
+        raise ArgumentError(where, expected, str(more), hint=hint)
     return more
 
 

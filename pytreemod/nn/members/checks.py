@@ -64,7 +64,7 @@ def check_keywords(title: str, member: Any, names: Iterable[str], also: Sequence
         title,
         f"arguments of {type(member).__name__} ({takes})",
         ", ".join(map(repr, unknown)),
-        cure=f"did you mean {close[0]!r}?" if close else (),
+        hint=f"did you mean {close[0]!r}?" if close else (),
     )
 
 
@@ -90,7 +90,7 @@ def check_leading(owner: Owner, title: str, n: int, trees: dict[str, Any]) -> No
         f"arrays with a leading axis of {n}",
         f"{len(wrong)} without",
         places=wrong,
-        cure=(
+        hint=(
             f"Several {owner.name}s as one are called mapped:",
             f"pm.filter_vmap(lambda m: m(x))({owner.name.lower()}s)",
         )

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from pytreemod.errors import ArgumentError, RngError, describe, explain
-from pytreemod.nn.arguments import KEY_CURE, check_key
+from pytreemod.nn.arguments import KEY_HINT, check_key
 from pytreemod.nn.members.checks import Owner
 from pytreemod.state.key_sources import InitKeys
 from pytreemod.transform.maps.vmap import filter_vmap
@@ -78,7 +78,7 @@ def _takes_key(owner: Owner, make: Any, key: Any) -> bool:
     if takes and (needs or key is not None):
         if key is None:
             expected = f"a random key, for {owner.make} needs one"
-            raise RngError(where, expected, "none", cure=KEY_CURE)
+            raise RngError(where, expected, "none", hint=KEY_HINT)
         return True
     if needs:
         raise ArgumentError(_needs_more(owner, signature))
@@ -100,11 +100,11 @@ def _needs_more(owner: Owner, signature: inspect.Signature) -> str:
         for name, parameter in signature.parameters.items()
         if parameter.default is parameter.empty and parameter.kind not in variadic
     ]
-    cure = (
+    hint = (
         "Give it all other arguments first:",
         f"{owner.make} = functools.partial(nn.Linear, 3, 3)",
         f"def {owner.make}(key): return nn.Linear(3, 3, key=key)",
     )
     expected = "a function that needs no argument but key"
     got = f"one that needs {', '.join(name for name in needed if name != 'key')}"
-    return explain(f"{owner.name}({owner.make})", expected, got, cure=cure)
+    return explain(f"{owner.name}({owner.make})", expected, got, hint=hint)

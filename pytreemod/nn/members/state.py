@@ -124,8 +124,8 @@ def _form_of(state: State) -> Any:
 
 def _refuse_result(owner: Owner, title: str, got: str) -> NoReturn:
     expected = f"a {owner.member} that returns its output and the State that it was given, updated"
-    cure = (f"in the {owner.member}:", "return out, state")
-    raise StateError(title, expected, got, cure=cure)
+    hint = (f"in the {owner.member}:", "return out, state")
+    raise StateError(title, expected, got, hint=hint)
 
 
 def _check_leading(owner: Owner, title: str, n: int, name: str, value: Any) -> None:
@@ -136,9 +136,9 @@ def _check_leading(owner: Owner, title: str, n: int, name: str, value: Any) -> N
     ]
     if not wrong:
         return
-    cure = (
+    hint = (
         f"A value that is the same for all {owner.member}s has its token outside of them:",
         f"{owner.call}(x, state, count=self.count)",
     )
     expected = f"values in State with a leading axis of {n}"
-    raise StateError(title, expected, f"{len(wrong)} without", places=wrong, cure=cure)
+    raise StateError(title, expected, f"{len(wrong)} without", places=wrong, hint=hint)

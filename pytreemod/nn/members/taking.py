@@ -81,10 +81,10 @@ def _number(owner: Owner, n: int, index: Any) -> int:
     try:
         number = operator.index(index)
     except TypeError as error:
-        cure = ("An index that is traced takes an element of each array:",)
+        hint = ("An index that is traced takes an element of each array:",)
         one, held = owner.member, f"{owner.call}.{owner.member}"
-        cure = (*cure, f"{one} = jax.tree.map(lambda leaf: leaf[i], {held})")
-        raise ArgumentError(where, "an integer or a slice", describe(index), cure=cure) from error
+        hint = (*hint, f"{one} = jax.tree.map(lambda leaf: leaf[i], {held})")
+        raise ArgumentError(where, "an integer or a slice", describe(index), hint=hint) from error
     if not -n <= number < n:
         expected = f"an index of one of {n} {owner.member}s"
         raise IndexError(where, expected, str(number))

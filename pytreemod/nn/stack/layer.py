@@ -266,8 +266,8 @@ class Stack(StatefulLayer, Generic[_L]):
         """
         layers = list(layers)
         if not layers:
-            cure = ("A Stack of none is made by", "nn.Stack(make_layer, 0)")
-            raise ArgumentError("Stack.from_layers", "at least one layer", "none", cure=cure)
+            hint = ("A Stack of none is made by", "nn.Stack(make_layer, 0)")
+            raise ArgumentError("Stack.from_layers", "at least one layer", "none", hint=hint)
         # What `__init__` would make is there already.
         blank: Any = Stack(Identity, 0, remat=remat, unroll=unroll)
         return blank.replace(layer=merged(layers), depth=len(layers))

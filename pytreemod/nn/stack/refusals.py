@@ -31,11 +31,11 @@ def check_second(title: str, is_stateful: bool, state: Any) -> None:
     if isinstance(state, (State, Absence)):
         return
     given = "x, state" if is_stateful else "x"
-    cure = (
+    hint = (
         "Further arguments for the layers go by name, and so does a key:",
         f"stack({given}, mask=mask, key=key)",
     )
-    raise ArgumentError(title, "a State", describe(state), cure=cure)
+    raise ArgumentError(title, "a State", describe(state), hint=hint)
 
 
 def check_further(title: str, per_layer: Any, same: dict[str, Any]) -> dict[str, Any]:
@@ -56,10 +56,10 @@ def given_state(title: str, layer: Any, state: State | Absent) -> State:
     """The State that layers need, refused if none was given."""
     if isinstance(state, State):
         return state
-    cure = (
+    hint = (
         "Make the model together with its State, and pass that along:",
         "model, state = pm.make_with_state(make_model)(...)",
         "out, state = model(x, state)",
     )
     places = [path_text((jtu.GetAttrKey("layer"), *path)) for path, _ in tokens_of(layer)]
-    raise StateError(title, "a State", "none", places=places, cure=cure)
+    raise StateError(title, "a State", "none", places=places, hint=hint)

@@ -48,7 +48,7 @@ def _as_before(title: str, x: Any, out: Any) -> Any:
         "each layer to give back what it takes",
         f"a change in {len(found)} place{'s' * (len(found) > 1)}",
         places=[f"{path_text(f.path, 'x')}: {' -> '.join(f.texts())}" for f in found],
-        cure=_cure(found),
+        hint=_hint(found),
     )
 
 
@@ -60,7 +60,7 @@ def _agree(before: Any, after: Any) -> bool:
     return a.dtype == b.dtype or may_be_promoted(a, b) not in (None, a.dtype)
 
 
-def _cure(found: Sequence[Difference]) -> Sequence[str]:
+def _hint(found: Sequence[Difference]) -> Sequence[str]:
     if all(entry.of_dtypes for entry in found):
         dtype = aval_of(found[0].second).dtype.name
         return ("Start from that dtype, or cast in the layer:", f"stack(x.astype(jnp.{dtype}))")

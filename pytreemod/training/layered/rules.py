@@ -284,7 +284,7 @@ def _check_state(rule: Any, form: Any, params: PyTree, state: Any, error: Except
             f"Optimizer, {_name(rule)} over layers or members that are held as one",
             "the state that it makes for each of them",
             "another",
-            cure=[
+            hint=[
                 "one that was made for their arrays as one array each is used by:",
                 'pm.Optimizer(rule, stacked="as one")',
             ],
@@ -302,7 +302,7 @@ def _refuse_unmapped(rule: Any, error: BaseException) -> NoReturn:
         f"Optimizer, {_name(rule)} over layers or members that are held as one",
         "a transformation that can be mapped over their axis",
         "one that fails there",
-        cure=[
+        hint=[
             reason,
             "to show it their arrays as one array each:",
             'pm.Optimizer(rule, stacked="as one")',

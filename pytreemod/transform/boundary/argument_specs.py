@@ -113,7 +113,7 @@ def _refuse(
             terms.where,
             f"a tuple of specs for {len(every)} arguments",
             describe(spec),
-            cure=[
+            hint=[
                 "write, for instance",
                 f"{terms.option}=(spec{', None' * (len(every) - 1)})",
             ],
@@ -123,7 +123,7 @@ def _refuse(
         terms.where,
         f"one spec for each of the {positional} positional arguments",
         str(len(spec)),
-        cure=[f"by name, what is left out {terms.rest}:", f"{terms.option}={example}"],
+        hint=[f"by name, what is left out {terms.rest}:", f"{terms.option}={example}"],
     )
 
 

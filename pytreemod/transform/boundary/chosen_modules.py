@@ -266,7 +266,7 @@ def _explain_none(where: str, what: str, places: Sequence[Place]) -> str:
         f"{where}({what})",
         "a selector of at least one Module that can be called, in the arguments",
         "none",
-        cure=f"they have: {shown}"
+        hint=f"they have: {shown}"
         if shown
         else "pass the model as an argument: one that fn has from elsewhere cannot be chosen",
     )

@@ -87,7 +87,7 @@ def _tell(
     found = _found(fn, args, kwargs, old)
     name = function_name(fn)
     if found.is_net:
-        cure = [
+        hint = [
             "return it beside the result (with has_aux=True, where that is a loss):",
             "out, net = net(x)",
             "return out, net",
@@ -97,9 +97,9 @@ def _tell(
             "the net to come out, for a call has changed it",
             "a result without it",
             places=found.places,
-            cure=cure,
+            hint=hint,
         )
-    cure = [
+    hint = [
         "return it beside the result (with has_aux=True, where that is a loss):",
         "y, state = model(x, state)",
         "return y, state",
@@ -109,7 +109,7 @@ def _tell(
         "the State that replaces the one that was used up",
         "a result without it",
         places=found.places,
-        cure=cure,
+        hint=hint,
     )
     warn(LostUpdateWarning, text)
 

@@ -111,7 +111,7 @@ def tell_shared(where: str, root: str, tree: PyTree, mask: Sequence[bool]) -> No
         "each parameter at one place",
         f"{len(groups)} at two places or more",
         places=spots,
-        cure=[
+        hint=[
             "training makes several of it, with a gradient for each; to keep it one, tie them:",
             *ties[:MAX_PLACES],
         ],

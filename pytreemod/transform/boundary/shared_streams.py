@@ -69,7 +69,7 @@ def tell_shared_streams(
             "random streams that differ from member to member",
             "some that give all of them the same numbers",
             places=places,
-            cure=[
+            hint=[
                 "give each member a stream of its own; or say None, if the same numbers are meant:",
                 f"axes = pm.by({{pm.RngStream: {terms.example}, ...: None}})  # for state.split(n)",
                 "axes = pm.by({pm.RngStream: None, ...: None})",

@@ -129,7 +129,7 @@ def _explain_unreachable(label: Label) -> str:
         what,
         "a place that values can come out of",
         "one inside a transform that hands none out",
-        cure=[
+        hint=[
             "use what hands them out, in the place of jax.jit, jax.vmap, jax.lax.scan, ...:",
             "pm.filter_jit, filter_vmap, filter_grad, filter_scan, filter_cond, filter_checkpoint",
             "or return the value; from a while loop, in its carry",

@@ -531,5 +531,5 @@ def _check_rule(where: str, rule: Any) -> None:
     except TypeError as error:
         expected = "a rule that can be compared: it is configuration"
         got = f"{type(rule).__name__}, which holds an array, or what else has no hash"
-        cure = "pass arrays to the layer itself, in its arguments or its fields"
-        raise ArgumentError(f"{where}(rule)", expected, got, cure=cure) from error
+        hint = "pass arrays to the layer itself, in its arguments or its fields"
+        raise ArgumentError(f"{where}(rule)", expected, got, hint=hint) from error

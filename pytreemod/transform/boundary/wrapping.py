@@ -444,7 +444,7 @@ def explain_dtypes(named: Iterable[tuple[str, Any]], error: TypeError) -> None:
             "arrays of numbers",
             f"{len(found)} of text, dates or objects",
             places=[f"{place}: {describe(leaf)}" for place, leaf in found],
-            cure=[
+            hint=[
                 "what is no number is passed as part of the program:",
                 f"{found[0][0]}.tolist()",
             ],

@@ -148,7 +148,7 @@ def as_donation(donate: Any, fn: Any) -> Donation | None:
         "filter_jit(donate)",
         f"names of arguments, a selector, or one of {', '.join(map(repr, _STRINGS))}",
         describe(donate),
-        cure=["write, for instance", '@pm.filter_jit(donate=("model", "opt_state"))'],
+        hint=["write, for instance", '@pm.filter_jit(donate=("model", "opt_state"))'],
     )
 
 
@@ -236,7 +236,7 @@ def explain_deleted(called: str, named: Iterable[tuple[str, Any]], error: Except
             "arrays that are still there",
             f"{len(gone)} whose memory was given away by an earlier call (donate=...)",
             places=gone,
-            cure=["go on with what that call returned:", "model, ... = step(model, ...)"],
+            hint=["go on with what that call returned:", "model, ... = step(model, ...)"],
         ) from error
 
 
@@ -277,7 +277,7 @@ def explain_twice(
             f"{' and '.join(place for place, *_ in same)}: {describe(same[0][2])}"
             for same in shared
         ],
-        cure=[
+        hint=[
             "its memory can be given away once; copy what is to be another:",
             f"{root} = jax.tree.map(jnp.copy, {root})",
         ],

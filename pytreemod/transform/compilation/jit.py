@@ -486,7 +486,7 @@ def _check_options(options: dict[str, Any]) -> None:
                 "filter_jit",
                 "static=..., donate=... and jax.jit's other options",
                 f"{name}=",
-                cure=[
+                hint=[
                     "what is no array is static by itself; arguments are named:",
                     '@pm.filter_jit(donate=("model", "opt_state"), static="size")',
                 ],

@@ -68,7 +68,7 @@ class SpecOption:
                 "in_shardings, out_shardings",
                 "dicts with keys of one type, such as the names of arguments",
                 describe(spec),
-                cure=["name each argument:", "in_shardings={'x': rows, 'y': rows}"],
+                hint=["name each argument:", "in_shardings={'x': rows, 'y': rows}"],
             ) from error
         self.identity: Any = (tuple(leaves), treedef)
         try:
@@ -169,7 +169,7 @@ def check_placements(
             "axes that the mesh divides evenly",
             "others",
             places=uneven,
-            cure="pad the array, or leave the axis whole: None in its place in the spec",
+            hint="pad the array, or leave the axis whole: None in its place in the spec",
         )
 
 
@@ -191,7 +191,7 @@ def check_ranks(assigned: Sequence[Assigned], where: str) -> None:
             "specs with at most one entry for each axis of the array",
             "longer ones",
             places=places,
-            cure="an axis that has no entry is left whole, and P() leaves all of them whole",
+            hint="an axis that has no entry is left whole, and P() leaves all of them whole",
         )
 
 
@@ -314,7 +314,7 @@ def _explain_no_mesh(where: str, place: str, array: Any, value: Any, error: Exce
             "a mesh in context, for a spec that names none",
             "none",
             places=[f"{place}: {describe(array)} with {spec}"],
-            cure=[
+            hint=[
                 "give it one, or run it under jax.set_mesh(mesh):",
                 f"NamedSharding(mesh, {spec})",
             ],

@@ -159,7 +159,7 @@ def too_many_text(name: str, max_traces: int | None, changes: list[str]) -> str:
         f"at most {max_traces} {plural} (max_traces)",
         "a call that needs another",
         places=changes,
-        cure="keep what is named here the same from call to call, or pass it as an array",
+        hint="keep what is named here the same from call to call, or pass it as an array",
     )
 
 
@@ -350,11 +350,11 @@ def _why(old: Any, new: Any) -> str:
     if hint is not None:
         return hint
     if type(old).__eq__ is object.__eq__:
-        cure = "make it once, outside the loop"
+        hint = "make it once, outside the loop"
         # What is private, or Python's own, is not the reader's to change.
         if not _is_private(class_of(old)):
-            cure = f"give it __eq__ and __hash__, or {cure}"
-        return f"{_a(class_of(old))} is equal to itself alone: {cure}"
+            hint = f"give it __eq__ and __hash__, or {hint}"
+        return f"{_a(class_of(old))} is equal to itself alone: {hint}"
     return "further on" if shown.endswith("...") else "== does not say that they are the same"
 
 

@@ -92,7 +92,7 @@ class ArgumentPlacements(SpecOption):
                 "arguments that were not put anywhere else before",
                 f"{len(elsewhere)} that were",
                 places=elsewhere,
-                cure=["move them first:", "x = pm.filter_shard(x, sharding)"],
+                hint=["move them first:", "x = pm.filter_shard(x, sharding)"],
             ) from error
 
 

@@ -132,13 +132,13 @@ class Lowered:
         expected = "arguments in the order that they have in the program"
         # A keyword has its position there, and keywords in a call are sorted.
         if any(leaf is not other for leaf, (other, _) in zip(leaves, given, strict=True)):
-            cure = ["pass them by position:", f"export(pm.filter_jit({self._name}))(x, ...)"]
-            self._refuse(expected, "keywords in another", (), cure)
+            hint = ["pass them by position:", f"export(pm.filter_jit({self._name}))(x, ...)"]
+            self._refuse(expected, "keywords in another", (), hint)
         # JAX has the donated ones first.
         places = list(range(len(leaves)))
         if jtu.tree_leaves(self._entry.arguments(places)) != places:
-            cure = ["give away none of them, or the first:", f"pm.filter_jit({self._name})"]
-            self._refuse(expected, "the donated ones before the others", (), cure)
+            hint = ["give away none of them, or the first:", f"pm.filter_jit({self._name})"]
+            self._refuse(expected, "the donated ones before the others", (), hint)
         return tree
 
     @property
@@ -160,10 +160,10 @@ class Lowered:
         return jtu.tree_structure(result)
 
     def _refuse(
-        self, expected: str, got: str, places: Sequence[str], cure: Sequence[str]
+        self, expected: str, got: str, places: Sequence[str], hint: Sequence[str]
     ) -> NoReturn:
         where = f"{self._transform}({self._name}), exported"
-        raise ArgumentError(where, expected, got, places=places, cure=cure)
+        raise ArgumentError(where, expected, got, places=places, hint=hint)
 
     def compile(self, compiler_options: dict[str, Any] | None = None) -> Compiled:
         """Compile.
@@ -256,7 +256,7 @@ class Compiled:
             f"{expected} that it was compiled for",
             "others",
             places=places,
-            cure=[
+            hint=[
                 "compile for these, too:",
                 f"pm.{self._transform}({self._name}).lower(...).compile()",
             ],

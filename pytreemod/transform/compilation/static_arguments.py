@@ -56,7 +56,7 @@ def as_static(static: Any, fn: Any) -> tuple[str, ...]:
             "filter_jit(static)",
             "names of arguments",
             describe(static),
-            cure=["write, for instance", '@pm.filter_jit(static=("size",))'],
+            hint=["write, for instance", '@pm.filter_jit(static=("size",))'],
         )
     check_names("filter_jit(static)", tuple(names), fn)
     return tuple(names)
@@ -107,7 +107,7 @@ def _refuse(tree: PyTree, name: str) -> None:
         "NumPy arrays, and values that are no arrays",
         "an array of JAX",
         places=places,
-        cure=[
+        hint=[
             "looking at its numbers would mean to wait for the device; if that is meant:",
             f"{name} = jax.device_get({name})",
         ],

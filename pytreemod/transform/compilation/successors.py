@@ -103,7 +103,7 @@ class Successions:
             "the State that came out of the last call",
             f"the one that went into it, so that the update of {', '.join(pair.tokens)} is lost",
             places=[pair.place],
-            cure=[
+            hint=[
                 "go on with what comes back; or say that the old one is meant:",
                 "y, state = step(x, state)",
                 "y, _ = step(x, state.restored())",

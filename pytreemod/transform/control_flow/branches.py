@@ -385,7 +385,7 @@ def _refuse_condition(pred: Any) -> None:
             "filter_cond(pred)",
             "a scalar bool",
             describe(aval),
-            cure=[
+            hint=[
                 "join it, or choose for each element:",
                 "jnp.any(pred)",
                 "jnp.where(pred, x, y)",
@@ -414,7 +414,7 @@ def _refuse_other_names(where: str, names: tuple[str, str], first: Any, second: 
         "branches in which the same values are captured, under the same names",
         "others",
         places=only or [f"{names[0]}: {len(of_first)} values", f"{names[1]}: {len(of_second)}"],
-        cure=[
+        hint=[
             "sow zeros of its shape in the branch that has no such value:",
             f"pm.sow({(of_first or of_second)[0].name!r}, jnp.zeros_like(x))",
         ],
@@ -436,11 +436,11 @@ def _explain_mismatch(where: str, names: tuple[str, str], found: Sequence[Differ
             )
             for entry in found
         ],
-        cure=_cure(found[0]),
+        hint=_hint(found[0]),
     )
 
 
-def _cure(entry: Difference) -> list[str]:
+def _hint(entry: Difference) -> list[str]:
     sides = (entry.first, entry.second)
     arrays = [aval_of(side) for side in sides if isinstance(side, Slot)]
     if entry.of_dtypes:

@@ -72,11 +72,11 @@ def _explain_change(where: str, root: str, found: Sequence[Difference]) -> str:
         f"the {root} to come out of each step as it went in",
         f"a change in {len(found)} place{'s' * (len(found) > 1)}",
         places=places,
-        cure=_cure_of_change(root, found),
+        hint=_hint_of_change(root, found),
     )
 
 
-def _cure_of_change(root: str, found: Sequence[Difference]) -> list[str]:
+def _hint_of_change(root: str, found: Sequence[Difference]) -> list[str]:
     for entry in found:
         if entry.of_dtypes:
             return _casts(path_text(entry.path, root), entry)

@@ -50,7 +50,7 @@ def refuse_no_array(where: str, root: str) -> None:
         f"{where}({root})",
         "an array to take apart, or a length" if or_length else "an array to take apart",
         "neither" if or_length else "none",
-        cure=["say how many steps there are:", "length=n"] if or_length else (),
+        hint=["say how many steps there are:", "length=n"] if or_length else (),
     )
 
 
@@ -68,7 +68,7 @@ def refuse_axis(where: str, root: str, tree: PyTree, axes: Sequence[int | None])
         f"arrays with the axis {axis} that they are taken apart along",
         "one without" if len(wrong) == 1 else f"{len(wrong)} without",
         places=[place for _, place, _ in wrong],
-        cure=["what is the same for all steps has the axis None:", f"in_axes={rule}"]
+        hint=["what is the same for all steps has the axis None:", f"in_axes={rule}"]
         if "associative" not in where
         else (),
     )
@@ -114,7 +114,7 @@ def as_pair(where: str, result: Any) -> tuple[Any, Any]:
         where,
         "a step that returns a pair (carry, y)",
         f"{len(result)} values" if is_sequence else describe(result),
-        cure=["return both, with None for what there is none of:", "return carry, None"],
+        hint=["return both, with None for what there is none of:", "return carry, None"],
     )
 
 
@@ -136,7 +136,7 @@ def axis_in_stack(where: str, place: str, leaf: Any, axis: int | None) -> int:
             "an axis for each array that a step returns",
             "None",
             places=[f"{place}: {describe(leaf)}"],
-            cure="each step has one of its own; what is to be returned once is carried",
+            hint="each step has one of its own; what is to be returned once is carried",
         )
     rank = leaf.ndim + 1
     if not -rank <= axis < rank:

@@ -224,7 +224,7 @@ def _specs(where: str, wrt: Any, names: list[str]) -> list[Any]:
             f"{where}(wrt)",
             f"one spec for each of the {len(names)} differentiated arguments",
             f"{len(wrt)}",
-            cure=["by name, what is left out has the default:", f"wrt={{{names[0]!r}: True}}"],
+            hint=["by name, what is left out has the default:", f"wrt={{{names[0]!r}: True}}"],
         )
     if class_of(wrt) is dict and any(key in names for key in wrt):
         unknown = [key for key in wrt if key not in names]
@@ -246,7 +246,7 @@ def _refuse_missing(
         f"{where} of {function_name(fn)}",
         f"argument {index} ({name}), which is differentiated, by position",
         f"{name!r} by keyword" if name in kwargs else f"{len(args)} positional arguments",
-        cure=[
+        hint=[
             "pass it first, without its name:",
             f"{function_name(fn)}({name}, ...)",
         ],
@@ -269,7 +269,7 @@ def refuse_nothing(where: str, fn: Callable[..., Any], chosen: Chosen, wrt: Any)
         "at least one floating array to differentiate",
         "none" if wrt is None else f"none picked by wrt={wrt!r}",
         places=[f"{place}: {describe(leaf)}" for place, leaf in chosen.named(fn)],
-        cure=[
+        hint=[
             "differentiate another argument, or pass arrays:",
             f"pm.{where}(f, argnums=1)",
         ],

@@ -71,7 +71,7 @@ def _rule(custom: Transformed, name: str, signature: str) -> Callable[..., Any]:
             f"{custom.transform_name()} of {called}",
             f"{name} before the first call",
             "none",
-            cure=["define the rule:", f"@{called}.{name}", f"def {signature}: ..."],
+            hint=["define the rule:", f"@{called}.{name}", f"def {signature}: ..."],
         )
     return found
 
@@ -85,7 +85,7 @@ def _warn_of(custom: Transformed, older: str, newer: Sequence[str]) -> None:
         f"{custom.transform_name()} of {called}",
         "the newer spelling of its rules",
         f"{older}, which is deprecated",
-        cure=["write, with None for what is zero:", *(s.format(called=called) for s in newer)],
+        hint=["write, with None for what is zero:", *(s.format(called=called) for s in newer)],
     )
     warn(DeprecationWarning, text)
 
@@ -191,7 +191,7 @@ def _spots(tree: PyTree, root: str) -> list[str]:
 
 
 def _refuse_derivatives(
-    custom: Transformed, expected: str, of_fn: PyTree, by_name: dict[str, PyTree], cure: str
+    custom: Transformed, expected: str, of_fn: PyTree, by_name: dict[str, PyTree], hint: str
 ) -> None:
     """Raise the error for a derivative by something that must be constant, if there is one."""
     called = function_name(custom.fn)
@@ -199,8 +199,8 @@ def _refuse_derivatives(
     spots += [spot for name, flags in by_name.items() for spot in _spots(flags, name)]
     if spots:
         where, got = f"{custom.transform_name()} of {called}", "others, too"
-        cures = [f"{cure}, or take it out of the derivative:", "jax.lax.stop_gradient(x)"]
-        raise DerivativeError(where, expected, got, places=spots, cure=cures)
+        hints = [f"{hint}, or take it out of the derivative:", "jax.lax.stop_gradient(x)"]
+        raise DerivativeError(where, expected, got, places=spots, hint=hints)
 
 
 class _CustomJvp(Transformed):
@@ -339,7 +339,7 @@ class _CustomVjp(Transformed):
             f"filter_custom_vjp of {called}",
             f"argument 0 ({name}), which is differentiated, by position",
             f"{name!r} by keyword" if name in kwargs else "no positional arguments",
-            cure=["pass it first, without its name:", f"{called}({name}, ...)"],
+            hint=["pass it first, without its name:", f"{called}({name}, ...)"],
         )
 
 
@@ -424,8 +424,8 @@ class _VjpCall:
         names = positional_names(self.custom.fn)
         by_name = {argument_name(names, i): flag for i, flag in enumerate(of_args, start=1)}
         expected = f"derivatives by its first argument ({argument_name(names, 0)}) only"
-        cure = "put it into the first argument"
-        _refuse_derivatives(self.custom, expected, of_fn, by_name | of_kwargs, cure)
+        hint = "put it into the first argument"
+        _refuse_derivatives(self.custom, expected, of_fn, by_name | of_kwargs, hint)
 
 
 def _perturbed(primals: list[Any], values: list[Any]) -> list[bool]:

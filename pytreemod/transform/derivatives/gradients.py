@@ -156,7 +156,7 @@ class _Grad(Transformed):
                 self._where(),
                 "a scalar loss",
                 with_article(class_of(value).__name__) if is_nested else describe(value),
-                cure=[
+                hint=[
                     "return the loss alone, or a pair and say so:",
                     "pm.filter_grad(f, has_aux=True)",
                 ],
@@ -166,7 +166,7 @@ class _Grad(Transformed):
                 self._where(),
                 "a scalar loss",
                 describe(value),
-                cure=["reduce it, for instance by", "return jnp.mean(loss)"],
+                hint=["reduce it, for instance by", "return jnp.mean(loss)"],
             )
         option = f"pm.{self.transform_name()}(f, holomorphic=True)"
         is_complex = jnp.issubdtype(jnp.result_type(value), jnp.complexfloating)
@@ -174,7 +174,7 @@ class _Grad(Transformed):
             self._where(),
             "a scalar loss, a floating number",
             describe(value),
-            cure=["of a holomorphic function:", option] if is_complex else (),
+            hint=["of a holomorphic function:", option] if is_complex else (),
         )
 
 

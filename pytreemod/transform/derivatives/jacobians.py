@@ -97,7 +97,7 @@ class _Jacobian(Transformed):
                 f"real {self.of}",
                 "complex ones",
                 places=found,
-                cure=[
+                hint=[
                     "of a holomorphic function:",
                     f"pm.{self.transform_name()}(f, holomorphic=True)",
                 ],

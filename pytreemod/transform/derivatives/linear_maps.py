@@ -107,7 +107,7 @@ class _Jvp(Transformed):
                 where,
                 f"a tangent for each of the {len(args)} primals",
                 f"{len(tangents)} tangents",
-                cure=["None stands for zero:", "pm.filter_jvp(f, (x, y), (dx, None))"],
+                hint=["None stands for zero:", "pm.filter_jvp(f, (x, y), (dx, None))"],
             )
 
         def roots() -> list[str]:
@@ -125,7 +125,7 @@ def _as_sequence(value: Any, name: str) -> tuple[Any, ...]:
         f"filter_jvp({name})",
         "a tuple with one entry for each argument",
         describe(value),
-        cure=["for one argument:", f"({'x' if name == 'primals' else 'dx'},)"],
+        hint=["for one argument:", f"({'x' if name == 'primals' else 'dx'},)"],
     )
 
 
@@ -175,7 +175,7 @@ def filter_jvp(
             "filter_jvp",
             "primals and tangents",
             "primals alone" if tangents is _MISSING and primals is not _MISSING else "none",
-            cure=["write, for instance", "pm.filter_jvp(f, (x,), (dx,))"],
+            hint=["write, for instance", "pm.filter_jvp(f, (x,), (dx,))"],
         )
     return made(primals, tangents, **kwargs)
 

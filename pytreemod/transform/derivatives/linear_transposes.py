@@ -117,5 +117,5 @@ def _explain_no_transpose(where: str) -> str:
         where,
         "a function that is linear in the floating arrays of its arguments",
         "another",
-        cure=["transpose what it is nearby, its derivative:", "pm.filter_vjp(f, *primals)[1]"],
+        hint=["transpose what it is nearby, its derivative:", "pm.filter_vjp(f, *primals)[1]"],
     )

@@ -35,6 +35,6 @@ def pair_of(
     values: list[Any] = list(result) if issubclass(kind, (tuple, list)) else []
     if len(values) != 2:
         got = f"{len(values)} values" if issubclass(kind, (tuple, list)) else describe(result)
-        cure = ["return both:", f"return {pair}"]
-        raise error(where, f"a pair ({pair}){reason}", got, cure=cure)
+        hint = ["return both:", f"return {pair}"]
+        raise error(where, f"a pair ({pair}){reason}", got, hint=hint)
     return values[0], values[1]

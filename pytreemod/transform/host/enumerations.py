@@ -40,7 +40,7 @@ class EnumerationItem(Module):
             f"{name} == ...",
             f"an item of {name}",
             describe(other),
-            cure=["bring both to one class first:", f"{name}.promote(item)"],
+            hint=["bring both to one class first:", f"{name}.promote(item)"],
         )
 
     def __hash__(self) -> int:
@@ -151,9 +151,9 @@ def _add(name: str, members: dict[str, str], more: dict[str, str]) -> None:
     ]
     members.update(more)
     if changed:
-        cure = "the latest counts, for the items of the bases, too, once they are promoted"
+        hint = "the latest counts, for the items of the bases, too, once they are promoted"
         expected, got = "one message for each item", f"{len(changed)} with another"
-        warn(UserWarning, explain(name, expected, got, places=changed, cure=cure))
+        warn(UserWarning, explain(name, expected, got, places=changed, hint=hint))
 
 
 def _refuse(where: str, expected: str, got: str) -> None:
@@ -161,7 +161,7 @@ def _refuse(where: str, expected: str, got: str) -> None:
         where,
         expected,
         got,
-        cure=["declare items as names with messages:", 'failed = "The solver failed."'],
+        hint=["declare items as names with messages:", 'failed = "The solver failed."'],
     )
 
 

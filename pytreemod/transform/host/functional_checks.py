@@ -89,7 +89,7 @@ def filter_checkify(
             "filter_checkify(errors)",
             "a set of checks",
             describe(errors),
-            cure=["write, for instance", "errors=jax.experimental.checkify.nan_checks"],
+            hint=["write, for instance", "errors=jax.experimental.checkify.nan_checks"],
         )
     return _Checkified(fun, None if errors is None else frozenset(errors))
 

@@ -166,7 +166,7 @@ def _check(
             f"{where}(x)",
             "a tree with at least one array",
             describe(x),
-            cure="the check takes effect through the arrays that it returns",
+            hint="the check takes effect through the arrays that it returns",
         )
     if mode == "nan":
         arrays = [jnp.asarray(array) for array in arrays]
@@ -444,7 +444,7 @@ def _require_truth(where: str, pred: Any) -> None:
         f"{where}(pred)",
         "a boolean, an integer, or an array of them",
         describe(pred),
-        cure=["compare, for instance", "error_if(x, x < 0, ...)"],
+        hint=["compare, for instance", "error_if(x, x < 0, ...)"],
     )
 
 

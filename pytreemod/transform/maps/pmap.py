@@ -171,7 +171,7 @@ class _Pmapped(Vmapped):
                 f"filter_pmap of {function_name(self.fn)}",
                 f"at most {count} members, one for each device",
                 str(sizes[0]),
-                cure="filter_vmap maps over any number of members, on one device",
+                hint="filter_vmap maps over any number of members, on one device",
             )
 
 
@@ -273,7 +273,7 @@ def _check_pmap_options(donate: str, pmapkwargs: dict[str, Any]) -> None:
                 "filter_pmap",
                 "donate=... and jax.pmap's other options",
                 f"{name}=",
-                cure="what is no array is static by itself; donate='all' donates",
+                hint="what is no array is static by itself; donate='all' donates",
             )
     check_options("filter_pmap", pmapkwargs, untyped_jax.pmap)
     devices = pmapkwargs.get("devices")

@@ -170,7 +170,7 @@ class _ShardMapped(Transformed):
                 f"filter_shard_map of {function_name(self.fn)}",
                 "a mesh",
                 "none",
-                cure=[
+                hint=[
                     "give one as mesh=..., or have it in context:",
                     f"with jax.set_mesh(mesh): {function_name(self.fn)}(...)",
                 ],
@@ -219,7 +219,7 @@ def _explain_placement(
                 f"{e.place}: {describe(e.array)} lies as {spec_text(lie)}, not {spec_text(s)}"
                 for e, s, lie in wrong
             ],
-            cure=[
+            hint=[
                 "place them first (a mesh of AxisType.Auto does it by itself):",
                 f"pm.filter_shard({entry.place}, NamedSharding(mesh, {spec_text(spec)}))",
             ],
@@ -258,7 +258,7 @@ def _check_explicit(mesh: Any) -> None:
             _IN,
             "a spec for each argument",
             "none",
-            cure="only for a mesh whose axes are of type Explicit they can be left out",
+            hint="only for a mesh whose axes are of type Explicit they can be left out",
         )
 
 
@@ -348,7 +348,7 @@ class _Results:
                 "results that are the same along the mesh axes that their specs do not name",
                 "results that may differ from device to device",
                 places=places,
-                cure=[
+                hint=[
                     "name the axis in the spec; or make them the same, for instance",
                     "loss = jax.lax.pmean(loss, 'data')",
                     "norm = nn.BatchNorm(size, 'data', channel_axis=1)  # its statistics",

@@ -98,7 +98,7 @@ def _explain_mismatch(index: int, found: Sequence[Difference]) -> str:
             f"{entry.texts()[1]} in trees[{index}]"
             for entry in found
         ],
-        cure=["what is to differ from member to member has to be an array:", "jnp.asarray(value)"]
+        hint=["what is to differ from member to member has to be an array:", "jnp.asarray(value)"]
         if any(entry.of_arrays and is_number(entry.second) for entry in found)
         else (),
     )

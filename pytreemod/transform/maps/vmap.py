@@ -149,7 +149,7 @@ def _refuse_numbers(
                 f"arrays with an axis {axis}",
                 describe(leaf),
                 places=[path_text((*path, *below), root)],
-                cure=[
+                hint=[
                     "map arrays alone, and pass numbers on as they are:",
                     f"in_axes=pm.if_array({axis})",
                 ],
@@ -268,7 +268,7 @@ class Vmapped(Transformed):
             "results that are the same for all members where out_axes is None",
             "a result that differs from member to member",
             places=[path_text(path, "result") for path in places],
-            cure=["give it an axis:", "out_axes=0"],
+            hint=["give it an axis:", "out_axes=0"],
         ) from error
 
     def inputs(
@@ -368,7 +368,7 @@ def _refuse_sizes(mapped: list[tuple[str, Any, int]], axis_size: Any, wrapper: V
                 where,
                 f"{name} to have the axis {axis} that it is mapped over",
                 describe(leaf),
-                cure=[
+                hint=[
                     "do not map it; say so by name:",
                     f'in_axes={{"{name.split(".")[0].split("[")[0]}": None}}',
                 ],
@@ -387,13 +387,13 @@ def _refuse_sizes(mapped: list[tuple[str, Any, int]], axis_size: Any, wrapper: V
             "one size of the mapped axis",
             f"{len(sizes)} sizes",
             places=shown,
-            cure=["what is the same for all members is not mapped:", "in_axes=(0, None)"],
+            hint=["what is the same for all members is not mapped:", "in_axes=(0, None)"],
         )
     raise ArgumentError(
         where,
         "an array to map over, or axis_size",
         "neither",
-        cure=[
+        hint=[
             "say how many members there are:",
             f"pm.{wrapper.transform_name()}(f, axis_size=n)",
         ],

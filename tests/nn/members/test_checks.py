@@ -18,7 +18,7 @@ def test_an_array_has_the_leading_axis_or_not(leaf, has):
 
 
 def test_arrays_without_the_axis_are_named():
-    """All of them; only for those of the layer is there a cure."""
+    """All of them; only for those of the layer is there a hint."""
     fits, other = jnp.ones((3, 2)), jnp.ones((2, 2))
     check_leading(STACK, "Stack", 3, {"layer": [fits, "relu"], "per_layer": {"mask": fits}})
 

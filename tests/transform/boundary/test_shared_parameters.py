@@ -109,7 +109,7 @@ def test_both_paths_are_named():
 
 
 def test_a_layer_called_twice_is_not_told():
-    """The cure."""
+    """The hint."""
 
     class Twice(pm.Module):
         layer: nn.Linear
@@ -179,7 +179,7 @@ def test_values_are_right_whatever_is_told():
         assert pm.tree_equal(pm.filter_grad(loss)(shared, X), pm.filter_grad(loss)(apart, X))
 
 
-def test_the_cure_is_code_that_cures():
+def test_the_hint_is_code_that_hints():
     """Each line that is shown, run: nothing is told then, and the places stay one."""
     model = Own()
     with pytest.warns(SharedParameterWarning, match=r"tie them:\n      model = pm\.") as told:

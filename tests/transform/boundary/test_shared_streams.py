@@ -65,7 +65,7 @@ def over_x(fn, **options):
     return pm.filter_vmap(fn, **{"in_axes": (0, None), "out_axes": (0, None), **options})
 
 
-def test_the_stream_is_named_with_the_cure():
+def test_the_stream_is_named_with_the_hint():
     """At the line of the call; what is written there gives other numbers to each member."""
     _, state = make()
     with pytest.warns(SharedStreamWarning, match=SAME) as told:

@@ -358,7 +358,7 @@ def test_wrong_calls_are_pythons_errors():
     ],
 )
 def test_jaxs_options_by_position_are_refused(option):
-    """Static is what is no array; donation is by name: the cure says so."""
+    """Static is what is no array; donation is by name: the hint says so."""
     with pytest.raises(
         ArgumentError,
         match=rf"filter_jit: expected [^\n]*donate=\.\.\. and jax\.jit's other options, got "

@@ -99,7 +99,7 @@ def test_partition_specs_mean_the_mesh_in_context(mesh):
 
 
 def test_partition_specs_without_a_mesh():
-    """JAX's own text names the cure."""
+    """JAX's own text names the hint."""
     with pytest.raises(ValueError, match=r"jax\.set_mesh"):
         pm.filter_shard(ramp(8), P("data"))
 

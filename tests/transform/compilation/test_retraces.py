@@ -407,38 +407,38 @@ def limited(max_traces):
     return pm.filter_jit(f, max_traces=max_traces)
 
 
-CURE = "\n  keep what is named here the same from call to call, or pass it as an array"
+HINT = "\n  keep what is named here the same from call to call, or pass it as an array"
 
 LIMITS = {
     "one": (
         1,
         [(X,), (ramp(3),)],
         f"f: expected at most 1 trace (max_traces), got a call that needs another.\n"
-        f"  at x: f32[2] -> f32[3]{CURE}",
+        f"  at x: f32[2] -> f32[3]{HINT}",
     ),
     "two": (
         2,
         [(X, 1), (X, 2), (X, 3)],
         f"f: expected at most 2 traces (max_traces), got a call that needs another.\n"
-        f"  at how: 2 -> 3{CURE}",
+        f"  at how: 2 -> 3{HINT}",
     ),
     "none": (
         0,
         [(X,)],
-        f"f: expected at most 0 traces (max_traces), got a call that needs another.{CURE}",
+        f"f: expected at most 0 traces (max_traces), got a call that needs another.{HINT}",
     ),
     "function": (
         1,
         [(X, first), (X, second)],
         f"f: expected at most 1 trace (max_traces), got a call that needs another.\n"
-        f"  at how: {FIRST} -> {SECOND}{CURE}",
+        f"  at how: {FIRST} -> {SECOND}{HINT}",
     ),
     "many": (
         1,
         [(X, [1] * 7), (X, [2] * 7)],
         "f: expected at most 1 trace (max_traces), got a call that needs another.\n"
         + "".join(f"  at how[{i}]: 1 -> 2\n" for i in range(5))
-        + f"  and 2 more{CURE}",
+        + f"  and 2 more{HINT}",
     ),
 }
 

@@ -212,7 +212,7 @@ def test_partition_specs_mean_the_mesh_in_context():
 
 
 def test_partition_specs_without_a_mesh():
-    """JAX's own text names the cure, and arrives undisturbed."""
+    """JAX's own text names the hint, and arrives undisturbed."""
     with pytest.raises(RuntimeError, match=r"requires a non-empty mesh in context.*in_shardings"):
         pm.filter_jit(lambda x: x, in_shardings=P("data"))(ramp(8))
 
@@ -379,7 +379,7 @@ def test_a_later_call_that_does_not_fit_is_refused():
 
 
 def test_arguments_that_lie_elsewhere_are_refused():
-    """JAX does not move what was put somewhere; the text says what, where, and the cure."""
+    """JAX does not move what was put somewhere; the text says what, where, and the hint."""
     fn = pm.filter_jit(lambda m: m, in_shardings=on("data"))
     elsewhere = pm.filter_shard(model(), Affine(on(None, "model"), on("data")))
 

@@ -142,7 +142,7 @@ def test_constants_print_as_what_they_hold():
 
 @pytest.mark.parametrize("array", [jnp.ones(()), jax.ShapeDtypeStruct((), jnp.float32)])
 def test_arrays_of_jax_are_refused(array):
-    """To look at them would be to wait for the device; the path and the cure are named."""
+    """To look at them would be to wait for the device; the path and the hint are named."""
     fn = pm.filter_jit(lambda x, config: x, static="config")
 
     with pytest.raises(

@@ -144,7 +144,7 @@ def test_associative_scan_shows_what_changed():
     ],
 )
 def test_a_carry_that_changes_in_type_or_in_what_is_no_array(step, init, text):
-    """Weak types come with the cast that cures them; strings, functions, sizes by path."""
+    """Weak types come with the cast that hints them; strings, functions, sizes by path."""
     with (
         jax.numpy_dtype_promotion("standard"),
         pytest.raises(StructureError, match=rf"filter_scan of <lambda>[\s\S]*at {text}"),

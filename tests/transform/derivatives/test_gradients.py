@@ -170,7 +170,7 @@ def test_complex_and_options():
 
 
 def test_by_keyword_is_refused():
-    """The differentiated argument must come by position: the cure is the call to write."""
+    """The differentiated argument must come by position: the hint is the call to write."""
     for transform, name in (
         (pm.filter_grad, "filter_grad"),
         (pm.filter_value_and_grad, "filter_value_and_grad"),
@@ -280,7 +280,7 @@ def test_a_loss_that_is_no_scalar_is_refused(result, text):
     ],
 )
 def test_a_loss_that_is_no_array_is_refused(result, kind):
-    """A pair without has_aux, or a forgotten return: the cure is has_aux."""
+    """A pair without has_aux, or a forgotten return: the hint is has_aux."""
     with pytest.raises(
         ArgumentError,
         match=rf"expected a scalar loss, got {kind}\.\n  return the loss alone, or a pair and "

@@ -280,7 +280,7 @@ def test_jit_and_vmap_compose():
 
 
 def test_inconsistent_sizes_are_refused():
-    """Every size with an argument that has it, by path; the cure is None."""
+    """Every size with an argument that has it, by path; the hint is None."""
     with pytest.raises(
         ShapeError,
         match=r"^filter_vmap of call: expected one size of the mapped axis, got 2 sizes\.\n"
@@ -340,7 +340,7 @@ def test_inconsistent_sizes_are_refused():
     ],
 )
 def test_scalars_on_an_axis_are_refused(args, in_axes, text):
-    """A scalar has no axis 0: argument, path and cure are in the error."""
+    """A scalar has no axis 0: argument, path and hint are in the error."""
     with pytest.raises(ShapeError, match=text):
         pm.filter_vmap(lambda x, y: x, in_axes=in_axes)(*args)
 
