@@ -136,7 +136,7 @@ class Interval(NamedTuple):
 
 
 def interval(drawn: Oscillator) -> Interval:
-    """Of each parameter in the clear, as `resolve` computes it."""
+    """The constrained value of each parameter, as `resolve` computes it."""
     clear = pm.named_leaves(pm.resolve(drawn))
     return Interval(
         {name: jnp.quantile(value, 0.025) for name, value in clear.items()},

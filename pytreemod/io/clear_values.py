@@ -1,4 +1,4 @@
-"""Values that a file has in the clear, for fields that are constrained in `like`.
+"""Constrained values in a file, for fields that are constrained in `like`.
 
 Owns: what becomes of a leaf `length` in the file where `like` has `length.unconstrained`. The file
 is older than the constraint, of a model that was resolved, or of other tools: what it has is what
@@ -37,7 +37,7 @@ _INNER = "unconstrained"
 def constrained(
     theirs: Table, ours: Table, like: PyTree, renamed: Mapping[str, str], where: str
 ) -> Table:
-    """A file's table with the arrays that stand for values in the clear, in the place of these.
+    """A file's table with the arrays that store constrained values, instead of these.
 
     Arrays that stand for values under another constraint become those that stand for the values in
     `like`. Where the file's constraint cannot be rebuilt, they are left out, as if it had none.
@@ -50,7 +50,7 @@ def constrained(
         where: the call, for errors.
 
     Raises:
-        ArgumentError: the user says of a value in the clear that it is none.
+        ArgumentError: the user says that a constrained value is none.
     """
     names = [n for n in ours.classes if joined(n, _INNER) in ours.leaves]
     if theirs.classes:
@@ -150,7 +150,7 @@ def _constraints(node: Any, path: KeyPath) -> Any:
 def _brought_in(
     node: Constrained | _Changed, leaf: Leaf, ours: Leaf, name: str, where: str
 ) -> Leaf:
-    """What is told of the array that a value in the clear becomes."""
+    """The entry of the array that a constrained value becomes."""
     number = leaf.form.get("value")
     if not leaf.is_array:
         if type(number) not in (int, float):
@@ -182,16 +182,16 @@ def _made(
         return np.asarray(_take_in(node, given, name))
     except PytreemodError as error:
         got = f"{name}, which is refused"
-        expected = "values in the clear that like takes"
+        expected = "constrained values that like takes"
         raise FileError(where, expected, got, places=[str(error)]) from error
 
 
 def _check_is_not_clear(name: str, old: str | None, where: str) -> None:
-    """Refuse a value in the clear under the name of the array that stands for one."""
+    """Refuse a constrained value under the name of the array that stands for one."""
     if old is None or words_of(old)[-1:] != words_of(name)[-1:]:
         return
     hint = ["the value is brought in, as by the constructor, under the name of the field:"]
     # Where the field has the same name here, there is nothing to rename.
     hint += ["pm.load(path, like)" if old == name else f'rename={{"{old}": "{name}"}}']
     expected = f"the array that stands for {name}"
-    raise ArgumentError(f"{where}, rename", expected, f"{old!r}, in the clear", hint=hint)
+    raise ArgumentError(f"{where}, rename", expected, f"{old!r}, a constrained value", hint=hint)

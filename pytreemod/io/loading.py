@@ -88,7 +88,7 @@ def load(
     arrays by name.
 
     Layers that are one `nn.Stack` in `like` may be a list in the file, and the other way round.
-    What is constrained in `like` may stand in the file in the clear, under the name of its field.
+    A file may have the constrained value, under the name of the field, of what `like` constrains.
 
     What was read is the reader's own: the file may change, or go.
 
@@ -284,7 +284,7 @@ def _carried_out(plan: LoadPlan, file: Container, like: PyTree, where: str) -> A
         impl = move.leaf.form.get("impl")
         if move.name in plan.reshaped and impl is None:
             array = array.reshape(old.shape)
-        # What was made of a value in the clear may be wider than what the file has.
+        # What was made of a constrained value may be wider than what the file has.
         dtype = move.leaf.dtype if move.cast is None else move.cast
         if array.dtype != dtype:
             array = as_dtype(array, dtype, where, move.name)

@@ -191,7 +191,7 @@ class _Rebuilder:
         return {ROLES: given}
 
     def _constrain(self, cls: Any, values: dict[str, Any], told: set[str], path: str) -> None:
-        """Bring in what a file has in the clear: the field was not constrained yet, or resolved."""
+        """Bring in a file's constrained value: the field was not constrained yet, or resolved."""
         for field, constraint in cls.__record__.constraints.items():
             where, value = f"{cls.__qualname__}.{field}", values[field]
             is_built = field not in told

@@ -37,7 +37,7 @@ class Unstacked(NamedTuple):
 
 
 class Clear(NamedTuple):
-    """A value in the clear, of which the numbers of a constrained field are made."""
+    """A constrained value, from which the numbers of a constrained field are made."""
 
     value: Source | None
     """None for a number that the file has beside the arrays."""

@@ -580,7 +580,7 @@ class Module(Record, metaclass=ModuleMeta):
         """A copy with some fields exchanged; works whatever the class's `__init__` is.
 
         Converters run on the new values, and all checks run again. A constrained field takes its
-        value in the clear.
+        constrained value.
 
         Args:
             **changes: new values by field name.

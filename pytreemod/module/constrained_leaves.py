@@ -1,15 +1,15 @@
 """`Constraint`, and `Constrained`: a value within bounds, computed from one that has none.
 
-A field that is declared `field(constraint=...)` is given its value in the clear, and gives it so.
-What stands in the tree is a computed leaf with one array, `unconstrained`, which may be any: so an
-optimizer, which knows no bounds, cannot leave them.
+A field declared `field(constraint=...)` is given, and read as, its constrained value. The tree
+stores a computed leaf with one array, `unconstrained`, which may have any value: an optimizer,
+which knows no bounds, cannot leave them.
 
     class Kernel(pm.Module):                               made = Kernel(2.0)
         length: Array = pm.field(constraint=positive)      made.length                      2.0
                                                            made, "length.unconstrained"     log 2.0
 
-A constraint knows both ways. The way in, `inverse`, is taken where a value is given (see
-[`constraining`][pytreemod.module.constraining]); the way out, `forward`, where it is read.
+`inverse` is applied where a value is given (see
+[`constraining`][pytreemod.module.constraining]), `forward` where it is read.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class Constraint(AbstractConstraint):
 
     @abstractmethod
     def forward(self, unconstrained: Any) -> Any:
-        """The value in the clear."""
+        """The constrained value."""
 
     @abstractmethod
-    def inverse(self, clear: Any) -> Any:
+    def inverse(self, constrained: Any) -> Any:
         """An array that `forward` takes to a value."""
 
     def fault(self, value: NDArray[Any]) -> str | None:
@@ -78,7 +78,7 @@ class Constraint(AbstractConstraint):
         return unconstrained
 
     def constrain(self, value: Any, where: str, old: Any = None) -> Any:
-        """The computed leaf that stands for a value in the clear.
+        """The computed leaf that reads as a constrained value.
 
         The bound is checked here where numbers can be looked at, and by `invert_traced` where they
         are traced; not on other hosts.
@@ -174,7 +174,7 @@ class Constrained(Computed):
     constraint: Constraint = field(static=True)
 
     def value(self) -> Any:
-        """The value in the clear."""
+        """The constrained value."""
         return self.constraint.forward(self.unconstrained)
 
     def __value_shape__(self) -> tuple[int, ...] | None:

@@ -1,9 +1,8 @@
 """Where the values of constrained fields come in: at construction, by `replace`, by `tree_at`.
 
-Each is given in the clear. What is stored for it is up to the constraint that the field was
-declared with; the library makes those in `training.constraints`. A tree may have the form of a
-model and be none: gradients, masks, labels, axes. What is put into such a tree is no value of the
-field, and stays what it is.
+Each is given as its constrained value; the field's constraint decides what is stored. The library's
+own constraints are in `training.constraints`. A tree with the structure of a model may be no model:
+gradients, masks, labels, axes. A value that is put into such a tree is stored as it is.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def take_in(constraint: AbstractConstraint, value: Any, where: str, old: Any = N
 
     Args:
         constraint: the field's.
-        value: in the clear. None, and what is computed already, is stored as it is.
+        value: the constrained value. None, and what is computed already, is stored as it is.
         where: the field, for errors.
         old: what was stored there, if anything was.
 
@@ -52,7 +51,7 @@ def take_in_change(
     Args:
         constraint: the field's.
         old: what is stored there now.
-        new: in the clear; or whatever else belongs into a tree that is no model.
+        new: constrained values; or whatever else belongs into a tree that is no model.
         where: the field, for errors.
         is_built: whether the new value is judged as at construction.
 

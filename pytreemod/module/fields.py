@@ -30,7 +30,7 @@ class AbstractConstraint(ABC):
 
     @abstractmethod
     def constrain(self, value: Any, where: str, old: Any = None) -> Any:
-        """What is stored for a value in the clear.
+        """What is stored for a constrained value.
 
         Args:
             value: an array of floating-point numbers, or such a number of Python's.
@@ -84,7 +84,7 @@ def field(
         role: what the field is for; selectors ask for it with `select.role`. `"param"` is
             trained, `"buffer"` is left alone by `filter_grad`, any other word is yours.
         constraint: what every value of the field obeys: one of `pm.constraints`, such as
-            `positive`. The constructor, `replace` and `tree_at` take the value in the clear, and
+            `positive`. The constructor, `replace` and `tree_at` take the constrained value, and
             reading the field gives it so; what is trained, under `"name.unconstrained"`, is free
             of bounds. After the converter.
         **kwargs: as for `dataclasses.field` (`default`, `default_factory`, `init`, `kw_only`,

@@ -58,7 +58,7 @@ def reinitialize(model: Model, selector: Any, init: Initializer, key: KeyLike) -
     `jax.nn.initializers` reckon with, so that fan-in is the layer's whatever its layout. An array
     of any other Module is drawn in the shape that it has, and so is a part of what a computed leaf
     is computed from. Layers that are held as one, as in a `Stack` or an `Ensemble`, get values one
-    for one. What is drawn for a constrained field is its value in the clear.
+    for one. What is drawn for a constrained field is its constrained value.
 
     Args:
         model: any tree.

@@ -2,8 +2,7 @@
 
 The names are numpyro's and PyTorch's. Each is a value, or makes one of its bounds; a
 [`Constraint`][pytreemod.module.constrained_leaves.Constraint] has a smooth map, `forward`, from
-arrays that may be any onto those that are inside, and a way back. Axes before those that a
-constraint speaks of may be any.
+unconstrained arrays onto those inside the bound, and an inverse. Leading axes are batch axes.
 
 There is no `nonnegative`, and no closed interval: no smooth map without bounds reaches an end. All
 maps keep the dtype, and stay inside, if need be by clipping to the number next to the bound, for
@@ -56,7 +55,7 @@ class _Checked(Constraint):
         """Whether a traced value is inside, if `unconstrained` is finite: `fault`, in a program."""
 
     def invert_traced(self, value: Any, where: str) -> Any:
-        """The way back, which fails for what is outside."""
+        """`inverse`, which fails at run time for a value outside the bound."""
         unconstrained, is_wrong = _compiled(self)(value)
         return error_if(unconstrained, is_wrong, self.refusal(value, "numbers outside", where))
 
@@ -102,9 +101,9 @@ class _Range(_Checked):
         if self.lower == -math.inf and self.upper == math.inf:
             return u
         if self.upper == math.inf:
-            clear = self.lower + _exp(u)
+            constrained = self.lower + _exp(u)
         elif self.lower == -math.inf:
-            clear = self.upper - _exp(u)
+            constrained = self.upper - _exp(u)
         else:
             # From the nearer end: near to an end that is zero, a number has more digits.
             width = self.upper - self.lower
@@ -112,11 +111,11 @@ class _Range(_Checked):
             low, high = (jax.nn.sigmoid(_computable(end)) for end in (u, -u))
             if low.dtype != u.dtype:
                 low, high = low.astype(u.dtype), high.astype(u.dtype)
-            clear = jnp.where(u < 0, self.lower + width * low, self.upper - width * high)
-        return jnp.clip(clear, *_inside(self.lower, self.upper, u.dtype))
+            constrained = jnp.where(u < 0, self.lower + width * low, self.upper - width * high)
+        return jnp.clip(constrained, *_inside(self.lower, self.upper, u.dtype))
 
-    def inverse(self, clear: Any) -> Any:
-        x = jnp.asarray(clear)
+    def inverse(self, constrained: Any) -> Any:
+        x = jnp.asarray(constrained)
         if self.lower == -math.inf and self.upper == math.inf:
             return x
         x = jnp.clip(x, *_inside(self.lower, self.upper, x.dtype))
@@ -195,8 +194,8 @@ class _Softplus(_Checked):
         u = jnp.asarray(unconstrained)
         return jnp.clip(jax.nn.softplus(u), *_inside(0.0, math.inf, u.dtype))
 
-    def inverse(self, clear: Any) -> Any:
-        x = jnp.asarray(clear)
+    def inverse(self, constrained: Any) -> Any:
+        x = jnp.asarray(constrained)
         x = jnp.clip(x, *_inside(0.0, math.inf, x.dtype))
         return x + jnp.log(-jnp.expm1(-x))
 
@@ -212,7 +211,7 @@ real: Constraint = _Range(-math.inf, math.inf)
 they are."""
 
 positive: Constraint = _Range(0.0, math.inf)
-"""Greater than zero: `exp`, whose way back is `log`. A step of an optimizer is a factor, whatever
+"""Greater than zero: `exp`, whose inverse is `log`. A step of an optimizer is a factor, whatever
 the size of the value: what scales, rates and variances want. numpyro's and PyTorch's map, too.
 
 What is stored is `log x`, so a value is exact to `1 + |log x|` roundings of its dtype: from `e^-8`
@@ -328,15 +327,15 @@ class _Simplex(_Checked):
 
     def forward(self, unconstrained: Any) -> Any:
         u = jnp.asarray(unconstrained)
-        # Adding one number to all changes no share: with the last held at zero there is one way
-        # back.
+        # Adding one number to all changes no share: the last is fixed at zero, so that the inverse
+        # is unique.
         last = jnp.zeros_like(u, shape=(*u.shape[:-1], 1))
         shares = jax.nn.softmax(jnp.concatenate([u, last], axis=-1), axis=-1)
-        # A share that has underflowed to zero would have no way back.
+        # A share that underflows to zero has no inverse.
         return jnp.maximum(shares, _next_to(0.0, 1.0, u.dtype))
 
-    def inverse(self, clear: Any) -> Any:
-        x = jnp.asarray(clear)
+    def inverse(self, constrained: Any) -> Any:
+        x = jnp.asarray(constrained)
         logs = jnp.log(jnp.maximum(x, _next_to(0.0, 1.0, x.dtype)))
         return logs[..., :-1] - logs[..., -1:]
 
@@ -372,8 +371,8 @@ class _OrderedVector(_Checked):
         u = jnp.asarray(unconstrained)
         return jnp.cumsum(jnp.concatenate([u[..., :1], _exp(u[..., 1:])], axis=-1), axis=-1)
 
-    def inverse(self, clear: Any) -> Any:
-        x = jnp.asarray(clear)
+    def inverse(self, constrained: Any) -> Any:
+        x = jnp.asarray(constrained)
         return jnp.concatenate([x[..., :1], jnp.log(jnp.diff(x, axis=-1))], axis=-1)
 
     def fault(self, value: NDArray[Any]) -> str | None:
@@ -417,8 +416,8 @@ class _LowerCholesky(_Checked):
         # One gather, where setting both triangles would be two scatters.
         return parts[..., _places(size)]
 
-    def inverse(self, clear: Any) -> Any:
-        x = jnp.asarray(clear)
+    def inverse(self, constrained: Any) -> Any:
+        x = jnp.asarray(constrained)
         rows, columns = np.tril_indices(x.shape[-1], -1)
         diagonal = untyped_jax.numpy.diagonal(x, axis1=-2, axis2=-1)
         return jnp.concatenate([x[..., rows, columns], positive.inverse(diagonal)], axis=-1)
@@ -474,8 +473,8 @@ class _PositiveDefinite(_Checked):
         # In the default precision of an accelerator the product need not be definite any more.
         return jnp.matmul(factor, jnp.matrix_transpose(factor), precision="highest")
 
-    def inverse(self, clear: Any) -> Any:
-        x = jnp.asarray(clear)
+    def inverse(self, constrained: Any) -> Any:
+        x = jnp.asarray(constrained)
         return lower_cholesky.inverse(jnp.linalg.cholesky(_computable(x)).astype(x.dtype))
 
     def fault(self, value: NDArray[Any]) -> str | None:
@@ -522,8 +521,8 @@ class _Orthogonal(_Checked):
         signs = jnp.where(diagonal < 0, -1, 1).astype(q.dtype)
         return (q * signs[..., None, :]).astype(u.dtype)
 
-    def inverse(self, clear: Any) -> Any:
-        return jnp.asarray(clear)
+    def inverse(self, constrained: Any) -> Any:
+        return jnp.asarray(constrained)
 
     def fault(self, value: NDArray[Any]) -> str | None:
         exact = value.astype(np.float64)
@@ -559,9 +558,10 @@ orthogonal: Constraint = _Orthogonal()
 """Matrices, square or taller than wide, with orthonormal columns: the `Q` of the decomposition
 `QR`, with the signs that make the diagonal of `R` positive.
 
-No map without bounds is one-to-one onto these. This one is onto all of them, reflections, too, and
-smooth wherever columns are linearly independent; the way back is the matrix itself. Between those
-of determinant 1 and -1 there is no way. The array below has the shape of the value."""
+No smooth map from unconstrained arrays is one-to-one onto these. This one reaches all of them,
+reflections too, and is smooth wherever the columns are linearly independent; the inverse is
+the matrix itself. The two components, of determinant 1 and -1, are not connected. The array below
+has the shape of the value."""
 
 
 # ---- others
@@ -582,8 +582,8 @@ class _Bijection(_Checked):
     def forward(self, unconstrained: Any) -> Any:
         return self.forwards(unconstrained)
 
-    def inverse(self, clear: Any) -> Any:
-        return jnp.asarray(self.backwards(clear))
+    def inverse(self, constrained: Any) -> Any:
+        return jnp.asarray(self.backwards(constrained))
 
     def fault(self, value: NDArray[Any]) -> str | None:
         if self.check is not None and not bool(np.all(self.check(value))):
@@ -591,7 +591,7 @@ class _Bijection(_Checked):
         again = np.asarray(self.forwards(self.backwards(jnp.asarray(value))))
         if again.shape != value.shape:
             return f"the shape {again.shape} there and back"
-        # Half of the digits: a map may be steep, and its way back lose as many.
+        # Half of the digits: a map may be steep, and its inverse loses as many.
         slack = math.sqrt(_rounding(value)) * (1 + np.abs(value))
         return _first(np.abs(again - value) <= slack, value)
 
@@ -618,14 +618,14 @@ def bijection(
     *,
     check: Callable[[Any], Any] | None = None,
 ) -> Constraint:
-    """A constraint of your own: a smooth map, and the way back.
+    """A constraint of your own: a smooth map and its inverse.
 
     When a value is given, it is taken there and back, and refused if another comes out: so is one
     that is outside, and so are two functions that do not belong together.
 
     Args:
         forward: from any array to one that is inside.
-        inverse: the way back.
+        inverse: its inverse.
         check: also asked whether a value, as a NumPy array, is inside: gives a bool, or an array of
             them.
 

@@ -1,4 +1,4 @@
-"""Files that have in the clear what is constrained in `like`: older ones, or of resolved models."""
+"""Files with constrained values where `like` has constraints: older files, or resolved models."""
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ def kernel(cls=Kernel):
 
 @pytest.fixture
 def path(tmp_path):
-    """A file with all values in the clear."""
+    """A file of constrained values."""
     path = tmp_path / "model.safetensors"
     safetensors.numpy.save_file(dict(zip(pm.named_leaves(kernel(Older)), GIVEN, strict=True)), path)
     return path

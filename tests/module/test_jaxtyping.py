@@ -148,7 +148,7 @@ MISFITS = {
     ),
     "a field of a subclass with an inherited init": lambda c: c.SubOfOwn(ramp(2), ramp(2)),
     "a constrained field, shape": lambda c: c.Bounded(ramp(2)),
-    "a constrained field, in the clear": lambda c: c.Bounded(1.0, jnp.ones((2, 2)) / 2),
+    "a constrained field, by its value": lambda c: c.Bounded(1.0, jnp.ones((2, 2)) / 2),
     "a constrained field, replaced": lambda c: c.Bounded(1.0).replace(scale=ramp(2)),
     "another class": lambda c: c.Holding(c.Own(ramp(2, 3), ramp(2))),
 }
