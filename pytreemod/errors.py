@@ -174,13 +174,16 @@ class FieldWarning(UserWarning):
     """A Module class, or an instance, is made in a way that is rarely meant."""
 
 
-def warn(category: type[Warning], text: str) -> None:
-    """Warn at the line of the reader's own code that is the last one on the way here.
+def warn(category: type[Warning], where: object, *rest: str, **options: Any) -> None:
+    """Warn, at the innermost line of the user's own code.
 
     Args:
         category: the class of the warning.
-        text: what [`explain`][pytreemod.errors.explain] has laid out.
+        where: as [`explain`][pytreemod.errors.explain] takes it; or the whole message, alone.
+        *rest: what was expected, and what was given.
+        **options: `places=`, `hint=` and `most=`.
     """
+    text = explain(where, *rest, **options) if rest else str(where)
     level, frame = 1, sys._getframe()  # pyright: ignore[reportPrivateUsage]  (public in effect)
     while frame.f_back is not None and _is_machinery(frame.f_code.co_filename):
         level, frame = level + 1, frame.f_back

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import FileError, describe, explain
+from pytreemod.errors import FileError, describe
 from pytreemod.io.encodings import can_be_written
 from pytreemod.io.registered import own_name, registered_as, registered_name
 from pytreemod.module.classes import Module, put_together
@@ -322,9 +322,7 @@ class ConfigurationReader:
     def malformed(self, path: str, value: Any) -> FileError:
         """The error for a part that no writer wrote so."""
         return FileError(
-            explain(
-                self.where, "a description that `pm.save` wrote", f"{describe(value)} at {path}"
-            )
+            self.where, "a description that `pm.save` wrote", f"{describe(value)} at {path}"
         )
 
     def _unregistered(self, name: Any, path: str) -> FileError:
@@ -339,17 +337,15 @@ class ConfigurationReader:
         place = f"{path or '<root>'}: {own}"
         hint += ["pm.load(path, like)"]
         got = f"{own!r}, which is not"
-        return FileError(explain(self.where, expected, got, places=[place], hint=hint))
+        return FileError(self.where, expected, got, places=[place], hint=hint)
 
     def _unknown(self, path: str, written: dict[str, Any]) -> FileError:
         return FileError(
-            explain(
-                self.where,
-                "configuration that a file can hold",
-                f"{describe_json(written)}, of which the file has this text alone",
-                places=[path or "<root>"],
-                hint=["give a model that has it:", "pm.load(path, like)"],
-            )
+            self.where,
+            "configuration that a file can hold",
+            f"{describe_json(written)}, of which the file has this text alone",
+            places=[path or "<root>"],
+            hint=["give a model that has it:", "pm.load(path, like)"],
         )
 
     def _all(self, items: list[Any], path: str) -> list[Any]:

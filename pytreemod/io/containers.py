@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.io.access import StrPath, checked_path, open_to_read, shown, system_errors
 from pytreemod.io.checksums import BLOCK_BYTES, checksum_after
 from pytreemod.io.encodings import can_be_written
@@ -327,4 +327,4 @@ def _check_text(path: str, text: Any) -> None:
 
 
 def _refused(path: str, expected: str, got: str, name: str) -> ArgumentError:
-    return ArgumentError(explain(shown(path), expected, got, places=[shown(name)]))
+    return ArgumentError(shown(path), expected, got, places=[shown(name)])

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import FileError, describe, explain, explain_depth
+from pytreemod.errors import FileError, describe, explain_depth
 from pytreemod.io.configuration import MEMBERS, ConfigurationWriter, Json, name_of
 from pytreemod.io.fetching import is_whole_here
 from pytreemod.module.reading import count_made_as_one, is_computed
@@ -265,4 +265,4 @@ def _opaque(name: str, leaf: Any, where: str) -> FileError:
         hint += [f"{field}: ... = pm.field(static=True)"]
     place = f"{name}: {describe(leaf)}"
     expected, got = "arrays, and values that a file can hold", "an object that it cannot"
-    return FileError(explain(where, expected, got, places=[place], hint=hint))
+    return FileError(where, expected, got, places=[place], hint=hint)

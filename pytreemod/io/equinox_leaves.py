@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import EquinoxFileError, explain
+from pytreemod.errors import EquinoxFileError
 from pytreemod.nn.batch_normalization import BatchNorm
 from pytreemod.nn.dropout import Dropout
 from pytreemod.nn.pooling import Pool
@@ -257,16 +257,14 @@ def _corrected(leaves: Sequence[FileLeaf], values: Sequence[Any], where: str) ->
 
 def _momentum_missing(leaf: FileLeaf, where: str) -> EquinoxFileError:
     return EquinoxFileError(
-        explain(
-            where,
-            "the model beside its State, for running statistics that Equinox corrects by the "
-            "layer's momentum",
-            "a State alone",
-            places=[path_text(leaf.path)],
-            hint=[
-                "read nothing for the model:",
-                "filter_spec = (lambda f, x: x, pm.default_deserialise_filter_spec)",
-                "_, state = pm.tree_deserialise_leaves(path, (model, state), filter_spec)",
-            ],
-        )
+        where,
+        "the model beside its State, for running statistics that Equinox corrects by the "
+        "layer's momentum",
+        "a State alone",
+        places=[path_text(leaf.path)],
+        hint=[
+            "read nothing for the model:",
+            "filter_spec = (lambda f, x: x, pm.default_deserialise_filter_spec)",
+            "_, state = pm.tree_deserialise_leaves(path, (model, state), filter_spec)",
+        ],
     )

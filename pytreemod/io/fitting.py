@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError, FileError, describe, explain, short_dtype
+from pytreemod.errors import ArgumentError, FileError, describe, short_dtype
 from pytreemod.io.clear_values import based, constrained
 from pytreemod.io.configuration import Json, are_same, describe_json
 from pytreemod.io.descriptions import describe_tree
@@ -356,15 +356,11 @@ def _nothing_fits(where: str, wanted: Sequence[str], given: Sequence[str]) -> Fi
     old, new = _moved(wanted, given) or ("name in the file", "name in like")
     both = (("like", wanted), ("the file", given))
     return FileError(
-        explain(
-            where,
-            "a leaf of like, at least",
-            "other names alone",
-            places=[
-                f"{of}: {some_of([name or ROOT_NAME for name in names])}" for of, names in both
-            ],
-            hint=["say what they are called here:", f'pm.load(..., rename={{"{old}": "{new}"}})'],
-        )
+        where,
+        "a leaf of like, at least",
+        "other names alone",
+        places=[f"{of}: {some_of([name or ROOT_NAME for name in names])}" for of, names in both],
+        hint=["say what they are called here:", f'pm.load(..., rename={{"{old}": "{new}"}})'],
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeGuard, cast
 
 import numpy as np
 
-from pytreemod.errors import FileError, describe, explain
+from pytreemod.errors import FileError, describe
 from pytreemod.io.access import shown
 from pytreemod.io.encodings import BYTES, code_of, dtype_coded, has_code, recorded_dtype
 
@@ -225,7 +225,7 @@ def damaged(
         The error, to be raised.
     """
     return FileError(
-        explain(shown(path), expected, got, places=[shown(place) for place in places], hint=hint)
+        shown(path), expected, got, places=[shown(place) for place in places], hint=hint
     )
 
 

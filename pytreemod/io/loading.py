@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, cast, overload
 
 import numpy as np
 
-from pytreemod.errors import ArgumentError, FileError, describe, explain
+from pytreemod.errors import ArgumentError, FileError, describe
 from pytreemod.io.access import StrPath, depth_errors, shown_path
 from pytreemod.io.configuration import ConfigurationReader, Json
 from pytreemod.io.containers import Container
@@ -208,7 +208,7 @@ def _parsed(text: str, where: str) -> Json:
 
 
 def _malformed(where: str) -> FileError:
-    return FileError(explain(where, "a description that `pm.save` wrote", "something else"))
+    return FileError(where, "a description that `pm.save` wrote", "something else")
 
 
 def description_of(file: Container, where: str) -> dict[str, Any] | None:

@@ -481,9 +481,7 @@ def _number(value: Any) -> int | float:
 
 def _no_numbers(where: str, got: Any) -> ArgumentError:
     hint = ["give each a name:", '{"loss": loss}']
-    return ArgumentError(
-        explain(f"{where}, metrics", "a dict of numbers", describe(got), hint=hint)
-    )
+    return ArgumentError(f"{where}, metrics", "a dict of numbers", describe(got), hint=hint)
 
 
 def _checked_folder(folder: Any) -> Path:
@@ -546,16 +544,14 @@ def _checked_step(checkpoints: Checkpoints, step: Any) -> int:
 
 def _older_step(checkpoints: Checkpoints, step: int, newest: int) -> ArgumentError:
     return ArgumentError(
-        explain(
-            f"{checkpoints!r}.save({step})",
-            f"step {newest} or later, for that one is in the folder",
-            f"{step}",
-            hint=[
-                "take another folder for another run; or go back by removing what came later:",
-                "for later in checkpoints.steps():",
-                f"    if later > {step}: checkpoints.path(later).unlink()",
-            ],
-        )
+        f"{checkpoints!r}.save({step})",
+        f"step {newest} or later, for that one is in the folder",
+        f"{step}",
+        hint=[
+            "take another folder for another run; or go back by removing what came later:",
+            "for later in checkpoints.steps():",
+            f"    if later > {step}: checkpoints.path(later).unlink()",
+        ],
     )
 
 
@@ -563,7 +559,7 @@ def _no_step(
     checkpoints: Checkpoints, expected: str, got: str, places: Iterable[str] = ()
 ) -> FileMissingError:
     hint = ["if there need not be one, ask first:", "if checkpoints.steps(): ..."]
-    return FileMissingError(explain(repr(checkpoints), expected, got, places=places, hint=hint))
+    return FileMissingError(repr(checkpoints), expected, got, places=places, hint=hint)
 
 
 def _damage(checkpoints: Checkpoints, step: int, told: str) -> str:

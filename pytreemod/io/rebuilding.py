@@ -12,7 +12,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any, TypeAlias, cast
 
-from pytreemod.errors import FieldError, FileError, PytreemodError, SpecError, describe, explain
+from pytreemod.errors import FieldError, FileError, PytreemodError, SpecError, describe
 from pytreemod.io.configuration import MEMBERS, ConfigurationReader, Json, restore_checked
 from pytreemod.module.classes import Module
 from pytreemod.module.constraining import take_in_change
@@ -240,16 +240,14 @@ class _Rebuilder:
 
     def _other_fields(self, path: str, cls: Any, got: list[str], fields: Any) -> FileError:
         return FileError(
-            explain(
-                self.where,
-                f"the fields of {cls.__qualname__}: {', '.join(fields) or 'none'}",
-                ", ".join(got) or "none",
-                places=[path or "<root>"],
-                hint=[
-                    "the class was another one when the file was written; build it, then:",
-                    "pm.load(path, like, strict=False)",
-                ],
-            )
+            self.where,
+            f"the fields of {cls.__qualname__}: {', '.join(fields) or 'none'}",
+            ", ".join(got) or "none",
+            places=[path or "<root>"],
+            hint=[
+                "the class was another one when the file was written; build it, then:",
+                "pm.load(path, like, strict=False)",
+            ],
         )
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
-from pytreemod.errors import FileError, SpecError, explain
+from pytreemod.errors import FileError, SpecError
 from pytreemod.io.configuration import are_same
 from pytreemod.io.leaf_names import ROOT_NAME, joined, words_of
 from pytreemod.io.tables import Leaf, Source, Stacked, Table, Unstacked
@@ -215,12 +215,10 @@ def _are_alike(a: Leaf, b: Leaf) -> bool:
 
 def _differ(where: str, name: str, items: list[str]) -> FileError:
     return FileError(
-        explain(
-            where,
-            "layers that differ in their numbers only, for they are to be one Stack",
-            f"different ones at {name}",
-            places=[f"in the file: {', '.join(items[:4])}"],
-        )
+        where,
+        "layers that differ in their numbers only, for they are to be one Stack",
+        f"different ones at {name}",
+        places=[f"in the file: {', '.join(items[:4])}"],
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from pytreemod.errors import ArgumentError, explain
+from pytreemod.errors import ArgumentError
 from pytreemod.io.configuration import MEMBERS, Json
 from pytreemod.io.leaf_names import joined, near_name, words_of
 from pytreemod.training.precision_rules import PRECISION
@@ -227,7 +227,7 @@ def _not_there(
         hint = ["it has, for instance:", *list(table.leaves)[:3]]
     got = f"{len(lost)} that {'is' if len(lost) == 1 else 'are'} not in it"
     expected = "names in the file"
-    return ArgumentError(explain(f"{where}, rename", expected, got, places=places, hint=hint))
+    return ArgumentError(f"{where}, rename", expected, got, places=places, hint=hint)
 
 
 def _all_names(table: Table) -> list[str]:

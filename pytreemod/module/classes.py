@@ -359,7 +359,8 @@ def _ignores_post_init(cls: Any, namespace: dict[str, Any]) -> bool:
 def _warn_of_post_init(cls: type, own: bool) -> None:
     name = cls.__qualname__
     where = name if own else _init_owner(cls).__qualname__
-    text = explain(
+    warn(
+        FieldWarning,
         name,
         "either __init__ or __post_init__",
         f"has both an `__init__` method ({where}.__init__) and a `__post_init__`, which "
@@ -369,7 +370,6 @@ def _warn_of_post_init(cls: type, own: bool) -> None:
             "def __check_init__(self): ...",
         ],
     )
-    warn(FieldWarning, text)
 
 
 RULES = "__sizes_follow__"

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn, TypeVar, overload
 
-from pytreemod.errors import FieldError, describe, explain, warn
+from pytreemod.errors import FieldError, describe, warn
 from pytreemod.tree.nodes import DECLARED_ROLES, DEFAULT_ROLE
 
 _T = TypeVar("_T")
@@ -218,13 +218,13 @@ def static_field(**kwargs: Any) -> Any:
         >>> class Named(pm.Module):
         ...     name: str = pm.field(static=True)
     """
-    text = explain(
+    warn(
+        DeprecationWarning,
         "static_field",
         "its newer spelling",
         "one that is deprecated",
         hint=["write:", "pm.field(static=True)"],
     )
-    warn(DeprecationWarning, text)
     return field(static=True, **kwargs)
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from pytreemod.errors import ArgumentError, MissingNameError, explain
+from pytreemod.errors import ArgumentError, MissingNameError
 from pytreemod.tree.pending import Waiting, has_attribute
 
 OURS: dict[str, tuple[str, ...]] = {
@@ -179,7 +179,7 @@ class OtherMember(Waiting):
     def missing(self, instance: Any, owner: type) -> AttributeError:
         """The error, which says what to write."""
         where, hint = f"{owner.__qualname__}.{self.name}", OTHER_MEMBERS[self.name]
-        return MissingNameError(explain(where, "an attribute", _GOT, hint=hint))
+        return MissingNameError(where, "an attribute", _GOT, hint=hint)
 
 
 _GOT = "a name that only other libraries have"
@@ -255,4 +255,4 @@ def refuse_other_words(
 
 
 def _refusal(owner: str, word: str, expected: str, hint: tuple[str, ...]) -> ArgumentError:
-    return ArgumentError(explain(f"{owner}({word})", expected, f"{word}=", hint=hint))
+    return ArgumentError(f"{owner}({word})", expected, f"{word}=", hint=hint)

@@ -24,7 +24,6 @@ from pytreemod.errors import (
     ShapeError,
     StateError,
     describe,
-    explain,
     warn,
 )
 from pytreemod.nn.calling import Absence, is_stateful
@@ -275,7 +274,7 @@ def renamed(where: str, old: str, value: Any, *new: str) -> Any:
     """
     hint = ("write", ", ".join(f"{name}={describe(value)}" for name in new))
     expected = " and ".join(f"{name}=" for name in new)
-    warn(UserWarning, explain(where, expected, f"{old}=, its older name", hint=hint))
+    warn(UserWarning, where, expected, f"{old}=, its older name", hint=hint)
     return value
 
 

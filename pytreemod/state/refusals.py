@@ -11,7 +11,6 @@ from pytreemod.errors import (
     StateError,
     TokenError,
     describe,
-    explain,
     with_article,
 )
 from pytreemod.state.rows import Register
@@ -29,38 +28,34 @@ def used_up(by: str, user: str, places: Sequence[str]) -> StateError:
     # A transform meets the State alone, and cannot tell whether it is part of a net (`stateful`).
     net = ["out, net = net(x)"] if by == "use in a transform" else []
     return StateError(
-        explain(
-            f"State.{by}",
-            "the newest State",
-            # Equinox's text, by which people know it, as a sentence of its own.
-            f"one that {user} has already replaced. Attempted to use old state",
-            places=places,
-            hint=[
-                "go on with what came back; using the old one would lose an update:",
-                "x, state = layer1(x, state)",
-                "x, state = layer2(x, state)",
-                *net,
-                "state = state.restored()  # if what came back is lost, or not wanted",
-            ],
-        )
+        f"State.{by}",
+        "the newest State",
+        # Equinox's text, by which people know it, as a sentence of its own.
+        f"one that {user} has already replaced. Attempted to use old state",
+        places=places,
+        hint=[
+            "go on with what came back; using the old one would lose an update:",
+            "x, state = layer1(x, state)",
+            "x, state = layer2(x, state)",
+            *net,
+            "state = state.restored()  # if what came back is lost, or not wanted",
+        ],
     )
 
 
 def moved(place: str) -> StateError:
     """For a token at `place` whose initial value is gone."""
     return StateError(
-        explain(
-            "State(model)",
-            "tokens with their initial values",
-            "one whose value was moved into another State",
-            places=[place],
-            hint=[
-                "make both at once, and keep that State; or give the values back first:",
-                MAKE,
-                REMAKE,
-                TAKE,
-            ],
-        )
+        "State(model)",
+        "tokens with their initial values",
+        "one whose value was moved into another State",
+        places=[place],
+        hint=[
+            "make both at once, and keep that State; or give the values back first:",
+            MAKE,
+            REMAKE,
+            TAKE,
+        ],
     )
 
 
@@ -83,7 +78,7 @@ def no_token(by: str, item: Any, kind: type) -> ArgumentError:
             "value = state.get(model.path.to.token)",
         )
     expected = "a token" if kind is AbstractToken else with_article(kind.__name__)
-    return ArgumentError(explain(f"State.{by}(item)", expected, got, hint=hint))
+    return ArgumentError(f"State.{by}(item)", expected, got, hint=hint)
 
 
 # By whether it is a stream.
@@ -98,13 +93,11 @@ def foreign(by: str, marker: Any, register: Register, places: Sequence[str] = ()
     if is_unnamed:
         hint = ["make model and State together, also after adding a layer:", MAKE, REMAKE, TAKE]
     return TokenError(
-        explain(
-            f"State.{by}",
-            f"a token of the model that this State was made with ({_listing(register)})",
-            f"a token of another model: {name}",
-            places=places,
-            hint=hint,
-        )
+        f"State.{by}",
+        f"a token of the model that this State was made with ({_listing(register)})",
+        f"a token of another model: {name}",
+        places=places,
+        hint=hint,
     )
 
 
@@ -148,16 +141,14 @@ def check_single(by: str, found: Mapping[Any, Sequence[str]], register: Register
 def doubled(places: Sequence[str]) -> StateError:
     """For a token in several places of a model that is to keep it as it is."""
     return StateError(
-        explain(
-            "State(model)",
-            "each token in one place",
-            f"one in {len(places)}",
-            places=places,
-            hint=[
-                "make it one for each place, as a layer has weights for each place:",
-                "model, state = pm.make_with_state(lambda: model)()",
-            ],
-        )
+        "State(model)",
+        "each token in one place",
+        f"one in {len(places)}",
+        places=places,
+        hint=[
+            "make it one for each place, as a layer has weights for each place:",
+            "model, state = pm.make_with_state(lambda: model)()",
+        ],
     )
 
 
@@ -183,74 +174,64 @@ def check_paths_differ(names: Sequence[str]) -> None:
 def changed_in_both(names: Iterable[str]) -> StateError:
     """For values that were changed in a State and in its substate."""
     return StateError(
-        explain(
-            "State.update(substate)",
-            "values that the State has left alone since the substate was taken",
-            "some that were changed in both",
-            places=names,
-            hint=[
-                "put it back before the State is used for the same layer, or take it anew:",
-                "part = state.substate(layer)",
-                "out, part = layer(x, part)",
-                "state = state.update(part)",
-            ],
-        )
+        "State.update(substate)",
+        "values that the State has left alone since the substate was taken",
+        "some that were changed in both",
+        places=names,
+        hint=[
+            "put it back before the State is used for the same layer, or take it anew:",
+            "part = state.substate(layer)",
+            "out, part = layer(x, part)",
+            "state = state.update(part)",
+        ],
     )
 
 
 def changed_in_whole(names: Iterable[str]) -> StateError:
     """For a substate that is as it was taken, where the State has moved on."""
     return StateError(
-        explain(
-            "State.update(substate)",
-            "a substate that was changed",
-            "one as it was taken, from a State that has changed its values since",
-            places=names,
-            hint=[
-                "the newer values are there without it; to go back to the older ones:",
-                "state = state.set(token, substate.get(token))",
-            ],
-        )
+        "State.update(substate)",
+        "a substate that was changed",
+        "one as it was taken, from a State that has changed its values since",
+        places=names,
+        hint=[
+            "the newer values are there without it; to go back to the older ones:",
+            "state = state.set(token, substate.get(token))",
+        ],
     )
 
 
 def unseeded(by: str, name: str) -> RngError:
     """For a stream that has no key yet."""
     return RngError(
-        explain(
-            f"State.{by}({name})",
-            "a stream with a key",
-            "one that was not seeded",
-            hint=["once, after making the model:", "state = state.seed(jax.random.key(0))"],
-        )
+        f"State.{by}({name})",
+        "a stream with a key",
+        "one that was not seeded",
+        hint=["once, after making the model:", "state = state.seed(jax.random.key(0))"],
     )
 
 
 def nothing_to_seed(select: Any) -> RngError:
     """For a selector that picks no stream."""
     expected = "a selector that picks a random stream"
-    return RngError(explain("State.seed(select)", expected, f"{select!r}, which picks none"))
+    return RngError("State.seed(select)", expected, f"{select!r}, which picks none")
 
 
 def split_stream(name: str, members: int, by: str = "next_key") -> RngError:
     """For a stream that stands for one of each member."""
     return RngError(
-        explain(
-            f"State.{by}({name})",
-            "one stream",
-            f"{members} of them, for the State was split",
-            hint=["map over them:", "in_axes=pm.by({pm.RngStream: 0, ...: None})"],
-        )
+        f"State.{by}({name})",
+        "one stream",
+        f"{members} of them, for the State was split",
+        hint=["map over them:", "in_axes=pm.by({pm.RngStream: 0, ...: None})"],
     )
 
 
 def nothing_to_join() -> StateError:
     """For a State that was not split."""
     return StateError(
-        explain(
-            "State.join",
-            "a State whose streams were split",
-            "one in which none was",
-            hint=["split it first:", "state = state.split(n)"],
-        )
+        "State.join",
+        "a State whose streams were split",
+        "one in which none was",
+        hint=["split it first:", "state = state.split(n)"],
     )

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import explain, warn
+from pytreemod.errors import warn
 
 
 def available_dtype(where: str, dtype: Any) -> np.dtype[Any]:
@@ -33,7 +33,7 @@ def available_dtype(where: str, dtype: Any) -> np.dtype[Any]:
     if found != asked and dtype is not float and dtype is not complex:
         hint = ("Let JAX have 64 bits, before there is any array:", _HINT)
         expected, got = "a dtype that JAX has", f"{asked.name}, which becomes {found.name}"
-        warn(UserWarning, explain(where, expected, got, hint=hint))
+        warn(UserWarning, where, expected, got, hint=hint)
     return found
 
 

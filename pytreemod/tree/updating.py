@@ -13,7 +13,6 @@ from pytreemod.errors import (
     ShapeError,
     StructureError,
     describe,
-    explain,
     with_article,
 )
 from pytreemod.tree.paths import path_text
@@ -117,15 +116,13 @@ def _refuse_lack(path: Any) -> NoReturn:
 def _misfit(path: Any, update: Any, leaf: Any) -> StructureError:
     kind = describe(leaf) if jtu.all_leaves([leaf]) else with_article(class_of(leaf).__qualname__)
     return StructureError(
-        explain(
-            f"apply_updates at {path_text(path, 'model')}",
-            "an update for each leaf, or None",
-            f"{describe(update)} for {kind}",
-            hint=[
-                "updates are a tree as the model is, made of its gradients:",
-                "updates = jax.tree.map(lambda grad: -0.1 * grad, grads)",
-            ],
-        )
+        f"apply_updates at {path_text(path, 'model')}",
+        "an update for each leaf, or None",
+        f"{describe(update)} for {kind}",
+        hint=[
+            "updates are a tree as the model is, made of its gradients:",
+            "updates = jax.tree.map(lambda grad: -0.1 * grad, grads)",
+        ],
     )
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from pytreemod.errors import LostUpdateWarning, StateError, explain, warn
+from pytreemod.errors import LostUpdateWarning, StateError, warn
 from pytreemod.transform.boundary.wrapping import argument_name, function_name, positional_names
 from pytreemod.tree.nodes import places
 from pytreemod.tree.paths import path_text
@@ -104,14 +104,14 @@ def _tell(
         "y, state = model(x, state)",
         "return y, state",
     ]
-    text = explain(
+    warn(
+        LostUpdateWarning,
         name,
         "the State that replaces the one that was used up",
         "a result without it",
         places=found.places,
         hint=hint,
     )
-    warn(LostUpdateWarning, text)
 
 
 class _Found(NamedTuple):

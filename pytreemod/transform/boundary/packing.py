@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.records import set_fields
 from pytreemod.transform.boundary.sowing import Sown, reaping, release
 from pytreemod.tree.kinds import are_one, kind_of
@@ -235,14 +235,12 @@ def unhashable(named: Sequence[tuple[str, Any]], error: TypeError) -> TypeError:
                 hash(None if is_carried(place.leaf) else place.leaf)
             except TypeError:
                 return ArgumentError(
-                    explain(
-                        "static argument",
-                        "a hashable value",
-                        describe(place.leaf),
-                        places=[path_text(place.path, root)],
-                        hint="what is no array becomes part of the program, found by its hash; "
-                        "give its class __hash__ and __eq__, or register it as a pytree",
-                    )
+                    "static argument",
+                    "a hashable value",
+                    describe(place.leaf),
+                    places=[path_text(place.path, root)],
+                    hint="what is no array becomes part of the program, found by its hash; "
+                    "give its class __hash__ and __eq__, or register it as a pytree",
                 )
     return error
 

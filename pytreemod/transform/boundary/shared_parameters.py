@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pytreemod.errors import MAX_PLACES, SharedParameterWarning, describe, explain, warn
+from pytreemod.errors import MAX_PLACES, SharedParameterWarning, describe, warn
 from pytreemod.tree.nodes import Place
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
@@ -106,7 +106,8 @@ def tell_shared(where: str, root: str, tree: PyTree, mask: Sequence[bool]) -> No
         for group in groups
         for place in group[1:]
     ]
-    text = explain(
+    warn(
+        SharedParameterWarning,
         where,
         "each parameter at one place",
         f"{len(groups)} at two places or more",
@@ -116,7 +117,6 @@ def tell_shared(where: str, root: str, tree: PyTree, mask: Sequence[bool]) -> No
             *ties[:MAX_PLACES],
         ],
     )
-    warn(SharedParameterWarning, text)
 
 
 def _groups(tree: PyTree, mask: Sequence[bool]) -> list[list[Place]]:

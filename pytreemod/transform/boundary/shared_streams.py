@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pytreemod.errors import SharedStreamWarning, explain, warn
+from pytreemod.errors import SharedStreamWarning, warn
 from pytreemod.transform.boundary.argument_specs import (
     Named,
     Terms,
@@ -64,7 +64,8 @@ def tell_shared_streams(
     chosen = [a.value is True or b for a, b in zip(named, are_mapped, strict=True)]
     places = _shared(drawn, arguments, chosen)
     if places:
-        text = explain(
+        warn(
+            SharedStreamWarning,
             f"{terms.where} of {function_name(fn)}",
             "random streams that differ from member to member",
             "some that give all of them the same numbers",
@@ -75,7 +76,6 @@ def tell_shared_streams(
                 "axes = pm.by({pm.RngStream: None, ...: None})",
             ],
         )
-        warn(SharedStreamWarning, text)
 
 
 def _naming(value: Any) -> Any:

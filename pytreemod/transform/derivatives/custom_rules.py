@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import ArgumentError, DerivativeError, RuleError, describe, explain, warn
+from pytreemod.errors import ArgumentError, DerivativeError, RuleError, describe, warn
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.sowing import call_watched
 from pytreemod.transform.boundary.wrapping import (
@@ -81,13 +81,13 @@ def _rule(custom: Transformed, name: str, signature: str) -> Callable[..., Any]:
 
 def _warn_of(custom: Transformed, older: str, newer: Sequence[str]) -> None:
     called = function_name(custom.fn)
-    text = explain(
+    warn(
+        DeprecationWarning,
         f"{custom.transform_name()} of {called}",
         "the newer spelling of its rules",
         f"{older}, which is deprecated",
         hint=["write, with None for what is zero:", *(s.format(called=called) for s in newer)],
     )
-    warn(DeprecationWarning, text)
 
 
 def _with_zeros(tree: PyTree, derivative: PyTree) -> PyTree:

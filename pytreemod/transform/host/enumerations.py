@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pytreemod.errors import ArgumentError, describe, explain, warn
+from pytreemod.errors import ArgumentError, describe, warn
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.transform.host.runtime_checks import branched_error_if
@@ -153,7 +153,7 @@ def _add(name: str, members: dict[str, str], more: dict[str, str]) -> None:
     if changed:
         hint = "the latest counts, for the items of the bases, too, once they are promoted"
         expected, got = "one message for each item", f"{len(changed)} with another"
-        warn(UserWarning, explain(name, expected, got, places=changed, hint=hint))
+        warn(UserWarning, name, expected, got, places=changed, hint=hint)
 
 
 def _refuse(where: str, expected: str, got: str) -> None:
