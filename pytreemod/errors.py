@@ -49,11 +49,11 @@ class ArgumentError(PytreemodError, ValueError, TypeError):
 
 
 class OptionError(ArgumentError, RuntimeError):
-    """What checks are to do on an error is none of what they can do."""
+    """An unknown choice of what checks do on an error."""
 
 
 class MessageError(ArgumentError, IndexError):
-    """The index of a message is none of those that there are."""
+    """The index of a message is out of range."""
 
 
 class FieldError(PytreemodError, TypeError, ValueError):
@@ -61,7 +61,7 @@ class FieldError(PytreemodError, TypeError, ValueError):
 
 
 class MissingNameError(PytreemodError, AttributeError):
-    """An attribute was read that other libraries have, and this one has not."""
+    """An attribute was read that other libraries have, and this one does not."""
 
 
 class FrozenError(PytreemodError, FrozenInstanceError):
@@ -104,7 +104,7 @@ class TokenError(StateError, KeyError):
 
 
 class RngError(PytreemodError, TypeError, ValueError, RuntimeError):
-    """A random key is missing, is no key, or was used where several were needed."""
+    """A random key is missing, is not a key, or was used where several were needed."""
 
 
 class RetraceError(PytreemodError, RuntimeError):
@@ -116,7 +116,7 @@ class CheckError(PytreemodError, RuntimeError):
 
 
 class CaptureError(PytreemodError, RuntimeError):
-    """A value was to be captured inside a transform that hands none out."""
+    """A value was captured inside a transform that cannot return it."""
 
 
 class DonatedError(PytreemodError, RuntimeError):
@@ -167,7 +167,7 @@ class SharedStreamWarning(UserWarning):
 
 
 class SharedParameterWarning(UserWarning):
-    """A model enters training in which one parameter stands at two places: it becomes two."""
+    """A model enters training with one parameter at two paths: it becomes two parameters."""
 
 
 class FieldWarning(UserWarning):
@@ -297,7 +297,7 @@ def describe(value: Any) -> str:
 
 
 def with_article(name: str) -> str:
-    """A class's name after `a` or `an`, as it is spoken.
+    """A class's name after `a` or `an`, as pronounced.
 
     Args:
         name: the name of a class.

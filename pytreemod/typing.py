@@ -44,7 +44,7 @@ AxesSpec: TypeAlias = Any
 """An int, None, a function from leaf to axis, `by(...)`, or a prefix tree of these."""
 
 class_of: Callable[[object], Any] = type
-"""`type` of one argument, where a strict checker would complain that it cannot tell the class."""
+"""`type` of one argument, where a strict checker would complain that it cannot infer the class."""
 
 ShardingSpec: TypeAlias = Any
 """A sharding, a PartitionSpec, a device, None, a function from an array to one of these,
@@ -64,4 +64,4 @@ Keys: TypeAlias = Key[Array, "_"] | UInt32[Array, "_ _"]
 """Several random keys, new style or old, on one leading axis."""
 
 TracedNumber: TypeAlias = int | float | Array
-"""A number, or the array that stands for it while a function is traced."""
+"""A number, or its tracer while a function is traced."""

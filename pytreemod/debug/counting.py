@@ -44,7 +44,7 @@ class _Counted(Transformed):
             raise RetraceError(too_many_text(function_name(self.fn), max_traces, changes))
         counter.count += 1
         counter.traces.append(trace)
-        # The latest tell what changed; a function that is traced for ever must not fill the memory.
+        # The latest say what changed; a function that is traced for ever must not fill the memory.
         del counter.traces[:-16]
         return self.fn(*args, **kwargs)
 

@@ -17,7 +17,7 @@ def _to_stderr(text: str) -> None:
 
 
 class _Explainer:
-    """Reports why a function was traced again; call it in the function's place, or use `with`."""
+    """Reports why a function was traced again; call it instead of the function, or use `with`."""
 
     def __init__(self, wrapper: Jitted, call: Callable[..., Any], announce: Callable[[str], None]):
         self.reports: list[str] = []
@@ -62,9 +62,9 @@ def explain_retraces(
         announce: called with each report; prints to standard error by default.
 
     Returns:
-        A context manager that listens while it is open; and a function that can be called in the
-        place of `fn`, listening during the call. `reports` lists the texts so far. Printed
-        without having listened, it tells of the traces that there were, as far as they are
+        A context manager that listens while it is open; and a function that can be called
+        instead of `fn`, listening during the call. `reports` lists the texts so far. Printed
+        without having listened, it reports the earlier traces, as far as they are
         remembered (the last 16).
 
     Raises:

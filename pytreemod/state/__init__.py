@@ -5,6 +5,6 @@ model, the arithmetic of random streams, and the keys that a model is built with
 
 May import `module` and what that may import; a peer of `transform`.
 
-Promises: a State that was replaced refuses to be used again, so no update is lost unseen. (What is
-dropped inside a transform is told there: see `transform.boundary.lost_updates`.)
+Promises: a State that was replaced refuses to be used again, so no update is lost unseen. (A State
+that is dropped inside a transform raises a warning there: see `transform.boundary.lost_updates`.)
 """

@@ -1,4 +1,4 @@
-"""What a State begins with: the initial values of a model's tokens, of which no two are one."""
+"""The initial values of a State: those of a model's tokens, of which no two are one array."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Initial:
         self.keys: set[Any] = set()
 
     def value(self, path: tuple[Any, ...], token: Any) -> Any:
-        """What a State begins with."""
+        """The initial value of a token."""
         if is_moved(token):
             raise refusals.moved(path_text(path))
         if isinstance(token, RngStream):
@@ -50,7 +50,7 @@ class _Initial:
         return None if isinstance(token.init, Nothing) else jtu.tree_map(self._array, token.init)
 
     def _stream(self, stream: Stream) -> Stream:
-        """A stream that was met before begins anew, without a key: both would draw the same."""
+        """A stream that was met before starts without a key: both would draw the same numbers."""
         if stream.key is None:
             return stream
         # By its numbers, for a copy may have come from another process.
@@ -66,13 +66,13 @@ class _Initial:
         if id(array) not in self.arrays:
             self.arrays.add(id(array))
             return array
-        # One array in two places could not be donated.
+        # One array at two paths could not be donated.
         can_be_donated = isinstance(array, jax.Array) and not isinstance(array, Tracer)
         return jnp.copy(array) if can_be_donated else array
 
 
 def spots_of(found: _WithPaths) -> dict[Any, list[str]]:
-    """Where each marker stands."""
+    """The paths of each marker."""
     spots: dict[Any, list[str]] = {}
     for path, token in found:
         spots.setdefault(token.marker, []).append(path_text(path))

@@ -27,7 +27,7 @@ def hashes(counts: np.ndarray, words: int) -> np.ndarray:
 
     **Law.** For two counts below 2**32, each of the numbers differs.
 
-    A generator that counts is made for being told apart by its key: its streams are independent for
+    A counter-based generator identifies streams by their keys: they are independent for
     any keys that differ, be they as simple as `1, 2, 3`. So a key that is hashed once, and then has
     these numbers added bit by bit, is as good as one into which each count was folded. But the
     numbers are known before anything is traced. A key costs a program one operation, where a
@@ -147,7 +147,7 @@ class InitKeys(AbstractSupply):
 
     def _prepare(self, number: int) -> list[Any]:
         """The next keys, last one first; in a trace, the hashes that they are made with."""
-        # A key that nobody asks for is no operation of a program. Outside of a trace, where each
+        # A key that is not used is no operation of a program. Outside of a trace, where each
         # operation costs a call, a block of keys costs hardly more than one.
         block = self._hashes(number, BLOCK)
         return list(block if self._is_traced else self._several(block))[::-1]
@@ -202,7 +202,7 @@ KeyLike: TypeAlias = PRNGKeyArray | InitKeys
 def init_keys(key: KeyLike) -> InitKeys:
     """Hand out keys for building a model, all from one key, without splitting it again and again.
 
-    Every layer takes what this gives in the place of a key, and passes it on to its parts. With
+    Every layer accepts it as its key, and passes it on to its parts. With
     plain keys each layer splits the key that it gets for the layers in it, and these split again:
     for a deep model that is a tower of small random programs. Here the key is hashed once, and what
     is handed out is that, mixed with a count in a single operation: in the order in which keys are

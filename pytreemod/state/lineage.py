@@ -1,4 +1,4 @@
-"""Which State follows from which, so that `update` can tell what happened on either side."""
+"""Which State a substate was taken from, so that `update` knows what each of them changed."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from weakref import WeakKeyDictionary
 
 
 class Lineage:
-    """The States that follow from one another by `set`, `next_key` and the like.
+    """What States have in common that were made from one another by `set`, `next_key` and so on.
 
-    Values are compared by identity: what is still the same object was not changed. That says
-    nothing once a State went through a transform, where all values are new objects. So what a
-    transform returns begins a lineage of its own.
+    Values are compared by identity: the same object means unchanged. Transforms return new objects
+    for all values, so a State that a transform returns starts a lineage of its own.
     """
 
     __slots__ = ("__weakref__", "taken")
 
     def __init__(self) -> None:
-        # By the lineage of each substate. Weakly: neither what it took nor what this one held then
-        # is kept alive for longer than both are in use. Most substates have none of their own.
+        # By the lineage of each substate, weakly: its values live only as long as both are in use.
+        # Most substates have none of their own.
         self.taken: WeakKeyDictionary[Lineage, dict[Any, Any]] | None = None
 
     def branch(self, values: dict[Any, Any]) -> Lineage:
@@ -37,4 +36,4 @@ class Lineage:
 
 
 beginning = Lock()
-"""Held where a lineage begins, or branches for the first time: two threads must not do it twice."""
+"""For the first use of a lineage, or of its table: two threads must not make two."""

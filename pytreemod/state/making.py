@@ -44,9 +44,9 @@ def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, Stat
     """Make a model and the State with the initial values of its tokens.
 
     Tokens are named by their paths in the model, so that two models built alike agree, and what
-    was compiled for one serves the other. Every place is a layer of its own: what stands in two
-    places, or is a copy of what stands in another, has weights and tokens for each. To use one
-    layer twice, keep it in one field and call it twice, or tie one place to the other (`pm.tie`).
+    was compiled for one serves the other. Every path has a layer of its own: a layer at two paths,
+    or a copy of it, has weights and tokens for each. To use one layer twice, keep it in one field
+    and call it twice, or tie one path to the other (`pm.tie`).
 
     Args:
         make_model: a Module class, or any function that builds a model.
@@ -73,9 +73,9 @@ def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, Stat
         if isinstance(make_model, Module) and is_array(model):
             raise ArgumentError(_no_maker(make_model))
         refuse_unfinished("make_with_state", model)
-        # First: it refuses names that cannot be told apart, before anything bears one.
+        # First: it refuses equal names before any token gets one.
         state, names = named_by_path(model)
-        # In order, and not by marker: a token in two places becomes two.
+        # In order, and not by marker: a token at two paths becomes two.
         rest = iter(names)
 
         def name(node: Any) -> Any:
@@ -89,7 +89,7 @@ def make_with_state(make_model: Callable[_P, _M]) -> Callable[_P, tuple[_M, Stat
 
 
 def _check_maker(make_model: Any) -> None:
-    """Refuse a model that stands where something makes one; a Module may do so, too."""
+    """Refuse a model instead of a function that makes one; a Module may be such a function."""
     is_model = not isinstance(make_model, type) and bool(tokens_of(make_model))
     if callable(make_model) and not is_model:
         return

@@ -1,4 +1,4 @@
-"""What a State answers when it refuses: the errors, each naming the paths concerned."""
+"""The errors of a State, each naming the paths concerned."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TAKE = "layer, state = pm.make_with_state(lambda: state.fill(stack)[0])()  # one
 
 def used_up(by: str, user: str, places: Sequence[str]) -> StateError:
     """For a State that `user` has replaced."""
-    # A transform meets the State alone, and cannot tell whether it is part of a net (`stateful`).
+    # A transform sees the State alone, and not whether it is part of a net (`stateful`).
     net = ["out, net = net(x)"] if by == "use in a transform" else []
     return StateError(
         f"State.{by}",
@@ -64,7 +64,7 @@ def no_token(by: str, item: Any, kind: type) -> ArgumentError:
     got, hint = describe(item), ()
     if isinstance(item, AbstractToken):
         got = f"a token of another kind: {type(item).__name__}"
-        hint = ("what it stands for is got by", _USES[isinstance(item, RngStream)])
+        hint = ("read its value by", _USES[isinstance(item, RngStream)])
     elif found := tokens_of(item):
         got = with_article(type(item).__name__)
         places = [path_text(path) for path, _ in found]
@@ -108,10 +108,10 @@ def _listing(register: Register) -> str:
 
 
 def check_single(by: str, found: Mapping[Any, Sequence[str]], register: Register) -> None:
-    """Refuse a model in which a token that has a name stands in several places.
+    """Refuse a model in which a named token is at several paths.
 
-    What stands there would share its values and nothing else, be it a layer that was put in two
-    places, or two layers of different models.
+    The layers there, one layer at two paths or layers of two models, would share State values but
+    no weights.
 
     Args:
         by: the method of State.
@@ -139,7 +139,7 @@ def check_single(by: str, found: Mapping[Any, Sequence[str]], register: Register
 
 
 def doubled(places: Sequence[str]) -> StateError:
-    """For a token in several places of a model that is to keep it as it is."""
+    """For a token at several paths of a model, given to `State(model)`."""
     return StateError(
         "State(model)",
         "each token in one place",
@@ -153,7 +153,7 @@ def doubled(places: Sequence[str]) -> StateError:
 
 
 def check_paths_differ(names: Sequence[str]) -> None:
-    """Refuse places that cannot be told apart.
+    """Refuse equal paths.
 
     Raises:
         StateError: two have one name.
@@ -218,7 +218,7 @@ def nothing_to_seed(select: Any) -> RngError:
 
 
 def split_stream(name: str, members: int, by: str = "next_key") -> RngError:
-    """For a stream that stands for one of each member."""
+    """For a stream that was split for several members."""
     return RngError(
         f"State.{by}({name})",
         "one stream",

@@ -25,7 +25,7 @@ class Stream(NamedTuple):
 
 
 def check_seed(where: str, key: Any) -> None:
-    """Refuse what is no single random key.
+    """Refuse anything but a single random key.
 
     Raises:
         RngError: `key` is something else.

@@ -1,4 +1,4 @@
-"""Tokens: what a layer holds in the place of a value that changes."""
+"""Tokens: the fields by which a layer refers to values that change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Unnamed:
 
 
 class AbstractToken(Module, is_abstract=True):
-    """What all tokens have in common: a marker, which is the token's path once it has a name."""
+    """The base of all tokens: a marker, which is the token's path once it is named."""
 
     marker: Any = field(static=True)
 
@@ -34,7 +34,7 @@ class AbstractToken(Module, is_abstract=True):
 
 
 class Nothing(Module):
-    """Stands for None as an initial value: a token without any is one whose value is in a State."""
+    """None as an initial value: a token without an initial value has its value in a State."""
 
 
 def is_token(node: Any) -> bool:
@@ -52,7 +52,7 @@ def tokens_of(tree: PyTree) -> list[tuple[tuple[Any, ...], Any]]:
 
 
 def with_fields(token: Any, changes: dict[str, Any]) -> Any:
-    """A copy of a token with some fields exchanged."""
+    """A copy of a token with some other fields."""
     record = record_of(token)
     # Neither `__init__` nor checks: it would be a new token, with a marker of its own.
     return token if record is None else record.rebuild(token, changes)
@@ -71,10 +71,10 @@ def is_moved(token: Any) -> bool:
 
 
 class StateIndex(AbstractToken, Generic[_V]):
-    """The place of one value in a [`State`][pytreemod.State].
+    """A token for one value in a [`State`][pytreemod.State].
 
-    A layer that changes holds one of these for each of its values; the values themselves travel
-    in the State that goes in and comes out.
+    A stateful layer has one for each of its values; the values themselves are in the State that is
+    passed in and returned.
 
     **Form.** Configuration, once [`make_with_state`][pytreemod.make_with_state] has moved the
     initial value into a State and named the token by its path in the model.
@@ -86,10 +86,9 @@ class StateIndex(AbstractToken, Generic[_V]):
     **Laws.** `state.set(i, v).get(i) == v`; for another token `j`, `state.set(i, v).get(j)` is
     what `state.get(j)` was.
 
-    **Places.** Every place is a token of its own: one that stands in two fields, or in a layer
-    that stands twice in a model, becomes two with `make_with_state`, as its arrays are two. To
-    work on one value in two places, hold it in one field, and call that layer twice or pass the
-    token along.
+    **Paths.** Every path has a token of its own: a token in two fields, or in a layer that is used
+    at two paths, becomes two tokens in `make_with_state`, as its arrays become two. To share one
+    value, keep the token in one field, and call that layer twice or pass the token along.
 
     Args:
         init: the initial value, any tree of arrays.

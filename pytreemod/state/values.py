@@ -1,13 +1,13 @@
 """`State`: the values of a model's tokens.
 
-A State is a dict, from what each token is recognized by to its value, and a register, which knows
-the tokens' names and classes. What changes it makes another State of the same register, and marks
-this one as used up: it refuses from then on, so that no update is lost unseen.
+A State is a dict from each token's marker to its value, and a register with the tokens' names and
+classes. Every change makes another State of the same register, and marks this one as used up: it
+refuses from then on, so that no update is lost unseen.
 
-The file has, in order, what users call; how it is answered whom a call concerns and what fits;
-what a State is to the library (a keeper of its own snapshot, see `tree.snapshots`); and what JAX is
-told of it. What it begins with is in `initial_values`, the arithmetic of keys in `streams`, what
-was taken out of which State in `lineage`, and all that is refused in `refusals`.
+In order, the file has the methods for users; the checks of tokens and values; the interface to the
+library (a State caches its own snapshot, see `tree.snapshots`); and the registration with JAX. The
+initial values are in `initial_values`, the arithmetic of keys in `streams`, the relation of States
+and substates in `lineage`, and the errors in `refusals`.
 """
 
 from __future__ import annotations
@@ -51,31 +51,31 @@ _V = TypeVar("_V")
 
 
 class State(AbstractKeeper):
-    """The values of all tokens of a model: what goes in and comes out.
+    """The values of all tokens of a model, passed in and returned.
 
-    **Form.** A pytree whose leaves are arrays; each value bears the path of its token.
+    **Form.** A pytree whose leaves are arrays; each value has the path of its token.
 
     **Make.** With [`make_with_state`][pytreemod.make_with_state], or `State(model)` from a model
     whose tokens still hold their initial values.
 
     **Use.** `get`, `set`, `next_key`, `substate`, `update`; `seed`, `split`, `join` for the random
     streams; `fill` to give a model its values back. What returns a new State uses this one up: it
-    refuses to be used again, so that no update can be lost. `restored` is the way back to a State
-    that was used up by a call that failed.
+    refuses to be used again, so that no update can be lost. `restored` recovers a State that was
+    used up by a call that failed.
 
     **Laws.** Those of [`StateIndex`][pytreemod.StateIndex]; and
     `state.update(state.substate(m)) == state`; and
     `make_with_state(state.fill)(model) == (model, state)`.
 
-    A State knows a model by its paths alone. It takes a part of another model that stands at the
-    same path, with tokens of the same names, for its own; see `fill`.
+    A State knows a model by its paths alone. A part of another model at the same path, with tokens
+    of the same names, counts as its own; see `fill`.
 
     Args:
-        model: any tree with tokens in it, each in one place.
+        model: any tree with tokens in it, each at one path.
 
     Raises:
-        StateError: a token's initial value is gone, for another State already has it; or a token
-            stands in two places, which `make_with_state` would make two.
+        StateError: a token's initial value is already in another State; or a token is at two paths,
+            of which `make_with_state` would make two tokens.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -93,7 +93,7 @@ class State(AbstractKeeper):
     _lineage: Lineage | None
     _register: Register
     _kept: Snapshot | None
-    # Deleted by whoever uses it up, which only one thread can do.
+    # Deleted by the call that uses it up, which only one thread can do.
     _fresh: bool
     _used: tuple[str, Any] | None
 
@@ -129,7 +129,7 @@ class State(AbstractKeeper):
             >>> float(pm.State(index).get(index))
             1.0
         """
-        # Asked here, too, to save a call: nothing is done as often as this.
+        # Checked here, too, to save a call: no method is called as often.
         if self._used:
             self._check("get", item)
         value: Any = self._values[self._marker(item, "get", StateIndex)]
@@ -178,7 +178,7 @@ class State(AbstractKeeper):
             A State of its own; this one stays usable, so that the part can be put back.
 
         Raises:
-            StateError: the State was used up, or a token stands in two places of the tree.
+            StateError: the State was used up, or a token is at two paths of the tree.
             TokenError: it lacks one of the tokens.
 
         Examples:
@@ -199,7 +199,7 @@ class State(AbstractKeeper):
         register = self._register.only(wanted)
         values = {row.marker: self._values[row.marker] for row in register}
         if self._lineage is None:
-            # When it is first needed: most States are never taken apart.
+            # When it is first needed: most States have no substates.
             with beginning:
                 self._lineage = self._lineage or Lineage()
         part = _make(values, register, self._lineage.branch(values))
@@ -207,11 +207,11 @@ class State(AbstractKeeper):
         return part
 
     def update(self, substate: State) -> State:
-        """A State in which the values of a substate take the places of this one's.
+        """A State with the values of a substate instead of this one's.
 
-        Those that the substate has as they were taken stay what they are here, so that no update
-        gets lost, whichever of the two it was made in. What became of a substate in a transform
-        is another State, of which nothing is known: all of its values are taken.
+        Values that the substate has not changed stay as they are here, so that no update is lost,
+        whichever of the two it was made in. A substate that a transform returns is another State,
+        of which the origin is unknown: all of its values are taken.
 
         Args:
             substate: a State with some of this one's tokens.
@@ -249,7 +249,7 @@ class State(AbstractKeeper):
         return self._succeed({**self._values, **fitting}, "update")
 
     def _changed_in(self, substate: State) -> list[Any]:
-        """The markers of those values of a substate that are to take the places of this one's."""
+        """The markers of those values of a substate that are to replace this one's."""
         mine, others = self._values, substate._values
         taken = None if self._lineage is None else self._lineage.taken_by(substate._lineage)
         if taken is None:
@@ -265,8 +265,8 @@ class State(AbstractKeeper):
     def restored(self) -> State:
         """A State with the values of this one, whether it was used up or not.
 
-        For the State that went into a call which failed half-way, or whose result was lost: what
-        the call did up to there is undone, and its random streams give the same keys again.
+        For a State that was passed to a call that failed, or whose result was lost: the call's
+        changes are undone, and the random streams give the same keys again.
 
         Returns:
             The new State; this one stays as it is.
@@ -321,7 +321,7 @@ class State(AbstractKeeper):
             chosen = [marker for marker in chosen if marker in picked]
             if not chosen:
                 raise refusals.nothing_to_seed(select)
-        # Not before it is known that nothing is wrong: a key would be lost.
+        # After all checks: an error must not use up a key.
         key = next(key) if isinstance(key, InitKeys) else key
         seeded = streams.seeded(key, [self._register[marker].name for marker in chosen])
         note_keyed(chosen)
@@ -474,7 +474,7 @@ class State(AbstractKeeper):
             return holding(node, self._values[node.marker]) if known else node
 
         filled = jtu.tree_map(restore, model, is_leaf=is_token)
-        # Nobody who watches is told: the values are in the model, and not lost.
+        # Not noted as used: the values are in the model, and not lost.
         self._claim("fill")
         return filled
 
@@ -549,7 +549,7 @@ class State(AbstractKeeper):
         kept = cast("Snapshot", self._kept)
         kept.take()
         self._values = kept.structure.assemble(kept.arrays)._values
-        # It has nodes of unknown kinds: later on, nothing would tell if the snapshot still holds.
+        # It has nodes of unknown classes: whether the snapshot is still valid could not be checked.
         if kept.paths is None:
             self._kept = None
         return self._values
@@ -586,11 +586,11 @@ class State(AbstractKeeper):
             return False
         return are_equal([*self._values.values()], [*other._values.values()])
 
-    # What holds arrays cannot be hashed by value; and it is equal by value.
+    # It is equal by value, and arrays cannot be hashed by value.
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def __reduce__(self) -> Any:
-        # To a copy, or in another process, it is all the same which State this one came from.
+        # A copy, or a State in another process, has no relation to this one's lineage.
         return _make_again, (self._values, self._register, self._used)
 
     def __child_kinds__(self) -> list[type]:
@@ -615,7 +615,7 @@ class State(AbstractKeeper):
 
 
 class _Unseeded:
-    """Stands for the key that a stream has not got yet."""
+    """The key of a stream that is not seeded."""
 
 
 _UNSEEDED = _Unseeded()
@@ -662,7 +662,7 @@ def other_ranks(state: State) -> list[tuple[int, ...]]:
 
 
 def assemble_state(rows: Iterable[Row], values: Iterable[Any]) -> State:
-    """A State of values that were told by somebody else, such as a file."""
+    """A State of values from elsewhere, such as a file."""
     register = Register(rows)
     return _make(dict(zip(register.by_marker, values, strict=True)), register)
 
@@ -686,7 +686,7 @@ def _make_again(values: dict[Any, Any], register: Register, used: Any) -> State:
 
 
 def _make_pending(register: Register, paths: Any, structure: Structure, arrays: Any) -> State:
-    # `_values` stays unset: `__getattr__` is asked for it when somebody reads.
+    # `_values` stays unset: `__getattr__` computes it at the first read.
     state = object.__new__(State)
     state._register, state._used, state._lineage = register, None, None
     state._fresh = True
@@ -701,7 +701,7 @@ def named_by_path(model: PyTree) -> tuple[State, list[str]]:
         model: any tree with tokens in it.
 
     Returns:
-        The State, and the name of each place where a token stands, in order.
+        The State, and the path of each token, in order.
 
     Raises:
         StateError: a token's initial value is gone, or the paths of two tokens read the same.

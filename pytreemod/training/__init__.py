@@ -1,14 +1,13 @@
-"""Room `training`: what is trained of a model, and what a training loop holds beside it.
+"""Room `training`: which parameters of a model are trained, and the state of a training loop.
 
-Owns: the optimizer, which is optax's, told by selectors what it is for; other forms of chosen
-parameters (low-rank updates, parameters through a function); the constraints that fields are
-declared with; in which dtypes a model is kept and computes; the factor on the loss that float16
-needs.
+Owns: the optimizer, which applies optax by selector; other forms of chosen parameters (low-rank
+updates, parameters through a function); the constraints of fields; the dtypes of a model's
+parameters and computation; the loss scale that float16 needs.
 
-May import `transform`, `state` and what is below them, and no optax: whatever has `init` and
-`update` will do.
+May import `transform`, `state` and the rooms below them, but not optax: any object with `init` and
+`update` is a transformation.
 
-Promises: what is left alone costs no state and never changes; what is to be trained and has no
-rule, or no gradient, is told by its path; all is a value, of one structure from step to step. What
-is constrained stays inside, whatever is added to what is trained.
+Promises: frozen leaves cost no state and never change; a trained leaf without a rule, or without a
+gradient, is an error that names its path; optimizers are values, of one structure from step to
+step. A constrained value stays within its bound, whatever is added to the trained array.
 """

@@ -1,8 +1,8 @@
-"""What stands for an array in a model, and is chosen to get another form.
+"""Parameters that a selector chooses, to be replaced by another form.
 
-That is an array, or a computed leaf as a whole. Where layers are held as one, each layer's array is
-meant: what is made of it is made of one layer's, under a map, so that a computed leaf remembers the
-shapes of one layer's arrays, and can be read when a layer is.
+A parameter is an array, or a computed leaf as a whole. In a Stack or an Ensemble it is the array of
+one layer or member: the replacement is made under a map, so that a computed leaf has the shapes of
+one layer's arrays, and can be read when a layer is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pytreemod.typing import KeyPath
 
 
 class Parameter(NamedTuple):
-    """What stands for an array somewhere: an array, a computed leaf, or another leaf."""
+    """An array, a computed leaf, or another leaf, with its path."""
 
     path: KeyPath
     node: Any

@@ -1,4 +1,4 @@
-"""`Precision`: the dtypes in which a Module keeps its arrays, computes, and gives its results.
+"""`Precision`: the dtypes of a Module's parameters, computation and outputs.
 
 A value of three names. That they are names, and no dtypes, lets it be compared, shown, hashed and
 written to a file as what it says.
@@ -20,7 +20,7 @@ _ROLES = ("params", "compute", "output")
 
 
 class Precision(Module):
-    """Three dtypes: of what is stored, of what is computed with, and of what comes out.
+    """Three dtypes: of the parameters, of the computation, and of the outputs.
 
     **Form.** Configuration: names of floating dtypes.
 
@@ -66,7 +66,7 @@ class Precision(Module):
 
 
 def as_precision(where: str, spec: Any) -> Precision | None:
-    """A precision from whatever may stand in its place.
+    """A precision from any of its spellings.
 
     Args:
         where: names the argument in errors.

@@ -1,7 +1,7 @@
 """Hyperparameters that are in the state, and so can be changed between two steps.
 
-`optax.inject_hyperparams` puts them there: in what a transformation keeps there is a node with a
-dict `hyperparams`, wherever in it that is.
+`optax.inject_hyperparams` puts them there: somewhere in the transformation's state is a node with a
+dict `hyperparams`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _like(old: Any, value: Any, name: str) -> Any:
     return jnp.full_like(old, value)
 
 
-# From the widest on: what stands later fits into what stands before.
+# From the widest on: each fits into those before it.
 _KINDS = (jnp.complexfloating, jnp.floating, jnp.integer)
 
 
@@ -152,7 +152,7 @@ def _refuse_scheduled(name: str) -> NoReturn:
         "a hyperparameter that is set by hand",
         "one that a schedule sets anew at each step",
         hint=[
-            "begin with a number in the schedule's place:",
+            "begin with a number instead of the schedule:",
             f"optax.inject_hyperparams(optax.adamw)({name}=1e-3)",
         ],
     )

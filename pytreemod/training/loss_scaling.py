@@ -118,7 +118,7 @@ class LossScale(Module):
         """Divide gradients by the factor.
 
         Args:
-            grads: any tree of arrays; what is no floating or complex array is left as it is.
+            grads: any tree of arrays; only floating and complex arrays are changed.
 
         Returns:
             The same, in the same dtypes. The division itself is done in float32 or wider.
@@ -154,10 +154,10 @@ class LossScale(Module):
 
 
 def all_finite(tree: PyTree) -> jax.Array:
-    """Whether no array in a tree has an infinity, or what is no number.
+    """Whether no array in a tree has an infinity or a NaN.
 
     Args:
-        tree: any tree, such as gradients; what is no floating or complex array is not looked at.
+        tree: any tree, such as gradients; only floating and complex arrays are read.
 
     Returns:
         One True or False, as an array; True if there is nothing to look at.

@@ -1,7 +1,7 @@
 """Low-rank updates: `lora` puts one on each matrix that is chosen.
 
 A matrix is then a *computed leaf*, so that no layer has to know of it: reading the attribute gives
-the sum. What is trained is told by role, as everything is.
+the sum. A role says what is trained, as everywhere.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _M = TypeVar("_M")
 class LowRank(Computed):
     r"""A matrix with a low-rank update: $W_0 + \frac{\alpha}{r} B A$.
 
-    What [`lora`][pytreemod.lora] puts in the place of a matrix.
+    What [`lora`][pytreemod.lora] replaces a matrix with.
     """
 
     base: Inexact[Array, "m n"]

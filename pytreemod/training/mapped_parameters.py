@@ -37,8 +37,8 @@ def map_parameters(
 ) -> _M:
     """A model in which chosen parameters read as a function of what is trained.
 
-    Each becomes a computed leaf, `pm.computed(fn, inverse(leaf))`: what is trained, and stands in
-    files, is `inverse(leaf)`, at the path `"weight.trees[0]"`; the attribute reads as `fn` of it.
+    Each becomes a computed leaf, `pm.computed(fn, inverse(leaf))`: `inverse(leaf)` is trained and
+    written to files, at the path `"weight.trees[0]"`; the attribute reads as `fn` of it.
 
     **With `inverse`** the model reads as it did, if it is the inverse: the parameters have another
     form. **Without** it the leaf itself is what is trained, and from now on the model reads as
@@ -94,8 +94,7 @@ def map_parameters(
     def mapped(leaf: Any) -> Any:
         made = computed(fn, leaf if inverse is None else inverse(leaf))
         if inverse is not None:
-            # Two functions that do not belong together are told here, and not by the first matrix
-            # product.
+            # Otherwise two functions that do not fit would fail at the first matrix product.
             _check_shape(leaf, jax.eval_shape(made.value))
         return made
 

@@ -1,13 +1,12 @@
 """The optimizer of a model: transformations of gradients, each for what a selector picks.
 
-optax knows trees and no models: what is trained, what has a rule of its own and what is left alone
-has to be said by trees of labels, and state, model and transformation go through each step side by
-side. Here they are one value. Selectors are resolved when the optimizer is initialized, to a number
-for each leaf, which is configuration: what happens at a step is that each transformation is called
-with its part of the model, and a compiled step has nothing of it left.
+With plain optax, trees of labels say what is trained and by which rule, and every step passes
+state, model and transformation side by side. Here they are one value. Selectors are resolved once,
+when the optimizer is initialized, to a number for each leaf, which is configuration: a step calls
+each transformation with its part of the model, and a compiled step contains nothing else.
 
-A transformation is shown the model itself, with None in the place of all that is not its own. So
-what it asks of a tree (a mask, a path, a norm of all) means here what it means there.
+A transformation gets the model itself, with None for every leaf that has another rule. So masks,
+paths and global norms mean what they mean in optax.
 """
 
 from __future__ import annotations
@@ -87,9 +86,9 @@ class Optimizer(Module):
         before: as given
         stacked: as given
         plan: which rule each leaf has; None before `init`
-        states: for each rule in order, what its transformation keeps, with a tree of the model's
-            structure wherever that keeps something for each parameter
-        before_state: what `before` keeps
+        states: the state of each rule's transformation, in order, with a tree of the model's
+            structure wherever it has something for each parameter
+        before_state: the state of `before`
 
     Args:
         rules: a transformation, or `by` with transformations and None.
@@ -116,7 +115,7 @@ class Optimizer(Module):
         >>> model, opt, loss = step(model, opt, jnp.ones((4, 2)))
     """
 
-    # In its state are trees of the model's structure that nobody calls: `capture` passes them by.
+    # Its state has trees of the model's structure that are never called: `capture` skips them.
     __holds_values__: ClassVar[bool] = True
 
     rules: Any = field(static=True)
@@ -161,7 +160,7 @@ class Optimizer(Module):
             UnfinishedError: the model lacks sizes.
 
         Warns:
-            SharedParameterWarning: one parameter stands at two places of the model.
+            SharedParameterWarning: one parameter has two paths in the model.
         """
         refuse_unfinished("Optimizer.init", model)
         plan = make_plan(self.rules, model)
@@ -393,7 +392,7 @@ def _refuse_unfit(plan: RulePlan, pairs: list[tuple[Any, Any]]) -> NoReturn:
 
 
 def _refuse_gradients(model: PyTree, grads: PyTree) -> NoReturn:
-    # None for a leaf stands for what was not differentiated; for a node it says too little.
+    # None for a leaf is what was not differentiated; for a node it says too little.
     found = [
         d
         for d in differences(model, grads, fits_always)

@@ -20,15 +20,15 @@ from pytreemod.tree.prefixes import By, decide, refuse_shadowed
 from pytreemod.tree.selecting import Selector, Spots, as_selector, refuse_unmatched
 from pytreemod.typing import PyTree, jtu
 
-# In the place of a rule's number: what is not trained, whatever the rule for it.
+# The label of a leaf that is not trained, whatever its rule.
 _UNTRAINED = -1
 
 
 class RulePlan:
     """Which rule each leaf of a model has: decided once, and configuration from then on.
 
-    Transformations are always shown the structure of the model that the optimizer was initialized
-    with: in another mode the model has another, which would not fit what they keep.
+    Transformations always get the structure that the model had when the optimizer was
+    initialized: in another mode it has another structure, which would not fit their state.
     """
 
     # No business of a file: a Stack has one leaf where a list of its layers has many.
@@ -112,7 +112,7 @@ def make_plan(rules: Any, model: PyTree) -> RulePlan:
     entries, shadowed = decide(picks, len(spots))
     refuse_shadowed("Optimizer.init", items, entries, shadowed, spots)
     labels: list[int] = []
-    # What is trained and has no rule; told all at once.
+    # Trained leaves without a rule, for one error.
     lost: list[Place] = []
     for spot, is_trained, rule in zip(spots, trained, entries, strict=True):
         lost += [spot] if is_trained and rule is None else []
@@ -122,7 +122,7 @@ def make_plan(rules: Any, model: PyTree) -> RulePlan:
     is_used = tuple(rule is not None and i in labels for i, rule in enumerate(transformations))
     if not any(is_used):
         _refuse_nothing_trained(spots)
-    # Inside a `capture` the model is dressed for that one call, and the plan is for all calls.
+    # Inside a `capture` the model is wrapped for that one call, and the plan is for all calls.
     structure = jtu.tree_structure(released(model))
     return RulePlan(structure, tuple(labels), selectors, is_used)
 
@@ -150,7 +150,7 @@ def _selectors_of(rules: Any) -> tuple[Selector, ...]:
 
 
 def check_transformation(where: str, rule: Any) -> None:
-    """Refuse what is no transformation, nor None."""
+    """Refuse what is neither a transformation nor None."""
     methods = [getattr(rule, name, None) for name in ("init", "update")]
     if rule is None or (all(map(callable, methods)) and not isinstance(rule, type)):
         return

@@ -1,16 +1,14 @@
-"""`with_precision`: a model whose chosen Modules are kept, and compute, in chosen dtypes.
+"""`with_precision`: a model whose chosen Modules store, and compute with, chosen dtypes.
 
-Two things are done. The arrays of the model are cast once, to what they are stored in. And around
-the methods of each Module stands a rule (see `transform.boundary.surrounded_calls`), by which the
-Module runs as one whose arrays are of the dtype to compute in: so layers read, and hand to
-functions, arrays of that dtype, and know nothing of it. As this happens inside of whatever is
-compiled or differentiated, gradients arrive in the dtype of what is stored.
+The arrays of the model are cast once, to the dtype of the parameters. And the methods of each
+Module are wrapped (see `transform.boundary.surrounded_calls`), so that the Module runs with arrays
+of the dtype of the computation: layers read that dtype, and need not know about it. Because the
+casts are differentiated through, gradients have the dtype of the parameters.
 
-Modules of one precision inside of each other are a *region*. What is inside of a region is cast
-where the region is entered, and its results stay in the dtype to compute in until the region is
-left, as they do in code that is written by hand. That a Module is inside of a region that has been
-entered is said by its rule, and so is configuration: nothing need be known of who calls whom, and
-a compiled function never takes a call inside for one from outside.
+Nested Modules of one precision are a *region*. Arrays are cast where the region is entered, and
+results stay in the dtype of the computation until the region is left, as in code written by hand.
+A Module's rule says whether it is inside a region that was entered. The rule is configuration, so a
+compiled function cannot mistake a call inside the region for one from outside.
 """
 
 from __future__ import annotations
@@ -153,7 +151,7 @@ def precisions_of(node: Any) -> dict[str, Precision | None]:
 
 
 def with_precisions(node: Any, precisions: Mapping[str, Precision | None]) -> Any:
-    """A Module with precisions in the place of those that it was given; its arrays stay.
+    """A Module with other precisions; its arrays stay.
 
     Args:
         node: the Module.
@@ -181,14 +179,14 @@ def _without(node: Any, path: Path) -> Any:
 
 
 class _Undecided:
-    """Stands for the precision of what nothing has chosen."""
+    """The precision of a Module that no selector has chosen."""
 
 
 _UNDECIDED: Any = _Undecided()
 
 
 class _Here(NamedTuple):
-    """What holds at a place of the model: the precision there, and what casts its arrays."""
+    """The precision at a path of the model, and the precision that casts its arrays."""
 
     precision: Any
     # That of the innermost Module above that has a method at which it is entered.
@@ -250,7 +248,7 @@ class _Giving:
         Raises:
             SpecError: there is something.
         """
-        # Without the first, `__call__`, which nobody has asked for.
+        # Without the first, `__call__`, which is the default.
         missing = [name for name in self.methods[1:] if name not in self.seen]
         if missing:
             _refuse_methods(missing)
@@ -348,7 +346,7 @@ class _Cast(NamedTuple):
         children = children_of(node) or []
         parts = [child if _is_buffer(node, key) else self.visit(child) for key, child in children]
         node = with_children(node, children, parts)
-        return _told(node, self.precision, bool(self.is_inside)) if rules else node
+        return _with_rules(node, self.precision, bool(self.is_inside)) if rules else node
 
 
 class _Restored(NamedTuple):
@@ -383,10 +381,10 @@ class _Restored(NamedTuple):
             for key, child in children
         ]
         node = with_children(node, children, parts)
-        return _told(node, self.precision, is_inside=False) if rules else node
+        return _with_rules(node, self.precision, is_inside=False) if rules else node
 
 
-def _told(node: Any, precision: Precision, is_inside: bool) -> Any:
+def _with_rules(node: Any, precision: Precision, is_inside: bool) -> Any:
     rules = dict.fromkeys(own_rules(node, _Casting), _Casting(precision, is_inside))
     return with_own_rules(node, _Casting, rules)
 
@@ -396,7 +394,7 @@ def _originals(called: Any, entered: Any) -> dict[int, Any]:
     if called is entered:
         return {}
     if _has_floats(called) or is_computed(called):
-        # By identity: two arrays may be equal and stand for different places.
+        # By identity: two arrays at different paths may be equal.
         return {id(entered): called}
     pairs = zip(children_of(called) or (), children_of(entered) or (), strict=True)
     found: dict[int, Any] = {}
