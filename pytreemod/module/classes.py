@@ -54,7 +54,7 @@ from pytreemod.module.reading import MADE, Read, observe
 from pytreemod.module.records import ClassValue, FieldsDict, Record, make_record, write_setattr
 from pytreemod.module.schema import OUR_NAMES, Notes, Schema
 from pytreemod.tree.comparison import are_equal
-from pytreemod.tree.nodes import places
+from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import (
     FLAT,
@@ -437,7 +437,7 @@ def _first_owner(cls: type, name: str) -> type:
 
 
 def _unhashable_text(node: Any) -> str:
-    found = [place for place in places(node) if not _has_hash(place.leaf)]
+    found = [place for place in locations(node) if not _has_hash(place.leaf)]
     return explain(
         f"hash of {type(node).__qualname__}",
         "leaves that have a hash",

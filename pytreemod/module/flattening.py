@@ -31,7 +31,7 @@ from operator import attrgetter
 from typing import Any
 
 from pytreemod.module.division import CLEAR_CONFIGURATION, WRAPPERS, Held
-from pytreemod.tree.pending import FLAT, LAYOUT, PENDING, AbstractSource, settle
+from pytreemod.tree.pending import FLAT, LAYOUT, PENDING, AbstractSource, fill_in
 from pytreemod.typing import class_of, jtu
 
 
@@ -131,9 +131,9 @@ class Layout(AbstractSource):
 
     def read(self, node: Any, name: str) -> None:
         """Fill in all fields of an instance: one costs as much."""
-        self.settle(node)
+        self.fill_in(node)
 
-    def settle(self, node: Any) -> None:
+    def fill_in(self, node: Any) -> None:
         """Fill in the fields of an instance that has nothing but what it was made of."""
         fields = node.__stored__
         # In one step, for who finds the layout takes the record for complete. What another thread
@@ -166,7 +166,7 @@ class Flattened:
             return self
         fields = instance.__stored__
         if PENDING in fields:
-            settle(instance)
+            fill_in(instance)
             return instance.__flat__
         layout = fields.get(LAYOUT)
         if layout is None:

@@ -16,7 +16,7 @@ from pytreemod.module.methods import BoundMethod
 from pytreemod.module.overriding import is_bound, refuse_overridden
 from pytreemod.module.schema import Schema
 from pytreemod.tree.nodes import record_of
-from pytreemod.tree.pending import FLAT, LAYOUT, is_being_built, settle
+from pytreemod.tree.pending import FLAT, LAYOUT, fill_in, is_being_built
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import class_of
 
@@ -44,7 +44,7 @@ class FieldsDict:
             return self
         if is_being_built(instance):
             return instance.__stored__
-        settle(instance)
+        fill_in(instance)
         return _Shown(instance)
 
     def __set__(self, instance: Any, values: dict[str, Any]) -> None:
@@ -319,7 +319,7 @@ def refuse_itself(node: Any, name: str, value: Any) -> None:
     if class_of(value) is BoundMethod or value is node:
         inside = [value]
     elif record_of(value) is not None:
-        settle(within)
+        fill_in(within)
         inside = list(within.__stored__.values())
     elif isinstance(value, dict):
         inside = list(within.values())

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from pytreemod.module.reading import evaluate_each, is_computed
 from pytreemod.module.ties import untie
-from pytreemod.tree.nodes import children_of, places, record_of, stop_below
+from pytreemod.tree.nodes import children_of, locations, record_of, stop_below
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import as_selector
@@ -49,9 +49,9 @@ def resolve(model: _T, selector: Any = ...) -> _T:
     model = with_new_containers(model)
     if selector is ...:
         return _resolved(untie(model), None, ())
-    spots = list(places(model))
+    locs = list(locations(model))
     picked = as_selector(selector).mask(model)
-    return _resolved(model, [spot.path for spot, hit in zip(spots, picked, strict=True) if hit], ())
+    return _resolved(model, [loc.path for loc, hit in zip(locs, picked, strict=True) if hit], ())
 
 
 def _resolved(node: Any, picked: list[KeyPath] | None, path: KeyPath) -> Any:

@@ -18,11 +18,11 @@ from pytreemod.module.schema import ROLES
 from pytreemod.tree.nodes import (
     DECLARED_ROLES,
     GivenRoles,
-    Place,
+    Location,
     StandsFor,
     children_of,
     leaves_shown,
-    places,
+    locations,
     record_of,
 )
 from pytreemod.tree.paths import path_text, step_name
@@ -93,37 +93,37 @@ def with_role(model: _T, selector: FilterSpec, role: str | None) -> _T:
     """
     _check_role(role)
     model = with_new_containers(model)
-    spots = list(places(model))
+    locs = list(locations(model))
     mask = mask_of(selector, model, where="with_role(selector)", root="model")
-    picked = [spot for spot, is_picked in zip(spots, mask, strict=True) if is_picked]
+    picked = [loc for loc, is_picked in zip(locs, mask, strict=True) if is_picked]
     if not picked:
-        _refuse_nothing(selector, spots)
+        _refuse_nothing(selector, locs)
     _refuse_unheld(picked)
     # First without: only then is it known which of them have that role anyway.
-    bare = _given(model, ((spot, None) for spot in picked))
+    bare = _given(model, ((loc, None) for loc in picked))
     if role is None:
         return bare
     DECLARED_ROLES.add(role)
-    now = zip(places(bare), mask, strict=True)
-    new = _given(bare, ((spot, role) for spot, is_picked in now if is_picked and spot.role != role))
-    _check_roles(new, spots, mask, role)
+    now = zip(locations(bare), mask, strict=True)
+    new = _given(bare, ((loc, role) for loc, is_picked in now if is_picked and loc.role != role))
+    _check_roles(new, locs, mask, role)
     return new
 
 
-def _given(model: _T, roles: Iterable[tuple[Place, str | None]]) -> _T:
+def _given(model: _T, roles: Iterable[tuple[Location, str | None]]) -> _T:
     """The model with roles given to places, or taken from them."""
     changes: _Changes = {}
-    for spot, role in roles:
-        depth = _depth_of_holder(spot)
-        steps = tuple(map(step_name, spot.path[depth:]))
-        changes.setdefault(spot.path[:depth], {})[steps] = role
+    for loc, role in roles:
+        depth = _depth_of_holder(loc)
+        steps = tuple(map(step_name, loc.path[depth:]))
+        changes.setdefault(loc.path[:depth], {})[steps] = role
     above = {path[:i] for path in changes for i in range(len(path) + 1)}
     return _changed(model, (), changes, above)
 
 
-def _depth_of_holder(spot: Place) -> int:
+def _depth_of_holder(loc: Location) -> int:
     """How many steps there are to the innermost Module above a leaf; -1 if there is none."""
-    nodes = [node for node in spot.nodes if class_of(node) is not StandsFor]
+    nodes = [node for node in loc.nodes if class_of(node) is not StandsFor]
     return max((i for i, node in enumerate(nodes) if record_of(node) is not None), default=-1)
 
 
@@ -187,17 +187,17 @@ def _check_role(role: Any) -> None:
         )
 
 
-def _refuse_nothing(selector: Any, spots: list[Place]) -> NoReturn:
+def _refuse_nothing(selector: Any, locs: list[Location]) -> NoReturn:
     raise SpecError(
         "with_role(selector)",
         "a selector that picks at least one leaf",
         f"none, by {selector!r}",
-        hint=leaves_shown(spots),
+        hint=leaves_shown(locs),
     )
 
 
-def _refuse_unheld(picked: list[Place]) -> None:
-    lost = [path_text(spot.path) for spot in picked if _depth_of_holder(spot) < 0]
+def _refuse_unheld(picked: list[Location]) -> None:
+    lost = [path_text(loc.path) for loc in picked if _depth_of_holder(loc) < 0]
     if lost:
         raise SpecError(
             "with_role(selector)",
@@ -213,11 +213,11 @@ def _refuse_unheld(picked: list[Place]) -> None:
         )
 
 
-def _check_roles(new: Any, spots: list[Place], mask: list[bool], role: str) -> None:
+def _check_roles(new: Any, locs: list[Location], mask: list[bool], role: str) -> None:
     """Refuse leaves that their Module cannot tell apart, or one would get the other's role."""
-    wanted = [role if m else spot.role for spot, m in zip(spots, mask, strict=True)]
-    found = zip(places(new), wanted, strict=True)
-    wrong = [path_text(spot.path) for spot, expected in found if spot.role != expected]
+    wanted = [role if m else loc.role for loc, m in zip(locs, mask, strict=True)]
+    found = zip(locations(new), wanted, strict=True)
+    wrong = [path_text(loc.path) for loc, expected in found if loc.role != expected]
     if wrong:
         raise SpecError(
             "with_role(selector)",

@@ -47,7 +47,7 @@ from pytreemod.module.reading import (
 )
 from pytreemod.tree.kinds import kind_of
 from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord, GivenRoles
-from pytreemod.tree.pending import FLAT, LAYOUT, PENDING, AbstractSource, settle
+from pytreemod.tree.pending import FLAT, LAYOUT, PENDING, AbstractSource, fill_in
 from pytreemod.tree.renewing import EDITABLE
 from pytreemod.tree.snapshots import SNAPSHOT
 from pytreemod.tree.stored_fields import stored
@@ -254,7 +254,7 @@ class Schema(AbstractRecord):
         """The layout of an instance; decided by its values if it was put together by hand."""
         layout = layout_in(node.__stored__)
         if layout is None:
-            settle(node)
+            fill_in(node)
             layout = layout_in(node.__stored__)
         return self.decide(node.__stored__) if layout is None else layout
 
@@ -285,7 +285,7 @@ class Schema(AbstractRecord):
         in the place of data stays data (a tree of labels for an optimizer has such leaves).
         """
         layout = self.split(node)
-        settle(node)
+        fill_in(node)
         fields = node.__stored__
         if is_given and self.constraints:
             changes = self._constrained(fields, changes, decide)
@@ -378,16 +378,16 @@ class Schema(AbstractRecord):
         beside = {n: stored(node, n) for n in layout.beside}
         return {LAYOUT: layout, **beside, **early}
 
-    def shadow(self, node: Any, source: AbstractSource) -> Any:
-        """A stand-in whose fields come from `source`; see `AbstractRecord.shadow`."""
+    def proxy(self, node: Any, source: AbstractSource) -> Any:
+        """A proxy whose fields come from `source`; see `AbstractRecord.proxy`."""
         layout = self.split(node)
         values = {PENDING: source, LAYOUT: layout}
-        # What is no field is not asked for: it has to be there when the stand-in is flattened.
+        # What is no field is not asked for: it has to be there when the proxy is flattened.
         for name in layout.beside:
             values[name] = stored(node, name)
         made = self._make(self.cls, values)
         if not self.can_wait:
-            source.settle(made)
+            source.fill_in(made)
             return made
         for name in self.shown:
             source.read(made, name)

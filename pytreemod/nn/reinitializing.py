@@ -25,7 +25,7 @@ from pytreemod.nn.recurrent_cells import GATES, initial_gates
 from pytreemod.nn.transposed_convolution import ConvTranspose
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.tree.members import count_member_axes
-from pytreemod.tree.nodes import Place, StandsFor, places
+from pytreemod.tree.nodes import Location, StandsFor, locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.renewing import with_new_containers
@@ -96,19 +96,19 @@ def reinitialize(model: Model, selector: Any, init: Initializer, key: KeyLike) -
         raise ArgumentError("reinitialize(init)", expected, describe(init), hint=hint)
     refuse_unfinished("reinitialize", model)
     model = with_new_containers(model)
-    spots = list(places(model))
+    locs = list(locations(model))
     chosen = [
-        spot
-        for spot, is_chosen in zip(spots, as_selector(selector).mask(model), strict=True)
+        loc
+        for loc, is_chosen in zip(locs, as_selector(selector).mask(model), strict=True)
         if is_chosen
     ]
     if not chosen:
         raise SpecError("reinitialize(selector)", "some arrays of the model", "none")
-    others = [path_text(spot.path) for spot in chosen if not is_inexact_array(spot.leaf)]
+    others = [path_text(loc.path) for loc in chosen if not is_inexact_array(loc.leaf)]
     if others:
         expected = "floating arrays alone to be chosen"
         raise ArgumentError("reinitialize(selector)", expected, "something else", places=others)
-    meant = _meant(spots, chosen)
+    meant = _meant(locs, chosen)
     keys = jax.random.split(check_key("reinitialize(key)", key), len(meant))
     changes = [
         (path, _renewed(path, nodes, old, init, one))
@@ -117,25 +117,25 @@ def reinitialize(model: Model, selector: Any, init: Initializer, key: KeyLike) -
     return replace_at(model, changes)
 
 
-def _meant(spots: list[Place], chosen: list[Place]) -> dict[KeyPath, tuple[list[Any], Any]]:
+def _meant(locs: list[Location], chosen: list[Location]) -> dict[KeyPath, tuple[list[Any], Any]]:
     """By path the arrays, and the constrained values, that are chosen, each with those above."""
-    paths = {spot.path for spot in chosen}
+    paths = {loc.path for loc in chosen}
     meant: dict[KeyPath, tuple[list[Any], Any]] = {}
-    for spot in chosen:
+    for loc in chosen:
         # What only says whose child something is has no step in the path.
-        nodes = [node for node in spot.nodes if type(node) is not StandsFor]
-        path = spot.path
+        nodes = [node for node in loc.nodes if type(node) is not StandsFor]
+        path = loc.path
         for i, node in enumerate(nodes):
             if not is_computed(node):
                 continue
             # Of a computed leaf either a part is meant, or the value as a whole.
-            inside = {other.path for other in spots if other.path[:i] == path[:i]}
+            inside = {other.path for other in locs if other.path[:i] == path[:i]}
             if inside <= paths:
                 if not isinstance(node, Constrained):
                     _refuse_computed(path_text(path[:i]), inside)
                 path = path[:i]
                 break
-        meant[path] = nodes[: len(path)], (*nodes, spot.leaf)[len(path)]
+        meant[path] = nodes[: len(path)], (*nodes, loc.leaf)[len(path)]
     return meant
 
 

@@ -7,7 +7,7 @@ refuses from then on, so that no update is lost unseen.
 In order, the file has the methods for users; the checks of tokens and values; the interface to the
 library (a State caches its own snapshot, see `tree.snapshots`); and the registration with JAX. The
 initial values are in `initial_values`, the arithmetic of keys in `streams`, the relation of States
-and substates in `lineage`, and the errors in `refusals`.
+and substates in `history`, and the errors in `refusals`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import jax.numpy as jnp
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.state import refusals, streams
 from pytreemod.state.forms import as_array, check_form, check_made_ranks, is_strong, ranks_of
+from pytreemod.state.history import History, beginning
 from pytreemod.state.initial_values import first_values, spots_of
 from pytreemod.state.key_sources import InitKeys, KeyLike
-from pytreemod.state.lineage import Lineage, beginning
 from pytreemod.state.rows import Register, Row
 from pytreemod.state.streams import Stream
 from pytreemod.state.tokens import (
@@ -37,20 +37,20 @@ from pytreemod.state.tokens import (
     tokens_of,
 )
 from pytreemod.tree.comparison import are_equal
-from pytreemod.tree.nodes import places
+from pytreemod.tree.effects import note_drawn, note_keyed, note_made, note_part, note_used
+from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.printing import tree_pformat
 from pytreemod.tree.renewing import EDITABLE
 from pytreemod.tree.selecting import as_selector
-from pytreemod.tree.snapshots import AbstractKeeper, Snapshot, Structure, take_snapshot
-from pytreemod.tree.successions import note_drawn, note_keyed, note_made, note_part, note_used
+from pytreemod.tree.snapshots import AbstractState, Snapshot, Structure, take_snapshot
 from pytreemod.typing import PyTree, jtu
 
 _M = TypeVar("_M")
 _V = TypeVar("_V")
 
 
-class State(AbstractKeeper):
+class State(AbstractState):
     """The values of all tokens of a model, passed in and returned.
 
     **Form.** A pytree whose leaves are arrays; each value has the path of its token.
@@ -87,10 +87,10 @@ class State(AbstractKeeper):
         2.0
     """
 
-    __slots__ = ("__weakref__", "_fresh", "_kept", "_lineage", "_register", "_used", "_values")
+    __slots__ = ("__weakref__", "_fresh", "_history", "_kept", "_register", "_used", "_values")
 
     _values: dict[Any, Any]
-    _lineage: Lineage | None
+    _history: History | None
     _register: Register
     _kept: Snapshot | None
     # Deleted by the call that uses it up, which only one thread can do.
@@ -100,11 +100,11 @@ class State(AbstractKeeper):
     def __init__(self, model: PyTree):
         found = tokens_of(model)
         self._values, self._register = first_values(found, [token.marker for _, token in found])
-        self._used, self._kept, self._lineage = None, None, None
+        self._used, self._kept, self._history = None, None, None
         self._fresh = True
-        for spots in spots_of(found).values():
-            if len(spots) > 1:
-                raise refusals.doubled(spots)
+        for locs in spots_of(found).values():
+            if len(locs) > 1:
+                raise refusals.doubled(locs)
         note_made(self)
 
     def get(self, item: StateIndex[_V]) -> _V:
@@ -198,11 +198,11 @@ class State(AbstractKeeper):
             refusals.check_single("substate", spots_of(found), self._register)
         register = self._register.only(wanted)
         values = {row.marker: self._values[row.marker] for row in register}
-        if self._lineage is None:
+        if self._history is None:
             # When it is first needed: most States have no substates.
             with beginning:
-                self._lineage = self._lineage or Lineage()
-        part = _make(values, register, self._lineage.branch(values))
+                self._history = self._history or History()
+        part = _make(values, register, self._history.branch(values))
         note_part(part)
         return part
 
@@ -251,7 +251,7 @@ class State(AbstractKeeper):
     def _changed_in(self, substate: State) -> list[Any]:
         """The markers of those values of a substate that are to replace this one's."""
         mine, others = self._values, substate._values
-        taken = None if self._lineage is None else self._lineage.taken_by(substate._lineage)
+        taken = None if self._history is None else self._history.taken_by(substate._history)
         if taken is None:
             return [marker for marker, value in others.items() if value is not mine[marker]]
         changed = [marker for marker, value in others.items() if value is not taken[marker]]
@@ -284,8 +284,8 @@ class State(AbstractKeeper):
             ...     state = state.restored()
             >>> x, state = norm(jnp.ones((4, 3)), state)
         """
-        # Of the same lineage: what was taken from the old one can be put back into it.
-        return _make(self._values, self._register, self._lineage)
+        # Of the same history: what was taken from the old one can be put back into it.
+        return _make(self._values, self._register, self._history)
 
     def seed(self, key: KeyLike, select: Any = None) -> State:
         """Give every random stream a key of its own; this State is used up.
@@ -462,9 +462,9 @@ class State(AbstractKeeper):
             State(['a']=f32[], ['b']=f32[])
         """
         self._check("fill")
-        spots = spots_of(tokens_of(model))
-        mine = {marker: found for marker, found in spots.items() if marker in self._register}
-        for marker, found in spots.items():
+        locs = spots_of(tokens_of(model))
+        mine = {marker: found for marker, found in locs.items() if marker in self._register}
+        for marker, found in locs.items():
             if marker not in mine and not isinstance(marker, Unnamed):
                 raise refusals.foreign("fill", marker, self._register, found)
         refusals.check_single("fill", mine, self._register)
@@ -486,7 +486,7 @@ class State(AbstractKeeper):
         }
         probe = _make(values, self._register)
         picked = as_selector(select).mask(probe)
-        names = {s.path[0].key for s, hit in zip(places(probe), picked, strict=True) if hit}
+        names = {s.path[0].key for s, hit in zip(locations(probe), picked, strict=True) if hit}
         return [row.marker for row in self._register if row.name in names]
 
     def _single(self, marker: Any, by: str) -> Stream:
@@ -503,7 +503,7 @@ class State(AbstractKeeper):
     def _succeed(self, values: dict[Any, Any], by: str, marker: Any = None) -> State:
         self._claim(by, marker)
         note_used(self)
-        return _make(values, self._register, self._lineage)
+        return _make(values, self._register, self._history)
 
     def _claim(self, by: str, marker: Any = None) -> None:
         """Use this State up, which only one thread can, and only once."""
@@ -590,7 +590,7 @@ class State(AbstractKeeper):
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def __reduce__(self) -> Any:
-        # A copy, or a State in another process, has no relation to this one's lineage.
+        # A copy, or a State in another process, has no relation to this one's history.
         return _make_again, (self._values, self._register, self._used)
 
     def __child_kinds__(self) -> list[type]:
@@ -645,10 +645,10 @@ def _repeat(n: int, leaf: Any) -> Any:
 # What follows are State's own other halves: JAX wants functions.
 
 
-def _make(values: dict[Any, Any], register: Register, lineage: Lineage | None = None) -> State:
+def _make(values: dict[Any, Any], register: Register, history: History | None = None) -> State:
     # Past `__init__`, which takes initial values out of a model.
     state = object.__new__(State)
-    state._values, state._register, state._lineage = values, register, lineage
+    state._values, state._register, state._history = values, register, history
     state._used, state._kept = None, None
     state._fresh = True
     note_made(state)
@@ -688,7 +688,7 @@ def _make_again(values: dict[Any, Any], register: Register, used: Any) -> State:
 def _make_pending(register: Register, paths: Any, structure: Structure, arrays: Any) -> State:
     # `_values` stays unset: `__getattr__` computes it at the first read.
     state = object.__new__(State)
-    state._register, state._used, state._lineage = register, None, None
+    state._register, state._used, state._history = register, None, None
     state._fresh = True
     state._kept = Snapshot(arrays, structure, (), paths)
     return state

@@ -16,7 +16,7 @@ import numpy as np
 from pytreemod.module.reading import is_computed
 from pytreemod.transform.maps.vmap import filter_vmap
 from pytreemod.tree.members import count_member_axes
-from pytreemod.tree.nodes import Place, StandsFor, places
+from pytreemod.tree.nodes import Location, StandsFor, locations
 from pytreemod.tree.selecting import Selector
 from pytreemod.typing import KeyPath
 
@@ -61,16 +61,16 @@ def choose_parameters(model: Any, selector: Selector) -> list[Parameter]:
         [(GetAttrKey(name='bias'),)]
     """
     chosen: dict[KeyPath, Parameter] = {}
-    for spot, hit in zip(places(model), selector.mask(model), strict=True):
+    for loc, hit in zip(locations(model), selector.mask(model), strict=True):
         if hit:
-            parameter = _parameter(spot)
+            parameter = _parameter(loc)
             chosen.setdefault(parameter.path, parameter)
     return [*chosen.values()]
 
 
-def _parameter(spot: Place) -> Parameter:
+def _parameter(loc: Location) -> Parameter:
     # What only says whose child something is has no step in the path.
-    nodes = [node for node in spot.nodes if type(node) is not StandsFor]
+    nodes = [node for node in loc.nodes if type(node) is not StandsFor]
     length = next((i for i, node in enumerate(nodes) if is_computed(node)), len(nodes))
-    path, node = spot.path[:length], (*nodes, spot.leaf)[length]
+    path, node = loc.path[:length], (*nodes, loc.leaf)[length]
     return Parameter(path, node, count_member_axes(nodes[:length], path))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe
 from pytreemod.training.plans import RulePlan
-from pytreemod.tree.nodes import Place, places
+from pytreemod.tree.nodes import Location, locations
 from pytreemod.tree.paths import pattern_text, some_of
 from pytreemod.tree.predicates import is_array_like
 from pytreemod.tree.selecting import Selector, as_selector
@@ -31,18 +31,16 @@ def chosen_rules(plan: RulePlan, selector: FilterSpec) -> list[int]:
         _refuse_predicate(chosen)
     stand_in = plan.stand_in()
     mask = chosen.mask(stand_in)
-    spots = list(places(stand_in))
+    locs = list(locations(stand_in))
     found: list[int] = []
     for rule, is_used in enumerate(plan.is_used):
         own = [i for i, label in enumerate(plan.labels) if label == rule]
         picked = [i for i in own if mask[i]]
         if is_used and picked and len(picked) < len(own):
-            _refuse_part(chosen, [spots[i] for i in own if not mask[i]])
+            _refuse_part(chosen, [locs[i] for i in own if not mask[i]])
         found += [rule] if is_used and picked else []
     if not found:
-        _refuse_unchosen(
-            chosen, [spot for spot, t in zip(spots, plan.is_trained, strict=True) if t]
-        )
+        _refuse_unchosen(chosen, [loc for loc, t in zip(locs, plan.is_trained, strict=True) if t])
     return found
 
 
@@ -109,18 +107,18 @@ def _refuse_predicate(chosen: Selector) -> NoReturn:
     )
 
 
-def _refuse_part(chosen: Selector, rest: list[Place]) -> NoReturn:
+def _refuse_part(chosen: Selector, rest: list[Location]) -> NoReturn:
     raise SpecError(
         "with_hyperparams(selector)",
         "all leaves of a rule, which have one value in common",
         f"a part of them, by {chosen!r}",
-        places=[f"{pattern_text(spot.path)}: not picked" for spot in rest],
+        places=[f"{pattern_text(loc.path)}: not picked" for loc in rest],
         hint=["give them a rule of their own:", f"pm.by({{{chosen!r}: rule, ...: rule}})"],
     )
 
 
-def _refuse_unchosen(chosen: Selector, trained: list[Place]) -> NoReturn:
-    shown = some_of([pattern_text(spot.path) for spot in trained])
+def _refuse_unchosen(chosen: Selector, trained: list[Location]) -> NoReturn:
+    shown = some_of([pattern_text(loc.path) for loc in trained])
     raise SpecError(
         "with_hyperparams(selector)",
         "a selector of leaves that are trained",

@@ -26,7 +26,7 @@ from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.streams import check_seed
 from pytreemod.training.chosen_parameters import Parameter, choose_parameters
-from pytreemod.tree.nodes import Place, places
+from pytreemod.tree.nodes import Location, locations
 from pytreemod.tree.paths import path_text, pattern_text, plain_name, some_of
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.renewing import with_new_containers
@@ -181,11 +181,11 @@ def _check_alpha(alpha: Any) -> float:
 
 def _refuse_none(model: Any, selector: Selector, parameters: Sequence[Parameter]) -> NoReturn:
     """Raise the error for what has no matrix in it."""
-    spots = list(places(model, _is_tied))
-    chosen = zip(spots, selector.mask(model, _is_tied), strict=True)
-    tied = [spot for spot, hit in chosen if hit and _is_tied(spot.leaf)]
+    locs = list(locations(model, _is_tied))
+    chosen = zip(locs, selector.mask(model, _is_tied), strict=True)
+    tied = [loc for loc, hit in chosen if hit and _is_tied(loc.leaf)]
     shown = [f"{pattern_text(one.path)}: {describe(one.node)}" for one in parameters]
-    shown += [f"{pattern_text(spot.path)}: tied to {_source_of(spot)}" for spot in tied]
+    shown += [f"{pattern_text(loc.path)}: tied to {_source_of(loc)}" for loc in tied]
     known = [
         pattern_text(one.path)
         for one in choose_parameters(model, as_selector(...))
@@ -203,11 +203,11 @@ def _is_tied(node: Any) -> bool:
     return isinstance(node, Tied)
 
 
-def _source_of(spot: Place) -> str:
+def _source_of(loc: Location) -> str:
     """The path of what a place is tied to, from the top of the model."""
     # The tie's own path begins where it is kept.
-    keeper = path_text(spot.path[: len(spot.path) - spot.leaf.depth])
-    to = spot.leaf.to
-    if len(spot.path) == spot.leaf.depth:
+    keeper = path_text(loc.path[: len(loc.path) - loc.leaf.depth])
+    to = loc.leaf.to
+    if len(loc.path) == loc.leaf.depth:
         return to
     return keeper + to if to.startswith("[") else f"{keeper}.{to}"

@@ -40,7 +40,7 @@ from pytreemod.training.plans import (
 )
 from pytreemod.transform.boundary.agreement import differences
 from pytreemod.transform.boundary.shared_parameters import tell_shared
-from pytreemod.tree.nodes import places
+from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.updating import apply_updates, refuse_complex
 from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
@@ -376,8 +376,8 @@ def _refuse_exchanged(model: PyTree) -> NoReturn:
 
 def _refuse_unfit(plan: RulePlan, pairs: list[tuple[Any, Any]]) -> NoReturn:
     wrong = [
-        (path_text(spot.path, "grads"), leaf, gradient)
-        for spot, (leaf, gradient) in zip(places(plan.stand_in()), pairs, strict=True)
+        (path_text(loc.path, "grads"), leaf, gradient)
+        for loc, (leaf, gradient) in zip(locations(plan.stand_in()), pairs, strict=True)
         if gradient is not None and not _fits(leaf, gradient)
     ]
     place, leaf, gradient = wrong[0]
@@ -414,15 +414,15 @@ def _refuse_gradients(model: PyTree, grads: PyTree) -> NoReturn:
 
 def _refuse_lacking(plan: RulePlan, lacking: list[bool]) -> NoReturn:
     lost = [
-        spot
-        for spot, is_lacking in zip(places(plan.stand_in()), lacking, strict=True)
+        loc
+        for loc, is_lacking in zip(locations(plan.stand_in()), lacking, strict=True)
         if is_lacking
     ]
     raise StructureError(
         "Optimizer.update(grads)",
         "a gradient for every leaf that is trained",
         f"none for {len(lost)} of {sum(plan.is_trained)}",
-        places=[path_text(spot.path, "grads") for spot in lost],
+        places=[path_text(loc.path, "grads") for loc in lost],
         hint=[
             "differentiate by them; or leave them alone, by a rule or by a role, and make the "
             "optimizer for that:",

@@ -14,10 +14,10 @@ from pytreemod.transform.boundary.agreement import differences
 from pytreemod.transform.boundary.surrounded_calls import released
 from pytreemod.transform.derivatives.chosen_leaves import trainable_mask
 from pytreemod.tree.members import holds_of
-from pytreemod.tree.nodes import Place, places
+from pytreemod.tree.nodes import Location, locations
 from pytreemod.tree.paths import path_text, pattern_text, some_of
 from pytreemod.tree.prefixes import By, decide, refuse_shadowed
-from pytreemod.tree.selecting import Selector, Spots, as_selector, refuse_unmatched
+from pytreemod.tree.selecting import Locations, Selector, as_selector, refuse_unmatched
 from pytreemod.typing import PyTree, jtu
 
 # The label of a leaf that is not trained, whatever its rule.
@@ -49,7 +49,7 @@ class RulePlan:
         self.is_used = is_used
         self.is_trained = tuple(label != _UNTRAINED and is_used[label] for label in labels)
         # Whether any leaf has axes of layers or members: found here, so that steps need not look.
-        self.has_layers = any(holds_of(spot) for spot in places(self.stand_in()))
+        self.has_layers = any(holds_of(loc) for loc in locations(self.stand_in()))
         # Taken once: a plan is part of the key of every jitted step.
         self._hash = hash((structure, labels, selectors))
 
@@ -106,34 +106,34 @@ def make_plan(rules: Any, model: PyTree) -> RulePlan:
     """
     selectors, transformations = _selectors_of(rules), rules_of(rules)
     items = list(zip(selectors, transformations, strict=True))
-    spots = Spots(places(model))
+    locs = Locations(locations(model))
     trained = trainable_mask(model, None, "Optimizer.init")
-    picks = _picks(selectors, model, spots)
-    entries, shadowed = decide(picks, len(spots))
-    refuse_shadowed("Optimizer.init", items, entries, shadowed, spots)
+    picks = _picks(selectors, model, locs)
+    entries, shadowed = decide(picks, len(locs))
+    refuse_shadowed("Optimizer.init", items, entries, shadowed, locs)
     labels: list[int] = []
     # Trained leaves without a rule, for one error.
-    lost: list[Place] = []
-    for spot, is_trained, rule in zip(spots, trained, entries, strict=True):
-        lost += [spot] if is_trained and rule is None else []
+    lost: list[Location] = []
+    for loc, is_trained, rule in zip(locs, trained, entries, strict=True):
+        lost += [loc] if is_trained and rule is None else []
         labels.append(rule if is_trained and rule is not None else _UNTRAINED)
     if lost:
         _refuse_ruleless(lost, sum(trained))
     is_used = tuple(rule is not None and i in labels for i, rule in enumerate(transformations))
     if not any(is_used):
-        _refuse_nothing_trained(spots)
+        _refuse_nothing_trained(locs)
     # Inside a `capture` the model is wrapped for that one call, and the plan is for all calls.
     structure = jtu.tree_structure(released(model))
     return RulePlan(structure, tuple(labels), selectors, is_used)
 
 
-def _picks(selectors: Sequence[Selector], model: PyTree, spots: list[Place]) -> list[list[bool]]:
+def _picks(selectors: Sequence[Selector], model: PyTree, locs: list[Location]) -> list[list[bool]]:
     """For each selector, which leaves it picks."""
     refuse_unmatched(selectors, [model])
-    picks = [selector.pick(spots, model, None) for selector in selectors]
+    picks = [selector.pick(locs, model, None) for selector in selectors]
     for selector, picked in zip(selectors, picks, strict=True):
         if not any(picked):
-            _refuse_idle(selector, spots)
+            _refuse_idle(selector, locs)
     return picks
 
 
@@ -179,12 +179,12 @@ def check_planned(plan: RulePlan, rules: Any) -> None:
     )
 
 
-def _refuse_ruleless(lost: list[Place], count: int) -> NoReturn:
+def _refuse_ruleless(lost: list[Location], count: int) -> NoReturn:
     raise SpecError(
         "Optimizer.init",
         "a rule for every leaf that is to be trained",
         f"none for {len(lost)} of {count}",
-        places=[f"{path_text(spot.path, 'model')}: {describe(spot.leaf)}" for spot in lost],
+        places=[f"{path_text(loc.path, 'model')}: {describe(loc.leaf)}" for loc in lost],
         hint=[
             "give the rest one, or None, which leaves it alone:",
             "pm.by({..., ...: optax.adam(1e-3)})",
@@ -193,8 +193,8 @@ def _refuse_ruleless(lost: list[Place], count: int) -> NoReturn:
     )
 
 
-def _refuse_idle(selector: Selector, spots: list[Place]) -> NoReturn:
-    shown = some_of([pattern_text(spot.path) for spot in spots])
+def _refuse_idle(selector: Selector, locs: list[Location]) -> NoReturn:
+    shown = some_of([pattern_text(loc.path) for loc in locs])
     raise SpecError(
         f"Optimizer.init, rule for {selector!r}",
         "a selector that picks at least one leaf",
@@ -203,12 +203,12 @@ def _refuse_idle(selector: Selector, spots: list[Place]) -> NoReturn:
     )
 
 
-def _refuse_nothing_trained(spots: list[Place]) -> NoReturn:
+def _refuse_nothing_trained(locs: list[Location]) -> NoReturn:
     raise ArgumentError(
         "Optimizer.init",
         "at least one floating array to train",
         "none that is no buffer, and has a rule",
-        places=[f"{path_text(spot.path, 'model')}: {describe(spot.leaf)}" for spot in spots],
+        places=[f"{path_text(loc.path, 'model')}: {describe(loc.leaf)}" for loc in locs],
         hint=[
             "roles say what is trained; to give them to leaves of one model:",
             'model = pm.with_role(model, selector, "param")',
@@ -242,8 +242,8 @@ def check_model(plan: RulePlan, model: PyTree, treedef: Any) -> None:
         )
     now = trainable_mask(model, None, "Optimizer.update")
     changed = [
-        f"{path_text(spot.path, 'model')}: {'to be trained' if is_trained else 'left alone'} now"
-        for spot, is_trained, label in zip(places(model), now, plan.labels, strict=True)
+        f"{path_text(loc.path, 'model')}: {'to be trained' if is_trained else 'left alone'} now"
+        for loc, is_trained, label in zip(locations(model), now, plan.labels, strict=True)
         if is_trained != (label != _UNTRAINED)
     ]
     if changed:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import StructureError
-from pytreemod.tree.nodes import children_of, places
+from pytreemod.tree.nodes import children_of, locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array, is_inexact_array
 from pytreemod.tree.sharing import places_of_shared
@@ -171,7 +171,9 @@ def tree_check(pytree: PyTree) -> None:
     arrays = [id(leaf) for leaf in jtu.tree_leaves(pytree) if is_inexact_array(leaf)]
     if len(set(arrays)) == len(arrays):
         return
-    chosen = [is_inexact_array(place.leaf) and place.role != "buffer" for place in places(pytree)]
+    chosen = [
+        is_inexact_array(place.leaf) and place.role != "buffer" for place in locations(pytree)
+    ]
     for group in places_of_shared(pytree, chosen):
         raise StructureError(
             "tree_check",

@@ -1,9 +1,9 @@
-"""What a call returned for a keeper that it was given: whether anybody goes on with it.
+"""What a call returned for a state that it was given: whether anybody goes on with it.
 
 Whoever calls a compiled function with a State has both afterwards, the old one and its successor.
 What came out has a snapshot that notes when it is read or passed on; the old one's notes which
 function has had it, and what came out then. And a record that is pending can be used up with the
-keepers that it will hold, without building it.
+states that it will hold, without building it.
 
 All of this is done in each call of such a function, so that it has to be quick: snapshots become
 tracked ones by changing their class.
@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 from pytreemod.tree.nodes import record_of
 from pytreemod.tree.pending import PENDING
-from pytreemod.tree.snapshots import AbstractKeeper, Snapshot, reached
+from pytreemod.tree.snapshots import AbstractState, Snapshot, reached
 from pytreemod.typing import class_of, jtu
 
 
 class Delivery:
-    """What came out of a call for one keeper."""
+    """What came out of a call for one state."""
 
     is_taken = False
     """Whether anybody has read it, or passed it on."""
@@ -39,7 +39,7 @@ class Tracked(Snapshot):
     """What came out when it was passed, by where; None once that is told."""
 
     spent: list[tuple[tuple[Any, ...], str]] | None
-    """The paths of the keepers that are used up when the record is built, and by what."""
+    """The paths of the states that are used up when the record is built, and by what."""
 
     def take(self) -> bool:
         """Note that it is read or passed on, and say if it may be."""
@@ -47,16 +47,16 @@ class Tracked(Snapshot):
             self.delivery.is_taken = True
         return self.spent is None
 
-    def settle(self, node: Any) -> None:
+    def fill_in(self, node: Any) -> None:
         """Build the record's fields, and use up what was used up before."""
         self.take()
-        super().settle(node)
+        super().fill_in(node)
         for path, by in self.spent or ():
             _use_up(reached(node, path), by)
 
 
 class Way(NamedTuple):
-    """How to come to a keeper."""
+    """How to come to a state."""
 
     steps: tuple[Any, ...]
     """Through tuples, lists and dicts."""
@@ -65,8 +65,8 @@ class Way(NamedTuple):
     """The path that is left, which begins with a record or another node."""
 
 
-def way_to(tree: Any, path: tuple[Any, ...], keeper: AbstractKeeper) -> Way | None:
-    """The way to a keeper in a tree; None if Python cannot go it, for a node of a user's class."""
+def way_to(tree: Any, path: tuple[Any, ...], state: AbstractState) -> Way | None:
+    """The way to a state in a tree; None if Python cannot go it, for a node of a user's class."""
     node: Any = tree
     steps: list[Any] = []
     for key in path:
@@ -76,14 +76,14 @@ def way_to(tree: Any, path: tuple[Any, ...], keeper: AbstractKeeper) -> Way | No
         node = node[steps[-1]]
     rest = path[len(steps) :]
     try:
-        is_there = reached(node, rest) is keeper
+        is_there = reached(node, rest) is state
     except (AttributeError, LookupError, TypeError):
         return None
     return Way(tuple(steps), rest) if is_there else None
 
 
 def use_up(tree: Any, way: Way, by: str) -> None:
-    """Use a keeper up: now, or when the record that holds it is built."""
+    """Use a state up: now, or when the record that holds it is built."""
     node, rest, kept = _found(tree, way)
     if not rest:
         _use_up(node, by)
@@ -92,13 +92,13 @@ def use_up(tree: Any, way: Way, by: str) -> None:
         kept.spent = [*(kept.spent or ()), (rest, by)]
 
 
-def _use_up(keeper: AbstractKeeper, by: str) -> None:
-    if keeper.__usable__():
-        keeper.__use_up__(by)
+def _use_up(state: AbstractState, by: str) -> None:
+    if state.__usable__():
+        state.__use_up__(by)
 
 
 def passed(tree: Any, way: Way) -> Tracked | None:
-    """What notes how a keeper was passed; None if nothing can."""
+    """What notes how a state was passed; None if nothing can."""
     node, rest, kept = _found(tree, way)
     # Where a record was passed, there is a snapshot of the record, which may be all that there is.
     if kept is None and not rest and node.__usable__():
@@ -112,7 +112,7 @@ def deliver(result: Any, ways: Iterable[Way]) -> Delivery:
 
     Args:
         result: what the call returned.
-        ways: to the keepers in it that follow from one that went in.
+        ways: to the states in it that follow from one that went in.
     """
     delivery = Delivery()
     for way in ways:
@@ -125,16 +125,16 @@ def deliver(result: Any, ways: Iterable[Way]) -> Delivery:
         if kept.delivery is None:
             kept.delivery = delivery
         else:
-            # Of another keeper in the same record, which is read as a whole.
+            # Of another state in the same record, which is read as a whole.
             delivery = kept.delivery
     return delivery
 
 
 def pass_on(old: Snapshot | None, new: Snapshot | None, where: Any) -> bool:
-    """Note what came out of the first call with a keeper; whether this was one.
+    """Note what came out of the first call with a state; whether this was one.
 
     Args:
-        old: the snapshot of the keeper that was passed.
+        old: the snapshot of the state that was passed.
         new: that of its successor.
         where: what it was passed to.
     """
@@ -152,7 +152,7 @@ def pass_on(old: Snapshot | None, new: Snapshot | None, where: Any) -> bool:
 
 
 def _found(tree: Any, way: Way) -> tuple[Any, tuple[Any, ...], Snapshot | None]:
-    """What is pending on the way to a keeper, or the keeper; the path left; and its snapshot."""
+    """What is pending on the way to a state, or the state; the path left; and its snapshot."""
     node, rest = tree, way.rest
     for step in way.steps:
         node = node[step]

@@ -1,6 +1,6 @@
 """From an access function to paths: what did `where` point at?
 
-`where` is called on a *stand-in* of the tree: the same containers and the same classes, so that
+`where` is called on a proxy of the tree: the same containers and the same classes, so that
 `isinstance`, iteration and methods work, but with a mark in the place of each leaf. Records are
 filled in only where `where` looks, so that the cost follows the access and not the tree. What
 comes back is recognized by identity, so two equal nodes are never confused.
@@ -26,8 +26,8 @@ from pytreemod.tree.nodes import (
     AbstractRecord,
     children_of,
     leaves_shown,
+    locations,
     own_class,
-    places,
     record_of,
     stop_below,
 )
@@ -51,7 +51,7 @@ class _Mark:
     # By names that no leaf has: what is asked of a mark is meant for the leaf.
     __slots__ = ("makers_", "node_", "path_")
 
-    def __init__(self, makers: _StandIns, path: tuple[Any, ...], node: Any):
+    def __init__(self, makers: _Proxies, path: tuple[Any, ...], node: Any):
         self.makers_ = makers
         self.path_ = path
         self.node_ = node
@@ -99,12 +99,12 @@ class _Marked(NamedTuple):
     config: bool = False
 
 
-# With the fewest marks first: the more there are, the less is the stand-in like the tree.
+# With the fewest marks first: the more there are, the less is the proxy like the tree.
 _MODES = tuple(_Marked(n, e, c) for c, e, n in product((False, True), repeat=3))
 
 
-class _StandIns:
-    """Makes stand-ins, and remembers which target each stands for."""
+class _Proxies:
+    """Makes proxies, and remembers which target each stands for."""
 
     def __init__(self, is_leaf: IsLeaf, marked: _Marked):
         self.is_leaf = is_leaf
@@ -124,7 +124,7 @@ class _StandIns:
             return _Mark(self, path, node) if is_marked else node
         record = record_of(node)
         if record is not None:
-            return record.shadow(node, _ShadowSource(self, record, node, path))
+            return record.proxy(node, _ProxySource(self, record, node, path))
         children = children_of(node)
         if children is None:
             self.leaf_classes.add(kind)
@@ -146,19 +146,19 @@ class _StandIns:
         return self.remember(made, path, node)
 
     def remember(self, made: Any, path: tuple[Any, ...], node: Any) -> Any:
-        """A stand-in, which will be recognized."""
+        """A proxy, which will be recognized."""
         self.nodes[id(made)] = made, Target(path, node)
         return made
 
     def target(self, answer: Any) -> Target | None:
-        """What a stand-in stands for; None for anything else."""
+        """What a proxy stands for; None for anything else."""
         if type(answer) is _Mark:
             return Target(answer.path_, answer.node_) if answer.makers_ is self else None
         _, target = self.nodes.get(id(answer), (None, None))
         if target is None and record_of(answer) is not None:
             # A class's own `__getattribute__` would take this for a read of a field.
             source = object.__getattribute__(answer, "__stored__").get(PENDING)
-            if isinstance(source, _ShadowSource) and source.makers is self:
+            if isinstance(source, _ProxySource) and source.makers is self:
                 target = Target(source.path, source.node)
         return target
 
@@ -201,12 +201,12 @@ class _StandIns:
                 raise AccessError(_made_text(target, other, name, above))
 
 
-class _ShadowSource(AbstractSource):
-    """The fields of one shadow."""
+class _ProxySource(AbstractSource):
+    """The fields of one proxy."""
 
     __slots__ = ("makers", "node", "path", "record")
 
-    def __init__(self, makers: _StandIns, record: AbstractRecord, node: Any, path: tuple[Any, ...]):
+    def __init__(self, makers: _Proxies, record: AbstractRecord, node: Any, path: tuple[Any, ...]):
         self.makers = makers
         self.record = record
         self.node = node
@@ -223,7 +223,7 @@ class _ShadowSource(AbstractSource):
             is_marked = self.makers.marked.config
             node.__stored__[name] = _Mark(self.makers, path, value) if is_marked else value
 
-    def settle(self, node: Any) -> None:
+    def fill_in(self, node: Any) -> None:
         for name in self.record.names(self.node):
             if name not in node.__stored__:
                 self.read(node, name)
@@ -299,14 +299,14 @@ def _locate_access(where: Where, tree: PyTree, is_leaf: IsLeaf, name: str) -> Fo
     actual = where(tree)
     for marked in _MODES:
         is_first = marked is _MODES[0]
-        stand_ins = _StandIns(is_leaf, marked)
+        proxies = _Proxies(is_leaf, marked)
         try:
-            answer = where(stand_ins.make(tree, ()))
-            found = stand_ins.recognize(answer, actual)
+            answer = where(proxies.make(tree, ()))
+            found = proxies.recognize(answer, actual)
             if found is not None:
                 return found
             if is_first:
-                stand_ins.refuse_made(answer, actual, name)
+                proxies.refuse_made(answer, actual, name)
         # With marks for more than leaves, a failure says nothing of the function as it was written.
         except SpecError:
             if is_first:
@@ -316,7 +316,7 @@ def _locate_access(where: Where, tree: PyTree, is_leaf: IsLeaf, name: str) -> Fo
                 raise SpecError(_failure_text(name, error)) from error
         finally:
             # They hold the tree: not in a circle, in which it would outlive its last use.
-            stand_ins.nodes.clear()
+            proxies.nodes.clear()
     raise SpecError(
         name,
         "a function that returns nodes of the tree",
@@ -382,7 +382,7 @@ def _locate_pattern(pattern: str, tree: PyTree, name: str) -> Found:
             name,
             "a path that is in the tree",
             f"{pattern!r}, which matches no node",
-            hint=leaves_shown(list(places(tree))),
+            hint=leaves_shown(list(locations(tree))),
         )
     return Found(targets, single=len(targets) == 1)
 

@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple
 
-from pytreemod.tree.nodes import Place, StandsFor, places
+from pytreemod.tree.nodes import Location, StandsFor, locations
 from pytreemod.tree.paths import parse_pattern, step_names
 from pytreemod.typing import KeyPath, PyTree, class_of, jtu
 
@@ -38,7 +38,7 @@ def layer_axes(tree: PyTree) -> PyTree:
         >>> axes["blocks"].layer.weight, axes["head"].weight
         (1, 0)
     """
-    return jtu.tree_structure(tree).unflatten([len(holds_of(spot)) for spot in places(tree)])
+    return jtu.tree_structure(tree).unflatten([len(holds_of(loc)) for loc in locations(tree)])
 
 
 class Hold(NamedTuple):
@@ -55,20 +55,20 @@ class Hold(NamedTuple):
     is_independent: bool
 
 
-def holds_of(spot: Place) -> list[Hold]:
+def holds_of(loc: Location) -> list[Hold]:
     """The axes of a leaf that are of layers or members, the first axis first."""
     left_out = _LEFT_OUT.get()
     if left_out == "all":
         return []
     # What only says whose child something is has no step in the path.
-    nodes = [node for node in spot.nodes if type(node) is not StandsFor]
+    nodes = [node for node in loc.nodes if type(node) is not StandsFor]
     found: list[Hold] = []
     for i, node in enumerate(nodes):
-        length = _stacked_length(node, spot.path[i:])
+        length = _stacked_length(node, loc.path[i:])
         if length is not None:
             independent = getattr(class_of(node), "__has_independent_members__", False)
             found = [] if independent and left_out else found
-            hold = Hold(spot.path[:i], spot.path[: i + length], independent)
+            hold = Hold(loc.path[:i], loc.path[: i + length], independent)
             found += [] if independent and left_out else [hold]
     return found
 

@@ -77,7 +77,7 @@ class AbstractRecord(ABC):
         """What a pending copy of `node` must hold from the start; None if it cannot be pending."""
 
     @abstractmethod
-    def shadow(self, node: Any, source: Any) -> Any:
+    def proxy(self, node: Any, source: Any) -> Any:
         """An instance of node's class whose fields are asked of `source` (see `pending`)."""
 
 
@@ -185,7 +185,7 @@ def is_of(node: Any, types: tuple[type, ...]) -> bool:
     return isinstance(node, types)
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """A leaf and how it is reached.
 
     With `is_node`, it is a node in the place of a leaf: one that is meant only by what names the
@@ -225,32 +225,32 @@ class RoleHere(NamedTuple):
         return RoleHere(role, tuple(item for item in below if item[0]))
 
 
-def leaves_shown(spots: Sequence[Place]) -> list[str]:
+def leaves_shown(locs: Sequence[Location]) -> list[str]:
     """The leaves that a tree has, for an error; with what to do where more are to come."""
-    shown = [f"the tree has: {some_of([pattern_text(s.path) for s in spots]) or 'no leaves'}"]
-    above = [record_of(node) for spot in spots for node in spot.nodes]
+    shown = [f"the tree has: {some_of([pattern_text(s.path) for s in locs]) or 'no leaves'}"]
+    above = [record_of(node) for loc in locs for node in loc.nodes]
     if any(record is not None and record.is_unfinished for record in above):
         hint = "a layer lacks a size: give it, or finish the model first:"
         shown = [f"{shown[0]}; {hint}", "model = pm.materialize(model, x)"]
     return shown
 
 
-def places(tree: PyTree, is_leaf: IsLeaf = None) -> Iterator[Place]:
+def locations(tree: PyTree, is_leaf: IsLeaf = None) -> Iterator[Location]:
     """Every leaf of `tree` in JAX's order, with its path, the nodes above it and its role."""
-    yield from _places(tree, is_leaf, (), (), RoleHere())
+    yield from _locations(tree, is_leaf, (), (), RoleHere())
 
 
-def _places(
+def _locations(
     node: Any, is_leaf: IsLeaf, path: tuple[Any, ...], above: tuple[Any, ...], here: RoleHere
-) -> Iterator[Place]:
+) -> Iterator[Location]:
     children = None if is_leaf is not None and is_leaf(node) else children_of(node)
     if children is None:
-        yield Place(path, node, above, here.role)
+        yield Location(path, node, above, here.role)
         return
     # Asked of any node, for this room does not know State.
     kinds = getattr(node, "__child_kinds__", None)
     marks = [()] * len(children) if kinds is None else [(StandsFor(k),) for k in kinds()]
     for (key, child), mark in zip(children, marks, strict=True):
-        yield from _places(
+        yield from _locations(
             child, is_leaf, (*path, key), (*above, node, *mark), here.of_child(node, key)
         )

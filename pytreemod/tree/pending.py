@@ -4,7 +4,7 @@ Records are immutable, so one may be handed out before it is filled in: nobody c
 difference, and much of the time nobody looks. The model that a jitted step returns goes straight
 into the next call; it keeps its flat list of arrays, and its hundreds of nodes are built only if
 somebody reads a field. So are the records that JAX makes, node by node: each keeps what it was made
-of, which is also what flattening it gives. `tree_at` uses the same door for the stand-ins it shows
+of, which is also what flattening it gives. `tree_at` uses the same door for the proxies it shows
 to `where`.
 
 A class takes part by a [`Waiting`][pytreemod.tree.pending.Waiting] for each field; reading a field
@@ -43,7 +43,7 @@ class AbstractSource(ABC):
         """Put at least the field `name`, if there is one, into `node.__stored__`."""
 
     @abstractmethod
-    def settle(self, node: Any) -> None:
+    def fill_in(self, node: Any) -> None:
         """Put all fields into `node.__stored__`, with what else makes it a finished record."""
 
 
@@ -130,8 +130,8 @@ def is_being_built(node: Any) -> bool:
     return node.__stored__.keys().isdisjoint((FLAT, PENDING, LAYOUT))
 
 
-def settle(node: Any) -> None:
+def fill_in(node: Any) -> None:
     """Fill `node` in now, if it is pending."""
     source = source_of(node.__stored__)
     if source is not None:
-        source.settle(node)
+        source.fill_in(node)

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytreemod.errors import SpecError, describe
-from pytreemod.tree.nodes import Place, children_of, own_class, places, record_of
+from pytreemod.tree.nodes import Location, children_of, locations, own_class, record_of
 from pytreemod.tree.paths import path_text, pattern_text
 from pytreemod.tree.selecting import (
+    Locations,
     Rule,
     Selector,
-    Spots,
     as_bool,
     as_selector,
     ask,
@@ -74,22 +74,22 @@ class By(Rule):
         """
         if strict:
             refuse_unmatched(self.selectors, [tree], is_leaf)
-        spots = Spots(places(tree, is_leaf))
-        picks = [selector.pick(spots, tree, is_leaf) for selector in self.selectors]
-        entries, shadowed = decide(picks, len(spots))
+        locs = Locations(locations(tree, is_leaf))
+        picks = [selector.pick(locs, tree, is_leaf) for selector in self.selectors]
+        entries, shadowed = decide(picks, len(locs))
         if strict and shadowed:
-            refuse_shadowed(repr(self), self.items, entries, shadowed, spots)
+            refuse_shadowed(repr(self), self.items, entries, shadowed, locs)
         values = [None if entry is None else self.items[entry][1] for entry in entries]
         lost = [
-            path_text(spot.path, root) if root else pattern_text(spot.path)
-            for spot, entry in zip(spots, entries, strict=True)
+            path_text(loc.path, root) if root else pattern_text(loc.path)
+            for loc, entry in zip(locs, entries, strict=True)
             if entry is None
         ]
         if lost:
             raise SpecError(
                 repr(self),
                 "a value for every leaf",
-                f"none for {len(lost)} of {len(spots)}",
+                f"none for {len(lost)} of {len(locs)}",
                 places=lost,
                 hint=["give the rest a default:", "pm.by({..., ...: default})"],
             )
@@ -104,13 +104,13 @@ class By(Rule):
         refuse_unmatched(self.selectors, trees)
         # The first is never shadowed, nor is the default.
         if self.selectors[1:] not in ([], [_DEFAULT]):
-            groups = [Spots(places(tree)) for tree in trees]
+            groups = [Locations(locations(tree)) for tree in trees]
             pairs = list(zip(groups, trees, strict=True))
             picks = [
-                [hit for spots, tree in pairs for hit in selector.pick(spots, tree, None)]
+                [hit for locs, tree in pairs for hit in selector.pick(locs, tree, None)]
                 for selector in self.selectors
             ]
-            every = [spot for spots in groups for spot in spots]
+            every = [loc for locs in groups for loc in locs]
             entries, shadowed = decide(picks, len(every))
             refuse_shadowed(repr(self), self.items, entries, shadowed, every)
 
@@ -167,7 +167,7 @@ def refuse_shadowed(
     items: Sequence[tuple[Selector, Any]],
     entries: Sequence[int | None],
     shadowed: Sequence[tuple[int, list[int]]],
-    spots: Sequence[Place],
+    locs: Sequence[Location],
 ) -> None:
     """Refuse an entry that can decide nothing, for others before it have all that it picks.
 
@@ -180,7 +180,7 @@ def refuse_shadowed(
         items: its entries.
         entries: as `decide` gives them.
         shadowed: the same.
-        spots: the places of the leaves.
+        locs: the places of the leaves.
 
     Raises:
         SpecError: there is one.
@@ -188,7 +188,7 @@ def refuse_shadowed(
     for index, hits in shadowed:
         selector, value = items[index]
         before = [items[entry] for i in hits if (entry := entries[i]) is not None]
-        is_default = index == len(items) - 1 and len(hits) == len(spots)
+        is_default = index == len(items) - 1 and len(hits) == len(locs)
         is_same = all(_are_same(other, value) for _, other in before)
         if is_default or is_same or not selector.is_structural():
             continue
@@ -197,7 +197,7 @@ def refuse_shadowed(
             "entries that each decide something",
             f"{selector!r}, whose leaves are all decided before it",
             places=[
-                f"{pattern_text(spots[i].path)}: by {other!r}"
+                f"{pattern_text(locs[i].path)}: by {other!r}"
                 for i, (other, _) in zip(hits, before, strict=True)
             ],
             hint=[

@@ -23,11 +23,11 @@ from pytreemod.tree.locating import locate, refuse_model
 from pytreemod.tree.members import holds_of
 from pytreemod.tree.nodes import (
     DECLARED_ROLES,
-    Place,
+    Location,
     children_of,
     is_of,
     leaves_shown,
-    places,
+    locations,
     record_of,
 )
 from pytreemod.tree.paths import matches, parse_pattern, pattern_text, step_names
@@ -72,8 +72,8 @@ class Selector(Rule):
     __slots__ = ()
 
     @abstractmethod
-    def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
-        """One bool for each leaf of `tree`, whose places are `spots`."""
+    def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+        """One bool for each leaf of `tree`, whose places are `locs`."""
 
     def terms(self) -> Iterator[Selector]:
         """The selectors that this one is put together from; itself, if it is not."""
@@ -121,7 +121,7 @@ class Selector(Rule):
         """
         # Once for the whole: a part that `pick` is asked of cannot know what it is combined with.
         refuse_unmatched([self], [tree], is_leaf)
-        return self.pick(Spots(places(tree, is_leaf)), tree, is_leaf)
+        return self.pick(Locations(locations(tree, is_leaf)), tree, is_leaf)
 
     def __and__(self, other: Any) -> Selector:
         return _Both(self, as_selector(other))
@@ -157,20 +157,20 @@ def refuse_unmatched(
     unknown = [role for role in roles if role not in DECLARED_ROLES]
     if not patterns and not unknown:
         return
-    spots = Spots(spot for tree in trees for spot in places(tree, is_leaf))
+    locs = Locations(loc for tree in trees for loc in locations(tree, is_leaf))
     for role in unknown:
-        _refuse_misspelt(role, {spot.role for spot in spots})
+        _refuse_misspelt(role, {loc.role for loc in locs})
     for pattern in patterns:
         # A pattern asks nothing of a tree but its places.
-        if any(pattern.pick(spots, None, is_leaf)):
+        if any(pattern.pick(locs, None, is_leaf)):
             continue
-        empty = [spot for tree in trees for spot in _empty_nodes(tree, is_leaf)]
-        reached = [spot for spot in empty if pattern.leads_to(spot.path)]
+        empty = [loc for tree in trees for loc in _empty_nodes(tree, is_leaf)]
+        reached = [loc for loc in empty if pattern.leads_to(loc.path)]
         if reached and all(map(_is_tied, reached)):
             _refuse_tied(pattern, reached)
         if reached:
             continue
-        hint, meant = leaves_shown(spots), _meant_by(pattern, spots)
+        hint, meant = leaves_shown(locs), _meant_by(pattern, locs)
         if meant is not None:
             hint = [f"{hint[0]}; perhaps it is", repr(meant)]
         raise SpecError(
@@ -178,12 +178,12 @@ def refuse_unmatched(
         )
 
 
-def _meant_by(pattern: PathSelector, spots: Sequence[Place]) -> str | None:
+def _meant_by(pattern: PathSelector, locs: Sequence[Location]) -> str | None:
     """What a pattern that matches nothing may have been: deeper in the tree, or misspelt."""
     starts: dict[str, tuple[str, ...]] = {}
-    for spot in spots:
-        for length in range(1, len(spot.path) + 1):
-            start = spot.path[:length]
+    for loc in locs:
+        for length in range(1, len(loc.path) + 1):
+            start = loc.path[:length]
             starts[pattern_text(start)] = step_names(start)
     words = {step for steps in starts.values() for step in steps}
     spelt = [
@@ -211,29 +211,29 @@ def _refuse_misspelt(role: str, found: set[str]) -> None:
         )
 
 
-def _is_tied(spot: Place) -> bool:
-    record = record_of(spot.leaf)
+def _is_tied(loc: Location) -> bool:
+    record = record_of(loc.leaf)
     return record is not None and record.is_hole
 
 
-def _refuse_tied(pattern: Selector, reached: Sequence[Place]) -> NoReturn:
+def _refuse_tied(pattern: Selector, reached: Sequence[Location]) -> NoReturn:
     """Refuse a pattern that names places whose leaves are elsewhere: it would do nothing."""
     raise SpecError(
         repr(pattern),
         "a pattern that matches at least one leaf",
         "a place that is tied to another",
-        places=[f"{pattern_text(spot.path)}: {describe(spot.leaf)}" for spot in reached],
+        places=[f"{pattern_text(loc.path)}: {describe(loc.leaf)}" for loc in reached],
         hint="name the place that it is tied to: there is the leaf",
     )
 
 
-def _empty_nodes(tree: PyTree, is_leaf: IsLeaf) -> Iterator[Place]:
+def _empty_nodes(tree: PyTree, is_leaf: IsLeaf) -> Iterator[Location]:
     """The nodes that have no children."""
 
     def stops(node: Any) -> bool:
         return (is_leaf is not None and is_leaf(node)) or children_of(node) == []
 
-    return (spot for spot in places(tree, stops) if children_of(spot.leaf) == [])
+    return (loc for loc in locations(tree, stops) if children_of(loc.leaf) == [])
 
 
 class _Term(Selector):
@@ -271,20 +271,20 @@ class _Term(Selector):
         return type(self), self._parts()
 
 
-class Spots(list[Place]):
+class Locations(list[Location]):
     """Places of leaves, with the names of their paths, which many selectors ask for."""
 
     @ft.cached_property
     def names(self) -> list[tuple[str, ...]]:
         """The steps to each place, by name."""
-        return [step_names(spot.path) for spot in self]
+        return [step_names(loc.path) for loc in self]
 
     @ft.cached_property
     def below(self) -> dict[tuple[str, ...], list[int]]:
         """The indices of the places at or below each path: what has no wildcards is looked up."""
         found: dict[tuple[str, ...], list[int]] = {}
-        for i, (spot, names) in enumerate(zip(self, self.names, strict=True)):
-            for n in range(len(names) if spot.is_node else 0, len(names) + 1):
+        for i, (loc, names) in enumerate(zip(self, self.names, strict=True)):
+            for n in range(len(names) if loc.is_node else 0, len(names) + 1):
                 found.setdefault(names[:n], []).append(i)
         return found
 
@@ -303,13 +303,13 @@ class PathSelector(_Term):
         """It is: paths are structure."""
         return True
 
-    def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+    def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Leaves at or below a place whose path matches."""
-        index = spots if isinstance(spots, Spots) else Spots(spots)
+        index = locs if isinstance(locs, Locations) else Locations(locs)
         if _WILD.intersection("".join(self.steps)):
-            pairs = zip(index.names, spots, strict=True)
-            return [matches(self.steps, names, spot.is_node) for names, spot in pairs]
-        picked = [False] * len(spots)
+            pairs = zip(index.names, locs, strict=True)
+            return [matches(self.steps, names, loc.is_node) for names, loc in pairs]
+        picked = [False] * len(locs)
         for i in index.below.get(self.steps, ()):
             picked[i] = True
         return picked
@@ -333,12 +333,12 @@ class TypeSelector(_Term):
         """Unless the types tell arrays of one kind from those of another."""
         return all(len({issubclass(kind, t) for kind in _KINDS_OF_ARRAYS}) == 1 for t in self.types)
 
-    def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+    def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Leaves of the types, and leaves below nodes of the types."""
         return [
             # Of the nodes above, too: a class means all that is inside of its instances.
-            isinstance(spot.leaf, self.types) or any(is_of(n, self.types) for n in spot.nodes)
-            for spot in spots
+            isinstance(loc.leaf, self.types) or any(is_of(n, self.types) for n in loc.nodes)
+            for loc in locs
         ]
 
     def __repr__(self) -> str:
@@ -359,9 +359,9 @@ class RoleSelector(_Term):
         """It is: roles are structure."""
         return True
 
-    def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+    def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Leaves with one of the roles."""
-        return [spot.role in self.roles for spot in spots]
+        return [loc.role in self.roles for loc in locs]
 
     def __repr__(self) -> str:
         return f"select.role({', '.join(map(repr, self.roles))})"
@@ -372,11 +372,11 @@ class MatrixSelector(_Term):
 
     __slots__ = ()
 
-    def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+    def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Arrays with two axes more than those of layers and members."""
         return [
-            is_inexact_array(spot.leaf) and np.ndim(spot.leaf) - len(holds_of(spot)) == 2
-            for spot in spots
+            is_inexact_array(loc.leaf) and np.ndim(loc.leaf) - len(holds_of(loc)) == 2
+            for loc in locs
         ]
 
     def __repr__(self) -> str:
@@ -393,15 +393,15 @@ class AccessSelector(_Term):
         """It is: the function may not look inside a leaf."""
         return True
 
-    def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+    def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         """Leaves at or below the nodes that the function returns."""
         found = locate(self.where, tree, is_leaf, "select.at(where)")
         # A node in the place of a leaf is meant by its own path, not by one above it.
         starts = {target.path for target in found.targets}
         lengths = {len(start) for start in starts}
         return [
-            spot.path in starts if spot.is_node else any(spot.path[:n] in starts for n in lengths)
-            for spot in spots
+            loc.path in starts if loc.is_node else any(loc.path[:n] in starts for n in lengths)
+            for loc in locs
         ]
 
     def __repr__(self) -> str:
@@ -413,8 +413,8 @@ class _Predicate(_Term):
     # Not structural: it may ask for an array's shape or dtype.
     predicate: Any
 
-    def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
-        answers = ask(self.predicate, [spot.leaf for spot in spots])
+    def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+        answers = ask(self.predicate, [loc.leaf for loc in locs])
         return [as_bool(answer, repr(self)) for answer in answers]
 
     def __repr__(self) -> str:
@@ -428,8 +428,8 @@ class _Constant(_Term):
     def is_structural(self) -> bool:
         return True
 
-    def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
-        return [self.value] * len(spots)
+    def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+        return [self.value] * len(locs)
 
     def __repr__(self) -> str:
         return repr(self.value)
@@ -447,9 +447,9 @@ class _Both(_Term):
     def is_structural(self) -> bool:
         return self.left.is_structural() and self.right.is_structural()
 
-    def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
-        left = self.left.pick(spots, tree, is_leaf)
-        return [a and b for a, b in zip(left, self.right.pick(spots, tree, is_leaf), strict=True)]
+    def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+        left = self.left.pick(locs, tree, is_leaf)
+        return [a and b for a, b in zip(left, self.right.pick(locs, tree, is_leaf), strict=True)]
 
     def __repr__(self) -> str:
         return f"({self.left!r} & {self.right!r})"
@@ -467,9 +467,9 @@ class _Either(_Term):
     def is_structural(self) -> bool:
         return self.left.is_structural() and self.right.is_structural()
 
-    def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
-        left = self.left.pick(spots, tree, is_leaf)
-        return [a or b for a, b in zip(left, self.right.pick(spots, tree, is_leaf), strict=True)]
+    def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+        left = self.left.pick(locs, tree, is_leaf)
+        return [a or b for a, b in zip(left, self.right.pick(locs, tree, is_leaf), strict=True)]
 
     def __repr__(self) -> str:
         return f"({self.left!r} | {self.right!r})"
@@ -485,8 +485,8 @@ class _Without(_Term):
     def is_structural(self) -> bool:
         return self.inner.is_structural()
 
-    def pick(self, spots: Sequence[Place], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
-        return [not a for a in self.inner.pick(spots, tree, is_leaf)]
+    def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
+        return [not a for a in self.inner.pick(locs, tree, is_leaf)]
 
     def __repr__(self) -> str:
         return f"~{self.inner!r}"

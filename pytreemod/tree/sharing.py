@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from pytreemod.tree.nodes import Place, places, record_of
+from pytreemod.tree.nodes import Location, locations, record_of
 from pytreemod.typing import KeyPath, PyTree
 
 
@@ -20,7 +20,7 @@ def places_of_shared(
     chosen: Sequence[bool],
     identity: Callable[[Any], int] = id,
     known: Collection[int] = (),
-) -> list[list[Place]]:
+) -> list[list[Location]]:
     """The places of each leaf that is shared.
 
     Args:
@@ -32,22 +32,22 @@ def places_of_shared(
     Returns:
         For each shared leaf, where it stands: two places or more.
     """
-    found: dict[int, list[Place]] = {}
-    for place, is_chosen in zip(places(tree), chosen, strict=True):
+    found: dict[int, list[Location]] = {}
+    for place, is_chosen in zip(locations(tree), chosen, strict=True):
         if is_chosen:
             found.setdefault(identity(place.leaf), []).append(place)
     several = ((one, group) for one, group in found.items() if len(group) > 1)
     return [group for one, group in several if one in known or _is_one_parameter(group)]
 
 
-def _is_one_parameter(group: Sequence[Place]) -> bool:
+def _is_one_parameter(group: Sequence[Location]) -> bool:
     if not all(any(record_of(node) is not None for node in place.nodes) for place in group):
         # Arrays in a plain container are an argument's, not a model's.
         return False
     return group[0].leaf.ndim >= 2 or _is_of_one_layer(group)
 
 
-def _is_of_one_layer(group: Sequence[Place]) -> bool:
+def _is_of_one_layer(group: Sequence[Location]) -> bool:
     """Whether one record, which holds a leaf, stands at two places."""
     paths: dict[int, KeyPath] = {}
     for place in group:

@@ -24,7 +24,7 @@ import numpy as np
 
 from pytreemod.tree.kinds import are_one, dtype_of, kind_of
 from pytreemod.tree.nodes import children_of, is_node, is_plain_tuple, record_of
-from pytreemod.tree.pending import PENDING, AbstractSource, settle
+from pytreemod.tree.pending import PENDING, AbstractSource, fill_in
 from pytreemod.tree.predicates import is_array, is_carried
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import PyTree, class_of, jtu
@@ -189,7 +189,7 @@ def _is_told(kind: type, kept: Any) -> bool:
     """Whether `==` tells all that a node keeps."""
     if kind is dict:
         return all(type(name) is str for name in kept)
-    return hasattr(kind, "__record__") or issubclass(kind, AbstractKeeper)
+    return hasattr(kind, "__record__") or issubclass(kind, AbstractState)
 
 
 def structure_of(
@@ -224,7 +224,7 @@ def structure_of(
     return arrays, structure
 
 
-class AbstractKeeper(ABC):
+class AbstractState(ABC):
     """A node that is no record, but never changes either, and keeps its snapshot itself."""
 
     __slots__ = ()
@@ -263,11 +263,11 @@ class AbstractKeeper(ABC):
 
 
 # Stands where a container has its keys.
-_KEEPER = object()
+_STATE = object()
 
 Containers = tuple[tuple[Any, Any, Any], ...]
 """What could have changed: containers, each with its keys (None for a list) and what it holds, and
-keepers that may be used up by now."""
+states that may be used up by now."""
 
 
 class Snapshot(AbstractSource):
@@ -298,14 +298,14 @@ class Snapshot(AbstractSource):
 
     def read(self, node: Any, name: str) -> None:
         """Fill `node` in, all of it: the arrays are there, and one field costs most of the rest."""
-        self.settle(node)
+        self.fill_in(node)
 
-    def settle(self, node: Any) -> None:
+    def fill_in(self, node: Any) -> None:
         """Build the record's fields from the arrays."""
         fields = node.__stored__
         # JAX makes a node of its own, whose fields this one takes over.
         built = self.structure.assemble(self.arrays)
-        settle(built)
+        fill_in(built)
         for name, value in built.__stored__.items():
             # What another thread has read from it already stays the same object.
             fields.setdefault(name, value)
@@ -319,7 +319,7 @@ class Snapshot(AbstractSource):
     def is_current(self) -> bool:
         """Whether the remembered containers still hold what they held."""
         for container, keys, values in self.containers:
-            if keys is _KEEPER:
+            if keys is _STATE:
                 # Its values never change; but once it is used up, flattening has to refuse.
                 if not container.__usable__():
                     return False
@@ -343,7 +343,7 @@ def snapshot_of(node: Any) -> Snapshot:
     """
     fields = node.__stored__
     kept = fields.get(PENDING)
-    # What is pending may be a stand-in as well, whose source has no arrays.
+    # What is pending may be a proxy as well, whose source has no arrays.
     if type(kept) is Snapshot:
         return kept
     if isinstance(kept, Snapshot) and kept.take():
@@ -360,8 +360,8 @@ _Path = tuple[Any, ...]
 def _contents(container: Any) -> tuple[Any, Any, Any]:
     if class_of(container) is dict:
         return container, tuple(container), tuple(container.values())
-    if isinstance(container, AbstractKeeper):
-        return container, _KEEPER, ()
+    if isinstance(container, AbstractState):
+        return container, _STATE, ()
     return container, None, tuple(container)
 
 
@@ -402,8 +402,8 @@ class _Spy:
                 self.is_told = False
         elif isinstance(node, (jax.Array, np.ndarray)) or node is None or is_plain_tuple(node):
             pass
-        elif isinstance(node, AbstractKeeper):
-            # The keeper that is asked looks after itself.
+        elif isinstance(node, AbstractState):
+            # The state that is asked looks after itself.
             if node is not self.root:
                 self.containers.append(_contents(node))
         else:
@@ -447,7 +447,7 @@ def container_paths(node: Any) -> tuple[_Path, ...] | None:
         if is_array(node) or not is_node(node):
             continue
         record = record_of(node)
-        if isinstance(node, AbstractKeeper):
+        if isinstance(node, AbstractState):
             paths.append(path)
             # Inside of it no path leads on: what changes there it must find out by itself.
             if node.__snapshot__().containers:

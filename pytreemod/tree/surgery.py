@@ -7,7 +7,7 @@ from typing import Any, NoReturn, TypeVar, overload
 
 from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.tree.locating import Found, Target, locate
-from pytreemod.tree.nodes import children_of, places, record_of, stop_below
+from pytreemod.tree.nodes import children_of, locations, record_of, stop_below
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import Rule, Selector
@@ -126,8 +126,8 @@ def _found(where: Any, tree: PyTree, is_leaf: IsLeaf) -> Found:
     """What `where` names. It is called only if it is nothing else: classes and selectors can be."""
     if isinstance(where, Selector):
         mask = where.mask(tree, is_leaf)
-        spots = places(tree, is_leaf)
-        targets = [Target(s.path, s.leaf) for s, hit in zip(spots, mask, strict=True) if hit]
+        locs = locations(tree, is_leaf)
+        targets = [Target(s.path, s.leaf) for s, hit in zip(locs, mask, strict=True) if hit]
     elif isinstance(where, type):
         targets = list(_instances(where, tree, (), is_leaf))
     elif isinstance(where, str) or (callable(where) and not isinstance(where, Rule)):

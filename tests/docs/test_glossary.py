@@ -40,7 +40,7 @@ def test_each_word_is_used(word):
 
 def test_no_word_stands_twice():
     """It has one meaning."""
-    assert len({word.lower() for word in WORDS}) == len(WORDS) > 50
+    assert len({word.lower() for word in WORDS}) == len(WORDS) > 25
 
 
 @pytest.mark.parametrize("name", [name for name, text in SOURCE.items() if introduced(text)])
@@ -61,5 +61,5 @@ def test_the_reader_finds_words():
         "deposited things",
     }
     assert is_used("key of a call", "the Key of a call")
-    assert is_used("stand-in", "_stand_ins")
+    assert is_used("reading class", "reading_classes")
     assert not is_used("twin", "entwined")

@@ -14,14 +14,14 @@ import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, SpecError
 from pytreemod.module.schema import ROLES
-from pytreemod.tree.nodes import places
+from pytreemod.tree.nodes import locations
 from tests.helpers.laws import law, trees
 from tests.helpers.trees import Boxed, Buffered, affine, double, ramp
 
 
 def roles(tree):
     """The role of each leaf."""
-    return [spot.role for spot in places(tree)]
+    return [loc.role for loc in locations(tree)]
 
 
 # A Module is above every leaf, and there are two leaves at least.

@@ -43,7 +43,7 @@ def test_what_was_read_already_counts_as_taken():
     assert passed(holder, A) is passed(holder, A)
 
 
-def test_keepers_of_a_pending_record_are_used_up_one_by_one():
+def test_states_of_a_pending_record_are_used_up_one_by_one():
     """The record is not built for it, and others in it stay good."""
     holder = made()
     use_up(holder, A, "step")

@@ -114,7 +114,7 @@ def test_access_is_recognized(where, expected):
     ],
 )
 def test_methods_and_properties_work_as_accesses(where, expected):
-    """The class's own methods find nodes in the stand-in as in the tree."""
+    """The class's own methods find nodes in the proxy as in the tree."""
     assert named(where, Middle([1, affine(), 3])) == expected
 
 

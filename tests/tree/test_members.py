@@ -7,7 +7,7 @@ import pytest
 
 from pytreemod import nn
 from pytreemod.tree.members import count_member_axes
-from pytreemod.tree.nodes import places
+from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
 
 KEY = jax.random.key(0)
@@ -39,8 +39,8 @@ make_mlp = ft.partial(nn.MLP, 2, 2, 2, 3, scan=True)
 def test_each_node_that_holds_layers_as_one_counts(make, counts):
     """Less what members share, and one inside of another."""
     found = {
-        path_text(spot.path): count_member_axes(spot.nodes, spot.path)
-        for spot in places(make(key=KEY))
+        path_text(loc.path): count_member_axes(loc.nodes, loc.path)
+        for loc in locations(make(key=KEY))
     }
 
     assert counts.items() <= found.items()

@@ -7,7 +7,7 @@ import jax.tree_util as jtu
 import pytest
 
 from pytreemod.errors import SpecError
-from pytreemod.tree.nodes import children_of, is_node, is_plain_tuple, places, record_of
+from pytreemod.tree.nodes import children_of, is_node, is_plain_tuple, locations, record_of
 from tests.helpers.trees import ALL_TREES, Affine, Buffered, Pair, Registered, every_tree
 from tests.labels import label
 
@@ -41,13 +41,13 @@ def test_children_are_what_jax_says(node):
 
 @every_tree
 def test_places_are_jax_leaves_with_their_paths(make):
-    """places(t) has the leaves and the paths of jax.tree_util.tree_leaves_with_path(t)."""
+    """locations(t) has the leaves and the paths of jax.tree_util.tree_leaves_with_path(t)."""
     tree = make()
-    spots, expected = list(places(tree)), jtu.tree_leaves_with_path(tree)
+    locs, expected = list(locations(tree)), jtu.tree_leaves_with_path(tree)
 
-    assert [spot.path for spot in spots] == [path for path, _ in expected]
-    assert all(s.leaf is leaf for s, (_, leaf) in zip(spots, expected, strict=True))
-    assert all(len(spot.nodes) == len(spot.path) for spot in spots)
+    assert [loc.path for loc in locs] == [path for path, _ in expected]
+    assert all(s.leaf is leaf for s, (_, leaf) in zip(locs, expected, strict=True))
+    assert all(len(loc.nodes) == len(loc.path) for loc in locs)
 
 
 @every_tree
@@ -128,6 +128,6 @@ def test_roles_are_inherited_from_the_field_above():
     """A leaf has the role of the innermost field that was given one explicitly."""
     tree = [Buffered(1, Affine(2, [3]), 4, Buffered(5, 6, 7))]
 
-    assert [spot.role for spot in places(tree)] == [
+    assert [loc.role for loc in locations(tree)] == [
         "param", "buffer", "buffer", "lora", "lora", "buffer", "lora",
     ]  # fmt: skip

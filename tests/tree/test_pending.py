@@ -20,7 +20,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import FrozenError
-from pytreemod.tree.pending import settle, source_of
+from pytreemod.tree.pending import fill_in, source_of
 from tests.helpers.comparing import assert_identical, assert_same, field_names
 from tests.helpers.trees import (
     MODULES,
@@ -131,7 +131,7 @@ def test_first_look(make, look, pending):
     module = make()
     # Once through the tree functions: unflattening sorts the keys of dicts.
     rebuilt = unflattened(module)
-    settle(rebuilt)
+    fill_in(rebuilt)
 
     assert look(pending(module)) == look(rebuilt)
 

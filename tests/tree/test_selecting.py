@@ -11,7 +11,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import FrozenError, SpecError
-from pytreemod.tree.nodes import Place
+from pytreemod.tree.nodes import Location
 from tests.helpers.counting_calls import is_linear
 from tests.helpers.trees import Affine, Buffered, Holder, affine, every_tree, ramp
 
@@ -106,9 +106,9 @@ def test_a_node_is_picked_by_its_own_name(selector):
     """Of nodes in the place of leaves, those below the one that was named are not meant."""
     tree = {"inner": {"x": [1]}}
     keys = [(jax.tree_util.DictKey("inner"),), (jax.tree_util.DictKey("inner"),) * 2]
-    spots = [Place(path, None, (), "param", is_node=True) for path in keys]
+    locs = [Location(path, None, (), "param", is_node=True) for path in keys]
 
-    assert selector.pick(spots, tree, None) == [True, False]
+    assert selector.pick(locs, tree, None) == [True, False]
     assert selector.mask(tree) == [True]
 
 

@@ -55,7 +55,7 @@ def test_several_nodes():
 
 
 def test_replace_fn_is_called_on_each_old_node():
-    """replace_fn gets the real nodes, not stand-ins."""
+    """replace_fn gets the real nodes, not proxies."""
     changed = pm.tree_at(lambda m: [m.weight, m.bias], affine(), replace_fn=jnp.shape)
 
     assert (changed.weight, changed.bias) == ((2, 3), (2,))

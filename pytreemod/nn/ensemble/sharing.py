@@ -16,7 +16,7 @@ from pytreemod.module.unfinished import by_trial, is_unfinished, refuse_unfinish
 from pytreemod.state.tokens import is_token, with_fields
 from pytreemod.state.values import State
 from pytreemod.tree.kinds import are_one
-from pytreemod.tree.nodes import Place, places
+from pytreemod.tree.nodes import Location, locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.selecting import Selector, as_selector
@@ -152,14 +152,14 @@ def _highest_of(member: Any, selector: Any) -> dict[KeyPath, None]:
 
     # Whether a token holds its value or not: as one leaf that stands for it.
     probe = jtu.tree_map(mark, member, is_leaf=is_token)
-    pairs = zip(places(probe), _as_selector(selector).mask(probe), strict=True)
+    pairs = zip(locations(probe), _as_selector(selector).mask(probe), strict=True)
     # What is no array is the same for all members in any case.
     rows = [(s, hit) for s, hit in pairs if is_array(s.leaf) or isinstance(s.leaf, _Value)]
-    _refuse_tokens([spot.path for spot, hit in rows if hit and _is_of_state(spot)])
-    picked = [spot.path for spot, hit in rows if hit]
-    others = [spot.path for spot, hit in rows if not hit]
+    _refuse_tokens([loc.path for loc, hit in rows if hit and _is_of_state(loc)])
+    picked = [loc.path for loc, hit in rows if hit]
+    others = [loc.path for loc, hit in rows if not hit]
     if not picked or not others:
-        _refuse_amount(selector, [path_text(spot.path) for spot, _ in rows], bool(picked))
+        _refuse_amount(selector, [path_text(loc.path) for loc, _ in rows], bool(picked))
     return dict.fromkeys(_highest(path, others) for path in picked)
 
 
@@ -171,8 +171,8 @@ def _as_selector(spec: Any) -> Selector:
         raise SpecError(WHERE, "a selector on a member", describe(spec), hint=hint) from error
 
 
-def _is_of_state(spot: Place) -> bool:
-    return isinstance(spot.leaf, _Value) or any(isinstance(node, State) for node in spot.nodes)
+def _is_of_state(loc: Location) -> bool:
+    return isinstance(loc.leaf, _Value) or any(isinstance(node, State) for node in loc.nodes)
 
 
 def _highest(path: tuple[Any, ...], others: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:

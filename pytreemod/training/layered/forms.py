@@ -124,7 +124,7 @@ class RulePart(NamedTuple):
             with without_axes(self.left_out):
                 return jtu.tree_leaves(self.form.init(params))
 
-        return self._mapped(make, [0], self._places)(only(params, self.own))
+        return self._mapped(make, [0], self._axes)(only(params, self.own))
 
     def update(self, updates: Any, state: Any, params: Any, extra: dict[str, Any]) -> Any:
         """The updates of its leaves, and the leaves of its state."""
@@ -147,11 +147,11 @@ class RulePart(NamedTuple):
             return structure.flatten_up_to(made), jtu.tree_leaves(new)
 
         # Of gradients for each example, theirs is the first axis.
-        ins = [_extra_axes(given, shown), self._places, 0, 0]
-        return self._mapped(run, ins, (0, self._places))(given, state, shown, held)
+        ins = [_extra_axes(given, shown), self._axes, 0, 0]
+        return self._mapped(run, ins, (0, self._axes))(given, state, shown, held)
 
     @property
-    def _places(self) -> list[int | None]:
+    def _axes(self) -> list[int | None]:
         return [0 if axes else None for axes in self.axes_of_state]
 
     def _mapped(self, fn: Any, ins: Sequence[Any], outs: Any) -> Any:

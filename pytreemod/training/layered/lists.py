@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pytreemod.tree.members import Hold, holds_of
-from pytreemod.tree.nodes import places
+from pytreemod.tree.nodes import locations
 from pytreemod.typing import KeyPath, PyTree, jtu
 
 
@@ -33,8 +33,8 @@ class HeldLeaf(NamedTuple):
 def leaves_of(tree: PyTree) -> list[HeldLeaf]:
     """What holds each leaf of a tree, in order."""
     leaves: list[HeldLeaf] = []
-    for spot in places(tree):
-        holds = tuple(holds_of(spot))
+    for loc in locations(tree):
+        holds = tuple(holds_of(loc))
         last = max((i for i, hold in enumerate(holds) if hold.is_independent), default=-1)
         leaves.append(HeldLeaf(holds, last + 1))
     return leaves
@@ -102,9 +102,9 @@ def listed(tree: PyTree, axis: int = 0, copies: int | None = None, by_leaf: bool
         pairs = zip(leaves, leaves_of(tree), strict=True)
         return structure.unflatten([_rows(x, len(of.layers), axis, copies) for x, of in pairs])
     wholes: dict[KeyPath, int] = {}
-    for spot, leaf in zip(places(tree), leaves_of(tree), strict=True):
+    for loc, leaf in zip(locations(tree), leaves_of(tree), strict=True):
         if leaf.layers:
-            wholes[leaf.layers[0].whole] = copies or jnp.shape(spot.leaf)[axis]
+            wholes[leaf.layers[0].whole] = copies or jnp.shape(loc.leaf)[axis]
 
     def visit(path: KeyPath, node: Any) -> Any:
         count = wholes.get(path)
@@ -153,8 +153,8 @@ def as_one(tree: PyTree) -> PyTree:
 def owners(two: PyTree) -> list[tuple[Any, tuple[int, ...]]]:
     """For each leaf of a tree in which layers are listed: which it is, and of which layer."""
     found: list[tuple[Any, tuple[int, ...]]] = []
-    for spot in places(two):
-        steps = list(zip((type(node) is Layers for node in spot.nodes), spot.path, strict=True))
+    for loc in locations(two):
+        steps = list(zip((type(node) is Layers for node in loc.nodes), loc.path, strict=True))
         leaf = tuple(key for is_number, key in steps if not is_number)
         found.append((leaf, tuple(key.idx for is_number, key in steps if is_number)))
     return found

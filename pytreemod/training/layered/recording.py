@@ -206,8 +206,8 @@ def axes_of_state(
     _, state = program.followed(flow, [mine] * program.outs, none, operator.or_, held)
     if of_layers and axes and any(m and not h for m, h in zip(state, held, strict=True)):
         raise UndecidedError
-    spots, whole = jtu.tree_flatten_with_path(program.state)
-    return tuple(axes if m else 0 for m in state), tuple(path for path, _ in spots), whole
+    locs, whole = jtu.tree_flatten_with_path(program.state)
+    return tuple(axes if m else 0 for m in state), tuple(path for path, _ in locs), whole
 
 
 class _Called:

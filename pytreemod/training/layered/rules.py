@@ -242,8 +242,8 @@ def _links(rule: Any) -> list[Any]:
 def _mapped(rule: Any, params: PyTree, one: PyTree, leaves: Sequence[HeldLeaf], two: Any) -> Any:
     with without_axes("all"):
         state = jax.eval_shape(rule.init, one)
-    spots, structure = jtu.tree_flatten_with_path(state)
-    paths = [path for path, _ in spots]
+    locs, structure = jtu.tree_flatten_with_path(state)
+    paths = [path for path, _ in locs]
     if jtu.tree_structure(jax.eval_shape(as_one, two)) != structure:
         # It has something for each array that is in no tree of the model's structure.
         raise UndecidedError

@@ -14,11 +14,11 @@ from pytreemod.errors import SpecError, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.methods import BoundMethod
 from pytreemod.transform.boundary.wrapping import Transformed
-from pytreemod.tree.nodes import Place, RoleHere, children_of, record_of, stop_below
+from pytreemod.tree.nodes import Location, RoleHere, children_of, record_of, stop_below
 from pytreemod.tree.paths import path_text, pattern_text, some_of
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By, decide, refuse_shadowed
-from pytreemod.tree.selecting import Selector, Spots, TypeSelector
+from pytreemod.tree.selecting import Locations, Selector, TypeSelector
 from pytreemod.typing import PyTree, class_of, jtu
 
 Path = tuple[Any, ...]
@@ -51,7 +51,7 @@ def choose_modules(
         except SpecError as error:
             # An access that is meant for another argument.
             errors.append(error)
-    places = Spots(place for argument in arguments for place in argument.candidates)
+    places = Locations(place for argument in arguments for place in argument.candidates)
     for pattern in selector.paths():
         if not any(pattern.pick(places, None, None)):
             raise SpecError(_explain_none(where, repr(pattern), places))
@@ -170,11 +170,11 @@ class _Argument:
             path, inner = (*path, key), child
         self.inner = inner
         self.prefix: Path = path
-        self.spots = list(_spots(inner, (), 0, RoleHere()))
-        self.candidates = Spots(
-            Place(spot.path, spot.node, (), spot.role, is_node=True)
-            for spot in self.spots
-            if isinstance(spot.node, Module) and has_method(spot.node)
+        self.locs = list(_spots(inner, (), 0, RoleHere()))
+        self.candidates = Locations(
+            Location(loc.path, loc.node, (), loc.role, is_node=True)
+            for loc in self.locs
+            if isinstance(loc.node, Module) and has_method(loc.node)
         )
         self.names: dict[Path, str] = {}
 
@@ -182,7 +182,7 @@ class _Argument:
         if self.candidates:
             picked = selector.pick(self.candidates, self.inner, None)
             pairs = zip(self.candidates, picked, strict=True)
-            self.names = {spot.path: path_text(spot.path) for spot, is_picked in pairs if is_picked}
+            self.names = {loc.path: path_text(loc.path) for loc, is_picked in pairs if is_picked}
 
     def names_by_path(self) -> dict[Path, str]:
         """The names, by the paths in the argument as it is wrapped."""
@@ -198,27 +198,27 @@ def _align(arguments: Sequence[_Argument]) -> None:
     Nobody calls them, but `jax.tree.map` over model and moments needs trees of one structure. Such
     states are nodes of a library's own kinds, and what they hold is of the model's shape.
     """
-    everywhere = [(argument, spot) for argument in arguments for spot in argument.spots]
+    everywhere = [(argument, loc) for argument in arguments for loc in argument.locs]
     models = [
-        (spot, names)
-        for argument, spot in everywhere
-        if (names := _names_below(argument.names, spot.path))
+        (loc, names)
+        for argument, loc in everywhere
+        if (names := _names_below(argument.names, loc.path))
     ]
     done: list[tuple[_Argument, Path]] = []
-    for argument, spot in everywhere:
+    for argument, loc in everywhere:
         # Everything below a model that was aligned has its names by now.
-        if any(argument is other and spot.path[: len(path)] == path for other, path in done):
+        if any(argument is other and loc.path[: len(path)] == path for other, path in done):
             continue
         for model, names in models:
             # Only what is further inside of a library's nodes: two models side by side are two
             # models.
-            if model.depth < spot.depth and _is_alike(model.node, spot.node):
-                for path in _names_below(argument.names, spot.path):
+            if model.depth < loc.depth and _is_alike(model.node, loc.node):
+                for path in _names_below(argument.names, loc.path):
                     # It was picked for itself, under the names of the optimizer's own fields.
-                    del argument.names[(*spot.path, *path)]
-                found = _names_alike(model.node, spot.node, names)
-                argument.names.update({(*spot.path, *path): n for path, n in found.items()})
-                done.append((argument, spot.path))
+                    del argument.names[(*loc.path, *path)]
+                found = _names_alike(model.node, loc.node, names)
+                argument.names.update({(*loc.path, *path): n for path, n in found.items()})
+                done.append((argument, loc.path))
                 break
 
 
@@ -259,7 +259,7 @@ def _classes(node: Any, path: Path) -> list[Any]:
 # ---- refusals
 
 
-def _explain_none(where: str, what: str, places: Sequence[Place]) -> str:
+def _explain_none(where: str, what: str, places: Sequence[Location]) -> str:
     paths = [pattern_text(place.path) for place in places]
     shown = some_of(paths)
     return explain(

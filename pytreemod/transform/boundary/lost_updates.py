@@ -3,7 +3,7 @@
 A function inside a transform gets a State of its own, made from the arrays that the transform hands
 it. If it uses that State up, and what follows from it is not in its result, the update is lost, and
 nobody would be told: the caller's State is as good as before. So a function inside a transform is
-watched (see `tree.successions`) while it is traced. What is used up there and came in from outside
+watched (see `tree.effects`) while it is traced. What is used up there and came in from outside
 must have a successor in the result: a warning, with the path of the State. A net is refused, for it
 promises that whoever calls it need not think of State.
 
@@ -21,19 +21,23 @@ from typing import Any, NamedTuple
 
 from pytreemod.errors import LostUpdateWarning, StateError, warn
 from pytreemod.transform.boundary.wrapping import argument_name, function_name, positional_names
-from pytreemod.tree.nodes import places
-from pytreemod.tree.paths import path_text
-from pytreemod.tree.snapshots import AbstractKeeper
-from pytreemod.tree.successions import (
-    Watch,
-    advanced,
-    is_keeper,
-    keepers_in,
+from pytreemod.tree.effects import (
+    Effects,
+    changed_values,
+    is_state,
+    states_in,
 )
+from pytreemod.tree.nodes import locations
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.snapshots import AbstractState
 
 
 def tell_lost_updates(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any, watch: Watch
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    result: Any,
+    effects: Effects,
 ) -> None:
     """See to it that no update of a State was lost, and tell the watch outside what happened.
 
@@ -42,7 +46,7 @@ def tell_lost_updates(
         args: its arguments.
         kwargs: its arguments by keyword.
         result: what it returned.
-        watch: what happened meanwhile.
+        effects: what happened meanwhile.
 
     Warns:
         LostUpdateWarning: a State was used up, and nothing that follows from it comes out.
@@ -50,39 +54,39 @@ def tell_lost_updates(
     Raises:
         StateError: a net among the arguments was changed by a call, and does not come out.
     """
-    after = keepers_in(result)
+    after = states_in(result)
     # In the order in which they were used, which is the order of the warnings.
-    lost = [old for old in watch.came_in if not _is_followed(old, after)]
+    lost = [old for old in effects.captured if not _is_followed(old, after)]
     # What an argument held may have moved on inside of a transform, whether the argument was used
     # up here (and what follows from it lacks that) or not.
     told = {id(old) for old in lost}
-    given = [old for old in keepers_in((fn, tuple(args), kwargs)) if id(old) not in told]
-    lost += [old for old in given if _is_left_behind(old, after, watch.advanced)]
+    given = [old for old in states_in((fn, tuple(args), kwargs)) if id(old) not in told]
+    lost += [old for old in given if _is_left_behind(old, after, effects.changed)]
     for old in lost:
         _tell(fn, args, kwargs, old)
     # After the warnings: a function further out may drop what has come out of this one. The
-    # transform around makes keepers of its own, too: markers are what they have in common.
-    for old in watch.came_in:
-        watch.advanced.update(*(advanced(old, new) for new in after))
-    watch.pass_on()
+    # transform around makes states of its own, too: markers are what they have in common.
+    for old in effects.captured:
+        effects.changed.update(*(changed_values(old, new) for new in after))
+    effects.pass_on()
 
 
-def _is_followed(old: AbstractKeeper, after: Iterable[AbstractKeeper]) -> bool:
-    """Whether a keeper that was used up has a successor, which may be a part of it."""
+def _is_followed(old: AbstractState, after: Iterable[AbstractState]) -> bool:
+    """Whether a state that was used up has a successor, which may be a part of it."""
     names = old.__values__().keys()
-    # A keeper without values has nothing to lose.
+    # A state without values has nothing to lose.
     return not names or any(names & new.__values__().keys() for new in after)
 
 
-def _is_left_behind(old: AbstractKeeper, after: Iterable[AbstractKeeper], names: set[Any]) -> bool:
+def _is_left_behind(old: AbstractState, after: Iterable[AbstractState], names: set[Any]) -> bool:
     """Whether values have advanced, and come out as they came in, or not at all."""
     return bool(names & old.__values__().keys()) and not any(
-        names & advanced(old, new) for new in after
+        names & changed_values(old, new) for new in after
     )
 
 
 def _tell(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], old: AbstractKeeper
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], old: AbstractState
 ) -> None:
     found = _found(fn, args, kwargs, old)
     name = function_name(fn)
@@ -120,13 +124,13 @@ class _Found(NamedTuple):
 
 
 def _found(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], old: AbstractKeeper
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], old: AbstractState
 ) -> _Found:
-    """Where a keeper is among the arguments of a call, and whether it is that of a net."""
+    """Where a state is among the arguments of a call, and whether it is that of a net."""
     names = positional_names(fn)
     named = [(function_name(fn), fn), *((argument_name(names, i), x) for i, x in enumerate(args))]
     for root, tree in [*named, *kwargs.items()]:
-        for place in places(tree, is_keeper):
+        for place in locations(tree, is_state):
             if place.leaf is old:
                 # A net promises that its callers need not think of State, so a warning is not
                 # enough.

@@ -33,12 +33,12 @@ from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.records import set_fields
 from pytreemod.transform.boundary.sowing import Sown, reaping, release
 from pytreemod.tree.kinds import are_one, kind_of
-from pytreemod.tree.nodes import is_node, is_plain_tuple, places, record_of
+from pytreemod.tree.nodes import is_node, is_plain_tuple, locations, record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import PENDING
 from pytreemod.tree.predicates import is_array, is_carried
 from pytreemod.tree.snapshots import (
-    AbstractKeeper,
+    AbstractState,
     Snapshot,
     Structure,
     are_one_treedef,
@@ -86,7 +86,7 @@ def _split_record(value: Any, arrays: list[Any], key: list[Any]) -> None:
     key.append(snapshot.structure)
 
 
-def _split_keeper(value: Any, arrays: list[Any], key: list[Any]) -> None:
+def _split_state(value: Any, arrays: list[Any], key: list[Any]) -> None:
     snapshot = value.__snapshot__()
     arrays.extend(snapshot.arrays)
     key.append(snapshot.structure)
@@ -156,8 +156,8 @@ def split_other(value: Any, arrays: list[Any], key: list[Any]) -> None:
         handlers[kind] = handler = _split_array
     elif record_of(value) is not None:
         handlers[kind] = handler = _split_record
-    elif issubclass(kind, AbstractKeeper):
-        handlers[kind] = handler = _split_keeper
+    elif issubclass(kind, AbstractState):
+        handlers[kind] = handler = _split_state
     elif is_plain_tuple(value):
         handlers[kind] = handler = _split_named_tuple
     elif is_node(value):
@@ -230,7 +230,7 @@ def unhashable(named: Sequence[tuple[str, Any]], error: TypeError) -> TypeError:
         A better error if the value was found, or else `error`.
     """
     for root, tree in named:
-        for place in places(tree):
+        for place in locations(tree):
             try:
                 hash(None if is_carried(place.leaf) else place.leaf)
             except TypeError:
@@ -371,7 +371,7 @@ def _maker(node: Any, lent: Container[int]) -> tuple[list[Any], Make, Any] | Non
             _pending_maker(class_of(node), early, structure, container_paths(node)),
             structure,
         )
-    if isinstance(node, AbstractKeeper):
+    if isinstance(node, AbstractState):
         try:
             snapshot = node.__snapshot__()
         except TypeError:

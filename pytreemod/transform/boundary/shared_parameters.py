@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pytreemod.errors import MAX_PLACES, SharedParameterWarning, describe, warn
-from pytreemod.tree.nodes import Place
+from pytreemod.tree.nodes import Location
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.sharing import places_of_shared
@@ -95,7 +95,7 @@ def tell_shared(where: str, root: str, tree: PyTree, mask: Sequence[bool]) -> No
     groups = _groups(tree, mask)
     if not groups:
         return
-    spots = [
+    locs = [
         " and ".join(path_text(place.path, root) for place in group)
         + f": {describe(group[0].leaf)}"
         for group in groups
@@ -111,7 +111,7 @@ def tell_shared(where: str, root: str, tree: PyTree, mask: Sequence[bool]) -> No
         where,
         "each parameter at one place",
         f"{len(groups)} at two places or more",
-        places=spots,
+        places=locs,
         hint=[
             "training makes several of it, with a gradient for each; to keep it one, tie them:",
             *ties[:MAX_PLACES],
@@ -119,5 +119,5 @@ def tell_shared(where: str, root: str, tree: PyTree, mask: Sequence[bool]) -> No
     )
 
 
-def _groups(tree: PyTree, mask: Sequence[bool]) -> list[list[Place]]:
+def _groups(tree: PyTree, mask: Sequence[bool]) -> list[list[Location]]:
     return places_of_shared(tree, mask, _identity, set(_known.identities.values()))

@@ -2,7 +2,7 @@
 
 That is what a State without an axis of its own means, and rarely what is meant: every example has
 the same dropout mask. While the function runs, it is watched which streams that came in are drawn
-from (see `tree.successions`). Those that are mapped are as they should be, and so are those that
+from (see `tree.effects`). Those that are mapped are as they should be, and so are those that
 the user has chosen not to map: a rule of `by` names them, or maps another stream of their State.
 """
 
@@ -23,10 +23,10 @@ from pytreemod.transform.boundary.wrapping import (
     parameters_of,
     positional_names,
 )
+from pytreemod.tree.effects import is_state
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By
-from pytreemod.tree.successions import is_keeper
 from pytreemod.typing import jtu
 
 
@@ -90,8 +90,8 @@ def _shared(drawn: set[Any], arguments: Sequence[Named], marks: Sequence[bool]) 
     for argument in arguments:
         leaves, treedef = jtu.tree_flatten(argument.tree)
         tree = treedef.unflatten([is_array(leaf) and next(left) for leaf in leaves])
-        for path, node in jtu.tree_leaves_with_path(tree, is_leaf=is_keeper):
-            values: Mapping[Any, Any] = node.__values__() if is_keeper(node) else {}
+        for path, node in jtu.tree_leaves_with_path(tree, is_leaf=is_state):
+            values: Mapping[Any, Any] = node.__values__() if is_state(node) else {}
             # One without a key has no leaves: it was given its key inside.
             streams = {name: jtu.tree_leaves(values[name]) for name in values if name in drawn}
             own = {name for name in streams if any(streams[name])}

@@ -26,7 +26,7 @@ import jax
 
 from pytreemod.errors import ArgumentError, CaptureError, describe, explain
 from pytreemod.transform.boundary.lost_updates import tell_lost_updates
-from pytreemod.tree.successions import Watch
+from pytreemod.tree.effects import Effects
 from pytreemod.tree.traces import current_trace
 from pytreemod.typing import PyTree, jtu
 
@@ -231,13 +231,13 @@ def reap(
     """
     # The count first: without a capture, no thread asks for its stack.
     if not (_active and _frames.stack):
-        return call_watched(fn, args, kwargs, drawn), None
+        return call_tracked(fn, args, kwargs, drawn), None
     with _within(Frame(_frames.stack[-1].level)) as frame:
-        result = call_watched(fn, args, kwargs, drawn)
+        result = call_tracked(fn, args, kwargs, drawn)
     return result, Harvest(frame.labels, frame.values) if frame.labels else None
 
 
-def call_watched(
+def call_tracked(
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],
@@ -248,13 +248,13 @@ def call_watched(
     As every transform calls the user's function, if not by `reap`, where `drawn` is described. It
     warns of a State that the function is given, and whose update it drops.
     """
-    with Watch() as watch:
+    with Effects() as effects:
         result = fn(*args, **kwargs)
     # Rarely: most functions are given no State.
-    if watch.came_in or watch.advanced:
-        tell_lost_updates(fn, args, kwargs, result, watch)
-    if drawn is not None and watch.drawn:
-        drawn.update(name for name, is_old in watch.drawn.items() if is_old)
+    if effects.captured or effects.changed:
+        tell_lost_updates(fn, args, kwargs, result, effects)
+    if drawn is not None and effects.drawn:
+        drawn.update(name for name, is_old in effects.drawn.items() if is_old)
     return result
 
 

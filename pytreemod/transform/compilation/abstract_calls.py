@@ -10,7 +10,7 @@ import jax
 from pytreemod.errors import StructureError
 from pytreemod.transform.boundary.agreement import Slot, differences
 from pytreemod.transform.boundary.packing import pack, pack_call, unpack
-from pytreemod.transform.boundary.sowing import call_watched
+from pytreemod.transform.boundary.sowing import call_tracked
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
 from pytreemod.transform.compilation.programs import Program, Signature
 from pytreemod.tree.kinds import are_one
@@ -81,7 +81,7 @@ def _trace(
     arrays, structure = divide((args, kwargs), is_abstract)
 
     def run(*values: Any) -> Any:
-        return pack(finish(call_watched(fn, *structure.assemble(values))))
+        return pack(finish(call_tracked(fn, *structure.assemble(values))))
 
     jaxpr, packed = jax.make_jaxpr(run, return_shape=True)(*arrays)
     return jaxpr, unpack(packed)

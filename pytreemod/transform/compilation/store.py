@@ -38,10 +38,10 @@ from pytreemod.transform.compilation.shardings import (
 from pytreemod.transform.compilation.static_arguments import give_back
 from pytreemod.transform.compilation.successors import Successions, successions_in
 from pytreemod.transform.host.runtime_checks import begin_making, checks_in, end_making
+from pytreemod.tree.effects import Effects
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array, is_carried
 from pytreemod.tree.snapshots import Structure, divide
-from pytreemod.tree.successions import Watch
 
 MAX_ENTRIES = 4096
 """With as many static variants a program does nothing but compile; the oldest goes."""
@@ -317,14 +317,14 @@ class Store:
             if static:
                 args, kwargs = give_back(static, names, args, kwargs)
             fn = head[0] if reference is None else reference()
-            with knowing(twins, values), Watch() as watch:
+            with knowing(twins, values), Effects() as effects:
                 result = reaping(fn)(*args, **kwargs)
-            watch.pass_on()
+            effects.pass_on()
             given, returned = (
                 (head, args, kwargs),
                 result.result if type(result) is Sown else result,
             )
-            entry.successions = successions_in(name, names, given, returned, watch)
+            entry.successions = successions_in(name, names, given, returned, effects)
             return pack(result) if out is None else out.pack(result)
 
         run.__name__ = run.__qualname__ = name

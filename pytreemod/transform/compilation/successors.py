@@ -20,24 +20,24 @@ from typing import Any, NamedTuple
 from pytreemod.errors import LostUpdateWarning, explain, warn
 from pytreemod.transform.boundary.wrapping import argument_name
 from pytreemod.tree.deliveries import Delivery, Way, deliver, pass_on, passed, use_up, way_to
-from pytreemod.tree.nodes import places
+from pytreemod.tree.effects import Effects, changed_values, is_state
+from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.snapshots import AbstractKeeper
-from pytreemod.tree.successions import Watch, advanced, is_keeper
+from pytreemod.tree.snapshots import AbstractState
 from pytreemod.typing import PyTree
 
 
 class _Found(NamedTuple):
-    """A keeper in a tree."""
+    """A state in a tree."""
 
-    keeper: AbstractKeeper
+    state: AbstractState
     path: tuple[Any, ...]
     way: Way
     is_net: bool
 
 
 class _Pair:
-    """A keeper among the arguments, and its successors in the result."""
+    """A state among the arguments, and its successors in the result."""
 
     __slots__ = ("is_net", "place", "root", "successors", "tokens", "way")
 
@@ -125,7 +125,7 @@ def successions_in(
     names: tuple[str, ...],
     given: tuple[Sequence[Any], Sequence[Any], dict[str, Any]],
     result: PyTree,
-    watch: Watch,
+    effects: Effects,
 ) -> Successions | None:
     """Which arguments of a traced call have successors in its result; None if none has.
 
@@ -134,9 +134,9 @@ def successions_in(
         names: its positional parameters.
         given: the function, if its arrays are arguments; its arguments; and those by keyword.
         result: what it returned.
-        watch: what happened meanwhile.
+        effects: what happened meanwhile.
     """
-    if not (watch.came_in or watch.advanced):
+    if not (effects.captured or effects.changed):
         return None
     after = list(_found(result))
     before = [
@@ -145,29 +145,29 @@ def successions_in(
     pairs: list[_Pair] = []
     for root, label, old in before:
         pair = _Pair(root, path_text(old.path, label), old)
-        changed = _changed(old, [other for _, _, other in before if other is not old], watch)
+        changed = _changed(old, [other for _, _, other in before if other is not old], effects)
         moved = set[Any]()
         for new in after:
-            found = changed & advanced(old.keeper, new.keeper)
+            found = changed & changed_values(old.state, new.state)
             if found:
                 moved |= found
                 pair.successors.append(new.way)
         if moved:
-            pair.tokens = [str(marker) for marker in old.keeper.__values__() if marker in moved]
+            pair.tokens = [str(marker) for marker in old.state.__values__() if marker in moved]
             pairs.append(pair)
     return Successions(name, pairs) if pairs else None
 
 
-def _changed(old: _Found, others: Iterable[_Found], watch: Watch) -> set[Any]:
-    """Which values of a keeper have changed in a call, by what they are recognized by."""
-    own = set(old.keeper.__values__())
-    if any(used is old.keeper for used in watch.came_in):
+def _changed(old: _Found, others: Iterable[_Found], effects: Effects) -> set[Any]:
+    """Which values of a state have changed in a call, by what they are recognized by."""
+    own = set(old.state.__values__())
+    if any(used is old.state for used in effects.captured):
         return own
-    # In a transform inside, which has a keeper of its own: only the names tell whose it was. Where
+    # In a transform inside, which has a state of its own: only the names tell whose it was. Where
     # two have them, as teacher and student do, nothing is known.
     for other in others:
-        own -= other.keeper.__values__().keys()
-    return own & watch.advanced
+        own -= other.state.__values__().keys()
+    return own & effects.changed
 
 
 def _roots(
@@ -180,9 +180,9 @@ def _roots(
 
 
 def _found(tree: PyTree) -> Iterator[_Found]:
-    """The keepers in a tree to which Python can go."""
-    for place in places(tree, is_keeper):
-        way = way_to(tree, place.path, place.leaf) if is_keeper(place.leaf) else None
+    """The states in a tree to which Python can go."""
+    for place in locations(tree, is_state):
+        way = way_to(tree, place.path, place.leaf) if is_state(place.leaf) else None
         if way is not None:
             is_net = any(getattr(node, "__keeps_state__", False) for node in place.nodes)
             yield _Found(place.leaf, place.path, way, is_net)

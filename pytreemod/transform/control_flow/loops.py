@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.transform.boundary.agreement import aval_of, is_number, is_value
-from pytreemod.transform.boundary.sowing import call_watched
+from pytreemod.transform.boundary.sowing import call_tracked
 from pytreemod.transform.boundary.wrapping import check_callable, function_name
 from pytreemod.transform.compilation.kept_functions import Callee, Parts, keep
 from pytreemod.transform.control_flow.carries import returned
@@ -61,13 +61,13 @@ def filter_while_loop(
         own, values = state
         cond_fun, _ = restore(own)
         args = (structure_of().assemble(values),)
-        return _as_condition(names[0], call_watched(cond_fun, args, {}))
+        return _as_condition(names[0], call_tracked(cond_fun, args, {}))
 
     def step(state: Any) -> Any:
         own, values = state
         structure = structure_of()
         _, body_fun = restore(own)
-        after = call_watched(body_fun, (structure.assemble(values),), {})
+        after = call_tracked(body_fun, (structure.assemble(values),), {})
         where = f"filter_while_loop of {names[1]}"
         return own, returned(where, "val", structure, values, after)
 
@@ -123,7 +123,7 @@ def filter_fori_loop(
         own, values = state
         structure = structure_of()
         (body_fun,) = restore(own)
-        after = call_watched(body_fun, (i, structure.assemble(values)), {})
+        after = call_tracked(body_fun, (i, structure.assemble(values)), {})
         return own, returned(where, "val", structure, values, after)
 
     kept = keep((where,), callee, [carry], lambda: step)

@@ -18,7 +18,7 @@ import numpy as np
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.transform.boundary.agreement import is_value
 from pytreemod.transform.boundary.packing import pack, unpack
-from pytreemod.transform.boundary.sowing import call_watched, reap, reaping, with_harvest
+from pytreemod.transform.boundary.sowing import call_tracked, reap, reaping, with_harvest
 from pytreemod.transform.boundary.wrapping import check_callable, check_count, function_name
 from pytreemod.transform.compilation.kept_functions import Callee, Parts, keep, lent_by, spec_key
 from pytreemod.transform.control_flow.carries import returned
@@ -352,7 +352,7 @@ def filter_associative_scan(
     where = f"filter_associative_scan of {function_name(fn)}"
 
     def combine(a: list[Any], b: list[Any]) -> list[Any]:
-        after = call_watched(fn, (structure.assemble(a), structure.assemble(b)), {})
+        after = call_tracked(fn, (structure.assemble(a), structure.assemble(b)), {})
         return returned(where, "elems", structure, a, after)
 
     return structure.assemble(_scan_arrays(combine, arrays, reverse, axis))

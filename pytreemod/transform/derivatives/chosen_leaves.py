@@ -15,14 +15,14 @@ from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.transform.boundary.shared_parameters import has_twice, tell_shared
 from pytreemod.transform.boundary.sowing import reap
 from pytreemod.transform.boundary.wrapping import argument_name, function_name, positional_names
-from pytreemod.tree.nodes import places
+from pytreemod.tree.effects import states_in
+from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.prefixes import mask_of
-from pytreemod.tree.selecting import Selector, Spots, as_selector, refuse_unmatched
+from pytreemod.tree.selecting import Locations, Selector, as_selector, refuse_unmatched
 from pytreemod.tree.snapshots import divide
-from pytreemod.tree.successions import keepers_in
-from pytreemod.tree.traits import traits_of
+from pytreemod.tree.structure_info import info_of
 from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
 
 
@@ -46,10 +46,10 @@ def trainable_mask(
     """
     leaves, treedef = jtu.tree_flatten(tree)
     if wrt is None:
-        chosen: Sequence[bool] = [role != "buffer" for role in traits_of(treedef).roles]
+        chosen: Sequence[bool] = [role != "buffer" for role in info_of(treedef).roles]
     # One selector for several arguments: what it does not find in this one it finds in another.
     elif isinstance(wrt, Selector) and not strict:
-        chosen = wrt.pick(Spots(places(tree)), tree, None)
+        chosen = wrt.pick(Locations(locations(tree)), tree, None)
     else:
         chosen = mask_of(wrt, tree, where=where, root=root)
     return [c and is_inexact_array(x) for c, x in zip(chosen, leaves, strict=True)]
@@ -66,7 +66,7 @@ def as_derivatives(tree: PyTree, treedef: Any) -> PyTree:
         tree: the tree.
         treedef: of the model that it is like.
     """
-    traits = traits_of(treedef)
+    traits = info_of(treedef)
     if traits.has_records:
         mark_derivatives(tree, traits.has_computed)
     return tree
@@ -104,9 +104,9 @@ class Chosen:
         for i, tree in zip(self._indices, trees, strict=True):
             args[i] = tree
         reaped = reap(fn, args, kwargs)
-        if traits_of(self.structure.treedef).has_keepers:
+        if info_of(self.structure.treedef).has_states:
             # No more is kept of them: what is traced must not outlive the trace.
-            self._used = [not keeper.__usable__() for keeper in keepers_in(trees)]
+            self._used = [not state.__usable__() for state in states_in(trees)]
         return reaped
 
     def pass_on_use(self, by: str) -> None:
@@ -115,9 +115,9 @@ class Chosen:
         What is passed on as it is can be used once, and so can this.
         """
         if any(self._used):
-            for keeper, is_used in zip(keepers_in(self.trees()), self._used, strict=True):
+            for state, is_used in zip(states_in(self.trees()), self._used, strict=True):
                 if is_used:
-                    keeper.__use_up__(by)
+                    state.__use_up__(by)
 
     def place(self, derivatives: Sequence[Any]) -> PyTree:
         """Trees like the arguments, with a derivative for each chosen leaf and None elsewhere.

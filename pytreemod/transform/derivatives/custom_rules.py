@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, DerivativeError, RuleError, describe, warn
 from pytreemod.transform.boundary.packing import pack, unpack
-from pytreemod.transform.boundary.sowing import call_watched
+from pytreemod.transform.boundary.sowing import call_tracked
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
     argument_name,
@@ -195,12 +195,12 @@ def _refuse_derivatives(
 ) -> None:
     """Raise the error for a derivative by something that must be constant, if there is one."""
     called = function_name(custom.fn)
-    spots = _spots(of_fn, called)
-    spots += [spot for name, flags in by_name.items() for spot in _spots(flags, name)]
-    if spots:
+    locs = _spots(of_fn, called)
+    locs += [loc for name, flags in by_name.items() for loc in _spots(flags, name)]
+    if locs:
         where, got = f"{custom.transform_name()} of {called}", "others, too"
         hints = [f"{hint}, or take it out of the derivative:", "jax.lax.stop_gradient(x)"]
-        raise DerivativeError(where, expected, got, places=spots, hint=hints)
+        raise DerivativeError(where, expected, got, places=locs, hint=hints)
 
 
 class _CustomJvp(Transformed):
@@ -232,7 +232,7 @@ class _CustomJvp(Transformed):
         agreement = _Agreement(f"def_jvp of {function_name(self.fn)}")
 
         def run(values: list[Any]) -> Any:
-            return agreement.pack(call_watched(*structure.assemble(values)))
+            return agreement.pack(call_tracked(*structure.assemble(values)))
 
         def run_rule(primals: Any, tangents: Any) -> tuple[Any, Any]:
             _, args, kwargs = structure.assemble([_as_array(x) for x in primals[0]])
@@ -375,7 +375,7 @@ class _VjpCall:
         """The function itself."""
         fn, args, kwargs = self.rest.assemble(others)
         args = self.vjp_arg.assemble(first), *args
-        return self.agreement.pack(call_watched(fn, args, kwargs))
+        return self.agreement.pack(call_tracked(fn, args, kwargs))
 
     def run_forward(self, first: list[Any], others: list[Any]) -> tuple[Any, Any]:
         """The function, with what the backward pass needs."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, DerivativeError, describe, explain
 from pytreemod.transform.boundary.packing import pack, unpack
-from pytreemod.transform.boundary.sowing import call_watched
+from pytreemod.transform.boundary.sowing import call_tracked
 from pytreemod.transform.boundary.wrapping import check_callable, function_name
 from pytreemod.transform.derivatives.chosen_leaves import as_derivatives
 from pytreemod.transform.derivatives.tangents import beside
@@ -60,7 +60,7 @@ def filter_linear_transpose(
     _refuse_unknown(where, structure.assemble(linear))
 
     def run(values: list[Any]) -> Any:
-        return pack(call_watched(fun, structure.assemble(values), {}))
+        return pack(call_tracked(fun, structure.assemble(values), {}))
 
     # What is transposed takes what `run` returns: with the same plan.
     packed = jax.eval_shape(run, linear)

@@ -12,7 +12,7 @@ import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import LostUpdateWarning, StateError
 from pytreemod.transform.boundary.sowing import reap
-from pytreemod.tree.successions import outer_watch
+from pytreemod.tree.effects import outer_effects
 
 X = jnp.arange(12.0).reshape(4, 3)
 LOST = "expected the State that replaces the one that was used up, got a result without it"
@@ -128,7 +128,7 @@ NOT_TRACED = {
 
 
 def test_every_transform_is_here():
-    """A new one, too, must call what it is given as the others do: by `reap` or `call_watched`."""
+    """A new one, too, must call what it is given as the others do: by `reap` or `call_tracked`."""
     every = {name for name in dir(pm) if name.startswith("filter_")}
 
     assert {*TRANSFORMS, *NOT_TRACED} == every
@@ -330,7 +330,7 @@ def test_what_is_lost_in_another_thread_is_not_told_here(counter):
     with pytest.raises(ValueError, match="on purpose"):
         reap(fails, (), {})
 
-    assert outer_watch() is None
+    assert outer_effects() is None
     dropped(*counter, X)  # Outside of transforms, the State itself refuses its next use.
     with pytest.raises(StateError, match="the newest State"):
         dropped(*counter, X)

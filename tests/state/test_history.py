@@ -9,7 +9,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import StateError
-from pytreemod.state.lineage import Lineage
+from pytreemod.state.history import History
 
 
 def make():
@@ -19,7 +19,7 @@ def make():
 
 def test_what_a_substate_took_is_known_to_whom_it_branched_from():
     """And to nobody else."""
-    whole, values = Lineage(), {"a": 1}
+    whole, values = History(), {"a": 1}
     part = whole.branch(values)
 
     assert whole.taken_by(part) is values
@@ -28,17 +28,17 @@ def test_what_a_substate_took_is_known_to_whom_it_branched_from():
     assert whole.taken_by(whole) is None
 
 
-def test_states_that_follow_from_one_another_share_their_lineage():
+def test_states_that_follow_from_one_another_share_their_history():
     """From the first substate on; what a transform returns begins another one."""
     token, state = make()
     part = state.substate(token)
     for old in (state, part):
-        lineage = old._lineage
+        history = old._history
         new = old.set(token, jnp.ones(()))
-        assert new._lineage is lineage
-        assert new.restored()._lineage is lineage
-        assert jax.jit(lambda s: s)(new)._lineage is None
-        assert pm.filter_jit(lambda s: s)(new)._lineage is None
+        assert new._history is history
+        assert new.restored()._history is history
+        assert jax.jit(lambda s: s)(new)._history is None
+        assert pm.filter_jit(lambda s: s)(new)._history is None
 
 
 def test_what_substates_took_is_not_kept():
@@ -50,7 +50,7 @@ def test_what_substates_took_is_not_kept():
         part = part.substate(token)
     gc.collect()
 
-    assert sum(type(thing) is Lineage for thing in gc.get_objects()) < 20
+    assert sum(type(thing) is History for thing in gc.get_objects()) < 20
 
 
 def test_threads_may_take_substates_of_one_state():

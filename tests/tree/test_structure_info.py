@@ -6,9 +6,9 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.module.reading import is_computed
-from pytreemod.tree.nodes import places, record_of
-from pytreemod.tree.successions import keepers_in
-from pytreemod.tree.traits import Traits, traits_of
+from pytreemod.tree.effects import states_in
+from pytreemod.tree.nodes import locations, record_of
+from pytreemod.tree.structure_info import StructureInfo, info_of
 from tests.helpers.computing import Generated, Scaled
 from tests.helpers.trees import every_tree, ramp
 
@@ -37,9 +37,9 @@ def test_traits_are_what_a_look_at_the_tree_itself_finds(make):
     """Roles in the order of the leaves; the rare nodes by themselves."""
     tree = make()
 
-    assert traits_of(jax.tree.structure(tree)) == Traits(
-        roles=tuple(place.role for place in places(tree)),
-        has_keepers=bool(keepers_in(tree)),
+    assert info_of(jax.tree.structure(tree)) == StructureInfo(
+        roles=tuple(place.role for place in locations(tree)),
+        has_states=bool(states_in(tree)),
         has_computed=bool(nodes_below(tree, is_computed)),
         has_records=bool(nodes_below(tree, lambda node: record_of(node) is not None)),
     )
@@ -50,13 +50,13 @@ def test_roles():
     model, _ = counting()
     other = pm.with_role(model, pm.select.path("weight"), "ema")
 
-    assert traits_of(jax.tree.structure([model, ramp(2)])).roles == (
+    assert info_of(jax.tree.structure([model, ramp(2)])).roles == (
         "param",
         "buffer",
         "scale",
         "param",
     )
-    assert traits_of(jax.tree.structure(other)).roles == ("ema", "buffer", "scale")
+    assert info_of(jax.tree.structure(other)).roles == ("ema", "buffer", "scale")
 
 
 @pytest.mark.parametrize("around", [lambda x: x, lambda x: [1, {"a": x}], lambda x: (ramp(2), x)])
@@ -66,8 +66,8 @@ def test_rare_nodes_are_found_wherever_they_stand(around):
     computing = Generated(Scaled(ramp(2), ramp(2)), ramp(2))
     plain = Generated(ramp(2), ramp(2))
 
-    found = [traits_of(jax.tree.structure(around(x))) for x in (state, computing, plain)]
-    assert [traits.has_keepers for traits in found] == [True, False, False]
+    found = [info_of(jax.tree.structure(around(x))) for x in (state, computing, plain)]
+    assert [traits.has_states for traits in found] == [True, False, False]
     assert [traits.has_computed for traits in found] == [False, True, False]
 
 
@@ -77,11 +77,11 @@ def test_a_used_up_state_has_nothing_to_do_with_it():
     structure = jax.tree.structure(state)
     state.set(model.count, jnp.ones(()))
 
-    assert traits_of(structure).has_keepers
+    assert info_of(structure).has_states
 
 
 def test_one_walk_for_each_structure():
     """Trees that differ in arrays alone have the same traits, as one object."""
     one, other = Generated(ramp(2), ramp(2)), Generated(ramp(3), ramp(3))
 
-    assert traits_of(jax.tree.structure(one)) is traits_of(jax.tree.structure(other))
+    assert info_of(jax.tree.structure(one)) is info_of(jax.tree.structure(other))

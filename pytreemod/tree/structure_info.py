@@ -12,23 +12,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pytreemod.tree.nodes import places, record_of
-from pytreemod.tree.snapshots import AbstractKeeper
+from pytreemod.tree.nodes import locations, record_of
+from pytreemod.tree.snapshots import AbstractState
 from pytreemod.typing import jtu
 
 
-class Traits(NamedTuple):
+class StructureInfo(NamedTuple):
     """What all trees of one structure have in common.
 
     Attributes:
         roles: of the leaves, in JAX's order.
-        has_keepers: whether a node is a keeper.
+        has_states: whether a node is a state.
         has_computed: whether a node is a computed leaf.
         has_records: whether a node is a Module.
     """
 
     roles: tuple[str, ...]
-    has_keepers: bool
+    has_states: bool
     has_computed: bool
     has_records: bool
 
@@ -59,16 +59,16 @@ class _Anything:
 # A tree is walked through for it: without this line, an eager `filter_grad` of 21 layers would
 # take an eighth longer.
 @ft.lru_cache(maxsize=512)
-def traits_of(treedef: Any) -> Traits:
+def info_of(treedef: Any) -> StructureInfo:
     """The traits of trees that have this structure.
 
-    **Law.** `traits_of(jax.tree.structure(tree))` is the same for all trees of that structure,
+    **Law.** `info_of(jax.tree.structure(tree))` is the same for all trees of that structure,
     whatever stands at their leaves.
 
     Args:
         treedef: as JAX gives it.
     """
-    # Traits are structure: what stands at the leaves is of no account.
+    # StructureInfo are structure: what stands at the leaves is of no account.
     try:
         tree = treedef.unflatten([0] * treedef.num_leaves)
     except Exception:
@@ -83,9 +83,9 @@ def traits_of(treedef: Any) -> Traits:
 
     jtu.tree_leaves(tree, is_leaf=note)
     records = [record_of(node) for node in nodes]
-    return Traits(
-        roles=tuple(spot.role for spot in places(tree)),
-        has_keepers=any(isinstance(node, AbstractKeeper) for node in nodes),
+    return StructureInfo(
+        roles=tuple(loc.role for loc in locations(tree)),
+        has_states=any(isinstance(node, AbstractState) for node in nodes),
         has_computed=any(record is not None and record.computes for record in records),
         has_records=any(record is not None for record in records),
     )
