@@ -261,7 +261,7 @@ class Plan:
     branches of a program return, can tell.
     """
 
-    __slots__ = ("alone", "finish", "gather", "hash", "is_plain", "parts", "treedef")
+    __slots__ = ("finish", "gather", "hash", "is_plain", "parts", "treedef")
 
     def __init__(self, treedef: Any, parts: Sequence[Part], finish: Any = None):
         self.treedef = treedef
@@ -269,9 +269,6 @@ class Plan:
         self.finish = finish
         self.gather: Callable[[Any], list[Any]] | None = None
         self.is_plain = all(make is None for make, _, _ in parts)
-        # A result that is one model needs no tree around it, which is half of its 0.8 us.
-        is_alone = len(parts) == 1 and jtu.treedef_is_leaf(treedef) and finish is None
-        self.alone = parts[0][0] if is_alone else None
         # Kept, for JAX asks for it in each call.
         self.hash = hash((treedef, len(parts)))
 
@@ -279,8 +276,6 @@ class Plan:
         """The result, with these arrays."""
         if self.gather is not None:
             arrays = self.gather(arrays)
-        if self.alone is not None:
-            return self.alone(arrays)
         leaves = arrays
         if not self.is_plain:
             # On Python 3.11 a comprehension would be one function more, 0.15 us.

@@ -45,7 +45,7 @@ from pytreemod.transform.compilation.store import (
     clear_stores,
     store_for,
 )
-from pytreemod.transform.host.failures import call_listening, raise_unheard
+from pytreemod.transform.host.failures import call_checked, raise_recorded
 from pytreemod.tree.nodes import is_node
 from pytreemod.typing import Names, ShardingSpec, Tracer, jtu, untyped_jax
 
@@ -195,7 +195,7 @@ class Jitted(Transformed):
         arguments = entry.arguments(arrays)
         try:
             with entry.making():
-                # Part of another program, or no program at all: nobody can listen to it here.
+                # Part of another program, or no program at all: no call here can wait for it.
                 if _runs_later(arrays) or cast("Any", jax.config).jax_disable_jit:
                     packed = entry.jitted(*arguments)
                     return self._unpacked(entry, args, kwargs, packed)
@@ -205,10 +205,7 @@ class Jitted(Transformed):
                     # Another thread's trace has marked it, and that thread has looked by itself.
                     entry.is_special = entry.has_check
                 call = ft.partial(entry.jitted, *arguments)
-                if entry.checks:
-                    packed = call_listening(entry.checks, call, is_once=entry.is_once)
-                else:
-                    packed = call()
+                packed = call_checked(entry.checks, call) if entry.checks else call()
         except (RuntimeError, ValueError, TypeError) as error:
             self._fail(entry, arrays, args, kwargs, error)
             raise
@@ -343,7 +340,7 @@ class Jitted(Transformed):
 
     def _explain(self, arrays: list[Any], args: Any, kwargs: Any, error: Exception) -> None:
         """Raise a better error than JAX's own, where there is one."""
-        raise_unheard(error)
+        raise_recorded(error)
         named = self._named(args, kwargs)
         explain_deleted(function_name(self.fn), named, error)
         donation = self.options.donation

@@ -13,7 +13,7 @@ from pytreemod.transform.boundary.packing import unpack
 from pytreemod.transform.compilation.retraces import changes_between
 from pytreemod.transform.compilation.static_arguments import constant_as
 from pytreemod.transform.compilation.store import Entry
-from pytreemod.transform.host.failures import call_listening
+from pytreemod.transform.host.failures import call_checked
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import PyTree, jtu
@@ -219,9 +219,7 @@ class Compiled:
         entry = self._entry
         call = ft.partial(self.compiled, *entry.arguments(arrays))
         try:
-            if not entry.checks:
-                return unpack(call())
-            return unpack(call_listening(entry.checks, call, is_once=entry.is_once))
+            return unpack(call_checked(entry.checks, call) if entry.checks else call())
         except TypeError as error:
             self._explain(arrays, error)
             raise

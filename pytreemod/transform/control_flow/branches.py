@@ -37,7 +37,7 @@ from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.sowing import is_collecting, labels_of, reap, with_harvest
 from pytreemod.transform.boundary.wrapping import check_callable, function_name
 from pytreemod.transform.compilation.kept_functions import Callee, Lent, Parts, keep, lend, lent_by
-from pytreemod.transform.host.failures import surfacing
+from pytreemod.transform.host.failures import raises_checks
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
@@ -51,7 +51,7 @@ _lax: Any = jax.lax
 _config: Any = jax.config
 
 
-@surfacing
+@raises_checks
 def filter_cond(
     pred: Any,
     true_fun: Callable[..., _Out],
@@ -100,7 +100,7 @@ def filter_cond(
     return _run(where, ("true_fun", "false_fun"), (true_fun, false_fun), operands, choose)
 
 
-@surfacing
+@raises_checks
 def filter_switch(index: Any, branches: Sequence[Callable[..., _Out]], *operands: Any) -> _Out:
     """`jax.lax.switch` for functions of any trees.
 

@@ -15,14 +15,14 @@ from pytreemod.transform.boundary.wrapping import check_callable, function_name
 from pytreemod.transform.compilation.kept_functions import Callee, Parts, keep
 from pytreemod.transform.control_flow.carries import returned
 from pytreemod.transform.control_flow.refusals import refuse_unroll
-from pytreemod.transform.host.failures import surfacing
+from pytreemod.transform.host.failures import raises_checks
 
 _Carry = TypeVar("_Carry")
 
 _lax: Any = jax.lax
 
 
-@surfacing
+@raises_checks
 def filter_while_loop(
     cond_fun: Callable[[_Carry], Any], body_fun: Callable[[_Carry], _Carry], init_val: _Carry
 ) -> _Carry:
@@ -77,7 +77,7 @@ def filter_while_loop(
     return carry.structure.assemble(values)
 
 
-@surfacing
+@raises_checks
 def filter_fori_loop(
     lower: Any,
     upper: Any,

@@ -31,7 +31,7 @@ from pytreemod.transform.control_flow.refusals import (
     refuse_sizes,
     refuse_unroll,
 )
-from pytreemod.transform.host.failures import surfacing
+from pytreemod.transform.host.failures import raises_checks
 from pytreemod.transform.maps.stacking import refuse_other_than_int
 from pytreemod.transform.maps.vmap import ON_AXIS_0, axes_of, stacking_axes
 from pytreemod.tree.paths import path_text
@@ -46,7 +46,7 @@ _Tree = TypeVar("_Tree")
 _lax: Any = jax.lax
 
 
-@surfacing
+@raises_checks
 def filter_scan(
     f: Callable[[_Carry, Any], tuple[_Carry, _Out]],
     init: _Carry,
@@ -124,7 +124,7 @@ def filter_scan(
     )
 
 
-@surfacing
+@raises_checks
 def filter_map(
     f: Callable[[Any], _Out],
     xs: PyTree,
@@ -309,7 +309,7 @@ class _Moves(NamedTuple):
         return [x if axis == 0 else jnp.moveaxis(x, 0, axis) for x, axis in pairs]
 
 
-@surfacing
+@raises_checks
 def filter_associative_scan(
     fn: Callable[[_Tree, _Tree], _Tree], elems: _Tree, reverse: bool = False, axis: int = 0
 ) -> _Tree:

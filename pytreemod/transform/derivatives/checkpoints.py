@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 from pytreemod.transform.boundary.packing import pack_call, unpack
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable
-from pytreemod.transform.host.failures import surfacing
+from pytreemod.transform.host.failures import raises_checks
 from pytreemod.tree.snapshots import divide
 from pytreemod.typing import untyped_jax
 
@@ -29,7 +29,7 @@ class _Checkpointed(Transformed):
     def transform_name(cls) -> str:
         return "filter_checkpoint"
 
-    @surfacing
+    @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         # The function, too: what a Module holds is differentiated as its arguments are.
         arrays, structure = divide((self.fn, args, kwargs))

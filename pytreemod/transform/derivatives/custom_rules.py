@@ -31,7 +31,7 @@ from pytreemod.transform.boundary.wrapping import (
 from pytreemod.transform.derivatives.chosen_leaves import as_derivatives
 from pytreemod.transform.derivatives.results import pair_of
 from pytreemod.transform.derivatives.tangents import beside, is_zero
-from pytreemod.transform.host.failures import surfacing
+from pytreemod.transform.host.failures import raises_checks
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array, is_inexact_array
@@ -225,7 +225,7 @@ class _CustomJvp(Transformed):
         _warn_of(self, "defjvp", ["@{called}.def_jvp", "def fn_jvp(primals, tangents): ..."])
         self.def_jvp(ft.partial(_older_jvp, fn_jvp))
 
-    @surfacing
+    @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         rule = _rule(self, "def_jvp", "rule(primals, tangents)")
         arrays, structure = divide((self.fn, args, kwargs))
@@ -313,7 +313,7 @@ class _CustomVjp(Transformed):
         self.def_fwd(ft.partial(_older_forward, fn_fwd))
         self.def_bwd(ft.partial(_older_backward, fn_bwd))
 
-    @surfacing
+    @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         forward = _rule(self, "def_fwd", "fwd(perturbed, vjp_arg, *args)")
         backward = _rule(self, "def_bwd", "bwd(residuals, grad_out, perturbed, vjp_arg, *args)")

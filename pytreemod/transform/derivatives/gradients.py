@@ -42,7 +42,7 @@ from pytreemod.transform.derivatives.chosen_leaves import (
     trainable_mask,
 )
 from pytreemod.transform.derivatives.results import pair_of
-from pytreemod.transform.host.failures import surfacing
+from pytreemod.transform.host.failures import raises_checks
 from pytreemod.tree.nodes import children_of
 from pytreemod.tree.predicates import is_array_like
 from pytreemod.typing import FilterSpec, class_of, jtu, untyped_jax
@@ -111,7 +111,7 @@ class _Grad(Transformed):
     def transform_name(cls) -> str:
         return "filter_value_and_grad"
 
-    @surfacing
+    @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         name, fn, options = self.transform_name(), self.fn, self.options
         chosen = choose(name, fn, args, kwargs, options.wrt, options.argnums)

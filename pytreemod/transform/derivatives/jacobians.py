@@ -34,7 +34,7 @@ from pytreemod.transform.derivatives.chosen_leaves import (
 )
 from pytreemod.transform.derivatives.results import pair_of
 from pytreemod.transform.derivatives.tangents import is_differentiable
-from pytreemod.transform.host.failures import surfacing
+from pytreemod.transform.host.failures import raises_checks
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array_like
 from pytreemod.tree.snapshots import divide
@@ -57,7 +57,7 @@ class _Jacobian(Transformed):
     # What JAX wants to be real, unless the function is holomorphic.
     of: ClassVar[str]
 
-    @surfacing
+    @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         name, fn, options = self.transform_name(), self.fn, self.options
         where = f"{name} of {function_name(fn)}"
@@ -156,7 +156,7 @@ class _Hessian(Transformed):
     def transform_name(cls) -> str:
         return "filter_hessian"
 
-    @surfacing
+    @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         # Under the name of the whole in errors of either half.
         return _HessianOfRows(_RowsOfHessian(self.fn, self.options), self.options)(*args, **kwargs)

@@ -37,7 +37,7 @@ from pytreemod.transform.boundary.wrapping import (
 from pytreemod.transform.derivatives.chosen_leaves import Chosen, as_derivatives, choose
 from pytreemod.transform.derivatives.results import pair_of
 from pytreemod.transform.derivatives.tangents import beside
-from pytreemod.transform.host.failures import surfacing
+from pytreemod.transform.host.failures import raises_checks
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.tree.traces import zero_tangents
@@ -75,7 +75,7 @@ class _Jvp(Transformed):
         # The instance is the function's, not this transform's: it has no tangent.
         return self if instance is None else _Jvp(bind(self.fn, instance), self.options)
 
-    @surfacing
+    @raises_checks
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]  (as jax.jvp takes them)
         self, primals: Sequence[Any], tangents: Sequence[Any], /, **kwargs: Any
     ) -> tuple[Any, Any]:
@@ -260,7 +260,7 @@ class _Pullback(_LinearMap):
 
     __slots__ = ()
 
-    @surfacing
+    @raises_checks
     def __call__(self, /, *cotangents: PyTree) -> tuple[PyTree, ...]:
         if len(cotangents) != 1:
             expected = "one argument, the cotangent of the result"
@@ -276,7 +276,7 @@ class _Pushforward(_LinearMap):
 
     __slots__ = ()
 
-    @surfacing
+    @raises_checks
     def __call__(self, /, *tangents: PyTree) -> PyTree:
         values = self.read(tangents, "tangents", "tangents like the primals")
         return self.codomain.place(self.apply(_MARKER, values))
@@ -294,7 +294,7 @@ class _Linearizing(Transformed):
 
     options: _Options
 
-    @surfacing
+    @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         name, fn, has_aux = self.transform_name(), self.fn, self.options.has_aux
         chosen = choose(name, fn, args, kwargs, self.options.wrt, tuple(range(len(args))))

@@ -14,7 +14,7 @@ from pytreemod.transform.boundary.sowing import call_tracked
 from pytreemod.transform.boundary.wrapping import check_callable, function_name
 from pytreemod.transform.derivatives.chosen_leaves import as_derivatives
 from pytreemod.transform.derivatives.tangents import beside
-from pytreemod.transform.host.failures import surfacing
+from pytreemod.transform.host.failures import raises_checks
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_abstract
 from pytreemod.tree.snapshots import divide
@@ -70,7 +70,7 @@ def filter_linear_transpose(
     _refuse_others(where, result)
     transpose = untyped_jax.linear_transpose(run, linear)
 
-    @surfacing
+    @raises_checks
     def transposed(cotangent: PyTree) -> tuple[PyTree, ...]:
         expected = "a cotangent like the result"
         found = beside(result, cotangent, where=where, expected=expected, root="result")

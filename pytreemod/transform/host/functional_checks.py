@@ -10,7 +10,7 @@ from pytreemod.errors import ArgumentError, describe
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.sowing import reaping
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
-from pytreemod.transform.host.failures import surfacing
+from pytreemod.transform.host.failures import raises_checks
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.snapshots import divide
 
@@ -27,7 +27,7 @@ class _Checkified(Transformed):
         """The transform as the reader knows it."""
         return "filter_checkify"
 
-    @surfacing
+    @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         # Here, and not above: few programs need it, and it takes time to import.
         from jax.experimental import checkify

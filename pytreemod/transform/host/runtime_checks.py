@@ -32,7 +32,7 @@ from pytreemod.errors import (
     ShapeError,
     describe,
 )
-from pytreemod.transform.host.failures import raise_into_jax, tell_listeners
+from pytreemod.transform.host.failures import raise_into_jax, record_failure
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.tree.traces import decided_late
@@ -44,7 +44,7 @@ ON_ERROR = "PYTREEMOD_ON_ERROR"
 BREAKPOINT_FRAMES = "PYTREEMOD_ON_ERROR_BREAKPOINT_FRAMES"
 _MODES = ("raise", "breakpoint", "nan", "off")
 _MARK = "error_if_"
-_SEVERAL, _LISTENED = 1, 2
+_SEVERAL, _AWAITED = 1, 2
 _MANY = 64
 """How often a call hears of failures before its program is torn down, which JAX logs at length."""
 
@@ -227,12 +227,12 @@ class _Check:
     def report(self, failed: Any, index: Any, manner: Any) -> Any:
         """On the host: note the failure, or raise."""
         make_error = ft.partial(self.error, failed, index, is_batch=True)
-        # Another's program must not be heard by those who wait for their own.
-        heard = tell_listeners(self.name, make_error) if manner & _LISTENED else 0
+        # A program that no call waits for is none of those who wait for the same check.
+        count = record_failure(self.name, make_error) if manner & _AWAITED else 0
         # A loop that the check was to end may never end.
-        if not (0 < heard <= _MANY or manner & _SEVERAL):
+        if not (0 < count <= _MANY or manner & _SEVERAL):
             raise_into_jax(make_error())
-        if not heard:
+        if not count:
             error = make_error()
             error.add_note("printed, for jax.jit on several devices cannot raise; filter_jit does")
             _print(error)
@@ -241,8 +241,8 @@ class _Check:
     def announce(self, failed: Any, index: Any, manner: Any) -> Any:
         """On the host, before the debugger opens: note the failure, and say it."""
         make_error = ft.partial(self.error, failed, index, is_batch=True)
-        if manner & _LISTENED:
-            tell_listeners(self.name, make_error)
+        if manner & _AWAITED:
+            record_failure(self.name, make_error)
         _print(make_error())
         return np.asarray(failed)
 
@@ -403,7 +403,7 @@ def checks_in(jaxpr: Any) -> frozenset[str]:
 
 
 class _Making(threading.local):
-    """How many programs that will be listened to are being made in this thread."""
+    """How many programs whose callers will wait for checks are being made in this thread."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -413,7 +413,7 @@ _making = _Making()
 
 
 def begin_making() -> None:
-    """Programs that are lowered in this thread, from here on, are run by `call_listening`."""
+    """Programs that are lowered in this thread, from here on, are run by `call_checked`."""
     _making.count += 1
 
 
@@ -424,14 +424,14 @@ def end_making() -> None:
 
 @ft.cache
 def _manner() -> Any:
-    """What says how the program runs: on several devices, listened to.
+    """What says how the program runs: on several devices, with a caller who waits for its checks.
 
     Both are known when the program is lowered. The one to no one but JAX; the other is a matter of
     who makes the program, whatever parts of it JAX had traced before, for others.
     """
 
     def decide(is_several: bool) -> Any:
-        return np.int32(_SEVERAL * is_several + _LISTENED * (_making.count > 0))
+        return np.int32(_SEVERAL * is_several + _AWAITED * (_making.count > 0))
 
     return decided_late("manner", np.int32(0), decide)
 

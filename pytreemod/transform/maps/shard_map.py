@@ -50,7 +50,7 @@ from pytreemod.transform.compilation.placements import (
     spec_text,
     stops,
 )
-from pytreemod.transform.host.failures import surfacing
+from pytreemod.transform.host.failures import raises_checks
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.snapshots import divide
 from pytreemod.typing import AxisName, PyTree, SpecTree
@@ -93,7 +93,7 @@ class _ShardMapped(Transformed):
         """The transform as the reader knows it."""
         return "filter_shard_map"
 
-    @surfacing
+    @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = place_keywords(self.places, args, kwargs)
         # A function that is a tree goes in with the arguments: its arrays are the same everywhere.

@@ -35,7 +35,7 @@ from pytreemod.transform.boundary.wrapping import (
     place_keywords,
     positions_of,
 )
-from pytreemod.transform.host.failures import surfacing
+from pytreemod.transform.host.failures import raises_checks
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array, is_array_like, is_carried
@@ -215,7 +215,7 @@ class Vmapped(Transformed):
         """The transform as the reader knows it."""
         return "filter_vmap"
 
-    @surfacing
+    @raises_checks
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function on all members."""
         out_axes, axis_size = self.options.out_axes, self.options.axis_size
