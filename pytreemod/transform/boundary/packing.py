@@ -261,29 +261,21 @@ class Plan:
     branches of a program return, can tell.
     """
 
-    __slots__ = ("finish", "gather", "hash", "is_plain", "parts", "treedef")
+    __slots__ = ("build", "gather", "hash", "parts", "treedef")
 
     def __init__(self, treedef: Any, parts: Sequence[Part], finish: Any = None):
         self.treedef = treedef
         self.parts = parts
-        self.finish = finish
         self.gather: Callable[[Any], list[Any]] | None = None
-        self.is_plain = all(make is None for make, _, _ in parts)
+        # Makes the result of these arrays.
+        self.build = _builder(treedef, parts, finish)
         # Kept, for JAX asks for it in each call.
         self.hash = hash((treedef, len(parts)))
 
-    def build(self, arrays: list[Any]) -> PyTree:
-        """The result, with these arrays."""
-        if self.gather is not None:
-            arrays = self.gather(arrays)
-        leaves = arrays
-        if not self.is_plain:
-            # On Python 3.11 a comprehension would be one function more, 0.15 us.
-            leaves = []
-            for make, i, _ in self.parts:
-                leaves.append(arrays[i] if make is None else make(arrays[i]))
-        result = self.treedef.unflatten(leaves)
-        return result if self.finish is None else self.finish(result)
+    def regroup(self, gather: Callable[[Any], list[Any]]) -> None:
+        """Build from groups from here on, of which `gather` makes the arrays."""
+        build, self.gather = self.build, gather
+        self.build = lambda groups: build(gather(groups))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
@@ -304,6 +296,26 @@ class Plan:
 
     def __repr__(self) -> str:
         return "result"
+
+
+def _builder(treedef: Any, parts: Sequence[Part], finish: Any) -> Callable[[Any], PyTree]:
+    """What builds a result of its arrays: of one model, or of arrays alone, without a detour."""
+    makers = [make for make, _, _ in parts]
+    unflatten = treedef.unflatten
+    if not any(makers):
+        build = unflatten
+    elif len(makers) == 1 and jtu.treedef_is_leaf(treedef):
+        build: Any = makers[0]
+    else:
+
+        def build(arrays: list[Any]) -> PyTree:
+            # On Python 3.11 a comprehension would be one function more, 0.15 us.
+            leaves: list[Any] = []
+            for make, i, _ in parts:
+                leaves.append(arrays[i] if make is None else make(arrays[i]))
+            return unflatten(leaves)
+
+    return build if finish is None else lambda arrays: finish(build(arrays))
 
 
 def pack(result: PyTree, lent: Container[int] = ()) -> dict[Plan, list[Any]]:
@@ -452,5 +464,5 @@ def group(
         arrays = [groups[position][i] for position, i in targets]
         return arrays if finish is None else finish(arrays)
 
-    plan.gather = gather
+    plan.regroup(gather)
     return Grouped({plan: []}, groups)

@@ -118,7 +118,7 @@ def raises_checks(fn: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def raise_recorded(cause: Exception) -> None:
-    """Raise a check that failed without a call to wait for it, if `cause` is what JAX made of it."""
+    """Raise the check that failed, and no call waited for, if `cause` is what JAX made of it."""
     # First, for mostly there is none, and every error of a transform comes by here.
     if not _raised or isinstance(cause, CheckError):
         return
