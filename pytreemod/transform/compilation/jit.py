@@ -35,7 +35,6 @@ from pytreemod.transform.boundary.wrapping import (
     positions_of,
 )
 from pytreemod.transform.compilation.donation import as_donation, explain_deleted, explain_twice
-from pytreemod.transform.compilation.kept_functions import forget
 from pytreemod.transform.compilation.shardings import ArgumentPlacements, ResultPlacements
 from pytreemod.transform.compilation.stages import Lowered, Traced, TracedCall, as_structs
 from pytreemod.transform.compilation.static_arguments import as_static, make_constant
@@ -45,6 +44,7 @@ from pytreemod.transform.compilation.store import (
     clear_stores,
     store_for,
 )
+from pytreemod.transform.compilation.weak_functions import forget_steps
 from pytreemod.transform.host.failures import call_checked, raise_recorded
 from pytreemod.tree.nodes import is_node
 from pytreemod.typing import Names, ShardingSpec, Tracer, jtu, untyped_jax
@@ -498,5 +498,5 @@ def clear_caches() -> None:
         >>> clear_caches()
     """
     clear_stores()
-    forget()
+    forget_steps()
     jax.clear_caches()

@@ -37,6 +37,7 @@ from pytreemod.transform.compilation.shardings import (
 )
 from pytreemod.transform.compilation.static_arguments import give_back
 from pytreemod.transform.compilation.successors import Successions, successions_in
+from pytreemod.transform.compilation.weak_functions import WeakTable
 from pytreemod.transform.host.runtime_checks import begin_making, checks_in, end_making
 from pytreemod.tree.effects import Effects
 from pytreemod.tree.nodes import is_node
@@ -340,12 +341,8 @@ def _full_name(fn: Any) -> str:
     return f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"
 
 
-# Keyed weakly by the function, so that `filter_jit(f)` written inside a loop finds what the last
-# one compiled, and nothing outlives f.
-_stores: weakref.WeakKeyDictionary[Any, dict[Any, Store]] = weakref.WeakKeyDictionary()
-# For callables that are pytrees: they come in with the arguments, and the key tells them apart.
-_shared_stores: dict[Any, Store] = {}
-_lock = threading.Lock()
+# By the function, so that `filter_jit(f)` written inside a loop finds what the last one compiled.
+_stores = WeakTable()
 _FUNCTIONS = (type(is_array), type(len), type)
 
 
@@ -354,25 +351,24 @@ def store_for(fn: Any, options: Any) -> Store:
 
     Args:
         fn: the function.
-        options: how it is compiled: `Options`, or what another transform has in their place.
+        options: how it is compiled: `Options`, or what another transform has instead.
     """
-    try:
-        hash(options)
-    except TypeError:
-        return Store(None if is_node(fn) else lambda: fn, options)
+    # Callables that are pytrees come in with the arguments, and the key of the call has them.
     if is_node(fn):
-        return _shared_stores.setdefault(options, Store(None, options))
-    if not isinstance(fn, _FUNCTIONS):
+        key, objects, reference = (None, options), [], None
+    elif isinstance(fn, _FUNCTIONS):
+        reference = weakref.ref(fn)
+        key, objects = (reference, options), [fn]
+    else:
         return Store(lambda: fn, options)
-    with _lock:
-        by_options = _stores.setdefault(fn, {})
-    return by_options.setdefault(options, Store(weakref.ref(fn), options))
+    try:
+        return _stores.find(key, objects, lambda: Store(reference, options))
+    # The options have no hash.
+    except TypeError:
+        return Store(reference and (lambda: fn), options)
 
 
 def clear_stores() -> None:
     """Forget all compiled functions."""
-    for by_options in list(_stores.values()):
-        for store in by_options.values():
-            store.clear()
-    for store in _shared_stores.values():
+    for store, _ in [*_stores.entries.values()]:
         store.clear()

@@ -36,7 +36,13 @@ from pytreemod.transform.boundary.agreement import (
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.sowing import is_collecting, labels_of, reap, with_harvest
 from pytreemod.transform.boundary.wrapping import check_callable, function_name
-from pytreemod.transform.compilation.kept_functions import Callee, Lent, Parts, keep, lend, lent_by
+from pytreemod.transform.compilation.weak_functions import (
+    Parts,
+    cached,
+    functions,
+    weak_ids,
+    weakly,
+)
 from pytreemod.transform.host.failures import raises_checks
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import is_node
@@ -152,11 +158,11 @@ def _run(
     operands: tuple[Any, ...],
     choose: Callable[..., Any],
 ) -> PyTree:
-    callee, split = Callee(fns), Parts(operands)
-    branches = keep((where,), callee, [split], lambda: _Branches(where, labels, callee, split))
+    callee, split = functions(fns), Parts(operands)
+    branches = cached((where,), callee, [split], lambda: _Branches(where, labels, callee, split))
 
-    def run(functions: Sequence[Any]) -> Any:
-        return choose(functions, callee.values, split.values)
+    def run(branches: Sequence[Any]) -> Any:
+        return choose(branches, callee.values, split.values)
 
     return unpack(branches.run(run))
 
@@ -172,10 +178,9 @@ class _Branches:
         memory: what they returned.
     """
 
-    def __init__(self, where: str, labels: Sequence[str], callee: Callee, operands: Parts):
+    def __init__(self, where: str, labels: Sequence[str], callee: Parts, operands: Parts):
         self.memory = _Memory(where, labels)
-        # Functions of structures: what they have lent is not theirs.
-        self.parts = callee.restorer(), operands.lend(), lent_by(callee, operands)
+        self.parts = callee.weakly(), operands.weakly(), weak_ids(callee, operands)
         # Replaced as one: whoever runs must have the fate of the very functions that it runs.
         self.current = self.make()
 
@@ -230,16 +235,16 @@ def _branch(
     index: int,
     memory: _Memory,
     fate: _Fate,
-    restore: Callable[..., Sequence[Any]],
+    fns_of: Callable[[], Structure],
     structure_of: Callable[[], Structure],
-    lent: Callable[[], Container[int]],
+    weak: Callable[[], Container[int]],
 ) -> Callable[..., Any]:
     def branch(own: Any, values: Any) -> Any:
-        fns, operands = restore(own), structure_of().assemble(values)
+        fns, operands = fns_of().assemble(own), structure_of().assemble(values)
         result, harvest = reap(fns[index], operands, {})
         # By name, for JAX compares what branches return, in whatever order they sow.
         result = with_harvest(result, harvest and harvest.sorted())
-        return memory.pack_alike(index, _conditions(own, values), result, lent(), fate)
+        return memory.pack_alike(index, _conditions(own, values), result, weak(), fate)
 
     return branch
 
@@ -263,12 +268,12 @@ class _Memory:
     def __init__(self, where: str, labels: Sequence[str]):
         self.where = where
         self.labels = labels
-        self.results: dict[Any, list[Lent | None]] = {}
+        self.results: dict[Any, list[Callable[[], Structure] | None]] = {}
         self.dtypes: dict[Any, list[Any]] = {}
         self.lock = threading.Lock()
 
     def pack_alike(
-        self, index: int, key: Any, result: PyTree, lent: Container[int], fate: _Fate
+        self, index: int, key: Any, result: PyTree, weak: Container[int], fate: _Fate
     ) -> dict[Any, list[Any]]:
         """The result of a branch as all branches return theirs, as far as that is known: packed."""
         leaves, treedef = jtu.tree_flatten(result)
@@ -284,7 +289,7 @@ class _Memory:
                 # what the others have returned is of another trace as well.
                 results[:] = [None] * len(self.labels)
                 self.dtypes.pop(key, None)
-            results[index] = lend(mine, lent)
+            results[index] = weakly(mine, weak)
             dtypes, known = self.dtypes.get(key), [give() for give in results if give is not None]
             # Until then each branch returns its own, and JAX goes on to trace the next.
             if len(known) == len(results):
@@ -299,7 +304,7 @@ class _Memory:
                 # trace of this branch, and JAX never lets go of an aborted trace's tracers.)
                 return {_UNDONE: []}
         pairs = zip(leaves, dtypes, strict=True)
-        return pack(treedef.unflatten([_as_dtype(x, dtype) for x, dtype in pairs]), lent)
+        return pack(treedef.unflatten([_as_dtype(x, dtype) for x, dtype in pairs]), weak)
 
     def _join(self, results: Sequence[Structure]) -> list[Any]:
         for label, result in zip(self.labels[1:], results[1:], strict=True):

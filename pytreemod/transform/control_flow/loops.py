@@ -12,7 +12,7 @@ from pytreemod.errors import ArgumentError, describe
 from pytreemod.transform.boundary.agreement import aval_of, is_number, is_value
 from pytreemod.transform.boundary.sowing import call_tracked
 from pytreemod.transform.boundary.wrapping import check_callable, function_name
-from pytreemod.transform.compilation.kept_functions import Callee, Parts, keep
+from pytreemod.transform.compilation.weak_functions import Parts, cached, functions
 from pytreemod.transform.control_flow.carries import returned
 from pytreemod.transform.control_flow.refusals import refuse_unroll
 from pytreemod.transform.host.failures import raises_checks
@@ -53,27 +53,27 @@ def filter_while_loop(
     """
     check_callable("filter_while_loop", cond_fun, "cond_fun")
     check_callable("filter_while_loop", body_fun, "body_fun")
-    callee, carry = Callee([cond_fun, body_fun]), Parts(init_val, is_value)
-    restore, structure_of = callee.restorer(), carry.lend()
+    fns, carry = functions([cond_fun, body_fun]), Parts(init_val, is_value)
+    fns_of, structure_of = fns.weakly(), carry.weakly()
     names = function_name(cond_fun), function_name(body_fun)
 
     def goes_on(state: Any) -> Any:
         own, values = state
-        cond_fun, _ = restore(own)
+        cond_fun, _ = fns_of().assemble(own)
         args = (structure_of().assemble(values),)
         return _as_condition(names[0], call_tracked(cond_fun, args, {}))
 
     def step(state: Any) -> Any:
         own, values = state
         structure = structure_of()
-        _, body_fun = restore(own)
+        _, body_fun = fns_of().assemble(own)
         after = call_tracked(body_fun, (structure.assemble(values),), {})
         where = f"filter_while_loop of {names[1]}"
         return own, returned(where, "val", structure, values, after)
 
-    kept = keep(("filter_while_loop", names), callee, [carry], lambda: (goes_on, step))
-    # The functions' own arrays are carried: captured, they would be constants of a kept program.
-    _, values = _lax.while_loop(*kept, (callee.values, carry.values))
+    made = cached(("filter_while_loop", names), fns, [carry], lambda: (goes_on, step))
+    # The functions' own arrays are carried: captured, they would be constants of a cached program.
+    _, values = _lax.while_loop(*made, (fns.values, carry.values))
     return carry.structure.assemble(values)
 
 
@@ -115,19 +115,19 @@ def filter_fori_loop(
         _refuse_bound(name, bound)
     if unroll is not None:
         refuse_unroll("filter_fori_loop", unroll)
-    callee, carry = Callee([body_fun]), Parts(init_val, is_value)
-    restore, structure_of = callee.restorer(), carry.lend()
+    fns, carry = functions([body_fun]), Parts(init_val, is_value)
+    fns_of, structure_of = fns.weakly(), carry.weakly()
     where = f"filter_fori_loop of {function_name(body_fun)}"
 
     def step(i: Any, state: Any) -> Any:
         own, values = state
         structure = structure_of()
-        (body_fun,) = restore(own)
+        (body_fun,) = fns_of().assemble(own)
         after = call_tracked(body_fun, (i, structure.assemble(values)), {})
         return own, returned(where, "val", structure, values, after)
 
-    kept = keep((where,), callee, [carry], lambda: step)
-    _, values = _lax.fori_loop(lower, upper, kept, (callee.values, carry.values), unroll=unroll)
+    made = cached((where,), fns, [carry], lambda: step)
+    _, values = _lax.fori_loop(lower, upper, made, (fns.values, carry.values), unroll=unroll)
     return carry.structure.assemble(values)
 
 

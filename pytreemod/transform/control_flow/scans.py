@@ -20,7 +20,13 @@ from pytreemod.transform.boundary.agreement import is_value
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.sowing import call_tracked, reap, reaping, with_harvest
 from pytreemod.transform.boundary.wrapping import check_callable, check_count, function_name
-from pytreemod.transform.compilation.kept_functions import Callee, Parts, keep, lent_by, spec_key
+from pytreemod.transform.compilation.weak_functions import (
+    Parts,
+    cached,
+    functions,
+    spec_key,
+    weak_ids,
+)
 from pytreemod.transform.control_flow.carries import returned
 from pytreemod.transform.control_flow.refusals import (
     as_length,
@@ -113,7 +119,7 @@ def filter_scan(
 
     return _scan(
         "filter_scan",
-        Callee([f]),
+        functions([f]),
         call,
         Parts(init, is_value),
         elements,
@@ -169,8 +175,9 @@ def filter_map(
     where = f"filter_map of {function_name(f)}"
     # `jax.lax.map` and `vmap` call the function in each call, and so see what else it reads, such
     # as a global that has changed; `jax.lax.scan`, which keeps its program, does not.
-    callee, carry = Callee([f], lasting=False), Parts(None)
-    return _scan("filter_map", callee, _call_on_element, carry, elements, out_axes, where)[1]
+    fns = functions([f])
+    fns.key = None
+    return _scan("filter_map", fns, _call_on_element, Parts(None), elements, out_axes, where)[1]
 
 
 def _call_on_element(f: Callable[..., Any], carry: Any, x: Any) -> tuple[Any, Any]:
@@ -195,7 +202,7 @@ _Step = Callable[[Callable[..., Any], Any, Any], tuple[Any, Any]]
 
 def _scan(
     name: str,
-    callee: Callee,
+    fns: Parts,
     call: _Step,
     carry: Parts,
     elements: _Elements,
@@ -204,27 +211,27 @@ def _scan(
     **options: Any,
 ) -> tuple[PyTree, PyTree]:
     def make() -> Callable[[Any, Any], Any]:
-        restore, restore_element = callee.restorer(), elements.restorer()
-        structure_of, lent = carry.lend(), lent_by(callee, carry, elements)
+        fns_of, structure_of, restore_element = fns.weakly(), carry.weakly(), elements.restorer()
+        weak = weak_ids(fns, carry, elements)
 
         def step(state: Any, sliced: Any) -> Any:
             own, whole, values = state
             structure = structure_of()
-            (f,) = restore(own)
+            (f,) = fns_of().assemble(own)
             arguments = (f, structure.assemble(values), restore_element(sliced, whole))
             (after, y), harvest = reap(call, arguments, {})
             values = returned(where, "carry", structure, values, after)
-            packed = _pack_for_stack(name, out_axes, with_harvest(y, harvest), lent())
+            packed = _pack_for_stack(name, out_axes, with_harvest(y, harvest), weak())
             return (own, whole, values), packed
 
         return step
 
     key = (name, elements.axes, spec_key(out_axes), where)
-    kept = keep(key, callee, [carry, elements], make)
+    step = cached(key, fns, [carry, elements], make)
     # What does not change is carried, too: JAX takes it out of the loop again.
-    state = (callee.values, elements.whole, carry.values)
+    state = (fns.values, elements.whole, carry.values)
     (_, _, values), packed = _lax.scan(
-        kept, state, elements.sliced, length=elements.length, **options
+        step, state, elements.sliced, length=elements.length, **options
     )
     return carry.structure.assemble(values), unpack(packed)
 
@@ -253,7 +260,7 @@ class _Elements(Parts):
 
     def restorer(self) -> Callable[[Sequence[Any], Sequence[Any]], PyTree]:
         """What puts one element together: from its arrays, and those that are in all of them."""
-        axes, structure_of = self.axes, self.lend()
+        axes, structure_of = self.axes, self.weakly()
 
         def restore(sliced: Sequence[Any], whole: Sequence[Any]) -> PyTree:
             own, rest = iter(sliced), iter(whole)
@@ -283,7 +290,7 @@ def _common_length(
     return sizes[0]
 
 
-def _pack_for_stack(where: str, spec: AxesSpec, result: PyTree, lent: Container[int] = ()) -> Any:
+def _pack_for_stack(where: str, spec: AxesSpec, result: PyTree, weak: Container[int] = ()) -> Any:
     """Pack a step's result; once all are stacked, their arrays go to the axes that `spec` says."""
     result, axes = stacking_axes(spec, result, f"{where}(out_axes)")
     wanted = [
@@ -291,11 +298,11 @@ def _pack_for_stack(where: str, spec: AxesSpec, result: PyTree, lent: Container[
         for (path, leaf), axis in zip(jtu.tree_leaves_with_path(result), axes, strict=True)
         if is_array(leaf)
     ]
-    packed = pack(result, lent)
+    packed = pack(result, weak)
     if any(wanted):
         ((plan, _),) = packed.items()
         # A value with `==`, for plans of two traces of one step are compared.
-        plan.gather = _Moves(tuple(wanted))
+        plan.regroup(_Moves(tuple(wanted)))
     return packed
 
 

@@ -242,9 +242,9 @@ def test_results_that_cannot_be_hashed_are_returned():
 # ---- plans, compared and kept
 
 
-def plan_of(tree, lent=()):
+def plan_of(tree, weak=()):
     """How to build a tree."""
-    ((plan, _),) = pack(tree, lent).items()
+    ((plan, _),) = pack(tree, weak).items()
     return plan
 
 
@@ -275,15 +275,15 @@ def test_plans_of_other_results_are_others():
 def test_what_is_lent_is_not_kept(wrap):
     """A plan gives it back as long as it is there, and keeps nothing alive."""
 
-    def lent():
+    def own():
         return 1
 
-    packed = pack(wrap(lent), {id(lent)})
-    other = pack(wrap(lent), {id(lent)})
-    assert_same(unpack(packed), wrap(lent))
+    packed = pack(wrap(own), {id(own)})
+    other = pack(wrap(own), {id(own)})
+    assert_same(unpack(packed), wrap(own))
     assert list(packed) == list(other)
-    alive = weakref.ref(lent)
-    del lent
+    alive = weakref.ref(own)
+    del own
     gc.collect()
     assert alive() is None
 

@@ -1,16 +1,28 @@
 """What is kept for steps and branches: found again, and no longer there than what it is for."""
 
 import gc
+import itertools
+import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.transform.compilation import kept_functions
-from pytreemod.transform.compilation.kept_functions import Callee, Parts, keep, lend, lent_by
+from pytreemod.transform.compilation import store, weak_functions
+from pytreemod.transform.compilation.store import Options, store_for
+from pytreemod.transform.compilation.weak_functions import (
+    MAX_STEPS,
+    Parts,
+    WeakTable,
+    cached,
+    functions,
+    weak_ids,
+    weakly,
+)
 from pytreemod.tree.snapshots import Structure
 from tests.helpers.comparing import assert_close
 from tests.helpers.trees import Color, Holder, affine, double, ramp
@@ -95,7 +107,7 @@ def reading_and_adding(a, b):
     return a + reading(b)
 
 
-NEVER_KEPT = {
+NEVER_CACHED = {
     "map": lambda: pm.filter_map(reading, X),
     "map in batches": lambda: pm.filter_map(reading, X, batch_size=2),
     "vmap": lambda: pm.filter_vmap(reading)(X),
@@ -106,31 +118,31 @@ NEVER_KEPT = {
     "jacfwd": lambda: pm.filter_jacfwd(reading)(X),
     "jacrev": lambda: pm.filter_jacrev(reading)(X),
 }
-KEPT = {
+CACHED = {
     "scan": lambda: pm.filter_scan(reading_step, 0, X)[1],
     "loop": lambda: pm.filter_fori_loop(0, 1, reading_in_loop, X),
     "cond": lambda: pm.filter_cond(True, reading, same, X),
 }
 
 
-@pytest.mark.parametrize("name", [*NEVER_KEPT, *KEPT])
+@pytest.mark.parametrize("name", [*NEVER_CACHED, *CACHED])
 def test_a_function_that_reads_what_changes(name, monkeypatch):
     """It is called anew where JAX's own does it: `filter_map` went on with what it read first."""
-    run = (NEVER_KEPT | KEPT)[name]
+    run = (NEVER_CACHED | CACHED)[name]
     before = run()
     monkeypatch.setitem(FACTOR, "now", 3.0)
 
     is_new = not jnp.array_equal(run(), before)
 
-    assert is_new is (name in NEVER_KEPT)
+    assert is_new is (name in NEVER_CACHED)
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
 @pytest.mark.sampled
-def test_a_static_function_goes_when_nobody_has_it(run):
+def test_a_static_function_is_not_kept_alive(run):
     """A lasting step with fresh functions beside it: none stays, nor what it had captured."""
     gc.collect()
-    before = len(kept_functions._kept)
+    before = len(weak_functions._steps.entries)
     gc.disable()
     try:
         alive = []
@@ -138,12 +150,12 @@ def test_a_static_function_goes_when_nobody_has_it(run):
             big = ramp(3)
             f = adding(big)
             assert run(f) is f
-            # Kept as long as it is there.
-            assert len(kept_functions._kept) == before + 1
+            # Cached as long as it is there.
+            assert len(weak_functions._steps.entries) == before + 1
             alive += [weakref.ref(big), weakref.ref(f)]
             del big, f
         assert [ref() for ref in alive] == [None] * 6
-        assert len(kept_functions._kept) == before
+        assert len(weak_functions._steps.entries) == before
     finally:
         gc.enable()
 
@@ -171,7 +183,7 @@ class Stepping(pm.Module):
         return self.fn(carry) + x, None
 
 
-def test_no_tracer_is_kept():
+def test_no_tracer_is_cached():
     """What is made for a pytree inside a trace goes with the trace, and all that it has seen."""
     alive = []
 
@@ -182,46 +194,90 @@ def test_no_tracer_is_kept():
         return pm.filter_scan(Stepping(lambda c: c * tracer).step, x, XS)[0]
 
     # Others may have left what is no longer used.
-    kept_functions.forget()
+    weak_functions.forget_steps()
     with jax.checking_leaks():
         run(jnp.float32(2))
     gc.collect()
 
-    assert not kept_functions._kept
+    assert not weak_functions._steps.entries
     assert alive[0]() is None
 
 
-# ---- keeping
+# ---- lifetimes
 
 
-def kept(fn, tree, make=object):
-    parts = Parts(tree)
-    return keep(("a test",), Callee([fn]), [parts], make)
+def new_function(i):
+    return lambda carry, x: (carry + i, x)
 
 
-def test_what_is_kept_is_found_again():
+def test_ten_thousand_functions_in_four_threads():
+    """Those of jit go with the functions; of those of steps there is a bound meanwhile.
+
+    For each third function an exception is raised instead.
+    """
+    gc.collect()
+    before = len(store._stores.entries), len(weak_functions._steps.entries)
+    start, most, numbers = threading.Barrier(4), [0], itertools.count()
+
+    def failing():
+        raise ValueError("while it is made")
+
+    def run(_):
+        start.wait()
+        alive = []
+        for i in itertools.islice(numbers, 2500):
+            fn, parts = new_function(i), Parts((XS, new_function(-i)))
+            if i % 3:
+                made = cached(("a test",), functions([fn]), [parts], object)
+                assert cached(("a test",), functions([fn]), [parts], object) is made
+                assert store_for(fn, Options()) is store_for(fn, Options())
+                alive.append(fn)
+            else:
+                with pytest.raises(ValueError, match="while it is made"):
+                    cached(("a test",), functions([fn]), [parts], failing)
+            most[0] = max(most[0], len(weak_functions._steps.entries))
+        return alive
+
+    with ThreadPoolExecutor(4) as pool:
+        alive = [*itertools.chain(*pool.map(run, range(4)))]
+    assert len(store._stores.entries) - before[0] == len(alive) > 6000
+    assert most[0] <= MAX_STEPS + 4
+
+    del alive
+    gc.collect()
+    assert len(store._stores.entries) == before[0]
+    assert len(weak_functions._steps.entries) <= before[1]
+
+
+# ---- the table
+
+
+def cache(fn, tree, make=object):
+    return cached(("a test",), functions([fn]), [Parts(tree)], make)
+
+
+def test_what_is_cached_is_found_again():
     """For the same function and an equal tree; not for another."""
-    first = kept(double, (XS, 1, "a"))
+    first = cache(double, (XS, 1, "a"))
 
-    assert kept(double, (XS + 1, 1, "a")) is first
+    assert cache(double, (XS + 1, 1, "a")) is first
     for fn, tree in [(double, (XS, 1.0, "a")), (double, [XS, 1, "a"]), (same, (XS, 1, "a"))]:
-        assert kept(fn, tree) is not first
+        assert cache(fn, tree) is not first
 
 
-def test_the_oldest_goes(monkeypatch):
+def test_the_oldest_goes():
     """There is room for so many, and for one more."""
-    monkeypatch.setattr(kept_functions, "_kept", {})
-    monkeypatch.setattr(kept_functions, "MAX_KEPT", 3)
-    made = [kept(double, i) for i in range(3)]
-    assert [kept(double, i) for i in range(3)] == made
+    table = WeakTable(3)
+    made = [table.find(i, [], object) for i in range(3)]
+    assert [table.find(i, [], object) for i in range(3)] == made
 
-    fourth = kept(double, 3)
-    assert len(kept_functions._kept) == 3
-    assert [kept(double, i) for i in (1, 2, 3)] == [*made[1:], fourth]
-    assert kept(double, 0) is not made[0]
+    fourth = table.find(3, [], object)
+    assert len(table.entries) == 3
+    assert [table.find(i, [], object) for i in (1, 2, 3)] == [*made[1:], fourth]
+    assert table.find(0, [], object) is not made[0]
 
 
-def test_nothing_is_kept_for_what_cannot_be_told_apart():
+def test_nothing_is_cached_for_what_cannot_be_told_apart():
     """Without a hash, without weak references, or with tracers beside a pytree."""
 
     class Unhashable:
@@ -235,48 +291,59 @@ def test_nothing_is_kept_for_what_cannot_be_told_apart():
 
     rigid = Rigid()
     for fn, tree in [(double, Unhashable()), (rigid, XS)]:
-        assert kept(fn, tree) is not kept(fn, tree)
+        assert cache(fn, tree) is not cache(fn, tree)
 
     def within(x):
         module = affine().scaled
-        assert kept(module, x) is not kept(module, x)
-        assert kept(double, x) is kept(double, x)
+        assert cache(module, x) is not cache(module, x)
+        assert cache(double, x) is cache(double, x)
         return x
 
     jax.jit(within)(XS)
-    assert kept(affine(), XS) is kept(affine(), XS)
+    assert cache(affine(), XS) is cache(affine(), XS)
 
 
-# ---- lending
+def test_a_bound_method_is_found_by_its_value():
+    """Of a class of the user's; it is cached as long as the very one is there."""
+    plain = Plain()
+    method = plain.method
+
+    assert cache(method, XS) is cache(plain.method, XS)
+
+
+# ---- weak values
 
 
 class Plain:
     """Equal to itself alone."""
 
+    def method(self, x):
+        return x
 
-def test_what_is_lent():
-    """What is equal to itself alone is held weakly; values, and what it cannot, as they are."""
+
+def test_what_is_weak():
+    """What is equal to itself alone is weak; values, and what cannot be, are as they are."""
     own, rigid = Plain(), object()
     statics = (own, same, Color.RED, "text", 1.5, rigid)
-    give_back = Parts((*statics, XS)).lend()
+    give = Parts((*statics, XS)).weakly()
 
-    assert give_back().statics == (*statics, None)
+    assert give().statics == (*statics, None)
     alive = weakref.ref(own)
     del own, statics
     assert alive() is None
-    assert give_back().statics == (None, same, Color.RED, "text", 1.5, rigid, None)
+    assert give().statics == (None, same, Color.RED, "text", 1.5, rigid, None)
 
 
-def test_only_what_the_lenders_have_is_lent():
-    """A function that a step made itself is nobody's but its result's."""
+def test_only_what_trees_have_is_weak():
+    """A function that a step made itself is kept alive by its result."""
     mine, theirs = Plain(), Plain()
     treedef = jax.tree.structure((0, 0))
-    ids = lent_by(Parts((theirs, "text")), Parts(same))
+    ids = weak_ids(Parts((theirs, "text")), Parts(same))
     assert ids() == {id(theirs), id(same)}
-    give_back = lend(Structure(treedef, (), (mine, theirs)), ids())
+    give = weakly(Structure(treedef, (), (mine, theirs)), ids())
     del theirs
 
-    assert give_back().statics == (mine, None)
+    assert give().statics == (mine, None)
     assert ids() == {id(same)}
     whole = Structure(treedef, (), ("text", 1))
-    assert lend(whole, ids())() is whole
+    assert weakly(whole, ids())() is whole
