@@ -61,7 +61,7 @@ MODELS = {
     "dropout": lambda: nn.Dropout(0.5),
     "layer_norm": lambda: nn.LayerNorm((2, 3)),
     "loss_scale": lambda: pm.LossScale(4.0),
-    "stream": lambda: pm.State(pm.RngStream()).seed(KEY),
+    "stream": lambda: pm.make_with_state(lambda: pm.RngStream())()[1].seed(KEY),
 }
 
 
