@@ -14,7 +14,7 @@ import functools as ft
 import inspect
 from collections.abc import Iterable
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, NoReturn, TypeVar, cast, dataclass_transform
+from typing import Any, TypeVar, cast, dataclass_transform
 
 from pytreemod.errors import (
     ArgumentError,
@@ -50,7 +50,7 @@ from pytreemod.module.other_words import (
 )
 from pytreemod.module.overriding import find_overridden, mark_overridden, refuse_properties
 from pytreemod.module.pickling import referred, referring, share_functions
-from pytreemod.module.reading import MADE, Read, observe
+from pytreemod.module.reading import MADE, Read, Reading, observe
 from pytreemod.module.records import ClassValue, FieldsDict, Record, make_record, write_setattr
 from pytreemod.module.schema import OUR_NAMES, Notes, Schema
 from pytreemod.tree.comparison import are_equal
@@ -132,8 +132,8 @@ class ModuleMeta(abc.ABCMeta):
         # `__call__` of an instance that has none.
         schema = cls.__record__
         if schema.refusal is not None:
-            if schema.plain is not None:
-                _refuse_reading(cls)
+            if schema.original is not schema:
+                return _call_original(cls, args, kwargs)
             raise FieldError(schema.refusal)
         try:
             node = schema.build(*args, **kwargs)
@@ -188,13 +188,17 @@ def _shows_dict(base: type) -> bool:
     return not isinstance(base, ModuleMeta) and base is not Record
 
 
-def _refuse_reading(cls: type) -> NoReturn:
-    """Refuse to call the class of an instance that is not read as it is stored.
+def _call_original(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a method makes by `type(self)(...)`, of an instance of a variant: one of its class.
 
-    `dataclasses.replace` does so with what it has read.
+    Raises:
+        FieldError: fields are not read as they are stored. `dataclasses.replace` calls the class
+            with what it has read.
     """
+    if not issubclass(cls, Reading):
+        return cls.__passes_for__(*args, **kwargs)
     name = cls.__qualname__
-    names = [field for field, kept in vars(cls).items() if isinstance(kept, Read)]
+    names = [field for field, value in vars(cls).items() if isinstance(value, Read)]
     raise FieldError(
         f"type(model)(...), or dataclasses.replace(model, ...), of a {name}",
         "a model in which all fields are read as they are stored",
@@ -478,7 +482,7 @@ def restore(cls: Any, values: dict[str, Any], config: tuple[str, ...]) -> Any:
     """
     schema: Schema = cls.__record__
     values = dict(referred(values))
-    if schema.is_skeleton:
+    if schema.is_skeleton or schema.for_values(values).is_unfinished:
         return put_together(cls, values, config)
     if hasattr(cls, "__setstate__"):
         # It had none when this was pickled.
@@ -510,6 +514,21 @@ def put_together(cls: Any, values: dict[str, Any], config: Iterable[str]) -> Any
         # From a file, which says what it is made of.
         return put_together(cls, {**values, MADE: observe(made)}, (*config, MADE))
     return made
+
+
+def with_notes(node: Any, notes: dict[str, Any], fields: dict[str, Any] | None = None) -> Any:
+    """A copy of a Module with something else beside its fields.
+
+    Args:
+        node: the Module.
+        notes: by name; what is empty is removed.
+        fields: new values of fields, as they are stored.
+    """
+    layout = class_of(node).__record__.split(node)
+    names = [name for name in (*layout.data, *layout.config) if name not in notes]
+    values = {name: stored(node, name) for name in names} | (fields or {})
+    values |= {name: note for name, note in notes.items() if note}
+    return put_together(class_of(node), values, layout.config)
 
 
 def StrictConfig(force_abstract: bool = False, **kwargs: object) -> bool | None:
@@ -643,11 +662,11 @@ class Module(Record, metaclass=ModuleMeta):
         return make_record(type(self), {LAYOUT: layout, **shared, **copy.deepcopy(copied, memo)})
 
     def __reduce__(self) -> Any:
-        schema = type(self).__record__
-        layout = schema.split(self)
+        schema = type(self).__record__.original
+        layout = type(self).__record__.split(self)
         values = {name: stored(self, name) for name in (*layout.data, *layout.config)}
-        cls: Any = (schema.plain or schema).cls
-        if not _has_own_state(cls):
+        cls: Any = schema.cls
+        if not _has_own_state(type(self)):
             unset = tuple(name for name in schema.fields if name not in values)
             return restore, (cls, referring(values), (*layout.config, *unset))
         # What is computed, or is elsewhere, is pickled as it is stored.
@@ -673,6 +692,9 @@ _DEFAULT_GETTER = object.__getstate__
 
 def _has_own_state(cls: Any) -> bool:
     """Whether a user's class says what of it is pickled, or what becomes of that."""
+    # It speaks of fields, which are not there yet.
+    if cls.__record__.is_unfinished:
+        return False
     return cls.__getstate__ is not _DEFAULT_GETTER or hasattr(cls, "__setstate__")
 
 

@@ -154,7 +154,7 @@ def as_changed(node: Any, before: dict[str, Any]) -> Any:
         return node
     del values[LAYOUT]
     schema: Schema = class_of(node).__record__
-    return _divide(schema.plain or schema, node, values)
+    return _divide(schema.original, node, values)
 
 
 def _divide(schema: Schema, node: Any, values: dict[str, Any]) -> Any:
@@ -166,7 +166,7 @@ def _divide(schema: Schema, node: Any, values: dict[str, Any]) -> Any:
         elif type(value) is dataclasses.Field:
             refuse_declaration(schema.cls, name)
     found = schema.for_values(values)
-    if found is not schema:
+    if found.cls is not class_of(node):
         # Not by its `__class__`: Python exchanges that for a class of the same first base only.
         node = make_record(found.cls, values)
     if schema.computes:

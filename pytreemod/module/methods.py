@@ -18,6 +18,7 @@ import jax
 
 from pytreemod.module.pickling import referred, referring
 from pytreemod.tree.kinds import are_one
+from pytreemod.tree.nodes import own_class
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import jtu
 
@@ -81,8 +82,8 @@ class BoundMethod(ft.partial):  # noqa: D101  # pyright: ignore[reportMissingTyp
 
     def __reduce__(self) -> Any:
         owner = self.args[0]
-        if hasattr(owner, "__passes_for__"):
-            # Its class was made for it: the function is not what is found by that name.
+        if own_class(owner) is not type(owner):
+            # The function of a variant is not what is found by that name.
             return getattr, (owner, self.func.__name__)
         return bind, (referring(self.func), owner)
 

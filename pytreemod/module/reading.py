@@ -11,11 +11,9 @@ transform, for a function that insists on a `jax.Array`.
         bias: jax.Array                 made.weight              base + a @ b
 
 Python asks a data descriptor of the class before it looks into the instance. So an instance that
-holds such a field is of a subclass of its class, a *reading class*, made once for the class and the
-names of these fields, which has a [`Read`][pytreemod.module.reading.Read] in their places. An
-instance that holds none is of the class itself, and reading it costs what it always did. Which of
-the two it is, is decided wherever a record gets its values (`Schema.for_values`): when it is built,
-in surgery, and when it is unpickled; unflattening restores what flattening met.
+holds such a field is of a variant of its class (see [`variants`][pytreemod.module.variants]) that
+has a [`Read`][pytreemod.module.reading.Read] for each of these fields. An instance that holds none
+is of the class itself, and reading it costs what it always did.
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ from typing import Any, NoReturn
 import jax
 
 from pytreemod.errors import AccessError, FieldError, ShapeError, SpecError, describe
+from pytreemod.module.variants import Trait, Variant, Varying
 from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import Waiting
@@ -308,8 +307,12 @@ class Tie:
         return hash(self.parts())
 
 
-class Ties(tuple[Tie, ...]):
+class Ties(Varying, tuple[Tie, ...]):
     """The ties that a node keeps. Of a class of its own: what they are made of is no array."""
+
+    def traits(self) -> Iterator[Trait]:
+        """The fields in which something is tied are read otherwise."""
+        return ((Reading, tie.place[0].name) for tie in self)
 
     @ft.cached_property
     def at(self) -> dict[KeyPath, Tie]:
@@ -412,7 +415,7 @@ def _child(node: Any, key: Any) -> Any:
 
 
 class Read(Waiting):
-    """Stands in a reading class for a field: reading it gives the value.
+    """The attribute of a variant for a field: reading it gives the value.
 
     It has a `__set__`, so that Python asks it although the instance's dict has the name.
     """
@@ -435,32 +438,23 @@ class Read(Waiting):
         instance.__stored__[self.name] = value
 
 
-class _Reading:
-    """Comes before the class of an instance that is not read as it is stored."""
+class Reading(Variant):
+    """Of an instance with a field that is not read as it is stored."""
 
     __slots__ = ()
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        # Not the user's, which may keep a list of subclasses, or ask for more arguments.
-        pass
+    @staticmethod
+    def __vary__(original: Any, name: str) -> dict[str, Any]:
+        return {name: Read(name)}
 
 
-def names_read(values: dict[str, Any]) -> Iterator[str]:
-    """The fields, of these values, that are not read as they are stored."""
+def traits_of(values: dict[str, Any]) -> Iterator[Trait]:
+    """The traits of an instance with these values."""
     for name, value in values.items():
         if is_computed(value):
-            yield name
-    for tie in values.get(TIES, ()):
-        yield tie.place[0].name
-
-
-def make_reading_class(cls: Any, names: Iterable[str]) -> Any:
-    """A subclass of a Module class with a `Read` in the place of some of its fields."""
-    kept: dict[str, Any] = {n: getattr(cls, n) for n in ("__module__", "__qualname__", "__doc__")}
-    # An own __init__, so that none is written; nothing calls it.
-    kept |= {"__passes_for__": getattr(cls, "__passes_for__", cls), "__init__": cls.__init__}
-    kept |= {name: Read(name) for name in sorted(names)}
-    return class_of(cls)(cls.__name__, (_Reading, cls), kept)
+            yield Reading, name
+        elif isinstance(value, Varying):
+            yield from value.traits()
 
 
 def refuse_untied(node: Any, changes: dict[str, Any]) -> None:

@@ -116,7 +116,7 @@ class _Shown(dict[str, Any]):
         # Listed at once, for another thread may just fill it in.
         names = [*fields, *list(values)]
         shown = {n: values[n] for n in names if n in values and not _is_ours(n)}
-        if class_of(node).__record__.plain is not None:
+        if class_of(node).__record__.reads_otherwise:
             shown |= {n: getattr(node, n) for n in fields if n in shown}
         super().__init__(shown)
         self._node = node

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn, TypeVar
 
 from pytreemod.errors import ArgumentError, SpecError, describe
-from pytreemod.module.classes import put_together
+from pytreemod.module.classes import with_notes
 from pytreemod.module.schema import ROLES
 from pytreemod.tree.nodes import (
     DECLARED_ROLES,
@@ -28,7 +28,6 @@ from pytreemod.tree.nodes import (
 from pytreemod.tree.paths import path_text, step_name
 from pytreemod.tree.prefixes import mask_of
 from pytreemod.tree.renewing import with_new_containers
-from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import FilterSpec, class_of
 
@@ -142,21 +141,13 @@ def _changed(
 
 def _holding(node: Any, changes: dict[_Steps, str | None]) -> Any:
     """A Module that keeps other roles; the very same, if nothing changes."""
-    kind = class_of(node)
-    old: GivenRoles = kind.__record__.given_roles(node)
+    old: GivenRoles = class_of(node).__record__.given_roles(node)
     now: dict[_Steps, str | None] = {**dict(old), **changes}
     # In order, so that it is no matter in which one they were given.
     new: GivenRoles = tuple(sorted((s, role) for s, role in now.items() if role is not None))
     if new == old:
         return node
-    layout = kind.__record__.split(node)
-    # As they are kept, whatever it is that reading an attribute gives.
-    values = {name: stored(node, name) for name in (*layout.data, *layout.config)}
-    values.pop(ROLES, None)
-    config = tuple(name for name in layout.config if name != ROLES)
-    if not new:
-        return put_together(kind, values, config)
-    return put_together(kind, {**values, ROLES: new}, (*config, ROLES))
+    return with_notes(node, {ROLES: new})
 
 
 # ---- refusals

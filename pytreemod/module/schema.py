@@ -40,11 +40,12 @@ from pytreemod.module.reading import (
     DERIVATIVE,
     MADE,
     TIES,
+    Reading,
     is_computed,
-    make_reading_class,
-    names_read,
     refuse_untied,
+    traits_of,
 )
+from pytreemod.module.variants import Trait, make_variant
 from pytreemod.tree.kinds import kind_of
 from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord, GivenRoles
 from pytreemod.tree.pending import FLAT, LAYOUT, PENDING, AbstractSource, fill_in
@@ -55,10 +56,12 @@ from pytreemod.typing import class_of
 
 # Where an instance's dict keeps roles that it was given (see `roles`): it is configuration.
 ROLES = "<roles>"
+# And the rules around its methods (see `transform.boundary.surrounded_calls`).
+CALL_RULES = "<rings>"
 
 _HIDDEN = frozenset({LAYOUT, PENDING, FLAT, SNAPSHOT, DERIVATIVE, "__orig_class__"})
 # What else an instance may hold, which is configuration.
-_NOTES = frozenset({MADE, TIES, ASKED, ROLES})
+_NOTES = frozenset({MADE, TIES, ASKED, ROLES, CALL_RULES})
 # All that an instance's dict may have under names of ours.
 OUR_NAMES = _HIDDEN | _NOTES
 _KEPT_LAYOUTS = 4
@@ -106,7 +109,12 @@ class Schema(AbstractRecord):
     ):
         self.cls = cls
         self._make = make
-        self.refusal: str | None = None
+        # Of a variant: the schema of the class that it passes for. It is not called.
+        own: Any = vars(cls).get("__passes_for__", cls)
+        self.original: Schema = self if own is cls else own.__record__
+        self.refusal: str | None = None if own is cls else "made for instances"
+        self.reads_otherwise = issubclass(cls, Reading)
+        self._variants: dict[frozenset[Trait], Schema] = {}
         self.custom_init = False
         self.computes, self.is_hole = hasattr(cls, "__computes__"), hasattr(cls, "__is_hole__")
         self.is_unfinished = hasattr(cls, "__is_unfinished__")
@@ -120,9 +128,6 @@ class Schema(AbstractRecord):
         # What makes an instance and calls `__init__`, and what finishes it then.
         self.build: Callable[..., Any] = cls
         self.finish: Callable[[Any], Any] = lambda node: node
-        # Of a reading class (see `reading`): the schema of the class that it was made for.
-        self.plain: Schema | None = None
-        self._readers: dict[frozenset[str], Schema] = {}
         self._lock = threading.RLock()
         self._read(overridden or {})
 
@@ -207,20 +212,14 @@ class Schema(AbstractRecord):
         return self.layout_for(fields, auto | self.static)
 
     def for_values(self, values: dict[str, Any]) -> Schema:
-        """The schema of the class that an instance with these values is of.
-
-        It is another than this one if some of them are not read as they are stored, or were not.
-        """
-        plain = self.plain or self
-        names = frozenset(names_read(values))
-        if not names:
-            return plain
-        with plain._lock:
-            if names not in plain._readers:
-                plain._readers[names] = made = make_reading_class(plain.cls, names).__record__
-                # A refusal, so that the call of a class looks at one thing.
-                made.plain, made.refusal = plain, "made for instances"
-            return plain._readers[names]
+        """The schema of what an instance with these values is of: the class, or a variant."""
+        original, traits = self.original, frozenset(traits_of(values))
+        if not traits:
+            return original
+        with original._lock:
+            if traits not in original._variants:
+                original._variants[traits] = make_variant(original.cls, traits).__record__
+            return original._variants[traits]
 
     def note_types(self, layout: Layout, values: dict[str, Any]) -> None:
         """Remember that instances with values of such types have this layout.
@@ -299,7 +298,7 @@ class Schema(AbstractRecord):
             # The rest tells of this instance alone: its snapshot, what a cached property keeps.
             values = {name: fields[name] for name in (*layout.data, *layout.config)}
             values.update(changes)
-        schema, computes, is_same = self, self.plain is not None, True
+        schema, computes, is_same = self, self.reads_otherwise, True
         for name, new in changes.items():
             if name in layout.data:
                 if isinstance(new, jax.Array):

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar, cast
 import jax
 
 from pytreemod.errors import AccessError, ArgumentError, ShapeError, SpecError, describe
-from pytreemod.module.classes import Module, put_together
+from pytreemod.module.classes import Module, put_together, with_notes
 from pytreemod.module.computed_leaves import Computed
 from pytreemod.module.constrained_leaves import Constrained
 from pytreemod.module.fields import field
@@ -242,8 +242,7 @@ class _Functional(Tie):
 class _Asked(AbstractAsked):
     def tied(self, node: Any) -> Any:
         if any(map(is_unfinished, jtu.tree_leaves(node, is_leaf=is_unfinished))):
-            schema, values, config = _values(node)
-            return put_together(schema.cls, {**values, ASKED: self}, (*config, ASKED))
+            return with_notes(node, {ASKED: self})
         for place, to, through in self:
             node = tie(node, place, to, through=through)
         return node
@@ -298,10 +297,7 @@ def waiting_ties(tree: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
 
 def tie_waiting(node: Any) -> Any:
     """A Module whose ties were waiting, tied; as it is, if there still is something to wait for."""
-    schema, values, config = _values(node)
-    asked = values.pop(ASKED)
-    config = tuple(name for name in config if name != ASKED)
-    return asked.tied(put_together(schema.cls, values, config))
+    return stored(node, ASKED).tied(with_notes(node, {ASKED: None}))
 
 
 def _tie_one(
@@ -333,7 +329,8 @@ def _tie_one(
     if through is not None and made is not None:
         kept = _Functional(below, from_here, through, made)
     hole = Tied(path_text(from_here), through, len(below))
-    keeper = _with_ties(node_at(model, place[:count]), [(below, hole)], (kept,))
+    node = node_at(model, place[:count])
+    keeper = _with_ties(node, [(below, hole)], (*ties_of(node), kept))
     tied = replace_at(model, [(place[:count], keeper)])
     # Refused where the ties go in a circle.
     follow(tied, place)
@@ -576,42 +573,25 @@ def _refuse_nested(place: KeyPath, origin: KeyPath) -> NoReturn:
 # ---- what keeps ties
 
 
-def _with_ties(node: Any, changes: list[tuple[KeyPath, Any]], ties: tuple[Tie, ...]) -> Any:
-    """A record with changes at tied places, and these ties more."""
-    schema, values, config = _values(node)
-    known = values.pop(TIES, ())
+def _with_ties(node: Any, changes: Iterable[tuple[KeyPath, Any]], ties: Iterable[Tie]) -> Any:
+    """A record with changes at tied places, and with these ties."""
+    fields: dict[str, Any] = {}
     for path, new in changes:
         name = path[0].name
-        values[name] = replace_at(values[name], [(path[1:], new)])
-    kept = Ties((*known, *ties))
-    return put_together(schema.cls, {**values, TIES: kept}, (*config, TIES))
+        fields[name] = replace_at(fields.get(name, stored(node, name)), [(path[1:], new)])
+    return with_notes(node, {TIES: Ties(ties)}, fields)
 
 
 def _without_ties(node: Any, ties: tuple[Tie, ...]) -> Any:
     """A record with values at the places of some of its ties."""
-    schema, values, config = _values(node)
-    kept = Ties(tie for tie in values.pop(TIES) if tie not in ties)
     found = [(tie.place, _value_at(node, tie.place)) for tie in ties]
-    for path, new in found:
-        name = path[0].name
-        values[name] = replace_at(values[name], [(path[1:], new)])
-    if kept:
-        values[TIES], config = kept, (*config, TIES)
-    return put_together(schema.cls, values, config)
+    return _with_ties(node, found, (tie for tie in ties_of(node) if tie not in ties))
 
 
 def _value_at(node: Any, place: KeyPath) -> Any:
     """What is read at a tied place: of a tie through a function, the array that it gives."""
     found = follow(node, place)
     return evaluate_each(found, path_text(place)) if isinstance(found, Through) else found
-
-
-def _values(node: Any) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
-    schema: Any = record_of(node)
-    layout = schema.split(node)
-    values = {name: stored(node, name) for name in (*layout.data, *layout.config)}
-    config = tuple(name for name in layout.config if name != TIES)
-    return schema.plain or schema, values, config
 
 
 def _untied(node: Any, chosen: set[KeyPath] | None, path: KeyPath) -> Any:
@@ -679,5 +659,5 @@ def retie(model: Any, members: Mapping[int, int]) -> Any:
             one = _one_of(source.node, _member_axes(model, keeper) if axes is None else axes)
             made = _made_through(hole.through, one)
             kept = _Functional(place, source.path, hole.through, made)
-        model = replace_at(model, [(keeper, _with_ties(node, [], (kept,)))])
+        model = replace_at(model, [(keeper, _with_ties(node, [], (*ties_of(node), kept)))])
     return model

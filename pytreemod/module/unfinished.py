@@ -6,22 +6,21 @@
     layer = Linear(None, 3, key=key)      an *unfinished* instance: what __init__ was given
     materialize(layer, x)                 Linear(x.shape[-1], 3, key=key)
 
-An unfinished instance is of a subclass of its class, made once for the class, and a tree as any
-other: the arrays that `__init__` was given (mostly a key) are its leaves, the rest is
-configuration. So several of them can be made as one, stacked, held in containers and copied, and
-`__init__` is called when the sizes are known: with what it would have been given then, which is why
-the result is the same to the last bit.
+An unfinished instance is of a variant of its class (see [`variants`][pytreemod.module.variants]).
+It is a tree as any other: the arrays that `__init__` was given (mostly a key) are its leaves, the
+rest is configuration. So they can be made by a map, stacked, put into containers and copied.
+`__init__` is called when the sizes are known, with the arguments that it would have been given
+then: the result is the same to the last bit.
 
-Whether one is made is decided in `__new__`, which only classes with such an `__init__` get; all
-others know nothing of it.
+`__new__` decides whether one is made; only classes with such an `__init__` have it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NoReturn, TypeAlias, TypeVar
 
 import jax
@@ -33,12 +32,12 @@ from pytreemod.errors import (
     SpecError,
     UnfinishedError,
     describe,
-    explain,
 )
-from pytreemod.module.classes import RULES, Module
+from pytreemod.module.abstracts import AbstractVar
+from pytreemod.module.classes import RULES, Module, put_together
 from pytreemod.module.fields import field
 from pytreemod.module.reading import ASKED
-from pytreemod.module.records import make_record
+from pytreemod.module.variants import Trait, Variant, Varying
 from pytreemod.tree.nodes import record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
@@ -52,11 +51,11 @@ SizeRule: TypeAlias = (
 )
 """What gives a size: a function of arguments of `__call__`, by their names."""
 
-# What stands for a size while nobody knows it, so that what `__init__` is given besides can be
-# tried at once. Many numbers divide it: groups, heads. No array of such a size is ever made.
+# `__init__` is traced with this size, and with twice as much: what is the same in both does not
+# depend on the size. Many numbers divide it (groups, heads). No array of such a size is ever made.
 _TRIAL = 2_882_880
-# Among the arrays that were given: one without a single value, which gets another axis wherever
-# the others do, and so tells how often several instances were made one. Some are given no array.
+# Among the arguments with arrays: an empty array, which gets an axis for each map that the instance
+# was made by, as the other arrays do. Some instances have no other.
 _AXES = "<axes>"
 
 
@@ -169,82 +168,66 @@ class Rules:
             # `__init__` says it better.
             return None
         bound.apply_defaults()
-        return _unfinished(cls, bound.arguments, missing)
+        return _defer(cls, bound.arguments, missing)
 
 
-# ---- what is taken in turn
+# ---- keys, which are taken one after the other
 
 
-class AbstractSupply(ABC):
-    """What an `__init__` takes things from, one after the other, such as keys.
+class AbstractKeys(ABC):
+    """An iterator over keys, from which an `__init__` takes some.
 
-    An unfinished instance sets aside what its `__init__` will take, so that whoever comes after it
-    goes on where it would have ended.
+    An unfinished instance reserves those that its `__init__` will take, so that whatever is built
+    after it takes the same keys as if the sizes had been known.
     """
 
     __slots__ = ()
-
-    @abstractmethod
-    def probe(self) -> AbstractSupply:
-        """One for trying out: what is taken of it is not taken of this."""
 
     @abstractmethod
     def taken(self) -> int:
         """How many were taken so far."""
 
     @abstractmethod
-    def set_aside(self, n: int) -> AbstractReserve:
+    def reserve(self, n: int) -> AbstractReservedKeys:
         """The next n, for later."""
 
 
-class AbstractReserve(Module, is_abstract=True):
-    """Things that were set aside from a supply."""
+class AbstractReservedKeys(Module, is_abstract=True):
+    """Keys that were reserved."""
+
+    n: AbstractVar[int]
 
     @abstractmethod
-    def open(self) -> AbstractSupply:
-        """A supply that begins with them."""
-
-    @abstractmethod
-    def end(self) -> int:
-        """How many were taken from that supply when all of these are."""
+    def open(self) -> AbstractKeys:
+        """An iterator that begins with them."""
 
 
 # ---- unfinished instances
 
 
-class Deferral:
-    """What an unfinished instance knows, beside arrays.
+@dataclasses.dataclass(frozen=True)
+class Deferral(Varying):
+    """What an unfinished instance has beside arrays.
 
-    Args:
+    Attributes:
         cls: the class that it will be of.
-        told: the arguments of `__init__` that are configuration.
+        config: the arguments of `__init__` that are configuration.
         missing: the names of the sizes.
-        whom: who is asked at a call; None while nobody materializes.
+        on_call: what answers a call, while the model is materialized.
     """
 
-    __slots__ = ("cls", "missing", "told", "whom")
+    cls: Any
+    config: tuple[tuple[str, Any], ...]
+    missing: tuple[str, ...]
+    on_call: Callable[..., Any] | None = None
 
-    def __init__(
-        self,
-        cls: Any,
-        told: tuple[tuple[str, Any], ...],
-        missing: tuple[str, ...],
-        whom: Callable[..., Any] | None = None,
-    ):
-        self.cls, self.told, self.missing, self.whom = cls, told, missing, whom
-
-    def _parts(self) -> tuple[Any, ...]:
-        return self.cls, self.told, self.missing, self.whom
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Deferral) and self._parts() == other._parts()
-
-    def __hash__(self) -> int:
-        return hash(self._parts())
+    def traits(self) -> Iterable[Trait]:
+        """It is unfinished."""
+        return ((Unfinished, ""),)
 
 
-class Unfinished(Module, is_abstract=True):
-    """Comes before the class of an unfinished instance.
+class Unfinished(Variant, Module, is_abstract=True):
+    """Of an instance that lacks a size.
 
     The names of its fields say in paths what it is.
 
@@ -258,27 +241,33 @@ class Unfinished(Module, is_abstract=True):
 
     __is_unfinished__: ClassVar[bool] = True
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        # Python calls it after `__new__`; that of the class has to wait.
-        del args, kwargs
+    @staticmethod
+    def __vary__(original: Any, name: str) -> dict[str, Any]:
+        del name
+        # Python calls `__init__` after `__new__`; that of the class has to wait.
+        return {name: _later(name) for name in original.__record__.fields} | {
+            "__init__": _do_nothing
+        }
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Ask who materializes: there is nobody else to answer."""
-        whom = self.unfinished_sizes.whom
-        if whom is None:
-            raise UnfinishedError(_text_of_call(self))
-        return whom(self, args, kwargs)
+        """Answer as the finished layer would, while the model is materialized."""
+        deferral = self.unfinished_sizes
+        if deferral.on_call is None:
+            sizes = ", ".join(f"{name}=None" for name in deferral.missing)
+            _refuse_use(self, f"({sizes})", "it is called")
+        return deferral.on_call(self, args, kwargs)
 
     def replace(self, /, **changes: Any) -> Any:
         """Refuse it: the fields are not there yet."""
-        raise UnfinishedError(_text_of_replacing(self, changes))
+        given = ", ".join(f"{name}={describe(new)}" for name, new in changes.items())
+        _refuse_use(self, ".replace", "fields are replaced", f"{given} for an unfinished Module")
 
     def __pdoc__(self, **kwargs: Any) -> Any:
         """As it was called, but for the arrays."""
         import wadler_lindig as wl
 
         deferral = self.unfinished_sizes
-        shown: dict[str, Any] = dict.fromkeys(deferral.missing) | dict(deferral.told)
+        shown: dict[str, Any] = dict.fromkeys(deferral.missing) | dict(deferral.config)
         parameters = inspect.signature(deferral.cls).parameters
         pairs = [
             (name, shown[name])
@@ -293,14 +282,11 @@ class Unfinished(Module, is_abstract=True):
             indent=kwargs["indent"],
         )
 
-    def __reduce__(self) -> Any:
-        deferral = self.unfinished_sizes
-        return restore_unfinished, (
-            deferral.cls,
-            self.unfinished_arguments,
-            deferral.told,
-            deferral.missing,
-        )
+    __reduce__ = Module.__reduce__
+
+
+def _do_nothing(*args: Any, **kwargs: Any) -> None:
+    del args, kwargs
 
 
 def is_unfinished(node: object) -> bool:
@@ -308,20 +294,22 @@ def is_unfinished(node: object) -> bool:
     return isinstance(node, Unfinished)
 
 
-def asking(node: Any, whom: Callable[[Any, Any, Any], Any]) -> Any:
-    """A copy of an unfinished instance that asks somebody at a call."""
-    deferral = node.unfinished_sizes
-    made = Deferral(deferral.cls, deferral.told, deferral.missing, whom)
-    return _make(node.unfinished_arguments, made)
+def answering(node: Any, on_call: Callable[[Any, Any, Any], Any]) -> Any:
+    """A copy of an unfinished instance whose calls are answered by a function."""
+    deferral = dataclasses.replace(node.unfinished_sizes, on_call=on_call)
+    return _make(node.unfinished_arguments, deferral)
 
 
 def with_given(node: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """A copy of an unfinished instance, of which the arguments with arrays were changed.
+    """A copy of an unfinished instance with other arguments, of those with arrays.
 
     Raises:
-        UnfinishedError: more was done to the instance than to hold it, which would be lost.
+        UnfinishedError: the instance has more than its arguments (roles, interceptors), which would
+            be lost.
     """
-    _check_untouched(node)
+    layout = class_of(node).__record__.split(node)
+    if {*layout.data, *layout.config} != {"unfinished_arguments", "unfinished_sizes"}:
+        refuse_unfinished("what was done before materialize", node)
     return _make(change(node.unfinished_arguments), node.unfinished_sizes)
 
 
@@ -345,7 +333,7 @@ def sizes_by_call(node: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> d
     cls = deferral.cls
     call = inspect.signature(cls.__call__).bind(node, *args, **kwargs)
     call.apply_defaults()
-    known = {**dict(deferral.told), **node.unfinished_arguments, **call.arguments}
+    known = {**dict(deferral.config), **node.unfinished_arguments, **call.arguments}
     rules = getattr(cls.__init__, RULES).rules
     return {name: _apply(cls, name, rules[name], known) for name in deferral.missing}
 
@@ -363,7 +351,7 @@ def _apply(cls: Any, name: str, rule: Callable[..., Any], known: dict[str, Any])
     try:
         return rule(**given)
     except (AttributeError, IndexError, TypeError) as error:
-        # There is no such axis, or what is no array has none.
+        # There is no such axis, or an argument is no array.
         where = f"{cls.__qualname__}({name}=None)"
         found = ", ".join(f"{key}={describe(value)}" for key, value in given.items())
         expected = "inputs of which it follows"
@@ -381,36 +369,67 @@ def finish(node: Any, sizes: dict[str, Any]) -> Any:
         UnfinishedError: `__init__` takes another number of keys than it took with another size.
     """
     deferral = node.unfinished_sizes
-    arguments = {**dict(deferral.told), **node.unfinished_arguments, **sizes}
-    opened = [(name, part) for name, part in arguments.items() if _is_reserve(part)]
-    supplies = [reserve.open() for _, reserve in opened]
-    arguments |= {name: supply for (name, _), supply in zip(opened, supplies, strict=True)}
-    made = _build(deferral.cls, arguments)
-    for (name, reserve), supply in zip(opened, supplies, strict=True):
-        if supply.taken() != reserve.end():
-            _refuse_supply(deferral.cls, name, "to take as many keys, whatever the size is")
+    arguments = {**dict(deferral.config), **node.unfinished_arguments, **sizes}
+    reserved = {n: a for n, a in arguments.items() if isinstance(a, AbstractReservedKeys)}
+    made, counts = _build(deferral.cls, arguments, reserved)
+    for name, count in counts.items():
+        if count != reserved[name].n:
+            _refuse_keys(deferral.cls, name, "to take as many keys, whatever the size is")
     return made
 
 
+def _build(cls: Any, arguments: dict[str, Any], reserved: dict[str, Any]) -> Any:
+    """What the class makes of its arguments, and how many of the reserved keys it took."""
+    opened = {name: keys.open() for name, keys in reserved.items()}
+    start = {name: keys.taken() for name, keys in opened.items()}
+    signature = inspect.signature(cls)
+    arguments = {**arguments, **opened}
+    ordered = {name: arguments[name] for name in signature.parameters if name in arguments}
+    bound = inspect.BoundArguments(signature, ordered)  # pyright: ignore[reportArgumentType]
+    made = cls(*bound.args, **bound.kwargs)
+    return made, {name: keys.taken() - start[name] for name, keys in opened.items()}
+
+
 def restore_unfinished(
-    cls: Any, given: dict[str, Any], told: tuple[tuple[str, Any], ...], missing: tuple[str, ...]
+    cls: Any, given: dict[str, Any], config: tuple[tuple[str, Any], ...], missing: tuple[str, ...]
 ) -> Any:
-    """Put a pickled instance together again."""
-    return _make(given, Deferral(cls, told, missing))
+    """What a pickle of version 0.1 asks for."""
+    return _make(given, Deferral(cls, config, missing))
 
 
-def _unfinished(cls: Any, arguments: dict[str, Any], missing: tuple[str, ...]) -> Any:
-    """Keep what `__init__` was given until it can be called."""
+def _defer(cls: Any, arguments: dict[str, Any], missing: tuple[str, ...]) -> Any:
+    """The unfinished instance of a call.
+
+    Raises:
+        PytreemodError: `__init__` refuses another argument.
+        UnfinishedError: it cannot be tried, so it is not known how many keys it takes.
+    """
     rest = {name: value for name, value in arguments.items() if name not in missing}
-    rest = _set_aside(cls, rest, missing)
-    told = {name: value for name, value in rest.items() if _is_told(value)}
-    given = {name: value for name, value in rest.items() if name not in told}
-    given[_AXES] = jnp.zeros(0, bool)
-    return _make(given, Deferral(cls, tuple(told.items()), missing))
+    keys = {name: value for name, value in rest.items() if isinstance(value, AbstractKeys)}
+    # What is taken of these is not taken of the iterator.
+    copies = {name: value.reserve(0) for name, value in keys.items()}
+
+    def count(size: int) -> dict[str, int]:
+        return _traced(lambda: _build(cls, rest | dict.fromkeys(missing, size), copies)[1])
+
+    try:
+        rest |= {name: keys[name].reserve(n) for name, n in count(_TRIAL).items()}
+    except Exception as error:
+        if isinstance(error, PytreemodError):
+            # An error about the size, or about what follows from it, has another text then.
+            try:
+                count(2 * _TRIAL)
+            except Exception as other:
+                if str(other) == str(error):
+                    raise error from None
+        if keys:
+            _refuse_keys(cls, next(iter(keys)), "to run with any size", error)
+    config = tuple((name, value) for name, value in rest.items() if _is_config(value))
+    given = {name: value for name, value in rest.items() if name not in dict(config)}
+    return _make({**given, _AXES: jnp.zeros(0, bool)}, Deferral(cls, config, missing))
 
 
-def _is_told(value: Any) -> bool:
-    """Whether an argument is configuration."""
+def _is_config(value: Any) -> bool:
     if any(map(is_array, jtu.tree_leaves(value))):
         return False
     try:
@@ -420,115 +439,42 @@ def _is_told(value: Any) -> bool:
     return True
 
 
-def _set_aside(cls: Any, arguments: dict[str, Any], missing: tuple[str, ...]) -> dict[str, Any]:
-    """The arguments, with what `__init__` will take of supplies in the place of these.
-
-    It is tried with a size of our own, which also shows right here what is wrong with the others.
-
-    Raises:
-        PytreemodError: `__init__` refuses another argument.
-        UnfinishedError: it cannot be tried, and so nobody knows how much it takes.
-    """
-    supplies = {n: part for n, part in arguments.items() if isinstance(part, AbstractSupply)}
-    counts: dict[str, int] = {}
-
-    def failure(size: int) -> Exception | None:
-        def trial() -> None:
-            probes = {name: supply.probe() for name, supply in supplies.items()}
-            _build(cls, arguments | probes | dict.fromkeys(missing, size))
-            counts.update({name: probe.taken() for name, probe in probes.items()})
-
-        try:
-            jax.eval_shape(trial)
-        except Exception as error:
-            return error
-        return None
-
-    error = failure(_TRIAL)
-    if error is not None:
-        # What speaks of the size, or of what follows from it, is another text for another size.
-        if isinstance(error, PytreemodError) and str(error) == str(failure(2 * _TRIAL)):
-            raise error
-        if supplies:
-            _refuse_supply(cls, next(iter(supplies)), "to run with any size", error)
-    return arguments | {name: part.set_aside(counts[name]) for name, part in supplies.items()}
+def _make(given: dict[str, Any], deferral: Deferral) -> Any:
+    values = {"unfinished_arguments": given, "unfinished_sizes": deferral}
+    return put_together(deferral.cls, values, ("unfinished_sizes",))
 
 
-def by_trial(tree: Any, read: Callable[[Any], Any]) -> Any:
+# ---- trials
+
+
+def _traced(read: Callable[[], Any]) -> Any:
+    """What a function gives under a trace: nothing is computed."""
+    found: list[Any] = []
+    jax.eval_shape(lambda: found.append(read()))
+    return found[0]
+
+
+def by_trial(tree: Any, read: Callable[[Any], Any], size: int = _TRIAL) -> Any:
     """What is read of a tree whose unfinished instances are made with a size of our own.
 
     Args:
         tree: any tree.
-        read: called under a trace; what it gives is to hold no array.
+        read: called under a trace; its result holds no array.
+        size: that size.
     """
-    found: list[Any] = []
 
     def make(node: Any) -> Any:
         if not is_unfinished(node):
             return node
-        return finish(node, dict.fromkeys(node.unfinished_sizes.missing, _TRIAL))
+        return finish(node, dict.fromkeys(node.unfinished_sizes.missing, size))
 
-    def trial(tree: Any) -> None:
+    def trial(tree: Any) -> Any:
+        # One may have been given another.
         while any(map(is_unfinished, jtu.tree_leaves(tree, is_leaf=is_unfinished))):
             tree = jtu.tree_map(make, tree, is_leaf=is_unfinished)
-        found.append(read(tree))
+        return read(tree)
 
-    jax.eval_shape(lambda: trial(tree))
-    return found[0]
-
-
-def _field_by_trial(node: Any, size: int, name: str) -> Any:
-    """A field of what would be made with a size, taken apart; arrays as their shapes."""
-    found: list[Any] = []
-
-    def trial() -> None:
-        sizes = dict.fromkeys(node.unfinished_sizes.missing, size)
-        leaves, treedef = jtu.tree_flatten(getattr(finish(node, sizes), name))
-        found.append(([_shape_of(leaf) for leaf in leaves], treedef))
-
-    jax.eval_shape(trial)
-    return found[0]
-
-
-def _shape_of(leaf: Any) -> Any:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_array(leaf) else leaf
-
-
-def _build(cls: Any, arguments: dict[str, Any]) -> Any:
-    signature = inspect.signature(cls)
-    ordered = {name: arguments[name] for name in signature.parameters if name in arguments}
-    bound = inspect.BoundArguments(signature, ordered)  # pyright: ignore[reportArgumentType]
-    return cls(*bound.args, **bound.kwargs)
-
-
-def _make(given: dict[str, Any], deferral: Deferral) -> Any:
-    made = _class_for(deferral.cls)
-    values = {"unfinished_arguments": given, "unfinished_sizes": deferral}
-    return made.__record__.finish(make_record(made, values))
-
-
-def _class_for(cls: Any) -> Any:
-    """The class of unfinished instances of a class."""
-    # Two threads may come here at once.
-    with _lock:
-        if _OWN not in vars(cls):
-            type.__setattr__(cls, _OWN, _make_class(cls))
-        return getattr(cls, _OWN)
-
-
-def _make_class(cls: Any) -> Any:
-    kept: dict[str, Any] = {n: getattr(cls, n) for n in ("__module__", "__qualname__", "__doc__")}
-    kept |= {"__init__": Unfinished.__init__}
-    # Properties take the place of the class's own fields, which are none of this one then.
-    kept |= {name: _later(name) for name in cls.__record__.fields}
-    made: Any = class_of(cls)(cls.__name__, (Unfinished, cls), kept)
-    # They are for finished instances.
-    made.__record__.checks = ()
-    return made
-
-
-_OWN = "__unfinished__"
-_lock = threading.Lock()
+    return _traced(lambda: trial(tree))
 
 
 def _later(name: str) -> property:
@@ -539,21 +485,23 @@ def _later(name: str) -> property:
     """
 
     def read(self: Any) -> Any:
+        def shapes(made: Any) -> Any:
+            return jtu.tree_map(_shape_of, getattr(made, name))
+
+        cause: Exception | None = None
         try:
-            once, again = (_field_by_trial(self, size, name) for size in (_TRIAL, 2 * _TRIAL))
-            is_known = bool(once == again)
+            once, again = (by_trial(self, shapes, size) for size in (_TRIAL, 2 * _TRIAL))
+            if jtu.tree_flatten(once) == jtu.tree_flatten(again):
+                return once
         except Exception as error:
-            raise UnfinishedError(_text_of_reading(self, name)) from error
-        if not is_known:
-            raise UnfinishedError(_text_of_reading(self, name))
-        leaves, treedef = once
-        return treedef.unflatten(leaves)
+            cause = error
+        _refuse_use(self, f".{name}", "it is read", cause=cause)
 
     return property(read)
 
 
-def _is_reserve(value: Any) -> bool:
-    return isinstance(value, AbstractReserve)
+def _shape_of(leaf: Any) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_array(leaf) else leaf
 
 
 # ---- refusals
@@ -595,55 +543,22 @@ _HINT = (
 )
 
 
-def _text_of_call(node: Any) -> str:
+def _refuse_use(
+    node: Any,
+    where: str,
+    when: str,
+    got: str = "an unfinished Module",
+    cause: Exception | None = None,
+) -> NoReturn:
     deferral = node.unfinished_sizes
-    return explain(
-        _title(deferral),
-        f"{_list(deferral.missing)} to be known before it is called",
-        "an unfinished Module",
-        hint=_HINT,
-    )
+    expected = f"{' and '.join(deferral.missing)} to be known before {when}"
+    where = f"{deferral.cls.__qualname__}{where}"
+    raise UnfinishedError(where, expected, got, hint=_HINT) from cause
 
 
-def _text_of_reading(node: Any, name: str) -> str:
-    deferral = node.unfinished_sizes
-    return explain(
-        f"{deferral.cls.__qualname__}.{name}",
-        f"{_list(deferral.missing)} to be known before it is read",
-        "an unfinished Module",
-        hint=_HINT,
-    )
-
-
-def _text_of_replacing(node: Any, changes: dict[str, Any]) -> str:
-    deferral = node.unfinished_sizes
-    return explain(
-        f"{deferral.cls.__qualname__}.replace",
-        f"{_list(deferral.missing)} to be known before fields are replaced",
-        f"{', '.join(f'{name}={describe(new)}' for name, new in changes.items())} for an "
-        "unfinished Module",
-        hint=_HINT,
-    )
-
-
-def _check_untouched(node: Any) -> None:
-    layout = class_of(node).__record__.split(node)
-    is_other = class_of(node) is not _class_for(node.unfinished_sizes.cls)
-    if is_other or {*layout.data, *layout.config} != {"unfinished_arguments", "unfinished_sizes"}:
-        refuse_unfinished("what was done before materialize", node)
-
-
-def _title(deferral: Deferral) -> str:
-    return f"{deferral.cls.__qualname__}({', '.join(f'{n}=None' for n in deferral.missing)})"
-
-
-def _list(names: tuple[str, ...]) -> str:
-    return " and ".join(names)
-
-
-def _refuse_supply(cls: Any, name: str, expected: str, error: Exception | None = None) -> NoReturn:
+def _refuse_keys(cls: Any, name: str, expected: str, error: Exception | None = None) -> NoReturn:
     raise UnfinishedError(
-        f"{cls.__qualname__}(key)" if name == "key" else f"{cls.__qualname__}({name})",
+        f"{cls.__qualname__}({name})",
         f"__init__ {expected}, so that those who take keys after it get theirs",
         "one that does not" if error is None else type(error).__name__,
         hint=["give it a key of its own:", f"{cls.__name__}(..., {name}=next(keys))"],

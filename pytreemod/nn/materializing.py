@@ -16,7 +16,7 @@ import jax
 from pytreemod.errors import ShapeError, UnfinishedError
 from pytreemod.module.ties import node_at, tie_waiting, waiting_ties
 from pytreemod.module.unfinished import (
-    asking,
+    answering,
     count_axes,
     finish,
     is_unfinished,
@@ -102,7 +102,7 @@ def materialize(
     if not found:
         return _tied(model, model)
     watch = _Watch()
-    questioning = _visit(lambda path, node: asking(node, ft.partial(watch.call, path)), model)
+    questioning = _visit(lambda path, node: answering(node, ft.partial(watch.call, path)), model)
     # Sizes follow from shapes: nothing is computed, however large the model is.
     filter_eval_shape(_called(method), questioning, *args, **kwargs)
     missed = {path: node for path, node in found.items() if path not in watch.sizes}

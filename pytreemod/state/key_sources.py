@@ -13,7 +13,7 @@ from jaxtyping import PRNGKeyArray
 
 from pytreemod.errors import ArgumentError, RngError, describe
 from pytreemod.module.fields import field
-from pytreemod.module.unfinished import AbstractReserve, AbstractSupply
+from pytreemod.module.unfinished import AbstractKeys, AbstractReservedKeys
 from pytreemod.state.streams import check_seed, like, numbers_of
 from pytreemod.tree.traces import current_trace
 from pytreemod.typing import Keys, Tracer
@@ -51,7 +51,7 @@ def hashes(counts: np.ndarray, words: int) -> np.ndarray:
     return h ^ (h >> 16)
 
 
-class InitKeys(AbstractSupply):
+class InitKeys(AbstractKeys):
     """Hands out keys, one after the other; made by [`init_keys`][pytreemod.init_keys].
 
     Examples:
@@ -109,20 +109,16 @@ class InitKeys(AbstractSupply):
     def __repr__(self) -> str:
         return f"<init_keys: {self._count} handed out>"
 
-    def probe(self) -> InitKeys:
-        """Another one."""
-        return InitKeys(jax.random.key(0))
-
     def taken(self) -> int:
         """How many keys were handed out."""
         return self._count
 
-    def set_aside(self, n: int) -> KeysAside:
+    def reserve(self, n: int) -> ReservedKeys:
         """The next n keys, to be made later."""
         with self._lock:
             start = self._advance(n)
             self._ready = []
-        return KeysAside(self._key, start, n)
+        return ReservedKeys(key=self._key, start=start, n=n)
 
     def __jax_array__(self) -> Any:
         return self.ndim
@@ -179,7 +175,7 @@ class InitKeys(AbstractSupply):
         return start
 
 
-class KeysAside(AbstractReserve):
+class ReservedKeys(AbstractReservedKeys):
     """Keys of an `InitKeys` that are not made yet."""
 
     key: PRNGKeyArray
@@ -190,10 +186,9 @@ class KeysAside(AbstractReserve):
         """What hands them out."""
         return InitKeys(self.key, self.start)
 
-    def end(self) -> int:
-        """The number of the key after them."""
-        return self.start + self.n
 
+# Pickles of version 0.1 ask for it.
+KeysAside = ReservedKeys
 
 KeyLike: TypeAlias = PRNGKeyArray | InitKeys
 """What a layer takes for its `key`."""

@@ -1,11 +1,10 @@
 """What happens around the calls of chosen Modules: a *call rule*, put around a method.
 
-There are no hooks. A Module around whose method a rule was put is an instance of a subclass of its
-class, made once for the class and the method, whose method asks the rule. The rules ride on the
-instance as one more piece of configuration. So they go through every transform with the Module, and
-a compiled function is compiled once for each choice of rules. Whatever asks (`isinstance`,
-`replace`, a prefix tree, a pickle) is told of the class that the subclass passes for. A Module
-without rules is of its own class, and nothing in its calls knows of any of this.
+There are no hooks. A Module around whose method a rule was put is of a variant of its class (see
+[`variants`][pytreemod.module.variants]) whose method asks the rule. The rules are one more piece of
+the instance's configuration. So they go through every transform with the Module, and a compiled
+function is compiled once for each choice of rules. A Module without rules is of its own class, and
+nothing in its calls knows of any of this.
 
 A rule is told where it is: at which path, in which layer of a `Stack`, at which call. The number of
 the layer is traced. It is data of the instance while the step of the scan runs, so that it goes as
@@ -17,10 +16,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools as ft
-import inspect
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -28,14 +26,15 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import jax
 
 from pytreemod.errors import ArgumentError, describe
-from pytreemod.module.classes import Module, put_together
+from pytreemod.module.classes import Module, put_together, with_notes
 from pytreemod.module.fields import field
 from pytreemod.module.methods import Method, as_method
-from pytreemod.module.pickling import referred, referring
+from pytreemod.module.pickling import referred
+from pytreemod.module.schema import CALL_RULES
+from pytreemod.module.variants import Trait, Variant, Varying
 from pytreemod.transform.boundary.chosen_modules import Path, choose_modules, rebuilt
 from pytreemod.transform.boundary.wrapping import Transformed, passing_on
 from pytreemod.tree.kinds import kind_of
-from pytreemod.tree.nodes import own_class
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.traces import current_trace
@@ -228,12 +227,15 @@ def released(tree: PyTree, level: int | None = None) -> PyTree:
 
 def has_method(node: Any, name: str) -> bool:
     """Whether there is a method of that name that a rule can be put around."""
-    # In the class and its bases alone: the metaclass has a `__call__`, too, which makes instances.
-    bases: tuple[type, ...] = class_of(node).__mro__
-    kept: Any = next((vars(base)[name] for base in bases if name in vars(base)), None)
+    found = _attribute(class_of(node).__mro__, name)
     # What Python itself calls, on instances that are half built or broken, is left alone.
     is_bound = class_of(as_method(name, has_method)) is Method
-    return is_bound and isinstance(kept, (Method, Transformed, FunctionType))
+    return is_bound and isinstance(found, (Method, Transformed, FunctionType))
+
+
+def _attribute(bases: Iterable[type], name: str) -> Any:
+    # Of the bases alone: the metaclass has a `__call__`, too, which makes instances.
+    return next((vars(base)[name] for base in bases if name in vars(base)), None)
 
 
 # ---- rules of one kind, for which places and paths are nothing
@@ -277,9 +279,8 @@ def _is_own(ring: _Ring, kind: type) -> bool:
 
 # ---- instances
 
-# Where an instance keeps its rules, and the numbers of the layers that it is in. No identifiers,
-# so that no field can bear the names.
-_RINGS = "<rings>"
+# Where an instance has the numbers of the layers that it is in. No identifier, so that no field can
+# bear the name.
 _NUMBERS = "<numbers>"
 
 
@@ -298,18 +299,24 @@ class _Ring(NamedTuple):
         return self.level == 0, self.level
 
 
-class _Surrounded:
-    """Comes before the class of a chosen Module."""
+class _Rings(Varying, tuple[_Ring, ...]):
+    """The rules that an instance has, outermost first."""
 
-    __passes_for__: ClassVar[Any]
+    def traits(self) -> Iterator[Trait]:
+        """The methods that ask them."""
+        return ((_Surrounded, ring.method) for ring in self)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        # Not the user's, which may keep a list of subclasses, or ask for more arguments.
-        pass
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        # What a method makes by `type(self)(...)` is none of those that were chosen.
-        return cls.__passes_for__(*args, **kwargs)
+class _Surrounded(Variant):
+    """Of an instance with rules around methods."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def __vary__(original: Any, name: str) -> dict[str, Any]:
+        # The numbers are a field, for they are data; most instances have none.
+        numbers = {"__annotations__": {_NUMBERS: Any}, _NUMBERS: field(init=False, repr=False)}
+        return {**numbers, name: _asking(original, name)}
 
     def __pdoc__(self, *, seen_ids: set[int], shown_around: str = "", **kwargs: Any) -> Any:
         import wadler_lindig as wl  # Here, as in `tree.printing`.
@@ -321,64 +328,23 @@ class _Surrounded:
         # Once, around all that it holds for.
         return doc if text == shown_around else doc + wl.TextDoc(text)
 
-    def __reduce__(self) -> Any:
-        made = class_of(self)
-        layout = made.__record__.split(self)
-        values = {name: stored(self, name) for name in (*layout.data, *layout.config)}
-        return _restore, (made.__passes_for__, referring(values), layout.config)
+    __reduce__ = Module.__reduce__
 
 
-def _restore(cls: Any, values: dict[str, Any], config: tuple[str, ...]) -> Any:
+def _restore(  # pyright: ignore[reportUnusedFunction]  (pickles of version 0.1 ask for it)
+    cls: Any, values: dict[str, Any], config: tuple[str, ...]
+) -> Any:
     values = referred(values)
-    return put_together(_surrounded_class(cls, _methods(values[_RINGS])), values, config)
+    return put_together(cls, {**values, CALL_RULES: _Rings(values[CALL_RULES])}, config)
 
 
 def _rings_of(node: Any) -> tuple[_Ring, ...]:
-    return stored(node, _RINGS) if isinstance(node, _Surrounded) else ()
+    return stored(node, CALL_RULES) if isinstance(node, _Surrounded) else ()
 
 
-def _methods(rings: Sequence[_Ring]) -> tuple[str, ...]:
-    return tuple(sorted({ring.method for ring in rings}))
-
-
-def _with_rings(node: Any, rings: Sequence[_Ring]) -> Any:
-    kind = class_of(node)
-    layout = kind.__record__.split(node)
-    values = {name: stored(node, name) for name in (*layout.data, *layout.config)}
-    config = tuple(name for name in layout.config if name != _RINGS)
-    values.pop(_RINGS, None)
-    own = own_class(node)
-    if not rings:
-        values.pop(_NUMBERS, None)
-        return put_together(own, values, config)
-    values[_RINGS] = tuple(rings)
-    return put_together(_surrounded_class(own, _methods(rings)), values, (*config, _RINGS))
-
-
-# ---- classes
-
-# As JAX keeps every class that was registered, these live as long as it does.
-_classes: dict[tuple[type, tuple[str, ...]], type] = {}
-_lock = threading.Lock()
-
-
-def _surrounded_class(cls: Any, methods: tuple[str, ...]) -> Any:
-    """The subclass of a class whose instances ask rules around the methods."""
-    key = (cls, methods)
-    with _lock:
-        if key not in _classes:
-            _classes[key] = _make_class(cls, methods)
-        return _classes[key]
-
-
-def _make_class(cls: Any, methods: tuple[str, ...]) -> Any:
-    names: dict[str, Any] = {n: getattr(cls, n) for n in ("__module__", "__qualname__", "__doc__")}
-    # An own __init__, so that none is written; nothing calls it.
-    names |= {"__passes_for__": cls, "__init__": cls.__init__}
-    # The numbers are a field, for they are data; most instances have none.
-    names |= {"__annotations__": {_NUMBERS: Any}, _NUMBERS: field(init=False, repr=False)}
-    names |= {name: _asking(cls, name) for name in methods}
-    return class_of(cls)(cls.__name__, (_Surrounded, cls), names)
+def _with_rings(node: Any, rings: Iterable[_Ring]) -> Any:
+    made = _Rings(rings)
+    return with_notes(node, {CALL_RULES: made} if made else {CALL_RULES: None, _NUMBERS: None})
 
 
 def _asking(cls: Any, name: str) -> Any:
@@ -392,7 +358,8 @@ def _asking(cls: Any, name: str) -> Any:
         for ring in rings:
             called, module = module, ring.rule.entering(module)
             steps.append((ring.rule, called, module))
-        call = inspect.getattr_static(cls, name).__get__(module, class_of(module))
+        variant = class_of(module)
+        call = _attribute(variant.__mro__[1:], name).__get__(module, variant)
         if not rings:
             return call(*args, **kwargs)
         call = ft.partial(_leave, call, steps)
@@ -491,8 +458,7 @@ def without_numbers(tree: PyTree) -> tuple[PyTree, tuple[Any, ...] | None]:
     Returns:
         The tree, and the numbers; None for these if no rule in the tree uses them.
     """
-    # Nothing is looked at where no rule was ever put around anything.
-    nodes = jtu.tree_leaves(tree, is_leaf=_uses_numbers) if _classes else ()
+    nodes = jtu.tree_leaves(tree, is_leaf=_uses_numbers)
     found = [stored(node, _NUMBERS, ()) for node in nodes if _uses_numbers(node)]
     if not found:
         return tree, None
@@ -503,15 +469,7 @@ def with_numbers(tree: PyTree, numbers: tuple[Any, ...] | None) -> PyTree:
     """A tree whose rules are told these numbers; with None, the tree as it is."""
 
     def change(node: Any, path: Path) -> Any:
-        if not _uses_numbers(node):
-            return node
-        kind = class_of(node)
-        layout = kind.__record__.split(node)
-        values = {name: stored(node, name) for name in (*layout.data, *layout.config)}
-        values.pop(_NUMBERS, None)
-        return put_together(
-            kind, {**values, _NUMBERS: numbers} if numbers else values, layout.config
-        )
+        return with_notes(node, {_NUMBERS: numbers}) if _uses_numbers(node) else node
 
     return tree if numbers is None else rebuilt(tree, change)
 

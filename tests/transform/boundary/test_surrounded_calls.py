@@ -16,7 +16,6 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, SpecError
-from pytreemod.transform.boundary import surrounded_calls
 from pytreemod.transform.boundary.surrounded_calls import (
     AbstractCallRule,
     CallSite,
@@ -311,25 +310,6 @@ def test_equal_rules_are_compiled_for_once():
     assert len(traces) == 9
 
 
-def test_there_is_one_class_for_a_class_and_its_methods():
-    """However often rules are put around it, also from many threads."""
-    made = []
-
-    def work():
-        made.extend(type(surround(PAIR, "first", Times(float(i))).first) for i in range(10))
-
-    surround(PAIR, "first", Times())
-    known = len(surrounded_calls._classes)
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(made) == 40
-    assert len(set(made)) == 1
-    assert len(surrounded_calls._classes) == known
-
-
 # ---- counting
 
 
@@ -557,15 +537,6 @@ def test_a_rule_that_does_not_use_the_number_gets_none():
 
 def _size(stack):
     return len(str(jax.make_jaxpr(lambda stack, x: stack(x))(stack, X)).splitlines())
-
-
-def test_models_without_rules_are_not_looked_at(monkeypatch):
-    """A Stack asks nothing of its layers where there is no rule in the process."""
-    looked = []
-    monkeypatch.setattr(surrounded_calls, "_uses_numbers", lambda node: looked.append(1))
-    monkeypatch.setattr(surrounded_calls, "_classes", {})
-    STACK(X)
-    assert looked == []
 
 
 # ---- refusals
