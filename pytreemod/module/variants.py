@@ -3,7 +3,7 @@
 A field that holds a computed leaf is read otherwise, a method with an interceptor is called
 otherwise, a layer without a size has no fields yet. Python looks such things up in the class, so an
 instance like this is of a *variant* of its class: a subclass, made once for the class and the
-*traits* in which the two differ. The values of an instance decide its traits, and so its class
+traits in which the two differ. The values of an instance decide its traits, and so its class
 (`Schema.for_values`); any traits can be combined. An instance without any is of the class itself,
 which knows nothing of variants.
 
