@@ -12,6 +12,8 @@ import hypothesis
 import jax
 import pytest
 
+pytest.register_assert_rewrite("tests.goldens")
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # Most of what tests compile runs once. Tests of compiled programs turn this off for themselves.

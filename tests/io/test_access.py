@@ -23,13 +23,7 @@ from pytreemod.errors import (
 from pytreemod.io.access import checked_path, open_to_read, regular_status, shown, system_errors
 from pytreemod.io.containers import write_container
 from pytreemod.io.showing import diff_files, show_file
-
-
-@pytest.mark.parametrize("path", [None, 3, b"name", ["name"], "na\0me", 1.5, object])
-def test_what_is_no_path_is_refused(path):
-    """A number least of all, which would be a file that somebody else has open."""
-    with pytest.raises(ArgumentError, match="path: expected the path of a file, got"):
-        checked_path(path)
+from tests.goldens import refusals
 
 
 def test_a_path_that_gives_bytes_is_refused():
@@ -41,13 +35,6 @@ def test_a_path_that_gives_bytes_is_refused():
 
     with pytest.raises(ArgumentError, match="expected the path of a file"):
         checked_path(Bytes())
-
-
-@pytest.mark.parametrize("path", ["", "folder/", "/"])
-def test_the_path_of_a_folder_is_refused(path):
-    """As `open` refuses it, also where there is no such folder."""
-    with pytest.raises(FileAccessError, match="expected the path of a file, got a folder"):
-        checked_path(path)
 
 
 def test_paths_are_strings_and_what_stands_for_them():
@@ -121,12 +108,6 @@ def test_only_files_are_opened(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FileAccessError, match="got a pipe or a device"):
         open_to_read(str(tmp_path / "pipe"))
-    with pytest.raises(FileAccessError, match="got a pipe or a device"):
-        regular_status(os.devnull)
-    with pytest.raises(FileAccessError, match="got a folder"):
-        open_to_read(str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="none: expected a file to read, got no such file"):
-        open_to_read(str(tmp_path / "none"))
     assert regular_status(str(tmp_path / "none")) is None
 
 
@@ -211,3 +192,6 @@ def test_a_higher_limit_is_what_helps(tmp_path):
         sys.setrecursionlimit(limit)
 
     assert jax.tree.leaves(tree)[0].shape == (2,)
+
+
+test_refusals = refusals(globals())

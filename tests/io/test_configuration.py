@@ -28,6 +28,7 @@ from pytreemod.io.configuration import (
 from pytreemod.state.tokens import Unnamed
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.paths import PathName
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_same
 
 
@@ -206,8 +207,6 @@ class Flags(enum.Flag):
 def test_what_a_name_does_not_tell_is_compared_only(value, other):
     """It came back as something else, or was called a description that nobody had written."""
     pm.register_for_files(Flags, name="test_configuration.Flags")
-    with pytest.raises(FileError, match="configuration that a file can hold, got"):
-        read(through_json(value))
     assert are_same(through_json(value), through_json(value))
     assert not are_same(through_json(value), through_json(other))
 
@@ -236,55 +235,6 @@ def test_a_name_that_was_given_later_is_found():
     assert name_of(Later) == "?Later"
     pm.register_for_files(Later)
     assert read({"class": "?Later"}) is Later
-
-
-@pytest.mark.parametrize(
-    "written",
-    [
-        [1],
-        {},
-        {"eval": "1"},
-        {"tuple": 3},
-        {"dict": [[1]]},
-        {"dtype": "save"},
-        {"dtype": "prng_key"},
-        {"dtype": "ndarray"},
-        {"dtype": 3},
-        {"scalar": ["float32", "zz"]},
-        {"scalar": ["float32", ""]},
-        {"enum": ["test_configuration.Color", "GREEN"]},
-        {"enum": ["pytreemod.nn.Linear", "RED"]},
-        {"class": "jax.nn.relu"},
-        {"class": ["os"]},
-        {"partial": [{"function": "jax.nn.relu"}]},
-        {"partial": [3, [], {"dict": []}]},
-        {"dataclass": ["test_configuration.Options", [["other", 1]]]},
-        {"dataclass": ["jax.nn.relu", []]},
-        {"path": ["a", [1]]},
-        {"path": "a"},
-        {"unnamed": "x"},
-        {"int": "3x"},
-        {"range": [None]},
-        {"bytes": "0g"},
-        {"set": [{"list": []}]},
-        {"unknown": ["Thing", ""]},
-    ],
-    ids=str,
-)
-def test_malformed_configuration_is_the_files_fault(written):
-    with pytest.raises(FileError, match="load: expected"):
-        read(written)
-
-
-def test_what_is_not_registered_is_told_with_the_line_to_write():
-    with pytest.raises(FileError, match=r"(?s)'Net', which is not.*register_for_files\(Net\)"):
-        read({"class": "?Net"})
-
-
-def test_a_dataclass_that_lacks_a_field_is_refused():
-    """An instance without one would fail much later, with an AttributeError."""
-    with pytest.raises(FileError, match="load: expected"):
-        read({"dataclass": ["test_configuration.Options", [["depth", 1]]]})
 
 
 @pytest.mark.parametrize(
@@ -381,3 +331,6 @@ def test_what_is_too_deep_is_not_malformed():
         deep = {"tuple": [deep]}
     with pytest.raises(RecursionError, match="maximum recursion depth exceeded"):
         ConfigurationReader("load").read(deep, "place")
+
+
+test_refusals = refusals(globals())

@@ -18,11 +18,9 @@ from hypothesis import strategies as st
 
 import pytreemod as pm
 from pytreemod.errors import (
-    ArgumentError,
     EquinoxFileError,
     FileAccessError,
     FileMissingError,
-    SpecError,
     StateError,
 )
 from pytreemod.io.equinox_files import (
@@ -31,6 +29,7 @@ from pytreemod.io.equinox_files import (
     tree_deserialise_leaves,
     tree_serialise_leaves,
 )
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_same
 from tests.nn.both_libraries import LAYERS, Both
 
@@ -306,11 +305,6 @@ def test_configuration_comes_from_the_file():
     net = pm.nn.Sequential([pm.nn.Dropout(0.5), pm.nn.Dropout(0.2)])
     other = pm.nn.inference_mode(net.replace(layers=(pm.nn.Dropout(0.1), pm.nn.Dropout(0.4))))
     assert read(written(other), net) == other
-    broken = written((7.0, False))
-    with pytest.raises(
-        ArgumentError, match=r"Dropout.*p.*expected a number from 0.* to 1.*, got 7.0"
-    ):
-        read(broken, pm.nn.Dropout(0.5))
 
 
 # ---- leaves
@@ -418,12 +412,6 @@ def test_what_the_format_has_nothing_for_is_refused(leaf, got):
 
 def test_an_array_whose_values_are_not_here_is_refused():
     """Abstract, traced or donated: nothing is left out unseen."""
-    with pytest.raises(
-        EquinoxFileError, match=r"expected an array whose values are here, got f32\[2\], which"
-    ):
-        written(jax.ShapeDtypeStruct((2,), jnp.float32))
-    with pytest.raises(EquinoxFileError, match=r"weight: .*got a traced one"):
-        jax.jit(lambda tree: written(tree) and 0)(pm.nn.Linear(1, 1, key=KEYS[0]))
     gone = jnp.ones(2)
     gone.delete()
     with pytest.raises(EquinoxFileError, match=r"got one that was donated"):
@@ -473,13 +461,7 @@ def test_a_filter_spec_of_the_structure_of_the_model(where):
 def test_a_filter_spec_that_does_not_say_what_a_flag_is_to_be_is_refused():
     """Where its neighbours are treated in two ways, with the line that says it."""
     layer = pm.nn.SpectralNorm(pm.nn.Linear(2, 2, key=KEYS[0]), "weight", key=KEYS[0])
-    spec = jax.tree.map(lambda _: default_serialise_filter_spec, layer)
-    spec = pm.tree_at(lambda m: m.layer.weight, spec, replace=lambda f, x: None)
 
-    with pytest.raises(
-        SpecError, match=r"got none for \[0\].inference, which is configuration here"
-    ):
-        written([layer], filter_spec=[spec])
     assert written([layer], filter_spec=[default_serialise_filter_spec])
 
 
@@ -488,21 +470,6 @@ def test_a_rule_is_a_filter_spec():
     rule = pm.by({"a": lambda f, x: None, ...: default_serialise_filter_spec})
 
     assert written({"a": 1.0, "b": 2.0}, filter_spec=rule) == written([2.0])
-
-
-@pytest.mark.parametrize(
-    ("spec", "text"),
-    [
-        (True, "expected functions of a file and a leaf, got True"),
-        ([default_serialise_filter_spec], "filter_spec.*expected"),
-        (None, "filter_spec.*expected"),
-        ((default_serialise_filter_spec, 3), r"got 3"),
-    ],
-)
-def test_a_filter_spec_that_is_none_is_refused(spec, text):
-    """Before a file is opened."""
-    with pytest.raises(SpecError, match=text):
-        written((1.0, 2.0), filter_spec=spec)
 
 
 def test_a_filter_spec_may_change_what_it_reads():
@@ -524,19 +491,6 @@ def test_is_leaf_says_what_is_one():
     read(b"", like, filter_spec=lambda f, x: seen.append(x) or x, is_leaf=stops)
 
     assert seen == like
-
-
-def test_an_error_in_a_filter_spec_names_the_leaf():
-    """It is a RuntimeError, as Equinox's is."""
-
-    def fail(f, x):
-        raise KeyError(x)
-
-    with pytest.raises(
-        RuntimeError,
-        match=r"\['a'\]: expected a leaf that can be written, got 1\.0\.\n  KeyError: 1\.0$",
-    ):
-        written({"a": 1.0}, filter_spec=fail)
 
 
 # ---- files
@@ -561,8 +515,6 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     """An error in the middle leaves the old one, and nothing beside it."""
     path = tmp_path / "model.eqx"
     tree_serialise_leaves(path, [1.0])
-    with pytest.raises(EquinoxFileError, match="expected what Equinox's files have a form for"):
-        tree_serialise_leaves(path, [jnp.ones(9), jax.random.key(0)])
 
     assert tree_deserialise_leaves(path, [0.0]) == [1.0]
     assert os.listdir(tmp_path) == ["model.eqx"]
@@ -611,8 +563,6 @@ def test_what_does_not_fit_is_refused_with_its_path(like, text):
     with pytest.raises(EquinoxFileError, match=text) as caught:
         read(written((jnp.ones(2), 3.0)), like)
     assert isinstance(caught.value, RuntimeError)
-    with pytest.raises(RuntimeError, match="changed"):
-        read(written((jnp.ones(2), 3.0)), (jnp.ones(3), 3.0), eqx)
 
 
 @pytest.mark.parametrize(
@@ -641,15 +591,6 @@ def test_a_number_takes_the_place_of_one_that_can_hold_it(value, like, expected)
             read(data, like)
     else:
         assert read(data, like) == expected
-
-
-def test_what_jax_cannot_hold_is_refused():
-    """Equinox cuts it to 32 bits."""
-    with pytest.raises(
-        EquinoxFileError, match=r"expected a dtype that JAX has here, got f64\[2\]"
-    ) as caught:
-        read(written(np.ones(2)), jnp.ones(2))
-    assert "jax_enable_x64" in str(caught.value)
 
 
 def test_more_than_like_has_is_refused(tmp_path):
@@ -733,15 +674,6 @@ def test_what_the_system_refuses_is_told(tmp_path):
         tree_serialise_leaves(tmp_path / "folder", 1.0)
 
 
-@pytest.mark.parametrize("work", [tree_serialise_leaves, tree_deserialise_leaves])
-def test_what_is_no_file_is_refused(work):
-    """Neither a name nor a binary file."""
-    with pytest.raises(ArgumentError, match=r"or a binary file with a method (read|write), got 3"):
-        work(3, 1.0)
-    with pytest.raises(ArgumentError, match="got a file of text"):
-        work(io.StringIO(), 1.0)
-
-
 def test_a_state_that_was_used_up_is_refused(tmp_path):
     """Before the file is touched."""
     model, state = pm.make_with_state(pm.nn.BatchNorm)(2)
@@ -750,3 +682,6 @@ def test_a_state_that_was_used_up_is_refused(tmp_path):
     with pytest.raises(StateError, match="Attempted to use old state"):
         tree_serialise_leaves(tmp_path / "model", (model, state))
     assert os.listdir(tmp_path) == []
+
+
+test_refusals = refusals(globals())

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import warnings
-from collections import OrderedDict
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from pytreemod.errors import (
 from pytreemod.io import many_steps
 from pytreemod.io.loading import load, read_metadata
 from pytreemod.io.many_steps import Checkpoints
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_same
 from tests.helpers.racing import race
 
@@ -295,13 +295,9 @@ def test_what_cannot_be_saved_is_told_at_once(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     tree = tree_at_step(1)
 
-    with pytest.raises(FileError, match=r"save\(1\): expected arrays .* one that is traced"):
-        jax.jit(lambda x: checkpoints.save(1, {"x": x}))(jnp.ones(2))
     tree["weight"].delete()
     with pytest.raises(FileError, match=r"(?s)one that was donated.*at weight: f32\[3,2\]"):
         checkpoints.save(1, tree)
-    with pytest.raises(FileError, match=r"save\(1\): expected leaves with different names"):
-        checkpoints.save(1, OrderedDict([(0, 1), ("0", 2)]))
     assert checkpoints.steps() == []
 
 
@@ -327,31 +323,6 @@ def test_unusable_options_are_refused(tmp_path, options, match):
     assert files(tmp_path) == []
 
 
-@pytest.mark.parametrize("step", [-1, True, 1.0, "1", jnp.int32(3), None])
-def test_a_step_is_a_number_that_is_there(tmp_path, step):
-    """An array would have to be waited for."""
-    with pytest.raises(ArgumentError, match=r"step: expected an int of Python's, 0 or more, got"):
-        Checkpoints(tmp_path).save(step, LIKE)
-
-
-@pytest.mark.parametrize(
-    ("metrics", "match"),
-    [
-        (0.5, r"expected a dict of numbers, got 0\.5"),
-        ({"loss": "low"}, r"expected a dict of numbers, got \{'loss': 'low'\}"),
-        ({"loss": jnp.ones(2)}, r"expected a dict of numbers, got \{'loss': Array"),
-        ({"loss": 1j}, r"expected a dict of numbers"),
-        ({"loss": None}, r"expected a dict of numbers"),
-        ({3: 0.5}, r"expected a dict of numbers"),
-        ({"los": 0.5}, r"expected 'loss' among them, got 'los'"),
-    ],
-)
-def test_metrics_are_numbers_with_names(tmp_path, metrics, match):
-    """One that is misspelt would never be the best."""
-    with pytest.raises(ArgumentError, match=rf"save\(1\), metrics: {match}"):
-        Checkpoints(tmp_path, best="loss").save(1, LIKE, metrics)
-
-
 def test_a_folder_that_is_a_file_is_told(tmp_path):
     """By its path."""
     (tmp_path / "run").touch()
@@ -367,15 +338,11 @@ def test_where_there_is_no_step_it_is_told(tmp_path):
     for step in (None, 3, "best"):
         with pytest.raises(FileMissingError, match=r"if checkpoints\.steps"):
             checkpoints.restore(LIKE, step)
-    with pytest.raises(FileMissingError, match="expected a step, got none"):
-        checkpoints.path()
     checkpoints.save(1, LIKE)
     with pytest.raises(FileMissingError, match=r"expected step 3, got the steps \[1\]"):
         checkpoints.restore(LIKE, 3)
     with pytest.raises(FileMissingError, match=r"whose file tells its 'loss', got the steps \[1\]"):
         checkpoints.restore(LIKE, "best")
-    with pytest.raises(ArgumentError, match="'best', where nothing says which one that is"):
-        Checkpoints(tmp_path).restore(LIKE, "best")
 
 
 # ---- which steps there are
@@ -734,3 +701,6 @@ def test_a_process_can_be_killed_at_any_moment(tmp_path):
     with Checkpoints(tmp_path, best="loss") as checkpoints:
         checkpoints.save(newest + 1, {})
     assert not [name for name in files(tmp_path) if "saving" in name]
+
+
+test_refusals = refusals(globals())

@@ -11,6 +11,7 @@ import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError
 from pytreemod.io.registered import own_name, registered_as, registered_name
+from tests.goldens import refusals
 
 
 def test_the_librarys_layers_and_jaxs_activations_are_there():
@@ -131,27 +132,6 @@ def test_what_has_no_name_of_its_own_takes_no_others():
         define("lambda x: x * 2")
 
 
-@pytest.mark.parametrize("name", ["", " ", 3, b"x"])
-def test_a_name_is_a_text(name):
-    with pytest.raises(ArgumentError, match=r"register_for_files\(name\): expected a text"):
-        pm.register_for_files(nn.Linear, name=name)
-
-
-@pytest.mark.parametrize("name", ["jax.nn.relu", "pytreemod.nn.Linear", "?x"])
-def test_the_librarys_names_cannot_be_taken(name):
-    with pytest.raises(ArgumentError, match="not the library's or JAX's own"):
-        pm.register_for_files(test_register_as_a_decorator_with_and_without_a_name, name=name)
-
-
-def test_what_is_no_class_and_what_has_no_name_is_refused():
-    with pytest.raises(ArgumentError, match="a class or a function, got 3"):
-        pm.register_for_files(3)  # pyright: ignore
-    with pytest.raises(ArgumentError, match=r"(?s)something with a name.*name=\"my_function\""):
-        pm.register_for_files(lambda x: x)
-    with pytest.raises(ArgumentError, match="something with a name"):
-        pm.register_for_files(ft.partial(max, 1))
-
-
 def test_the_own_name_is_without_the_function_around_it():
     class Local:
         class Inner:
@@ -190,3 +170,6 @@ def test_every_computed_leaf_of_the_library_has_a_name():
 
     assert len(found) >= 4
     assert [kind for kind in found if registered_name(kind) is None] == []
+
+
+test_refusals = refusals(globals())

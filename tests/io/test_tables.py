@@ -10,7 +10,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, FileError
+from pytreemod.errors import FileError
 from pytreemod.io.containers import write_container
 from pytreemod.io.descriptions import describe_tree
 from pytreemod.io.tables import (
@@ -23,6 +23,7 @@ from pytreemod.io.tables import (
     read_table,
     renamed_table,
 )
+from tests.goldens import refusals
 from tests.helpers.trees import ramp
 
 
@@ -161,36 +162,4 @@ def test_a_source_begins_with_its_first_array():
     assert first_name(Clear(None, abs)) == ""
 
 
-def test_rename_of_what_is_not_there_or_to_one_name_is_refused():
-    with pytest.raises(ArgumentError, match=r"(?s)rename: expected names in the file.*'b'.*\n.*a"):
-        renamed_table(names("a"), {"b": "c"}, "load")
-    with pytest.raises(ArgumentError, match="expected a name for each leaf, got 'b' for two"):
-        renamed_table(names("a", "b"), {"a": "b"}, "load")
-
-
-def test_a_misspelt_name_is_told_with_the_one_that_was_meant():
-    """Of a leaf, or of what leaves are in; all that are wrong at once."""
-    table = names("encoder.conv1.weight", "encoder.conv1.bias", "head.weight")
-    with pytest.raises(ArgumentError, match="got 3 that are not in it") as caught:
-        renamed_table(table, {"encoder.conv": "a", "head.wieght": "b", "qqq": "c"}, "load")
-
-    assert str(caught.value).splitlines()[1:] == [
-        "  at 'encoder.conv' (is it 'encoder.conv1'?)",
-        "  at 'head.wieght' (is it 'head.weight'?)",
-        "  at 'qqq'",
-        "  it has, for instance:",
-        "      encoder.conv1.weight",
-        "      encoder.conv1.bias",
-        "      head.weight",
-    ]
-
-
-def test_a_rename_the_other_way_round_is_turned():
-    """From names in `like` to names in the file: what one writes first."""
-    with pytest.raises(
-        ArgumentError, match=r'(?s)got 1 that is not.*not back:\n.*rename=\{"head": "out"\}'
-    ):
-        renamed_table(names("head.weight", "x"), {"out": "head"}, "load")
-    # What is only misspelt goes to a name that is there already.
-    with pytest.raises(ArgumentError, match=r"'haed' \(is it 'head'\?\)$"):
-        renamed_table(names("head.weight", "x"), {"haed": "head"}, "load")
+test_refusals = refusals(globals())

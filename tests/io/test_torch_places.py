@@ -8,9 +8,10 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import StateError, StructureError
+from pytreemod.errors import StructureError
 from pytreemod.io import torch_layouts
 from pytreemod.io.torch_places import tensor_places
+from tests.goldens import refusals
 from tests.helpers.trees import affine
 
 
@@ -78,21 +79,6 @@ def test_slots_stand_for_leaves():
     assert [place and place.own for place in spots] == [None, "b", None, "d.0"]
 
 
-def test_a_missing_state_is_told():
-    """All tokens whose values are elsewhere are named, and the argument to write."""
-    model, _ = pm.make_with_state(lambda: [nn.BatchNorm(2), nn.BatchNorm(2)])()
-    with pytest.raises(StateError, match="expected the State, too, got none") as caught:
-        tensor_places("f(model)", model, None)
-
-    assert str(caught.value) == (
-        "f(model): expected the State, too, got none.\n"
-        "  at 0.state_index\n"
-        "  at 1.state_index\n"
-        "  write\n"
-        "      f(model, state=state)"
-    )
-
-
 class Flat(pm.Module):
     """Two layers that have no steps of their own in PyTorch."""
 
@@ -110,11 +96,4 @@ def test_two_arrays_with_one_name_are_told(monkeypatch):
     assert "at weight: one.weight and two.weight" in str(caught.value)
 
 
-def test_a_missing_axis_is_told():
-    """A stack whose arrays were taken apart is no stack."""
-    stack = nn.Stack(ft.partial(nn.Linear, 2, 2), 3, key=jax.random.key(0))
-    broken = pm.tree_at(lambda s: s.layer.bias, stack, jnp.zeros(2))
-    with pytest.raises(StructureError, match="expected an axis for the layers") as caught:
-        tensor_places("f(model)", broken, None)
-
-    assert "at layer.bias: f32[2], with (3,) first" in str(caught.value)
+test_refusals = refusals(globals())

@@ -5,9 +5,9 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, StructureError
 from pytreemod.io.torch_places import tensor_places
 from pytreemod.io.torch_renaming import mapping_by_order, sources_of, with_other_start
+from tests.goldens import refusals
 
 
 def make(key):
@@ -75,48 +75,6 @@ def test_the_longest_beginning_counts(name, starts, expected):
     assert with_other_start(name, starts) == expected
 
 
-def test_two_names_for_one_are_refused():
-    """Which of them was meant is not to be guessed."""
-    with pytest.raises(StructureError, match="a name of its own for each tensor") as caught:
-        sources(["a.weight", "b.weight"], {"a": "body.0", "b": "body.layers.0"})
-
-    assert str(caught.value) == (
-        "f(model): expected a name of its own for each tensor, got one for two.\n"
-        "  at body.0.weight: 'a.weight' and 'b.weight'\n"
-        "  Take what is not to be used to None in mapping."
-    )
-
-
-def test_what_no_name_begins_with_is_refused():
-    """A misspelt beginning would else rename nothing, unseen."""
-    with pytest.raises(ArgumentError, match="got 1 that no name has") as caught:
-        sources(["features.0.weight"], {"featurse.0": "body.0"})
-
-    assert str(caught.value) == (
-        "from_torch(mapping): expected beginnings of names in the state dict (features.0.weight), "
-        "got 1 that no name has.\n"
-        "  at 'featurse.0' (is it 'features.0'?)"
-    )
-
-
-@pytest.mark.parametrize(
-    ("mapping", "text"),
-    [
-        (
-            3,
-            "expected names, or their beginnings, by those in the state dict; or a function, got 3",
-        ),
-        ({"a": 3}, "expected text, or None for what is not to be used, got something else"),
-        ({3: "a"}, "expected text, or None for what is not to be used, got something else"),
-        (lambda name: 3, "expected a name, or None, got 3 of the function"),
-    ],
-)
-def test_what_is_no_mapping_is_refused(mapping, text):
-    """Neither names nor a function to names."""
-    with pytest.raises(ArgumentError, match=rf"from_torch\(mapping\): {text}"):
-        sources(["a.weight"], mapping)
-
-
 # ---- what an error proposes
 
 
@@ -154,3 +112,6 @@ def test_what_is_unused_is_in_nobodys_way():
     given = {"a.running_mean": (2,), "a.num_batches_tracked": ()}
 
     assert mapping_by_order(PLACES, given, {"b.running_mean": (2,)}) == {"a": "b"}
+
+
+test_refusals = refusals(globals())

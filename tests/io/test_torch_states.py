@@ -1,7 +1,6 @@
 """Models from and to PyTorch's state dicts: the same numbers on both sides."""
 
 import functools as ft
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, StateError, StructureError
 from pytreemod.io.torch_states import as_numpy, from_torch, to_torch
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import affine, ramp
 from tests.nn.catalogue import CATALOGUE, flatten
@@ -371,9 +371,6 @@ def test_a_bias_of_a_cell_that_does_not_fit_is_told_once():
     cell = nn.GRUCell(3, 2, key=KEY)
     arrays = to_torch(cell) | {"bias_hh": np.zeros(5, "f")}
 
-    with pytest.raises(StructureError, match="1 that differs") as caught:
-        from_torch(cell, arrays)
-    assert str(caught.value).count("bias_hh: expected f32[6], got f32[5]") == 1
     del arrays["bias_hh"]
     with pytest.raises(StructureError, match="bias_hh: missing"):
         from_torch(cell, arrays)
@@ -442,15 +439,6 @@ def test_an_exponential_average_knows_whether_it_began():
 
     assert not state.get(model.ema_first_time_index)
     assert to_torch(model, state)["num_batches_tracked"] == 1
-
-
-def test_statistics_that_are_to_be_corrected_are_refused():
-    """PyTorch's are used as they are."""
-    model, state = pm.make_with_state(nn.BatchNorm)(2, mode="batch")
-
-    text = r"to_torch, from_torch: BatchNorm: expected .* as PyTorch's, got mode='batch'"
-    with pytest.raises(ArgumentError, match=text):
-        to_torch(model, state)
 
 
 # ---- one array
@@ -525,24 +513,6 @@ def test_a_dtype_is_cast_if_nothing_is_lost(given, dtype, fits):
         from_torch(model, arrays)
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [("weight", (2, 3, 1)), ("weight", (6,)), ("bias", (3, 1)), ("bias", (1,)), ("bias", ())],
-)
-def test_nothing_is_reshaped_or_broadcast(name, shape):
-    """Transposed, with our axes in PyTorch's place, or of one number: each is another array."""
-    layer = nn.Conv1d(2, 3, 1, key=jax.random.key(0))
-    arrays = {**to_torch(layer), name: np.zeros(shape, np.float32)}
-    with pytest.raises(StructureError, match=rf"at {name}: expected f32\[.*\], got f32\["):
-        from_torch(layer, arrays)
-
-
-def test_integers_that_do_not_fit_are_refused():
-    """All integers are int64 in PyTorch; a large one would become another."""
-    with pytest.raises(StructureError, match=r"expected i32\[1\], got i64\[1\]"):
-        from_torch({"a": jnp.zeros(1, jnp.int32)}, {"a": np.array([2**40])})
-
-
 def test_nobody_else_holds_what_comes_out():
     """Arrays are copies, on both sides, and those of PyTorch's may be written to."""
     model, given = {"a": jnp.zeros(2), "b": np.zeros(2, np.float32)}, {"a": wave(2), "b": wave(2)}
@@ -570,8 +540,6 @@ def test_a_model_may_be_abstract():
     abstract = pm.filter_eval_shape(affine)
 
     assert from_torch(abstract, to_torch(affine())) == affine()
-    with pytest.raises(StructureError, match=r"weight: f32\[2,3\], without values"):
-        to_torch(abstract)
 
 
 def test_what_is_no_array_stays():
@@ -633,35 +601,8 @@ def test_wrong_shapes_and_dtypes_are_told():
 def test_a_refused_state_is_not_used_up():
     """What is wrong is found before anything is changed."""
     model, state = network()
-    with pytest.raises(StructureError, match="missing"):
-        from_torch(model, {}, state=state)
 
     assert to_torch(model, state)
-
-
-def test_the_state_is_asked_for():
-    """Running statistics are in the State, which must come along."""
-    model, _ = network()
-    with pytest.raises(StateError, match=r"expected the State, too, got none") as caught:
-        from_torch(model, {})
-
-    assert str(caught.value).endswith("      from_torch(model, state_dict, state=state)")
-    with pytest.raises(StateError, match=r"to_torch\(model, state=state\)"):
-        to_torch(model)
-
-
-@pytest.mark.parametrize("state", [1, affine()], ids=repr)
-def test_a_state_is_a_state(state):
-    """Anything else has no values."""
-    with pytest.raises(ArgumentError, match=r"to_torch\(model\): expected a State, got"):
-        to_torch(affine(), state)
-
-
-def test_a_net_takes_no_second_state():
-    """It has its own."""
-    net = pm.stateful(nn.BatchNorm(2))
-    with pytest.raises(ArgumentError, match="expected a model beside its State, got a net"):
-        to_torch(net, net.state)
 
 
 def test_what_is_no_state_dict_is_refused(torch):
@@ -674,15 +615,6 @@ def test_what_is_no_state_dict_is_refused(torch):
         from_torch(affine(), {1: ramp(2)})
     with pytest.raises(ArgumentError, match="tensors by name, got 3"):
         from_torch(affine(), 3)
-
-
-def test_layers_without_their_shape_have_no_layout():
-    """A bias that is not what a convolution's is cannot be laid out as PyTorch's."""
-    layer = nn.Conv1d(1, 2, 1, key=jax.random.key(0)).replace(bias=jnp.zeros((2, 3)))
-    with pytest.raises(StructureError, match=r"bias: f32\[2,3\], which is no shape for bias"):
-        to_torch(layer)
-    with pytest.raises(StructureError, match=r"bias: expected None, got f32\[2\]"):
-        from_torch(layer, {"weight": wave(2, 1, 1), "bias": wave(2)})
 
 
 class Tied(pm.Module):
@@ -708,13 +640,6 @@ def test_a_tied_parameter_stands_at_each_of_its_places(key):
         found = pm.from_torch(given, named)
         assert pm.tree_equal(found, model)
         assert found.head.weight is found.embed.weight
-    other = {**named, "head.weight": named["head.weight"] + 1}
-    with pytest.raises(
-        StructureError,
-        match=r"expected one tensor at the places that are tied, got 1 of another\.\n  at head\."
-        r"weight: another tensor than where it is tied to\n.*\n      pm\.from_torch\(pm\.untie\(",
-    ):
-        pm.from_torch(model, other)
 
 
 def test_a_parameter_that_is_tied_through_a_function(key):
@@ -901,8 +826,4 @@ def test_gpt2_as_hugging_face_lays_it_out_gives_its_logits(torch):
     assert_close(jnp.concatenate([read, rest], 1), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("of", [str, pathlib.Path])
-def test_a_path_is_no_state_dict_and_the_error_says_how_to_read_it(of):
-    """As many functions take one."""
-    with pytest.raises(ArgumentError, match=r"got a path\.\n(.*\n)+.*, load_file\(path\)\)"):
-        pm.from_torch(nn.Identity(), of("model.safetensors"))
+test_refusals = refusals(globals())

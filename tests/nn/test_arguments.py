@@ -21,13 +21,13 @@ from pytreemod.nn.arguments import (
     check_choice,
     check_dtype,
     check_key,
-    check_last_axis,
     check_number,
     check_size,
     check_sizes,
     own_arrays,
     split_key,
 )
+from tests.goldens import refusals
 from tests.labels import label
 from tests.nn.catalogue import CATALOGUE
 from tests.nn.numbers_to_compare import assert_close, wave
@@ -48,23 +48,10 @@ def test_what_is_no_whole_number(value):
     assert as_integer(value) is None
 
 
-def test_a_traced_number_is_no_size():
-    """Shapes must be known; the error is ours and not one about concretization."""
-    with pytest.raises(ArgumentError, match=r"^f\(n\): expected an integer of at least 0, got i32"):
-        jax.jit(lambda n: check_size("f(n)", n))(3)
-
-
 @pytest.mark.parametrize("given", [2, [2, 2], (np.int32(2), 2)], ids=label)
 def test_one_size_or_one_for_each_axis(given):
     """Both give a tuple."""
     assert check_sizes("f(n)", given, 2) == (2, 2)
-
-
-@pytest.mark.parametrize("given", [[2], [2, 2, 2], [2, -1], "22", {2, 3}, 2.0, None], ids=label)
-def test_what_is_not_one_size_for_each_axis(given):
-    """Wrong counts, negative entries, strings and sets are refused."""
-    with pytest.raises(ArgumentError, match=r"^f\(n\): expected an integer of .* sequence of 2 of"):
-        check_sizes("f(n)", given, 2)
 
 
 @pytest.mark.parametrize("value", [0.5, np.float32(0.5), jnp.array(0.5)], ids=label)
@@ -78,10 +65,6 @@ def test_the_range_of_a_number_is_shown():
     """Both ends, or the lower one where there is no upper one; the ends themselves are in it."""
     assert [check_number("f(p)", value, 0.0, 1.0) for value in (0, 1)] == [0, 1]
     assert check_number("f(eps)", 1e9, 0.0) == 1e9
-    with pytest.raises(ArgumentError, match=r"^f\(p\): expected a number from 0 to 1, got 2\.0"):
-        check_number("f(p)", 2.0, 0.0, 1.0)
-    with pytest.raises(ArgumentError, match=r"^f\(eps\): expected a number >= 0, got -1"):
-        check_number("f(eps)", -1, 0.0)
 
 
 @pytest.mark.parametrize("dtype", ["nonsense", int, "uint8", bool, 3.5], ids=label)
@@ -111,32 +94,9 @@ def test_what_is_no_real_number(value):
     assert as_number(value) is None
 
 
-@pytest.mark.parametrize(
-    ("shape", "hint"),
-    [
-        ((3, 4), "layer(jnp.ravel(x))"),
-        ((7, 3, 4), "layer(x.reshape((*x.shape[:1], 12)))"),
-        ((7, 2, 2, 3), "layer(x.reshape((*x.shape[:1], 12)))"),
-        ((12, 5), "layer(x.T)"),
-        ((5, 12, 5), "layer(jnp.moveaxis(x, 1, -1))"),
-        ((12, 5, 5), "layer(jnp.moveaxis(x, 0, -1))"),
-        ((5, 5), "needs n=5."),
-        ((), "needs 12 numbers at once."),
-    ],
-    ids=label,
-)
-def test_an_axis_that_is_elsewhere_is_found(shape, hint):
-    """Another one that fits, or several that fit together: the last of those that do."""
-    with pytest.raises(ShapeError, match=r"^f: expected x of shape \(\.\.\., 12\), got ") as error:
-        check_last_axis("f", jnp.ones(shape), 12, "n")
-    assert str(error.value).endswith(hint)
-
-
 def test_words_are_accepted_in_either_case():
     """And given back in upper case."""
     assert check_choice("f(mode)", "same", ("SAME", "VALID")) == "SAME"
-    with pytest.raises(ArgumentError, match=r"^f\(mode\): expected one of 'SAME', 'VALID', got 1"):
-        check_choice("f(mode)", 1, ("SAME", "VALID"))
 
 
 def test_a_layer_is_called_by_its_class_and_the_fields_that_matter():
@@ -232,22 +192,11 @@ def test_a_tree_of_labels_that_is_called_says_how_it_is_given(entry, label_of):
         labels(layer)
 
 
-@pytest.mark.parametrize("tree", [nn.Identity(), {"a": 1.0}], ids=["Module", "dict"])
-@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.MaxPool2d(2), nn.LayerNorm(2)], ids=label)
-def test_a_tree_is_no_input(layer, tree):
-    """One that holds no arrays of its own learns it from what it is called with."""
-    with pytest.raises(ArgumentError, match=r"expected x to be an array, [\s\S]* lambda _: labels"):
-        layer(tree)
-
-
 def test_an_optimizer_is_given_a_model_of_labels():
     """As the text says; and as it stands, it is refused with that text."""
     model = nn.MLP(2, 1, 2, 1, key=jax.random.key(0))
     rules = {"a": optax.sgd(1.0), "b": optax.sgd(2.0)}
     labels = pm.by({"layers.0.**": "a", ...: "b"})(model)
-
-    with pytest.raises(ArgumentError, match=r"wrap it:\n      lambda _: labels"):
-        optax.multi_transform(rules, labels).init(model)
 
     optimizer = optax.multi_transform(rules, lambda _: labels)
     updates, _ = optimizer.update(model, optimizer.init(model), model)
@@ -286,22 +235,6 @@ def test_the_text_shows_both_ways_out():
     """A map for layers made as one; a layer of the right sizes for an array that was put in."""
     layers = pm.filter_vmap(lambda key: nn.Linear(4, 4, key=key))(KEYS)
 
-    with pytest.raises(ShapeError, match="filter_vmap") as stacked:
-        layers(jnp.ones(4))
-    with pytest.raises(ShapeError, match="replace") as replaced:
-        LINEAR.replace(weight=jnp.ones((5, 3)))(jnp.ones(3))
-
-    assert str(stacked.value) == (
-        "Linear(in_features=4, out_features=4): expected weight of shape (4, 4), got f32[3,4,4].\n"
-        "  Several layers as one are called mapped, or as an Ensemble:\n"
-        "      pm.filter_vmap(lambda m, x: m(x))(layers, xs)\n"
-        "      nn.Ensemble.from_members(pm.unstack(layers))(xs, in_axes=0)"
-    )
-    assert str(replaced.value) == (
-        "Linear(in_features=3, out_features=2): expected weight of shape (2, 3), got f32[5,3].\n"
-        "  Arrays and configuration go together; where they change, they change in one step:\n"
-        "      layer = layer.replace(weight=weight, in_features=..., out_features=...)"
-    )
     xs = jnp.asarray(wave(3, 4))
     out = pm.filter_vmap(lambda m, x: m(x))(layers, xs)
     assert_close(out, [layer(x) for layer, x in zip(pm.unstack(layers), xs, strict=True)])
@@ -331,12 +264,9 @@ def test_what_can_be_computed_with_counts_by_its_shape(change):
     """An array of NumPy, lists, a wrapper, another dtype; each refused if there are several."""
     weight, x = np.arange(6, dtype=np.float32).reshape(2, 3), jnp.ones(3)
     layer = LINEAR.replace(weight=change(weight))
-    several = LINEAR.replace(weight=change(np.stack([weight, weight])))
 
     with jax.numpy_dtype_promotion("standard"):
         assert layer(x).tolist() == jax.jit(lambda x: layer(x))(x).tolist() == [3, 12]
-    with pytest.raises(ShapeError, match="filter_vmap"):
-        several(x)
 
 
 def test_a_wrapper_is_computed_once_in_a_program():
@@ -365,36 +295,6 @@ def test_arrays_come_in_the_order_asked_for():
     assert bias is layer.bias
     assert weight is layer.weight
     assert own_arrays(Title(LINEAR), bias=None) == (None,)
-    with pytest.raises(ShapeError, match=r"^Linear\(\): expected bias to be None, got 1\.0"):
-        own_arrays(Title(LINEAR.replace(bias=1.0)), bias=None)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "text"),
-    [
-        (jnp.int32, r"got i32\[4,3\](.|\n)*layer\(x\.astype\(float\)\)"),
-        (jnp.complex64, r"got c64\[4,3\](.|\n)*layer\(x\.real\)"),
-    ],
-    ids=label,
-)
-@pytest.mark.parametrize(
-    ("make", "sizes"),
-    [
-        (nn.LayerNorm, (3,)),
-        (nn.RMSNorm, (3,)),
-        (nn.GroupNorm, (2, 4)),
-        (nn.InstanceNorm, (4,)),
-        (nn.BatchNorm, (3,)),
-    ],
-)
-def test_only_real_floating_numbers_are_normalized(make, sizes, dtype, text):
-    """Integers would have to be rounded back; complex numbers have another variance."""
-    layer, state = nn.make_with_state(make)(*sizes)
-
-    with pytest.raises(
-        ArgumentError, match=rf"^{make.__name__}.*: expected x of a floating .*{text}"
-    ):
-        layer(jnp.ones((4, 3), dtype), state)
 
 
 def general():
@@ -415,141 +315,6 @@ def adaptive():
 def transposed():
     """A layer whose arguments must go together."""
     return nn.ConvTranspose1d(3, 2, 3, 2, key=KEYS[0])
-
-
-@pytest.mark.parametrize(
-    ("make", "change", "text"),
-    [
-        (lambda: nn.BatchNorm(2), {"momentum": 2.0}, r"BatchNorm\(momentum\): .* from 0 to 1"),
-        (lambda: nn.BatchNorm(2), {"eps": -1.0}, r"BatchNorm\(eps\): .* >= 0, got -1"),
-        (lambda: nn.LayerNorm(2), {"eps": -1.0}, r"LayerNorm\(eps\): .* >= 0, got -1"),
-        (adaptive, {"target_shape": (0,)}, r"\(target_shape\): .* at least 1, or .* got \(0,\)"),
-        (adaptive, {"target_shape": [2]}, r"\(target_shape\): expected \(2,\), got \[2\]"),
-        (adaptive, {"operation": None}, r"\(operation\): expected a function, got None"),
-        (lambda: nn.BatchNorm(2), {"channel_axis": 0.5}, r"\(channel_axis\): expected the number"),
-        (lambda: nn.GroupNorm(1, 2), {"num_spatial_dims": -1}, r"\(num_spatial_dims\): .* got -1"),
-        (lambda: nn.InstanceNorm(2), {"num_spatial_dims": 0}, r"\(num_spatial_dims\): .* got 0"),
-        (lambda: nn.InstanceNorm(2), {"eps": -1.0}, r"InstanceNorm\(eps\): .* >= 0, got -1"),
-        (lambda: nn.InstanceNorm(2), {"channels": 0.5}, r"InstanceNorm\(channels\): .* got 0.5"),
-        (lambda: nn.Scale(2), {"shape": 2}, r"Scale\(shape\): expected \(2,\), got 2"),
-        (general, {"in_features": 3}, r"\(in_features\): expected \(3,\), got 3"),
-        (general, {"axis": (0, 1)}, r"\(axis\): expected 1 different axes, one for each"),
-        (products, {"equation": "i,io->...o"}, r"\(equation\): expected an equation of x and the"),
-        (products, {"bias_shape": 2}, r"\(bias_shape\): expected \(2,\), got 2"),
-        (lambda: nn.RMSNorm(2), {"eps": -1.0}, r"RMSNorm\(eps\): .* >= 0, got -1"),
-        (lambda: nn.RMSNorm(2), {"shape": 2}, r"RMSNorm\(shape\): expected \(2,\), got 2"),
-        (transposed, {"stride": 2}, r"ConvTranspose1d\(stride\): expected \(2,\), got 2"),
-        (transposed, {"output_padding": (2,)}, r"\(output_padding\): .* less than stride=\(2,\)"),
-        (transposed, {"padding_mode": "CIRCULAR"}, r"\(padding_mode\): expected 'ZEROS', unless"),
-        (transposed, {"groups": 2}, r"\(groups\): expected a divisor of in_channels=3, got 2"),
-        (lambda: nn.GroupNorm(1, 2), {"eps": -1.0}, r"GroupNorm\(eps\): .* >= 0, got -1"),
-        (lambda: nn.GroupNorm(1, 2), {"groups": 0}, r"GroupNorm\(groups\): .* at least 1, got 0"),
-        (lambda: nn.GroupNorm(2, 4), {"groups": 3}, r"GroupNorm\(channels\): .* groups=3, got 4"),
-        (lambda: nn.GroupNorm(2, 4), {"channels": None}, r"GroupNorm\(channels\): .*, got None"),
-        (lambda: nn.Dropout(0.5), {"p": 2.0}, r"Dropout\(p\): .* from 0 to 1, got 2"),
-        (
-            lambda: nn.GRUCell(2, 2, key=KEYS[0]),
-            {"hidden_size": 0},
-            r"GRUCell\(hidden_size\): .* at least 1, got 0",
-        ),
-        (
-            lambda: nn.LSTMCell(2, 2, key=KEYS[0]),
-            {"input_size": -1},
-            r"LSTMCell\(input_size\): .* at least 0, got -1",
-        ),
-        (
-            lambda: nn.SimpleCell(2, 2, key=KEYS[0]),
-            {"activation": "tanh"},
-            r"SimpleCell\(activation\): .* a function or a Module, got",
-        ),
-        (
-            lambda: nn.RNN(nn.SimpleCell(2, 2, key=KEYS[0])),
-            {"unroll": 0},
-            r"RNN\(unroll\): .* at least 1, got 0",
-        ),
-        (
-            lambda: nn.RotaryPositionalEmbedding(2),
-            {"embedding_size": 3},
-            r"^RotaryPositionalEmbedding\(embedding_size\): expected an even number, .*, got 3",
-        ),
-        (
-            lambda: nn.RotaryPositionalEmbedding(2),
-            {"theta": 0.0},
-            r"^RotaryPositionalEmbedding\(theta\): expected a number > 0, got 0\.0",
-        ),
-        (
-            lambda: nn.MultiheadAttention(1, 2, key=KEYS[0]),
-            {"num_heads": 0},
-            r"^MultiheadAttention\(num_heads\): expected an integer of at least 1, got 0",
-        ),
-        (
-            lambda: nn.MultiheadAttention(1, 2, key=KEYS[0]),
-            {"num_kv_heads": 2},
-            r"^MultiheadAttention\(num_kv_heads\): expected a divisor of num_heads=1, got 2",
-        ),
-        (
-            lambda: nn.MultiheadAttention(1, 2, is_causal=True, cache_size=3, key=KEYS[0]),
-            {"is_causal": False},
-            r"^MultiheadAttention\(is_causal\): expected is_causal=True with a cache, got False",
-        ),
-    ],
-    ids=[
-        "momentum",
-        "eps of BatchNorm",
-        "eps of LayerNorm",
-        "no target",
-        "target that is a list",
-        "no operation",
-        "channel_axis",
-        "num_spatial_dims of GroupNorm",
-        "num_spatial_dims of InstanceNorm",
-        "eps of InstanceNorm",
-        "channels of InstanceNorm",
-        "shape of Scale",
-        "in_features of LinearGeneral",
-        "axis",
-        "equation",
-        "bias_shape",
-        "eps of RMSNorm",
-        "shape of RMSNorm",
-        "stride of ConvTranspose",
-        "output_padding",
-        "padding_mode",
-        "groups of ConvTranspose",
-        "eps of GroupNorm",
-        "groups",
-        "groups that are no divisor",
-        "no channels",
-        "p",
-        "hidden_size",
-        "input_size",
-        "activation",
-        "unroll",
-        "an odd size",
-        "theta",
-        "num_heads",
-        "num_kv_heads",
-        "causal with a cache",
-    ],
-)
-@pytest.mark.sampled
-def test_numbers_are_checked_when_they_are_exchanged(make, change, text):
-    """`replace` and `with_mode` refuse what the constructor refuses."""
-    with pytest.raises(ArgumentError, match=text):
-        make().replace(**change)
-    with pytest.raises(ArgumentError, match=text):
-        pm.with_mode(make(), **change)
-
-
-@pytest.mark.parametrize(
-    ("layer", "x"),
-    [(nn.Linear(4, 4, key=KEYS[0]), jnp.ones((4, 4))), (nn.LayerNorm(4), jnp.ones((4, 4)))],
-)
-def test_a_layer_that_was_mapped_over_by_mistake_is_told(layer, x):
-    """`in_axes` was forgotten: each call sees a row of the weight."""
-    text = r"(?s)of shape \(4.*One axis is missing\..*in_axes=\(None, 0\)"
-    with pytest.raises(ShapeError, match=text):
-        pm.filter_vmap(lambda m, x: m(x))(layer, x)
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 16, 17])
@@ -576,22 +341,6 @@ def test_splitting_a_key_leaves_no_call_in_a_program():
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda: nn.BatchNorm(3),
-        lambda: nn.SpectralNorm(nn.Linear(3, 3, key=KEYS[0]), "weight", key=KEYS[0]),
-    ],
-    ids=["BatchNorm", "SpectralNorm"],
-)
-def test_a_traced_inference_is_refused(make):
-    """By the layers that have State as by those that have none."""
-    layer, state = nn.make_with_state(make)()
-
-    with pytest.raises(ArgumentError, match=r"inference to be known while tracing, got bool\[\]"):
-        jax.jit(lambda flag: layer(jnp.ones((4, 3)), state, inference=flag)[0])(True)
-
-
-@pytest.mark.parametrize(
     ("layer", "name"),
     [
         (nn.Stack(lambda key: nn.Linear(2, 2, key=key), 3, key=jax.random.key(0)), "depth"),
@@ -600,11 +349,6 @@ def test_a_traced_inference_is_refused(make):
 )
 def test_the_number_of_layers_changes_with_the_layers_alone(layer, name):
     """By `replace` and `with_mode`; the call would find it much later."""
-    text = rf"{type(layer).__name__}\({name}\): expected 3, with which its layers were made, got 5"
-    with pytest.raises(ArgumentError, match=text):
-        layer.replace(**{name: 5})
-    with pytest.raises(ArgumentError, match=text):
-        nn.with_mode([layer], **{name: 5})
 
     assert nn.with_mode(layer, **{name: 3}) == layer
     holder = {"depth": "layer", "n": "member"}[name]
@@ -619,3 +363,6 @@ def test_every_layer_that_reads_arrays_of_its_own_says_their_shapes():
     for layer in layers:
         source = inspect.getsource(layer)
         assert source.count("own_arrays(") == source.count("own_arrays(where, **self.__array_sh")
+
+
+test_refusals = refusals(globals())

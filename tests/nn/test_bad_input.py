@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, PytreemodError, ShapeError
+from pytreemod.errors import PytreemodError
 from pytreemod.module.classes import Module
 from pytreemod.tree.nodes import children_of
+from tests.goldens import refusals
 from tests.labels import label
 from tests.nn.catalogue import CATALOGUE
-from tests.nn.numbers_to_compare import wave
 
 # Six hundred cases: in the slow run. What is wrong most often is tried in `test_arguments`, too.
 pytestmark = pytest.mark.slow
@@ -146,30 +146,6 @@ def is_default(cls, name):
     return inspect.signature(cls).parameters[name].default is None
 
 
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: nn.Conv1d(3, 4, 2, groups=2, key=KEY), r"Conv1d\(groups\): expected a divisor of"),
-        (
-            lambda: nn.Conv1d(4, 3, 2, groups=2, key=KEY)(jnp.ones((4, 5))),
-            r"Conv1d\(groups\): .*a div",
-        ),
-        (
-            lambda: nn.GroupNorm(2, 3),
-            r"GroupNorm\(channels\): expected a multiple of groups=2, got",
-        ),
-        (lambda: nn.MultiheadAttention(2, 3, key=KEY), r"MultiheadAttention\(qk_size\): .* divide"),
-        (lambda: nn.RotaryPositionalEmbedding(3), r"RotaryPositionalEmbedding\(embedding_size\): "),
-        (lambda: nn.MaxPool1d(2, padding=2), r"MaxPool1d\(padding\): expected"),
-    ],
-    ids=label,
-)
-def test_arguments_that_do_not_go_together(make, text):
-    """What divides, and what must be smaller."""
-    with pytest.raises(ArgumentError, match=rf"^{text}"):
-        make()
-
-
 # ---- what a layer is called with
 
 ANY_SHAPE = {
@@ -273,11 +249,4 @@ def test_a_cell_refuses_what_does_not_fit(cell, place):
         assert re.search(r"expected (x|input|h|c|hidden)\b", str(caught.value)), str(caught.value)
 
 
-def test_the_error_of_a_stacked_layer_names_it():
-    """`test_arguments.py` tries every layer: here what all of it says."""
-    layers = jax.vmap(lambda key: nn.MultiheadAttention(1, 2, key=key))(jax.random.split(KEY, 3))
-
-    with pytest.raises(
-        ShapeError, match=r"^Linear\(.*\): expected weight of shape \(2, 2\), got f32"
-    ):
-        layers(jnp.asarray(wave(3, 2)))
+test_refusals = refusals(globals())

@@ -9,7 +9,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, RngError, StateError
+from pytreemod.errors import ArgumentError, StateError
 from pytreemod.module.classes import Module
 from pytreemod.nn.calling import (
     ABSENT,
@@ -21,6 +21,7 @@ from pytreemod.nn.calling import (
     wants_key,
 )
 from pytreemod.transform.boundary.wrapping import positions_of
+from tests.goldens import refusals
 from tests.nn.catalogue import CATALOGUE
 
 
@@ -190,31 +191,6 @@ def test_a_stateful_layer_that_does_not_give_back_its_state_is_refused(result):
         nn.Sequential([Forgetful()])(jnp.ones(3), nn.State(()))
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [
-        nn.Dropout(0.5, inference=True),
-        nn.LayerNorm(3),
-        nn.RMSNorm(3),
-        nn.GroupNorm(1, 3),
-        nn.InstanceNorm(3),
-        nn.BatchNorm(3),
-        nn.Sequential([nn.Identity()]),
-        nn.SpectralNorm(nn.Linear(3, 2, key=KEY), "weight", key=KEY),
-        nn.WeightNorm(nn.Linear(3, 2, key=KEY)),
-    ],
-    ids=lambda layer: type(layer).__name__,
-)
-def test_a_key_in_the_place_of_the_state_is_refused(layer):
-    """By every layer that takes State; the error shows how a key is passed."""
-    name = type(layer).__name__
-    shown = r"layer\(x, (state, )?key=key\)$"
-    text = rf"^{name}\(.*\): expected a State, got key<fry>\[\](.|\n)*{shown}"
-
-    with pytest.raises(ArgumentError, match=text):
-        layer(jnp.ones(3), KEY)
-
-
 SECONDS = {
     "a mask": jnp.ones(3),
     "None": None,
@@ -249,51 +225,6 @@ def test_what_does_not_say_what_it_takes_gets_no_key():
             return x
 
     assert not accepts_key(Mute())
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: nn.BatchNorm(3),
-        lambda: nn.SpectralNorm(nn.Linear(3, 3, key=jax.random.key(0)), "weight", key=KEY),
-    ],
-    ids=["BatchNorm", "SpectralNorm"],
-)
-def test_a_layer_that_cannot_do_without_state_says_how_to_call_it(make):
-    """Without State, with None, with the arguments in the wrong order, with a key in its place."""
-    layer, state = nn.make_with_state(make)()
-    x = jnp.ones((4, 3))
-    made = (
-        r"\.\n  Make the layer together with its State, and pass that along:\n"
-        r"      layer, state = pm\.make_with_state\(Layer\)\(\.\.\.\)\n"
-        r"      x, state = layer\(x, state\)$"
-    )
-    order = (
-        r"\.\n  First the input, then the State; a key by name:\n"
-        r"      layer\(x, state, key=key\)$"
-    )
-    with pytest.raises(StateError, match=r"expected a State after x, got none" + made):
-        layer(x)
-    with pytest.raises(ArgumentError, match=r"expected a State, got None" + made):
-        layer(x, None)
-    with pytest.raises(ArgumentError, match=r"expected a State, got f32\[4,3\]" + order):
-        layer(state, x)
-    with pytest.raises(ArgumentError, match=r"expected a State, got key<fry>\[\]" + order):
-        layer(x, KEY)
-
-
-def test_a_state_in_another_place_is_told_its_own():
-    """In that of the input, and in that of a key."""
-    state = pm.State(())
-
-    with pytest.raises(
-        ArgumentError, match=r"First the input, then the State:\n +layer\(x, state\)"
-    ):
-        nn.LayerNorm(3)(state)
-    with pytest.raises(
-        RngError, match=r"a random key, got State.*\n  A State goes second, without"
-    ):
-        nn.Dropout(0.5)(jnp.ones(3), key=state)
 
 
 def test_a_layer_that_takes_state_and_does_not_say_so():
@@ -353,19 +284,6 @@ def test_a_call_answers_words_of_other_libraries(layer, arguments, text):
     assert isinstance(caught.value, TypeError)
 
 
-def test_what_is_refused_inside_of_a_call_is_pythons_error():
-    """The word of a function that the layer calls, and one that nobody knows."""
-
-    def own(x, inference=False):
-        return x
-
-    layer = nn.Lambda(lambda x: own(x, training=True))
-    with pytest.raises(TypeError, match=r"own\(\) got an unexpected keyword argument 'training'"):
-        layer(jnp.ones(2))
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'colour'"):
-        nn.Identity()(1.0, colour=2)
-
-
 def test_a_scope_is_seen_in_a_program_and_is_a_wrapper_as_jaxs():
     """Whoever asks for the parameters of a call finds the layer's own."""
 
@@ -379,3 +297,6 @@ def test_a_scope_is_seen_in_a_program_and_is_a_wrapper_as_jaxs():
     assert call.__doc__ == "Doc."
     assert accepts_key(call)
     assert positions_of(call) == (("x",), ("x",))
+
+
+test_refusals = refusals(globals())

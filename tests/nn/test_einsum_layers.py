@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, ShapeError
+from tests.goldens import refusals
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -85,53 +85,4 @@ def test_einsum_is_numpys(key, equation, weight, bias, x):
     assert (layer.bias is None) == (bias is None)
 
 
-@pytest.mark.parametrize(
-    ("equation", "bias", "x", "text"),
-    [
-        ("...i,io->...o", None, (4,), r"x with axes '\.\.\.i', where i=3, o=2, got f32\[4\]"),
-        ("...i,io->...o", None, (), r"x with axes '\.\.\.i', where i=3, o=2, got f32\[\]"),
-        ("bi,io->bo", None, (7, 4, 3), r"x with axes 'bi', where i=3, o=2, got f32\[7,4,3\]"),
-        ("...i,io->...o", (3,), (3,), r"bias_shape to fit the last axes of '\.\.\.o', got \(3,\)"),
-        ("...i,io->...o", (1, 2), (3,), r"bias_shape to fit the last axes .*, got \(1, 2\)"),
-    ],
-    ids=label,
-)
-def test_einsum_refuses_what_is_not_as_the_equation_says(key, equation, bias, x, text):
-    """Sizes, axes, and a bias that would broadcast over the batch."""
-    with pytest.raises(ShapeError, match=rf"^Einsum\(equation=.*\): expected {text}"):
-        nn.Einsum(equation, (3, 2), bias, key=key)(jnp.ones(x))
-
-
-@pytest.mark.parametrize(
-    "equation",
-    ["i,io", "i->i", "...i,...io->...o", "...i,io->o", "ii,io->o", "i,io->oz", "i,i1->1", None],
-    ids=label,
-)
-def test_what_is_no_equation_is_refused(key, equation):
-    """The weight has no batch axes; what x has stays."""
-    with pytest.raises(ArgumentError, match=r"^Einsum\(equation\): expected an equation of x and"):
-        nn.Einsum(equation, (3, 2), key=key)
-    with pytest.raises(ArgumentError, match=r"^Einsum\(equation\): expected 1 letters for .*'io'"):
-        nn.Einsum("i,io->o", (3,), key=key)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "axis", "x", "text"),
-    [
-        ((2, 3), (-2, -1), (3, 2), r"x with axes \(-2, -1\) of sizes \(2, 3\), got f32\[3,2\]"),
-        ((2, 3), (-2, -1), (3,), r"x with axes \(-2, -1\) of sizes \(2, 3\), got f32\[3\]"),
-        ((3, 3), (0, -1), (3,), r"x with axes \(0, -1\) of sizes \(3, 3\), got f32\[3\]"),
-    ],
-    ids=label,
-)
-def test_linear_general_refuses_other_axes(key, sizes, axis, x, text):
-    """Of other sizes, too few, the same one twice."""
-    with pytest.raises(ShapeError, match=rf"^LinearGeneral\(.*\): expected {text}"):
-        nn.LinearGeneral(sizes, 2, axis, key=key)(jnp.ones(x))
-
-
-@pytest.mark.parametrize("axis", [(-1,), (-1, -1), (0.5, 1), "ab", None], ids=label)
-def test_linear_general_takes_an_axis_for_each_size(key, axis):
-    """Different ones, as many as in_features."""
-    with pytest.raises(ArgumentError, match=r"^LinearGeneral\(axis\): expected 2 different axes"):
-        nn.LinearGeneral((2, 3), 4, axis, key=key)
+test_refusals = refusals(globals())

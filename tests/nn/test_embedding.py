@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, RngError, ShapeError
+from tests.goldens import refusals
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -46,59 +46,6 @@ def test_a_table_can_be_given():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "text"),
-    [
-        (
-            {},
-            ArgumentError,
-            r"Embedding\(num_embeddings, embedding_size\): expected both, or weigh",
-        ),
-        ({"num_embeddings": 3}, ArgumentError, r"Embedding\(.*\): .*, got 3 and None"),
-        (
-            {"num_embeddings": -1, "embedding_size": 2},
-            ArgumentError,
-            r"Embedding\(num_embeddings\): expected an integer of at least 0, got -1",
-        ),
-        (
-            {"num_embeddings": 3, "embedding_size": 0.5},
-            ArgumentError,
-            r"Embedding\(embedding_size\): expected an integer of at least 0, got 0\.5",
-        ),
-        (
-            {"num_embeddings": 3, "weight": jnp.ones((4, 2))},
-            ArgumentError,
-            r"Embedding\(weight\): expected num_embeddings=3 rows .*, got f32\[4,2\]",
-        ),
-        ({"weight": jnp.ones(4)}, ShapeError, r"Embedding\(weight\): expected shape \(num_embed"),
-        (
-            {"num_embeddings": 3, "embedding_size": 2},
-            RngError,
-            r"Embedding\(key\): expected a random key, got None",
-        ),
-        (
-            {"num_embeddings": 3, "embedding_size": 2, "key": 0},
-            RngError,
-            r"Embedding\(key\): expected a random key, got 0",
-        ),
-    ],
-    ids=label,
-)
-def test_bad_arguments_are_refused(arguments, error, text):
-    """Each by its name."""
-    with pytest.raises(error, match=f"^{text}"):
-        nn.Embedding(**arguments)
-
-
-@pytest.mark.parametrize("x", [jnp.ones(3), 1.0, jnp.array(True)], ids=label)
-def test_what_is_no_integer_is_refused(key, x):
-    """Fractions and booleans name no row."""
-    text = r"^Embedding\(num_embeddings=5, embedding_size=3\): expected x of an integer dtype, got"
-
-    with pytest.raises(ArgumentError, match=text + r"(.|\n)*layer\(x\.astype\(int\)\)"):
-        nn.Embedding(5, 3, key=key)(x)
-
-
-@pytest.mark.parametrize(
     "x",
     [
         jnp.array([-1, 44], jnp.int8),
@@ -122,9 +69,6 @@ def test_attend_is_the_product_with_each_row(key):
     layer, x = nn.Embedding(5, 3, key=key), wave(2, 4, 3)
 
     assert_close(layer.attend(jnp.asarray(x)), x @ np.asarray(layer.weight).T)
-    with pytest.raises(
-        ShapeError, match=r"^Embedding\(num_embeddings=5, .*\): expected x of shape "
-    ):
-        layer.attend(jnp.ones((3, 4)))
-    with pytest.raises(ShapeError, match=r"expected weight of shape \(5, 3\), got "):
-        layer.replace(weight=jnp.ones((2, 5, 3))).attend(jnp.asarray(x))
+
+
+test_refusals = refusals(globals())

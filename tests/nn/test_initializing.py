@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, RngError
 from pytreemod.nn.initializing import initialize, uniform_by_fan_in
-from tests.labels import label
+from tests.goldens import refusals
 
 
 def test_without_inputs_everything_is_zero(key):
@@ -24,15 +23,6 @@ def test_values_fill_the_range_of_one_over_root_fan_in(fan_in, key):
     assert 0.95 < float(values.max()) <= 1
 
 
-@pytest.mark.parametrize("initializer", [jnp.ones((2, 3)), "zeros", 0], ids=label)
-def test_what_is_no_initializer_is_refused(key, initializer):
-    """The values themselves, or a name."""
-    text = r"^f\(init\): expected a function \(key, shape, dtype\) -> array, got "
-
-    with pytest.raises(ArgumentError, match=text):
-        initialize("f(init)", initializer, key, (2, 3), jnp.float32)
-
-
 def test_complex_parts_are_drawn_independently(key):
     """Real and imaginary part differ, each within the bound."""
     values = uniform_by_fan_in(4)(key, (50,), jnp.complex64)
@@ -47,21 +37,6 @@ def test_initialize_passes_everything_on(key):
     values = initialize("f(init)", jax.nn.initializers.normal(2.0), key, (2, 3), jnp.float16)
 
     assert (values == jax.nn.initializers.normal(2.0)(key, (2, 3), jnp.float16)).all()
-
-
-@pytest.mark.parametrize(
-    ("result", "text"),
-    [
-        (jnp.ones((3, 2)), r"f\(init\): expected it to return f32\[2,3\], got f32\[3,2\]"),
-        (jnp.ones((2, 3), int), r"f\(init\): expected it to return f32\[2,3\], got i32\[2,3\]"),
-        (None, r"f\(init\): expected it to return f32\[2,3\], got None"),
-    ],
-    ids=label,
-)
-def test_other_results_are_refused(key, result, text):
-    """A weight of another shape would fail later, or broadcast."""
-    with pytest.raises(ArgumentError, match=f"^{text}"):
-        initialize("f(init)", lambda key, shape, dtype: result, key, (2, 3), jnp.float32)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +60,6 @@ def test_layers_that_normalize_start_as_they_are_told(key, make):
     assert (layer.bias == normal(bias_key, shape, jnp.float32)).all()
     assert (make(bias_init=normal, key=key).weight == 1).all()
     assert (make(weight_init=normal, key=key).bias == 0).all()
-    with pytest.raises(RngError, match=r"Norm\(key\): expected a random key, got None"):
-        make(weight_init=normal)
-    with pytest.raises(ArgumentError, match=r"Norm\(bias_init\): expected a function"):
-        make(bias_init=1.0, key=key)
+
+
+test_refusals = refusals(globals())

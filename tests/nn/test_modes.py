@@ -9,9 +9,10 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, ShapeError
+from pytreemod.errors import ArgumentError
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
+from tests.goldens import refusals
 from tests.labels import label
 
 KEY = jax.random.key(0)
@@ -62,15 +63,6 @@ def test_a_tree_without_flags_comes_back():
     assert pm.tree_equal(nn.inference_mode(tree), tree)
 
 
-@pytest.mark.parametrize("value", [1, None, "yes"])
-def test_the_value_is_true_or_false(value):
-    """Anything else would end up in every layer."""
-    with pytest.raises(
-        ArgumentError, match=r"^inference_mode\(value\): expected True or False, got"
-    ):
-        nn.inference_mode(nn.Dropout(), value)
-
-
 @pytest.mark.parametrize("value", [True, False])
 def test_inference_mode_is_a_special_case(value):
     """Law: with_mode(m, inference=b) == inference_mode(m, b)."""
@@ -114,10 +106,6 @@ def test_a_function_may_take_the_place_of_a_flag():
     block = Block(None)
 
     assert nn.with_mode(block, training=policy).training is policy
-    with pytest.raises(
-        ArgumentError, match=r"^with_mode\(inference\): expected True or False, got"
-    ):
-        nn.with_mode(block, inference=policy)
 
 
 def test_numpys_true_becomes_pythons():
@@ -151,10 +139,6 @@ def test_converters_and_checks_run():
     rates = Rate(3.0, Rate(2.0))
 
     assert nn.with_mode(rates, rate="1").below.rate == 1.0
-    with pytest.raises(ValueError, match=r"^could not convert"):
-        nn.with_mode(rates, rate="three")
-    with pytest.raises(ValueError, match=r"^-1\.0 is less than 0\.0$"):
-        nn.with_mode(rates, rate=-1)
 
 
 class Encoder(Module):
@@ -210,37 +194,14 @@ def test_what_cannot_be_set_is_refused(changes, error, text):
         nn.with_mode(model(), **changes)
 
 
-def test_a_model_without_fields_says_so():
-    """There is no list to choose from."""
-    with pytest.raises(ArgumentError, match=r"\(it has none that can be set\), got 'p'"):
-        nn.with_mode([jnp.ones(2)], p=0.1)
-
-
-@pytest.mark.parametrize("inference", [nn.Dropout(), jnp.ones(2), None, jnp.zeros(2, bool)])
-def test_data_that_is_called_inference_is_not_overwritten(inference):
-    """An inference network is no flag."""
-    with pytest.raises(
-        ArgumentError, match=r"^inference_mode: expected a field that is configuration, or True"
-    ):
-        nn.inference_mode(Encoder(inference))
-
-
 def test_a_traced_flag_is_explained():
     """A mode is structure; `filter_cond` chooses between two models."""
     dropout = nn.Dropout(0.5)
-
-    def traced(flag):
-        return nn.with_mode(dropout, inference=flag)(jnp.ones(2))
 
     def chosen(flag):
         on, off = (nn.with_mode(dropout, inference=mode) for mode in (True, False))
         return pm.filter_cond(flag, on, lambda x: off(x, key=jax.random.key(0)), jnp.ones(2))
 
-    text = (
-        r"True or False, got a traced array\.\n  at inference\n[^\n]*\n      y = pm\.filter_cond\("
-    )
-    with pytest.raises(ArgumentError, match=text):
-        jax.jit(traced)(True)
     assert jax.jit(chosen)(True).tolist() == [1.0, 1.0]
 
 
@@ -323,22 +284,4 @@ def test_a_layer_is_not_made_inconsistent(name, flags, text):
             change(LAYERS[name], **flags)
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "text"),
-    [
-        (
-            "linear",
-            {"weight": jnp.ones((5, 3))},
-            r"weight=weight, in_features=\.\.\., out_features=",
-        ),
-        ("norm", {"bias": None}, r"bias=bias, use_bias=\.\.\.\)$"),
-        ("batch norm", {"weight": None}, r"weight=weight, channelwise_affine=\.\.\.\)$"),
-    ],
-    ids=label,
-)
-def test_an_array_that_does_not_fit_is_told_with_what_changes_beside_it(name, changes, text):
-    """When the layer is called: before, the array may come first, and then the configuration."""
-    layer, state = pm.make_with_state(lambda: LAYERS[name].replace(**changes))()
-    line = rf"(?s)where they change, they change in one step:\n      layer = layer\.replace\({text}"
-    with pytest.raises(ShapeError, match=line):
-        layer(jnp.ones((2, 3)), *([state] if name == "batch norm" else []))
+test_refusals = refusals(globals())

@@ -12,7 +12,8 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, RngError, ShapeError, StateError, TokenError
+from pytreemod.errors import ArgumentError, StateError, TokenError
+from tests.goldens import refusals
 from tests.helpers.equations import equations
 
 X = jnp.asarray([[1.0, 2.0], [3.0, 5.0], [2.0, 4.0]])
@@ -259,12 +260,6 @@ def test_a_model_without_streams_is_seeded_split_and_joined_in_vain(make):
     assert pm.stateful(make()).seed(jax.random.key(0)).split(3).join() == net
 
 
-def test_an_unseeded_stream_is_named():
-    """The error of the State arrives."""
-    with pytest.raises(RngError, match=r"^State\.next_key\(layers\[1\]\.stream\): expected"):
-        pm.stateful(noisy())(X)
-
-
 # --- transforms ---------------------------------------------------------------------------------
 
 
@@ -391,9 +386,6 @@ def test_a_call_that_fails_leaves_the_net_as_it_was():
     net = pm.stateful(nn.Sequential([nn.BatchNorm(2), nn.Linear(3, 1, key=jax.random.key(0))]))
     before = copy.deepcopy(net)
 
-    with pytest.raises(ShapeError, match=r"^Linear\(in_features=3"):
-        net(X)
-
     assert net == before
 
 
@@ -408,19 +400,6 @@ def test_a_net_whose_result_was_lost_is_restored():
     assert net.restored() == before
     assert net.restored()(X)[1] == after
     assert before.restored() == before
-
-
-def test_a_made_layer_in_two_places_is_refused():
-    """When the bundle is made, and when a layer is put elsewhere in one."""
-    net = pm.stateful(nn.Sequential([nn.BatchNorm(2), nn.BatchNorm(2)]))
-    text = (
-        r"^State\.substate: expected each token in one place(.|\n)*\n  at layers\[1\]\.state_index"
-    )
-    changed = pm.tree_at(lambda n: n.model.layers[1], net, net.model.layers[0])
-    with pytest.raises(StateError, match=text):
-        changed(X)
-    with pytest.raises(StateError, match=text):
-        pm.stateful(changed.model, net.state)
 
 
 def test_copies_of_a_layer_in_a_net_are_layers_of_their_own():
@@ -451,12 +430,6 @@ def test_a_lost_update_is_refused():
 
     with pytest.raises(StateError, match=r"one that set.*Attempted to use old state"):
         pm.stateful(Forgetful(nn.BatchNorm(2)))(X)
-
-
-def test_a_models_own_type_error_arrives():
-    """A TypeError inside a model that takes State is not blamed on the State."""
-    with pytest.raises(TypeError, match="unsupported operand"):
-        pm.stateful(Coder()).apply(lambda model, state: 1 + "a")
 
 
 class Stateless(pm.Module):
@@ -581,42 +554,9 @@ class Normed(pm.Module):
 def test_what_the_model_has_is_told_where_it_is():
     """An attribute, a method; what neither has stays Python's own error, with a suggestion."""
     net = pm.stateful(Normed(nn.BatchNorm(2)))
-    attribute = (
-        r"^net\.norm: expected an attribute of the net, got one of its model, a Normed\.\n"
-        r"  the net holds it:\n      net\.model\.norm$"
-    )
-    method = (
-        r"^net\.encode: expected an attribute of the net, got one of its model, a Normed\.\n  .*\n"
-        r"      out, net = net\.apply\(Normed\.encode, x\)\n      out = net\.model\.encode\(x\)$"
-    )
-    with pytest.raises(AttributeError, match=attribute):
-        _ = net.norm
-    with pytest.raises(AttributeError, match=method):
-        net.encode(X)
-    with pytest.raises(AttributeError, match=r"^'Stateful' object has no attribute 'nothing'"):
-        _ = net.nothing
     assert not hasattr(net, "__len__")
     assert not hasattr(object.__new__(type(net)), "norm")
     assert copy.deepcopy(net).model.size() == 2
 
 
-def test_a_method_of_the_model_is_given_as_a_function():
-    """Bound, it would get the model twice."""
-    net = pm.stateful(Normed(nn.BatchNorm(2)))
-    text = (
-        r"^net\.apply\(fn\): expected a function of the model, got its method Normed\.encode\.\n"
-        r"  the net passes its model itself:\n      out, net = net\.apply\(Normed\.encode, x\)$"
-    )
-    with pytest.raises(ArgumentError, match=text):
-        net.apply(net.model.encode, X)
-
-
-def test_a_method_without_state_is_told_both_ways():
-    """To take the State, or to be called on the model."""
-    net = pm.stateful(Normed(nn.BatchNorm(2)))
-    text = (
-        r"or call it on the model:\n      def size\(self, x, state\):\n(.*\n){2}"
-        r"      out = net\.model\.size\(x\)$"
-    )
-    with pytest.raises(ArgumentError, match=text):
-        net.apply(Normed.size)
+test_refusals = refusals(globals())

@@ -10,7 +10,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, FieldError, RngError, SpecError
+from tests.goldens import refusals
 from tests.nn.numbers_to_compare import assert_close
 
 LECUN = jax.nn.initializers.lecun_normal()
@@ -88,33 +88,6 @@ def test_each_array_gets_a_key_of_its_own(key):
     assert not jnp.allclose(one.weight, two.weight)
     zeros = pm.reinitialize(mlp, nn.Linear, jax.nn.initializers.zeros, key)
     assert all(not leaf.any() for leaf in jax.tree.leaves(zeros))
-
-
-def test_what_cannot_be_drawn_is_refused(key):
-    """Nothing chosen, what is no float, what is no initializer, what gives another shape."""
-    model = {"layer": nn.Linear(2, 3, key=key), "count": jnp.array(0)}
-
-    with pytest.raises(SpecError, match=r"'x'"):
-        pm.reinitialize(model, "x", LECUN, key)
-    with pytest.raises(SpecError, match=r"reinitialize\(selector\): expected some arrays of the"):
-        pm.reinitialize(model, nn.MLP, LECUN, key)
-    with pytest.raises(
-        ArgumentError, match=r"expected floating arrays alone to be chosen(.|\n)*count"
-    ):
-        pm.reinitialize(model, "count", LECUN, key)
-    with pytest.raises(ArgumentError, match=r"^reinitialize\(init\): expected a func"):
-        pm.reinitialize(model, "layer.weight", 0.0, key)
-    # Swapped: the initializer would be asked which arrays are meant.
-    with pytest.raises(
-        ArgumentError, match=r"\(init\): .* got 'weight'.\n.*\n.*selector, init, key"
-    ):
-        pm.reinitialize(model, LECUN, "weight", key)
-    with pytest.raises(
-        ArgumentError, match=r"at .*weight.*: expected it to return f32\[2,3\], got"
-    ):
-        pm.reinitialize(model, "layer.weight", lambda key, shape, dtype: jnp.ones(3), key)
-    with pytest.raises(RngError, match=r"^reinitialize\(key\): expected a random key, got 0"):
-        pm.reinitialize(model, "layer.weight", LECUN, 0)
 
 
 CELL = {"weight_ih": "weight_init", "weight_hh": "recurrent_weight_init", "bias": "bias_init"}
@@ -263,18 +236,17 @@ def test_what_is_drawn_for_a_constrained_field_is_its_value(key):
     assert_close(
         pm.resolve(pm.reinitialize(several, "scale", five, key)).scale, jnp.full((4, 2), 5)
     )
-    with pytest.raises(FieldError, match=r"at scale: expected .*greater than 0.0.*\n?.*got -1"):
-        pm.reinitialize(one, "scale", jax.nn.initializers.constant(-1.0), key)
 
 
 def test_a_computed_leaf_is_no_array(key):
     """All of its parts were drawn, each for itself; one of them may be."""
     model = pm.lora(nn.Linear(64, 4, key=key), "weight", 2, key=key)
 
-    with pytest.raises(ArgumentError, match=r"all of what weight is(.|\n)*pm.resolve\(model, 'wei"):
-        pm.reinitialize(model, "weight", LECUN, key)
     new = pm.reinitialize(pm.resolve(model), "weight", LECUN, key)
     assert abs(float(jnp.var(new.weight)) * 64 - 1) < 0.3
     part = pm.reinitialize(model, "weight.a", jax.nn.initializers.ones, key)
     assert pm.named_leaves(part)["weight.a"].tolist() == [[1] * 64] * 2
     assert pm.named_leaves(part)["weight.base"] is pm.named_leaves(model)["weight.base"]
+
+
+test_refusals = refusals(globals())

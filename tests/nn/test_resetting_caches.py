@@ -6,7 +6,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError
+from tests.goldens import refusals
 
 KEY = jax.random.key(0)
 
@@ -42,20 +42,6 @@ def test_caches_are_empty_and_the_rest_stays():
     assert out.shape == (3, 1, 2, 4)
 
 
-def test_a_cache_smaller_than_the_window_is_refused():
-    """Of the size that is asked for, and of the one that was before."""
-    make = pm.make_with_state(nn.MultiheadAttention)
-    layer, state = make(2, 4, is_causal=True, window=4, cache_size=6, key=KEY)
-    with pytest.raises(
-        ArgumentError, match=r"^reset_cache\(size\): .*window=4, got 3 places(.|\n)*=4"
-    ):
-        nn.reset_cache(layer, state.restored(), size=3)
-    with pytest.raises(
-        ArgumentError, match=r"^reset_cache\(size\): .*window=5, got 4 places(.|\n)*=5"
-    ):
-        nn.reset_cache(layer.replace(window=5), state.restored())
-
-
 def test_it_may_be_done_in_compiled_code():
     """At the start of what writes a text."""
     layer, state = pm.make_with_state(nn.MultiheadAttention)(
@@ -70,15 +56,4 @@ def test_it_may_be_done_in_compiled_code():
     assert state.get(layer.cache)[2].tolist() == [3, 3]
 
 
-def test_what_cannot_be_reset():
-    """A model without a cache; numbers that are none."""
-    norm, state = pm.make_with_state(nn.BatchNorm)(3)
-    with pytest.raises(
-        ArgumentError, match=r"expected attention with a cache, got none(.|\n)*size"
-    ):
-        nn.reset_cache(norm, state)
-    net, state = pm.make_with_state(Net)()
-    with pytest.raises(ArgumentError, match=r"^reset_cache\(size\): .* at least 1, got 0"):
-        nn.reset_cache(net, state, size=0)
-    with pytest.raises(ArgumentError, match=r"^reset_cache\(batch\): .*, got -1"):
-        nn.reset_cache(net, state, batch=-1)
+test_refusals = refusals(globals())

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, ShapeError
-from tests.labels import label
+from tests.goldens import refusals
 from tests.nn.numbers_to_compare import assert_close, wave
 
 
@@ -47,38 +46,6 @@ def test_the_dtype_of_the_input_comes_back(dtype):
         jnp.float16,
         jnp.float32,
     ]
-
-
-@pytest.mark.parametrize(
-    ("args", "text"),
-    [
-        ((-2,), r"\(embedding_size\): expected an integer of at least 0, got -2"),
-        ((3,), r"\(embedding_size\): expected an even number, for pairs, got 3\."),
-        ((4, 0), r"\(theta\): expected a number > 0, got 0"),
-        ((4, -1.0), r"\(theta\): expected a number >= 0, got -1"),
-        ((4, 10.0, int), r"\(dtype\): expected a floating dtype, got the class int"),
-    ],
-    ids=label,
-)
-def test_what_it_cannot_be_made_of(args, text):
-    """Odd sizes, bases that are no bases."""
-    with pytest.raises(ArgumentError, match=rf"^RotaryPositionalEmbedding{text}"):
-        nn.RotaryPositionalEmbedding(*args)
-
-
-def test_what_it_cannot_turn():
-    """A vector alone, and one of another size."""
-    layer = nn.RotaryPositionalEmbedding(4)
-    with pytest.raises(ShapeError, match="lacks the axis of places") as caught:
-        layer(jnp.ones(4))
-    assert str(caught.value) == (
-        "RotaryPositionalEmbedding(embedding_size=4): expected x of shape (..., seq_length, 4), "
-        "got f32[4].\n"
-        "  x lacks the axis of places; for a sequence of one, write\n"
-        "      layer(x[None])"
-    )
-    with pytest.raises(ShapeError, match=r"expected x of shape \(\.\.\., 4\), got f32\[2,6\]"):
-        layer(jnp.ones((2, 6)))
 
 
 def of_pairs(x, positions, theta=10_000.0, *, interleaved):
@@ -124,13 +91,6 @@ def test_axes_after_that_of_positions_share_them():
     assert_close(layer(x, axis=-2), layer(x))
 
 
-@pytest.mark.parametrize("axis", [-1, -4, 0, "seq"])
-def test_an_axis_is_counted_from_the_end(axis):
-    """From the first one to the last before that of a vector's numbers."""
-    with pytest.raises(ArgumentError, match=r"expected axis from -3 to -2, got "):
-        nn.RotaryPositionalEmbedding(4)(jnp.ones((2, 3, 4)), axis=axis)
-
-
 def test_products_depend_on_distances_alone():
     """What the angles are for."""
     layer, (query, key) = nn.RotaryPositionalEmbedding(4), jnp.asarray(wave(2, 1, 4))
@@ -141,17 +101,4 @@ def test_products_depend_on_distances_alone():
     assert_close(product(5, 3), product(102, 100), rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "text"),
-    [
-        ({"positions": jnp.ones(2)}, ShapeError, r"positions of shape \(3,\), got f32\[2\]"),
-        ({"offset": jnp.ones(3)}, ShapeError, r"offset of shape \(\), got f32\[3\]"),
-        ({"positions": jnp.ones(3, bool)}, ArgumentError, "positions of real numbers, got bool"),
-        ({"positions": "all"}, ArgumentError, "positions to be an array, got 'all'"),
-    ],
-    ids=label,
-)
-def test_places_that_are_none(options, error, text):
-    """Told by the argument's name."""
-    with pytest.raises(error, match=rf"^RotaryPositionalEmbedding\(.*\): expected {text}"):
-        nn.RotaryPositionalEmbedding(4)(jnp.ones((3, 4)), **options)
+test_refusals = refusals(globals())

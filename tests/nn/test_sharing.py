@@ -3,12 +3,10 @@
 import equinox
 import jax
 import jax.numpy as jnp
-import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, ShapeError, SpecError
-from tests.labels import label
+from tests.goldens import refusals
 from tests.nn.numbers_to_compare import assert_close
 
 KEY = jax.random.key(0)
@@ -69,55 +67,4 @@ def test_what_is_taken_may_be_computed_and_may_be_whole_layers():
     assert len(jax.tree.leaves(whole)) == 2
 
 
-@pytest.mark.parametrize(
-    ("where", "get", "kind", "text"),
-    [
-        (3, embedding, ArgumentError, r"^Shared\(where\): expected a function of the tree, got 3"),
-        (head, "e", ArgumentError, r"^Shared\(get\): expected a function of the tree, got 'e'"),
-        (
-            head,
-            lambda pair: pair[0].weight.T,
-            ShapeError,
-            r"^Shared\(get\): expected what fits in the place of f32\[5,3\], got f32\[3,5\]\.\n"
-            r"  at \[1\]\.weight\n  shapes are changed on the way:\n"
-            r"      lambda pair: jnp\.transpose\(pair\[0\]\.weight\)$",
-        ),
-        (
-            head,
-            lambda pair: pair[0].weight.astype(jnp.bfloat16),
-            ShapeError,
-            r"in the place of f32\[5,3\], got bf16\[5,3\]",
-        ),
-        (
-            lambda pair: [pair[1].weight, pair[1].bias],
-            lambda pair: (pair[0].weight, pair[0].weight[:, 0]),
-            ShapeError,
-            r"\n  a node for each, in the same kind of sequence:\n",
-        ),
-        (
-            lambda pair: pair[1],
-            lambda pair: pair[0],
-            ShapeError,
-            r"place of weight f32\[5,3\], bias f32\[5\], got weight f32\[5,3\]\.\n  at \[1\]",
-        ),
-        (
-            head,
-            head,
-            SpecError,
-            r"^Shared\(get\): expected nodes that stay in the tree, got one that `where` takes out"
-            r"\.\n  at \[1\]\.weight$",
-        ),
-        (head, lambda pair: -pair[1].weight, SpecError, r"stay in the tree, got one that `where`"),
-    ],
-    ids=label,
-)
-def test_what_does_not_go_together_is_refused(where, get, kind, text):
-    """When it is made, not when it is called."""
-    with pytest.raises(kind, match=text):
-        nn.Shared(pair(), where, get)
-
-
-def test_a_place_that_is_no_node_is_refused():
-    """As by `tree_at`."""
-    with pytest.raises(pm.PytreemodError, match=r"expected a function that only picks nodes"):
-        nn.Shared(pair(), lambda pair: pair[1].weight.T, embedding)
+test_refusals = refusals(globals())
