@@ -60,23 +60,25 @@ _AS_BYTES = (
 """An element of each takes whole bytes in NumPy, however few bits it has."""
 
 
-# The name of a dtype takes NumPy several microseconds.
+# A name takes NumPy several microseconds.
 @ft.cache
+def _name_of(dtype: Any) -> str:
+    return dtype.name
+
+
 def can_be_written(dtype: Any) -> bool:
     """Whether a file can hold arrays of a dtype: numbers that mean the same everywhere."""
-    return dtype.name in _CODES or dtype.name in _AS_BYTES
+    return _name_of(dtype) in _CODES or _name_of(dtype) in _AS_BYTES
 
 
-@ft.cache
 def code_of(dtype: Any) -> str:
     """The code that a dtype is written with; that of bytes where it has none of its own."""
-    return _CODES.get(dtype.name, BYTES)
+    return _CODES.get(_name_of(dtype), BYTES)
 
 
-@ft.cache
 def has_code(dtype: Any) -> bool:
     """Whether a dtype is written with a code of its own."""
-    return dtype.name in _CODES
+    return _name_of(dtype) in _CODES
 
 
 def dtype_coded(code: str) -> np.dtype[Any] | None:

@@ -125,7 +125,7 @@ class Constraint(AbstractConstraint):
 
     def invert_seen(self, value: Any, axes: int) -> Any:
         """`inverse` of an array that is not traced; its first axes are of several as one."""
-        return _compiled(self, axes)(value)
+        return _inverted(self, axes, value)
 
     def invert_traced(self, value: Any, where: str) -> Any:
         """`inverse` of an array that is traced, which is checked when the program runs."""
@@ -161,10 +161,10 @@ def mapped(fn: Callable[..., Any], axes: int) -> Callable[..., Any]:
     return fn
 
 
-@ft.lru_cache(maxsize=256)
-def _compiled(constraint: Constraint, axes: int) -> Any:
-    # A quarter of what the single operations take (6 us in place of 25).
-    return jax.jit(mapped(constraint.inverse, axes))
+# Compiled: a quarter of what the single operations take (6 us in place of 25).
+@ft.partial(jax.jit, static_argnums=(0, 1))
+def _inverted(constraint: Constraint, axes: int, value: Any) -> Any:
+    return mapped(constraint.inverse, axes)(value)
 
 
 class Constrained(Computed):

@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools as ft
 import gc
 import inspect
-import threading
 from collections.abc import Callable, Sequence
 from types import CellType, FunctionType, MethodType
 from typing import Any, NamedTuple, NoReturn
@@ -52,7 +51,6 @@ _config: Any = jax.config
 _forms: dict[Any, Any] = {}
 """How each transformation is called on models of one structure."""
 
-_lock = threading.Lock()
 _MOST_FORMS = 128
 
 
@@ -130,10 +128,10 @@ def _form_of(rule: Any, params: PyTree) -> Any:
             _refuse_unmapped(rule, error.__cause__ or error)
         # The table would hold the trace in which a rule was made, of a traced learning rate.
         if not _holds_tracer(rule):
-            with _lock:
-                _forms[key] = found
-                if len(_forms) > _MOST_FORMS:
-                    del _forms[next(iter(_forms))]
+            _forms[key] = found
+            if len(_forms) > _MOST_FORMS:
+                # A list, for another thread may add something in between.
+                _forms.pop(next(iter([*_forms])), None)
     return found
 
 

@@ -145,9 +145,8 @@ class _Frames(threading.local):
 
 
 _frames = _Frames()
-_lock = threading.Lock()
-# How many captures there are, in all threads: nobody looks further where there is none.
-_active = 0
+# The captures in all threads: without one, no thread asks for its stack.
+_active: set[Frame] = set()
 # Made here, once: JAX does not allow it while other threads use JAX.
 _context: Any = jax.make_user_context(None)
 
@@ -182,19 +181,16 @@ def capturing() -> Generator[Frame]:
 
     What is for captures around this one is passed on to them.
     """
-    global _active
     stack = _frames.stack
     level = 1 + (stack[-1].level if stack else 0)
-    # Under a lock, for `+=` on a global is several steps, between which threads change.
-    with _lock:
-        _active += 1
+    frame = Frame(level)
+    _active.add(frame)
     try:
         # Under another key of JAX's caches: what was traced without a capture returns less.
-        with _context(True), _within(Frame(level)) as frame:
+        with _context(True), _within(frame):
             yield frame
     finally:
-        with _lock:
-            _active -= 1
+        _active.discard(frame)
     for label, value in zip(frame.labels, frame.values, strict=True):
         # After the frame is closed, so that the one around is the innermost.
         if label.level < level:
