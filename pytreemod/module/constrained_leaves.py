@@ -18,7 +18,7 @@ import functools as ft
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import jax
 import jax.numpy as jnp
@@ -125,7 +125,7 @@ class Constraint(AbstractConstraint):
 
     def invert_seen(self, value: Any, axes: int) -> Any:
         """`inverse` of an array that is not traced; its first axes are of several as one."""
-        return _inverted(self, axes, value)
+        return cast("Any", _inverted(self, axes, value))
 
     def invert_traced(self, value: Any, where: str) -> Any:
         """`inverse` of an array that is traced, which is checked when the program runs."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools as ft
 import inspect
+import weakref
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, cast
-from weakref import WeakKeyDictionary
 
 import jax
 
@@ -17,6 +17,7 @@ from pytreemod.module.other_words import refuse_other_words
 from pytreemod.state.tokens import is_token
 from pytreemod.state.values import State
 from pytreemod.transform.boundary.wrapping import passing_on
+from pytreemod.transform.compilation.weak_functions import WeakTable
 from pytreemod.typing import class_of, jtu
 
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -181,7 +182,7 @@ def wants_key(layer: Any) -> bool:
 
 
 # Remembered, for to read a signature takes about as long as to trace a small layer.
-_accepting: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+_accepting = WeakTable()
 
 
 def accepts_key(layer: Any) -> bool:
@@ -198,9 +199,7 @@ def accepts_key(layer: Any) -> bool:
         # Not remembered: two functions are of one class, and take different things.
         return takes(layer, "key")
     call = type(layer).__call__
-    if call not in _accepting:
-        _accepting[call] = takes(call, "key")
-    return _accepting[call]
+    return _accepting.find(weakref.ref(call), [call], lambda: takes(call, "key"))
 
 
 def takes(call: Any, name: str) -> bool:

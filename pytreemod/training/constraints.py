@@ -56,7 +56,7 @@ class _Checked(Constraint):
 
     def invert_traced(self, value: Any, where: str) -> Any:
         """`inverse`, which fails at run time for a value outside the bound."""
-        unconstrained, is_wrong = _inverted(self, value)
+        unconstrained, is_wrong = cast("tuple[Any, Any]", _inverted(self, value))
         return error_if(unconstrained, is_wrong, self.refusal(value, "numbers outside", where))
 
 

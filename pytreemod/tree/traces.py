@@ -19,6 +19,27 @@ from pytreemod.typing import untyped_jax
 # time that importing pytreemod would take.
 
 
+# Part of the key of JAX's caches. Made here, once: JAX does not allow it while others use JAX.
+_context: Any = jax.make_user_context(frozenset())
+
+
+def traced_apart(flag: str) -> Any:
+    """A context: what was traced in it is not taken for what was traced without the flag, or back.
+
+    Args:
+        flag: beside those of the contexts around.
+
+    Examples:
+        >>> f = jax.jit(lambda x: print("traced") or x)
+        >>> with traced_apart("a flag"):
+        ...     y = f(1.0), f(1.0)
+        traced
+        >>> y = f(1.0)
+        traced
+    """
+    return _context(_context.value | {flag})
+
+
 def current_trace() -> Any:
     """What stands for the trace that is running; equal for two moments exactly if it is the same.
 

@@ -22,12 +22,10 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
-import jax
-
 from pytreemod.errors import ArgumentError, CaptureError, describe, explain
 from pytreemod.transform.boundary.lost_updates import tell_lost_updates
 from pytreemod.tree.effects import Effects
-from pytreemod.tree.traces import current_trace
+from pytreemod.tree.traces import current_trace, traced_apart
 from pytreemod.typing import PyTree, jtu
 
 _T = TypeVar("_T")
@@ -147,8 +145,6 @@ class _Frames(threading.local):
 _frames = _Frames()
 # The captures in all threads: without one, no thread asks for its stack.
 _active: set[Frame] = set()
-# Made here, once: JAX does not allow it while other threads use JAX.
-_context: Any = jax.make_user_context(None)
 
 
 def is_collecting() -> bool:
@@ -187,7 +183,7 @@ def capturing() -> Generator[Frame]:
     _active.add(frame)
     try:
         # Under another key of JAX's caches: what was traced without a capture returns less.
-        with _context(True), _within(frame):
+        with traced_apart("capture"), _within(frame):
             yield frame
     finally:
         _active.discard(frame)

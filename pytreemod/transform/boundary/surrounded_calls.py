@@ -23,8 +23,6 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-import jax
-
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.classes import Module, put_together, with_notes
 from pytreemod.module.fields import field
@@ -37,7 +35,7 @@ from pytreemod.transform.boundary.wrapping import Transformed, passing_on
 from pytreemod.tree.kinds import kind_of
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.stored_fields import stored
-from pytreemod.tree.traces import current_trace
+from pytreemod.tree.traces import current_trace, traced_apart
 from pytreemod.typing import FilterSpec, PyTree, class_of, jtu
 
 _K = TypeVar("_K", bound="AbstractCallRule")
@@ -406,9 +404,6 @@ class _Calls(threading.local):
 
 
 _calls = _Calls()
-# Part of the key of JAX's caches: what is traced inside a call that is counted in counts in that,
-# and so is never taken for what was traced outside of one. Made here, once, as in `sowing`.
-_context: Any = jax.make_user_context(None)
 
 
 @contextmanager
@@ -421,7 +416,8 @@ def surrounding() -> Generator[int]:
     stack = _calls.stack
     stack.append([])
     try:
-        with _context(True):
+        # What is traced inside a call that is counted in counts in that.
+        with traced_apart("counted calls"):
             yield len(stack)
     finally:
         stack.pop()
