@@ -11,16 +11,15 @@ from __future__ import annotations
 import dataclasses
 import functools as ft
 import inspect
-import math
 import sys
 from collections.abc import Callable, Container, Iterable
 from operator import is_
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any
 
 from pytreemod.errors import FieldError, describe
 from pytreemod.module.constraining import take_in
-from pytreemod.module.division import is_clear_data, warn_of_arrays
+from pytreemod.module.division import hides_arrays, is_clear_data, warn_of_arrays
 from pytreemod.module.fields import declares, refuse_declaration
 from pytreemod.module.overriding import drop_overridden, is_bound
 from pytreemod.module.reading import ASKED, MADE, UNKNOWN, is_computed, observe
@@ -65,12 +64,11 @@ def write_finish(schema: Schema) -> Callable[[Any], Any]:
     """
     name = schema.cls.__qualname__
     scope: dict[str, Any] = {
-        "arrayless": schema.arrayless,
-        "FunctionType": FunctionType,
+        "hides_arrays": hides_arrays,
         "is_computed": is_computed,
         "layouts": schema.layouts_by_type,
-        "recognize": schema.recognize,
         "schema": schema,
+        "unmet": (None, ()),
         "fill": ft.partial(fill_defaults, schema),
         "divide": ft.partial(_divide, schema),
         "run_checks": run_checks,
@@ -101,22 +99,11 @@ def finish(node):
     if len(d) != {len(schema.fields)}:
         fill(d)
 {converts}{constrains}
-    layout = layouts.get(({kinds}))
-    if layout is not None and layout.asks:
-        for name in layout.wrappers:
-            value = d[name]
-            if (type(value) is not FunctionType or value.__dict__) and value not in arrayless:
-                layout = None
-                break
-        else:
-            for name in layout.floats:
-                value = d[name]
-                if not value or value != value:
-                    layout = recognize(layout, d)
-                    break
-            else:
-                if layout.deep:
-                    layout = recognize(layout, d)
+    layout, looked_into = layouts.get(({kinds}), unmet)
+    for name, known in looked_into:
+        if d[name] is not known and hides_arrays(d[name]):
+            layout = None
+            break
     if layout is not None:
         d[{LAYOUT!r}] = layout
     else:
@@ -160,10 +147,7 @@ def as_changed(node: Any, before: dict[str, Any]) -> Any:
 def _divide(schema: Schema, node: Any, values: dict[str, Any]) -> Any:
     """Divide an instance whose types do not say how: it may be of another class then."""
     for name, value in values.items():
-        if type(value) is float and value != value:
-            # One NaN for all: it is not equal to itself, but it is itself.
-            values[name] = math.nan
-        elif type(value) is dataclasses.Field:
+        if type(value) is dataclasses.Field:
             refuse_declaration(schema.cls, name)
     found = schema.for_values(values)
     if found.cls is not class_of(node):

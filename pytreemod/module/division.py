@@ -13,7 +13,6 @@ import functools as ft
 import sys
 import types
 from collections.abc import Iterator
-from enum import Enum, EnumType, Flag, IntEnum, IntFlag, StrEnum
 from typing import Any
 
 import jax
@@ -43,47 +42,13 @@ _DATA = frozenset({bool, int, float, complex, type(None), list, tuple, dict, np.
 
 _ARRAYLESS = PLAIN | {complex, type, types.BuiltinFunctionType, np.ufunc}
 
-# Configuration of these types may hide arrays behind `__wrapped__`: each is looked through once.
+# Configuration of these types may hide arrays behind `__wrapped__`.
 WRAPPERS: frozenset[type] = frozenset(
     {types.FunctionType, type(jax.jit(lambda: None)), jax.custom_jvp, jax.custom_vjp, jnp.ufunc}
 )
 
-# What is configuration of one kind whenever it has one of these types. The signs of zeros, and
-# what is wrapped, are asked of the value.
-CLEAR_CONFIGURATION: frozenset[type] = (_ARRAYLESS - {complex}) | WRAPPERS
-
-
-_SIMPLE = PLAIN - {float}
-
-
-def clear_kind(value: Any) -> Any:
-    """`kind_of` configuration that is whole in its kind: no array inside, nothing to change.
-
-    Args:
-        value: anything. Many are None's: what is looked through each time that it is met.
-    """
-    kind = class_of(value)
-    if kind in _SIMPLE:
-        return kind
-    if kind is tuple:
-        kinds = tuple(map(class_of, value))
-        if not _SIMPLE.issuperset(kinds):
-            kinds = tuple(map(clear_kind, value))
-        return None if None in kinds else (tuple, *kinds)
-    if kind is float:
-        # NaN is one for all, which is seen to elsewhere.
-        return None if value != value else (kind if value else (kind, repr(value)))
-    if kind is frozenset and _SIMPLE.issuperset(map(class_of, value)):
-        return kind, frozenset(zip(value, map(class_of, value), strict=True))
-    if kind is slice:
-        parts = tuple(map(clear_kind, (value.start, value.stop, value.step)))
-        return None if None in parts else (kind, *parts)
-    if kind is ft.partial:
-        return None if any(_arrays_in(value, "")) else kind
-    return kind if class_of(kind) is EnumType and kind.__base__ in _ENUM_BASES else None
-
-
-_ENUM_BASES = frozenset({Enum, IntEnum, StrEnum, Flag, IntFlag, int, str})
+# Of these types, `==` tells all.
+EXACT: frozenset[type] = (_ARRAYLESS - {float, complex, type}) | WRAPPERS
 
 
 def is_configuration(value: object) -> bool:
@@ -118,15 +83,13 @@ def holds_nothing(value: object) -> bool:
     )
 
 
-def lives_in_module(function: Any) -> bool:
-    """Whether a module keeps a function under its own name, as it does what `def` makes there.
-
-    A dtype needs none to keep it.
-    """
-    if isinstance(function, np.dtype):
-        return True
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
-    return vars(module).get(getattr(function, "__name__", "")) is function if module else False
+def lasts(made: Any) -> bool:
+    """Whether a class or a function is there for good: Python, or a module, has it."""
+    home = getattr(made, "__module__", None)
+    found: Any = sys.modules.get(home) if isinstance(home, str) else None
+    for name in str(getattr(made, "__qualname__", "")).split("."):
+        found = getattr(found, name, None)
+    return found is made or (home == "builtins" and isinstance(made, type))
 
 
 _SEQUENCES: frozenset[Any] = frozenset({list, tuple})
@@ -224,6 +187,32 @@ def warn_of_arrays(cls: type, name: str, value: Any) -> None:
             )
         warn(FieldWarning, text)
         return
+
+
+def may_hide_arrays(value: object) -> bool:
+    """Whether some value of this one's type hides arrays."""
+    return type(value) not in _ARRAYLESS and (
+        isinstance(value, (tuple, list, dict))
+        or callable(value)
+        or is_array(value)
+        or is_node(value)
+    )
+
+
+def hides_arrays(value: Any) -> bool:
+    """Whether configuration holds arrays; see `warn_of_arrays`."""
+    kind = class_of(value)
+    # By hand for what is mostly met: it is asked each time that an instance is built.
+    while kind in WRAPPERS:
+        value = getattr(value, "__wrapped__", None)
+        kind = class_of(value)
+    if kind in _ARRAYLESS:
+        return False
+    if kind is tuple:
+        return not _ARRAYLESS.issuperset(map(class_of, value)) and any(map(hides_arrays, value))
+    if kind is ft.partial:
+        return hides_arrays((*value.args, *value.keywords.values())) or hides_arrays(value.func)
+    return any(_arrays_in(value, ""))
 
 
 def _arrays_in(value: Any, path: str) -> Iterator[tuple[str, str]]:

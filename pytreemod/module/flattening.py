@@ -1,8 +1,8 @@
 """How a Module class is a pytree: in which ways its fields divide, flattening, unflattening.
 
 A `Layout` is one way in which the fields of an instance divide into data and configuration, for
-configuration values of given types: most classes have only one, but a field that holds a function
-in one instance and a Module in another gives two.
+configuration values of given types: most classes have few, but a field that holds a function in
+one instance and a Module in another gives two.
 
 Flattening runs for every node of every tree in every call of a transform. An instance never
 changes, so what flattening it gives is kept with it, and JAX reads that in C, as the attribute
@@ -30,9 +30,31 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
-from pytreemod.module.division import CLEAR_CONFIGURATION, WRAPPERS, Held
+from pytreemod.module.division import Held
+from pytreemod.tree.kinds import are_pairwise_one
 from pytreemod.tree.pending import FLAT, LAYOUT, PENDING, AbstractSource, fill_in
 from pytreemod.typing import class_of, jtu
+
+
+class Configuration(tuple[Any, ...]):
+    """Auxiliary data, equal if a program that was traced for one serves for the other.
+
+    The values of types for which `==` tells that are in a plain tuple, which Python compares in C.
+    """
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Configuration) or self[0] is not other[0]:
+            return False
+        return are_pairwise_one(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        # The spellings of a dtype are one, and have different hashes.
+        return hash(self[0])
 
 
 class Layout(AbstractSource):
@@ -45,7 +67,7 @@ class Layout(AbstractSource):
         cls: the class.
         data: the fields that are children.
         config: those that are not, and what is `beside` them.
-        kinds: of the values of configuration.
+        kinds: of the values of configuration: their types if `==` tells all, `Held`, or None.
         beside: what is no field: roles, ties, what `module_update_wrapper` adds.
         may_wait: whether something in the class would fill in a field that is read.
         shown: the fields that the class has an attribute for, such as a default: Python would take
@@ -54,24 +76,19 @@ class Layout(AbstractSource):
 
     __slots__ = (
         "__weakref__",
-        "asked",
-        "asks",
         "beside",
         "cls",
         "config",
         "data",
-        "deep",
         "early_config",
         "early_data",
-        "floats",
         "held",
         "is_bare",
         "keys",
-        "kinds",
         "names",
+        "pack",
         "size",
         "waits",
-        "wrappers",
     )
 
     def __init__(
@@ -89,8 +106,8 @@ class Layout(AbstractSource):
         # All that an instance's dict has of what was flattened, in the order of that.
         self.names = (*data, LAYOUT, *config)
         self.size = len(self.names)
-        pairs = tuple(zip(config, kinds, strict=True))
-        self.held = frozenset(name for name, kind in pairs if kind is Held)
+        self.held = frozenset(n for n, kind in zip(config, kinds, strict=True) if kind is Held)
+        self.pack: Any = Configuration if None in kinds else tuple
         # Nothing stands in the class for what a wrapper has from its function; and what is held is
         # each instance's own from the start.
         self.waits = may_wait and not self.held and not any(map(str.isidentifier, beside))
@@ -99,15 +116,6 @@ class Layout(AbstractSource):
         self.early_data = tuple((n, at) for at, n in enumerate(data) if n in shown)
         self.early_config = tuple((n, at) for at, n in enumerate(config, 1) if n in shown)
         self.is_bare = self.waits and not self.early_data and not self.early_config
-        # The types of configuration say whether an instance has this layout, but for the fields
-        # that must be asked: zeros have a sign, NaN is one for all, a function may wrap one that
-        # hides arrays, a class may be one of Python's numbers, and a tuple holds what it holds.
-        self.kinds = kinds
-        self.deep = tuple(name for name, kind in pairs if kind not in CLEAR_CONFIGURATION)
-        self.floats = tuple(name for name, kind in pairs if kind is float)
-        self.wrappers = tuple(name for name, kind in pairs if kind in WRAPPERS or kind is type)
-        self.asked = tuple([(n, k) for n, k in pairs if n in self.deep or k is float])
-        self.asks = bool(self.asked or self.wrappers)
 
     def flatten(self, fields: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """The children and the auxiliary data of an instance with these fields.
@@ -116,10 +124,11 @@ class Layout(AbstractSource):
         what is held, which is copied on both ways.
         """
         children = tuple([fields[name] for name in self.data])
+        config = [fields[name] for name in self.config]
         if self.held:
-            held = [Held(fields[n]) if n in self.held else fields[n] for n in self.config]
-            return children, (self, *held)
-        return children, (self, *[fields[name] for name in self.config])
+            pairs = zip(self.config, config, strict=True)
+            config = [Held(value) if name in self.held else value for name, value in pairs]
+        return children, self.pack((self, *config))
 
     def values(self, children: Iterable[Any], aux: tuple[Any, ...]) -> dict[str, Any]:
         """The fields of an instance that was flattened to this, and its layout."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,12 +15,14 @@ import jax
 
 from pytreemod.module.constraining import take_in_change
 from pytreemod.module.division import (
+    EXACT,
     Held,
-    clear_kind,
+    hides_arrays,
     holds_nothing,
     is_clear_data,
     is_configuration,
-    lives_in_module,
+    lasts,
+    may_hide_arrays,
     warn_of_arrays,
 )
 from pytreemod.module.fields import (
@@ -46,7 +46,6 @@ from pytreemod.module.reading import (
     traits_of,
 )
 from pytreemod.module.variants import Trait, make_variant
-from pytreemod.tree.kinds import kind_of
 from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord, GivenRoles
 from pytreemod.tree.pending import FLAT, LAYOUT, PENDING, AbstractSource, fill_in
 from pytreemod.tree.renewing import EDITABLE
@@ -64,14 +63,13 @@ _HIDDEN = frozenset({LAYOUT, PENDING, FLAT, SNAPSHOT, DERIVATIVE, "__orig_class_
 _NOTES = frozenset({MADE, TIES, ASKED, ROLES, CALL_RULES})
 # All that an instance's dict may have under names of ours.
 OUR_NAMES = _HIDDEN | _NOTES
-_KEPT_LAYOUTS = 4
 _KEPT_BY_TYPE = 64
 _SCALARS = (type(None), bool, int, float, complex)
 
 
 def _kind_in_layout(value: Any) -> Any:
-    """What the layout says of a configuration value; what is held is compared where it is held."""
-    return Held if Held.suits(value) else kind_of(value)
+    kind = class_of(value)
+    return Held if Held.suits(value) else kind if kind in EXACT else None
 
 
 class Notes(NamedTuple):
@@ -142,19 +140,14 @@ class Schema(AbstractRecord):
         # By its class, for the word in the metadata may be another library's.
         declared = {f.name: f.metadata.get(CONSTRAINT) for f in fields}
         self.constraints = {n: c for n, c in declared.items() if isinstance(c, AbstractConstraint)}
-        # A layout lives as long as an instance, or the structure of one: its key may hold a class
-        # that was made in a function; the last few stay, for instances that come one by one.
-        self._layouts: weakref.WeakValueDictionary[Any, Layout] = weakref.WeakValueDictionary()
-        self._latest: deque[Layout] = deque(maxlen=_KEPT_LAYOUTS)
-        # The layouts that were met, by the types of all fields, where these decide: what finishes
-        # an instance looks here first, for a twentieth of the cost (0.3 us in place of 6). Only
-        # types that are there for good stand here.
-        self.layouts_by_type: dict[tuple[type, ...], Layout] = {}
+        self._layouts: dict[Any, Layout] = {}
+        # The layouts that were met, by the types of all fields; with the names of configuration
+        # that may hide arrays, and a function there that hides none. What finishes an instance
+        # looks here first, for a twentieth of the cost (0.3 us in place of 6). Only what is there
+        # for good is in this table.
+        self.layouts_by_type: dict[tuple[type, ...], tuple[Layout, tuple[Any, ...]]] = {}
         # Types that were met in fields and may be assigned without a look.
         self.simple_types: set[type] = set()
-        # Functions in fields that were looked through and hide no array, and classes that are none
-        # of Python's numbers. Only such as live in a module stand here, which keeps them anyway.
-        self.arrayless: set[Any] = set()
 
     def __reduce__(self) -> Any:
         fields: dict[str, Any] = vars(self.cls)["__dataclass_fields__"]
@@ -190,8 +183,7 @@ class Schema(AbstractRecord):
         data = tuple(n for n in self.fields if n in values and n not in config)
         rest = tuple(n for n in self.fields if n in values and n in config)
         rest += tuple(sorted(values.keys() - self.fields.keys() - _HIDDEN))
-        kinds = tuple(_kind_in_layout(values[n]) for n in rest)
-        key = (data, rest, kinds)
+        key = (data, rest, tuple(_kind_in_layout(values[n]) for n in rest))
         with self._lock:
             layout = self._layouts.get(key)
             if layout is None:
@@ -199,7 +191,6 @@ class Schema(AbstractRecord):
                 self._layouts[key] = layout = Layout(
                     self.cls, *key, beside, self.can_wait, self.shown
                 )
-                self._latest.append(layout)
                 if layout.held:
                     EDITABLE[self.cls] = True
         return layout
@@ -227,27 +218,18 @@ class Schema(AbstractRecord):
         Called when these have passed all tests.
         """
         self.simple_types.update(class_of(v) for v in values.values() if holds_nothing(v))
-        deep = [values[name] for name in layout.deep]
-        if None in map(clear_kind, deep) or not all(lives_in_module(class_of(v)) for v in deep):
+        if layout.beside:
+            return  # Each instance has its own.
+        config = [values[name] for name in layout.config]
+        if any(map(hides_arrays, config)) or not all(map(lasts, map(class_of, config))):
             return
         if not all(is_clear_data(values[n]) for n in layout.data):
             return
-        if max(len(self.layouts_by_type), len(self.arrayless)) >= _KEPT_BY_TYPE:
+        if len(self.layouts_by_type) >= _KEPT_BY_TYPE:
             self.layouts_by_type.clear()
-            self.arrayless.clear()
-        self.arrayless.update(filter(lives_in_module, (values[n] for n in layout.wrappers)))
-        self.layouts_by_type[tuple(class_of(values[n]) for n in self.fields)] = layout
-
-    def recognize(self, layout: Layout, values: dict[str, Any]) -> Layout | None:
-        """The layout of values of the types that another's have; None if it is not known yet."""
-        for name, kind in layout.asked:
-            if clear_kind(values[name]) != kind:
-                break
-        else:
-            return layout
-        kinds = dict(zip(layout.config, layout.kinds, strict=True))
-        kinds |= {name: clear_kind(values[name]) for name, _ in layout.asked}
-        return self._layouts.get((layout.data, layout.config, tuple(kinds.values())))
+        asked = [(name, values[name]) for name in layout.config if may_hide_arrays(values[name])]
+        asked = tuple([(name, value if lasts(value) else None) for name, value in asked])
+        self.layouts_by_type[tuple(class_of(values[n]) for n in self.fields)] = layout, asked
 
     def split(self, node: Any) -> Layout:
         """The layout of an instance; decided by its values if it was put together by hand."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from operator import is_
 from typing import Any
 
@@ -147,9 +147,9 @@ def are_one(a: Any, b: Any) -> bool:
     if issubclass(kind, (np.ndarray, np.generic, jax.Array)):
         return _are_same_arrays(a, b)
     if kind is list or kind is tuple:
-        return len(a) == len(b) and _are_pairwise_one(a, b)
+        return are_pairwise_one(a, b)
     if kind is dict:
-        return len(a) == len(b) and _are_pairwise_one([*a, *a.values()], [*b, *b.values()])
+        return are_pairwise_one([*a, *a.values()], [*b, *b.values()])
     try:
         names = _compared_fields(kind)
         if names is not None:
@@ -175,6 +175,7 @@ def _are_same_arrays(a: Any, b: Any) -> bool:
     return np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
-def _are_pairwise_one(a: Iterable[Any], b: Iterable[Any]) -> bool:
+def are_pairwise_one(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether all values are one with those in the same places of the other sequence."""
     # What static containers hold is mostly the same objects: small numbers, names, functions.
-    return all(map(is_, a, b)) or all(map(are_one, a, b))
+    return len(a) == len(b) and (all(map(is_, a, b)) or all(map(are_one, a, b)))

@@ -709,9 +709,10 @@ def test_a_function_in_a_field_costs_no_more_than_an_array(function, static, own
     cls = Own if own else Written
     x = ramp(2)
     first = cls(x, function)
-    # The burst, the metaclass, the __init__, what finishes; an assignment for each field.
-    hashed = 8 if function is jnp.add else 0  # Its `__hash__` is written in Python.
-    assert _counted(lambda: cls(x, function)) <= (6 if own else 4) + hashed
+    # The burst, the metaclass, the __init__, what finishes; an assignment for each field. A
+    # function that no module has is looked into each time.
+    looked_into = function in (FUNCTIONS["lambda"], jnp.add)
+    assert _counted(lambda: cls(x, function)) <= (6 if own else 4) + looked_into
     second = cls(x, function)
     assert jax.tree.structure(first) == jax.tree.structure(second)
     assert jax.tree.leaves(second)[0] is x

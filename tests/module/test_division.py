@@ -14,11 +14,9 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import FieldWarning
-from pytreemod.module.division import clear_kind, is_configuration
-from pytreemod.tree.kinds import kind_of
+from pytreemod.module.division import is_configuration
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import Affine, Holder, OwnInit, Pair, Static, affine, double, ramp
-from tests.labels import label
 
 CONFIGURATION = {
     "function": double,
@@ -352,45 +350,42 @@ class Color(enum.Enum):
     RED = 1
 
 
-CLEAR = [
-    *(
-        1,
-        True,
-        "a",
-        b"a",
-        None,
-        0.5,
-        0.0,
-        -0.0,
-        (),
-        (1, "a", None),
-        (1, (2.0, (True,))),
-        (0.0, -0.0),
-    ),
-    *(frozenset({1, "a"}), frozenset(), slice(1), slice(None, 2.0, -0.0), Color.RED),
-    *(enum.StrEnum("Mode", ["TRAIN"]).TRAIN, enum.Flag("Flag", ["A", "B"])(3)),
-    *(ft.partial(jax.nn.gelu, approximate=False), ft.partial(double, 1)),
-]
-UNCLEAR = [
-    *(
-        math.nan,
-        (1, math.nan),
-        [1],
-        (1, [1]),
-        {1},
-        {"a": 1},
-        np.ones(2),
-        (jnp.ones(2),),
-        np.float32(1),
-    ),
-    *(ft.partial(double, np.ones(2)), ft.partial(jax.jit(affine().scaled)), object(), (object(),)),
-    *(frozenset({0.0}), enum.Enum("Number", {"A": 0.0}, type=float).A, 1j, np.float32(1)),
+VALUES = [
+    *(1, True, 1.0, 1j, "a", b"a", None, 0.0, -0.0, math.nan),
+    *((1, "a"), (1.0, "a"), (0.0,), (-0.0,), (1, (2.0, (True,))), (1, (2.0, (1,))), (math.nan,)),
+    *(frozenset({1}), frozenset({True}), slice(1), slice(1.0), Color.RED, range(2)),
+    *(ft.partial(double, 1), np.float32(1), [1], [1.0], {"a": 1}, {1}, {True}),
 ]
 
 
-@pytest.mark.parametrize("value", [*CLEAR, *UNCLEAR], ids=label)
-def test_the_kind_of_what_is_clear_is_its_kind(value):
-    """And of what may hold arrays, change, or has no plain `==`, there is none."""
-    is_clear = any(value is other for other in CLEAR)
+def test_static_values_are_compared_by_value_and_kind():
+    """In every order of instances; what is equal in Python, and not to a program, is told apart."""
+    apart = [v if isinstance(v, ft.partial) else copy.deepcopy(v) for v in VALUES]
+    rounds = [[jax.tree.structure(Static(1, v)) for v in values] for values in (VALUES, apart)]
+    backwards = [jax.tree.structure(Static(1, v)) for v in VALUES[::-1]][::-1]
 
-    assert clear_kind(value) == (kind_of(value) if is_clear else None)
+    for i, one in enumerate(rounds[0]):
+        assert [one == other for other in rounds[1]] == [j == i for j in range(len(VALUES))]
+        assert [one != other for other in backwards] == [j != i for j in range(len(VALUES))]
+
+
+@pytest.mark.parametrize("make", [tuple, list, lambda given: ft.partial(double, *given)])
+def test_arrays_are_found_in_values_of_a_type_that_was_met_without(make):
+    """That an instance divided as others of its types says nothing of what these values hold."""
+    for _ in range(3):
+        Static(1, make([1, 2]))
+    with pytest.warns(FieldWarning, match="array"):
+        held = Static(1, make([1, ramp(2)]))
+    assert held.size is not None
+    Static(1, make([1, 2]))
+
+
+def test_a_partial_of_what_hides_an_array_is_looked_into_as_its_function_is():
+    """Whatever partials of its type were met before."""
+    hides = jax.jit(ft.partial(double, ramp(2)))
+    for _ in range(3):
+        Static(1, ft.partial(double, 1))
+        Static(1, double)
+    for value in (hides, ft.partial(hides, 1)):
+        with pytest.warns(FieldWarning, match="hides"):
+            Static(1, value)
