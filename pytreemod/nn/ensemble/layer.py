@@ -1,51 +1,38 @@
 """`Ensemble`: members of one kind as one value, called like one of them.
 
-The members are one Module, whose arrays have a leading axis, but for what they share. A call splits
-what is for each member (its arrays, its part of the State, its key, its entry of the inputs) from
-what is for all of them, and leaves the rest to `filter_vmap`.
+The members are one Module, whose arrays have a leading axis, but for what they share. A call maps
+over what is for each member (see `members.layer`), and over the inputs that have an entry for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar, Generic, TypeVar, overload
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, TypeVar
 
-import jax
-
-from pytreemod.errors import ArgumentError, StateError
+from pytreemod.errors import ArgumentError, ShapeError, StateError, describe
 from pytreemod.module.fields import field
-from pytreemod.nn.arguments import check_held_number, check_key, check_size, named
-from pytreemod.nn.calling import StatefulLayer, in_scope, needs_state, uses_key_if, wants_key
-from pytreemod.nn.ensemble.inputs import Inputs
-from pytreemod.nn.ensemble.sharing import (
-    alike,
-    check_shared,
-    first_of,
-    own_paths,
-    refuse_kept_state,
-    rejoined,
-    shared_paths,
-    withheld,
-)
-from pytreemod.nn.members.checks import ENSEMBLE, check_keywords, check_leading
+from pytreemod.nn.arguments import check_size, named
+from pytreemod.nn.calling import in_scope, uses_key_if, wants_key
+from pytreemod.nn.members.checks import ENSEMBLE, Owner, check_keywords
+from pytreemod.nn.members.layer import Members
 from pytreemod.nn.members.making import make_members
-from pytreemod.nn.members.state import MemberStates
-from pytreemod.nn.members.taking import each, merged, some
+from pytreemod.nn.members.sharing import check_shared, refuse_kept_state, shared_paths
+from pytreemod.nn.members.stacking import split, stack
 from pytreemod.nn.sequential import Identity
 from pytreemod.state.key_sources import KeyLike
-from pytreemod.state.making import delete_init_state
-from pytreemod.state.tokens import tokens_of
 from pytreemod.state.values import State
-from pytreemod.transform.boundary.surrounded_calls import with_numbers, without_numbers
-from pytreemod.transform.maps.vmap import ON_AXIS_0, filter_vmap
+from pytreemod.transform.boundary.argument_specs import Terms
+from pytreemod.transform.boundary.wrapping import argument_name, positional_names
+from pytreemod.transform.maps.vmap import ON_AXIS_0, axes_by_argument, filter_vmap, is_axes_spec
+from pytreemod.tree.partitioning import combine
+from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
-from pytreemod.typing import AxesSpec, FilterSpec, jtu
+from pytreemod.typing import AxesSpec, FilterSpec, class_of, jtu
 
 _M = TypeVar("_M", bound=Callable[..., Any])
-_E = TypeVar("_E", bound="Ensemble[Any]")
 
 
-class Ensemble(StatefulLayer, Generic[_M]):
+class Ensemble(Members[_M]):
     """Members of one kind as one value, called like one of them: all at once, by a map.
 
     The members are kept as one, whose arrays have a leading axis, and are called by
@@ -102,6 +89,7 @@ class Ensemble(StatefulLayer, Generic[_M]):
         (5, 4, (2,))
     """
 
+    owner: ClassVar[Owner] = ENSEMBLE
     # To an optimizer, each of them is a model of its own.
     __has_independent_members__: ClassVar[bool] = True
 
@@ -124,22 +112,15 @@ class Ensemble(StatefulLayer, Generic[_M]):
             refuse_kept_state(member)
             found.append(shared_paths(member, shared))
 
+        def first(leaf: Any) -> Any:
+            return leaf[0] if is_array(leaf) else leaf
+
         member = make_members(ENSEMBLE, make, self.n, key, look)
+        own, rest = split(member, found[0])
         self.shared = found[0]
-        self.member = first_of(member, self.shared)
-
-    def __stacked__(self) -> tuple[str, ...]:
-        # Asked by whoever means each member's arrays, and not the stack of them.
-        return own_paths(self.member, self.shared, "member")
-
-    def replace(self: _E, /, **changes: Any) -> _E:  # noqa: D102  (as that of Module)
-        made = super().replace(**changes)
-        check_held_number(self, changes, "n", "member")
-        return made
+        self.member = combine(own, jtu.tree_map(first, rest))
 
     def __check_init__(self) -> None:
-        # Here as well, for `replace` and `with_mode` come this way.
-        check_size(named(self, "n"), self.n, 1)
         check_shared(named(self, "shared"), self.shared)
 
     @uses_key_if(lambda nets: wants_key(nets.member))
@@ -169,67 +150,38 @@ class Ensemble(StatefulLayer, Generic[_M]):
         title, n = self._title(), self.n
         if kwargs:
             check_keywords(title, self.member, kwargs, ("in_axes",))
-        inputs = Inputs(title, n, self.member, args, kwargs, in_axes)
-        # Rules around the members, if there are any, are told in which layer of a Stack they are.
-        member, outer = without_numbers(self.member)
-        values = None
-        if isinstance(inputs.state, State):
-            # The State has them; what is left in the members would be split as their arrays are.
-            member = delete_init_state(member)
-        member = withheld(member, self.shared)
-        check_leading(ENSEMBLE, title, n, {"member": member})
-        if isinstance(inputs.state, State):
-            values = MemberStates(ENSEMBLE, title, member, n, inputs.rest, inputs.state)
-        keys = None
-        # Keys that nobody uses would be split in the program all the same.
-        if key is not None and wants_key(self.member):
-            keys = jax.random.split(check_key(title, key), n)
-        leaves, treedef = jtu.tree_flatten(member)
-        # The map is given arrays alone: what is none goes around it, and is not split again.
-        own = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
+        inputs: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+        states = [at for at, x in inputs.items() if isinstance(x, State)]
+        if len(states) > 1:
+            raise ArgumentError(title, "one State", f"{len(states)} of them")
+        state = inputs.pop(states[0]) if states else None
+        leaves, treedef = jtu.tree_flatten(list(inputs.values()))
+        axes: list[int | None] = [None] * len(leaves)
+        if in_axes is not None:
+            axes = _axes(title, n, positional_names(self.member), inputs, in_axes)
+        mapped = [i for i, axis in enumerate(axes) if axis is not None]
+        call, parts, shared, after = self._parts(state, key, list(inputs.values()))
 
-        def call(arrays: list[Any], given: list[Any], state: Any, key: Any) -> Any:
-            parts = list(leaves)
-            for i, array in zip(own, arrays, strict=True):
-                parts[i] = array
-            one = with_numbers(rejoined(treedef.unflatten(parts)), outer)
-            options = {} if key is None else {"key": key}
-            if values is None:
-                args, kwargs = inputs.for_one(given, None)
-                return one(*args, **kwargs, **options), None
-            before = values.form.state(state, values.shared)
-            args, kwargs = inputs.for_one(given, before)
-            result = one(*args, **kwargs, **options)
-            out, after, shared = values.form.changed(title, result)
-            _check_read(title, values, shared)
-            # None says that the member gave back the State as it was, as in inference mode.
-            return out, None if result[1] is before else after
+        def call_one(own: Any, values: Any, key: Any, given: list[Any]) -> Any:
+            entries = dict(zip(mapped, given, strict=True))
+            trees = treedef.unflatten([entries.get(i, x) for i, x in enumerate(leaves)])
 
-        mapped = filter_vmap(call, in_axes=(0, inputs.axes, ON_AXIS_0, 0), axis_size=n)
-        states = () if values is None else values.own
-        out, after = mapped([leaves[i] for i in own], inputs.for_each(), states, keys)
-        if values is None:
+            def invoke(member: Any, state: Any, options: dict[str, Any]) -> Any:
+                each = {**dict(zip(inputs, trees, strict=True)), **dict.fromkeys(states, state)}
+                positional = [each[i] for i in range(len(args))]
+                return member(*positional, **{name: each[name] for name in kwargs}, **options)
+
+            out, values, read = call(invoke, own, values, shared, key)
+            _check_read(title, shared, read)
+            return out, values
+
+        spec = (0, ON_AXIS_0, 0, [axes[i] for i in mapped])
+        over_members = filter_vmap(call_one, in_axes=spec, axis_size=n)
+        out, values = over_members(*parts, [leaves[i] for i in mapped])
+        if after is None:
             return out
         # Not from inside of the map: every member gave its State back as it was.
-        return out, inputs.state if after is None else values.after(after, values.shared)
-
-    def is_stateful(self) -> bool:
-        """Whether the members need State.
-
-        Returns:
-            True or False.
-        """
-        if isinstance(self.member, StatefulLayer):
-            return self.member.is_stateful()
-        return bool(tokens_of(self.member))
-
-    def needs_state(self) -> bool:
-        """Whether the members cannot be called without State.
-
-        Returns:
-            True or False.
-        """
-        return self.is_stateful() and needs_state(self.member)
+        return out, state if values is None else after(values, shared)
 
     @classmethod
     def from_members(
@@ -237,7 +189,7 @@ class Ensemble(StatefulLayer, Generic[_M]):
     ) -> Ensemble[_M]:
         """An Ensemble of members that exist, which differ in their arrays' values alone.
 
-        Tokens at one place in all members become one, whose value has an entry for each member. If
+        Tokens at one path in all members become one, whose value has an entry for each member. If
         they hold initial values, these are stacked; of random streams, the first member's goes on
         for all.
 
@@ -261,60 +213,45 @@ class Ensemble(StatefulLayer, Generic[_M]):
             raise ArgumentError("Ensemble.from_members", "at least one member", "none")
         refuse_kept_state(members[0])
         paths = shared_paths(members[0], shared)
-        member = rejoined(merged(alike(members, paths)))
         # What `__init__` would make is there already.
         blank: Any = Ensemble(Identity, 1)
-        return blank.replace(member=member, n=len(members), shared=paths)
-
-    def unstack(self) -> list[_M]:
-        """The members one by one, each with what all share.
-
-        Each has tokens of its own, which hold the values for that member if those of the Ensemble
-        hold values. To take the values out of a State, put them into the model first:
-        `state.fill(nets).unstack()`.
-
-        Returns:
-            A list of members.
-
-        Raises:
-            ShapeError: an array has not the leading axis.
-        """
-        member, outer = without_numbers(self.member)
-        members = each(ENSEMBLE, self._title(), withheld(member, self.shared), self.n)
-        return [with_numbers(rejoined(one), outer) for one in members]
-
-    @overload
-    def __getitem__(self, index: int) -> _M: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Ensemble[_M]: ...
-
-    def __getitem__(self, index: int | slice) -> _M | Ensemble[_M]:
-        """A member by number, or several as an `Ensemble`; with tokens of their own."""
-        member, outer = without_numbers(self.member)
-        part = some(ENSEMBLE, self._title(), withheld(member, self.shared), self.n, index)
-        part = with_numbers(rejoined(part), outer)
-        if not isinstance(index, slice):
-            return part
-        count = len(range(self.n)[index])
-        if not count:
-            expected = "a slice that picks at least one member"
-            raise ArgumentError("Ensemble[...]", expected, f"none of {self.n}")
-        return self.replace(member=part, n=count)
-
-    def __iter__(self) -> Iterator[_M]:
-        yield from self.unstack()
-
-    def __len__(self) -> int:
-        return self.n
-
-    def _title(self) -> str:
-        return f"Ensemble({type(self.member).__name__}, n={self.n})"
+        return blank.replace(member=stack(members, paths), n=len(members), shared=paths)
 
 
-def _check_read(title: str, values: MemberStates, after: Any) -> None:
+def _axes(
+    title: str, n: int, names: tuple[str, ...], inputs: dict[int | str, Any], in_axes: Any
+) -> list[int | None]:
+    """The axis of each leaf of the inputs; None for what is the same for all members."""
+    rest = "is the same for all members"
+    terms = Terms(f"{title}, in_axes", is_axes_spec, None, "in_axes", "0", rest)
+    texts = [at if isinstance(at, str) else argument_name(names, at) for at in inputs]
+    trees = list(inputs.values())
+    positional = sum(isinstance(at, int) for at in inputs)
+    # One spec, or a tuple of them, speaks of what has a position, as for `jax.vmap`.
+    count = len(trees) if issubclass(class_of(in_axes), dict) else positional
+    found = axes_by_argument(in_axes, texts[:count], trees[:count], positional, terms)
+    found += [[None] * len(jtu.tree_leaves(tree)) for tree in trees[count:]]
+    axes = [axis for of_tree in found for axis in of_tree]
+    leaves = [
+        (path_text(path, text), leaf)
+        for text, tree in zip(texts, trees, strict=True)
+        for path, leaf in jtu.tree_leaves_with_path(tree)
+    ]
+    wrong = [
+        f"{path}: {describe(leaf)}, axis {axis}"
+        for (path, leaf), axis in zip(leaves, axes, strict=True)
+        if axis is not None and not (-leaf.ndim <= axis < leaf.ndim and leaf.shape[axis] == n)
+    ]
+    if wrong:
+        hint = ("One input for all members is passed without in_axes:", "nets(x)")
+        expected = f"inputs with an entry for each of {n} members"
+        raise ShapeError(title, expected, f"{len(wrong)} without", places=wrong, hint=hint)
+    return axes
+
+
+def _check_read(title: str, shared: Any, read: Any) -> None:
     """Refuse a member that writes what others read at the same time."""
-    pairs = zip(jtu.tree_leaves(after), jtu.tree_leaves(values.shared), strict=True)
+    pairs = zip(jtu.tree_leaves(read), jtu.tree_leaves(shared), strict=True)
     if all(new is old for new, old in pairs):
         return
     hint = (

@@ -21,16 +21,20 @@ class Owner(NamedTuple):
         member: what a member is called; the field that has them is, too.
         make: the argument that makes one.
         call: what an instance is called in code that an error shows.
+        number: the field with their number.
+        least: how many there are at least.
     """
 
     name: str
     member: str
     make: str
     call: str
+    number: str
+    least: int
 
 
-STACK = Owner("Stack", "layer", "make_layer", "stack")
-ENSEMBLE = Owner("Ensemble", "member", "make", "nets")
+STACK = Owner("Stack", "layer", "make_layer", "stack", "depth", 0)
+ENSEMBLE = Owner("Ensemble", "member", "make", "nets", "n", 1)
 
 
 def check_keywords(title: str, member: Any, names: Iterable[str], also: Sequence[str] = ()) -> None:
@@ -74,31 +78,34 @@ def check_leading(owner: Owner, title: str, n: int, trees: dict[str, Any]) -> No
     Raises:
         ShapeError: there are some; their paths are named.
     """
-    # Paths cost more than the leaves, and are made only for an error.
-    if all(has_leading_axis(leaf, n) for leaf in jtu.tree_leaves(trees)):
+    wrong = without_leading_axis(trees, n)
+    if not wrong:
         return
-    leaves = [
-        (path_text(path, root), leaf)
-        for root, tree in trees.items()
-        for path, leaf in jtu.tree_leaves_with_path(tree)
-    ]
-    wrong = [
-        f"{place}: {describe(leaf)}" for place, leaf in leaves if not has_leading_axis(leaf, n)
-    ]
+    hint = (
+        f"Several {owner.name}s as one are called mapped:",
+        f"pm.filter_vmap(lambda m: m(x))({owner.name.lower()}s)",
+    )
     raise ShapeError(
         title,
         f"arrays with a leading axis of {n}",
         f"{len(wrong)} without",
         places=wrong,
-        hint=(
-            f"Several {owner.name}s as one are called mapped:",
-            f"pm.filter_vmap(lambda m: m(x))({owner.name.lower()}s)",
-        )
-        if any(place.startswith(owner.member) for place in wrong)
-        else (),
+        hint=hint if any(text.startswith(owner.member) for text in wrong) else (),
     )
 
 
-def has_leading_axis(leaf: Any, n: int) -> bool:
-    """Whether a leaf has an entry for each member, as far as it is an array."""
+def without_leading_axis(trees: dict[str, Any], n: int) -> list[str]:
+    """The arrays that have not an entry for each member, with their paths."""
+    # Paths cost more than the leaves, and are made only for an error.
+    if all(_has_leading_axis(leaf, n) for leaf in jtu.tree_leaves(trees)):
+        return []
+    return [
+        f"{path_text(path, root)}: {describe(leaf)}"
+        for root, tree in trees.items()
+        for path, leaf in jtu.tree_leaves_with_path(tree)
+        if not _has_leading_axis(leaf, n)
+    ]
+
+
+def _has_leading_axis(leaf: Any, n: int) -> bool:
     return not is_array(leaf) or leaf.shape[:1] == (n,)

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from pytreemod.errors import ArgumentError, RngError, describe, explain
+from pytreemod.errors import ArgumentError, RngError, describe
 from pytreemod.nn.arguments import KEY_HINT, check_key
 from pytreemod.nn.members.checks import Owner
 from pytreemod.state.key_sources import InitKeys
@@ -39,8 +39,8 @@ def make_members(
     if not callable(make):
         raise ArgumentError(where, expected, describe(make))
 
-    def make_one(**options: Any) -> Any:
-        member = make(**options)
+    def make_one(key: Any) -> Any:
+        member = make() if key is None else make(key=key)
         if not callable(member) or isinstance(member, type):
             raise ArgumentError(where, expected, describe(member))
         if look is not None:
@@ -48,19 +48,11 @@ def make_members(
             look(member)
         return member
 
-    def make_with_key(key: Any) -> Any:
-        return make_one(key=key)
-
+    keys = None
     if _takes_key(owner, make, key):
-        return filter_vmap(make_with_key)(_several(owner, key, n))
-    # Mapped all the same: every array is to have the leading axis.
-    return filter_vmap(lambda: make_one(), axis_size=n)()
-
-
-def _several(owner: Owner, key: Any, n: int) -> Any:
-    if isinstance(key, InitKeys):
-        return key.take(n)
-    return jax.random.split(check_key(f"{owner.name}(key)", key), n)
+        keys = key.take(n) if isinstance(key, InitKeys) else jax.random.split(key, n)
+    # Mapped without keys, too: every array is to have the leading axis.
+    return filter_vmap(make_one, axis_size=n)(keys)
 
 
 def _takes_key(owner: Owner, make: Any, key: Any) -> bool:
@@ -73,38 +65,29 @@ def _takes_key(owner: Owner, make: Any, key: Any) -> bool:
     except (TypeError, ValueError):
         # A callable that does not say what it takes.
         return key is not None
-    # Bound, not looked for by name: partials and `**kwargs` take a key, too.
-    takes, needs = _binds(signature, key=None), not _binds(signature)
-    if takes and (needs or key is not None):
-        if key is None:
-            expected = f"a random key, for {owner.make} needs one"
-            raise RngError(where, expected, "none", hint=KEY_HINT)
-        return True
-    if needs:
-        raise ArgumentError(_needs_more(owner, signature))
-    return False
-
-
-def _binds(signature: inspect.Signature, **arguments: Any) -> bool:
-    try:
-        signature.bind(**arguments)
-    except TypeError:
-        return False
-    return True
-
-
-def _needs_more(owner: Owner, signature: inspect.Signature) -> str:
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     needed = [
         name
         for name, parameter in signature.parameters.items()
         if parameter.default is parameter.empty and parameter.kind not in variadic
     ]
-    hint = (
-        "Give it all other arguments first:",
-        f"{owner.make} = functools.partial(nn.Linear, 3, 3)",
-        f"def {owner.make}(key): return nn.Linear(3, 3, key=key)",
-    )
-    expected = "a function that needs no argument but key"
-    got = f"one that needs {', '.join(name for name in needed if name != 'key')}"
-    return explain(f"{owner.name}({owner.make})", expected, got, hint=hint)
+    if needed not in ([], ["key"]):
+        hint = (
+            "Give it all other arguments first:",
+            f"{owner.make} = functools.partial(nn.Linear, 3, 3)",
+            f"def {owner.make}(key): return nn.Linear(3, 3, key=key)",
+        )
+        expected = "a function that needs no argument but key"
+        got = f"one that needs {', '.join(name for name in needed if name != 'key')}"
+        raise ArgumentError(f"{owner.name}({owner.make})", expected, got, hint=hint)
+    if needed and key is None:
+        expected = f"a random key, for {owner.make} needs one"
+        raise RngError(where, expected, "none", hint=KEY_HINT)
+    if key is None:
+        return False
+    try:
+        # Bound, not looked for by name: partials and `**kwargs` take a key, too.
+        signature.bind(key=None)
+    except TypeError:
+        return False
+    return True

@@ -12,15 +12,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn, cast
 
 from pytreemod.errors import StateError, describe
-from pytreemod.module.classes import Module
-from pytreemod.module.fields import field
-from pytreemod.nn.members.checks import Owner, has_leading_axis
+from pytreemod.nn.members.checks import Owner, without_leading_axis
 from pytreemod.state import streams
 from pytreemod.state.refusals import split_stream
 from pytreemod.state.tokens import RngStream, tokens_of
 from pytreemod.state.values import State
 from pytreemod.tree.nodes import children_of, stop_below
-from pytreemod.tree.paths import path_text
 from pytreemod.typing import jtu
 
 
@@ -74,13 +71,13 @@ def _open(owner: Owner, title: str, n: int, item: _Item) -> tuple[Any, Any]:
     return streams.fork(value, n)
 
 
-class Form(Module):
+class Form(NamedTuple):
     """How the State of one member is put together, and what it may have changed in it."""
 
-    treedef: Any = field(static=True)
-    is_own: tuple[bool, ...] = field(static=True)
-    is_value: tuple[bool, ...] = field(static=True)
-    owner: Owner = field(static=True)
+    treedef: Any
+    is_own: tuple[bool, ...]
+    is_value: tuple[bool, ...]
+    owner: Owner
 
     def state(self, own: Sequence[Any], shared: Sequence[Any]) -> State:
         """From the values that each member has for itself, and those that it shares."""
@@ -129,11 +126,7 @@ def _refuse_result(owner: Owner, title: str, got: str) -> NoReturn:
 
 
 def _check_leading(owner: Owner, title: str, n: int, name: str, value: Any) -> None:
-    wrong = [
-        f"{path_text(path, name)}: {describe(leaf)}"
-        for path, leaf in jtu.tree_leaves_with_path(value)
-        if not has_leading_axis(leaf, n)
-    ]
+    wrong = without_leading_axis({name: value}, n)
     if not wrong:
         return
     hint = (

@@ -1,58 +1,39 @@
 """`Stack`: many layers of one kind as one layer, applied by a scan.
 
 The layers are one Module, whose arrays have a leading axis, so that JAX traces and compiles one
-layer, however many there are. A call splits what is for each layer (its arrays, its part of the
-State, its key, the entries of `per_layer`) from what goes from one to the next (`x`, and values in
-State that all layers share), and leaves the rest to `filter_scan`.
+layer, however many there are. What is for each layer (see `members.layer`, and the entries of
+`per_layer`) is scanned over; `x`, and values in State that all layers share, go from one layer to
+the next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Generic, TypeVar, cast, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar, cast, overload
 
-import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import ArgumentError
+from pytreemod.errors import ArgumentError, StructureError, describe
+from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
-from pytreemod.nn.arguments import check_held_number, check_key, check_size, named
-from pytreemod.nn.calling import (
-    ABSENT,
-    Absence,
-    Absent,
-    StatefulLayer,
-    in_scope,
-    needs_state,
-    uses_key_if,
-    wants_key,
-)
-from pytreemod.nn.members.checks import STACK, check_keywords, check_leading
+from pytreemod.nn.arguments import check_size, named, required_state
+from pytreemod.nn.calling import ABSENT, Absence, Absent, in_scope, uses_key_if, wants_key
+from pytreemod.nn.members.checks import STACK, Owner, check_keywords, check_leading
+from pytreemod.nn.members.layer import Call, Members
 from pytreemod.nn.members.making import make_members
-from pytreemod.nn.members.state import MemberStates
-from pytreemod.nn.members.taking import each, merged, some
+from pytreemod.nn.members.stacking import stack
 from pytreemod.nn.sequential import Identity
-from pytreemod.nn.stack.refusals import (
-    check_further,
-    check_remat,
-    check_second,
-    check_unroll,
-    given_state,
-)
-from pytreemod.nn.stack.step import Step
 from pytreemod.state.key_sources import KeyLike
-from pytreemod.state.making import delete_init_state
-from pytreemod.state.tokens import tokens_of
 from pytreemod.state.values import State
-from pytreemod.transform.boundary.surrounded_calls import with_numbers, without_numbers
+from pytreemod.transform.boundary.agreement import Difference, aval_of, differences, may_be_promoted
 from pytreemod.transform.control_flow.scans import filter_scan
 from pytreemod.transform.derivatives.checkpoints import filter_checkpoint
+from pytreemod.tree.paths import path_text
 
 _L = TypeVar("_L", bound=Callable[..., Any])
-_S = TypeVar("_S", bound="Stack[Any]")
 
 
-class Stack(StatefulLayer, Generic[_L]):
+class Stack(Members[_L]):
     """Many layers of one kind, one after the other: traced and compiled once, however many.
 
     The layers are kept as one, whose arrays have a leading axis, and applied by
@@ -104,6 +85,8 @@ class Stack(StatefulLayer, Generic[_L]):
         (20, 15, (3, 3))
     """
 
+    owner: ClassVar[Owner] = STACK
+
     layer: _L
     depth: int = field(static=True)
     remat: bool | Callable[..., Any] = field(static=True)
@@ -119,24 +102,15 @@ class Stack(StatefulLayer, Generic[_L]):
         unroll: int | bool = 1,
     ):
         self.depth = check_size(named(self, "depth"), depth)
-        self.remat = check_remat(named(self, "remat"), remat)
-        self.unroll = check_unroll(named(self, "unroll"), unroll)
+        self.remat, self.unroll = remat, unroll
         self.layer = make_members(STACK, make_layer, self.depth, key)
 
-    def __stacked__(self) -> tuple[str, ...]:
-        # Asked by whoever means each layer's arrays, and not the stack of them.
-        return ("layer",)
-
-    def replace(self: _S, /, **changes: Any) -> _S:  # noqa: D102  (as that of Module)
-        made = super().replace(**changes)
-        check_held_number(self, changes, "depth", "layer")
-        return made
-
     def __check_init__(self) -> None:
-        # Here as well, for `replace` and `with_mode` come this way.
-        check_size(named(self, "depth"), self.depth)
-        check_remat(named(self, "remat"), self.remat)
-        check_unroll(named(self, "unroll"), self.unroll)
+        remat = self.remat
+        if not isinstance(remat, bool) and (not callable(remat) or isinstance(remat, type)):
+            raise ArgumentError(named(self, "remat"), "True, False or a policy", describe(remat))
+        if not isinstance(self.unroll, bool):
+            check_size(named(self, "unroll"), self.unroll, 1)
 
     @overload
     def __call__(
@@ -184,57 +158,34 @@ class Stack(StatefulLayer, Generic[_L]):
             The last layer's output; with `state`, the pair of it and the new State.
         """
         title, depth = self._title(), self.depth
-        # Layers that can do without State do so, where none is given.
-        is_stateful = self.needs_state() if isinstance(state, Absence) else self.is_stateful()
-        check_second(title, self.is_stateful(), state)
-        extra = check_further(title, per_layer, same)
+        if not isinstance(state, (State, Absence)):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
+            given = "x, state" if self.is_stateful() else "x"
+            hint = (
+                "Further arguments for the layers go by name, and so does a key:",
+                f"stack({given}, mask=mask, key=key)",
+            )
+            raise ArgumentError(title, "a State", describe(state), hint=hint)
+        extra = _further(title, per_layer, same)
         if same or extra:
             check_keywords(title, self.layer, [*same, *extra])
-        # Rules around the layers, if there are any, are told which layer it is.
-        layer, outer = without_numbers(self.layer)
-        numbers = None if outer is None else jnp.arange(depth)
-        # The State has them; what is left in the layer would be taken apart as its arrays are.
-        layer = delete_init_state(layer) if is_stateful else layer
-        check_leading(STACK, title, depth, {"layer": layer, "per_layer": extra})
-        keys = None
-        # Keys that nobody uses would be split in the program all the same.
-        if key is not None and wants_key(self.layer):
-            keys = jax.random.split(check_key(title, key), depth)
-        values = None
-        if is_stateful:
-            given = given_state(title, layer, state)
-            values = MemberStates(STACK, title, layer, depth, same, given)
-        step = Step(same, outer, title, None if values is None else values.form)
-        own, shared = ((), ()) if values is None else (values.own, values.shared)
-        (x, shared), own = filter_scan(
-            self._recomputing(step),
+        check_leading(STACK, title, depth, {"per_layer": extra})
+        # Layers that can do without State do so, where none is given.
+        if isinstance(state, Absence) and self.needs_state():
+            required_state(title, state)
+        given = state if self.is_stateful() else None
+        call, parts, shared, after = self._parts(given, key, same)
+        # Rules around the layers, if there are any, are given the number of the layer.
+        numbers = None if call.outer is None else jnp.arange(depth)
+        (x, shared), values = filter_scan(
+            self._recomputing(_Step(call, same)),
             (x, shared),
-            (layer, own, keys, extra, numbers),
+            (*parts, extra, numbers),
             length=depth,
             unroll=self.unroll,
         )
-        if values is None:
+        if after is None or values is None:
             return x if isinstance(state, Absence) else (x, state)
-        # None: every layer gave its State back as it was, and so does the Stack.
-        return x, cast("State", state) if own is None else values.after(own, shared)
-
-    def is_stateful(self) -> bool:
-        """Whether the layers need State.
-
-        Returns:
-            True or False.
-        """
-        if isinstance(self.layer, StatefulLayer):
-            return self.layer.is_stateful()
-        return bool(tokens_of(self.layer))
-
-    def needs_state(self) -> bool:
-        """Whether the layers cannot be called without State.
-
-        Returns:
-            True or False.
-        """
-        return self.is_stateful() and needs_state(self.layer)
+        return x, after(values, shared)
 
     @classmethod
     def from_layers(
@@ -246,7 +197,7 @@ class Stack(StatefulLayer, Generic[_L]):
     ) -> Stack[_L]:
         """A Stack of layers that exist, which differ in nothing but the values of their arrays.
 
-        Tokens at one place in all layers become one, whose value has an entry for each layer: every
+        Tokens at one path in all layers become one, whose value has an entry for each layer: every
         layer is one of its own, also where the same object is given twice. If they hold initial
         values, these are stacked; of random streams, the first layer's goes on for all.
 
@@ -270,55 +221,74 @@ class Stack(StatefulLayer, Generic[_L]):
             raise ArgumentError("Stack.from_layers", "at least one layer", "none", hint=hint)
         # What `__init__` would make is there already.
         blank: Any = Stack(Identity, 0, remat=remat, unroll=unroll)
-        return blank.replace(layer=merged(layers), depth=len(layers))
+        return blank.replace(layer=stack(layers), depth=len(layers))
 
-    def unstack(self) -> list[_L]:
-        """The layers one by one, as they would stand in a list in the place of the Stack.
-
-        Each has tokens of its own, which hold the values for that layer if those of the Stack hold
-        values. To take the values out of a State, put them into the model first:
-
-            model = state.fill(model)
-            model = pm.tree_at(lambda m: m.blocks, model, replace_fn=lambda s: s.unstack())
-            model, state = pm.make_with_state(lambda: model)()
-
-        Returns:
-            A list of layers.
-
-        Raises:
-            ShapeError: an array has not the leading axis.
-        """
-        layer, outer = without_numbers(self.layer)
-        members = each(STACK, self._title(), layer, self.depth)
-        return [with_numbers(member, outer) for member in members]
-
-    @overload
-    def __getitem__(self, index: int) -> _L: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Stack[_L]: ...
-
-    def __getitem__(self, index: int | slice) -> _L | Stack[_L]:
-        """A layer by number, or several as a `Stack`; with tokens of their own, as `unstack`."""
-        layer, outer = without_numbers(self.layer)
-        part = with_numbers(some(STACK, self._title(), layer, self.depth, index), outer)
-        if not isinstance(index, slice):
-            return part
-        return self.replace(layer=part, depth=len(range(self.depth)[index]))
-
-    def __iter__(self) -> Iterator[_L]:
-        yield from self.unstack()
-
-    def __len__(self) -> int:
-        return self.depth
-
-    def _title(self) -> str:
-        return f"Stack({type(self.layer).__name__}, depth={self.depth})"
-
-    def _recomputing(self, step: Step) -> Callable[..., Any]:
+    def _recomputing(self, step: _Step) -> Callable[..., Any]:
         if self.remat is False:
             return step
         # Inside a loop XLA cannot undo the recomputing; without one it would.
         no_loop = self.unroll is True or self.unroll >= self.depth
         policy = None if isinstance(self.remat, bool) else self.remat
         return filter_checkpoint(step, prevent_cse=no_loop, policy=policy)
+
+
+def _further(title: str, per_layer: Any, same: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that differ from layer to layer; refused if a name is used twice."""
+    if per_layer is None:
+        return {}
+    if not isinstance(per_layer, Mapping):
+        raise ArgumentError(title, "per_layer to be a dict by name", describe(per_layer))
+    extra = dict(cast("Mapping[str, Any]", per_layer))
+    twice = sorted(extra.keys() & {"key", "state", *same})
+    if twice:
+        raise ArgumentError(title, "each argument once", f"{twice[0]} in per_layer, too")
+    return extra
+
+
+class _Step(Module):
+    """A step of the scan: one layer, applied to what the one before it gave."""
+
+    call: Call
+    same: dict[str, Any]
+
+    def __call__(self, carry: Any, each: Any) -> Any:
+        (x, shared), (own, values, key, extra, number) = carry, each
+
+        def invoke(layer: Any, state: Any, options: dict[str, Any]) -> Any:
+            args = (x,) if state is None else (x, state)
+            return layer(*args, **self.same, **extra, **options)
+
+        out, values, shared = self.call(invoke, own, values, shared, key, number)
+        return (_as_before(self.call.title, x, out), shared), values
+
+
+def _as_before(title: str, x: Any, out: Any) -> Any:
+    """What a layer returned, refused if the next layer could not take it as this one took x."""
+    found = differences(x, out, _agree)
+    if not found:
+        return out
+    raise StructureError(
+        title,
+        "each layer to give back what it takes",
+        f"a change in {len(found)} place{'s' * (len(found) > 1)}",
+        places=[f"{path_text(f.path, 'x')}: {' -> '.join(f.texts())}" for f in found],
+        hint=_hint(found),
+    )
+
+
+def _agree(before: Any, after: Any) -> bool:
+    a, b = aval_of(before), aval_of(after)
+    if a.shape != b.shape:
+        return False
+    # The scan widens a first carry that the layers would widen; it narrows none.
+    return a.dtype == b.dtype or may_be_promoted(a, b) not in (None, a.dtype)
+
+
+def _hint(found: Sequence[Difference]) -> Sequence[str]:
+    if all(entry.of_dtypes for entry in found):
+        dtype = aval_of(found[0].second).dtype.name
+        return ("Start from that dtype, or cast in the layer:", f"stack(x.astype(jnp.{dtype}))")
+    return (
+        "A layer that changes it stands before or after the others:",
+        "nn.Sequential([first, nn.Stack(make_layer, depth), last])",
+    )

@@ -72,7 +72,8 @@ def _is_axis(value: Any) -> TypeGuard[int | None]:
     return value is None or (isinstance(value, int) and not isinstance(value, bool))
 
 
-def _stops(spec: Any) -> bool:
+def is_axes_spec(spec: Any) -> bool:
+    """Whether something says which axis, and is no tree of what does."""
     return _is_axis(spec) or isinstance(spec, (By, bool)) or (callable(spec) and not is_node(spec))
 
 
@@ -126,7 +127,36 @@ def axes_of(
         place = path_text(path, root)
         return [_axis_of(where, place, v, leaf, is_mapped) for v, leaf, is_mapped in triples]
 
-    return spread(spec, tree, resolve=resolve, stops=_stops, where=where, root=root)
+    return spread(spec, tree, resolve=resolve, stops=is_axes_spec, where=where, root=root)
+
+
+def axes_by_argument(
+    in_axes: AxesSpec, names: Sequence[str], trees: Sequence[Any], positional: int, terms: Terms
+) -> list[list[Any]]:
+    """The axis of each leaf of each argument.
+
+    Args:
+        in_axes: one spec for all, a tuple with one for each positional argument, or a dict by name.
+        names: the arguments' names, the positional ones first.
+        trees: the arguments.
+        positional: how many of them are positional.
+        terms: what to say of the spec in errors.
+
+    Returns:
+        For each argument an int or None for each leaf.
+
+    Raises:
+        ArgumentError, ShapeError, SpecError: the spec does not fit the arguments.
+    """
+    specs = specs_by_argument(in_axes, names, positional, (), terms, trees)
+    # One rule for several arguments need not find each of its paths in each of them.
+    strict = not (isinstance(in_axes, By) and len(names) > 1)
+    if isinstance(in_axes, By) and not strict:
+        in_axes.check(trees)
+    return [
+        axes_of(spec, tree, f"{terms.where} for {name}", name, strict)
+        for name, spec, tree in zip(names, specs, trees, strict=True)
+    ]
 
 
 def _axis_of(where: str, place: str, value: Any, leaf: Any, is_mapped: bool) -> int | None:
@@ -203,7 +233,7 @@ class Vmapped(Transformed):
         # Once, and not in each call: these look at every parameter, and at a whole spec.
         self.names, self.places = positions_of(fn)
         where = f"{self.transform_name()}(in_axes)"
-        self.terms = Terms(where, _stops, ON_AXIS_0, "in_axes", "0", "is mapped over axis 0")
+        self.terms = Terms(where, is_axes_spec, ON_AXIS_0, "in_axes", "0", "is mapped over axis 0")
         # 0 in any case: what is moved later is stacked there first.
         self.treatments = [None, 0, *sorted(known_axes(options.out_axes) - {None, 0})]
         # The default says the same of every array: JAX can be told so, and nobody need look at the
@@ -282,15 +312,7 @@ class Vmapped(Transformed):
         in_axes, axis_size = self.options.in_axes, self.options.axis_size
         names = [*[argument_name(self.names, i) for i in range(len(args))], *kwargs]
         trees = [*args, *kwargs.values()]
-        specs = specs_by_argument(in_axes, names, len(args), (), self.terms, trees)
-        # One rule for several arguments need not find each of its paths in each of them.
-        strict = not (isinstance(in_axes, By) and len(names) > 1)
-        if not strict:
-            in_axes.check(trees)
-        found = [
-            axes_of(spec, tree, f"{self.terms.where} for {name}", name, strict)
-            for name, spec, tree in zip(names, specs, trees, strict=True)
-        ]
+        found = axes_by_argument(in_axes, names, trees, len(args), self.terms)
         # In the order in which JAX flattens (args, kwargs): keywords sorted. (Not by name: what
         # has a position may be called as a keyword that goes into **kwargs is.)
         count = len(args)
@@ -423,7 +445,7 @@ def _check_out_axes(where: str, rows: Iterable[tuple[Any, Any, int | None]]) -> 
 def known_axes(spec: Any) -> set[Any]:
     """The axes that may occur in an out_axes spec, as far as it can tell before it is applied."""
     found: set[Any] = set()
-    for leaf in jtu.tree_leaves(spec, is_leaf=_stops):
+    for leaf in jtu.tree_leaves(spec, is_leaf=is_axes_spec):
         values = [value for _, value in leaf.items] if isinstance(leaf, By) else [leaf]
         for value in values:
             value = value.axis if isinstance(value, if_array) else value

@@ -18,6 +18,7 @@ from pytreemod.errors import (
     ArgumentError,
     RngError,
     ShapeError,
+    SpecError,
     StateError,
     StructureError,
 )
@@ -662,3 +663,81 @@ def test_a_member_has_to_return_its_state():
     ensemble, state = make(lambda: Forgetting(pm.StateIndex(jnp.asarray(0))), 2)
     with pytest.raises(StateError, match=r"a member that returns its output and the State"):
         ensemble(X, state)
+
+
+# ---- which inputs have an entry for each member
+
+
+class Seeing(pm.Module):
+    """Gives the shapes that it is called with."""
+
+    def __call__(self, x, y=None, state=None, *, mask=None):
+        given = {"x": x, "y": y, "mask": mask}
+        shapes = {name: jax.tree.map(jnp.shape, tree) for name, tree in given.items()}
+        return shapes if state is None else (shapes, state)
+
+
+SEEING = nn.Ensemble(Seeing, N)
+EACH, ALL, OTHER = (2,), (N, 2), (2, N)
+ROWS = jnp.ones(ALL)
+STATE = pm.State(())
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "in_axes", "seen"),
+    [
+        ((ROWS,), {}, None, {"x": ALL}),
+        ((ROWS,), {}, 0, {"x": EACH}),
+        ((ROWS.T, ROWS), {}, (1, None), {"x": EACH, "y": ALL}),
+        ((ROWS, ROWS.T), {}, {"y": -1}, {"x": ALL, "y": EACH}),
+        ((ROWS,), {"mask": ROWS}, 0, {"x": EACH, "mask": ALL}),
+        ((ROWS,), {"mask": ROWS}, {"mask": 0}, {"x": ALL, "mask": EACH}),
+        (({"a": ROWS, "b": ROWS},), {}, {"a": 0, "b": None}, {"x": {"a": EACH, "b": ALL}}),
+        (
+            ({"a": ROWS}, {"b": ROWS}),
+            {},
+            pm.by({"a": 0, ...: None}),
+            {"x": {"a": EACH}, "y": {"b": ALL}},
+        ),
+        (({"a": ROWS, "b": 1.0},), {}, pm.if_array(0), {"x": {"a": EACH, "b": ()}}),
+        ((ROWS, None, STATE), {}, 0, {"x": EACH}),
+        ((ROWS, None, STATE), {}, (0, None), {"x": EACH}),
+        ((ROWS,), {"state": STATE, "mask": ROWS}, {"x": 0}, {"x": EACH, "mask": ALL}),
+    ],
+)
+def test_what_has_an_axis(args, kwargs, in_axes, seen):
+    """One spec, one for each by position, or any by name; the State has no say in it."""
+    out = SEEING(*args, **kwargs, in_axes=in_axes)
+
+    has_state = any(isinstance(x, pm.State) for x in (*args, *kwargs.values()))
+    shapes = out[0] if has_state else out
+    assert isinstance(out, tuple) is has_state
+    assert shapes == {"x": None, "y": None, "mask": None, **seen}
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "in_axes", "error", "text"),
+    [
+        ((ROWS, None, STATE), {"state": STATE}, 0, ArgumentError, r"expected one State, got 2"),
+        ((ROWS.T,), {}, 0, ShapeError, r"of 3 members, (.|\n)*at x: f32\[2,3"),
+        ((jnp.ones(()),), {}, 0, ShapeError, r"at x: f32\[\], axis 0"),
+        ((ROWS,), {}, 2, ShapeError, r"at x: f32\[3,2\], axis 2"),
+        (({"a": ROWS.T},), {}, 0, ShapeError, r"at x\['a'\]: f32\[2,3\], axis 0"),
+        ((1.0,), {}, 0, ShapeError, r"in_axes for x: expected arrays with an ax"),
+        ((ROWS,), {}, (0, 0), SpecError, r"in_axes"),
+        ((ROWS, ROWS), {}, (0,), SpecError, r"one spec for each of the 2 positional"),
+        ((ROWS,), {}, {"z": 0}, ArgumentError, r"names of arguments of this call"),
+        ((ROWS,), {}, "x", SpecError, r"expected an int or None for each leaf"),
+        (
+            (ROWS,),
+            {},
+            pm.by({"z": 0, ...: None}),
+            SpecError,
+            r"a pattern that matches at least one leaf",
+        ),
+    ],
+)
+def test_axes_that_do_not_fit_are_refused(args, kwargs, in_axes, error, text):
+    """With the path, in the name of the Ensemble."""
+    with pytest.raises(error, match=rf"(?s)^(Ensemble\(Seeing, n=3\)|select\.path).*{text}"):
+        SEEING(*args, **kwargs, in_axes=in_axes)

@@ -5,16 +5,21 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import ArgumentError, ShapeError
-from pytreemod.nn.members.checks import STACK, check_keywords, check_leading, has_leading_axis
+from pytreemod.nn.members.checks import STACK, check_keywords, check_leading, without_leading_axis
 
 
 @pytest.mark.parametrize(
-    ("leaf", "has"),
-    [(jnp.ones((3, 2)), True), (jnp.ones((2, 3)), False), (jnp.ones(()), False), (7, True)],
+    ("leaf", "text"),
+    [
+        (jnp.ones((3, 2)), []),
+        (jnp.ones((2, 3)), ["x: f32[2,3]"]),
+        (jnp.ones(()), ["x: f32[]"]),
+        (7, []),
+    ],
 )
-def test_an_array_has_the_leading_axis_or_not(leaf, has):
+def test_an_array_has_the_leading_axis_or_not(leaf, text):
     """What is no array is the same for all layers."""
-    assert has_leading_axis(leaf, 3) is has
+    assert without_leading_axis({"x": leaf}, 3) == text
 
 
 def test_arrays_without_the_axis_are_named():

@@ -564,10 +564,10 @@ def test_layers_that_are_one_object_have_values_for_each():
 
 
 def test_a_missing_state_is_refused():
-    """The error names the tokens and shows how to get one; another argument is told where to go."""
+    """The error shows how to get one; and how another argument is passed."""
     stack, _ = normed()
 
-    text = r"expected a State, got none\.\n  at layer\.norm\.state_index\n(.|\n)*make_with_state\("
+    text = r"expected a State after x, got none\.\n(.|\n)*make_with_state\("
     with pytest.raises(StateError, match=rf"^Stack\(Normed, depth=3\): {text}"):
         stack(X)
     with pytest.raises(

@@ -7,16 +7,8 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, SpecError, StateError, UnfinishedError
-from pytreemod.nn.ensemble.sharing import (
-    Common,
-    alike,
-    check_shared,
-    first_of,
-    refuse_kept_state,
-    rejoined,
-    shared_paths,
-    withheld,
-)
+from pytreemod.nn.members.sharing import check_shared, refuse_kept_state, shared_paths
+from pytreemod.nn.members.stacking import stack
 from tests.labels import label
 
 KEY = jax.random.key(0)
@@ -109,35 +101,16 @@ def test_a_net_that_keeps_its_state_is_not_shared():
     refuse_kept_state(NET)
 
 
-def test_what_is_shared_is_no_array_for_a_while():
-    """And is the same object afterwards."""
-    hidden = withheld(NET, ("first",))
-
-    assert isinstance(hidden.first.weight, Common)
-    assert hidden.last.weight is NET.last.weight
-    assert rejoined(hidden).first.weight is NET.first.weight
-    assert withheld(NET, ()) is NET
-
-
-def test_the_first_speaks_for_all():
-    """Of what was made with a leading axis."""
-    made = pm.stack([NET, NET])
-    first = first_of(made, ("first",))
-
-    assert first.first.weight.shape == (2, 2)
-    assert first.last.weight.shape == (2, 2, 2)
-
-
 def test_members_that_share_hold_the_same():
     """Equal numbers are enough; other ones, and other dtypes, are refused with their paths."""
     copy = jax.tree.map(jnp.copy, NET.first)
-    one, two = alike([NET.first, copy], ("weight",))
-    assert one.weight is two.weight
-    assert two.bias is copy.bias
+    one = stack([NET.first, copy], ("weight",))
+    assert one.weight is NET.first.weight
+    assert one.bias.shape == (2, 2)
 
     for other in (copy.weight + 1, copy.weight.astype(jnp.float16)):
         with pytest.raises(ArgumentError, match=r"another in members\[1\](.|\n)*at weight"):
-            alike([NET.first, copy.replace(weight=other)], ("weight",))
+            stack([NET.first, copy.replace(weight=other)], ("weight",))
 
 
 def test_paths_are_paths():

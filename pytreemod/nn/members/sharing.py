@@ -1,21 +1,19 @@
 """What the members of an `Ensemble` share: found by a selector, and held once.
 
-What is shared has no leading axis. Where that is, the Ensemble keeps as paths, each of the highest
-node of which all arrays are shared: so what is put in the place of such a node is shared, too.
-While members are made, taken apart and called, what they share stands there as no array, and is
-left alone by whatever splits and joins arrays.
+What is shared has no leading axis. The Ensemble stores its paths, each of the highest node of which
+all arrays are shared: so what replaces such a node is shared, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pytreemod.errors import ArgumentError, SpecError, StateError, describe
 from pytreemod.module.unfinished import by_trial, is_unfinished, refuse_unfinished
+from pytreemod.nn.members.stacking import is_shared
 from pytreemod.state.tokens import is_token, with_fields
 from pytreemod.state.values import State
-from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import Location, locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
@@ -25,92 +23,14 @@ from pytreemod.typing import KeyPath, class_of, jtu
 WHERE = "Ensemble(shared)"
 
 
-class Common:
-    """Stands for what all members share, as long as that is not to be split.
-
-    Args:
-        value: what is shared.
-    """
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any):
-        self.value = value
-
-
-def withheld(member: Any, shared: Sequence[str]) -> Any:
-    """Members in which what they share is no array."""
-    return _mapped(member, shared, Common)
-
-
-def rejoined(member: Any) -> Any:
-    """The way back."""
-
-    def release(leaf: Any) -> Any:
-        return leaf.value if isinstance(leaf, Common) else leaf
-
-    return jtu.tree_map(release, member)
-
-
-def first_of(member: Any, shared: Sequence[str]) -> Any:
-    """Members that were made with a leading axis everywhere: of what is shared, the first's."""
-
-    def first(leaf: Any) -> Any:
-        return leaf[0] if is_array(leaf) else leaf
-
-    return _mapped(member, shared, first)
-
-
-def alike(members: Sequence[Any], shared: Sequence[str]) -> list[Any]:
-    """Several members that hold the same objects where they share.
-
-    Raises:
-        ArgumentError: what they are to share differs from member to member.
-    """
-    if not shared:
-        return list(members)
-    ours = _shared_in(members[0], shared)
-    kept = {path: Common(leaf) for path, leaf in ours.items()}
-    for i, member in enumerate(members[1:], 1):
-        theirs = _shared_in(member, shared)
-        # What only one of them has is told by what stacks them.
-        differing = [p for p in ours if p in theirs and not are_one(ours[p], theirs[p])]
-        if differing:
-            _refuse_differing(i, differing)
-
-    def hold(path: Any, leaf: Any) -> Any:
-        return kept.get(path_text(path), leaf)
-
-    return [jtu.tree_map_with_path(hold, member) for member in members]
-
-
 def own_paths(member: Any, shared: Sequence[str], root: str) -> tuple[str, ...]:
     """The paths, from a root, of the highest nodes below which nothing is shared."""
     if not shared:
         return (root,)
     paths = [path for path, _ in jtu.tree_leaves_with_path(member)]
-    common = [path for path in paths if _is_below(path, shared)]
-    own = dict.fromkeys(_highest(path, common) for path in paths if not _is_below(path, shared))
+    common = [path for path in paths if is_shared(path, shared)]
+    own = dict.fromkeys(_highest(path, common) for path in paths if not is_shared(path, shared))
     return tuple(path_text(path, root) for path in own)
-
-
-def _mapped(member: Any, shared: Sequence[str], change: Callable[[Any], Any]) -> Any:
-    if not shared:
-        return member
-
-    def visit(path: Any, leaf: Any) -> Any:
-        return change(leaf) if _is_below(path, shared) else leaf
-
-    return jtu.tree_map_with_path(visit, member)
-
-
-def _shared_in(member: Any, shared: Sequence[str]) -> dict[str, Any]:
-    leaves = jtu.tree_leaves_with_path(member)
-    return {path_text(path): leaf for path, leaf in leaves if _is_below(path, shared)}
-
-
-def _is_below(path: tuple[Any, ...], shared: Sequence[str]) -> bool:
-    return any(path_text(path[:i]) in shared for i in range(1, len(path) + 1))
 
 
 # ---- finding it
@@ -240,13 +160,3 @@ def _refuse_amount(selector: Any, every: Sequence[str], picked: bool) -> None:
     )
     expected = "a selector that leaves some arrays to each member"
     raise SpecError(WHERE, expected, f"{text}, which picks all of them", hint=hint)
-
-
-def _refuse_differing(i: int, names: Sequence[str]) -> None:
-    raise ArgumentError(
-        "Ensemble.from_members(shared)",
-        "members that have the same where they share",
-        f"another in members[{i}], or one whose value is not known yet",
-        places=names,
-        hint="give them what the first member has there, or do not share it",
-    )

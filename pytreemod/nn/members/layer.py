@@ -1,0 +1,236 @@
+"""`Members`: the base of `Stack` and `Ensemble`, which hold several of one kind as one value.
+
+A call splits what is for each member (its arrays, its part of the State, its key) from what is for
+all of them. A `Stack` gives the parts to a scan, an `Ensemble` to a map, and `Call` calls one
+member with its part.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Generic, TypeVar, overload
+
+import jax
+
+from pytreemod.errors import ArgumentError, describe, explain
+from pytreemod.module.classes import Module
+from pytreemod.module.fields import field
+from pytreemod.nn.arguments import check_held_number, check_key, check_size, named
+from pytreemod.nn.calling import StatefulLayer, needs_state, wants_key
+from pytreemod.nn.members.checks import Owner, check_leading
+from pytreemod.nn.members.sharing import own_paths
+from pytreemod.nn.members.stacking import renewed, split, split_streams
+from pytreemod.nn.members.state import Form, MemberStates
+from pytreemod.state.key_sources import KeyLike
+from pytreemod.state.making import delete_init_state
+from pytreemod.state.tokens import RngStream, tokens_of
+from pytreemod.state.values import State
+from pytreemod.transform.boundary.surrounded_calls import with_numbers, without_numbers
+from pytreemod.transform.maps.stacking import unstack
+from pytreemod.tree.partitioning import combine
+from pytreemod.typing import jtu
+
+_M = TypeVar("_M", bound=Callable[..., Any])
+_S = TypeVar("_S", bound="Members[Any]")
+
+
+class Call(Module):
+    """What calls one member, given its part of everything."""
+
+    rest: Any
+    outer: tuple[Any, ...] | None
+    title: str
+    form: Form | None = field(static=True)
+
+    def __call__(
+        self,
+        invoke: Callable[..., Any],
+        own: Any,
+        values: Any,
+        shared: Any,
+        key: Any,
+        number: Any = None,
+    ) -> tuple[Any, Any, Any]:
+        """Call it.
+
+        Args:
+            invoke: from the member, its State or None, and a dict with its key, to its result.
+            own: its arrays.
+            values: its values in State.
+            shared: those that all members share.
+            key: None if it uses none.
+            number: which layer it is, for rules around it.
+
+        Returns:
+            The output; the values, None if the State came back as it was; and those shared.
+        """
+        outer = self.outer if number is None else (*(self.outer or ()), number)
+        member = with_numbers(combine(own, self.rest), outer)
+        options = {} if key is None else {"key": key}
+        if self.form is None:
+            return invoke(member, None, options), values, shared
+        state = self.form.state(values, shared)
+        result = invoke(member, state, options)
+        out, values, shared = self.form.changed(self.title, result)
+        # As in inference mode: then the State of all is unchanged, too.
+        return out, None if result[1] is state else values, shared
+
+
+class Members(StatefulLayer, Generic[_M], is_abstract=True):
+    """Several of one kind as one value, whose arrays have a leading axis.
+
+    A subclass has two fields that `owner` names: one with the members, one with their number.
+    """
+
+    owner: ClassVar[Owner]
+
+    def __stacked__(self) -> tuple[str, ...]:
+        # Asked by whoever means each member's arrays, and not the stack of them.
+        return own_paths(self._members(), self._shared(), self.owner.member)
+
+    def replace(self: _S, /, **changes: Any) -> _S:  # noqa: D102  (as that of Module)
+        made = super().replace(**changes)
+        check_held_number(self, changes, self.owner.number, self.owner.member)
+        return made
+
+    def __check_init__(self) -> None:
+        name = self.owner.number
+        check_size(named(self, name), getattr(self, name), self.owner.least)
+
+    def is_stateful(self) -> bool:
+        """Whether the members need State.
+
+        Returns:
+            True or False.
+        """
+        member = self._members()
+        if isinstance(member, StatefulLayer):
+            return member.is_stateful()
+        return bool(tokens_of(member))
+
+    def needs_state(self) -> bool:
+        """Whether the members cannot be called without State.
+
+        Returns:
+            True or False.
+        """
+        return self.is_stateful() and needs_state(self._members())
+
+    def unstack(self) -> list[_M]:
+        """The members one by one, as they would be in a list, each with what all share.
+
+        Each has tokens of its own, which hold the values for that member if those held here hold
+        values. To take the values out of a State, put them into the model first:
+
+            model = state.fill(model)
+            model = pm.tree_at(lambda m: m.blocks, model, replace_fn=lambda s: s.unstack())
+            model, state = pm.make_with_state(lambda: model)()
+
+        Returns:
+            A list of them.
+
+        Raises:
+            ShapeError: an array has not the leading axis.
+        """
+        member, outer = without_numbers(self._members())
+        own, rest = self._split(split_streams(member, len(self)))
+        each = unstack(own) if jtu.tree_leaves(own) else [own] * len(self)
+        return [with_numbers(renewed(combine(one, rest)), outer) for one in each]
+
+    @overload
+    def __getitem__(self, index: int) -> _M: ...
+
+    @overload
+    def __getitem__(self: _S, index: slice) -> _S: ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        """One by number, or several as one by a slice; with tokens of their own, as `unstack`."""
+        member, outer = without_numbers(self._members())
+        chosen: Any = index
+        if isinstance(index, slice):
+            # There is one stream for all, however many are taken.
+            own, rest = self._split(member, _is_stream)
+        else:
+            chosen = self._number(index)
+            own, rest = self._split(split_streams(member, len(self)))
+        own = jtu.tree_map(operator.itemgetter(chosen), own)
+        part = with_numbers(renewed(combine(own, rest)), outer)
+        if not isinstance(index, slice):
+            return part
+        owner, count = self.owner, len(range(len(self))[index])
+        if count < owner.least:
+            expected = f"a slice that picks at least one {owner.member}"
+            raise ArgumentError(f"{owner.name}[...]", expected, f"none of {len(self)}")
+        return self.replace(**{owner.member: part, owner.number: count})
+
+    def __iter__(self) -> Iterator[_M]:
+        yield from self.unstack()
+
+    def __len__(self) -> int:
+        return getattr(self, self.owner.number)
+
+    def _members(self) -> Any:
+        return getattr(self, self.owner.member)
+
+    def _shared(self) -> Sequence[str]:
+        return getattr(self, "shared", ())
+
+    def _title(self) -> str:
+        owner, name = self.owner, type(self._members()).__name__
+        return f"{owner.name}({name}, {owner.number}={len(self)})"
+
+    def _split(self, member: Any, is_leaf: Any = None) -> tuple[Any, Any]:
+        own, rest = split(member, self._shared(), is_leaf)
+        check_leading(self.owner, self._title(), len(self), {self.owner.member: own})
+        return own, rest
+
+    def _number(self, index: Any) -> int:
+        owner, n = self.owner, len(self)
+        where = f"{owner.name}[...]"
+        try:
+            number = operator.index(index)
+        except TypeError as error:
+            hint = (
+                "An index that is traced takes an element of each array:",
+                f"{owner.member} = jax.tree.map(lambda leaf: leaf[i], {owner.call}.{owner.member})",
+            )
+            expected = "an integer or a slice"
+            raise ArgumentError(where, expected, describe(index), hint=hint) from error
+        if not -n <= number < n:
+            expected = f"an index of one of {n} {owner.member}s"
+            raise IndexError(explain(where, expected, str(number)))
+        return number
+
+    def _parts(
+        self, state: Any, key: KeyLike | None, others: Any
+    ) -> tuple[Call, tuple[Any, Any, Any], Any, Callable[..., State] | None]:
+        """What of a call is for each member.
+
+        Args:
+            state: the State, if the members are given one.
+            key: the key of the call.
+            others: the other arguments, in which there may be tokens.
+
+        Returns:
+            What calls one member; the arrays, the values in State and the keys of all; the values
+            that they share; and what makes the State after them, None if they get none.
+        """
+        title, n, keys = self._title(), len(self), None
+        member, outer = without_numbers(self._members())
+        if isinstance(state, State):
+            # The State has them; what is left in the members would be split as their arrays are.
+            member = delete_init_state(member)
+        own, rest = self._split(member)
+        # Keys that nobody uses would be split in the program all the same.
+        if key is not None and wants_key(self._members()):
+            keys = jax.random.split(check_key(title, key), n)
+        if not isinstance(state, State):
+            return Call(rest, outer, title, None), (own, (), keys), (), None
+        states = MemberStates(self.owner, title, member, n, others, state)
+        call = Call(rest, outer, title, states.form)
+        return call, (own, states.own, keys), states.shared, states.after
+
+
+def _is_stream(node: Any) -> bool:
+    return isinstance(node, RngStream)

@@ -1,0 +1,141 @@
+"""Members taken apart and put together: arrays, tokens, and what all members share.
+
+Each member has an element of each array, and tokens of its own. Two things are not stacked: a
+random stream, of which there is one for all members, and what all members share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+import jax
+
+from pytreemod.errors import ArgumentError
+from pytreemod.state import streams
+from pytreemod.state.streams import Stream
+from pytreemod.state.tokens import RngStream, Unnamed, is_token, tokens_of, with_fields
+from pytreemod.transform.maps import stacking
+from pytreemod.tree.kinds import are_one
+from pytreemod.tree.partitioning import partition
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import is_array
+from pytreemod.typing import IsLeaf, jtu
+
+
+def is_shared(path: tuple[Any, ...], shared: Sequence[str]) -> bool:
+    """Whether a path leads to one of those that are shared, or below."""
+    return any(path_text(path[:i]) in shared for i in range(1, len(path) + 1))
+
+
+def split(member: Any, shared: Sequence[str], is_leaf: IsLeaf = None) -> tuple[Any, Any]:
+    """The arrays that have an entry for each member, and the rest, as `partition` gives them."""
+    if not shared:
+        return partition(member, is_array, is_leaf=is_leaf)
+
+    def is_own(path: Any, leaf: Any) -> bool:
+        return is_array(leaf) and not is_shared(path, shared)
+
+    mask = jtu.tree_map_with_path(is_own, member, is_leaf=is_leaf)
+    return partition(member, mask, is_leaf=is_leaf)
+
+
+def split_streams(member: Any, n: int) -> Any:
+    """The members as one, in which streams have a leading axis like everything else."""
+
+    def several_of(stream: Stream) -> Stream:
+        if stream.key is None:
+            return stream
+        several = streams.split(stream, n)
+        # These are not joined again; what the stream itself was split from goes on.
+        return Stream(several.key, several.count, several.outer[2])
+
+    return _on_streams(member, several_of)
+
+
+def renewed(member: Any) -> Any:
+    """Members whose tokens are new ones, which no State knows."""
+    return _marked(member, (Unnamed() for _ in tokens_of(member)))
+
+
+def stack(members: Sequence[Any], shared: Sequence[str] = ()) -> Any:
+    """Members as one: with one token for those at the same path, and what they share once.
+
+    Raises:
+        ArgumentError: what they are to share differs from member to member.
+        StructureError: two of them differ in something else.
+    """
+    # A name would say that some State has the value, in which it has no leading axis.
+    paths = [[path for path, _ in tokens_of(member)] for member in members]
+    markers = [Unnamed() for _ in paths[0]]
+    # Where tokens are not at the same paths, stacking the members says so.
+    members = [
+        _marked(member, markers) if found == paths[0] else member
+        for member, found in zip(members, paths, strict=True)
+    ]
+    if not shared:
+        return _first_streams(stacking.stack(members))
+    commons = [_shared_leaves(member, shared) for member in members]
+    _check_same(commons)
+
+    def hide(path: Any, leaf: Any) -> Any:
+        return _SHARED if path_text(path) in commons[0] else leaf
+
+    def show(path: Any, leaf: Any) -> Any:
+        return commons[0][path_text(path)] if leaf is _SHARED else leaf
+
+    one = stacking.stack([jtu.tree_map_with_path(hide, member) for member in members])
+    return jtu.tree_map_with_path(show, _first_streams(one))
+
+
+_SHARED = object()
+
+
+def _shared_leaves(member: Any, shared: Sequence[str]) -> dict[str, Any]:
+    leaves = jtu.tree_leaves_with_path(member)
+    return {path_text(path): leaf for path, leaf in leaves if is_shared(path, shared)}
+
+
+def _check_same(commons: Sequence[dict[str, Any]]) -> None:
+    ours = commons[0]
+    for i, theirs in enumerate(commons[1:], 1):
+        # What only one of them has is reported by what stacks them.
+        differing = [p for p in ours if p in theirs and not are_one(ours[p], theirs[p])]
+        if differing:
+            raise ArgumentError(
+                "Ensemble.from_members(shared)",
+                "members that have the same where they share",
+                f"another in members[{i}], or one whose value is not known yet",
+                places=differing,
+                hint="give them what the first member has there, or do not share it",
+            )
+
+
+def _first_streams(member: Any) -> Any:
+    """Members as one, of which the first one's streams go on for all."""
+
+    def first(leaf: jax.Array) -> jax.Array:
+        return leaf[0]
+
+    return _on_streams(member, lambda stream: jax.tree.map(first, stream))
+
+
+def _marked(member: Any, markers: Iterable[Any]) -> Any:
+    """Members whose tokens bear the markers, in order."""
+    rest = iter(markers)
+
+    def mark(node: Any) -> Any:
+        return with_fields(node, {"marker": next(rest)}) if is_token(node) else node
+
+    return jtu.tree_map(mark, member, is_leaf=is_token)
+
+
+def _on_streams(member: Any, change: Callable[[Stream], Stream]) -> Any:
+    """Members in which the values of the streams, where they hold them, are changed."""
+
+    def visit(node: Any) -> Any:
+        if not isinstance(node, RngStream) or node.init is None:
+            return node
+        return with_fields(node, {"init": change(cast("Stream", node.init))})
+
+    return jtu.tree_map(visit, member, is_leaf=is_token)
