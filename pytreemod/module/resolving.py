@@ -6,11 +6,12 @@ from typing import Any, TypeVar
 
 from pytreemod.module.reading import evaluate_each, is_computed
 from pytreemod.module.ties import untie
-from pytreemod.tree.nodes import children_of, locations, record_of, stop_below
+from pytreemod.tree.nodes import children_of, locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import as_selector
-from pytreemod.typing import KeyPath, class_of, jtu
+from pytreemod.tree.surgery import with_children
+from pytreemod.typing import KeyPath, class_of
 
 _T = TypeVar("_T")
 
@@ -59,14 +60,7 @@ def _resolved(node: Any, picked: list[KeyPath] | None, path: KeyPath) -> Any:
         is_meant = picked is None or any(leaf[: len(path)] == path for leaf in picked)
         where = path_text(path) if path else class_of(node).__qualname__
         return evaluate_each(node, where) if is_meant else node
-    children = children_of(node)
-    if not children:
-        return node
-    parts = [_resolved(child, picked, (*path, key)) for key, child in children]
-    if all(new is old for new, (_, old) in zip(parts, children, strict=True)):
-        return node
-    record = record_of(node)
-    if record is None:
-        return jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(parts)
-    pairs = zip(children, parts, strict=True)
-    return record.rebuild(node, {key.name: new for (key, old), new in pairs if new is not old})
+    children = children_of(node) or []
+    return with_children(
+        node, children, [_resolved(child, picked, (*path, key)) for key, child in children]
+    )

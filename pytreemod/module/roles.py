@@ -28,7 +28,7 @@ from pytreemod.tree.nodes import (
 from pytreemod.tree.paths import path_text, step_name
 from pytreemod.tree.prefixes import mask_of
 from pytreemod.tree.renewing import with_new_containers
-from pytreemod.tree.surgery import replace_at
+from pytreemod.tree.surgery import with_children
 from pytreemod.typing import FilterSpec, class_of
 
 _T = TypeVar("_T")
@@ -133,9 +133,7 @@ def _changed(
         return node
     children = children_of(node) or []
     below = [_changed(child, (*path, key), changes, above) for key, child in children]
-    pairs = zip(children, below, strict=True)
-    news = [((key,), new) for (key, old), new in pairs if new is not old]
-    node = replace_at(node, news) if news else node
+    node = with_children(node, children, below)
     return _holding(node, changes[path]) if path in changes else node
 
 
@@ -145,9 +143,7 @@ def _holding(node: Any, changes: dict[_Steps, str | None]) -> Any:
     now: dict[_Steps, str | None] = {**dict(old), **changes}
     # In order, so that it is no matter in which one they were given.
     new: GivenRoles = tuple(sorted((s, role) for s, role in now.items() if role is not None))
-    if new == old:
-        return node
-    return with_notes(node, {ROLES: new})
+    return node if new == old else with_notes(node, {ROLES: new})
 
 
 # ---- refusals

@@ -39,13 +39,13 @@ from pytreemod.module.unfinished import is_unfinished
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.locating import Target, locate
 from pytreemod.tree.members import count_member_axes
-from pytreemod.tree.nodes import children_of, record_of, stop_below
+from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import is_being_built
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.stored_fields import stored
-from pytreemod.tree.surgery import replace_at
+from pytreemod.tree.surgery import replace_at, with_children
 from pytreemod.typing import KeyPath, Where, class_of, jtu
 
 _M = TypeVar("_M", bound=Module)
@@ -378,24 +378,78 @@ def _check_fit(
     origin: str,
     axes: int,
 ) -> Made | None:
-    """Refuse what does not fit; what a tie through a function has made."""
-    if through is None:
-        if _form(untie(old)) != _form(untie(new)):
-            hint = _hint_of_misfit(place, origin, old, new)
-            _refuse_misfit(place, origin, _shown(old), _shown(new), hint)
-        _check_bounds(old, new, place, origin)
-        _check_configuration(untie(old), untie(new), place, origin)
-        return None
-    if not (is_array(new) or is_computed(new)):
-        expected = "an array at the source, for there is a function to go through"
-        raise ArgumentError("tie(through)", expected, f"{origin}: {describe(new)}")
-    old = _one_of(old, axes)
-    made = _made_through(through, _one_of(new, axes))
-    if made.shape != (_form(old) or ((None, None),))[0][1]:
-        found = f"{made.shape} after {_name(through)}"
-        hint = ["give another function of what is at the source:", "through=lambda x: ..."]
-        _refuse_misfit(place, origin, _shown(old), found, hint)
-    return made
+    """Refuse a source that does not fit; what a tie through a function has made."""
+    if through is not None:
+        if not (is_array(new) or is_computed(new)):
+            expected = "an array at the source, for there is a function to go through"
+            raise ArgumentError("tie(through)", expected, f"{origin}: {describe(new)}")
+        old, made = _one_of(old, axes), _made_through(through, _one_of(new, axes))
+        if _Parts(old).shapes != {"": made.shape}:
+            found = f"{made.shape} after {getattr(through, '__name__', 'through')}"
+            hint = ["give another function of what is at the source:", "through=lambda x: ..."]
+            _refuse_misfit(place, origin, _shown(old), found, hint)
+        return made
+    mine, others = _Parts(untie(old)), _Parts(untie(new))
+    if mine.shapes != others.shapes:
+        hint = _hint_of_misfit(place, origin, mine.shapes, others.shapes)
+        _refuse_misfit(place, origin, _shown(old), _shown(new), hint)
+    for path, constraint in mine.bounds.items():
+        found = others.bounds.get(path)
+        if found != constraint:
+            raise SpecError(
+                "tie",
+                f"a source that is {constraint!r}, as {_inside(place, path)} is",
+                f"one that is {'without bounds' if found is None else repr(found)}",
+                places=[origin],
+                hint=[
+                    "tie the other of the two, or say how one is inside of the other's bounds:",
+                    f"pm.tie(model, {origin!r}, to={place!r})",
+                    f"pm.tie(model, {place!r}, to={origin!r}, through=jnp.exp)",
+                ],
+            )
+    for path, value in mine.config.items():
+        other = others.config.get(path, value)
+        if not _may_be_one(value, other):
+            array = next(iter(mine.shapes), "")
+            raise SpecError(
+                "tie",
+                f"a source that is configured as {place} is",
+                f"{describe(value)} at {_inside(place, path)}, and {describe(other)} at "
+                f"{_inside(origin, path)}",
+                hint=[
+                    "tie the arrays alone:",
+                    f"pm.tie(model, {_inside(place, array)!r}, to={_inside(origin, array)!r})",
+                ],
+            )
+    return None
+
+
+class _Parts:
+    """What is read below a node, by path: shapes of arrays, their bounds, configuration."""
+
+    def __init__(self, node: Any):
+        self.shapes: dict[str, Any] = {}
+        self.bounds: dict[str, Any] = {}
+        self.config: dict[str, Any] = {}
+        self._add(node, ())
+
+    def _add(self, node: Any, path: KeyPath) -> None:
+        children = children_of(node)
+        if children is None or is_computed(node):
+            name = path_text(path) if path else ""
+            self.shapes[name] = stored(node, MADE).shape if is_computed(node) else _shape(node)
+            if isinstance(node, Constrained):
+                self.bounds[name] = node.constraint
+            return
+        record = record_of(node)
+        # A token is recognized by its path alone, which of two is another.
+        if record is not None and not hasattr(class_of(node), "__is_token__"):
+            data = {key.name for key, _ in children}
+            for name in record.names(node):
+                if name not in data:
+                    self.config[path_text((*path, jtu.GetAttrKey(name)))] = stored(node, name)
+        for key, child in children:
+            self._add(child, (*path, key))
 
 
 def _one_of(node: Any, axes: int) -> Any:
@@ -428,48 +482,8 @@ def _made_through(through: Callable[[Any], Any], source: Any) -> Made:
     return Made(None if shape is None else (shape,), stored(given, MADE).shape)
 
 
-def _check_configuration(old: Any, new: Any, place: str, origin: str) -> None:
-    """Refuse a layer that computes otherwise than the one in whose place it would be read."""
-    known = dict(_configuration(new, ()))
-    for path, value in _configuration(old, ()):
-        other = known.get(path, _ABSENT)
-        if other is not _ABSENT and not _may_be_one(value, other):
-            names = [_inside(start, path) for start in (place, origin)]
-            array = next(iter(_form(old)), ("", None))[0]
-            spots = [_inside(start, array) for start in (place, origin)]
-            raise SpecError(
-                "tie",
-                f"a source that is configured as {place} is",
-                f"{describe(value)} at {names[0]}, and {describe(other)} at {names[1]}",
-                hint=[
-                    "tie the arrays alone:",
-                    f"pm.tie(model, {spots[0]!r}, to={spots[1]!r})",
-                ],
-            )
-
-
-_ABSENT: Any = object()
-
-
 def _inside(node: str, path: str) -> str:
     return f"{node}{'' if path.startswith('[') else '.'}{path}" if path else node
-
-
-def _configuration(node: Any, path: KeyPath) -> Iterator[tuple[str, Any]]:
-    """What Modules in a node are configured with, by path."""
-    children = children_of(node)
-    if children is None or is_computed(node):
-        return
-    record = record_of(node)
-    if record is not None:
-        data = {key.name for key, _ in children}
-        # A token is told by its place alone, which of two is another.
-        is_place = getattr(class_of(node), "__is_token__", False)
-        for name in () if is_place else record.names(node):
-            if name not in data:
-                yield path_text((*path, jtu.GetAttrKey(name))), stored(node, name)
-    for key, child in children:
-        yield from _configuration(child, (*path, key))
 
 
 def _may_be_one(a: Any, b: Any) -> bool:
@@ -486,62 +500,23 @@ def _may_be_one(a: Any, b: Any) -> bool:
     return all(_may_be_one(getattr(a, name, None), getattr(b, name, None)) for name in told)
 
 
-def _check_bounds(old: Any, new: Any, place: str, origin: str) -> None:
-    """Refuse a source that may leave the bounds of the place."""
-    known = _bounds(new)
-    for path, constraint in _bounds(old).items():
-        found = known.get(path)
-        if found != constraint:
-            at = f"{place}.{path}" if path else place
-            raise SpecError(
-                "tie",
-                f"a source that is {constraint!r}, as {at} is",
-                f"one that is {'without bounds' if found is None else repr(found)}",
-                places=[origin],
-                hint=[
-                    "tie the other of the two, or say how one is inside of the other's bounds:",
-                    f"pm.tie(model, {origin!r}, to={place!r})",
-                    f"pm.tie(model, {place!r}, to={origin!r}, through=jnp.exp)",
-                ],
-            )
-
-
-def _bounds(node: Any) -> dict[str, Any]:
-    leaves = jtu.tree_leaves_with_path(node, is_leaf=is_computed)
-    found = [(path, leaf) for path, leaf in leaves if isinstance(leaf, Constrained)]
-    return {path_text(path) if path else "": leaf.constraint for path, leaf in found}
-
-
-def _form(node: Any) -> list[tuple[str, Any]]:
-    """Names and shapes of the arrays in a node, computed leaves as the arrays that they read as."""
-    leaves = jtu.tree_leaves_with_path(node, is_leaf=is_computed)
-    return [
-        (
-            path_text(path) if path else "",
-            stored(leaf, MADE).shape if is_computed(leaf) else _shape(leaf),
-        )
-        for path, leaf in leaves
-    ]
-
-
 def _shape(leaf: Any) -> Any:
     return tuple(getattr(leaf, "shape", ()))
 
 
 def _shown(node: Any) -> str:
     is_one = is_array(node) or isinstance(node, jax.ShapeDtypeStruct)
-    return describe(node) if is_one else ", ".join(f"{n} {s}" for n, s in _form(node))
+    return (
+        describe(node) if is_one else ", ".join(f"{n} {s}" for n, s in _Parts(node).shapes.items())
+    )
 
 
-def _name(function: Any) -> str:
-    return getattr(function, "__name__", "through")
-
-
-def _hint_of_misfit(place: str, origin: str, old: Any, new: Any) -> list[str]:
+def _hint_of_misfit(
+    place: str, origin: str, mine: dict[str, Any], others: dict[str, Any]
+) -> list[str]:
     """The tie that was meant, where one of the two is a layer: that of arrays in it."""
-    mine, others = _form(untie(old)), _form(untie(new))
-    for one, shape in mine:
-        for other, found in others:
+    for one, shape in mine.items():
+        for other, found in others.items():
             if shape == found and (one == other or not one or not other):
                 tied = f"pm.tie(model, {_inside(place, one)!r}, to={_inside(origin, other)!r})"
                 return ["tie an array to an array:", tied]
@@ -599,17 +574,9 @@ def _untied(node: Any, chosen: set[KeyPath] | None, path: KeyPath) -> Any:
     ties = tuple(t for t in ties_of(node) if chosen is None or (*path, *t.place) in chosen)
     if ties:
         node = _without_ties(node, ties)
-    children = children_of(node)
-    if not children:
-        return node
-    parts = [(key, child, _untied(child, chosen, (*path, key))) for key, child in children]
-    changes = {key: new for key, old, new in parts if new is not old}
-    if not changes:
-        return node
-    record = record_of(node)
-    if record is not None:
-        return record.rebuild(node, {key.name: new for key, new in changes.items()})
-    return jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten([n for *_, n in parts])
+    children = children_of(node) or []
+    parts = [_untied(child, chosen, (*path, key)) for key, child in children]
+    return with_children(node, children, parts)
 
 
 def _holes(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Tied]]:

@@ -27,7 +27,7 @@ from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.state.tokens import is_token
 from pytreemod.state.values import State
 from pytreemod.training.dtype_policies import Precision, as_precision
-from pytreemod.transform.boundary.chosen_modules import Path, choose_values, rebuilt, with_children
+from pytreemod.transform.boundary.chosen_modules import Path, choose_values, rebuilt
 from pytreemod.transform.boundary.surrounded_calls import (
     AbstractCallRule,
     CallSite,
@@ -41,6 +41,7 @@ from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By, by
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import as_selector
+from pytreemod.tree.surgery import with_children
 from pytreemod.typing import class_of
 
 _T = TypeVar("_T")

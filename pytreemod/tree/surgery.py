@@ -172,6 +172,26 @@ def replace_at(tree: PyTree, changes: Sequence[tuple[tuple[Any, ...], Any]]) -> 
     return _rebuild(tree, trie, [new for _, new in changes], is_given=False)
 
 
+def with_children(node: Any, children: Sequence[tuple[Any, Any]], parts: Sequence[Any]) -> Any:
+    """A node with other children.
+
+    Args:
+        node: the node. It is returned as it is if no child is another: its snapshot stays valid.
+        children: those that it has, with their keys.
+        parts: the new ones, in that order.
+    """
+    pairs = zip(children, parts, strict=True)
+    changes = {key: part for (key, old), part in pairs if part is not old}
+    if not changes:
+        return node
+    record = record_of(node)
+    if record is not None:
+        return record.rebuild(node, {key.name: part for key, part in changes.items()})
+    if class_of(node) is list:
+        return [*parts]
+    return jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(parts)
+
+
 def _trie_of(paths: Sequence[tuple[Any, ...]]) -> Any:
     """Paths as a trie, in which each ends in its number; refused where two overlap."""
     whole: Any = {}

@@ -14,11 +14,12 @@ from pytreemod.errors import SpecError, explain
 from pytreemod.module.classes import Module
 from pytreemod.module.methods import BoundMethod
 from pytreemod.transform.boundary.wrapping import Transformed
-from pytreemod.tree.nodes import Location, RoleHere, children_of, record_of, stop_below
+from pytreemod.tree.nodes import Location, RoleHere, children_of, record_of
 from pytreemod.tree.paths import path_text, pattern_text, some_of
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By, decide, refuse_shadowed
 from pytreemod.tree.selecting import Locations, Selector, TypeSelector
+from pytreemod.tree.surgery import with_children
 from pytreemod.typing import PyTree, class_of, jtu
 
 Path = tuple[Any, ...]
@@ -107,26 +108,6 @@ def rebuilt(tree: PyTree, change: Callable[[Any, Path], Any], path: Path = ()) -
         return tree
     parts = [rebuilt(child, change, (*path, key)) for key, child in children]
     return change(with_children(tree, children, parts), path)
-
-
-def with_children(node: Any, children: Sequence[tuple[Any, Any]], parts: list[Any]) -> Any:
-    """A node with other children.
-
-    Args:
-        node: the node.
-        children: those that it has, with their keys.
-        parts: the new ones, in that order.
-    """
-    # What has not changed stays the same object: nothing is built anew, and its snapshot holds.
-    if all(new is old for new, (_, old) in zip(parts, children, strict=True)):
-        return node
-    record = record_of(node)
-    if record is not None:
-        pairs = zip(children, parts, strict=True)
-        return record.rebuild(node, {key.name: part for (key, _), part in pairs})
-    if class_of(node) is list:
-        return parts
-    return jtu.tree_structure(node, is_leaf=stop_below(node)).unflatten(parts)
 
 
 def _children(node: Any) -> list[tuple[Any, Any]] | None:
