@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from pytreemod.state.values import State
-from pytreemod.transform.boundary.sowing import SOWN, Frame, Label, capturing, note
+from pytreemod.transform.boundary.sowing import EVERY_CAPTURE, Collector, Label, capturing, note
 from pytreemod.transform.boundary.surrounded_calls import (
     AbstractCallRule,
     CallSite,
@@ -135,10 +135,10 @@ class _Captured(Transformed):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function; returns what it returns, and what was captured."""
         selector = self.options
-        with capturing() as frame, surrounding() as level:
+        with capturing() as collector, surrounding() as level:
             trees = [self.fn, *args, *kwargs.values()]
             if selector is not None:
-                rule = _Showing(frame.level)
+                rule = _Showing(collector.level)
                 trees = surround_all("capture", trees, selector, rule, level=level)
             fn, *rest = trees
             named = dict(zip(kwargs, rest[len(args) :], strict=True))
@@ -148,8 +148,8 @@ class _Captured(Transformed):
                 self._explain(error)
                 raise
             out = released(out, level)
-            frame.values = [released(value, level) for value in frame.values]
-        return out, _seen(frame)
+            collector.values = [released(value, level) for value in collector.values]
+        return out, _seen(collector)
 
     def _explain(self, error: Exception) -> None:
         # JAX has no class for these errors, but says it, with a capital or without.
@@ -161,9 +161,10 @@ class _Captured(Transformed):
             )
 
 
-def _seen(frame: Frame) -> dict[str, Any]:
-    pairs = zip(frame.labels, frame.values, strict=True)
-    found = [(label.name, value) for label, value in pairs if label.level in (SOWN, frame.level)]
+def _seen(collector: Collector) -> dict[str, Any]:
+    pairs = zip(collector.labels, collector.values, strict=True)
+    levels = (EVERY_CAPTURE, collector.level)
+    found = [(label.name, value) for label, value in pairs if label.level in levels]
     # The first value of a name has that name, whatever the others are called.
     taken = {name for name, _ in found}
     seen: dict[str, Any] = {}

@@ -6,7 +6,7 @@ call to the next, and no key is needed:
     step(model, x)  ->  split: arrays, key  ->  jax.jit  ->  assemble  ->  user's code
     result          <-  unpack               <-  ...      <-  pack      <-  its result
 
-*Splitting* walks the arguments once and gives a flat list of arrays and a *key*: a tuple that is
+Splitting walks the arguments once and gives a flat list of arrays and a key: a tuple that is
 equal for two calls exactly if the second may use what was traced for the first. Records
 (Modules) come with their arrays already in a list (see `tree.snapshots`), so the walk is as long
 as the argument list, not as the model.
@@ -15,7 +15,7 @@ as the argument list, not as the model.
 The traced function returns `{plan: arrays}`: JAX keeps the keys of dicts in its own record of
 each trace, so the right plan comes back with the arrays of each call, whichever of a function's
 traces ran, and no table of ours has to be consulted. Where JAX must know beforehand how each array
-is to be treated, they go out in *groups*.
+is to be treated, they go out in groups.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import numpy as np
 
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.records import set_fields
-from pytreemod.transform.boundary.sowing import Sown, reaping, release
+from pytreemod.transform.boundary.sowing import WithCollected, collecting, take_result
 from pytreemod.tree.kinds import are_one, kind_of
 from pytreemod.tree.nodes import is_node, is_plain_tuple, locations, record_of
 from pytreemod.tree.paths import path_text
@@ -333,7 +333,7 @@ def pack(result: PyTree, weak: Container[int] = ()) -> dict[Plan, list[Any]]:
     parts: list[Part] = []
     makers: dict[int, Any] = {}
 
-    def is_whole(node: Any) -> bool:
+    def is_made(node: Any) -> bool:
         # First, for most nodes of most results are arrays.
         if is_carried(node):
             return False
@@ -342,7 +342,7 @@ def pack(result: PyTree, weak: Container[int] = ()) -> dict[Plan, list[Any]]:
             makers[id(node)] = maker
         return maker is not None
 
-    leaves, treedef = jtu.tree_flatten(result, is_leaf=is_whole)
+    leaves, treedef = jtu.tree_flatten(result, is_leaf=is_made)
     for leaf in leaves:
         maker = makers.get(id(leaf))
         # All else that is a leaf has one.
@@ -353,18 +353,18 @@ def pack(result: PyTree, weak: Container[int] = ()) -> dict[Plan, list[Any]]:
         inside, make, what = maker
         parts.append((make, slice(len(arrays), len(arrays) + len(inside)), what))
         arrays += inside
-    return {Plan(treedef, parts, release if type(result) is Sown else None): arrays}
+    return {Plan(treedef, parts, take_result if type(result) is WithCollected else None): arrays}
 
 
 def pack_call(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> dict[Plan, list[Any]]:
     """Call a function inside a transform, and pack what it returns."""
-    return pack(reaping(fn)(*args, **kwargs))
+    return pack(collecting(fn)(*args, **kwargs))
 
 
 def _maker(node: Any, weak: Container[int]) -> tuple[list[Any], Make, Any] | None:
-    """For a node that is made as a whole its arrays, what makes it, and all else in it."""
+    """For a node that one function makes its arrays, what makes it, and all else in it."""
     record = record_of(node)
     if record is not None:
         early = record.early(node)
@@ -412,7 +412,7 @@ def _pending_maker(cls: type, early: dict[str, Any], structure: Structure, paths
 
 
 def _has(structure: Structure, weak: Container[int]) -> bool:
-    """Whether a structure has a weak value: then it cannot be stored as a whole."""
+    """Whether a structure has a weak value: then it cannot be stored."""
     return bool(weak) and any(id(static) in weak for static in structure.statics)
 
 

@@ -1,9 +1,9 @@
-"""A parameter that stands at two places of a model, told where the model enters training.
+"""A parameter at two places of a model: a warning where the model enters training.
 
-What a gradient is taken by is looked at for leaves that are one object. Under `filter_jit` the
-leaves are tracers, each its own, so the compiled function's first call tells which of them are
-*twins*: made from one array. Only what is differentiated is told of, for it is no mistake to call a
-function with a model and with its moving average, which is the same model at first.
+What a gradient is taken by is searched for leaves that are one object. Under `filter_jit` the
+leaves are tracers, each its own, so the compiled function's first call says which of them alias one
+array. Only what is differentiated is reported, for it is no mistake to call a function with a model
+and with its moving average, which is the same model at first.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pytreemod.tree.predicates import is_array
 from pytreemod.tree.sharing import places_of_shared
 from pytreemod.typing import PyTree, jtu
 
-Twins = tuple[tuple[int, ...], ...]
+Aliases = tuple[tuple[int, ...], ...]
 """Groups of positions in a list of arrays."""
 
 
 class _Known(threading.local):
-    """The twins among the tracers of the traces that run in each thread."""
+    """For the tracers of the traces of each thread that alias others, the identity of the array."""
 
     def __init__(self) -> None:
         self.identities: dict[int, int] = {}
@@ -38,7 +38,7 @@ def _identity(leaf: Any) -> int:
     return _known.identities.get(id(leaf), id(leaf))
 
 
-def twins_among(tree: PyTree) -> Twins:
+def aliases_among(tree: PyTree) -> Aliases:
     """Which arrays of a tree are one parameter at several places."""
     leaves = [leaf for leaf in jtu.tree_leaves(tree) if is_array(leaf)]
     # By identity alone, without paths: most models share nothing.
@@ -55,16 +55,16 @@ def twins_among(tree: PyTree) -> Twins:
 
 
 @contextmanager
-def knowing(twins: Twins, values: Sequence[Any]) -> Generator[None]:
-    """Let it be known, while a function is traced, which of its tracers are twins.
+def knowing(aliases: Aliases, values: Sequence[Any]) -> Generator[None]:
+    """Let it be known, while a function is traced, which of its tracers alias one array.
 
     Args:
-        twins: the groups.
+        aliases: the groups.
         values: the tracers.
     """
     before = _known.identities
-    if twins:
-        pairs = {id(values[i]): id(values[group[0]]) for group in twins for i in group}
+    if aliases:
+        pairs = {id(values[i]): id(values[group[0]]) for group in aliases for i in group}
         # A new dict, and no change of the old one, which is put back when this trace is done.
         _known.identities = {**before, **pairs}
     try:
@@ -74,7 +74,7 @@ def knowing(twins: Twins, values: Sequence[Any]) -> Generator[None]:
 
 
 def has_twice(leaves: Iterable[Any]) -> bool:
-    """Whether one of these leaves is there twice; if none is, there is nothing to tell of."""
+    """Whether one of these leaves is there twice; if none is, there is nothing to report."""
     identities = [_identity(leaf) for leaf in leaves]
     return len(set(identities)) < len(identities)
 

@@ -1,18 +1,18 @@
-"""`sow`, and how what is sown comes out of a transform.
+"""`sow`, and how what it records comes out of a transform.
 
-A pure function cannot push values sideways, so what is sown while a function is traced has to
+A pure function cannot push values sideways, so what is recorded while a function is traced has to
 become one more output of the transform that traces it. While a capture is active in a thread, there
-is a stack of *frames*: one for the capture, and one for each filtered transform that runs inside
-it. `sow` adds to the innermost. A transform *reaps* the function that it calls: what was collected
-comes out beside the result, goes through JAX with it, stacked or not as the transform has it, and
-is *deposited* in the frame outside.
+is a stack of collectors: one for the capture, and one for each filtered transform that runs inside
+it. `sow` adds to the innermost. What a transform collects while it calls its function comes out
+beside the result, goes through JAX with it, stacked or not as the transform has it, and is added to
+the collector outside.
 
-Without a capture none of this happens: functions are called as they are. JAX is told which of the
-two it is by a context that belongs to the key of all its caches, so that what was traced without a
-capture is traced once more for the first capture, and neither is ever taken for the other.
+Without a capture none of this happens: functions are called as they are. Which of the two it is
+belongs to the key of all caches of JAX, so that what was traced without a capture is traced once
+more for the first capture, and neither is ever taken for the other.
 
-A frame remembers the trace in which it was opened. What is sown in another one (inside of plain
-`jax.vmap`, of a while loop) could not come out, and is refused.
+A collector remembers the trace in which it was opened. What is recorded in another one (inside of
+plain `jax.vmap`, of a while loop) could not come out, and is refused.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from pytreemod.typing import PyTree, jtu
 
 _T = TypeVar("_T")
 
-SOWN = 0
-"""The level of what `sow` records: it is for every capture around."""
+EVERY_CAPTURE = 0
+"""The level of what `sow` records."""
 
 
 class Label(NamedTuple):
     """What a value is recorded under.
 
     Attributes:
-        level: the capture that it is for, counted from the outside; `SOWN` if for each of them.
+        level: the capture that it is for, counted from the outside; or `EVERY_CAPTURE`.
         name: its name.
     """
 
@@ -46,7 +46,7 @@ class Label(NamedTuple):
     name: str
 
 
-class Harvest:
+class Collected:
     """Values with their labels, in order; a pytree whose children are the values."""
 
     __slots__ = ("labels", "values")
@@ -55,41 +55,41 @@ class Harvest:
         self.labels = tuple(labels)
         self.values = tuple(values)
 
-    def sorted(self) -> Harvest:
+    def sorted(self) -> Collected:
         """The same by name: branches may come to it in different orders."""
         pairs = sorted(zip(self.labels, self.values, strict=True), key=lambda pair: pair[0])
-        return Harvest([label for label, _ in pairs], [value for _, value in pairs])
+        return Collected([label for label, _ in pairs], [value for _, value in pairs])
 
 
-class Sown:
-    """A result with what was sown on the way to it; a pytree."""
+class WithCollected:
+    """A result with what was recorded on the way to it; a pytree."""
 
-    __slots__ = ("harvest", "result")
+    __slots__ = ("collected", "result")
 
-    def __init__(self, result: PyTree, harvest: Harvest):
+    def __init__(self, result: PyTree, collected: Collected):
         self.result = result
-        self.harvest = harvest
+        self.collected = collected
 
 
-def _flatten_harvest(node: Harvest) -> tuple[list[tuple[Any, PyTree]], tuple[Label, ...]]:
+def _flatten_collected(node: Collected) -> tuple[list[tuple[Any, PyTree]], tuple[Label, ...]]:
     pairs = zip(node.labels, node.values, strict=True)
     return [(jtu.DictKey(label.name), value) for label, value in pairs], node.labels
 
 
-def _flatten_sown(node: Sown) -> tuple[tuple[tuple[Any, PyTree], ...], None]:
+def _flatten_with(node: WithCollected) -> tuple[tuple[tuple[Any, PyTree], ...], None]:
     keys = jtu.GetAttrKey("result"), jtu.GetAttrKey("sown")
-    return ((keys[0], node.result), (keys[1], node.harvest)), None
+    return ((keys[0], node.result), (keys[1], node.collected)), None
 
 
-def _unflatten_sown(_: None, children: Any) -> Sown:
-    return Sown(*children)
+def _unflatten_with(_: None, children: Any) -> WithCollected:
+    return WithCollected(*children)
 
 
-jtu.register_pytree_with_keys(Harvest, _flatten_harvest, Harvest)
-jtu.register_pytree_with_keys(Sown, _flatten_sown, _unflatten_sown)
+jtu.register_pytree_with_keys(Collected, _flatten_collected, Collected)
+jtu.register_pytree_with_keys(WithCollected, _flatten_with, _unflatten_with)
 
 
-class Frame:
+class Collector:
     """Where values are collected while one function runs.
 
     Attributes:
@@ -122,7 +122,7 @@ class Frame:
 
 
 def _explain_unreachable(label: Label) -> str:
-    what = f"sow({label.name!r})" if label.level == SOWN else f"capture of {label.name!r}"
+    what = f"sow({label.name!r})" if label.level == EVERY_CAPTURE else f"capture of {label.name!r}"
     return explain(
         what,
         "a place that values can come out of",
@@ -135,80 +135,80 @@ def _explain_unreachable(label: Label) -> str:
     )
 
 
-class _Frames(threading.local):
-    """The frames of each thread, the innermost last."""
+class _Collectors(threading.local):
+    """The collectors of each thread, the innermost last."""
 
     def __init__(self) -> None:
-        self.stack: list[Frame] = []
+        self.stack: list[Collector] = []
 
 
-_frames = _Frames()
+_collectors = _Collectors()
 # The captures in all threads: without one, no thread asks for its stack.
-_active: set[Frame] = set()
+_active: set[Collector] = set()
 
 
 def is_collecting() -> bool:
     """Whether a capture is active in this thread."""
-    return bool(_active and _frames.stack)
+    return bool(_active and _collectors.stack)
 
 
 @contextmanager
-def _within(frame: Frame) -> Generator[Frame]:
-    _frames.stack.append(frame)
+def _within(collector: Collector) -> Generator[Collector]:
+    _collectors.stack.append(collector)
     try:
-        yield frame
+        yield collector
     finally:
-        _frames.stack.pop()
+        _collectors.stack.pop()
 
 
 @contextmanager
 def closed() -> Generator[None]:
     """Refuse to record anything in this thread, until the end."""
-    frame = Frame(0)
+    collector = Collector(0)
     # No trace is equal to it.
-    frame.trace = None
-    with _within(frame):
+    collector.trace = None
+    with _within(collector):
         yield
 
 
 @contextmanager
-def capturing() -> Generator[Frame]:
+def capturing() -> Generator[Collector]:
     """Collect, in this thread, what is recorded until the end.
 
     What is for captures around this one is passed on to them.
     """
-    stack = _frames.stack
+    stack = _collectors.stack
     level = 1 + (stack[-1].level if stack else 0)
-    frame = Frame(level)
-    _active.add(frame)
+    collector = Collector(level)
+    _active.add(collector)
     try:
         # Under another key of JAX's caches: what was traced without a capture returns less.
-        with traced_apart("capture"), _within(frame):
-            yield frame
+        with traced_apart("capture"), _within(collector):
+            yield collector
     finally:
-        _active.discard(frame)
-    for label, value in zip(frame.labels, frame.values, strict=True):
-        # After the frame is closed, so that the one around is the innermost.
+        _active.discard(collector)
+    for label, value in zip(collector.labels, collector.values, strict=True):
+        # After the collector is closed, so that the one around is the innermost.
         if label.level < level:
             note(label, value)
 
 
 def note(label: Label, value: PyTree) -> None:
-    """Record a value in the innermost frame of this thread, if there is one.
+    """Record a value in the innermost collector of this thread, if there is one.
 
     Raises:
         CaptureError: it could not come out of the transform that it is in.
     """
-    if _active and _frames.stack:
-        _frames.stack[-1].add(label, value)
+    if _active and _collectors.stack:
+        _collectors.stack[-1].add(label, value)
 
 
-def reap(
+def collect(
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],
     drawn: set[Any] | None = None,
-) -> tuple[Any, Harvest | None]:
+) -> tuple[Any, Collected | None]:
     """Call a function inside a transform, and collect what is recorded in it.
 
     Args:
@@ -218,15 +218,15 @@ def reap(
         drawn: gets what the random streams are recognized by that came in and were drawn from.
 
     Returns:
-        Its result, and what was recorded, to be deposited outside of the transform; None if that
+        Its result, and what was recorded, to be added outside of the transform; None if that
         is nothing.
     """
     # The count first: without a capture, no thread asks for its stack.
-    if not (_active and _frames.stack):
+    if not (_active and _collectors.stack):
         return call_tracked(fn, args, kwargs, drawn), None
-    with _within(Frame(_frames.stack[-1].level)) as frame:
+    with _within(Collector(_collectors.stack[-1].level)) as collector:
         result = call_tracked(fn, args, kwargs, drawn)
-    return result, Harvest(frame.labels, frame.values) if frame.labels else None
+    return result, Collected(collector.labels, collector.values) if collector.labels else None
 
 
 def call_tracked(
@@ -237,7 +237,7 @@ def call_tracked(
 ) -> Any:
     """Call a function inside a transform that hands out nothing but its result.
 
-    As every transform calls the user's function, if not by `reap`, where `drawn` is described. It
+    As every transform calls the user's function, if not by `collect`, which describes `drawn`. It
     warns of a State that the function is given, and whose update it drops.
     """
     with Effects() as effects:
@@ -250,44 +250,44 @@ def call_tracked(
     return result
 
 
-def deposit(harvest: Harvest | None) -> None:
-    """Record, outside of a transform, what was reaped inside.
+def add_collected(collected: Collected | None) -> None:
+    """Record, outside of a transform, what was collected inside.
 
     Raises:
         CaptureError: it cannot come out of the next transform.
     """
-    if harvest is not None:
-        for label, value in zip(harvest.labels, harvest.values, strict=True):
+    if collected is not None:
+        for label, value in zip(collected.labels, collected.values, strict=True):
             note(label, value)
 
 
-def with_harvest(result: Any, harvest: Harvest | None) -> Any:
-    """`result`, as `Sown` if something was recorded on the way to it."""
-    return result if harvest is None else Sown(result, harvest)
+def with_collected(result: Any, collected: Collected | None) -> Any:
+    """`result`, as `WithCollected` if something was recorded on the way to it."""
+    return result if collected is None else WithCollected(result, collected)
 
 
 def labels_of(result: Any) -> tuple[Label, ...]:
     """What was recorded on the way to a result."""
-    return result.harvest.labels if type(result) is Sown else ()
+    return result.collected.labels if type(result) is WithCollected else ()
 
 
-def reaping(fn: Callable[..., Any], drawn: set[Any] | None = None) -> Callable[..., Any]:
-    """`fn` inside a transform, returning `Sown(result, harvest)` if something is recorded.
+def collecting(fn: Callable[..., Any], drawn: set[Any] | None = None) -> Callable[..., Any]:
+    """`fn` inside a transform; it returns `WithCollected` if something is recorded.
 
-    See `reap` for `drawn`.
+    See `collect` for `drawn`.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        return with_harvest(*reap(fn, args, kwargs, drawn))
+        return with_collected(*collect(fn, args, kwargs, drawn))
 
     return run
 
 
-def release(result: Any) -> Any:
-    """The result of a function under `reaping`; what came with it is deposited."""
-    if type(result) is not Sown:
+def take_result(result: Any) -> Any:
+    """The result of a function under `collecting`; what was collected is added outside."""
+    if type(result) is not WithCollected:
         return result
-    deposit(result.harvest)
+    add_collected(result.collected)
     return result.result
 
 
@@ -330,5 +330,5 @@ def sow(name: str, value: _T) -> _T:
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
             raise ArgumentError("sow(name)", "a string", describe(name))
         # Containers are copied, for the function may change them later on.
-        note(Label(SOWN, name), jtu.tree_map(_same, value))
+        note(Label(EVERY_CAPTURE, name), jtu.tree_map(_same, value))
     return value

@@ -24,7 +24,7 @@ from pytreemod.transform.boundary.argument_specs import (
     values_in,
 )
 from pytreemod.transform.boundary.packing import Grouped, group, pack
-from pytreemod.transform.boundary.sowing import Sown
+from pytreemod.transform.boundary.sowing import WithCollected
 from pytreemod.transform.compilation.donation import count_arrays
 from pytreemod.transform.compilation.placements import (
     PLACEMENTS,
@@ -180,7 +180,7 @@ class ResultPlacements(SpecOption):
         Raises:
             ShapeError, SpecError: the spec does not fit the result.
         """
-        own = result.result if type(result) is Sown else result
+        own = result.result if type(result) is WithCollected else result
         assigned = assign(self.spec, own, "result", placement_terms(_OUT))
         converted = convert_values(assigned, as_sharding, _OUT, PLACEMENTS)
         check_placements(converted, _OUT)
@@ -188,8 +188,8 @@ class ResultPlacements(SpecOption):
             # One sharding for the whole result: what is captured lies as it, too.
             return pack(result)
         values: list[Any] = [value for _, _, value in converted]
-        if type(result) is Sown:
-            values += [None] * count_arrays(result.harvest)
+        if type(result) is WithCollected:
+            values += [None] * count_arrays(result.collected)
         late = [value not in self.treatments for value in values]
         if any(late):
             leaves, treedef = jtu.tree_flatten(result)

@@ -17,8 +17,8 @@ import jax
 
 from pytreemod.transform.boundary.argument_specs import Assigned
 from pytreemod.transform.boundary.packing import pack
-from pytreemod.transform.boundary.shared_parameters import Twins, knowing, twins_among
-from pytreemod.transform.boundary.sowing import Sown, is_collecting, reaping
+from pytreemod.transform.boundary.shared_parameters import Aliases, aliases_among, knowing
+from pytreemod.transform.boundary.sowing import WithCollected, collecting, is_collecting
 from pytreemod.transform.boundary.wrapping import function_name, in_words_of, parameters_of
 from pytreemod.transform.compilation.donation import (
     Donation,
@@ -193,8 +193,8 @@ class Store:
         hash(structure.statics)
         donation = self.options.donation
         entry = Entry(key, quiet=donation is not None and donation.quiet)
-        twins = twins_among((head, args, kwargs))
-        run = self._runner(structure, twins, entry, names, function_name(fn), self.log_of(fn))
+        aliases = aliases_among((head, args, kwargs))
+        run = self._runner(structure, aliases, entry, names, function_name(fn), self.log_of(fn))
         labels = [f"values[{i}]" for i in range(len(arrays))]
         options: dict[str, Any] = {}
         if donation is not None:
@@ -288,7 +288,7 @@ class Store:
     def _runner(
         self,
         structure: Structure,
-        twins: Twins,
+        aliases: Aliases,
         entry: Entry,
         names: tuple[str, ...],
         name: str,
@@ -313,12 +313,12 @@ class Store:
             if static:
                 args, kwargs = give_back(static, names, args, kwargs)
             fn = head[0] if reference is None else reference()
-            with knowing(twins, values), Effects() as effects:
-                result = reaping(fn)(*args, **kwargs)
+            with knowing(aliases, values), Effects() as effects:
+                result = collecting(fn)(*args, **kwargs)
             effects.pass_on()
             given, returned = (
                 (head, args, kwargs),
-                result.result if type(result) is Sown else result,
+                result.result if type(result) is WithCollected else result,
             )
             entry.successions = successions_in(name, names, given, returned, effects)
             return pack(result) if out is None else out.pack(result)

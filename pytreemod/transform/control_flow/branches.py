@@ -34,7 +34,7 @@ from pytreemod.transform.boundary.agreement import (
     is_value,
 )
 from pytreemod.transform.boundary.packing import pack, unpack
-from pytreemod.transform.boundary.sowing import is_collecting, labels_of, reap, with_harvest
+from pytreemod.transform.boundary.sowing import collect, is_collecting, labels_of, with_collected
 from pytreemod.transform.boundary.wrapping import check_callable, function_name
 from pytreemod.transform.compilation.weak_functions import (
     Parts,
@@ -241,9 +241,9 @@ def _branch(
 ) -> Callable[..., Any]:
     def branch(own: Any, values: Any) -> Any:
         fns, operands = fns_of().assemble(own), structure_of().assemble(values)
-        result, harvest = reap(fns[index], operands, {})
+        result, collected = collect(fns[index], operands, {})
         # By name, for JAX compares what branches return, in whatever order they sow.
-        result = with_harvest(result, harvest and harvest.sorted())
+        result = with_collected(result, collected and collected.sorted())
         return memory.pack_alike(index, _conditions(own, values), result, weak(), fate)
 
     return branch

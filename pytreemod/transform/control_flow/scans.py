@@ -18,7 +18,7 @@ import numpy as np
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.transform.boundary.agreement import is_value
 from pytreemod.transform.boundary.packing import pack, unpack
-from pytreemod.transform.boundary.sowing import call_tracked, reap, reaping, with_harvest
+from pytreemod.transform.boundary.sowing import call_tracked, collect, collecting, with_collected
 from pytreemod.transform.boundary.wrapping import check_callable, check_count, function_name
 from pytreemod.transform.compilation.weak_functions import (
     Parts,
@@ -191,7 +191,7 @@ def _map_batches(
 
     def run(sliced: Any) -> Any:
         element = restore(sliced, elements.whole)
-        return _pack_for_stack("filter_map", out_axes, reaping(f)(element))
+        return _pack_for_stack("filter_map", out_axes, collecting(f)(element))
 
     # Nothing is kept: `jax.lax.map` makes its step anew for each call.
     return unpack(_lax.map(run, elements.sliced, batch_size=batch_size))
@@ -219,9 +219,9 @@ def _scan(
             structure = structure_of()
             (f,) = fns_of().assemble(own)
             arguments = (f, structure.assemble(values), restore_element(sliced, whole))
-            (after, y), harvest = reap(call, arguments, {})
+            (after, y), collected = collect(call, arguments, {})
             values = returned(where, "carry", structure, values, after)
-            packed = _pack_for_stack(name, out_axes, with_harvest(y, harvest), weak())
+            packed = _pack_for_stack(name, out_axes, with_collected(y, collected), weak())
             return (own, whole, values), packed
 
         return step

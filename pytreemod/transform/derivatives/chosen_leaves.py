@@ -13,7 +13,7 @@ from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.module.reading import mark_derivatives
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.transform.boundary.shared_parameters import has_twice, tell_shared
-from pytreemod.transform.boundary.sowing import reap
+from pytreemod.transform.boundary.sowing import collect
 from pytreemod.transform.boundary.wrapping import argument_name, function_name, positional_names
 from pytreemod.tree.effects import states_in
 from pytreemod.tree.nodes import locations
@@ -95,19 +95,19 @@ class Chosen:
         """The arguments that were asked for."""
         return tuple(self._args[i] for i in self._indices)
 
-    def reap(
+    def collect(
         self, fn: Callable[..., Any], values: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[Any, Any]:
-        """Call a function with other values for the chosen leaves: its result, and the harvest."""
+        """Call a function with other values for the chosen leaves; see `collect` of `sowing`."""
         args = list(self._args)
         trees = self.structure.assemble(values)
         for i, tree in zip(self._indices, trees, strict=True):
             args[i] = tree
-        reaped = reap(fn, args, kwargs)
+        collected = collect(fn, args, kwargs)
         if info_of(self.structure.treedef).has_states:
             # No more is kept of them: what is traced must not outlive the trace.
             self._used = [not state.__usable__() for state in states_in(trees)]
-        return reaped
+        return collected
 
     def pass_on_use(self, by: str) -> None:
         """Use up the caller's States that the function used up in the arguments put together.

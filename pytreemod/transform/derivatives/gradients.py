@@ -28,7 +28,7 @@ from pytreemod.errors import ArgumentError, ShapeError, describe, with_article
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.shared_parameters import tell_shared
-from pytreemod.transform.boundary.sowing import with_harvest
+from pytreemod.transform.boundary.sowing import with_collected
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
     check_callable,
@@ -118,11 +118,11 @@ class _Grad(Transformed):
         refuse_nothing(name, fn, chosen, options.wrt)
 
         def run(diffs: list[Any]) -> tuple[Any, Any]:
-            result, harvest = chosen.reap(fn, diffs, kwargs)
+            result, collected = chosen.collect(fn, diffs, kwargs)
             # Checked inside, where the loss is still what the user returned.
             value, aux = self._parted(result)
-            is_alone = not options.has_aux and harvest is None
-            return value, None if is_alone else pack(with_harvest(aux, harvest))
+            is_alone = not options.has_aux and collected is None
+            return value, None if is_alone else pack(with_collected(aux, collected))
 
         differentiate = jax.value_and_grad(run, has_aux=True, **dict(options.gradkwargs))
         (value, packed), grads = differentiate(chosen.values)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, DerivativeError, describe
 from pytreemod.transform.boundary.packing import pack, unpack
-from pytreemod.transform.boundary.sowing import with_harvest
+from pytreemod.transform.boundary.sowing import with_collected
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
     check_callable,
@@ -69,7 +69,7 @@ class _Jacobian(Transformed):
             self._refuse_complex(where, chosen_places(fn, chosen))
 
         def run(diffs: list[Any]) -> tuple[Any, Any]:
-            (result, harvest), aux = chosen.reap(fn, diffs, kwargs), None
+            (result, collected), aux = chosen.collect(fn, diffs, kwargs), None
             if options.has_aux:
                 result, aux = pair_of(result, where, "result, aux", reason=", for has_aux=True")
             if is_real and self.of == "results":
@@ -79,7 +79,7 @@ class _Jacobian(Transformed):
             if not outs:
                 _refuse_no_result(where, result)
             # The result goes along as it is: what shows where its Jacobians are to be placed.
-            return outs, pack(with_harvest((result, aux), harvest))
+            return outs, pack(with_collected((result, aux), collected))
 
         jacobians, packed = self.differentiate(run, dict(options.jaxkwargs))(chosen.values)
         result, aux = unpack(packed)

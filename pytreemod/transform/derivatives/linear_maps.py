@@ -1,7 +1,7 @@
 """Derivatives along a direction, and the linear maps behind them: jvp, vjp, linearize.
 
 A linear map goes from trees to trees, of which only some leaves are part of it. So each end is a
-*space* (`_Space`): a structure, and the shape of each array that counts. It reads what a user
+space (`_Space`): a structure, and the shape of each array that counts. It reads what a user
 gives, with None for zero, and places what JAX returns.
 
 In a result, that are the arrays that depend on the arguments. JAX knows which: it has a tangent
@@ -25,7 +25,7 @@ import numpy as np
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.methods import bind
 from pytreemod.transform.boundary.packing import pack, unpack
-from pytreemod.transform.boundary.sowing import with_harvest
+from pytreemod.transform.boundary.sowing import with_collected
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
     argument_name,
@@ -86,9 +86,9 @@ class _Jvp(Transformed):
         fn = self.fn
 
         def run(marker: Any, diffs: list[Any]) -> tuple[Any, Any]:
-            result, harvest = chosen.reap(fn, diffs, kwargs)
+            result, collected = chosen.collect(fn, diffs, kwargs)
             outs, parted = _divide_nonzero(marker, result)
-            return outs, pack(with_harvest((result, _space(parted, outs)), harvest))
+            return outs, pack(with_collected((result, _space(parted, outs)), collected))
 
         outs, tangents_out, packed = jax.jvp(
             run,
@@ -300,12 +300,12 @@ class _Linearizing(Transformed):
         chosen = choose(name, fn, args, kwargs, self.options.wrt, tuple(range(len(args))))
 
         def run(marker: Any, diffs: list[Any]) -> tuple[Any, Any]:
-            (result, harvest), aux = chosen.reap(fn, diffs, kwargs), None
+            (result, collected), aux = chosen.collect(fn, diffs, kwargs), None
             if has_aux:
                 where = f"{name} of {function_name(fn)}"
                 result, aux = pair_of(result, where, "result, aux", reason=", for has_aux=True")
             outs, structure = self.divide(marker, result)
-            return outs, pack(with_harvest((result, aux, _space(structure, outs)), harvest))
+            return outs, pack(with_collected((result, aux, _space(structure, outs)), collected))
 
         outs, apply, packed = self.linearize(run, chosen.values)
         result, aux, space = unpack(packed)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.transform.boundary.packing import pack, unpack
-from pytreemod.transform.boundary.sowing import reaping
+from pytreemod.transform.boundary.sowing import collecting
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
 from pytreemod.transform.host.failures import raises_checks
 from pytreemod.tree.nodes import is_node
@@ -38,7 +38,7 @@ class _Checkified(Transformed):
 
         def run(values: list[Any]) -> Any:
             head, args, kwargs = structure.assemble(values)
-            return pack(reaping(head[0] if head else self.fn)(*args, **kwargs))
+            return pack(collecting(head[0] if head else self.fn)(*args, **kwargs))
 
         run.__name__ = run.__qualname__ = function_name(self.fn)
         error, packed = checkify.checkify(run, errors=errors)(arrays)

@@ -13,7 +13,7 @@ from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.transform.boundary.argument_specs import named_arguments
 from pytreemod.transform.boundary.packing import Grouped, split_call, unhashable, unpack
 from pytreemod.transform.boundary.shared_streams import tell_shared_streams
-from pytreemod.transform.boundary.sowing import reaping
+from pytreemod.transform.boundary.sowing import collecting
 from pytreemod.transform.boundary.wrapping import (
     check_axis_name,
     check_callable,
@@ -139,7 +139,7 @@ class _Pmapped(Vmapped):
         def run(own: list[Any], values: list[Any]) -> Grouped:
             head, args, kwargs = structure.assemble(own + values[: len(values) - counted])
             fn, drawn = head[0] if head else reference(), set[Any]()
-            result = reaping(fn, drawn)(*args, **kwargs)
+            result = collecting(fn, drawn)(*args, **kwargs)
             grouped = group_by_axis("filter_pmap(out_axes)", result, out_axes, treatments)
             if drawn:
                 # Anew, for the function may have used its States up.

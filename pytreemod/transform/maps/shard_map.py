@@ -28,7 +28,7 @@ from pytreemod.transform.boundary.argument_specs import (
 )
 from pytreemod.transform.boundary.packing import Grouped, group, unpack
 from pytreemod.transform.boundary.shared_streams import tell_shared_streams
-from pytreemod.transform.boundary.sowing import Harvest, Sown, reaping
+from pytreemod.transform.boundary.sowing import Collected, WithCollected, collecting
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
     check_callable,
@@ -106,7 +106,7 @@ class _ShardMapped(Transformed):
 
         def run(values: list[Any]) -> Grouped:
             head, args, kwargs = structure.assemble(values)
-            return results.group(reaping(head[0] if head else self.fn, drawn)(*args, **kwargs))
+            return results.group(collecting(head[0] if head else self.fn, drawn)(*args, **kwargs))
 
         run.__name__ = run.__qualname__ = function_name(self.fn)
         options: dict[str, Any] = {}
@@ -306,14 +306,14 @@ class _Results:
         Raises:
             ShapeError, SpecError: the specs do not fit the result.
         """
-        own = result.result if type(result) is Sown else result
+        own = result.result if type(result) is WithCollected else result
         assigned = assign(self.spec, own, "result", placement_terms(_OUT))
         converted = convert_values(assigned, as_spec, _OUT, SPECS)
         check_placements(converted, _OUT, self.mesh, are_parts=True)
         specs = [value for _, _, value in converted]
-        if type(result) is Sown:
-            harvest, whole = self.stack(result.harvest)
-            result, specs = Sown(own, harvest), specs + whole
+        if type(result) is WithCollected:
+            collected, whole = self.stack(result.collected)
+            result, specs = WithCollected(own, collected), specs + whole
         new = [spec for spec in specs if spec not in self.treatments]
         if new:
             # Out of the trace: JAX has been told of other groups already, and cannot use it.
@@ -322,10 +322,10 @@ class _Results:
             self.check_sameness(converted)
         return group(result, [self.treatments.index(spec) for spec in specs], len(self.treatments))
 
-    def stack(self, harvest: Harvest) -> tuple[Harvest, list[PartitionSpec]]:
+    def stack(self, collected: Collected) -> tuple[Collected, list[PartitionSpec]]:
         """What was captured on each device, to be stacked along a new first axis; its specs."""
         spec = PartitionSpec(tuple(name for name in self.mesh.axis_names if name in self.manual))
-        arrays, structure = divide(harvest)
+        arrays, structure = divide(collected)
         # Even what is the same everywhere: there is one of it for each device, as under a vmap.
         stacked = [jnp.expand_dims(array, 0) for array in arrays]
         return structure.assemble(stacked), [spec] * len(stacked)

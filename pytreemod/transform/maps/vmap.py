@@ -23,7 +23,7 @@ from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe
 from pytreemod.transform.boundary.argument_specs import Terms, specs_by_argument
 from pytreemod.transform.boundary.packing import Grouped, group, pack, unpack
 from pytreemod.transform.boundary.shared_streams import tell_shared_streams
-from pytreemod.transform.boundary.sowing import Sown, reaping
+from pytreemod.transform.boundary.sowing import WithCollected, collecting
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
     argument_name,
@@ -104,10 +104,10 @@ def axes_of(
         SpecError: the spec is no prefix, or gives something that is no axis.
         ShapeError: a number is to be mapped over an axis.
     """
-    if type(tree) is Sown:
+    if type(tree) is WithCollected:
         # What is sown has one for each member, whatever the spec says of the result.
         own = axes_of(spec, tree.result, where, root, strict, is_result=is_result)
-        return [*own, *map(ON_AXIS_0, jtu.tree_leaves(tree.harvest))]
+        return [*own, *map(ON_AXIS_0, jtu.tree_leaves(tree.collected))]
 
     def resolve(value: Any, subtree: PyTree, path: tuple[Any, ...]) -> list[Any]:
         leaves = jtu.tree_leaves(subtree)
@@ -255,7 +255,7 @@ class Vmapped(Transformed):
         mapped = [i for i, axis in enumerate(axes) if axis is not None]
         treatments, on_axis_0 = self.treatments, self.on_axis_0
         drawn: set[Any] = set()
-        fn = reaping(self.fn, drawn)
+        fn = collecting(self.fn, drawn)
         # For an error that JAX raises when the function is done, and nothing else.
         unmapped: list[Any] = []
 

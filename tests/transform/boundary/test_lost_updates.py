@@ -11,7 +11,7 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import LostUpdateWarning, StateError
-from pytreemod.transform.boundary.sowing import reap
+from pytreemod.transform.boundary.sowing import collect
 from pytreemod.tree.effects import outer_effects
 
 X = jnp.arange(12.0).reshape(4, 3)
@@ -128,7 +128,7 @@ NOT_TRACED = {
 
 
 def test_every_transform_is_here():
-    """A new one, too, must call what it is given as the others do: by `reap` or `call_tracked`."""
+    """A new one, too, must call a function as the others do: by `collect` or `call_tracked`."""
     every = {name for name in dir(pm) if name.startswith("filter_")}
 
     assert {*TRANSFORMS, *NOT_TRACED} == every
@@ -328,7 +328,7 @@ def test_what_is_lost_in_another_thread_is_not_told_here(counter):
         raise ValueError("on purpose")
 
     with pytest.raises(ValueError, match="on purpose"):
-        reap(fails, (), {})
+        collect(fails, (), {})
 
     assert outer_effects() is None
     dropped(*counter, X)  # Outside of transforms, the State itself refuses its next use.

@@ -158,7 +158,7 @@ def test_arrays_in_plain_containers_are_values():
     pm.filter_grad(lambda pair: jnp.sum(pair[0] * pair[1]))((X, X))
 
 
-def test_twins_of_one_trace_are_not_those_of_the_next():
+def test_aliases_of_one_trace_are_not_those_of_the_next():
     """What is known of tracers ends with the trace, also after an error in it."""
 
     @pm.filter_jit

@@ -70,9 +70,11 @@ def test_what_is_chosen_goes_out_and_comes_back():
     chosen = chosen_of((TREE, "batch"))
 
     assert_same(chosen.values, [X, Y])
-    given, harvest = chosen.reap(lambda *args, **kwargs: (args, kwargs), [2 * X, 3 * Y], {"n": 1})
+    given, collected = chosen.collect(
+        lambda *args, **kwargs: (args, kwargs), [2 * X, 3 * Y], {"n": 1}
+    )
     assert_same(given, (({**TREE, "x": 2 * X, "y": 3 * Y}, "batch"), {"n": 1}))
-    assert not harvest
+    assert not collected
     assert chosen.place(["dx", "dy"]) == {"n": None, "x": "dx", "y": "dy", "z": None}
 
 
@@ -109,10 +111,10 @@ def test_a_state_that_was_used_up_inside_is_used_up_outside():
 
     model, state = pm.make_with_state(Counter)()
     chosen = chosen_of((state,))
-    chosen.reap(lambda inside: inside.get(model.count), chosen.values, {})
+    chosen.collect(lambda inside: inside.get(model.count), chosen.values, {})
     chosen.pass_on_use("filter_grad")
     assert state.get(model.count) == 0
-    chosen.reap(lambda inside: inside.set(model.count, jnp.ones(())), chosen.values, {})
+    chosen.collect(lambda inside: inside.set(model.count, jnp.ones(())), chosen.values, {})
     chosen.pass_on_use("filter_grad")
 
     with pytest.raises(pm.PytreemodError, match="filter_grad"):
