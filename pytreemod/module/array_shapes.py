@@ -1,12 +1,179 @@
-"""Configuration that says which shapes a Module's arrays have does not change without them."""
+"""The shapes of a Module's arrays, as their annotations say, and configuration that fits them.
+
+`weight: Float[Array, "out_size in_size"]` is a contract if these names are static fields, or
+properties, of the class. It is read for classes that have `__array_shapes__`: when their arrays are
+used (`read_arrays`), and when `replace` changes what they are named after (`check_array_shapes`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable, Collection
+from typing import Any, TypeAlias
 
-from pytreemod.errors import ShapeError, describe
+from jaxtyping import AbstractArray
+
+from pytreemod.errors import FieldWarning, ShapeError, describe, explain, warn
+from pytreemod.module.fields import GIVEN, declares
 from pytreemod.typing import class_of
+
+ArrayShapes: TypeAlias = dict[str, tuple[int, ...] | None]
+"""By the name of a field, or the path of an array, the shape that configuration says, or None."""
+
+COUNTS = "counts"
+"""In a field's metadata: how many entries of an axis words stand for."""
+
+_Reader: TypeAlias = Callable[[Any, Any, Callable[..., None]], tuple[Any, ...]]
+
+
+class Contract:
+    """What the annotations of a class say of its arrays: code that is written once for the class.
+
+    Args:
+        cls: a Module class.
+
+    Attributes:
+        shapes: from an instance to the shapes of its arrays.
+        names: of the static fields that shapes are made of.
+
+    Warns:
+        FieldWarning: annotations cannot be evaluated; for their arrays there is no contract.
+    """
+
+    def __init__(self, cls: Any):
+        self._cls = cls
+        self._scope: dict[str, Any] = {}
+        self._readers: dict[tuple[str, ...], _Reader] = {}
+        used: set[str] = set()
+        unread: dict[str, str] = {}
+        # By the name of an array, the source of its shape, and whether that may come to None; None
+        # if nothing says so, and the array may be None at any time.
+        self._sources: dict[str, tuple[str, bool | None]] = {}
+        for name, field in cls.__record__.fields.items():
+            try:
+                annotation = _evaluated(cls, field)
+            except Exception as error:
+                unread[name] = f"{field.type}  # {error}"
+                continue
+            options = _options(annotation)
+            dims = [kind.dim_str for kind in options if _is_array(kind)]
+            sizes = [self._size(token, used) for token in dims[0].split()] if dims else []
+            if not dims or None in sizes:
+                continue
+            shape = f"({''.join(f'{size}, ' for size in sizes)})"
+            flag = field.metadata.get(GIVEN)
+            if flag is not None:
+                shape += f" if self.{flag} is not None and self.{flag} is not False else None"
+            is_optional = type(None) in options
+            self._sources[name] = shape, flag is not None if flag or not is_optional else None
+        shown = "".join(f"{name!r}: {shape}, " for name, (shape, _) in self._sources.items())
+        self.shapes: Callable[[Any], ArrayShapes] = self._compiled("self", f"return {{{shown}}}")
+        self.names = tuple(name for name in cls.__record__.fields if name in used)
+        if unread:
+            _warn_unread(cls, unread)
+
+    def reader(self, names: tuple[str, ...]) -> _Reader:
+        """What reads arrays of an instance, each once, and hands on those of another shape.
+
+        It is called as `read(self, where, check)`, and calls `check(where, name, shape, value)`.
+        """
+        read = self._readers.get(names)
+        if read is None:
+            lines: list[str] = []
+            for i, name in enumerate(names):
+                lines.append(f"v{i} = self.{name}")
+                if name not in self._sources:
+                    continue
+                shape, may_lack = self._sources[name]
+                misfit = f"getattr(v{i}, 'shape', None) != shape"
+                if may_lack is None:
+                    misfit = f"v{i} is not None and {misfit}"
+                elif may_lack:
+                    misfit = f"v{i} is not None if shape is None else {misfit}"
+                lines.append(f"shape = {shape}\n    if {misfit}:")
+                lines.append(f"    check(where, {name!r}, shape, v{i})")
+            values = "".join(f"v{i}, " for i in range(len(names)))
+            body = "\n    ".join([*lines, f"return ({values})"])
+            read = self._readers[names] = self._compiled("self, where, check", body)
+        return read
+
+    def _size(self, token: str, used: set[str]) -> str | None:
+        """The source of one axis, or of several; None where a token says nothing of sizes."""
+        name = token.removeprefix("*")
+        if name.isdigit():
+            return name
+        field = self._cls.__record__.fields.get(name)
+        is_static = name in self._cls.__record__.static
+        if not is_static and not isinstance(getattr(self._cls, name, None), property):
+            return None
+        if field is not None:
+            used.add(name)
+        words = field.metadata.get(COUNTS) if field is not None else None
+        if not words:
+            return token.replace(name, f"self.{name}")
+        self._scope[f"count_{name}"] = words
+        return f"count_{name}.get(self.{name}, self.{name})"
+
+    def _compiled(self, parameters: str, body: str) -> Any:
+        exec(f"def read({parameters}):\n    {body}\n", self._scope)
+        return self._scope.pop("read")
+
+
+def _evaluated(cls: type, field: Any) -> Any:
+    """A field's annotation; one that is a text is read where the class that declares it is."""
+    if not isinstance(field.type, str):
+        return field.type
+    owner = next(base for base in cls.__mro__ if declares(base, field.name))
+    return eval(field.type, dict(vars(sys.modules[owner.__module__])))
+
+
+def _options(annotation: Any) -> tuple[Any, ...]:
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return typing.get_args(annotation) if is_union else (annotation,)
+
+
+def _is_array(kind: Any) -> bool:
+    return inspect.isclass(kind) and issubclass(kind, AbstractArray)
+
+
+def _warn_unread(cls: type, unread: dict[str, str]) -> None:
+    text = explain(
+        f"{cls.__qualname__}.{next(iter(unread))}",
+        "an annotation that can be evaluated in its module",
+        "another; so its shape is not checked",
+        places=[f"{name}: {annotation}" for name, annotation in unread.items()],
+        hint="import its names when the program runs, too, and at the top of the module",
+    )
+    warn(FieldWarning, text)
+
+
+def contract_of(cls: Any) -> Contract:
+    """The contract of a Module class; read when it is first asked for."""
+    schema = cls.__record__.original
+    if schema.contract is None:
+        schema.contract = Contract(schema.cls)
+    return schema.contract
+
+
+def read_arrays(
+    node: Any, names: tuple[str, ...], where: Any, check: Callable[..., None]
+) -> tuple[Any, ...]:
+    """Read arrays of a Module, each once.
+
+    Args:
+        node: the Module.
+        names: of its fields.
+        where: passed on.
+        check: called as `check(where, name, shape, value)` for what has not the shape that the
+            annotation says.
+
+    Returns:
+        The values.
+    """
+    return contract_of(class_of(node)).reader(names)(node, where, check)
 
 
 def check_array_shapes(made: Any, before: Any, changed: Collection[str]) -> None:

@@ -40,6 +40,16 @@ from pytreemod.module.construction import (
     write_init,
 )
 from pytreemod.module.division import is_configuration
+from pytreemod.module.field_kinds import (
+    array,
+    checked,
+    choice,
+    flag,
+    fraction,
+    number,
+    size,
+    sizes,
+)
 from pytreemod.module.fields import buffer, field, refuse_not_called, static_field
 from pytreemod.module.flattening import register
 from pytreemod.module.methods import InheritedMethod, Method, as_method, is_method
@@ -74,7 +84,12 @@ _R = TypeVar("_R", bound=Record)
 _M = TypeVar("_M", bound="Module")
 
 
-@dataclass_transform(field_specifiers=(dataclasses.field, field, buffer, static_field))
+@dataclass_transform(
+    field_specifiers=(
+        dataclasses.field, field, buffer, static_field,
+        array, checked, choice, flag, fraction, number, size, sizes,
+    )
+)  # fmt: skip
 class ModuleMeta(abc.ABCMeta):
     """Makes Module classes. Cooperative: combine it with other metaclasses as any other."""
 

@@ -12,7 +12,7 @@ import dataclasses
 import functools as ft
 import inspect
 import sys
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from operator import is_
 from types import CodeType
 from typing import Any
@@ -25,6 +25,7 @@ from pytreemod.module.overriding import drop_overridden, is_bound
 from pytreemod.module.reading import ASKED, MADE, UNKNOWN, is_computed, observe
 from pytreemod.module.records import (
     ClassValue,
+    accept_fields,
     add_fields,
     make_record,
     refuse_itself,
@@ -51,6 +52,7 @@ class _Storing:
     # What a written `__init__` calls. It reads them here because it may be pickled by value, which
     # Python's own setter of a dict cannot be.
     add, set = staticmethod(add_fields), staticmethod(set_fields)
+    accept = staticmethod(accept_fields)
 
 
 _MISSING = dataclasses.MISSING
@@ -230,9 +232,21 @@ def fill_defaults(schema: Schema, values: dict[str, Any]) -> None:
             found = _class_value(schema.cls, field)
             if found is _MISSING:
                 unset.append(name)
+            elif name in schema.accepts:
+                found = schema.accepts[name](found, _Seen(values))
             values[name] = found
     if unset:
         _refuse_unset(schema, unset)
+
+
+class _Seen:
+    """Values as the attributes of an instance that is still to be made."""
+
+    def __init__(self, values: Mapping[str, Any], node: Any = None):
+        self._values, self._node = values, node
+
+    def __getattr__(self, name: str) -> Any:
+        return self._values[name] if name in self._values else getattr(self._node, name)
 
 
 def fill_restored(schema: Schema, values: dict[str, Any], unset: Container[str] = ()) -> None:
@@ -251,6 +265,8 @@ def fill_restored(schema: Schema, values: dict[str, Any], unset: Container[str] 
         found = _class_value(schema.cls, field)
         if found is _MISSING:
             continue
+        if name in schema.accepts:
+            found = schema.accepts[name](found, _Seen(values))
         if name in schema.converters and not is_computed(found):
             found = schema.converters[name](found)
         if name in schema.constraints:
@@ -369,6 +385,8 @@ def write_init(schema: Schema) -> Callable[..., None]:
     lines = [
         f"(_storing.add if {owner}.__stored__ else _storing.set)({owner}, {{{stored}}})",
     ]
+    if schema.accepts:
+        lines.append(f"_storing.accept({owner})")
     if hasattr(cls, "__post_init__"):
         extra = ", ".join(f.name for f in params if f.name not in schema.fields)
         lines.append(f"{owner}.__post_init__({extra})")
@@ -459,7 +477,9 @@ def _annotation(field: dataclasses.Field[Any], schema: Schema) -> Any:
 
 
 def replace_values(node: Any, changes: dict[str, Any]) -> dict[str, Any]:
-    """The values of a finished copy of `node` with some fields exchanged and converted.
+    """The values of a finished copy of `node` with some fields exchanged, checked and converted.
+
+    What is configuration is checked with all that may refer to it.
 
     Raises:
         FieldError: a name is no field.
@@ -472,6 +492,13 @@ def replace_values(node: Any, changes: dict[str, Any]) -> dict[str, Any]:
             f"fields ({', '.join(schema.fields) or 'none'})",
             ", ".join(f"{name}={describe(changes[name])}" for name in unknown),
         )
+    if not schema.accepts.keys().isdisjoint(changes):
+        changes = dict(changes)
+        seen = _Seen(changes, node)
+        for name, accept in schema.accepts.items():
+            value = accept(getattr(seen, name), seen)
+            if name in changes:
+                changes[name] = value
     # A converter would compute a computed leaf for good.
     return {
         name: schema.converters[name](new)

@@ -12,7 +12,7 @@ import dataclasses
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Annotated, Any, NoReturn, TypeVar, overload
+from typing import Annotated, Any, NoReturn, TypeAlias, TypeVar, overload
 
 from pytreemod.errors import FieldError, describe, warn
 from pytreemod.tree.nodes import DECLARED_ROLES, DEFAULT_ROLE
@@ -23,6 +23,11 @@ STATIC = "static"
 CONVERTER = "converter"
 ROLE = "role"
 CONSTRAINT = "constraint"
+ACCEPTS = "accepts"
+GIVEN = "given"
+
+Accepts: TypeAlias = Callable[[str, Any, Any], Any]
+"""What a field accepts: from its name in errors, a value, and the instance, to what is stored."""
 
 
 class AbstractConstraint(ABC):
@@ -51,6 +56,8 @@ def field(
     static: bool = ...,
     role: str = ...,
     constraint: AbstractConstraint | None = ...,
+    accepts: Accepts | None = ...,
+    given: str | None = ...,
     **kwargs: Any,
 ) -> Any: ...
 # A number as the default of an array: the constraint makes the array.
@@ -61,18 +68,38 @@ def field(
     converter: None = None,
     static: bool = ...,
     role: str = ...,
+    accepts: Accepts | None = ...,
+    given: str | None = ...,
     **kwargs: Any,
 ) -> Any: ...
 @overload
-def field(*, default: _T, static: bool = ..., role: str = ..., **kwargs: Any) -> _T: ...
+def field(
+    *,
+    default: _T,
+    static: bool = ...,
+    role: str = ...,
+    accepts: Accepts | None = ...,
+    given: str | None = ...,
+    **kwargs: Any,
+) -> _T: ...
 @overload
-def field(*, converter: None = None, static: bool = ..., role: str = ..., **kwargs: Any) -> Any: ...
+def field(
+    *,
+    converter: None = None,
+    static: bool = ...,
+    role: str = ...,
+    accepts: Accepts | None = ...,
+    given: str | None = ...,
+    **kwargs: Any,
+) -> Any: ...
 def field(
     *,
     converter: Callable[[Any], Any] | None = None,
     static: bool = False,
     role: str = DEFAULT_ROLE,
     constraint: AbstractConstraint | None = None,
+    accepts: Accepts | None = None,
+    given: str | None = None,
     **kwargs: Any,
 ) -> Any:
     """Declare a field of a Module.
@@ -87,6 +114,11 @@ def field(
             `positive`. The constructor, `replace` and `tree_at` take the constrained value, and
             reading the field gives it so; what is trained, under `"name.unconstrained"`, is free
             of bounds. After the converter.
+        accepts: `(where, value, model) -> value`, called when the field is assigned in `__init__`,
+            and by `replace` and `with_mode`: it returns what is stored, or raises. `where` names
+            the field, as in `"Conv(stride)"`; of `model` the fields declared before are set.
+        given: for an array that may be None in a [`Layer`][pytreemod.nn.Layer]: the name of the
+            field that says whether there is one.
         **kwargs: as for `dataclasses.field` (`default`, `default_factory`, `init`, `kw_only`,
             `metadata`, ...).
 
@@ -95,7 +127,7 @@ def field(
 
     Raises:
         FieldError: `metadata` already uses one of the names `static`, `converter`, `role`,
-            `constraint`; or an argument has the wrong type.
+            `constraint`, `accepts`, `given`; or an argument has the wrong type.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -111,7 +143,7 @@ def field(
         (Array(2., dtype=float32, weak_type=True), Kernel(length=positive(weak_f32[])))
     """
     metadata = dict(kwargs.pop("metadata", None) or {})
-    clash = sorted({STATIC, CONVERTER, ROLE, CONSTRAINT} & set(metadata))
+    clash = sorted({STATIC, CONVERTER, ROLE, CONSTRAINT, ACCEPTS, GIVEN} & set(metadata))
     if clash:
         raise FieldError(
             "field(metadata)",
@@ -121,6 +153,8 @@ def field(
         )
     if converter is not None and not callable(converter):
         raise FieldError("field(converter)", "a function", describe(converter))
+    if accepts is not None and not callable(accepts):
+        raise FieldError("field(accepts)", "a function", describe(accepts))
     if not isinstance(role, str):  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
         raise FieldError("field(role)", "a string", describe(role))
     if static and role != DEFAULT_ROLE:
@@ -137,6 +171,10 @@ def field(
         metadata[STATIC] = True
     if converter is not None:
         metadata[CONVERTER] = converter
+    if accepts is not None:
+        metadata[ACCEPTS] = accepts
+    if given is not None:
+        metadata[GIVEN] = given
     if role != DEFAULT_ROLE:
         metadata[ROLE] = role
         DECLARED_ROLES.add(role)

@@ -78,6 +78,9 @@ class Record(_HasDict):
                 set_fields(self, value)
                 return
             refuse_undeclared(self, name)
+        schema = self.__record__
+        if schema.written_setattr is None and name in schema.accepts:
+            value = schema.accepts[name](value, self)
         if type(value) in _MAY_HOLD_SELF or isinstance(value, Record):
             refuse_itself(self, name, value)
         values[name] = value
@@ -157,6 +160,14 @@ def add_fields(node: Any, values: dict[str, Any]) -> None:
     node.__stored__.update(values)
 
 
+def accept_fields(node: Any) -> None:
+    """Check what a generated `__init__` has stored, and store what is accepted for it."""
+    values = node.__stored__
+    for name, accept in class_of(node).__record__.accepts.items():
+        if name in values:
+            values[name] = accept(values[name], node)
+
+
 def write_setattr(schema: Schema) -> None:
     """Give a class whose own `__init__` assigns to its fields a `__setattr__` of its own.
 
@@ -172,10 +183,12 @@ def write_setattr(schema: Schema) -> None:
     cls = schema.cls
     if _setattr_owner(cls) is not Record:
         return
-    names, kinds = frozenset(schema.fields), schema.simple_types
+    names, kinds, accepts = frozenset(schema.fields), schema.simple_types, schema.accepts
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
         values = self.__stored__
+        if name in accepts and type(self) is cls and FLAT not in values and LAYOUT not in values:
+            value = accepts[name](value, self)
         if (
             name in names
             and type(value) in kinds

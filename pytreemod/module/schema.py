@@ -7,6 +7,7 @@ them, worked out once when the class is made, and the layouts that were met.
 from __future__ import annotations
 
 import dataclasses
+import functools as ft
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from pytreemod.module.division import (
     warn_of_arrays,
 )
 from pytreemod.module.fields import (
+    ACCEPTS,
     CONSTRAINT,
     CONVERTER,
     ROLE,
@@ -136,6 +138,15 @@ class Schema(AbstractRecord):
         self.fields = {f.name: f for f in fields}
         self.static = frozenset(f.name for f in fields if f.metadata.get(STATIC))
         self.converters = {f.name: f.metadata[CONVERTER] for f in fields if CONVERTER in f.metadata}
+        # What checks a value that is assigned, by the name that errors call the field.
+        where = f"{self.cls.__name__}({{}})"
+        self.accepts: dict[str, Callable[[Any, Any], Any]] = {
+            f.name: ft.partial(f.metadata[ACCEPTS], where.format(f.name))
+            for f in fields
+            if ACCEPTS in f.metadata
+        }
+        # The shapes of arrays that annotations say, read when they are first asked for.
+        self.contract: Any = None
         self.roles = {f.name: f.metadata[ROLE] for f in fields if ROLE in f.metadata}
         # By its class, for the word in the metadata may be another library's.
         declared = {f.name: f.metadata.get(CONSTRAINT) for f in fields}

@@ -33,6 +33,7 @@ from pytreemod.nn.embedding import Embedding as Embedding
 from pytreemod.nn.ensemble.layer import Ensemble as Ensemble
 from pytreemod.nn.group_normalization import GroupNorm as GroupNorm
 from pytreemod.nn.instance_normalization import InstanceNorm as InstanceNorm
+from pytreemod.nn.layer import Layer as Layer
 from pytreemod.nn.layer_normalization import LayerNorm as LayerNorm
 from pytreemod.nn.linear import Linear as Linear
 from pytreemod.nn.mlp import MLP as MLP

@@ -8,10 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Shaped
 
 from pytreemod.errors import ArgumentError, describe
-from pytreemod.module.classes import Module
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
-    ArrayShapes,
     Title,
     check_array,
     check_floating,
@@ -23,12 +21,13 @@ from pytreemod.nn.arguments import (
 )
 from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.functional.activation_functions import prelu
+from pytreemod.nn.layer import Layer
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.tree.predicates import is_array_like
 from pytreemod.typing import AnyArray
 
 
-class PReLU(Module):
+class PReLU(Layer):
     r"""An activation whose negative side is learnt: $x > 0 \mathbin{?} x : a x$.
 
     Computed in float32 or wider, returned in the dtype of x, or as floats if x has integers. Its
@@ -67,10 +66,10 @@ class PReLU(Module):
         `torch.nn.PReLU`.
     """
 
-    negative_slope: Inexact[Array, ...]
+    negative_slope: Inexact[Array, "*shape"]
     shape: tuple[int, ...] = field(static=True)
 
-    def __init__(self, init_alpha: float | Inexact[Array, ...] | None = 0.25):
+    def __init__(self, init_alpha: float | Inexact[Array, "*shape"] | None = 0.25):
         self.negative_slope = _initial_slope(
             named(self, "init_alpha"), 0.25 if init_alpha is None else init_alpha
         )
@@ -80,16 +79,13 @@ class PReLU(Module):
         # Here as well, for `replace` and `with_mode` come this way.
         check_kept(self, "shape", tuple(self.shape))
 
-    def __array_shapes__(self) -> ArrayShapes:
-        return {"negative_slope": self.shape}
-
     @ignores_key
     @in_scope("pm.nn.PReLU")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Apply the activation to each number of x; `key` is ignored."""
         del key
         where = Title(self, "shape")
-        (slope,) = own_arrays(where, **self.__array_shapes__())
+        (slope,) = own_arrays(where, "negative_slope")
         x = check_array(where, x)
         if not jnp.issubdtype(x.dtype, jnp.integer):
             check_floating(where, x)

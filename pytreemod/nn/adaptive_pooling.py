@@ -10,14 +10,13 @@ from jaxtyping import Array, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.classes import Module
+from pytreemod.module.field_kinds import check_size, check_sizes
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
     Title,
     check_array,
     check_channels,
     check_kept,
-    check_size,
-    check_sizes,
     named,
     spatial_names,
 )

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import inspect
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, PRNGKeyArray
 
 from pytreemod.errors import (
@@ -26,6 +24,8 @@ from pytreemod.errors import (
     describe,
     warn,
 )
+from pytreemod.module.array_shapes import read_arrays
+from pytreemod.module.field_kinds import TRACED_HINT, check_size, is_traced
 from pytreemod.nn.calling import Absence, is_stateful
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.values import State
@@ -36,11 +36,6 @@ from pytreemod.typing import Keys, untyped_jax
 
 KEY_HINT = ("Pass a random key:", "key=jax.random.key(0)")
 STATE_HINT = ("A State goes second, without a name:", "x, state = layer(x, state)")
-TRACED_HINT = (
-    "It decides which program is compiled. Pass a bool of Python, which is static for filter_jit:",
-    "pm.filter_jit(step)(model, x, inference=True)",
-    "model = nn.inference_mode(model)",
-)
 # A Module can be called, and so is taken for a function where either may stand. That shows only in
 # the call: the layer's arrays are labels then, or the input is a whole tree.
 TREE_HINT = (
@@ -78,13 +73,6 @@ _DIVIDED_AT_ONCE = 16
 _NO_NUMBERS = "OSUMm"
 """Kinds of NumPy's dtypes that JAX has not: objects, texts and times."""
 
-ArrayShapes: TypeAlias = dict[str, tuple[int, ...] | None]
-"""By the name of a field, or the path of an array, its shape by a layer's configuration, or None.
-
-A layer gives them by its `__array_shapes__`, for its call, and for `replace` and `with_mode`, which
-refuse configuration that the arrays do not fit.
-"""
-
 TitleLike: TypeAlias = str | Title
 """What an error is about: a text, or something that will make one."""
 
@@ -92,137 +80,6 @@ TitleLike: TypeAlias = str | Title
 def named(layer: Any, argument: str) -> str:
     """An argument of a layer's constructor as its errors call it: `Linear(in_features)`."""
     return f"{type(layer).__name__}({argument})"
-
-
-def check_size(where: str, value: Any, minimum: int = 0) -> int:
-    """Accept an integer of at least `minimum`.
-
-    Args:
-        where: names the argument in the error.
-        value: what the user passed.
-        minimum: the smallest size that makes sense.
-
-    Returns:
-        A Python int.
-
-    Raises:
-        ArgumentError: the value is no integer, or too small.
-
-    Examples:
-        >>> check_size("Linear(in_features)", 3)
-        3
-    """
-    whole = as_integer(value)
-    if whole is None or whole < minimum:
-        raise ArgumentError(where, f"an integer of at least {minimum}", describe(value))
-    return whole
-
-
-def as_integer(value: Any) -> int | None:
-    """A Python int where `value` is an integer that is known now; None otherwise.
-
-    Booleans are no sizes: `Linear(3, True)` is a `use_bias` in the wrong place.
-    """
-    # `operator.index` takes True for 1; as a size it is a mistake.
-    if type(value) in (bool, np.bool_) or is_traced(value):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
-
-
-def as_sequence(value: Any) -> Sequence[Any] | None:
-    """`value` where it is a list, a tuple or the like (no string); None otherwise."""
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return cast("Sequence[Any]", value)
-    return None
-
-
-def check_feature_size(where: str, value: Any) -> int | Literal["scalar"]:
-    """Accept a size, or `"scalar"` for values without a feature axis."""
-    if isinstance(value, str) and value == "scalar":
-        return "scalar"
-    whole = as_integer(value)
-    if whole is None or whole < 0:
-        expected = "an integer of at least 0 or 'scalar'"
-        raise ArgumentError(where, expected, describe(value))
-    return whole
-
-
-def check_sizes(where: str, value: Any, count: int, minimum: int = 0) -> tuple[int, ...]:
-    """Accept one integer for all axes, or a sequence with one for each.
-
-    Args:
-        where: names the argument in the error.
-        value: what the user passed.
-        count: how many axes there are.
-        minimum: the smallest value that makes sense.
-
-    Returns:
-        `count` Python ints.
-
-    Raises:
-        ArgumentError: not an integer, not `count` of them, or too small.
-
-    Examples:
-        >>> check_sizes("Conv2d(stride)", 2, 2)
-        (2, 2)
-    """
-    given = as_sequence([value] * count if as_integer(value) is not None else value)
-    if given is not None and len(given) == count:
-        sizes = [as_integer(size) for size in given]
-        if all(size is not None and size >= minimum for size in sizes):
-            return tuple(size for size in sizes if size is not None)
-    expected = f"an integer of at least {minimum}, or a sequence of {count} of them"
-    raise ArgumentError(where, expected, describe(value))
-
-
-def is_traced(value: Any) -> bool:
-    """Whether `value` is not known yet, because a transform is being applied."""
-    return isinstance(value, Tracer)
-
-
-def as_number(value: Any) -> int | float | None:
-    """A Python number where `value` is a real one that is known now; None otherwise."""
-    if not is_array_like(value) or is_traced(value) or np.ndim(value) != 0:
-        return None
-    number = np.asarray(value).item()
-    return number if isinstance(number, (int, float)) and not isinstance(number, bool) else None
-
-
-def check_number(where: str, value: Any, low: float, high: float = math.inf) -> float:
-    """Accept a real number that is known now, within `low` and `high`.
-
-    Args:
-        where: names the argument in the error.
-        value: what the user passed.
-        low: smallest value accepted.
-        high: largest value accepted.
-
-    Returns:
-        A Python float.
-
-    Raises:
-        ArgumentError: not a number, or out of range.
-
-    Examples:
-        >>> check_number("Dropout(p)", 0.5, 0.0, 1.0)
-        0.5
-    """
-    number = as_number(value)
-    if number is not None and low <= number <= high:
-        return float(number)
-    expected = f"a number from {low:g} to {high:g}" if high < math.inf else f"a number >= {low:g}"
-    raise ArgumentError(where, expected, describe(value))
-
-
-def check_flag(where: str, value: Any) -> bool:
-    """Accept True or False (NumPy's included); a traced or truthy value is a mistake."""
-    if type(value) in (bool, np.bool_):
-        return bool(value)
-    hint = TRACED_HINT[0].rstrip(":") + "." if is_traced(value) else ()
-    raise ArgumentError(where, "True or False", describe(value), hint=hint)
 
 
 def in_inference(where: TitleLike, own: Any, given: Any) -> bool:
@@ -324,29 +181,6 @@ def check_held_number(layer: Any, changes: Mapping[str, Any], name: str, holder:
     expected = f"{old}, with which its layers were made"
     hint = ("Make another one:", f"{type(layer).__name__}(make_layer, {describe(new)}, key=key)")
     raise ArgumentError(named(layer, name), expected, describe(new), hint=hint)
-
-
-def check_choice(where: str, value: Any, choices: Sequence[str]) -> str:
-    """Accept one of a few words, in upper or lower case.
-
-    Args:
-        where: names the argument in the error.
-        value: what the user passed.
-        choices: the words, in upper case.
-
-    Returns:
-        The word in upper case.
-
-    Raises:
-        ArgumentError: another word, or no string.
-
-    Examples:
-        >>> check_choice("Conv2d(padding_mode)", "zeros", ("ZEROS", "REFLECT"))
-        'ZEROS'
-    """
-    if isinstance(value, str) and value.upper() in choices:
-        return value.upper()
-    raise ArgumentError(where, f"one of {', '.join(map(repr, choices))}", describe(value))
 
 
 def check_key(where: TitleLike, key: Any) -> PRNGKeyArray:
@@ -531,7 +365,7 @@ def check_floating(where: TitleLike, x: Array) -> None:
         raise ArgumentError(where, "x of a floating dtype", describe(x), hint=hint)
 
 
-def own_arrays(where: Title, **shapes: tuple[int, ...] | None) -> tuple[Any, ...]:
+def own_arrays(where: Title, *names: str) -> tuple[Any, ...]:
     """Read the arrays that a layer holds: how every layer of `nn` gets its own, when it is called.
 
     Every axis counts. Layers that a map made as one have one axis more, and would take it for one
@@ -539,9 +373,8 @@ def own_arrays(where: Title, **shapes: tuple[int, ...] | None) -> tuple[Any, ...
     are known while tracing, so that a compiled program does not contain the check.
 
     Args:
-        where: the layer's title.
-        **shapes: by the name of the field, the shape that the layer's configuration says; None
-            where it says that there is no such array.
+        where: the title of the layer, whose annotations say the shapes.
+        *names: the fields.
 
     Returns:
         The values of these fields, in that order.
@@ -551,24 +384,16 @@ def own_arrays(where: Title, **shapes: tuple[int, ...] | None) -> tuple[Any, ...
         ArgumentError: a value is no array at all.
 
     Examples:
-        >>> from types import SimpleNamespace
-        >>> scale = SimpleNamespace(size=3, weight=jnp.ones(3), bias=None)
-        >>> own_arrays(Title(scale, "size"), weight=(3,), bias=None)[0].shape
-        (3,)
+        >>> from pytreemod import nn
+        >>> layer = nn.Linear(3, 2, use_bias=False, key=jax.random.key(0))
+        >>> own_arrays(Title(layer, "in_features"), "weight")[0].shape
+        (2, 3)
     """
-    layer = where.layer
-    values: list[Any] = []
-    for name, shape in shapes.items():
-        value = getattr(layer, name)
-        values.append(value)
-        # One comparison where all is well, for each array of each layer that is traced; what may
-        # stand for an array without a shape of its own is looked at only then.
-        if shape is None or getattr(value, "shape", None) != shape:
-            _check_shape(where, name, shape, value)
-    return tuple(values)
+    return read_arrays(where.layer, names, where, check_own)
 
 
-def _check_shape(where: Title, name: str, shape: tuple[int, ...] | None, value: Any) -> None:
+def check_own(where: Title, name: str, shape: tuple[int, ...] | None, value: Any) -> None:
+    """Refuse a value that has not the shape of the layer's array of that name."""
     expected = f"{name} to be None" if shape is None else f"{name} of shape {shape}"
     refuse_label(where, expected, value)
     found = shape_of(value)

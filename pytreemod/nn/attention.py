@@ -11,18 +11,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Shaped
 
 from pytreemod.errors import ArgumentError, RngError, ShapeError, describe, explain
+from pytreemod.module.array_shapes import ArrayShapes
+from pytreemod.module.field_kinds import as_sequence, check_flag, check_number, check_size
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
-    ArrayShapes,
     Title,
-    as_sequence,
     check_array,
     check_dtype,
-    check_flag,
     check_key,
-    check_number,
-    check_size,
     check_state,
     divide_key,
     in_inference,

@@ -11,20 +11,22 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Inexact, Int, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, describe, explain
+from pytreemod.module.field_kinds import (
+    array,
+    as_integer,
+    as_sequence,
+    check_flag,
+    check_number,
+    check_size,
+)
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
-    ArrayShapes,
     Title,
-    as_integer,
-    as_sequence,
     check_array,
     check_dtype,
-    check_flag,
     check_floating,
     check_kept,
-    check_number,
-    check_size,
     in_inference,
     named,
     own_arrays,
@@ -41,6 +43,7 @@ from pytreemod.nn.functional.normalization import (
 )
 from pytreemod.nn.functional.promotion import computing_dtype
 from pytreemod.nn.initializing import Initializer, filled, initial_affine
+from pytreemod.nn.layer import Layer
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.tokens import StateIndex
 from pytreemod.state.values import State
@@ -61,7 +64,7 @@ def _axis_of_channels(axis_name: Hashable, channel_axis: int | None) -> int:
     return channel_axis
 
 
-class BatchNorm(StatefulLayer):
+class BatchNorm(StatefulLayer, Layer):
     r"""Batch normalization: $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$ for each channel.
 
     While training, mean and (biased) variance are those of the batch, and the running statistics
@@ -151,8 +154,8 @@ class BatchNorm(StatefulLayer):
         statistics as `torch.nn.BatchNorm2d`.
     """
 
-    weight: Inexact[Array, " input_size"] | None
-    bias: Inexact[Array, " input_size"] | None
+    weight: Inexact[Array, " input_size"] | None = array(given="channelwise_affine")
+    bias: Inexact[Array, " input_size"] | None = array(given="channelwise_affine")
     # Before the statistics, as in Equinox, whose files have no names. A default, although __init__
     # sets it, because what equals its default is not printed.
     ema_first_time_index: StateIndex[Bool[Array, ""]] | None = field(default=None, kw_only=True)
@@ -233,10 +236,6 @@ class BatchNorm(StatefulLayer):
         """`state_index` with mode="ema", and None otherwise: Equinox's name for it."""
         return self.state_index if self.mode == "ema" else None
 
-    def __array_shapes__(self) -> ArrayShapes:
-        size = (self.input_size,) if self.channelwise_affine else None
-        return {"weight": size, "bias": size}
-
     @ignores_key
     @in_scope("pm.nn.BatchNorm")
     def __call__(
@@ -263,7 +262,7 @@ class BatchNorm(StatefulLayer):
         # Before the State is missed: who calls it with a tree did not mean to call it.
         refuse_tree(where, x)
         state = required_state(where, state)
-        weight, bias = own_arrays(where, **self.__array_shapes__())
+        weight, bias = own_arrays(where, "weight", "bias")
         x = check_array(where, x)
         channel_axis = self._axis_of_channels(x)
         self._check(x, channel_axis)

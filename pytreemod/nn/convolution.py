@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-import jax.numpy as jnp
-from jaxtyping import Array, Inexact, PRNGKeyArray, Shaped
+from jaxtyping import Array, Inexact, Shaped
 
 from pytreemod.errors import ArgumentError
-from pytreemod.module.classes import Module
+from pytreemod.module.field_kinds import array, check_choice, check_flag, check_size, check_sizes
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
-    ArrayShapes,
     Title,
     check_array,
     check_channels,
-    check_choice,
     check_dtype,
-    check_flag,
     check_kept,
-    check_size,
-    check_sizes,
     check_window,
     named,
     own_arrays,
@@ -39,7 +32,8 @@ from pytreemod.nn.functional.windows import (
     extents,
     resolve_padding,
 )
-from pytreemod.nn.initializing import Initializer, initialize, uniform_by_fan_in
+from pytreemod.nn.initializing import Initializer, initial_bias, initial_weight
+from pytreemod.nn.layer import Layer
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
 
@@ -48,7 +42,7 @@ AnyConv: TypeAlias = Any
 so that no check at run time could find it to be one."""
 
 
-class Conv(Module):
+class Conv(Layer):
     """A convolution over any number of spatial axes, channels first.
 
     The formula is that of [conv][pytreemod.nn.functional.conv].
@@ -103,8 +97,8 @@ class Conv(Module):
     """
 
     num_spatial_dims: int = field(static=True)
-    weight: Inexact[Array, ...]
-    bias: Inexact[Array, ...] | None
+    weight: Inexact[Array, "out_channels group_channels *kernel_size"]
+    bias: Inexact[Array, " out_channels *offset_axes"] | None = array(given="use_bias")
     in_channels: int = field(static=True)
     out_channels: int = field(static=True)
     kernel_size: tuple[int, ...] = field(static=True)
@@ -151,12 +145,8 @@ class Conv(Module):
         dtype = check_dtype(named(self, "dtype"), dtype)
         # Split without a bias, too, so that the weight is the same with and without.
         weight_key, bias_key = split_key(named(self, "key"), key, 2)
-        where = named(self, "weight_init")
-        self.weight = initial_kernel(where, self, weight_init, weight_key, dtype)
-        self.bias = None
-        if self.use_bias:
-            where = named(self, "bias_init")
-            self.bias = initial_offset(where, self, bias_init, bias_key, dtype)
+        self.weight = initial_weight(self, weight_init, weight_key, dtype)
+        self.bias = initial_bias(self, bias_init, bias_key, dtype)
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.
@@ -170,12 +160,15 @@ class Conv(Module):
         check_choice(named(self, "padding_mode"), self.padding_mode, tuple(PADDING_MODES))
         check_groups(self, self.groups)
 
-    def __array_shapes__(self) -> ArrayShapes:
-        ones = (1,) * self.num_spatial_dims
-        return {
-            "weight": (self.out_channels, self.in_channels // self.groups, *self.kernel_size),
-            "bias": (self.out_channels, *ones) if self.use_bias else None,
-        }
+    @property
+    def group_channels(self) -> int:
+        """How many channels of the input a filter sees: those of its own group."""
+        return self.in_channels // self.groups
+
+    @property
+    def offset_axes(self) -> tuple[int, ...]:
+        """Spatial axes of the bias, of size 1."""
+        return (1,) * self.num_spatial_dims
 
     @ignores_key
     @in_scope("pm.nn.Conv")
@@ -183,7 +176,7 @@ class Conv(Module):
         """Convolve the channel and spatial axes of x; `key` is ignored."""
         del key
         where, dims = Title(self, "in_channels", "out_channels"), self.num_spatial_dims
-        weight, bias = own_arrays(where, **self.__array_shapes__())
+        weight, bias = own_arrays(where, "weight", "bias")
         # Not before: as in Equinox, a layer whose weight has a shape can be made and held.
         check_divisor(named(self, "groups"), self.groups, "out_channels", self.out_channels)
         x = check_array(where, x)
@@ -279,32 +272,3 @@ def check_divisor(where: str, groups: int, name: str, channels: int) -> None:
     """Require that groups divide the channels of that name."""
     if channels % groups != 0:
         raise ArgumentError(where, f"a divisor of {name}={channels}", str(groups))
-
-
-def initial_kernel(
-    where: str, layer: AnyConv, weight_init: Initializer | None, key: PRNGKeyArray, dtype: Any
-) -> Array:
-    """The weight, (out, in, *kernel), from an initializer that wants (*kernel, in, out).
-
-    JAX's initializers take fan-in from all axes but the last: handed the layout of the field they
-    would silently scale by the wrong size.
-    """
-    taps = layer.kernel_size
-    # A filter sees the channels of its own group alone, by which its first values are scaled.
-    n_in, n_out = layer.in_channels // layer.groups, layer.out_channels
-    if weight_init is None:
-        start = uniform_by_fan_in(n_in * math.prod(taps))
-        return initialize(where, start, key, (n_out, n_in, *taps), dtype)
-    values = initialize(where, weight_init, key, (*taps, n_in, n_out), dtype)
-    return jnp.moveaxis(values, (-1, -2), (0, 1))
-
-
-def initial_offset(
-    where: str, layer: AnyConv, bias_init: Initializer | None, key: PRNGKeyArray, dtype: Any
-) -> Array:
-    """The bias, (out, 1, ..., 1), from an initializer that is called with (out,)."""
-    fan_in = layer.in_channels // layer.groups * math.prod(layer.kernel_size)
-    start = uniform_by_fan_in(fan_in) if bias_init is None else bias_init
-    values = initialize(where, start, key, (layer.out_channels,), dtype)
-    # With axes to be broadcast over, as Equinox keeps it: its files and programs rely on that.
-    return values.reshape(layer.out_channels, *(1,) * layer.num_spatial_dims)

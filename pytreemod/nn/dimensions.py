@@ -10,13 +10,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from pytreemod.module.classes import RULES
 from pytreemod.module.unfinished import sizes_follow
 
-Layer = TypeVar("Layer")
+_Layer = TypeVar("_Layer")
 Rest = ParamSpec("Rest")
 
 
 def for_dimensions(
-    init: Callable[Concatenate[Layer, int, Rest], None], dims: int
-) -> Callable[[Callable[..., None]], Callable[Concatenate[Layer, Rest], None]]:
+    init: Callable[Concatenate[_Layer, int, Rest], None], dims: int
+) -> Callable[[Callable[..., None]], Callable[Concatenate[_Layer, Rest], None]]:
     """Decorates an empty `__init__`: makes it `init` with `num_spatial_dims` filled in.
 
     A class of its own per dimension then needs two lines, instead of a copy of the signature and
@@ -40,8 +40,8 @@ def for_dimensions(
         (3, 3)
     """
 
-    def decorate(empty: Callable[..., None]) -> Callable[Concatenate[Layer, Rest], None]:
-        def fixed(self: Layer, /, *args: Rest.args, **kwargs: Rest.kwargs) -> None:
+    def decorate(empty: Callable[..., None]) -> Callable[Concatenate[_Layer, Rest], None]:
+        def fixed(self: _Layer, /, *args: Rest.args, **kwargs: Rest.kwargs) -> None:
             init(self, dims, *args, **kwargs)
 
         signature = inspect.signature(init)

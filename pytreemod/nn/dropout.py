@@ -8,16 +8,13 @@ from typing import Any, overload
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from pytreemod.errors import ArgumentError, RngError, ShapeError, StateError, describe, explain
+from pytreemod.module.field_kinds import as_integer, as_sequence, check_flag, check_number
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
     Title,
-    as_integer,
-    as_sequence,
     check_array,
-    check_flag,
     check_kept,
     check_key,
-    check_number,
     check_state,
     in_inference,
     named,

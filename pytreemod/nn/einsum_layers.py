@@ -10,18 +10,13 @@ import jax
 from jaxtyping import Array, Inexact, PRNGKeyArray, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, describe
-from pytreemod.module.classes import Module
+from pytreemod.module.field_kinds import array, as_integer, as_sequence, check_flag, check_sizes
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
-    ArrayShapes,
     Title,
-    as_integer,
-    as_sequence,
     check_array,
     check_dtype,
-    check_flag,
     check_kept,
-    check_sizes,
     named,
     own_arrays,
     split_key,
@@ -29,11 +24,12 @@ from pytreemod.nn.arguments import (
 from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.functional.linear_functions import einsum, linear_general
 from pytreemod.nn.initializing import Initializer, initialize, uniform_by_fan_in
+from pytreemod.nn.layer import Layer
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
 
 
-class LinearGeneral(Module):
+class LinearGeneral(Layer):
     r"""A dense layer over several axes at once: `Linear`, whose sizes are shapes.
 
     The formula is that of [linear_general][pytreemod.nn.functional.linear_general].
@@ -82,8 +78,8 @@ class LinearGeneral(Module):
         values U[-1/sqrt(n), 1/sqrt(n)] with n the product of in_features, as `torch.nn.Linear`.
     """
 
-    weight: Inexact[Array, ...]
-    bias: Inexact[Array, ...] | None
+    weight: Inexact[Array, "*weight_shape"]
+    bias: Inexact[Array, "*out_features"] | None = array(given="use_bias")
     in_features: tuple[int, ...] = field(static=True)
     out_features: tuple[int, ...] = field(static=True)
     axis: tuple[int, ...] = field(static=True)
@@ -109,8 +105,7 @@ class LinearGeneral(Module):
         dtype = check_dtype(named(self, "dtype"), dtype)
         # Split without a bias, too, so that the weight is the same with and without.
         weight_key, bias_key = split_key(named(self, "key"), key, 2)
-        where = named(self, "weight_init")
-        self.weight = initial_tensor(where, self, weight_init, weight_key, dtype)
+        self.weight = initial_tensor(self, weight_init, weight_key, dtype)
         self.bias = None
         if self.use_bias:
             fan_in = math.prod(self.in_features)
@@ -126,11 +121,10 @@ class LinearGeneral(Module):
         check_kept(self, "axis", axis)
         check_flag(named(self, "use_bias"), self.use_bias)
 
-    def __array_shapes__(self) -> ArrayShapes:
-        return {
-            "weight": (*self.in_features, *self.out_features),
-            "bias": self.out_features if self.use_bias else None,
-        }
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """The shape of the weight: in_features, then out_features."""
+        return (*self.in_features, *self.out_features)
 
     @ignores_key
     @in_scope("pm.nn.LinearGeneral")
@@ -138,7 +132,7 @@ class LinearGeneral(Module):
         """Sum over the axes of x that the layer is for; `key` is ignored."""
         del key
         where = Title(self, "in_features", "out_features", "axis")
-        weight, bias = own_arrays(where, **self.__array_shapes__())
+        weight, bias = own_arrays(where, "weight", "bias")
         x = check_array(where, x)
         fits = all(
             -x.ndim <= axis < x.ndim and x.shape[axis] == size
@@ -151,7 +145,7 @@ class LinearGeneral(Module):
         return linear_general(x, weight, bias, axis=self.axis)
 
 
-class Einsum(Module):
+class Einsum(Layer):
     r"""A sum of products of x with a weight, by an equation, and a bias.
 
     The formula is that of [einsum][pytreemod.nn.functional.einsum].
@@ -197,8 +191,8 @@ class Einsum(Module):
         `torch.nn.Linear`.
     """
 
-    weight: Inexact[Array, ...]
-    bias: Inexact[Array, ...] | None
+    weight: Inexact[Array, "*weight_shape"]
+    bias: Inexact[Array, "*bias_shape"] | None = array(given="bias_shape")
     equation: str = field(static=True)
     weight_shape: tuple[int, ...] = field(static=True)
     bias_shape: tuple[int, ...] | None = field(static=True)
@@ -222,8 +216,7 @@ class Einsum(Module):
         dtype = check_dtype(named(self, "dtype"), dtype)
         # Split without a bias, too, so that the weight is the same with and without.
         weight_key, bias_key = split_key(named(self, "key"), key, 2)
-        where = named(self, "weight_init")
-        self.weight = initial_factors(where, self, weight_init, weight_key, dtype)
+        self.weight = initial_factors(self, weight_init, weight_key, dtype)
         self.bias = None
         if self.bias_shape is not None:
             start = jax.nn.initializers.zeros if bias_init is None else bias_init
@@ -238,16 +231,13 @@ class Einsum(Module):
         if self.bias_shape is not None:
             check_kept(self, "bias_shape", _sizes(named(self, "bias_shape"), self.bias_shape))
 
-    def __array_shapes__(self) -> ArrayShapes:
-        return {"weight": self.weight_shape, "bias": self.bias_shape}
-
     @ignores_key
     @in_scope("pm.nn.Einsum")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Sum products of x and the weight; `key` is ignored."""
         del key
         where = Title(self, "equation", "weight_shape")
-        weight, bias = own_arrays(where, **self.__array_shapes__())
+        weight, bias = own_arrays(where, "weight", "bias")
         x = check_array(where, x)
         first, second, out = _terms(self.equation)
         sizes = dict(zip(second, self.weight_shape, strict=True))
@@ -278,9 +268,14 @@ class Einsum(Module):
 
 
 def initial_tensor(
-    where: str, layer: LinearGeneral, weight_init: Initializer | None, key: PRNGKeyArray, dtype: Any
+    layer: LinearGeneral,
+    weight_init: Initializer | None,
+    key: PRNGKeyArray,
+    dtype: Any,
+    where: str | None = None,
 ) -> Array:
     """The weight, (*in, *out), from an initializer that counts its inputs on the first axis."""
+    where = named(layer, "weight_init") if where is None else where
     fans = math.prod(layer.in_features), math.prod(layer.out_features)
     start = uniform_by_fan_in(fans[0]) if weight_init is None else weight_init
     values = initialize(where, start, key, fans, dtype)
@@ -288,13 +283,18 @@ def initial_tensor(
 
 
 def initial_factors(
-    where: str, layer: Einsum, weight_init: Initializer | None, key: PRNGKeyArray, dtype: Any
+    layer: Einsum,
+    weight_init: Initializer | None,
+    key: PRNGKeyArray,
+    dtype: Any,
+    where: str | None = None,
 ) -> Array:
     """The weight from an initializer that counts its inputs on the first axis.
 
     JAX's initializers take fan-in from the axis before the last: which of the weight's axes are
     inputs only the equation says.
     """
+    where = named(layer, "weight_init") if where is None else where
     first, second, out = _terms(layer.equation)
     shared = [i for i, letter in enumerate(second) if letter in first and letter in out]
     summed = [i for i, letter in enumerate(second) if letter not in out]

@@ -10,16 +10,14 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Inexact, Integer, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, describe
-from pytreemod.module.classes import Module
+from pytreemod.module.field_kinds import check_size
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
-    ArrayShapes,
     Title,
     check_array,
     check_dtype,
     check_key,
     check_last_axis,
-    check_size,
     named,
     own_arrays,
 )
@@ -27,11 +25,12 @@ from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.functional.embeddings import embedding
 from pytreemod.nn.functional.linear_functions import linear
 from pytreemod.nn.initializing import Initializer, initialize
+from pytreemod.nn.layer import Layer
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
 
 
-class Embedding(Module):
+class Embedding(Layer):
     """A table of vectors, read by row number.
 
     The formula is that of [embedding][pytreemod.nn.functional.embedding].
@@ -106,9 +105,6 @@ class Embedding(Module):
         check_size(named(self, "num_embeddings"), self.num_embeddings)
         check_size(named(self, "embedding_size"), self.embedding_size)
 
-    def __array_shapes__(self) -> ArrayShapes:
-        return {"weight": (self.num_embeddings, self.embedding_size)}
-
     @ignores_key
     @in_scope("pm.nn.Embedding")
     def __call__(
@@ -117,7 +113,7 @@ class Embedding(Module):
         """Read the rows that x names; `key` is ignored."""
         del key
         where = Title(self, "num_embeddings", "embedding_size")
-        (weight,) = own_arrays(where, **self.__array_shapes__())
+        (weight,) = own_arrays(where, "weight")
         # NumPy's as it is: converted, 64 bits would become 32, which may name another row.
         rows: Any = x if isinstance(x, (np.ndarray, np.generic)) else check_array(where, x)
         if not jnp.issubdtype(rows.dtype, jnp.integer):
@@ -147,7 +143,7 @@ class Embedding(Module):
             Array([2., 3.], dtype=float32)
         """
         where = Title(self, "num_embeddings", "embedding_size")
-        (weight,) = own_arrays(where, **self.__array_shapes__())
+        (weight,) = own_arrays(where, "weight")
         x = check_array(where, x)
         check_last_axis(where, x, self.embedding_size, "embedding_size")
         return linear(x, weight)

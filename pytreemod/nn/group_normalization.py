@@ -8,19 +8,15 @@ from typing import Any, overload
 from jaxtyping import Array, Inexact, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, describe
-from pytreemod.module.classes import Module
+from pytreemod.module.field_kinds import array, check_flag, check_number, check_size
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
-    ArrayShapes,
     Title,
     check_array,
     check_channels,
     check_dtype,
-    check_flag,
     check_floating,
-    check_number,
     check_rank,
-    check_size,
     check_state,
     named,
     own_arrays,
@@ -28,12 +24,13 @@ from pytreemod.nn.arguments import (
 from pytreemod.nn.calling import ABSENT, Absence, Absent, ignores_key, in_scope
 from pytreemod.nn.functional.normalization import group_norm
 from pytreemod.nn.initializing import Initializer, initial_affine
+from pytreemod.nn.layer import Layer
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.values import State
 from pytreemod.typing import AnyArray
 
 
-class GroupNorm(Module):
+class GroupNorm(Layer):
     r"""Group normalization: $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$ over groups of channels.
 
     Mean and (biased) variance are those of a group: of neighbouring channels, and of all that
@@ -89,8 +86,8 @@ class GroupNorm(Module):
     channels: int | None = field(static=True)
     eps: float = field(static=True)
     channelwise_affine: bool = field(static=True)
-    weight: Inexact[Array, " channels"] | None
-    bias: Inexact[Array, " channels"] | None
+    weight: Inexact[Array, " channels"] | None = array(given="channelwise_affine")
+    bias: Inexact[Array, " channels"] | None = array(given="channelwise_affine")
     num_spatial_dims: int | None = field(default=None, static=True)
 
     def __init__(
@@ -132,10 +129,6 @@ class GroupNorm(Module):
         self, x: AnyArray, state: State, *, key: KeyLike | None = None
     ) -> tuple[Shaped[Array, ...], State]: ...
 
-    def __array_shapes__(self) -> ArrayShapes:
-        size = self._size()
-        return {"weight": size, "bias": size}
-
     @ignores_key
     @in_scope("pm.nn.GroupNorm")
     def __call__(
@@ -150,7 +143,7 @@ class GroupNorm(Module):
         where = Title(self, "groups", "channels")
         # It needs none, and hands it back: so it may stand in the place of a BatchNorm.
         check_state(where, state)
-        weight, bias = own_arrays(where, **self.__array_shapes__())
+        weight, bias = own_arrays(where, "weight", "bias")
         x = check_array(where, x)
         check_floating(where, x)
         dims, axis = self.num_spatial_dims, 0

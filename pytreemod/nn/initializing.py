@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from pytreemod.errors import ArgumentError, describe
-from pytreemod.nn.arguments import check_key, named, split_key
+from pytreemod.nn.arguments import check_dtype, check_key, named, split_key
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import untyped_jax
 
@@ -88,6 +88,83 @@ def initialize(
     # An initializer may be NumPy's; a layer's leaves are JAX's, which jit need not convert. Those
     # that are take as long to be converted as to be drawn.
     return values if isinstance(values, jax.Array) else jnp.asarray(values)  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
+
+
+def begin(layer: Any, dtype: Any, key: KeyLike, n: int) -> tuple[Any, ...]:
+    """The dtype of a layer's arrays, and a key for each of `n` of them.
+
+    Args:
+        layer: errors name it.
+        dtype: what its constructor was given; JAX's default float if None.
+        key: what its constructor was given.
+        n: how many keys there are, whether all are used or not: so that an array is the same with
+            and without another.
+
+    Returns:
+        The dtype, and the keys.
+
+    Raises:
+        ArgumentError: dtype is no floating one.
+        RngError: key is no random key.
+
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> dtype, first, second = begin(SimpleNamespace(), None, jax.random.key(0), 2)
+        >>> dtype.name, first.shape
+        ('float32', ())
+    """
+    return check_dtype(named(layer, "dtype"), dtype), *split_key(named(layer, "key"), key, n)
+
+
+def initial_weight(
+    layer: Any,
+    initializer: Initializer | None,
+    key: PRNGKeyArray,
+    dtype: Any,
+    where: str | None = None,
+) -> Array:
+    """A weight (out, in, *taps), from an initializer that wants (*taps, in, out).
+
+    JAX's initializers take fan-in from all axes but the last: handed the layout of the field they
+    would silently scale by the wrong size.
+
+    Args:
+        layer: what it is for, whose annotation says the shape.
+        initializer: None for the default, which is drawn in the layout of the field, so that a
+            seed gives the numbers that it gives in Equinox.
+        key: for the initializer.
+        dtype: of the result.
+        where: names the initializer in errors; the layer's own argument if None.
+    """
+    n_out, n_in, *taps = layer.__array_shapes__()["weight"]
+    where = named(layer, "weight_init") if where is None else where
+    if initializer is None:
+        start = uniform_by_fan_in(n_in * math.prod(taps))
+        return initialize(where, start, key, (n_out, n_in, *taps), dtype)
+    values = initialize(where, initializer, key, (*taps, n_in, n_out), dtype)
+    return jnp.moveaxis(values, (-1, -2), (0, 1))
+
+
+def initial_bias(
+    layer: Any,
+    initializer: Initializer | None,
+    key: PRNGKeyArray,
+    dtype: Any,
+    where: str | None = None,
+) -> Any:
+    """The bias beside such a weight, from an initializer that wants (out,); None if there is none.
+
+    Args: as for `initial_weight`; the default is scaled as that of the weight.
+    """
+    shapes = layer.__array_shapes__()
+    shape = shapes["bias"]
+    if shape is None:
+        return None
+    where = named(layer, "bias_init") if where is None else where
+    start = initializer or uniform_by_fan_in(math.prod(shapes["weight"][1:]))
+    values = initialize(where, start, key, shape[:1], dtype)
+    # With axes to be broadcast over, as Equinox has it: its files and programs rely on that.
+    return values.reshape(shape) if shape[1:] else values
 
 
 def filled(value: float, shape: tuple[int, ...], dtype: Any) -> Array:

@@ -8,20 +8,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Shaped
 
 from pytreemod.errors import ShapeError, describe
-from pytreemod.module.classes import Module
+from pytreemod.module.field_kinds import array, check_flag, check_number, check_size
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
-    ArrayShapes,
     Title,
     check_array,
     check_channels,
     check_dtype,
-    check_flag,
     check_floating,
-    check_number,
     check_rank,
-    check_size,
     check_state,
     named,
     own_arrays,
@@ -29,6 +25,7 @@ from pytreemod.nn.arguments import (
 from pytreemod.nn.calling import ABSENT, Absence, Absent, ignores_key, in_scope
 from pytreemod.nn.functional.normalization import instance_norm
 from pytreemod.nn.initializing import Initializer, initial_affine
+from pytreemod.nn.layer import Layer
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.values import State
 from pytreemod.typing import AnyArray
@@ -39,7 +36,7 @@ def _count_channels(x: AnyArray, num_spatial_dims: int | None) -> int:
     return shape[0 if num_spatial_dims is None else -1 - num_spatial_dims]
 
 
-class InstanceNorm(Module):
+class InstanceNorm(Layer):
     r"""Instance normalization: $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$ for each channel.
 
     Mean and (biased) variance are those of one channel of one example, over its spatial axes: a
@@ -96,8 +93,8 @@ class InstanceNorm(Module):
     channels: int = field(static=True)
     eps: float = field(static=True)
     channelwise_affine: bool = field(static=True)
-    weight: Inexact[Array, " channels"] | None
-    bias: Inexact[Array, " channels"] | None
+    weight: Inexact[Array, " channels"] | None = array(given="channelwise_affine")
+    bias: Inexact[Array, " channels"] | None = array(given="channelwise_affine")
     num_spatial_dims: int | None = field(default=None, static=True)
 
     @sizes_follow(channels=_count_channels)
@@ -135,10 +132,6 @@ class InstanceNorm(Module):
         self, x: AnyArray, state: State, *, key: KeyLike | None = None
     ) -> tuple[Shaped[Array, ...], State]: ...
 
-    def __array_shapes__(self) -> ArrayShapes:
-        size = self._size()
-        return {"weight": size, "bias": size}
-
     @ignores_key
     @in_scope("pm.nn.InstanceNorm")
     def __call__(
@@ -153,7 +146,7 @@ class InstanceNorm(Module):
         where = Title(self, "channels")
         # It needs none, and hands it back: so it may stand in the place of a BatchNorm.
         check_state(where, state)
-        weight, bias = own_arrays(where, **self.__array_shapes__())
+        weight, bias = own_arrays(where, "weight", "bias")
         x = check_array(where, x)
         check_floating(where, x)
         axis = self._axis_of_channels(where, x)

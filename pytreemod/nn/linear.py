@@ -4,33 +4,21 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Inexact, PRNGKeyArray, Shaped
+from jaxtyping import Array, Inexact, Shaped
 
-from pytreemod.module.classes import Module
-from pytreemod.module.fields import field
+from pytreemod.module.field_kinds import array, flag, size
 from pytreemod.module.unfinished import sizes_follow
-from pytreemod.nn.arguments import (
-    ArrayShapes,
-    Title,
-    check_array,
-    check_dtype,
-    check_feature_size,
-    check_flag,
-    check_last_axis,
-    named,
-    own_arrays,
-    split_key,
-)
+from pytreemod.nn.arguments import Title, check_array, check_last_axis, own_arrays
 from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.functional.linear_functions import linear
-from pytreemod.nn.initializing import Initializer, initialize, uniform_by_fan_in
+from pytreemod.nn.initializing import Initializer, begin, initial_bias, initial_weight
+from pytreemod.nn.layer import Layer
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
 
 
-class Linear(Module):
+class Linear(Layer):
     """A dense layer: $y = Wx + b$ on the last axis.
 
     A size of `"scalar"` means no axis at all: `Linear("scalar", 3)` takes each number of x to
@@ -75,11 +63,11 @@ class Linear(Module):
         Initial values U[-1/sqrt(in_features), 1/sqrt(in_features)], as `torch.nn.Linear`.
     """
 
-    weight: Inexact[Array, "out in"]
-    bias: Inexact[Array, " out"] | None
-    in_features: int | Literal["scalar"] = field(static=True)
-    out_features: int | Literal["scalar"] = field(static=True)
-    use_bias: bool = field(static=True)
+    weight: Inexact[Array, "out_features in_features"]
+    bias: Inexact[Array, " out_features"] | None = array(given="use_bias")
+    in_features: int | Literal["scalar"] = size(scalar=True)
+    out_features: int | Literal["scalar"] = size(scalar=True)
+    use_bias: bool = flag()
 
     @sizes_follow(in_features=lambda x: x.shape[-1])
     def __init__(
@@ -93,30 +81,11 @@ class Linear(Module):
         weight_init: Initializer | None = None,
         bias_init: Initializer | None = None,
     ):
-        self.in_features = check_feature_size(named(self, "in_features"), in_features)
-        self.out_features = check_feature_size(named(self, "out_features"), out_features)
-        self.use_bias = check_flag(named(self, "use_bias"), use_bias)
-        dtype = check_dtype(named(self, "dtype"), dtype)
-        # Split without a bias, too, so that the weight is the same with and without.
-        weight_key, bias_key = split_key(named(self, "key"), key, 2)
-
-        fan_in, fan_out = _count(self.in_features), _count(self.out_features)
-        where = named(self, "weight_init")
-        self.weight = initial_matrix(where, self, weight_init, weight_key, dtype)
-        self.bias = None
-        if self.use_bias:
-            start = uniform_by_fan_in(fan_in) if bias_init is None else bias_init
-            self.bias = initialize(named(self, "bias_init"), start, bias_key, (fan_out,), dtype)
-
-    def __check_init__(self) -> None:
-        # Here as well, for `replace` and `with_mode` come this way.
-        check_feature_size(named(self, "in_features"), self.in_features)
-        check_feature_size(named(self, "out_features"), self.out_features)
-        check_flag(named(self, "use_bias"), self.use_bias)
-
-    def __array_shapes__(self) -> ArrayShapes:
-        fan_in, fan_out = _count(self.in_features), _count(self.out_features)
-        return {"weight": (fan_out, fan_in), "bias": (fan_out,) if self.use_bias else None}
+        self.in_features = in_features  # pyright: ignore[reportAttributeAccessIssue]  (None is refused)
+        self.out_features, self.use_bias = out_features, use_bias
+        dtype, weight_key, bias_key = begin(self, dtype, key, 2)
+        self.weight = initial_weight(self, weight_init, weight_key, dtype)
+        self.bias = initial_bias(self, bias_init, bias_key, dtype)
 
     @ignores_key
     @in_scope("pm.nn.Linear")
@@ -124,7 +93,7 @@ class Linear(Module):
         """Apply the layer to the last axis of x; `key` is ignored."""
         del key
         where = Title(self, "in_features", "out_features")
-        weight, bias = own_arrays(where, **self.__array_shapes__())
+        weight, bias = own_arrays(where, "weight", "bias")
         x = check_array(where, x)
         if self.in_features == "scalar":
             # A number is an axis of one, so that there is one formula.
@@ -133,23 +102,3 @@ class Linear(Module):
             check_last_axis(where, x, self.in_features, "in_features")
         y = linear(x, weight, bias)
         return lax.squeeze(y, (y.ndim - 1,)) if self.out_features == "scalar" else y
-
-
-def _count(size: int | Literal["scalar"]) -> int:
-    """How many numbers a size stands for."""
-    return 1 if size == "scalar" else size
-
-
-def initial_matrix(
-    where: str, layer: Linear, weight_init: Initializer | None, key: PRNGKeyArray, dtype: Any
-) -> Array:
-    """The weight, (out, in), from an initializer that counts its inputs on the first axis.
-
-    JAX's initializers take fan-in from the axis before the last: handed (out, in) they would
-    silently scale by the wrong size.
-    """
-    fan_in, fan_out = _count(layer.in_features), _count(layer.out_features)
-    if weight_init is None:
-        # Drawn in the layout of the field, so that a seed gives the numbers it gives in Equinox.
-        return initialize(where, uniform_by_fan_in(fan_in), key, (fan_out, fan_in), dtype)
-    return jnp.transpose(initialize(where, weight_init, key, (fan_in, fan_out), dtype))

@@ -9,18 +9,16 @@ import jax
 from jaxtyping import Array, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, describe
+from pytreemod.module.array_shapes import ArrayShapes
 from pytreemod.module.classes import Module
+from pytreemod.module.field_kinds import check_flag, check_size
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
-    ArrayShapes,
     Title,
     check_array,
     check_dtype,
-    check_feature_size,
-    check_flag,
     check_last_axis,
-    check_size,
     divide_key,
     mapped_hint,
     named,
@@ -140,8 +138,8 @@ class MLP(Module):
         weight_init: Initializer | None = None,
         bias_init: Initializer | None = None,
     ):
-        self.in_size = check_feature_size(named(self, "in_size"), in_size)
-        self.out_size = check_feature_size(named(self, "out_size"), out_size)
+        self.in_size = check_size(named(self, "in_size"), in_size, 0, "scalar")
+        self.out_size = check_size(named(self, "out_size"), out_size, 0, "scalar")
         self.width_size = check_size(named(self, "width_size"), width_size)
         self.depth = check_size(named(self, "depth"), depth)
         self.use_bias = check_flag(named(self, "use_bias"), use_bias)

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pytreemod.errors import ArgumentError, describe, with_article
+from pytreemod.module.field_kinds import check_flag
 from pytreemod.module.unfinished import refuse_unfinished
-from pytreemod.nn.arguments import check_flag
 from pytreemod.state.tokens import AbstractToken
 from pytreemod.state.values import State
 from pytreemod.tree.nodes import AbstractRecord, children_of, record_of

@@ -11,16 +11,13 @@ from jaxtyping import Array, Shaped
 
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.classes import Module
+from pytreemod.module.field_kinds import as_number, check_flag, check_size, check_sizes
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
     Title,
-    as_number,
     check_array,
     check_channels,
-    check_flag,
     check_kept,
-    check_size,
-    check_sizes,
     check_window,
     named,
 )

@@ -14,18 +14,10 @@ from jaxtyping import Array
 
 from pytreemod.errors import ArgumentError, ShapeError, StructureError, describe
 from pytreemod.module.classes import Module
+from pytreemod.module.field_kinds import check_flag, check_size, is_traced
 from pytreemod.module.fields import field
 from pytreemod.module.resolving import resolve
-from pytreemod.nn.arguments import (
-    Title,
-    check_array,
-    check_flag,
-    check_key,
-    check_size,
-    divide_key,
-    is_traced,
-    named,
-)
+from pytreemod.nn.arguments import Title, check_array, check_key, divide_key, named
 from pytreemod.nn.calling import accepts_key, in_scope, uses_key_if, wants_key
 from pytreemod.nn.functional.promotion import countable, widen
 from pytreemod.nn.functional.recurrent_sequences import flip_sequences

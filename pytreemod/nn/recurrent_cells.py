@@ -12,16 +12,14 @@ from jaxtyping import Array, Inexact, PRNGKeyArray, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.classes import Module
+from pytreemod.module.field_kinds import array, check_flag, check_size
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
-    ArrayShapes,
     Title,
     check_array,
     check_dtype,
-    check_flag,
     check_last_axis,
-    check_size,
     named,
     own_arrays,
     split_key,
@@ -30,6 +28,7 @@ from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.functional.promotion import wide_dtype
 from pytreemod.nn.functional.recurrent_cells import gru_cell, lstm_cell, simple_cell
 from pytreemod.nn.initializing import Initializer, initialize, uniform_by_fan_in
+from pytreemod.nn.layer import Layer
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
 
@@ -90,7 +89,7 @@ class RNNCellBase(Module):
         return carry
 
 
-class GRUCell(RNNCellBase):
+class GRUCell(RNNCellBase, Layer):
     """One step of a gated recurrent unit; `RNN` runs it over time.
 
     The formula is that of [gru_cell][pytreemod.nn.functional.gru_cell].
@@ -137,10 +136,10 @@ class GRUCell(RNNCellBase):
         Initial values U[-1/sqrt(hidden_size), 1/sqrt(hidden_size)], as `torch.nn.GRUCell`.
     """
 
-    weight_ih: Inexact[Array, "gates in"]
-    weight_hh: Inexact[Array, "gates hidden"]
-    bias: Inexact[Array, " gates"] | None
-    bias_n: Inexact[Array, " hidden"] | None
+    weight_ih: Inexact[Array, "gates input_size"]
+    weight_hh: Inexact[Array, "gates hidden_size"]
+    bias: Inexact[Array, " gates"] | None = array(given="use_bias")
+    bias_n: Inexact[Array, " hidden_size"] | None = array(given="use_bias")
     input_size: int = field(static=True)
     hidden_size: int = field(static=True)
     use_bias: bool = field(static=True)
@@ -165,27 +164,23 @@ class GRUCell(RNNCellBase):
         # Split without biases, too, so that the weights are the same with and without.
         keys = split_key(named(self, "key"), key, 4)
         where = named(self, "weight_init")
-        self.weight_ih = initial_gates(where, self, weight_init, keys[0], dtype, name="weight_ih")
+        self.weight_ih = initial_gates(self, weight_init, keys[0], dtype, where, name="weight_ih")
         where, start = named(self, "recurrent_weight_init"), recurrent_weight_init
-        self.weight_hh = initial_gates(where, self, start, keys[1], dtype, name="weight_hh")
+        self.weight_hh = initial_gates(self, start, keys[1], dtype, where, name="weight_hh")
         self.bias = self.bias_n = None
         if self.use_bias:
             where = named(self, "bias_init")
-            self.bias = initial_gates(where, self, bias_init, keys[2], dtype, name="bias")
-            self.bias_n = initial_gates(where, self, bias_init, keys[3], dtype, name="bias_n")
+            self.bias = initial_gates(self, bias_init, keys[2], dtype, where, name="bias")
+            self.bias_n = initial_gates(self, bias_init, keys[3], dtype, where, name="bias_n")
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.
         _check_sizes(self)
 
-    def __array_shapes__(self) -> ArrayShapes:
-        size = self.hidden_size
-        return {
-            "weight_ih": (3 * size, self.input_size),
-            "weight_hh": (3 * size, size),
-            "bias": (3 * size,) if self.use_bias else None,
-            "bias_n": (size,) if self.use_bias else None,
-        }
+    @property
+    def gates(self) -> int:
+        """Rows of the weights: hidden_size for each gate."""
+        return 3 * self.hidden_size
 
     @ignores_key
     @in_scope("pm.nn.GRUCell")
@@ -195,7 +190,9 @@ class GRUCell(RNNCellBase):
         """Take one step; `key` is ignored."""
         del key
         where, size = Title(self, "input_size", "hidden_size"), self.hidden_size
-        weight_ih, weight_hh, bias, bias_n = own_arrays(where, **self.__array_shapes__())
+        weight_ih, weight_hh, bias, bias_n = own_arrays(
+            where, "weight_ih", "weight_hh", "bias", "bias_n"
+        )
         x = _checked_input(where, input, self.input_size)
         h = _checked_hidden(where, "hidden", hidden, x, size)
         return gru_cell(x, h, weight_ih, weight_hh, bias, bias_n)
@@ -213,7 +210,7 @@ class GRUCell(RNNCellBase):
         return _zeros(self, input_shape, dtype)
 
 
-class LSTMCell(RNNCellBase):
+class LSTMCell(RNNCellBase, Layer):
     """One step of a long short-term memory; `RNN` runs it over time.
 
     The formula is that of [lstm_cell][pytreemod.nn.functional.lstm_cell]. Its output is the hidden
@@ -263,9 +260,9 @@ class LSTMCell(RNNCellBase):
         Initial values U[-1/sqrt(hidden_size), 1/sqrt(hidden_size)], as `torch.nn.LSTMCell`.
     """
 
-    weight_ih: Inexact[Array, "gates in"]
-    weight_hh: Inexact[Array, "gates hidden"]
-    bias: Inexact[Array, " gates"] | None
+    weight_ih: Inexact[Array, "gates input_size"]
+    weight_hh: Inexact[Array, "gates hidden_size"]
+    bias: Inexact[Array, " gates"] | None = array(given="use_bias")
     input_size: int = field(static=True)
     hidden_size: int = field(static=True)
     use_bias: bool = field(static=True)
@@ -290,25 +287,22 @@ class LSTMCell(RNNCellBase):
         # Split without a bias, too, so that the weights are the same with and without.
         keys = split_key(named(self, "key"), key, 3)
         where = named(self, "weight_init")
-        self.weight_ih = initial_gates(where, self, weight_init, keys[0], dtype, name="weight_ih")
+        self.weight_ih = initial_gates(self, weight_init, keys[0], dtype, where, name="weight_ih")
         where, start = named(self, "recurrent_weight_init"), recurrent_weight_init
-        self.weight_hh = initial_gates(where, self, start, keys[1], dtype, name="weight_hh")
+        self.weight_hh = initial_gates(self, start, keys[1], dtype, where, name="weight_hh")
         self.bias = None
         if self.use_bias:
             where = named(self, "bias_init")
-            self.bias = initial_gates(where, self, bias_init, keys[2], dtype, name="bias")
+            self.bias = initial_gates(self, bias_init, keys[2], dtype, where, name="bias")
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.
         _check_sizes(self)
 
-    def __array_shapes__(self) -> ArrayShapes:
-        size = self.hidden_size
-        return {
-            "weight_ih": (4 * size, self.input_size),
-            "weight_hh": (4 * size, size),
-            "bias": (4 * size,) if self.use_bias else None,
-        }
+    @property
+    def gates(self) -> int:
+        """Rows of the weights: hidden_size for each gate."""
+        return 4 * self.hidden_size
 
     @ignores_key
     @in_scope("pm.nn.LSTMCell")
@@ -322,7 +316,7 @@ class LSTMCell(RNNCellBase):
         """Take one step; `key` is ignored."""
         del key
         where, size = Title(self, "input_size", "hidden_size"), self.hidden_size
-        weight_ih, weight_hh, bias = own_arrays(where, **self.__array_shapes__())
+        weight_ih, weight_hh, bias = own_arrays(where, "weight_ih", "weight_hh", "bias")
         x = _checked_input(where, input, self.input_size)
         # An array of two rows would be taken apart as well, along what may be a batch axis.
         if not isinstance(hidden, (tuple, list)) or len(hidden) != 2:  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
@@ -359,7 +353,7 @@ class LSTMCell(RNNCellBase):
         return carry[0]
 
 
-class SimpleCell(RNNCellBase):
+class SimpleCell(RNNCellBase, Layer):
     r"""One step of Elman's network: $h' = \phi(W_i x + b + W_h h)$; `RNN` runs it over time.
 
     Shapes:
@@ -408,9 +402,9 @@ class SimpleCell(RNNCellBase):
         normal distribution, an orthogonal matrix for the hidden state, zeros for the bias.
     """
 
-    weight_ih: Inexact[Array, "hidden in"]
-    weight_hh: Inexact[Array, "hidden hidden"]
-    bias: Inexact[Array, " hidden"] | None
+    weight_ih: Inexact[Array, "hidden_size input_size"]
+    weight_hh: Inexact[Array, "hidden_size hidden_size"]
+    bias: Inexact[Array, " hidden_size"] | None = array(given="use_bias")
     activation: Callable[..., Any]
     input_size: int = field(static=True)
     hidden_size: int = field(static=True)
@@ -443,29 +437,21 @@ class SimpleCell(RNNCellBase):
         keys = split_key(named(self, "key"), key, 3)
         where = named(self, "weight_init")
         start = jax.nn.initializers.lecun_normal() if weight_init is None else weight_init
-        self.weight_ih = initial_gates(where, self, start, keys[0], dtype, name="weight_ih")
+        self.weight_ih = initial_gates(self, start, keys[0], dtype, where, name="weight_ih")
         where = named(self, "recurrent_weight_init")
         start = _orthogonal if recurrent_weight_init is None else recurrent_weight_init
-        self.weight_hh = initial_gates(where, self, start, keys[1], dtype, name="weight_hh")
+        self.weight_hh = initial_gates(self, start, keys[1], dtype, where, name="weight_hh")
         self.bias = None
         if self.use_bias:
             where = named(self, "bias_init")
             start = jax.nn.initializers.zeros if bias_init is None else bias_init
-            self.bias = initial_gates(where, self, start, keys[2], dtype, name="bias")
+            self.bias = initial_gates(self, start, keys[2], dtype, where, name="bias")
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.
         _check_sizes(self)
         check_flag(named(self, "residual"), self.residual)
         _check_activation(self, self.activation)
-
-    def __array_shapes__(self) -> ArrayShapes:
-        size = self.hidden_size
-        return {
-            "weight_ih": (size, self.input_size),
-            "weight_hh": (size, size),
-            "bias": (size,) if self.use_bias else None,
-        }
 
     @ignores_key
     @in_scope("pm.nn.SimpleCell")
@@ -475,7 +461,7 @@ class SimpleCell(RNNCellBase):
         """Take one step; `key` is ignored."""
         del key
         where, size = Title(self, "input_size", "hidden_size"), self.hidden_size
-        weight_ih, weight_hh, bias = own_arrays(where, **self.__array_shapes__())
+        weight_ih, weight_hh, bias = own_arrays(where, "weight_ih", "weight_hh", "bias")
         x = _checked_input(where, input, self.input_size)
         h = _checked_hidden(where, "hidden", hidden, x, size)
         options: dict[str, Any] = {"activation": self.activation, "residual": self.residual}
@@ -503,11 +489,11 @@ GATES: dict[type, dict[str, int | None]] = {
 
 
 def initial_gates(
-    where: str,
     cell: GRUCell | LSTMCell | SimpleCell,
     init: Initializer | None,
     key: PRNGKeyArray,
     dtype: Any,
+    where: str,
     *,
     name: str,
 ) -> Array:
@@ -517,11 +503,11 @@ def initial_gates(
     of outputs for several times as large, and an orthogonal one would be so for none of them.
 
     Args:
-        where: the call, for errors.
         cell: the cell, for its kind and its sizes.
         init: the initializer; uniform by the size of the hidden state if None.
         key: used once.
         dtype: of the values.
+        where: the call, for errors.
         name: of the field.
     """
     size = cell.hidden_size

@@ -17,10 +17,10 @@ from pytreemod.module.constraining import take_in
 from pytreemod.module.reading import evaluate_each, is_computed
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.nn.arguments import check_key
-from pytreemod.nn.convolution import Conv, initial_kernel, initial_offset
+from pytreemod.nn.convolution import Conv
 from pytreemod.nn.einsum_layers import Einsum, LinearGeneral, initial_factors, initial_tensor
-from pytreemod.nn.initializing import Initializer, initialize
-from pytreemod.nn.linear import Linear, initial_matrix
+from pytreemod.nn.initializing import Initializer, initial_bias, initial_weight, initialize
+from pytreemod.nn.linear import Linear
 from pytreemod.nn.recurrent_cells import GATES, initial_gates
 from pytreemod.nn.transposed_convolution import ConvTranspose
 from pytreemod.state.key_sources import KeyLike
@@ -39,9 +39,10 @@ Model = TypeVar("Model")
 # Where the layout of a field is not the one that initializers reckon with: what the constructor
 # draws it by.
 _STARTS: dict[type, dict[str, Callable[..., Array]]] = {
-    Linear: {"weight": initial_matrix},
-    Conv: {"weight": initial_kernel, "bias": initial_offset},
-    ConvTranspose: {"weight": initial_kernel, "bias": initial_offset},
+    **{
+        cls: {"weight": initial_weight, "bias": initial_bias}
+        for cls in (Linear, Conv, ConvTranspose)
+    },
     LinearGeneral: {"weight": initial_tensor},
     Einsum: {"weight": initial_factors},
     **{
@@ -161,7 +162,7 @@ def _drawn(
     def draw(key: PRNGKeyArray) -> Array:
         if start is None:
             return initialize(where, init, key, one, old.dtype)
-        return start(where, nodes[-1], init, key, old.dtype)
+        return start(nodes[-1], init, key, old.dtype, where)
 
     # The axes before those of one layer are of several, and of a layer's own field it is known how
     # many it has: it may also have been made by a map.

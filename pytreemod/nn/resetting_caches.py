@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pytreemod.errors import ArgumentError
-from pytreemod.nn.arguments import as_sequence, check_size, check_sizes
+from pytreemod.module.field_kinds import as_sequence, check_size, check_sizes
 from pytreemod.nn.attention import MultiheadAttention
 from pytreemod.nn.kv_cache import check_ring
 from pytreemod.state.making import make_with_state

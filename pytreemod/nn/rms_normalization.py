@@ -7,20 +7,15 @@ from typing import Any, overload
 
 from jaxtyping import Array, Inexact, Shaped
 
-from pytreemod.module.classes import Module
+from pytreemod.module.field_kinds import array, as_sequence, check_flag, check_number, check_sizes
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
-    ArrayShapes,
     Title,
-    as_sequence,
     check_array,
     check_dtype,
-    check_flag,
     check_floating,
     check_kept,
-    check_number,
-    check_sizes,
     check_state,
     check_trailing,
     named,
@@ -29,12 +24,13 @@ from pytreemod.nn.arguments import (
 from pytreemod.nn.calling import ABSENT, Absence, Absent, ignores_key, in_scope
 from pytreemod.nn.functional.normalization import rms_norm
 from pytreemod.nn.initializing import Initializer, initial_affine
+from pytreemod.nn.layer import Layer
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.values import State
 from pytreemod.typing import AnyArray
 
 
-class RMSNorm(Module):
+class RMSNorm(Layer):
     r"""Root mean square normalization: $x / \sqrt{E[x^2] + eps} \cdot w + b$ over trailing axes.
 
     `LayerNorm` without its mean. Computed in float32 or wider, returned in the dtype of x.
@@ -80,8 +76,8 @@ class RMSNorm(Module):
     eps: float = field(static=True)
     use_weight: bool = field(static=True)
     use_bias: bool = field(static=True)
-    weight: Inexact[Array, ...] | None
-    bias: Inexact[Array, ...] | None
+    weight: Inexact[Array, "*shape"] | None = array(given="use_weight")
+    bias: Inexact[Array, "*shape"] | None = array(given="use_bias")
 
     @sizes_follow(shape=lambda x: x.shape[-1])
     def __init__(
@@ -121,9 +117,6 @@ class RMSNorm(Module):
         self, x: AnyArray, state: State, *, key: KeyLike | None = None
     ) -> tuple[Shaped[Array, ...], State]: ...
 
-    def __array_shapes__(self) -> ArrayShapes:
-        return {"weight": self._size(self.use_weight), "bias": self._size(self.use_bias)}
-
     @ignores_key
     @in_scope("pm.nn.RMSNorm")
     def __call__(
@@ -138,7 +131,7 @@ class RMSNorm(Module):
         where = Title(self, "shape")
         # It needs none, and hands it back: so it may stand in the place of a BatchNorm.
         check_state(where, state)
-        weight, bias = own_arrays(where, **self.__array_shapes__())
+        weight, bias = own_arrays(where, "weight", "bias")
         x = check_array(where, x)
         check_floating(where, x)
         check_trailing(where, x, self.shape)

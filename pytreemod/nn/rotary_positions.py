@@ -14,17 +14,14 @@ from jaxtyping import Array, Float, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.classes import Module
+from pytreemod.module.field_kinds import as_integer, check_flag, check_number, check_size
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
     Title,
-    as_integer,
     check_array,
     check_dtype,
-    check_flag,
     check_floating,
     check_last_axis,
-    check_number,
-    check_size,
     named,
 )
 from pytreemod.nn.calling import ignores_key, in_scope

@@ -7,17 +7,14 @@ from typing import Any
 
 from jaxtyping import Array, Inexact, Shaped
 
-from pytreemod.module.classes import Module
+from pytreemod.module.field_kinds import as_sequence, check_sizes
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
-    ArrayShapes,
     Title,
-    as_sequence,
     check_array,
     check_dtype,
     check_kept,
     check_key,
-    check_sizes,
     check_spread,
     named,
     own_arrays,
@@ -25,11 +22,12 @@ from pytreemod.nn.arguments import (
 from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.functional.linear_functions import scale
 from pytreemod.nn.initializing import Initializer, filled, initialize
+from pytreemod.nn.layer import Layer
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
 
 
-class Scale(Module):
+class Scale(Layer):
     r"""Multiplies the last axes of x by factors that are learnt: $y = w x$, entry by entry.
 
     With a small `weight_init` it begins a residual branch almost closed.
@@ -68,7 +66,7 @@ class Scale(Module):
     """
 
     shape: tuple[int, ...] = field(static=True)
-    weight: Inexact[Array, ...]
+    weight: Inexact[Array, "*shape"]
 
     def __init__(
         self,
@@ -98,16 +96,13 @@ class Scale(Module):
         count = 1 if sizes is None else len(sizes)
         check_kept(self, "shape", check_sizes(named(self, "shape"), self.shape, count))
 
-    def __array_shapes__(self) -> ArrayShapes:
-        return {"weight": self.shape}
-
     @ignores_key
     @in_scope("pm.nn.Scale")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Multiply the last axes of x; `key` is ignored."""
         del key
         where = Title(self, "shape")
-        (weight,) = own_arrays(where, **self.__array_shapes__())
+        (weight,) = own_arrays(where, "weight")
         x = check_array(where, x)
         check_spread(where, x, self.shape)
         return scale(x, weight)

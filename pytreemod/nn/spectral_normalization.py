@@ -11,15 +11,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from pytreemod.errors import ArgumentError, ShapeError, describe
+from pytreemod.module.field_kinds import check_flag, check_number, check_size, is_traced
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
     Title,
-    check_flag,
     check_key,
-    check_number,
-    check_size,
     in_inference,
-    is_traced,
     mapped_hint,
     named,
     refuse_label,

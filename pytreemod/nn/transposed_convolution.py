@@ -8,25 +8,21 @@ from typing import Any
 from jaxtyping import Array, Inexact, Shaped
 
 from pytreemod.errors import ShapeError, describe
-from pytreemod.module.classes import Module
+from pytreemod.module.field_kinds import array, check_flag, check_size, check_sizes
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
-    ArrayShapes,
     Title,
     check_array,
     check_channels,
     check_dtype,
-    check_flag,
     check_kept,
-    check_size,
-    check_sizes,
     named,
     own_arrays,
     split_key,
 )
 from pytreemod.nn.calling import ignores_key, in_scope
-from pytreemod.nn.convolution import check_divisor, check_groups, initial_kernel, initial_offset
+from pytreemod.nn.convolution import check_divisor, check_groups
 from pytreemod.nn.dimensions import for_dimensions
 from pytreemod.nn.functional.transposed_convolution import (
     check_output_padding,
@@ -35,12 +31,13 @@ from pytreemod.nn.functional.transposed_convolution import (
     cut_for,
 )
 from pytreemod.nn.functional.windows import Padding, check_padding, check_strides, extents
-from pytreemod.nn.initializing import Initializer
+from pytreemod.nn.initializing import Initializer, initial_bias, initial_weight
+from pytreemod.nn.layer import Layer
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
 
 
-class ConvTranspose(Module):
+class ConvTranspose(Layer):
     """A transposed convolution over any number of spatial axes, channels first.
 
     The formula is that of [conv_transpose][pytreemod.nn.functional.conv_transpose].
@@ -109,8 +106,8 @@ class ConvTranspose(Module):
     """
 
     num_spatial_dims: int = field(static=True)
-    weight: Inexact[Array, ...]
-    bias: Inexact[Array, ...] | None
+    weight: Inexact[Array, "out_channels group_channels *kernel_size"]
+    bias: Inexact[Array, " out_channels *offset_axes"] | None = array(given="use_bias")
     in_channels: int = field(static=True)
     out_channels: int = field(static=True)
     kernel_size: tuple[int, ...] = field(static=True)
@@ -163,12 +160,8 @@ class ConvTranspose(Module):
         dtype = check_dtype(named(self, "dtype"), dtype)
         # Split without a bias, too, so that the weight is the same with and without.
         weight_key, bias_key = split_key(named(self, "key"), key, 2)
-        where = named(self, "weight_init")
-        self.weight = initial_kernel(where, self, weight_init, weight_key, dtype)
-        self.bias = None
-        if self.use_bias:
-            where = named(self, "bias_init")
-            self.bias = initial_offset(where, self, bias_init, bias_key, dtype)
+        self.weight = initial_weight(self, weight_init, weight_key, dtype)
+        self.bias = initial_bias(self, bias_init, bias_key, dtype)
 
     def __check_init__(self) -> None:
         # Here as well, for `replace` and `with_mode` come this way.
@@ -185,12 +178,15 @@ class ConvTranspose(Module):
         check_transposed_mode(named(self, "padding_mode"), self.padding_mode, padding, more)
         check_groups(self, self.groups)
 
-    def __array_shapes__(self) -> ArrayShapes:
-        ones = (1,) * self.num_spatial_dims
-        return {
-            "weight": (self.out_channels, self.in_channels // self.groups, *self.kernel_size),
-            "bias": (self.out_channels, *ones) if self.use_bias else None,
-        }
+    @property
+    def group_channels(self) -> int:
+        """How many channels of the input a filter sees: those of its own group."""
+        return self.in_channels // self.groups
+
+    @property
+    def offset_axes(self) -> tuple[int, ...]:
+        """Spatial axes of the bias, of size 1."""
+        return (1,) * self.num_spatial_dims
 
     @ignores_key
     @in_scope("pm.nn.ConvTranspose")
@@ -198,7 +194,7 @@ class ConvTranspose(Module):
         """Spread the channel and spatial axes of x; `key` is ignored."""
         del key
         where, dims = Title(self, "in_channels", "out_channels"), self.num_spatial_dims
-        weight, bias = own_arrays(where, **self.__array_shapes__())
+        weight, bias = own_arrays(where, "weight", "bias")
         # Not before: as in Equinox, a layer whose weight has a shape can be made and held.
         check_divisor(named(self, "groups"), self.groups, "out_channels", self.out_channels)
         x = check_array(where, x)

@@ -9,13 +9,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pytreemod.errors import ArgumentError, ShapeError, StateError, describe, explain
+from pytreemod.module.field_kinds import as_integer, is_traced
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
     Title,
-    as_integer,
     check_key,
     check_state,
-    is_traced,
     mapped_hint,
     named,
     refuse_label,

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 
 from pytreemod.errors import ArgumentError, ShapeError, StateError, describe
+from pytreemod.module.field_kinds import check_size
 from pytreemod.module.fields import field
-from pytreemod.nn.arguments import check_size, named
+from pytreemod.nn.arguments import named
 from pytreemod.nn.calling import in_scope, uses_key_if, wants_key
 from pytreemod.nn.members.checks import ENSEMBLE, Owner, check_keywords
 from pytreemod.nn.members.layer import Members

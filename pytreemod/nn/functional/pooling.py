@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Shaped
 
-from pytreemod.nn.arguments import check_sizes
+from pytreemod.module.field_kinds import check_sizes
 from pytreemod.nn.functional.promotion import narrow, widen
 from pytreemod.nn.functional.windows import check_padding, cover
 

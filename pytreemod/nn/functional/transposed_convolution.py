@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Shaped
 
 from pytreemod.errors import ArgumentError
-from pytreemod.nn.arguments import check_choice, check_sizes
+from pytreemod.module.field_kinds import check_choice, check_sizes
 from pytreemod.nn.functional.promotion import promote, with_shared
 from pytreemod.nn.functional.windows import Padding, Pads, check_padding, extents
 

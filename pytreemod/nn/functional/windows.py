@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from jax import lax
 
 from pytreemod.errors import ArgumentError, describe
-from pytreemod.nn.arguments import as_integer, as_sequence, check_choice, check_sizes
+from pytreemod.module.field_kinds import as_integer, as_sequence, check_choice, check_sizes
 
 Padding: TypeAlias = str | int | Sequence[int] | Sequence[tuple[int, int]]
 """`"SAME"`, `"SAME_LOWER"`, `"VALID"`, one amount, one per axis, or (low, high) per axis."""

@@ -15,8 +15,9 @@ import jax
 
 from pytreemod.errors import ArgumentError, describe, explain
 from pytreemod.module.classes import Module
+from pytreemod.module.field_kinds import check_size
 from pytreemod.module.fields import field
-from pytreemod.nn.arguments import check_held_number, check_key, check_size, named
+from pytreemod.nn.arguments import check_held_number, check_key, named
 from pytreemod.nn.calling import StatefulLayer, needs_state, wants_key
 from pytreemod.nn.members.checks import Owner, check_leading
 from pytreemod.nn.members.sharing import own_paths

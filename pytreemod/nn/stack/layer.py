@@ -15,8 +15,9 @@ import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, StructureError, describe
 from pytreemod.module.classes import Module
+from pytreemod.module.field_kinds import check_size
 from pytreemod.module.fields import field
-from pytreemod.nn.arguments import check_size, named, required_state
+from pytreemod.nn.arguments import named, required_state
 from pytreemod.nn.calling import ABSENT, Absence, Absent, in_scope, uses_key_if, wants_key
 from pytreemod.nn.members.checks import STACK, Owner, check_keywords, check_leading
 from pytreemod.nn.members.layer import Call, Members

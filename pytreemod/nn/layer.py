@@ -1,0 +1,66 @@
+"""`Layer`: the base of layers whose arrays have the shapes that their annotations say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytreemod.module.array_shapes import ArrayShapes, contract_of
+from pytreemod.module.classes import Module
+from pytreemod.nn.arguments import Title, own_arrays
+
+
+class Layer(Module):
+    """Base of layers whose arrays have the shapes that their annotations say.
+
+    A name in an annotation such as `Float[Array, "out_size in_size"]` is a size if it is a static
+    field, or a property, of the class; with a star it is several. An array that may be None is
+    declared with `field(given=...)`, which names the field that says whether there is one.
+
+    Arrays and configuration then go together: `replace` and `with_mode` refuse a size that the
+    arrays do not have, and [`own_arrays`][pytreemod.nn.Layer.own_arrays] an array of another shape.
+    Annotations that name anything else say nothing here.
+
+    Warns:
+        FieldWarning: an annotation cannot be evaluated; nothing is checked by it.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp
+        >>> import pytreemod as pm
+        >>> from jaxtyping import Array, Float
+        >>> from pytreemod import nn
+        >>> class Gain(nn.Layer):
+        ...     factor: Float[Array, "size"]
+        ...     size: int = pm.field(static=True)
+        ...     def __call__(self, x):
+        ...         (factor,) = self.own_arrays("factor")
+        ...         return factor * x
+        >>> gain = Gain(jnp.ones(3), 3)
+        >>> gain(2.0)
+        Array([2., 2., 2.], dtype=float32)
+        >>> gain.replace(size=4)
+        Traceback (most recent call last):
+        pytreemod.errors.ShapeError: Gain(size): expected what its arrays were made for, got size=4.
+          at factor: f32[3], and shape (4,) would be needed
+          arrays and configuration go together; where they change, they change in one step:
+              layer = layer.replace(size=4, factor=...)
+    """
+
+    def __array_shapes__(self) -> ArrayShapes:
+        return contract_of(type(self)).shapes(self)
+
+    def own_arrays(self, *names: str) -> tuple[Any, ...]:
+        """Read arrays of the layer, each of the shape that its annotation says.
+
+        Every axis counts: layers that a map has made as one have one more, and are refused.
+
+        Args:
+            *names: of fields.
+
+        Returns:
+            Their values, in that order.
+
+        Raises:
+            ShapeError: one has another shape; or there is none, or one that should not be there.
+            ArgumentError: one is no array at all.
+        """
+        return own_arrays(Title(self, *contract_of(type(self)).names), *names)
