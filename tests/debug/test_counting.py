@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, RetraceError
-from tests.helpers.trees import Affine, affine, ramp
+from pytreemod.errors import RetraceError
+from tests.goldens import refusals
+from tests.helpers.trees import affine, ramp
 
 HINT = "\n  keep what is named here the same from call to call, or pass it as an array"
 
@@ -133,12 +134,6 @@ def test_one_trace_too_many_raises(limit, calls, place):
     assert pm.debug.get_num_traces(f) == limit
 
 
-def test_a_retrace_error_is_a_runtime_error():
-    """`except RuntimeError` catches it, as Equinox's."""
-    with pytest.raises(RuntimeError, match="at most 0 traces"):
-        counted(0)(ramp(1))
-
-
 def test_no_limit_never_raises():
     """max_traces=None counts only."""
     f = counted(None)
@@ -157,24 +152,4 @@ def test_names_and_signatures_are_kept():
     assert f(x=1, how="b") == 1
 
 
-@pytest.mark.parametrize("value", [-1, 1.5, "two", True])
-def test_max_traces_is_a_count(value):
-    """Anything else is refused."""
-    text = re.escape(f"assert_max_traces(max_traces): expected a count, got {value!r}.")
-    with pytest.raises(ArgumentError, match=rf"\A{text}\Z"):
-        pm.debug.assert_max_traces(affine, max_traces=value)
-
-
-@pytest.mark.parametrize("fn", [affine, pm.filter_jit(affine), jax.jit(affine), 3, Affine])
-def test_what_does_not_count_has_no_count(fn):
-    """The error shows how to count without a limit."""
-    text = r"get_num_traces\(fn\): expected a function under assert_max_traces, got [^\n]*"
-    hint = "\n  count without a limit:\n      pm.debug.assert_max_traces(fn, max_traces=None)"
-    with pytest.raises(ArgumentError, match=rf"\A{text}{re.escape(hint)}\Z"):
-        pm.debug.get_num_traces(fn)
-
-
-def test_what_is_no_function_is_refused_at_once():
-    """Before it is called, where the error would be about something else."""
-    with pytest.raises(ArgumentError, match="assert_max_traces"):
-        pm.debug.assert_max_traces(3, max_traces=1)  # pyright: ignore
+test_refusals = refusals(globals())

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError
+from tests.goldens import refusals
 from tests.helpers.trees import ramp
 
 
@@ -167,27 +167,6 @@ def test_traces_inside_another_function(scale):
     ]
 
 
-@pytest.mark.parametrize(
-    ("fn", "got"),
-    [
-        (ramp, "the function ramp"),
-        (jax.jit(ramp), "the function ramp"),
-        (pm.filter_grad(ramp), "the function ramp"),
-        (3, "3"),
-    ],
-    ids=["function", "jax.jit", "filter_grad", "number"],
-)
-def test_only_jitted_functions_have_traces(fn, got):
-    """Anything else is refused, with the line to write instead."""
-    text = (
-        f"explain_retraces(fn): expected a function under filter_jit, got {got}.\n"
-        "  wrap it first:\n"
-        "      pm.debug.explain_retraces(pm.filter_jit(fn))"
-    )
-    with pytest.raises(ArgumentError, match=rf"\A{re.escape(text)}\Z"):
-        pm.debug.explain_retraces(fn)
-
-
 def test_printed_after_the_fact(scale):
     """Without having listened, it tells of the traces that there were."""
     report = pm.debug.explain_retraces(scale)
@@ -217,3 +196,6 @@ def test_after_many_traces_the_last_ones_are_told(scale):
         "  x: f32[4] -> f32[5]",
     ]
     assert len(told) == 30
+
+
+test_refusals = refusals(globals())

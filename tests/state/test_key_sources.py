@@ -1,8 +1,6 @@
 """init_keys: keys for all that a model is built of, without a tower of splits."""
 
-import copy
 import itertools
-import pickle
 import sys
 from concurrent import futures
 
@@ -15,8 +13,9 @@ from hypothesis import strategies as st
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, RngError
+from pytreemod.errors import RngError
 from pytreemod.state.key_sources import hashes
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_same
 from tests.helpers.equations import equations
 
@@ -215,42 +214,6 @@ def test_take_is_for_maps(key):
     assert len(np.unique(members.first.weight)) == 24
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda keys: jax.vmap(lambda x: x + jax.random.normal(next(keys)))(jnp.ones(3)),
-        lambda keys: jax.jit(lambda x: nn.Linear(2, 2, key=keys)(x))(jnp.ones(2)),
-        lambda keys: pm.filter_jit(lambda keys: keys.take(2))(keys),
-        lambda keys: pm.filter_vmap(lambda x, keys: x * next(keys), in_axes=(0, None))(
-            jnp.ones(3), keys
-        ),
-    ],
-    ids=["vmap", "jit", "filter_jit", "filter_vmap"],
-)
-def test_use_inside_another_transform_is_refused(use, key):
-    """There all members, and all calls of the compiled function, would get the same key."""
-    keys = pm.init_keys(key)
-    with pytest.raises(
-        RngError,
-        match=r"^init_keys: expected to be used in the transform that it was made in, got a use "
-        r"inside another one\.\n  pass that one a key, and make keys from it there:\n"
-        r"      jax\.vmap\(lambda key: Model\(key=pm\.init_keys\(key\)\)\)\(keys\.take\(8\)\)",
-    ):
-        use(keys)
-
-    assert_same(first_of(keys, 1), first_of(pm.init_keys(key), 1))
-
-
-def test_what_is_refused():
-    """No key, several keys, no count; the path of errors is that of keys everywhere."""
-    with pytest.raises(RngError, match=r"^init_keys\(key\): expected one random key, got 3\."):
-        pm.init_keys(3)
-    with pytest.raises(RngError, match=r"expected one random key, got key<fry>\[2\]"):
-        pm.init_keys(jax.random.split(jax.random.key(0)))
-    with pytest.raises(ArgumentError, match=r"^init_keys\(\.\.\.\)\.take\(n\): expected a count"):
-        pm.init_keys(jax.random.key(0)).take(-1)
-
-
 def test_repr(key):
     """It tells how many keys are gone."""
     keys = pm.init_keys(key)
@@ -280,18 +243,6 @@ def test_threads_get_different_keys():
     assert sorted(drawn) == sorted(map(tuple, whole))
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_copies_are_refused(copied):
-    """They would hand out the same keys."""
-    with pytest.raises(
-        RngError,
-        match=r"^init_keys: expected to be used where it was made, got a copy, which would hand "
-        r"out the same keys\.\n  give the copy a key of its own:\n"
-        r"      pm\.init_keys\(next\(keys\)\)$",
-    ):
-        copied(pm.init_keys(jax.random.key(0)))
-
-
 @pytest.mark.parametrize(
     "use",
     [
@@ -315,3 +266,6 @@ def test_jax_wants_a_key(use):
         use(keys)
 
     assert not hasattr(keys, "shape")
+
+
+test_refusals = refusals(globals())

@@ -13,7 +13,8 @@ import optax
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, StateError, TokenError
+from pytreemod.errors import StateError, TokenError
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_same
 from tests.helpers.equations import equations
 from tests.helpers.trees import Pair, affine, ramp
@@ -78,75 +79,12 @@ USERS = {
     "update": lambda s, m: s.update(s.substate(m.mean)),
 }
 
-REPLACED_BY = {"set": r"set\(mean\)", "update": "update"}
-
-
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("user", USERS)
-def test_an_old_state_refuses_to_be_used(use, user):
-    """After set and update the old State is used up: the hint is the two lines that thread it."""
-    model, state = make()
-    USERS[user](state, model)
-    place = r"  at mean\n" if use in ("get", "set") else ""
-    with pytest.raises(
-        StateError,
-        match=rf"^State\.{use}: expected the newest State, got one "
-        rf"that {REPLACED_BY[user]} "
-        rf"has already replaced\. Attempted to use old state\.\n"
-        rf"{place}  go on with what came back; using the old one would "
-        r"lose an "
-        r"update:\n"
-        r"      x, state = layer1\(x, state\)\n      x, state = layer2\(x, state\)\n"
-        r"      state = state\.restored\(\)  # if what came back is lost, or not wanted$",
-    ):
-        USES[use](state, model)
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        jax.tree.leaves,
-        jax.jit(lambda s: s),
-        pm.filter_jit(lambda s: s),
-        lambda s: jax.tree.map(jnp.copy, s),
-        pm.filter_vmap(lambda s: s),
-    ],
-    ids=["leaves", "jax.jit", "filter_jit", "tree_map", "filter_vmap"],
-)
-def test_an_old_state_refuses_to_go_into_a_transform(use):
-    """Flattening an old State is an error, too, whatever flattens it."""
-    model, state = make()
-    state.set(model.mean, jnp.ones(2))
-    with pytest.raises(
-        StateError, match=r"expected the newest State, .*\. Attempted to use old state\."
-    ):
-        use(state)
-
-
-def test_the_same_state_used_twice_in_a_model_is_refused():
-    """The classic mistake: the second layer gets the State that the first one has replaced."""
-    layer, state = pm.make_with_state(Other)()
-
-    def call(layer, x, state):
-        return x, state.set(layer.token, x)
-
-    def network(layer, x, state):
-        x, _ = call(layer, x, state)
-        return call(layer, x, state)
-
-    with pytest.raises(StateError, match=r"State\.set: expected the newest State"):
-        network(layer, ramp(2), state)
-    with pytest.raises(StateError, match=r"State\.set: expected the newest State"):
-        pm.filter_jit(network)(layer, ramp(2), pm.make_with_state(Other)()[1])
-
 
 def test_update_uses_up_both():
     """The substate that was put back cannot be put back again."""
     model, state = make()
     part = state.substate(model.mean)
     new = state.update(part)
-    with pytest.raises(StateError, match=r"one that update has already replaced"):
-        new.update(part)
     with pytest.raises(StateError, match=r"one that update has already replaced"):
         part.get(model.mean)
 
@@ -217,20 +155,9 @@ def test_what_both_have_changed_is_refused():
     one = state.substate(model).set(model.a, jnp.ones(()))
     two = state.substate(model).set(model.a, jnp.full((), 2.0)).set(model.c, jnp.ones(()))
     state = state.update(one)
-    with pytest.raises(StateError, match=BOTH.format(places=r"  at a\n")):
-        state.update(two)
 
     assert model.read(state) == [1, 0, 0]
     assert model.read(two) == [2, 0, 1]
-
-
-def test_a_stream_that_both_have_used_is_refused():
-    """Both would have drawn the same keys."""
-    model, state = four()
-    _, part = state.substate(model.noise).next_key(model.noise)
-    _, state = state.next_key(model.noise)
-    with pytest.raises(StateError, match=BOTH.format(places=r"  at noise\n")):
-        state.update(part)
 
 
 def test_a_substate_as_it_was_taken_does_not_rewind():
@@ -238,8 +165,6 @@ def test_a_substate_as_it_was_taken_does_not_rewind():
     model, state = four()
     part = state.substate((model.a, model.b))
     state = state.set(model.a, jnp.ones(())).set(model.b, jnp.ones(())).set(model.c, jnp.ones(()))
-    with pytest.raises(StateError, match=WHOLE.format(places=r"  at a\n  at b\n")):
-        state.update(part)
 
     assert model.read(state.set(model.a, part.get(model.a))) == [0, 1, 1]
 
@@ -265,8 +190,6 @@ def test_substates_of_substates():
     part = state.substate((model.a, model.b))
     inner = part.substate(model.a).set(model.a, jnp.ones(()))
     part = part.set(model.a, jnp.ones(()))
-    with pytest.raises(StateError, match=BOTH.format(places=r"  at a\n")):
-        part.update(inner)
 
 
 @pytest.mark.parametrize("transform", [jax.jit, pm.filter_jit, pm.filter_checkpoint])
@@ -340,8 +263,6 @@ def test_a_copy_of_a_used_up_state_is_used_up_until_it_is_restored(through):
     model, state = four()
     state.set(model.a, jnp.ones(()))
     late = through(state)
-    with pytest.raises(StateError, match=r"set\(a\) has already replaced"):
-        late.get(model.a)
 
     assert late.restored() == four()[1]
 
@@ -380,104 +301,12 @@ def test_a_state_of_another_model_is_refused(use):
     assert "\n" in str(caught.value)
 
 
-def test_a_token_that_was_never_named_is_refused():
-    """A token of a model that was built without its State."""
-    _, state = make()
-    with pytest.raises(
-        TokenError, match=r"\(mean, pair\), got a token of another model: one without a name"
-    ):
-        state.get(Net().mean)
-    with pytest.raises(TokenError, match=r"\(it has none\)"):
-        pm.make_with_state(affine)()[1].get(Net().mean)
-
-
-def test_a_substate_of_another_model_is_refused():
-    """update with a State that has other tokens."""
-    _, state = make()
-    _, other = pm.make_with_state(Other)()
-    with pytest.raises(
-        TokenError,
-        match=r"State\.update: expected a token of the model [^\n]*another model: '?token'?",
-    ):
-        state.update(other)
-
-
-@pytest.mark.parametrize(
-    ("token", "value", "text"),
-    [
-        (
-            "mean",
-            jnp.zeros(3),
-            r"State\.set for mean: expected f32\[2\], as before, got "
-            r"f32\[3\]\.\n  shape and dtype",
-        ),
-        (
-            "mean",
-            jnp.zeros((1, 2)),
-            r"State\.set for mean: expected f32\[2\], as before, got "
-            r"f32\[1,2\]",
-        ),
-        ("mean", jnp.zeros(2, jnp.bfloat16), r"expected f32\[2\], as before, got bf16\[2\]"),
-        ("mean", np.zeros(2, np.int32), r"expected f32\[2\], as before, got i32\[2\]"),
-        (
-            "mean",
-            [jnp.zeros(2)],
-            r"State\.set for mean: expected a value of structure f32\[2\], "
-            r"got \[f32\[2\]\]",
-        ),
-        ("mean", None, r"expected a value of structure f32\[2\], got None"),
-        (
-            "pair",
-            Pair(jnp.asarray(0, jnp.int32), {"x": ramp(4)}),
-            r"State\.set for pair\.second\['x'\]: expected f32\[3\], as before, got f32\[4\]",
-        ),
-        (
-            "pair",
-            Pair(jnp.asarray(0.0), {"x": ramp(3)}),
-            r"State\.set for pair\.first: expected "
-            r"i32\[\], as before, got f32\[\]",
-        ),
-        ("pair", (0, {"x": ramp(3)}), r"State\.set for pair: expected a value of structure Pair"),
-    ],
-)
-def test_a_misfit_value_is_refused(token, value, text):
-    """Structure, shape and dtype cannot change: the path of the misfit is named."""
-    model, state = make()
-    with pytest.raises(StateError, match=text):
-        state.set(getattr(model, token), value)
-
-    assert_same(state.get(model.mean), jnp.zeros(2))
-
-
-@pytest.mark.parametrize("item", [3, "mean", None, jnp.zeros(2), affine()])
-def test_what_is_no_token_is_refused(item):
-    """get and set take tokens."""
-    _, state = make()
-    with pytest.raises(
-        ArgumentError, match=r"State\.get\(item\): expected a (token \()?StateIndex\)?, got"
-    ):
-        state.get(item)
-    with pytest.raises(
-        ArgumentError, match=r"State\.set\(item\): expected a (token \()?StateIndex\)?, got"
-    ):
-        state.set(item, 1)
-
-
-@pytest.mark.parametrize("substate", [3, None, {"mean": jnp.zeros(2)}])
-def test_update_takes_states(substate):
-    """Anything else is refused."""
-    with pytest.raises(ArgumentError, match=r"State\.update\(substate\): expected a State, got"):
-        make()[1].update(substate)
-
-
 def test_substate_has_the_tokens_of_the_tree():
     """Those of the layer that is passed, and no others."""
     model, state = make()
     part = state.substate(model.pair)
 
     assert repr(part) == "State(pair=Pair(first=i32[], second={'x': f32[3]}))"
-    with pytest.raises(TokenError, match="another model: 'mean'"):
-        part.get(model.mean)
     assert repr(state.substate(affine())) == "State()"
 
 
@@ -498,8 +327,6 @@ def test_equality():
     assert a != b.set(model.mean, jnp.ones(2))
     assert a != pm.make_with_state(Other)()[1]
     assert a != 3
-    with pytest.raises(TypeError, match="unhashable type: 'State'"):
-        hash(a)
 
 
 def test_leaves_have_the_paths_of_their_tokens():
@@ -668,12 +495,6 @@ def test_what_cannot_be_changed_is_handed_out_as_it_is():
     assert all(state.get(token) is state.get(token) for token in tokens)
 
 
-def test_a_missing_attribute_of_a_state_is_named():
-    """Attributes that a State lacks are refused as Python does."""
-    with pytest.raises(AttributeError, match="no attribute 'values'"):
-        _ = pm.State(()).values
-
-
 # ---- what it costs, and what it is under plain JAX
 
 
@@ -796,8 +617,6 @@ def test_values_that_were_made_for_all_members_have_fewer_axes_in_each():
     after = after.set(layers.count, jnp.zeros(3))
 
     _, after = jax.vmap(layers, (0, None))(ramp(2), after)
-    with pytest.raises(StateError, match=r"at pair\[0\]: f32\[2,3,2\], made with 2\n"):
-        after.set(layers.pair, after.get(layers.pair))
 
 
 def test_a_state_with_gradients_of_its_values():
@@ -913,3 +732,6 @@ def test_one_thread_replaces_a_state(method):
             assert all("the newest" in error for error in errors)
     finally:
         sys.setswitchinterval(interval)
+
+
+test_refusals = refusals(globals())

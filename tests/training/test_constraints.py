@@ -13,7 +13,8 @@ from hypothesis.extra.numpy import arrays
 
 import pytreemod as pm
 from pytreemod import constraints
-from pytreemod.errors import ArgumentError, CheckError, FieldError, ShapeError
+from pytreemod.errors import CheckError, FieldError
+from tests.goldens import refusals
 from tests.helpers.laws import law
 from tests.labels import label
 
@@ -322,70 +323,6 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("constraint", "value", "text"), BAD)
-def test_a_value_outside_is_refused_with_the_bound(constraint, value, text):
-    """And with the number that is wrong, and its place."""
-    with pytest.raises(FieldError, match=f"Model.x: expected .*{text}"):
-        constraint.constrain(jnp.asarray(value, jnp.float32), "Model.x")
-
-
-@pytest.mark.parametrize(
-    ("constraint", "shape", "text"),
-    [
-        (constraints.simplex, (), "a last axis, of one number or more"),
-        (constraints.simplex, (2, 0), "a last axis, of one number or more"),
-        (constraints.ordered_vector, (), "a last axis"),
-        (constraints.lower_cholesky, (2, 3), "a square matrix, in the last two axes"),
-        (constraints.positive_definite, (3,), "a square matrix"),
-        (constraints.orthogonal, (2, 3), "a matrix with no more columns than rows"),
-    ],
-)
-def test_a_shape_that_is_not_taken_is_refused(constraint, shape, text):
-    """Where numbers are traced, too."""
-    value = jnp.ones(shape)
-    match = rf"Model.x: expected {text}.*for it is {constraint}, got f32"
-
-    with pytest.raises(ShapeError, match=match):
-        constraint.constrain(value, "Model.x")
-    with pytest.raises(ShapeError, match=match):
-        jax.eval_shape(lambda x: constraint.constrain(x, "Model.x"), value)
-
-
-def test_complex_numbers_are_refused():
-    """There is no order among them."""
-    with pytest.raises(FieldError, match=r"got complex numbers in c64\[\]"):
-        constraints.positive.constrain(jnp.asarray(1j), "Model.x")
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: constraints.interval(1, 1), r"interval: expected a lower bound and one above it"),
-        (lambda: constraints.interval(2, 1), "got 2.0 and 1.0"),
-        (lambda: constraints.interval(0, math.inf), r"interval\(upper_bound\): expected a finite"),
-        (lambda: constraints.interval(-1.7e308, 1.7e308), "a lower bound and one above it"),
-        (
-            lambda: constraints.greater_than(math.nan),
-            r"greater_than\(lower_bound\): expected a f",
-        ),
-        (lambda: constraints.greater_than(True), "a finite number, got True"),
-        (lambda: constraints.less_than("1"), r"less_than\(upper_bound\)"),
-        (lambda: constraints.less_than(jnp.ones(2)), r"got f32\[2\](.|\n)*pm.Computed"),
-        (lambda: constraints.bijection(jnp.exp, 1), r"bijection\(inverse\): expected a function"),
-        (lambda: constraints.bijection("exp", jnp.log), r"bijection\(forward\)"),
-        (lambda: constraints.bijection(jnp.exp, jnp.log, check=3), r"bijection\(check\)"),
-        (
-            lambda: constraints.bijection(pm.nn.Identity(), jnp.log),
-            r"bijection\(forward\)(.|\n)*pm.Computed",
-        ),
-    ],
-)
-def test_bad_bounds_and_functions_are_refused(make, text):
-    """Before any field has them."""
-    with pytest.raises(ArgumentError, match=text):
-        make()
-
-
 # ---- bijections of the user's
 
 
@@ -393,12 +330,6 @@ def test_functions_that_do_not_belong_together_are_refused():
     """Given the wrong way round, or with one that is no way back."""
     swapped = constraints.bijection(jnp.log, jnp.exp)
     assert swapped.fault(np.float32(2.0)) is None  # It is a way back, for all numbers.
-    wrong = constraints.bijection(jnp.exp, jnp.log1p)
-    with pytest.raises(FieldError, match=r"what exp gives of what log1p gives.*got 2.0 in f32\[\]"):
-        wrong.constrain(jnp.float32(2.0), "Model.x")
-    flat = constraints.bijection(jnp.exp, lambda x: jnp.log(x).reshape(-1))
-    with pytest.raises(FieldError, match=r"the shape \(1,\) there and back"):
-        flat.constrain(jnp.float32(2.0), "Model.x")
 
 
 @pytest.mark.parametrize(("constraint", "value", "text"), BAD)
@@ -438,8 +369,6 @@ def test_a_check_is_asked_first():
     constraint = constraints.bijection(jnp.exp, jnp.log, check=whole)
     constraint.constrain(jnp.float32(2.0), "Model.x")
     assert seen == [np.ndarray]
-    with pytest.raises(FieldError, match="got what whole refuses"):
-        constraint.constrain(jnp.float32(2.5), "Model.x")
 
 
 def test_a_bijection_may_change_the_shape_and_need_not_be_traced_inwards():
@@ -505,3 +434,6 @@ def test_all_fields_of_one_shape_are_inverted_by_one_traced_function(monkeypatch
 
     assert len(calls) == 1
     assert np.allclose(found[2], inverse(constraint, jnp.asarray([1.0, 2.0])))
+
+
+test_refusals = refusals(globals())

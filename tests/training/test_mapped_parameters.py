@@ -5,11 +5,10 @@ import functools as ft
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, FieldError, ShapeError, SpecError
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_same
 
 KEY = jax.random.key(0)
@@ -134,59 +133,4 @@ NORM = nn.LayerNorm(3)
 MAPPED = pm.map_parameters(jnp.exp, NORM, "weight")
 
 
-@pytest.mark.parametrize(
-    ("args", "kind", "text"),
-    [
-        ((3, NORM, "weight"), ArgumentError, r"map_parameters\(fn\): expected a function, got 3"),
-        (
-            (jnp.exp, NORM, "weight", 3),
-            ArgumentError,
-            r"map_parameters\(inverse\): expected a function, or None, got 3",
-        ),
-        (
-            (jnp.exp, NORM, nn.Linear),
-            SpecError,
-            r"map_parameters\(selector\): expected some parameters of the model, got none",
-        ),
-        (
-            (jnp.exp, {"n": jnp.arange(3), "x": jnp.ones(2)}, ...),
-            ArgumentError,
-            r"map_parameters\(selector\): expected floating arrays alone to be chosen, got "
-            r"something else\.\n  at \['n'\]: i32\[3\]$",
-        ),
-        (
-            (jnp.exp, MAPPED, ...),
-            ArgumentError,
-            r"map_parameters\(selector\): expected arrays, got what is computed already\.\n"
-            r"  at weight: (.|\n)*      model = pm\.resolve\(model, 'weight'\)$",
-        ),
-        (
-            (lambda x: x[None], NORM, "weight", lambda x: x),
-            ShapeError,
-            r"map_parameters\(inverse\): expected fn\(inverse\(leaf\)\) to have the shape of the "
-            r"leaf, \(3,\), got f32\[1,3\]",
-        ),
-        ((lambda x: None, NORM, "weight"), FieldError, r"Function: expected an array from Fun"),
-    ],
-    ids=[
-        "no function",
-        "no inverse",
-        "nothing",
-        "integers",
-        "twice",
-        "another shape",
-        "no array",
-    ],
-)
-def test_what_cannot_be_mapped_is_refused(args, kind, text):
-    """With the paths."""
-    with pytest.raises(kind, match=rf"^{text}"):
-        pm.map_parameters(*args)
-
-
-@pytest.mark.parametrize("given", [("weight", jnp.exp), (jnp.exp, "weight")])
-def test_the_function_comes_first(given):
-    """A layer that can be called would be taken for it, and fail far inside."""
-    norm = pm.nn.LayerNorm(3)
-    with pytest.raises(ArgumentError, match=r"a function, got a LayerNorm\.\n.*comes first"):
-        pm.map_parameters(norm, *given)
+test_refusals = refusals(globals())

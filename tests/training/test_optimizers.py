@@ -4,7 +4,6 @@ import copy
 import functools as ft
 import operator
 import pickle
-import re
 from typing import Any, NamedTuple
 
 import hypothesis.strategies as st
@@ -17,12 +16,13 @@ from hypothesis import given
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, ShapeError, SpecError, StructureError, describe
+from pytreemod.errors import ArgumentError, ShapeError, StructureError
 from pytreemod.tree.paths import path_text
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_identical, assert_same
 from tests.helpers.equations import equations
 from tests.helpers.laws import array_trees, law
-from tests.helpers.trees import Affine, Boxed, Buffered, affine, ramp
+from tests.helpers.trees import Affine, Boxed, affine, ramp
 
 
 @pytest.fixture(autouse=True)
@@ -239,14 +239,6 @@ def test_masks_and_paths_mean_in_a_rule_what_they_mean_in_optax():
     assert np.allclose(new.backbone[0].bias, 2 * model.backbone[0].bias)
     assert np.allclose(new.head.weight, 2 * model.head.weight)
     assert np.allclose(new.head.bias, model.head.bias)
-
-
-def test_a_shared_parameter_is_told():
-    """As where a model enters training by other doors."""
-    layer = affine()
-
-    with pytest.warns(pm.SharedParameterWarning, match=r"Optimizer\.init"):
-        pm.Optimizer(optax.sgd(0.1)).init([layer, layer])
 
 
 # ---- what acts on all
@@ -492,8 +484,6 @@ def test_extra_arguments_go_to_those_that_take_them():
 
     opt.update(model, gradients(model), value=3)
     assert seen == {"value": 3}
-    with pytest.raises(ArgumentError, match="loss, which none does"):
-        opt.update(model, gradients(model), value=3, loss=4)
     pm.Optimizer(rules, before=anything).init(model).update(
         model, gradients(model), value=5, loss=6
     )
@@ -536,97 +526,9 @@ def test_rules_may_be_exchanged_for_others_of_the_same_selectors():
     second, _ = opt.replace(rules=optax.sgd(0.1, momentum=0.5)).update(first, ones)
 
     assert np.allclose(second.bias, first.bias - 0.15)
-    with pytest.raises(ArgumentError, match="selectors that the optimizer was initialized with"):
-        opt.replace(rules=three_rules())
-    with pytest.raises(ArgumentError, match="selectors that the optimizer was initialized with"):
-        opt.replace(rules=None)
 
 
 # ---- refusals
-
-
-@pytest.mark.parametrize(
-    ("rules", "hint"),
-    [
-        (optax.adam, r"pm\.Optimizer\(optax\.adam\(1e-3\)\)"),
-        (optax.MultiSteps, "call it"),
-        (1e-3, r"write, for instance"),
-        ({"head": optax.adam(1e-3)}, r"one pm\.by"),
-        (pm.by({"a": pm.by({...: None}), ...: None}), r"one pm\.by"),
-        (pm.by({"a": optax.adam, ...: None}), r"call it"),
-    ],
-)
-def test_what_is_no_transformation_is_refused(rules, hint):
-    """Where the optimizer is made, with the line to write."""
-    with pytest.raises(ArgumentError, match=hint):
-        pm.Optimizer(rules)
-
-
-def test_before_is_a_transformation():
-    """By the name of the argument."""
-    with pytest.raises(ArgumentError, match=r"Optimizer\(before\)"):
-        pm.Optimizer(optax.adam(1e-3), before=1.0)
-
-
-def test_an_optimizer_is_initialized_first():
-    """Before a step, and before its hyperparameters can be changed."""
-    opt = pm.Optimizer(optax.adam(1e-3))
-
-    with pytest.raises(ArgumentError, match=r"Optimizer\.update: expected an optimizer with its"):
-        opt.update(affine(), affine())
-    with pytest.raises(ArgumentError, match=r"init\(model\)"):
-        opt.with_hyperparams(learning_rate=1.0)
-
-
-def test_a_leaf_without_a_gradient_is_told_by_path():
-    """It would stay as it is, and nobody would see."""
-    model = Net()
-    opt = pm.Optimizer(optax.adam(1e-3)).init(model)
-    grads = pm.filter_grad(loss, wrt="head")(model)
-
-    with pytest.raises(StructureError, match="none for 6 of 8") as caught:
-        opt.update(model, grads)
-    assert "at grads.backbone[0].weight" in str(caught.value)
-    assert "pm.with_role" in str(caught.value)
-
-
-def test_gradients_of_another_structure_are_told_by_path():
-    """Those of another model, or a part of it."""
-    model = [affine(), affine()]
-    opt = pm.Optimizer(optax.sgd(1.0)).init(model)
-
-    with pytest.raises(StructureError, match=r"grads\[1\].*\n.*filter_grad") as caught:
-        opt.update(model, [affine(), {"weight": ramp(2)}])
-    assert "dict" in str(caught.value)
-    with pytest.raises(StructureError, match="at grads: None where the model has list"):
-        opt.update(model, None)
-    with pytest.raises(StructureError, match=r"at grads\[1\]: None where .* Affine\n.*a rule"):
-        opt.update(model, [affine(), None])
-
-
-@pytest.mark.parametrize("rule", [optax.sgd(1.0), optax.adam(1.0)])
-@pytest.mark.parametrize("shape", [(), (1, 1), (2,), (3, 1)])
-def test_a_gradient_is_never_broadcast(rule, shape):
-    """Not to the parameter, nor to what the rule keeps for it; the parameter is named."""
-    model = affine(3, 2)
-    opt = pm.Optimizer(rule).init(model)
-    grads = model.replace(weight=jnp.ones(shape))
-
-    with pytest.raises(ShapeError, match=re.escape(f"grads.weight: {describe(grads.weight)} for")):
-        opt.update(model, grads)
-
-
-def test_a_rule_may_take_a_gradient_for_each_example():
-    """One of more axes is the rule's business; what it gives has to fit, as ever."""
-    model = {"w": ramp(2)}
-    first = Doubling(
-        _init, lambda grads, state, params=None: (jax.tree.map(lambda g: g[0], grads), state)
-    )
-    new, _ = pm.Optimizer(first).init(model).update(model, {"w": jnp.ones((4, 2))})
-    np.testing.assert_array_equal(new["w"], model["w"] + 1)
-
-    with pytest.raises(ShapeError, match=r"apply_updates at model\['w'\]"):
-        pm.Optimizer(optax.sgd(1.0)).init(model).update(model, {"w": jnp.ones((4, 2))})
 
 
 def test_no_imaginary_part_is_dropped():
@@ -634,8 +536,6 @@ def test_no_imaginary_part_is_dropped():
     model = {"w": jnp.ones(2), "z": jnp.ones(2, "complex64")}
     opt = pm.Optimizer(optax.sgd(1.0)).init(model)
 
-    with pytest.raises(ArgumentError, match=r"grads\['w'\]: .* without an imaginary part.*c64"):
-        opt.update(model, {"w": jnp.ones(2, "complex64"), "z": jnp.ones(2)})
     new, _ = opt.update(model, {"w": jnp.ones(2), "z": jnp.ones(2)})
     assert (new["w"].dtype, new["z"].dtype) == ("float32", "complex64")
 
@@ -652,26 +552,6 @@ def test_the_gradients_do_not_come_first(model):
     with pytest.raises(ArgumentError, match=r"(?s)first\..*opt = opt\.update\(model, grads\)"):
         opt.update(gradient(model), model)
     opt.update(model, gradient(model))
-
-
-def test_gradients_of_a_part_are_known_by_their_structure():
-    """Where no Module says what it holds: None is where nothing was differentiated."""
-    model = {"w": ramp(2), "name": "net"}
-    opt = pm.Optimizer(optax.sgd(1.0)).init(model)
-
-    with pytest.raises(ArgumentError, match=r"gradients .* first"):
-        opt.update({"w": ramp(2), "name": None}, model)
-
-
-def test_a_model_of_another_structure_is_told_by_path():
-    """An optimizer is for the model that it was initialized with."""
-    model = {"a": affine(), "b": ramp(1)}
-    opt = pm.Optimizer(optax.sgd(1.0)).init(model)
-    other = {"a": affine(), "c": ramp(1)}
-
-    with pytest.raises(StructureError, match=r"model\['b'\].* -> nothing") as caught:
-        opt.update(other, other)
-    assert "opt = pm.Optimizer(rules).init(model)" in str(caught.value)
 
 
 def test_a_tie_is_named_where_a_model_differs_by_one():
@@ -691,18 +571,6 @@ def test_a_tie_is_named_where_a_model_differs_by_one():
             call()
 
 
-def test_roles_that_have_changed_are_told_by_path():
-    """What is to be trained has no state, and what is left alone has one."""
-    model = affine()
-    opt = pm.Optimizer(optax.adam(1.0)).init(model)
-    changed = pm.with_role(model, "bias", "buffer")
-
-    with pytest.raises(StructureError, match=r"model\.bias: left alone now"):
-        opt.update(changed, gradients(changed))
-    with pytest.raises(StructureError, match=r"model\.bias: to be trained now"):
-        opt.init(changed).update(model, gradients(model))
-
-
 def test_a_state_that_is_broadcast_is_refused():
     """A model of other shapes would give the state its own, step by step."""
     opt = pm.Optimizer(optax.sgd(1.0, momentum=0.9)).init(affine(1, 3))
@@ -713,32 +581,6 @@ def test_a_state_that_is_broadcast_is_refused():
         pytest.raises(ShapeError, match=r"states\[0\].*f32\[1,3\] -> f32\[2,3\]"),
     ):
         opt.update(model, gradients(model))
-
-
-def test_a_transformation_that_gives_another_tree_is_refused():
-    """It has to give an update for each gradient."""
-    lists = Doubling(_init, lambda updates, state, params=None: (jax.tree.leaves(updates), state))
-    model = affine()
-
-    with pytest.raises(StructureError, match="an update for each gradient"):
-        pm.Optimizer(lists).init(model).update(model, gradients(model))
-
-
-def test_none_for_all_is_refused():
-    """There would be nothing to do."""
-    with pytest.raises(ArgumentError, match="at least one floating array to train"):
-        pm.Optimizer(None).init(affine())
-    with pytest.raises(SpecError, match="picks at least one leaf"):
-        pm.Optimizer(optax.adam(1.0)).init([])
-
-
-def test_buffers_alone_are_nothing_to_train():
-    """The rule picks them, and their role says that they are left alone."""
-    model = Buffered(ramp(1), ramp(2), ramp(3))
-
-    with pytest.raises(ArgumentError, match="none that is no buffer") as caught:
-        pm.Optimizer(pm.by({"mean": optax.adam(1.0), ...: None})).init(model)
-    assert 'pm.with_role(model, selector, "param")' in str(caught.value)
 
 
 class Tied(pm.Module):
@@ -803,3 +645,6 @@ def test_a_computed_leaf_is_trained_by_its_parts():
     np.testing.assert_array_equal(pm.named_leaves(after)["weight.base"], linear.weight)
     factor = 2.0 - 0.1 * jnp.sum(linear.weight @ ramp(3))
     np.testing.assert_allclose(after.weight, linear.weight * factor, rtol=1e-5)
+
+
+test_refusals = refusals(globals())

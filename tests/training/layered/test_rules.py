@@ -1,7 +1,6 @@
 """A transformation sees each layer and each member as if it stood alone, whatever it looks at."""
 
 import functools as ft
-import re
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError
 from pytreemod.training.layered.rules import per_layer
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_same
 from tests.helpers.equations import equations
 
@@ -299,8 +299,6 @@ def test_stacked_as_one_shows_rules_the_arrays_as_they_are():
     assert _differ(
         pm.Optimizer(rule).init(model).update(model, grads)[0], opt.update(model, grads)[0]
     )
-    with pytest.raises(ArgumentError, match=r"expected 'per layer' or 'as one', got 'one'"):
-        pm.Optimizer(rule, stacked="one")
 
 
 def test_per_layer_is_the_same_for_plain_optax():
@@ -337,15 +335,6 @@ def test_a_stack_of_one_layer_is_a_list_of_one():
     model = nn.Stack(Layer, 1, key=jax.random.key(0))
 
     jax.tree.map(_assert_close, stepped(NORMS, model)[0][0], stepped(NORMS, model[0])[0])
-
-
-def test_what_cannot_be_mapped_is_refused_by_name():
-    """With the way out."""
-    model = stacked()["blocks"][0]
-    opt = pm.Optimizer(optax.GradientTransformation(optax.init_empty_state, _branching))
-    nets = nn.Ensemble.from_members([model, model])
-    with pytest.raises(ArgumentError, match=re.escape('stacked="as one"')):
-        opt.init(nets)
 
 
 def _branching(updates, state, params=None):
@@ -419,28 +408,6 @@ def _needing(updates, state, params=None, *, grad, grad_fn):
     return jax.tree.map(lambda u, o: u * jnp.sum(o), updates, other), state
 
 
-def test_extra_arguments_are_shown_as_parameters_are():
-    """Trees as lists of layers, though they can be called; a function gets the model itself."""
-
-    def grad_fn(model):
-        assert [*map(jnp.ndim, jax.tree.leaves(model))] == [
-            n + m for n, m in zip((2, 1, 0), jax.tree.leaves(pm.layer_axes(model)), strict=False)
-        ] * (len(jax.tree.leaves(model)) // 3)
-        return jax.tree.map(jnp.sin, model)
-
-    rule = optax.GradientTransformationExtraArgs(optax.init_empty_state, _needing)
-    one = nn.Sequential(listed()["blocks"][0])
-    stack = nn.Stack.from_layers(one.layers)
-    news = [
-        pm.Optimizer(rule).init(m).update(m, m, grad=m, grad_fn=grad_fn)[0] for m in (one, stack)
-    ]
-    assert_same(news[1].unstack(), [*news[0].layers])
-    with pytest.raises(
-        ArgumentError, match=r"(?s)_needing over .* missing 2 required keyword-only"
-    ):
-        pm.Optimizer(rule).init(together(listed))
-
-
 def test_extra_arguments_that_are_trees_are_mapped_and_functions_of_the_model_refused():
     """What they would be of one member, or layer, is not known."""
 
@@ -461,32 +428,6 @@ def test_extra_arguments_that_are_trees_are_mapped_and_functions_of_the_model_re
         jax.tree.map(_assert_close, {**other, "blocks": layers_of(other["blocks"])}, news[0])
 
 
-def test_refusals_name_the_links_of_a_chain():
-    """Whatever optax has wrapped them in."""
-    rule = optax.chain(contrib.galore(0.1), optax.GradientTransformation(lambda _: 0, _branching))
-    text = r"chain\(chain\(scale_by_galore, add_decayed_weights, scale\), _branching\) over layers"
-    with pytest.raises(ArgumentError, match=text):
-        pm.Optimizer(rule).init({"nets": together(nested), "other": jnp.ones((2, 2))})
-
-
-def test_a_state_that_changes_its_structure_is_refused_for_members():
-    """As that of `optax.monitor` does at the first step."""
-    rule = optax.monitor({"norm": optax.tree.norm})
-    with pytest.raises(
-        ArgumentError, match=r"(?s)monitor over .* a state of another structure after a"
-    ):
-        pm.Optimizer(rule).init(together(listed))
-
-
-@pytest.mark.parametrize("make", [stacked, lambda: together(listed)], ids=["layers", "members"])
-def test_a_state_made_as_one_is_refused_with_the_way_to_use_it(make):
-    """As one from before, or of plain optax, is."""
-    model = make()
-    opt = pm.Optimizer(optax.novograd(0.1), stacked="as one").init(model)
-    with pytest.raises(ArgumentError, match="expected the state that it makes for each of them"):
-        opt.replace(stacked="per layer").update(model, model)
-
-
 @pytest.mark.parametrize("rule", [contrib.muon(0.1), optax.novograd(0.1)], ids=["muon", "novograd"])
 def test_a_stack_of_no_layers_is_an_empty_list(rule):
     """Though a rule may divide by the size of an array."""
@@ -495,18 +436,6 @@ def test_a_stack_of_no_layers_is_an_empty_list(rule):
     new = pm.Optimizer(rule).init(model).update(model, model)[0]
     assert_same(new["head"], pm.Optimizer(rule).init(one).update(one, one)[0]["head"])
     assert_same(new["blocks"], none)
-
-
-def test_pythons_if_fails_where_it_would_in_a_list():
-    """When compiled; the refusal says how layers are shown as one."""
-    rule = optax.GradientTransformation(optax.init_empty_state, _branching)
-    new = [pm.Optimizer(rule).init(m).update(m, m)[0] for m in (listed(), nested())]
-    assert_same({**new[1], "blocks": layers_of(new[1]["blocks"])}, new[0])
-
-    model = nested()
-    opt = pm.Optimizer(rule).init(model)
-    with pytest.raises(ArgumentError, match=r"(?s)_branching over .* Tracer"):
-        pm.filter_jit(lambda opt, m: opt.update(m, m))(opt, model)
 
 
 def _output_first(params):
@@ -728,3 +657,6 @@ def test_a_way_is_chosen_under_the_settings_of_the_moment():
         return equations(lambda opt, m: opt.update(m, m), opt, model)
 
     assert count(2) == count(5)
+
+
+test_refusals = refusals(globals())
