@@ -7,10 +7,9 @@ import subprocess
 import sys
 import time
 
-import jax
 import pytest
 
-from tests.helpers.examples import FOLDER, example
+from tests.helpers.examples import FOLDER
 
 # Run with the slow ones: each of these programs takes seconds to compile.
 pytestmark = pytest.mark.slow
@@ -18,42 +17,28 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("sklearn", reason="examples/checkpoint.py reads scikit-learn's digits")
 
 
-@pytest.fixture(scope="module")
-def checkpoint():
-    """The example as a module."""
-    with example("checkpoint") as module:
-        yield module
-
-
-@pytest.fixture(autouse=True)
-def usual_promotion():
-    """JAX as a user finds it: optax's Adam itself raises a float to an integer power."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-
-
 def last_file(folder):
     """What the last checkpoint holds, to the last bit."""
     return max(folder.glob("step_*.safetensors")).read_bytes()
 
 
-def test_a_run_that_fails_goes_on(checkpoint, tmp_path, monkeypatch, capsys):
+def test_a_run_that_fails_goes_on(program, tmp_path, monkeypatch, capsys):
     """In the middle of an epoch, and between two saves."""
-    advance = checkpoint.advance
+    advance = program.advance
 
     def fail_once(run, data):
         if run.step == 33:
-            monkeypatch.setattr(checkpoint, "advance", advance)
+            monkeypatch.setattr(program, "advance", advance)
             raise KeyboardInterrupt("as by a user")
         return advance(run, data)
 
     options = ["--epochs", "4", "--every", "5"]
-    accuracy = checkpoint.main([str(tmp_path / "whole"), *options])
+    accuracy = program.main([str(tmp_path / "whole"), *options])
     assert accuracy >= 0.85
-    monkeypatch.setattr(checkpoint, "advance", fail_once)
+    monkeypatch.setattr(program, "advance", fail_once)
     with pytest.raises(KeyboardInterrupt, match="as by a user"):
-        checkpoint.main([str(tmp_path / "broken"), *options])
-    assert checkpoint.main([str(tmp_path / "broken"), *options]) == accuracy
+        program.main([str(tmp_path / "broken"), *options])
+    assert program.main([str(tmp_path / "broken"), *options]) == accuracy
 
     assert "goes on from step 30" in capsys.readouterr().out
     assert last_file(tmp_path / "broken") == last_file(tmp_path / "whole")

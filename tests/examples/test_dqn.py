@@ -6,31 +6,15 @@ import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
 
-from tests.helpers.examples import example
-
 # Run with the slow ones: each of these programs takes seconds to compile.
 pytestmark = pytest.mark.slow
 
 pytest.importorskip("tqdm", reason="examples/dqn.py shows tqdm's progress bar")
 
 
-@pytest.fixture(scope="module")
-def dqn():
-    """The example as a module."""
-    with example("dqn") as module:
-        yield module
-
-
-@pytest.fixture(autouse=True)
-def usual_promotion():
-    """JAX as a user finds it: optax's Adam itself raises a float to an integer power."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-
-
-def test_the_physics_are_those_of_the_equations_of_motion(dqn):
+def test_the_physics_are_those_of_the_equations_of_motion(program):
     """Against Lagrange's equations of cart and pole, solved by SciPy with steps of its own."""
-    cart = dqn.CartPole()
+    cart = program.CartPole()
     m, mass, half = cart.pole_mass, cart.cart_mass + cart.pole_mass, cart.half_length
 
     def motion(_, now):
@@ -49,20 +33,20 @@ def test_the_physics_are_those_of_the_equations_of_motion(dqn):
     np.testing.assert_allclose(now, exact, atol=2e-3)
 
 
-def test_the_memory_is_a_ring(dqn):
+def test_the_memory_is_a_ring(program):
     """What is oldest gives way, and nothing is recalled that has not happened."""
-    memory = dqn.Memory(3, 1)
+    memory = program.Memory(3, 1)
     for i in range(5):
         seen = jnp.full((1, 4), float(i))
-        memory = memory.remember(dqn.Moments(seen, jnp.ones(1, int), seen, jnp.zeros(1, bool)))
+        memory = memory.remember(program.Moments(seen, jnp.ones(1, int), seen, jnp.zeros(1, bool)))
         recalled = memory.recall(50, jax.random.key(i)).before[:, 0]
         assert set(recalled.tolist()) == {float(j) for j in range(max(0, i - 2), i + 1)}
 
 
 @pytest.mark.slow
-def test_poles_stand(dqn, tmp_path, capsys):
+def test_poles_stand(program, tmp_path, capsys):
     """A fifth of the steps: poles stand five times as long as at the beginning."""
-    _, means, stood = dqn.main(["--steps", "4000", "--plot", str(tmp_path / "p.png")])
+    _, means, stood = program.main(["--steps", "4000", "--plot", str(tmp_path / "p.png")])
     assert means[0] < 40
     assert stood.mean() > 100
     assert "100 new poles" in capsys.readouterr().out

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from tests.helpers.examples import example
 
 # Run with the slow ones: each of these programs takes seconds to compile.
 pytestmark = pytest.mark.slow
@@ -17,26 +16,12 @@ pytest.importorskip("sklearn", reason="examples/ensemble.py reads scikit-learn's
 
 
 @pytest.fixture(scope="module")
-def ensemble():
-    """The example as a module."""
-    with example("ensemble") as module:
-        yield module
-
-
-@pytest.fixture(autouse=True)
-def usual_promotion():
-    """JAX as a user finds it: optax's Adam itself raises a float to an integer power."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-
-
-@pytest.fixture(scope="module")
-def short_run(ensemble):
+def short_run(program):
     """One run of the command: what it printed, returned, and trained."""
     trained = {}
 
     def recorded(name):
-        train = getattr(ensemble, name)
+        train = getattr(program, name)
 
         def record(keys, plan):
             trained[name] = train(keys, plan)
@@ -44,11 +29,11 @@ def short_run(ensemble):
 
         return record
 
-    with pytest.MonkeyPatch.context() as patch, jax.numpy_dtype_promotion("standard"):
+    with pytest.MonkeyPatch.context() as patch:
         for name in ("train_together", "train_in_turn"):
-            patch.setattr(ensemble, name, recorded(name))
+            patch.setattr(program, name, recorded(name))
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            accuracy = ensemble.main(["--members", "2", "--epochs", "5"])
+            accuracy = program.main(["--members", "2", "--epochs", "5"])
     return printed.getvalue(), accuracy, trained["train_together"], trained["train_in_turn"]
 
 
@@ -72,13 +57,13 @@ def test_the_times_are_printed(short_run):
     assert f"at once is {ratio:.1f} times as fast; with compiling, " in printed
 
 
-def test_at_once_and_in_turn_give_the_same_networks(ensemble, short_run):
+def test_at_once_and_in_turn_give_the_same_networks(program, short_run):
     """They read the test images alike, and have used their streams as often."""
     _, _, together, in_turn = short_run
-    data = ensemble.load_data(seed=0)[1]
+    data = program.load_data(seed=0)[1]
 
     def reads(nets):
-        predict = pm.filter_jit(pm.filter_vmap(ensemble.predict, in_axes=(0, None)))
+        predict = pm.filter_jit(pm.filter_vmap(program.predict, in_axes=(0, None)))
         return np.asarray(predict(nets, data.images))
 
     together, in_turn = together.nets, in_turn.nets
@@ -89,43 +74,43 @@ def test_at_once_and_in_turn_give_the_same_networks(ensemble, short_run):
         assert [count.tolist() for count in counts] == [[5 * 44, 5 * 44]] * 2
 
 
-def test_networks_differ(ensemble, short_run):
+def test_networks_differ(program, short_run):
     """In what they have learned from the same images."""
     reads = [
-        np.asarray(ensemble.predict(net, ensemble.load_data(seed=0)[1].images))
+        np.asarray(program.predict(net, program.load_data(seed=0)[1].images))
         for net in pm.unstack(short_run[2].nets)
     ]
 
     assert np.abs(reads[0] - reads[1]).mean() > 1e-3
 
 
-def test_the_vote_is_of_all(ensemble, monkeypatch):
+def test_the_vote_is_of_all(program, monkeypatch):
     """Two unsure networks with one opinion are outvoted by a sure one, and not the other way."""
     opinions = np.zeros((3, 2, 10), np.float32)
     opinions[:2, :, 4], opinions[:2, :, 7] = 0.6, 0.4
     opinions[2, 0, 7], opinions[2, 1, 4] = 1.0, 1.0
-    monkeypatch.setattr(ensemble, "predict", lambda net, images: net)
+    monkeypatch.setattr(program, "predict", lambda net, images: net)
 
-    accuracy = ensemble.test(opinions, ensemble.Split(np.zeros((2, 64)), np.array([7, 4])))
+    accuracy = program.test(opinions, program.Split(np.zeros((2, 64)), np.array([7, 4])))
 
     assert accuracy.of_each.tolist() == [0.5, 0.5, 1.0]
     assert accuracy.of_vote == 1.0
 
 
-def test_accuracies_are_a_picture(ensemble, tmp_path):
+def test_accuracies_are_a_picture(program, tmp_path):
     """`--plot` saves a PNG, on a machine without a display too."""
     pytest.importorskip("matplotlib", reason="the picture is drawn with matplotlib")
     path = tmp_path / "accuracies.png"
 
-    ensemble.plot_accuracies(ensemble.Accuracy(np.array([0.9, 0.95]), 0.97), path)
+    program.plot_accuracies(program.Accuracy(np.array([0.9, 0.95]), 0.97), path)
 
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_every_training_sees_the_same_batches(ensemble):
+def test_every_training_sees_the_same_batches(program):
     """The order depends on the seed alone; an epoch has every image once."""
-    data = ensemble.Split(np.arange(12), np.arange(12))
-    plan = ensemble.Plan(data, epochs=2, batch_size=4, seed=0)
+    data = program.Split(np.arange(12), np.arange(12))
+    plan = program.Plan(data, epochs=2, batch_size=4, seed=0)
 
     first, again, other = (
         np.stack([batch.labels for batch in plan._replace(seed=seed).batches()])

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from tests.helpers.examples import example
 
 # Run with the slow ones: each of these programs takes seconds to compile.
 pytestmark = pytest.mark.slow
@@ -18,27 +17,12 @@ pytest.importorskip("sklearn", reason="examples/gaussian_process.py reads scikit
 
 
 @pytest.fixture(scope="module")
-def process():
-    """The example as a module."""
-    with example("gaussian_process") as module:
-        yield module
-
-
-@pytest.fixture(autouse=True)
-def usual_promotion():
-    """JAX as a user finds it."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
-
-@pytest.fixture(scope="module")
-def short_run(process):
+def short_run(program):
     """One run of the command: what it printed, and what it returned."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            # At a rate at which parameters without bounds would turn negative.
-            result = process.main(["--steps", "20", "--patients", "80", "--rate", "0.5"])
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        # At a rate at which parameters without bounds would turn negative.
+        result = program.main(["--steps", "20", "--patients", "80", "--rate", "0.5"])
     return printed.getvalue(), result
 
 
@@ -75,9 +59,9 @@ def test_what_was_learned_is_printed_in_the_clear(short_run):
     assert "lengths=positive(f32[10])" in repr(model)
 
 
-def test_the_likelihood_is_that_of_scikit_learn(process, short_run):
+def test_the_likelihood_is_that_of_scikit_learn(program, short_run):
     """And the predictions, with their deviations."""
-    model, data = short_run[1].model, process.load_data(0, 80)
+    model, data = short_run[1].model, program.load_data(0, 80)
     regressor = theirs(model, data)
     seen = jnp.asarray(data.inputs), jnp.asarray(data.outputs)
 
@@ -90,7 +74,7 @@ def test_the_likelihood_is_that_of_scikit_learn(process, short_run):
     np.testing.assert_allclose(deviation, expected[1], rtol=1e-3)
 
 
-def test_every_scale_is_positive_and_free_below(process, short_run):
+def test_every_scale_is_positive_and_free_below(program, short_run):
     """What the optimizer moved has no bounds; some of it is negative."""
     leaves = pm.named_leaves(short_run[1].model)
 
@@ -101,14 +85,14 @@ def test_every_scale_is_positive_and_free_below(process, short_run):
     }
     assert min(float(leaf.min()) for leaf in leaves.values()) < 0
     with pytest.raises(ValueError, match=r"GaussianProcess.noise: .* greater than 0"):
-        process.make_process(2).replace(noise=0.0)
+        program.make_process(2).replace(noise=0.0)
 
 
-def test_predictions_are_a_picture(process, tmp_path):
+def test_predictions_are_a_picture(program, tmp_path):
     """`--plot` saves a PNG, on a machine without a display too."""
     pytest.importorskip("matplotlib", reason="the picture is drawn with matplotlib")
     path = tmp_path / "predictions.png"
 
-    process.plot_predictions(np.array([0.2, -0.1]), np.array([0.3, 0.2]), np.zeros(2), path)
+    program.plot_predictions(np.array([0.2, -0.1]), np.array([0.3, 0.2]), np.zeros(2), path)
 
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -8,35 +8,20 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from tests.helpers.examples import example
-
-
-@pytest.fixture(scope="module")
-def gpt():
-    """The example as a module."""
-    with example("gpt") as module:
-        yield module
-
-
-@pytest.fixture(autouse=True)
-def usual_promotion():
-    """JAX as a user finds it: optax's Adam itself raises a float to an integer power."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 @pytest.mark.slow
-def test_it_learns_and_goes_on(gpt, tmp_path, capsys, monkeypatch):
+def test_it_learns_and_goes_on(program, tmp_path, capsys, monkeypatch):
     """The command, on a short text, and again; in half precision, too."""
-    monkeypatch.setattr(gpt, "topics", {"one": "to be or not to be, " * 40})
+    monkeypatch.setattr(program, "topics", {"one": "to be or not to be, " * 40})
     small = ["--size", "8", "--depth", "1", "--heads", "2", "--length", "16", "--write", "4"]
     steps = iter([0, 0, 0, 0, 0, 60, 60, 0, 60])
-    monkeypatch.setattr(gpt, "time", SimpleNamespace(monotonic=lambda: next(steps)))
+    monkeypatch.setattr(program, "time", SimpleNamespace(monotonic=lambda: next(steps)))
     # What is written is another test's, and a program of its own.
-    monkeypatch.setattr(gpt, "write", lambda model, state, *rest: (np.zeros((1, 4)), state))
-    gpt.main([str(tmp_path), *small, "--minutes", "1", "--every", "2", "--bfloat16"])
+    monkeypatch.setattr(program, "write", lambda model, state, *rest: (np.zeros((1, 4)), state))
+    program.main([str(tmp_path), *small, "--minutes", "1", "--every", "2", "--bfloat16"])
     printed = capsys.readouterr().out
-    found = gpt.main([str(tmp_path), *small, "--minutes", "0"])
+    found = program.main([str(tmp_path), *small, "--minutes", "0"])
 
     assert "step 4, 0 s: " in printed
     assert "goes on from step 4" in capsys.readouterr().out
@@ -44,11 +29,11 @@ def test_it_learns_and_goes_on(gpt, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_each_optimizer_takes_a_step(gpt, name):
+def test_each_optimizer_takes_a_step(program, name):
     """Muon has the matrices of the blocks, layer by layer; all else is Adam's."""
-    model, _ = pm.make_with_state(gpt.make_gpt)(8, 2, 2, 8, key=jax.random.key(0))
-    opt = gpt.make_optimizer(name, model)
-    made = gpt.step(model, opt, jnp.zeros((1, 5), int), jnp.float32)
+    model, _ = pm.make_with_state(program.make_gpt)(8, 2, 2, 8, key=jax.random.key(0))
+    opt = program.make_optimizer(name, model)
+    made = program.step(model, opt, jnp.zeros((1, 5), int), jnp.float32)
 
     assert [opt.plan.labels.count(rule) for rule in (0, 1)] == (
         [13, 0] if name == "adamw" else [7, 6]
@@ -58,14 +43,14 @@ def test_each_optimizer_takes_a_step(gpt, name):
 
 
 @pytest.mark.slow
-def test_what_it_writes_is_the_likeliest_by_the_whole(gpt):
+def test_what_it_writes_is_the_likeliest_by_the_whole(program):
     """With the caches, in one trace, as by reading everything again for each byte."""
-    make = pm.make_with_state(gpt.make_gpt)
+    make = pm.make_with_state(program.make_gpt)
     model, state = make(16, 2, 2, 8, key=jax.random.key(0))
     assert "head.weight" not in pm.named_leaves(model)
     prompt = jnp.asarray([[3, 1, 4], [1, 5, 9]])
     # So cold that nothing is left to chance.
-    write = pm.debug.assert_max_traces(gpt.write, max_traces=1)
+    write = pm.debug.assert_max_traces(program.write, max_traces=1)
     written, state = write(model, state, prompt, 4, 1e-6, jax.random.key(1))
     whole = jnp.concatenate([prompt, written], axis=1)
     scores = pm.filter_jit(lambda model, whole: model(whole))(model, whole)

@@ -7,8 +7,6 @@ import jax
 import numpy as np
 import pytest
 
-from tests.helpers.examples import example
-
 # Run with the slow ones: each of these programs takes seconds to compile.
 pytestmark = pytest.mark.slow
 
@@ -21,31 +19,24 @@ PRINTED = {
 }
 
 
-@pytest.fixture(scope="module")
-def language_model():
-    """The example as a module."""
-    with example("lstm_language_model") as module:
-        yield module
-
-
 @pytest.mark.parametrize("keys", PRINTED)
 @pytest.mark.parametrize("cell", ["by-hand", "LSTM"])
 @pytest.mark.sampled
-def test_losses_and_samples_are_the_printed_ones(language_model, cell, keys):
+def test_losses_and_samples_are_the_printed_ones(program, cell, keys):
     """With the cell by hand and with the library's, from either set of keys."""
     before, losses = PRINTED[keys]
 
-    run = language_model.train(language_model.make_model(cell, keys))
+    run = program.train(program.make_model(cell, keys))
 
     assert run.before == before
     np.testing.assert_allclose(run.losses, losses, rtol=0, atol=1e-4)
     assert run.after == [4, 8, 15, 16, 23, 42]
 
 
-def test_another_cell_learns_as_well(language_model):
+def test_another_cell_learns_as_well(program):
     """The command with a GRU; what it prints."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        (run,) = language_model.main(["--cell", "GRU"])
+        (run,) = program.main(["--cell", "GRU"])
 
     assert run.after[:3] == [4, 8, 15]
     assert run.losses[0] > 20 > 4 > run.losses[-1]
@@ -53,11 +44,11 @@ def test_another_cell_learns_as_well(language_model):
     assert f"  sample after: {run.after}\n" in printed.getvalue()
 
 
-def test_a_head_of_its_own_is_trained_apart(language_model):
+def test_a_head_of_its_own_is_trained_apart(program):
     """It starts as the embeddings do, and has as many numbers again; tied, it is them."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        (run,) = language_model.main(["--cell", "LSTM", "--head", "own"])
-    tied, own = (language_model.make_model("LSTM", "fixed", head) for head in ("tied", "own"))
+        (run,) = program.main(["--cell", "LSTM", "--head", "own"])
+    tied, own = (program.make_model("LSTM", "fixed", head) for head in ("tied", "own"))
 
     assert tied.head is tied.embeddings
     assert run.before == PRINTED["fixed"][0]

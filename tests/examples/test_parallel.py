@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh
 
 from pytreemod import nn
-from tests.helpers.examples import FOLDER, example
+from tests.helpers.examples import FOLDER
 
 # Run with the slow ones: each of these programs takes seconds to compile.
 pytestmark = pytest.mark.slow
@@ -23,26 +23,11 @@ pytest.importorskip("tqdm", reason="examples/parallel.py shows tqdm's progress b
 
 
 @pytest.fixture(scope="module")
-def parallel():
-    """The example as a module."""
-    with example("parallel") as module:
-        yield module
-
-
-@pytest.fixture(autouse=True)
-def usual_promotion():
-    """JAX as a user finds it."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
-
-@pytest.fixture(scope="module")
-def short_run(parallel):
+def short_run(program):
     """One run of the command: what it printed, and what it returned."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            results = parallel.main(["--epochs", "2", "--width", "32", "--learning-rate", "0.3"])
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        results = program.main(["--epochs", "2", "--width", "32", "--learning-rate", "0.3"])
     return printed.getvalue(), results
 
 
@@ -88,42 +73,42 @@ def test_what_is_printed_is_what_came(short_run):
     assert "pmean(grad(loss)) is 8.0000 times as large as grad(pmean(loss))\n" in printed
 
 
-def test_the_gradient_by_hand_is_the_gradient(parallel):
+def test_the_gradient_by_hand_is_the_gradient(program):
     """And the other one is that eight times, not otherwise wrong."""
-    mesh = Mesh(np.array(jax.devices()[:8]), (parallel.AXIS,))
-    model, (data, _) = nn.MLP(64, 10, 8, 1, key=jax.random.key(0)), parallel.load_data(0)
+    mesh = Mesh(np.array(jax.devices()[:8]), (program.AXIS,))
+    model, (data, _) = nn.MLP(64, 10, 8, 1, key=jax.random.key(0)), program.load_data(0)
     batch = data.images[:16], data.labels[:16]
 
-    expected = jax.jit(jax.grad(parallel.loss_fn))(model, *batch)
-    found = jax.jit(lambda m: parallel.gradient_by_hand(mesh)(m, *batch))(model)[1]
-    wrong = jax.jit(lambda m: parallel.gradient_by_hand(mesh, wrong=True)(m, *batch))(model)[1]
+    expected = jax.jit(jax.grad(program.loss_fn))(model, *batch)
+    found = jax.jit(lambda m: program.gradient_by_hand(mesh)(m, *batch))(model)[1]
+    wrong = jax.jit(lambda m: program.gradient_by_hand(mesh, wrong=True)(m, *batch))(model)[1]
 
     for right, by_hand, too_large in zip(*map(jax.tree.leaves, (expected, found, wrong))):
         np.testing.assert_allclose(by_hand, right, atol=1e-6)
         np.testing.assert_allclose(too_large, 8 * right, atol=1e-5)
 
 
-def test_too_few_devices_are_an_error(parallel, monkeypatch):
+def test_too_few_devices_are_an_error(program, monkeypatch):
     """Said before anything is done."""
     devices = jax.devices()[:2]
-    monkeypatch.setattr(parallel.jax, "devices", lambda: devices)
+    monkeypatch.setattr(program.jax, "devices", lambda: devices)
 
     with pytest.raises(SystemExit, match="eight devices are needed, and JAX has 2"):
-        parallel.main([])
+        program.main([])
 
 
-def test_the_losses_are_a_picture(parallel, short_run, tmp_path):
+def test_the_losses_are_a_picture(program, short_run, tmp_path):
     """`--plot` saves a PNG, on a machine without a display too."""
     pytest.importorskip("matplotlib", reason="the picture is drawn with matplotlib")
     path = tmp_path / "losses.png"
 
-    parallel.plot(short_run[1], path)
+    program.plot(short_run[1], path)
 
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
-def test_as_a_program_it_has_eight_devices(parallel):
+def test_as_a_program_it_has_eight_devices(program):
     """Where nobody has asked for them: it does so itself."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     command = [sys.executable, FOLDER / "parallel.py", "--epochs", "1", "--width", "16"]

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from tests.helpers.examples import example
 
 # Run with the slow ones: each of these programs takes seconds to compile.
 pytestmark = pytest.mark.slow
@@ -15,23 +14,9 @@ pytest.importorskip("optimistix", reason="examples/physics.py fits with optimist
 pytest.importorskip("tqdm", reason="examples/physics.py shows tqdm's progress bar")
 
 
-@pytest.fixture(scope="module")
-def physics():
-    """The example as a module."""
-    with example("physics") as module:
-        yield module
-
-
-@pytest.fixture(autouse=True)
-def usual_promotion():
-    """JAX as a user finds it."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
-
-def test_it_is_the_solution_of_its_equation(physics):
+def test_it_is_the_solution_of_its_equation(program):
     """x'' + 2 c w x' + w² (x - rest) = 0."""
-    one = physics.truth()
+    one = program.truth()
     w, time = 2 * np.pi * float(one.frequency), 1.3
 
     place, speed, force = (float(f(time)) for f in (one, jax.grad(one), jax.grad(jax.grad(one))))
@@ -40,18 +25,18 @@ def test_it_is_the_solution_of_its_equation(physics):
     assert resisted == pytest.approx(-(w**2) * (place - float(one.rest)), rel=1e-4)
 
 
-def test_it_begins_in_the_right_valley(physics):
+def test_it_begins_in_the_right_valley(program):
     """At the peak of the spectrum; nearer than a swing in the ten seconds."""
-    seen = physics.measure(physics.truth(), 60, jax.random.key(0))
+    seen = program.measure(program.truth(), 60, jax.random.key(0))
 
-    assert abs(float(physics.guess(seen).frequency) - 0.8) < 0.05
+    assert abs(float(program.guess(seen).frequency) - 0.8) < 0.05
 
 
 @pytest.mark.slow
-def test_intervals_hold_the_truth(physics, tmp_path, capsys):
+def test_intervals_hold_the_truth(program, tmp_path, capsys):
     """Most of them, for every parameter; all that is drawn is inside the bounds."""
     path = tmp_path / "oscillator.png"
-    coverage = physics.main(["--experiments", "50", "--points", "60", "--plot", str(path)])
+    coverage = program.main(["--experiments", "50", "--points", "60", "--plot", str(path)])
 
     assert set(coverage) == {"frequency", "damping", "amplitude", "phase", "rest", "noise"}
     assert min(coverage.values()) > 0.75
@@ -60,11 +45,11 @@ def test_intervals_hold_the_truth(physics, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_what_is_drawn_is_inside_the_bounds(physics):
+def test_what_is_drawn_is_inside_the_bounds(program):
     """However wide: a damping of nearly nothing, and draws that go down and up to it."""
-    few = physics.measure(physics.truth().replace(damping=0.001), 20, jax.random.key(0))
+    few = program.measure(program.truth().replace(damping=0.001), 20, jax.random.key(0))
 
-    fitted, drawn, (low, high) = physics.study(few, jax.random.key(1))
+    fitted, drawn, (low, high) = program.study(few, jax.random.key(1))
     clear = pm.resolve(drawn)
 
     assert 0 < float(clear.damping.min()) < float(clear.damping.max()) < 1

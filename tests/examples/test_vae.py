@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from tests.helpers.examples import example
 
 # Run with the slow ones: each of these programs takes seconds to compile.
 pytestmark = pytest.mark.slow
@@ -15,31 +14,17 @@ pytest.importorskip("sklearn", reason="examples/vae.py reads scikit-learn's digi
 pytest.importorskip("tqdm", reason="examples/vae.py shows tqdm's progress bar")
 
 
-@pytest.fixture(scope="module")
-def vae():
-    """The example as a module."""
-    with example("vae") as module:
-        yield module
-
-
-@pytest.fixture(autouse=True)
-def usual_promotion():
-    """JAX as a user finds it."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
-
-def make_net(vae):
+def make_net(program):
     """A net that has learned nothing."""
-    return pm.stateful(vae.Vae(2, key=jax.random.key(0))).seed(jax.random.key(1))
+    return pm.stateful(program.Vae(2, key=jax.random.key(0))).seed(jax.random.key(1))
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized")
-def test_it_learns(vae, tmp_path, capsys):
+def test_it_learns(program, tmp_path, capsys):
     """More than pixels by themselves tell, in ten epochs; and it draws what it has learned."""
     path = tmp_path / "digits.png"
-    found = vae.main(["--epochs", "10", "--draws", "10", "--plot", str(path)])
+    found = program.main(["--epochs", "10", "--draws", "10", "--plot", str(path)])
 
     printed = capsys.readouterr().out
     assert f"bound {found.elbo:.1f} nats per digit, {found.many:.1f} by many draws\n" in printed
@@ -48,34 +33,34 @@ def test_it_learns(vae, tmp_path, capsys):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_each_call_draws_anew(vae):
+def test_each_call_draws_anew(program):
     """And the same numbers again from the same seed."""
     images = jnp.full((2, 1, 8, 8), 5.0)
     call = pm.filter_jit(lambda net: net(images))
 
-    first, net = call(make_net(vae))
+    first, net = call(make_net(program))
     second, _ = call(net)
-    again, _ = call(make_net(vae))
+    again, _ = call(make_net(program))
 
     assert not np.any(first == second)
     np.testing.assert_array_equal(first, again)
 
 
-def test_more_draws_bound_more_closely(vae):
+def test_more_draws_bound_more_closely(program):
     """As the formula says: never from further away; every image has draws of its own."""
     images = jnp.full((2, 1, 8, 8), 5.0)
 
-    (elbo, many), net = vae.bounds(make_net(vae), images, 8)
-    (_, again), _ = vae.bounds(net, images, 8)
+    (elbo, many), net = program.bounds(make_net(program), images, 8)
+    (_, again), _ = program.bounds(net, images, 8)
 
     assert elbo < many
     assert again != many
 
 
-def test_the_likelihood_of_counts_sums_to_one(vae):
+def test_the_likelihood_of_counts_sums_to_one(program):
     """Over all that a pixel may count."""
     counts = jnp.arange(17.0).reshape(17, 1, 1, 1)
 
-    each = vae.log_binomial(counts, jnp.full((17, 1, 1, 1), 0.7))
+    each = program.log_binomial(counts, jnp.full((17, 1, 1, 1), 0.7))
 
     assert float(jnp.exp(each).sum()) == pytest.approx(1, rel=1e-5)
