@@ -1,4 +1,4 @@
-"""Room `nn.ensemble`: `Ensemble`, members of one kind as one value, called like one of them.
+"""Room `nn.ensemble`. Owns `Ensemble`, members of one kind as one value, called like one of them.
 
 May import what `nn` may, `nn.members`, and the files of `nn` that all layers share.
 """
