@@ -119,9 +119,9 @@ def evaluate(node: Any, where: str) -> Any:
     if DERIVATIVE in node.__stored__:
         _refuse_derivatives(where, "derivatives by its parts")
     made: Made = stored(node, MADE, UNKNOWN)
-    leaves, treedef = jtu.tree_flatten(node)
+    leaves = jtu.tree_leaves(node)
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
-        return _abstract(evaluate, leaves, treedef, where)
+        return _evaluate_mapped(node, where, 0)
     shapes = _shapes(leaves)
     if made.leaves is not None and [*map(len, shapes)] != [*map(len, made.leaves)]:
         _refuse_leaves(where, made.leaves, shapes)
@@ -140,31 +140,24 @@ def evaluate(node: Any, where: str) -> Any:
 
 def evaluate_each(node: Any, where: str) -> Any:
     """The value of a computed leaf, as by `evaluate`; of several as one, their values as one."""
+    return _evaluate_mapped(node, where, count_made_as_one(node))
+
+
+def _evaluate_mapped(node: Any, where: str, axes: int) -> Any:
+    """The value of a computed leaf whose arrays have more axes; of shapes alone, its shape."""
     leaves, treedef = jtu.tree_flatten(node)
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
-        return _abstract(evaluate_each, leaves, treedef, where)
-    value, arrays = _of_arrays(evaluate, leaves, treedef, where)
-    for _ in range(count_made_as_one(node)):
-        value = jax.vmap(value)
-    return value(arrays)
 
-
-def _abstract(evaluate: Any, leaves: list[Any], treedef: Any, where: str) -> Any:
-    """Shape and dtype of a value, where there are no more of some of the arrays."""
-    return jax.eval_shape(*_of_arrays(evaluate, leaves, treedef, where))
-
-
-def _of_arrays(evaluate: Any, leaves: list[Any], treedef: Any, where: str) -> tuple[Any, list[Any]]:
-    """What evaluates a leaf as a function of its arrays, and these."""
-    # A number of Python's is the same for all.
-    arrays = [leaf if _has_axes(leaf) else None for leaf in leaves]
-
-    def value(arrays: Any) -> Any:
+    def value(arrays: list[Any]) -> Any:
+        # A number of Python's is the same for all.
         pairs = zip(arrays, leaves, strict=True)
         members = [leaf if array is None else array for array, leaf in pairs]
         return evaluate(treedef.unflatten(members), where)
 
-    return value, arrays
+    for _ in range(axes):
+        value = jax.vmap(value)
+    arrays = [leaf if _has_axes(leaf) else None for leaf in leaves]
+    is_abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+    return jax.eval_shape(value, arrays) if is_abstract else value(arrays)
 
 
 def _has_axes(leaf: Any) -> bool:

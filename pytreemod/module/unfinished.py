@@ -124,7 +124,7 @@ class Rules:
         rules: from the name of an argument to what gives its value.
     """
 
-    __slots__ = ("_spots", "rules")
+    __slots__ = ("_positions", "rules")
 
     def __init__(self, init: Callable[..., Any], rules: dict[str, Callable[..., Any]]):
         self.rules = rules
@@ -134,22 +134,13 @@ class Rules:
             where = f"sizes_follow({unknown[0]})"
             expected = f"an argument of __init__ ({', '.join([*parameters][1:])})"
             raise ArgumentError(where, expected, repr(unknown[0]))
-        # Where each stands in a call, without self. Looked at whenever an instance is made: to
+        # Their positions in a call, without self. This is read whenever an instance is made: to
         # bind a call costs as much as most `__init__`s.
-        self._spots: list[tuple[str, int, Any]] = []
-        for index, parameter in enumerate(parameters.values()):
-            if parameter.name in rules:
-                is_only = parameter.kind is inspect.Parameter.KEYWORD_ONLY
-                spot = len(parameters) if is_only else index - 1
-                self._spots.append((parameter.name, spot, parameter.default))
-
-    def missing(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
-        """The names of the sizes for which None is given."""
-        return tuple(
-            name
-            for name, spot, default in self._spots
-            if (args[spot] if spot < len(args) else kwargs.get(name, default)) is None
-        )
+        self._positions = [
+            (name, len(parameters) if each.kind is each.KEYWORD_ONLY else i - 1, each.default)
+            for i, (name, each) in enumerate(parameters.items())
+            if name in rules
+        ]
 
     def begin(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An unfinished instance, if a size is missing; None if `__init__` can run now.
@@ -159,7 +150,11 @@ class Rules:
             args: the arguments of the call.
             kwargs: the same, by name.
         """
-        missing = self.missing(args, kwargs)
+        missing = tuple(
+            name
+            for name, i, default in self._positions
+            if (args[i] if i < len(args) else kwargs.get(name, default)) is None
+        )
         if not missing:
             return None
         try:

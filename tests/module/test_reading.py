@@ -16,9 +16,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import FieldError, FrozenError, ShapeError
-from pytreemod.module.reading import Made, Tie
 from pytreemod.tree.nodes import own_class
-from pytreemod.tree.pending import PENDING
 from pytreemod.tree.stored_fields import stored
 from tests.helpers.comparing import assert_same
 from tests.helpers.computing import (
@@ -32,7 +30,6 @@ from tests.helpers.computing import (
     Typed,
     scaled,
 )
-from tests.helpers.racing import race
 from tests.helpers.trees import ramp
 
 in_every_style = pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
@@ -112,24 +109,6 @@ def test_it_passes_for_an_instance_of_its_class():
     assert inspect.signature(cls) == inspect.signature(Generated)
     assert [f.name for f in dataclasses.fields(made)] == ["weight", "bias"]
     assert repr(made).startswith("Generated(weight=Scaled(array=f32[2]")
-
-
-def test_one_class_serves_all_instances():
-    """However many are made, and from however many threads."""
-    before = type(Generated(scaled(), ramp(2)))
-
-    assert set(race(lambda i: type(Generated(scaled(), ramp(2))))) == {before}
-    other = type(Generated(ramp(2), scaled()))
-    assert other is not before
-
-
-def test_threads_may_make_the_first_instance_at_once():
-    """The class is made once."""
-
-    class Fresh(pm.Module):
-        weight: jax.Array
-
-    assert len(set(race(lambda i: type(Fresh(scaled()))))) == 1
 
 
 @in_every_style
@@ -223,7 +202,6 @@ def test_one_that_is_put_together_by_hand_reads_too():
 def test_a_pending_instance_is_filled_in():
     """By the first read, of that field or of another."""
     made = pm.filter_jit(lambda m: m)(Generated(scaled(), ramp(2)))
-    assert PENDING in made.__stored__
     assert_reads(made)
     made = pm.filter_jit(lambda m: m)(Own(scaled(), ramp(2)))
     assert made.name == "own"
@@ -415,27 +393,3 @@ def test_reading_leaves_nothing_behind():
         _ = made.weight
     gc.collect()
     assert len(gc.get_objects()) - count < 100
-
-
-def test_what_is_kept_is_compared_by_what_it_says():
-    """Two leaves that were made alike have one structure; a tie is its places."""
-    assert Made(((2,),), (2,)) == Made(((2,),), (2,))
-    assert Made(((2,),), (2,)) != Made(((3,),), (2,))
-    assert hash(Made(None, None)) == hash(Made(None, None))
-    keys = jax.tree_util.GetAttrKey("a"), jax.tree_util.GetAttrKey("b")
-    assert Tie(keys[:1], keys[1:]) == Tie(keys[:1], keys[1:])
-    assert Tie(keys[:1], keys[1:]) != Tie(keys[1:], keys[:1])
-    assert Made(None, None) != 1
-    assert Tie((), ()) != 1
-
-
-def test_captured_modules_read_too():
-    """Capturing puts a class of its own before the one that reads."""
-    linear = pm.nn.Linear(2, 2, key=jax.random.key(0))
-    made = linear.replace(weight=pm.computed(jnp.multiply, linear.weight, jnp.asarray(2.0)))
-    model = pm.nn.Sequential([made, made])
-
-    out, found = pm.capture(model, pm.nn.Linear)(jnp.ones(2))
-
-    np.testing.assert_allclose(out, model(jnp.ones(2)))
-    np.testing.assert_allclose(found["layers[0]"], made(jnp.ones(2)))

@@ -2,8 +2,6 @@
 
 import copy
 import pickle
-import sys
-import threading
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -13,6 +11,7 @@ import pytest
 import pytreemod as pm
 from pytreemod.errors import ArgumentError, SpecError, UnfinishedError
 from pytreemod.module.unfinished import is_unfinished
+from tests.helpers.racing import race
 from tests.labels import label
 
 T = TypeVar("T")
@@ -347,29 +346,12 @@ def test_under_jaxtyping():
 
 
 def test_classes_are_made_once_from_threads():
-    """Two threads that come at once get instances of one class: they are equal."""
-    previous = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for _ in range(5):
+    """Threads that come at once get instances of one class: they are equal."""
 
-            class Fresh(pm.Module):
-                @pm.sizes_follow(n=lambda x: 1)
-                def __init__(self, n: Any):
-                    del n
+    class Fresh(Scale):
+        pass
 
-            made: list[Any] = []
-            threads = [
-                threading.Thread(target=lambda f=Fresh, to=made: to.append(f(None)))
-                for _ in range(4)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert len({type(one) for one in made}) == 1
-    finally:
-        sys.setswitchinterval(previous)
+    assert len(set(race(lambda i: type(Fresh(None))))) == 1
 
 
 def test_ten_thousand_instances_need_one_class():
