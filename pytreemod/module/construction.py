@@ -496,9 +496,10 @@ def replace_values(node: Any, changes: dict[str, Any]) -> dict[str, Any]:
         changes = dict(changes)
         seen = _Seen(changes, node)
         for name, accept in schema.accepts.items():
-            value = accept(getattr(seen, name), seen)
             if name in changes:
-                changes[name] = value
+                changes[name] = accept(changes[name], seen)
+            elif name in schema.static:
+                accept(getattr(node, name), seen)
     # A converter would compute a computed leaf for good.
     return {
         name: schema.converters[name](new)

@@ -126,6 +126,15 @@ def array(*, given: str, **options: Any) -> Any:
     return field(given=given, **options)
 
 
+def assign_fields(node: Any, **values: Any) -> None:
+    """Assign fields of an instance that is being built what was given for them.
+
+    As `node.name = value` does; for types that are wider than what a field's kind makes of them.
+    """
+    for name, value in values.items():
+        setattr(node, name, value)
+
+
 # ---- checks
 
 

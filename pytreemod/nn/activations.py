@@ -8,12 +8,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Shaped
 
 from pytreemod.errors import ArgumentError, describe
-from pytreemod.module.fields import field
+from pytreemod.module.field_kinds import sizes
 from pytreemod.nn.arguments import (
     Title,
     check_array,
     check_floating,
-    check_kept,
     check_spread,
     named,
     own_arrays,
@@ -67,17 +66,13 @@ class PReLU(Layer):
     """
 
     negative_slope: Inexact[Array, "*shape"]
-    shape: tuple[int, ...] = field(static=True)
+    shape: tuple[int, ...] = sizes()
 
     def __init__(self, init_alpha: float | Inexact[Array, "*shape"] | None = 0.25):
         self.negative_slope = _initial_slope(
             named(self, "init_alpha"), 0.25 if init_alpha is None else init_alpha
         )
         self.shape = self.negative_slope.shape
-
-    def __check_init__(self) -> None:
-        # Here as well, for `replace` and `with_mode` come this way.
-        check_kept(self, "shape", tuple(self.shape))
 
     @ignores_key
     @in_scope("pm.nn.PReLU")

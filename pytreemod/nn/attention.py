@@ -12,7 +12,16 @@ from jaxtyping import Array, Bool, Shaped
 
 from pytreemod.errors import ArgumentError, RngError, ShapeError, describe, explain
 from pytreemod.module.array_shapes import ArrayShapes
-from pytreemod.module.field_kinds import as_sequence, check_flag, check_number, check_size
+from pytreemod.module.field_kinds import (
+    as_sequence,
+    assign_fields,
+    check_flag,
+    check_number,
+    check_size,
+    checked,
+    flag,
+    size,
+)
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
@@ -65,6 +74,37 @@ Bias: TypeAlias = Shaped[Array, "..."] | Callable[[Array, Array], Array]
 
 QK_NORMS = ("rms", "layer")
 IMPLEMENTATIONS = ("xla", "cudnn")
+
+
+def _check_divides(where: str, kv_heads: Any, layer: MultiheadAttention) -> int | None:
+    if kv_heads is None:
+        return None
+    count = check_size(where, kv_heads, 1)
+    if layer.num_heads % count != 0:
+        raise ArgumentError(where, f"a divisor of num_heads={layer.num_heads}", str(count))
+    return count
+
+
+def _check_name(where: str, name: Any, names: Sequence[str]) -> Any:
+    if name is None or (isinstance(name, str) and name in names):
+        return name
+    expected = f"one of {', '.join(map(repr, names))}, or None"
+    raise ArgumentError(where, expected, describe(name))
+
+
+def _check_rotary(where: str, rotary: Any, layer: MultiheadAttention) -> Any:
+    if rotary is None:
+        return None
+    size = layer.qk_size
+    hint = ("It turns heads, each of qk_size:", f"rotary=nn.RotaryPositionalEmbedding({size})")
+    if not isinstance(rotary, RotaryPositionalEmbedding):
+        expected = "a RotaryPositionalEmbedding"
+        raise ArgumentError(where, expected, describe(rotary), hint=hint)
+    if rotary.embedding_size != size:
+        expected = f"one of embedding_size={size}"
+        got = f"embedding_size={rotary.embedding_size}"
+        raise ArgumentError(where, expected, got, hint=hint)
+    return rotary
 
 
 class MultiheadAttention(StatefulLayer):
@@ -189,26 +229,28 @@ class MultiheadAttention(StatefulLayer):
     value_proj: Linear
     output_proj: Linear
     dropout: Dropout
-    num_heads: int = field(static=True)
-    query_size: int = field(static=True)
-    key_size: int = field(static=True)
-    value_size: int = field(static=True)
-    output_size: int = field(static=True)
-    qk_size: int = field(static=True)
-    vo_size: int = field(static=True)
-    use_query_bias: bool = field(static=True)
-    use_key_bias: bool = field(static=True)
-    use_value_bias: bool = field(static=True)
-    use_output_bias: bool = field(static=True)
+    num_heads: int = size(1)
+    query_size: int = size()
+    key_size: int = size()
+    value_size: int = size()
+    output_size: int = size()
+    qk_size: int = size()
+    vo_size: int = size()
+    use_query_bias: bool = flag()
+    use_key_bias: bool = flag()
+    use_value_bias: bool = flag()
+    use_output_bias: bool = flag()
     # After all that Equinox has, whose files have no names. Defaults, although __init__ sets them,
     # because what equals its default is not printed.
-    num_kv_heads: int | None = field(default=None, static=True)
-    is_causal: bool = field(default=False, static=True)
-    window: int | None = field(default=None, static=True)
-    implementation: Literal["xla", "cudnn"] | None = field(default=None, static=True)
+    num_kv_heads: int | None = field(default=None, static=True, accepts=_check_divides)
+    is_causal: bool = flag(default=False)
+    window: int | None = size(1, optional=True, default=None)
+    implementation: Literal["xla", "cudnn"] | None = checked(
+        _check_name, IMPLEMENTATIONS, default=None
+    )
     query_norm: RMSNorm | LayerNorm | None = field(default=None)
     key_norm: RMSNorm | LayerNorm | None = field(default=None)
-    rotary: RotaryPositionalEmbedding | None = field(default=None)
+    rotary: RotaryPositionalEmbedding | None = field(default=None, accepts=_check_rotary)
     cache: StateIndex[Cache] | None = field(default=None)
 
     @sizes_follow(query_size=lambda query: query.shape[-1])
@@ -240,25 +282,19 @@ class MultiheadAttention(StatefulLayer):
         implementation: Literal["xla", "cudnn"] | None = None,
         cache_size: int | None = None,
     ):
-        heads = self.num_heads = check_size(named(self, "num_heads"), num_heads, 1)
-        own_size = self.query_size = check_size(named(self, "query_size"), query_size)
-        self.key_size = self._size("key_size", key_size, own_size)
-        self.value_size = self._size("value_size", value_size, own_size)
-        self.output_size = self._size("output_size", output_size, own_size)
-        self.qk_size = self._head_size("qk_size", qk_size)
-        self.vo_size = self._head_size("vo_size", vo_size)
-        self.use_query_bias = check_flag(named(self, "use_query_bias"), use_query_bias)
-        self.use_key_bias = check_flag(named(self, "use_key_bias"), use_key_bias)
-        self.use_value_bias = check_flag(named(self, "use_value_bias"), use_value_bias)
-        self.use_output_bias = check_flag(named(self, "use_output_bias"), use_output_bias)
-        self.num_kv_heads = _check_divides(named(self, "num_kv_heads"), num_kv_heads, heads)
+        self.num_heads = num_heads
+        assign_fields(self, query_size=query_size)
+        heads, own_size = self.num_heads, self.query_size
+        self.key_size = own_size if key_size is None else key_size
+        self.value_size = own_size if value_size is None else value_size
+        self.output_size = own_size if output_size is None else output_size
+        self.qk_size = self._head_size("qk_size") if qk_size is None else qk_size
+        self.vo_size = self._head_size("vo_size") if vo_size is None else vo_size
+        self.use_query_bias, self.use_key_bias = use_query_bias, use_key_bias
+        self.use_value_bias, self.use_output_bias = use_value_bias, use_output_bias
+        self.num_kv_heads, self.is_causal, self.window = num_kv_heads, is_causal, window
+        self.implementation, self.rotary = implementation, rotary
         kv_heads = self._kv_heads
-        self.is_causal = check_flag(named(self, "is_causal"), is_causal)
-        self.window = _check_window(named(self, "window"), window)
-        self.implementation = _check_name(
-            named(self, "implementation"), implementation, IMPLEMENTATIONS
-        )
-        self.rotary = _check_rotary(named(self, "rotary"), rotary, self.qk_size)
         # Under the names that they have here; Dropout calls them otherwise.
         p = check_number(named(self, "dropout_p"), dropout_p, 0.0, 1.0)
         self.dropout = Dropout(p, check_flag(named(self, "inference"), inference))
@@ -279,19 +315,11 @@ class MultiheadAttention(StatefulLayer):
         self.cache = self._new_cache(cache_size, dtype)
 
     def __check_init__(self) -> None:
-        # Here as well, for `replace` and `with_mode` come this way.
-        check_size(named(self, "num_heads"), self.num_heads, 1)
-        _check_divides(named(self, "num_kv_heads"), self.num_kv_heads, self.num_heads)
-        check_flag(named(self, "is_causal"), self.is_causal)
-        _check_window(named(self, "window"), self.window)
-        _check_name(named(self, "implementation"), self.implementation, IMPLEMENTATIONS)
         if self.cache is not None and not self.is_causal:
             hint = ("What is kept, later places see; so none may have seen them:", "is_causal=True")
             expected = "is_causal=True with a cache"
             raise ArgumentError(named(self, "is_causal"), expected, "False", hint=hint)
-        for name in ("query_size", "key_size", "value_size", "output_size", "qk_size", "vo_size"):
-            check_size(named(self, name), getattr(self, name))
-        _check_rotary(named(self, "rotary"), self.rotary, self.qk_size)
+        _check_rotary(named(self, "rotary"), self.rotary, self)
         # The cache itself, as long as it is not in a State, which is looked at in each call.
         if self.cache is not None and isinstance(self.cache.init, tuple):
             hint = ("Make the layer with both:", f"window={self.window}, cache_size={self.window}")
@@ -448,15 +476,9 @@ class MultiheadAttention(StatefulLayer):
         """An older name of the `inference` of `dropout`."""
         return self.dropout.inference
 
-    def _size(self, name: str, size: Any, other: int) -> int:
-        """A size that was given, or else another one."""
-        return other if size is None else check_size(named(self, name), size)
-
-    def _head_size(self, name: str, size: Any) -> int:
-        """A size that was given, or else a head's share of the query's."""
+    def _head_size(self, name: str) -> int:
+        """A head's share of the query's size."""
         where = named(self, name)
-        if size is not None:
-            return check_size(where, size)
         share, rest = divmod(self.query_size, self.num_heads)
         if rest != 0:
             expected = f"num_heads to divide query_size={self.query_size}, or a size of its own"
@@ -721,40 +743,6 @@ def _check_bias(
             hint = ("What says where to look is the mask:", "layer(x, x, x, mask=mask)")
         raise ArgumentError(where, "bias of a floating dtype", describe(bias), hint=hint)
     return _check_spread(where, "bias", bias, wanted, (0, 1, 2, *by_places))
-
-
-def _check_divides(where: str, kv_heads: Any, heads: int) -> int | None:
-    if kv_heads is None:
-        return None
-    count = check_size(where, kv_heads, 1)
-    if heads % count != 0:
-        raise ArgumentError(where, f"a divisor of num_heads={heads}", str(count))
-    return count
-
-
-def _check_window(where: str, window: Any) -> int | None:
-    return None if window is None else check_size(where, window, 1)
-
-
-def _check_name(where: str, name: Any, names: Sequence[str]) -> Any:
-    if name is None or (isinstance(name, str) and name in names):
-        return name
-    expected = f"one of {', '.join(map(repr, names))}, or None"
-    raise ArgumentError(where, expected, describe(name))
-
-
-def _check_rotary(where: str, rotary: Any, size: int) -> Any:
-    if rotary is None:
-        return None
-    hint = ("It turns heads, each of qk_size:", f"rotary=nn.RotaryPositionalEmbedding({size})")
-    if not isinstance(rotary, RotaryPositionalEmbedding):
-        expected = "a RotaryPositionalEmbedding"
-        raise ArgumentError(where, expected, describe(rotary), hint=hint)
-    if rotary.embedding_size != size:
-        expected = f"one of embedding_size={size}"
-        got = f"embedding_size={rotary.embedding_size}"
-        raise ArgumentError(where, expected, got, hint=hint)
-    return rotary
 
 
 def _key_missing(where: Title) -> str:

@@ -15,9 +15,12 @@ from pytreemod.module.field_kinds import (
     array,
     as_integer,
     as_sequence,
-    check_flag,
-    check_number,
-    check_size,
+    assign_fields,
+    checked,
+    flag,
+    fraction,
+    number,
+    size,
 )
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
@@ -26,7 +29,6 @@ from pytreemod.nn.arguments import (
     check_array,
     check_dtype,
     check_floating,
-    check_kept,
     in_inference,
     named,
     own_arrays,
@@ -62,6 +64,35 @@ def _axis_of_channels(axis_name: Hashable, channel_axis: int | None) -> int:
         # Mapped over, the layer sees one example: the batch is the axis that has the name.
         return 1 if axis_name is None else 0
     return channel_axis
+
+
+def _check_axis_name(where: str, axis_name: Any) -> Hashable:
+    """Accept None, one name, or several different ones."""
+    names = as_sequence(axis_name)
+    given = (axis_name,) if names is None else tuple(names)
+    # Without names every example would be a batch of its own; a name given twice counts twice.
+    if given and all(isinstance(name, Hashable) for name in given) and len({*given}) == len(given):
+        return axis_name if names is None else given
+    hint = ("For whole batches, without a mapped axis:", "BatchNorm(input_size)")
+    expected = "the name of a mapped axis, several different ones, or None"
+    raise ArgumentError(where, expected, describe(axis_name), hint=hint)
+
+
+def _check_channel_axis(where: str, axis: Any) -> int | None:
+    """Accept None, or the number of an axis, counted from the front or from the back."""
+    if axis is None:
+        return None
+    whole = as_integer(axis)
+    if whole is None:
+        raise ArgumentError(where, "the number of an axis, or None", describe(axis))
+    return whole
+
+
+def _check_mode(where: str, mode: Any) -> str:
+    if isinstance(mode, str) and mode in ("torch", "batch", "ema"):
+        return mode
+    hint = ("Equinox's 'legacy' is", "mode='ema'") if mode == "legacy" else ()
+    raise ArgumentError(where, "'torch', 'batch' or 'ema'", describe(mode), hint=hint)
 
 
 class BatchNorm(StatefulLayer, Layer):
@@ -161,14 +192,14 @@ class BatchNorm(StatefulLayer, Layer):
     ema_first_time_index: StateIndex[Bool[Array, ""]] | None = field(default=None, kw_only=True)
     batch_counter: StateIndex[Int[Array, ""]] | None = field(default=None, kw_only=True)
     state_index: StateIndex[Statistics]
-    axis_name: Hashable = field(static=True)
-    inference: bool = field(static=True)
-    input_size: int = field(static=True)
-    eps: float = field(static=True)
-    channelwise_affine: bool = field(static=True)
-    momentum: float = field(static=True)
-    mode: str = field(static=True)
-    channel_axis: int | None = field(default=None, static=True)
+    axis_name: Hashable = checked(_check_axis_name)
+    inference: bool = flag()
+    input_size: int = size()
+    eps: float = number(0.0)
+    channelwise_affine: bool = flag()
+    momentum: float = fraction()
+    mode: str = checked(_check_mode)
+    channel_axis: int | None = checked(_check_channel_axis, default=None)
 
     @sizes_follow(input_size=_count_channels)
     def __init__(
@@ -187,14 +218,10 @@ class BatchNorm(StatefulLayer, Layer):
         bias_init: Initializer | None = None,
         key: KeyLike | None = None,
     ):
-        self.input_size = check_size(named(self, "input_size"), input_size)
-        self.axis_name = _check_axis_name(named(self, "axis_name"), axis_name)
-        self.eps = check_number(named(self, "eps"), eps, 0.0)
-        self.channelwise_affine = check_flag(named(self, "channelwise_affine"), channelwise_affine)
-        self.momentum = check_number(named(self, "momentum"), momentum, 0.0, 1.0)
-        self.inference = check_flag(named(self, "inference"), inference)
-        self.mode = _check_mode(named(self, "mode"), mode)
-        self.channel_axis = _check_channel_axis(named(self, "channel_axis"), channel_axis)
+        assign_fields(self, input_size=input_size)
+        self.axis_name, self.eps, self.momentum = axis_name, eps, momentum
+        self.channelwise_affine, self.inference = channelwise_affine, inference
+        self.mode, self.channel_axis = mode, channel_axis
         dtype = check_dtype(named(self, "dtype"), dtype, real=True)
         # The running statistics are wide whatever the weights are: at momentum 0.99, bfloat16 would
         # round most steps away.
@@ -208,14 +235,6 @@ class BatchNorm(StatefulLayer, Layer):
         self.batch_counter = StateIndex(jnp.asarray(0)) if mode == "batch" else None
 
     def __check_init__(self) -> None:
-        # Here as well, for `replace` and `with_mode` come this way.
-        check_size(named(self, "input_size"), self.input_size)
-        axis_name = _check_axis_name(named(self, "axis_name"), self.axis_name)
-        check_kept(self, "axis_name", axis_name)
-        check_number(named(self, "eps"), self.eps, 0.0)
-        check_number(named(self, "momentum"), self.momentum, 0.0, 1.0)
-        _check_mode(named(self, "mode"), self.mode)
-        _check_channel_axis(named(self, "channel_axis"), self.channel_axis)
         made = "batch" if self.batch_counter is not None else "torch"
         made = made if self.ema_first_time_index is None else "ema"
         if self.mode != made:
@@ -416,28 +435,6 @@ class BatchNorm(StatefulLayer, Layer):
         return result
 
 
-def _check_axis_name(where: str, axis_name: Any) -> Hashable:
-    """Accept None, one name, or several different ones."""
-    names = as_sequence(axis_name)
-    given = (axis_name,) if names is None else tuple(names)
-    # Without names every example would be a batch of its own; a name given twice counts twice.
-    if given and all(isinstance(name, Hashable) for name in given) and len({*given}) == len(given):
-        return axis_name if names is None else given
-    hint = ("For whole batches, without a mapped axis:", "BatchNorm(input_size)")
-    expected = "the name of a mapped axis, several different ones, or None"
-    raise ArgumentError(where, expected, describe(axis_name), hint=hint)
-
-
-def _check_channel_axis(where: str, axis: Any) -> int | None:
-    """Accept None, or the number of an axis, counted from the front or from the back."""
-    if axis is None:
-        return None
-    whole = as_integer(axis)
-    if whole is None:
-        raise ArgumentError(where, "the number of an axis, or None", describe(axis))
-    return whole
-
-
 def _axis_names(axis_name: Hashable) -> tuple[Hashable, ...]:
     if axis_name is None:
         return ()
@@ -477,10 +474,3 @@ def _checked_text(where: str, mapped: Sequence[Hashable]) -> str:
             "pm.filter_shard_map(f, ..., check_vma=False)",
         ],
     )
-
-
-def _check_mode(where: str, mode: Any) -> str:
-    if isinstance(mode, str) and mode in ("torch", "batch", "ema"):
-        return mode
-    hint = ("Equinox's 'legacy' is", "mode='ema'") if mode == "legacy" else ()
-    raise ArgumentError(where, "'torch', 'batch' or 'ema'", describe(mode), hint=hint)

@@ -8,12 +8,17 @@ from typing import Any, overload
 from jaxtyping import Array, PRNGKeyArray, Shaped
 
 from pytreemod.errors import ArgumentError, RngError, ShapeError, StateError, describe, explain
-from pytreemod.module.field_kinds import as_integer, as_sequence, check_flag, check_number
-from pytreemod.module.fields import field
+from pytreemod.module.field_kinds import (
+    as_integer,
+    as_sequence,
+    assign_fields,
+    checked,
+    flag,
+    fraction,
+)
 from pytreemod.nn.arguments import (
     Title,
     check_array,
-    check_kept,
     check_key,
     check_state,
     in_inference,
@@ -26,6 +31,15 @@ from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.tokens import RngStream
 from pytreemod.state.values import State
 from pytreemod.typing import AnyArray
+
+
+def _check_dims(where: str, dims: Any) -> tuple[int, ...]:
+    given = as_sequence([dims] if as_integer(dims) is not None else dims)
+    axes = [None] if given is None else [as_integer(axis) for axis in given]
+    if None in axes or len({*axes}) < len(axes):
+        expected = "the number of an axis, or a sequence of different ones"
+        raise ArgumentError(where, expected, describe(dims))
+    return tuple(axis for axis in axes if axis is not None)
 
 
 class Dropout(StatefulLayer):
@@ -87,10 +101,10 @@ class Dropout(StatefulLayer):
         scales while training.
     """
 
-    p: float = field(static=True)
-    inference: bool = field(static=True)
+    p: float = fraction()
+    inference: bool = flag()
     # Defaults, although __init__ sets them, because what equals its default is not printed.
-    broadcast_dims: tuple[int, ...] = field(static=True, default=())
+    broadcast_dims: tuple[int, ...] = checked(_check_dims, default=())
     stream: RngStream | None = None
 
     def __init__(
@@ -104,16 +118,9 @@ class Dropout(StatefulLayer):
     ):
         if deterministic is not None:
             inference = renamed("Dropout(...)", "deterministic", deterministic, "inference")
-        self.p = check_number(named(self, "p"), p, 0.0, 1.0)
-        self.inference = check_flag(named(self, "inference"), inference)
-        self.broadcast_dims = _check_dims(named(self, "broadcast_dims"), broadcast_dims)
+        self.p, self.inference = p, inference
+        assign_fields(self, broadcast_dims=broadcast_dims)
         self.stream = _check_stream(named(self, "stream"), stream)
-
-    def __check_init__(self) -> None:
-        # Here as well, for `replace` and `with_mode` come this way.
-        dims = _check_dims(named(self, "broadcast_dims"), self.broadcast_dims)
-        check_kept(self, "broadcast_dims", dims)
-        check_number(named(self, "p"), self.p, 0.0, 1.0)
 
     @overload
     def __call__(
@@ -195,15 +202,6 @@ class Dropout(StatefulLayer):
             True or False.
         """
         return self.stream is not None
-
-
-def _check_dims(where: str, dims: Any) -> tuple[int, ...]:
-    given = as_sequence([dims] if as_integer(dims) is not None else dims)
-    axes = [None] if given is None else [as_integer(axis) for axis in given]
-    if None in axes or len({*axes}) < len(axes):
-        expected = "the number of an axis, or a sequence of different ones"
-        raise ArgumentError(where, expected, describe(dims))
-    return tuple(axis for axis in axes if axis is not None)
 
 
 def _check_stream(where: str, stream: Any) -> RngStream | None:

@@ -10,23 +10,65 @@ import jax
 from jaxtyping import Array, Inexact, PRNGKeyArray, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, describe
-from pytreemod.module.field_kinds import array, as_integer, as_sequence, check_flag, check_sizes
+from pytreemod.module.field_kinds import (
+    array,
+    as_integer,
+    as_sequence,
+    assign_fields,
+    flag,
+    sizes,
+)
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
     Title,
     check_array,
-    check_dtype,
-    check_kept,
     named,
     own_arrays,
-    split_key,
 )
 from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.functional.linear_functions import einsum, linear_general
-from pytreemod.nn.initializing import Initializer, initialize, uniform_by_fan_in
+from pytreemod.nn.initializing import Initializer, begin, initialize, uniform_by_fan_in
 from pytreemod.nn.layer import Layer
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
+
+
+def _check_axes(where: str, value: Any, layer: LinearGeneral) -> tuple[int, ...]:
+    count = len(layer.in_features)
+    given = as_sequence([value] if as_integer(value) is not None else value)
+    axes = [] if given is None else [as_integer(axis) for axis in given]
+    whole = tuple(axis for axis in axes if axis is not None)
+    if len(axes) == len(whole) == count and len({*whole}) == count:
+        return whole
+    expected = f"{count} different axes, one for each of in_features"
+    raise ArgumentError(where, expected, describe(value))
+
+
+def _terms(equation: str) -> tuple[str, str, str]:
+    """The letters of x, of the weight, and of the result."""
+    inputs, _, out = equation.partition("->")
+    first, _, second = inputs.partition(",")
+    return first, second, out
+
+
+def _check_equation(where: str, equation: Any, layer: Einsum) -> str:
+    """Accept an equation of two arrays, whose letters are each written once in each of them."""
+    text = "".join(equation.split()) if isinstance(equation, str) else ""
+    terms = _terms(text)
+    letters = [term.replace("...", "", 1) for term in terms]
+    # A letter twice in one array is a diagonal, of which the sizes say too little for an error.
+    is_one = text.count("->") == text.count(",") == 1 and "..." not in terms[1]
+    is_one &= all(not word or (word.isalpha() and len({*word}) == len(word)) for word in letters)
+    known = {*letters[0], *letters[1]}
+    is_one &= {*letters[2]} <= known and ("..." in terms[0]) == ("..." in terms[2])
+    if not is_one:
+        expected = "an equation of x and the weight, such as '...i,io->...o'"
+        raise ArgumentError(where, expected, describe(equation))
+    shape = layer.weight_shape
+    if len(terms[1]) != len(shape):
+        expected = f"{len(shape)} letters for weight_shape={shape}"
+        raise ArgumentError(where, expected, repr(terms[1]))
+    return text
 
 
 class LinearGeneral(Layer):
@@ -80,10 +122,10 @@ class LinearGeneral(Layer):
 
     weight: Inexact[Array, "*weight_shape"]
     bias: Inexact[Array, "*out_features"] | None = array(given="use_bias")
-    in_features: tuple[int, ...] = field(static=True)
-    out_features: tuple[int, ...] = field(static=True)
-    axis: tuple[int, ...] = field(static=True)
-    use_bias: bool = field(static=True)
+    in_features: tuple[int, ...] = sizes()
+    out_features: tuple[int, ...] = sizes()
+    axis: tuple[int, ...] = field(static=True, accepts=_check_axes)
+    use_bias: bool = flag()
 
     def __init__(
         self,
@@ -97,14 +139,10 @@ class LinearGeneral(Layer):
         weight_init: Initializer | None = None,
         bias_init: Initializer | None = None,
     ):
-        self.in_features = _sizes(named(self, "in_features"), in_features)
-        self.out_features = _sizes(named(self, "out_features"), out_features)
-        # After in_features, of which each has an axis.
-        self.axis = _check_axes(named(self, "axis"), axis, len(self.in_features))
-        self.use_bias = check_flag(named(self, "use_bias"), use_bias)
-        dtype = check_dtype(named(self, "dtype"), dtype)
-        # Split without a bias, too, so that the weight is the same with and without.
-        weight_key, bias_key = split_key(named(self, "key"), key, 2)
+        # The axes after in_features, of which each has one.
+        assign_fields(self, in_features=in_features, out_features=out_features, axis=axis)
+        self.use_bias = use_bias
+        dtype, weight_key, bias_key = begin(self, dtype, key, 2)
         self.weight = initial_tensor(self, weight_init, weight_key, dtype)
         self.bias = None
         if self.use_bias:
@@ -112,14 +150,6 @@ class LinearGeneral(Layer):
             start = uniform_by_fan_in(fan_in) if bias_init is None else bias_init
             where = named(self, "bias_init")
             self.bias = initialize(where, start, bias_key, self.out_features, dtype)
-
-    def __check_init__(self) -> None:
-        # Here as well, for `replace` and `with_mode` come this way.
-        for name in ("in_features", "out_features"):
-            check_kept(self, name, _sizes(named(self, name), getattr(self, name)))
-        axis = _check_axes(named(self, "axis"), self.axis, len(self.in_features))
-        check_kept(self, "axis", axis)
-        check_flag(named(self, "use_bias"), self.use_bias)
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
@@ -193,9 +223,9 @@ class Einsum(Layer):
 
     weight: Inexact[Array, "*weight_shape"]
     bias: Inexact[Array, "*bias_shape"] | None = array(given="bias_shape")
-    equation: str = field(static=True)
-    weight_shape: tuple[int, ...] = field(static=True)
-    bias_shape: tuple[int, ...] | None = field(static=True)
+    equation: str = field(static=True, accepts=_check_equation)
+    weight_shape: tuple[int, ...] = sizes()
+    bias_shape: tuple[int, ...] | None = sizes(optional=True)
 
     def __init__(
         self,
@@ -208,28 +238,15 @@ class Einsum(Layer):
         weight_init: Initializer | None = None,
         bias_init: Initializer | None = None,
     ):
-        self.weight_shape = _sizes(named(self, "weight_shape"), weight_shape)
-        self.equation = _check_equation(named(self, "equation"), equation, self.weight_shape)
-        self.bias_shape = None
-        if bias_shape is not None:
-            self.bias_shape = _sizes(named(self, "bias_shape"), bias_shape)
-        dtype = check_dtype(named(self, "dtype"), dtype)
-        # Split without a bias, too, so that the weight is the same with and without.
-        weight_key, bias_key = split_key(named(self, "key"), key, 2)
+        # The equation after the weight's axes, of which each has a letter.
+        assign_fields(self, weight_shape=weight_shape, equation=equation, bias_shape=bias_shape)
+        dtype, weight_key, bias_key = begin(self, dtype, key, 2)
         self.weight = initial_factors(self, weight_init, weight_key, dtype)
         self.bias = None
         if self.bias_shape is not None:
             start = jax.nn.initializers.zeros if bias_init is None else bias_init
             where = named(self, "bias_init")
             self.bias = initialize(where, start, bias_key, self.bias_shape, dtype)
-
-    def __check_init__(self) -> None:
-        # Here as well, for `replace` and `with_mode` come this way.
-        shape = _sizes(named(self, "weight_shape"), self.weight_shape)
-        check_kept(self, "weight_shape", shape)
-        check_kept(self, "equation", _check_equation(named(self, "equation"), self.equation, shape))
-        if self.bias_shape is not None:
-            check_kept(self, "bias_shape", _sizes(named(self, "bias_shape"), self.bias_shape))
 
     @ignores_key
     @in_scope("pm.nn.Einsum")
@@ -314,48 +331,3 @@ def initial_factors(
     values = jax.vmap(draw)(jax.random.split(key, copies)) if shared else draw(key)
     back = sorted(range(len(order)), key=lambda i: order[i])
     return values.reshape(shape).transpose(back)
-
-
-# ---- refusals
-
-
-def _sizes(where: str, value: Any) -> tuple[int, ...]:
-    """Accept a size, or a sequence of them."""
-    sizes = as_sequence(value)
-    return check_sizes(where, value, 1 if sizes is None else len(sizes))
-
-
-def _check_axes(where: str, value: Any, count: int) -> tuple[int, ...]:
-    given = as_sequence([value] if as_integer(value) is not None else value)
-    axes = [] if given is None else [as_integer(axis) for axis in given]
-    whole = tuple(axis for axis in axes if axis is not None)
-    if len(axes) == len(whole) == count and len({*whole}) == count:
-        return whole
-    expected = f"{count} different axes, one for each of in_features"
-    raise ArgumentError(where, expected, describe(value))
-
-
-def _terms(equation: str) -> tuple[str, str, str]:
-    """The letters of x, of the weight, and of the result."""
-    inputs, _, out = equation.partition("->")
-    first, _, second = inputs.partition(",")
-    return first, second, out
-
-
-def _check_equation(where: str, equation: Any, shape: tuple[int, ...]) -> str:
-    """Accept an equation of two arrays, whose letters are each written once in each of them."""
-    text = "".join(equation.split()) if isinstance(equation, str) else ""
-    terms = _terms(text)
-    letters = [term.replace("...", "", 1) for term in terms]
-    # A letter twice in one array is a diagonal, of which the sizes say too little for an error.
-    is_one = text.count("->") == text.count(",") == 1 and "..." not in terms[1]
-    is_one &= all(not word or (word.isalpha() and len({*word}) == len(word)) for word in letters)
-    known = {*letters[0], *letters[1]}
-    is_one &= {*letters[2]} <= known and ("..." in terms[0]) == ("..." in terms[2])
-    if not is_one:
-        expected = "an equation of x and the weight, such as '...i,io->...o'"
-        raise ArgumentError(where, expected, describe(equation))
-    if len(terms[1]) != len(shape):
-        expected = f"{len(shape)} letters for weight_shape={shape}"
-        raise ArgumentError(where, expected, repr(terms[1]))
-    return text

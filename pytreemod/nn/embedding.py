@@ -10,13 +10,10 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Inexact, Integer, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, describe
-from pytreemod.module.field_kinds import check_size
-from pytreemod.module.fields import field
+from pytreemod.module.field_kinds import assign_fields, size
 from pytreemod.nn.arguments import (
     Title,
     check_array,
-    check_dtype,
-    check_key,
     check_last_axis,
     named,
     own_arrays,
@@ -24,7 +21,7 @@ from pytreemod.nn.arguments import (
 from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.functional.embeddings import embedding
 from pytreemod.nn.functional.linear_functions import linear
-from pytreemod.nn.initializing import Initializer, initialize
+from pytreemod.nn.initializing import Initializer, begin, initialize
 from pytreemod.nn.layer import Layer
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
@@ -72,8 +69,8 @@ class Embedding(Layer):
         instead of another row, see `nn.functional.embedding`.
     """
 
-    num_embeddings: int = field(static=True)
-    embedding_size: int = field(static=True)
+    num_embeddings: int = size()
+    embedding_size: int = size()
     weight: Inexact[Array, "num_embeddings embedding_size"]
 
     def __init__(
@@ -88,22 +85,14 @@ class Embedding(Layer):
     ):
         if weight is None:
             self._check_sizes_given(num_embeddings, embedding_size)
-            shape = (
-                check_size(named(self, "num_embeddings"), num_embeddings),
-                check_size(named(self, "embedding_size"), embedding_size),
-            )
-            dtype = check_dtype(named(self, "dtype"), dtype)
-            key = check_key(named(self, "key"), key)
+            assign_fields(self, num_embeddings=num_embeddings, embedding_size=embedding_size)
+            dtype, first = begin(self, dtype, key)
+            shape = (self.num_embeddings, self.embedding_size)
             start = jax.random.normal if weight_init is None else weight_init
-            weight = initialize(named(self, "weight_init"), start, key, shape, dtype)
+            weight = initialize(named(self, "weight_init"), start, first, shape, dtype)
         self.weight = self._check_weight(weight, num_embeddings, embedding_size)
         # From the table, which may have been given without them.
         self.num_embeddings, self.embedding_size = self.weight.shape
-
-    def __check_init__(self) -> None:
-        # Here as well, for `replace` and `with_mode` come this way.
-        check_size(named(self, "num_embeddings"), self.num_embeddings)
-        check_size(named(self, "embedding_size"), self.embedding_size)
 
     @ignores_key
     @in_scope("pm.nn.Embedding")

@@ -90,7 +90,7 @@ def initialize(
     return values if isinstance(values, jax.Array) else jnp.asarray(values)  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
 
 
-def begin(layer: Any, dtype: Any, key: KeyLike, n: int) -> tuple[Any, ...]:
+def begin(layer: Any, dtype: Any, key: Any, n: int | None = None) -> tuple[Any, ...]:
     """The dtype of a layer's arrays, and a key for each of `n` of them.
 
     Args:
@@ -98,7 +98,7 @@ def begin(layer: Any, dtype: Any, key: KeyLike, n: int) -> tuple[Any, ...]:
         dtype: what its constructor was given; JAX's default float if None.
         key: what its constructor was given.
         n: how many keys there are, whether all are used or not: so that an array is the same with
-            and without another.
+            and without another. The key itself if None.
 
     Returns:
         The dtype, and the keys.
@@ -113,7 +113,9 @@ def begin(layer: Any, dtype: Any, key: KeyLike, n: int) -> tuple[Any, ...]:
         >>> dtype.name, first.shape
         ('float32', ())
     """
-    return check_dtype(named(layer, "dtype"), dtype), *split_key(named(layer, "key"), key, n)
+    where = named(layer, "key")
+    dtype = check_dtype(named(layer, "dtype"), dtype)
+    return dtype, *([check_key(where, key)] if n is None else split_key(where, key, n))
 
 
 def initial_weight(

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from jax import lax
 from jaxtyping import Array, Inexact, Shaped
 
-from pytreemod.module.field_kinds import array, flag, size
+from pytreemod.module.field_kinds import array, assign_fields, flag, size
 from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import Title, check_array, check_last_axis, own_arrays
 from pytreemod.nn.calling import ignores_key, in_scope
@@ -81,7 +81,7 @@ class Linear(Layer):
         weight_init: Initializer | None = None,
         bias_init: Initializer | None = None,
     ):
-        self.in_features = in_features  # pyright: ignore[reportAttributeAccessIssue]  (None is refused)
+        assign_fields(self, in_features=in_features)
         self.out_features, self.use_bias = out_features, use_bias
         dtype, weight_key, bias_key = begin(self, dtype, key, 2)
         self.weight = initial_weight(self, weight_init, weight_key, dtype)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Shaped
 from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.array_shapes import ArrayShapes
 from pytreemod.module.classes import Module
-from pytreemod.module.field_kinds import check_flag, check_size
+from pytreemod.module.field_kinds import assign_fields, flag, size
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
@@ -39,6 +39,14 @@ from pytreemod.typing import AnyArray, jtu
 def identity(x: Array) -> Array:
     """Give back x: the default `final_activation` of an `MLP`."""
     return x
+
+
+def _check_function(where: str, value: Any, mlp: MLP) -> Any:
+    del mlp
+    if callable(value):
+        return value
+    hint = ("Pass the function itself:", "activation=jax.nn.relu")
+    raise ArgumentError(where, "a function or a Module", describe(value), hint=hint)
 
 
 class MLP(Module):
@@ -109,16 +117,16 @@ class MLP(Module):
     """
 
     layers: tuple[Linear, ...]
-    activation: Callable[..., Any]
-    final_activation: Callable[..., Any]
-    use_bias: bool = field(static=True)
-    use_final_bias: bool = field(static=True)
-    in_size: int | Literal["scalar"] = field(static=True)
-    out_size: int | Literal["scalar"] = field(static=True)
-    width_size: int = field(static=True)
-    depth: int = field(static=True)
+    activation: Callable[..., Any] = field(accepts=_check_function)
+    final_activation: Callable[..., Any] = field(accepts=_check_function)
+    use_bias: bool = flag()
+    use_final_bias: bool = flag()
+    in_size: int | Literal["scalar"] = size(scalar=True)
+    out_size: int | Literal["scalar"] = size(scalar=True)
+    width_size: int = size()
+    depth: int = size()
     # A default, although __init__ sets it, because what equals its default is not printed.
-    scan: bool = field(static=True, default=False)
+    scan: bool = flag(default=False)
 
     @sizes_follow(in_size=lambda x: x.shape[-1])
     def __init__(
@@ -138,16 +146,10 @@ class MLP(Module):
         weight_init: Initializer | None = None,
         bias_init: Initializer | None = None,
     ):
-        self.in_size = check_size(named(self, "in_size"), in_size, 0, "scalar")
-        self.out_size = check_size(named(self, "out_size"), out_size, 0, "scalar")
-        self.width_size = check_size(named(self, "width_size"), width_size)
-        self.depth = check_size(named(self, "depth"), depth)
-        self.use_bias = check_flag(named(self, "use_bias"), use_bias)
-        self.use_final_bias = check_flag(named(self, "use_final_bias"), use_final_bias)
-        self.scan = check_flag(named(self, "scan"), scan)
+        assign_fields(self, in_size=in_size)
+        self.out_size, self.width_size, self.depth = out_size, width_size, depth
+        self.use_bias, self.use_final_bias, self.scan = use_bias, use_final_bias, scan
         dtype = check_dtype(named(self, "dtype"), dtype)
-        _check_function(named(self, "activation"), activation)
-        _check_function(named(self, "final_activation"), final_activation)
         self.activation = _copied(activation, self.depth, self.width_size)
         outputs = () if self.out_size == "scalar" else (self.out_size,)
         self.final_activation = _copied(final_activation, *outputs)
@@ -182,9 +184,6 @@ class MLP(Module):
         return ("layers[1]",) if self.scan and self.depth > 0 else ()
 
     def __check_init__(self) -> None:
-        # Here as well, for `replace` and `with_mode` come this way.
-        _check_function(named(self, "activation"), self.activation)
-        _check_function(named(self, "final_activation"), self.final_activation)
         _check_layers(self)
 
     def __array_shapes__(self) -> ArrayShapes:
@@ -238,8 +237,8 @@ def _copied(activation: Callable[..., Any], *sizes: int) -> Callable[..., Any]:
     if _is_plain(activation):
         return activation
     # From the inside out: the axis that is mapped last stands first.
-    for size in reversed(sizes):
-        activation = filter_vmap(_given, in_axes=None, axis_size=size)(activation)
+    for count in reversed(sizes):
+        activation = filter_vmap(_given, in_axes=None, axis_size=count)(activation)
     return activation
 
 
@@ -336,10 +335,3 @@ def _check_layers(mlp: MLP) -> None:
             expected = f"{value!r}, with which its layers were made"
             hint = ("Make a network of that kind:", f"MLP(..., {name}={given!r}, key=key)")
             raise ArgumentError(named(mlp, name), expected, describe(given), hint=hint)
-
-
-def _check_function(where: str, value: Any) -> None:
-    if callable(value):
-        return
-    hint = ("Pass the function itself:", "activation=jax.nn.relu")
-    raise ArgumentError(where, "a function or a Module", describe(value), hint=hint)

@@ -14,15 +14,19 @@ from jaxtyping import Array, Float, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.classes import Module
-from pytreemod.module.field_kinds import as_integer, check_flag, check_number, check_size
-from pytreemod.module.fields import field
+from pytreemod.module.field_kinds import (
+    as_integer,
+    check_number,
+    check_size,
+    checked,
+    flag,
+)
 from pytreemod.nn.arguments import (
     Title,
     check_array,
     check_dtype,
     check_floating,
     check_last_axis,
-    named,
 )
 from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.functional.rotary_embeddings import (
@@ -37,6 +41,20 @@ from pytreemod.typing import AnyArray
 IN_PROCESS_HEADS: ContextVar[bool] = ContextVar("in_process_heads", default=False)
 """Whether heads are processed: of more than two axes, the one before the last counts heads there,
 or positions, and the shape does not say which."""
+
+
+def _check_even(where: str, size: Any) -> int:
+    count = check_size(where, size)
+    if count % 2 != 0:
+        raise ArgumentError(where, "an even number, for pairs", str(count))
+    return count
+
+
+def _check_base(where: str, theta: Any) -> float:
+    base = check_number(where, theta, 0.0)
+    if base == 0:
+        raise ArgumentError(where, "a number > 0", describe(theta))
+    return base
 
 
 class RotaryPositionalEmbedding(Module):
@@ -104,11 +122,11 @@ class RotaryPositionalEmbedding(Module):
         as in GPT-NeoX and Equinox.
     """
 
-    embedding_size: int = field(static=True)
-    theta: float = field(static=True)
-    dtype: Any = field(static=True)
+    embedding_size: int = checked(_check_even)
+    theta: float = checked(_check_base)
+    dtype: Any = checked(partial(check_dtype, real=True))
     # A default, although __init__ sets it, because what equals its default is not printed.
-    interleaved: bool = field(default=False, static=True)
+    interleaved: bool = flag(default=False)
 
     def __init__(
         self,
@@ -118,17 +136,8 @@ class RotaryPositionalEmbedding(Module):
         *,
         interleaved: bool = False,
     ):
-        self.embedding_size = _check_even(named(self, "embedding_size"), embedding_size)
-        self.theta = _check_base(named(self, "theta"), theta)
-        self.dtype = check_dtype(named(self, "dtype"), dtype, real=True)
-        self.interleaved = check_flag(named(self, "interleaved"), interleaved)
-
-    def __check_init__(self) -> None:
-        # Here as well, for `replace` and `with_mode` come this way.
-        _check_even(named(self, "embedding_size"), self.embedding_size)
-        _check_base(named(self, "theta"), self.theta)
-        check_dtype(named(self, "dtype"), self.dtype, real=True)
-        check_flag(named(self, "interleaved"), self.interleaved)
+        self.embedding_size, self.theta = embedding_size, theta
+        self.dtype, self.interleaved = dtype, interleaved
 
     @staticmethod
     def rotate_half(x: Shaped[Array, "*batch size"]) -> Shaped[Array, "*batch size"]:
@@ -235,17 +244,3 @@ def _numbers(where: Title, name: str, value: Any, shapes: Sequence[tuple[int, ..
         expected = f"{name} of shape {' or '.join(map(str, dict.fromkeys(shapes)))}"
         raise ShapeError(where, expected, describe(value))
     return value
-
-
-def _check_even(where: str, size: Any) -> int:
-    count = check_size(where, size)
-    if count % 2 != 0:
-        raise ArgumentError(where, "an even number, for pairs", str(count))
-    return count
-
-
-def _check_base(where: str, theta: Any) -> float:
-    base = check_number(where, theta, 0.0)
-    if base == 0:
-        raise ArgumentError(where, "a number > 0", describe(theta))
-    return base

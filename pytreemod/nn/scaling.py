@@ -7,13 +7,11 @@ from typing import Any
 
 from jaxtyping import Array, Inexact, Shaped
 
-from pytreemod.module.field_kinds import as_sequence, check_sizes
-from pytreemod.module.fields import field
+from pytreemod.module.field_kinds import assign_fields, sizes
 from pytreemod.nn.arguments import (
     Title,
     check_array,
     check_dtype,
-    check_kept,
     check_key,
     check_spread,
     named,
@@ -65,7 +63,7 @@ class Scale(Layer):
         Touvron et al. 2021, https://arxiv.org/abs/2103.17239, eq. (4).
     """
 
-    shape: tuple[int, ...] = field(static=True)
+    shape: tuple[int, ...] = sizes()
     weight: Inexact[Array, "*shape"]
 
     def __init__(
@@ -76,9 +74,7 @@ class Scale(Layer):
         weight_init: Initializer | None = None,
         key: KeyLike | None = None,
     ):
-        sizes = as_sequence(shape)
-        count = 1 if sizes is None else len(sizes)
-        self.shape = check_sizes(named(self, "shape"), shape, count)
+        assign_fields(self, shape=shape)
         dtype = check_dtype(named(self, "dtype"), dtype)
         # Ones are not drawn; a key that is no key is told all the same.
         drawn_with: Any = None
@@ -89,12 +85,6 @@ class Scale(Layer):
         else:
             where = named(self, "weight_init")
             self.weight = initialize(where, weight_init, drawn_with, self.shape, dtype)
-
-    def __check_init__(self) -> None:
-        # Here as well, for `replace` and `with_mode` come this way.
-        sizes = as_sequence(self.shape)
-        count = 1 if sizes is None else len(sizes)
-        check_kept(self, "shape", check_sizes(named(self, "shape"), self.shape, count))
 
     @ignores_key
     @in_scope("pm.nn.Scale")

@@ -11,7 +11,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from pytreemod.errors import ArgumentError, ShapeError, describe
-from pytreemod.module.field_kinds import check_flag, check_number, check_size, is_traced
+from pytreemod.module.field_kinds import (
+    flag,
+    is_traced,
+    number,
+    size,
+)
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
     Title,
@@ -34,7 +39,7 @@ from pytreemod.nn.calling import (
 )
 from pytreemod.nn.functional.promotion import computing_dtype
 from pytreemod.nn.functional.spectral_normalization import divide_by_spectral_norm, power_iteration
-from pytreemod.nn.weights_by_name import known_names, weight_by_name, with_weight
+from pytreemod.nn.weights_by_name import check_weight_name, weight_by_name, with_weight
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.tokens import StateIndex
 from pytreemod.state.values import State
@@ -97,9 +102,9 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
     layer: _L
     weight_name: str = field(static=True)
     uv_index: StateIndex[tuple[Float[Array, " out"], Float[Array, " in"]]]
-    num_power_iterations: int = field(static=True)
-    eps: float = field(static=True)
-    inference: bool = field(static=True)
+    num_power_iterations: int = size()
+    eps: float = number(0.0)
+    inference: bool = flag()
 
     def __init__(
         self,
@@ -113,23 +118,13 @@ class SpectralNorm(StatefulLayer, Generic[_L]):
     ):
         weight = _check_weight(named(self, "weight_name"), layer, weight_name)
         self.layer, self.weight_name = layer, weight_name
-        self.num_power_iterations = check_size(
-            named(self, "num_power_iterations"), num_power_iterations
-        )
-        self.eps = check_number(named(self, "eps"), eps, 0.0)
-        self.inference = check_flag(named(self, "inference"), inference)
+        self.num_power_iterations, self.eps, self.inference = num_power_iterations, eps, inference
         key = check_key(named(self, "key"), key)
         # In the State, and no buffers: they move on with each call while training.
         self.uv_index = StateIndex(_initial_vectors(named(self, "layer"), weight, self.eps, key))
 
     def __check_init__(self) -> None:
-        # Here as well, for `replace` and `with_mode` come this way.
-        check_size(named(self, "num_power_iterations"), self.num_power_iterations)
-        if not hasattr(self.layer, self.weight_name):
-            where, hint = named(self, "weight_name"), known_names(self.layer)
-            expected = f"the name of a weight in {type(self.layer).__name__}"
-            raise ArgumentError(where, expected, describe(self.weight_name), hint=hint)
-        check_number(named(self, "eps"), self.eps, 0.0)
+        check_weight_name(named(self, "weight_name"), self.layer, self.weight_name)
 
     @uses_key_if(lambda layer: wants_key(layer.layer))
     @in_scope("pm.nn.SpectralNorm")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pytreemod.errors import ArgumentError, ShapeError, StateError, describe, explain
-from pytreemod.module.field_kinds import as_integer, is_traced
+from pytreemod.module.field_kinds import as_integer, checked, is_traced
 from pytreemod.module.fields import field
 from pytreemod.nn.arguments import (
     Title,
@@ -33,12 +33,23 @@ from pytreemod.nn.calling import (
     wants_key,
 )
 from pytreemod.nn.functional.weight_normalization import norm_except, weight_norm
-from pytreemod.nn.weights_by_name import known_names, weight_by_name, with_weight
+from pytreemod.nn.weights_by_name import check_weight_name, weight_by_name, with_weight
 from pytreemod.state.key_sources import InitKeys, KeyLike
 from pytreemod.state.values import State
 from pytreemod.typing import AnyArray
 
 _L = TypeVar("_L", bound=Callable[..., Any])
+
+
+def _check_axis(where: str, axis: Any, weight: Any) -> int | None:
+    """An axis, or None; one of those that the weight has, if there is a weight."""
+    if axis is None:
+        return None
+    whole = as_integer(axis)
+    if whole is not None and (weight is None or -weight.ndim <= whole < weight.ndim):
+        return whole
+    expected = "an axis or None" if weight is None else f"an axis of {describe(weight)}, or None"
+    raise ArgumentError(where, expected, describe(axis))
 
 
 class WeightNorm(StatefulLayer, Generic[_L]):
@@ -84,7 +95,7 @@ class WeightNorm(StatefulLayer, Generic[_L]):
     layer: _L
     g: Float[Array, ...]
     weight_name: str = field(static=True)
-    axis: int | None = field(static=True)
+    axis: int | None = checked(_check_axis, None)
 
     def __init__(self, layer: _L, weight_name: str = "weight", axis: int | None = 0):
         v = weight_by_name(named(self, "weight_name"), layer, weight_name)
@@ -98,13 +109,7 @@ class WeightNorm(StatefulLayer, Generic[_L]):
             raise ArgumentError(named(self, "layer"), expected, found)
 
     def __check_init__(self) -> None:
-        # Here as well, for `replace` comes this way.
-        name: Any = self.weight_name
-        if not isinstance(name, str) or not hasattr(self.layer, name):
-            where, hint = named(self, "weight_name"), known_names(self.layer)
-            expected = f"the name of a weight in {type(self.layer).__name__}"
-            raise ArgumentError(where, expected, describe(name), hint=hint)
-        _check_axis(named(self, "axis"), self.axis, None)
+        check_weight_name(named(self, "weight_name"), self.layer, self.weight_name)
 
     @uses_key_if(lambda layer: wants_key(layer.layer))
     @in_scope("pm.nn.WeightNorm")
@@ -170,17 +175,6 @@ class WeightNorm(StatefulLayer, Generic[_L]):
             True or False.
         """
         return requires_state(self.layer)
-
-
-def _check_axis(where: str, axis: Any, weight: Any) -> int | None:
-    """An axis, or None; one of those that the weight has, if there is a weight."""
-    if axis is None:
-        return None
-    whole = as_integer(axis)
-    if whole is not None and (weight is None or -weight.ndim <= whole < weight.ndim):
-        return whole
-    expected = "an axis or None" if weight is None else f"an axis of {describe(weight)}, or None"
-    raise ArgumentError(where, expected, describe(axis))
 
 
 def _state_missing(where: Title, layer: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -41,21 +41,28 @@ def weight_by_name(where: str, layer: Any, name: Any) -> Array:
     refuse_unfinished(where, layer)
     weight: Any = getattr(layer, name, None) if isinstance(name, str) else None
     if not is_inexact_array(weight):
-        expected = f"the name of a weight in {type(layer).__name__}"
-        raise ArgumentError(where, expected, describe(name), hint=known_names(layer))
+        _refuse_name(where, layer, name)
     if jnp.issubdtype(weight.dtype, jnp.complexfloating):
         raise ArgumentError(where, "a weight of real numbers", describe(weight))
     return weight
 
 
-def known_names(layer: Any) -> str:
-    """Which names there would have been, for an error."""
+def check_weight_name(where: str, layer: Any, name: Any) -> None:
+    """Require that a layer has something of a name, whatever a transform has made of its arrays."""
+    if not isinstance(name, str) or not hasattr(layer, name):
+        _refuse_name(where, layer, name)
+
+
+def _refuse_name(where: str, layer: Any, name: Any) -> NoReturn:
+    """Raise an error that shows which names there would have been."""
     found = [
         path_text((key,))
         for key, child in children_of(layer) or ()
         if is_inexact_array(child) or is_computed(child)
     ]
-    return f"It has: {', '.join(found)}." if found else ""
+    expected = f"the name of a weight in {type(layer).__name__}"
+    hint = f"It has: {', '.join(found)}." if found else ()
+    raise ArgumentError(where, expected, describe(name), hint=hint)
 
 
 def with_weight(layer: Any, name: str, weight: Array) -> Any:

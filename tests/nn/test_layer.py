@@ -107,6 +107,21 @@ def test_tied_and_computed_arrays_count_by_what_is_read():
         tied.replace(n_out=4)
 
 
+@pytest.mark.parametrize(
+    ("layer", "change", "stored"),
+    [
+        (nn.Scale(2), {"shape": 2}, (2,)),
+        (nn.LinearGeneral(3, 2, key=jax.random.key(0)), {"in_features": [3]}, (3,)),
+        (nn.Dropout(), {"broadcast_dims": 1}, (1,)),
+        (nn.BatchNorm(2), {"axis_name": ["a", "b"]}, ("a", "b")),
+    ],
+)
+def test_replace_and_with_mode_take_what_the_constructor_takes(layer, change, stored):
+    (name,) = change
+    assert getattr(layer.replace(**change), name) == stored
+    assert getattr(pm.with_mode(layer, **change), name) == stored
+
+
 def test_a_word_counts_as_many_entries_as_its_field_says():
     layer = nn.Linear("scalar", 2, key=jax.random.key(0))
     assert layer.own_arrays("weight")[0].shape == (2, 1)
