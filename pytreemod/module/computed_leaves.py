@@ -1,6 +1,6 @@
-"""`Computed`: what stands where an array would stand, and is computed from arrays.
+"""`Computed`: a value of a field that reads as an array, and is computed from arrays.
 
-How an attribute comes to read as the array is told in [`reading`][pytreemod.module.reading].
+How the attribute reads as the array is described in [`reading`][pytreemod.module.reading].
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pytreemod.typing import class_of
 
 
 class Computed(Module, is_abstract=True):
-    """What stands where an array would stand, and is computed from arrays of its own.
+    """A value of a field that reads as an array, and is computed from arrays of its own.
 
     A low-rank update, a weight that is normalised or masked, a positive number whose logarithm is
     trained: subclass it, and write `value`. Put into a field of any Module, ours or yours, **the
@@ -38,7 +38,7 @@ class Computed(Module, is_abstract=True):
 
     **Gradients** have the form of the model. Computed of gradients, `grads.weight` would mean
     nothing, and is refused where `filter_grad` gave them. (Trees that other functions made of them,
-    such as the moments of an optimizer, cannot be told from models.) Look at the leaves:
+    such as the moments of an optimizer, cannot be distinguished from models.) Look at the leaves:
     `pm.named_leaves(grads)["weight.a"]`.
 
     Raises:
@@ -74,7 +74,7 @@ class Computed(Module, is_abstract=True):
 
     @abstractmethod
     def value(self) -> Any:
-        """The array that this stands for, computed from its fields."""
+        """The array, computed from the fields."""
 
     def __value_shape__(self) -> tuple[int, ...] | None:
         """The shape of the value, where it is known without tracing `value`."""

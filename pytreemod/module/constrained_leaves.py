@@ -168,7 +168,7 @@ def _inverted(constraint: Constraint, axes: int, value: Any) -> Any:
 
 
 class Constrained(Computed):
-    """What stands in a constrained field: an array that may be any, read as one within bounds."""
+    """The value of a constrained field: any array, read as one within bounds."""
 
     unconstrained: Any
     constraint: Constraint = field(static=True)

@@ -1,10 +1,9 @@
 """Fields that are not read as they are stored: computed leaves, and ties.
 
-What stands where an array would stand may be computed from arrays (a `Computed`), or be found at
-another place of the model (a tie). The tree has what is stored: so flattening, transforms, files
-and surgery need know nothing of it, and unflattening never runs it. Only reading the attribute
-gives the value, and it does so for everybody: in a layer of ours or of the user's, under any
-transform, for a function that insists on a `jax.Array`.
+A field may hold what its array is computed from (a `Computed`), or take its value from another path
+of the model (a tie). The tree has what is stored, so flattening, transforms, files and surgery know
+nothing of it, and unflattening never runs it. Reading the attribute gives the value: in any layer,
+under any transform, for a function that insists on a `jax.Array`.
 
     class Linear(pm.Module):            made = Linear(LowRank(base, a, b), bias)
         weight: jax.Array               in the tree              LowRank(...)
@@ -35,11 +34,11 @@ from pytreemod.tree.stored_fields import is_reading_stored, stored
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import KeyPath, class_of, jtu
 
-# Where a record keeps its ties, and a computed leaf the shapes of what it was made of. No
+# Where a record has its ties, and a computed leaf the shapes of what it was made of. No
 # identifiers, so that no field can bear the names; configuration, as all that is no field.
 TIES = "<ties>"
 MADE = "<made>"
-# Where it keeps the ties that its `__init__` has asked for, until they can be made.
+# Where it has the ties that its `__init__` has asked for, until they can be made.
 ASKED = "<asked>"
 # What marks a computed leaf, and the outermost Modules, in a tree of derivatives. No part of the
 # tree, and kept by no journey.
@@ -274,7 +273,7 @@ class Tie:
     """One place of a model that has its value from another.
 
     Args:
-        place: the path of the place, from the node that keeps the tie.
+        place: the path of the place, from the node that has the tie.
         source: the path where the value is, from the same node.
     """
 
@@ -301,7 +300,7 @@ class Tie:
 
 
 class Ties(Varying, tuple[Tie, ...]):
-    """The ties that a node keeps. Of a class of its own: what they are made of is no array."""
+    """The ties that a node has. A class, so that JAX does not look for arrays in the tuple."""
 
     def traits(self) -> Iterator[Trait]:
         """The fields in which something is tied are read otherwise."""
@@ -334,11 +333,11 @@ class AbstractAsked(tuple[tuple[Any, Any, Any], ...], ABC):
 
     @abstractmethod
     def tied(self, node: Any) -> Any:
-        """The finished instance, tied; one in which a size is missing keeps what was asked."""
+        """The finished instance, tied; one that lacks a size still has what was asked."""
 
 
 def ties_of(node: Any) -> Ties:
-    """The ties that a node keeps, outermost places first."""
+    """The ties that a node has, outermost places first."""
     return _NO_TIES if record_of(node) is None else stored(node, TIES, _NO_TIES)
 
 

@@ -1,4 +1,4 @@
-"""`resolve`: a model with arrays in the place of what they are computed from."""
+"""`resolve`: a model with arrays instead of what they are computed from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 def resolve(model: _T, selector: Any = ...) -> _T:
-    """The model with arrays in the place of its computed leaves.
+    """The model with arrays instead of its computed leaves.
 
     Before a loop that uses a model many times, or to merge an update into its base for good.
 
@@ -34,7 +34,7 @@ def resolve(model: _T, selector: Any = ...) -> _T:
 
     Raises:
         SpecError: the selector matches nothing.
-        ShapeError: a computed leaf cannot be read where it stands: see
+        ShapeError: a computed leaf cannot be read where it is: see
             [`Computed`][pytreemod.Computed].
 
     Examples:

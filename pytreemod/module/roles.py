@@ -1,9 +1,8 @@
-"""Roles that single instances were given, in the place of those that their classes declare.
+"""Roles that single instances were given, instead of those that their classes declare.
 
-What is to be left alone by training gets another role: whatever trains asks for roles, and so
-nobody need be told twice. A role that a leaf was given is configuration of the Module that holds
-it, kept beside its fields: it goes wherever the Module goes, and instances that were given none
-have nothing of it.
+Parameters that training leaves alone get another role: everything that trains selects by role, so
+you say it once. A role that a leaf was given is configuration of the innermost Module above it,
+stored beside its fields: it goes wherever the Module goes, and other instances have nothing of it.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ def _changed(
 
 
 def _holding(node: Any, changes: dict[_Steps, str | None]) -> Any:
-    """A Module that keeps other roles; the very same, if nothing changes."""
+    """A Module with other roles; itself, if nothing changes."""
     old: GivenRoles = class_of(node).__record__.given_roles(node)
     now: dict[_Steps, str | None] = {**dict(old), **changes}
     # In order, so that it is no matter in which one they were given.

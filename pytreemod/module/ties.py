@@ -1,8 +1,8 @@
 """Ties: one place of a model has its value from another.
 
-A tie is structure. At the tied place stands a `Tied`, a node without leaves that says where the
-value is; the lowest Module above both places keeps the tie as configuration, and whoever reads the
-field there gets the node with the value in its place (see [`reading`][pytreemod.module.reading]).
+A tie is structure. The tied field has a `Tied`, a node without leaves that says where the value is.
+The lowest Module above both has the tie as configuration, and reading its field gives the node with
+the value (see [`reading`][pytreemod.module.reading]).
 So there is one leaf: one gradient, which is the sum, one slot of an optimizer, one array in a file.
 Whatever goes through JAX's flattening carries the tie along; nothing is looked up by identity.
 """
@@ -189,13 +189,13 @@ class Tied(Module):
 
     to: str = field(static=True)
     through: Callable[[Any], Any] | None = field(static=True)
-    # How many steps of the path lie between the node that keeps the tie and this one.
+    # How many steps of the path lie between the node that has the tie and this one.
     depth: int = field(static=True)
 
     __is_hole__: ClassVar[bool] = True
 
     def __getattr__(self, name: str) -> Any:
-        # Dunder names are asked by whoever looks what this is.
+        # Python and JAX ask for dunder names.
         if name.startswith("__"):
             raise AttributeError(name)
         raise AccessError(
@@ -325,12 +325,12 @@ def _tie_one(
     axes = _member_axes(model, place[:count])
     made = _check_fit(target.node, new, through, path_text(place), path_text(origin), axes)
     below, from_here = place[count:], origin[count:]
-    kept = Tie(below, from_here)
+    new_tie = Tie(below, from_here)
     if through is not None and made is not None:
-        kept = _Functional(below, from_here, through, made)
+        new_tie = _Functional(below, from_here, through, made)
     hole = Tied(path_text(from_here), through, len(below))
     node = node_at(model, place[:count])
-    keeper = _with_ties(node, [(below, hole)], (*ties_of(node), kept))
+    keeper = _with_ties(node, [(below, hole)], (*ties_of(node), new_tie))
     tied = replace_at(model, [(place[:count], keeper)])
     # Refused where the ties go in a circle.
     follow(tied, place)
@@ -496,8 +496,8 @@ def _may_be_one(a: Any, b: Any) -> bool:
         return True
     if kind is not class_of(b) or kind.__eq__ is not object.__eq__ or isinstance(a, type):
         return False
-    told = ("__module__", "__qualname__", "__code__", "func", "args", "keywords")
-    return all(_may_be_one(getattr(a, name, None), getattr(b, name, None)) for name in told)
+    names = ("__module__", "__qualname__", "__code__", "func", "args", "keywords")
+    return all(_may_be_one(getattr(a, name, None), getattr(b, name, None)) for name in names)
 
 
 def _shape(leaf: Any) -> Any:
@@ -545,7 +545,7 @@ def _refuse_nested(place: KeyPath, origin: KeyPath) -> NoReturn:
     )
 
 
-# ---- what keeps ties
+# ---- Modules with ties
 
 
 def _with_ties(node: Any, changes: Iterable[tuple[KeyPath, Any]], ties: Iterable[Tie]) -> Any:
@@ -593,7 +593,7 @@ def holds_ties(model: Any) -> bool:
 
 
 def members_of_ties(node: Any) -> dict[KeyPath, int]:
-    """By the places that a node keeps tied through functions, how many axes are of members.
+    """By the places that a node has tied through functions, how many axes are of members.
 
     Only where several were made as one: the function gets what one of them has.
     """
@@ -611,7 +611,7 @@ def retie(model: Any, members: Mapping[int, int]) -> Any:
 
     Args:
         model: the tree.
-        members: what `members_of_ties` said, by the id of what stands at the place.
+        members: what `members_of_ties` said, by the id of the node at the place.
     """
     found = list(_holes(model, ()))
     for path, hole in found:
@@ -620,11 +620,11 @@ def retie(model: Any, members: Mapping[int, int]) -> Any:
         if any(tie.place == place for tie in ties_of(node)):
             continue
         (source,) = locate(hole.to, node, None, "tie").targets
-        kept = Tie(place, source.path)
+        new_tie = Tie(place, source.path)
         if hole.through is not None:
             axes = members.get(id(hole))
             one = _one_of(source.node, _member_axes(model, keeper) if axes is None else axes)
             made = _made_through(hole.through, one)
-            kept = _Functional(place, source.path, hole.through, made)
-        model = replace_at(model, [(keeper, _with_ties(node, [], (*ties_of(node), kept)))])
+            new_tie = _Functional(place, source.path, hole.through, made)
+        model = replace_at(model, [(keeper, _with_ties(node, [], (*ties_of(node), new_tie)))])
     return model

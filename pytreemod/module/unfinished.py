@@ -512,8 +512,8 @@ def refuse_unfinished(where: str, tree: Any) -> None:
     Raises:
         UnfinishedError: there is one.
     """
-    spots = jtu.tree_leaves_with_path(tree, is_leaf=is_unfinished)
-    found = [(path, node) for path, node in spots if is_unfinished(node)]
+    leaves = jtu.tree_leaves_with_path(tree, is_leaf=is_unfinished)
+    found = [(path, node) for path, node in leaves if is_unfinished(node)]
     if found:
         raise UnfinishedError(
             where,
