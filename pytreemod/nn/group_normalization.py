@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any, ClassVar
 
-from jaxtyping import Array, Inexact, Shaped
+from jaxtyping import Array, Inexact
 
 from pytreemod.errors import ArgumentError, ShapeError, describe
-from pytreemod.module.field_kinds import array, check_flag, check_number, check_size
-from pytreemod.module.fields import field
+from pytreemod.module.field_kinds import array, flag, number, size
 from pytreemod.nn.arguments import (
     Title,
-    check_array,
     check_channels,
-    check_dtype,
-    check_floating,
-    check_rank,
-    check_state,
     named,
-    own_arrays,
 )
-from pytreemod.nn.calling import ABSENT, Absence, Absent, ignores_key, in_scope
+from pytreemod.nn.calling import in_scope
 from pytreemod.nn.functional.normalization import group_norm
-from pytreemod.nn.initializing import Initializer, initial_affine
-from pytreemod.nn.layer import Layer
+from pytreemod.nn.initializing import Initializer
+from pytreemod.nn.normalizing import Normalization
 from pytreemod.state.key_sources import KeyLike
-from pytreemod.state.values import State
-from pytreemod.typing import AnyArray
 
 
-class GroupNorm(Layer):
+class GroupNorm(Normalization):
     r"""Group normalization: $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$ over groups of channels.
 
     Mean and (biased) variance are those of a group: of neighbouring channels, and of all that
@@ -82,13 +73,15 @@ class GroupNorm(Layer):
         Wu & He 2018, https://arxiv.org/abs/1803.08494, eq. (7).
     """
 
-    groups: int = field(static=True)
-    channels: int | None = field(static=True)
-    eps: float = field(static=True)
-    channelwise_affine: bool = field(static=True)
+    shown: ClassVar[tuple[str, ...]] = ("groups", "channels")
+
+    groups: int = size(1)
+    channels: int | None = size(optional=True)
+    eps: float = number(0.0)
+    channelwise_affine: bool = flag()
     weight: Inexact[Array, " channels"] | None = array(given="channelwise_affine")
     bias: Inexact[Array, " channels"] | None = array(given="channelwise_affine")
-    num_spatial_dims: int | None = field(default=None, static=True)
+    num_spatial_dims: int | None = size(optional=True, default=None)
 
     def __init__(
         self,
@@ -103,49 +96,26 @@ class GroupNorm(Layer):
         bias_init: Initializer | None = None,
         key: KeyLike | None = None,
     ):
-        self.groups = check_size(named(self, "groups"), groups, 1)
-        self.channelwise_affine = check_flag(named(self, "channelwise_affine"), channelwise_affine)
-        # After groups, of which it is a multiple, and after what says whether it can be left out.
-        self.channels = _check_channels(self, channels)
-        self.eps = check_number(named(self, "eps"), eps, 0.0)
-        dtype = check_dtype(named(self, "dtype"), dtype, real=True)
-        size = self._size()
-        self.num_spatial_dims = check_rank(self, num_spatial_dims)
-        inits = (weight_init, bias_init)
-        self.weight, self.bias = initial_affine(self, (size, size), dtype, inits, key)
+        self.groups, self.channels, self.eps = groups, channels, eps
+        self.channelwise_affine, self.num_spatial_dims = channelwise_affine, num_spatial_dims
+        self.__check_init__()
+        self._start(dtype, weight_init, bias_init, key)
 
     def __check_init__(self) -> None:
-        # Here as well, for `replace` and `with_mode` come this way.
-        check_size(named(self, "groups"), self.groups, 1)
-        _check_channels(self, self.channels)
-        check_number(named(self, "eps"), self.eps, 0.0)
-        check_rank(self, self.num_spatial_dims)
+        where, channels = named(self, "channels"), self.channels
+        if channels is None and self.channelwise_affine:
+            hint = (
+                "Without weights, any number goes:",
+                "GroupNorm(groups, channelwise_affine=False)",
+            )
+            expected = "how many there are, for weight and bias"
+            raise ArgumentError(where, expected, "None", hint=hint)
+        if channels is not None and channels % self.groups != 0:
+            raise ArgumentError(where, f"a multiple of groups={self.groups}", str(channels))
 
-    @overload
-    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]: ...
+    __call__ = in_scope("pm.nn.GroupNorm")(Normalization.__call__)
 
-    @overload
-    def __call__(
-        self, x: AnyArray, state: State, *, key: KeyLike | None = None
-    ) -> tuple[Shaped[Array, ...], State]: ...
-
-    @ignores_key
-    @in_scope("pm.nn.GroupNorm")
-    def __call__(
-        self,
-        x: AnyArray,
-        state: State | Absent = ABSENT,
-        *,
-        key: KeyLike | None = None,
-    ) -> Shaped[Array, ...] | tuple[Shaped[Array, ...], State]:
-        """Normalize each group of channels; `key` is ignored, `state` handed back if given."""
-        del key
-        where = Title(self, "groups", "channels")
-        # It needs none, and hands it back: so it may stand in the place of a BatchNorm.
-        check_state(where, state)
-        weight, bias = own_arrays(where, "weight", "bias")
-        x = check_array(where, x)
-        check_floating(where, x)
+    def _normalize(self, where: Title, x: Array, weight: Any, bias: Any) -> Array:
         dims, axis = self.num_spatial_dims, 0
         if dims is None:
             _check_grouped(where, x, self.groups, self.channels)
@@ -153,27 +123,7 @@ class GroupNorm(Layer):
             check_channels(where, x, self.channels, dims)
             axis = x.ndim - dims - 1
             _check_multiple(where, x, self.groups, axis)
-        out = group_norm(x, self.groups, weight, bias, channel_axis=axis, eps=self.eps)
-        return out if isinstance(state, Absence) else (out, state)
-
-    def _size(self) -> tuple[int] | None:
-        """The shape of weight and bias."""
-        return (self.channels,) if self.channelwise_affine and self.channels is not None else None
-
-
-def _check_channels(layer: GroupNorm, channels: Any) -> int | None:
-    """Accept a multiple of the groups; or None, if there are no weights to be made."""
-    where = named(layer, "channels")
-    if channels is None and not layer.channelwise_affine:
-        return None
-    if channels is None:
-        hint = ("Without weights, any number goes:", "GroupNorm(groups, channelwise_affine=False)")
-        expected = "how many there are, for weight and bias"
-        raise ArgumentError(where, expected, "None", hint=hint)
-    count = check_size(where, channels)
-    if count % layer.groups != 0:
-        raise ArgumentError(where, f"a multiple of groups={layer.groups}", str(count))
-    return count
+        return group_norm(x, self.groups, weight, bias, channel_axis=axis, eps=self.eps)
 
 
 def _check_multiple(where: Title, x: Array, groups: int, axis: int) -> None:

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
-from jaxtyping import Array, Inexact, Shaped
+from jaxtyping import Array, Inexact
 
 from pytreemod.errors import ShapeError, describe
-from pytreemod.module.field_kinds import array, check_flag, check_number, check_size
-from pytreemod.module.fields import field
+from pytreemod.module.field_kinds import array, flag, number, size
 from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
     Title,
-    check_array,
     check_channels,
-    check_dtype,
-    check_floating,
-    check_rank,
-    check_state,
-    named,
-    own_arrays,
 )
-from pytreemod.nn.calling import ABSENT, Absence, Absent, ignores_key, in_scope
+from pytreemod.nn.calling import in_scope
 from pytreemod.nn.functional.normalization import instance_norm
-from pytreemod.nn.initializing import Initializer, initial_affine
-from pytreemod.nn.layer import Layer
+from pytreemod.nn.initializing import Initializer
+from pytreemod.nn.normalizing import Normalization
 from pytreemod.state.key_sources import KeyLike
-from pytreemod.state.values import State
 from pytreemod.typing import AnyArray
 
 
@@ -36,7 +27,7 @@ def _count_channels(x: AnyArray, num_spatial_dims: int | None) -> int:
     return shape[0 if num_spatial_dims is None else -1 - num_spatial_dims]
 
 
-class InstanceNorm(Layer):
+class InstanceNorm(Normalization):
     r"""Instance normalization: $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$ for each channel.
 
     Mean and (biased) variance are those of one channel of one example, over its spatial axes: a
@@ -90,12 +81,14 @@ class InstanceNorm(Layer):
         `torch.nn.InstanceNorm2d`.
     """
 
-    channels: int = field(static=True)
-    eps: float = field(static=True)
-    channelwise_affine: bool = field(static=True)
+    shown: ClassVar[tuple[str, ...]] = ("channels",)
+
+    channels: int = size()
+    eps: float = number(0.0)
+    channelwise_affine: bool = flag()
     weight: Inexact[Array, " channels"] | None = array(given="channelwise_affine")
     bias: Inexact[Array, " channels"] | None = array(given="channelwise_affine")
-    num_spatial_dims: int | None = field(default=None, static=True)
+    num_spatial_dims: int | None = size(1, optional=True, default=None)
 
     @sizes_follow(channels=_count_channels)
     def __init__(
@@ -110,52 +103,20 @@ class InstanceNorm(Layer):
         bias_init: Initializer | None = None,
         key: KeyLike | None = None,
     ):
-        self.channels = check_size(named(self, "channels"), channels)
-        self.eps = check_number(named(self, "eps"), eps, 0.0)
-        self.channelwise_affine = check_flag(named(self, "channelwise_affine"), channelwise_affine)
-        self.num_spatial_dims = check_rank(self, num_spatial_dims, 1)
-        dtype = check_dtype(named(self, "dtype"), dtype, real=True)
-        size, inits = self._size(), (weight_init, bias_init)
-        self.weight, self.bias = initial_affine(self, (size, size), dtype, inits, key)
+        self.channels = channels  # pyright: ignore[reportAttributeAccessIssue]  (None is refused)
+        self.eps, self.channelwise_affine = eps, channelwise_affine
+        self.num_spatial_dims = num_spatial_dims
+        self._start(dtype, weight_init, bias_init, key)
 
-    def __check_init__(self) -> None:
-        # Here as well, for `replace` and `with_mode` come this way.
-        check_size(named(self, "channels"), self.channels)
-        check_number(named(self, "eps"), self.eps, 0.0)
-        check_rank(self, self.num_spatial_dims, 1)
+    __call__ = in_scope("pm.nn.InstanceNorm")(Normalization.__call__)
 
-    @overload
-    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]: ...
-
-    @overload
-    def __call__(
-        self, x: AnyArray, state: State, *, key: KeyLike | None = None
-    ) -> tuple[Shaped[Array, ...], State]: ...
-
-    @ignores_key
-    @in_scope("pm.nn.InstanceNorm")
-    def __call__(
-        self,
-        x: AnyArray,
-        state: State | Absent = ABSENT,
-        *,
-        key: KeyLike | None = None,
-    ) -> Shaped[Array, ...] | tuple[Shaped[Array, ...], State]:
-        """Normalize each channel; `key` is ignored, `state` handed back if given."""
-        del key
-        where = Title(self, "channels")
-        # It needs none, and hands it back: so it may stand in the place of a BatchNorm.
-        check_state(where, state)
-        weight, bias = own_arrays(where, "weight", "bias")
-        x = check_array(where, x)
-        check_floating(where, x)
+    def _normalize(self, where: Title, x: Array, weight: Any, bias: Any) -> Array:
         axis = self._axis_of_channels(where, x)
         if x.shape[axis + 1 :].count(1) == x.ndim - axis - 1:
             # Whose mean it is itself: nothing would be left of it.
             expected = "more than one value for each channel of an example"
             raise ShapeError(where, expected, describe(x))
-        out = instance_norm(x, weight, bias, channel_axis=axis, eps=self.eps)
-        return out if isinstance(state, Absence) else (out, state)
+        return instance_norm(x, weight, bias, channel_axis=axis, eps=self.eps)
 
     def _axis_of_channels(self, where: Title, x: Array) -> int:
         """Counted from the front: the first one, or the one that leaves so many after it."""
@@ -174,7 +135,3 @@ class InstanceNorm(Layer):
             )
         expected = f"x of shape ({self.channels}, ...)"
         raise ShapeError(where, expected, describe(x), hint=hint)
-
-    def _size(self) -> tuple[int] | None:
-        """The shape of weight and bias."""
-        return (self.channels,) if self.channelwise_affine else None

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any, ClassVar
 
-from jaxtyping import Array, Inexact, Shaped
+from jaxtyping import Array, Inexact
 
-from pytreemod.module.field_kinds import array, as_sequence, check_flag, check_number, check_sizes
-from pytreemod.module.fields import field
+from pytreemod.module.field_kinds import array, flag, number, sizes
 from pytreemod.module.unfinished import sizes_follow
-from pytreemod.nn.arguments import (
-    Title,
-    check_array,
-    check_dtype,
-    check_floating,
-    check_kept,
-    check_state,
-    check_trailing,
-    named,
-    own_arrays,
-    renamed,
-)
-from pytreemod.nn.calling import ABSENT, Absence, Absent, ignores_key, in_scope
+from pytreemod.nn.arguments import Title, check_trailing, renamed
+from pytreemod.nn.calling import in_scope
 from pytreemod.nn.functional.normalization import layer_norm
-from pytreemod.nn.initializing import Initializer, initial_affine
-from pytreemod.nn.layer import Layer
+from pytreemod.nn.initializing import Initializer
+from pytreemod.nn.normalizing import Normalization
 from pytreemod.state.key_sources import KeyLike
-from pytreemod.state.values import State
-from pytreemod.typing import AnyArray
 
 
-class LayerNorm(Layer):
+class LayerNorm(Normalization):
     r"""Layer normalization: $(x - E[x]) / \sqrt{Var[x] + eps} \cdot w + b$ over trailing axes.
 
     Computed in float32 or wider, returned in the dtype of x.
@@ -74,10 +60,12 @@ class LayerNorm(Layer):
         Ba, Kiros & Hinton 2016, https://arxiv.org/abs/1607.06450, eq. (4).
     """
 
-    shape: tuple[int, ...] = field(static=True)
-    eps: float = field(static=True)
-    use_weight: bool = field(static=True)
-    use_bias: bool = field(static=True)
+    shown: ClassVar[tuple[str, ...]] = ("shape",)
+
+    shape: tuple[int, ...] = sizes()
+    eps: float = number(0.0)
+    use_weight: bool = flag()
+    use_bias: bool = flag()
     weight: Inexact[Array, "*shape"] | None = array(given="use_weight")
     bias: Inexact[Array, "*shape"] | None = array(given="use_bias")
 
@@ -98,51 +86,12 @@ class LayerNorm(Layer):
         if elementwise_affine is not None:
             old, new = "elementwise_affine", ("use_weight", "use_bias")
             use_weight = use_bias = renamed("LayerNorm(...)", old, elementwise_affine, *new)
-        sizes = as_sequence(shape)
-        count = 1 if sizes is None else len(sizes)
-        self.shape = check_sizes(named(self, "shape"), shape, count)
-        self.eps = check_number(named(self, "eps"), eps, 0.0)
-        self.use_weight = check_flag(named(self, "use_weight"), use_weight)
-        self.use_bias = check_flag(named(self, "use_bias"), use_bias)
-        dtype = check_dtype(named(self, "dtype"), dtype, real=True)
-        shapes = (self._size(self.use_weight), self._size(self.use_bias))
-        self.weight, self.bias = initial_affine(self, shapes, dtype, (weight_init, bias_init), key)
+        self.shape = shape  # pyright: ignore[reportAttributeAccessIssue]  (None is refused)
+        self.eps, self.use_weight, self.use_bias = eps, use_weight, use_bias
+        self._start(dtype, weight_init, bias_init, key)
 
-    def __check_init__(self) -> None:
-        # Here as well, for `replace` and `with_mode` come this way.
-        sizes = as_sequence(self.shape)
-        count = 1 if sizes is None else len(sizes)
-        check_kept(self, "shape", check_sizes(named(self, "shape"), self.shape, count))
-        check_number(named(self, "eps"), self.eps, 0.0)
+    __call__ = in_scope("pm.nn.LayerNorm")(Normalization.__call__)
 
-    @overload
-    def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]: ...
-
-    @overload
-    def __call__(
-        self, x: AnyArray, state: State, *, key: KeyLike | None = None
-    ) -> tuple[Shaped[Array, ...], State]: ...
-
-    @ignores_key
-    @in_scope("pm.nn.LayerNorm")
-    def __call__(
-        self,
-        x: AnyArray,
-        state: State | Absent = ABSENT,
-        *,
-        key: KeyLike | None = None,
-    ) -> Shaped[Array, ...] | tuple[Shaped[Array, ...], State]:
-        """Normalize the trailing axes of x; `key` is ignored, `state` handed back if given."""
-        del key
-        where = Title(self, "shape")
-        # It needs none, and hands it back: so it may stand in the place of a BatchNorm.
-        check_state(where, state)
-        weight, bias = own_arrays(where, "weight", "bias")
-        x = check_array(where, x)
-        check_floating(where, x)
+    def _normalize(self, where: Title, x: Array, weight: Any, bias: Any) -> Array:
         check_trailing(where, x, self.shape)
-        out = layer_norm(x, self.shape, weight, bias, eps=self.eps)
-        return out if isinstance(state, Absence) else (out, state)
-
-    def _size(self, is_used: bool) -> tuple[int, ...] | None:
-        return self.shape if is_used else None
+        return layer_norm(x, self.shape, weight, bias, eps=self.eps)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,22 +12,20 @@ from jaxtyping import Array, Inexact, PRNGKeyArray, Shaped
 
 from pytreemod.errors import ArgumentError, ShapeError, describe
 from pytreemod.module.classes import Module
-from pytreemod.module.field_kinds import array, check_flag, check_size
+from pytreemod.module.field_kinds import array, flag, size
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
     Title,
     check_array,
-    check_dtype,
     check_last_axis,
     named,
     own_arrays,
-    split_key,
 )
 from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.functional.promotion import wide_dtype
 from pytreemod.nn.functional.recurrent_cells import gru_cell, lstm_cell, simple_cell
-from pytreemod.nn.initializing import Initializer, initialize, uniform_by_fan_in
+from pytreemod.nn.initializing import Initializer, begin, initialize, uniform_by_fan_in
 from pytreemod.nn.layer import Layer
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
@@ -89,7 +87,62 @@ class RNNCellBase(Module):
         return carry
 
 
-class GRUCell(RNNCellBase, Layer):
+_ARGUMENTS = ("weight_init", "recurrent_weight_init", "bias_init")
+_WEIGHTS = {"weight_ih": 0, "weight_hh": 1}
+
+
+class GatedCell(RNNCellBase, Layer, is_abstract=True):
+    """Base of the cells below: gates of an input and of a hidden state, one below the other.
+
+    A subclass says in `rows` for how many gates each of its arrays is; None where it has none.
+    """
+
+    rows: ClassVar[Mapping[str, int | None]]
+    # Uniform by the size of the hidden state, unless a cell says otherwise.
+    starts: ClassVar[Sequence[Initializer | None]] = (None, None, None)
+
+    @property
+    def gates(self: Any) -> int:
+        """Rows of the weights: hidden_size for each gate."""
+        return (self.rows["weight_ih"] or 1) * self.hidden_size
+
+    def initialize_carry(self: Any, input_shape: Sequence[int], dtype: Any = None) -> Any:
+        """Zeros: the hidden state before the first step.
+
+        Args:
+            input_shape: the shape of the input of one time: batch axes, then features.
+            dtype: the input's; that of the weights if None.
+
+        Returns:
+            (..., hidden_size)
+        """
+        # What a step makes of the input, for a carry must not change its dtype.
+        own = jnp.result_type(self.weight_hh)
+        dtype = own if dtype is None else jnp.promote_types(own, dtype)
+        return jnp.zeros((*input_shape[:-1], self.hidden_size), dtype)
+
+    def _start(self: Any, dtype: Any, key: KeyLike, *inits: Initializer | None) -> None:
+        """Set the arrays, when the configuration is set."""
+        # Split without biases, too, so that the weights are the same with and without.
+        dtype, *keys = begin(self, dtype, key, len(self.rows))
+        for name, own_key in zip(self.rows, keys, strict=True):
+            i = _WEIGHTS.get(name, 2)
+            where, init = named(self, _ARGUMENTS[i]), inits[i]
+            init, values = self.starts[i] if init is None else init, None
+            if self.use_bias or name in _WEIGHTS:
+                values = initial_gates(self, init, own_key, dtype, where, name=name)
+            setattr(self, name, values)
+
+    def _read(self: Any, input: Any) -> tuple[Title, Array, Sequence[Any]]:
+        """What errors call the layer, the input as an array, and the own arrays."""
+        where = Title(self, "input_size", "hidden_size")
+        arrays = own_arrays(where, *self.rows)
+        x = check_array(where, input)
+        check_last_axis(where, x, self.input_size, "input_size")
+        return where, x, arrays
+
+
+class GRUCell(GatedCell):
     """One step of a gated recurrent unit; `RNN` runs it over time.
 
     The formula is that of [gru_cell][pytreemod.nn.functional.gru_cell].
@@ -136,13 +189,15 @@ class GRUCell(RNNCellBase, Layer):
         Initial values U[-1/sqrt(hidden_size), 1/sqrt(hidden_size)], as `torch.nn.GRUCell`.
     """
 
+    rows: ClassVar[Any] = {"weight_ih": 3, "weight_hh": 3, "bias": 3, "bias_n": 1}
+
     weight_ih: Inexact[Array, "gates input_size"]
     weight_hh: Inexact[Array, "gates hidden_size"]
     bias: Inexact[Array, " gates"] | None = array(given="use_bias")
     bias_n: Inexact[Array, " hidden_size"] | None = array(given="use_bias")
-    input_size: int = field(static=True)
-    hidden_size: int = field(static=True)
-    use_bias: bool = field(static=True)
+    input_size: int = size()
+    hidden_size: int = size(1)
+    use_bias: bool = flag()
 
     @sizes_follow(input_size=lambda input: input.shape[-1])
     def __init__(
@@ -157,30 +212,9 @@ class GRUCell(RNNCellBase, Layer):
         recurrent_weight_init: Initializer | None = None,
         bias_init: Initializer | None = None,
     ):
-        self.input_size = check_size(named(self, "input_size"), input_size)
-        self.hidden_size = check_size(named(self, "hidden_size"), hidden_size, 1)
-        self.use_bias = check_flag(named(self, "use_bias"), use_bias)
-        dtype = check_dtype(named(self, "dtype"), dtype)
-        # Split without biases, too, so that the weights are the same with and without.
-        keys = split_key(named(self, "key"), key, 4)
-        where = named(self, "weight_init")
-        self.weight_ih = initial_gates(self, weight_init, keys[0], dtype, where, name="weight_ih")
-        where, start = named(self, "recurrent_weight_init"), recurrent_weight_init
-        self.weight_hh = initial_gates(self, start, keys[1], dtype, where, name="weight_hh")
-        self.bias = self.bias_n = None
-        if self.use_bias:
-            where = named(self, "bias_init")
-            self.bias = initial_gates(self, bias_init, keys[2], dtype, where, name="bias")
-            self.bias_n = initial_gates(self, bias_init, keys[3], dtype, where, name="bias_n")
-
-    def __check_init__(self) -> None:
-        # Here as well, for `replace` and `with_mode` come this way.
-        _check_sizes(self)
-
-    @property
-    def gates(self) -> int:
-        """Rows of the weights: hidden_size for each gate."""
-        return 3 * self.hidden_size
+        self.input_size = input_size  # pyright: ignore[reportAttributeAccessIssue]  (None is refused)
+        self.hidden_size, self.use_bias = hidden_size, use_bias
+        self._start(dtype, key, weight_init, recurrent_weight_init, bias_init)
 
     @ignores_key
     @in_scope("pm.nn.GRUCell")
@@ -189,28 +223,12 @@ class GRUCell(RNNCellBase, Layer):
     ) -> Shaped[Array, ...]:
         """Take one step; `key` is ignored."""
         del key
-        where, size = Title(self, "input_size", "hidden_size"), self.hidden_size
-        weight_ih, weight_hh, bias, bias_n = own_arrays(
-            where, "weight_ih", "weight_hh", "bias", "bias_n"
-        )
-        x = _checked_input(where, input, self.input_size)
-        h = _checked_hidden(where, "hidden", hidden, x, size)
-        return gru_cell(x, h, weight_ih, weight_hh, bias, bias_n)
-
-    def initialize_carry(self, input_shape: Sequence[int], dtype: Any = None) -> Shaped[Array, ...]:
-        """Zeros: the hidden state before the first step.
-
-        Args:
-            input_shape: the shape of the input of one time: batch axes, then features.
-            dtype: the input's; that of the weights if None.
-
-        Returns:
-            (..., hidden_size)
-        """
-        return _zeros(self, input_shape, dtype)
+        where, x, arrays = self._read(input)
+        h = _checked_hidden(where, "hidden", hidden, x, self.hidden_size)
+        return gru_cell(x, h, *arrays)
 
 
-class LSTMCell(RNNCellBase, Layer):
+class LSTMCell(GatedCell):
     """One step of a long short-term memory; `RNN` runs it over time.
 
     The formula is that of [lstm_cell][pytreemod.nn.functional.lstm_cell]. Its output is the hidden
@@ -260,12 +278,14 @@ class LSTMCell(RNNCellBase, Layer):
         Initial values U[-1/sqrt(hidden_size), 1/sqrt(hidden_size)], as `torch.nn.LSTMCell`.
     """
 
+    rows: ClassVar[Any] = {"weight_ih": 4, "weight_hh": 4, "bias": 4}
+
     weight_ih: Inexact[Array, "gates input_size"]
     weight_hh: Inexact[Array, "gates hidden_size"]
     bias: Inexact[Array, " gates"] | None = array(given="use_bias")
-    input_size: int = field(static=True)
-    hidden_size: int = field(static=True)
-    use_bias: bool = field(static=True)
+    input_size: int = size()
+    hidden_size: int = size(1)
+    use_bias: bool = flag()
 
     @sizes_follow(input_size=lambda input: input.shape[-1])
     def __init__(
@@ -280,29 +300,9 @@ class LSTMCell(RNNCellBase, Layer):
         recurrent_weight_init: Initializer | None = None,
         bias_init: Initializer | None = None,
     ):
-        self.input_size = check_size(named(self, "input_size"), input_size)
-        self.hidden_size = check_size(named(self, "hidden_size"), hidden_size, 1)
-        self.use_bias = check_flag(named(self, "use_bias"), use_bias)
-        dtype = check_dtype(named(self, "dtype"), dtype)
-        # Split without a bias, too, so that the weights are the same with and without.
-        keys = split_key(named(self, "key"), key, 3)
-        where = named(self, "weight_init")
-        self.weight_ih = initial_gates(self, weight_init, keys[0], dtype, where, name="weight_ih")
-        where, start = named(self, "recurrent_weight_init"), recurrent_weight_init
-        self.weight_hh = initial_gates(self, start, keys[1], dtype, where, name="weight_hh")
-        self.bias = None
-        if self.use_bias:
-            where = named(self, "bias_init")
-            self.bias = initial_gates(self, bias_init, keys[2], dtype, where, name="bias")
-
-    def __check_init__(self) -> None:
-        # Here as well, for `replace` and `with_mode` come this way.
-        _check_sizes(self)
-
-    @property
-    def gates(self) -> int:
-        """Rows of the weights: hidden_size for each gate."""
-        return 4 * self.hidden_size
+        self.input_size = input_size  # pyright: ignore[reportAttributeAccessIssue]  (None is refused)
+        self.hidden_size, self.use_bias = hidden_size, use_bias
+        self._start(dtype, key, weight_init, recurrent_weight_init, bias_init)
 
     @ignores_key
     @in_scope("pm.nn.LSTMCell")
@@ -315,17 +315,15 @@ class LSTMCell(RNNCellBase, Layer):
     ) -> tuple[Shaped[Array, ...], Shaped[Array, ...]]:
         """Take one step; `key` is ignored."""
         del key
-        where, size = Title(self, "input_size", "hidden_size"), self.hidden_size
-        weight_ih, weight_hh, bias = own_arrays(where, "weight_ih", "weight_hh", "bias")
-        x = _checked_input(where, input, self.input_size)
+        where, x, arrays = self._read(input)
         # An array of two rows would be taken apart as well, along what may be a batch axis.
         if not isinstance(hidden, (tuple, list)) or len(hidden) != 2:  # pyright: ignore[reportUnnecessaryIsInstance]  (callers may be unchecked)
             hint = ("Zeros to start with:", "cell(x, cell.initialize_carry(x.shape))")
             got = describe(hidden)
             raise ArgumentError(where, "hidden to be a pair (h, c)", got, hint=hint)
-        h = _checked_hidden(where, "h", hidden[0], x, size)
-        c = _checked_hidden(where, "c", hidden[1], x, size)
-        return lstm_cell(x, (h, c), weight_ih, weight_hh, bias)
+        h = _checked_hidden(where, "h", hidden[0], x, self.hidden_size)
+        c = _checked_hidden(where, "c", hidden[1], x, self.hidden_size)
+        return lstm_cell(x, (h, c), *arrays)
 
     def initialize_carry(
         self, input_shape: Sequence[int], dtype: Any = None
@@ -339,7 +337,9 @@ class LSTMCell(RNNCellBase, Layer):
         Returns:
             A pair (h, c), each (..., hidden_size)
         """
-        return _zeros(self, input_shape, dtype), _zeros(self, input_shape, dtype)
+        # Two arrays, so that both can be donated.
+        h, c = (super(LSTMCell, self).initialize_carry(input_shape, dtype) for _ in "hc")
+        return h, c
 
     def output_of(self, carry: Any) -> Any:
         """The hidden state, without the cell state.
@@ -353,7 +353,20 @@ class LSTMCell(RNNCellBase, Layer):
         return carry[0]
 
 
-class SimpleCell(RNNCellBase, Layer):
+def _orthogonal(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
+    """An orthogonal matrix, of narrow dtypes, too, in which there is no decomposition."""
+    return jax.nn.initializers.orthogonal()(key, shape, wide_dtype(dtype)).astype(dtype)
+
+
+def _check_activation(where: str, activation: Any, cell: Any) -> Any:
+    del cell
+    if not callable(activation):
+        hint = ("Pass the function itself:", "activation=jnp.tanh")
+        raise ArgumentError(where, "a function or a Module", describe(activation), hint=hint)
+    return activation
+
+
+class SimpleCell(GatedCell):
     r"""One step of Elman's network: $h' = \phi(W_i x + b + W_h h)$; `RNN` runs it over time.
 
     Shapes:
@@ -402,14 +415,21 @@ class SimpleCell(RNNCellBase, Layer):
         normal distribution, an orthogonal matrix for the hidden state, zeros for the bias.
     """
 
+    rows: ClassVar[Any] = dict.fromkeys(("weight_ih", "weight_hh", "bias"))
+    starts: ClassVar[Any] = (
+        jax.nn.initializers.lecun_normal(),
+        _orthogonal,
+        jax.nn.initializers.zeros,
+    )
+
     weight_ih: Inexact[Array, "hidden_size input_size"]
     weight_hh: Inexact[Array, "hidden_size hidden_size"]
     bias: Inexact[Array, " hidden_size"] | None = array(given="use_bias")
-    activation: Callable[..., Any]
-    input_size: int = field(static=True)
-    hidden_size: int = field(static=True)
-    use_bias: bool = field(static=True)
-    residual: bool = field(static=True)
+    activation: Callable[..., Any] = field(accepts=_check_activation)
+    input_size: int = size()
+    hidden_size: int = size(1)
+    use_bias: bool = flag()
+    residual: bool = flag()
 
     @sizes_follow(input_size=lambda input: input.shape[-1])
     def __init__(
@@ -426,32 +446,10 @@ class SimpleCell(RNNCellBase, Layer):
         recurrent_weight_init: Initializer | None = None,
         bias_init: Initializer | None = None,
     ):
-        self.input_size = check_size(named(self, "input_size"), input_size)
-        self.hidden_size = check_size(named(self, "hidden_size"), hidden_size, 1)
-        self.use_bias = check_flag(named(self, "use_bias"), use_bias)
-        self.residual = check_flag(named(self, "residual"), residual)
-        _check_activation(self, activation)
-        self.activation = activation
-        dtype = check_dtype(named(self, "dtype"), dtype)
-        # Split without a bias, too, so that the weights are the same with and without.
-        keys = split_key(named(self, "key"), key, 3)
-        where = named(self, "weight_init")
-        start = jax.nn.initializers.lecun_normal() if weight_init is None else weight_init
-        self.weight_ih = initial_gates(self, start, keys[0], dtype, where, name="weight_ih")
-        where = named(self, "recurrent_weight_init")
-        start = _orthogonal if recurrent_weight_init is None else recurrent_weight_init
-        self.weight_hh = initial_gates(self, start, keys[1], dtype, where, name="weight_hh")
-        self.bias = None
-        if self.use_bias:
-            where = named(self, "bias_init")
-            start = jax.nn.initializers.zeros if bias_init is None else bias_init
-            self.bias = initial_gates(self, start, keys[2], dtype, where, name="bias")
-
-    def __check_init__(self) -> None:
-        # Here as well, for `replace` and `with_mode` come this way.
-        _check_sizes(self)
-        check_flag(named(self, "residual"), self.residual)
-        _check_activation(self, self.activation)
+        self.input_size = input_size  # pyright: ignore[reportAttributeAccessIssue]  (None is refused)
+        self.hidden_size, self.use_bias = hidden_size, use_bias
+        self.residual, self.activation = residual, activation
+        self._start(dtype, key, weight_init, recurrent_weight_init, bias_init)
 
     @ignores_key
     @in_scope("pm.nn.SimpleCell")
@@ -460,36 +458,14 @@ class SimpleCell(RNNCellBase, Layer):
     ) -> Shaped[Array, ...]:
         """Take one step; `key` is ignored."""
         del key
-        where, size = Title(self, "input_size", "hidden_size"), self.hidden_size
-        weight_ih, weight_hh, bias = own_arrays(where, "weight_ih", "weight_hh", "bias")
-        x = _checked_input(where, input, self.input_size)
-        h = _checked_hidden(where, "hidden", hidden, x, size)
+        where, x, arrays = self._read(input)
+        h = _checked_hidden(where, "hidden", hidden, x, self.hidden_size)
         options: dict[str, Any] = {"activation": self.activation, "residual": self.residual}
-        return simple_cell(x, h, weight_ih, weight_hh, bias, **options)
-
-    def initialize_carry(self, input_shape: Sequence[int], dtype: Any = None) -> Shaped[Array, ...]:
-        """Zeros: the hidden state before the first step.
-
-        Args:
-            input_shape: the shape of the input of one time: batch axes, then features.
-            dtype: the input's; that of the weights if None.
-
-        Returns:
-            (..., hidden_size)
-        """
-        return _zeros(self, input_shape, dtype)
-
-
-GATES: dict[type, dict[str, int | None]] = {
-    GRUCell: {"weight_ih": 3, "weight_hh": 3, "bias": 3, "bias_n": 1},
-    LSTMCell: {"weight_ih": 4, "weight_hh": 4, "bias": 4},
-    SimpleCell: {"weight_ih": None, "weight_hh": None, "bias": None},
-}
-"""For how many gates a field is, one below the other; None where a cell has none."""
+        return simple_cell(x, h, *arrays, **options)
 
 
 def initial_gates(
-    cell: GRUCell | LSTMCell | SimpleCell,
+    cell: Any,
     init: Initializer | None,
     key: PRNGKeyArray,
     dtype: Any,
@@ -510,9 +486,8 @@ def initial_gates(
         where: the call, for errors.
         name: of the field.
     """
-    size = cell.hidden_size
+    size, count = cell.hidden_size, cell.rows[name]
     lead = {"weight_ih": (cell.input_size,), "weight_hh": (size,)}.get(name, ())
-    count = next(GATES[cls][name] for cls in type(cell).__mro__ if cls in GATES)
     if init is None:
         # Drawn as one, so that a seed gives the numbers it gives in Equinox.
         whole = ((count or 1) * size, *lead)
@@ -524,43 +499,9 @@ def initial_gates(
     return jnp.concatenate(gates)
 
 
-def _orthogonal(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any) -> Array:
-    """An orthogonal matrix, of narrow dtypes, too, in which there is no decomposition."""
-    return jax.nn.initializers.orthogonal()(key, shape, wide_dtype(dtype)).astype(dtype)
-
-
 def _turned(values: Array) -> Array:
     """(in, out), which JAX's initializers reckon with, as (out, in); a bias as it is."""
     return values.T if values.ndim == 2 else values
-
-
-def _zeros(cell: GRUCell | LSTMCell | SimpleCell, input_shape: Sequence[int], dtype: Any) -> Array:
-    # What a step makes of the input, for a carry must not change its dtype.
-    own = jnp.result_type(cell.weight_hh)
-    dtype = own if dtype is None else jnp.promote_types(own, dtype)
-    return jnp.zeros((*input_shape[:-1], cell.hidden_size), dtype)
-
-
-# ---- refusals
-
-
-def _check_sizes(cell: GRUCell | LSTMCell | SimpleCell) -> None:
-    check_size(named(cell, "input_size"), cell.input_size)
-    check_size(named(cell, "hidden_size"), cell.hidden_size, 1)
-    check_flag(named(cell, "use_bias"), cell.use_bias)
-
-
-def _check_activation(cell: SimpleCell, activation: Any) -> None:
-    if not callable(activation):
-        hint = ("Pass the function itself:", "activation=jnp.tanh")
-        where, got = named(cell, "activation"), describe(activation)
-        raise ArgumentError(where, "a function or a Module", got, hint=hint)
-
-
-def _checked_input(where: Title, x: Any, size: int) -> Array:
-    x = check_array(where, x)
-    check_last_axis(where, x, size, "input_size")
-    return x
 
 
 def _checked_hidden(where: Title, name: str, hidden: Any, x: Array, size: int) -> Array:

@@ -21,7 +21,7 @@ from pytreemod.nn.convolution import Conv
 from pytreemod.nn.einsum_layers import Einsum, LinearGeneral, initial_factors, initial_tensor
 from pytreemod.nn.initializing import Initializer, initial_bias, initial_weight, initialize
 from pytreemod.nn.linear import Linear
-from pytreemod.nn.recurrent_cells import GATES, initial_gates
+from pytreemod.nn.recurrent_cells import GRUCell, LSTMCell, SimpleCell, initial_gates
 from pytreemod.nn.transposed_convolution import ConvTranspose
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.tree.members import count_member_axes
@@ -46,8 +46,8 @@ _STARTS: dict[type, dict[str, Callable[..., Array]]] = {
     LinearGeneral: {"weight": initial_tensor},
     Einsum: {"weight": initial_factors},
     **{
-        cell: {name: ft.partial(initial_gates, name=name) for name in names}
-        for cell, names in GATES.items()
+        cell: {name: ft.partial(initial_gates, name=name) for name in cell.rows}
+        for cell in (GRUCell, LSTMCell, SimpleCell)
     },
 }
 

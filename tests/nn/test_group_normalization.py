@@ -63,25 +63,6 @@ def test_group_norm_starts_as_the_plain_formula():
     assert (layer.groups, layer.channels, layer.eps) == (1, 2, 1e-5)
 
 
-def test_group_norm_starts_as_it_is_told(key):
-    """With an initializer for each."""
-    constant = jax.nn.initializers.constant
-    layer = nn.GroupNorm(1, 2, weight_init=constant(2.0), bias_init=constant(3.0), key=key)
-
-    assert (layer.weight.tolist(), layer.bias.tolist()) == ([2, 2], [3, 3])
-
-
-def test_group_norm_hands_state_back():
-    """A State that is passed in comes out beside the result; without one, the result is alone."""
-    layer, x = nn.GroupNorm(1, 3), jnp.asarray(wave(3))
-    state = nn.State(layer)
-
-    out, after = layer(x, state)
-
-    assert after is state
-    assert_close(out, layer(x))
-
-
 @pytest.mark.parametrize(
     ("channels", "x", "text"),
     [

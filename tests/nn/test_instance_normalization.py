@@ -30,17 +30,6 @@ def test_instance_norm_is_pytorchs(torch, dims):
     assert (layer.weight.tolist(), layer.bias.tolist()) == ([1] * 3, [0] * 3)
 
 
-def test_instance_norm_hands_state_back():
-    """A State that is passed in comes out beside the result."""
-    layer, x = nn.InstanceNorm(2), jnp.asarray(wave(2, 3))
-    state = nn.State(layer)
-
-    out, after = layer(x, state)
-
-    assert after is state
-    assert_close(out, layer(x))
-
-
 @pytest.mark.parametrize(
     ("dims", "x", "text"),
     [

@@ -40,17 +40,6 @@ def test_layer_norm_starts_as_the_plain_formula(use_weight, use_bias):
             assert leaf.tolist() == [[start] * 3] * 2
 
 
-def test_layer_norm_hands_state_back():
-    """A State that is passed in comes out beside the result; without one, the result is alone."""
-    layer, x = nn.LayerNorm(3), jnp.asarray(wave(3))
-    state = nn.State(layer)
-
-    out, after = layer(x, state)
-
-    assert after is state
-    assert_close(out, layer(x))
-
-
 @pytest.mark.parametrize(
     ("shape", "x", "text"),
     [

@@ -1,13 +1,11 @@
 """`RMSNorm`."""
 
-import jax
 import jax.numpy as jnp
 import pytest
 
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, RngError, ShapeError
+from pytreemod.errors import ArgumentError, ShapeError
 from tests.labels import label
-from tests.nn.numbers_to_compare import assert_close, wave
 
 
 def test_rms_norm_starts_as_the_plain_formula():
@@ -19,29 +17,6 @@ def test_rms_norm_starts_as_the_plain_formula():
     assert (layer.shape, layer.eps, layer.use_weight, layer.use_bias) == ((2,), 1e-5, True, True)
     bare = nn.RMSNorm(2, use_weight=False, use_bias=False)
     assert (bare.weight, bare.bias) == (None, None)
-
-
-def test_rms_norm_starts_as_it_is_told(key):
-    """With an initializer for each; each with a key of its own."""
-    normal = jax.nn.initializers.normal()
-    layer = nn.RMSNorm(3, weight_init=normal, bias_init=normal, key=key)
-    weight_key, bias_key = jax.random.split(key)
-
-    assert_close(layer.weight, normal(weight_key, (3,), jnp.float32))
-    assert_close(layer.bias, normal(bias_key, (3,), jnp.float32))
-    with pytest.raises(RngError, match=r"^RMSNorm\(key\): expected a random key, got None"):
-        nn.RMSNorm(3, weight_init=normal)
-
-
-def test_rms_norm_hands_state_back():
-    """A State that is passed in comes out beside the result; without one, the result is alone."""
-    layer, x = nn.RMSNorm(3), jnp.asarray(wave(3))
-    state = nn.State(layer)
-
-    out, after = layer(x, state)
-
-    assert after is state
-    assert_close(out, layer(x))
 
 
 @pytest.mark.parametrize(
