@@ -60,3 +60,10 @@ def test_its_operations_have_its_name(norm, args):
     text = jax.jit(lambda x: norm(*args)(x)).lower(X).as_text(debug_info=True)
 
     assert f"pm.nn.{norm.__name__}" in text
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_a_size_is_stored_as_the_constructor_stores_it(norm):
+    """Also by `replace` and by a mode."""
+    assert norm(2).replace(shape=2) == norm(2)
+    assert nn.with_mode(norm(2), shape=2).shape == (2,)

@@ -18,7 +18,7 @@ from pytreemod.nn.members.checks import ENSEMBLE, Owner, check_keywords
 from pytreemod.nn.members.layer import Members
 from pytreemod.nn.members.making import make_members
 from pytreemod.nn.members.sharing import check_shared, refuse_kept_state, shared_paths
-from pytreemod.nn.members.stacking import split, stack
+from pytreemod.nn.members.stacking import split_members, stack_members
 from pytreemod.nn.sequential import Identity
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.values import State
@@ -117,7 +117,7 @@ class Ensemble(Members[_M]):
             return leaf[0] if is_array(leaf) else leaf
 
         member = make_members(ENSEMBLE, make, self.n, key, look)
-        own, rest = split(member, found[0])
+        own, rest = split_members(member, found[0])
         self.shared = found[0]
         self.member = combine(own, jtu.tree_map(first, rest))
 
@@ -216,7 +216,7 @@ class Ensemble(Members[_M]):
         paths = shared_paths(members[0], shared)
         # What `__init__` would make is there already.
         blank: Any = Ensemble(Identity, 1)
-        return blank.replace(member=stack(members, paths), n=len(members), shared=paths)
+        return blank.replace(member=stack_members(members, paths), n=len(members), shared=paths)
 
 
 def _axes(

@@ -1,7 +1,7 @@
 """`Members`: the base of `Stack` and `Ensemble`, which hold several of one kind as one value.
 
 A call splits what is for each member (its arrays, its part of the State, its key) from what is for
-all of them. A `Stack` gives the parts to a scan, an `Ensemble` to a map, and `Call` calls one
+all of them. A `Stack` gives the parts to a scan, an `Ensemble` to a map, and `MemberCall` calls one
 member with its part.
 """
 
@@ -21,7 +21,7 @@ from pytreemod.nn.arguments import check_held_number, check_key, named
 from pytreemod.nn.calling import StatefulLayer, needs_state, wants_key
 from pytreemod.nn.members.checks import Owner, check_leading
 from pytreemod.nn.members.sharing import own_paths
-from pytreemod.nn.members.stacking import renewed, split, split_streams
+from pytreemod.nn.members.stacking import renewed, split_members, split_streams
 from pytreemod.nn.members.state import Form, MemberStates
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.making import delete_init_state
@@ -36,7 +36,7 @@ _M = TypeVar("_M", bound=Callable[..., Any])
 _S = TypeVar("_S", bound="Members[Any]")
 
 
-class Call(Module):
+class MemberCall(Module):
     """What calls one member, given its part of everything."""
 
     rest: Any
@@ -182,7 +182,7 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
         return f"{owner.name}({name}, {owner.number}={len(self)})"
 
     def _split(self, member: Any, is_leaf: Any = None) -> tuple[Any, Any]:
-        own, rest = split(member, self._shared(), is_leaf)
+        own, rest = split_members(member, self._shared(), is_leaf)
         check_leading(self.owner, self._title(), len(self), {self.owner.member: own})
         return own, rest
 
@@ -205,7 +205,7 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
 
     def _parts(
         self, state: Any, key: KeyLike | None, others: Any
-    ) -> tuple[Call, tuple[Any, Any, Any], Any, Callable[..., State] | None]:
+    ) -> tuple[MemberCall, tuple[Any, Any, Any], Any, Callable[..., State] | None]:
         """What of a call is for each member.
 
         Args:
@@ -227,9 +227,9 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
         if key is not None and wants_key(self._members()):
             keys = jax.random.split(check_key(title, key), n)
         if not isinstance(state, State):
-            return Call(rest, outer, title, None), (own, (), keys), (), None
+            return MemberCall(rest, outer, title, None), (own, (), keys), (), None
         states = MemberStates(self.owner, title, member, n, others, state)
-        call = Call(rest, outer, title, states.form)
+        call = MemberCall(rest, outer, title, states.form)
         return call, (own, states.own, keys), states.shared, states.after
 
 

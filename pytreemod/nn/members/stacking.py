@@ -28,7 +28,7 @@ def is_shared(path: tuple[Any, ...], shared: Sequence[str]) -> bool:
     return any(path_text(path[:i]) in shared for i in range(1, len(path) + 1))
 
 
-def split(member: Any, shared: Sequence[str], is_leaf: IsLeaf = None) -> tuple[Any, Any]:
+def split_members(member: Any, shared: Sequence[str], is_leaf: IsLeaf = None) -> tuple[Any, Any]:
     """The arrays that have an entry for each member, and the rest, as `partition` gives them."""
     if not shared:
         return partition(member, is_array, is_leaf=is_leaf)
@@ -58,7 +58,7 @@ def renewed(member: Any) -> Any:
     return _marked(member, (Unnamed() for _ in tokens_of(member)))
 
 
-def stack(members: Sequence[Any], shared: Sequence[str] = ()) -> Any:
+def stack_members(members: Sequence[Any], shared: Sequence[str] = ()) -> Any:
     """Members as one: with one token for those at the same path, and what they share once.
 
     Raises:

@@ -20,9 +20,9 @@ from pytreemod.module.fields import field
 from pytreemod.nn.arguments import named, required_state
 from pytreemod.nn.calling import ABSENT, Absence, Absent, in_scope, uses_key_if, wants_key
 from pytreemod.nn.members.checks import STACK, Owner, check_keywords, check_leading
-from pytreemod.nn.members.layer import Call, Members
+from pytreemod.nn.members.layer import MemberCall, Members
 from pytreemod.nn.members.making import make_members
-from pytreemod.nn.members.stacking import stack
+from pytreemod.nn.members.stacking import stack_members
 from pytreemod.nn.sequential import Identity
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.values import State
@@ -222,7 +222,7 @@ class Stack(Members[_L]):
             raise ArgumentError("Stack.from_layers", "at least one layer", "none", hint=hint)
         # What `__init__` would make is there already.
         blank: Any = Stack(Identity, 0, remat=remat, unroll=unroll)
-        return blank.replace(layer=stack(layers), depth=len(layers))
+        return blank.replace(layer=stack_members(layers), depth=len(layers))
 
     def _recomputing(self, step: _Step) -> Callable[..., Any]:
         if self.remat is False:
@@ -249,7 +249,7 @@ def _further(title: str, per_layer: Any, same: dict[str, Any]) -> dict[str, Any]
 class _Step(Module):
     """A step of the scan: one layer, applied to what the one before it gave."""
 
-    call: Call
+    call: MemberCall
     same: dict[str, Any]
 
     def __call__(self, carry: Any, each: Any) -> Any:

@@ -8,7 +8,7 @@ import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, SpecError, StateError, UnfinishedError
 from pytreemod.nn.members.sharing import check_shared, refuse_kept_state, shared_paths
-from pytreemod.nn.members.stacking import stack
+from pytreemod.nn.members.stacking import stack_members
 from tests.labels import label
 
 KEY = jax.random.key(0)
@@ -104,13 +104,13 @@ def test_a_net_that_keeps_its_state_is_not_shared():
 def test_members_that_share_hold_the_same():
     """Equal numbers are enough; other ones, and other dtypes, are refused with their paths."""
     copy = jax.tree.map(jnp.copy, NET.first)
-    one = stack([NET.first, copy], ("weight",))
+    one = stack_members([NET.first, copy], ("weight",))
     assert one.weight is NET.first.weight
     assert one.bias.shape == (2, 2)
 
     for other in (copy.weight + 1, copy.weight.astype(jnp.float16)):
         with pytest.raises(ArgumentError, match=r"another in members\[1\](.|\n)*at weight"):
-            stack([NET.first, copy.replace(weight=other)], ("weight",))
+            stack_members([NET.first, copy.replace(weight=other)], ("weight",))
 
 
 def test_paths_are_paths():

@@ -7,7 +7,7 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import StructureError
-from pytreemod.nn.members.stacking import is_shared, split, stack
+from pytreemod.nn.members.stacking import is_shared, split_members, stack_members
 from pytreemod.state.tokens import Unnamed, tokens_of
 
 
@@ -70,7 +70,7 @@ def test_tokens_are_renewed():
 def test_layers_are_stacked():
     """Arrays are stacked, one token stands for all, and the first stream goes on."""
     layers = [filled(1.0, seed=0), filled(2.0, seed=1)]
-    one = stack(layers)
+    one = stack_members(layers)
 
     assert one.by.tolist() == [1.0, 2.0]
     assert len(tokens_of(one)) == 1
@@ -80,13 +80,13 @@ def test_layers_are_stacked():
 def test_layers_with_tokens_elsewhere_are_refused():
     """By what stacks them, which names the path."""
     with pytest.raises(StructureError, match=r"stream"):
-        stack([{"stream": pm.RngStream()}, {"stream": jnp.ones(())}])
+        stack_members([{"stream": pm.RngStream()}, {"stream": jnp.ones(())}])
 
 
 def test_what_all_share_is_among_the_rest():
     """Below a path that is shared, however deep."""
     tree = {"a": {"b": jnp.ones(2)}, "c": jnp.ones(2), "d": "text"}
-    own, rest = split(tree, ["['a']"])
+    own, rest = split_members(tree, ["['a']"])
 
     assert own["a"]["b"] is None
     assert own["c"] is tree["c"]
@@ -102,4 +102,4 @@ def test_what_is_shared_is_in_all_of_them():
     first, second = nn.Linear(2, 2, key=jax.random.key(0)), nn.Linear(2, 2, key=jax.random.key(0))
     second = pm.tree_at("bias", second, None)
     with pytest.raises(StructureError, match=r"bias"):
-        stack([first, second], ["bias"])
+        stack_members([first, second], ["bias"])
