@@ -68,7 +68,7 @@ from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.pending import (
     FLAT,
-    LAYOUT,
+    PRIVATE,
     Waiting,
     has_attribute,
     has_own_attribute,
@@ -158,7 +158,7 @@ class ModuleMeta(abc.ABCMeta):
         # Only what __init__ has just built: __new__ may return any object, a finished one too.
         if class_of(node) is cls:
             fields = node.__stored__
-            if FLAT not in fields and LAYOUT not in fields:
+            if FLAT not in fields and PRIVATE not in fields:
                 return schema.finish(node)
         return node
 
@@ -254,7 +254,7 @@ def _fill(schema: Schema, notes: Notes) -> None:
     schema.finish = ft.partial(_finish_first, schema)
     schema.is_skeleton = False
     for node, config in schema.early_instances:
-        node.__stored__[LAYOUT] = schema.layout_for(node.__stored__, config)
+        node.__stored__[PRIVATE] = schema.layout_for(node.__stored__, config)
     schema.early_instances.clear()
 
 
@@ -524,7 +524,7 @@ def put_together(cls: Any, values: dict[str, Any], config: Iterable[str]) -> Any
         schema.early_instances.append((node, frozenset(config)))
         return node
     schema = schema.for_values(values)
-    made = make_record(schema.cls, {LAYOUT: schema.layout_for(values, set(config)), **values})
+    made = make_record(schema.cls, {PRIVATE: schema.layout_for(values, set(config)), **values})
     if schema.computes and MADE not in values:
         # From a file, which says what it is made of.
         return put_together(cls, {**values, MADE: observe(made)}, (*config, MADE))
@@ -674,7 +674,7 @@ class Module(Record, metaclass=ModuleMeta):
         shared = {n: stored(self, n) for n in layout.config if n not in layout.held}
         copied = {n: stored(self, n) for n in (*layout.data, *layout.held)}
         share_functions(copied, memo)
-        return make_record(type(self), {LAYOUT: layout, **shared, **copy.deepcopy(copied, memo)})
+        return make_record(type(self), {PRIVATE: layout, **shared, **copy.deepcopy(copied, memo)})
 
     def __reduce__(self) -> Any:
         schema = type(self).__record__.original
@@ -739,12 +739,12 @@ def restore_state(cls: Any, state: Any, beside: Any = None) -> Any:
     """Make an instance of a pickled one's state, as its class says, with what it is no part of."""
     node = make_record(cls, {})
     _set_state(node, referred(state))
-    if LAYOUT not in node.__stored__:
+    if PRIVATE not in node.__stored__:
         values = node.__stored__
         values.update(referred(beside) or {})
         fill_restored(cls.__record__, values)
         schema = cls.__record__.for_values(values)
-        values[LAYOUT] = schema.decide(values)
+        values[PRIVATE] = schema.decide(values)
         return node if schema.cls is cls else make_record(schema.cls, values)
     return node
 

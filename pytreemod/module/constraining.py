@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from pytreemod.errors import AccessError, FieldError, describe
 from pytreemod.module.fields import AbstractConstraint
-from pytreemod.module.reading import DERIVATIVE, is_computed
+from pytreemod.module.reading import is_computed, is_derivative
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
 from pytreemod.typing import class_of, jtu
@@ -65,7 +65,7 @@ def take_in_change(
         if not leaves or not all(map(_has_dtype, leaves)):
             return new
         is_value = _is_value(new)
-        if is_value and DERIVATIVE in old.__stored__:
+        if is_value and is_derivative(old):
             _refuse_derivative(new, where)
     else:
         is_value = (old is None or _has_dtype(old)) and _is_value(new) and class_of(new) is not int

@@ -32,8 +32,7 @@ from pytreemod.module.records import (
     set_fields,
 )
 from pytreemod.module.schema import Schema
-from pytreemod.tree.pending import FLAT, LAYOUT
-from pytreemod.tree.snapshots import SNAPSHOT
+from pytreemod.tree.pending import FLAT, PRIVATE
 from pytreemod.typing import class_of
 
 
@@ -107,7 +106,7 @@ def finish(node):
             layout = None
             break
     if layout is not None:
-        d[{LAYOUT!r}] = layout
+        d[{PRIVATE!r}] = layout
     else:
         node = divide(node, d)
     if asked is not None:
@@ -135,13 +134,13 @@ def as_changed(node: Any, before: dict[str, Any]) -> Any:
         before: what its dict held before the checks.
     """
     values = node.__stored__
-    for cached in (FLAT, SNAPSHOT):
-        before.pop(cached, None)
-        values.pop(cached, None)
+    before.pop(FLAT, None)
+    values.pop(FLAT, None)
+    before[PRIVATE] = values[PRIVATE] = before[PRIVATE].layout
     # What was added comes last, and is no field.
     if all(map(is_, before.values(), values.values())):
         return node
-    del values[LAYOUT]
+    del values[PRIVATE]
     schema: Schema = class_of(node).__record__
     return _divide(schema.original, node, values)
 
@@ -166,7 +165,7 @@ def _divide(schema: Schema, node: Any, values: dict[str, Any]) -> Any:
             refuse_itself(node, name, values[name])
     if found is schema:
         schema.note_types(layout, values)
-    values[LAYOUT] = layout
+    values[PRIVATE] = layout
     if schema.computes:
         values[MADE] = observe(node)
         # Flattened for that while it was not yet known.

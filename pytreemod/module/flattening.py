@@ -11,10 +11,10 @@ else: the fields are filled in from it when one is read (see `tree.pending`), wh
 trees that JAX puts together never see. For `class Linear` with data `weight`, `bias` and
 configuration `n`, an instance's dict has
 
-    when it was built               weight, bias, n, <layout>
+    when it was built               weight, bias, n, <private>: layout
     and then flattened              the same, and __flat__: ((weight, bias), (layout, n))
     when it was unflattened         __flat__
-    and then read                   __flat__, weight, bias, <layout>, n
+    and then read                   __flat__, weight, bias, <private>, n
 
 A field for which the class has a default is there from the start: Python would take the default for
 the instance's own value, and not ask. It takes 30 to 60 ns for each.
@@ -32,7 +32,7 @@ from typing import Any
 
 from pytreemod.module.division import Held
 from pytreemod.tree.kinds import are_pairwise_one
-from pytreemod.tree.pending import FLAT, LAYOUT, PENDING, AbstractSource, fill_in
+from pytreemod.tree.pending import FLAT, PRIVATE, AbstractSource, fill_in
 from pytreemod.typing import class_of, jtu
 
 
@@ -85,11 +85,16 @@ class Layout(AbstractSource):
         "held",
         "is_bare",
         "keys",
+        "layout",
         "names",
         "pack",
         "size",
         "waits",
     )
+
+    # As a `Private` has them: a finished record may have nothing but its layout.
+    source = snapshot = None
+    is_derivative = False
 
     def __init__(
         self,
@@ -101,10 +106,11 @@ class Layout(AbstractSource):
         may_wait: bool,
         shown: tuple[str, ...],
     ):
+        self.layout = self  # As a `Private` has it.
         self.cls, self.data, self.config, self.beside = cls, data, config, beside
         self.keys: tuple[Any, ...] = tuple([jtu.GetAttrKey(name) for name in data])
         # All that an instance's dict has of what was flattened, in the order of that.
-        self.names = (*data, LAYOUT, *config)
+        self.names = (*data, PRIVATE, *config)
         self.size = len(self.names)
         self.held = frozenset(n for n, kind in zip(config, kinds, strict=True) if kind is Held)
         self.pack: Any = Configuration if None in kinds else tuple
@@ -145,9 +151,14 @@ class Layout(AbstractSource):
     def fill_in(self, node: Any) -> None:
         """Fill in the fields of an instance that has nothing but what it was made of."""
         fields = node.__stored__
-        # In one step, for who finds the layout takes the record for complete. What another thread
-        # has just filled in are the same objects: nothing that is held waits.
-        fields.update(self.values(*fields[FLAT]))
+        values = self.values(*fields[FLAT])
+        del values[PRIVATE]
+        # What another thread has just filled in are the same objects: nothing that is held waits.
+        fields.update(values)
+        # Last, for who finds it without a source takes the record for complete.
+        own = fields.setdefault(PRIVATE, self)
+        if own is not self:
+            own.source = None
 
     def __repr__(self) -> str:
         return self.cls.__qualname__
@@ -155,11 +166,11 @@ class Layout(AbstractSource):
 
 def layout_in(fields: dict[str, Any]) -> Layout | None:
     """The layout in an instance's dict; None if it is being built, or all of it is pending."""
-    layout = fields.get(LAYOUT)
-    if layout is None:
+    own = fields.get(PRIVATE)
+    if own is None:
         flat = fields.get(FLAT)
         return None if flat is None else flat[1][0]
-    return layout
+    return own.layout
 
 
 class Flattened:
@@ -174,13 +185,14 @@ class Flattened:
         if instance is None:
             return self
         fields = instance.__stored__
-        if PENDING in fields:
-            fill_in(instance)
-            return instance.__flat__
-        layout = fields.get(LAYOUT)
-        if layout is None:
+        own = fields.get(PRIVATE)
+        if own is None:
             # It was put together by hand, and may have other fields the next time.
             return class_of(instance).__record__.decide(fields).flatten(fields)
+        if own.source is not None:
+            fill_in(instance)
+            return instance.__flat__
+        layout = own.layout
         flat = layout.flatten(fields)
         # The user may change what is held, and then flattening gives something else.
         if not layout.held:

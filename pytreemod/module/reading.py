@@ -28,7 +28,7 @@ from pytreemod.errors import AccessError, FieldError, ShapeError, SpecError, des
 from pytreemod.module.variants import Trait, Variant, Varying
 from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.pending import Waiting
+from pytreemod.tree.pending import PRIVATE, Waiting, private_of
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.stored_fields import is_reading_stored, stored
 from pytreemod.tree.surgery import replace_at
@@ -40,9 +40,6 @@ TIES = "<ties>"
 MADE = "<made>"
 # Where it has the ties that its `__init__` has asked for, until they can be made.
 ASKED = "<asked>"
-# What marks a computed leaf, and the outermost Modules, in a tree of derivatives. No part of the
-# tree, and kept by no journey.
-DERIVATIVE = "<derivative>"
 
 
 # ---- computed leaves
@@ -115,7 +112,7 @@ def evaluate(node: Any, where: str) -> Any:
             its value has got another shape.
         FieldError: `value()` gives no array.
     """
-    if DERIVATIVE in node.__stored__:
+    if is_derivative(node):
         _refuse_derivatives(where, "derivatives by its parts")
     made: Made = stored(node, MADE, UNKNOWN)
     leaves = jtu.tree_leaves(node)
@@ -253,13 +250,19 @@ def mark_derivatives(tree: Any, has_computed: bool) -> None:
     for is_marked in (is_computed, _is_record) if has_computed else (_is_record,):
         for node in jtu.tree_leaves(tree, is_leaf=is_marked):
             if is_marked(node):
-                node.__stored__[DERIVATIVE] = True
+                private_of(node).is_derivative = True
+
+
+def is_derivative(node: Any) -> bool:
+    """Whether a record was marked as one of derivatives; no copy of it is."""
+    own = node.__stored__.get(PRIVATE)
+    return own is not None and own.is_derivative
 
 
 def are_derivatives(tree: Any) -> bool:
     """Whether a tree has Modules that hold derivatives, as they came from a transform."""
     nodes = jtu.tree_leaves(tree, is_leaf=_is_record)
-    return any(_is_record(node) and DERIVATIVE in node.__stored__ for node in nodes)
+    return any(_is_record(node) and is_derivative(node) for node in nodes)
 
 
 def _is_record(node: Any) -> bool:

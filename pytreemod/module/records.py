@@ -16,7 +16,7 @@ from pytreemod.module.methods import BoundMethod
 from pytreemod.module.overriding import is_bound, refuse_overridden
 from pytreemod.module.schema import Schema
 from pytreemod.tree.nodes import record_of
-from pytreemod.tree.pending import FLAT, LAYOUT, fill_in, is_being_built
+from pytreemod.tree.pending import FLAT, PRIVATE, fill_in, is_being_built
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import class_of
 
@@ -65,7 +65,7 @@ class Record(_HasDict):
 
     def __setattr__(self, name: str, value: Any) -> None:
         values = self.__stored__
-        if FLAT in values or LAYOUT in values:
+        if FLAT in values or PRIVATE in values:
             if name in _PASSED:
                 values[name] = value
                 return
@@ -187,15 +187,10 @@ def write_setattr(schema: Schema) -> None:
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
         values = self.__stored__
-        if name in accepts and type(self) is cls and FLAT not in values and LAYOUT not in values:
+        is_own = type(self) is cls and FLAT not in values and PRIVATE not in values
+        if is_own and name in accepts:
             value = accepts[name](value, self)
-        if (
-            name in names
-            and type(value) in kinds
-            and type(self) is cls
-            and FLAT not in values
-            and LAYOUT not in values
-        ):
+        if is_own and name in names and type(value) in kinds:
             values[name] = value
         else:
             super(cls, self).__setattr__(name, value)

@@ -39,7 +39,6 @@ from pytreemod.module.flattening import Layout, layout_in
 from pytreemod.module.pickling import Reference, referring
 from pytreemod.module.reading import (
     ASKED,
-    DERIVATIVE,
     MADE,
     TIES,
     Reading,
@@ -49,9 +48,8 @@ from pytreemod.module.reading import (
 )
 from pytreemod.module.variants import Trait, make_variant
 from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord, GivenRoles
-from pytreemod.tree.pending import FLAT, LAYOUT, PENDING, AbstractSource, fill_in
+from pytreemod.tree.pending import FLAT, PRIVATE, AbstractSource, Private, fill_in
 from pytreemod.tree.renewing import EDITABLE
-from pytreemod.tree.snapshots import SNAPSHOT
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import class_of
 
@@ -60,7 +58,7 @@ ROLES = "<roles>"
 # And the rules around its methods (see `transform.boundary.surrounded_calls`).
 CALL_RULES = "<rings>"
 
-_HIDDEN = frozenset({LAYOUT, PENDING, FLAT, SNAPSHOT, DERIVATIVE, "__orig_class__"})
+_HIDDEN = frozenset({PRIVATE, FLAT, "__orig_class__"})
 # What else an instance may hold, which is configuration.
 _NOTES = frozenset({MADE, TIES, ASKED, ROLES, CALL_RULES})
 # All that an instance's dict may have under names of ours.
@@ -284,7 +282,7 @@ class Schema(AbstractRecord):
         # Surgery comes here for every node that it changes, and mostly with new arrays for old. So
         # the dict is copied whole (0.1 us, in place of 0.35 name by name), and an array is looked
         # at once: it moves nothing, and is no computed leaf (0.1 us, in place of 0.6).
-        if len(fields) == layout.size + (FLAT in fields) and LAYOUT in fields:
+        if len(fields) == layout.size + (FLAT in fields) and PRIVATE in fields:
             values = {**fields, **changes}
             values.pop(FLAT, None)
         else:
@@ -306,7 +304,7 @@ class Schema(AbstractRecord):
             refuse_untied(node, changes)
             schema = self.for_values(values)
             layout = schema.layout_for(values, frozenset(layout.config))
-        values[LAYOUT] = layout
+        values[PRIVATE] = layout
         return self._make(schema.cls, values)
 
     def renewed(self, node: Any, changes: dict[str, Any]) -> Any:
@@ -316,7 +314,7 @@ class Schema(AbstractRecord):
             return node
         changes |= {name: Held(stored(node, name)).give() for name in layout.held}
         values = {name: stored(node, name) for name in (*layout.data, *layout.config)}
-        return self._make(self.cls, {**values, **changes, LAYOUT: layout})
+        return self._make(self.cls, {**values, **changes, PRIVATE: layout})
 
     def _constrained(
         self, values: dict[str, Any], changes: dict[str, Any], decide: bool
@@ -368,12 +366,12 @@ class Schema(AbstractRecord):
             return None
         # For these nothing waits in the class: they are no fields.
         beside = {n: stored(node, n) for n in layout.beside}
-        return {LAYOUT: layout, **beside, **early}
+        return {PRIVATE: layout, **beside, **early}
 
     def proxy(self, node: Any, source: AbstractSource) -> Any:
         """A proxy whose fields come from `source`; see `AbstractRecord.proxy`."""
         layout = self.split(node)
-        values = {PENDING: source, LAYOUT: layout}
+        values: dict[str, Any] = {PRIVATE: Private(layout, source)}
         # What is no field is not asked for: it has to be there when the proxy is flattened.
         for name in layout.beside:
             values[name] = stored(node, name)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from pytreemod.tree.nodes import record_of
-from pytreemod.tree.pending import PENDING
+from pytreemod.tree.pending import source_of
 from pytreemod.tree.snapshots import AbstractState, Snapshot, reached
 from pytreemod.typing import class_of, jtu
 
@@ -157,7 +157,7 @@ def _found(tree: Any, way: Way) -> tuple[Any, tuple[Any, ...], Snapshot | None]:
     for step in way.steps:
         node = node[step]
     for i, key in enumerate(rest):
-        source = node.__stored__.get(PENDING) if record_of(node) is not None else None
+        source = source_of(node.__stored__) if record_of(node) is not None else None
         if isinstance(source, Snapshot):
             return node, rest[i:], source
         node = reached(node, (key,))

@@ -32,7 +32,7 @@ from pytreemod.tree.nodes import (
     stop_below,
 )
 from pytreemod.tree.paths import parse_pattern, path_text, step_names
-from pytreemod.tree.pending import PENDING, AbstractSource
+from pytreemod.tree.pending import PRIVATE, AbstractSource, source_of
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.stored_fields import reading_stored, stored
 from pytreemod.typing import IsLeaf, PyTree, Where, class_of, jtu
@@ -157,7 +157,7 @@ class _Proxies:
         _, target = self.nodes.get(id(answer), (None, None))
         if target is None and record_of(answer) is not None:
             # A class's own `__getattribute__` would take this for a read of a field.
-            source = object.__getattribute__(answer, "__stored__").get(PENDING)
+            source = source_of(object.__getattribute__(answer, "__stored__"))
             if isinstance(source, _ProxySource) and source.makers is self:
                 target = Target(source.path, source.node)
         return target
@@ -227,7 +227,7 @@ class _ProxySource(AbstractSource):
         for name in self.record.names(self.node):
             if name not in node.__stored__:
                 self.read(node, name)
-        node.__stored__.pop(PENDING, None)
+        node.__stored__[PRIVATE].source = None
         # Without a source it cannot say itself any more what it stands for.
         self.makers.remember(node, self.path, self.node)
 

@@ -23,10 +23,9 @@ from typing import Any
 
 from pytreemod.typing import class_of
 
-# Where a record's dict keeps its source. No identifier, so that no field can bear the name.
-PENDING = "<pending>"
-# Where a record that is filled in has its layout.
-LAYOUT = "<layout>"
+# Where a record's dict has its private object: its layout, or a `Private`. No identifier, so that
+# no field can bear the name.
+PRIVATE = "<private>"
 # Where it has what flattening it gives: `(children, aux)`. First in `aux` is its layout, which is
 # the source of all fields, and has the `keys` of the children. An identifier that no field bears,
 # for JAX reads it as an attribute.
@@ -45,6 +44,39 @@ class AbstractSource(ABC):
     @abstractmethod
     def fill_in(self, node: Any) -> None:
         """Put all fields into `node.__stored__`, with what else makes it a finished record."""
+
+
+class Private:
+    """What a record has beside its fields, where that is more than its layout.
+
+    A layout has the same attributes, so that a record that is finished needs no object of its own.
+
+    Attributes:
+        layout: how its fields divide.
+        source: where fields come from that are not in its dict yet; None if all are.
+        snapshot: its arrays as one flat list, once somebody asked (see `tree.snapshots`).
+        is_derivative: whether it came from a transform that differentiates.
+    """
+
+    __slots__ = ("is_derivative", "layout", "snapshot", "source")
+
+    def __init__(self, layout: Any, source: AbstractSource | None = None):
+        self.layout, self.source = layout, source
+        self.snapshot: Any = None
+        self.is_derivative = False
+
+
+def private_of(node: Any) -> Private:
+    """The private object of a finished record, to be written to."""
+    fields = node.__stored__
+    own = fields.get(PRIVATE)
+    if own is None:
+        # Of another thread, if that has just filled it in.
+        layout = fields[FLAT][1][0]
+        own = fields.setdefault(PRIVATE, Private(layout, layout))
+    if class_of(own) is not Private:
+        fields[PRIVATE] = own = Private(own)
+    return own
 
 
 class Waiting:
@@ -117,17 +149,16 @@ def open_to_waiting(cls: type, names: Iterable[str]) -> None:
 
 def source_of(fields: dict[str, Any]) -> AbstractSource | None:
     """Where the fields of a record come from that are not in its dict; None if it has them all."""
-    source = fields.get(PENDING)
-    if source is None and LAYOUT not in fields:
-        flat = fields.get(FLAT)
-        return None if flat is None else flat[1][0]
-    return source
+    own = fields.get(PRIVATE)
+    if own is not None:
+        return own.source
+    flat = fields.get(FLAT)
+    return None if flat is None else flat[1][0]
 
 
 def is_being_built(node: Any) -> bool:
     """Whether a record's fields may still be assigned."""
-    # The layout last: another thread that takes one of the others away has put it there before.
-    return node.__stored__.keys().isdisjoint((FLAT, PENDING, LAYOUT))
+    return node.__stored__.keys().isdisjoint((FLAT, PRIVATE))
 
 
 def fill_in(node: Any) -> None:

@@ -24,13 +24,10 @@ import numpy as np
 
 from pytreemod.tree.kinds import are_one, dtype_of, kind_of
 from pytreemod.tree.nodes import children_of, is_node, is_plain_tuple, record_of
-from pytreemod.tree.pending import PENDING, AbstractSource, fill_in
+from pytreemod.tree.pending import PRIVATE, AbstractSource, fill_in, private_of
 from pytreemod.tree.predicates import is_array, is_carried
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import PyTree, class_of, jtu
-
-# Where a record's dict keeps it. No identifier, so that no field can bear the name.
-SNAPSHOT = "<snapshot>"
 
 
 class Static:
@@ -312,9 +309,9 @@ class Snapshot(AbstractSource):
         if self.paths is not None:
             found = [reached(node, path) for path in self.paths]
             kept = tuple(_contents(container) for container in found)
-            fields[SNAPSHOT] = Snapshot(self.arrays, self.structure, kept)
+            fields[PRIVATE].snapshot = Snapshot(self.arrays, self.structure, kept)
         # Last: who finds the record no longer pending takes it for complete.
-        fields.pop(PENDING, None)
+        fields[PRIVATE].source = None
 
     def is_current(self) -> bool:
         """Whether the remembered containers still hold what they held."""
@@ -341,16 +338,14 @@ def snapshot_of(node: Any) -> Snapshot:
     Raises:
         TypeError: a leaf that is no array cannot be hashed.
     """
-    fields = node.__stored__
-    kept = fields.get(PENDING)
-    # What is pending may be a proxy as well, whose source has no arrays.
-    if type(kept) is Snapshot:
-        return kept
-    if isinstance(kept, Snapshot) and kept.take():
-        return kept
-    kept = fields.get(SNAPSHOT)
-    if kept is not None and (not kept.containers or kept.is_current()):
-        return kept
+    own = node.__stored__.get(PRIVATE)
+    if own is not None:
+        source, kept = own.source, own.snapshot
+        # What is pending may be a proxy as well, whose source has no arrays.
+        if type(source) is Snapshot or (isinstance(source, Snapshot) and source.take()):
+            return source
+        if kept is not None and (not kept.containers or kept.is_current()):
+            return kept
     return _take(node)
 
 
@@ -420,7 +415,7 @@ class _Spy:
 def _take(node: Any) -> Snapshot:
     snapshot, is_kept = take_snapshot(node)
     if is_kept:
-        node.__stored__[SNAPSHOT] = snapshot
+        private_of(node).snapshot = snapshot
     return snapshot
 
 

@@ -696,3 +696,17 @@ def test_dir_shows_the_fields_and_what_the_class_has():
         found = dir(model)
         assert {"weight", "bias", "scaled"} <= set(found)
         assert all(name.isidentifier() for name in found)
+
+
+def test_an_instance_has_two_private_names():
+    """Whatever was done with it: one object beside the fields, and what flattening gives."""
+    built = affine()
+    flat, structure = jax.tree.flatten(built)
+    made, pending = jax.tree.unflatten(structure, flat), pm.filter_jit(lambda m: m)(built)
+    gradient = pm.filter_grad(lambda m, x: m(x).sum())(built, ramp(3))
+    for node in (affine(), built, made, pending, gradient, built.replace(bias=ramp(2))):
+        for _ in range(2):
+            private = node.__stored__.keys() - type(node).__record__.fields.keys()
+            assert private <= {"__flat__", "<private>"}
+            assert pm.filter_jit(lambda m: m.bias)(node).shape == (2,)
+            assert node.bias.shape == (2,)

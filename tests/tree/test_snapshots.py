@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
+from pytreemod.tree.pending import PRIVATE
 from pytreemod.tree.snapshots import (
-    SNAPSHOT,
     Static,
     divide,
     exact,
@@ -50,7 +50,8 @@ class StaticList(pm.Module):
 
 def remembered(module):
     """Whether a Module keeps a snapshot."""
-    return SNAPSHOT in module.__stored__
+    own = module.__stored__.get(PRIVATE)
+    return own is not None and own.snapshot is not None
 
 
 # ---- what is remembered

@@ -35,7 +35,7 @@ from pytreemod.transform.boundary.sowing import WithCollected, collecting, take_
 from pytreemod.tree.kinds import are_one, kind_of
 from pytreemod.tree.nodes import is_node, is_plain_tuple, locations, record_of
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.pending import PENDING
+from pytreemod.tree.pending import PRIVATE, Private
 from pytreemod.tree.predicates import is_array, is_carried
 from pytreemod.tree.snapshots import (
     AbstractState,
@@ -401,11 +401,14 @@ def _maker(node: Any, weak: Container[int]) -> tuple[list[Any], Make, Any] | Non
 def _pending_maker(cls: type, early: dict[str, Any], structure: Structure, paths: Any) -> Make:
     """What makes records of some arrays, whose fields are built when they are read."""
     new: Any = object.__new__
+    layout = early[PRIVATE]
 
     def make(arrays: list[Any]) -> Any:
         # `make_record`, written out: one function less for each model that a call returns.
         made = new(cls)
-        set_fields(made, {PENDING: Snapshot(arrays, structure, (), paths), **early})
+        set_fields(
+            made, {**early, PRIVATE: Private(layout, Snapshot(arrays, structure, (), paths))}
+        )
         return made
 
     return make
