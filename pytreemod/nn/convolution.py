@@ -8,19 +8,16 @@ from typing import Any, TypeAlias
 from jaxtyping import Array, Inexact, Shaped
 
 from pytreemod.errors import ArgumentError
-from pytreemod.module.field_kinds import array, check_choice, check_flag, check_size, check_sizes
+from pytreemod.module.field_kinds import array, check_size, choice, flag, size, sizes
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
     Title,
     check_array,
     check_channels,
-    check_dtype,
-    check_kept,
     check_window,
     named,
     own_arrays,
-    split_key,
 )
 from pytreemod.nn.calling import ignores_key, in_scope
 from pytreemod.nn.dimensions import for_dimensions
@@ -28,11 +25,10 @@ from pytreemod.nn.functional.convolution import PADDING_MODES, conv
 from pytreemod.nn.functional.windows import (
     Padding,
     check_padding,
-    check_strides,
     extents,
     resolve_padding,
 )
-from pytreemod.nn.initializing import Initializer, initial_bias, initial_weight
+from pytreemod.nn.initializing import Initializer, begin, initial_bias, initial_weight
 from pytreemod.nn.layer import Layer
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
@@ -42,7 +38,43 @@ AnyConv: TypeAlias = Any
 so that no check at run time could find it to be one."""
 
 
-class Conv(Layer):
+def accept_padding(where: str, padding: Any, layer: Any) -> Any:
+    """Accept the ways to write a padding, for as many axes as the layer has."""
+    return check_padding(where, padding, layer.num_spatial_dims, words=True)
+
+
+def accept_groups(where: str, groups: Any, layer: Any) -> int:
+    """Accept a divisor of the input's channels."""
+    count = check_size(where, groups, 1)
+    check_divisor(where, count, "in_channels", layer.in_channels)
+    return count
+
+
+class Convolution(Layer, is_abstract=True):
+    """Base of `Conv` and `ConvTranspose`: the sizes of their arrays, and what input they take."""
+
+    @property
+    def group_channels(self: Any) -> int:
+        """How many channels of the input a filter sees: those of its own group."""
+        return self.in_channels // self.groups
+
+    @property
+    def offset_axes(self: Any) -> tuple[int, ...]:
+        """Spatial axes of the bias, of size 1."""
+        return (1,) * self.num_spatial_dims
+
+    def _read(self: Any, x: AnyArray) -> tuple[Title, Array, Array, Array | None]:
+        """What errors call the layer, the input as an array, weight and bias."""
+        where = Title(self, "in_channels", "out_channels")
+        weight, bias = own_arrays(where, "weight", "bias")
+        # Not before: as in Equinox, a layer whose weight has a shape can be made and held.
+        check_divisor(named(self, "groups"), self.groups, "out_channels", self.out_channels)
+        x = check_array(where, x)
+        check_channels(where, x, self.in_channels, self.num_spatial_dims)
+        return where, x, weight, bias
+
+
+class Conv(Convolution):
     """A convolution over any number of spatial axes, channels first.
 
     The formula is that of [conv][pytreemod.nn.functional.conv].
@@ -96,18 +128,18 @@ class Conv(Layer):
         taps, as `torch.nn.Conv2d`.
     """
 
-    num_spatial_dims: int = field(static=True)
+    num_spatial_dims: int = size(1)
     weight: Inexact[Array, "out_channels group_channels *kernel_size"]
     bias: Inexact[Array, " out_channels *offset_axes"] | None = array(given="use_bias")
-    in_channels: int = field(static=True)
-    out_channels: int = field(static=True)
-    kernel_size: tuple[int, ...] = field(static=True)
-    stride: tuple[int, ...] = field(static=True)
-    padding: str | tuple[tuple[int, int], ...] = field(static=True)
-    dilation: tuple[int, ...] = field(static=True)
-    groups: int = field(static=True)
-    use_bias: bool = field(static=True)
-    padding_mode: str = field(static=True)
+    in_channels: int = size(1)
+    out_channels: int = size(1)
+    kernel_size: tuple[int, ...] = sizes(1, count="num_spatial_dims")
+    stride: tuple[int, ...] = sizes(1, count="num_spatial_dims")
+    padding: str | tuple[tuple[int, int], ...] = field(static=True, accepts=accept_padding)
+    dilation: tuple[int, ...] = sizes(1, count="num_spatial_dims")
+    groups: int = field(static=True, accepts=accept_groups)
+    use_bias: bool = flag()
+    padding_mode: str = choice(*PADDING_MODES)
 
     @sizes_follow(in_channels=lambda x, num_spatial_dims: x.shape[-1 - num_spatial_dims])
     def __init__(
@@ -128,62 +160,24 @@ class Conv(Layer):
         weight_init: Initializer | None = None,
         bias_init: Initializer | None = None,
     ):
-        dims = check_size(named(self, "num_spatial_dims"), num_spatial_dims, 1)
-        self.num_spatial_dims = dims
-        self.in_channels = check_size(named(self, "in_channels"), in_channels, 1)
-        self.out_channels = check_size(named(self, "out_channels"), out_channels, 1)
-        self.kernel_size = check_sizes(named(self, "kernel_size"), kernel_size, dims, 1)
-        self.stride = check_strides(named(self, "stride"), stride, dims)
-        self.padding = check_padding(named(self, "padding"), padding, dims, words=True)
-        self.dilation = check_sizes(named(self, "dilation"), dilation, dims, 1)
-        # After in_channels, which it must divide.
-        self.groups = check_groups(self, groups)
-        self.use_bias = check_flag(named(self, "use_bias"), use_bias)
-        self.padding_mode = check_choice(
-            named(self, "padding_mode"), padding_mode, tuple(PADDING_MODES)
-        )
-        dtype = check_dtype(named(self, "dtype"), dtype)
-        # Split without a bias, too, so that the weight is the same with and without.
-        weight_key, bias_key = split_key(named(self, "key"), key, 2)
+        self.num_spatial_dims = num_spatial_dims
+        values: Any = (in_channels, out_channels, kernel_size, stride, padding)
+        self.in_channels, self.out_channels, self.kernel_size, self.stride, self.padding = values
+        more: Any = (dilation, groups, use_bias, padding_mode)
+        self.dilation, self.groups, self.use_bias, self.padding_mode = more
+        dtype, weight_key, bias_key = begin(self, dtype, key, 2)
         self.weight = initial_weight(self, weight_init, weight_key, dtype)
         self.bias = initial_bias(self, bias_init, bias_key, dtype)
-
-    def __check_init__(self) -> None:
-        # Here as well, for `replace` and `with_mode` come this way.
-        dims = self.num_spatial_dims
-        kernel_size = check_sizes(named(self, "kernel_size"), self.kernel_size, dims, 1)
-        check_kept(self, "kernel_size", kernel_size)
-        padding = check_padding(named(self, "padding"), self.padding, dims, words=True)
-        check_kept(self, "padding", padding)
-        check_strides(named(self, "stride"), self.stride, dims)
-        check_sizes(named(self, "dilation"), self.dilation, dims, 1)
-        check_choice(named(self, "padding_mode"), self.padding_mode, tuple(PADDING_MODES))
-        check_groups(self, self.groups)
-
-    @property
-    def group_channels(self) -> int:
-        """How many channels of the input a filter sees: those of its own group."""
-        return self.in_channels // self.groups
-
-    @property
-    def offset_axes(self) -> tuple[int, ...]:
-        """Spatial axes of the bias, of size 1."""
-        return (1,) * self.num_spatial_dims
 
     @ignores_key
     @in_scope("pm.nn.Conv")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Convolve the channel and spatial axes of x; `key` is ignored."""
         del key
-        where, dims = Title(self, "in_channels", "out_channels"), self.num_spatial_dims
-        weight, bias = own_arrays(where, "weight", "bias")
-        # Not before: as in Equinox, a layer whose weight has a shape can be made and held.
-        check_divisor(named(self, "groups"), self.groups, "out_channels", self.out_channels)
-        x = check_array(where, x)
-        check_channels(where, x, self.in_channels, dims)
+        where, x, weight, bias = self._read(x)
         window = extents(self.kernel_size, self.dilation)
         # In numbers, here and not in the field: what "SAME" adds is up to the size of x.
-        pads = resolve_padding(self.padding, x.shape[-dims:], window, self.stride)
+        pads = resolve_padding(self.padding, x.shape[-self.num_spatial_dims :], window, self.stride)
         check_window(where, x, window, pads)
         return conv(
             x,
@@ -258,14 +252,6 @@ class Conv3d(Conv):
 
     @for_dimensions(Conv.__init__, 3)
     def __init__(self): ...
-
-
-def check_groups(layer: AnyConv, groups: Any) -> int:
-    """Accept a divisor of the input's channels."""
-    where = named(layer, "groups")
-    count = check_size(where, groups, 1)
-    check_divisor(where, count, "in_channels", layer.in_channels)
-    return count
 
 
 def check_divisor(where: str, groups: int, name: str, channels: int) -> None:

@@ -8,21 +8,14 @@ from typing import Any
 from jaxtyping import Array, Inexact, Shaped
 
 from pytreemod.errors import ShapeError, describe
-from pytreemod.module.field_kinds import array, check_flag, check_size, check_sizes
+from pytreemod.module.field_kinds import array, flag, size, sizes
 from pytreemod.module.fields import field
 from pytreemod.module.unfinished import sizes_follow
 from pytreemod.nn.arguments import (
     Title,
-    check_array,
-    check_channels,
-    check_dtype,
-    check_kept,
-    named,
-    own_arrays,
-    split_key,
 )
 from pytreemod.nn.calling import ignores_key, in_scope
-from pytreemod.nn.convolution import check_divisor, check_groups
+from pytreemod.nn.convolution import Convolution, accept_groups, accept_padding
 from pytreemod.nn.dimensions import for_dimensions
 from pytreemod.nn.functional.transposed_convolution import (
     check_output_padding,
@@ -30,14 +23,21 @@ from pytreemod.nn.functional.transposed_convolution import (
     conv_transpose,
     cut_for,
 )
-from pytreemod.nn.functional.windows import Padding, check_padding, check_strides, extents
-from pytreemod.nn.initializing import Initializer, initial_bias, initial_weight
-from pytreemod.nn.layer import Layer
+from pytreemod.nn.functional.windows import Padding, extents
+from pytreemod.nn.initializing import Initializer, begin, initial_bias, initial_weight
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.typing import AnyArray
 
 
-class ConvTranspose(Layer):
+def _accept_more(where: str, more: Any, layer: Any) -> tuple[int, ...]:
+    return check_output_padding(where, more, layer.stride)
+
+
+def _accept_mode(where: str, mode: Any, layer: Any) -> str:
+    return check_transposed_mode(where, mode, layer.padding, layer.output_padding)
+
+
+class ConvTranspose(Convolution):
     """A transposed convolution over any number of spatial axes, channels first.
 
     The formula is that of [conv_transpose][pytreemod.nn.functional.conv_transpose].
@@ -105,19 +105,19 @@ class ConvTranspose(Layer):
         the channels the other way round, and the taps; `from_torch` and `to_torch` convert it.
     """
 
-    num_spatial_dims: int = field(static=True)
+    num_spatial_dims: int = size(1)
     weight: Inexact[Array, "out_channels group_channels *kernel_size"]
     bias: Inexact[Array, " out_channels *offset_axes"] | None = array(given="use_bias")
-    in_channels: int = field(static=True)
-    out_channels: int = field(static=True)
-    kernel_size: tuple[int, ...] = field(static=True)
-    stride: tuple[int, ...] = field(static=True)
-    padding: str | tuple[tuple[int, int], ...] = field(static=True)
-    output_padding: tuple[int, ...] = field(static=True)
-    dilation: tuple[int, ...] = field(static=True)
-    groups: int = field(static=True)
-    use_bias: bool = field(static=True)
-    padding_mode: str = field(static=True)
+    in_channels: int = size(1)
+    out_channels: int = size(1)
+    kernel_size: tuple[int, ...] = sizes(1, count="num_spatial_dims")
+    stride: tuple[int, ...] = sizes(1, count="num_spatial_dims")
+    padding: str | tuple[tuple[int, int], ...] = field(static=True, accepts=accept_padding)
+    output_padding: tuple[int, ...] = field(static=True, accepts=_accept_more)
+    dilation: tuple[int, ...] = sizes(1, count="num_spatial_dims")
+    groups: int = field(static=True, accepts=accept_groups)
+    use_bias: bool = flag()
+    padding_mode: str = field(static=True, accepts=_accept_mode)
 
     @sizes_follow(in_channels=lambda x, num_spatial_dims: x.shape[-1 - num_spatial_dims])
     def __init__(
@@ -139,66 +139,21 @@ class ConvTranspose(Layer):
         weight_init: Initializer | None = None,
         bias_init: Initializer | None = None,
     ):
-        dims = check_size(named(self, "num_spatial_dims"), num_spatial_dims, 1)
-        self.num_spatial_dims = dims
-        self.in_channels = check_size(named(self, "in_channels"), in_channels, 1)
-        self.out_channels = check_size(named(self, "out_channels"), out_channels, 1)
-        self.kernel_size = check_sizes(named(self, "kernel_size"), kernel_size, dims, 1)
-        self.stride = check_strides(named(self, "stride"), stride, dims)
-        self.padding = check_padding(named(self, "padding"), padding, dims, words=True)
-        # After stride, than which it is less.
-        self.output_padding = check_output_padding(
-            named(self, "output_padding"), output_padding, self.stride
-        )
-        self.dilation = check_sizes(named(self, "dilation"), dilation, dims, 1)
-        self.groups = check_groups(self, groups)
-        self.use_bias = check_flag(named(self, "use_bias"), use_bias)
-        # After padding and output_padding, with which it must go.
-        self.padding_mode = check_transposed_mode(
-            named(self, "padding_mode"), padding_mode, self.padding, self.output_padding
-        )
-        dtype = check_dtype(named(self, "dtype"), dtype)
-        # Split without a bias, too, so that the weight is the same with and without.
-        weight_key, bias_key = split_key(named(self, "key"), key, 2)
+        self.num_spatial_dims = num_spatial_dims
+        values: Any = (in_channels, out_channels, kernel_size, stride, padding)
+        self.in_channels, self.out_channels, self.kernel_size, self.stride, self.padding = values
+        more: Any = (output_padding, dilation, groups, use_bias, padding_mode)
+        self.output_padding, self.dilation, self.groups, self.use_bias, self.padding_mode = more
+        dtype, weight_key, bias_key = begin(self, dtype, key, 2)
         self.weight = initial_weight(self, weight_init, weight_key, dtype)
         self.bias = initial_bias(self, bias_init, bias_key, dtype)
-
-    def __check_init__(self) -> None:
-        # Here as well, for `replace` and `with_mode` come this way.
-        dims = self.num_spatial_dims
-        kernel_size = check_sizes(named(self, "kernel_size"), self.kernel_size, dims, 1)
-        check_kept(self, "kernel_size", kernel_size)
-        padding = check_padding(named(self, "padding"), self.padding, dims, words=True)
-        check_kept(self, "padding", padding)
-        stride = check_strides(named(self, "stride"), self.stride, dims)
-        check_kept(self, "stride", stride)
-        more = check_output_padding(named(self, "output_padding"), self.output_padding, stride)
-        check_kept(self, "output_padding", more)
-        check_kept(self, "dilation", check_sizes(named(self, "dilation"), self.dilation, dims, 1))
-        check_transposed_mode(named(self, "padding_mode"), self.padding_mode, padding, more)
-        check_groups(self, self.groups)
-
-    @property
-    def group_channels(self) -> int:
-        """How many channels of the input a filter sees: those of its own group."""
-        return self.in_channels // self.groups
-
-    @property
-    def offset_axes(self) -> tuple[int, ...]:
-        """Spatial axes of the bias, of size 1."""
-        return (1,) * self.num_spatial_dims
 
     @ignores_key
     @in_scope("pm.nn.ConvTranspose")
     def __call__(self, x: AnyArray, *, key: KeyLike | None = None) -> Shaped[Array, ...]:
         """Spread the channel and spatial axes of x; `key` is ignored."""
         del key
-        where, dims = Title(self, "in_channels", "out_channels"), self.num_spatial_dims
-        weight, bias = own_arrays(where, "weight", "bias")
-        # Not before: as in Equinox, a layer whose weight has a shape can be made and held.
-        check_divisor(named(self, "groups"), self.groups, "out_channels", self.out_channels)
-        x = check_array(where, x)
-        check_channels(where, x, self.in_channels, dims)
+        where, x, weight, bias = self._read(x)
         self._check_left(where, x)
         return conv_transpose(
             x,

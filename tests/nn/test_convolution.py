@@ -198,3 +198,15 @@ def test_groups_that_do_not_divide_the_output_are_refused_when_it_is_called(key)
     text = r"^Conv2d\(groups\): expected a divisor of out_channels=3, got 2\.$"
     with pytest.raises(ArgumentError, match=text):
         layer(jnp.ones((4, 5, 5)))
+
+
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
+def test_what_a_mode_changes_is_stored_as_the_constructor_stores_it(kind, key):
+    """A stride for all axes becomes one for each; what contradicts the arrays is refused."""
+    layer = kind(2, 4, 3, key=key)
+
+    assert nn.with_mode(layer, stride=2) == layer.replace(stride=(2, 2))
+    assert layer.replace(stride=2, padding="same").padding == "SAME"
+    for changes in ({"groups": 2}, {"kernel_size": 5}, {"out_channels": 3}):
+        with pytest.raises(ShapeError, match=r"expected what its arrays were made for"):
+            nn.with_mode(layer, **changes)
