@@ -1,6 +1,6 @@
 """`capture`: look at the values inside a function, by submodule or by name.
 
-A rule around the calls of the chosen Modules (see `transform.boundary.surrounded_calls`) shows what
+A rule around the calls of the chosen Modules (`transform.interception.surrounded_calls`) shows what
 they return under their paths, as `sow` shows a value under its name. The results have their own
 classes again.
 """
@@ -12,14 +12,14 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from pytreemod.state.values import State
 from pytreemod.transform.boundary.sowing import EVERY_CAPTURE, Collector, Label, capturing, note
-from pytreemod.transform.boundary.surrounded_calls import (
+from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
+from pytreemod.transform.interception.surrounded_calls import (
     AbstractCallRule,
     CallSite,
     released,
     surround_all,
     surrounding,
 )
-from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
 from pytreemod.tree.selecting import as_selector
 from pytreemod.typing import FilterSpec, class_of, jtu
 

@@ -7,12 +7,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from pytreemod.errors import ArgumentError, RetraceError, describe
-from pytreemod.transform.boundary.wrapping import (
-    Transformed,
-    check_callable,
-    function_name,
-    positional_names,
-)
+from pytreemod.transform.boundary.signatures import positional_names
+from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
 from pytreemod.transform.compilation.retraces import Trace, explain_change, too_many_text
 from pytreemod.tree.snapshots import divide
 

@@ -55,7 +55,7 @@ from pytreemod.typing import class_of
 
 # Where an instance's dict keeps roles that it was given (see `roles`): it is configuration.
 ROLES = "<roles>"
-# And the rules around its methods (see `transform.boundary.surrounded_calls`).
+# And the rules around its methods (see `transform.interception.surrounded_calls`).
 CALL_RULES = "<rings>"
 
 _HIDDEN = frozenset({PRIVATE, FLAT, "__orig_class__"})

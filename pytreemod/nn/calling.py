@@ -16,7 +16,7 @@ from pytreemod.module.classes import Module
 from pytreemod.module.other_words import refuse_other_words
 from pytreemod.state.tokens import is_token
 from pytreemod.state.values import State
-from pytreemod.transform.boundary.wrapping import passing_on
+from pytreemod.transform.boundary.signatures import passing_on
 from pytreemod.transform.compilation.weak_functions import WeakTable
 from pytreemod.typing import class_of, jtu
 

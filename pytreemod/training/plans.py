@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 from pytreemod.errors import ArgumentError, SpecError, StructureError, describe
 from pytreemod.transform.boundary.agreement import differences
-from pytreemod.transform.boundary.surrounded_calls import released
 from pytreemod.transform.derivatives.chosen_leaves import trainable_mask
+from pytreemod.transform.interception.surrounded_calls import released
 from pytreemod.tree.members import holds_of
 from pytreemod.tree.nodes import Location, locations
 from pytreemod.tree.paths import path_text, pattern_text, some_of

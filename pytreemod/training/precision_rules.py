@@ -1,7 +1,7 @@
 """`with_precision`: a model whose chosen Modules store, and compute with, chosen dtypes.
 
 The arrays of the model are cast once, to the dtype of the parameters. And the methods of each
-Module are wrapped (see `transform.boundary.surrounded_calls`), so that the Module runs with arrays
+Module are wrapped (`transform.interception.surrounded_calls`), so that the Module runs with arrays
 of the dtype of the computation: layers read that dtype, and need not know about it. Because the
 casts are differentiated through, gradients have the dtype of the parameters.
 
@@ -27,8 +27,8 @@ from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.state.tokens import is_token
 from pytreemod.state.values import State
 from pytreemod.training.dtype_policies import Precision, as_precision
-from pytreemod.transform.boundary.chosen_modules import Path, choose_values, rebuilt
-from pytreemod.transform.boundary.surrounded_calls import (
+from pytreemod.transform.interception.chosen_modules import Path, choose_values, rebuilt
+from pytreemod.transform.interception.surrounded_calls import (
     AbstractCallRule,
     CallSite,
     has_method,

@@ -6,6 +6,7 @@ Owns: `filter_jit`, `filter_grad`, `filter_vmap` and the rest, each in a room of
     derivatives     maps           gradients, rules, checkpoints; vmap, pmap, shard_map, stacks
     compilation                    jit, donation, static arguments, shardings, retraces
     host                           checks inside compiled code, callbacks, enumerations
+    interception                   what is chosen in the arguments of a call; rules around calls
     boundary                       where a call is split into arrays and everything else, and back
 
 These import downwards only.

@@ -16,7 +16,7 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import FieldError, UnfinishedError
-from pytreemod.transform.boundary.surrounded_calls import (
+from pytreemod.transform.interception.surrounded_calls import (
     AbstractCallRule,
     surround,
     with_own_rules,

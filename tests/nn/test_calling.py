@@ -20,7 +20,7 @@ from pytreemod.nn.calling import (
     is_stateful,
     wants_key,
 )
-from pytreemod.transform.boundary.wrapping import positions_of
+from pytreemod.transform.boundary.signatures import positions_of
 from tests.goldens import refusals
 from tests.nn.catalogue import CATALOGUE
 

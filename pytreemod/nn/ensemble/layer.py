@@ -22,8 +22,9 @@ from pytreemod.nn.members.stacking import split_members, stack_members
 from pytreemod.nn.sequential import Identity
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.values import State
-from pytreemod.transform.boundary.argument_specs import Terms
-from pytreemod.transform.boundary.wrapping import argument_name, positional_names
+from pytreemod.transform.boundary.signatures import positional_names
+from pytreemod.transform.boundary.wrapping import argument_name
+from pytreemod.transform.interception.argument_specs import Terms
 from pytreemod.transform.maps.vmap import ON_AXIS_0, axes_by_argument, filter_vmap, is_axes_spec
 from pytreemod.tree.partitioning import combine
 from pytreemod.tree.paths import path_text

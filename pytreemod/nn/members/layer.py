@@ -27,7 +27,7 @@ from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.making import delete_init_state
 from pytreemod.state.tokens import RngStream, tokens_of
 from pytreemod.state.values import State
-from pytreemod.transform.boundary.surrounded_calls import with_numbers, without_numbers
+from pytreemod.transform.interception.surrounded_calls import with_numbers, without_numbers
 from pytreemod.transform.maps.stacking import unstack
 from pytreemod.tree.partitioning import combine
 from pytreemod.typing import jtu

@@ -1,9 +1,8 @@
-"""Room `transform.boundary`: where a call is taken apart for JAX, and put together again.
+"""Room `transform.boundary`: where a call is taken apart for JAX, and its result put together.
 
-Owns: the way in (`split_call`) and the way out (`pack`, `unpack`, `group`) of every transform; what
-all transformed functions have in common (`wrapping`); specs for arguments; what comes out of a
-transform besides its result (`sowing`), what must not be lost in it, or doubled; rules around the
-calls of chosen Modules (`surrounded_calls`).
+Owns: the way in (`packing.split_call`) and out (`pack`, `unpack`); what all transformed functions
+have in common (`wrapping`); what callables take (`signatures`); what comes out beside the result
+(`sowing`), and what is lost or doubled (`lost_updates`, `shared_parameters`).
 
-May import nothing else of `transform`. All other rooms in it stand on this one.
+May import nothing else of `transform`.
 """

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pytreemod.errors import LostUpdateWarning, StateError, warn
-from pytreemod.transform.boundary.wrapping import argument_name, function_name, positional_names
+from pytreemod.transform.boundary.signatures import positional_names
+from pytreemod.transform.boundary.wrapping import argument_name, function_name
 from pytreemod.tree.effects import (
     Effects,
     changed_values,

@@ -3,5 +3,5 @@
 Owns: compiled functions and where they are kept, donation, static arguments, shardings, why a
 function was traced again; and looking at a call without running it.
 
-May import `boundary` and `host`.
+May import `boundary`, `interception` and `host`.
 """

@@ -20,7 +20,8 @@ from typing import Any
 import jax
 
 from pytreemod.errors import AccessError, ArgumentError, DonatedError, describe
-from pytreemod.transform.boundary.wrapping import argument_name, check_names
+from pytreemod.transform.boundary.signatures import check_names
+from pytreemod.transform.boundary.wrapping import argument_name
 from pytreemod.transform.compilation.static_arguments import given_back
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array

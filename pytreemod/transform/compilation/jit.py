@@ -17,7 +17,6 @@ import jax
 import numpy as np
 
 from pytreemod.errors import ArgumentError, PytreemodError, describe
-from pytreemod.transform.boundary.argument_specs import named_arguments
 from pytreemod.transform.boundary.packing import (
     handlers,
     split_call,
@@ -25,14 +24,12 @@ from pytreemod.transform.boundary.packing import (
     unhashable,
     unpack,
 )
+from pytreemod.transform.boundary.signatures import check_options, place_keywords, positions_of
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
     check_callable,
-    check_options,
     explain_dtypes,
     function_name,
-    place_keywords,
-    positions_of,
 )
 from pytreemod.transform.compilation.donation import as_donation, explain_deleted, explain_twice
 from pytreemod.transform.compilation.shardings import ArgumentPlacements, ResultPlacements
@@ -46,6 +43,7 @@ from pytreemod.transform.compilation.store import (
 )
 from pytreemod.transform.compilation.weak_functions import forget_steps
 from pytreemod.transform.host.failures import call_checked, raise_recorded
+from pytreemod.transform.interception.argument_specs import named_arguments
 from pytreemod.tree.nodes import is_node
 from pytreemod.typing import Names, ShardingSpec, Tracer, jtu, untyped_jax
 

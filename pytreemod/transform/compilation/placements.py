@@ -15,7 +15,7 @@ import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe
-from pytreemod.transform.boundary.argument_specs import Assigned, Terms, assign
+from pytreemod.transform.interception.argument_specs import Assigned, Terms, assign
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By

@@ -15,14 +15,6 @@ from typing import Any
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pytreemod.errors import ArgumentError, describe
-from pytreemod.transform.boundary.argument_specs import (
-    Assigned,
-    Terms,
-    assign,
-    assign_arguments,
-    named_arguments,
-    values_in,
-)
 from pytreemod.transform.boundary.packing import Grouped, group, pack
 from pytreemod.transform.boundary.sowing import WithCollected
 from pytreemod.transform.compilation.donation import count_arrays
@@ -38,6 +30,14 @@ from pytreemod.transform.compilation.placements import (
     placement_terms,
     spec_text,
     stops,
+)
+from pytreemod.transform.interception.argument_specs import (
+    Assigned,
+    Terms,
+    assign,
+    assign_arguments,
+    named_arguments,
+    values_in,
 )
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.prefixes import By

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from pytreemod.errors import ArgumentError, describe
-from pytreemod.transform.boundary.wrapping import argument_name, check_names
+from pytreemod.transform.boundary.signatures import check_names
+from pytreemod.transform.boundary.wrapping import argument_name
 from pytreemod.tree.paths import path_text
 from pytreemod.typing import PyTree, class_of, jtu
 

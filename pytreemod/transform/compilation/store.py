@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, cast
 
 import jax
 
-from pytreemod.transform.boundary.argument_specs import Assigned
 from pytreemod.transform.boundary.packing import pack
 from pytreemod.transform.boundary.shared_parameters import Aliases, aliases_among, knowing
+from pytreemod.transform.boundary.signatures import parameters_of
 from pytreemod.transform.boundary.sowing import WithCollected, collecting, is_collecting
-from pytreemod.transform.boundary.wrapping import function_name, in_words_of, parameters_of
+from pytreemod.transform.boundary.wrapping import function_name, in_words_of
 from pytreemod.transform.compilation.donation import (
     Donation,
     begin_quiet,
@@ -39,6 +39,7 @@ from pytreemod.transform.compilation.static_arguments import give_back
 from pytreemod.transform.compilation.successors import Successions, successions_in
 from pytreemod.transform.compilation.weak_functions import WeakTable
 from pytreemod.transform.host.runtime_checks import begin_making, checks_in, end_making
+from pytreemod.transform.interception.argument_specs import Assigned
 from pytreemod.tree.effects import Effects
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array, is_carried

@@ -13,8 +13,9 @@ from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.module.reading import mark_derivatives
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.transform.boundary.shared_parameters import has_twice, tell_shared
+from pytreemod.transform.boundary.signatures import positional_names
 from pytreemod.transform.boundary.sowing import collect
-from pytreemod.transform.boundary.wrapping import argument_name, function_name, positional_names
+from pytreemod.transform.boundary.wrapping import argument_name, function_name
 from pytreemod.tree.effects import states_in
 from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text

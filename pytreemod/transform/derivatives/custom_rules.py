@@ -20,13 +20,13 @@ import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, DerivativeError, RuleError, describe, warn
 from pytreemod.transform.boundary.packing import pack, unpack
+from pytreemod.transform.boundary.signatures import positional_names
 from pytreemod.transform.boundary.sowing import call_tracked
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
     argument_name,
     check_callable,
     function_name,
-    positional_names,
 )
 from pytreemod.transform.derivatives.chosen_leaves import as_derivatives
 from pytreemod.transform.derivatives.results import pair_of

@@ -28,13 +28,9 @@ from pytreemod.errors import ArgumentError, ShapeError, describe, with_article
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.shared_parameters import tell_shared
+from pytreemod.transform.boundary.signatures import check_options
 from pytreemod.transform.boundary.sowing import with_collected
-from pytreemod.transform.boundary.wrapping import (
-    Transformed,
-    check_callable,
-    check_options,
-    function_name,
-)
+from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
 from pytreemod.transform.derivatives.chosen_leaves import (
     as_argnums,
     choose,

@@ -18,13 +18,9 @@ import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, DerivativeError, describe
 from pytreemod.transform.boundary.packing import pack, unpack
+from pytreemod.transform.boundary.signatures import check_options
 from pytreemod.transform.boundary.sowing import with_collected
-from pytreemod.transform.boundary.wrapping import (
-    Transformed,
-    check_callable,
-    check_options,
-    function_name,
-)
+from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
 from pytreemod.transform.derivatives.chosen_leaves import (
     as_argnums,
     as_derivatives,

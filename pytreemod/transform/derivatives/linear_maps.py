@@ -25,14 +25,13 @@ import numpy as np
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.methods import bind
 from pytreemod.transform.boundary.packing import pack, unpack
+from pytreemod.transform.boundary.signatures import parameters_of, positional_names
 from pytreemod.transform.boundary.sowing import with_collected
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
     argument_name,
     check_callable,
     function_name,
-    parameters_of,
-    positional_names,
 )
 from pytreemod.transform.derivatives.chosen_leaves import Chosen, as_derivatives, choose
 from pytreemod.transform.derivatives.results import pair_of

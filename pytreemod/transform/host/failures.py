@@ -24,7 +24,7 @@ from typing import NoReturn, ParamSpec, TypeVar, cast
 import jax
 
 from pytreemod.errors import CheckError
-from pytreemod.transform.boundary.wrapping import passing_on
+from pytreemod.transform.boundary.signatures import passing_on
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

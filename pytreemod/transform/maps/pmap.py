@@ -10,21 +10,20 @@ import jax
 import numpy as np
 
 from pytreemod.errors import ArgumentError, ShapeError, describe
-from pytreemod.transform.boundary.argument_specs import named_arguments
 from pytreemod.transform.boundary.packing import Grouped, split_call, unhashable, unpack
-from pytreemod.transform.boundary.shared_streams import tell_shared_streams
+from pytreemod.transform.boundary.signatures import check_options, place_keywords
 from pytreemod.transform.boundary.sowing import collecting
 from pytreemod.transform.boundary.wrapping import (
     check_axis_name,
     check_callable,
     check_count,
-    check_options,
     function_name,
-    place_keywords,
 )
 from pytreemod.transform.compilation.donation import without_warning
 from pytreemod.transform.compilation.stages import Lowered, TracedCall, as_structs
 from pytreemod.transform.compilation.store import Entry, store_for
+from pytreemod.transform.interception.argument_specs import named_arguments
+from pytreemod.transform.maps.shared_streams import tell_shared_streams
 from pytreemod.transform.maps.vmap import (
     ON_AXIS_0,
     MapOptions,

@@ -18,25 +18,10 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.transform.boundary.agreement import aval_of, varying_axes
-from pytreemod.transform.boundary.argument_specs import (
-    Assigned,
-    Terms,
-    assign,
-    assign_arguments,
-    named_arguments,
-    values_in,
-)
 from pytreemod.transform.boundary.packing import Grouped, group, unpack
-from pytreemod.transform.boundary.shared_streams import tell_shared_streams
+from pytreemod.transform.boundary.signatures import parameters_of, place_keywords, positions_of
 from pytreemod.transform.boundary.sowing import Collected, WithCollected, collecting
-from pytreemod.transform.boundary.wrapping import (
-    Transformed,
-    check_callable,
-    function_name,
-    parameters_of,
-    place_keywords,
-    positions_of,
-)
+from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
 from pytreemod.transform.compilation.placements import (
     SPECS,
     SpecOption,
@@ -51,6 +36,15 @@ from pytreemod.transform.compilation.placements import (
     stops,
 )
 from pytreemod.transform.host.failures import raises_checks
+from pytreemod.transform.interception.argument_specs import (
+    Assigned,
+    Terms,
+    assign,
+    assign_arguments,
+    named_arguments,
+    values_in,
+)
+from pytreemod.transform.maps.shared_streams import tell_shared_streams
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.snapshots import divide
 from pytreemod.typing import AxisName, PyTree, SpecTree

@@ -20,9 +20,8 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from pytreemod.errors import ArgumentError, ShapeError, SpecError, describe
-from pytreemod.transform.boundary.argument_specs import Terms, specs_by_argument
 from pytreemod.transform.boundary.packing import Grouped, group, pack, unpack
-from pytreemod.transform.boundary.shared_streams import tell_shared_streams
+from pytreemod.transform.boundary.signatures import check_options, place_keywords, positions_of
 from pytreemod.transform.boundary.sowing import WithCollected, collecting
 from pytreemod.transform.boundary.wrapping import (
     Transformed,
@@ -30,12 +29,11 @@ from pytreemod.transform.boundary.wrapping import (
     check_axis_name,
     check_callable,
     check_count,
-    check_options,
     function_name,
-    place_keywords,
-    positions_of,
 )
 from pytreemod.transform.host.failures import raises_checks
+from pytreemod.transform.interception.argument_specs import Terms, specs_by_argument
+from pytreemod.transform.maps.shared_streams import tell_shared_streams
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array, is_array_like, is_carried

@@ -22,7 +22,7 @@ from pytreemod.errors import (
     StateError,
     StructureError,
 )
-from pytreemod.transform.boundary.surrounded_calls import AbstractCallRule, surround
+from pytreemod.transform.interception.surrounded_calls import AbstractCallRule, surround
 from tests.helpers.equations import equations, operations
 from tests.helpers.laws import law
 from tests.labels import label

@@ -12,16 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pytreemod.errors import SharedStreamWarning, warn
-from pytreemod.transform.boundary.argument_specs import (
+from pytreemod.transform.boundary.signatures import parameters_of, positional_names
+from pytreemod.transform.boundary.wrapping import function_name
+from pytreemod.transform.interception.argument_specs import (
     Named,
     Terms,
     assign_arguments,
     named_arguments,
-)
-from pytreemod.transform.boundary.wrapping import (
-    function_name,
-    parameters_of,
-    positional_names,
 )
 from pytreemod.tree.effects import is_state
 from pytreemod.tree.paths import path_text

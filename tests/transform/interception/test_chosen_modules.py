@@ -6,7 +6,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import SpecError
-from pytreemod.transform.boundary.chosen_modules import choose_modules, choose_values, rebuilt
+from pytreemod.transform.interception.chosen_modules import choose_modules, choose_values, rebuilt
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.selecting import as_selector
 from tests.helpers.trees import Affine, affine

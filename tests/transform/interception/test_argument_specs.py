@@ -6,7 +6,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import ArgumentError, SpecError
-from pytreemod.transform.boundary.argument_specs import (
+from pytreemod.transform.interception.argument_specs import (
     Terms,
     assign,
     assign_arguments,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools as ft
+import sys
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -30,8 +31,9 @@ from pytreemod.module.methods import Method, as_method
 from pytreemod.module.pickling import referred
 from pytreemod.module.schema import CALL_RULES
 from pytreemod.module.variants import Trait, Variant, Varying
-from pytreemod.transform.boundary.chosen_modules import Path, choose_modules, rebuilt
-from pytreemod.transform.boundary.wrapping import Transformed, passing_on
+from pytreemod.transform.boundary.signatures import passing_on
+from pytreemod.transform.boundary.wrapping import Transformed
+from pytreemod.transform.interception.chosen_modules import Path, choose_modules, rebuilt
 from pytreemod.tree.kinds import kind_of
 from pytreemod.tree.selecting import as_selector
 from pytreemod.tree.stored_fields import stored
@@ -487,3 +489,7 @@ def _check_rule(where: str, rule: Any) -> None:
         got = f"{type(rule).__name__}, which holds an array, or what else has no hash"
         hint = "pass arrays to the layer itself, in its arguments or its fields"
         raise ArgumentError(f"{where}(rule)", expected, got, hint=hint) from error
+
+
+# Where pickles of version 0.1 look for it.
+sys.modules["pytreemod.transform.boundary.surrounded_calls"] = sys.modules[__name__]

@@ -16,7 +16,7 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import ArgumentError, SpecError
-from pytreemod.transform.boundary.surrounded_calls import (
+from pytreemod.transform.interception.surrounded_calls import (
     AbstractCallRule,
     CallSite,
     own_rules,
