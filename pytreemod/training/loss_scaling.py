@@ -19,8 +19,7 @@ from pytreemod.errors import ArgumentError, StructureError, describe
 from pytreemod.module.classes import Module
 from pytreemod.module.fields import buffer, field
 from pytreemod.state.values import State
-from pytreemod.transform.boundary.agreement import differences
-from pytreemod.tree.paths import path_text
+from pytreemod.tree.differences import compare
 from pytreemod.tree.predicates import is_array, is_inexact_array
 from pytreemod.typing import PyTree, jtu
 
@@ -203,8 +202,14 @@ def select_tree(pred: Any, on_true: _T, on_false: _T) -> _T:
     on_true, on_false = _restored(on_true), _restored(on_false)
     leaves, treedef = jtu.tree_flatten(on_true)
     others = jtu.tree_leaves(on_false)
-    if differences(on_true, on_false, _fits):
-        _refuse_trees(on_true, on_false)
+    found = compare(on_true, on_false, _fits)
+    if found:
+        raise StructureError(
+            "select_tree",
+            "two trees of one structure, with arrays of the same shapes and dtypes",
+            "trees that differ",
+            places=[each.line(form="{} and {}") for each in found],
+        )
     pairs = zip(leaves, others, strict=True)
     # `where`, and no branch: both trees are there already, and under vmap it would be one anyway.
     return treedef.unflatten([jnp.where(pred, a, b) if is_array(a) else a for a, b in pairs])
@@ -278,13 +283,3 @@ def _check_bool(where: str, value: Any) -> Any:
         return value
     hint = ["of a tree it is asked by", "pm.all_finite(grads)"]
     raise ArgumentError(where, "one True or False", describe(value), hint=hint)
-
-
-def _refuse_trees(on_true: Any, on_false: Any) -> None:
-    found = [(path_text(d.path), *d.texts()) for d in differences(on_true, on_false, _fits)]
-    raise StructureError(
-        "select_tree",
-        "two trees of one structure, with arrays of the same shapes and dtypes",
-        "trees that differ",
-        places=[f"{place or '<root>'}: {first} and {second}" for place, first, second in found],
-    )

@@ -38,8 +38,8 @@ from pytreemod.training.plans import (
     make_plan,
     rules_of,
 )
-from pytreemod.transform.boundary.agreement import differences
 from pytreemod.transform.boundary.shared_parameters import tell_shared
+from pytreemod.tree.differences import compare
 from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.updating import apply_updates, refuse_complex
@@ -395,19 +395,18 @@ def _refuse_gradients(model: PyTree, grads: PyTree) -> NoReturn:
     # None for a leaf is what was not differentiated; for a node it says too little.
     found = [
         d
-        for d in differences(model, grads, fits_always)
-        if d.second is not None or jtu.tree_leaves(d.first) != [d.first]
+        for d in compare(model, grads, fits_always)
+        if d.new is not None or jtu.tree_leaves(d.old) != [d.old]
     ]
-    texts = [(path_text(d.path, "grads"), *d.texts()) for d in found]
     hint = ["they are what filter_grad gives:", "grads = pm.filter_grad(loss)(model)"]
-    if any(d.second is None for d in found):
+    if any(d.new is None for d in found):
         hint = ["what is left alone has a rule that says so:"]
         hint += ['pm.Optimizer(pm.by({"backbone": None, ...: rule})).init(model)']
     raise StructureError(
         "Optimizer.update(grads)",
         "gradients of the model",
         "a tree of another structure",
-        places=[f"{place}: {new} where the model has {old}" for place, old, new in texts],
+        places=[d.line("grads", "{1} where the model has {0}") for d in found],
         hint=hint,
     )
 

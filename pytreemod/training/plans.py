@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from pytreemod.errors import ArgumentError, SpecError, StructureError, describe
-from pytreemod.transform.boundary.agreement import differences
 from pytreemod.transform.derivatives.chosen_leaves import trainable_mask
 from pytreemod.transform.interception.surrounded_calls import released
+from pytreemod.tree.differences import compare
 from pytreemod.tree.members import holds_of
 from pytreemod.tree.nodes import Location, locations
 from pytreemod.tree.paths import path_text, pattern_text, some_of
@@ -226,17 +226,16 @@ def check_model(plan: RulePlan, model: PyTree, treedef: Any) -> None:
     model = released(model)
     hint = ["an optimizer is for one model; make another for this one:"]
     hint += ["opt = pm.Optimizer(rules).init(model)"]
-    found = [d for d in differences(plan.stand_in(), model, fits_always) if d.of_structure]
+    found = [d for d in compare(plan.stand_in(), model, fits_always) if d.of_structure]
     if found:
-        texts = [(path_text(d.path, "model"), *d.texts()) for d in found]
         raise StructureError(
             "Optimizer.update(model)",
             "the model that the optimizer was initialized with",
             "one of another structure",
             # In the structure that is known every leaf is its label.
             places=[
-                f"{place}: {'a leaf' if type(d.first) is int else old} -> {new}"
-                for d, (place, old, new) in zip(found, texts, strict=True)
+                d.line("model", "a leaf -> {1}" if type(d.old) is int else "{} -> {}")
+                for d in found
             ],
             hint=hint,
         )
@@ -257,5 +256,5 @@ def check_model(plan: RulePlan, model: PyTree, treedef: Any) -> None:
 
 
 def fits_always(first: Any, second: Any) -> bool:
-    """For `differences` of structure alone, whatever the arrays."""
+    """For `compare` of structure alone, whatever the arrays."""
     return True

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytreemod.errors import SpecError, describe
+from pytreemod.tree.differences import side_text
 from pytreemod.tree.nodes import Location, children_of, locations, own_class, record_of
 from pytreemod.tree.paths import path_text, pattern_text
 from pytreemod.tree.selecting import (
@@ -326,7 +327,7 @@ def _refuse_mismatch(spec: Any, tree: Any, where: str, place: str) -> None:
         where,
         "a prefix of the tree that it is for",
         "another structure",
-        places=[f"{place}: {_kind(spec)} where the tree has {_kind(tree)}"],
+        places=[f"{place}: {side_text(spec)} where the tree has {side_text(tree)}"],
         hint=_several(spec),
     )
 
@@ -341,14 +342,6 @@ def _several(spec: Any) -> list[str]:
     else:
         return []
     return ["if each of them names leaves, write", text]
-
-
-def _kind(node: Any) -> str:
-    children = children_of(node)
-    if children is None:
-        return describe(node)
-    name = type(node).__qualname__
-    return f"{name} of {len(children)}" if isinstance(node, (tuple, list, dict)) else name
 
 
 def _is_filter_leaf(spec: Any) -> bool:

@@ -105,6 +105,14 @@ class Structure:
             leaves[position] = array
         return self.treedef.unflatten(leaves)
 
+    def matches(self, other: Structure) -> bool:
+        """Whether another structure is one with this, whether or not both can be hashed."""
+        return self is other or (
+            are_one_treedef(self.treedef, other.treedef)
+            and self.positions == other.positions
+            and all(map(are_one, self.statics, other.statics))
+        )
+
     def place(self, values: Sequence[Any], rest: Any = None) -> PyTree:
         """A tree of this structure with something for each array, and `rest` for all else."""
         if self.positions is None:

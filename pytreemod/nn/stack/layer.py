@@ -26,10 +26,10 @@ from pytreemod.nn.members.stacking import stack_members
 from pytreemod.nn.sequential import Identity
 from pytreemod.state.key_sources import KeyLike
 from pytreemod.state.values import State
-from pytreemod.transform.boundary.agreement import Difference, aval_of, differences, may_be_promoted
+from pytreemod.transform.boundary.agreement import may_be_promoted
 from pytreemod.transform.control_flow.scans import filter_scan
 from pytreemod.transform.derivatives.checkpoints import filter_checkpoint
-from pytreemod.tree.paths import path_text
+from pytreemod.tree.differences import Difference, aval_of, compare
 
 _L = TypeVar("_L", bound=Callable[..., Any])
 
@@ -265,14 +265,14 @@ class _Step(Module):
 
 def _as_before(title: str, x: Any, out: Any) -> Any:
     """What a layer returned, refused if the next layer could not take it as this one took x."""
-    found = differences(x, out, _agree)
+    found = compare(x, out, _agree)
     if not found:
         return out
     raise StructureError(
         title,
         "each layer to give back what it takes",
         f"a change in {len(found)} place{'s' * (len(found) > 1)}",
-        places=[f"{path_text(f.path, 'x')}: {' -> '.join(f.texts())}" for f in found],
+        places=[each.line("x") for each in found],
         hint=_hint(found),
     )
 
@@ -287,7 +287,7 @@ def _agree(before: Any, after: Any) -> bool:
 
 def _hint(found: Sequence[Difference]) -> Sequence[str]:
     if all(entry.of_dtypes for entry in found):
-        dtype = aval_of(found[0].second).dtype.name
+        dtype = aval_of(found[0].new).dtype.name
         return ("Start from that dtype, or cast in the layer:", f"stack(x.astype(jnp.{dtype}))")
     return (
         "A layer that changes it stands before or after the others:",

@@ -8,12 +8,11 @@ from typing import Any, TypeVar
 import jax
 
 from pytreemod.errors import StructureError
-from pytreemod.transform.boundary.agreement import Slot, differences
 from pytreemod.transform.boundary.packing import pack, pack_call, unpack
 from pytreemod.transform.boundary.sowing import call_tracked
 from pytreemod.transform.boundary.wrapping import Transformed, check_callable, function_name
 from pytreemod.transform.compilation.programs import Program, Signature
-from pytreemod.tree.kinds import are_one
+from pytreemod.tree.differences import Slot, compare
 from pytreemod.tree.partitioning import partition
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_abstract, is_array
@@ -161,9 +160,9 @@ class ClosureConverted:
     def _check(self, arrays: list[Any], structure: Structure) -> None:
         # Trees of types, so that what differs is found by path, as for branches and loops.
         before = self._takes.structure.assemble(_slots(self._takes.structs))
-        found = differences(before, structure.assemble(_slots(arrays)), _same_type)
+        found = compare(before, structure.assemble(_slots(arrays)))
         if found:
-            places = [f"{_argument(entry.path)}: {' -> '.join(entry.texts())}" for entry in found]
+            places = [f"{_argument(entry.path)}: {' -> '.join(entry.texts)}" for entry in found]
             raise StructureError(
                 f"closure-converted {self.name}",
                 "arguments like those that it was converted for",
@@ -174,12 +173,6 @@ class ClosureConverted:
 
 def _slots(values: Iterable[Any]) -> list[Any]:
     return [Slot(jax.ShapeDtypeStruct(value.shape, value.dtype)) for value in values]
-
-
-def _same_type(first: Any, second: Any) -> bool:
-    if not (isinstance(first, Slot) and isinstance(second, Slot)):
-        return are_one(first, second)
-    return first.aval.shape == second.aval.shape and first.aval.dtype == second.aval.dtype
 
 
 def _argument(path: tuple[Any, ...]) -> str:

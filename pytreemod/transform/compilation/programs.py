@@ -61,12 +61,7 @@ class Signature:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Signature):
             return NotImplemented
-        a, b = self.structure, other.structure
-        return a is b or (
-            self.structs == other.structs
-            and a.treedef == b.treedef
-            and all(map(are_one, a.statics, b.statics))
-        )
+        return self.structs == other.structs and self.structure.matches(other.structure)
 
     def __repr__(self) -> str:
         return repr(self.tree)

@@ -6,8 +6,6 @@ and nothing of the model but its configuration, is kept.
 
 from __future__ import annotations
 
-import re
-import types
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +13,11 @@ from typing import Any, cast
 
 import jax
 
-from pytreemod.errors import RetraceError, describe, explain
+from pytreemod.errors import RetraceError, explain, with_article
+from pytreemod.tree.differences import Difference, Slot, compare, leaf_text, side_text
 from pytreemod.tree.kinds import are_one
-from pytreemod.tree.nodes import children_of, record_of, stop_below
-from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure
-from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import class_of, jtu
 
 REMEMBERED = 16
@@ -29,37 +25,6 @@ REMEMBERED = 16
 
 SHOWN = 20
 """How many differences a report lists: a structure that changed as a whole has hundreds."""
-
-
-@dataclass(frozen=True)
-class ArrayType:
-    """What of an array a trace depends on."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-    weak_type: bool
-    sharding: Any = None
-
-    @property
-    def ndim(self) -> int:
-        """How many axes there are: nodes of other libraries may look when they are built."""
-        return len(self.shape)
-
-    def __str__(self) -> str:
-        weak = "weak_" if self.weak_type else ""
-        return f"{weak}{describe(self)}"
-
-
-def array_type(value: Any) -> ArrayType:
-    """The type of an array or a tracer."""
-    # Tracers have one; NumPy's arrays and structs speak for themselves.
-    aval: Any = getattr(value, "aval", value)
-    return ArrayType(
-        tuple(value.shape),
-        value.dtype,
-        bool(getattr(aval, "weak_type", False)),
-        getattr(aval, "sharding", None),
-    )
 
 
 @dataclass(frozen=True)
@@ -75,7 +40,7 @@ class Trace:
     def of(cls, names: tuple[str, ...], structure: Structure, values: list[Any]) -> Trace:
         """The trace of a call with this structure and these arrays."""
         try:
-            head, args, kwargs = structure.assemble([array_type(v) for v in values])
+            head, args, kwargs = structure.assemble([Slot(jax.typeof(v)) for v in values])
         except Exception:
             # A node of another library's that takes nothing but arrays: then nothing is explained.
             return cls((), (), structure.treedef)
@@ -180,7 +145,7 @@ def changes_between(
 def _typed(tree: Any) -> Any:
     def of(leaf: Any) -> Any:
         is_data = is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
-        return ArrayType(tuple(leaf.shape), leaf.dtype, False) if is_data else leaf
+        return Slot(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)) if is_data else leaf
 
     return jtu.tree_map(of, tree)
 
@@ -198,53 +163,23 @@ def _differences(old: Trace, new: Trace) -> Iterator[str]:
     after = dict(zip(new.names, new.arguments, strict=True))
     for name in {**before, **after}:
         if name not in before:
-            yield f"{name}: not given before, now {_show(after[name])}"
+            yield f"{name}: not given before, now {side_text(after[name])}"
         elif name not in after:
-            yield f"{name}: {_show(before[name])} before, not given now"
+            yield f"{name}: {side_text(before[name])} before, not given now"
         else:
-            yield from _compare(before[name], after[name], (), name)
+            for found in compare(before[name], after[name]):
+                yield _line(found, name)
 
 
-def _compare(old: Any, new: Any, path: tuple[Any, ...], root: str) -> Iterator[str]:
-    if type(old) is not type(new):
-        yield _line(path, root, _show(old), _show(new))
-    elif isinstance(old, ArrayType):
-        if old != new:
-            yield from _compare_arrays(old, new, path, root)
-    elif children_of(old) is None:
-        if not are_one(old, new):
-            yield _change(path_text(path, root), old, new)
-    elif record_of(old) is not None:
-        yield from _compare_fields(old, new, path, root)
-    else:
-        yield from _compare_auxiliary(old, new, path, root)
-        yield from _compare_children(old, new, path, root)
-
-
-def _compare_children(old: Any, new: Any, path: tuple[Any, ...], root: str) -> Iterator[str]:
-    before, after = dict(children_of(old) or ()), dict(children_of(new) or ())
-    for key in {**before, **after}:
-        below = (*path, key)
-        if key not in before:
-            yield _line(below, root, "absent", _show(after[key]))
-        elif key not in after:
-            yield _line(below, root, _show(before[key]), "absent")
-        else:
-            yield from _compare(before[key], after[key], below, root)
-
-
-def _compare_arrays(
-    old: ArrayType, new: ArrayType, path: tuple[Any, ...], root: str
-) -> Iterator[str]:
-    if (old.shape, old.dtype) != (new.shape, new.dtype):
-        yield _line(path, root, str(old), str(new))
-    elif old.weak_type != new.weak_type:
-        names = {True: "a weak type (from a Python number)", False: "a strong type"}
-        yield _line(
-            path, root, f"{old} of {names[old.weak_type]}", f"{new} of {names[new.weak_type]}"
-        )
-    else:
-        yield _line(path, root, f"{old} {_lie(old.sharding)}", f"{new} {_lie(new.sharding)}")
+def _line(found: Difference, root: str) -> str:
+    old, new = found.texts
+    if old != new:
+        return found.line(root)
+    if isinstance(found.old, Slot):
+        old, new = f"{old} {_lie(found.old.sharding)}", f"{new} {_lie(found.new.sharding)}"
+        return f"{found.where(root)}: {old} -> {new}"
+    why = _why(found.old, found.new)
+    return f"{found.where(root)}: {old} -> {new}{f' ({why})' if why else ''}"
 
 
 def _lie(sharding: Any) -> str:
@@ -258,86 +193,10 @@ def _lie(sharding: Any) -> str:
     return f"as {spec} on a mesh ({axes})" if axes else "on no mesh"
 
 
-def _compare_auxiliary(old: Any, new: Any, path: tuple[Any, ...], root: str) -> Iterator[str]:
-    """What a node of JAX's, or of the user's, keeps beside its children."""
-    # Their keys are compared with their children, where they have paths.
-    if isinstance(old, (tuple, list, dict)):
-        return
-    was, now = (jtu.tree_structure(x, is_leaf=stop_below(x)).node_data() for x in (old, new))
-    if was is None or now is None:
-        return
-    pairs = [(was[1], now[1])]
-    # Item by item, so that only what has changed is shown.
-    if isinstance(was[1], tuple) and isinstance(now[1], tuple) and len(was[1]) == len(now[1]):
-        pairs = list(zip(was[1], now[1], strict=True))
-    for before, after in pairs:
-        if not are_one(before, after):
-            yield _change(f"{path_text(path, root)} (auxiliary data)", before, after)
-
-
-def _compare_fields(old: Any, new: Any, path: tuple[Any, ...], root: str) -> Iterator[str]:
-    """The fields of two records of one class; a value may be data in one and not in the other."""
-    (before, data), (after, other_data) = _fields(old), _fields(new)
-    for name in {**before, **after}:
-        below = (*path, jtu.GetAttrKey(name))
-        states = [name in side for side in (before, after, data, other_data)]
-        if all(states):
-            yield from _compare(before[name], after[name], below, root)
-        # Configuration on both sides; what is data on one side alone has no common form to compare.
-        elif states == [True, True, False, False]:
-            if not are_one(before[name], after[name]):
-                yield _change(path_text(below, root), before[name], after[name])
-        else:
-            shown = [_show(side[name]) if name in side else "absent" for side in (before, after)]
-            yield _line(below, root, *shown)
-
-
-def _fields(node: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The fields of a record by name, and the names of those that are data."""
-    record: Any = record_of(node)
-    return {name: stored(node, name) for name in record.names(node)}, record.data_names(node)
-
-
-def _line(path: tuple[Any, ...], root: str, old: str, new: str) -> str:
-    return f"{path_text(path, root)}: {old} -> {new}"
-
-
-def _change(place: str, old: Any, new: Any) -> str:
-    why = _why(old, new)
-    return f"{place}: {_text(old)} -> {_text(new)}{f' ({why})' if why else ''}"
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, ArrayType) or value is None:
-        return str(value)
-    return _a(class_of(value)) if children_of(value) is not None else _text(value)
-
-
-def _text(value: Any) -> str:
-    """A static value in short: functions by name and line, and no addresses, which tell nothing."""
-    code = getattr(value, "__code__", None)
-    if isinstance(code, types.CodeType):
-        return f"{value.__qualname__} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})"
-    # An address differs from run to run, and would be taken for the reason.
-    return describe(value) if isinstance(value, type) else describe(_WithoutAddress(value))
-
-
-class _WithoutAddress:
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __repr__(self) -> str:
-        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self.value))
-
-
-def _a(cls: type) -> str:
-    return f"{'an' if cls.__qualname__[0] in 'aeiouAEIOU' else 'a'} {cls.__qualname__}"
-
-
 def _why(old: Any, new: Any) -> str:
     """What makes two values different that look alike."""
-    shown = _text(old)
-    if type(old) is not type(new) or shown != _text(new):
+    shown = leaf_text(old)
+    if type(old) is not type(new) or shown != leaf_text(new):
         return ""
     if isinstance(old, tuple):
         # Such as a transformation of optax, which is a tuple of functions.
@@ -354,7 +213,7 @@ def _why(old: Any, new: Any) -> str:
         # What is private, or Python's own, is not the reader's to change.
         if not _is_private(class_of(old)):
             hint = f"give it __eq__ and __hash__, or {hint}"
-        return f"{_a(class_of(old))} is equal to itself alone: {hint}"
+        return f"{with_article(class_of(old).__qualname__)} is equal to itself alone: {hint}"
     return "further on" if shown.endswith("...") else "== does not say that they are the same"
 
 

@@ -23,16 +23,7 @@ from pytreemod.errors import (
     describe,
     explain,
 )
-from pytreemod.transform.boundary.agreement import (
-    MISSING,
-    Difference,
-    Slot,
-    agreeing_dtype,
-    aval_of,
-    differences,
-    is_number,
-    is_value,
-)
+from pytreemod.transform.boundary.agreement import agreeing_dtype
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.sowing import collect, is_collecting, labels_of, with_collected
 from pytreemod.transform.boundary.wrapping import check_callable, function_name
@@ -44,9 +35,17 @@ from pytreemod.transform.compilation.weak_functions import (
     weakly,
 )
 from pytreemod.transform.host.failures import raises_checks
+from pytreemod.tree.differences import (
+    MISSING,
+    Difference,
+    Slot,
+    aval_of,
+    compare,
+    is_number,
+    is_value,
+)
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import is_node
-from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure, are_one_treedef
 from pytreemod.typing import PyTree, jtu
@@ -284,7 +283,7 @@ class _Memory:
             # Another thread may trace another branch of the same call at this moment.
             results = self.results.setdefault(key, [None] * len(self.labels))
             before = results[index]
-            if before is not None and not _are_alike(before(), mine):
+            if before is not None and not before().matches(mine):
                 # JAX traces for more than is in the key, such as the size of a mapped axis: then
                 # what the others have returned is of another trace as well.
                 results[:] = [None] * len(self.labels)
@@ -314,7 +313,7 @@ class _Memory:
             first, other = results[0].assemble(()), result.assemble(())
             labels = (self.labels[0], label)
             _refuse_other_names(self.where, labels, first, other)
-            found = differences(first, other, _fits)
+            found = compare(first, other, _fits)
             if found:
                 raise StructureError(_explain_mismatch(self.where, labels, found))
         return _dtypes(results)
@@ -350,16 +349,6 @@ def _may_be_joined(one: Structure, other: Structure) -> bool:
 
 def _is_typed(leaf: Any) -> bool:
     return isinstance(leaf, Slot) or is_number(leaf)
-
-
-def _are_alike(one: Structure, other: Structure) -> bool:
-    """Whether a branch has returned what it has returned before."""
-    if not are_one_treedef(one.treedef, other.treedef):
-        return False
-    return all(
-        aval_of(a) == aval_of(b) if isinstance(a, Slot) and isinstance(b, Slot) else are_one(a, b)
-        for a, b in zip(one.statics, other.statics, strict=True)
-    )
 
 
 def _dtypes(results: Sequence[Structure]) -> list[Any]:
@@ -432,24 +421,17 @@ def _explain_mismatch(where: str, names: tuple[str, str], found: Sequence[Differ
         "branches that return the same structure, shapes, dtypes and static values",
         f"{len(found)} difference{'s' * (len(found) > 1)}",
         places=[
-            "{}: {} from {}, {} from {}".format(
-                path_text(entry.path, "result"),
-                entry.texts()[0],
-                names[0],
-                entry.texts()[1],
-                names[1],
-            )
-            for entry in found
+            entry.line("result", f"{{}} from {names[0]}, {{}} from {names[1]}") for entry in found
         ],
         hint=_hint(found[0]),
     )
 
 
 def _hint(entry: Difference) -> list[str]:
-    sides = (entry.first, entry.second)
+    sides = (entry.old, entry.new)
     arrays = [aval_of(side) for side in sides if isinstance(side, Slot)]
     if entry.of_dtypes:
-        aval = arrays[0] if arrays else aval_of(entry.first)
+        aval = arrays[0] if arrays else aval_of(entry.old)
         return ["cast what one of them returns:", f"jnp.asarray(x, jnp.{aval.dtype.name})"]
     if entry.of_arrays:
         return ["the array that is chosen has one shape, whichever it is"]

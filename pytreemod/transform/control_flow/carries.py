@@ -11,18 +11,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytreemod.errors import StructureError, explain
-from pytreemod.transform.boundary.agreement import (
+from pytreemod.transform.boundary.agreement import may_be_promoted
+from pytreemod.tree.differences import (
     Difference,
     aval_of,
-    differences,
+    compare,
     is_number,
-    is_value,
-    may_be_promoted,
     varying_axes,
 )
-from pytreemod.tree.kinds import are_one
 from pytreemod.tree.paths import path_text
-from pytreemod.tree.snapshots import Structure, are_one_treedef
+from pytreemod.tree.snapshots import Structure
 from pytreemod.typing import PyTree, jtu
 
 
@@ -39,21 +37,11 @@ def returned(where: str, root: str, structure: Structure, values: Any, after: Py
     Raises:
         StructureError: it did not come out as it went in: before and after are shown by path.
     """
-    leaves, treedef = jtu.tree_flatten(after)
-    # Flat first: nothing is worded where all is well.
-    if are_one_treedef(treedef, structure.treedef) and _all_fit(structure, values, leaves):
-        return [leaves[i] for i in structure.positions or ()]
-    found = differences(structure.assemble(values), after, _fits)
-    raise StructureError(_explain_change(where, root, found))
-
-
-def _all_fit(structure: Structure, values: Sequence[Any], leaves: Sequence[Any]) -> bool:
-    before = iter(values)
-    places = set(structure.positions or ())
-    return all(
-        is_value(leaf) and _fits(next(before), leaf) if i in places else are_one(static, leaf)
-        for i, (leaf, static) in enumerate(zip(leaves, structure.statics, strict=True))
-    )
+    found = compare(structure.assemble(values), after, _fits)
+    if found:
+        raise StructureError(_explain_change(where, root, found))
+    leaves = jtu.tree_leaves(after)
+    return [leaves[i] for i in structure.positions or ()]
 
 
 def _fits(before: Any, after: Any) -> bool:
@@ -66,7 +54,7 @@ def _fits(before: Any, after: Any) -> bool:
 
 
 def _explain_change(where: str, root: str, found: Sequence[Difference]) -> str:
-    places = [f"{path_text(entry.path, root)}: {' -> '.join(entry.texts())}" for entry in found]
+    places = [entry.line(root) for entry in found]
     return explain(
         where,
         f"the {root} to come out of each step as it went in",
@@ -80,8 +68,8 @@ def _hint_of_change(root: str, found: Sequence[Difference]) -> list[str]:
     for entry in found:
         if entry.of_dtypes:
             return _casts(path_text(entry.path, root), entry)
-        if entry.of_arrays and aval_of(entry.first).shape == aval_of(entry.second).shape:
-            axes = ", ".join(map(repr, sorted(varying_axes(aval_of(entry.second)), key=str)))
+        if entry.of_arrays and aval_of(entry.old).shape == aval_of(entry.new).shape:
+            axes = ", ".join(map(repr, sorted(varying_axes(aval_of(entry.new)), key=str)))
             return [
                 "start from an array that varies over the same axes of the mesh:",
                 f'jax.lax.pcast({path_text(entry.path, root)}, ({axes},), to="varying")',
@@ -98,11 +86,11 @@ def _hint_of_change(root: str, found: Sequence[Difference]) -> list[str]:
 
 
 def _casts(place: str, entry: Difference) -> list[str]:
-    before, after = aval_of(entry.first), aval_of(entry.second)
+    before, after = aval_of(entry.old), aval_of(entry.new)
     return [
         "cast what the step returns, or what the loop starts from:",
         f"{place}.astype(jnp.{before.dtype.name})   # in the step"
-        if not is_number(entry.second)
-        else f"jnp.asarray({entry.second!r}, jnp.{before.dtype.name})   # in the step",
+        if not is_number(entry.new)
+        else f"jnp.asarray({entry.new!r}, jnp.{before.dtype.name})   # in the step",
         f"jnp.asarray({place}, jnp.{after.dtype.name})   # before the loop",
     ]

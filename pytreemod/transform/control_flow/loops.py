@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from pytreemod.errors import ArgumentError, describe
-from pytreemod.transform.boundary.agreement import aval_of, is_number, is_value
 from pytreemod.transform.boundary.sowing import call_tracked
 from pytreemod.transform.boundary.wrapping import check_callable, function_name
 from pytreemod.transform.compilation.weak_functions import Parts, cached, functions
 from pytreemod.transform.control_flow.carries import returned
 from pytreemod.transform.control_flow.refusals import refuse_unroll
 from pytreemod.transform.host.failures import raises_checks
+from pytreemod.tree.differences import aval_of, is_number, is_value
 
 _Carry = TypeVar("_Carry")
 

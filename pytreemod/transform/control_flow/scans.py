@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import ArgumentError, describe
-from pytreemod.transform.boundary.agreement import is_value
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.sowing import call_tracked, collect, collecting, with_collected
 from pytreemod.transform.boundary.wrapping import check_callable, check_count, function_name
@@ -40,6 +39,7 @@ from pytreemod.transform.control_flow.refusals import (
 from pytreemod.transform.host.failures import raises_checks
 from pytreemod.transform.maps.stacking import refuse_other_than_int
 from pytreemod.transform.maps.vmap import ON_AXIS_0, axes_of, stacking_axes
+from pytreemod.tree.differences import is_value
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import divide

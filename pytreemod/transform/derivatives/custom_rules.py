@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pytreemod.errors import ArgumentError, DerivativeError, RuleError, describe, warn
+from pytreemod.errors import ArgumentError, DerivativeError, RuleError, warn
 from pytreemod.transform.boundary.packing import pack, unpack
 from pytreemod.transform.boundary.signatures import positional_names
 from pytreemod.transform.boundary.sowing import call_tracked
@@ -32,10 +32,10 @@ from pytreemod.transform.derivatives.chosen_leaves import as_derivatives
 from pytreemod.transform.derivatives.results import pair_of
 from pytreemod.transform.derivatives.tangents import beside, is_zero
 from pytreemod.transform.host.failures import raises_checks
-from pytreemod.tree.kinds import are_one
+from pytreemod.tree.differences import compare
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array, is_inexact_array
-from pytreemod.tree.snapshots import Structure, are_one_treedef, divide
+from pytreemod.tree.snapshots import Structure, divide
 from pytreemod.typing import PyTree, jtu
 
 # The options of these two are their rules. Each definition replaces them all: what was compiled
@@ -150,33 +150,11 @@ class _Agreement:
         if self.structure is None:
             # Whichever comes first: JAX may trace the rule and never the function, or both.
             self.structure, self.structs = structure, structs
-        elif self.structs != structs or not _agree(self.structure, structure):
-            self._refuse(structure.assemble(structs), self.structure.assemble(self.structs))
+        elif self.structs != structs or not self.structure.matches(structure):
+            found = compare(self.structure.assemble(self.structs), structure.assemble(structs))
+            places = [each.line("result", "{1}, where the function has {0}") for each in found]
+            raise DerivativeError(self.where, "the function's own result", "another", places=places)
         return pack(result)
-
-    def _refuse(self, result: PyTree, earlier: PyTree) -> None:
-        """Raise the error for a rule whose result is another than the function's."""
-        mine, theirs = _texts(result), _texts(earlier)
-        names = [*theirs, *(name for name in mine if name not in theirs)]
-        pairs = [(name, mine.get(name, "nothing"), theirs.get(name, "nothing")) for name in names]
-        places = [f"{name}: {a}, where the function has {b}" for name, a, b in pairs if a != b]
-        raise DerivativeError(
-            self.where,
-            "the function's own result",
-            "another",
-            places=places or ["result: a container of another type"],
-        )
-
-
-def _texts(tree: PyTree) -> dict[str, str]:
-    leaves = jtu.tree_leaves_with_path(tree)
-    return {path_text(path, "result"): describe(leaf) for path, leaf in leaves}
-
-
-def _agree(one: Structure, other: Structure) -> bool:
-    if not are_one_treedef(one.treedef, other.treedef) or one.positions != other.positions:
-        return False
-    return all(map(are_one, one.statics, other.statics))
 
 
 def _as_array(value: Any) -> Any:

@@ -16,16 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import ArgumentError, StructureError
-from pytreemod.transform.boundary.agreement import (
-    Difference,
-    Slot,
-    differences,
-    is_number,
-)
 from pytreemod.transform.boundary.sowing import closed, is_collecting
 from pytreemod.transform.boundary.wrapping import check_callable, function_name
+from pytreemod.tree.differences import (
+    Slot,
+    compare,
+    is_number,
+)
 from pytreemod.tree.kinds import are_one
-from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.snapshots import Structure, divide, structure_of
 from pytreemod.typing import PyTree, jtu, untyped_jax
@@ -63,9 +61,11 @@ class _Promise:
         Raises:
             StructureError: it is not what was promised; all paths are named.
         """
-        found = differences(self.tree, result, self._fits)
+        found = compare(self.tree, result, self._fits)
         if found:
-            self._refuse(found)
+            places = [each.line("result", "{1} instead of {0}") for each in found]
+            expected = "what result_shape_dtypes says"
+            raise StructureError(self.where, expected, "something else", places=places)
         leaves = jtu.tree_leaves(result)
         # By position, for a Python number may stand where an array was promised.
         kept = [leaves[i] for i in self.structure.positions or ()]
@@ -73,14 +73,6 @@ class _Promise:
             np.asarray(jax.random.key_data(x) if impl else x, None if impl else aval.dtype)
             for x, impl, aval in zip(kept, self.impls, self.types, strict=True)
         ]
-
-    def _refuse(self, found: list[Difference]) -> None:
-        places: list[str] = []
-        for place in found:
-            promised, got = place.texts()
-            places.append(f"{path_text(place.path, 'result')}: {got} instead of {promised}")
-        expected = "what result_shape_dtypes says"
-        raise StructureError(self.where, expected, "something else", places=places)
 
     def result(self, arrays: Sequence[Any]) -> PyTree:
         """The result, with what came from the host."""

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from pytreemod.errors import ArgumentError, SpecError, describe
-from pytreemod.transform.boundary.agreement import aval_of, varying_axes
 from pytreemod.transform.boundary.packing import Grouped, group, unpack
 from pytreemod.transform.boundary.signatures import parameters_of, place_keywords, positions_of
 from pytreemod.transform.boundary.sowing import Collected, WithCollected, collecting
@@ -45,6 +44,7 @@ from pytreemod.transform.interception.argument_specs import (
     values_in,
 )
 from pytreemod.transform.maps.shared_streams import tell_shared_streams
+from pytreemod.tree.differences import aval_of, varying_axes
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.snapshots import divide
 from pytreemod.typing import AxisName, PyTree, SpecTree

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pytreemod.errors import ArgumentError, ShapeError, StructureError, describe, explain
-from pytreemod.transform.boundary.agreement import Difference, differences, is_number
+from pytreemod.tree.differences import Difference, compare, is_number
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
@@ -63,7 +63,7 @@ def stack(trees: Iterable[_T], axis: int = 0) -> _T:
     columns = [arrays]
     for i, member in enumerate(members[1:], 1):
         # Before arrays are stacked, which would fail without a path.
-        found = differences(members[0], member, _alike)
+        found = compare(members[0], member, _alike)
         if found:
             raise StructureError(_explain_mismatch(i, found))
         columns.append(divide(member)[0])
@@ -93,13 +93,9 @@ def _explain_mismatch(index: int, found: Sequence[Difference]) -> str:
         "stack(trees)",
         "trees that differ in nothing but the values of their arrays",
         f"{len(found)} difference{'s' * (len(found) > 1)}",
-        places=[
-            f"{path_text(entry.path, 'tree')}: {entry.texts()[0]} in trees[0], "
-            f"{entry.texts()[1]} in trees[{index}]"
-            for entry in found
-        ],
+        places=[entry.line("tree", f"{{}} in trees[0], {{}} in trees[{index}]") for entry in found],
         hint=["what is to differ from member to member has to be an array:", "jnp.asarray(value)"]
-        if any(entry.of_arrays and is_number(entry.second) for entry in found)
+        if any(entry.of_arrays and is_number(entry.new) for entry in found)
         else (),
     )
 

@@ -109,10 +109,10 @@ ARRAYS = {
 STRUCTURES = {
     "array or not": (1, X, "x: 1 -> f32[2]"),
     "None or not": (Holder(None), Holder(X), "x.content: None -> f32[2]"),
-    "one item more": ([X], [X, X], "x[1]: absent -> f32[2]"),
-    "one item less": ([X, 1], [X], "x[1]: 1 -> absent"),
-    "new key": ([{"a": X}], [{"a": X, "b": X}], "x[0]['b']: absent -> f32[2]"),
-    "container": ([[X]], [(X,)], "x[0]: a list -> a tuple"),
+    "one item more": ([X], [X, X], "x[1]: nothing -> f32[2]"),
+    "one item less": ([X, 1], [X], "x[1]: 1 -> nothing"),
+    "new key": ([{"a": X}], [{"a": X, "b": X}], "x[0]['b']: nothing -> f32[2]"),
+    "container": ([[X]], [(X,)], "x[0]: a list of 1 -> a tuple of 1"),
     "class": (affine(), Pair(X, X), "x: an Affine -> a Pair"),
     "Module or not": (affine(), None, "x: an Affine -> None"),
     "division": (Holder(first), Holder(X), f"x.content: {FIRST} -> f32[2]"),
@@ -224,7 +224,7 @@ def test_each_kind_of_change_is_named(old, new, text):
         (({"x": X, "how": 1}, {"x": ramp(1), "how": 2}), ["x: f32[2] -> f32[1]", "how: 1 -> 2"]),
         (
             ({"x": {"a": X}}, {"x": {"b": X}}),
-            ["x['a']: f32[2] -> absent", "x['b']: absent -> f32[2]"],
+            ["x['a']: f32[2] -> nothing", "x['b']: nothing -> f32[2]"],
         ),
     ],
     ids=["given", "not given", "by keyword", "keyword", "two", "keys"],

@@ -45,12 +45,12 @@ CHANGES = {
     ),
     "a container": (
         lambda m: m.replace(bias=[m.bias]),
-        r"VAL\.bias: f32\[2\] -> list of 1\n  the VAL has one structure, from what the loop starts "
-        r"with to the last step",
+        r"VAL\.bias: f32\[2\] -> a list of 1\n  the VAL has one structure, from what the loop "
+        r"starts with to the last step",
     ),
     "another class": (
         lambda m: Holder(m.weight),
-        r"VAL: Affine -> Holder\n  the VAL has one structure",
+        r"VAL: an Affine -> a Holder\n  the VAL has one structure",
     ),
     "two places": (
         lambda m: Affine(m.bias, m.weight),
@@ -133,7 +133,7 @@ def test_associative_scan_shows_what_changed():
         (
             lambda c: (c[0], lambda: 0),
             (1, double),
-            r"carry\[1\]: the function double -> the function .*<lambda>\n"
+            r"carry\[1\]: double \(trees\.py:\d+\) -> .*<lambda> \(.*\)\n"
             r"  what is no array is part of the program, which is the same for every step",
         ),
         (

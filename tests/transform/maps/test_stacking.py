@@ -159,7 +159,7 @@ def test_trees_without_arrays_stack_to_themselves():
         ),
         pytest.param(
             [(ramp(1),), [ramp(1)]],
-            r"tree: tuple of 1 in trees\[0\], list of 1 in trees\[1\]",
+            r"tree: a tuple of 1 in trees\[0\], a list of 1 in trees\[1\]",
             id="containers",
         ),
         pytest.param(
@@ -169,17 +169,17 @@ def test_trees_without_arrays_stack_to_themselves():
         ),
         pytest.param(
             [Holder([double, ramp(1)]), Holder([abs, ramp(1)])],
-            r"tree\.content\[0\]: the function double in trees\[0\], the function abs in trees",
+            r"tree\.content\[0\]: double \(trees\.py:\d+\) in trees\[0\], the function abs in",
             id="functions",
         ),
         pytest.param(
             [[lambda: 0, ramp(1)], [lambda: 0, ramp(1)]],
-            r"tree\[0\]: the function <lambda> in trees\[0\], the function <lambda>, another in",
+            r"tree\[0\]: <lambda> \(.*\) in trees\[0\], <lambda> \(.*\), another in",
             id="functions of one name",
         ),
         pytest.param(
             [Pair(ramp(1), 0), (ramp(1), 0)],
-            r"tree: Pair of 2 in trees\[0\], tuple of 2 in trees\[1\]",
+            r"tree: a Pair of 2 in trees\[0\], a tuple of 2 in trees\[1\]",
             id="named tuple",
         ),
         pytest.param(
@@ -189,12 +189,12 @@ def test_trees_without_arrays_stack_to_themselves():
         ),
         pytest.param(
             [pm.Partial(double, ramp(1)), pm.Partial(abs, ramp(1))],
-            r"tree\.func: the function double in trees\[0\], the function abs in trees\[1\]",
+            r"tree\.func: double \(trees\.py:\d+\) in trees\[0\], the function abs in trees\[1\]",
             id="partials",
         ),
         pytest.param(
             [jax.tree_util.Partial(double, ramp(1)), jax.tree_util.Partial(abs, ramp(1))],
-            r"tree: .* in trees\[0\], .* in trees\[1\]",
+            r"tree \(auxiliary data\): double \(.*\) in trees\[0\], the function abs in trees\[1\]",
             id="a foreign node's own data",
         ),
     ],

@@ -1,0 +1,281 @@
+"""One walk over two trees: where they differ, and how.
+
+Containers are compared key by key, Modules field by field: what is data by the walk, what is
+configuration by `are_one`. Every comparison of two trees that has to name places is made of this:
+of carries, branches, gradients, traces.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+
+from pytreemod.errors import describe, with_article
+from pytreemod.tree.kinds import are_one
+from pytreemod.tree.nodes import children_of, own_class, record_of, stop_below
+from pytreemod.tree.paths import path_text
+from pytreemod.tree.predicates import NUMBERS, is_array
+from pytreemod.tree.snapshots import are_one_treedef
+from pytreemod.tree.stored_fields import stored
+from pytreemod.typing import KeyPath, PyTree, class_of, jtu
+
+Kind: TypeAlias = Literal["value", "class", "missing", "surplus", "static", "node"]
+"""How two trees differ: two leaves; nodes of two classes, or a node and a leaf; what only the old,
+or only the new tree has; configuration, or other data beside the children of a node; nodes that
+differ in what has no name."""
+
+
+def is_number(leaf: Any) -> bool:
+    """Whether `leaf` is a plain Python number, of which JAX makes an array."""
+    return type(leaf) in NUMBERS
+
+
+def is_value(leaf: Any) -> bool:
+    """Whether `leaf` is an array, or becomes one where JAX computes with it."""
+    return is_array(leaf) or is_number(leaf)
+
+
+class Slot:
+    """An array of which only the type is known, as a leaf: shape, dtype, weak type, sharding."""
+
+    __slots__ = ("aval",)
+
+    def __init__(self, aval: Any):
+        self.aval = aval
+
+    def __getattr__(self, name: str) -> Any:
+        # Nodes of other libraries may ask for the shape when they are built.
+        return getattr(object.__getattribute__(self, "aval"), name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Slot) and self.aval == other.aval
+
+    def __hash__(self) -> int:
+        return hash(self.aval)
+
+
+class Missing:
+    """An entry that one of two trees does not have."""
+
+
+MISSING = Missing()
+
+
+def aval_of(value: Any) -> Any:
+    """Shape, dtype and weak type of an array, a number or a `Slot`."""
+    return value.aval if isinstance(value, Slot) else jax.typeof(value)
+
+
+def varying_axes(aval: Any) -> frozenset[Any]:
+    """The mesh axes over which an array differs from device to device, inside a `shard_map`."""
+    # One name in newer JAX, another before.
+    manual = getattr(aval, "manual_axis_type", None)
+    return frozenset(getattr(aval, "vma", None) or getattr(manual, "varying", ()))
+
+
+class Difference(NamedTuple):
+    """One difference between two trees.
+
+    Attributes:
+        path: to it.
+        old: what the first tree has there; `MISSING` for nothing.
+        new: what the second has.
+        kind: how they differ.
+        note: what is appended to the path.
+    """
+
+    path: KeyPath
+    old: Any
+    new: Any
+    kind: Kind
+    note: str = ""
+
+    @property
+    def of_arrays(self) -> bool:
+        """Whether there is an array, or a number, on both sides."""
+        return self.kind == "value" and _is_typed(self.old) and _is_typed(self.new)
+
+    @property
+    def of_dtypes(self) -> bool:
+        """Whether nothing but the dtypes of two arrays differ."""
+        if not self.of_arrays:
+            return False
+        old, new = aval_of(self.old), aval_of(self.new)
+        return old.shape == new.shape and old.dtype != new.dtype
+
+    @property
+    def of_structure(self) -> bool:
+        """Whether there is a node, or nothing at all, on one side."""
+        return self.kind in ("class", "missing", "surplus")
+
+    def where(self, root: str = "") -> str:
+        """The path as text."""
+        return path_text(self.path, root) + self.note
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """Both sides in short form."""
+        text = _static_text if self.kind == "static" else side_text
+        return text(self.old), text(self.new)
+
+    def line(self, root: str = "", form: str = "{} -> {}") -> str:
+        """The path, and both sides in short form.
+
+        Args:
+            root: what to call the trees.
+            form: how the sides are put together.
+        """
+        old, new = self.texts
+        if old == new:
+            new += ", configured otherwise" if self.kind == "node" else ", another"
+        return f"{self.where(root)}: {form.format(old, new)}"
+
+
+def compare(
+    old: PyTree, new: PyTree, fits: Callable[[Any, Any], bool] = are_one
+) -> list[Difference]:
+    """Where two trees differ.
+
+    Args:
+        old: a tree.
+        new: another.
+        fits: whether two arrays, or numbers, count as the same.
+
+    Returns:
+        The differences in order; none for trees that agree.
+    """
+    (leaves, treedef), (others, other) = map(jtu.tree_flatten, (old, new))
+    # Flat first: most trees agree, and the walk takes a hundred times as long.
+    is_same = _are_one(treedef, other)
+    if is_same and all(_agree(a, b, fits) for a, b in zip(leaves, others, strict=True)):
+        return []
+    found = list(_walk(old, new, (), fits))
+    return found or ([Difference((), old, new, "node")] if is_same is False else [])
+
+
+def _walk(old: Any, new: Any, path: KeyPath, fits: Any) -> Iterator[Difference]:
+    mine, others = children_of(old), children_of(new)
+    if mine is None and others is None:
+        if not _agree(old, new, fits):
+            yield Difference(path, old, new, "value")
+        return
+    if mine is None or others is None or own_class(old) is not own_class(new):
+        yield Difference(path, old, new, "class")
+        return
+    before, after = _entries(old, mine), _entries(new, others)
+    found = list(_beside(old, new, path))
+    for key in before | after:
+        (a, in_old), (b, in_new) = before.get(key, _ABSENT), after.get(key, _ABSENT)
+        below = (*path, key)
+        if in_old and in_new:
+            found += _walk(a, b, below, fits)
+        # Configuration on one side, at least, or not there: a field may be either on each side.
+        elif not are_one(a, b):
+            kind = "missing" if in_old and b is MISSING else "static"
+            kind = "surplus" if in_new and a is MISSING else kind
+            found.append(Difference(below, a, b, kind))
+    yield from found
+    # What is below says more than that the nodes differ, which follows from it.
+    if not found and _are_one(_bare(old), _bare(new)) is False:
+        yield Difference(path, old, new, "node")
+
+
+_ABSENT = (MISSING, False)
+
+
+def _entries(node: Any, children: list[tuple[Any, Any]]) -> dict[Any, tuple[Any, bool]]:
+    """What is in a node, by key, and whether it is data; of a record, all of its fields."""
+    record = record_of(node)
+    if record is None:
+        return {key: (child, True) for key, child in children}
+    data = record.data_names(node)
+    return {jtu.GetAttrKey(n): (stored(node, n), n in data) for n in record.names(node)}
+
+
+def _beside(old: Any, new: Any, path: KeyPath) -> Iterator[Difference]:
+    """What nodes of JAX's, or of the user's, keep beside their children, item by item."""
+    # The keys of containers are compared with their children; records have fields.
+    if record_of(old) is not None or isinstance(old, (tuple, list, dict)):
+        return
+    was, now = _bare(old).node_data(), _bare(new).node_data()
+    if was is None or now is None:
+        return
+    pairs = [(was[1], now[1])]
+    if isinstance(was[1], tuple) and isinstance(now[1], tuple) and len(was[1]) == len(now[1]):
+        pairs = list(zip(was[1], now[1], strict=True))
+    for a, b in pairs:
+        if not are_one(a, b):
+            yield Difference(path, a, b, "static", " (auxiliary data)")
+
+
+def _bare(node: Any) -> Any:
+    """The structure of a node without what is below it."""
+    return jtu.tree_structure(node, is_leaf=stop_below(node))
+
+
+def _are_one(treedef: Any, other: Any) -> bool | None:
+    try:
+        return are_one_treedef(treedef, other)
+    except Exception:  # Of a class of the user's, which keeps what cannot be compared.
+        return None
+
+
+def _agree(a: Any, b: Any, fits: Any) -> bool:
+    return fits(a, b) if _is_typed(a) and _is_typed(b) else are_one(a, b)
+
+
+def _is_typed(value: Any) -> bool:
+    return isinstance(value, Slot) or is_value(value)
+
+
+# ---- texts
+
+
+def side_text(value: Any) -> str:
+    """One side of a difference in short form: `f32[2]`, `a list of 3`, `a Linear`."""
+    if value is MISSING:
+        return "nothing"
+    if _is_typed(value) and not is_number(value):
+        aval = aval_of(value)
+        varying = sorted(map(str, varying_axes(aval)))
+        return (
+            describe(aval)
+            + (" (weak)" if getattr(aval, "weak_type", False) else "")
+            + (f" varying over {', '.join(varying)}" if varying else "")
+        )
+    children = children_of(value)
+    if value is None or children is None:
+        return leaf_text(value)
+    record = record_of(value)
+    if record is not None and record.is_hole:
+        return f"a tie to {stored(value, 'to')}"
+    name = with_article(class_of(value).__qualname__)
+    return f"{name} of {len(children)}" if isinstance(value, (tuple, list, dict)) else name
+
+
+def _static_text(value: Any) -> str:
+    is_short = value is MISSING or (_is_typed(value) and not is_number(value))
+    return side_text(value) if is_short else leaf_text(value)
+
+
+def leaf_text(value: Any) -> str:
+    """A leaf in short form: functions by name and line, and without addresses."""
+    code = getattr(value, "__code__", None)
+    if isinstance(code, types.CodeType):
+        return f"{value.__qualname__} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})"
+    if hasattr(value, "__qualname__") or hasattr(value, "dtype"):
+        return describe(value)
+    # An address differs from run to run, and would be taken for the reason.
+    return describe(_WithoutAddress(value))
+
+
+class _WithoutAddress:
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __repr__(self) -> str:
+        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self.value))
