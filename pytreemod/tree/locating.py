@@ -21,7 +21,7 @@ from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any, NamedTuple, NoReturn
 
-from pytreemod.errors import AccessError, SpecError, describe, explain, explain_depth
+from pytreemod.errors import AccessError, SpecError, describe, explain_depth
 from pytreemod.tree.nodes import (
     AbstractRecord,
     children_of,
@@ -35,7 +35,7 @@ from pytreemod.tree.paths import parse_pattern, path_text, step_names
 from pytreemod.tree.pending import PRIVATE, AbstractSource, source_of
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.stored_fields import reading_stored, stored
-from pytreemod.typing import IsLeaf, PyTree, Where, class_of, jtu
+from pytreemod.typing import IsLeaf, KeyPath, PyTree, Where, class_of, jtu
 
 
 class Target(NamedTuple):
@@ -188,7 +188,15 @@ class _Proxies:
         """Refuse an answer that is made of nodes, and depends on what the leaves are."""
         items, others = _items(answer), _items(actual)
         if items is not None and others is not None and len(items) != len(others):
-            raise SpecError(_other_number_text(len(others), len(items), name))
+            raise SpecError(
+                name,
+                "a function that picks the same nodes whatever the leaves are",
+                f"one that picks {len(others)}, and {len(items)} where it cannot look at leaves",
+                hint=[
+                    "what a leaf is like is said by a selector:",
+                    "select.type(jax.Array) & (lambda leaf: leaf.ndim > 1)",
+                ],
+            )
         leaves, others = jtu.tree_leaves_with_path(answer), jtu.tree_leaves(actual)
         if len(leaves) != len(others):
             return
@@ -198,7 +206,7 @@ class _Proxies:
                 # Of a member of a stack, all leaves are such parts.
                 ends = target.path[len(target.path) - len(below) :] == below
                 above = target.path[: -len(below)] if below and ends else None
-                raise AccessError(_made_text(target, other, name, above))
+                _refuse_made(target, other, name, above)
 
 
 class _ProxySource(AbstractSource):
@@ -312,8 +320,19 @@ def _locate_access(where: Where, tree: PyTree, is_leaf: IsLeaf, name: str) -> Fo
             if is_first:
                 raise
         except Exception as error:
+            if is_first and isinstance(error, RecursionError):
+                raise SpecError(explain_depth(name)) from error
             if is_first:
-                raise SpecError(_failure_text(name, error)) from error
+                raise SpecError(
+                    name,
+                    "a function that only picks nodes of the tree",
+                    f"one that needs the values of leaves ({type(error).__name__})",
+                    hint=[
+                        "pick the whole leaf, and compute in replace_fn, with one member of a "
+                        "stack as well:",
+                        "tree_at(where, tree, replace_fn=lambda old: old.at[i].set(new))",
+                    ],
+                ) from error
         finally:
             # They hold the tree: not in a circle, in which it would outlive its last use.
             proxies.nodes.clear()
@@ -325,34 +344,8 @@ def _locate_access(where: Where, tree: PyTree, is_leaf: IsLeaf, name: str) -> Fo
     )
 
 
-def _failure_text(name: str, error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return explain_depth(name)
-    return explain(
-        name,
-        "a function that only picks nodes of the tree",
-        f"one that needs the values of leaves ({type(error).__name__})",
-        hint=[
-            "pick the whole leaf, and compute in replace_fn, with one member of a stack as well:",
-            "tree_at(where, tree, replace_fn=lambda old: old.at[i].set(new))",
-        ],
-    )
-
-
-def _other_number_text(count: int, without: int, name: str) -> str:
-    return explain(
-        name,
-        "a function that picks the same nodes whatever the leaves are",
-        f"one that picks {count}, and {without} where it cannot look at leaves",
-        hint=[
-            "what a leaf is like is said by a selector:",
-            "select.type(jax.Array) & (lambda leaf: leaf.ndim > 1)",
-        ],
-    )
-
-
-def _made_text(target: Target, made: Any, name: str, above: tuple[Any, ...] | None = None) -> str:
-    """What to say of an answer that is made of a leaf, or of all leaves of a node `above`."""
+def _refuse_made(target: Target, made: Any, name: str, above: KeyPath | None) -> NoReturn:
+    """Refuse an answer that is made of a leaf, or of all leaves of a node `above`."""
     pattern = path_text(target.path)
     if name.startswith("tree_at") and above:
         call = "lambda old: jax.tree.map(lambda a, b: a.at[i].set(b), old, new)"
@@ -365,7 +358,7 @@ def _made_text(target: Target, made: Any, name: str, above: tuple[Any, ...] | No
         hint = ["pick the whole leaf, and change a part of it in replace_fn:", call]
     else:
         hint = ["a part of a leaf cannot be picked; the whole leaf is", f"select.path({pattern!r})"]
-    return explain(
+    raise AccessError(
         name,
         "a function that only picks nodes of the tree",
         f"one that makes {describe(made)} of a leaf",

@@ -9,11 +9,12 @@ leaf-wise *and* of the masks of `a` and `b`, and so on. The functions that users
 from __future__ import annotations
 
 import functools as ft
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from types import EllipsisType
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import jax
 import numpy as np
@@ -167,7 +168,14 @@ def refuse_unmatched(
         empty = [loc for tree in trees for loc in _empty_nodes(tree, is_leaf)]
         reached = [loc for loc in empty if pattern.leads_to(loc.path)]
         if reached and all(map(_is_tied, reached)):
-            _refuse_tied(pattern, reached)
+            # It would do nothing: the leaves are elsewhere.
+            raise SpecError(
+                repr(pattern),
+                "a pattern that matches at least one leaf",
+                "a place that is tied to another",
+                places=[f"{pattern_text(loc.path)}: {describe(loc.leaf)}" for loc in reached],
+                hint="name the place that it is tied to: there is the leaf",
+            )
         if reached:
             continue
         hint, meant = leaves_shown(locs), _meant_by(pattern, locs)
@@ -214,17 +222,6 @@ def _refuse_misspelt(role: str, found: set[str]) -> None:
 def _is_tied(loc: Location) -> bool:
     record = record_of(loc.leaf)
     return record is not None and record.is_hole
-
-
-def _refuse_tied(pattern: Selector, reached: Sequence[Location]) -> NoReturn:
-    """Refuse a pattern that names places whose leaves are elsewhere: it would do nothing."""
-    raise SpecError(
-        repr(pattern),
-        "a pattern that matches at least one leaf",
-        "a place that is tied to another",
-        places=[f"{pattern_text(loc.path)}: {describe(loc.leaf)}" for loc in reached],
-        hint="name the place that it is tied to: there is the leaf",
-    )
 
 
 def _empty_nodes(tree: PyTree, is_leaf: IsLeaf) -> Iterator[Location]:
@@ -435,10 +432,14 @@ class _Constant(_Term):
         return repr(self.value)
 
 
-class _Both(_Term):
-    __slots__ = ("left", "right")
+class _Joined(_Term):
+    """Two selectors with an operator of sets between them."""
+
+    __slots__ = ()
     left: Selector
     right: Selector
+    sign: ClassVar[str]
+    operator: ClassVar[Callable[[bool, bool], bool]]
 
     def terms(self) -> Iterator[Selector]:
         yield from self.left.terms()
@@ -448,31 +449,21 @@ class _Both(_Term):
         return self.left.is_structural() and self.right.is_structural()
 
     def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
-        left = self.left.pick(locs, tree, is_leaf)
-        return [a and b for a, b in zip(left, self.right.pick(locs, tree, is_leaf), strict=True)]
+        left, right = (part.pick(locs, tree, is_leaf) for part in (self.left, self.right))
+        return list(map(type(self).operator, left, right))
 
     def __repr__(self) -> str:
-        return f"({self.left!r} & {self.right!r})"
+        return f"({self.left!r} {self.sign} {self.right!r})"
 
 
-class _Either(_Term):
+class _Both(_Joined):
     __slots__ = ("left", "right")
-    left: Selector
-    right: Selector
+    sign, operator = "&", operator.and_
 
-    def terms(self) -> Iterator[Selector]:
-        yield from self.left.terms()
-        yield from self.right.terms()
 
-    def is_structural(self) -> bool:
-        return self.left.is_structural() and self.right.is_structural()
-
-    def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
-        left = self.left.pick(locs, tree, is_leaf)
-        return [a or b for a, b in zip(left, self.right.pick(locs, tree, is_leaf), strict=True)]
-
-    def __repr__(self) -> str:
-        return f"({self.left!r} | {self.right!r})"
+class _Either(_Joined):
+    __slots__ = ("left", "right")
+    sign, operator = "|", operator.or_
 
 
 class _Without(_Term):

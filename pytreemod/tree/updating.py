@@ -65,7 +65,12 @@ def _add(path: Any, update: Any, leaf: Any) -> Any:
     if update is None or getattr(update, "dtype", None) == jax.dtypes.float0:
         return leaf
     if leaf is None:
-        _refuse_lack(path)
+        raise StructureError(
+            f"apply_updates at {path_text(path, 'model')}",
+            "updates for what the model has",
+            "one where the model has None",
+            hint=["the model comes first:", "pm.apply_updates(model, updates)"],
+        )
     # Updates may be any objects that can be added.
     is_number = is_array_like(leaf) and is_array_like(update)
     if is_number and jnp.shape(update) != jnp.shape(leaf):
@@ -102,15 +107,6 @@ def refuse_complex(where: str, place: str, what: str, given: Any) -> NoReturn:
     hint = ["if the imaginary part means nothing, say so:", "jax.tree.map(jnp.real, grads)"]
     expected = f"{what} without an imaginary part, for what is real"
     raise ArgumentError(f"{where} at {place}", expected, describe(given), hint=hint)
-
-
-def _refuse_lack(path: Any) -> NoReturn:
-    raise StructureError(
-        f"apply_updates at {path_text(path, 'model')}",
-        "updates for what the model has",
-        "one where the model has None",
-        hint=["the model comes first:", "pm.apply_updates(model, updates)"],
-    )
 
 
 def _misfit(path: Any, update: Any, leaf: Any) -> StructureError:

@@ -7,6 +7,7 @@ does, and whether what is summed over all arrays is summed over layers in the sa
 
 from __future__ import annotations
 
+import functools as ft
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -26,7 +27,6 @@ _WHOLE = {
     "reduce_and": "and",
     "reduce_or": "or",
 }
-_NO_MARKS = frozenset[Any]()
 _RANDOM = ("random_", "threefry", "rng_")
 
 
@@ -56,33 +56,54 @@ def is_random(jaxpr: Any) -> bool:
     return False
 
 
-# ---- which inputs an output depends on
+# ---- marks that follow the values of a program
 
 
-def flow(jaxpr: Any, sources: Sequence[frozenset[Any]]) -> list[frozenset[Any]]:
-    """For each output, the marks of all inputs that it depends on.
+class Marks(NamedTuple):
+    """How marks follow the values of a program from its inputs to its outputs.
 
-    Args:
-        jaxpr: the program.
-        sources: the marks of each input.
+    Attributes:
+        none: the mark of what is the same for all.
+        of: the mark of what an equation gives, from the equation and the marks of its inputs.
+        chosen: that of what a branch gives, from the mark of the index and what each branch gives.
     """
-    marks: dict[Any, frozenset[Any]] = dict(zip(jaxpr.invars, sources, strict=True))
 
-    def of(variable: Any) -> frozenset[Any]:
-        return frozenset() if _is_literal(variable) else marks.get(variable, frozenset())
+    none: Any
+    of: Callable[[Any, list[Any]], Any]
+    chosen: Callable[[Any, Sequence[Any]], Any]
 
-    for equation in jaxpr.eqns:
-        given = [of(v) for v in equation.invars]
-        inner, branches = inner_of(equation), equation.params.get("branches")
-        if inner is not None:
-            found = flow(inner, given)
-        elif branches is not None:
-            each = [flow(branch.jaxpr, given[1:]) for branch in branches]
-            found = [given[0].union(*outs) for outs in zip(*each, strict=True)]
-        else:
-            found = [_NO_MARKS.union(*given)] * len(equation.outvars)
-        marks.update(zip(equation.outvars, found, strict=True))
-    return [of(v) for v in jaxpr.outvars]
+    def follow(self, jaxpr: Any, given: Sequence[Any]) -> list[Any]:
+        """The mark of each output of a program.
+
+        Args:
+            jaxpr: the program.
+            given: the marks of its inputs.
+        """
+        marks: dict[Any, Any] = dict(zip(jaxpr.invars, given, strict=True))
+
+        def known(variable: Any) -> Any:
+            return self.none if _is_literal(variable) else marks.get(variable, self.none)
+
+        for equation in jaxpr.eqns:
+            ins = [known(v) for v in equation.invars]
+            inner, branches = inner_of(equation), equation.params.get("branches")
+            if inner is not None:
+                found = self.follow(inner, ins)
+            elif branches is not None:
+                each = [self.follow(branch.jaxpr, ins[1:]) for branch in branches]
+                found = [self.chosen(ins[0], outs) for outs in zip(*each, strict=True)]
+            else:
+                found = [self.of(equation, ins)] * len(equation.outvars)
+            marks.update(zip(equation.outvars, found, strict=True))
+        return [known(v) for v in jaxpr.outvars]
+
+
+def _union(_: Any, marks: Sequence[frozenset[Any]]) -> frozenset[Any]:
+    return frozenset[Any]().union(*marks)
+
+
+DEPENDENCIES = Marks(frozenset[Any](), _union, lambda index, outs: index.union(*outs))
+"""Sets: an output has all that is in the sets of the inputs that it depends on."""
 
 
 # ---- whether two programs are the same, whatever the shapes
@@ -199,34 +220,10 @@ def joined_marks(first: Mark, second: Mark) -> Mark:
     raise Unfit("it is of some layers")
 
 
-def whole_flow(jaxpr: Any, given: Sequence[Mark]) -> list[Mark]:
-    """Marks of the outputs of a program that two layers were given to.
-
-    Raises:
-        Unfit: something else is done than to reduce arrays, to join what all were reduced to, and
-            to compute number by number.
-    """
-    marks: dict[Any, Mark] = dict(zip(jaxpr.invars, given, strict=True))
-
-    def of(variable: Any) -> Mark:
-        return SHARED if _is_literal(variable) else marks.get(variable, SHARED)
-
-    for equation in jaxpr.eqns:
-        ins = [of(v) for v in equation.invars]
-        inner, branches = inner_of(equation), equation.params.get("branches")
-        if inner is not None:
-            outs = whole_flow(inner, ins)
-        elif branches is not None:
-            if _one([ins[0]]) != SHARED:
-                raise Unfit("it is of some layers")
-            each = [whole_flow(branch.jaxpr, ins[1:]) for branch in branches]
-            outs = each[0]
-            for other in each[1:]:
-                outs = [joined_marks(a, b) for a, b in zip(outs, other, strict=True)]
-        else:
-            outs = [_mark_of(equation, ins)] * len(equation.outvars)
-        marks.update(zip(equation.outvars, outs, strict=True))
-    return [of(v) for v in jaxpr.outvars]
+def _chosen(index: Mark, outs: Sequence[Mark]) -> Mark:
+    if _one([index]) != SHARED:
+        raise Unfit("it is of some layers")
+    return ft.reduce(joined_marks, outs)
 
 
 def _mark_of(equation: Any, ins: list[Mark]) -> Mark:
@@ -269,3 +266,11 @@ def _one(ins: list[Mark]) -> Mark:
     if len(found) == 1 and (mark := found.pop()).op is None:
         return mark
     raise Unfit("it is of some layers")
+
+
+OWNERS = Marks(SHARED, _mark_of, _chosen)
+"""A `Mark` for each value of a program that two layers are given to.
+
+It raises `Unfit` where something else is done than to reduce arrays, to join what all were reduced
+to, and to compute number by number.
+"""

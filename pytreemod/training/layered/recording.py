@@ -11,17 +11,18 @@ import jax.numpy as jnp
 
 from pytreemod.training.layered.lists import leaves_of, listed, owners
 from pytreemod.training.layered.programs import (
+    DEPENDENCIES,
+    OWNERS,
     SHARED,
     Mark,
+    Marks,
     Unfit,
     are_alike,
-    flow,
     is_by_number,
     is_by_number_or_whole,
     is_complete,
     is_random,
     joined_marks,
-    whole_flow,
 )
 from pytreemod.tree.members import without_axes
 from pytreemod.typing import KeyPath, PyTree, jtu
@@ -47,22 +48,21 @@ class RuleProgram(NamedTuple):
     outs: int
 
     def followed(
-        self, flow: Any, each: Sequence[Any], none: Any, join: Any, held: Sequence[bool] = ()
+        self, marks: Marks, each: Sequence[Any], join: Any, held: Sequence[bool] = ()
     ) -> tuple[list[Any], list[Any]]:
         """Marks of the updates and of the state, after as many steps as change them.
 
         Args:
-            flow: follows marks through a program.
+            marks: of which kind.
             each: the marks of gradients, and of parameters.
-            none: that of what is the same for all.
             join: two marks of one value.
             held: what of the state has the mark of the parameters from the start.
         """
-        state = flow(self.start, each)
+        state = marks.follow(self.start, each)
         state = [each[0] if h else m for h, m in zip(held, state, strict=True)] if held else state
-        more = [none] * (len(self.jaxpr.invars) - 2 * len(each) - len(state))
+        more = [marks.none] * (len(self.jaxpr.invars) - 2 * len(each) - len(state))
         while True:
-            outs = flow(self.jaxpr, [*each, *each, *state, *more])
+            outs = marks.follow(self.jaxpr, [*each, *each, *state, *more])
             after = [join(a, b) for a, b in zip(state, outs[self.outs :], strict=True)]
             if after == state:
                 return outs[: self.outs], state
@@ -153,7 +153,7 @@ def is_whole(rule: Any, params: PyTree, one: PyTree) -> bool:
     try:
         program, two, _ = record_two(rule, params)
         each = [Mark(frozenset([owner])) for owner in owners(two)]
-        made, _ = program.followed(whole_flow, each, SHARED, _joined_settled)
+        made, _ = program.followed(OWNERS, each, _joined_settled)
         return all(_settled(m) in (own, SHARED) for m, own in zip(made, each, strict=True))
     except (UndecidedError, Unfit):
         return False
@@ -181,7 +181,7 @@ def is_leafwise(program: RuleProgram) -> bool:
     if is_random(program.jaxpr):
         return False
     each = [frozenset([i]) for i in range(program.outs)]
-    made, _ = program.followed(flow, each, frozenset(), operator.or_)
+    made, _ = program.followed(DEPENDENCIES, each, operator.or_)
     return all(marks <= own for marks, own in zip(made, each, strict=True))
 
 
@@ -202,8 +202,8 @@ def axes_of_state(
         program = record(_Called(form), one)
     of_layers = left_out == "all"
     held = [bool(leaf.layers if of_layers else leaf.members) for leaf in leaves_of(program.state)]
-    mine, none = frozenset(["own"]), frozenset[str]()
-    _, state = program.followed(flow, [mine] * program.outs, none, operator.or_, held)
+    each = [frozenset(["own"])] * program.outs
+    _, state = program.followed(DEPENDENCIES, each, operator.or_, held)
     if of_layers and axes and any(m and not h for m, h in zip(state, held, strict=True)):
         raise UndecidedError
     locs, whole = jtu.tree_flatten_with_path(program.state)

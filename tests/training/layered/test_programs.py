@@ -5,16 +5,16 @@ import jax.numpy as jnp
 import pytest
 
 from pytreemod.training.layered.programs import (
+    DEPENDENCIES,
+    OWNERS,
     SHARED,
     Mark,
     Unfit,
     are_alike,
-    flow,
     is_by_number,
     is_by_number_or_whole,
     is_complete,
     is_random,
-    whole_flow,
 )
 
 
@@ -28,7 +28,9 @@ def test_outputs_depend_on_what_goes_into_them():
     def step(x, y, z):
         return jax.jit(jnp.sin)(x), jax.lax.cond(z > 0, lambda: x, lambda: y), z + 1
 
-    found = flow(program(step, (), (), ()), [frozenset("x"), frozenset("y"), frozenset("z")])
+    found = DEPENDENCIES.follow(
+        program(step, (), (), ()), [frozenset("x"), frozenset("y"), frozenset("z")]
+    )
     assert found == [{"x"}, {"x", "y", "z"}, {"z"}]
 
 
@@ -63,10 +65,10 @@ def test_sums_over_all_layers_are_told_from_those_over_one():
         return x / jnp.sum(x), y / jnp.sum(y)
 
     shapes = ((3,), (3,))
-    assert whole_flow(program(by_all, *shapes), [first, second]) == [first, second, SHARED]
+    assert OWNERS.follow(program(by_all, *shapes), [first, second]) == [first, second, SHARED]
     for wrong in (by_each, lambda x, y: x + y, lambda x, y: jnp.cumsum(x)):
         with pytest.raises(Unfit, match="some layers"):
-            whole_flow(program(wrong, *shapes), [first, second])
+            OWNERS.follow(program(wrong, *shapes), [first, second])
     both = Mark(first.owners | second.owners, "add")
     assert is_complete(both)
     assert not is_complete(Mark(first.owners, "add"))
