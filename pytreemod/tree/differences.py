@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 
-from pytreemod.errors import describe, with_article
+from pytreemod.errors import describe
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import children_of, own_class, record_of, stop_below
 from pytreemod.tree.paths import path_text
@@ -236,7 +236,7 @@ def _is_typed(value: Any) -> bool:
 
 
 def side_text(value: Any) -> str:
-    """One side of a difference in short form: `f32[2]`, `a list of 3`, `a Linear`."""
+    """One side of a difference in short form: `f32[2]`, `list of 3`, `Linear`."""
     if value is MISSING:
         return "nothing"
     if _is_typed(value) and not is_number(value):
@@ -253,7 +253,7 @@ def side_text(value: Any) -> str:
     record = record_of(value)
     if record is not None and record.is_hole:
         return f"a tie to {stored(value, 'to')}"
-    name = with_article(class_of(value).__qualname__)
+    name = class_of(value).__qualname__
     return f"{name} of {len(children)}" if isinstance(value, (tuple, list, dict)) else name
 
 

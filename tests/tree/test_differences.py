@@ -86,9 +86,9 @@ def test_trees_agree_both_ways(first, second):
     [
         ([ramp(2), "a"], [ramp(2), "b"], [("[1]", "'a'", "'b'")]),
         ({"a": 1}, {"a": 1, "b": 2}, [("['b']", "nothing", "2")]),
-        ([1, 2], (1, 2), [("", "a list of 2", "a tuple of 2")]),
+        ([1, 2], (1, 2), [("", "list of 2", "tuple of 2")]),
         ([1, 2], [1], [("[1]", "2", "nothing")]),
-        ({"a": [1]}, {"a": ramp(2)}, [("['a']", "a list of 1", "f32[2]")]),
+        ({"a": [1]}, {"a": ramp(2)}, [("['a']", "list of 1", "f32[2]")]),
         (affine(), Affine(ramp(1), None), [(".weight", "f32[2,3]", "f32[1]")]),
         ([None], [1], [("[0]", "None", "1")]),
     ],

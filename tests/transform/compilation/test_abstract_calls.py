@@ -127,8 +127,8 @@ def test_closure_convert_tells_its_structures():
         ),
         ((ramp(3), 2, affine()), r"  at args\[1\]: 1 -> 2"),
         ((ramp(3), True, affine()), r"  at args\[1\]: 1 -> True"),
-        ((ramp(3), 1, [affine()]), r"  at args\[2\]: an Affine -> a list of 1"),
-        ((ramp(3), 1), r"  at args\[2\]: an Affine -> nothing"),
+        ((ramp(3), 1, [affine()]), r"  at args\[2\]: Affine -> list of 1"),
+        ((ramp(3), 1), r"  at args\[2\]: Affine -> nothing"),
         ((3.0, 1, affine()), r"  at args\[0\]: f32\[3\] -> 3.0"),
     ],
 )

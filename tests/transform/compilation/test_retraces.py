@@ -112,9 +112,9 @@ STRUCTURES = {
     "one item more": ([X], [X, X], "x[1]: nothing -> f32[2]"),
     "one item less": ([X, 1], [X], "x[1]: 1 -> nothing"),
     "new key": ([{"a": X}], [{"a": X, "b": X}], "x[0]['b']: nothing -> f32[2]"),
-    "container": ([[X]], [(X,)], "x[0]: a list of 1 -> a tuple of 1"),
-    "class": (affine(), Pair(X, X), "x: an Affine -> a Pair"),
-    "Module or not": (affine(), None, "x: an Affine -> None"),
+    "container": ([[X]], [(X,)], "x[0]: list of 1 -> tuple of 1"),
+    "class": (affine(), Pair(X, X), "x: Affine -> Pair"),
+    "Module or not": (affine(), None, "x: Affine -> None"),
     "division": (Holder(first), Holder(X), f"x.content: {FIRST} -> f32[2]"),
 }
 

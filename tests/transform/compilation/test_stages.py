@@ -52,7 +52,7 @@ def test_compiled_takes_keywords_and_returns_anything():
     [
         ((Affine(1, 2), ramp(3)), ["model.weight: f32[2,3] -> 1", "model.bias: f32[2] -> 2"]),
         ((affine(), 3.0), ["x: f32[3] -> 3.0"]),
-        ((OwnInit(3), ramp(3)), ["model: an Affine -> an OwnInit"]),
+        ((OwnInit(3), ramp(3)), ["model: Affine -> OwnInit"]),
         ((affine(), None), ["x: f32[3] -> None"]),
         ((affine(),), ["x: f32[3] before, not given now"]),
         ((affine(), ramp(3), 4), ["args[2]: not given before, now 4"]),

@@ -45,12 +45,12 @@ CHANGES = {
     ),
     "a container": (
         lambda m: m.replace(bias=[m.bias]),
-        r"VAL\.bias: f32\[2\] -> a list of 1\n  the VAL has one structure, from what the loop "
+        r"VAL\.bias: f32\[2\] -> list of 1\n  the VAL has one structure, from what the loop "
         r"starts with to the last step",
     ),
     "another class": (
         lambda m: Holder(m.weight),
-        r"VAL: an Affine -> a Holder\n  the VAL has one structure",
+        r"VAL: Affine -> Holder\n  the VAL has one structure",
     ),
     "two places": (
         lambda m: Affine(m.bias, m.weight),

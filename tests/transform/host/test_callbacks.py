@@ -217,7 +217,7 @@ def test_effects_with_results():
         (np.ones(2, np.int32), struct(2), r": i32\[2\] instead of f32\[2\]"),
         ({"a": 1}, {"a": 1, "b": struct()}, r"\['b'\]: nothing instead of f32\[\]"),
         ({"a": 1, "b": 2}, {"a": 1}, r"\['b'\]: 2 instead of nothing"),
-        ([1], (1,), r": a list of 1 instead of a tuple of 1"),
+        ([1], (1,), r": list of 1 instead of tuple of 1"),
         (1.5, struct(dtype=jnp.int32), r": 1\.5 instead of i32\[\]"),
         (1, struct(1), r": 1 instead of f32\[1\]"),
         (None, struct(1), r": None instead of f32\[1\]"),

@@ -159,7 +159,7 @@ def test_trees_without_arrays_stack_to_themselves():
         ),
         pytest.param(
             [(ramp(1),), [ramp(1)]],
-            r"tree: a tuple of 1 in trees\[0\], a list of 1 in trees\[1\]",
+            r"tree: tuple of 1 in trees\[0\], list of 1 in trees\[1\]",
             id="containers",
         ),
         pytest.param(
@@ -179,7 +179,7 @@ def test_trees_without_arrays_stack_to_themselves():
         ),
         pytest.param(
             [Pair(ramp(1), 0), (ramp(1), 0)],
-            r"tree: a Pair of 2 in trees\[0\], a tuple of 2 in trees\[1\]",
+            r"tree: Pair of 2 in trees\[0\], tuple of 2 in trees\[1\]",
             id="named tuple",
         ),
         pytest.param(
