@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools as ft
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from types import EllipsisType
 from typing import Any, ClassVar, NoReturn
@@ -439,7 +439,7 @@ class _Joined(_Term):
     left: Selector
     right: Selector
     sign: ClassVar[str]
-    operator: ClassVar[Callable[[bool, bool], bool]]
+    join: ClassVar[Any]
 
     def terms(self) -> Iterator[Selector]:
         yield from self.left.terms()
@@ -450,7 +450,7 @@ class _Joined(_Term):
 
     def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         left, right = (part.pick(locs, tree, is_leaf) for part in (self.left, self.right))
-        return list(map(type(self).operator, left, right))
+        return list(map(type(self).join, left, right))
 
     def __repr__(self) -> str:
         return f"({self.left!r} {self.sign} {self.right!r})"
@@ -458,12 +458,14 @@ class _Joined(_Term):
 
 class _Both(_Joined):
     __slots__ = ("left", "right")
-    sign, operator = "&", operator.and_
+    sign = "&"
+    join: ClassVar[Any] = operator.and_
 
 
 class _Either(_Joined):
     __slots__ = ("left", "right")
-    sign, operator = "|", operator.or_
+    sign = "|"
+    join: ClassVar[Any] = operator.or_
 
 
 class _Without(_Term):

@@ -102,7 +102,11 @@ def _union(_: Any, marks: Sequence[frozenset[Any]]) -> frozenset[Any]:
     return frozenset[Any]().union(*marks)
 
 
-DEPENDENCIES = Marks(frozenset[Any](), _union, lambda index, outs: index.union(*outs))
+def _union_chosen(index: frozenset[Any], outs: Sequence[frozenset[Any]]) -> frozenset[Any]:
+    return index.union(*outs)
+
+
+DEPENDENCIES = Marks(frozenset[Any](), _union, _union_chosen)
 """Sets: an output has all that is in the sets of the inputs that it depends on."""
 
 
