@@ -9,9 +9,8 @@ leaf-wise *and* of the masks of `a` and `b`, and so on. The functions that users
 from __future__ import annotations
 
 import functools as ft
-import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from types import EllipsisType
 from typing import Any, ClassVar, NoReturn
@@ -439,7 +438,7 @@ class _Joined(_Term):
     left: Selector
     right: Selector
     sign: ClassVar[str]
-    join: ClassVar[Any]
+    join: ClassVar[Callable[[Iterable[bool]], bool]]
 
     def terms(self) -> Iterator[Selector]:
         yield from self.left.terms()
@@ -450,7 +449,7 @@ class _Joined(_Term):
 
     def pick(self, locs: Sequence[Location], tree: PyTree, is_leaf: IsLeaf) -> list[bool]:
         left, right = (part.pick(locs, tree, is_leaf) for part in (self.left, self.right))
-        return list(map(type(self).join, left, right))
+        return list(map(type(self).join, zip(left, right, strict=True)))
 
     def __repr__(self) -> str:
         return f"({self.left!r} {self.sign} {self.right!r})"
@@ -459,13 +458,13 @@ class _Joined(_Term):
 class _Both(_Joined):
     __slots__ = ("left", "right")
     sign = "&"
-    join: ClassVar[Any] = operator.and_
+    join = all
 
 
 class _Either(_Joined):
     __slots__ = ("left", "right")
     sign = "|"
-    join: ClassVar[Any] = operator.or_
+    join = any
 
 
 class _Without(_Term):
