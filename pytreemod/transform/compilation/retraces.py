@@ -174,7 +174,8 @@ def _differences(old: Trace, new: Trace) -> Iterator[str]:
 def _line(found: Difference, root: str) -> str:
     old, new = found.texts
     if old != new:
-        return found.line(root)
+        why = " (a weak type comes from a Python number)" if f"{old} (weak)" == new else ""
+        return found.line(root) + why
     if isinstance(found.old, Slot):
         old, new = f"{old} {_lie(found.old.sharding)}", f"{new} {_lie(found.new.sharding)}"
         return f"{found.where(root)}: {old} -> {new}"

@@ -99,7 +99,7 @@ ARRAYS = {
     "weak type": (
         jnp.float32(1.0),
         jnp.asarray(1.0),
-        "x: f32[] of a strong type -> weak_f32[] of a weak type (from a Python number)",
+        "x: f32[] -> f32[] (weak) (a weak type comes from a Python number)",
     ),
     "deep inside": ([{"a": (X,)}], [{"a": (ramp(1),)}], "x[0]['a'][0]: f32[2] -> f32[1]"),
     "in a Module": (Holder([X]), Holder([ramp(1)]), "x.content[0]: f32[2] -> f32[1]"),
