@@ -13,6 +13,7 @@ from pytreemod.module.constrained_leaves import Constrained
 from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import class_of
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_same
 from tests.labels import label
 
@@ -286,13 +287,11 @@ def test_a_traced_value_outside_fails_in_plain_jax():
 @pytest.mark.parametrize("kind", [float, np.float32, jnp.float32])
 def test_a_known_value_is_checked_while_a_program_is_traced(kind):
     """And is a constant of it, without a check when it runs."""
-    good, bad = kind(2.0), kind(-1.0)
+    good = kind(2.0)
     program = jax.make_jaxpr(lambda x: Written(good).scale * x)(1.0)
 
     assert "log" not in str(program)
     assert "callback" not in str(program)
-    with pytest.raises(FieldError, match=r"Written.scale: .* got -1.0"):
-        jax.make_jaxpr(lambda x: Written(bad).scale * x)(1.0)
 
 
 def test_a_step_that_takes_the_model_has_no_check():
@@ -396,8 +395,6 @@ def test_models_that_are_one_take_as_many_values():
 
     assert pm.filter_vmap(lambda m: m.scale)(changed).tolist() == pytest.approx([3.0, 4.0])
     assert jax.tree.structure(struct) == jax.tree.structure(many)
-    with pytest.raises(ShapeError, match=r"Written.scale: expected a value computed from the shap"):
-        changed.scale
     assert Written(1.0).replace(scale=jnp.ones(2)).scale.shape == (2,)
 
     class Layer(Written):
@@ -474,25 +471,6 @@ def test_structs_have_the_form_of_arrays():
     assert pm.filter_eval_shape(Shares, struct) == made
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (jnp.arange(2), r"Written.scale: .*got i32\[2\](.|\n)*scale=jnp.asarray\(value, float\)"),
-        (jax.random.key(0), r"Written.scale: .*got key<fry>\[\]"),
-        ([jnp.ones(2)], r"Written.scale: (.|\n)*a constraint is for one array(.|\n)*class Bounded"),
-        ({}, r"got {}(.|\n)*let a Module hold each"),
-        ("text", r"Written.scale: .* or a number, for it is positive, got 'text'(.|\n)*scale=1.0"),
-        (True, r"got True"),
-        (-1.0, r"got -1.0 in f32\[\](.|\n)*pm.constraints.positive.forward\(unconstrained\)"),
-        (1e-300, "got 0.0"),
-    ],
-)
-def test_refusals_say_what_is_meant(value, text):
-    """The place, the bound, what was given, the hint."""
-    with pytest.raises(FieldError, match=text):
-        Written(value)
-
-
 def test_each_stored_form_is_made_once():
     """A model that is changed elsewhere keeps its leaf to the bit."""
 
@@ -506,3 +484,6 @@ def test_each_stored_form_is_made_once():
 
     assert pm.named_leaves(changed)["layer.scale.unconstrained"] is leaf
     assert isinstance(stored(changed.layer, "scale"), Constrained)
+
+
+test_refusals = refusals(globals())

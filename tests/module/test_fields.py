@@ -8,6 +8,7 @@ import pytest
 
 import pytreemod as pm
 from pytreemod.errors import FieldError
+from tests.goldens import refusals
 from tests.helpers.trees import Buffered, Static, ramp
 
 
@@ -37,48 +38,6 @@ def test_metadata_keys_are_static_converter_role_and_constraint():
     assert pm.buffer(constraint=positive).metadata == {"constraint": positive, "role": "buffer"}
     assert pm.field(constraint=None).metadata == {}
     assert pm.field().metadata == {}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"metadata": {"static": True}}, r"Cannot use metadata with `static` already set"),
-        ({"metadata": {"converter": 1}}, r"Cannot use metadata with `converter` already set"),
-        ({"metadata": {"role": "a", "x": 1}}, r"Cannot use metadata with `role` already set"),
-        ({"converter": 3}, r"field\(converter\): expected a function, got 3\."),
-        ({"role": 3}, r"field\(role\): expected a string, got 3\."),
-        ({"role": None}, r"field\(role\): expected a string, got None\."),
-        (
-            {"static": True, "role": "lora"},
-            r"field: expected a role for data, or static=True, got both, static=True and "
-            r"role='lora'",
-        ),
-        ({"metadata": {"constraint": 1}}, r"Cannot use metadata with `constraint` already set"),
-        ({"constraint": jnp.exp}, r"field\(constraint\): expected one of pm.constraints, got"),
-        ({"constraint": "positive"}, r"(.|\n)*pm.field\(constraint=pm.constraints.positive\)"),
-        ({"constraint": pm.constraints.interval}, r"(.|\n)*pm.constraints.interval\(0.0, 1.0\)"),
-        (
-            {"static": True, "constraint": pm.constraints.positive},
-            r"field: expected a constraint for data, or static=True, got both, static=True and "
-            r"constraint=positive(.|\n)*pm.buffer\(constraint=pm.constraints.positive\)",
-        ),
-        (
-            {"default": 1, "default_factory": list},
-            r"field: .* too, got default=1, default_factory=the class list\.\n  it says: ",
-        ),
-        ({"statik": True}, r"field: .* too, got statik=True\.\n  it says: .* argument 'statik'"),
-    ],
-)
-def test_misuse_is_refused(arguments, text):
-    """A misspelt argument, a wrong type or a contradiction is a FieldError that says which."""
-    with pytest.raises(FieldError, match=text):
-        pm.field(**arguments)
-
-
-def test_metadata_error_shows_the_argument_to_use():
-    """The hint is code to paste."""
-    with pytest.raises(FieldError, match=r"\n      pm\.field\(static=\.\.\.\)$"):
-        pm.field(metadata={"static": True})
 
 
 def test_buffer_is_left_alone_by_filter_grad():
@@ -111,15 +70,6 @@ def test_one_declaration_serves_one_field_only():
     assert jax.tree.leaves(Second(1)) == [1.0]
 
 
-@pytest.mark.parametrize("declaration", [pm.field, pm.buffer, pm.static_field])
-def test_a_declaration_that_is_not_called_is_refused(declaration):
-    """`x = pm.buffer` would be a field that is trained, with a function of ours as its default."""
-    with pytest.raises(FieldError, match=rf"Forgot\.mean: .*got {declaration.__name__} itself"):
-        type(pm.Module)(
-            "Forgot", (pm.Module,), {"__annotations__": {"mean": object}, "mean": declaration}
-        )
-
-
 @pytest.mark.parametrize("own", [False, True])
 def test_a_declaration_is_no_value(own):
     """One that is assigned in `__init__`, or passed, would be data that nobody can compute with."""
@@ -133,3 +83,6 @@ def test_a_declaration_is_no_value(own):
 
     with pytest.raises(FieldError, match=r"\.weight: expected a value, got a field declaration"):
         (Own if own else Written)(pm.field(role="lora"))
+
+
+test_refusals = refusals(globals())

@@ -18,10 +18,10 @@ from pytreemod.errors import (
     FieldError,
     ShapeError,
     SpecError,
-    UnfinishedError,
 )
 from pytreemod.module.ties import Tied
 from pytreemod.tree.stored_fields import reading_stored
+from tests.goldens import refusals
 from tests.helpers.computing import Scaled
 from tests.helpers.equations import operations
 from tests.helpers.trees import Affine, ramp
@@ -313,16 +313,6 @@ def test_the_source_may_be_computed():
     np.testing.assert_allclose(factor, 2 * jnp.sum(language().embed.weight), rtol=1e-5)
 
 
-def test_several_models_as_one():
-    """Mapped over, each has its tie; read as one, a tie through a function refuses."""
-    many = pm.filter_vmap(coder)(jax.random.split(jax.random.key(0), 3))
-
-    out = pm.filter_vmap(lambda m, x: m(x), in_axes=(0, None))(many, ramp(4))
-    np.testing.assert_allclose(out[1], coder(jax.random.split(jax.random.key(0), 3)[1])(ramp(4)))
-    with pytest.raises(ShapeError, match=r"Linear\.weight: expected a value computed from"):
-        _ = many.decoder.weight
-
-
 def test_in_a_stack():
     """Each layer has its tie, inside of the scan."""
 
@@ -374,10 +364,6 @@ def test_layers_that_are_held_as_one_are_tied_as_each_alone(several, below, key)
     adapted = transposed(pm.lora(whole, f"{below}layers[0]", 1, key=key), below)
     np.testing.assert_allclose(adapted(x), each(x), rtol=1e-6)
     np.testing.assert_allclose(pm.resolve(adapted)(x), each(x), rtol=1e-6)
-    with pytest.raises(
-        ShapeError, match=rf"{below}layers\[1\]\.weight: f32\[3,2\], got .* \(2, 3\)"
-    ):
-        pm.tie(whole, f"{below}layers[1].weight", to=f"{below}layers[0].weight", through=jnp.sin)
 
 
 EDITS = {
@@ -514,8 +500,6 @@ def test_a_step_below_a_tied_layer_names_the_source():
     """For there is nothing at the place."""
     model = pm.tie(blocks(), "last", to="items[0]")
 
-    with pytest.raises(AccessError, match=r"tied to items\[0\]: expected to be reached at its sou"):
-        pm.tree_at(lambda m: m.last.weight, model, ramp(3, 3))
     with reading_stored():
         assert isinstance(model.last, Tied)
         assert not hasattr(model.last, "__array__")
@@ -556,26 +540,6 @@ class Act(pm.Module):
 
 
 @pytest.mark.parametrize(
-    ("make", "hint"),
-    [
-        (lambda i: Act(ramp(2), (jax.nn.relu, jax.nn.gelu)[i]), r"b\.act.*'b\.w', to='a\.w'"),
-        (lambda i: Act(ramp(2), ft.partial(jnp.add, i)), r"b\.act.*'b\.w', to='a\.w'"),
-        (lambda i: Act(ramp(2), (1.0, 1)[i]), r"1 at b\.act, and 1\.0 at a\.act"),
-        (lambda i: [Act(ramp(2), ("x", "y")[i])], r"b\[0\]\.act.*'b\[0\]\.w', to='a\[0\]\.w'"),
-        (
-            lambda i: nn.Conv2d(2, 2, 3, padding=i, key=jax.random.key(0)),
-            r"b\.padding.*'b\.weight', to='a\.weight'",
-        ),
-    ],
-)
-def test_a_layer_that_computes_otherwise_is_refused(make, hint):
-    """It was read with the configuration of the source: another function, without a word."""
-    model = Pair(make(0), make(1))
-    with pytest.raises(SpecError, match=rf"(?s)a source that is configured as b is, got .*{hint}"):
-        pm.tie(model, "b", to="a")
-
-
-@pytest.mark.parametrize(
     "make",
     [
         lambda: nn.BatchNorm(2),
@@ -601,8 +565,6 @@ def test_what_is_computed_of_a_whole_stack_is_resolved():
         model, "decoder.weight", to="encoder.weight", through=lambda w: jnp.swapaxes(w, -1, -2)
     )
 
-    with pytest.raises(ShapeError, match=r"resolved before .*\n.*model = pm\.resolve\(model\)"):
-        pm.filter_vmap(lambda m: m.decoder.weight)(tied)
     found = pm.filter_vmap(lambda m: m.decoder.weight)(pm.resolve(tied))
     assert np.array_equal(found, np.swapaxes(model.encoder.weight, -1, -2))
 
@@ -766,14 +728,6 @@ def test_bad_ties_inside_of_a_class_are_refused_when_it_is_built():
         Unset()
 
 
-def test_a_model_whose_ties_wait_is_not_trained():
-    """Even if surgery has given it what was missing."""
-    model = pm.tree_at("head", Own(None, key=KEY), linear_head(KEY))
-
-    with pytest.raises(UnfinishedError, match="one whose ties wait for materialize"):
-        pm.inference_mode(model)
-
-
 def test_an_instance_that_was_put_together_by_hand_is_tied_at_once():
     """Nothing ends its construction."""
 
@@ -834,3 +788,6 @@ def test_equal_ties_of_two_nodes_are_no_circle():
     outer = pm.tie(Pair(ramp(2), inner), "a", to="b.a")
 
     assert outer.a is outer.b.b.a
+
+
+test_refusals = refusals(globals())

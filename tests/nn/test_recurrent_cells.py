@@ -7,8 +7,8 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, FieldError, ShapeError
-from tests.labels import label
+from pytreemod.errors import ShapeError
+from tests.goldens import refusals
 from tests.nn.numbers_to_compare import assert_close, wave
 
 KEY = jax.random.key(0)
@@ -72,39 +72,6 @@ def test_the_first_carry_is_of_zeros_and_keeps_its_dtype(make):
         assert not any(leaf.any() for leaf in jax.tree.leaves(carry))
 
 
-@pytest.mark.parametrize(
-    ("make", "x", "hidden", "error", "text"),
-    [
-        (nn.GRUCell, (4, 2), (4, 2), ShapeError, r"x of shape \(\.\.\., 3\), got f32"),
-        (nn.GRUCell, (3,), (3,), ShapeError, r"hidden of shape \(2,\), got f32\[3\](.|\n)*carry"),
-        (nn.SimpleCell, (4, 3), (2,), ShapeError, r"hidden of (.|\n)*broadcast_to\(hidden, "),
-        (
-            nn.LSTMCell,
-            (3,),
-            (2, 2),
-            ArgumentError,
-            r"hidden to be a pair \(h, c\), got f32(.|\n)*carry",
-        ),
-    ],
-    ids=label,
-)
-def test_inputs_that_do_not_fit_are_refused(make, x, hidden, error, text):
-    """Where broadcasting would find some way, too."""
-    with pytest.raises(error, match=rf"^{make.__name__}\(input_size=3, .*: expected {text}"):
-        make(3, 2, key=KEY)(jnp.ones(x), jnp.ones(hidden))
-
-
-def test_each_of_a_pair_is_checked():
-    """By its name; None is none."""
-    cell, x, fits = nn.LSTMCell(3, 2, key=KEY), jnp.ones((4, 3)), jnp.ones((4, 2))
-
-    with pytest.raises(ShapeError, match=r"expected c of shape \(4, 2\), got f32\[4,1\]"):
-        cell(x, (fits, jnp.ones((4, 1))))
-    with pytest.raises(ArgumentError, match=r"expected h of shape \(4, 2\), got None"):
-        cell(x, (None, fits))
-    assert_close(cell(x, [np.ones((4, 2), "f"), fits])[0], cell(x, (fits, fits))[0])
-
-
 @every_cell
 @pytest.mark.slow
 def test_the_hint_of_cells_as_one_hints(make):
@@ -130,24 +97,6 @@ def test_the_hint_of_cells_as_one_hints(make):
         jax.tree.map(assert_close, found, pm.stack(expected))
 
 
-@pytest.mark.parametrize(
-    ("make", "arguments", "text"),
-    [
-        (nn.GRUCell, {"input_size": -1}, r"GRUCell\(input_size\): .* at least 0, got -1"),
-        (nn.LSTMCell, {"hidden_size": 0}, r"LSTMCell\(hidden_size\): .* at least 1, got 0"),
-        (nn.GRUCell, {"use_bias": 1}, r"GRUCell\(use_bias\): expected True or False"),
-        (nn.LSTMCell, {"dtype": int}, r"LSTMCell\(dtype\): expected a floating dtype"),
-        (nn.SimpleCell, {"residual": 1}, r"SimpleCell\(residual\): expected True or False"),
-        (nn.SimpleCell, {"activation": 3}, r"SimpleCell\(activation\): expected a function or"),
-    ],
-    ids=label,
-)
-def test_bad_arguments_are_refused(make, arguments, text):
-    """Each by its name."""
-    with pytest.raises(ArgumentError, match=f"^{text}"):
-        make(**({"input_size": 3, "hidden_size": 4, "key": KEY} | arguments))
-
-
 def test_an_activation_may_be_learnt():
     """It is a part of the cell then."""
     cell = nn.SimpleCell(3, 4, activation=nn.Linear(4, 4, key=KEY), key=KEY)
@@ -156,7 +105,4 @@ def test_an_activation_may_be_learnt():
     assert cell(jnp.asarray(wave(3)), jnp.zeros(4)).shape == (4,)
 
 
-def test_the_base_is_no_cell():
-    """It has no formula."""
-    with pytest.raises(FieldError, match=r"^RNNCellBase: expected a concrete class"):
-        nn.RNNCellBase()
+test_refusals = refusals(globals())

@@ -7,9 +7,9 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, RngError, ShapeError, UnfinishedError
+from pytreemod.errors import ShapeError
 from pytreemod.module.classes import Module
-from tests.labels import label
+from tests.goldens import refusals
 from tests.nn.numbers_to_compare import assert_close, wave
 
 
@@ -201,47 +201,6 @@ class Odd(Module):
         return x
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "text"),
-    [
-        ("wieght", ArgumentError, r"expected the name of a weight in Odd, got 'wieght'\.\n  It ha"),
-        ("count", ArgumentError, r"expected the name of a weight in Odd, got 'count'"),
-        (0, ArgumentError, r"expected the name of a weight in Odd, got 0"),
-        ("flat", ShapeError, r"expected a weight of two axes or more, got f32\[2\]"),
-        ("wave", ArgumentError, r"expected a weight of real numbers, got c64\[2,2\]"),
-    ],
-    ids=label,
-)
-def test_what_is_no_weight_is_refused(key, name, kind, text):
-    """With the names that there are."""
-    with pytest.raises(kind, match=rf"^SpectralNorm\(weight_name\): {text}"):
-        nn.SpectralNorm(Odd(), name, key=key)
-
-
-@pytest.mark.parametrize(
-    ("options", "kind", "text"),
-    [
-        ({"num_power_iterations": -1}, ArgumentError, r"num_power_iterations\): expected an integ"),
-        ({"eps": -1}, ArgumentError, r"eps\): expected a number >= 0, got -1"),
-        ({"inference": None}, ArgumentError, r"inference\): expected True or False, got None"),
-        ({"key": 0}, RngError, r"key\): expected a random key, got 0"),
-    ],
-    ids=label,
-)
-def test_bad_arguments_are_refused(key, options, kind, text):
-    """Each by its name."""
-    with pytest.raises(kind, match=rf"^SpectralNorm\({text}"):
-        nn.SpectralNorm(nn.Linear(3, 2, key=key), "weight", **({"key": key} | options))
-
-
-def test_a_weight_of_zeros_is_refused(key):
-    """It would give nan for ever, since no iteration leads away from zero vectors."""
-    with pytest.raises(
-        ArgumentError, match=r"^SpectralNorm\(layer\): expected a weight to normalize, got one that"
-    ):
-        nn.SpectralNorm(Odd(), "zero", key=key)
-
-
 def test_a_weight_that_is_not_that_of_the_vectors_is_refused(key):
     """Of another size, or of several layers as one; the text says which vectors there are."""
     layer, state = nn.make_with_state(make_linear)(key)
@@ -258,7 +217,4 @@ def test_a_weight_that_is_not_that_of_the_vectors_is_refused(key):
             other(jnp.ones(3), state)
 
 
-def test_a_layer_that_lacks_a_size_is_refused():
-    """Its weight is not there yet."""
-    with pytest.raises(UnfinishedError, match="expected a finished model, got 1 Module without a"):
-        nn.SpectralNorm(nn.Linear(None, 2, key=jax.random.key(0)), "weight", key=jax.random.key(0))
+test_refusals = refusals(globals())

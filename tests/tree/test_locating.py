@@ -4,13 +4,13 @@ from collections import OrderedDict
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import AccessError, SpecError
+from pytreemod.errors import AccessError
 from pytreemod.tree.locating import locate
 from pytreemod.tree.paths import path_text
+from tests.goldens import refusals
 from tests.helpers.trees import (
     Affine,
     Containers,
@@ -199,35 +199,6 @@ def test_a_copy_that_holds_the_same_leaf_names_it():
     assert named(jax.tree.leaves, Members(affine())) == ["stacked.weight", "stacked.bias"]
 
 
-@pytest.mark.parametrize(
-    ("where", "got"),
-    [
-        (lambda t: [x for x in t if isinstance(x, jax.Array)], "2, and 0"),
-        (lambda t: [x for x in t if not isinstance(x, (int, jax.Array))], "1, and 4"),
-    ],
-)
-def test_a_choice_by_what_leaves_are_is_refused(where, got):
-    """`where` cannot see what a leaf is; a selector can."""
-    tree = [ramp(2), ramp(3), 1, None]
-    with pytest.raises(
-        SpecError,
-        match=r"expected a function that picks the same nodes whatever the leaves are, got one "
-        rf"that picks {got} where it cannot look at leaves\.\n  what a leaf is like is said by a "
-        r"selector:\n      select\.type\(jax\.Array\) & \(lambda leaf: leaf\.ndim > 1\)",
-    ):
-        locate(where, tree, None, "where")
-
-
-@pytest.mark.parametrize(
-    "where",
-    [lambda t: [x for x in t if x is None], lambda t: t[1] or t[2]],
-)
-def test_a_choice_among_empty_nodes_is_refused(where):
-    """Which of them is meant cannot be told from what comes back."""
-    with pytest.raises(SpecError, match=r"a function that returns nodes of the tree, got one that"):
-        locate(where, [None, (), ()], None, "where")
-
-
 class Single:
     """A node without children, of which there is one object."""
 
@@ -292,12 +263,6 @@ def test_a_deep_tree():
     """As deep as Python's limit on calls allows; beyond, the depth is what the error speaks of."""
     assert innermost(pm.tree_at(innermost, nested(700), 2)) == 2
     assert innermost(pm.tree_at(pm.select.type(int), nested(400), replace_fn=str)) == "1"
-    with pytest.raises(
-        SpecError,
-        match=r"where: expected a tree that is less deep than Python's limit of \d+ calls, got a "
-        r"deeper one\.\n  raise the limit:\n      sys\.setrecursionlimit\(10_000\)",
-    ):
-        locate(innermost, nested(1500), None, "where")
 
 
 def test_equal_nodes_are_told_apart():
@@ -339,8 +304,6 @@ def test_is_leaf_makes_leaves():
 
     assert named(lambda t: t["a"], tree, lambda x: isinstance(x, list)) == "['a']"
     assert named(lambda t: t["a"][1], tree, lambda x: x is None) == "['a'][1]"
-    with pytest.raises(AccessError, match=r"looks inside it\.\n  at \['a'\]"):
-        named(lambda t: t["a"][1], tree, lambda x: isinstance(x, list))
 
 
 COMPUTING = {
@@ -372,57 +335,6 @@ def test_computing_with_a_leaf_is_refused(where):
     assert "tree_at(where, tree, replace_fn=f)" in str(caught.value)
 
 
-def test_calling_the_model_is_refused():
-    """A JAX function applied to a leaf is a computation, whatever error it meets inside."""
-    with pytest.raises(SpecError, match=r"computes with a leaf|needs the values of leaves"):
-        locate(lambda m: m(ramp(3)), affine(), None, "tree_at(where)")
-    with pytest.raises(SpecError, match=r"computes with a leaf|needs the values of leaves"):
-        locate(lambda m: jnp.sum(m.weight), affine(), None, "tree_at(where)")
-    with pytest.raises(SpecError, match=r"computes with a leaf|needs the values of leaves"):
-        locate(lambda m: np.sum(m.weight), affine(), None, "tree_at(where)")
-
-
-@pytest.mark.parametrize(
-    ("where", "got"),
-    [
-        (lambda m: 3, "3"),
-        (lambda m: None, "None"),
-        (lambda m: "weight", "'weight'"),
-        (lambda m: ramp(2), r"f32\[2\]"),
-        (lambda m: m.scaled, "the function Affine.scaled"),
-        (lambda m: [m.weight, 3], r"\[.*"),
-        (lambda m: {"w": m.weight}, r"\{.*"),
-        (lambda m: Affine(m.weight, m.bias), r"Affine\(.*"),
-        (lambda m: [m.weight, m.scaled], r"\[.*"),
-    ],
-)
-def test_an_answer_that_is_no_node_is_refused(where, got):
-    """A constant, a method, a new object: not a node of the tree."""
-    with pytest.raises(
-        SpecError,
-        match=rf"where: expected a function that returns nodes of the tree, got one that "
-        rf"returns {got}",
-    ) as caught:
-        locate(where, affine(), None, "where")
-    assert "lambda tree: tree.layers[0].weight" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("where", "error"),
-    [
-        (lambda t: t["layer"], KeyError),
-        (lambda t: t["layers"][9], IndexError),
-        (lambda t: t["layers"][0].wieght, AttributeError),
-        (lambda t: t.layers, AttributeError),
-        (lambda t: 1 / 0, ZeroDivisionError),
-    ],
-)
-def test_a_where_that_fails_on_the_tree_fails_as_it_would(where, error):
-    """A misspelt name gives Python's own error, as the access itself would."""
-    with pytest.raises(error, match=r"layer|range|wieght|layers|division"):
-        locate(where, everything(), None, "where")
-
-
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
@@ -437,14 +349,6 @@ def test_a_where_that_fails_on_the_tree_fails_as_it_would(where, error):
 def test_patterns_find_nodes(pattern, expected):
     """A path pattern names nodes, the outermost that match; configuration, too."""
     assert named(pattern, everything()) == expected
-
-
-def test_a_pattern_that_matches_no_node_is_refused():
-    """A misspelt pattern is an error that quotes it."""
-    with pytest.raises(
-        SpecError, match=r"where: expected a path that is in the tree, got 'layer\.\*'"
-    ):
-        locate("layer.*", everything(), None, "where")
 
 
 def test_nodes_with_their_own_equality():
@@ -496,18 +400,4 @@ def test_a_dict_is_gone_through_in_its_own_order():
     assert list(made.items()) == [("a", "third"), ("b", "first"), ("c", "second")]
 
 
-@pytest.mark.parametrize(
-    ("swapped", "name"),
-    [
-        (lambda m: pm.tree_at(m, lambda m: m.weight, jnp.ones(2)), r"tree_at\(where\)"),
-        (lambda m: pm.tie("weight", "bias", m), r"tie\(to\)"),
-        (lambda m: pm.select.at(m)(m), r"select.at\(where\)"),
-    ],
-    ids=["tree_at", "tie", "select.at"],
-)
-def test_a_model_is_no_access_function(swapped, name):
-    """It can be called, but was meant for another argument."""
-    with pytest.raises(
-        SpecError, match=rf"{name}: .* got a model, Affine.(?s:.*)tree_at\(lambda m"
-    ):
-        swapped(affine())
+test_refusals = refusals(globals())

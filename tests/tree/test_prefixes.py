@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import SpecError
 from pytreemod.tree.prefixes import By, mask_of
+from tests.goldens import refusals
 from tests.helpers.trees import Affine, Buffered, OwnInit, Pair, affine
 
 TREE = {"a": [Affine(1, 2.0), Buffered(3, 4, 5)], "b": 6}
@@ -33,65 +33,6 @@ def test_first_selector_that_matches_gives_the_value(rules, expected):
     assert pm.by(rules).values(TREE) == expected
 
 
-def test_a_leaf_that_nothing_picks_is_refused():
-    """Every leaf must get a value: those that do not are named, with the hint."""
-    with pytest.raises(
-        SpecError,
-        match=r"by\(\{select\.type\(Affine\): 0\}\): expected a value for every leaf, got none "
-        r"for 4 "
-        r"of 6\.\n  at a\[1\]\.weight\n  at a\[1\]\.mean\n  at a\[1\]\.low_rank\n"
-        r"  at b\n  give the rest a default:\n      pm\.by\(\{\.\.\., \.\.\.: default\}\)",
-    ):
-        pm.by({Affine: 0}).values(TREE)
-
-
-def test_more_than_five_places_are_counted():
-    """An error names five places and counts the rest."""
-    with pytest.raises(SpecError, match=r"  at \[4\]\n  and 3 more\n"):
-        pm.by({str: 0}).values(list(range(8)))
-
-
-def test_a_path_that_matches_nothing_is_refused():
-    """A misspelt path in a rule is an error even if a default catches everything."""
-    with pytest.raises(
-        SpecError,
-        match=r"select\.path\('a\.\*\.wieght'\): expected a pattern that matches at least one "
-        r"leaf, got "
-        r"none\.\n  the tree has: a\[0\]\.weight",
-    ):
-        pm.by({"a.*.wieght": 0, ...: 1}).values(TREE)
-
-
-SHADOWED = [
-    {Affine: 0, "a.0": 1, ...: 2},
-    {"**": 0, "b": 1, Affine: 2},
-    {True: 0, "a": 1, ...: 2},
-    {"a": 0, pm.select.role("param") & Affine: 1, ...: 2},
-    {"a.1.weight": 0, "a.1.*": 1, "a.1": 2, ...: 3},
-]
-
-
-@pytest.mark.parametrize("rules", SHADOWED)
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda rule: rule(TREE),
-        lambda rule: rule.check([TREE, TREE]),
-        lambda rule: mask_of(rule, TREE, where="spec"),
-    ],
-)
-def test_an_entry_that_decides_nothing_is_refused(ask, rules):
-    """What it says would be ignored in silence; which entry has its leaves is said."""
-    with pytest.raises(
-        SpecError, match=r"(?s)whose leaves are all decided.* at .*: by select\.|by T"
-    ):
-        ask(pm.by(rules))
-    with pytest.raises(
-        SpecError, match=r"what is special stands first,\n      pm\.by\(\{\(?select\."
-    ):
-        ask(pm.by(rules))
-
-
 @pytest.mark.parametrize(
     "rules",
     [
@@ -113,35 +54,6 @@ def test_entries_that_may_be_idle(rules):
 
     rule(TREE)
     rule.check([TREE])
-
-
-def test_an_entry_need_not_decide_in_each_of_several_trees():
-    """One rule for several arguments: all of them together are what it is for."""
-    rule = pm.by({Affine: 0, "weight": None, ...: None})
-    one, other = affine(), {"weight": jnp.ones(3)}
-
-    apply = pm.filter_vmap(lambda a, b: b["weight"], in_axes=rule)
-    np.testing.assert_array_equal(apply(one, other), [[1.0] * 3] * 2)
-    with pytest.raises(SpecError, match=r"select\.path\('weight'\), whose leaves"):
-        apply(one, {"other": jnp.ones(3)})
-
-
-@pytest.mark.parametrize("rules", [{}, None, [(Affine, 0)], 3, Affine])
-def test_rules_must_be_a_dict(rules):
-    """by(...) of anything but a dict with something in it is refused, with an example."""
-    with pytest.raises(
-        SpecError,
-        match=r"by\(rules\): expected a dict from selectors to values, got [^\n]*\n  write, for "
-        r"instance"
-        r"\n      pm\.by\(",
-    ):
-        pm.by(rules)
-
-
-def test_keys_that_are_no_selectors_are_refused():
-    """A number as a key is no selector."""
-    with pytest.raises(SpecError, match=r"selector: expected a selector, a class, a path"):
-        pm.by({3: 0})
 
 
 def test_rules_are_values():
@@ -178,26 +90,4 @@ def test_a_module_as_prefix_may_have_been_built_without_its_init():
     assert mask_of(prefix, layer, where="spec") == [True, False]
 
 
-@pytest.mark.parametrize(
-    ("spec", "place"),
-    [
-        ({"a": True}, r"at <root>: dict of 1 where the tree has dict of 2"),
-        ({"a": True, "c": True}, r"at <root>: dict of 2 where the tree has dict of 2"),
-        ({"a": [True], "b": True}, r"at \['a'\]: list of 1 where the tree has list of 2"),
-        ({"a": (True, True), "b": True}, r"at \['a'\]: tuple of 2 where the tree has list of 2"),
-        ({"a": Pair(1, 2), "b": True}, r"at \['a'\]: Pair of 2 where the tree has list of 2"),
-        (
-            {"a": [Buffered(True, True, True), True], "b": True},
-            r"at \['a'\]\[0\]: Buffered where the tree has Affine",
-        ),
-        ({"a": True, "b": {"c": True}}, r"at \['b'\]: dict of 1 where the tree has 6"),
-    ],
-)
-def test_where_a_prefix_parts_from_the_tree_is_named(spec, place):
-    """Structure by structure: kind, length and keys must agree as far as the prefix goes."""
-    with pytest.raises(
-        SpecError,
-        match=rf"spec: expected a prefix of the tree that it is for, got another structure\.\n  "
-        rf"{place}",
-    ):
-        mask_of(spec, TREE, where="spec")
+test_refusals = refusals(globals())

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, FieldWarning, SpecError
 from pytreemod.tree.surgery import replace_at
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_identical
 from tests.helpers.trees import (
     Affine,
@@ -118,14 +118,6 @@ def test_strings_as_labels_stay_data():
     assert jax.tree.leaves(labels) == ["decay", "none"]
 
 
-def test_an_array_in_a_static_field_is_told():
-    """As where it is put there by construction."""
-    with pytest.warns(
-        FieldWarning, match=r"Static\.size: expected no array in a static field, got f32\[2\]"
-    ):
-        pm.tree_at(lambda m: m.size, Static(ramp(2), 3), ramp(2))
-
-
 def test_neither_converters_nor_checks_run():
     """tree_at puts in what it was given."""
     assert pm.tree_at(weight, Converted([1.0]), [2.0]).weight == [2.0]
@@ -166,84 +158,12 @@ def test_works_under_a_trace():
     np.testing.assert_array_equal(halve(affine()).weight, affine().weight / 2)
 
 
-@pytest.mark.parametrize(
-    ("where", "text"),
-    [
-        (lambda t: (t[0].weight, t[0].weight), r"got the same node twice\.\n  at \[0\]\.weight$"),
-        (lambda t: [t[1], t[0], t[1]], r"got the same node twice\.\n  at \[1\]$"),
-        (
-            lambda t: (t[0], t[0].bias),
-            r"got a node and something inside it\.\n  at \[0\]\n  at \[0\]\.bias$",
-        ),
-        (lambda t: (t, t[1]), r"got a node and something inside it\.\n  at <root>\n  at \[1\]$"),
-        (lambda t: (t[0].scaled.__self__, t[0]), r"got the same node twice\.\n  at \[0\]$"),
-    ],
-)
-def test_a_node_named_twice_is_refused(where, text):
-    """The same node twice, or a node and something inside it: the paths are named."""
-    with pytest.raises(SpecError, match=rf"tree_at\(where\): expected each node once, {text}"):
-        pm.tree_at(where, [affine(), 1], replace_fn=lambda x: x)
-
-
-def test_a_computed_value_is_refused():
-    """`where` may pick only; the hint is replace_fn."""
-    with pytest.raises(
-        SpecError,
-        match=r"expected a function that only picks nodes of the tree, got one that computes "
-        r"with a "
-        r"leaf, or looks inside it\.\n  at weight\n  pick the node, and compute in replace_fn:\n"
-        r"      tree_at\(where, tree, replace_fn=f\)",
-    ):
-        pm.tree_at(lambda m: m.weight * 2, affine(), 0)
-
-
 def test_a_computed_index_is_not_ambiguous():
     """Equal leaves in several places are no reason to guess: the access decides."""
     x = ramp(2)
 
     assert pm.tree_at(lambda t: t[1], [x, x], 0)[0] is x
     assert pm.tree_at(lambda t: t[1], [1, 1], 0) == [1, 0]
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({}, "got neither"),
-        ({"replace": 1, "replace_fn": double}, "got both"),
-    ],
-)
-def test_exactly_one_of_replace_and_replace_fn(options, text):
-    """Neither or both is an error that shows the two forms."""
-    with pytest.raises(
-        ArgumentError,
-        match=rf"expected exactly one of replace and replace_fn, {text}\.\n  write one of",
-    ):
-        pm.tree_at(weight, affine(), **options)
-
-
-@pytest.mark.parametrize(
-    ("replace", "text"),
-    [
-        (1, r"tree_at\(replace\): expected a sequence of 2 nodes, got 1"),
-        (ramp(2), r"tree_at\(replace\): expected a sequence of 2 nodes, got f32\[2\]"),
-        ((1, 2, 3), r"tree_at\(replace\): expected 2 nodes, as where names, got 3"),
-    ],
-)
-def test_replace_must_be_as_long_as_where(replace, text):
-    """An array is no sequence of nodes, and lengths must agree."""
-    with pytest.raises(ArgumentError, match=text):
-        pm.tree_at(lambda m: (m.weight, m.bias), affine(), replace)
-
-
-def test_one_replacement_for_a_pattern_of_several_is_refused():
-    """A pattern's order is not the reader's: several nodes take replace_fn."""
-    with pytest.raises(
-        ArgumentError,
-        match=r"expected replace_fn for what names several nodes, or none, without a function, "
-        r"got replace, for 2 nodes\.\n  write\n"
-        r"      tree_at\('\*\.weight', tree, replace_fn=lambda old: new\)",
-    ):
-        pm.tree_at("*.weight", [affine(), affine()], (1, 2))
 
 
 def test_replace_at_follows_key_paths():
@@ -296,39 +216,6 @@ def test_a_class_stops_where_is_leaf_says():
     )
 
     assert jax.tree.leaves(changed) == ["1", "2", 3.0, 4, 5, 6, "7"]
-
-
-@pytest.mark.parametrize(
-    ("where", "text"),
-    [
-        (Affine, r"got replace, for 3 nodes\.\n  write\n      tree_at\(Affine, tree, replace_fn="),
-        (str, r"got replace, for 0 nodes"),
-        (
-            pm.select.role("lora"),
-            r"got replace, for 2 nodes\.\n  write\n      tree_at\(select\.role\('lora'\), tree, ",
-        ),
-    ],
-    ids=label,
-)
-def test_one_replacement_for_any_number_of_nodes_is_refused(where, text):
-    """A class or a selector names one node today and two tomorrow: it takes replace_fn."""
-    with pytest.raises(ArgumentError, match=rf"or none, without a function, {text}"):
-        pm.tree_at(where, LAYERS, (1, 2))
-
-
-@pytest.mark.parametrize(
-    ("where", "got"),
-    [(3, "3"), (None, "None"), (..., "Ellipsis"), (pm.by({...: 0}), r"by\(\{True: 0\}\)")],
-    ids=label,
-)
-def test_what_names_nothing_is_no_where(where, got):
-    """A number, or a rule that gives values, is refused with an example."""
-    with pytest.raises(
-        SpecError,
-        match=r"tree_at\(where\): expected a function from the tree to a node, a path, a class or "
-        rf"a selector, got {got}\.\n  write, for instance\n      tree_at\(lambda m: m\.layers",
-    ):
-        pm.tree_at(where, LAYERS, 1)
 
 
 @pytest.mark.parametrize("options", [{"replace": []}, {"replace_fn": double}])
@@ -427,3 +314,6 @@ def test_one_walk_for_all_nodes(where):
         assert changed.children == [2 * i for i in range(size)]
 
     assert counts[0] == counts[1]
+
+
+test_refusals = refusals(globals())

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pytreemod.errors import ArgumentError
 from pytreemod.nn.functional import conv
+from tests.goldens import refusals
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -92,18 +92,4 @@ def test_every_axis_before_the_channels_is_a_batch_axis(batch, bias_shape):
     assert_close(found, jnp.reshape(jnp.array(expected), (*batch, 3, 3, 3)))
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"stride": 0}, r"conv\(stride\): expected an integer of at least 1, or a sequence of 2"),
-        ({"padding": -1}, r"conv\(padding\): expected an integer >= 0, 2 of them, or 2 pairs"),
-        ({"padding": "SOME"}, r"conv\(padding\): expected one of 'SAME', 'SAME_LOWER', 'VALID'"),
-        ({"dilation": (1, 2, 3)}, r"conv\(dilation\): expected .*, got \(1, 2, 3\)"),
-        ({"padding_mode": "MIRROR"}, r"conv\(padding_mode\): expected one of 'ZEROS', 'REFLECT'"),
-    ],
-    ids=label,
-)
-def test_malformed_options_are_refused(options, text):
-    """Each option says what it takes."""
-    with pytest.raises(ArgumentError, match=text):
-        conv(jnp.ones((1, 4, 4)), jnp.ones((1, 1, 2, 2)), **options)
+test_refusals = refusals(globals())

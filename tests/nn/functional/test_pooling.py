@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from pytreemod.errors import ArgumentError
 from pytreemod.nn.functional import avg_pool, max_pool, pool
+from tests.goldens import refusals
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -195,22 +195,6 @@ def test_a_window_of_one_entry_is_the_entry():
     assert (max_pool(x, (1, 3))[:, 0] == x.max(axis=1)).all()
 
 
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"kernel_size": (0,)}, "kernel_size"),
-        ({"stride": 0}, "stride"),
-        ({"padding": -1}, "padding"),
-        ({"padding": "SAME"}, "padding"),
-    ],
-    ids=label,
-)
-def test_malformed_arguments_are_refused(options, name):
-    """By name; a stride of one is the smallest, and so is a window of one entry."""
-    with pytest.raises(ArgumentError, match=rf"^pool\({name}\): expected an integer"):
-        max_pool(jnp.ones(4), **({"kernel_size": (2,)} | options))
-
-
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.bool_, jnp.bfloat16], ids=label)
 def test_a_minimum_keeps_the_dtype(dtype):
     """Padding is the largest value of whatever dtype x has."""
@@ -220,3 +204,6 @@ def test_a_minimum_keeps_the_dtype(dtype):
 
     assert found.dtype == dtype
     assert found.astype(int).tolist() == [1, 0]
+
+
+test_refusals = refusals(globals())

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pytreemod.errors import ArgumentError
 from pytreemod.nn.functional import norm_except, weight_norm
+from tests.goldens import refusals
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
 
@@ -70,18 +70,4 @@ def test_with_its_own_lengths_it_is_the_array(dtype):
     assert dtype == jnp.float32 or found.tolist() == v.tolist()
 
 
-@pytest.mark.parametrize(
-    ("v", "axis", "text"),
-    [
-        (np.ones((2, 3), "c8"), 0, r"^normalization: expected real numbers, got complex64"),
-        (np.ones((2, 3)), 2, r"^norm_except\(axis\): expected an axis of f32\[2,3\], got 2"),
-        (np.ones((2, 3)), -3, r"^norm_except\(axis\): expected an axis of f32\[2,3\], got -3"),
-    ],
-    ids=label,
-)
-def test_what_has_no_such_lengths_is_refused(v, axis, text):
-    """By either function."""
-    with pytest.raises(ArgumentError, match=text):
-        norm_except(v, axis=axis)
-    with pytest.raises(ArgumentError, match=text):
-        weight_norm(v, np.ones((2, 1)), axis=axis)
+test_refusals = refusals(globals())

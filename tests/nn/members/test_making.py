@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, RngError
 from pytreemod.nn.members.checks import STACK
 from pytreemod.nn.members.making import make_members
+from tests.goldens import refusals
 
 
 class Scale(pm.Module):
@@ -59,23 +59,4 @@ def test_keywords_take_a_key():
     assert layer.by[0] != layer.by[1]
 
 
-@pytest.mark.parametrize(
-    ("make", "key", "error", "text"),
-    [
-        (3, None, ArgumentError, r"expected a function that makes a layer, got 3"),
-        (lambda: Scale, None, ArgumentError, r"expected a function that makes a layer, got "),
-        (
-            lambda key: Scale(key=key),
-            None,
-            RngError,
-            r"expected a random key, for make_layer needs",
-        ),
-        (lambda n: n, None, ArgumentError, r"one that needs n(.|\n)*functools\.partial"),
-        (Scale, jnp.ones(2), RngError, r"Stack\(key\): expected one random key"),
-    ],
-    ids=["no function", "a class", "no key", "another argument", "no random key"],
-)
-def test_what_makes_no_layer_is_refused(make, key, error, text):
-    """Before anything is mapped, so that the error is about what was written."""
-    with pytest.raises(error, match=text):
-        make_members(STACK, make, 2, key)
+test_refusals = refusals(globals())

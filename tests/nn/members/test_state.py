@@ -2,12 +2,11 @@
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 import pytreemod as pm
-from pytreemod.errors import StateError
-from pytreemod.nn.members.checks import ENSEMBLE, STACK
+from pytreemod.nn.members.checks import ENSEMBLE
 from pytreemod.nn.members.state import MemberStates
+from tests.goldens import refusals
 
 
 class Counting(pm.Module):
@@ -47,29 +46,4 @@ def test_own_values_are_split_and_others_shared():
     assert after.get(other).shape == (3,)
 
 
-@pytest.mark.parametrize(
-    ("owner", "text"),
-    [
-        (
-            STACK,
-            r"(?s)^title: expected values .* of 3, .*for all layers .*\n +stack\(x, state",
-        ),
-        (ENSEMBLE, r"(?s)^title: expected values .* for all members .*\n +nets\(x, state, count="),
-    ],
-)
-def test_a_value_without_the_axis_is_refused(owner, text):
-    """In the words of whoever has the members."""
-    member, _, state = made()
-    with pytest.raises(StateError, match=text):
-        MemberStates(owner, "title", member, 3, {}, state)
-
-
-@pytest.mark.parametrize("result", [1, (1, 2), (1, 2, 3)], ids=str)
-def test_what_brings_back_no_state_is_refused(result):
-    """And so is another State."""
-    member, _, state = made()
-    states = MemberStates(ENSEMBLE, "nets", member, 2, {}, state)
-    with pytest.raises(StateError, match=r"expected a member that returns its output and"):
-        states.form.changed("nets", result)
-    with pytest.raises(StateError, match=r"got another State(.|\n)*in the member:"):
-        states.form.changed("nets", (1, pm.State(())))
+test_refusals = refusals(globals())

@@ -10,12 +10,10 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import (
-    AccessError,
     ArgumentError,
-    RngError,
     ShapeError,
-    StructureError,
 )
+from tests.goldens import refusals
 from tests.helpers.equations import equations, operations
 from tests.labels import label
 from tests.nn.numbers_to_compare import assert_close, wave
@@ -137,13 +135,6 @@ def test_keys_come_from_init_keys(key):
         assert_close(layer.weight, nn.Linear(2, 2, key=own).weight)
 
 
-@pytest.mark.parametrize("make_layer", [nn.Identity, lambda: nn.Identity()], ids=["any", "none"])
-def test_what_is_no_key_is_refused_also_where_none_is_needed(make_layer):
-    """A depth in its place would otherwise go unseen."""
-    with pytest.raises(RngError, match=r"^Stack\(key\): expected a random key, got 3"):
-        nn.Stack(make_layer, 2, key=3)
-
-
 def test_no_layers_are_the_identity():
     """Depth 0: what goes in comes out."""
     stack = blocks(0)
@@ -218,21 +209,6 @@ def test_arguments_for_each_layer_have_a_leading_axis():
     assert_close(stack(X, per_layer={"gate": gates}), expected)
 
 
-@pytest.mark.parametrize(
-    ("per_layer", "error", "text"),
-    [
-        ({"gate": jnp.ones(2)}, ShapeError, r"leading axis of 3, got 1 w.*\n  at per_layer\['gate"),
-        ({"key": jnp.ones(3)}, ArgumentError, r"each argument once, got key in per_layer, too"),
-        ([jnp.ones(3)], ArgumentError, r"per_layer to be a dict by name, got \[Array"),
-    ],
-    ids=["length", "name", "list"],
-)
-def test_other_arguments_for_each_layer_are_refused(per_layer, error, text):
-    """Of another length, under a name that is taken, or without names."""
-    with pytest.raises(error, match=rf"^Stack\(Block, depth=3\): expected .*{text}"):
-        blocks()(X, per_layer=per_layer)
-
-
 # ---- a sequence
 
 
@@ -273,30 +249,6 @@ def test_a_slice_is_a_stack(part):
     assert_close(stack[part](X), one_by_one(list(stack)[part], X))
 
 
-@pytest.mark.parametrize(
-    ("index", "error", "text"),
-    [
-        (3, IndexError, "an index of one of 3 layers, got 3"),
-        (-4, IndexError, "an index of one of 3 layers, got -4"),
-        ("a", ArgumentError, "an integer or a slice, got 'a'"),
-        (1.0, ArgumentError, "an integer or a slice, got 1.0"),
-    ],
-)
-def test_other_indices_are_refused(index, error, text):
-    """Out of range as an IndexError, which ends loops; of another kind as a TypeError."""
-    with pytest.raises(error, match=rf"^Stack\[\.\.\.\]: expected {text}"):
-        blocks()[index]
-
-
-def test_a_traced_index_is_told_the_way():
-    """The error shows what takes one layer by a number that is not known yet."""
-    with pytest.raises(ArgumentError, match=r"lambda leaf: leaf\[i\], stack\.layer\)"):
-        jax.jit(lambda stack, i: stack[i](X))(blocks(), 1)
-
-    taken = jax.jit(lambda s, i: jax.tree.map(lambda leaf: leaf[i], s.layer)(X))(blocks(), 1)
-    assert_close(taken, blocks()[1](X))
-
-
 def test_list_and_stack_become_one_another():
     """from_layers(unstack()) gives the Stack back, and the other way round, for plain layers."""
     stack = blocks(remat=True, unroll=2)
@@ -319,69 +271,7 @@ def test_leaves_of_the_list_are_slices_of_the_stack_by_path():
         assert_close(leaf, of_stack[tuple(path)][number.idx])
 
 
-def test_layers_that_differ_are_refused():
-    """By the path of what differs; an empty list is refused, too."""
-    layers = [nn.Linear(2, 2, key=jax.random.key(0)), nn.Linear(2, 3, key=jax.random.key(1))]
-
-    with pytest.raises(StructureError, match=r"\n  at tree\.weight: f32\[2,2\] in trees\[0\], f32"):
-        nn.Stack.from_layers(layers)
-    with pytest.raises(ArgumentError, match=r"^Stack\.from_layers: expected at least one layer"):
-        nn.Stack.from_layers([])
-
-
 # ---- mistakes
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "text"),
-    [
-        (
-            lambda key: nn.Stack(nn.Linear, 3, key=key),
-            ArgumentError,
-            r"make_layer\): expected a function that needs no argument but key, got one that needs "
-            r"in_features, out_features\.\n",
-        ),
-        (
-            lambda key: nn.Stack(ft.partial(nn.Linear, 2, 2), 3),
-            RngError,
-            r"key\): expected a random key, for make_layer needs one, got none\.\n",
-        ),
-        (
-            lambda key: nn.Stack(nn.Identity, 3, key=0),
-            RngError,
-            r"key\): expected a random key, got",
-        ),
-        (
-            lambda key: nn.Stack(nn.Identity, -1),
-            ArgumentError,
-            r"depth\): expected an integer of at",
-        ),
-        (
-            lambda key: nn.Stack(3, 3),
-            ArgumentError,
-            r"make_layer\): expected a function that makes",
-        ),
-        (
-            lambda key: nn.Stack(lambda: X, 3),
-            ArgumentError,
-            r"make_layer\): expected a function th",
-        ),
-        (
-            lambda key: nn.Stack(nn.Identity, 3, remat=1),
-            ArgumentError,
-            r"remat\): expected True, F",
-        ),
-        (
-            lambda key: nn.Stack(nn.Identity, 3, unroll=0),
-            ArgumentError,
-            r"unroll\): expected an in",
-        ),
-    ],
-)
-def test_wrong_arguments_are_refused(make, error, text, key):
-    """In the name of the argument."""
-    with pytest.raises(error, match=rf"^Stack\({text}"):
-        make(key)
 
 
 def wide(x):
@@ -392,33 +282,6 @@ def wide(x):
         "more": {**x, "extra": jnp.ones(2)},
         "name": {**x, "name": "b"},
     }[next(iter(x.keys() - {"x"}))]
-
-
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        (
-            {"shape": jnp.ones(2)},
-            r"\n  at x\['shape'\]: f32\[2\] -> f32\[3\]\n(.|\n)*nn.Sequential",
-        ),
-        (
-            {"dtype": jnp.ones(2)},
-            r"\n  at x\['dtype'\]: f32\[2\] -> f16\[2\]\n(.|\n)*jnp\.float16\)",
-        ),
-        ({"more": jnp.ones(2)}, r"\n  at x\['extra'\]: nothing -> f32\[2\]"),
-        ({"name": "a"}, r"\n  at x\['name'\]: 'a' -> 'b'"),
-    ],
-    ids=["shape", "dtype", "more", "name"],
-)
-def test_layers_that_give_back_something_else_are_refused(given, text):
-    """Before and after are shown by path."""
-    stack = nn.Stack(lambda: nn.Lambda(wide), DEPTH)
-    where = (
-        r"^Stack\(Lambda, depth=3\): expected each layer to give back what it takes, got a change"
-    )
-
-    with pytest.raises(StructureError, match=where + rf"(.|\n)*{text}"):
-        stack({"x": jnp.ones(2), **given})
 
 
 def test_weakly_typed_inputs_are_promoted():
@@ -448,8 +311,6 @@ def test_modes_reach_the_layers():
     assert not training.layer.dropout.inference
     assert not pm.tree_equal(training(X, key=jax.random.key(1)), blocks()(X))
     assert pm.tree_equal(nn.inference_mode(training), blocks())
-    with pytest.raises(RngError, match=r"^Dropout\(p=0.5\): expected a random key when training"):
-        training(X)
 
 
 def test_one_layer_is_edited_inside():
@@ -461,30 +322,6 @@ def test_one_layer_is_edited_inside():
     layers = list(blocks())
     layers[1] = pm.tree_at(lambda layer: layer.linear.weight, layers[1], jnp.zeros((2, 2)))
     assert pm.tree_equal(edited, nn.Stack.from_layers(layers))
-
-
-@pytest.mark.parametrize(
-    "where",
-    [
-        lambda net: net[1][0].linear.weight,
-        lambda net: net[1][1:].layer.linear.weight,
-        lambda net: net[1].unstack()[2].linear.weight,
-        lambda net: [layer.linear.weight for layer in net[1]],
-        lambda net: net[1][0],
-    ],
-)
-def test_an_access_to_one_layer_is_not_taken_for_all(where):
-    """`stack[0].weight` is a part of a leaf: it can be neither replaced nor chosen by access."""
-    net = nn.Sequential([nn.Identity(), blocks()])
-    with pytest.raises(
-        AccessError,
-        match=r"tree_at\(where\): expected a function that only picks nodes of the tree, got one "
-        r"that makes f32\[[^\n]*\n  at layers\[1\]\.layer\.linear\.weight: f32\[3,2,2\]\n[^\n]*\n"
-        r"      tree_at\('layers\[1\]\.layer(\.linear\.weight)?', tree, replace_fn=",
-    ):
-        pm.tree_at(where, net, replace_fn=jnp.zeros_like)
-    with pytest.raises(AccessError, match=r"select\.at\(where\): [^\n]* makes f32\["):
-        pm.filter_grad(lambda net, x: jnp.sum(net(x)), wrt=~pm.select.at(where))(net, X)
 
 
 def test_the_gradient_of_chosen_leaves():
@@ -698,3 +535,6 @@ def test_a_scan_of_scans_that_recompute():
     arrays = jax.tree.leaves(make_nested())
     for found, expected in zip(gradient(arrays), flat_gradient(arrays), strict=True):
         assert_close(found, expected.reshape(found.shape))
+
+
+test_refusals = refusals(globals())

@@ -13,6 +13,7 @@ from pytreemod import nn
 from pytreemod.errors import LostUpdateWarning, StateError
 from pytreemod.transform.boundary.sowing import collect
 from pytreemod.tree.effects import outer_effects
+from tests.goldens import refusals
 
 X = jnp.arange(12.0).reshape(4, 3)
 LOST = "expected the State that replaces the one that was used up, got a result without it"
@@ -367,35 +368,6 @@ def test_a_net_without_state_is_forgotten_freely():
     pm.filter_grad(net_dropped)(pm.stateful(nn.Linear(3, 2, key=jax.random.key(0))), X)
 
 
-@pytest.mark.parametrize("compile", [False, True])
-def test_updates_of_the_old_net_are_refused(compile):
-    """The net that was differentiated is used up, as it would be by a call."""
-
-    def step(net, x):
-        _, grads = pm.filter_value_and_grad(net_kept, has_aux=True)(net, x)
-        return pm.apply_updates(net, grads)
-
-    with pytest.raises(StateError, match="one that filter_value_and_grad has already replaced"):
-        (pm.filter_jit(step) if compile else step)(pm.stateful(Counter()), X)
-
-
-@pytest.mark.parametrize(
-    "differentiate",
-    [
-        pm.filter_jacrev,
-        pm.filter_jacfwd,
-        lambda f, has_aux: lambda *args: pm.filter_vjp(f, *args, has_aux=has_aux),
-    ],
-)
-def test_other_derivatives_use_a_net_up_as_well(differentiate):
-    """What is put together anew for the function stands for what the caller passed."""
-    net = pm.stateful(Counter())
-    differentiate(net_kept, has_aux=True)(net, X)
-
-    with pytest.raises(StateError, match="the newest net"):
-        net(X)
-
-
 def test_a_gradient_without_state_leaves_the_arguments_alone():
     """Only what was used up inside is used up outside."""
     net = nn.inference_mode(pm.stateful(nn.BatchNorm(3)))
@@ -409,3 +381,6 @@ def test_warnings_can_be_filtered(counter):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pm.LostUpdateWarning)
         assert pm.filter_jit(dropped)(*counter, X) == jnp.sum(X**2)
+
+
+test_refusals = refusals(globals())

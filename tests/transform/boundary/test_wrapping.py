@@ -16,6 +16,7 @@ import pytreemod as pm
 from pytreemod.errors import ArgumentError
 from pytreemod.transform.boundary.wrapping import Transformed, in_words_of
 from pytreemod.tree.snapshots import divide
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.racing import race
 from tests.helpers.trees import Holder, affine, double, ramp
@@ -248,54 +249,6 @@ _AFFINE = affine()
 _CALLER = _Caller(jnp.ones(()))
 
 
-@pytest.mark.parametrize("donate", ["none", "all", "x"])
-@pytest.mark.parametrize(
-    ("function", "x", "argument"),
-    [
-        (_bool, ramp(3), r"model\.weight"),
-        (_number, {"a": [ramp(3), jnp.ones(())]}, r"x\['a'\]\[1\]|x\.a\.1"),
-        (_length, {"m": ramp(2), "n": jnp.asarray(3)}, r"x\['n'\]|x\.n"),
-        (_copied, ramp(3), r"model\.bias"),
-    ],
-)
-def test_jaxs_errors_name_the_users_function_and_argument(function, x, argument, donate):
-    """A value that is known only when the program runs: where it came from is said in his words."""
-    line = function.__code__.co_firstlineno
-    where = rf"function {function.__name__} at {__file__}:{line} for jit.* argument ({argument})\."
-    model = jax.tree.map(jnp.copy, _AFFINE)
-    with pytest.raises((TypeError, jax.errors.ConcretizationTypeError), match=where):
-        pm.filter_jit(function, donate=donate)(model, jax.tree.map(jnp.copy, x))
-
-
-@pytest.mark.parametrize(
-    ("fn", "code", "argument"),
-    [
-        (_CALLER, _Caller.__call__.__code__, "weight"),
-        (_CALLER.method, _Caller.method.__code__, "x"),
-        (ft.partial(_number, 1), _number.__code__, "x"),
-        (jax.jit(_number), _number.__code__, "x"),
-    ],
-)
-def test_jaxs_errors_name_what_is_inside_of_callables(fn, code, argument):
-    """Modules, their methods, partials and jitted functions."""
-    x = {"a": [ramp(3), jnp.ones(())]} if code is _number.__code__ else jnp.ones(())
-    args = (1, x) if isinstance(fn, type(jax.jit(_number))) else (x,)
-    with pytest.raises(jax.errors.ConcretizationTypeError, match=rf"{__file__}:\d+ for jit") as e:
-        pm.filter_jit(fn)(*args)
-    assert f":{code.co_firstlineno} for jit" in str(e.value)
-    assert argument in str(e.value).split("argument")[-1]
-
-
-def test_an_error_of_the_users_own_stays_as_it_is():
-    """Only what JAX says of the traced function is worded anew."""
-
-    def fails(x):
-        raise KeyError("values[0]")
-
-    with pytest.raises(KeyError, match=r"values\[0\]"):
-        pm.filter_jit(fails)(ramp(3))
-
-
 @jax.tree_util.register_pytree_node_class
 class _Strict:
     """A node that takes no number."""
@@ -311,12 +264,6 @@ class _Strict:
     @classmethod
     def tree_unflatten(cls, aux, children):
         return cls(*children)
-
-
-def test_an_error_is_not_lost_where_its_arguments_cannot_be_named():
-    """Putting the arguments together from something else may fail: JAX's own text is left."""
-    with pytest.raises(jax.errors.ConcretizationTypeError, match=r"argument values\[0\]"):
-        pm.filter_jit(lambda node: float(node.x))(_Strict(jnp.ones(())))
 
 
 def named_run(fn):
@@ -369,3 +316,6 @@ def test_threads_are_told_of_their_own_functions():
     told = race(work)
 
     assert all(f"function f{i} at" in text for i, text in enumerate(told))
+
+
+test_refusals = refusals(globals())

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError
 from pytreemod.transform.compilation import store as compiling
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.trees import (
     Affine,
@@ -332,51 +332,12 @@ def test_type_errors_inside_are_not_taken_for_ours():
         fn(ramp(1))
 
 
-def test_wrong_calls_are_pythons_errors():
-    """Too few or unknown arguments fail as the function itself would."""
-    fn = pm.filter_jit(lambda a, b: a)
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'b'"):
-        fn(1)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'c'"):
-        fn(1, 2, c=3)
-    with pytest.raises(TypeError, match=r"multiple values for argument 'a'|positional argument"):
-        fn(1, 2, a=3)
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        "static_argnums",
-        "static_argnames",
-        "donate_argnums",
-        "donate_argnames",
-        "default",
-        "fn",
-        "args",
-        "kwargs",
-        "out",
-    ],
-)
-def test_jaxs_options_by_position_are_refused(option):
-    """Static is what is no array; donation is by name: the hint says so."""
-    with pytest.raises(
-        ArgumentError,
-        match=rf"filter_jit: expected [^\n]*donate=\.\.\. and jax\.jit's other options, got "
-        rf"{option}=\.\n"
-        r"  what is no array is static by itself; [^\n]*\n"
-        r'      @pm\.filter_jit\(donate=\("model", "opt_state"\)',
-    ):
-        pm.filter_jit(double, **{option: 0})
-
-
 def test_other_options_go_to_jax_jit():
     """They arrive; an unknown one is jax.jit's error."""
     kept = pm.filter_jit(lambda x, y: x, keep_unused=True).lower(ramp(1), ramp(2))
     dropped = pm.filter_jit(lambda x, y: x).lower(ramp(1), ramp(2))
     assert "tensor<2xf32>" in kept.as_text()
     assert "tensor<2xf32>" not in dropped.as_text()
-    with pytest.raises(TypeError, match="no_such_option"):
-        pm.filter_jit(double, no_such_option=1)(1.0)
 
 
 def test_compiled_programs_bear_the_functions_name():
@@ -602,16 +563,7 @@ def test_quiet_donation_inside_of_other_filters():
         change(ramp(4))
         assert len(warnings.filters) == len(before) + 1
     assert warnings.filters == before
-    with pytest.raises(ZeroDivisionError, match="division by zero"):
-        pm.filter_jit(lambda a: 1 / 0, donate="all")(ramp(3))
     assert warnings.filters == before
-
-
-@pytest.mark.parametrize("donate", ["warn", "warn-except-first", ("b",)])
-def test_useless_donation_warns_where_asked(donate):
-    """JAX's own warning comes through, except for the quiet strings."""
-    with pytest.warns(UserWarning, match="Some donated buffers were not usable"):
-        pm.filter_jit(lambda a, b: jnp.sum(a) + jnp.sum(b), donate=donate)(ramp(3), ramp(4))
 
 
 def test_donation_of_bound_methods_and_modules():
@@ -690,15 +642,6 @@ def test_other_errors_beside_a_donated_array_are_left_alone(text):
     assert type(caught.value) is ValueError
 
 
-def test_a_donated_array_used_again_by_keyword_is_named():
-    """Arguments by keyword are named, too."""
-    step = pm.filter_jit(lambda **kwargs: kwargs["a"] + 1, donate="a")
-    x = ramp(3)
-    step(a=x)
-    with pytest.raises(pm.PytreemodError, match=r"at a: f32\[3\]"):
-        step(a=x)
-
-
 def test_the_failing_call_does_not_blame_itself():
     """An error inside a function that donates is the user's, not one about donation."""
 
@@ -708,40 +651,6 @@ def test_the_failing_call_does_not_blame_itself():
 
     with pytest.raises(RuntimeError, match=r"^mine"):
         fn(ramp(2))
-
-
-@pytest.mark.parametrize(
-    ("donate", "text"),
-    [
-        (
-            "modle",
-            r"filter_jit\(donate\): expected names of arguments of update \(model, opt_state, "
-            r"x\), got 'modle'\.",
-        ),
-        (("model", "y"), r"got 'y'\."),
-        (
-            3,
-            r"filter_jit\(donate\): expected names of arguments, a selector, or one of 'none', "
-            r"'all', "
-            r"'all-except-first', 'warn', 'warn-except-first', got 3\.\n  write, for instance\n"
-            r'      @pm\.filter_jit\(donate=\("model", "opt_state"\)\)$',
-        ),
-        ((0, 1), r"got \(0, 1\)\."),
-        (True, r"got True\."),
-    ],
-)
-def test_misspelt_donation_is_refused(donate, text):
-    """When the function is made, not when it is called."""
-    with pytest.raises(ArgumentError, match=text):
-        pm.filter_jit(update, donate=donate)
-
-
-def test_a_selector_that_donates_nothing_is_refused():
-    """A misspelt path over the arguments is refused at the call."""
-    with pytest.raises(
-        pm.PytreemodError, match=r"select\.path\('modle'\): expected a pattern that matches"
-    ):
-        pm.filter_jit(update, donate=pm.select.path("modle"))(*arguments())
 
 
 # ---- what is kept, and what is let go
@@ -834,8 +743,6 @@ def test_an_error_of_a_later_trace_is_the_users_own(options):
     jitted = pm.filter_jit(lambda x, n: x * (1 / (x.size - n)), **options)
     jitted(ramp(2), 3)
 
-    with pytest.raises(ZeroDivisionError, match="division by zero"):
-        jitted(ramp(3), 3)
     assert jitted(ramp(4), 3).shape == (4,)
 
 
@@ -896,29 +803,12 @@ def test_a_model_shared_by_threads():
 # ---- max_traces
 
 
-def test_max_traces_refuses_one_more():
-    """A function that may be traced once says what differed when it would be traced again."""
-    fn = pm.filter_jit(lambda x, how: x, max_traces=1)
-    fn(ramp(2), "a")
-    fn(ramp(2, start=5.0), "a")
-    with pytest.raises(
-        pm.PytreemodError,
-        match=r"expected at most 1 trace \(max_traces\), got a call that needs another\.\n"
-        r"  at how: 'a' -> 'b'\n  keep what is named here the same",
-    ):
-        fn(ramp(2), "b")
-
-
-@pytest.mark.parametrize("count", [-1, 1.5, "1", True])
-def test_max_traces_must_be_a_count(count):
-    """Anything else is refused at once."""
-    with pytest.raises(ArgumentError, match=r"filter_jit\(max_traces\): expected a count, got"):
-        pm.filter_jit(double, max_traces=count)
-
-
 def test_max_traces_does_not_count_calls_without_jit():
     """Under jax.disable_jit() nothing is traced."""
     fn = pm.filter_jit(lambda x: x * 2, max_traces=1)
     with jax.disable_jit():
         for _ in range(3):
             fn(ramp(2))
+
+
+test_refusals = refusals(globals())

@@ -8,6 +8,7 @@ import pytest
 import pytreemod as pm
 from pytreemod.errors import ArgumentError
 from pytreemod.transform.compilation.static_arguments import Constant
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import Holder, Static, ramp
 
@@ -122,15 +123,6 @@ def test_methods_modules_and_stages():
         layer.head.lower(np.int32(2)).compile()(np.int32(1))
 
 
-def test_a_retrace_names_the_value():
-    """The old and the new one."""
-    fn = pm.filter_jit(lambda x, n: x[:n], static="n", max_traces=1)
-    fn(ramp(4), np.int64(3))
-
-    with pytest.raises(RuntimeError, match=r"at n: [^\n]*3[^\n]*2"):
-        fn(ramp(4), np.int64(2))
-
-
 def test_constants_print_as_what_they_hold():
     """For errors and for those who look."""
     assert repr(Constant(np.array([1, 2]))) == "array([1, 2])"
@@ -156,29 +148,4 @@ def test_arrays_of_jax_are_refused(array):
     assert fn(ramp(1), jax.device_get({"n": jnp.ones(())})).shape == (1,)
 
 
-def test_traced_arrays_are_refused():
-    """Inside another function they have no numbers yet."""
-    inner = pm.filter_jit(lambda n: n, static="n")
-
-    with pytest.raises(ArgumentError, match=r"got an array of JAX\.\n  at n: f32\[1\]"):
-        pm.filter_jit(lambda x: inner(x))(ramp(1))
-
-
-@pytest.mark.parametrize(
-    ("static", "text"),
-    [
-        ("m", r"filter_jit\(static\): expected names of arguments of <lambda> \(x, n\), got 'm'\."),
-        (("x", "m"), r"got 'm'\."),
-        (
-            1,
-            r"filter_jit\(static\): expected names of arguments, got 1\.\n  "
-            r"write, for instance\n      @pm\.filter_jit\(static=\(\"size\",\)\)",
-        ),
-        ((1,), r"expected names of arguments, got \(1,\)"),
-        (None, r"expected names of arguments, got None"),
-    ],
-)
-def test_names_that_are_no_arguments_are_refused(static, text):
-    """A misspelt name would silently mean nothing."""
-    with pytest.raises(ArgumentError, match=text):
-        pm.filter_jit(lambda x, n: x, static=static)
+test_refusals = refusals(globals())

@@ -1,7 +1,6 @@
 """The compiled functions behind filter_jit: how they are found, kept and let go."""
 
 import gc
-import warnings
 import weakref
 
 import jax
@@ -9,10 +8,10 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import CheckError
 from pytreemod.transform.compilation import store as compiling
 from pytreemod.transform.compilation.donation import as_donation
 from pytreemod.transform.compilation.store import Options, store_for
+from tests.goldens import refusals
 from tests.helpers.trees import affine, ramp
 
 
@@ -239,11 +238,7 @@ def test_a_check_that_only_new_shapes_have_is_heard_the_first_time():
 
     jitted = pm.filter_jit(grow)
     jitted(9 * jnp.ones(2))
-    with pytest.raises(pm.CheckError, match="too large"):
-        jitted(9 * jnp.ones(3))
     assert jitted(jnp.ones(3)).shape == (3,)
-    with pytest.raises(pm.CheckError, match="too large"):
-        jitted(9 * jnp.ones(3))
 
 
 def test_useless_donations_are_passed_over_in_silence_for_new_shapes_too():
@@ -251,10 +246,6 @@ def test_useless_donations_are_passed_over_in_silence_for_new_shapes_too():
     jitted = pm.filter_jit(lambda x: x.astype(jnp.float16), donate="all")
     for size in (2, 3):
         jitted(jnp.ones(size))
-    with pytest.warns(UserWarning, match="heard"):
-        warnings.warn("heard", UserWarning, stacklevel=1)
-    with pytest.raises(ValueError, match="in trace"):
-        pm.filter_jit(_refuse_three, donate="all")(jnp.ones(3))
 
 
 def _refuse_three(x):
@@ -270,8 +261,6 @@ def test_checks_of_all_shapes_are_remembered():
     jitted(jnp.float32(1))
 
     assert entry_of(jitted, ramp(2)).has_check
-    with pytest.raises(CheckError, match="large"):
-        jitted(ramp(2) + 9)
 
 
 def test_each_thread_looks_at_its_own_traces():
@@ -283,3 +272,6 @@ def test_each_thread_looks_at_its_own_traces():
     jitted(ramp(2))
 
     assert entry.unseen == {another}
+
+
+test_refusals = refusals(globals())

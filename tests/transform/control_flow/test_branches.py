@@ -13,11 +13,12 @@ import pytest
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, ShapeError, StructureError
+from pytreemod.errors import StructureError
 from pytreemod.transform.control_flow import branches
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.equations import equations
-from tests.helpers.trees import Affine, Holder, OwnInit, Static, affine, double, ramp
+from tests.helpers.trees import Holder, OwnInit, affine, double, ramp
 
 
 class Net(pm.Module):
@@ -390,103 +391,6 @@ def test_no_operation_is_added(derivative):
 # ---- mistakes
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "text"),
-    [
-        pytest.param(
-            lambda m: m.replace(weight=m.weight[:1]),
-            lambda m: m,
-            r"got 1 difference\.\n"
-            r"  at result\.weight: f32\[1,2\] from true_fun, f32\[2,2\] from false_fun\n"
-            r"  the array that is chosen has one shape, whichever it is",
-            id="shape",
-        ),
-        pytest.param(
-            lambda m: {"x": m.bias},
-            lambda m: {"x": m.bias.astype(int)},
-            r"result\['x'\]: f32\[2\] from true_fun, i32\[2\] from false_fun\n"
-            r"  cast what one of them returns:\n      jnp\.asarray\(x, jnp\.float32\)",
-            id="dtype",
-        ),
-        pytest.param(
-            lambda m: m.replace(bias=None),
-            lambda m: m,
-            r"result\.bias: None from true_fun, f32\[2\] from false_fun\n"
-            r"  return zeros where there is nothing:\n      jnp\.zeros\(\(2,\), jnp\.float32\)",
-            id="None",
-        ),
-        pytest.param(
-            lambda m: m,
-            lambda m: m.replace(act=jnp.sin),
-            r"result\.act: the function tanh from true_fun, the function sin from false_fun\n"
-            r"  what is no array cannot be chosen while the program runs: choose among arrays",
-            id="function",
-        ),
-        pytest.param(
-            lambda m: ["a"],
-            lambda m: ["b"],
-            r"result\[0\]: 'a' from true_fun, 'b' from false_fun",
-            id="string",
-        ),
-        pytest.param(
-            lambda m: [m],
-            lambda m: (m,),
-            r"result: list of 1 from true_fun, tuple of 1 from false_fun\n"
-            r"  return the same structure from each branch",
-            id="container",
-        ),
-        pytest.param(
-            lambda m: {"a": m, "b": 1},
-            lambda m: {"a": m},
-            r"result\['b'\]: 1 from true_fun, nothing from false_fun\n"
-            r"  return the same structure",
-            id="key",
-        ),
-        pytest.param(
-            lambda m: Affine(m.weight, m.bias),
-            lambda m: m,
-            r"result: Affine from true_fun, Net from false_fun",
-            id="class",
-        ),
-        pytest.param(
-            lambda m: Static(m.bias, 2),
-            lambda m: Static(m.bias, 3),
-            r"result\.size: 2 from true_fun, 3 from false_fun",
-            id="configuration",
-        ),
-        pytest.param(
-            lambda m: 1.0,
-            lambda m: jnp.int32(1),
-            r"result: 1\.0 from true_fun, i32\[\] from false_fun",
-            id="float where an int is",
-        ),
-        pytest.param(
-            lambda m: 1.0,
-            lambda m: m.bias,
-            r"result: 1\.0 from true_fun, f32\[2\] from false_fun",
-            id="number where a vector is",
-        ),
-        pytest.param(
-            lambda m: True, lambda m: 1, r"result: True from true_fun, 1 from false", id="bool, int"
-        ),
-        pytest.param(
-            lambda m: Holder([m.weight, m.bias]),
-            lambda m: Holder([m.bias, m.weight]),
-            r"got 2 differences\.\n  at result\.content\[0\]: .*\n  at result\.content\[1\]: ",
-            id="two places",
-        ),
-    ],
-)
-def test_branches_that_disagree_are_shown_side_by_side(first, second, text):
-    """Each path at which the results differ is named, with what each branch returns."""
-    with pytest.raises(
-        StructureError,
-        match=r"filter_cond of <lambda> and <lambda>: expected branches that return the same "
-        rf"structure, shapes, dtypes and static values[\s\S]*{text}",
-    ):
-        pm.filter_cond(True, first, second, net())
-
-
 def test_the_branch_of_a_switch_is_named():
     """The first branch that differs from branches[0] is named by its number."""
     branches = [number([1.0, "a"]), number([2.0, "a"]), number([3.0, "b"])]
@@ -498,79 +402,6 @@ def test_the_branch_of_a_switch_is_named():
             r"result\[1\]: 'a' from branches\[0\], 'b' from branches\[2\]",
         ):
             pm.filter_switch(0, branches)
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "text"),
-    [
-        (
-            lambda: pm.filter_cond(True, 1, double),
-            ArgumentError,
-            r"filter_cond\(true_fun\): expected something callable, got 1",
-        ),
-        (
-            lambda: pm.filter_cond(True, double, None),
-            ArgumentError,
-            r"filter_cond\(false_fun\): expected something callable, got None",
-        ),
-        (
-            lambda: pm.filter_cond(ramp(2) > 0, double, abs, 1),
-            ShapeError,
-            r"filter_cond\(pred\): expected a scalar bool, got bool\[2\]\.\n"
-            r"  join it, or choose for each element:\n      jnp\.any\(pred\)\n"
-            r"      jnp\.where\(pred, x, y\)$",
-        ),
-        (
-            lambda: pm.filter_cond("yes", double, abs, 1),
-            ArgumentError,
-            r"filter_cond\(pred\): expected a scalar bool, got 'yes'",
-        ),
-        (
-            lambda: pm.filter_switch(0, double, 1),
-            ArgumentError,
-            r"filter_switch\(branches\): expected several functions, got the function double",
-        ),
-        (
-            lambda: pm.filter_switch(0, [], 1),
-            ArgumentError,
-            r"filter_switch\(branches\): expected one function or more, got none",
-        ),
-        (
-            lambda: pm.filter_switch(0, [double, "abs"], 1),
-            ArgumentError,
-            r"filter_switch\(branches\[1\]\): expected something callable, got 'abs'",
-        ),
-        (
-            lambda: pm.filter_switch(0.0, [double, abs], 1),
-            ArgumentError,
-            r"filter_switch\(index\): expected an integer scalar, got 0\.0",
-        ),
-        (
-            lambda: pm.filter_switch(True, [double, abs], 1),
-            ArgumentError,
-            r"filter_switch\(index\): expected an integer scalar, got True",
-        ),
-        (
-            lambda: pm.filter_switch(jnp.arange(2), [double, abs], 1),
-            ArgumentError,
-            r"filter_switch\(index\): expected an integer scalar, got i32\[2\]",
-        ),
-    ],
-)
-def test_mistakes_are_explained(call, error, text):
-    """What is no function, no condition, no index: by argument name."""
-    with pytest.raises(error, match=text):
-        call()
-
-
-def test_the_errors_of_a_branch_arrive_undisturbed():
-    """What a branch itself raises is raised."""
-
-    def branch():
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        pm.filter_cond(True, branch, number(1))
 
 
 # ---- threads
@@ -737,3 +568,6 @@ def test_threads_that_find_out_together_leave_nothing_wrong(monkeypatch):
         (jnp.float32, 1.0, (2,)),
         *[(jnp.float32, 1.0, (3,))] * 3,
     ]
+
+
+test_refusals = refusals(globals())

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError
+from tests.goldens import refusals
 from tests.helpers.cells import cell
 from tests.helpers.comparing import assert_close, assert_same
-from tests.helpers.trees import Holder, double, ramp
+from tests.helpers.trees import Holder, ramp
 
 
 def test_while_loop_is_the_loop():
@@ -63,53 +63,4 @@ def test_fori_loop_with_static_bounds_is_differentiable():
     assert_close(pm.filter_grad(loss)(cell()), pm.filter_grad(by_hand)(cell()))
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "text"),
-    [
-        (
-            lambda: pm.filter_while_loop(True, double, 1),
-            ArgumentError,
-            r"filter_while_loop\(cond_fun\): expected something callable",
-        ),
-        (
-            lambda: pm.filter_while_loop(double, [], 1),
-            ArgumentError,
-            r"filter_while_loop\(body_fun\): expected something callable",
-        ),
-        (
-            lambda: pm.filter_fori_loop(0, 1, 2, 3),
-            ArgumentError,
-            r"filter_fori_loop\(body_fun\): expected something callable",
-        ),
-        (
-            lambda: pm.filter_while_loop(lambda v: v["n"], lambda v: v, {"n": 1}),
-            ArgumentError,
-            r"filter_while_loop\(cond_fun\) of <lambda>: expected a scalar bool, got i32\[\]\.\n"
-            r"  compare, and join what is an array:\n      return jnp\.any\(error > 1e-3\)",
-        ),
-        (
-            lambda: pm.filter_while_loop(lambda v: v > 0, lambda v: v, ramp(2)),
-            ArgumentError,
-            r"expected a scalar bool, got bool\[2\]",
-        ),
-        (
-            lambda: pm.filter_while_loop(lambda v: None, lambda v: v, ramp(2)),
-            ArgumentError,
-            r"expected a scalar bool, got None",
-        ),
-        (
-            lambda: pm.filter_fori_loop(0.0, 2, lambda i, v: v, 1),
-            ArgumentError,
-            r"filter_fori_loop\(lower\): expected an integer, got 0\.0",
-        ),
-        (
-            lambda: pm.filter_fori_loop(0, ramp(2), lambda i, v: v, 1),
-            ArgumentError,
-            r"filter_fori_loop\(upper\): expected an integer, got f32\[2\]",
-        ),
-    ],
-)
-def test_mistakes_are_explained(call, error, text):
-    """What is no function, no condition, no bound: by argument name."""
-    with pytest.raises(error, match=text):
-        call()
+test_refusals = refusals(globals())

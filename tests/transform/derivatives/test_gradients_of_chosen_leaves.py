@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, SpecError
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_close
 from tests.helpers.equations import equations
 from tests.helpers.trees import Affine, Buffered, affine, ramp
@@ -277,43 +277,4 @@ def test_integers_and_numbers_are_never_differentiated():
 # ---- bad input
 
 
-@pytest.mark.parametrize("name", BOTH)
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"wrt": "wieght"}, r"select.path\('wieght'\): expected a pattern that matches at least"),
-        (
-            {"wrt": {"weight": True}},
-            r"\(wrt\) for m1: expected a prefix of the tree that it is for",
-        ),
-        ({"argnums": (0, 1), "wrt": ("weight",)}, r"each of the 2 differentiated arguments, got 1"),
-        ({"argnums": (0, 1), "wrt": {"m1": True, "z": 1}}, r"arguments \(m1, m2\), got 'z'"),
-        ({"argnums": (0, 1), "wrt": "wieght"}, r"select.path\('wieght'\): expected a pattern that"),
-        ({"argnums": (0, 1), "wrt": (True, "wieght")}, r"select.path\('wieght'\): expected a pat"),
-        ({"wrt": lambda x: 3}, r"\(wrt\) for m1: expected True or False for each leaf, got 3"),
-    ],
-)
-def test_wrong_wrt(name, options, text):
-    """What does not fit is named, with the argument."""
-    with pytest.raises(SpecError, match=text):
-        getattr(pm, name)(lambda m1, m2: 0.0, **options)(affine(), affine())
-
-
-@pytest.mark.parametrize("name", BOTH)
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"argnums": (0, 0)}, r"\(argnums\): expected each argument once, got \(0, 0\)"),
-        ({"argnums": 2}, r"expected argument 2 \(args\[2\]\), which is differentiated"),
-        ({"argnums": "m1"}, r"\(argnums\): expected an int or several, got 'm1'"),
-        (
-            {"wrt": False},
-            r"none picked by wrt=False.\n  at m1.weight: f32\[2,3\]\n  at m1.bias: f32",
-        ),
-        ({"argnums": (0, 1), "wrt": (False, False)}, r"none picked by wrt=\(False, False\)"),
-    ],
-)
-def test_wrong_arguments(name, options, text):
-    """An argument that is not there, is asked for twice, or has nothing that was chosen."""
-    with pytest.raises(ArgumentError, match=text):
-        getattr(pm, name)(lambda m1, m2: 0.0, **options)(affine(), affine())
+test_refusals = refusals(globals())

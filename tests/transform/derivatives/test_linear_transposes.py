@@ -5,12 +5,11 @@ import functools as ft
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, DerivativeError
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_close, assert_same
-from tests.helpers.trees import Affine, Holder, double, ramp
+from tests.helpers.trees import Affine, Holder, ramp
 
 
 def mixed(model, x, n):
@@ -64,46 +63,4 @@ def test_what_is_not_floating_is_constant():
     assert_same(transposed(None), (jnp.zeros(3), None))
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "text"),
-    [
-        (
-            lambda: pm.filter_linear_transpose(3, ramp(2)),
-            ArgumentError,
-            r"filter_linear_transpose\(fun\): expected something callable, got 3",
-        ),
-        (
-            lambda: pm.filter_linear_transpose(double, [jax.ShapeDtypeStruct((2,), jnp.int32)]),
-            ArgumentError,
-            r"filter_linear_transpose of double: expected values for what is not floating, which "
-            r"is constant, got shapes\.\n  at primals\[0\]\[0\]: i32\[2\]$",
-        ),
-        (
-            lambda: pm.filter_linear_transpose(lambda x: {"i": jnp.argmax(x), "x": x}, ramp(2)),
-            DerivativeError,
-            r"of <lambda>: expected a result in which all arrays are floating, got others\.\n"
-            r"  at result\['i'\]: i32\[\]$",
-        ),
-        (
-            lambda: pm.filter_linear_transpose(mixed, *PRIMALS)(mixed(*PRIMALS)),
-            DerivativeError,
-            r"of mixed: expected a cotangent like the result, got 2 that do not fit\.\n"
-            r"  at result\.content\['n'\]: 3, for None\n",
-        ),
-        (
-            lambda: pm.filter_linear_transpose(jnp.sin, ramp(2))(ramp(2)),
-            DerivativeError,
-            r"of sin: expected a function that is linear in the floating arrays of its arguments, "
-            r"got another\.\n[\s\S]*pm\.filter_vjp\(f, \*primals\)\[1\]$",
-        ),
-        (
-            lambda: pm.filter_linear_transpose(lambda x: x * x, ramp(2))(ramp(2)),
-            DerivativeError,
-            r"of <lambda>: expected a function that is linear",
-        ),
-    ],
-)
-def test_mistakes_are_explained(call, error, text):
-    """What is no function, not floating, not linear, or does not fit: by path."""
-    with pytest.raises(error, match=text):
-        call()
+test_refusals = refusals(globals())

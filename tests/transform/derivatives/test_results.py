@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import pytest
 
-from pytreemod.errors import ArgumentError, DerivativeError
 from pytreemod.transform.derivatives.results import pair_of
+from tests.goldens import refusals
 
 
 class Both(NamedTuple):
@@ -21,26 +21,4 @@ def test_two_values_are_a_pair(result):
     assert pair_of(result, "f", "loss, aux") == (1.0, "a")
 
 
-@pytest.mark.parametrize(
-    ("result", "got"),
-    [
-        ((1.0,), "1 values"),
-        ((), "0 values"),
-        ([1, 2, 3], "3 values"),
-        (1.0, "1.0"),
-        (None, "None"),
-        ({"loss": 1, "aux": 2}, "{'loss': 1, 'aux': 2}"),
-        ("ab", "'ab'"),
-    ],
-)
-def test_anything_else_is_refused(result, got):
-    """The text says what there was, and what to return."""
-    text = rf"^f: expected a pair \(loss, aux\), for has_aux, got {got}.*return loss, aux"
-    with pytest.raises(ArgumentError, match=f"(?s){text}"):
-        pair_of(result, "f", "loss, aux", reason=", for has_aux")
-
-
-def test_rules_have_an_error_of_their_own():
-    """The class of error is the caller's."""
-    with pytest.raises(DerivativeError, match=r"^def_jvp: expected a pair \(out, tangent_out\)"):
-        pair_of(None, "def_jvp", "out, tangent_out", error=DerivativeError)
+test_refusals = refusals(globals())

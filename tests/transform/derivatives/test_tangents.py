@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import DerivativeError, SpecError
+from pytreemod.errors import SpecError
 from pytreemod.transform.derivatives.tangents import beside, is_differentiable, is_zero
-from tests.helpers.trees import Affine, affine, ramp
+from tests.goldens import refusals
+from tests.helpers.trees import affine, ramp
 
 INTEGERS_ZERO = np.zeros(3, jax.dtypes.float0)
 
@@ -75,8 +76,6 @@ def test_numbers_take_the_type_of_their_array():
     (found,) = fitted(jnp.ones((), jnp.float16), 2)
 
     assert found.dtype == jnp.float16
-    with pytest.raises(DerivativeError, match=r"x: \(1\+1j\), for f32\[\]"):
-        fitted(jnp.ones(()), 1 + 1j)
 
 
 def test_shapes_may_stand_for_arrays():
@@ -117,31 +116,6 @@ def test_configuration_plays_no_part(config):
     assert fitted(tree, derivative) == [derivative.weight]
 
 
-@pytest.mark.parametrize(
-    ("tree", "derivative", "text"),
-    [
-        (ramp(2), ramp(3), r"x: f32\[3\], for f32\[2\]"),
-        (ramp(2), jnp.ones(2, jnp.float16), r"x: f16\[2\], for f32\[2\]"),
-        ([ramp(2)], [ramp(2), ramp(2)], r"x: a list of 2, for a list of 1"),
-        ({"a": ramp(2)}, [ramp(2)], r"x: a list of 1, for a dict of 1"),
-        (ramp(2), [ramp(2)], r"x: a list of 1, for f32\[2\]"),
-        (ramp(2), "text", r"x: 'text', for f32\[2\]"),
-        ({"n": 3}, {"n": 1.0}, r"x\['n'\]: 1\.0 instead of None, for 3"),
-        (affine(), Affine(ramp(1), None), r"x\.weight: f32\[1\], for f32\[2,3\]"),
-    ],
-)
-def test_what_does_not_fit_is_named(tree, derivative, text):
-    """By its path, with both sides."""
-    with pytest.raises(DerivativeError, match=f"(?s)^f: expected a tangent, got one.*{text}"):
-        fitted(tree, derivative)
-
-
-def test_all_misfits_are_named_at_once():
-    """So that one run shows them all."""
-    with pytest.raises(DerivativeError, match=r"(?s)2 that do not fit.*x\[0\].*x\[1\]"):
-        fitted([ramp(2), ramp(2)], [ramp(1), ramp(3)])
-
-
 def test_what_stands_at_a_constant_may_be_passed_over():
     """Not strict: as for the gradients of a rule."""
     assert fitted([1, "a"], [1.0, "b"], strict=False) == [None, None]
@@ -157,5 +131,6 @@ def test_a_tuple_of_arguments_has_a_name_for_each():
 
     beside((ramp(2), ramp(2)), (ramp(2), None), where="f", expected="tangents", root=names)
     assert asked == []
-    with pytest.raises(DerivativeError, match=r"batch: f32\[1\], for f32\[2\]"):
-        beside((ramp(2), ramp(2)), (None, ramp(1)), where="f", expected="tangents", root=names)
+
+
+test_refusals = refusals(globals())

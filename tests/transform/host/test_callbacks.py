@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.equations import equations
 from tests.helpers.trees import Holder, Static, affine, double, ramp
@@ -136,20 +136,6 @@ def test_vmap(options):
     assert sizes == ([()] * 3 if one_by_one else [(3,)])
 
 
-def test_derivatives_by_custom_rule():
-    """A callback has none of its own; JAX's text says so, and a rule gives one."""
-
-    def sine(x):
-        return pm.filter_pure_callback(np.sin, x, result_shape_dtypes=x)
-
-    with_rule = jax.custom_jvp(sine)
-    with_rule.defjvp(lambda primals, tangents: (sine(*primals), jnp.cos(*primals) * tangents[0]))
-
-    with pytest.raises(ValueError, match="do not support JVP"):
-        jax.grad(sine)(1.0)
-    assert_close(jax.grad(with_rule)(1.0), np.cos(1.0))
-
-
 def test_no_equation_is_added():
     """The program is the one written by hand."""
 
@@ -261,22 +247,6 @@ def test_io_returns_nothing_by_default():
         pm.filter_io_callback(lambda: 3)
 
 
-@pytest.mark.parametrize("transform", ["filter_pure_callback", "filter_io_callback"])
-def test_what_cannot_be_called_is_refused(transform):
-    """The argument is named."""
-    text = rf"^{transform}\(callback\): expected something callable, got 3\.$"
-    with pytest.raises(ArgumentError, match=text):
-        getattr(pm, transform)(3, result_shape_dtypes=None)
-
-
-def test_two_spellings_at_once_are_refused():
-    """The old and the new one."""
-    with pytest.raises(ArgumentError, match="expected vmap_method= or vectorized=, got both"):
-        pm.filter_pure_callback(
-            double, ramp(1), result_shape_dtypes=ramp(1), vectorized=True, vmap_method="sequential"
-        )
-
-
 def test_errors_of_the_callback():
     """JAX reports them with their text."""
 
@@ -285,13 +255,6 @@ def test_errors_of_the_callback():
 
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"KeyError: 'mine'"):
         jax.block_until_ready(pm.filter_pure_callback(fail, ramp(1), result_shape_dtypes=ramp(1)))
-
-
-def test_vmap_without_a_method_is_refused_by_jax():
-    """Its text lists the methods."""
-    fn = pm.filter_vmap(lambda x: pm.filter_pure_callback(double, x, result_shape_dtypes=x))
-    with pytest.raises(NotImplementedError, match="vmap_method is one of 'sequential'"):
-        fn(ramp(2))
 
 
 @pytest.mark.parametrize("transform", [pm.filter_pure_callback, pm.filter_io_callback])
@@ -383,3 +346,6 @@ class Unhashable:
         return isinstance(other, Unhashable)
 
     __hash__ = None
+
+
+test_refusals = refusals(globals())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, ShapeError, SpecError
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.equations import equations
 from tests.helpers.meshes import DEVICES
@@ -223,118 +223,11 @@ def test_no_equation_is_added():
 # ---- bad input
 
 
-def test_more_members_than_devices():
-    """The text names both numbers and the transform that has no such limit."""
-    text = (
-        r"^filter_pmap of double: expected at most 8 members, one for each device, got 12\.\n"
-        r"  filter_vmap maps over any number of members, on one device$"
-    )
-    with pytest.raises(ShapeError, match=text):
-        pm.filter_pmap(double)(ramp(12))
-    with pytest.raises(ShapeError, match="at most 2 members"):
-        pm.filter_pmap(double, devices=DEVICES[:2])(ramp(4))
-
-
-@pytest.mark.parametrize(
-    ("options", "args", "error", "text"),
-    [
-        (
-            {},
-            (ramp(4), ramp(2)),
-            ShapeError,
-            r"^filter_pmap of <lambda>: expected one size of the mapped axis, "
-            r"got 2 sizes\.\n  at size 2 of y: f32\[2\], axis 0\n  at size 4 of "
-            r"x",
-        ),
-        (
-            {},
-            (ramp(4), jnp.ones(())),
-            ShapeError,
-            r"^filter_pmap of <lambda>: expected y to have the axis 0 that it "
-            r"is mapped over, got f32\[\]",
-        ),
-        (
-            {"in_axes": (0,)},
-            (ramp(4), ramp(4)),
-            SpecError,
-            r"^filter_pmap\(in_axes\): expected one spec for each of the 2 "
-            r"positional arguments, got 1\.",
-        ),
-        (
-            {"in_axes": {"z": 0}},
-            (ramp(4), ramp(4)),
-            ArgumentError,
-            r"^filter_pmap\(in_axes\): expected names of arguments of this call "
-            r"\(x, y\), got 'z'",
-        ),
-        (
-            {"in_axes": (0, "a")},
-            (ramp(4), ramp(4)),
-            SpecError,
-            r"^filter_pmap\(in_axes\) for y: expected",
-        ),
-        (
-            {"in_axes": None},
-            (ramp(4), ramp(4)),
-            ArgumentError,
-            r"^filter_pmap of <lambda>: expected an array to map over, or "
-            r"axis_size, got neither\.\n  say how many members there "
-            r"are:\n      pm\.filter_pmap\(f, axis_size=n\)",
-        ),
-        ({"out_axes": "a"}, (ramp(4), ramp(4)), SpecError, r"^filter_pmap\(out_axes\): expected"),
-        (
-            {},
-            (ramp(4), {"a": {1}, "b": set}),
-            ArgumentError,
-            r"^static argument: expected a hashable value, got \{1\}\.\n  at " r"y\['a'\]\n",
-        ),
-    ],
-)
-def test_calls_that_do_not_fit_are_refused(options, args, error, text):
-    """By argument name and path."""
-    with pytest.raises(error, match=text):
-        pm.filter_pmap(lambda x, y: x, **options)(*args)
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (
-            {"donate": "some"},
-            r"^filter_pmap\(donate\): expected one of 'all', 'warn', 'none', " r"got 'some'",
-        ),
-        (
-            {"static_broadcasted_argnums": 0},
-            r"^filter_pmap: expected donate=\.\.\. and jax\.pmap's other "
-            r"options, got static_broadcasted_argnums=\.\n  what is no array is "
-            r"static by itself",
-        ),
-        ({"donate_argnums": 0}, r"got donate_argnums="),
-    ],
-)
-def test_options_that_do_not_exist_are_refused(options, text):
-    """When the function is wrapped."""
-    with pytest.raises(ArgumentError, match=text):
-        pm.filter_pmap(double, **options)
-
-
 def test_numbers_from_numpy():
     """NumPy arrays go in, JAX's come out."""
     out = pm.filter_pmap(lambda x: x)(np.arange(4, dtype=np.float32))
 
     assert_same(out, jnp.arange(4, dtype=jnp.float32))
-
-
-def test_a_lowered_pmap_runs_for_arguments_like_those_it_was_lowered_for():
-    """`lower(...).compile()`; another static value would be another program."""
-    mapped = pm.filter_pmap(lambda x, how: x if how == "as it is" else 2 * x)
-    compiled = mapped.lower(ramp(4), "as it is").compile()
-    assert_close(compiled(ramp(4), how="as it is"), ramp(4))
-
-    with pytest.raises(
-        ArgumentError, match=r"(?s)^compiled <lambda>: .*pm\.filter_pmap\(<lambda>\)"
-    ):
-        compiled(ramp(4), "twice")
 
 
 def test_made_anew_it_is_traced_once():
@@ -381,3 +274,6 @@ def test_a_function_with_another_spec_is_another():
         for out_axes in (0, 1, 0):
             expected = pm.filter_vmap(fn, in_axes=in_axes, out_axes=out_axes)(x)
             assert_close(pm.filter_pmap(fn, in_axes=in_axes, out_axes=out_axes)(x), expected)
+
+
+test_refusals = refusals(globals())

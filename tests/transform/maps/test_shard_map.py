@@ -8,11 +8,12 @@ from jax.sharding import PartitionSpec as P
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, RngError, ShapeError, SpecError
+from pytreemod.errors import ShapeError, SpecError
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.equations import equations
-from tests.helpers.meshes import DEVICES, EXPLICIT, MESH, all_lie, lies, on
-from tests.helpers.trees import Affine, Holder, Static, double, ramp
+from tests.helpers.meshes import EXPLICIT, MESH, all_lie, lies, on
+from tests.helpers.trees import Affine, Static, double, ramp
 
 
 def model():
@@ -287,75 +288,6 @@ def test_no_equation_is_added(out_specs):  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("in_specs", "error", "text"),
-    [
-        (
-            (P(),),
-            SpecError,
-            r"^filter_shard_map\(in_specs\): expected one spec for each of the "
-            r"2 positional arguments, got 1\.\n  by name, what is left out is "
-            r"the same on all devices:\n      in_specs=\{'model': P\('data'\)\}$",
-        ),
-        (
-            {"y": P()},
-            ArgumentError,
-            r"^filter_shard_map\(in_specs\): expected names of arguments of "
-            r"this call \(model, x\), got 'y'\.",
-        ),
-        (
-            "data",
-            SpecError,
-            r"^filter_shard_map\(in_specs\): expected PartitionSpecs, "
-            r"NamedShardings or None, got 'data'\.\n  at model\.weight$",
-        ),
-        (
-            (None, DEVICES[0]),
-            SpecError,
-            r"expected PartitionSpecs, NamedShardings or None, got [^\n]*\n  at " r"x$",
-        ),
-        (
-            (Holder(P()), None),
-            SpecError,
-            r"^filter_shard_map\(in_specs\) for model: expected a prefix of the "
-            r"tree that it is for, got another structure\.\n  at model: Holder "
-            r"where the tree has Affine",
-        ),
-        (
-            (P(None, "data"), None),
-            ShapeError,
-            r"^filter_shard_map\(in_specs\): expected specs with at most one "
-            r"entry for each axis of the array, got longer ones\.\n  at "
-            r"model\.bias: f32\[4\] with P\(None, 'data'\)\n",
-        ),
-        (
-            {"x": P("data", "model", None)},
-            ShapeError,
-            r"at x: f32\[8,2\] with P\('data', 'model', None\)\n",
-        ),
-        (
-            {"x": P(None, "data")},
-            ShapeError,
-            r"^filter_shard_map\(in_specs\): expected axes that the mesh "
-            r"divides evenly, got others\.\n  at x: f32\[8,2\], axis 1 over "
-            r"'data' of size 4\n",
-        ),
-        (
-            {"x": P("batch")},
-            SpecError,
-            r"^filter_shard_map\(in_specs\): expected axes of the mesh "
-            r"\('data', 'model'\), got 'batch'\.\n  at x: P\('batch'\)$",
-        ),
-        (lambda a: P("batch"), SpecError, r"got 'batch'\.\n  at model\.weight: P\('batch'\)$"),
-    ],
-)
-def test_in_specs_that_do_not_fit_are_refused(in_specs, error, text):
-    """Argument, path, shape and spec are in the text."""
-    fn = pm.filter_shard_map(apply, mesh=MESH, in_specs=in_specs, out_specs=None)
-    with pytest.raises(error, match=text):
-        fn(model(), BATCH)
-
-
-@pytest.mark.parametrize(
     ("out_specs", "error", "text"),
     [
         (
@@ -435,72 +367,6 @@ def test_the_check_can_be_turned_off():
     assert fn(ramp(4)).shape == (1,)
 
 
-def test_no_mesh_is_refused():
-    """Neither given, nor in context, nor in a spec."""
-    fn = pm.filter_shard_map(apply, in_specs=(None, P("data")), out_specs=P("data"))
-
-    with pytest.raises(
-        ArgumentError,
-        match=r"^filter_shard_map of apply: expected a mesh, got none\.\n"
-        r"  give one as mesh=\.\.\., or have it in context:\n"
-        r"      with jax\.set_mesh\(mesh\): apply\(\.\.\.\)$",
-    ):
-        fn(model(), BATCH)
-
-
-def test_missing_in_specs_are_refused():
-    """Only arrays on explicit axes know how they lie."""
-    with pytest.raises(
-        ArgumentError,
-        match=r"^filter_shard_map\(in_specs\): expected a spec for each argument, got none\.\n"
-        r"  only for a mesh whose axes are of type Explicit they can be left out$",
-    ):
-        pm.filter_shard_map(lambda x: x, mesh=MESH, out_specs=P())(ramp(4))
-
-
-@pytest.mark.parametrize("jit", [lambda f: f, pm.filter_jit], ids=["eager", "jit"])
-def test_a_batch_that_does_not_lie_on_explicit_axes_is_refused(jit):
-    """As by JAX, which places nothing there by itself; the line that places it works."""
-    fn = jit(
-        pm.filter_shard_map(
-            lambda scale, batch: scale * batch["x"],
-            mesh=EXPLICIT,
-            in_specs=(P(), {"x": P("data")}),
-            out_specs=P("data"),
-        )
-    )
-    text = (
-        r"^filter_shard_map\(in_specs\): expected arguments that lie as it says, for axes of the "
-        r"mesh are of type Explicit, got 1 that lies otherwise\.\n"
-        r"  at batch\['x'\]: f32\[8\] lies as P\(.*\), not P\('data'\)\n"
-        r"  place them first \(a mesh of AxisType\.Auto does it by itself\):\n"
-        r"      pm\.filter_shard\(batch\['x'\], NamedSharding\(mesh, P\('data'\)\)\)"
-    )
-    with pytest.raises(ArgumentError, match=text):
-        fn(jnp.asarray(2.0), {"x": ramp(8)})
-
-    placed = pm.filter_shard(ramp(8), on("data", mesh=EXPLICIT))
-    assert_close(fn(jnp.asarray(2.0), {"x": placed}), 2 * ramp(8))
-
-
-def test_what_cannot_be_called_is_refused():
-    """As for every transform."""
-    with pytest.raises(
-        ArgumentError, match=r"filter_shard_map\(f\): expected something callable, got 3"
-    ):
-        pm.filter_shard_map(3, mesh=MESH, in_specs=P(), out_specs=P())  # fmt: skip
-
-
-def test_misspelt_axis_names_are_refused():
-    """The text names those of the mesh."""
-    fn = pm.filter_shard_map(
-        lambda x: x, mesh=MESH, in_specs=P(), out_specs=P(), axis_names={"batch"}
-    )
-    text = r"filter_shard_map\(axis_names\): expected axes of the mesh \('data', 'model'\), got 'b"
-    with pytest.raises(ArgumentError, match=text):
-        fn(ramp(4))
-
-
 class Dropped(pm.Module):
     """Two layers with a stream, of which the second is a Stack of three."""
 
@@ -536,10 +402,4 @@ def test_a_split_stream_is_one_on_each_device():
     assert after.join() == then.join()
 
 
-def test_several_streams_on_one_device_are_refused():
-    """They are for a map inside."""
-    model, state = pm.make_with_state(Dropped)()
-    state = state.seed(jax.random.key(0)).split(8)
-    specs = P("data"), pm.by({pm.RngStream: P("data"), ...: P()})
-    with pytest.raises(RngError, match="expected one stream, got 2 of them"):
-        pm.filter_shard_map(model, mesh=MESH, in_specs=specs, out_specs=specs)(jnp.ones(4), state)
+test_refusals = refusals(globals())

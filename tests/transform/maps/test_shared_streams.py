@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import SharedStreamWarning
+from tests.goldens import refusals
 from tests.helpers.meshes import EXPLICIT, MESH, on
 from tests.labels import label
 
@@ -125,35 +126,6 @@ def test_all_streams_are_named_in_one_warning():
     assert str(told[0].message).count("  at ") == 2
 
 
-def test_in_whatever_the_state_is():
-    """In a net, and by keyword."""
-    net = pm.stateful(nn.Dropout(0.5, stream=pm.RngStream())).seed(KEY)
-    with pytest.warns(SharedStreamWarning, match=r"at net.state\['stream'\]"):
-        over_x(lambda x, net: net(x))(jnp.ones((4, 3)), net)
-    with pytest.warns(SharedStreamWarning, match=r"at kept\[0\]\['noise'\]"):
-        pm.filter_vmap(lambda x, *, kept: LAYER(x, kept[0]), in_axes={"kept": None})(
-            X, kept=[make()[1]]
-        )
-
-
-@pytest.mark.parametrize("several", [nn.Stack, nn.Ensemble], ids=label)
-def test_members_of_a_layer_divide_their_streams(several):
-    """So they are told where that layer is a member of a map, and nowhere else."""
-    layer, state = make(several, noisy, 2, key=KEY)
-    _, state = layer(jnp.ones(3), state)
-    with pytest.warns(SharedStreamWarning, match=r"layers\[1\].stream'\]"):
-        over_x(layer)(jnp.ones((4, 3)), state)
-
-
-def test_under_pmap():
-    """When it is traced."""
-    run = pm.filter_pmap(LAYER, in_axes=(0, None), out_axes=(0, None))
-    with pytest.warns(SharedStreamWarning, match=rf"filter_pmap\(in_axes\) of Noise: {SAME}"):
-        run(X, make()[1])
-    run = pm.filter_pmap(LAYER, in_axes=(0, STREAMS), out_axes=(0, STREAMS))
-    run(X, make()[1].split(4))
-
-
 @pytest.mark.parametrize("whole", [P(), None, pm.by({"count": P("data"), ...: P()}), on()])
 def test_under_shard_map(whole):
     """Unless the streams are divided between the devices, or that is said."""
@@ -231,13 +203,6 @@ def test_a_rule_for_all_arguments_names_streams():
         pm.filter_vmap(lambda x, state: LAYER(x, state), in_axes=in_axes)(X, state)
 
 
-def test_a_default_chooses_nothing():
-    """It is said of all that nobody thought of."""
-    axes = pm.by({"count": 0, ...: None})
-    with pytest.warns(SharedStreamWarning, match="noise"):
-        pm.filter_vmap(LAYER, in_axes=(0, axes), out_axes=(0, axes))(X, make()[1].split(4, "count"))
-
-
 def test_two_states_with_a_stream_of_one_name():
     """Nobody knows which of them was drawn from, so nothing is told."""
     run = pm.filter_vmap(lambda x, a, b: LAYER(x, a), in_axes=(0, STREAMS, None))
@@ -255,15 +220,11 @@ def test_no_draw_is_no_mistake():
     over_x(pm.filter_jit(lambda x, state: (x, state)))(x, state.restored())
 
 
-def test_a_state_that_is_also_taken_from_outside():
-    """It was used up there, and is no obstacle."""
-    _, state = make()
-    with pytest.warns(SharedStreamWarning, match="noise"):
-        pm.filter_vmap(lambda x, _: LAYER(x, state), in_axes=(0, None))(X, state)
-
-
 def test_it_can_be_silenced():
     """As any warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pm.SharedStreamWarning)
         over_x(LAYER)(X, make()[1])
+
+
+test_refusals = refusals(globals())
