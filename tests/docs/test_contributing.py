@@ -15,7 +15,13 @@ WORKED = {
 """By page, the words that stand where something was added by following it."""
 
 FILES = {
-    "add-a-selector.md": ("pytreemod/**/*", "tests/**/*", "docs/reference/*"),
+    # Not texts of errors, which list all selectors.
+    "add-a-selector.md": (
+        "pytreemod/**/*",
+        "tests/**/*.py",
+        "tests/architecture/*",
+        "docs/reference/*",
+    ),
 }
 """By page, the files in which such a word may stand, if not in all of them."""
 
