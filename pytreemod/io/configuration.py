@@ -427,14 +427,17 @@ def restore_checked(
     if schema.refusal is not None:
         raise FileError(schema.refusal)
     made = put_together(cls, values, config)
-    for check in schema.checks:
-        try:
+    try:
+        accepted = {n: f(values[n], made) for n, f in schema.accepts.items() if n in config}
+        if accepted:
+            made = put_together(cls, {**values, **accepted}, config)
+        for check in schema.checks:
             check(made)
-        # A user's check may raise anything.
-        except Exception as error:
-            text = f"fields that {cls.__qualname__} takes"
-            got = f"{path or '<root>'}, which it refuses"
-            raise FileError(where, text, got, places=[str(error)]) from error
+    # A user's check may raise anything.
+    except Exception as error:
+        text = f"fields that {cls.__qualname__} takes"
+        got = f"{path or '<root>'}, which it refuses"
+        raise FileError(where, text, got, places=[str(error)]) from error
     return made
 
 

@@ -38,11 +38,10 @@ def test_every_row_names_a_test():
 def functions_in(path):
     """The tests that pytest finds in a file."""
     body = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
-    return {
-        node.name
-        for node in body
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-    }
+    defined = {node.name for node in body if isinstance(node, ast.FunctionDef)}
+    # Such as `test_refusals = refusals(globals())`.
+    assigned = {ast.unparse(node.targets[0]) for node in body if isinstance(node, ast.Assign)}
+    return {name for name in defined | assigned if name.startswith("test_")}
 
 
 @pytest.mark.parametrize("named", EVERY)
