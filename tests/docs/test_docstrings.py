@@ -40,7 +40,10 @@ def examples() -> Iterator[doctest.DocTest]:
         parts = path.relative_to(ROOT).with_suffix("").parts
         module = ".".join(part for part in parts if part != "__init__")
         for name, text, line in docstrings_in(path):
-            scope = vars(importlib.import_module(module))
+            scope = {**vars(importlib.import_module(module))}
+            # As at a prompt: with the file's future import, annotations would be texts, read among
+            # the names of the file and not of the example.
+            scope.pop("annotations", None)
             yield parser.get_doctest(text, scope, f"{module}.{name}", str(path), line)
 
 
