@@ -31,6 +31,7 @@ WITHOUT_ARGUMENTS = {
     "Computed",
     "Constraint",
     "Enumeration",
+    "Layer",
     "Module",
     "RNNCellBase",
     "Selector",
