@@ -25,8 +25,8 @@ class PytreemodError(Exception):
         where: the layer's repr, or `function(argument)`; or the whole message, alone.
         expected: what would have been right.
         got: what was given, in short form (`f32[7,3]`, never a whole array).
-        options: `places=`, `hint=` and `most=`, as [`explain`][pytreemod.errors.explain] takes
-            them.
+        **options: `places=`, one line for each path; `hint=`, a sentence and then lines of code;
+            `most=`, how many paths are shown.
 
     Examples:
         >>> raise PytreemodError("f(x)", "an array", "'a'", hint="write f(jnp.array(x))")
@@ -36,8 +36,11 @@ class PytreemodError(Exception):
           write f(jnp.array(x))
     """
 
-    def __init__(self, where: object, *rest: str, **options: Any):
-        super().__init__(explain(where, *rest, **options) if rest else where)
+    def __init__(
+        self, where: object, expected: str | None = None, got: str | None = None, **options: Any
+    ):
+        message = where if expected is None else explain(where, expected, str(got), **options)
+        super().__init__(message)
 
 
 class ShapeError(PytreemodError, ValueError, TypeError):

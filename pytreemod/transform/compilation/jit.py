@@ -203,7 +203,10 @@ class Jitted(Transformed):
                     # Another thread's trace has marked it, and that thread has looked by itself.
                     entry.is_special = entry.has_check
                 call = ft.partial(entry.jitted, *arguments)
-                packed = call_checked(entry.checks, call) if entry.checks else call()
+                if entry.checks:
+                    packed = call_checked(entry.checks, call, is_once=entry.is_once)
+                else:
+                    packed = call()
         except (RuntimeError, ValueError, TypeError) as error:
             self._fail(entry, arrays, args, kwargs, error)
             raise

@@ -219,7 +219,9 @@ class Compiled:
         entry = self._entry
         call = ft.partial(self.compiled, *entry.arguments(arrays))
         try:
-            return unpack(call_checked(entry.checks, call) if entry.checks else call())
+            if not entry.checks:
+                return unpack(call())
+            return unpack(call_checked(entry.checks, call, is_once=entry.is_once))
         except TypeError as error:
             self._explain(arrays, error)
             raise

@@ -79,6 +79,7 @@ class Entry:
     __slots__ = (
         "begun",
         "checks",
+        "is_once",
         "is_special",
         "jitted",
         "key",
@@ -96,6 +97,8 @@ class Entry:
         # Which States among the arguments are replaced by a call; None if none is.
         self.successions: Successions | None = None
         self.checks: frozenset[str] = frozenset()
+        # Whether a call may not be made again: it gives arrays away, or does more than compute.
+        self.is_once = False
         # The threads that have traced it, and not looked for checks in it since. (In none it is as
         # new, at first.) Each minds its own: another may look before this one's trace is there.
         self.unseen = {_NO_THREAD}
@@ -148,7 +151,9 @@ class Entry:
 
         JAX traces here if it must, and takes the trace from its cache in the call that follows.
         """
-        self.checks |= checks_in(self.jitted.trace(*arguments).jaxpr)
+        jaxpr = self.jitted.trace(*arguments).jaxpr
+        self.checks |= checks_in(jaxpr)
+        self.is_once = self.is_once or bool(jaxpr.effects) or self.separate is not None
         self.unseen -= {threading.get_ident(), _NO_THREAD}
         # JAX warns of useless donations while it compiles: not in later calls.
         self.is_special = self.has_check

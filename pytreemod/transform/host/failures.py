@@ -2,8 +2,8 @@
 
 A call of `filter_jit` whose program contains a check waits for its results: the callback of the
 check only records the failure, and the call raises it, from the user's own line. Nothing is torn
-down half-way, so several devices cannot wait for each other. Nothing says which of several calls
-a failure belongs to: so calls with a check in common run one at a time.
+down half-way, so several devices cannot wait for each other. Nothing says which of several calls,
+made by several threads, a failure belongs to: such calls are made again, one at a time.
 
 Where no call waits (plain `jax.jit`, a transform that nothing compiles), the callback raises, and
 JAX passes that on in its own error, of which our transforms make the check's again; on several
@@ -17,8 +17,7 @@ import functools as ft
 import itertools
 import os
 import threading
-from collections.abc import Callable, Collection, Generator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection
 from typing import NoReturn, ParamSpec, TypeVar, cast
 
 import jax
@@ -29,73 +28,103 @@ from pytreemod.transform.boundary.signatures import passing_on
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-# By the name of the check: a lock for the call that waits for it, and the failures in that call.
-_locks: dict[str, threading.RLock] = {}
-_failures: dict[str, list[Callable[[], CheckError]]] = {}
+_waiting: list[_Call] = []
+_running: list[_Call] = []
+_turns = threading.Condition()
 # The last of the failures that were raised into JAX, by their marks.
 _raised: dict[str, CheckError] = {}
 _MAX_RAISED = 32
 _numbers = itertools.count()
 
 
-def call_checked(checks: Collection[str], call: Callable[[], _T]) -> _T:
+def call_checked(checks: Collection[str], call: Callable[[], _T], *, is_once: bool) -> _T:
     """Call, wait for the results, and raise the check that failed.
+
+    Where a check failed in one of several calls that ran at the same time, the call is made again
+    with no other: that result counts. (A callback that waits for a call with the same check, made
+    by another thread, must not be in a program that runs once: it would wait forever.)
 
     Args:
         checks: the checks in the program, by name (see `checks_in`).
         call: makes the call.
+        is_once: whether it may not be made again, because it donates or has effects: then it runs
+            with no other from the start.
 
     Raises:
         CheckError: a check failed.
     """
-    failures: list[Callable[[], CheckError]] = []
-    with ExitStack() as stack:
-        # In one order, so that no two calls wait for each other.
-        for check in sorted(checks):
-            stack.enter_context(_recording(check, failures))
-        try:
-            result = cast("_T", jax.block_until_ready(call()))
-        except Exception as error:
-            # What a failure has brought about: the debugger was quit, say.
-            if failures:
-                raise failures[0]() from error
-            # JAX may run what it had compiled for a caller that did not wait.
-            raise_recorded(error)
-            raise
-    if failures:
-        raise failures[0]() from None
+    first = _Call(checks, is_alone=is_once)
+    result = first.run(call)
+    if first.failures and not first.own:
+        first = _Call(checks, is_alone=True)
+        result = first.run(call)
+    if first.failures:
+        raise first.failures[0]() from None
     return result
 
 
-@contextmanager
-def _recording(check: str, failures: list[Callable[[], CheckError]]) -> Generator[None]:
-    with _locks.setdefault(check, threading.RLock()):
-        outer = _failures.get(check)
-        _failures[check] = failures
+class _Call:
+    """A call that waits for its results, to raise a check of its own that failed."""
+
+    def __init__(self, checks: Collection[str], is_alone: bool):
+        self.checks = frozenset(checks)
+        self.is_alone = is_alone
+        self.thread = threading.get_ident()
+        self.failures: list[Callable[[], CheckError]] = []
+        # Those that happened while no other call had the check.
+        self.own: list[Callable[[], CheckError]] = []
+
+    def bars(self, other: _Call) -> bool:
+        """Whether another call must not run at the same time."""
+        is_apart = self.thread != other.thread and (self.is_alone or other.is_alone)
+        return is_apart and not self.checks.isdisjoint(other.checks)
+
+    def run(self, call: Callable[[], _T]) -> _T:
+        """Call, and wait for the results."""
+        with _turns:
+            _waiting.append(self)
+            try:
+                # In turn, so that a call that must be alone is not overtaken forever.
+                _turns.wait_for(lambda: not any(other.bars(self) for other in self.before()))
+                _running.append(self)
+            finally:
+                _waiting.remove(self)
         try:
-            yield
+            return cast("_T", jax.block_until_ready(call()))
+        except Exception as error:
+            # What a failure has brought about: the debugger was quit, say.
+            if self.own:
+                raise self.own[0]() from error
+            # JAX may run what it had compiled for a caller that did not wait.
+            raise_recorded(error)
+            raise
         finally:
-            if outer is None:
-                del _failures[check]
-            else:
-                _failures[check] = outer
+            with _turns:
+                _running.remove(self)
+                _turns.notify_all()
+
+    def before(self) -> list[_Call]:
+        """The calls that run, and those that wait for longer."""
+        return [*_running, *_waiting[: _waiting.index(self)]]
 
 
 def record_failure(check: str, make_error: Callable[[], CheckError]) -> int:
-    """Record the failure of a check for the call that waits for it.
+    """Record the failure of a check for the calls that wait for it.
 
     Args:
         check: its name.
         make_error: makes the error, if it is to be raised.
 
     Returns:
-        How many failures that call has by now; 0 if no call waits.
+        How many failures such a call has by now; 0 if no call waits.
     """
-    failures = _failures.get(check)
-    if failures is None:
-        return 0
-    failures.append(make_error)
-    return len(failures)
+    with _turns:
+        calls = [call for call in _running if check in call.checks]
+        for call in calls:
+            call.failures.append(make_error)
+            # Of several calls, nothing says whose failure it is.
+            call.own += [make_error] if len(calls) == 1 else []
+    return max((len(call.failures) for call in calls), default=0)
 
 
 def raises_checks(fn: Callable[_P, _T]) -> Callable[_P, _T]:
