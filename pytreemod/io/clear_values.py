@@ -187,7 +187,7 @@ def _made(
 
 
 def _check_is_not_clear(name: str, old: str | None, where: str) -> None:
-    """Refuse a constrained value under the name of the array that stands for one."""
+    """Refuse a constrained value under the name of its unconstrained array."""
     if old is None or words_of(old)[-1:] != words_of(name)[-1:]:
         return
     hint = ["the value is brought in, as by the constructor, under the name of the field:"]

@@ -441,7 +441,7 @@ def _missing(missing: Any, like: PyTree, where: str) -> list[str | None]:
     return values
 
 
-_HINT_BY = ("a dict of rules stands in a `by`:", "pm.by({...})")
+_HINT_BY = ("put a dict of rules into a `by`:", "pm.by({...})")
 
 
 def _casts(cast_to: Any, like: PyTree, where: str) -> list[Any]:

@@ -202,7 +202,7 @@ def _value(node: Any, where: str) -> Any:
             where,
             f"an array from {class_of(node).__qualname__}.value()",
             describe(value),
-            hint=["return what stands for the array:", "def value(self) -> jax.Array: ..."],
+            hint=["return the array:", "def value(self) -> jax.Array: ..."],
         )
     return value
 

@@ -529,7 +529,7 @@ def _hint_of_misfit(
 def _refuse_misfit(place: str, origin: str, old: str, new: str, hint: Sequence[str]) -> NoReturn:
     raise ShapeError(
         "tie",
-        f"what fits in the place of {place}: {old or 'no array'}",
+        f"a value that fits {place}: {old or 'no array'}",
         f"{origin}: {new or 'no array'}",
         hint=hint,
     )

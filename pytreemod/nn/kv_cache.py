@@ -65,7 +65,7 @@ def refuse_uncachable(
         expected = "no mask with a State: the cache knows who sees whom"
         raise ArgumentError(where, expected, describe(mask), hint=hint)
     if bias is not None and not callable(bias):
-        hint = ("As a function it is told the places of queries and keys:", "bias=lambda q, k: ...")
+        hint = ("As a function it gets the positions of queries and keys:", "bias=lambda q, k: ...")
         expected = "with a State a function as bias"
         raise ArgumentError(where, expected, describe(bias), hint=hint)
     if not is_causal:

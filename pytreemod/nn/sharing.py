@@ -107,7 +107,7 @@ def _check_alike(places: Sequence[str], picked: Any, given: Any) -> None:
         hint = ["shapes are changed on the way:", "lambda pair: jnp.transpose(pair[0].weight)"]
     raise ShapeError(
         "Shared(get)",
-        f"what fits in the place of {_shown(picked)}",
+        f"a value that fits {_shown(picked)}",
         _shown(given),
         places=places,
         hint=hint,

@@ -104,7 +104,7 @@ _MODES = tuple(_Marked(n, e, c) for c, e, n in product((False, True), repeat=3))
 
 
 class _Proxies:
-    """Makes proxies, and remembers which target each stands for."""
+    """Makes proxies, and remembers the target of each."""
 
     def __init__(self, is_leaf: IsLeaf, marked: _Marked):
         self.is_leaf = is_leaf
@@ -151,7 +151,7 @@ class _Proxies:
         return made
 
     def target(self, answer: Any) -> Target | None:
-        """What a proxy stands for; None for anything else."""
+        """The target of a proxy; None for anything else."""
         if type(answer) is _Mark:
             return Target(answer.path_, answer.node_) if answer.makers_ is self else None
         _, target = self.nodes.get(id(answer), (None, None))

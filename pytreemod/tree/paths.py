@@ -178,7 +178,7 @@ def parse_name(name: str, sep: str = ".") -> tuple[str, ...]:
         # A name has one form: what has quotes without need would be a second name of one leaf.
         is_whole = rest == "" or (rest.startswith(sep) and rest != sep)
         if not is_whole or step is None or _word(step, sep) != word:
-            hint = ["A step in which it is found stands in quotes:", "'v1.5'.weight"]
+            hint = ["Put a step that contains it in quotes:", "'v1.5'.weight"]
             expected = f"steps with {sep!r} between them"
             raise ArgumentError("parse_name(name)", expected, describe(name), hint=hint)
         steps.append(step)

@@ -5,10 +5,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
+from jaxtyping import Array, Float
 
 import pytreemod as pm
 from pytreemod import nn
-from pytreemod.errors import ArgumentError, ShapeError
+from pytreemod.errors import ArgumentError, FieldWarning, ShapeError
 from pytreemod.module.array_shapes import check_array_shapes
 from tests.goldens import refusals
 from tests.nn.catalogue import CATALOGUE
@@ -130,3 +131,21 @@ def test_a_class_that_says_nothing_of_shapes_is_not_asked():
 
 
 test_refusals = refusals(globals())
+
+
+def test_an_annotation_that_cannot_be_read_is_no_contract_and_warns_once():
+    """Of a class that asks for one; the arrays beside it have theirs."""
+
+    class Odd(nn.Layer):
+        weight: Float[Array, "size"]
+        other: "Unknown[Array, 'size']"
+        size: int = pm.field(static=True)
+
+    odd = Odd(jnp.ones(3), jnp.ones(5), 3)
+    with pytest.warns(FieldWarning, match=r"Odd\.other: expected an annotation .*so its shape is"):
+        assert len(odd.own_arrays("weight", "other")) == 2
+    assert odd.__array_shapes__() == {"weight": (3,)}
+    with pytest.raises(
+        ShapeError, match=r"Odd\(size=3\): expected weight of shape \(3,\), got f32\[4\]"
+    ):
+        Odd(jnp.ones(4), jnp.ones(5), 3).own_arrays("weight")

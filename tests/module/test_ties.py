@@ -420,7 +420,7 @@ REFUSED = {
     "shape": (
         lambda: pm.tie(language(), "head.bias", to="embed.weight"),
         ShapeError,
-        r"in the place of head\.bias: f32\[5\], got embed\.weight: f32\[5,3\]",
+        r"that fits head\.bias: f32\[5\], got embed\.weight: f32\[5,3\]",
     ),
     "shape after a function": (
         lambda: pm.tie(language(), "head.weight", to="embed.weight", through=jnp.transpose),
@@ -430,7 +430,7 @@ REFUSED = {
     "structure": (
         lambda: pm.tie(language(), "head", to="embed"),
         ShapeError,
-        r"in the place of head: weight \(5, 3\), bias \(5,\), got embed: weight \(5, 3\)(.|\n)*"
+        r"that fits head: weight \(5, 3\), bias \(5,\), got embed: weight \(5, 3\)(.|\n)*"
         r"pm\.tie\(model, 'head\.weight', to='embed\.weight'\)",
     ),
     "a layer in the place of its array": (

@@ -87,7 +87,7 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
     owner: ClassVar[Owner]
 
     def __stacked__(self) -> tuple[str, ...]:
-        # Asked by whoever means each member's arrays, and not the stack of them.
+        # Read by what means each member's arrays, and not the stack of them.
         return own_paths(self._members(), self._shared(), self.owner.member)
 
     def replace(self: _S, /, **changes: Any) -> _S:  # noqa: D102  (as that of Module)
@@ -223,7 +223,7 @@ class Members(StatefulLayer, Generic[_M], is_abstract=True):
             # The State has them; what is left in the members would be split as their arrays are.
             member = delete_init_state(member)
         own, rest = self._split(member)
-        # Keys that nobody uses would be split in the program all the same.
+        # Keys that are not used would be split in the program all the same.
         if key is not None and wants_key(self._members()):
             keys = jax.random.split(check_key(title, key), n)
         if not isinstance(state, State):

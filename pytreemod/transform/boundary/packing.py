@@ -239,7 +239,7 @@ def unhashable(named: Sequence[tuple[str, Any]], error: TypeError) -> TypeError:
                     "a hashable value",
                     describe(place.leaf),
                     places=[path_text(place.path, root)],
-                    hint="what is no array becomes part of the program, found by its hash; "
+                    hint="anything but an array is part of the program, found by its hash; "
                     "give its class __hash__ and __eq__, or register it as a pytree",
                 )
     return error

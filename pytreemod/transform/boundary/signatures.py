@@ -43,7 +43,7 @@ def positional_names(fn: Callable[..., Any]) -> tuple[str, ...]:
 def positions_of(fn: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str | None, ...]]:
     """The positional names of a callable, and its places: what each position is by keyword.
 
-    In the places None stands for one that cannot be given by keyword. What a wrapper does with what
+    In the places None is one that cannot be given by keyword. What a wrapper does with what
     it takes as `*args` and `**kwargs` is its own business: what it is given by keyword has no
     position.
     """
@@ -133,7 +133,7 @@ def _call_of(kind: type) -> Any:
 
 
 def _takes_anything(parameters: _Parameters | None) -> bool:
-    """Whether it is nothing but `*args` and `**kwargs`, or nobody knows."""
+    """Whether it is nothing but `*args` and `**kwargs`, or unknown."""
     return parameters is None or tuple(p.kind for p in parameters) == _ANYTHING
 
 

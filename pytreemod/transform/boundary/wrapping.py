@@ -196,7 +196,7 @@ def explain_dtypes(named: Iterable[tuple[str, Any]], error: TypeError) -> None:
             f"{len(found)} of text, dates or objects",
             places=[f"{place}: {describe(leaf)}" for place, leaf in found],
             hint=[
-                "what is no number is passed as part of the program:",
+                "anything but a number is part of the program:",
                 f"{found[0][0]}.tolist()",
             ],
         ) from error

@@ -485,7 +485,7 @@ def _check_options(options: dict[str, Any]) -> None:
                 "static=..., donate=... and jax.jit's other options",
                 f"{name}=",
                 hint=[
-                    "what is no array is static by itself; arguments are named:",
+                    "anything but an array is static; name the arguments:",
                     '@pm.filter_jit(donate=("model", "opt_state"), static="size")',
                 ],
             )

@@ -106,7 +106,7 @@ class _Jvp(Transformed):
                 where,
                 f"a tangent for each of the {len(args)} primals",
                 f"{len(tangents)} tangents",
-                hint=["None stands for zero:", "pm.filter_jvp(f, (x, y), (dx, None))"],
+                hint=["None means zero:", "pm.filter_jvp(f, (x, y), (dx, None))"],
             )
 
         def roots() -> list[str]:

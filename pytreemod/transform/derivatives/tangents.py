@@ -88,7 +88,7 @@ def beside(
             expected,
             "one that does not fit" if len(wrong) == 1 else f"{len(wrong)} that do not fit",
             places=wrong,
-            hint="None stands for zero, and for what is not differentiated",
+            hint="None means zero, or not differentiated",
         )
     return found
 

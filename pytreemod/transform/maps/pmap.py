@@ -272,7 +272,7 @@ def _check_pmap_options(donate: str, pmapkwargs: dict[str, Any]) -> None:
                 "filter_pmap",
                 "donate=... and jax.pmap's other options",
                 f"{name}=",
-                hint="what is no array is static by itself; donate='all' donates",
+                hint="anything but an array is static; donate='all' donates",
             )
     check_options("filter_pmap", pmapkwargs, untyped_jax.pmap)
     devices = pmapkwargs.get("devices")

@@ -214,7 +214,7 @@ def test_a_static_value_without_hash_is_refused(args, kwargs, place):
     with pytest.raises(
         ArgumentError,
         match=rf"^static argument: expected a hashable value, got Unhashable\(\)\.\n  at {place}\n"
-        r"  what is no array becomes part of the program, found by its hash; give its class "
+        r"  anything but an array is part of the program, found by its hash; give its class "
         r"__hash__ and "
         r"__eq__, or register it as a pytree$",
     ):

@@ -288,7 +288,7 @@ def test_failures_of_one_text_are_told_apart():
 def test_a_callback_in_a_thread_of_jaxs_may_call_what_has_the_same_check():
     """Programs that take long run in another thread: it must not wait for the call around it.
 
-    In a daemon, so that one that waits for ever fails the test and does not stop the run.
+    If it does, this test waits for ever.
     """
     inner = pm.filter_jit(small)
     inner(GOOD)
@@ -304,11 +304,6 @@ def test_a_callback_in_a_thread_of_jaxs_may_call_what_has_the_same_check():
             matrix = small(matrix @ matrix / len(matrix))
         return jax.pure_callback(host, GOOD, matrix[0, 0])
 
-    threads, results = [], []
-    matrix = jnp.full((1500, 1500), GOOD[0]) * 1e-3
-    caller = threading.Thread(target=lambda: results.append(outer(matrix)), daemon=True)
-    caller.start()
-    caller.join(timeout=120)
-    assert not caller.is_alive()
-    assert_close(results[0], GOOD)
-    assert threads != [caller.ident]
+    threads = []
+    assert_close(outer(jnp.full((1500, 1500), GOOD[0]) * 1e-3), GOOD)
+    assert threads != [threading.get_ident()]
