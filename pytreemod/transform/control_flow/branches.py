@@ -1,14 +1,13 @@
 """Branches over any trees: `filter_cond` and `filter_switch`.
 
-JAX wants branches to return the same arrays. What else is in their results must be equal, and it
-takes the results of all branches to tell. So each branch is traced once, and what it returned is
-written down; if the branches agree but for numbers and weak types, they are traced again, and this
-time told which of their leaves are to be arrays, and of which dtype.
+JAX wants branches to return the same arrays, and what else they return must be equal, too. Where it
+refuses them, it is asked what each returns. If they differ in numbers and weak types alone, they
+are cast to the dtype on which they agree; otherwise what differs is shown by path.
 """
 
 from __future__ import annotations
 
-import threading
+import functools as ft
 from collections.abc import Callable, Container, Sequence
 from typing import Any, TypeVar
 
@@ -24,8 +23,13 @@ from pytreemod.errors import (
     explain,
 )
 from pytreemod.transform.boundary.agreement import agreeing_dtype
-from pytreemod.transform.boundary.packing import pack, unpack
-from pytreemod.transform.boundary.sowing import collect, is_collecting, labels_of, with_collected
+from pytreemod.transform.boundary.packing import unpack
+from pytreemod.transform.boundary.sowing import (
+    collect,
+    labels_of,
+    take_result,
+    with_collected,
+)
 from pytreemod.transform.boundary.wrapping import check_callable, function_name
 from pytreemod.transform.compilation.weak_functions import (
     Parts,
@@ -47,7 +51,7 @@ from pytreemod.tree.differences import (
 from pytreemod.tree.kinds import are_one
 from pytreemod.tree.nodes import is_node
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.snapshots import Structure, are_one_treedef
+from pytreemod.tree.snapshots import Structure, are_one_treedef, divide
 from pytreemod.typing import PyTree, jtu
 
 _Out = TypeVar("_Out")
@@ -65,10 +69,10 @@ def filter_cond(
 ) -> _Out:
     """`jax.lax.cond` for functions of any trees.
 
-    What is no array in the operands, numbers included, is passed to the branches as it is. What is
-    no array in their results must be equal, and is returned as it is; a number that differs, or
-    stands where the other branch has an array, becomes an array. So a branch may change one
-    part of a model and pass on the rest, and the other branch another part.
+    Static values in the operands, numbers included, are passed to the branches as they are. Static
+    values in their results must be equal, and are returned as they are; a number that differs, or
+    is an array in the other branch, becomes an array. So a branch may change one part of a model
+    and pass on the rest, and the other branch another part.
 
     **Law.** It equals `true_fun(*operands) if pred else false_fun(*operands)`.
 
@@ -84,8 +88,8 @@ def filter_cond(
     Raises:
         ArgumentError: a branch is not callable, or `pred` is neither bool nor number.
         ShapeError: `pred` is no scalar.
-        StructureError: the branches return different structures, shapes, dtypes, or different
-            things that are no arrays; both are shown by path.
+        StructureError: the branches return different structures, shapes, dtypes or static values;
+            both are shown by path.
 
     Examples:
         >>> model = {"w": jnp.asarray(1.0), "b": jnp.asarray(2.0), "name": "model"}
@@ -123,8 +127,8 @@ def filter_switch(index: Any, branches: Sequence[Callable[..., _Out]], *operands
 
     Raises:
         ArgumentError: there is no branch, a branch is not callable, or `index` is no integer.
-        StructureError: the branches return different structures, shapes, dtypes, or different
-            things that are no arrays; both are shown by path.
+        StructureError: the branches return different structures, shapes, dtypes or static values;
+            both are shown by path.
 
     Examples:
         >>> filter_switch(1, [jnp.sin, jnp.cos], jnp.asarray(0.0))
@@ -158,168 +162,131 @@ def _run(
     choose: Callable[..., Any],
 ) -> PyTree:
     callee, split = functions(fns), Parts(operands)
-    branches = cached((where,), callee, [split], lambda: _Branches(where, labels, callee, split))
 
-    def run(branches: Sequence[Any]) -> Any:
-        return choose(branches, callee.values, split.values)
+    def make() -> _Branches:
+        parts = callee.weakly(), split.weakly(), weak_ids(callee, split)
+        return _Branches([_branch(i, *parts) for i in range(len(fns))])
 
-    return unpack(branches.run(run))
+    branches = cached((where,), callee, [split], make)
+    return unpack(branches.run(where, labels, choose, (callee.values, split.values)))
 
 
 class _Branches:
-    """The branches of one transform as functions of arrays, for JAX.
+    """The branches of one transform as functions of arrays, for JAX."""
 
-    They remember together, but do not hold each other: JAX's traces of them, and what these have
-    captured, are to go as soon as nobody needs them.
+    def __init__(self, own: list[_Branch]):
+        self.own = own
+        # Those that return arrays of the same dtypes, by these.
+        self.cast: dict[Any, list[_Branch]] = {}
 
-    Attributes:
-        current: the functions, and their fate.
-        memory: what they returned.
-    """
+    @ft.cached_property
+    def traced(self) -> list[Any]:
+        """The same, whose traces JAX stores; inline, so that the programs are the same, too."""
+        return [jax.jit(branch, inline=True) for branch in self.own]
 
-    def __init__(self, where: str, labels: Sequence[str], callee: Parts, operands: Parts):
-        self.memory = _Memory(where, labels)
-        self.parts = callee.weakly(), operands.weakly(), weak_ids(callee, operands)
-        # Replaced as one: whoever runs must have the fate of the very functions that it runs.
-        self.current = self.make()
-
-    def make(self) -> tuple[list[Callable[..., Any]], _Fate]:
-        """New functions, of which JAX has no traces."""
-        fate = _Fate()
-        count = len(self.memory.labels)
-        return [_branch(i, self.memory, fate, *self.parts) for i in range(count)], fate
-
-    def renew(self, undone: _Fate) -> None:
-        """Replace functions, unless another thread has done it."""
-        with self.memory.lock:
-            _, fate = self.current
-            # Two threads may fail by the same functions: the second finds them replaced already.
-            if fate is undone:
-                self.current = self.make()
-
-    def run(self, choose: Callable[[Sequence[Any]], Any]) -> Any:
-        """Choose a branch; once more, if it turned out what they return together."""
-        while True:
-            functions, fate = self.current
+    def run(self, where: str, labels: Sequence[str], choose: Any, values: Any) -> _Packed:
+        """Choose a branch; if JAX refuses them, once more, with results that it takes for one."""
+        # Where jit is disabled, JAX runs one branch alone, and compares nothing.
+        is_alone, refused = _config.jax_disable_jit, None
+        if is_alone or not self.cast:
             try:
-                packed = choose(functions)
-            except TypeError:
-                # JAX's, of results that differ: expected from branches that were not told of each
-                # other.
-                if not fate.is_undone:
+                return choose(self.own, *values)
+            except TypeError as error:
+                if is_alone:
                     raise
-            else:
-                # Where jit is disabled, JAX runs one branch alone, and compares nothing.
-                if _UNDONE not in packed:
-                    return packed
-            self.renew(fate)
+                refused = error
+        results = [_result_of(branch.eval_shape(*values)) for branch in self.traced]
+        dtypes = tuple(_join(where, labels, results))
+        every = [pair for one in results for pair in zip(one.statics, dtypes, strict=True)]
+        if refused is not None and all(_has(leaf, dtype) for leaf, dtype in every):
+            raise refused
+        cast = [_cast(branch, dtypes) for branch in self.traced]
+        return choose(self.cast.setdefault(dtypes, cast), *values)
 
 
-class _Fate:
-    """Of some functions of branches: what becomes of the traces that JAX keeps of them.
+class _Returned:
+    """What a branch returned, but for its arrays. Equal where JAX need only compare these."""
 
-    Attributes:
-        is_undone: whether some are of no use, because not every branch knew what all of them
-            return. Once it is, it stays so, for all threads.
-        early: for each key, the dtypes of results that were packed before all results were known.
-            They belong to these functions: another thread may have found out meanwhile.
-    """
+    def __init__(self, result: Structure, weak: Callable[[], Container[int]]):
+        self.weak = weak
+        self.structure = weakly(result, weak())
+        self.hash = hash(result.treedef)
 
-    def __init__(self) -> None:
-        self.is_undone = False
-        self.early: dict[Any, list[list[Any]]] = {}
+    def build(self, arrays: Sequence[Any]) -> PyTree:
+        """The result."""
+        return take_result(self.structure().assemble(arrays))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Returned) and self.structure().matches(other.structure())
+
+    def __hash__(self) -> int:
+        return self.hash
+
+
+_Packed = dict[_Returned, list[Any]]
+_Branch = Callable[[Any, Any], _Packed]
 
 
 def _branch(
     index: int,
-    memory: _Memory,
-    fate: _Fate,
     fns_of: Callable[[], Structure],
     structure_of: Callable[[], Structure],
     weak: Callable[[], Container[int]],
-) -> Callable[..., Any]:
-    def branch(own: Any, values: Any) -> Any:
+) -> _Branch:
+    """A branch as a function of arrays, for JAX."""
+
+    def branch(own: Any, values: Any) -> _Packed:
         fns, operands = fns_of().assemble(own), structure_of().assemble(values)
         result, collected = collect(fns[index], operands, {})
         # By name, for JAX compares what branches return, in whatever order they sow.
-        result = with_collected(result, collected and collected.sorted())
-        return memory.pack_alike(index, _conditions(own, values), result, weak(), fate)
+        arrays, structure = divide(with_collected(result, collected and collected.sorted()))
+        return {_Returned(structure, weak): arrays}
 
     return branch
 
 
-def _conditions(*values: Any) -> Any:
-    """What a branch is traced for, and what else of JAX decides on the types in its result."""
-    types = tuple(map(aval_of, jtu.tree_leaves(values)))
-    # They are no part of what JAX's caches let us see, and change what a number becomes.
-    settings = _config.jax_enable_x64, _config.jax_numpy_dtype_promotion
-    return types, settings, is_collecting()
+def _cast(branch: _Branch, dtypes: Sequence[Any]) -> _Branch:
+    """The branch, returning arrays of these dtypes; what has None stays as it is."""
+
+    def run(own: Any, values: Any) -> _Packed:
+        ((returned, arrays),) = branch(own, values).items()
+        leaves, treedef = jtu.tree_flatten(returned.structure().assemble(arrays))
+        arrays, structure = divide(treedef.unflatten(map(_as_dtype, leaves, dtypes)))
+        return {_Returned(structure, returned.weak): arrays}
+
+    return run
 
 
-class _Memory:
-    """What the branches of one transform have returned, for operands of one structure.
+def _result_of(shapes: _Packed) -> Structure:
+    """What a branch returns, with a `Slot` for each array."""
+    ((returned, structs),) = shapes.items()
+    structure = returned.structure()
+    leaves = list(structure.statics)
+    for i, struct in zip(structure.positions or (), structs, strict=True):
+        leaves[i] = Slot(struct)
+    return Structure(structure.treedef, (), tuple(leaves))
 
-    Attributes:
-        results: of each branch, the result with a `Slot` for each array; None if it is not known.
-        dtypes: of each leaf, the dtype that all branches return there; None if it is no array.
+
+def _has(leaf: Any, dtype: Any) -> bool:
+    return dtype is None or (isinstance(leaf, Slot) and leaf.aval.dtype == dtype)
+
+
+def _join(where: str, labels: Sequence[str], results: Sequence[Structure]) -> list[Any]:
+    """Of each leaf, the dtype that all branches return there; None if it is no array.
+
+    Raises:
+        StructureError, CaptureError: they do not return the same.
     """
-
-    def __init__(self, where: str, labels: Sequence[str]):
-        self.where = where
-        self.labels = labels
-        self.results: dict[Any, list[Callable[[], Structure] | None]] = {}
-        self.dtypes: dict[Any, list[Any]] = {}
-        self.lock = threading.Lock()
-
-    def pack_alike(
-        self, index: int, key: Any, result: PyTree, weak: Container[int], fate: _Fate
-    ) -> dict[Any, list[Any]]:
-        """The result of a branch as all branches return theirs, as far as that is known: packed."""
-        leaves, treedef = jtu.tree_flatten(result)
-        # Types alone: what is remembered outlives this trace, and must hold none of its tracers.
-        types = tuple(Slot(aval_of(x)) if is_array(x) else x for x in leaves)
-        mine = Structure(treedef, (), types)
-        with self.lock:
-            # Another thread may trace another branch of the same call at this moment.
-            results = self.results.setdefault(key, [None] * len(self.labels))
-            before = results[index]
-            if before is not None and not before().matches(mine):
-                # JAX traces for more than is in the key, such as the size of a mapped axis: then
-                # what the others have returned is of another trace as well.
-                results[:] = [None] * len(self.labels)
-                self.dtypes.pop(key, None)
-            results[index] = weakly(mine, weak)
-            dtypes, known = self.dtypes.get(key), [give() for give in results if give is not None]
-            # Until then each branch returns its own, and JAX goes on to trace the next.
-            if len(known) == len(results):
-                self.dtypes[key] = dtypes = self._join(known)
-            early = fate.early.setdefault(key, [])
-            if dtypes is None:
-                dtypes = _dtypes([mine])
-                early.append(dtypes)
-            elif not all(_agree(one, dtypes) for one in early):
-                fate.is_undone = True
-                # JAX refuses what no other branch returns. (To raise here would abort the
-                # trace of this branch, and JAX never lets go of an aborted trace's tracers.)
-                return {_UNDONE: []}
-        pairs = zip(leaves, dtypes, strict=True)
-        return pack(treedef.unflatten([_as_dtype(x, dtype) for x, dtype in pairs]), weak)
-
-    def _join(self, results: Sequence[Structure]) -> list[Any]:
-        for label, result in zip(self.labels[1:], results[1:], strict=True):
-            # First as they are flat: a node of another library's may take nothing but arrays.
-            if _may_be_joined(results[0], result):
-                continue
-            first, other = results[0].assemble(()), result.assemble(())
-            labels = (self.labels[0], label)
-            _refuse_other_names(self.where, labels, first, other)
-            found = compare(first, other, _fits)
-            if found:
-                raise StructureError(_explain_mismatch(self.where, labels, found))
-        return _dtypes(results)
-
-
-_UNDONE = "a result that no other branch returns"
+    for label, result in zip(labels[1:], results[1:], strict=True):
+        # First as they are flat: a node of another library's may take nothing but arrays.
+        if _may_be_joined(results[0], result):
+            continue
+        first, other = results[0].assemble(()), result.assemble(())
+        _refuse_other_names(where, (labels[0], label), first, other)
+        found = compare(first, other, _fits)
+        if found:
+            raise StructureError(_explain_mismatch(where, (labels[0], label), found))
+    return [_dtype_of(column) for column in zip(*(x.statics for x in results), strict=True)]
 
 
 def _as_dtype(value: Any, dtype: Any) -> Any:
@@ -331,7 +298,7 @@ def _as_dtype(value: Any, dtype: Any) -> Any:
 
 
 def _fits(first: Any, second: Any) -> bool:
-    """Whether two leaves may stand in the same place of the results of two branches."""
+    """Whether two leaves may be at one path of the results of two branches."""
     if is_number(first) and is_number(second) and are_one(first, second):
         return True
     a, b = aval_of(first), aval_of(second)
@@ -351,19 +318,8 @@ def _is_typed(leaf: Any) -> bool:
     return isinstance(leaf, Slot) or is_number(leaf)
 
 
-def _dtypes(results: Sequence[Structure]) -> list[Any]:
-    """The dtypes of what results that fit each other have in common, leaf by leaf."""
-    return [_dtype_of(column) for column in zip(*(x.statics for x in results), strict=True)]
-
-
-def _agree(dtypes: Sequence[Any], others: Sequence[Any]) -> bool:
-    # To NumPy, None is equal to float64.
-    pairs = zip(dtypes, others, strict=True)
-    return all((a is None) == (b is None) and a == b for a, b in pairs)
-
-
 def _dtype_of(column: Sequence[Any]) -> Any:
-    """The dtype of the array that leaves make; None if they are one leaf that is no array."""
+    """The dtype of the array that leaves make; None if they are one static value."""
     first = column[0]
     if not isinstance(first, Slot) and all(are_one(first, leaf) for leaf in column):
         return None
@@ -443,4 +399,4 @@ def _hint(entry: Difference) -> list[str]:
         ]
     if any(is_node(side) or side is MISSING for side in sides):
         return ["return the same structure from each branch"]
-    return ["what is no array cannot be chosen while the program runs: choose among arrays"]
+    return ["static values cannot be chosen while the program runs: choose among arrays"]

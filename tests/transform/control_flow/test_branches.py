@@ -14,7 +14,6 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import StructureError
-from pytreemod.transform.control_flow import branches
 from tests.goldens import refusals
 from tests.helpers.comparing import assert_close, assert_same
 from tests.helpers.equations import equations
@@ -224,7 +223,7 @@ def test_three_branches_with_numbers():
 
 
 def test_branches_are_traced_once_or_twice():
-    """Once, if they agree; again, if numbers have to become arrays; later calls not at all."""
+    """Once; again, if numbers have to become arrays for the first time; later calls not at all."""
     traces = []
 
     def noted(value):
@@ -244,7 +243,7 @@ def test_branches_are_traced_once_or_twice():
         assert float(found[1]) == (2.0 if pred else 3.0)
     assert len(traces) == 6
     pm.filter_cond(True, same, other, jnp.ones(2))
-    assert len(traces) == 10
+    assert len(traces) == 8
 
 
 def test_methods_are_traced_once_for_all_instances():
@@ -515,59 +514,6 @@ def test_what_python_calls_equal_is_not_one_result(one, other):
             )
         with pytest.raises(StructureError, match=r"filter_scan"):
             pm.filter_scan(lambda c, _, b=second: ((c[0], b), None), (x, first), None, length=2)
-
-
-def test_threads_that_find_out_together_leave_nothing_wrong(monkeypatch):
-    """One thread traces a branch before another has found out what all return; both go on right.
-
-    The order is forced: `slow` has traced the first branch, `quick` replaces the functions for
-    another shape, and `late` traces the first of the new ones, before `slow` traces its second.
-    """
-    traced = {"slow": threading.Event(), "late": threading.Event()}
-    may_go_on = {"slow": threading.Event(), "late": threading.Event()}
-    renew, slow_knows = branches._Branches.renew, threading.Event()
-
-    def renewing(self, undone):
-        renew(self, undone)
-        if threading.current_thread().name == "slow":
-            slow_knows.set()
-
-    monkeypatch.setattr(branches._Branches, "renew", renewing)
-
-    def whole(x):
-        return {"n": 1, "x": x}
-
-    def broken(x):
-        name = threading.current_thread().name
-        if name in traced and not traced[name].is_set():
-            traced[name].set()
-            may_go_on[name].wait()
-        return {"n": 2.5, "x": x}
-
-    def choose(n, found):
-        out = pm.filter_cond(jnp.asarray(True), whole, broken, jnp.ones(n))
-        found.append((out["n"].dtype, float(out["n"]), out["x"].shape))
-
-    found = []
-    slow, late = (
-        threading.Thread(target=choose, args=(3, found), name=name) for name in ("slow", "late")
-    )
-    slow.start()
-    traced["slow"].wait()
-    choose(2, found)
-    late.start()
-    traced["late"].wait()
-    may_go_on["slow"].set()
-    slow_knows.wait()
-    may_go_on["late"].set()
-    slow.join()
-    late.join()
-    choose(3, found)
-
-    assert sorted(found, key=str) == [
-        (jnp.float32, 1.0, (2,)),
-        *[(jnp.float32, 1.0, (3,))] * 3,
-    ]
 
 
 test_refusals = refusals(globals())
