@@ -150,10 +150,9 @@ class _Rebuilder:
             raise self._other_fields(path, cls, [*data, *config], list(schema.fields)) from error
         self._constrain(cls, values, told, path)
         later = set(schema.decide(values).config) - told
-        config = (*config, *later, *roles)
+        config = (*config, *later)
         if schema.computes and members:
             values[MADE] = observe_one(cls, values, config, members)
-            config = (*config, MADE)
         made = restore_checked(cls, {**values, **roles}, config, self.where, path)
         if schema.is_hole and members:
             self.members[id(made)] = members

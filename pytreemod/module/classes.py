@@ -61,8 +61,15 @@ from pytreemod.module.other_words import (
 from pytreemod.module.overriding import find_overridden, mark_overridden, refuse_properties
 from pytreemod.module.pickling import referred, referring, share_functions
 from pytreemod.module.reading import MADE, Read, Reading, observe
-from pytreemod.module.records import ClassValue, FieldsDict, Record, make_record, write_setattr
-from pytreemod.module.schema import OUR_NAMES, Notes, Schema
+from pytreemod.module.records import (
+    ClassValue,
+    FieldsDict,
+    Record,
+    make_record,
+    set_fields,
+    write_setattr,
+)
+from pytreemod.module.schema import Notes, Schema
 from pytreemod.tree.comparison import are_equal
 from pytreemod.tree.nodes import locations
 from pytreemod.tree.paths import path_text
@@ -72,6 +79,7 @@ from pytreemod.tree.pending import (
     Waiting,
     has_attribute,
     has_own_attribute,
+    is_private,
     open_to_waiting,
 )
 from pytreemod.tree.printing import tree_pformat
@@ -254,7 +262,8 @@ def _fill(schema: Schema, notes: Notes) -> None:
     schema.finish = ft.partial(_finish_first, schema)
     schema.is_skeleton = False
     for node, config in schema.early_instances:
-        node.__stored__[PRIVATE] = schema.layout_for(node.__stored__, config)
+        values, notes = schema.apart(node.__stored__)
+        set_fields(node, {**values, PRIVATE: schema.layout_for(values, config, notes)})
     schema.early_instances.clear()
 
 
@@ -501,7 +510,7 @@ def restore(cls: Any, values: dict[str, Any], config: tuple[str, ...]) -> Any:
         return put_together(cls, values, config)
     if hasattr(cls, "__setstate__"):
         # It had none when this was pickled.
-        return restore_state(cls, *_divided(values))
+        return restore_state(cls, *schema.apart(values))
     given = {*values}
     fill_restored(schema, values, config)
     refuse_version(schema, values, config)
@@ -524,15 +533,17 @@ def put_together(cls: Any, values: dict[str, Any], config: Iterable[str]) -> Any
         schema.early_instances.append((node, frozenset(config)))
         return node
     schema = schema.for_values(values)
-    made = make_record(schema.cls, {PRIVATE: schema.layout_for(values, set(config)), **values})
-    if schema.computes and MADE not in values:
+    attributes, notes = schema.apart(values)
+    layout = schema.layout_for(attributes, {*config}, notes)
+    made = make_record(schema.cls, {PRIVATE: layout, **attributes})
+    if schema.computes and MADE not in notes:
         # From a file, which says what it is made of.
-        return put_together(cls, {**values, MADE: observe(made)}, (*config, MADE))
+        return put_together(cls, {**values, MADE: observe(made)}, config)
     return made
 
 
 def with_notes(node: Any, notes: dict[str, Any], fields: dict[str, Any] | None = None) -> Any:
-    """A copy of a Module with something else beside its fields.
+    """A copy of a Module with other notes.
 
     Args:
         node: the Module.
@@ -540,10 +551,15 @@ def with_notes(node: Any, notes: dict[str, Any], fields: dict[str, Any] | None =
         fields: new values of fields, as they are stored.
     """
     layout = class_of(node).__record__.split(node)
-    names = [name for name in (*layout.data, *layout.config) if name not in notes]
-    values = {name: stored(node, name) for name in names} | (fields or {})
-    values |= {name: note for name, note in notes.items() if note}
+    values = _all_of(node) | (fields or {}) | notes
+    values = {name: value for name, value in values.items() if name not in notes or value}
     return put_together(class_of(node), values, layout.config)
+
+
+def _all_of(node: Any) -> dict[str, Any]:
+    """The attributes of a Module as they are stored, and its notes."""
+    layout = class_of(node).__record__.split(node)
+    return {n: stored(node, n) for n in (*layout.data, *layout.config)} | layout.notes
 
 
 def StrictConfig(force_abstract: bool = False, **kwargs: object) -> bool | None:
@@ -678,8 +694,7 @@ class Module(Record, metaclass=ModuleMeta):
 
     def __reduce__(self) -> Any:
         schema = type(self).__record__.original
-        layout = type(self).__record__.split(self)
-        values = {name: stored(self, name) for name in (*layout.data, *layout.config)}
+        layout, values = type(self).__record__.split(self), _all_of(self)
         cls: Any = schema.cls
         if not _has_own_state(type(self)):
             unset = tuple(name for name in schema.fields if name not in values)
@@ -688,18 +703,12 @@ class Module(Record, metaclass=ModuleMeta):
         with reading_stored():
             state: Any = values if cls.__getstate__ is _DEFAULT_GETTER else self.__getstate__()
         if class_of(state) is dict:
-            # What is kept beside the fields is not its to tell; Python's own getter has it all.
-            state = _divided(state)[0]
-        return restore_state, (cls, referring(state), referring(_divided(values)[1]))
+            # Python's own getter gives all that the dict has.
+            state = {name: value for name, value in state.items() if not is_private(name)}
+        return restore_state, (cls, referring(state), referring(dict(layout.notes)))
 
 
 add_other_members(Module)
-
-
-def _divided(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a class may tell of an instance, and what is kept beside: roles, ties."""
-    told = {name: value for name, value in values.items() if name not in OUR_NAMES}
-    return told, {name: values[name] for name in values.keys() & OUR_NAMES}
 
 
 _DEFAULT_GETTER = object.__getstate__
@@ -735,16 +744,15 @@ def _deep_copy_as_pickled(node: Any, memo: dict[int, Any]) -> Any:
     return made
 
 
-def restore_state(cls: Any, state: Any, beside: Any = None) -> Any:
-    """Make an instance of a pickled one's state, as its class says, with what it is no part of."""
+def restore_state(cls: Any, state: Any, notes: Any = None) -> Any:
+    """Make an instance of a pickled one's state, as its class says, with the notes."""
     node = make_record(cls, {})
     _set_state(node, referred(state))
     if PRIVATE not in node.__stored__:
-        values = node.__stored__
-        values.update(referred(beside) or {})
+        values, notes = node.__stored__, referred(notes) or {}
         fill_restored(cls.__record__, values)
-        schema = cls.__record__.for_values(values)
-        values[PRIVATE] = schema.decide(values)
+        schema = cls.__record__.for_values({**values, **notes})
+        values[PRIVATE] = schema.decide(values, notes)
         return node if schema.cls is cls else make_record(schema.cls, values)
     return node
 

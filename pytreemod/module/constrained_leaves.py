@@ -26,13 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytreemod.errors import FieldError, PytreemodError, ShapeError, describe, explain
-from pytreemod.module.classes import put_together
+from pytreemod.module.classes import put_together, with_notes
 from pytreemod.module.computed_leaves import Computed
 from pytreemod.module.fields import AbstractConstraint, field
 from pytreemod.module.reading import MADE, Made, count_made_as_one, evaluate
 from pytreemod.tree.predicates import is_array
 from pytreemod.tree.printing import array_doc
-from pytreemod.typing import Tracer, class_of, untyped_jax
+from pytreemod.typing import Tracer, untyped_jax
 
 
 class Constraint(AbstractConstraint):
@@ -104,10 +104,9 @@ class Constraint(AbstractConstraint):
         made = Made((tuple(unconstrained.shape[axes:]),), tuple(value.shape[axes:]))
         if isinstance(old, Constrained) and old.constraint == self:
             # The same leaf with another array: with the roles that it was given.
-            changes = {"unconstrained": unconstrained, MADE: made}
-            return class_of(old).__record__.rebuild(old, changes)
+            return with_notes(old, {MADE: made}, {"unconstrained": unconstrained})
         values = {"unconstrained": unconstrained, "constraint": self, MADE: made}
-        return put_together(Constrained, values, ("constraint", MADE))
+        return put_together(Constrained, values, ("constraint",))
 
     def _invert_known(self, value: jax.Array, where: str, axes: int) -> Any:
         self._check_form(value, where, axes)

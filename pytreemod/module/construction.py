@@ -21,8 +21,9 @@ from pytreemod.errors import FieldError, describe
 from pytreemod.module.constraining import take_in
 from pytreemod.module.division import hides_arrays, is_clear_data, warn_of_arrays
 from pytreemod.module.fields import declares, refuse_declaration
+from pytreemod.module.flattening import Layout
 from pytreemod.module.overriding import drop_overridden, is_bound
-from pytreemod.module.reading import ASKED, MADE, UNKNOWN, is_computed, observe
+from pytreemod.module.reading import ASKED, MADE, is_computed, observe
 from pytreemod.module.records import (
     ClassValue,
     accept_fields,
@@ -136,28 +137,27 @@ def as_changed(node: Any, before: dict[str, Any]) -> Any:
     values = node.__stored__
     before.pop(FLAT, None)
     values.pop(FLAT, None)
-    before[PRIVATE] = values[PRIVATE] = before[PRIVATE].layout
+    before[PRIVATE] = values[PRIVATE] = layout = before[PRIVATE].layout
     # What was added comes last, and is no field.
     if all(map(is_, before.values(), values.values())):
         return node
     del values[PRIVATE]
     schema: Schema = class_of(node).__record__
-    return _divide(schema.original, node, values)
+    return _divide(schema.original, node, values, layout.notes)
 
 
-def _divide(schema: Schema, node: Any, values: dict[str, Any]) -> Any:
+def _divide(
+    schema: Schema, node: Any, values: dict[str, Any], notes: Mapping[str, Any] = Layout.notes
+) -> Any:
     """Divide an instance whose types do not say how: it may be of another class then."""
     for name, value in values.items():
         if type(value) is dataclasses.Field:
             refuse_declaration(schema.cls, name)
-    found = schema.for_values(values)
+    found = schema.for_values({**values, **notes})
     if found.cls is not class_of(node):
         # Not by its `__class__`: Python exchanges that for a class of the same first base only.
         node = make_record(found.cls, values)
-    if schema.computes:
-        # Its kind is known, and what it is like when it can be flattened.
-        values[MADE] = UNKNOWN
-    layout = found.decide(values)
+    layout = found.decide(values, notes)
     for name in layout.config:
         warn_of_arrays(schema.cls, name, values[name])
     for name in layout.data:
@@ -167,9 +167,10 @@ def _divide(schema: Schema, node: Any, values: dict[str, Any]) -> Any:
         schema.note_types(layout, values)
     values[PRIVATE] = layout
     if schema.computes:
-        values[MADE] = observe(node)
+        made = observe(node)
         # Flattened for that while it was not yet known.
         values.pop(FLAT, None)
+        values[PRIVATE] = layout.with_notes({**notes, MADE: made})
     return node
 
 

@@ -16,6 +16,9 @@ configuration `n`, an instance's dict has
     when it was unflattened         __flat__
     and then read                   __flat__, weight, bias, <private>, n
 
+What an instance has that is no field (roles that it was given, ties, rules around its methods) is
+configuration, too: the *notes* of its layout, which is its own then (a `NotedLayout`).
+
 A field for which the class has a default is there from the start: Python would take the default for
 the instance's own value, and not ask. It takes 30 to 60 ns for each.
 
@@ -26,12 +29,13 @@ written out field by field, in the place of what is kept, they cost 2.4 times. T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 from pytreemod.module.division import Held
-from pytreemod.tree.kinds import are_pairwise_one
+from pytreemod.tree.kinds import are_one, are_pairwise_one
 from pytreemod.tree.pending import FLAT, PRIVATE, AbstractSource, fill_in
 from pytreemod.typing import class_of, jtu
 
@@ -45,9 +49,7 @@ class Configuration(tuple[Any, ...]):
     __slots__ = ()
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Configuration) or self[0] is not other[0]:
-            return False
-        return are_pairwise_one(self, other)
+        return isinstance(other, Configuration) and are_pairwise_one(self, other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -66,9 +68,9 @@ class Layout(AbstractSource):
     Args:
         cls: the class.
         data: the fields that are children.
-        config: those that are not, and what is `beside` them.
+        config: those that are not, and `extra`.
         kinds: of the values of configuration: their types if `==` tells all, `Held`, or None.
-        beside: what is no field: roles, ties, what `module_update_wrapper` adds.
+        extra: attributes that are no fields: what `module_update_wrapper` adds.
         may_wait: whether something in the class would fill in a field that is read.
         shown: the fields that the class has an attribute for, such as a default: Python would take
             that for the instance's own.
@@ -76,12 +78,12 @@ class Layout(AbstractSource):
 
     __slots__ = (
         "__weakref__",
-        "beside",
         "cls",
         "config",
         "data",
         "early_config",
         "early_data",
+        "extra",
         "held",
         "is_bare",
         "keys",
@@ -95,6 +97,7 @@ class Layout(AbstractSource):
     # As a `Private` has them: a finished record may have nothing but its layout.
     source = snapshot = None
     is_derivative = False
+    notes: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self,
@@ -102,12 +105,12 @@ class Layout(AbstractSource):
         data: tuple[str, ...],
         config: tuple[str, ...],
         kinds: tuple[Any, ...],
-        beside: tuple[str, ...],
+        extra: tuple[str, ...],
         may_wait: bool,
         shown: tuple[str, ...],
     ):
         self.layout = self  # As a `Private` has it.
-        self.cls, self.data, self.config, self.beside = cls, data, config, beside
+        self.cls, self.data, self.config, self.extra = cls, data, config, extra
         self.keys: tuple[Any, ...] = tuple([jtu.GetAttrKey(name) for name in data])
         # All that an instance's dict has of what was flattened, in the order of that.
         self.names = (*data, PRIVATE, *config)
@@ -116,12 +119,16 @@ class Layout(AbstractSource):
         self.pack: Any = Configuration if None in kinds else tuple
         # Nothing stands in the class for what a wrapper has from its function; and what is held is
         # each instance's own from the start.
-        self.waits = may_wait and not self.held and not any(map(str.isidentifier, beside))
+        self.waits = may_wait and not self.held and not extra
         # What is there from the start even so, and where it stands in the children, or in the
         # auxiliary data behind the layout.
         self.early_data = tuple((n, at) for at, n in enumerate(data) if n in shown)
         self.early_config = tuple((n, at) for at, n in enumerate(config, 1) if n in shown)
         self.is_bare = self.waits and not self.early_data and not self.early_config
+
+    def with_notes(self, notes: Mapping[str, Any]) -> Layout:
+        """The layout of an instance that has these notes; this one if there are none."""
+        return NotedLayout(self, notes) if notes else self
 
     def flatten(self, fields: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """The children and the auxiliary data of an instance with these fields.
@@ -164,6 +171,44 @@ class Layout(AbstractSource):
         return self.cls.__qualname__
 
 
+class NotedLayout(Layout):
+    """A layout with notes. Two are equal if both are, as configuration is compared.
+
+    Args:
+        plain: the layout without notes.
+        notes: by their names, which are no identifiers.
+    """
+
+    __slots__ = ("notes", "plain")
+
+    def __init__(self, plain: Layout, notes: Mapping[str, Any]):
+        for name in _COPIED:
+            setattr(self, name, getattr(plain, name))
+        self.plain, self.notes = plain, notes
+
+    def with_notes(self, notes: Mapping[str, Any]) -> Layout:  # noqa: D102
+        return self.plain.with_notes(notes)
+
+    # Not a reference to itself, which would keep each of them until garbage is collected.
+    layout = property(lambda self: self)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, NotedLayout) or self.plain is not other.plain:
+            return False
+        return self.notes.keys() == other.notes.keys() and all(
+            are_one(note, other.notes[name]) for name, note in self.notes.items()
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.plain)
+
+    def __repr__(self) -> str:
+        return f"{self.plain!r} with {self.notes}"
+
+
+_COPIED = tuple(name for name in Layout.__slots__ if name not in ("__weakref__", "layout"))
+
+
 def layout_in(fields: dict[str, Any]) -> Layout | None:
     """The layout in an instance's dict; None if it is being built, or all of it is pending."""
     own = fields.get(PRIVATE)
@@ -171,6 +216,12 @@ def layout_in(fields: dict[str, Any]) -> Layout | None:
         flat = fields.get(FLAT)
         return None if flat is None else flat[1][0]
     return own.layout
+
+
+def note_of(node: Any, name: str, default: Any = ()) -> Any:
+    """What a record has under a name of ours, other than its fields."""
+    layout = layout_in(node.__stored__)
+    return default if layout is None else layout.notes.get(name, default)
 
 
 class Flattened:

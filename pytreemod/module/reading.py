@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 import jax
 
 from pytreemod.errors import AccessError, FieldError, ShapeError, SpecError, describe
+from pytreemod.module.flattening import note_of
 from pytreemod.module.variants import Trait, Variant, Varying
 from pytreemod.tree.nodes import children_of, record_of
 from pytreemod.tree.paths import path_text
@@ -34,11 +35,10 @@ from pytreemod.tree.stored_fields import is_reading_stored, stored
 from pytreemod.tree.surgery import replace_at
 from pytreemod.typing import KeyPath, class_of, jtu
 
-# Where a record has its ties, and a computed leaf the shapes of what it was made of. No
-# identifiers, so that no field can bear the names; configuration, as all that is no field.
+# The notes of a Module's ties, and of the shapes of what a computed leaf was made of.
 TIES = "<ties>"
 MADE = "<made>"
-# Where it has the ties that its `__init__` has asked for, until they can be made.
+# And of the ties that its `__init__` has asked for, until they can be made.
 ASKED = "<asked>"
 
 
@@ -71,6 +71,11 @@ class Made:
 
 
 UNKNOWN = Made(None, None)
+
+
+def made_of(node: Any) -> Made:
+    """What a computed leaf was like when it was made."""
+    return note_of(node, MADE, UNKNOWN)
 
 
 def is_computed(value: object) -> bool:
@@ -114,7 +119,7 @@ def evaluate(node: Any, where: str) -> Any:
     """
     if is_derivative(node):
         _refuse_derivatives(where, "derivatives by its parts")
-    made: Made = stored(node, MADE, UNKNOWN)
+    made = made_of(node)
     leaves = jtu.tree_leaves(node)
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
         return _evaluate_mapped(node, where, 0)
@@ -168,7 +173,7 @@ def count_made_as_one(node: Any) -> int:
     Args:
         node: the leaf; its arrays may be abstract.
     """
-    made: Made = stored(node, MADE, UNKNOWN)
+    made = made_of(node)
     leaves = jtu.tree_leaves(node)
     if made.leaves is None or len(leaves) != len(made.leaves):
         return 0
@@ -341,7 +346,7 @@ class AbstractAsked(tuple[tuple[Any, Any, Any], ...], ABC):
 
 def ties_of(node: Any) -> Ties:
     """The ties that a node has, outermost places first."""
-    return _NO_TIES if record_of(node) is None else stored(node, TIES, _NO_TIES)
+    return _NO_TIES if record_of(node) is None else note_of(node, TIES, _NO_TIES)
 
 
 def follow(node: Any, path: KeyPath, followed: dict[Any, Any] | None = None) -> Any:
@@ -422,7 +427,7 @@ class Read(Waiting):
         value = super().__get__(instance, owner)
         if instance is None or is_reading_stored():
             return value
-        if TIES in instance.__stored__:
+        if ties_of(instance):
             value = follow(instance, (jtu.GetAttrKey(name),))
         if is_computed(value):
             return evaluate(value, f"{class_of(instance).__qualname__}.{name}")

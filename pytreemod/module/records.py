@@ -16,14 +16,16 @@ from pytreemod.module.methods import BoundMethod
 from pytreemod.module.overriding import is_bound, refuse_overridden
 from pytreemod.module.schema import Schema
 from pytreemod.tree.nodes import record_of
-from pytreemod.tree.pending import FLAT, PRIVATE, fill_in, is_being_built
+from pytreemod.tree.pending import (
+    FLAT,
+    ORIGINAL_CLASS,
+    PRIVATE,
+    fill_in,
+    is_being_built,
+    is_private,
+)
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import class_of
-
-# What Python's machinery assigns to instances without asking.
-_PASSED = frozenset({"__orig_class__"})
-# The names of what is kept beside the fields, of those that are identifiers.
-_BESIDE = _PASSED | {FLAT}
 
 
 class _HasDict:
@@ -66,11 +68,11 @@ class Record(_HasDict):
     def __setattr__(self, name: str, value: Any) -> None:
         values = self.__stored__
         if FLAT in values or PRIVATE in values:
-            if name in _PASSED:
+            if name == ORIGINAL_CLASS:
                 values[name] = value
                 return
             refuse_assignment(self, name, value)
-        if name not in self.__record__.fields and name not in _PASSED:
+        if name not in self.__record__.fields and name != ORIGINAL_CLASS:
             if name in self.__record__.overridden:
                 _assign_overridden(self, name, value)
                 return
@@ -98,11 +100,6 @@ set_fields = vars(_HasDict)["__dict__"].__set__
 _new: Callable[[type], Any] = object.__new__
 
 
-def _is_ours(name: str) -> bool:
-    """Whether something beside the fields is kept under a name."""
-    return name in _BESIDE or not name.isidentifier()
-
-
 class _Shown(dict[str, Any]):
     """The fields of a finished record, as reading them gives them: a dict that changes none.
 
@@ -118,14 +115,14 @@ class _Shown(dict[str, Any]):
         fields: dict[str, Any] = class_of(node).__record__.fields
         # Listed at once, for another thread may just fill it in.
         names = [*fields, *list(values)]
-        shown = {n: values[n] for n in names if n in values and not _is_ours(n)}
+        shown = {n: values[n] for n in names if n in values and not is_private(n)}
         if class_of(node).__record__.reads_otherwise:
             shown |= {n: getattr(node, n) for n in fields if n in shown}
         super().__init__(shown)
         self._node = node
 
     def __setitem__(self, name: str, value: Any) -> None:
-        if name in class_of(self._node).__record__.fields or _is_ours(name):
+        if name in class_of(self._node).__record__.fields or is_private(name):
             refuse_assignment(self._node, name, value)
         self._node.__stored__[name] = value
         super().__setitem__(name, value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools as ft
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -35,12 +35,9 @@ from pytreemod.module.fields import (
     AbstractConstraint,
     declares,
 )
-from pytreemod.module.flattening import Layout, layout_in
+from pytreemod.module.flattening import Layout, layout_in, note_of
 from pytreemod.module.pickling import Reference, referring
 from pytreemod.module.reading import (
-    ASKED,
-    MADE,
-    TIES,
     Reading,
     is_computed,
     refuse_untied,
@@ -48,21 +45,16 @@ from pytreemod.module.reading import (
 )
 from pytreemod.module.variants import Trait, make_variant
 from pytreemod.tree.nodes import DEFAULT_ROLE, AbstractRecord, GivenRoles
-from pytreemod.tree.pending import FLAT, PRIVATE, AbstractSource, Private, fill_in
+from pytreemod.tree.pending import FLAT, PRIVATE, AbstractSource, Private, fill_in, is_private
 from pytreemod.tree.renewing import EDITABLE
 from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import class_of
 
-# Where an instance's dict keeps roles that it was given (see `roles`): it is configuration.
+# The note of roles that an instance was given (see `roles`).
 ROLES = "<roles>"
-# And the rules around its methods (see `transform.interception.surrounded_calls`).
+# And of the rules around its methods (see `transform.interception.surrounded_calls`).
 CALL_RULES = "<rings>"
 
-_HIDDEN = frozenset({PRIVATE, FLAT, "__orig_class__"})
-# What else an instance may hold, which is configuration.
-_NOTES = frozenset({MADE, TIES, ASKED, ROLES, CALL_RULES})
-# All that an instance's dict may have under names of ours.
-OUR_NAMES = _HIDDEN | _NOTES
 _KEPT_BY_TYPE = 64
 _SCALARS = (type(None), bool, int, float, complex)
 
@@ -184,32 +176,42 @@ class Schema(AbstractRecord):
         self.custom_init, self.refusal = notes.custom_init, notes.refusal
         self.can_wait, self.shown = notes.can_wait, notes.shown
 
-    def layout_for(self, values: dict[str, Any], config: set[str] | frozenset[str]) -> Layout:
+    def apart(self, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The attributes of an instance, and its notes, which a pickle has in one dict."""
+        notes = {n for n in values if is_private(n) and n not in self.fields}
+        attributes = {n: value for n, value in values.items() if n not in notes}
+        return attributes, {n: values[n] for n in notes}
+
+    def layout_for(
+        self,
+        values: dict[str, Any],
+        config: Iterable[str],
+        notes: Mapping[str, Any] = Layout.notes,
+    ) -> Layout:
         """The one layout for these values, of which some are configuration.
 
-        A name that is no field is configuration: what `module_update_wrapper` adds, roles.
+        A name that is no field is configuration: what `module_update_wrapper` adds.
         """
         data = tuple(n for n in self.fields if n in values and n not in config)
         rest = tuple(n for n in self.fields if n in values and n in config)
-        rest += tuple(sorted(values.keys() - self.fields.keys() - _HIDDEN))
+        extra = tuple(sorted(n for n in values if n not in self.fields and not is_private(n)))
+        rest += extra
         key = (data, rest, tuple(_kind_in_layout(values[n]) for n in rest))
         with self._lock:
             layout = self._layouts.get(key)
             if layout is None:
-                beside = tuple(name for name in rest if name not in self.fields)
                 self._layouts[key] = layout = Layout(
-                    self.cls, *key, beside, self.can_wait, self.shown
+                    self.cls, *key, extra, self.can_wait, self.shown
                 )
                 if layout.held:
                     EDITABLE[self.cls] = True
-        return layout
+        return layout.with_notes(notes)
 
-    def decide(self, values: dict[str, Any]) -> Layout:
+    def decide(self, values: dict[str, Any], notes: Mapping[str, Any] = Layout.notes) -> Layout:
         """The layout that an instance with these values gets when it is built."""
-        auto = {n for n in self.fields if n in values and n not in self.static}
-        auto = {n for n in auto if is_configuration(values[n])}
-        fields = {n: v for n, v in values.items() if n in self.fields or n in _NOTES}
-        return self.layout_for(fields, auto | self.static)
+        fields = {n: values[n] for n in self.fields if n in values}
+        auto = {n for n, v in fields.items() if n not in self.static and is_configuration(v)}
+        return self.layout_for(fields, auto | self.static, notes)
 
     def for_values(self, values: dict[str, Any]) -> Schema:
         """The schema of what an instance with these values is of: the class, or a variant."""
@@ -227,7 +229,7 @@ class Schema(AbstractRecord):
         Called when these have passed all tests.
         """
         self.simple_types.update(class_of(v) for v in values.values() if holds_nothing(v))
-        if layout.beside:
+        if layout.extra or layout.notes or self.computes:
             return  # Each instance has its own.
         config = [values[name] for name in layout.config]
         if any(map(hides_arrays, config)) or not all(map(lasts, map(class_of, config))):
@@ -264,7 +266,7 @@ class Schema(AbstractRecord):
 
     def given_roles(self, node: Any) -> GivenRoles:
         """The roles that places in `node` were given; see `AbstractRecord.given_roles`."""
-        return stored(node, ROLES) if ROLES in self.split(node).config else ()
+        return note_of(node, ROLES)
 
     def rebuild(
         self, node: Any, changes: dict[str, Any], is_given: bool = False, decide: bool = False
@@ -302,8 +304,8 @@ class Schema(AbstractRecord):
             layout = self._layout_after(layout, values, changes, decide)
         if computes:
             refuse_untied(node, changes)
-            schema = self.for_values(values)
-            layout = schema.layout_for(values, frozenset(layout.config))
+            schema = self.for_values({**values, **layout.notes})
+            layout = schema.layout_for(values, layout.config, layout.notes)
         values[PRIVATE] = layout
         return self._make(schema.cls, values)
 
@@ -340,7 +342,7 @@ class Schema(AbstractRecord):
         """The layout of an instance of which more has changed than the leaves of its data."""
         free = [n for n in changes if n in self.fields and n not in self.static]
         moved = {n for n in free if self._is_moved(layout, n, changes[n], decide)}
-        found = self.layout_for(values, ({*layout.config} ^ moved) | self.static)
+        found = self.layout_for(values, ({*layout.config} ^ moved) | self.static, layout.notes)
         for name, new in changes.items():
             if name in found.config:
                 warn_of_arrays(self.cls, name, new)
@@ -365,15 +367,15 @@ class Schema(AbstractRecord):
         if any(n not in config and type(v) not in _SCALARS for n, v in early.items()):
             return None
         # For these nothing waits in the class: they are no fields.
-        beside = {n: stored(node, n) for n in layout.beside}
-        return {PRIVATE: layout, **beside, **early}
+        extra = {n: stored(node, n) for n in layout.extra}
+        return {PRIVATE: layout, **extra, **early}
 
     def proxy(self, node: Any, source: AbstractSource) -> Any:
         """A proxy whose fields come from `source`; see `AbstractRecord.proxy`."""
         layout = self.split(node)
         values: dict[str, Any] = {PRIVATE: Private(layout, source)}
         # What is no field is not asked for: it has to be there when the proxy is flattened.
-        for name in layout.beside:
+        for name in layout.extra:
             values[name] = stored(node, name)
         made = self._make(self.cls, values)
         if not self.can_wait:

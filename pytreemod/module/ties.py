@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn, TypeVar, cast
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import jax
 
@@ -20,6 +20,7 @@ from pytreemod.module.classes import Module, put_together, with_notes
 from pytreemod.module.computed_leaves import Computed
 from pytreemod.module.constrained_leaves import Constrained
 from pytreemod.module.fields import field
+from pytreemod.module.flattening import note_of
 from pytreemod.module.reading import (
     ASKED,
     MADE,
@@ -32,6 +33,7 @@ from pytreemod.module.reading import (
     evaluate_each,
     follow,
     is_computed,
+    made_of,
     refuse_tied_place,
     ties_of,
 )
@@ -159,7 +161,7 @@ def untie(model: _T, place: str | Where | None = None) -> _T:
         >>> len(jax.tree.leaves(tied)), len(jax.tree.leaves(pm.untie(tied)))
         (5, 6)
     """
-    if record_of(model) is not None and ASKED in cast(Any, model).__stored__:
+    if record_of(model) is not None and _asked_of(model):
         cls = class_of(model).__qualname__
         raise AccessError(
             f"untie({cls})",
@@ -233,10 +235,10 @@ class _Functional(Tie):
         made = self.made
         if is_computed(node):
             # By now, or no longer: what it is made of is for itself to say.
-            made = Made(stored(node, MADE).leaves, made.shape)
+            made = Made(made_of(node).leaves, made.shape)
         # Past its construction, which would trace the function each time.
         values = {"fn": self.through, "source": node, MADE: made}
-        return put_together(Through, values, ("fn", MADE))
+        return put_together(Through, values, ("fn",))
 
 
 class _Asked(AbstractAsked):
@@ -279,6 +281,11 @@ def _notes(model: Any, asked: tuple[Any, Any, Any]) -> bool:
     return False
 
 
+def _asked_of(model: Any) -> Any:
+    """The ties that the `__init__` of an instance has asked for, of which none is made yet."""
+    return model.__stored__.get(ASKED) or note_of(model, ASKED)
+
+
 def _is_method_of(frame: Any, node: Any, names: tuple[str, ...]) -> bool:
     """Whether a frame runs a method of one of these names, called for this instance."""
     code = frame.f_code
@@ -291,13 +298,13 @@ def waiting_ties(tree: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
         return
     for key, child in children_of(tree) or ():
         yield from waiting_ties(child, (*path, key))
-    if record_of(tree) is not None and stored(tree, ASKED, ()):
+    if record_of(tree) is not None and note_of(tree, ASKED):
         yield path
 
 
 def tie_waiting(node: Any) -> Any:
     """A Module whose ties were waiting, tied; as it is, if there still is something to wait for."""
-    return stored(node, ASKED).tied(with_notes(node, {ASKED: None}))
+    return note_of(node, ASKED).tied(with_notes(node, {ASKED: None}))
 
 
 def _tie_one(
@@ -437,7 +444,7 @@ class _Parts:
         children = children_of(node)
         if children is None or is_computed(node):
             name = path_text(path) if path else ""
-            self.shapes[name] = stored(node, MADE).shape if is_computed(node) else _shape(node)
+            self.shapes[name] = made_of(node).shape if is_computed(node) else _shape(node)
             if isinstance(node, Constrained):
                 self.bounds[name] = node.constraint
             return
@@ -472,14 +479,14 @@ def observe_one(cls: Any, values: dict[str, Any], config: Iterable[str], axes: i
         axes: how many axes are of members.
     """
     one = {name: v if name in config else _one_of(v, axes) for name, v in values.items()}
-    return stored(put_together(cls, one, config), MADE)
+    return made_of(put_together(cls, one, config))
 
 
 def _made_through(through: Callable[[Any], Any], source: Any) -> Made:
     """What a function gives of a source, which counts as the one array that it reads as."""
     given: Any = put_together(Through, {"fn": through, "source": source}, ("fn",))
-    shape = stored(source, MADE).shape if is_computed(source) else _shape(source)
-    return Made(None if shape is None else (shape,), stored(given, MADE).shape)
+    shape = made_of(source).shape if is_computed(source) else _shape(source)
+    return Made(None if shape is None else (shape,), made_of(given).shape)
 
 
 def _inside(node: str, path: str) -> str:

@@ -36,12 +36,12 @@ from pytreemod.errors import (
 from pytreemod.module.abstracts import AbstractVar
 from pytreemod.module.classes import RULES, Module, put_together
 from pytreemod.module.fields import field
+from pytreemod.module.flattening import note_of
 from pytreemod.module.reading import ASKED
 from pytreemod.module.variants import Trait, Variant, Varying
 from pytreemod.tree.nodes import record_of
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.predicates import is_array
-from pytreemod.tree.stored_fields import stored
 from pytreemod.typing import class_of, jtu
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -303,7 +303,8 @@ def with_given(node: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) ->
             be lost.
     """
     layout = class_of(node).__record__.split(node)
-    if {*layout.data, *layout.config} != {"unfinished_arguments", "unfinished_sizes"}:
+    names = (*layout.data, *layout.config)
+    if layout.notes or names != ("unfinished_arguments", "unfinished_sizes"):
         refuse_unfinished("what was done before materialize", node)
     return _make(change(node.unfinished_arguments), node.unfinished_sizes)
 
@@ -529,7 +530,7 @@ def refuse_unfinished(where: str, tree: Any) -> None:
 
 def _waits(node: Any) -> bool:
     """Whether a Module has ties that wait for sizes, which it may have been given by surgery."""
-    return record_of(node) is not None and bool(stored(node, ASKED, ()))
+    return record_of(node) is not None and bool(note_of(node, ASKED))
 
 
 _HINT = (

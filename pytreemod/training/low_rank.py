@@ -20,7 +20,7 @@ from jaxtyping import Array, Inexact
 from pytreemod.errors import ArgumentError, SpecError, describe
 from pytreemod.module.computed_leaves import Computed
 from pytreemod.module.fields import field
-from pytreemod.module.reading import MADE, UNKNOWN, is_computed
+from pytreemod.module.reading import is_computed, made_of
 from pytreemod.module.ties import Tied
 from pytreemod.module.unfinished import refuse_unfinished
 from pytreemod.state.key_sources import InitKeys, KeyLike
@@ -31,7 +31,6 @@ from pytreemod.tree.paths import path_text, pattern_text, plain_name, some_of
 from pytreemod.tree.predicates import is_inexact_array
 from pytreemod.tree.renewing import with_new_containers
 from pytreemod.tree.selecting import Selector, as_selector
-from pytreemod.tree.stored_fields import stored
 from pytreemod.tree.surgery import replace_at
 
 _M = TypeVar("_M")
@@ -138,7 +137,7 @@ def _is_matrix(parameter: Parameter) -> bool:
     """Whether it is one, of each layer."""
     node = parameter.node
     if is_computed(node):
-        shape = stored(node, MADE, UNKNOWN).shape
+        shape = made_of(node).shape
         return shape is not None and len(shape) == 2
     return is_inexact_array(node) and node.ndim == 2 + parameter.members
 

@@ -30,6 +30,13 @@ PRIVATE = "<private>"
 # the source of all fields, and has the `keys` of the children. An identifier that no field bears,
 # for JAX reads it as an attribute.
 FLAT = "__flat__"
+# And what Python's machinery assigns to instances without asking.
+ORIGINAL_CLASS = "__orig_class__"
+
+
+def is_private(name: str) -> bool:
+    """Whether a name in a record's dict is none of its attributes."""
+    return name.startswith("<") or name in (FLAT, ORIGINAL_CLASS)
 
 
 class AbstractSource(ABC):

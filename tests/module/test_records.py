@@ -698,13 +698,22 @@ def test_dir_shows_the_fields_and_what_the_class_has():
         assert all(name.isidentifier() for name in found)
 
 
+class Twice(pm.Module):
+    bias: jax.Array
+    copy: jax.Array
+
+
 def test_an_instance_has_two_private_names():
     """Whatever was done with it: one object beside the fields, and what flattening gives."""
     built = affine()
     flat, structure = jax.tree.flatten(built)
     made, pending = jax.tree.unflatten(structure, flat), pm.filter_jit(lambda m: m)(built)
     gradient = pm.filter_grad(lambda m, x: m(x).sum())(built, ramp(3))
-    for node in (affine(), built, made, pending, gradient, built.replace(bias=ramp(2))):
+    half = built.replace(bias=pm.computed(jax.numpy.multiply, built.bias, 0.5))
+    tied = pm.tie(Twice(built.bias, built.bias), "copy", to="bias")
+    noted = [half, tied, pm.with_role(built, "bias", "buffer"), pm.with_precision(built, "float16")]
+    noted += [jax.tree.map(lambda leaf: leaf, node) for node in noted]
+    for node in (affine(), built, made, pending, gradient, built.replace(bias=ramp(2)), *noted):
         for _ in range(2):
             private = node.__stored__.keys() - type(node).__record__.fields.keys()
             assert private <= {"__flat__", "<private>"}

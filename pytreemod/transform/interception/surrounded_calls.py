@@ -27,6 +27,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from pytreemod.errors import ArgumentError, describe
 from pytreemod.module.classes import Module, put_together, with_notes
 from pytreemod.module.fields import field
+from pytreemod.module.flattening import note_of
 from pytreemod.module.methods import Method, as_method
 from pytreemod.module.pickling import referred
 from pytreemod.module.schema import CALL_RULES
@@ -339,7 +340,7 @@ def _restore(  # pyright: ignore[reportUnusedFunction]  (pickles of version 0.1 
 
 
 def _rings_of(node: Any) -> tuple[_Ring, ...]:
-    return stored(node, CALL_RULES) if isinstance(node, _Surrounded) else ()
+    return note_of(node, CALL_RULES) if isinstance(node, _Surrounded) else ()
 
 
 def _with_rings(node: Any, rings: Iterable[_Ring]) -> Any:
