@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import StateError, TokenError
+from pytreemod.errors import StateError
 from tests.goldens import refusals
 from tests.helpers.comparing import assert_same
 from tests.helpers.equations import equations
@@ -78,17 +78,6 @@ USERS = {
     "set": lambda s, m: s.set(m.mean, jnp.ones(2)),
     "update": lambda s, m: s.update(s.substate(m.mean)),
 }
-
-
-def test_update_uses_up_both():
-    """The substate that was put back cannot be put back again."""
-    model, state = make()
-    part = state.substate(model.mean)
-    new = state.update(part)
-    with pytest.raises(StateError, match=r"one that update has already replaced"):
-        part.get(model.mean)
-
-    assert_same(new.get(model.mean), jnp.zeros(2))
 
 
 # ---- a State and its substates, changed on both sides
@@ -284,23 +273,6 @@ def test_get_and_substate_use_nothing_up():
     assert part == state
 
 
-@pytest.mark.parametrize("use", [USES["get"], USES["set"], USES["substate"]])
-def test_a_state_of_another_model_is_refused(use):
-    """The State's tokens are listed, and the one that was asked for; the hint is one line."""
-    model, _ = make()
-    _, state = pm.make_with_state(Other)()
-    with pytest.raises(
-        TokenError,
-        match=r"^State\.\w+: expected a token of the model that this State was made with "
-        r"\(token\), got a "
-        r"token of another model: 'mean'\.\n  make model and State together:\n"
-        r"      model, state = pm\.make_with_state\(Model\)\(\.\.\.\)$",
-    ) as caught:
-        use(state, model)
-    assert isinstance(caught.value, (KeyError, StateError))
-    assert "\n" in str(caught.value)
-
-
 def test_substate_has_the_tokens_of_the_tree():
     """Those of the layer that is passed, and no others."""
     model, state = make()
@@ -396,19 +368,6 @@ class _Bundle(pm.Module):
 
     weight: jax.Array
     state: pm.State
-
-
-def test_a_used_up_state_inside_a_module_is_refused_by_a_second_call():
-    """The Module keeps its arrays in a list, and yet a call sees that the State was replaced."""
-    index = pm.StateIndex(jnp.zeros(()))
-    state = pm.State(index)
-    bundle = _Bundle(jnp.ones(()), state)
-    identity = pm.filter_jit(lambda bundle: bundle)
-    identity(bundle)
-    identity(bundle)
-    state.set(index, jnp.ones(()))
-    with pytest.raises(StateError, match="old state"):
-        identity(bundle)
 
 
 def test_a_returned_state_is_read_like_any_other():

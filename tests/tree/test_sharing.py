@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import StructureError
 from pytreemod.tree.sharing import places_of_shared
+from tests.goldens import refusals
 from tests.helpers.counting_calls import is_linear
 
 
@@ -60,15 +60,6 @@ def test_arrays_outside_of_records_are_no_model():
     assert shared([array, array]) == shared([array, layer(array)]) == []
 
 
-def test_tree_check_finds_shared_parameters():
-    """Arrays, too, but for buffers and small ones."""
-    weight, bias, scale = jnp.ones((2, 2)), jnp.ones(2), jnp.ones((2, 2))
-
-    pm.tree_check([layer(bias=bias, scale=scale), layer(bias=bias, scale=scale)])
-    with pytest.raises(StructureError, match=r"(?s)each parameter once.*at \[0\]\.weight.*\[1\]"):
-        pm.tree_check([layer(weight), layer(weight)])
-
-
 @pytest.mark.parametrize(
     "use",
     [
@@ -84,3 +75,6 @@ def test_a_small_array_at_many_places_costs_by_their_number(use):
     layers = [layer(bias=bias, scale=jnp.ones(2)) for _ in range(400)]
 
     assert is_linear(lambda n: lambda: use(layers[:n]), 100)
+
+
+test_refusals = refusals(globals())

@@ -15,6 +15,7 @@ import pytreemod as pm
 from pytreemod.errors import ArgumentError
 from pytreemod.transform.boundary.packing import pack, split_call, unpack
 from pytreemod.tree.snapshots import divide
+from tests.goldens import refusals
 from tests.helpers.comparing import assert_same
 from tests.helpers.trees import (
     ALL_TREES,
@@ -193,34 +194,6 @@ class Unhashable:
         return "Unhashable()"
 
 
-@pytest.mark.parametrize(
-    ("args", "kwargs", "place"),
-    [
-        ((1, Unhashable()), {}, r"y"),
-        (({"a": [1, Unhashable()]},), {}, r"x\['a'\]\[1\]"),
-        ((Holder([Unhashable()]),), {}, r"x\.content\[0\]"),
-        ((), {"z": Unhashable()}, r"z"),
-        ((1,), {"y": (Unhashable(),)}, r"y\[0\]"),
-        ((1, 2, Unhashable()), {}, r"args\[2\]"),
-    ],
-)
-def test_a_static_value_without_hash_is_refused(args, kwargs, place):
-    """The argument and the path are named, with the ways out."""
-
-    @pm.filter_jit
-    def step(x=0, y=0, *args, **kwargs):
-        return x
-
-    with pytest.raises(
-        ArgumentError,
-        match=rf"^static argument: expected a hashable value, got Unhashable\(\)\.\n  at {place}\n"
-        r"  anything but an array is part of the program, found by its hash; give its class "
-        r"__hash__ and "
-        r"__eq__, or register it as a pytree$",
-    ):
-        step(*args, **kwargs)
-
-
 def test_sets_are_refused():
     """A set is no tree and has no hash; a frozenset has."""
     identity = pm.filter_jit(lambda x: x)
@@ -341,3 +314,6 @@ def test_a_reference_of_a_trace_is_an_argument(hold):
 
     assert_same(program(ramp(2)), 3 * ramp(2))
     assert len(traced) == 1
+
+
+test_refusals = refusals(globals())

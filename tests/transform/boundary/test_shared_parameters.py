@@ -10,6 +10,7 @@ import pytest
 import pytreemod as pm
 from pytreemod import nn
 from pytreemod.errors import SharedParameterWarning
+from tests.goldens import refusals
 
 X = jnp.ones((2, 3))
 KEY = jax.random.key(0)
@@ -100,14 +101,6 @@ def test_a_shared_parameter_is_told(make, way):
     assert told[0].filename == __file__
 
 
-def test_both_paths_are_named():
-    """From the argument's name on."""
-    with pytest.warns(
-        SharedParameterWarning, match=r"model\.encode\.weight and model\.decode\.weight: f"
-    ):
-        pm.filter_jit(lambda m: pm.filter_grad(loss)(m, X))(Own())
-
-
 def test_a_layer_called_twice_is_not_told():
     """The hint."""
 
@@ -194,3 +187,6 @@ def test_the_hint_is_code_that_hints():
     ]
     grads = pm.filter_grad(loss)(names["model"], X)
     assert [*pm.named_leaves(grads)] == ["encode.weight", "encode.bias"]
+
+
+test_refusals = refusals(globals())

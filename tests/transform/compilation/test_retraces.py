@@ -16,6 +16,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import pytreemod as pm
 from pytreemod.errors import RetraceError
 from pytreemod.transform.compilation.retraces import REMEMBERED, SHOWN, explain_change
+from tests.goldens import refusals
 from tests.helpers.trees import Affine, Color, Holder, Pair, Registered, Static, affine, ramp
 
 
@@ -493,30 +494,6 @@ def test_max_traces_of_functions_that_are_pytrees():
             same(ramp(4))
 
 
-def test_max_traces_of_methods_and_lowered_functions():
-    """Lowering is a trace as well; a method counts for its class."""
-
-    class Model(pm.Module):
-        weight: jax.Array
-
-        @pm.filter_jit(max_traces=1)
-        def apply(self, x):
-            return self.weight * x
-
-    Model(jnp.ones(())).apply.lower(X)
-    Model(jnp.zeros(())).apply(X)
-    with pytest.raises(RetraceError, match=r"apply: expected at most 1 trace .*\n  at self.weight"):
-        Model(jnp.ones(2)).apply(X)
-
-
-@pytest.mark.parametrize("value", [-1, 1.5, True, "two"])
-def test_max_traces_is_a_count(value):
-    """Anything else is refused where the function is decorated."""
-    text = re.escape(f"filter_jit(max_traces): expected a count, got {value!r}.")
-    with pytest.raises(ValueError, match=rf"\A{text}\Z"):
-        pm.filter_jit(first, max_traces=value)
-
-
 def test_values_that_are_no_arguments_are_shown_briefly():
     """A module of Python, an enum of one's own, a bytes: each on one short line."""
     Own = enum.Enum("Own", "ONE TWO")
@@ -524,3 +501,6 @@ def test_values_that_are_no_arguments_are_shown_briefly():
         [line] = changes({"x": [old]}, {"x": [new]})
         assert len(line) < 150
         assert " at 0x" not in line
+
+
+test_refusals = refusals(globals())

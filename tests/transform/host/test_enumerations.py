@@ -13,6 +13,7 @@ import pytest
 import pytreemod as pm
 from pytreemod.errors import ArgumentError, CheckError
 from pytreemod.transform.host.enumerations import is_item
+from tests.goldens import refusals
 from tests.helpers.trees import Holder
 
 
@@ -338,20 +339,6 @@ def test_mistakes(call, text):
     assert isinstance(caught.value, ValueError)
 
 
-def test_a_name_that_is_no_item():
-    """The error for a misspelt item lists the names."""
-    with pytest.raises(
-        AttributeError, match="Result has no item 'sucess'; it has success, failure"
-    ):
-        Result.sucess
-
-
-def test_items_are_frozen():
-    """An item cannot be changed."""
-    with pytest.raises(AttributeError, match="expected no assignment"):
-        Result.success._value = 1
-
-
 def test_an_item_says_whether_it_is_traced():
     """Outside of a transform its message is known; inside, a transform may still decide."""
     seen = []
@@ -388,3 +375,6 @@ def test_a_choice_between_equals_is_known():
         return x
 
     jax.jit(f)(jnp.asarray(True), jnp.ones(2))
+
+
+test_refusals = refusals(globals())

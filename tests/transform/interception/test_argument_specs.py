@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import pytreemod as pm
-from pytreemod.errors import ArgumentError, SpecError
+from pytreemod.errors import SpecError
 from pytreemod.transform.interception.argument_specs import (
     Terms,
     assign,
@@ -15,6 +15,7 @@ from pytreemod.transform.interception.argument_specs import (
     values_in,
 )
 from pytreemod.tree.prefixes import By
+from tests.goldens import refusals
 from tests.helpers.trees import affine, ramp
 
 
@@ -69,21 +70,6 @@ def test_names_of_parameters_that_were_not_given():
     assert specs({"z": 1}, known=("z",)) == [0, 0]
 
 
-@pytest.mark.parametrize(
-    ("spec", "error", "text"),
-    [
-        ({"z": 1}, ArgumentError, r"names of arguments of this call \(x, y\), got 'z'"),
-        ((1,), SpecError, r"one spec for each of the 2 positional arguments, got 1"),
-        ((1, 2, 3), SpecError, r"by name, what is left out is mapped over axis 0:"),
-        ({1: 2}, SpecError, r"a tuple of specs for 2 arguments"),
-    ],
-)
-def test_mistakes(spec, error, text):
-    """A name that is none, another length, one tree of specs for several arguments."""
-    with pytest.raises(error, match=rf"(?s)^f\(in_axes\): .*{text}"):
-        specs(spec)
-
-
 def test_assign_says_it_of_arrays_alone():
     """A prefix is spread over what is below; numbers and names are passed over."""
     tree = {"a": [ramp(2), 3], "b": affine()}
@@ -111,3 +97,6 @@ def test_values_in_a_spec_are_found_once():
     spec = {"a": 1, "b": [None, 1], "c": pm.by({"w": 2, ...: None})}
     assert values_in(spec, stops) == [1, None, 2]
     assert values_in(jax.tree.map(lambda _: 3, {"a": jnp.ones(1)}), stops) == [3]
+
+
+test_refusals = refusals(globals())

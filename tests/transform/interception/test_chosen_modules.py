@@ -9,6 +9,7 @@ from pytreemod.errors import SpecError
 from pytreemod.transform.interception.chosen_modules import choose_modules, choose_values, rebuilt
 from pytreemod.tree.paths import path_text
 from pytreemod.tree.selecting import as_selector
+from tests.goldens import refusals
 from tests.helpers.trees import Affine, affine
 
 MODEL = {"a": [affine(2, 2), affine(2, 2)], "b": affine(1, 2)}
@@ -29,20 +30,6 @@ def test_paths_start_at_each_argument():
     ((path, name),) = names.items()
     assert name == "<root>"
     assert len(path) == 2
-
-
-def test_only_modules_with_the_method_are_chosen():
-    """A selector is not asked about others."""
-    with pytest.raises(SpecError, match=r"f\(True\): expected a selector of at least one Module"):
-        choose_modules("f", as_selector(True), [MODEL], lambda module: False)
-
-
-def test_each_path_of_a_selector_must_match():
-    """One that is misspelt is told, though another matches."""
-    with pytest.raises(
-        SpecError, match=r"(?s)f\(.*'bb'.*\): expected a selector of at least one.*b"
-    ):
-        chosen(pm.select.path("a.0") | pm.select.path("bb"), MODEL)
 
 
 class ScaledAffine(Affine):
@@ -119,3 +106,6 @@ def test_values_for_modules_themselves():
         choose_values("f", pm.by({Box: 1, ...: 2}), MODEL, callable)
     with pytest.raises(SpecError, match=r"path\('b'\), whose .*\n  at b: by select\.type"):
         choose_values("f", pm.by({Affine: 1, "b": 2}), MODEL, callable)
+
+
+test_refusals = refusals(globals())

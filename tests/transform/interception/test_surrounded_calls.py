@@ -26,6 +26,7 @@ from pytreemod.transform.interception.surrounded_calls import (
     surrounding,
     with_own_rules,
 )
+from tests.goldens import refusals
 from tests.helpers.trees import Affine, affine, ramp
 
 X = ramp(2)
@@ -557,14 +558,6 @@ def test_what_is_no_rule_is_refused(rule, text):
         surround(PAIR, ..., rule)
 
 
-def test_a_selector_that_chooses_nothing_is_refused():
-    """What could be chosen is listed."""
-    with pytest.raises(SpecError, match=r"surround\(.*at least one Module (.|\n)*they have: <root"):
-        surround(PAIR, "third", Times())
-    with pytest.raises(SpecError, match="expected a selector, a class, a path"):
-        surround(PAIR, 3, Times())
-
-
 class Doubling(AbstractCallRule):
     """Lets a Module run whose bias is twice as large, so many times."""
 
@@ -631,3 +624,6 @@ def test_a_rule_changes_what_the_method_gave_before_it_is_seen():
 
     expected = layer.weight @ X + 3 * layer.bias
     np.testing.assert_array_equal(surround(ruled, ..., Times())(X), 2 * expected)
+
+
+test_refusals = refusals(globals())
